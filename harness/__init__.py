@@ -1,0 +1,1 @@
+"""Throwaway PostgreSQL servers and stepped sessions for tests, benchmarks and fault scripts."""

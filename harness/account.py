@@ -1,0 +1,90 @@
+"""The account servers run under. PostgreSQL refuses to run as root."""
+
+from __future__ import annotations
+
+import functools
+import os
+import pwd
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+
+@dataclass(frozen=True)
+class Account:
+    """Who a server's processes belong to; `switch` says whether that is somebody else than us."""
+
+    name: str
+    uid: int
+    gid: int
+    switch: bool
+
+    def own(self, path: Path) -> None:
+        if self.switch:
+            os.chown(path, self.uid, self.gid)
+
+    def run(self, command: Sequence[str | Path]) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [str(part) for part in command],
+            check=False,
+            capture_output=True,
+            text=True,
+            **self._process_options(),
+        )
+
+    def spawn(self, command: Sequence[str | Path], log: IO[bytes]) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [str(part) for part in command],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            # A session of its own keeps the terminal's Ctrl-C away: we stop the server ourselves.
+            start_new_session=True,
+            **self._process_options(),
+        )
+
+    def reaches(self, program: Path) -> bool:
+        """Whether this account may execute `program`, all directories above it included."""
+        return self.run(["test", "-x", program]).returncode == 0
+
+    def _process_options(self) -> dict[str, Any]:
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("PG")}
+        environment |= {"LC_ALL": "C", "TZ": "UTC", "HOME": "/"}
+        # The working directory may be unreadable for the other account.
+        options: dict[str, Any] = {"env": environment, "cwd": "/"}
+        if self.switch:
+            options |= {"user": self.uid, "group": self.gid, "extra_groups": []}
+        return options
+
+
+@functools.cache
+def server_account() -> Account:
+    if os.geteuid() != 0:
+        return Account(pwd.getpwuid(os.geteuid()).pw_name, os.geteuid(), os.getegid(), switch=False)
+    for name in ("postgres", "nobody"):
+        try:
+            entry = pwd.getpwnam(name)
+        except KeyError:
+            continue
+        return Account(name, entry.pw_uid, entry.pw_gid, switch=True)
+    raise RuntimeError("root cannot run PostgreSQL, and there is no user postgres or nobody to run it")
+
+
+def scratch_directory(prefix: str) -> Path:
+    """A new directory the server account owns, with a path short enough to hold a unix socket."""
+    account = server_account()
+    parent = Path(tempfile.gettempdir())
+    if len(str(parent)) > 60 or not account.reaches(parent):
+        parent = Path("/tmp")  # the system's own, reachable by everybody
+    path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+    account.own(path)
+    path.chmod(0o755)
+    return path
+
+
+def remove_directory(path: Path) -> None:
+    shutil.rmtree(path, ignore_errors=True)

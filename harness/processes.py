@@ -1,0 +1,123 @@
+"""What /proc tells about a process and its children."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+_PR_SET_CHILD_SUBREAPER = 36
+_TICKS = os.sysconf("SC_CLK_TCK")
+_SHARED_MEMORY = re.compile(r"/dev/shm/PostgreSQL\.\d+")
+
+
+def alive(pid: int) -> bool:
+    """Whether the process still runs; one that only waits to be reaped does not."""
+    fields = _stat(pid)
+    return fields is not None and fields[0] not in "ZX"
+
+
+def children(pid: int) -> list[int]:
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except FileNotFoundError:
+        pass
+    except ProcessLookupError:
+        return []
+    found: list[int] = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            fields = _stat(int(entry.name))
+            if fields is not None and int(fields[1]) == pid:
+                found.append(int(entry.name))
+    return found
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time of a process, its exited children and its running children."""
+    for _ in range(20):
+        before = _stat(pid)
+        if before is None:
+            return 0.0
+        running = 0
+        for child in children(pid):
+            fields = _stat(child)
+            if fields is not None:
+                running += int(fields[11]) + int(fields[12])
+        after = _stat(pid)
+        # A child that exits while we read would be counted twice or not at all: read again.
+        if after is not None and before[13:15] == after[13:15]:
+            break
+    else:
+        after = before
+    assert after is not None
+    return (sum(int(field) for field in after[11:15]) + running) / _TICKS
+
+
+def shared_memory_files(pids: Iterable[int]) -> set[Path]:
+    """The POSIX shared memory of these processes, which nobody removes when they are killed."""
+    found: set[Path] = set()
+    for pid in pids:
+        try:
+            found.update(Path(name) for name in _SHARED_MEMORY.findall(Path(f"/proc/{pid}/maps").read_text()))
+        except OSError:
+            continue
+    return found
+
+
+def send(pid: int, signal_number: int) -> None:
+    try:
+        os.kill(pid, signal_number)
+    except ProcessLookupError:
+        pass
+
+
+def kill_family(process: subprocess.Popen[bytes], timeout: float = 10.0) -> None:
+    """SIGKILL to a process and its children, such that none of them acts in between or is born meanwhile."""
+    with _adopting_orphans():
+        send(process.pid, signal.SIGSTOP)
+        orphans = children(process.pid)
+        for member in [*orphans, process.pid]:
+            send(member, signal.SIGKILL)
+        process.wait(timeout)
+        wait_gone(orphans, timeout)
+        for orphan in orphans:
+            try:
+                os.waitpid(orphan, 0)
+            except ChildProcessError:
+                continue  # adopted, and buried, by somebody else
+
+
+@contextlib.contextmanager
+def _adopting_orphans() -> Iterator[None]:
+    """Children of a killed child become ours to reap: in a container, process 1 may be none that does."""
+    libc = ctypes.CDLL(None)
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    try:
+        yield
+    finally:
+        libc.prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+
+
+def wait_gone(pids: Iterable[int], timeout: float) -> None:
+    deadline = time.monotonic() + timeout
+    waiting = list(pids)
+    while waiting := [pid for pid in waiting if alive(pid)]:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"processes {waiting} did not end within {timeout} s")
+        time.sleep(0.005)
+
+
+def _stat(pid: int) -> list[str] | None:
+    """The fields of /proc/PID/stat after the command's name: state, ppid, ..., utime (11), stime, cutime, cstime."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return text[text.rindex(")") + 2 :].split()

@@ -1,0 +1,61 @@
+#!/usr/bin/env bash
+# Prepares a bare Debian 12 machine for development. Safe and quick to run again.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+say() { printf '%s\n' "setup: $*"; }
+
+system_packages() {
+    local wanted=(postgresql-15 postgresql-client-15 pgbouncer faketime python3-venv make)
+    local missing=() package
+    for package in "${wanted[@]}"; do
+        dpkg-query --show --showformat='${db:Status-Status}' "$package" 2>/dev/null | grep -qx installed \
+            || missing+=("$package")
+    done
+    ((${#missing[@]})) || return 0
+    if ((EUID != 0)); then
+        say "not root, and these Debian packages are missing: ${missing[*]}" >&2
+        return 1
+    fi
+    say "installing ${missing[*]}"
+
+    # Debian would create and start a cluster (and a pgbouncer) that nobody here uses.
+    mkdir -p /etc/postgresql-common/createcluster.d
+    printf 'create_main_cluster = false\n' >/etc/postgresql-common/createcluster.d/pgmb.conf
+    if [[ ! -e /etc/postgresql-common/createcluster.conf ]]; then
+        printf "create_main_cluster = false\ninclude_dir '/etc/postgresql-common/createcluster.d'\n" \
+            >/etc/postgresql-common/createcluster.conf
+    fi
+    local policy=/usr/sbin/policy-rc.d ours=
+    if [[ ! -e $policy ]]; then
+        printf '#!/bin/sh\nexit 101\n' >"$policy"
+        chmod +x "$policy"
+        ours=yes
+    fi
+    local status=0
+    export DEBIAN_FRONTEND=noninteractive
+    {
+        apt-get install -y -qq --no-install-recommends -o Dpkg::Options::=--force-confold "${missing[@]}" \
+            || { apt-get update -qq && apt-get install -y -qq --no-install-recommends \
+                -o Dpkg::Options::=--force-confold "${missing[@]}"; }
+    } >/dev/null || status=$?
+    [[ -z $ours ]] || rm -f "$policy"
+    return "$status"
+}
+
+virtualenv() {
+    local stamp=.venv/.pgmb-setup digest
+    digest=$(cat requirements/dev.txt pyproject.toml | sha256sum)
+    [[ -f $stamp && $(<"$stamp") == "$digest" ]] && return 0
+    say "filling .venv"
+    [[ -x .venv/bin/python ]] || python3 -m venv .venv
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation \
+        --no-index --editable .
+    printf '%s\n' "$digest" >"$stamp"
+}
+
+system_packages
+virtualenv
+.venv/bin/python scripts/postgres18.py
+say "ready"
