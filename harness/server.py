@@ -67,12 +67,13 @@ class Server:
     stops it and removes the directory.
     """
 
-    def __init__(self, major: int, name: str, settings: Settings | None) -> None:
+    def __init__(self, major: int, name: str, settings: Settings | None, memory: bool) -> None:
         self.major = major
         self.name = name
+        self.memory = memory
         self.port = free_port()
         self.settings: dict[str, str | int | float | bool] = {**DEFAULTS, **(settings or {})}
-        self.directory = scratch_directory(f"pgmb-{major}-")
+        self.directory = scratch_directory(f"pgmb-{major}-", memory=memory)
         self.data = self.directory / "data"
         self.log = self.directory / "log"
         self._process: subprocess.Popen[bytes] | None = None
@@ -85,9 +86,14 @@ class Server:
     # -- life ----------------------------------------------------------------------------------------------------
 
     @classmethod
-    def start(cls, major: int, *, settings: Settings | None = None, name: str = "pgmb") -> Self:
-        """A new, empty, running cluster. `settings` go over `DEFAULTS`; `name` becomes its `cluster_name`."""
-        server = cls(major, name, settings)
+    def start(
+        cls, major: int, *, settings: Settings | None = None, name: str = "pgmb", memory: bool = False
+    ) -> Self:
+        """A new, empty, running cluster. `settings` go over `DEFAULTS`; `name` becomes its `cluster_name`.
+
+        With `memory` its data lives in the machine's memory where that suffices: for tests, not for measurements.
+        """
+        server = cls(major, name, settings, memory)
         try:
             server._initialise()
             server._launch_on_free_port()
@@ -207,7 +213,7 @@ class Server:
 
     def standby(self, *, settings: Settings | None = None, name: str = "standby") -> Server:
         """A streaming standby of this server. `name` is its application_name in `synchronous_standby_names`."""
-        standby = Server(self.major, name, {**self.settings, **(settings or {})})
+        standby = Server(self.major, name, {**self.settings, **(settings or {})}, self.memory)
         try:
             standby.settings["primary_conninfo"] = make_conninfo(
                 host=HOST, port=self.port, user="postgres", application_name=name

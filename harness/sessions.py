@@ -1,0 +1,143 @@
+"""Named sessions that are stepped by a test: who does what first is written down, never left to timing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, LiteralString, Self, TypeAlias, cast
+
+import psycopg
+from psycopg import sql
+
+Parameters: TypeAlias = Sequence[Any] | Mapping[str, Any] | None
+Row: TypeAlias = tuple[Any, ...]
+
+_POLL = 0.005
+
+
+class Running:
+    """A statement under way in a session."""
+
+    def __init__(self, session: Session, statement: str, future: Future[list[Row]]) -> None:
+        self._session = session
+        self._statement = statement
+        self._future = future
+
+    def result(self, timeout: float = 30.0) -> list[Row]:
+        """Waits for the end: the rows, or the statement's error raised."""
+        return self._future.result(timeout)
+
+    def done(self) -> bool:
+        return self._future.done()
+
+    def blocked(self, timeout: float = 10.0) -> Self:
+        """Waits until the server says that the statement waits for a lock. Fails when it ends instead."""
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            if self._session.waits_for_lock():
+                return self
+            if self._future.done():
+                error = self._future.exception()
+                outcome = f"failed: {error}" if error is not None else f"returned {self._future.result()!r}"
+                raise AssertionError(f"{self._session.name}: {self._statement!r} was not blocked, it {outcome}")
+            time.sleep(_POLL)
+        raise AssertionError(f"{self._session.name}: {self._statement!r} was not blocked within {timeout} s")
+
+    def blocked_by(self) -> list[int]:
+        """The process ids of the sessions this one waits for."""
+        return self._session.blocking_pids()
+
+
+class Session:
+    """One connection, autocommit (say `begin` yourself), whose statements run in a thread of its own."""
+
+    def __init__(self, name: str, dsn: str, observer: psycopg.Connection[Any]) -> None:
+        self.name = name
+        self.connection: psycopg.Connection[Any] = psycopg.connect(dsn, autocommit=True, application_name=name)
+        self.pid = self.connection.info.backend_pid
+        self._observer = observer
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"session-{name}")
+
+    def start(self, statement: str | sql.Composable, parameters: Parameters = None) -> Running:
+        """Sends a statement and returns at once. Statements of one session run in the order they were started."""
+        text = statement if isinstance(statement, str) else statement.as_string(self.connection)
+        return Running(self, text, self._thread.submit(self._execute, statement, parameters))
+
+    def run(
+        self, statement: str | sql.Composable, parameters: Parameters = None, timeout: float = 30.0
+    ) -> list[Row]:
+        """Runs a statement to its end and returns its rows (none for one without a result)."""
+        return self.start(statement, parameters).result(timeout)
+
+    def value(
+        self, statement: str | sql.Composable, parameters: Parameters = None, timeout: float = 30.0
+    ) -> Any:
+        """The first column of the only row."""
+        (row,) = self.run(statement, parameters, timeout)
+        return row[0]
+
+    def waits_for_lock(self) -> bool:
+        row = self._observer.execute(
+            "select cardinality(pg_blocking_pids(pid)) > 0 or coalesce(wait_event_type = 'Lock', false)"
+            " from pg_stat_activity where pid = %s and state = 'active'",
+            [self.pid],
+        ).fetchone()
+        return row is not None and bool(row[0])
+
+    def blocking_pids(self) -> list[int]:
+        row = self._observer.execute("select pg_blocking_pids(%s)", [self.pid]).fetchone()
+        return [] if row is None else list(row[0])
+
+    def terminate(self) -> None:
+        """Ends the backend from outside, as a lost client would see it, and waits until the server has no trace."""
+        self._observer.execute("select pg_terminate_backend(%s, 10000)", [self.pid])
+
+    def close(self) -> None:
+        if not self.connection.closed and not self.connection.broken:
+            try:
+                self.connection.cancel_safe(timeout=5)
+            except psycopg.Error:
+                pass  # the server is gone, and with it what there was to cancel
+        self._thread.shutdown(wait=True, cancel_futures=True)
+        self.connection.close()
+
+    def _execute(self, statement: str | sql.Composable, parameters: Parameters) -> list[Row]:
+        query = cast("LiteralString", statement) if isinstance(statement, str) else statement
+        with self.connection.cursor() as cursor:
+            cursor.execute(query, parameters)
+            return cursor.fetchall() if cursor.description is not None else []
+
+
+class Sessions:
+    """Sessions by name, opened when first named: `sessions["writer"].run("begin")`."""
+
+    def __init__(self, dsn: str) -> None:
+        self._dsn = dsn
+        self._sessions: dict[str, Session] = {}
+        self._observer: psycopg.Connection[Any] = psycopg.connect(
+            dsn, autocommit=True, application_name="observer"
+        )
+
+    def __getitem__(self, name: str) -> Session:
+        if name not in self._sessions:
+            self._sessions[name] = Session(name, self._dsn, self._observer)
+        return self._sessions[name]
+
+    def open(self, *names: str) -> tuple[Session, ...]:
+        return tuple(self[name] for name in names)
+
+    def close(self) -> None:
+        for session in self._sessions.values():
+            session.close()
+        self._sessions.clear()
+        self._observer.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

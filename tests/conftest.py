@@ -1,0 +1,152 @@
+"""Servers and databases for the tests. Every test gets a database of its own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import psycopg
+import pytest
+
+from harness.postgres import Server, available, create_database, drop_database
+from harness.sessions import Sessions
+
+
+class Connect(Protocol):
+    """Opens a connection that the test need not close: to the test's database unless told another."""
+
+    def __call__(self, dsn: str | None = None, **options: Any) -> psycopg.Connection[Any]: ...
+
+
+class FreshServer(Protocol):
+    """Starts a server that belongs to the test alone, to be stopped, killed or reconfigured at will."""
+
+    def __call__(
+        self, major: int | None = None, *, settings: dict[str, Any] | None = None, name: str = "fresh"
+    ) -> Server: ...
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--pg",
+        type=int,
+        choices=(15, 18),
+        default=int(os.environ.get("PGMB_PG", "18")),
+        help="the PostgreSQL major version to test on (default: $PGMB_PG, or 18)",
+    )
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"PostgreSQL {config.getoption('--pg')}"
+
+
+@pytest.fixture(scope="session")
+def pg_major(pytestconfig: pytest.Config) -> int:
+    """The PostgreSQL major version under test."""
+    major: int = pytestconfig.getoption("--pg")
+    if major not in available():
+        pytest.fail(f"PostgreSQL {major} is not installed here; run `make setup`")
+    return major
+
+
+@pytest.fixture(scope="session")
+def server(pg_major: int) -> Iterator[Server]:
+    """The server all tests of this run share. Leave its settings and its roles as they are."""
+    with Server.start(pg_major, name="tests", settings={"max_wal_size": "256MB"}, memory=True) as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def template(server: Server) -> str:
+    """The name of a database with pgmb installed, which `dsn` clones. Never connect to it."""
+    from pgmb import schema
+
+    name = create_database(server)
+    schema.install(server.dsn(name))
+    with server.connect(name) as connection:
+        # Clones then start with settled visibility maps and statistics instead of each doing the work.
+        connection.execute("vacuum analyze")
+    return name
+
+
+@pytest.fixture
+def dsn(server: Server, template: str) -> Iterator[str]:
+    """A connection string to a fresh database with pgmb installed."""
+    name = create_database(server, template)
+    yield server.dsn(name)
+    drop_database(server, name)
+
+
+@pytest.fixture
+def empty_dsn(server: Server) -> Iterator[str]:
+    """A connection string to a fresh database without pgmb."""
+    name = create_database(server)
+    yield server.dsn(name)
+    drop_database(server, name)
+
+
+@pytest.fixture
+def open_connections() -> Iterator[list[psycopg.Connection[Any]]]:
+    """What `connect` opened, closed in reverse order at the end of the test."""
+    opened: list[psycopg.Connection[Any]] = []
+    yield opened
+    for connection in reversed(opened):
+        connection.close()
+
+
+@pytest.fixture
+def connect(
+    request: pytest.FixtureRequest, open_connections: list[psycopg.Connection[Any]]
+) -> Connect:
+    """`connect()` opens an autocommit connection to the test's database; `connect(dsn, **options)` to another."""
+
+    def opener(dsn: str | None = None, **options: Any) -> psycopg.Connection[Any]:
+        target: str = request.getfixturevalue("dsn") if dsn is None else dsn
+        connection: psycopg.Connection[Any] = psycopg.connect(target, **{"autocommit": True, **options})
+        open_connections.append(connection)
+        return connection
+
+    return opener
+
+
+@pytest.fixture
+def db(dsn: str) -> Iterator[psycopg.Connection[Any]]:
+    """An autocommit connection to the test's database."""
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        yield connection
+
+
+@pytest.fixture
+def sessions(dsn: str) -> Iterator[Sessions]:
+    """Stepped sessions in the test's database."""
+    with Sessions(dsn) as opened:
+        yield opened
+
+
+@pytest.fixture
+def fresh_server(pg_major: int) -> Iterator[FreshServer]:
+    """`fresh_server(major=None, settings=..., name=...)` starts a server for this test alone, closed at its end."""
+    started: list[Server] = []
+
+    def starter(
+        major: int | None = None, *, settings: dict[str, Any] | None = None, name: str = "fresh"
+    ) -> Server:
+        server = Server.start(major or pg_major, settings=settings, name=name, memory=True)
+        started.append(server)
+        return server
+
+    yield starter
+    for server in reversed(started):
+        server.close()
+
+
+@pytest.fixture
+def install() -> Callable[[str], None]:
+    """Installs pgmb into the database a connection string names, for tests with databases of their own."""
+    from pgmb import schema
+
+    def installer(dsn: str) -> None:
+        schema.install(dsn)
+
+    return installer

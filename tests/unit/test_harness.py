@@ -1,0 +1,182 @@
+"""The harness keeps what it promises to the tests that rest on it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from harness import processes
+from harness.databases import create_database, drop_database
+from harness.pgbouncer import PgBouncer
+from harness.server import Server
+from harness.sessions import Sessions
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+StartServer = Callable[..., Server]
+
+
+def wait_until(condition: Callable[[], bool], timeout: float = 20.0) -> None:
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, "condition not met in time"
+        time.sleep(0.01)
+
+
+def test_a_server_runs_the_chosen_major_and_leaves_nothing_behind(pg_major: int) -> None:
+    with Server.start(pg_major) as server:
+        family = [server.postmaster_pid, *processes.children(server.postmaster_pid)]
+        directory = server.directory
+        with psycopg.connect(server.dsn(tcp=True)) as connection:
+            assert connection.info.server_version // 10000 == pg_major
+            assert connection.info.user == "postgres"
+        with psycopg.connect(server.dsn()) as connection:
+            row = connection.execute("select current_setting('timezone'), current_setting('fsync')").fetchone()
+            assert row == ("UTC", "off")
+    assert len(family) > 3
+    assert not any(processes.alive(pid) for pid in family)
+    assert not directory.exists()
+
+
+def test_settings_go_over_the_defaults_and_can_change_later(fresh_server: StartServer) -> None:
+    server = fresh_server(settings={"work_mem": "7MB", "fsync": True})
+    with server.connect() as connection:
+        assert connection.execute("show fsync").fetchone() == ("on",)
+        assert connection.execute("show work_mem").fetchone() == ("7MB",)
+    server.configure({"work_mem": "9MB"})
+    with server.connect() as connection:
+        assert connection.execute("show work_mem").fetchone() == ("9MB",)
+    server.restart(settings={"max_connections": 33})
+    with server.connect() as connection:
+        assert connection.execute("show max_connections").fetchone() == ("33",)
+
+
+def test_a_killed_server_recovers_what_was_committed(fresh_server: StartServer) -> None:
+    server = fresh_server()
+    with server.connect() as connection:
+        connection.execute("create table kept (id int)")
+        connection.execute("insert into kept values (1)")
+    lost = psycopg.connect(server.dsn())
+    lost.execute("insert into kept values (2)")
+    family = [server.postmaster_pid, *processes.children(server.postmaster_pid)]
+    server.kill()
+    lost.close()
+    assert not any(Path(f"/proc/{pid}").exists() for pid in family)
+    server.start_again()
+    with server.connect() as connection:
+        assert connection.execute("select id from kept").fetchall() == [(1,)]
+    assert "not properly shut down" in server.log_text()
+
+
+def test_a_server_killed_for_good_leaves_no_shared_memory(pg_major: int) -> None:
+    with Server.start(pg_major) as server:
+        family = [server.postmaster_pid, *processes.children(server.postmaster_pid)]
+        memory = processes.shared_memory_files(family)
+        server.kill()
+    assert memory
+    assert not any(path.exists() for path in memory)
+    assert not server.directory.exists()
+
+
+def test_a_standby_replays_and_can_be_promoted(fresh_server: StartServer) -> None:
+    primary = fresh_server()
+    with primary.connect() as connection:
+        connection.execute("create table copied as select generate_series(1, 10) as id")
+        with primary.standby() as standby:
+            connection.execute("insert into copied values (11)")
+            standby.wait_for_replay(primary)
+            with standby.connect() as reader:
+                assert reader.execute("select pg_is_in_recovery(), count(*) from copied").fetchone() == (True, 11)
+            primary.kill()
+            standby.promote()
+            with standby.connect() as writer:
+                writer.execute("insert into copied values (12)")
+                assert writer.execute("select count(*) from copied").fetchone() == (12,)
+
+
+def test_cpu_seconds_grow_and_keep_the_time_of_ended_sessions(fresh_server: StartServer) -> None:
+    server = fresh_server()
+    before = server.cpu_seconds()
+    with server.connect() as connection:
+        connection.execute("set max_parallel_workers_per_gather = 0")
+        connection.execute("select sum(sqrt(g)) from generate_series(1, 2000000) as g")
+        during = server.cpu_seconds()
+        pid = connection.info.backend_pid
+    wait_until(lambda: not Path(f"/proc/{pid}").exists())
+    assert during - before > 0.1
+    assert server.cpu_seconds() >= during
+
+
+@pytest.mark.skipif(PgBouncer.program() is None, reason="pgbouncer is not installed")
+def test_pgbouncer_shares_server_sessions_between_transactions(server: Server) -> None:
+    name = create_database(server)
+    with PgBouncer.start(server, settings={"default_pool_size": 1}) as bouncer:
+        directory = bouncer.directory
+        with (
+            psycopg.connect(bouncer.dsn(name), autocommit=True, prepare_threshold=None) as one,
+            psycopg.connect(bouncer.dsn(name, tcp=True), autocommit=True, prepare_threshold=None) as two,
+        ):
+            query = "select pg_backend_pid(), current_database()"
+            assert one.execute(query).fetchone() == two.execute(query).fetchone()
+    assert not directory.exists()
+    drop_database(server, name)
+
+
+def test_a_cloned_database_has_the_templates_content(server: Server) -> None:
+    template = create_database(server)
+    with server.connect(template) as connection:
+        connection.execute("create table original as select 42 as answer")
+    clone = create_database(server, template)
+    with server.connect(clone) as connection:
+        assert connection.execute("select answer from original").fetchone() == (42,)
+        drop_database(server, clone)  # with a session in it
+    drop_database(server, template)
+    names = server.admin().execute("select datname from pg_database").fetchall()
+    assert not {(template,), (clone,)} & set(names)
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_an_interrupted_process_leaves_no_server(pg_major: int, signal_number: int) -> None:
+    program = (
+        "import sys, time; from harness.postgres import Server;"
+        f"s = Server.start({pg_major}); print(s.postmaster_pid, s.directory, flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
+        assert process.stdout is not None
+        pid, directory = process.stdout.readline().split()
+        os.kill(process.pid, signal_number)
+        process.wait(20)
+    wait_until(lambda: not processes.alive(int(pid)) and not Path(directory).exists())
+
+
+def test_a_stepped_session_tells_blocked_from_done(server: Server, empty_dsn: str) -> None:
+    with Sessions(empty_dsn) as sessions:
+        first, second = sessions.open("first", "second")
+        first.run("create table t (id int primary key)")
+        first.run("begin")
+        first.run("insert into t values (%s)", [1])
+        waiting = second.start("insert into t values (1)").blocked()
+        assert waiting.blocked_by() == [first.pid]
+        assert not waiting.done()
+        first.run("commit")
+        with pytest.raises(psycopg.errors.UniqueViolation):
+            waiting.result()
+        assert second.value("select count(*) from t") == 1
+        with pytest.raises(AssertionError, match="was not blocked"):
+            second.start("select 1").blocked()
+
+
+def test_a_stepped_session_that_still_waits_is_closed(empty_dsn: str) -> None:
+    with Sessions(empty_dsn) as sessions:
+        sessions["holder"].run("select pg_advisory_lock(1)")
+        sessions["waiter"].start("select pg_advisory_lock(1)").blocked()
