@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TypedDict
 
 _MEMORY = Path("/dev/shm")
 _PLENTY = 4 * 1024**3
@@ -36,7 +36,9 @@ class Account:
             check=False,
             capture_output=True,
             text=True,
-            **self._process_options(),
+            env=_environment(),
+            cwd="/",  # ours may be unreadable for the other account
+            **self._other,
         )
 
     def spawn(self, command: Sequence[str | Path], log: IO[bytes]) -> subprocess.Popen[bytes]:
@@ -47,21 +49,32 @@ class Account:
             stderr=subprocess.STDOUT,
             # A session of its own keeps the terminal's Ctrl-C away: we stop the server ourselves.
             start_new_session=True,
-            **self._process_options(),
+            env=_environment(),
+            cwd="/",
+            **self._other,
         )
 
     def reaches(self, program: Path) -> bool:
         """Whether this account may execute `program`, all directories above it included."""
         return self.run(["test", "-x", program]).returncode == 0
 
-    def _process_options(self) -> dict[str, Any]:
-        environment = {k: v for k, v in os.environ.items() if not k.startswith("PG")}
-        environment |= {"LC_ALL": "C", "TZ": "UTC", "HOME": "/"}
-        # The working directory may be unreadable for the other account.
-        options: dict[str, Any] = {"env": environment, "cwd": "/"}
-        if self.switch:
-            options |= {"user": self.uid, "group": self.gid, "extra_groups": []}
-        return options
+    @property
+    def _other(self) -> _Other:
+        return {"user": self.uid, "group": self.gid, "extra_groups": []} if self.switch else {}
+
+
+class _Other(TypedDict, total=False):
+    """What makes a process start under another account."""
+
+    user: int
+    group: int
+    extra_groups: list[str | int]
+
+
+def _environment() -> dict[str, str]:
+    """Ours, without what would change the behaviour of PostgreSQL's programs."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("PG")}
+    return kept | {"LC_ALL": "C", "TZ": "UTC", "HOME": "/"}
 
 
 @functools.cache
@@ -80,8 +93,8 @@ def server_account() -> Account:
 def scratch_directory(prefix: str, *, memory: bool = False) -> Path:
     """A new directory the server account owns, with a path short enough to hold a unix socket.
 
-    In `memory` if the machine has enough of it, because creating files, which is most of cloning a database, costs
-    ten times more on some disks.
+    In `memory` if the machine has enough of it, because creating files, which is most of cloning a database,
+    costs ten times more on some disks.
     """
     account = server_account()
     parent = Path(tempfile.gettempdir())

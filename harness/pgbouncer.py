@@ -25,9 +25,10 @@ _open: set[PgBouncer] = set()
 
 
 class PgBouncer:
-    """Debian's pgbouncer in front of a `Server`. Every database of the server is reachable under its own name.
+    """Debian's pgbouncer in front of a `Server`.
 
-    It lets in the users named at start only, without a password.
+    Every database of the server is reachable under its own name. It lets in the users named at start only,
+    without a password.
     """
 
     def __init__(self, server: Server) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 import socket
 
-# Below the range from which the kernel gives ports to outgoing connections: a server that is down for a moment
-# must find its port free when it comes back.
+# Below the range from which the kernel gives ports to outgoing connections: a server that is down for a
+# moment must find its port free when it comes back.
 _RANGE = range(15000, 32000)
 # pytest-randomly seeds the global generator; two processes with one seed would go for the same ports.
 _random = random.SystemRandom()

@@ -9,7 +9,7 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from pathlib import Path
 
 _PR_SET_CHILD_SUBREAPER = 36
@@ -41,23 +41,21 @@ def children(pid: int) -> list[int]:
 
 def cpu_seconds(pid: int) -> float:
     """User and system time of a process, its exited children and its running children."""
+    ticks = 0
     for _ in range(20):
-        before = _stat(pid)
-        if before is None:
+        before, running, after = _stat(pid), _running_ticks(pid), _stat(pid)
+        if before is None or after is None:
             return 0.0
-        running = 0
-        for child in children(pid):
-            fields = _stat(child)
-            if fields is not None:
-                running += int(fields[11]) + int(fields[12])
-        after = _stat(pid)
-        # A child that exits while we read would be counted twice or not at all: read again.
-        if after is not None and before[13:15] == after[13:15]:
+        ticks = sum(int(field) for field in after[11:15]) + running
+        # A child that exited while we read was counted twice or not at all: read again.
+        if before[13:15] == after[13:15]:
             break
-    else:
-        after = before
-    assert after is not None
-    return (sum(int(field) for field in after[11:15]) + running) / _TICKS
+    return ticks / _TICKS
+
+
+def _running_ticks(pid: int) -> int:
+    found = (_stat(child) for child in children(pid))
+    return sum(int(fields[11]) + int(fields[12]) for fields in found if fields is not None)
 
 
 def shared_memory_files(pids: Iterable[int]) -> set[Path]:
@@ -72,10 +70,8 @@ def shared_memory_files(pids: Iterable[int]) -> set[Path]:
 
 
 def send(pid: int, signal_number: int) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal_number)
-    except ProcessLookupError:
-        pass
 
 
 def kill_family(process: subprocess.Popen[bytes], timeout: float = 10.0) -> None:
@@ -95,7 +91,7 @@ def kill_family(process: subprocess.Popen[bytes], timeout: float = 10.0) -> None
 
 
 @contextlib.contextmanager
-def _adopting_orphans() -> Iterator[None]:
+def _adopting_orphans() -> Generator[None]:
     """Children of a killed child become ours to reap: in a container, process 1 may be none that does."""
     libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -115,7 +111,8 @@ def wait_gone(pids: Iterable[int], timeout: float) -> None:
 
 
 def _stat(pid: int) -> list[str] | None:
-    """The fields of /proc/PID/stat after the command's name: state, ppid, ..., utime (11), stime, cutime, cstime."""
+    """The fields of /proc/PID/stat after the command's name: state, ppid, ..., and from 11 on
+    utime, stime, cutime, cstime."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):

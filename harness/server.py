@@ -30,7 +30,7 @@ _START_TIMEOUT = 60.0
 _SIGNALS: dict[Mode, int] = {"smart": signal.SIGTERM, "fast": signal.SIGINT, "immediate": signal.SIGQUIT}
 
 DEFAULTS: Settings = {
-    # Throwaway data: surviving a crash of the operating system is not asked for. A killed server recovers without.
+    # Throwaway data need not survive a crash of the operating system. A killed server recovers without.
     "fsync": "off",
     "max_connections": 200,
     "max_prepared_transactions": 20,
@@ -45,7 +45,13 @@ DEFAULTS: Settings = {
 }
 
 # Not part of a base backup: the running server's own state, or rebuilt at start.
-_NOT_COPIED_FILES = {"postmaster.pid", "postmaster.opts", "pg_internal.init", "backup_label", "standby.signal"}
+_NOT_COPIED_FILES = {
+    "postmaster.pid",
+    "postmaster.opts",
+    "pg_internal.init",
+    "backup_label",
+    "standby.signal",
+}
 _NOT_COPIED_CONTENTS = {
     "pg_dynshmem",
     "pg_notify",
@@ -63,8 +69,8 @@ _open: set[Server] = set()
 class Server:
     """A cluster of its own: data, unix socket and log in one temporary directory, TCP on a free port.
 
-    Make one with `Server.start`. `close` (or leaving the `with` block, or the end of the process, however it comes)
-    stops it and removes the directory.
+    Make one with `Server.start`. `close` (or leaving the `with` block, or the end of the process, however it
+    comes) stops it and removes the directory.
     """
 
     def __init__(self, major: int, name: str, settings: Settings | None, memory: bool) -> None:
@@ -83,7 +89,7 @@ class Server:
         self._watchdog = watch(self.directory, self.data / "postmaster.pid", signal.SIGQUIT)
         _open.add(self)
 
-    # -- life ----------------------------------------------------------------------------------------------------
+    # -- life ------------------------------------------------------------------------------------------------
 
     @classmethod
     def start(
@@ -91,7 +97,7 @@ class Server:
     ) -> Self:
         """A new, empty, running cluster. `settings` go over `DEFAULTS`; `name` becomes its `cluster_name`.
 
-        With `memory` its data lives in the machine's memory where that suffices: for tests, not for measurements.
+        With `memory` its data lives in the machine's memory where that suffices: for tests, not measurements.
         """
         server = cls(major, name, settings, memory)
         try:
@@ -174,7 +180,7 @@ class Server:
     def __repr__(self) -> str:
         return f"<Server {self.major} {self.name!r} port {self.port}>"
 
-    # -- looking at it ---------------------------------------------------------------------------------------------
+    # -- looking at it ---------------------------------------------------------------------------------------
 
     @property
     def running(self) -> bool:
@@ -203,16 +209,16 @@ class Server:
         return self._admin
 
     def cpu_seconds(self) -> float:
-        """User and system time all processes of this server took since it was started, exited backends included."""
+        """User and system time of all processes of this server since its last start, exited ones included."""
         return processes.cpu_seconds(self.postmaster_pid)
 
     def log_text(self) -> str:
         return self.log.read_text(errors="replace") if self.log.exists() else ""
 
-    # -- replication -----------------------------------------------------------------------------------------------
+    # -- replication -----------------------------------------------------------------------------------------
 
     def standby(self, *, settings: Settings | None = None, name: str = "standby") -> Server:
-        """A streaming standby of this server. `name` is its application_name in `synchronous_standby_names`."""
+        """A streaming standby of this server, known to it as application `name`."""
         standby = Server(self.major, name, {**self.settings, **(settings or {})}, self.memory)
         try:
             standby.settings["primary_conninfo"] = make_conninfo(
@@ -248,7 +254,7 @@ class Server:
                 time.sleep(0.005)
         raise TimeoutError(f"{self} did not replay up to {row[0]}:\n{self.log_text()[-2000:]}")
 
-    # -- inside ----------------------------------------------------------------------------------------------------
+    # -- inside ----------------------------------------------------------------------------------------------
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is None:
@@ -303,25 +309,29 @@ class Server:
     def _launch(self) -> None:
         with self.log.open("ab") as log:
             server_account().own(self.log)
-            self._process = server_account().spawn(
-                [binaries(self.major) / "postgres", "-D", self.data], log
-            )
+            self._process = server_account().spawn([binaries(self.major) / "postgres", "-D", self.data], log)
         deadline = time.monotonic() + _START_TIMEOUT
         while not self._ready():
             if self._process.poll() is not None:
                 self._process = None
                 raise RuntimeError(f"{self} did not start:\n{self.log_text()[-4000:]}")
             if time.monotonic() > deadline:
-                raise TimeoutError(f"{self} is not ready after {_START_TIMEOUT} s:\n{self.log_text()[-4000:]}")
+                raise TimeoutError(
+                    f"{self} is not ready after {_START_TIMEOUT} s:\n{self.log_text()[-4000:]}"
+                )
             time.sleep(0.01)
 
     def _ready(self) -> bool:
-        """Whether the postmaster's own pid file, which a killed predecessor may have left, says it takes sessions."""
+        """Whether the pid file, if it is not one a killed predecessor left, says sessions are taken."""
         try:
             lines = (self.data / "postmaster.pid").read_text().splitlines()
         except FileNotFoundError:
             return False
-        return len(lines) >= 8 and int(lines[0]) == self.postmaster_pid and lines[7].strip() in ("ready", "standby")
+        return (
+            len(lines) >= 8
+            and int(lines[0]) == self.postmaster_pid
+            and lines[7].strip() in ("ready", "standby")
+        )
 
     def _close_admin(self) -> None:
         if self._admin is not None:
@@ -343,7 +353,9 @@ class Server:
         with primary.connect() as connection:
             connection.execute("select pg_backup_start('pgmb', fast => true)")
             _copy_cluster(primary.data, self.data)
-            row = connection.execute("select labelfile from pg_backup_stop(wait_for_archive => false)").fetchone()
+            row = connection.execute(
+                "select labelfile from pg_backup_stop(wait_for_archive => false)"
+            ).fetchone()
         assert row is not None
         (self.data / "backup_label").write_text(row[0])
         (self.data / "standby.signal").touch()

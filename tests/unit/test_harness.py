@@ -39,7 +39,9 @@ def test_a_server_runs_the_chosen_major_and_leaves_nothing_behind(pg_major: int)
             assert connection.info.server_version // 10000 == pg_major
             assert connection.info.user == "postgres"
         with psycopg.connect(server.dsn()) as connection:
-            row = connection.execute("select current_setting('timezone'), current_setting('fsync')").fetchone()
+            row = connection.execute(
+                "select current_setting('timezone'), current_setting('fsync')"
+            ).fetchone()
             assert row == ("UTC", "off")
     assert len(family) > 3
     assert not any(processes.alive(pid) for pid in family)
@@ -94,7 +96,10 @@ def test_a_standby_replays_and_can_be_promoted(fresh_server: StartServer) -> Non
             connection.execute("insert into copied values (11)")
             standby.wait_for_replay(primary)
             with standby.connect() as reader:
-                assert reader.execute("select pg_is_in_recovery(), count(*) from copied").fetchone() == (True, 11)
+                assert reader.execute("select pg_is_in_recovery(), count(*) from copied").fetchone() == (
+                    True,
+                    11,
+                )
             primary.kill()
             standby.promote()
             with standby.connect() as writer:
@@ -150,7 +155,11 @@ def test_an_interrupted_process_leaves_no_server(pg_major: int, signal_number: i
         f"s = Server.start({pg_major}); print(s.postmaster_pid, s.directory, flush=True); time.sleep(60)"
     )
     with subprocess.Popen(
-        [sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
     ) as process:
         assert process.stdout is not None
         pid, directory = process.stdout.readline().split()

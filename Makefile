@@ -1,0 +1,85 @@
+# Every target says what it does in one line: `make help` prints them.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+
+PYTHON := .venv/bin/python
+# The folders with Python in them, those not there yet left out.
+CODE := $(wildcard src harness bench scripts tests examples)
+# FULL=1 passes on: longer, complete runs of what is otherwise sampled.
+FULL_FLAG := $(if $(FULL),--full)
+# ARGS="-k name -x" goes to pytest.
+ARGS ?=
+
+export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
+
+.PHONY: help
+help: ## List the targets
+	@grep -hE '^[a-z0-9%_-]+:.*## ' $(MAKEFILE_LIST) | sort \
+		| awk -F ':.*## ' '{ printf "  %-14s %s\n", $$1, $$2 }'
+
+.PHONY: setup
+setup: ## Prepare a bare Debian 12 machine: system packages, .venv, PostgreSQL 15 and 18
+	scripts/setup.sh
+
+.PHONY: lock
+lock: ## Write requirements/dev.txt anew from pyproject.toml (ARGS=--upgrade takes newer versions)
+	scripts/lock.sh $(ARGS)
+
+.PHONY: lint
+lint: ## Check style and formatting
+	$(PYTHON) -m ruff check $(CODE)
+	$(PYTHON) -m ruff format --check $(CODE)
+
+.PHONY: format
+format: ## Format the code and apply safe fixes
+	$(PYTHON) -m ruff format $(CODE)
+	$(PYTHON) -m ruff check --fix $(CODE)
+
+.PHONY: types
+types: ## Check types with mypy and pyright
+	$(PYTHON) -m mypy $(CODE)
+	.venv/bin/pyright $(CODE)
+
+.PHONY: test
+test: test-15 test-18 ## Run the tests on PostgreSQL 15 and 18
+
+.PHONY: test-15
+test-15: ## Run the tests on PostgreSQL 15 (ARGS="-k name")
+	$(PYTHON) -m pytest --pg 15 $(ARGS)
+
+.PHONY: test-18
+test-18: ## Run the tests on PostgreSQL 18 (ARGS="-k name")
+	$(PYTHON) -m pytest --pg 18 $(ARGS)
+
+.PHONY: sync
+sync: ## Write the synchronous client anew from the asynchronous one
+	$(PYTHON) scripts/unasync.py
+
+.PHONY: check-sync
+check-sync: ## Check that the synchronous client is what `make sync` writes
+	$(PYTHON) scripts/unasync.py --check
+
+.PHONY: docs
+docs: ## Write the generated parts of the documentation anew
+	$(PYTHON) scripts/docs.py
+
+.PHONY: bench
+bench: ## Run the benchmarks (FULL=1 for the complete run)
+	$(PYTHON) -m bench $(FULL_FLAG)
+
+.PHONY: score
+score: ## Score all areas (FULL=1 for the complete run)
+	$(PYTHON) -m bench.score all $(FULL_FLAG)
+
+.PHONY: score-%
+score-%: ## Score one area, for example score-core
+	$(PYTHON) -m bench.score $* $(FULL_FLAG)
+
+.PHONY: build
+build: ## Build the wheel and the source archive into dist/
+	$(PYTHON) -m hatchling build
+
+.PHONY: clean
+clean: ## Remove what tools left behind; keeps .venv and .postgres
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find $(CODE) -name __pycache__ -type d -prune -exec rm -rf {} +
