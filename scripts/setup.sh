@@ -33,7 +33,7 @@ system_packages() {
         ours=yes
     fi
     local status=0
-    export DEBIAN_FRONTEND=noninteractive
+    export DEBIAN_FRONTEND=noninteractive UCF_FORCE_CONFFOLD=1
     {
         apt-get install -y -qq --no-install-recommends -o Dpkg::Options::=--force-confold "${missing[@]}" \
             || { apt-get update -qq && apt-get install -y -qq --no-install-recommends \

@@ -151,7 +151,9 @@ def test_a_cloned_database_has_the_templates_content(server: Server) -> None:
 @pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_an_interrupted_process_leaves_no_server(pg_major: int, signal_number: int) -> None:
     program = (
-        "import sys, time; from harness.postgres import Server;"
+        "import signal, time; from harness.postgres import Server;"
+        # Ignored SIGINT is inherited, for example from a shell that runs the tests in the background.
+        "signal.signal(signal.SIGINT, signal.default_int_handler);"
         f"s = Server.start({pg_major}); print(s.postmaster_pid, s.directory, flush=True); time.sleep(60)"
     )
     with subprocess.Popen(
