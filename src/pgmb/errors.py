@@ -1,0 +1,132 @@
+"""The exception tree. Errors from the database are told apart by SQLSTATE, never by text.
+
+PgmbError
+├── NotFound
+│   ├── StreamNotFound          MB001
+│   └── QueueNotFound           MB002
+├── InvalidArgument             MB003 name, MB005 arrays, MB007 pattern
+├── Conflict                    MB004 stream in use, MB006 queue differs
+├── LeaseLost                   MB011
+├── HistoryGone                 MB012
+├── WrongServer
+│   ├── StandbyError            MB020
+│   ├── ClusterChanged          MB021
+│   └── ReaderBehind            MB022
+├── PositionAhead               MB023
+├── PermissionDenied            42501
+└── SchemaVersionError          MB030
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import psycopg
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class PgmbError(Exception):
+    """Anything that pgmb itself refuses. `hint` says what to do about it."""
+
+    hint: str | None = None
+
+
+class NotFound(PgmbError):
+    """What was named does not exist."""
+
+
+class StreamNotFound(NotFound):
+    """There is no stream of that name."""
+
+
+class QueueNotFound(NotFound):
+    """There is no queue of that name."""
+
+
+class InvalidArgument(PgmbError):
+    """A name, a pattern or an array that cannot be right."""
+
+
+class Conflict(PgmbError):
+    """It exists and differs, or is in use."""
+
+
+class LeaseLost(PgmbError):
+    """The lease expired and was taken over, or the queue was moved. What it held is delivered again."""
+
+
+class HistoryGone(PgmbError):
+    """Retention dropped events after this position."""
+
+
+class WrongServer(PgmbError):
+    """This server cannot answer."""
+
+
+class StandbyError(WrongServer):
+    """Positions are taken on the primary only."""
+
+
+class ClusterChanged(WrongServer):
+    """The log came from another cluster: it was restored or copied and needs pgmb.rebase()."""
+
+
+class ReaderBehind(WrongServer):
+    """The replica, or the transaction's snapshot, is older than the position asked for."""
+
+
+class PositionAhead(PgmbError):
+    """The position was taken on a primary whose last transactions were lost in a failover."""
+
+
+class PermissionDenied(PgmbError):
+    """The role was not granted this."""
+
+
+class SchemaVersionError(PgmbError):
+    """The database's schema version is not the one that this package works with."""
+
+    def __init__(self, found: object, wanted: int | None = None) -> None:
+        if wanted is None:
+            super().__init__(found)
+            return
+        state = "is not installed" if found is None else f"is at version {found}"
+        super().__init__(f"schema pgmb {state}; this package works with version {wanted}")
+        newer = isinstance(found, int) and found > wanted
+        self.hint = "Upgrade the pgmb package." if newer else "Run `pgmb install` or pgmb.schema.install(dsn)."
+
+
+BY_SQLSTATE: dict[str, type[PgmbError]] = {
+    "MB001": StreamNotFound,
+    "MB002": QueueNotFound,
+    "MB003": InvalidArgument,
+    "MB004": Conflict,
+    "MB005": InvalidArgument,
+    "MB006": Conflict,
+    "MB007": InvalidArgument,
+    "MB011": LeaseLost,
+    "MB012": HistoryGone,
+    "MB020": StandbyError,
+    "MB021": ClusterChanged,
+    "MB022": ReaderBehind,
+    "MB023": PositionAhead,
+    "MB030": SchemaVersionError,
+    "42501": PermissionDenied,
+}
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Raise psycopg's errors that are ours as the exceptions of this module."""
+    try:
+        yield
+    except psycopg.Error as error:
+        kind = BY_SQLSTATE.get(error.sqlstate or "")
+        if kind is None:
+            raise
+        ours = kind(error.diag.message_primary or str(error))
+        ours.hint = error.diag.message_hint
+        raise ours from error

@@ -1,0 +1,143 @@
+"""Install, upgrade, verify and uninstall the schema `pgmb`.
+
+One script does both install and upgrade, the same whether Python, the command line or `psql -f` runs it:
+pending migrations, then every function, in one transaction under one advisory lock.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from importlib.resources import files
+from typing import TYPE_CHECKING, LiteralString, cast
+
+import psycopg
+
+from pgmb.errors import SchemaVersionError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from importlib.resources.abc import Traversable
+
+VERSION = 1
+"""The schema version that this package installs and works with."""
+
+_SQL = files("pgmb") / "sql"
+
+
+def emit() -> str:
+    """The script that installs the schema into an empty database, or upgrades the one that is there."""
+    return "\n".join(
+        (
+            _HEADER.format(version=VERSION),
+            _guarded(
+                "to_regnamespace('pgmb') is null",
+                *_read("tables"),
+                "insert into pgmb.installation (version, system_identifier) "
+                f"select {VERSION}, c.system_identifier from pg_control_system() c;",
+            ),
+            *(
+                _guarded(
+                    f"(select version from pgmb.installation) < {number}",
+                    text,
+                    f"update pgmb.installation set version = {number}, upgraded_at = now();",
+                )
+                for number, text in _migrations()
+            ),
+            *_read("functions"),
+            (_SQL / "grants.sql").read_text(),
+            "commit;",
+        )
+    )
+
+
+def emit_uninstall() -> str:
+    """The script that removes the schema with every event in it. Roles stay: other databases may use them."""
+    return "set client_min_messages = warning;\ndrop schema if exists pgmb cascade;\n"
+
+
+def install(target: str | psycopg.Connection[object]) -> None:
+    """Install the schema, or upgrade it; nothing happens when it is up to date."""
+    _run(target, emit())
+
+
+upgrade = install
+
+
+def uninstall(target: str | psycopg.Connection[object]) -> None:
+    """Remove the schema with every event in it."""
+    _run(target, emit_uninstall())
+
+
+def installed_version(target: str | psycopg.Connection[object]) -> int | None:
+    """The version of the schema in the database, or None where it is not installed."""
+    with _connection(target) as conn:
+        if conn.execute("select to_regclass('pgmb.installation')").fetchone() == (None,):
+            return None
+        row = cast("tuple[int]", conn.execute("select version from pgmb.installation").fetchone())
+        return row[0]
+
+
+def verify(target: str | psycopg.Connection[object]) -> None:
+    """Raise SchemaVersionError unless the database holds the version that this package works with."""
+    found = installed_version(target)
+    if found != VERSION:
+        raise SchemaVersionError(found, VERSION)
+
+
+_HEADER = """\
+-- pgmb, schema version {version}: installs it, or upgrades what is there. Run it with psql -f, as the user
+-- who shall own it; no superuser is needed.
+begin;
+set local client_min_messages = warning;
+set local search_path = pg_catalog;
+set local check_function_bodies = off;
+select pg_advisory_xact_lock(28749);
+do $pgmb_guard$
+begin
+  if to_regclass('pgmb.installation') is not null then
+    if (select version from pgmb.installation) > {version} then
+      raise exception 'schema pgmb is at version %, newer than {version}',
+        (select version from pgmb.installation) using errcode = 'MB030',
+        hint = 'Upgrade the pgmb package, or run the script of the newer version.';
+    end if;
+  end if;
+end $pgmb_guard$;
+"""
+
+
+def _guarded(condition: str, *statements: str) -> str:
+    body = "\n".join(statements)
+    return (
+        f"do $pgmb_step$\nbegin\n  if {condition} then\n    execute $pgmb_sql$\n"
+        f"{body}\n$pgmb_sql$;\n  end if;\nend $pgmb_step$;\n"
+    )
+
+
+def _sorted(folder: str) -> list[Traversable]:
+    return sorted(
+        (entry for entry in (_SQL / folder).iterdir() if entry.name.endswith(".sql")),
+        key=lambda entry: entry.name,
+    )
+
+
+def _read(folder: str) -> list[str]:
+    return [entry.read_text() for entry in _sorted(folder)]
+
+
+def _migrations() -> list[tuple[int, str]]:
+    """Each file NNNN_what.sql brings the tables from version NNNN - 1 to NNNN."""
+    return [(int(entry.name.split("_")[0]), entry.read_text()) for entry in _sorted("migrations")]
+
+
+@contextmanager
+def _connection(target: str | psycopg.Connection[object]) -> Iterator[psycopg.Connection[object]]:
+    if isinstance(target, str):
+        with psycopg.connect(target, autocommit=True) as conn:
+            yield cast("psycopg.Connection[object]", conn)
+    else:
+        yield target
+
+
+def _run(target: str | psycopg.Connection[object], script: str) -> None:
+    with _connection(target) as conn:
+        conn.execute(cast("LiteralString", script))

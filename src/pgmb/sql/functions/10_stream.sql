@@ -1,0 +1,136 @@
+-- Streams: create, alter, drop; the segments a log is made of.
+
+-- Attaches segment `number` to the stream's log. Takes SHARE UPDATE EXCLUSIVE on the log: publishers and
+-- readers pass. Internal.
+create or replace function pgmb.attach_segment(stream pgmb.stream, number integer)
+returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  log text := format('pgmb.%I', 'log_' || (stream).name);
+  leaf text := format('pgmb.segment_%s_%s', (stream).id, number);
+begin
+  -- An insert-only table: vacuum only to freeze and to set visibility, in one pass after it is filled.
+  execute format('create table %s (like %s including defaults) with (
+      autovacuum_vacuum_insert_scale_factor = 0.5, autovacuum_vacuum_insert_threshold = 1000000,
+      autovacuum_analyze_scale_factor = 0.5, autovacuum_analyze_threshold = 1000000,
+      autovacuum_freeze_min_age = 0, toast.autovacuum_freeze_min_age = 0)', leaf, log);
+  execute format('alter table %s attach partition %s for values from (%s) to (%s)',
+    log, leaf, number::bigint << 40, (number::bigint + 1) << 40);
+  insert into pgmb.segment (stream, number) values ((stream).id, attach_segment.number);
+end $$;
+
+-- Creates a stream: its log pgmb.log_<name>, its sequence pgmb.seq_<name> and the first segments.
+-- Does nothing when it exists. rotate_every / rotate_events: when maintain() opens a new segment.
+-- keep_for: how long sealed segments are kept (null: for ever); drop_unread: even if a durable reader has
+-- not passed them; archive: not before the archive has confirmed them.
+create or replace function pgmb.create_stream(
+  name text, rotate_every interval default '1 hour', rotate_events bigint default 50000000,
+  keep_for interval default null, drop_unread boolean default false, archive boolean default false
+)
+returns void
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+set client_min_messages = warning
+as $$
+#variable_conflict use_column
+declare
+  made pgmb.stream;
+begin
+  perform pgmb.assert_admin();
+  if create_stream.name is null or create_stream.name !~ '^[A-Za-z0-9][A-Za-z0-9_.-]{0,39}$' then
+    raise exception 'not a stream name: %', coalesce(quote_literal(create_stream.name), 'null')
+      using errcode = 'MB003',
+        hint = 'Up to 40 letters, digits, dots, dashes and underscores, beginning with a letter or digit.';
+  end if;
+  insert into pgmb.stream (name, salt, rotate_every, rotate_events, keep_for, drop_unread, archive)
+  values (create_stream.name, ('x' || substr(md5(gen_random_uuid()::text), 1, 16))::bit(64)::bigint & 4611686018427387903,
+    create_stream.rotate_every, create_stream.rotate_events, create_stream.keep_for,
+    create_stream.drop_unread, create_stream.archive)
+  on conflict do nothing
+  returning * into made;
+  if made.id is null then
+    return;
+  end if;
+  execute format('create sequence pgmb.%I as bigint cache 1', 'seq_' || made.name);
+  -- xid before seq, on purpose: defaults are evaluated in this order, and a reader relies on an event's
+  -- transaction having its xid before the event has its number. published_at is stable within a
+  -- statement: a volatile default would turn COPY's bulk insert off.
+  execute format('create table pgmb.%I (
+      xid xid8 not null default pg_current_xact_id(),
+      seq bigint not null default nextval(%L),
+      id uuid,
+      topic text not null,
+      key text,
+      payload json not null,
+      headers json,
+      published_at timestamptz not null default statement_timestamp()
+    ) partition by range (seq)', 'log_' || made.name, format('pgmb.%I', 'seq_' || made.name));
+  execute format('create index stream_%s_seq on pgmb.%I (seq)', made.id, 'log_' || made.name);
+  execute format('create index stream_%s_xid on pgmb.%I (xid)', made.id, 'log_' || made.name);
+  execute format('alter sequence pgmb.%I owned by pgmb.%I.seq', 'seq_' || made.name, 'log_' || made.name);
+  perform pgmb.attach_segment(made, number) from generate_series(0, 1) number;
+  perform pgmb.grant_stream(made.name, roles.publisher, roles.consumer)
+  from (select to_regrole('pgmb_publisher')::text publisher, to_regrole('pgmb_consumer')::text consumer) roles;
+end $$;
+
+-- Changes how a stream rotates and what it keeps. Null leaves a setting as it is; keep_for 'infinity'
+-- keeps for ever.
+create or replace function pgmb.alter_stream(
+  name text, rotate_every interval default null, rotate_events bigint default null,
+  keep_for interval default null, drop_unread boolean default null, archive boolean default null
+)
+returns void
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+begin
+  perform pgmb.assert_admin();
+  update pgmb.stream s
+  set rotate_every = coalesce(alter_stream.rotate_every, s.rotate_every),
+    rotate_events = coalesce(alter_stream.rotate_events, s.rotate_events),
+    keep_for = coalesce(alter_stream.keep_for, s.keep_for),
+    drop_unread = coalesce(alter_stream.drop_unread, s.drop_unread),
+    archive = coalesce(alter_stream.archive, s.archive)
+  where s.id = pgmb.stream_id(alter_stream.name);
+end $$;
+
+-- Drops a stream with all its events. Refuses while queues read it.
+create or replace function pgmb.drop_stream(name text)
+returns void
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+set client_min_messages = warning
+as $$
+#variable_conflict use_column
+declare
+  gone integer := pgmb.stream_id(drop_stream.name);
+begin
+  perform pgmb.assert_admin();
+  if exists (select from pgmb.queue q where q.stream = gone) then
+    raise exception 'queues still read stream %', drop_stream.name
+      using errcode = 'MB004', hint = 'Drop them first with pgmb.drop_queue(name).';
+  end if;
+  delete from pgmb.delayed d where d.stream = drop_stream.name;
+  delete from pgmb.stream s where s.id = gone;
+  execute format('drop table pgmb.%I', 'log_' || drop_stream.name);
+end $$;
+
+-- The id of a stream. Raises MB001 when there is none. Internal.
+create or replace function pgmb.stream_id(name text)
+returns integer
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  found_id integer;
+begin
+  select s.id into found_id from pgmb.stream s where s.name = stream_id.name;
+  if found_id is null then
+    raise exception 'stream % does not exist', coalesce(quote_literal(name), 'null')
+      using errcode = 'MB001', hint = 'Create it with pgmb.create_stream(name).';
+  end if;
+  return found_id;
+end $$;

@@ -1,0 +1,152 @@
+-- Publishing. All of it runs with the caller's own rights: a grant on the log is the whole permission, and
+-- COPY pgmb.log_<stream> (topic, payload) needs and gets the same.
+
+-- The id of an event that was published without one: a version 7 UUID made of its time and number, the
+-- same whenever it is read. Inlined where it is hot. Internal.
+create or replace function pgmb.derive_id(seq bigint, published_at timestamptz, salt bigint)
+returns uuid
+language sql stable parallel safe
+as $$
+  select ('0' || to_hex((date_part('epoch', published_at) * 1000)::bigint) || '7'
+    || substr(to_hex(salt | (-9223372036854775808)::bigint), 14)
+    || to_hex(((seq + salt) & 4611686018427387903) | (-9223372036854775808)::bigint))::uuid
+$$;
+
+-- A fresh version 7 UUID for an event that has no number yet. Internal.
+create or replace function pgmb.fresh_id()
+returns uuid
+language sql volatile
+as $$
+  select ('0' || to_hex((date_part('epoch', clock_timestamp()) * 1000)::bigint) || '7'
+    || substr(replace(gen_random_uuid()::text, '-', ''), 14))::uuid
+$$;
+
+-- Publishes one event and returns its id. It is delivered when the caller's transaction commits.
+-- delay, at: when it enters the log; no limit. Writes the stream's log, or pgmb.delayed. No lock beyond
+-- the insert's own. Errors: MB001 no such stream.
+create or replace function pgmb.publish(
+  topic text, payload json, key text default null, headers json default null,
+  stream text default 'main', id uuid default null, delay interval default null, at timestamptz default null
+)
+returns uuid
+language plpgsql
+as $$
+declare
+  due_at timestamptz := coalesce(publish.at, clock_timestamp() + publish.delay);
+  number bigint;
+  written_at timestamptz;
+  given uuid := publish.id;
+begin
+  if pg_catalog.to_regclass(pg_catalog.format('pgmb.%I', 'log_' || publish.stream)) is null then
+    perform pgmb.stream_id(publish.stream);
+  end if;
+  if due_at > clock_timestamp() then
+    given := coalesce(given, pgmb.fresh_id());
+    insert into pgmb.delayed (id, stream, due_at, topic, key, payload, headers)
+    values (given, publish.stream, due_at, publish.topic, publish.key, publish.payload, publish.headers);
+    return given;
+  end if;
+  execute pg_catalog.format('insert into pgmb.%I (id, topic, key, payload, headers)
+      values ($1, $2, $3, $4, $5) returning seq, published_at', 'log_' || publish.stream)
+  into number, written_at
+  using given, publish.topic, publish.key, publish.payload, publish.headers;
+  if given is null then
+    select pgmb.derive_id(number, written_at, s.salt) into given
+    from pgmb.stream s where s.name = publish.stream;
+  end if;
+  return given;
+end $$;
+
+-- Publishes many events of one topic and returns their number. They come in the array's order.
+create or replace function pgmb.publish_many(
+  topic text, payloads json[], headers json default null, stream text default 'main'
+)
+returns bigint
+language plpgsql
+as $$
+declare
+  published bigint;
+begin
+  if pg_catalog.to_regclass(pg_catalog.format('pgmb.%I', 'log_' || publish_many.stream)) is null then
+    perform pgmb.stream_id(publish_many.stream);
+  end if;
+  execute pg_catalog.format('insert into pgmb.%I (topic, payload, headers)
+      select $1, payload, $3 from unnest($2) payload', 'log_' || publish_many.stream)
+  using publish_many.topic, publish_many.payloads, publish_many.headers;
+  get diagnostics published = row_count;
+  return published;
+end $$;
+
+-- Publishes many events, each with its own topic, key, headers and id, and returns their number. Arrays
+-- left out are null for every event; those given must be as long as payloads.
+create or replace function pgmb.publish_many(
+  topics text[], payloads json[], keys text[] default null, headers json[] default null,
+  ids uuid[] default null, stream text default 'main'
+)
+returns bigint
+language plpgsql
+as $$
+declare
+  published bigint;
+  events integer := cardinality(publish_many.payloads);
+begin
+  if pg_catalog.to_regclass(pg_catalog.format('pgmb.%I', 'log_' || publish_many.stream)) is null then
+    perform pgmb.stream_id(publish_many.stream);
+  end if;
+  if cardinality(publish_many.topics) <> events
+    or coalesce(cardinality(publish_many.keys), events) <> events
+    or coalesce(cardinality(publish_many.headers), events) <> events
+    or coalesce(cardinality(publish_many.ids), events) <> events
+  then
+    raise exception 'arrays of different lengths' using errcode = 'MB005',
+      hint = 'topics, payloads and, where given, keys, headers and ids have one element an event.';
+  end if;
+  execute pg_catalog.format('insert into pgmb.%I (id, topic, key, payload, headers)
+      select event.id, event.topic, event.key, event.payload, event.headers
+      from unnest($1, $2, $3, $4, $5) event (id, topic, key, payload, headers)',
+    'log_' || publish_many.stream)
+  using publish_many.ids, publish_many.topics, publish_many.keys, publish_many.payloads, publish_many.headers;
+  get diagnostics published = row_count;
+  return published;
+end $$;
+
+-- Takes back an event that was published with a delay and is not yet due. True if it was there.
+create or replace function pgmb.cancel(id uuid)
+returns boolean
+language plpgsql
+as $$
+begin
+  delete from pgmb.delayed d where d.id = cancel.id;
+  return found;
+end $$;
+
+-- Moves events that are due into the log, at most `max`. Called by receive, tick and maintain; several
+-- may call at once. Returns how many. Internal.
+create or replace function pgmb.release_due(stream text, now timestamptz, max integer default 1000)
+returns bigint
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+as $$
+declare
+  released bigint;
+begin
+  if not exists (select from pgmb.delayed d where d.stream = release_due.stream and d.due_at <= release_due.now) then
+    return 0;
+  end if;
+  execute format('with due as (
+      delete from pgmb.delayed d
+      where d.ctid = any (array(
+        select later.ctid from pgmb.delayed later
+        where later.stream = $1 and later.due_at <= $2
+        order by later.due_at limit $3 for update skip locked))
+      returning d.id, d.topic, d.key, d.payload, d.headers, d.due_at
+    )
+    insert into pgmb.%I (id, topic, key, payload, headers)
+    select due.id, due.topic, due.key, due.payload, due.headers from due order by due.due_at',
+    'log_' || release_due.stream)
+  using release_due.stream, release_due.now, release_due.max;
+  get diagnostics released = row_count;
+  return released;
+end $$;

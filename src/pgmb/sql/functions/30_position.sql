@@ -1,0 +1,316 @@
+-- Positions: taking them, naming them by ticks, and reading the events between two of them.
+
+create or replace function pgmb.last_seq(stream text)
+returns bigint
+language sql volatile
+set search_path = pg_catalog, pg_temp
+as $$
+  select coalesce(pg_sequence_last_value(format('pgmb.%I', 'seq_' || stream)::regclass), 0)
+$$;
+
+-- Refuses to read positions where they cannot be right: on a standby, whose snapshots do not show what is
+-- in progress on the primary, and on a cluster other than the one that gave the log its xids.
+-- Errors: MB020 standby, MB021 another cluster. Internal.
+create or replace function pgmb.assert_primary()
+returns void
+language plpgsql
+as $$
+begin
+  if pg_catalog.pg_is_in_recovery() then
+    raise exception 'positions are taken on the primary only' using errcode = 'MB020',
+      hint = 'Connect to the primary; a replica serves pgmb.between() over positions taken there.';
+  end if;
+  if pg_catalog.current_setting('pgmb.cluster_checked', true) = pg_catalog.current_database() then
+    return;
+  end if;
+  if (select i.system_identifier from pgmb.installation i)
+    <> (select c.system_identifier from pg_catalog.pg_control_system() c)
+  then
+    raise exception 'this database was restored or copied from another cluster' using errcode = 'MB021',
+      hint = 'Its positions hold the other cluster''s transaction ids. Stop publishers and run pgmb.rebase().';
+  end if;
+  perform pg_catalog.set_config('pgmb.cluster_checked', pg_catalog.current_database(), false);
+end $$;
+
+-- The stream's position now: everything that was committed by this moment lies before it.
+-- Takes a transaction id, no lock. Errors: MB001 no such stream, MB020 standby, MB021 another cluster.
+create or replace function pgmb.position(stream text default 'main')
+returns pgmb.position
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  taken pgmb.position;
+  stream_number integer := pgmb.stream_id(position.stream);
+  newest pgmb.position;
+begin
+  perform pgmb.assert_primary();
+  select i.epoch into taken.epoch from pgmb.installation i;
+  if pg_current_xact_id_if_assigned() is null then
+    -- The order is the guarantee: the sequence, then an xid of our own, then the snapshot.
+    taken.seq := pgmb.last_seq(position.stream);
+    taken.next := pg_current_xact_id();
+  else
+    -- Our xid is older than the numbers given out since: keep the newest tick's pair, a longer walk.
+    select (t.position).* into newest from pgmb.tick t
+    where t.stream = stream_number order by t.id desc limit 1;
+    taken.seq := coalesce(newest.seq, 0);
+    taken.next := coalesce(newest.next, '3');
+  end if;
+  taken.snapshot := pg_current_snapshot();
+  taken.lsn := pg_current_wal_insert_lsn();
+  return taken;
+end $$;
+
+-- The position before a stream's first event.
+create or replace function pgmb.earliest(stream text default 'main')
+returns pgmb.position
+language sql stable security definer
+set search_path = pg_catalog, pg_temp
+as $$
+  select i.epoch, '3:3:'::pg_snapshot, 0::bigint, '3'::xid8, '0/0'::pg_lsn
+  from pgmb.installation i
+  where pgmb.stream_id(stream) is not null
+$$;
+
+-- Stores the stream's position under a short name, the tick's id, and wakes sleepers by one NOTIFY on
+-- channel pgmb with the stream's name. Does nothing, and returns null, when nothing happened since the
+-- last tick. Takes no lock that outlives the statement but the row's own: a tick in a long transaction
+-- stalls nobody (an id that is taken is skipped).
+create or replace function pgmb.tick(stream text default 'main')
+returns bigint
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+  stream_number integer := pgmb.stream_id(tick.stream);
+  newest pgmb.tick;
+  taken pgmb.position;
+  given bigint;
+begin
+  perform pgmb.assert_primary();
+  perform pgmb.release_due(tick.stream, clock_timestamp());
+  select * into newest from pgmb.tick t where t.stream = stream_number order by t.id desc limit 1;
+  if newest.id is not null and pgmb.last_seq(tick.stream) <= (newest.position).seq
+    and not exists (
+      select from pgmb.batch_events(stream_number, (newest.position).snapshot, (newest.position).seq,
+        (newest.position).next, pg_current_snapshot(), null, null, 0, (newest.position).seq, null, null, 1))
+  then
+    return null;
+  end if;
+  taken := pgmb.position(tick.stream);
+  insert into pgmb.tick (stream, id, position) values (stream_number, nextval('pgmb.tick_id'), taken)
+  returning id into given;
+  perform pg_notify('pgmb', tick.stream);
+  return given;
+end $$;
+
+-- The newest position that a tick recorded at or before `at`; before the first tick, the earliest.
+create or replace function pgmb.position_at(stream text, at timestamptz)
+returns pgmb.position
+language sql stable security definer
+set search_path = pg_catalog, pg_temp
+as $$
+  select coalesce(
+    (select t.position from pgmb.tick t
+     where t.stream = pgmb.stream_id(position_at.stream) and t.at <= position_at.at
+     order by t.at desc, t.id desc limit 1),
+    pgmb.earliest(position_at.stream))
+$$;
+
+-- The position that a tick's id names. Errors: MB012 it is gone.
+create or replace function pgmb.position_of(stream text, tick bigint)
+returns pgmb.position
+language plpgsql stable security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  named pgmb.position;
+begin
+  select (t.position).* into named from pgmb.tick t
+  where t.stream = pgmb.stream_id(position_of.stream) and t.id = position_of.tick;
+  if named is null then
+    raise exception 'stream % has no tick %', position_of.stream, position_of.tick using errcode = 'MB012',
+      hint = 'Ticks go with the history they name: start from pgmb.earliest() or pgmb.position().';
+  end if;
+  return named;
+end $$;
+
+-- The SQL that reads from one segment the main part of a batch: $1 < seq <= $2, visible in $3 and not in
+-- $5. The two xid comparisons spare the snapshot look-ups for all but a few events. Internal.
+create or replace function pgmb.main_part(leaf text, columns text, matching text)
+returns text
+language sql immutable parallel safe
+as $$
+  select 'select ' || columns || ' from ' || leaf || ' e where e.seq > $1 and e.seq <= $2'
+    || ' and (e.xid < $4 or pg_visible_in_snapshot(e.xid, $3))'
+    || ' and (e.xid >= $6 or not pg_visible_in_snapshot(e.xid, $5))' || matching || ' order by e.seq'
+$$;
+
+-- The condition that a queue's compiled patterns put on an event. Internal.
+create or replace function pgmb.matching(topics text[], regex text)
+returns text
+language sql immutable parallel safe
+as $$
+  select case
+    when topics is not null then format(' and e.topic = any (%L)', topics)
+    when regex is not null then format(' and e.topic ~ %L', regex)
+    else ''
+  end
+$$;
+
+-- The columns of pgmb.event out of a log, ids derived where none was given. Internal.
+create or replace function pgmb.event_columns(salt bigint)
+returns text
+language sql immutable parallel safe
+as $$
+  select format('e.seq, coalesce(e.id, (''0'' || to_hex((date_part(''epoch'', e.published_at) * 1000)::bigint)'
+    ' || %L || to_hex(((e.seq + %s) & 4611686018427387903) | (-9223372036854775808)::bigint))::uuid),'
+    ' e.topic, e.key, e.payload, e.headers, e.published_at',
+    '7' || substr(to_hex(salt | (-9223372036854775808)::bigint), 14), salt)
+$$;
+
+-- The events of the batch done -> batch with lo < seq <= hi, in seq order, at most `max`. Stragglers,
+-- transactions unfinished in `done`, are found by xid at or below done_seq; above it the log is walked.
+-- Events of transaction `own` up to own_seq are left out. Internal.
+create or replace function pgmb.batch_events(
+  stream integer, done pg_snapshot, done_seq bigint, done_next xid8, batch pg_snapshot,
+  own xid8, own_seq bigint, lo bigint, hi bigint, topics text[], regex text, max bigint
+)
+returns setof pgmb.event
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set jit = off
+as $$
+#variable_conflict use_variable
+declare
+  matching text := pgmb.matching(topics, regex)
+    || case when own is null then '' else format(' and not (e.xid = %L and e.seq <= %s)', own, own_seq) end;
+  columns text;
+  unfinished xid8[];
+  seg record;
+  got bigint := 0;
+  part bigint;
+begin
+  select pgmb.event_columns(s.salt) into columns from pgmb.stream s where s.id = stream;
+  if lo < done_seq then
+    unfinished := array(select x from pg_snapshot_xip(done) x
+      where x <= done_next and pg_visible_in_snapshot(x, batch));
+    for seg in
+      select format('pgmb.segment_%s_%s', s.stream, s.number) leaf
+      from pgmb.segment s
+      where s.stream = batch_events.stream and s.number between lo >> 40 and least(hi, done_seq) >> 40
+        and s.dropped_at is null and (s.max_xid is null or s.max_xid >= pg_snapshot_xmin(done))
+      order by s.number
+    loop
+      exit when got >= max;
+      return query execute format(
+          'select * from (select %1$s from %2$s e where e.xid = any ($1) and e.seq > $2 and e.seq <= $3 %3$s'
+          ' union all'
+          ' select %1$s from %2$s e where e.xid >= $4 and e.xid <= $5'
+          '   and pg_visible_in_snapshot(e.xid, $6) and e.seq > $2 and e.seq <= $3 %3$s'
+          ') straggler order by seq limit $7',
+          columns, seg.leaf, matching)
+        using unfinished, lo, least(hi, done_seq), pg_snapshot_xmax(done), done_next, batch, max - got;
+      get diagnostics part = row_count;
+      got := got + part;
+    end loop;
+  end if;
+  for seg in
+    select format('pgmb.segment_%s_%s', s.stream, s.number) leaf
+    from pgmb.segment s
+    where s.stream = batch_events.stream and hi > done_seq
+      and s.number between greatest(lo, done_seq) >> 40 and hi >> 40 and s.dropped_at is null
+      and (s.max_xid is null or s.max_xid >= pg_snapshot_xmin(done))
+    order by s.number
+  loop
+    exit when got >= max;
+    return query execute pgmb.main_part(seg.leaf, columns, matching) || ' limit $7'
+      using greatest(lo, done_seq), hi, batch, pg_snapshot_xmin(batch), done, pg_snapshot_xmax(done),
+        max - got;
+    get diagnostics part = row_count;
+    got := got + part;
+  end loop;
+end $$;
+
+-- The events between two positions, in the order of their numbers: visible in `upto`, not in `after`. The
+-- same pair gives the same events whenever it is read. To go on after a full page, pass the last event's
+-- seq as after_seq. Works on a replica that has replayed `upto`. Takes no lock, writes nothing.
+-- Errors: MB012 history is gone, MB021 another cluster, MB022 the reader is behind, MB023 ahead of the log.
+create or replace function pgmb.between(
+  stream text, after pgmb.position, upto pgmb.position, after_seq bigint default 0, max bigint default 1000
+)
+returns setof pgmb.event
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_variable
+declare
+  stream_number integer := pgmb.stream_id(stream);
+  current_epoch integer;
+  seen pg_snapshot := pg_current_snapshot();
+begin
+  perform pgmb.assert_reader(stream);
+  select i.epoch into current_epoch from pgmb.installation i;
+  if (after).epoch is distinct from current_epoch or (upto).epoch is distinct from current_epoch then
+    raise exception 'position of epoch %, the log is at %', coalesce((after).epoch, (upto).epoch), current_epoch
+      using errcode = 'MB021', hint = 'The log was rebased after a restore: positions from before do not apply.';
+  end if;
+  if pg_is_in_recovery() then
+    if (upto).lsn > pg_last_wal_replay_lsn() or current_setting('transaction_isolation') <> 'read committed' then
+      raise exception 'this replica has not yet replayed %', (upto).lsn using errcode = 'MB022',
+        hint = 'Try again shortly, in READ COMMITTED, or read from the primary.';
+    end if;
+  elsif (upto).lsn > pg_current_wal_insert_lsn() then
+    raise exception 'position % is ahead of the log', (upto).lsn using errcode = 'MB023',
+      hint = 'It was taken on a primary whose last transactions were lost in a failover.';
+  elsif pg_snapshot_xmax((upto).snapshot) > pg_snapshot_xmax(seen) or exists (
+    select from pg_snapshot_xip(seen) unfinished
+    where unfinished <> coalesce(pg_current_xact_id_if_assigned(), '0')
+      and pg_visible_in_snapshot(unfinished, (upto).snapshot))
+  then
+    raise exception 'this transaction''s snapshot is older than the position' using errcode = 'MB022',
+      hint = 'Read in READ COMMITTED, or take the position before the REPEATABLE READ transaction begins.';
+  end if;
+  if exists (
+    select from pgmb.segment s
+    where s.stream = stream_number and s.dropped_at is not null and s.max_xid >= pg_snapshot_xmin((after).snapshot)
+  ) then
+    raise exception 'events after this position were dropped by retention' using errcode = 'MB012',
+      hint = 'Start again from pgmb.earliest() or pgmb.position().';
+  end if;
+  return query select * from pgmb.batch_events(
+    stream_number, (after).snapshot, (after).seq, (after).next, (upto).snapshot,
+    null, null, coalesce(after_seq, 0), 9223372036854775807, null, null, max);
+end $$;
+
+-- Records how far a reader outside the database has come: retention keeps what lies after it.
+create or replace function pgmb.confirm(stream text, reader text, "at" pgmb.position)
+returns void
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_variable
+begin
+  perform pgmb.assert_reader(stream);
+  insert into pgmb.reader as r (stream, name, position)
+  values (pgmb.stream_id(stream), reader, confirm."at")
+  on conflict on constraint reader_pkey do update
+  set position = excluded.position, updated_at = clock_timestamp();
+end $$;
+
+-- Forgets such a reader. True if there was one.
+create or replace function pgmb.forget(stream text, reader text)
+returns boolean
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_variable
+begin
+  perform pgmb.assert_reader(stream);
+  delete from pgmb.reader r where r.stream = pgmb.stream_id(forget.stream) and r.name = reader;
+  return found;
+end $$;

@@ -1,0 +1,285 @@
+-- Queues: create, change, drop, and where they stand.
+
+-- Compiles topic patterns: words separated by dots, * is one word, # any number of words. Gives exact
+-- topics, or one regular expression, or neither for everything. Errors: MB007 not a pattern. Internal.
+create or replace function pgmb.compile_patterns(patterns text[], out topics text[], out regex text)
+language plpgsql immutable parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  pattern text;
+  words text[];
+  word text;
+  compiled text;
+  alternatives text[] := '{}';
+  wild boolean := false;
+begin
+  if coalesce(cardinality(patterns), 0) = 0 then
+    raise exception 'a queue needs at least one pattern' using errcode = 'MB007',
+      hint = 'The pattern # matches every topic.';
+  end if;
+  foreach pattern in array patterns loop
+    words := string_to_array(pattern, '.');
+    if pattern is null or exists (select from unnest(words) w where w ~ '[*#]' and length(w) > 1) then
+      raise exception 'not a pattern: %', coalesce(quote_literal(pattern), 'null') using errcode = 'MB007',
+        hint = '* and # stand for whole words: order.*, order.#, *.created.';
+    end if;
+    wild := wild or pattern ~ '[*#]';
+    compiled := '';
+    while cardinality(words) > 0 and words[1] = '#' loop
+      words := words[2:];
+      compiled := '(?:[^.]*\.)*';
+    end loop;
+    if cardinality(words) = 0 and compiled <> '' then
+      topics := null;
+      regex := null;
+      return;
+    end if;
+    for position in 1 .. cardinality(words) loop
+      word := words[position];
+      compiled := compiled || case
+        when word = '#' then '(?:\.[^.]*)*'
+        else case when position = 1 then '' else '\.' end
+          || case when word = '*' then '[^.]*' else regexp_replace(word, '([^[:alnum:]_])', '\\\1', 'g') end
+      end;
+    end loop;
+    alternatives := alternatives || compiled;
+  end loop;
+  if wild then
+    regex := '^(?:' || array_to_string(alternatives, '|') || ')$';
+  else
+    topics := patterns;
+  end if;
+end $$;
+
+-- Whether a topic matches a pattern.
+create or replace function pgmb.matches(pattern text, topic text)
+returns boolean
+language sql immutable parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+  select case
+    when c.topics is not null then topic = any (c.topics)
+    when c.regex is not null then topic ~ c.regex
+    else true
+  end
+  from pgmb.compile_patterns(array[pattern]) c
+$$;
+
+-- The queue of that name, if the caller may consume it. Errors: MB002 no such queue, 42501. Internal.
+create or replace function pgmb.queue_for_consumer(name text)
+returns pgmb.queue
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $$
+declare
+  found_queue pgmb.queue;
+begin
+  select * into found_queue from pgmb.queue q where q.name = queue_for_consumer.name;
+  if found_queue.id is null then
+    raise exception 'queue % does not exist', coalesce(quote_literal(name), 'null')
+      using errcode = 'MB002', hint = 'Create it with pgmb.create_queue(name, patterns).';
+  end if;
+  perform pgmb.assert_consumer(found_queue.id, found_queue.name);
+  return found_queue;
+end $$;
+
+-- Creates a queue that reads `stream` from the position `starting` on, by default from now. True if it was
+-- created, false if a queue of that name exists with the same stream and patterns.
+-- Errors: MB001 no such stream, MB003 not a name, MB006 it exists and differs, MB007 not a pattern.
+create or replace function pgmb.create_queue(
+  name text, patterns text[] default '{#}', stream text default 'main', starting pgmb.position default null,
+  lease_for interval default '30 seconds', max_attempts integer default 10,
+  backoff_base interval default '1 second', backoff_factor double precision default 2,
+  backoff_max interval default '1 hour', backoff_jitter double precision default 0.2
+)
+returns boolean
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+  made integer;
+  stream_number integer := pgmb.stream_id(create_queue.stream);
+  compiled record := pgmb.compile_patterns(create_queue.patterns);
+  start pgmb.position := coalesce(create_queue.starting, pgmb.position(create_queue.stream));
+begin
+  perform pgmb.assert_admin();
+  if create_queue.name is null or create_queue.name !~ '^[[:alnum:]][[:alnum:]_.:/@+ -]{0,99}$' then
+    raise exception 'not a queue name: %', coalesce(quote_literal(create_queue.name), 'null')
+      using errcode = 'MB003', hint = 'Up to 100 letters, digits, spaces and any of _.:/@+- beginning with a letter or digit.';
+  end if;
+  insert into pgmb.queue (name, stream, lease_for, max_attempts,
+    backoff_base, backoff_factor, backoff_max, backoff_jitter)
+  values (create_queue.name, stream_number, create_queue.lease_for, create_queue.max_attempts,
+    create_queue.backoff_base, create_queue.backoff_factor, create_queue.backoff_max, create_queue.backoff_jitter)
+  on conflict do nothing
+  returning id into made;
+  if made is null then
+    if not exists (
+      select from pgmb.queue q join pgmb.binding b on b.queue = q.id and b.version = q.bindings
+      where q.name = create_queue.name and q.stream = stream_number
+        and b.patterns @> create_queue.patterns and b.patterns <@ create_queue.patterns
+    ) then
+      raise exception 'queue % exists with another stream or other patterns', quote_literal(create_queue.name)
+        using errcode = 'MB006', hint = 'Change its patterns with pgmb.bind(queue, patterns).';
+    end if;
+    return false;
+  end if;
+  insert into pgmb.binding (queue, version, patterns, topics, regex)
+  values (made, 1, create_queue.patterns, compiled.topics, compiled.regex);
+  insert into pgmb.claim (queue, id, token, state, bindings, events, lo, hi, place, upto,
+    done_snapshot, done_seq, done_next, batch_snapshot, batch_seq, batch_next, expires_at, swept)
+  values (made, 1, 0, 'p', 1, 0, 0, 0, 0, 0,
+    start.snapshot, start.seq, start.next, start.snapshot, start.seq, start.next,
+    'infinity', clock_timestamp());
+  return true;
+end $$;
+
+-- Replaces a queue's patterns, from its position on: leases in flight keep what they hold.
+create or replace function pgmb.bind(queue text, patterns text[])
+returns void
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+  bound pgmb.queue;
+  compiled record := pgmb.compile_patterns(bind.patterns);
+begin
+  perform pgmb.assert_admin();
+  bound := pgmb.queue_for_consumer(bind.queue);
+  perform from pgmb.queue q where q.id = bound.id for update;
+  insert into pgmb.binding (queue, version, patterns, topics, regex)
+  select bound.id, max(b.version) + 1, bind.patterns, compiled.topics, compiled.regex
+  from pgmb.binding b where b.queue = bound.id;
+  update pgmb.queue q
+  set bindings = (select max(b.version) from pgmb.binding b where b.queue = bound.id)
+  where q.id = bound.id;
+end $$;
+
+-- Changes a queue's lease and retry policy. Null leaves a setting as it is.
+create or replace function pgmb.alter_queue(
+  queue text, lease_for interval default null, max_attempts integer default null,
+  backoff_base interval default null, backoff_factor double precision default null,
+  backoff_max interval default null, backoff_jitter double precision default null
+)
+returns void
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+  altered pgmb.queue;
+begin
+  perform pgmb.assert_admin();
+  altered := pgmb.queue_for_consumer(alter_queue.queue);
+  update pgmb.queue q
+  set lease_for = coalesce(alter_queue.lease_for, q.lease_for),
+    max_attempts = coalesce(alter_queue.max_attempts, q.max_attempts),
+    backoff_base = coalesce(alter_queue.backoff_base, q.backoff_base),
+    backoff_factor = coalesce(alter_queue.backoff_factor, q.backoff_factor),
+    backoff_max = coalesce(alter_queue.backoff_max, q.backoff_max),
+    backoff_jitter = coalesce(alter_queue.backoff_jitter, q.backoff_jitter)
+  where q.id = altered.id;
+end $$;
+
+-- Drops a queue with its leases, retries and dead letters. The events stay in the log. True if there was
+-- one.
+create or replace function pgmb.drop_queue(queue text)
+returns boolean
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+  gone integer;
+begin
+  perform pgmb.assert_admin();
+  delete from pgmb.queue q where q.name = drop_queue.queue returning q.id into gone;
+  delete from pgmb.claim c where c.queue = gone;
+  delete from pgmb.settlement s where s.queue = gone;
+  return gone is not null;
+end $$;
+
+-- Stops delivery: receive returns nothing until resume. Leases in flight can still be settled.
+create or replace function pgmb.pause(queue text, reason text default null)
+returns void
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+  paused pgmb.queue := pgmb.queue_for_consumer(pause.queue);
+begin
+  update pgmb.queue q
+  set paused_at = coalesce(q.paused_at, clock_timestamp()), paused_reason = pause.reason
+  where q.id = paused.id;
+end $$;
+
+create or replace function pgmb.resume(queue text)
+returns void
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+  resumed pgmb.queue := pgmb.queue_for_consumer(resume.queue);
+begin
+  update pgmb.queue q set paused_at = null, paused_reason = null where q.id = resumed.id;
+end $$;
+
+-- Moves a queue to a position: pgmb.earliest(stream), pgmb.position_at(stream, time), pgmb.position(stream).
+-- Leases in flight end (settling them is stale), retries are dropped; dead letters stay.
+create or replace function pgmb.seek(queue text, "to" pgmb.position)
+returns void
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set lock_timeout = '1s'
+as $$
+#variable_conflict use_column
+declare
+  moved pgmb.queue;
+  base pgmb.claim;
+  target pgmb.position := seek."to";
+begin
+  perform pgmb.assert_admin();
+  moved := pgmb.queue_for_consumer(seek.queue);
+  if target is null or target.epoch is distinct from (select i.epoch from pgmb.installation i) then
+    raise exception 'not a position of this log' using errcode = 'MB021',
+      hint = 'Take it with pgmb.earliest, pgmb.position_at or pgmb.position.';
+  end if;
+  base := pgmb.lock_queue(moved.id);
+  update pgmb.claim c set state = 'x' where c.queue = moved.id and c.state in ('l', 'o');
+  delete from pgmb.retry r where r.queue = moved.id;
+  base.done_snapshot := target.snapshot;
+  base.done_seq := target.seq;
+  base.done_next := target.next;
+  base.batch_snapshot := target.snapshot;
+  base.batch_seq := target.seq;
+  base.batch_next := target.next;
+  base.place := 0;
+  base.upto := 0;
+  base.own := null;
+  base.own_seq := null;
+  base.held := null;
+  perform pgmb.write_claim(base, 0, 'p', moved.bindings, 0, 0, 0, 'infinity');
+end $$;
+
+-- Skips everything waiting in a queue: fresh events, retries and leases. Dead letters stay.
+create or replace function pgmb.purge(queue text)
+returns void
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  perform pgmb.seek(purge.queue, pgmb.position(s.name))
+  from pgmb.queue q join pgmb.stream s on s.id = q.stream
+  where q.name = purge.queue;
+  if not found then
+    perform pgmb.queue_for_consumer(purge.queue);
+  end if;
+end $$;

@@ -1,0 +1,283 @@
+-- Receiving: the next events of a queue, under a lease.
+
+-- Leases retried events that are due, those first that waited longest. A row whose lease expired counts as
+-- a failed attempt. Internal.
+create or replace function pgmb.receive_due(queue pgmb.queue, max integer, now timestamptz, expires_at timestamptz)
+returns table (lease uuid, seq bigint, id uuid, topic text, key text, payload json, headers json,
+  published_at timestamptz, attempt integer)
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+as $$
+#variable_conflict use_column
+declare
+  given uuid := (lpad(to_hex((queue).id), 6, '0') || 'ff'
+    || substr(replace(gen_random_uuid()::text, '-', ''), 9))::uuid;
+begin
+  with spent as (
+    delete from pgmb.retry r
+    where r.id = any (array(
+      select late.id from pgmb.retry late
+      where late.queue = (receive_due.queue).id and late.due_at <= receive_due.now
+        and late.lease is not null and late.attempt >= (receive_due.queue).max_attempts
+      order by late.due_at limit receive_due.max for update skip locked))
+    returning r.*
+  )
+  insert into pgmb.dead (queue, attempt, error, seq, event_id, topic, key, payload, headers, published_at)
+  select s.queue, s.attempt, 'lease expired' || coalesce('; before: ' || s.error, ''), s.seq, s.event_id, s.topic,
+    s.key, s.payload, s.headers, s.published_at
+  from spent s;
+  return query
+  with due as materialized (
+    select later.id
+    from pgmb.retry later
+    where later.queue = (receive_due.queue).id and later.due_at <= receive_due.now
+    order by later.due_at
+    limit receive_due.max
+    for update skip locked
+  ), leased as (
+    update pgmb.retry r
+    set attempt = r.attempt + case when r.lease is null then 0 else 1 end,
+      error = case when r.lease is null then r.error else 'lease expired' end,
+      lease = given, due_at = receive_due.expires_at
+    from due
+    where r.id = due.id
+    returning r.*
+  )
+  select given, l.seq, l.event_id, l.topic, l.key, l.payload, l.headers, l.published_at, l.attempt
+  from leased l
+  order by l.seq;
+end $$;
+
+-- The next events of a queue, at most `max`, leased for `lease_for` (default: the queue's own). Settle
+-- them by ack, retry or bury with the lease; what is not settled in time is delivered again. Retries that
+-- are due come first. `ack` settles an earlier lease in the same round trip and commit. durable => false
+-- lets the transaction commit without waiting for the disk: only for a receive alone in its transaction,
+-- where a lost claim means redelivery. Nothing to receive: no rows, nothing written, no transaction id.
+-- Lock: one a queue, to the end of the transaction; others wait at most a second (pgmb.lock_queue).
+-- Errors: MB002 no such queue, MB011 the ack's lease is lost, MB020 standby, MB021 another cluster.
+create or replace function pgmb.receive(
+  queue text, max integer default 100, lease_for interval default null, ack uuid default null,
+  durable boolean default true
+)
+returns table (lease uuid, seq bigint, id uuid, topic text, key text, payload json, headers json,
+  published_at timestamptz, attempt integer)
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+  entry_xid xid8 := pg_current_xact_id_if_assigned();
+  q pgmb.queue := pgmb.queue_for_consumer(receive.queue);
+  s pgmb.stream;
+  b pgmb.binding;
+  sequence regclass;
+  noted bigint;                              -- the sequence, read before any xid of ours
+  base pgmb.claim;
+  swept record;
+  now timestamptz;
+  expires timestamptz;
+  token bigint := (random() * 281474976710655)::bigint;
+  given uuid;
+  got bigint := 0;
+  part bigint;
+  lo bigint;
+  matching text;
+  filter text;
+  columns text;
+  released bigint := 0;
+  rows pgmb.event[];
+  seg bigint;
+  leaf text;
+  bound bigint;
+  ending bigint;
+  scanned bigint := 0;
+  dense boolean := true;
+  rounds integer := 0;
+  absorb boolean;
+  pending boolean := false;                  -- the position moved enough to be worth writing
+  look bigint;
+begin
+  perform pgmb.assert_primary();
+  select * into s from pgmb.stream where id = q.stream;
+  sequence := format('pgmb.%I', 'seq_' || s.name)::regclass;
+  noted := coalesce(pg_sequence_last_value(sequence), 0);
+  if receive.ack is not null then
+    perform pgmb.ack(receive.ack);
+  end if;
+  if q.paused_at is not null or receive.max <= 0 then
+    return;
+  end if;
+  if not receive.durable then
+    perform set_config('synchronous_commit', 'off', true);
+  end if;
+
+  base := pgmb.lock_queue(q.id);
+  now := clock_timestamp();
+  expires := now + coalesce(receive.lease_for, q.lease_for);
+  -- A clock that was set back takes the sweep back with it: no lease given now may lie behind it.
+  base.swept := least(base.swept, now);
+  if now > base.swept + interval '50 milliseconds' or base.held is not null then
+    swept := pgmb.sweep(q, base, now);
+    base.swept := swept.swept;
+    base.held := swept.held;
+    pending := swept.examined >= 64;
+    released := pgmb.release_due(s.name, now);
+  end if;
+
+  if exists (select from pgmb.retry r where r.queue = q.id and r.due_at <= now) then
+    return query select * from pgmb.receive_due(q, receive.max, now, expires);
+    get diagnostics got = row_count;
+    if got > 0 then
+      if pending then
+        perform pgmb.write_claim(base, 0, 'p', q.bindings, 0, base.place, base.place, 'infinity');
+      end if;
+      return;
+    end if;
+  end if;
+
+  select * into b from pgmb.binding where queue = q.id and version = q.bindings;
+  matching := pgmb.matching(b.topics, b.regex);
+  columns := pgmb.event_columns(s.salt);
+  given := pgmb.lease_of(q.id, base.id + 1, token);
+
+  loop
+    rounds := rounds + 1;
+    if base.place >= base.upto then
+      -- The batch is read to its end. Is there another? Looking costs no xid. Before our own events can be
+      -- noted as received, those of another transaction so noted must lie behind the batch.
+      absorb := (entry_xid is not null or released > 0) and base.own <> pg_current_xact_id()
+        and not pg_visible_in_snapshot(base.own, base.batch_snapshot);
+      if absorb and rounds = 3 then
+        raise exception 'the queue moved on after this transaction''s snapshot' using errcode = '40001',
+          hint = 'Try the transaction again.';
+      end if;
+      exit when rounds > 3;
+      look := coalesce(pg_sequence_last_value(sequence), 0);
+      if look - base.batch_seq < 64 and not coalesce(absorb, false) then
+        exit when not exists (
+          select from pgmb.batch_events(q.stream, base.batch_snapshot, base.batch_seq, base.batch_next,
+            pg_current_snapshot(), base.own, base.own_seq, 0, look, b.topics, b.regex, 1));
+      end if;
+      if base.own is not null and pg_visible_in_snapshot(base.own, base.batch_snapshot) then
+        base.own := null;
+        base.own_seq := null;
+      end if;
+      base.done_snapshot := base.batch_snapshot;
+      base.done_seq := base.batch_seq;
+      base.done_next := base.batch_next;
+      -- The order is the guarantee: the sequence (noted at the start), an xid of our own, the snapshot. A
+      -- transaction that had its xid before keeps the older pair: correct, only a longer walk.
+      if entry_xid is null then
+        base.batch_next := pg_current_xact_id();
+        base.batch_seq := greatest(noted, base.batch_seq);
+      end if;
+      base.batch_snapshot := pg_current_snapshot();
+      base.upto := coalesce(pg_sequence_last_value(sequence), 0);
+      base.place := 0;
+    end if;
+    lo := base.place;
+    filter := matching || case when base.own is null then ''
+      else format(' and not (e.xid = %L and e.seq <= %s)', base.own, base.own_seq) end;
+
+    if base.place < base.done_seq then
+      rows := array(
+        select e from pgmb.batch_events(q.stream, base.done_snapshot, base.done_seq, base.done_next,
+          base.batch_snapshot, base.own, base.own_seq, base.place, base.done_seq, b.topics, b.regex,
+          receive.max) e);
+      got := cardinality(rows);
+      if got > 0 then
+        return query select given, r.seq, r.id, r.topic, r.key, r.payload, r.headers, r.published_at, 1
+        from unnest(rows) r;
+      end if;
+      base.place := case when got < receive.max then base.done_seq else rows[got].seq end;
+    end if;
+
+    -- The main part: (place, upto] of the log, a window at a time. Numbers are nearly dense, so a window of
+    -- as many numbers as events are wanted holds at most that many and needs no limit and no count; where
+    -- it yields little, the end of the window is looked for first.
+    while got < receive.max and base.place < base.upto and scanned < 20000 loop
+      seg := base.place >> 40;
+      bound := base.upto;
+      if seg < base.upto >> 40 then
+        select g.number into seg from pgmb.segment g
+        where g.stream = q.stream and g.number >= base.place >> 40 and g.dropped_at is null
+        order by g.number limit 1;
+        base.place := greatest(base.place, seg << 40);
+      end if;
+      leaf := 'pgmb.segment_' || q.stream || '_' || seg;
+      if seg < base.upto >> 40 then
+        execute 'select coalesce(max(e.seq), 0) from ' || leaf || ' e' into bound;
+        if bound <= base.place then
+          base.place := (seg + 1) << 40;
+          continue;
+        end if;
+      end if;
+      if dense then
+        ending := least(base.place + receive.max - got, bound);
+        return query execute pgmb.main_part(leaf, '$7, ' || columns || ', 1', filter)
+          using base.place, ending, base.batch_snapshot, pg_snapshot_xmin(base.batch_snapshot),
+            base.done_snapshot, pg_snapshot_xmax(base.done_snapshot), given;
+        get diagnostics part = row_count;
+        dense := part * 2 >= ending - base.place;
+      else
+        ending := least(base.place + 5000, bound);
+        execute 'select count(*), max(seq) from (' || pgmb.main_part(leaf, 'e.seq', filter) || ' limit $7) found'
+          into part, look
+          using base.place, ending, base.batch_snapshot, pg_snapshot_xmin(base.batch_snapshot),
+            base.done_snapshot, pg_snapshot_xmax(base.done_snapshot), receive.max - got;
+        if part > 0 then
+          if part = receive.max - got then
+            ending := look;
+          end if;
+          return query execute pgmb.main_part(leaf, '$7, ' || columns || ', 1', filter)
+            using base.place, ending, base.batch_snapshot, pg_snapshot_xmin(base.batch_snapshot),
+              base.done_snapshot, pg_snapshot_xmax(base.done_snapshot), given;
+        end if;
+      end if;
+      got := got + part;
+      scanned := scanned + ending - base.place;
+      base.place := ending;
+    end loop;
+    exit when got > 0 or scanned >= 20000;
+  end loop;
+
+  if got > 0 then
+    perform pgmb.write_claim(base, token, 'l', q.bindings, got, lo, base.place, expires);
+    return;
+  end if;
+
+  if (entry_xid is not null or released > 0) and base.place >= base.upto then
+    -- Events that this transaction published itself: no snapshot shows them yet, they are found by xid.
+    base.own_seq := case when base.own = pg_current_xact_id() then base.own_seq else 0 end;
+    base.own := pg_current_xact_id();
+    lo := base.own_seq;
+    for leaf in
+      select format('pgmb.segment_%s_%s', g.stream, g.number) from pgmb.segment g
+      where g.stream = q.stream and g.sealed_at is null order by g.number
+    loop
+      exit when got >= receive.max;
+      execute format('select count(*), max(own.seq) from (select e.seq from %s e
+          where e.xid = $1 and e.seq > $2 %s order by e.seq limit $3) own', leaf, matching)
+        into part, look using base.own, base.own_seq, receive.max - got;
+      if part > 0 then
+        return query execute format('select $4, %s, 1 from %s e
+            where e.xid = $1 and e.seq > $2 and e.seq <= $3 %s order by e.seq', columns, leaf, matching)
+          using base.own, base.own_seq, look, given;
+        got := got + part;
+        base.own_seq := look;
+      end if;
+    end loop;
+    if got > 0 then
+      perform pgmb.write_claim(base, token, 'o', q.bindings, got, lo, base.own_seq, expires);
+      return;
+    end if;
+  end if;
+  if pending or scanned >= 64 then
+    perform pgmb.write_claim(base, 0, 'p', q.bindings, 0, base.place, base.place, 'infinity');
+  end if;
+end $$;

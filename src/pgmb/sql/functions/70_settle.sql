@@ -1,0 +1,259 @@
+-- Settling: ack, retry, bury and extend what a lease holds. Every call names the lease; a lease that was
+-- lost (expired and taken over, superseded, sought past) changes nothing and raises MB011.
+
+-- Raises that a lease no longer holds. Internal.
+create or replace function pgmb.raise_lost(lease uuid)
+returns void
+language plpgsql
+as $$
+begin
+  raise exception 'lease % is lost', lease using errcode = 'MB011',
+    hint = 'It expired and its events were delivered again, or the queue was moved. Roll back; extend() long work in time.';
+end $$;
+
+-- The claim of a lease, its row locked so that no takeover can pass while this transaction settles: by
+-- KEY SHARE, which lets other transactions settle other events of the lease at once. Null if it was settled
+-- before. Errors: MB011 lost. Internal.
+create or replace function pgmb.hold_claim(lease uuid)
+returns pgmb.claim
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+as $$
+declare
+  part record := pgmb.lease_parts(lease);
+  held pgmb.claim;
+begin
+  select * into held from pgmb.claim c
+  where c.queue = part.queue and c.id = part.claim and c.token = part.token
+  for key share skip locked;
+  if not found then
+    -- Locked, gone, or never there. A takeover locks only what has expired: that is lost. Another
+    -- transaction settling the whole lease is waited for.
+    select * into held from pgmb.claim c
+    where c.queue = part.queue and c.id = part.claim and c.token = part.token;
+    if not found or held.expires_at <= clock_timestamp() then
+      perform pgmb.raise_lost(lease);
+    end if;
+    select * into held from pgmb.claim c
+    where c.queue = part.queue and c.id = part.claim and c.token = part.token
+    for key share;
+  end if;
+  if held.state = 's' then
+    return null;
+  end if;
+  if held.state not in ('l', 'o') or pgmb.is_void(held.queue, held.id) then
+    perform pgmb.raise_lost(lease);
+  end if;
+  if held.xid = pg_current_xact_id() then
+    -- Received and settled in one transaction: have pgmb.refuse_void look again at commit.
+    update pgmb.claim c set state = c.state where c.queue = held.queue and c.id = held.id;
+  end if;
+  return held;
+end $$;
+
+-- Ends a claim, or settles some events of it. Returns how many events that settled now. Internal.
+create or replace function pgmb.settle_claim(claim pgmb.claim, seqs bigint[])
+returns bigint[]
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_variable
+declare
+  settled bigint[];
+begin
+  with fresh as (
+    insert into pgmb.settlement (queue, claim, seq)
+    select distinct (settle_claim.claim).queue, (settle_claim.claim).id, one
+    from unnest(seqs) one
+    where one > (settle_claim.claim).lo and one <= (settle_claim.claim).hi
+    on conflict do nothing
+    returning settlement.seq
+  )
+  select array_agg(fresh.seq) into settled from fresh;
+  return coalesce(settled, '{}');
+end $$;
+
+-- Settles a lease's events as done: all of them, or those named by seq. Returns how many; repeating an ack
+-- changes nothing and returns 0. Atomic with the caller's transaction. Writes one row for a whole lease,
+-- one an event otherwise. Errors: MB011 the lease is lost, 42501.
+create or replace function pgmb.ack(lease uuid, seqs bigint[] default null)
+returns bigint
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+as $$
+declare
+  part record := pgmb.lease_parts(ack.lease);
+  held pgmb.claim;
+  settled bigint;
+begin
+  perform pgmb.assert_consumer(part.queue, null);
+  if pgmb.is_retry_lease(part.claim) then
+    delete from pgmb.retry r where r.lease = ack.lease and (ack.seqs is null or r.seq = any (ack.seqs));
+    get diagnostics settled = row_count;
+    if settled = 0 and not exists (select from pgmb.retry r where r.lease = ack.lease) then
+      perform pgmb.raise_lost(ack.lease);
+    end if;
+    return settled;
+  end if;
+  if ack.seqs is null then
+    -- The common way: not expired, so no takeover is at it.
+    update pgmb.claim c set state = 's'
+    where c.queue = part.queue and c.id = part.claim and c.token = part.token
+      and c.state in ('l', 'o') and c.expires_at > clock_timestamp()
+    returning c.events into settled;
+    if found then
+      if pgmb.is_void(part.queue, part.claim) then
+        perform pgmb.raise_lost(ack.lease);
+      end if;
+      return settled;
+    end if;
+  end if;
+  held := pgmb.hold_claim(ack.lease);
+  if held.id is null then
+    return 0;
+  end if;
+  if ack.seqs is null then
+    update pgmb.claim c set state = 's' where c.queue = held.queue and c.id = held.id;
+    return held.events;
+  end if;
+  return cardinality(pgmb.settle_claim(held, ack.seqs));
+end $$;
+
+-- Whether a lease's claim part says that it holds retried events. Internal.
+create or replace function pgmb.is_retry_lease(claim bigint)
+returns boolean
+language sql immutable parallel safe
+as $$
+  select claim >> 48 = 255
+$$;
+
+-- Sends events of a lease (all that are left, or those named) to be tried again `after` that time, by
+-- default the queue's backoff; past the queue's max_attempts they become dead letters with this error.
+-- Returns how many. Errors: MB011 the lease is lost, 42501.
+create or replace function pgmb.retry(
+  lease uuid, seqs bigint[] default null, after interval default null, error text default null
+)
+returns bigint
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  return pgmb.settle_as_failed(retry.lease, retry.seqs, retry.after, retry.error, false);
+end $$;
+
+-- Sends events of a lease (all that are left, or those named) to the queue's dead letters with the error.
+-- Returns how many. Errors: MB011 the lease is lost, 42501.
+create or replace function pgmb.bury(lease uuid, seqs bigint[] default null, error text default null)
+returns bigint
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  return pgmb.settle_as_failed(bury.lease, bury.seqs, null, bury.error, true);
+end $$;
+
+-- What retry and bury share. Internal.
+create or replace function pgmb.settle_as_failed(
+  lease uuid, seqs bigint[], after interval, error text, final boolean
+)
+returns bigint
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+as $$
+#variable_conflict use_variable
+declare
+  part record := pgmb.lease_parts(lease);
+  q pgmb.queue;
+  held pgmb.claim;
+  failing pgmb.event[];
+  settled bigint[];
+  failed bigint;
+  dead bigint;
+  now timestamptz := clock_timestamp();
+begin
+  perform pgmb.assert_consumer(part.queue, null);
+  select * into q from pgmb.queue where id = part.queue;
+  if pgmb.is_retry_lease(part.claim) then
+    with spent as (
+      delete from pgmb.retry r
+      where r.lease = settle_as_failed.lease and (seqs is null or r.seq = any (seqs))
+        and (final or r.attempt >= q.max_attempts)
+      returning r.*
+    )
+    insert into pgmb.dead (queue, attempt, error, seq, event_id, topic, key, payload, headers, published_at)
+    select s.queue, s.attempt, coalesce(settle_as_failed.error, s.error), s.seq, s.event_id, s.topic, s.key, s.payload,
+      s.headers, s.published_at
+    from spent s;
+    get diagnostics dead = row_count;
+    update pgmb.retry r
+    set lease = null, due_at = now + coalesce(after, pgmb.backoff(q, r.attempt)), attempt = r.attempt + 1,
+      error = coalesce(settle_as_failed.error, r.error)
+    where r.lease = settle_as_failed.lease and (seqs is null or r.seq = any (seqs));
+    get diagnostics failed = row_count;
+    if dead + failed = 0 and not exists (select from pgmb.retry r where r.lease = settle_as_failed.lease) then
+      perform pgmb.raise_lost(lease);
+    end if;
+    return dead + failed;
+  end if;
+  held := pgmb.hold_claim(lease);
+  if held.id is null then
+    return 0;
+  end if;
+  if seqs is null then
+    update pgmb.claim c set state = 's'
+    where c.queue = held.queue and c.id = held.id and c.state in ('l', 'o');
+    if not found then
+      return 0;
+    end if;
+    failing := array(select e from pgmb.claim_events(held) e);
+  else
+    failing := array(select e from pgmb.claim_events(held) e where e.seq = any (seqs));
+    settled := pgmb.settle_claim(held, array(select f.seq from unnest(failing) f));
+  end if;
+  perform pgmb.fail_event(q, f, 1, now + coalesce(after, pgmb.backoff(q, 1)), error, final)
+  from unnest(failing) f
+  where seqs is null or f.seq = any (settled);
+  get diagnostics failed = row_count;
+  return failed;
+end $$;
+
+-- Prolongs a lease to `lease_for` from now (default: the queue's own). Returns when it expires.
+-- Errors: MB011 the lease is lost, 42501.
+create or replace function pgmb.extend(lease uuid, lease_for interval default null)
+returns timestamptz
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+as $$
+declare
+  part record := pgmb.lease_parts(extend.lease);
+  held pgmb.claim;
+  expires timestamptz;
+begin
+  perform pgmb.assert_consumer(part.queue, null);
+  select clock_timestamp() + coalesce(extend.lease_for, q.lease_for) into expires
+  from pgmb.queue q where q.id = part.queue;
+  if pgmb.is_retry_lease(part.claim) then
+    update pgmb.retry r set due_at = expires where r.lease = extend.lease;
+    if not found then
+      perform pgmb.raise_lost(extend.lease);
+    end if;
+    return expires;
+  end if;
+  held := pgmb.hold_claim(extend.lease);
+  if held.id is null then
+    perform pgmb.raise_lost(extend.lease);
+  end if;
+  -- Never behind the sweep: a clock set back must not hide the lease from it.
+  select greatest(expires, c.swept + (expires - clock_timestamp())) into expires
+  from pgmb.claim c where c.queue = held.queue order by c.id desc limit 1;
+  update pgmb.claim c set expires_at = expires where c.queue = held.queue and c.id = held.id;
+  return expires;
+end $$;

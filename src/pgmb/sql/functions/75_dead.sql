@@ -1,0 +1,62 @@
+-- Dead letters: look at them, send them back, drop them.
+
+-- The dead letters of a queue, oldest first. after: the id of the last one seen, to go on.
+create or replace function pgmb.dead_letters(
+  queue text, topic text default null, error text default null, after bigint default 0, max integer default 100
+)
+returns setof pgmb.dead
+language plpgsql stable security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  asked pgmb.queue := pgmb.queue_for_consumer(dead_letters.queue);
+begin
+  return query
+  select d.* from pgmb.dead d
+  where d.queue = asked.id and d.id > dead_letters.after
+    and (dead_letters.topic is null or pgmb.matches(dead_letters.topic, d.topic))
+    and (dead_letters.error is null or d.error like dead_letters.error)
+  order by d.id limit dead_letters.max;
+end $$;
+
+-- Sends dead letters back to be tried again, as if for the first time, and returns how many: all of the
+-- queue, or those whose id is given, whose topic matches a pattern, whose error is like a pattern.
+create or replace function pgmb.redrive(
+  queue text, ids bigint[] default null, topic text default null, error text default null
+)
+returns bigint
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  asked pgmb.queue := pgmb.queue_for_consumer(redrive.queue);
+  moved bigint;
+begin
+  with back as (
+    delete from pgmb.dead d
+    where d.queue = asked.id and (redrive.ids is null or d.id = any (redrive.ids))
+      and (redrive.topic is null or pgmb.matches(redrive.topic, d.topic))
+      and (redrive.error is null or d.error like redrive.error)
+    returning d.*
+  )
+  insert into pgmb.retry (queue, due_at, attempt, error, seq, event_id, topic, key, payload, headers, published_at)
+  select b.queue, clock_timestamp(), 1, b.error, b.seq, b.event_id, b.topic, b.key, b.payload, b.headers, b.published_at
+  from back b order by b.id;
+  get diagnostics moved = row_count;
+  return moved;
+end $$;
+
+-- Deletes dead letters for good and returns how many: those whose id is given, or all of the queue.
+create or replace function pgmb.drop_dead(queue text, ids bigint[] default null)
+returns bigint
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  asked pgmb.queue := pgmb.queue_for_consumer(drop_dead.queue);
+  gone bigint;
+begin
+  delete from pgmb.dead d where d.queue = asked.id and (drop_dead.ids is null or d.id = any (drop_dead.ids));
+  get diagnostics gone = row_count;
+  return gone;
+end $$;

@@ -1,0 +1,307 @@
+-- Maintenance: rotation, sealing, retention, and clearing what is settled. Nothing here is needed for
+-- publishing or receiving to go on; any role allowed to may call maintain() from cron or a janitor.
+
+-- Opens the stream's next segment: publishers' numbers go there from this call on, without waiting for
+-- its commit or for one another. A few segments are always attached ahead: a statement that began before
+-- must find the segment that its numbers fall into. Returns the number opened; null if the one attached
+-- ahead is not there yet (it is then attached). Lock: the stream's row; SHARE UPDATE EXCLUSIVE on the log.
+create or replace function pgmb.rotate(stream text default 'main')
+returns integer
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+set client_min_messages = warning
+set lock_timeout = '50ms'
+as $$
+#variable_conflict use_column
+declare
+  rotated pgmb.stream;
+  current_number integer;
+  opened integer;
+  ahead integer;
+  age interval;
+begin
+  perform pgmb.assert_admin();
+  perform pgmb.stream_id(rotate.stream);
+  select * into rotated from pgmb.stream s where s.name = rotate.stream for update;
+  current_number := pgmb.last_seq(rotate.stream) >> 40;
+  select max(s.number) into ahead from pgmb.segment s where s.stream = rotated.id;
+  if ahead > current_number then
+    opened := current_number + 1;
+    -- Not transactional, on purpose: the next number drawn anywhere is in the new segment. The segment was
+    -- attached by a transaction that committed earlier, so publishers see it.
+    perform setval(format('pgmb.%I', 'seq_' || rotate.stream)::regclass, opened::bigint << 40);
+    update pgmb.segment s set closed_at = clock_timestamp()
+    where s.stream = rotated.id and s.number = current_number
+    returning clock_timestamp() - s.attached_at into age;
+    select clock_timestamp() - max(s.closed_at) into age
+    from pgmb.segment s where s.stream = rotated.id and s.number = current_number - 1;
+  end if;
+  -- As many ahead as open within a minute at the present pace.
+  for number in ahead + 1 ..
+    coalesce(opened, current_number) + greatest(1, least(16, ceil(60 / greatest(extract(epoch from coalesce(age, '1 hour')), 1))::integer))
+  loop
+    perform pgmb.attach_segment(rotated, number);
+  end loop;
+  return opened;
+end $$;
+
+-- Seals closed segments of a stream that no writer can reach any more, and returns how many. A writer that
+-- took its number before the rotation had its xid before it too: once no transaction up to an xid taken
+-- after the rotation holds the log, all is written, whether it was slow, stopped or prepared. A CHECK
+-- (false) then makes any stray write fail loudly.
+create or replace function pgmb.seal(stream text default 'main')
+returns integer
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+set lock_timeout = '50ms'
+set enable_seqscan = off
+as $$
+#variable_conflict use_column
+declare
+  stream_number integer := pgmb.stream_id(seal.stream);
+  fresh boolean := pg_current_xact_id_if_assigned() is null;
+  closed pgmb.segment;
+  leaf text;
+  sealed integer := 0;
+begin
+  perform pgmb.assert_admin();
+  if fresh and exists (
+    select from pgmb.segment s where s.stream = stream_number and s.closed_at is not null and s.closed_xid is null
+  ) then
+    -- Only an xid taken after the rotation bounds those of its writers: this transaction's, if new.
+    update pgmb.segment s set closed_xid = pg_current_xact_id()
+    where s.stream = stream_number and s.closed_at is not null and s.closed_xid is null;
+  end if;
+  for closed in
+    select * from pgmb.segment s
+    where s.stream = stream_number and s.closed_xid is not null and s.sealed_at is null
+    order by s.number
+  loop
+    leaf := format('pgmb.segment_%s_%s', closed.stream, closed.number);
+    continue when pgmb.has_writer(format('pgmb.%I', 'log_' || seal.stream)::regclass, closed.closed_xid);
+    begin
+      execute format('alter table %s add constraint sealed check (false) not valid', leaf);
+    exception when lock_not_available then
+      continue;
+    end;
+    execute format('update pgmb.segment s set sealed_at = clock_timestamp(),
+        last_seq = (select max(e.seq) from %1$s e), max_xid = (select max(e.xid) from %1$s e),
+        last_published_at = (select e.published_at from %1$s e order by e.seq desc limit 1)
+      where s.stream = $1 and s.number = $2', leaf)
+    using closed.stream, closed.number;
+    sealed := sealed + 1;
+  end loop;
+  return sealed;
+end $$;
+
+-- Whether an unfinished transaction with an xid up to `last` holds a write lock on the log. Internal.
+create or replace function pgmb.has_writer(log regclass, last xid8)
+returns boolean
+language sql volatile
+set search_path = pg_catalog, pg_temp
+as $$
+  select exists (
+    select from pg_locks writing
+    join pg_locks transaction on transaction.virtualtransaction = writing.virtualtransaction
+      and transaction.pid is not distinct from writing.pid
+    where writing.locktype = 'relation' and writing.relation = log and writing.mode = 'RowExclusiveLock'
+      and writing.database = (select d.oid from pg_database d where d.datname = current_database())
+      and transaction.locktype = 'transactionid' and transaction.mode = 'ExclusiveLock' and transaction.granted
+      -- pg_locks shows 32 bits; an unfinished xid lies within 2^31 of the newest.
+      and transaction.transactionid::text::bigint
+        in (select x.unfinished::text::bigint & 4294967295 from pgmb.unfinished_upto(last) x(unfinished))
+  )
+$$;
+
+-- Unfinished transactions with an xid up to `last`. Internal.
+create or replace function pgmb.unfinished_upto(last xid8)
+returns setof xid8
+language sql volatile
+set search_path = pg_catalog, pg_temp
+as $$
+  select x from pg_snapshot_xip(pg_current_snapshot()) x where x <= last
+  union all
+  select g::text::xid8
+  from generate_series(pg_snapshot_xmax(pg_current_snapshot())::text::bigint, last::text::bigint) g
+$$;
+
+-- The segments of a stream that retention may drop now: sealed, older than keep_for, archived if the stream
+-- says so, and passed by every queue and reader unless the stream says drop_unread.
+create or replace function pgmb.droppable(stream text default 'main')
+returns setof integer
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+  asked pgmb.stream;
+  old pgmb.segment;
+begin
+  perform pgmb.assert_admin();
+  perform pgmb.stream_id(droppable.stream);
+  select * into asked from pgmb.stream s where s.name = droppable.stream;
+  for old in
+    select * from pgmb.segment s
+    where s.stream = asked.id and s.dropped_at is null and s.closed_at is not null
+    order by s.number
+  loop
+    -- In order: history goes from its beginning.
+    exit when old.sealed_at is null or (asked.archive and old.archived_at is null)
+      or asked.keep_for is null
+      or not coalesce(old.last_published_at, old.closed_at) + asked.keep_for < clock_timestamp();
+    if not asked.drop_unread and old.max_xid is not null then
+      exit when exists (
+        select from pgmb.queue q
+        cross join lateral (select * from pgmb.claim c where c.queue = q.id order by c.id desc limit 1) newest
+        where q.stream = asked.id
+          and not (old.max_xid < pg_snapshot_xmin(newest.done_snapshot)
+            or (old.max_xid < pg_snapshot_xmin(newest.batch_snapshot) and old.last_seq <= newest.place)));
+      exit when exists (
+        select from pgmb.queue q join pgmb.claim c on c.queue = q.id
+        where q.stream = asked.id and c.state in ('l', 'o') and c.lo < old.last_seq
+          and not pgmb.is_void(c.queue, c.id));
+      exit when exists (
+        select from pgmb.reader r
+        where r.stream = asked.id and not old.max_xid < pg_snapshot_xmin((r.position).snapshot));
+    end if;
+    return next old.number;
+  end loop;
+end $$;
+
+-- Empties the segments that droppable() names, and returns how many. The space is free at once; only the
+-- segment itself is locked. Empty segments are detached by detach_dropped() or by the Janitor.
+create or replace function pgmb.drop_segments(stream text default 'main')
+returns integer
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+set lock_timeout = '50ms'
+as $$
+#variable_conflict use_column
+declare
+  stream_number integer := pgmb.stream_id(drop_segments.stream);
+  old integer;
+  dropped integer := 0;
+begin
+  for old in select * from pgmb.droppable(drop_segments.stream) loop
+    begin
+      execute format('truncate pgmb.segment_%s_%s', stream_number, old);
+    exception when lock_not_available then
+      exit;
+    end;
+    update pgmb.segment s set dropped_at = clock_timestamp() where s.stream = stream_number and s.number = old;
+    delete from pgmb.tick t
+    where t.stream = stream_number and pg_snapshot_xmin((t.position).snapshot) <=
+      (select s.max_xid from pgmb.segment s where s.stream = stream_number and s.number = old);
+    dropped := dropped + 1;
+  end loop;
+  return dropped;
+end $$;
+
+-- Detaches and drops segments that were emptied, where that takes no waiting, and returns how many.
+create or replace function pgmb.detach_dropped(stream text default 'main')
+returns integer
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+set lock_timeout = '20ms'
+as $$
+#variable_conflict use_column
+declare
+  stream_number integer := pgmb.stream_id(detach_dropped.stream);
+  leaf text;
+  detached integer := 0;
+begin
+  perform pgmb.assert_admin();
+  for leaf in
+    select format('pgmb.segment_%s_%s', s.stream, s.number) from pgmb.segment s
+    where s.stream = stream_number and s.dropped_at is not null order by s.number
+  loop
+    continue when to_regclass(leaf) is null;
+    begin
+      execute format('drop table %s', leaf);
+      detached := detached + 1;
+    exception when lock_not_available or object_in_use or object_not_in_prerequisite_state then
+      exit;
+    end;
+  end loop;
+  return detached;
+end $$;
+
+-- Deletes claims that are settled or void and no longer a queue's position, with their settlements. They
+-- lie behind what receive reads, so that this is about space, not speed. Returns how many.
+create or replace function pgmb.clear_settled(max integer default 100000)
+returns bigint
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+as $$
+declare
+  q record;
+  cleared bigint := 0;
+  part bigint;
+begin
+  perform pgmb.assert_admin();
+  for q in
+    select queue.id, newest.id position
+    from pgmb.queue
+    cross join lateral (select c.id from pgmb.claim c where c.queue = queue.id order by c.id desc limit 1) newest
+  loop
+    exit when cleared >= clear_settled.max;
+    with gone as (
+      delete from pgmb.claim c
+      where c.ctid = any (array(
+        select old.ctid from pgmb.claim old
+        where old.queue = q.id and old.id < q.position
+          and (old.state in ('s', 'x', 'p') or pgmb.is_void(old.queue, old.id))
+        order by old.id limit clear_settled.max - cleared
+        for update skip locked))
+      returning c.queue, c.id, c.events
+    ), partial as (
+      delete from pgmb.settlement s using gone where s.queue = gone.queue and s.claim = gone.id
+    )
+    select count(*) into part from gone;
+    cleared := cleared + part;
+  end loop;
+  return cleared;
+end $$;
+
+-- All maintenance in one call, for cron: events that are due, sealing, retention, rotation where its time
+-- has come, clearing. Safe to call at any time from any number of places; at most one works at a time.
+create or replace function pgmb.maintain()
+returns void
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+  s pgmb.stream;
+  opened_at timestamptz;
+  number integer;
+begin
+  perform pgmb.assert_admin();
+  perform pgmb.assert_primary();
+  if not pg_try_advisory_xact_lock((28749::bigint << 48) - 1) then
+    return;
+  end if;
+  -- Sealing comes first: it needs an xid younger than the last rotation.
+  perform pgmb.seal(stream.name) from pgmb.stream;
+  for s in select * from pgmb.stream loop
+    perform pgmb.release_due(s.name, clock_timestamp(), 100000);
+    perform pgmb.drop_segments(s.name);
+    perform pgmb.detach_dropped(s.name);
+    number := pgmb.last_seq(s.name) >> 40;
+    select coalesce(max(g.closed_at), s.created_at) into opened_at
+    from pgmb.segment g where g.stream = s.id and g.number = number - 1;
+    if (pgmb.last_seq(s.name) & 1099511627775) > 0
+      and (clock_timestamp() > opened_at + s.rotate_every
+        or (pgmb.last_seq(s.name) & 1099511627775) >= s.rotate_events)
+    then
+      begin
+        perform pgmb.rotate(s.name);
+      exception when lock_not_available then
+        null;
+      end;
+    end if;
+  end loop;
+  perform pgmb.clear_settled();
+end $$;

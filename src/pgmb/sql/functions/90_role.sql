@@ -1,0 +1,178 @@
+-- Roles: who may do what. Publishing is a grant on the log itself. Everything that runs with the owner's
+-- rights asks here first, about the role that the session acts as, not the owner.
+
+-- The role that the caller acts as, inside a definer function too. Internal.
+create or replace function pgmb.caller()
+returns name
+language sql stable
+as $$
+  select coalesce(nullif(pg_catalog.current_setting('role'), 'none'), session_user)::name
+$$;
+
+-- Whether the caller is the owner, or a member of one of pgmb's roles. Internal.
+create or replace function pgmb.caller_is(variadic roles text[])
+returns boolean
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+  select pg_has_role(pgmb.caller(), n.nspowner, 'usage')
+    or exists (select from unnest(roles) r where pg_has_role(pgmb.caller(), to_regrole(r), 'usage'))
+  from pg_namespace n where n.nspname = 'pgmb'
+$$;
+
+create or replace function pgmb.assert_admin()
+returns void
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  if not pgmb.caller_is('pgmb_admin') then
+    raise exception 'role % is not a pgmb admin', pgmb.caller() using errcode = '42501',
+      hint = 'Grant it pgmb_admin.';
+  end if;
+end $$;
+
+create or replace function pgmb.assert_consumer(queue integer, name text)
+returns void
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  if not pgmb.caller_is('pgmb_consumer', 'pgmb_admin') and not exists (
+    select from pgmb.queue_grant g
+    where g.queue = assert_consumer.queue and pg_has_role(pgmb.caller(), to_regrole(quote_ident(g.role)), 'usage')
+  ) then
+    raise exception 'role % may not consume queue %', pgmb.caller(), coalesce(name, queue::text) using errcode = '42501',
+      hint = 'Grant it with pgmb.grant_consume(queue, role), or the role pgmb_consumer for all queues.';
+  end if;
+end $$;
+
+create or replace function pgmb.assert_reader(stream text)
+returns void
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  if not has_table_privilege(pgmb.caller(), format('pgmb.%I', 'log_' || stream), 'select')
+    and not pgmb.caller_is('pgmb_consumer', 'pgmb_admin')
+  then
+    raise exception 'role % may not read stream %', pgmb.caller(), stream using errcode = '42501',
+      hint = 'Grant it with pgmb.grant_read(stream, role), or the role pgmb_consumer for all streams.';
+  end if;
+end $$;
+
+-- The functions that each kind of role may call.
+create or replace function pgmb.functions_for(kind text)
+returns setof regprocedure
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+  select p.oid::regprocedure
+  from pg_proc p
+  where p.pronamespace = 'pgmb'::regnamespace and p.proname = any (case kind
+    when 'publish' then '{publish,publish_many,cancel,derive_id,fresh_id,stream_id,matches,compile_patterns}'::text[]
+    when 'read' then '{position,earliest,position_at,position_of,between,confirm,forget,tick,stream_id,matches,compile_patterns,derive_id}'
+    when 'consume' then '{receive,ack,retry,bury,extend,pause,resume,redrive,dead_letters,drop_dead,matches,compile_patterns,stream_status,queue_status,queue_depth}'
+    when 'admin' then array(select all_of.proname::text from pg_proc all_of where all_of.pronamespace = 'pgmb'::regnamespace)
+  end)
+$$;
+
+-- Lets a role call the functions of a kind. Internal.
+create or replace function pgmb.grant_functions(kind text, role text)
+returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  allowed regprocedure;
+begin
+  execute format('grant usage on schema pgmb to %I', role);
+  for allowed in select * from pgmb.functions_for(kind) loop
+    execute format('grant execute on function %s to %I', allowed, role);
+  end loop;
+end $$;
+
+-- Lets roles write to and read a stream's log: the whole of what publishing and COPY need. Internal.
+create or replace function pgmb.grant_stream(stream text, publisher text, reader text)
+returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  if publisher is not null then
+    execute format('grant insert (id, topic, key, payload, headers, published_at), select (seq, published_at) on pgmb.%I to %I',
+      'log_' || stream, publisher);
+    execute format('grant usage on sequence pgmb.%I to %I', 'seq_' || stream, publisher);
+    execute format('grant select (id, name, salt) on pgmb.stream to %I', publisher);
+    execute format('grant insert, delete, select (id) on pgmb.delayed to %I', publisher);
+  end if;
+  if reader is not null then
+    execute format('grant select on pgmb.%I to %I', 'log_' || stream, reader);
+    execute format('grant select on pgmb.stream, pgmb.segment to %I', reader);
+  end if;
+end $$;
+
+-- Lets a role publish to a stream, by the functions or by COPY.
+create or replace function pgmb.grant_publish(stream text, role text)
+returns void
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  perform pgmb.assert_admin();
+  perform pgmb.stream_id(grant_publish.stream);
+  perform pgmb.grant_functions('publish', role);
+  perform pgmb.grant_stream(grant_publish.stream, role, null);
+end $$;
+
+-- Lets a role read a stream between positions.
+create or replace function pgmb.grant_read(stream text, role text)
+returns void
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  perform pgmb.assert_admin();
+  perform pgmb.stream_id(grant_read.stream);
+  perform pgmb.grant_functions('read', role);
+  perform pgmb.grant_stream(grant_read.stream, null, role);
+end $$;
+
+-- Lets a role receive from and settle a queue.
+create or replace function pgmb.grant_consume(queue text, role text)
+returns void
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  perform pgmb.assert_admin();
+  perform pgmb.grant_functions('consume', role);
+  insert into pgmb.queue_grant (queue, role)
+  select (pgmb.queue_for_consumer(grant_consume.queue)).id, grant_consume.role
+  on conflict do nothing;
+end $$;
+
+-- Takes back what grant_publish and grant_read gave on a stream.
+create or replace function pgmb.revoke_stream(stream text, role text)
+returns void
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  perform pgmb.assert_admin();
+  perform pgmb.stream_id(revoke_stream.stream);
+  execute format('revoke all on pgmb.%I from %I', 'log_' || revoke_stream.stream, role);
+  execute format('revoke all on sequence pgmb.%I from %I', 'seq_' || revoke_stream.stream, role);
+end $$;
+
+-- Takes back what grant_consume gave on a queue.
+create or replace function pgmb.revoke_consume(queue text, role text)
+returns void
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  perform pgmb.assert_admin();
+  delete from pgmb.queue_grant g
+  where g.queue = (pgmb.queue_for_consumer(revoke_consume.queue)).id and g.role = revoke_consume.role;
+end $$;

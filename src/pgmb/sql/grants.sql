@@ -1,0 +1,45 @@
+-- Applied after every install and upgrade: the roles, if this user may create roles, and their rights.
+
+do $$
+declare
+  wanted text;
+begin
+  foreach wanted in array '{pgmb_publisher,pgmb_consumer,pgmb_admin}'::text[] loop
+    begin
+      if to_regrole(wanted) is null then
+        execute format('create role %I nologin', wanted);
+      end if;
+    exception
+      -- Another database's install was first, or this user may not create roles: grants can then be
+      -- given role by role, and `pgmb doctor` names what is missing.
+      when duplicate_object or unique_violation or insufficient_privilege then null;
+    end;
+  end loop;
+end $$;
+
+drop trigger if exists refuse_void on pgmb.claim;
+create constraint trigger refuse_void after update on pgmb.claim
+  deferrable initially deferred
+  for each row when (old.xid = pg_current_xact_id())
+  execute function pgmb.refuse_void();
+
+drop policy if exists publish on pgmb.delayed;
+create policy publish on pgmb.delayed
+  using (has_any_column_privilege(current_user, format('pgmb.%I', 'log_' || stream), 'insert'))
+  with check (has_any_column_privilege(current_user, format('pgmb.%I', 'log_' || stream), 'insert'));
+
+revoke all on all functions in schema pgmb from public;
+revoke all on all tables in schema pgmb from public;
+revoke all on schema pgmb from public;
+
+select pgmb.grant_functions(kind, role)
+from (values ('publish', 'pgmb_publisher'), ('consume', 'pgmb_consumer'), ('read', 'pgmb_consumer'),
+  ('admin', 'pgmb_admin')) rights (kind, role)
+where to_regrole(role) is not null;
+
+select pgmb.create_stream('main');
+
+select pgmb.grant_stream(s.name, p.role, c.role)
+from pgmb.stream s,
+  (select to_regrole('pgmb_publisher')::text) p (role),
+  (select to_regrole('pgmb_consumer')::text) c (role);

@@ -1,0 +1,35 @@
+-- Streams and their segments. A stream's log is the partitioned table pgmb.log_<name>, created with it:
+-- see pgmb.create_stream. Segment n holds the events with seq in [n << 40, (n + 1) << 40), so a number
+-- taken from the sequence names its segment and rotation is one setval.
+
+create table pgmb.stream (
+  id integer generated always as identity (maxvalue 16777215) primary key,
+  name text not null unique,
+  -- Added to seq to derive ids: distinct streams and installations get distinct ids.
+  salt bigint not null,
+  rotate_every interval,
+  rotate_events bigint,
+  keep_for interval,
+  drop_unread boolean not null default false,
+  archive boolean not null default false,
+  created_at timestamptz not null default now(),
+  check (name ~ '^[A-Za-z0-9][A-Za-z0-9_.-]{0,39}$')
+);
+
+create table pgmb.segment (
+  stream integer not null references pgmb.stream on delete cascade,
+  number integer not null,
+  attached_at timestamptz not null default clock_timestamp(),
+  -- Set when the next segment opened: no transaction with a higher xid can have a number of this one.
+  closed_at timestamptz,
+  closed_xid xid8,
+  -- Set when every transaction at or below closed_xid has let go of the log.
+  sealed_at timestamptz,
+  last_seq bigint,
+  max_xid xid8,
+  last_published_at timestamptz,
+  archived_at timestamptz,
+  -- Emptied by retention; the table is detached and dropped when nobody holds it.
+  dropped_at timestamptz,
+  primary key (stream, number)
+);

@@ -1,0 +1,108 @@
+-- Queues: what they read (queue, binding), how far they are and what is leased (claim), what of a lease
+-- was settled on its own (settlement).
+
+create table pgmb.queue (
+  id integer generated always as identity (maxvalue 16777215) primary key,
+  name text not null unique,
+  stream integer not null references pgmb.stream,
+  bindings integer not null default 1,
+  paused_at timestamptz,
+  paused_reason text,
+  lease_for interval not null default interval '30 seconds' check (lease_for > interval '0'),
+  max_attempts integer not null default 10 check (max_attempts > 0),
+  backoff_base interval not null default interval '1 second' check (backoff_base >= interval '0'),
+  backoff_factor double precision not null default 2 check (backoff_factor >= 1),
+  backoff_max interval not null default interval '1 hour',
+  backoff_jitter double precision not null default 0.2 check (backoff_jitter between 0 and 1),
+  created_at timestamptz not null default now(),
+  check (name ~ '^[[:alnum:]][[:alnum:]_.:/@+ -]{0,99}$')
+);
+create index queue_stream on pgmb.queue (stream);
+
+-- Patterns by version: a lease remembers the version under which it was claimed, so that changing a
+-- queue's patterns never changes what a lease in flight contains.
+create table pgmb.binding (
+  queue integer not null references pgmb.queue on delete cascade,
+  version integer not null,
+  patterns text[] not null,
+  -- The patterns compiled: exact topics, or one regular expression; both null: everything.
+  topics text[],
+  regex text,
+  since timestamptz not null default now(),
+  primary key (queue, version)
+);
+
+-- The newest claim of a queue is its position. Append-only but for the one update that settles it: a
+-- pinned xmin does not slow it. id carries a generation in its high bits (see pgmb.supersession).
+--   done_*, batch_*   the batch being read: events visible in batch_snapshot and not in done_snapshot
+--   upto              no event of the batch lies above it
+--   place             of the batch, everything up to here is consumed or leased
+--   lo, hi            the range that this claim leases, (lo, hi] of the batch
+--   own, own_seq      events of transaction own up to own_seq were received inside that transaction
+--   swept, held       leases that expired up to swept were examined, except those held by a settling
+--                     transaction at that moment
+create table pgmb.claim (
+  queue integer not null,
+  id bigint not null,
+  token bigint not null,
+  xid xid8 not null default pg_current_xact_id(),
+  state "char" not null,
+  bindings integer not null,
+  events integer not null,
+  lo bigint not null,
+  hi bigint not null,
+  place bigint not null,
+  upto bigint not null,
+  done_seq bigint not null,
+  done_next xid8 not null,
+  batch_seq bigint not null,
+  batch_next xid8 not null,
+  own_seq bigint,
+  own xid8,
+  at timestamptz not null default clock_timestamp(),
+  expires_at timestamptz not null,
+  swept timestamptz not null,
+  done_snapshot pg_snapshot not null,
+  batch_snapshot pg_snapshot not null,
+  held bigint[],
+  constraint claim_state check (state in (
+    'l',                                     -- leased
+    'o',                                     -- leased, of the claiming transaction's own events
+    's',                                     -- settled
+    'x',                                     -- expired: its rest went to retry or the dead letters
+    'p'                                      -- a position alone
+  ))
+) with (
+  fillfactor = 60,
+  autovacuum_vacuum_scale_factor = 0.02,
+  autovacuum_vacuum_insert_scale_factor = 0.2,
+  autovacuum_analyze_scale_factor = 0.5,
+  vacuum_truncate = false
+);
+create unique index claim_newest on pgmb.claim (queue, id);
+create index claim_expiry on pgmb.claim (queue, expires_at);
+
+-- A receive in a transaction that stays open would hold up the queue. The others wait a second, then
+-- open a new generation from the last committed position: claims of an older generation numbered at or
+-- above `floor` are void.
+create table pgmb.supersession (
+  queue integer not null references pgmb.queue on delete cascade,
+  generation integer not null,
+  floor bigint not null,
+  at timestamptz not null default clock_timestamp(),
+  primary key (queue, generation)
+);
+
+-- Events of a lease that were settled one by one.
+create table pgmb.settlement (
+  queue integer not null,
+  claim bigint not null,
+  seq bigint not null,
+  primary key (queue, claim, seq)
+) with (vacuum_truncate = false);
+
+create table pgmb.queue_grant (
+  queue integer not null references pgmb.queue on delete cascade,
+  role name not null,
+  primary key (queue, role)
+);

@@ -1,0 +1,37 @@
+-- Failures: what is to be tried again, and what was given up. Rows carry the event itself, so that
+-- neither holds back retention.
+
+create table pgmb.retry (
+  id bigint generated always as identity primary key,
+  queue integer not null references pgmb.queue on delete cascade,
+  -- While leased, the lease and its expiry; otherwise null and the time to try again.
+  due_at timestamptz not null,
+  lease uuid,
+  attempt integer not null,
+  error text,
+  seq bigint not null,
+  event_id uuid not null,
+  topic text not null,
+  key text,
+  payload json not null,
+  headers json,
+  published_at timestamptz not null
+) with (autovacuum_vacuum_scale_factor = 0.02, vacuum_truncate = false);
+create index retry_due on pgmb.retry (queue, due_at);
+create index retry_lease on pgmb.retry (lease) where lease is not null;
+
+create table pgmb.dead (
+  id bigint generated always as identity primary key,
+  queue integer not null references pgmb.queue on delete cascade,
+  died_at timestamptz not null default clock_timestamp(),
+  attempt integer not null,
+  error text,
+  seq bigint not null,
+  event_id uuid not null,
+  topic text not null,
+  key text,
+  payload json not null,
+  headers json,
+  published_at timestamptz not null
+);
+create index dead_queue on pgmb.dead (queue, id);
