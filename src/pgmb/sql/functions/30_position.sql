@@ -32,6 +32,26 @@ begin
   perform pg_catalog.set_config('pgmb.cluster_checked', pg_catalog.current_database(), false);
 end $$;
 
+-- The present snapshot, with the caller's own transaction unfinished in it, as it is. pg_current_snapshot()
+-- leaves it out of its list, so that once a later transaction has finished it would count as finished too,
+-- and what it publishes from now on as read. Internal.
+create or replace function pgmb.snapshot()
+returns pg_snapshot
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  own xid8 := pg_current_xact_id_if_assigned();
+  taken pg_snapshot := pg_current_snapshot();
+begin
+  if own is null or not pg_visible_in_snapshot(own, taken) then
+    return taken;
+  end if;
+  return format('%s:%s:%s', pg_snapshot_xmin(taken), pg_snapshot_xmax(taken), (
+    select string_agg(x::text, ',' order by x)
+    from (select pg_snapshot_xip(taken) union all select own) unfinished (x)));
+end $$;
+
 -- The stream's position now: everything that was committed by this moment lies before it.
 -- Takes a transaction id, no lock. Errors: MB001 no such stream, MB020 standby, MB021 another cluster.
 create or replace function pgmb.position(stream text default 'main')
@@ -57,7 +77,7 @@ begin
     taken.seq := coalesce(newest.seq, 0);
     taken.next := coalesce(newest.next, '3');
   end if;
-  taken.snapshot := pg_current_snapshot();
+  taken.snapshot := pgmb.snapshot();
   taken.lsn := pg_current_wal_insert_lsn();
   return taken;
 end $$;

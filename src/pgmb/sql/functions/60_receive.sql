@@ -161,7 +161,7 @@ begin
       if look - base.batch_seq < 64 and not coalesce(absorb, false) then
         exit when not exists (
           select from pgmb.batch_events(q.stream, base.batch_snapshot, base.batch_seq, base.batch_next,
-            pg_current_snapshot(), base.own, base.own_seq, 0, look, b.topics, b.regex, 1));
+            pgmb.snapshot(), base.own, base.own_seq, 0, look, b.topics, b.regex, 1));
       end if;
       if base.own is not null and pg_visible_in_snapshot(base.own, base.batch_snapshot) then
         base.own := null;
@@ -173,10 +173,10 @@ begin
       -- The order is the guarantee: the sequence (noted at the start), an xid of our own, the snapshot. A
       -- transaction that had its xid before keeps the older pair: correct, only a longer walk.
       if entry_xid is null then
-        base.batch_next := pg_current_xact_id();
+        base.batch_next := greatest(pg_current_xact_id(), base.batch_next);
         base.batch_seq := greatest(noted, base.batch_seq);
       end if;
-      base.batch_snapshot := pg_current_snapshot();
+      base.batch_snapshot := pgmb.snapshot();
       base.upto := coalesce(pg_sequence_last_value(sequence), 0);
       base.place := 0;
     end if;
