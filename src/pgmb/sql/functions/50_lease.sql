@@ -54,8 +54,17 @@ begin
   end loop;
   if base.id >> 40 < generation then
     insert into pgmb.supersession (queue, generation, floor)
-    values (lock_queue.queue, generation, (base.id & 1099511627775) + 1);
+    values (lock_queue.queue, generation, (base.id & 1099511627775) + 1)
+    on conflict do nothing;
+    if not found then
+      raise exception 'the queue moved on after this transaction''s snapshot' using errcode = '40001',
+        hint = 'Try the transaction again.';
+    end if;
+    -- The new generation's first claim is written at once, whatever the caller finds to receive: without
+    -- it the void claim, once committed, would be the newest and so the queue's position.
     base.id := (generation << 40) + (base.id & 1099511627775);
+    perform pgmb.write_claim(base, 0, 'p', base.bindings, 0, base.place, base.place, 'infinity');
+    base.id := base.id + 1;
   end if;
   return base;
 end $$;
