@@ -203,6 +203,15 @@ begin
   return gone is not null;
 end $$;
 
+-- The name of the stream that a queue reads. Errors: MB002 no such queue, 42501.
+create or replace function pgmb.stream_of(queue text)
+returns text
+language sql stable security definer
+set search_path = pg_catalog, pg_temp
+as $$
+  select s.name from pgmb.stream s where s.id = (pgmb.queue_for_consumer(queue)).stream
+$$;
+
 -- Stops delivery: receive returns nothing until resume. Leases in flight can still be settled.
 create or replace function pgmb.pause(queue text, reason text default null)
 returns void
