@@ -22,7 +22,8 @@ declare
 begin
   perform pgmb.assert_admin();
   perform pgmb.stream_id(rotate.stream);
-  select * into rotated from pgmb.stream s where s.name = rotate.stream for update;
+  -- Not FOR UPDATE: a tick in an open transaction holds the row's key.
+  select * into rotated from pgmb.stream s where s.name = rotate.stream for no key update;
   current_number := pgmb.last_seq(rotate.stream) >> 40;
   select max(s.number) into ahead from pgmb.segment s where s.stream = rotated.id;
   if ahead > current_number then
@@ -30,9 +31,9 @@ begin
     -- Not transactional, on purpose: the next number drawn anywhere is in the new segment. The segment was
     -- attached by a transaction that committed earlier, so publishers see it.
     perform setval(format('pgmb.%I', 'seq_' || rotate.stream)::regclass, opened::bigint << 40);
+    -- Also those before it: a rotation that was rolled back has moved the numbers on but closed nothing.
     update pgmb.segment s set closed_at = clock_timestamp()
-    where s.stream = rotated.id and s.number = current_number
-    returning clock_timestamp() - s.attached_at into age;
+    where s.stream = rotated.id and s.number <= current_number and s.closed_at is null;
     select clock_timestamp() - max(s.closed_at) into age
     from pgmb.segment s where s.stream = rotated.id and s.number = current_number - 1;
   end if;
