@@ -44,6 +44,10 @@ begin
       using errcode = 'MB003',
         hint = 'Up to 40 letters, digits, dots, dashes and underscores, beginning with a letter or digit.';
   end if;
+  -- Not left to the conflict below alone, which would use up an id at every call.
+  if exists (select from pgmb.stream s where s.name = create_stream.name) then
+    return;
+  end if;
   insert into pgmb.stream (name, salt, rotate_every, rotate_events, keep_for, drop_unread, archive)
   values (create_stream.name, ('x' || substr(md5(gen_random_uuid()::text), 1, 16))::bit(64)::bigint & 4611686018427387903,
     create_stream.rotate_every, create_stream.rotate_events, create_stream.keep_for,
