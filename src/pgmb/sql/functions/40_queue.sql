@@ -112,8 +112,10 @@ begin
   end if;
   insert into pgmb.queue (name, stream, lease_for, max_attempts,
     backoff_base, backoff_factor, backoff_max, backoff_jitter)
-  values (create_queue.name, stream_number, create_queue.lease_for, create_queue.max_attempts,
-    create_queue.backoff_base, create_queue.backoff_factor, create_queue.backoff_max, create_queue.backoff_jitter)
+  select create_queue.name, stream_number, create_queue.lease_for, create_queue.max_attempts,
+    create_queue.backoff_base, create_queue.backoff_factor, create_queue.backoff_max, create_queue.backoff_jitter
+  -- Not left to the conflict alone, which would use up an id at every call.
+  where not exists (select from pgmb.queue q where q.name = create_queue.name)
   on conflict do nothing
   returning id into made;
   if made is null then
@@ -150,7 +152,7 @@ declare
 begin
   perform pgmb.assert_admin();
   bound := pgmb.queue_for_consumer(bind.queue);
-  perform from pgmb.queue q where q.id = bound.id for update;
+  perform from pgmb.queue q where q.id = bound.id for no key update;
   insert into pgmb.binding (queue, version, patterns, topics, regex)
   select bound.id, max(b.version) + 1, bind.patterns, compiled.topics, compiled.regex
   from pgmb.binding b where b.queue = bound.id;
