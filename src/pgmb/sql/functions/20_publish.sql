@@ -2,12 +2,14 @@
 -- COPY pgmb.log_<stream> (topic, payload) needs and gets the same.
 
 -- The id of an event that was published without one: a version 7 UUID made of its time and number, the
--- same whenever it is read. Inlined where it is hot. Internal.
+-- same whenever it is read; times that 48 bits of milliseconds cannot hold are cut off. Inlined
+-- where it is hot. Internal.
 create or replace function pgmb.derive_id(seq bigint, published_at timestamptz, salt bigint)
 returns uuid
 language sql stable parallel safe
 as $$
-  select ('0' || to_hex((date_part('epoch', published_at) * 1000)::bigint) || '7'
+  select (substr(to_hex(greatest(0, least(date_part('epoch', published_at) * 1000, 281474976710655))::bigint
+      | 281474976710656), 2) || '7'
     || substr(to_hex(salt | (-9223372036854775808)::bigint), 14)
     || to_hex(((seq + salt) & 4611686018427387903) | (-9223372036854775808)::bigint))::uuid
 $$;
@@ -71,7 +73,7 @@ begin
     perform pgmb.stream_id(publish_many.stream);
   end if;
   execute pg_catalog.format('insert into pgmb.%I (topic, payload, headers)
-      select $1, payload, $3 from unnest($2) payload', 'log_' || publish_many.stream)
+      select $1, payload, $3 from pg_catalog.unnest($2) payload', 'log_' || publish_many.stream)
   using publish_many.topic, publish_many.payloads, publish_many.headers;
   get diagnostics published = row_count;
   return published;
@@ -88,15 +90,15 @@ language plpgsql
 as $$
 declare
   published bigint;
-  events integer := cardinality(publish_many.payloads);
+  events integer := pg_catalog.cardinality(publish_many.payloads);
 begin
   if pg_catalog.to_regclass(pg_catalog.format('pgmb.%I', 'log_' || publish_many.stream)) is null then
     perform pgmb.stream_id(publish_many.stream);
   end if;
-  if cardinality(publish_many.topics) <> events
-    or coalesce(cardinality(publish_many.keys), events) <> events
-    or coalesce(cardinality(publish_many.headers), events) <> events
-    or coalesce(cardinality(publish_many.ids), events) <> events
+  if pg_catalog.cardinality(publish_many.topics) <> events
+    or coalesce(pg_catalog.cardinality(publish_many.keys), events) <> events
+    or coalesce(pg_catalog.cardinality(publish_many.headers), events) <> events
+    or coalesce(pg_catalog.cardinality(publish_many.ids), events) <> events
   then
     raise exception 'arrays of different lengths' using errcode = 'MB005',
       hint = 'topics, payloads and, where given, keys, headers and ids have one element an event.';
