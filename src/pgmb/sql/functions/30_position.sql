@@ -185,8 +185,8 @@ create or replace function pgmb.event_columns(salt bigint)
 returns text
 language sql immutable parallel safe
 as $$
-  select format('e.seq, coalesce(e.id, (''0'' || to_hex((date_part(''epoch'', e.published_at) * 1000)::bigint)'
-    ' || %L || to_hex(((e.seq + %s) & 4611686018427387903) | (-9223372036854775808)::bigint))::uuid),'
+  select format('e.seq, coalesce(e.id, (substr(to_hex(greatest(0, least(date_part(''epoch'', e.published_at) * 1000, 281474976710655))::bigint'
+    ' | 281474976710656), 2) || %L || to_hex(((e.seq + %s) & 4611686018427387903) | (-9223372036854775808)::bigint))::uuid),'
     ' e.topic, e.key, e.payload, e.headers, e.published_at',
     '7' || substr(to_hex(salt | (-9223372036854775808)::bigint), 14), salt)
 $$;
