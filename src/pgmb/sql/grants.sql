@@ -18,10 +18,9 @@ begin
 end $$;
 
 drop trigger if exists refuse_void on pgmb.claim;
-create constraint trigger refuse_void after update on pgmb.claim
+create constraint trigger refuse_void after update of xid on pgmb.claim
   deferrable initially deferred
-  for each row when (old.xid = pg_current_xact_id())
-  execute function pgmb.refuse_void();
+  for each row execute function pgmb.refuse_void();
 
 drop policy if exists publish on pgmb.delayed;
 create policy publish on pgmb.delayed

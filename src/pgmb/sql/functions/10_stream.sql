@@ -5,7 +5,6 @@
 create or replace function pgmb.attach_segment(stream pgmb.stream, number integer)
 returns void
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $$
 declare
   log text := format('pgmb.%I', 'log_' || (stream).name);
@@ -126,7 +125,6 @@ end $$;
 create or replace function pgmb.stream_id(name text)
 returns integer
 language plpgsql stable
-set search_path = pg_catalog, pg_temp
 as $$
 declare
   found_id integer;

@@ -3,7 +3,6 @@
 create or replace function pgmb.last_seq(stream text)
 returns bigint
 language sql volatile
-set search_path = pg_catalog, pg_temp
 as $$
   select coalesce(pg_sequence_last_value(format('pgmb.%I', 'seq_' || stream)::regclass), 0)
 $$;
@@ -180,15 +179,26 @@ as $$
   end
 $$;
 
--- The columns of pgmb.event out of a log, ids derived where none was given. Internal.
-create or replace function pgmb.event_columns(salt bigint)
+-- The condition that leaves out what transaction `own` received of its own events. Internal.
+create or replace function pgmb.without_own(own xid8, own_seq bigint)
 returns text
 language sql immutable parallel safe
 as $$
-  select format('e.seq, coalesce(e.id, (substr(to_hex(greatest(0, least(date_part(''epoch'', e.published_at) * 1000, 281474976710655))::bigint'
-    ' | 281474976710656), 2) || %L || to_hex(((e.seq + %s) & 4611686018427387903) | (-9223372036854775808)::bigint))::uuid),'
-    ' e.topic, e.key, e.payload, e.headers, e.published_at',
-    '7' || substr(to_hex(salt | (-9223372036854775808)::bigint), 14), salt)
+  select case when own is null then '' else ' and not (e.xid = ''' || own || ''' and e.seq <= ' || own_seq || ')' end
+$$;
+
+-- The columns of pgmb.event out of a log, ids derived where none was given unless they shall be raw.
+-- Internal.
+create or replace function pgmb.event_columns(salt bigint, raw boolean default false)
+returns text
+language sql immutable parallel safe
+as $$
+  select 'e.seq, ' || case when raw then 'e.id' else 'coalesce(e.id, '
+      || '(substr(to_hex(greatest(0, least(date_part(''epoch'', e.published_at) * 1000, 281474976710655))::bigint'
+      || ' | 281474976710656), 2) || ''7'
+      || substr(to_hex(salt | (-9223372036854775808)::bigint), 14)
+      || ''' || to_hex(((e.seq + ' || salt || ') & 4611686018427387903) | (-9223372036854775808)::bigint))::uuid)'
+    end || ', e.topic, e.key, e.payload, e.headers, e.published_at'
 $$;
 
 -- The events of the batch done -> batch with lo < seq <= hi, in seq order, at most `max`. Stragglers,
@@ -200,15 +210,10 @@ create or replace function pgmb.batch_events(
 )
 returns setof pgmb.event
 language plpgsql volatile
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set enable_bitmapscan = off
-set jit = off
 as $$
 #variable_conflict use_variable
 declare
-  matching text := pgmb.matching(topics, regex)
-    || case when own is null then '' else format(' and not (e.xid = %L and e.seq <= %s)', own, own_seq) end;
+  matching text := pgmb.matching(topics, regex) || pgmb.without_own(own, own_seq);
   columns text;
   unfinished xid8[];
   seg record;

@@ -4,7 +4,6 @@
 -- topics, or one regular expression, or neither for everything. Errors: MB007 not a pattern. Internal.
 create or replace function pgmb.compile_patterns(patterns text[], out topics text[], out regex text)
 language plpgsql immutable parallel safe
-set search_path = pg_catalog, pg_temp
 as $$
 declare
   pattern text;
@@ -56,7 +55,6 @@ end $$;
 create or replace function pgmb.matches(pattern text, topic text)
 returns boolean
 language sql immutable parallel safe
-set search_path = pg_catalog, pg_temp
 as $$
   select case
     when c.topics is not null then topic = any (c.topics)
@@ -70,8 +68,6 @@ $$;
 create or replace function pgmb.queue_for_consumer(name text)
 returns pgmb.queue
 language plpgsql stable
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
 as $$
 declare
   found_queue pgmb.queue;

@@ -24,10 +24,6 @@ $$;
 create or replace function pgmb.lock_queue(queue integer)
 returns pgmb.claim
 language plpgsql
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set enable_bitmapscan = off
-set lock_timeout = '1s'
 as $$
 declare
   base pgmb.claim;
@@ -57,8 +53,7 @@ begin
     values (lock_queue.queue, generation, (base.id & 1099511627775) + 1)
     on conflict do nothing;
     if not found then
-      raise exception 'the queue moved on after this transaction''s snapshot' using errcode = '40001',
-        hint = 'Try the transaction again.';
+      perform pgmb.raise_moved_on();
     end if;
     -- The new generation's first claim is written at once, whatever the caller finds to receive: without
     -- it the void claim, once committed, would be the newest and so the queue's position.
@@ -82,8 +77,6 @@ $$;
 create or replace function pgmb.is_void(queue integer, claim bigint)
 returns boolean
 language sql stable
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
 as $$
   select exists (
     select from pgmb.supersession s
@@ -109,6 +102,16 @@ begin
   return null;
 end $$;
 
+-- Raises that another session moved the queue's position behind this transaction's snapshot. Internal.
+create or replace function pgmb.raise_moved_on()
+returns void
+language plpgsql
+as $$
+begin
+  raise exception 'the queue moved on after this transaction''s snapshot' using errcode = '40001',
+    hint = 'Try the transaction again.';
+end $$;
+
 -- Appends the claim that follows `base`: the queue's new position, and the lease of (lo, hi] if it is one.
 -- Another session's claim of that number can only be there when this transaction's snapshot is older than
 -- it: the caller tries again (40001). Internal.
@@ -129,8 +132,7 @@ begin
     base.own, base.own_seq, write_claim.expires_at, base.swept, base.held)
   on conflict do nothing;
   if not found then
-    raise exception 'the queue moved on after this transaction''s snapshot' using errcode = '40001',
-      hint = 'Try the transaction again.';
+    perform pgmb.raise_moved_on();
   end if;
 end $$;
 
@@ -138,10 +140,8 @@ end $$;
 create or replace function pgmb.claim_events(claim pgmb.claim)
 returns setof pgmb.event
 language plpgsql
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set enable_bitmapscan = off
 as $$
+#variable_conflict use_variable
 declare
   q pgmb.queue;
   b pgmb.binding;
@@ -192,7 +192,6 @@ create or replace function pgmb.fail_event(
 )
 returns void
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $$
 begin
   if final or attempt >= (queue).max_attempts then
@@ -209,12 +208,9 @@ end $$;
 -- Examines leases that expired since the last sweep, at most about 200, and sends their unsettled events
 -- to be tried again at once. Runs under the queue's lock. `examined` counts the claims looked at. Internal.
 create or replace function pgmb.sweep(
-  queue pgmb.queue, base pgmb.claim, now timestamptz, out swept timestamptz, out held bigint[], out examined integer
+  queue integer, base pgmb.claim, now timestamptz, out swept timestamptz, out held bigint[], out examined integer
 )
 language plpgsql
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set enable_bitmapscan = off
 as $$
 #variable_conflict use_column
 declare
@@ -226,7 +222,7 @@ begin
   for passing in
     select c.id, c.state, c.expires_at
     from pgmb.claim c
-    where c.queue = (sweep.queue).id and c.expires_at > (base).swept and c.expires_at <= sweep.now
+    where c.queue + 0 = sweep.queue and c.expires_at > (base).swept and c.expires_at <= sweep.now
     order by c.expires_at fetch first 200 rows with ties
   loop
     examined := examined + 1;
@@ -244,17 +240,17 @@ begin
   end if;
   for passing in select id from unnest(held) id loop
     select * into expired from pgmb.claim c
-    where c.queue = (sweep.queue).id and c.id = passing.id for update skip locked;
+    where c.queue = sweep.queue and c.id = passing.id for update skip locked;
     if found then
       held := nullif(array_remove(held, passing.id), '{}');
       if expired.state in ('l', 'o') and expired.expires_at <= swept then
         if not pgmb.is_void(expired.queue, expired.id) then
-          perform pgmb.fail_event(sweep.queue, e, 1, sweep.now, 'lease expired')
+          perform pgmb.fail_event((select q from pgmb.queue q where q.id = sweep.queue), e, 1, sweep.now, 'lease expired')
           from pgmb.claim_events(expired) e;
         end if;
         update pgmb.claim c set state = 'x' where c.queue = expired.queue and c.id = expired.id;
       end if;
-    elsif not exists (select from pgmb.claim c where c.queue = (sweep.queue).id and c.id = passing.id) then
+    elsif not exists (select from pgmb.claim c where c.queue = sweep.queue and c.id = passing.id) then
       held := nullif(array_remove(held, passing.id), '{}');
     end if;
   end loop;

@@ -2,25 +2,22 @@
 
 -- Leases retried events that are due, those first that waited longest. A row whose lease expired counts as
 -- a failed attempt. Internal.
-create or replace function pgmb.receive_due(queue pgmb.queue, max integer, now timestamptz, expires_at timestamptz)
+create or replace function pgmb.receive_due(queue integer, max integer, now timestamptz, expires_at timestamptz)
 returns table (lease uuid, seq bigint, id uuid, topic text, key text, payload json, headers json,
   published_at timestamptz, attempt integer)
 language plpgsql
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set enable_bitmapscan = off
 as $$
 #variable_conflict use_column
 declare
-  given uuid := (lpad(to_hex((queue).id), 6, '0') || 'ff'
+  given uuid := (lpad(to_hex(queue), 6, '0') || 'ff'
     || substr(replace(gen_random_uuid()::text, '-', ''), 9))::uuid;
 begin
   with spent as (
     delete from pgmb.retry r
     where r.id = any (array(
       select late.id from pgmb.retry late
-      where late.queue = (receive_due.queue).id and late.due_at <= receive_due.now
-        and late.lease is not null and late.attempt >= (receive_due.queue).max_attempts
+      where late.queue = receive_due.queue and late.due_at <= receive_due.now
+        and late.lease is not null and late.attempt >= (select q.max_attempts from pgmb.queue q where q.id = receive_due.queue)
       order by late.due_at limit receive_due.max for update skip locked))
     returning r.*
   )
@@ -32,7 +29,7 @@ begin
   with due as materialized (
     select later.id
     from pgmb.retry later
-    where later.queue = (receive_due.queue).id and later.due_at <= receive_due.now
+    where later.queue = receive_due.queue and later.due_at <= receive_due.now
     order by later.due_at
     limit receive_due.max
     for update skip locked
@@ -50,16 +47,60 @@ begin
   order by l.seq;
 end $$;
 
+-- Events that this transaction published itself and received none of yet: no snapshot shows them, they are
+-- found by xid. Writes their claim. Internal.
+create or replace function pgmb.receive_own(
+  base pgmb.claim, stream integer, salt bigint, bindings integer, matching text, given uuid, token bigint,
+  expires_at timestamptz, max integer
+)
+returns table (lease uuid, seq bigint, id uuid, topic text, key text, payload json, headers json,
+  published_at timestamptz, attempt integer)
+language plpgsql
+as $$
+#variable_conflict use_column
+declare
+  leaf text;
+  lo bigint;
+  part bigint;
+  last bigint;
+  got bigint := 0;
+begin
+  base.own_seq := case when base.own = pg_current_xact_id() then base.own_seq else 0 end;
+  base.own := pg_current_xact_id();
+  lo := base.own_seq;
+  for leaf in
+    select format('pgmb.segment_%s_%s', g.stream, g.number) from pgmb.segment g
+    where g.stream = receive_own.stream and g.sealed_at is null order by g.number
+  loop
+    exit when got >= receive_own.max;
+    execute format('select count(*), max(own.seq) from (select e.seq from %s e
+        where e.xid = $1 and e.seq > $2 %s order by e.seq limit $3) own', leaf, matching)
+      into part, last using base.own, base.own_seq, receive_own.max - got;
+    if part > 0 then
+      return query execute format('select $4, %s, 1 from %s e
+          where e.xid = $1 and e.seq > $2 and e.seq <= $3 %s order by e.seq',
+          pgmb.event_columns(salt), leaf, matching)
+        using base.own, base.own_seq, last, given;
+      got := got + part;
+      base.own_seq := last;
+    end if;
+  end loop;
+  if got > 0 then
+    perform pgmb.write_claim(base, token, 'o', bindings, got, lo, base.own_seq, expires_at);
+  end if;
+end $$;
+
 -- The next events of a queue, at most `max`, leased for `lease_for` (default: the queue's own). Settle
 -- them by ack, retry or bury with the lease; what is not settled in time is delivered again. Retries that
 -- are due come first. `ack` settles an earlier lease in the same round trip and commit. durable => false
 -- lets the transaction commit without waiting for the disk: only for a receive alone in its transaction,
--- where a lost claim means redelivery. Nothing to receive: no rows, nothing written, no transaction id.
+-- where a lost claim means redelivery. raw => true leaves ids that nobody gave null, for clients that
+-- derive them themselves as pgmb.derive_id does. Nothing to receive: no rows, nothing written, no transaction id.
 -- Lock: one a queue, to the end of the transaction; others wait at most a second (pgmb.lock_queue).
 -- Errors: MB002 no such queue, MB011 the ack's lease is lost, MB020 standby, MB021 another cluster.
 create or replace function pgmb.receive(
   queue text, max integer default 100, lease_for interval default null, ack uuid default null,
-  durable boolean default true
+  durable boolean default true, raw boolean default false
 )
 returns table (lease uuid, seq bigint, id uuid, topic text, key text, payload json, headers json,
   published_at timestamptz, attempt integer)
@@ -68,19 +109,19 @@ set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set enable_bitmapscan = off
 set jit = off
+set lock_timeout = '1s'
 as $$
 #variable_conflict use_column
 declare
   entry_xid xid8 := pg_current_xact_id_if_assigned();
-  q pgmb.queue := pgmb.queue_for_consumer(receive.queue);
-  s pgmb.stream;
-  b pgmb.binding;
+  q record;
   sequence regclass;
   noted bigint;                              -- the sequence, read before any xid of ours
   base pgmb.claim;
   swept record;
   now timestamptz;
   expires timestamptz;
+  due boolean;
   token bigint := (random() * 281474976710655)::bigint;
   given uuid;
   got bigint := 0;
@@ -98,16 +139,27 @@ declare
   scanned bigint := 0;
   dense boolean := true;
   rounds integer := 0;
-  absorb boolean;
   pending boolean := false;                  -- the position moved enough to be worth writing
   look bigint;
+  absorb boolean;
 begin
-  perform pgmb.assert_primary();
-  select * into s from pgmb.stream where id = q.stream;
-  sequence := format('pgmb.%I', 'seq_' || s.name)::regclass;
+  if pg_is_in_recovery() or current_setting('pgmb.cluster_checked', true) is distinct from current_database() then
+    perform pgmb.assert_primary();
+  end if;
+  select q.id, q.stream, q.bindings, q.lease_for, q.paused_at, s.name stream_name, s.salt, b.topics, b.regex,
+    coalesce((select max(n.generation) from pgmb.supersession n where n.queue = q.id), 0) generation
+  into q
+  from pgmb.queue q
+  join pgmb.stream s on s.id = q.stream
+  join pgmb.binding b on b.queue = q.id and b.version = q.bindings
+  where q.name = receive.queue;
+  if not found or not pg_has_role(pgmb.caller(), current_user, 'usage') then
+    perform pgmb.queue_for_consumer(receive.queue);
+  end if;
+  sequence := format('pgmb.%I', 'seq_' || q.stream_name)::regclass;
   noted := coalesce(pg_sequence_last_value(sequence), 0);
   if receive.ack is not null then
-    perform pgmb.ack(receive.ack);
+    perform pgmb.ack_lease(receive.ack);
   end if;
   if q.paused_at is not null or receive.max <= 0 then
     return;
@@ -116,21 +168,27 @@ begin
     perform set_config('synchronous_commit', 'off', true);
   end if;
 
-  base := pgmb.lock_queue(q.id);
   now := clock_timestamp();
+  if pg_try_advisory_xact_lock(pgmb.queue_lock(q.id, q.generation)) then
+    select c.* into base from pgmb.claim c where c.queue = q.id order by c.id desc limit 1;
+  end if;
+  if base.id >> 40 is distinct from q.generation then
+    base := pgmb.lock_queue(q.id);
+    now := clock_timestamp();
+  end if;
   expires := now + coalesce(receive.lease_for, q.lease_for);
   -- A clock that was set back takes the sweep back with it: no lease given now may lie behind it.
   base.swept := least(base.swept, now);
   if now > base.swept + interval '50 milliseconds' or base.held is not null then
-    swept := pgmb.sweep(q, base, now);
+    swept := pgmb.sweep(q.id, base, now);
     base.swept := swept.swept;
     base.held := swept.held;
     pending := swept.examined >= 64;
-    released := pgmb.release_due(s.name, now);
+    released := pgmb.release_due(q.stream_name, now);
   end if;
 
   if exists (select from pgmb.retry r where r.queue = q.id and r.due_at <= now) then
-    return query select * from pgmb.receive_due(q, receive.max, now, expires);
+    return query select * from pgmb.receive_due(q.id, receive.max, now, expires);
     get diagnostics got = row_count;
     if got > 0 then
       if pending then
@@ -140,9 +198,8 @@ begin
     end if;
   end if;
 
-  select * into b from pgmb.binding where queue = q.id and version = q.bindings;
-  matching := pgmb.matching(b.topics, b.regex);
-  columns := pgmb.event_columns(s.salt);
+  matching := pgmb.matching(q.topics, q.regex);
+  columns := pgmb.event_columns(q.salt, receive.raw);
   given := pgmb.lease_of(q.id, base.id + 1, token);
 
   loop
@@ -150,18 +207,17 @@ begin
     if base.place >= base.upto then
       -- The batch is read to its end. Is there another? Looking costs no xid. Before our own events can be
       -- noted as received, those of another transaction so noted must lie behind the batch.
-      absorb := (entry_xid is not null or released > 0) and base.own <> pg_current_xact_id()
-        and not pg_visible_in_snapshot(base.own, base.batch_snapshot);
+      absorb := coalesce((entry_xid is not null or released > 0) and base.own <> pg_current_xact_id()
+        and not pg_visible_in_snapshot(base.own, base.batch_snapshot), false);
       if absorb and rounds = 3 then
-        raise exception 'the queue moved on after this transaction''s snapshot' using errcode = '40001',
-          hint = 'Try the transaction again.';
+        perform pgmb.raise_moved_on();
       end if;
       exit when rounds > 3;
       look := coalesce(pg_sequence_last_value(sequence), 0);
-      if look - base.batch_seq < 64 and not coalesce(absorb, false) then
+      if look - base.batch_seq < 64 and not absorb then
         exit when not exists (
           select from pgmb.batch_events(q.stream, base.batch_snapshot, base.batch_seq, base.batch_next,
-            pgmb.snapshot(), base.own, base.own_seq, 0, look, b.topics, b.regex, 1));
+            pgmb.snapshot(), base.own, base.own_seq, 0, look, q.topics, q.regex, 1));
       end if;
       if base.own is not null and pg_visible_in_snapshot(base.own, base.batch_snapshot) then
         base.own := null;
@@ -181,13 +237,12 @@ begin
       base.place := 0;
     end if;
     lo := base.place;
-    filter := matching || case when base.own is null then ''
-      else format(' and not (e.xid = %L and e.seq <= %s)', base.own, base.own_seq) end;
+    filter := matching || pgmb.without_own(base.own, base.own_seq);
 
     if base.place < base.done_seq then
       rows := array(
         select e from pgmb.batch_events(q.stream, base.done_snapshot, base.done_seq, base.done_next,
-          base.batch_snapshot, base.own, base.own_seq, base.place, base.done_seq, b.topics, b.regex,
+          base.batch_snapshot, base.own, base.own_seq, base.place, base.done_seq, q.topics, q.regex,
           receive.max) e);
       got := cardinality(rows);
       if got > 0 then
@@ -219,25 +274,22 @@ begin
       end if;
       if dense then
         ending := least(base.place + receive.max - got, bound);
-        return query execute pgmb.main_part(leaf, '$7, ' || columns || ', 1', filter)
-          using base.place, ending, base.batch_snapshot, pg_snapshot_xmin(base.batch_snapshot),
-            base.done_snapshot, pg_snapshot_xmax(base.done_snapshot), given;
-        get diagnostics part = row_count;
-        dense := part * 2 >= ending - base.place;
       else
         ending := least(base.place + 5000, bound);
         execute 'select count(*), max(seq) from (' || pgmb.main_part(leaf, 'e.seq', filter) || ' limit $7) found'
           into part, look
           using base.place, ending, base.batch_snapshot, pg_snapshot_xmin(base.batch_snapshot),
             base.done_snapshot, pg_snapshot_xmax(base.done_snapshot), receive.max - got;
-        if part > 0 then
-          if part = receive.max - got then
-            ending := look;
-          end if;
-          return query execute pgmb.main_part(leaf, '$7, ' || columns || ', 1', filter)
-            using base.place, ending, base.batch_snapshot, pg_snapshot_xmin(base.batch_snapshot),
-              base.done_snapshot, pg_snapshot_xmax(base.done_snapshot), given;
+        if part = receive.max - got then
+          ending := look;
         end if;
+      end if;
+      if dense or part > 0 then
+        return query execute pgmb.main_part(leaf, '$7, ' || columns || ', 1', filter)
+          using base.place, ending, base.batch_snapshot, pg_snapshot_xmin(base.batch_snapshot),
+            base.done_snapshot, pg_snapshot_xmax(base.done_snapshot), given;
+        get diagnostics part = row_count;
+        dense := dense and part * 2 >= ending - base.place;
       end if;
       got := got + part;
       scanned := scanned + ending - base.place;
@@ -247,33 +299,24 @@ begin
   end loop;
 
   if got > 0 then
-    perform pgmb.write_claim(base, token, 'l', q.bindings, got, lo, base.place, expires);
+    -- As pgmb.write_claim, without the call.
+    insert into pgmb.claim (queue, id, token, state, bindings, events, lo, hi, place, upto,
+      done_snapshot, done_seq, done_next, batch_snapshot, batch_seq, batch_next,
+      own, own_seq, expires_at, swept, held)
+    values (q.id, base.id + 1, token, 'l', q.bindings, got, lo, base.place, base.place, base.upto,
+      base.done_snapshot, base.done_seq, base.done_next, base.batch_snapshot, base.batch_seq, base.batch_next,
+      base.own, base.own_seq, expires, base.swept, base.held)
+    on conflict do nothing;
+    if not found then
+      perform pgmb.raise_moved_on();
+    end if;
     return;
   end if;
 
   if (entry_xid is not null or released > 0) and base.place >= base.upto then
-    -- Events that this transaction published itself: no snapshot shows them yet, they are found by xid.
-    base.own_seq := case when base.own = pg_current_xact_id() then base.own_seq else 0 end;
-    base.own := pg_current_xact_id();
-    lo := base.own_seq;
-    for leaf in
-      select format('pgmb.segment_%s_%s', g.stream, g.number) from pgmb.segment g
-      where g.stream = q.stream and g.sealed_at is null order by g.number
-    loop
-      exit when got >= receive.max;
-      execute format('select count(*), max(own.seq) from (select e.seq from %s e
-          where e.xid = $1 and e.seq > $2 %s order by e.seq limit $3) own', leaf, matching)
-        into part, look using base.own, base.own_seq, receive.max - got;
-      if part > 0 then
-        return query execute format('select $4, %s, 1 from %s e
-            where e.xid = $1 and e.seq > $2 and e.seq <= $3 %s order by e.seq', columns, leaf, matching)
-          using base.own, base.own_seq, look, given;
-        got := got + part;
-        base.own_seq := look;
-      end if;
-    end loop;
-    if got > 0 then
-      perform pgmb.write_claim(base, token, 'o', q.bindings, got, lo, base.own_seq, expires);
+    return query select * from pgmb.receive_own(base, q.stream, q.salt, q.bindings, matching, given, token,
+      expires, receive.max);
+    if found then
       return;
     end if;
   end if;

@@ -17,9 +17,6 @@ end $$;
 create or replace function pgmb.hold_claim(lease uuid)
 returns pgmb.claim
 language plpgsql
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set enable_bitmapscan = off
 as $$
 declare
   part record := pgmb.lease_parts(lease);
@@ -47,8 +44,7 @@ begin
     perform pgmb.raise_lost(lease);
   end if;
   if held.xid = pg_current_xact_id() then
-    -- Received and settled in one transaction: have pgmb.refuse_void look again at commit.
-    update pgmb.claim c set state = c.state where c.queue = held.queue and c.id = held.id;
+    perform pgmb.recheck_at_commit(held.queue, held.id);
   end if;
   return held;
 end $$;
@@ -57,7 +53,6 @@ end $$;
 create or replace function pgmb.settle_claim(claim pgmb.claim, seqs bigint[])
 returns bigint[]
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_variable
 declare
@@ -75,6 +70,60 @@ begin
   return coalesce(settled, '{}');
 end $$;
 
+-- Settles a whole lease as done. Returns how many events. Internal.
+create or replace function pgmb.ack_lease(lease uuid)
+returns bigint
+language plpgsql
+as $$
+declare
+  digits text := replace(ack_lease.lease::text, '-', '');
+  part_queue integer := ('x' || substr(digits, 1, 6))::bit(24)::integer;
+  part_claim bigint := ('x' || substr(digits, 7, 14))::bit(56)::bigint;
+  settled bigint;
+  claimed xid8;
+  held pgmb.claim;
+begin
+  if not pg_has_role(pgmb.caller(), current_user, 'usage') then
+    perform pgmb.assert_consumer(part_queue, null);
+  end if;
+  if pgmb.is_retry_lease(part_claim) then
+    delete from pgmb.retry r where r.lease = ack_lease.lease;
+    get diagnostics settled = row_count;
+    if settled = 0 then
+      perform pgmb.raise_lost(ack_lease.lease);
+    end if;
+    return settled;
+  end if;
+  -- The common way: not expired, so no takeover is at it.
+  update pgmb.claim c set state = 's'
+  where c.queue = part_queue and c.id = part_claim and c.token = ('x' || substr(digits, 21, 12))::bit(48)::bigint
+    and c.state in ('l', 'o') and c.expires_at > clock_timestamp()
+    and not exists (
+      select from pgmb.supersession s
+      where s.queue = c.queue and s.generation > c.id >> 40 and s.floor <= c.id & 1099511627775)
+  returning c.events, c.xid into settled, claimed;
+  if not found then
+    held := pgmb.hold_claim(ack_lease.lease);
+    if held.id is null then
+      return 0;
+    end if;
+    update pgmb.claim c set state = 's' where c.queue = held.queue and c.id = held.id;
+    return held.events;
+  end if;
+  if claimed = pg_current_xact_id() then
+    perform pgmb.recheck_at_commit(part_queue, part_claim);
+  end if;
+  return settled;
+end $$;
+
+-- Has pgmb.refuse_void look at a claim again when this transaction, which made it, commits. Internal.
+create or replace function pgmb.recheck_at_commit(queue integer, claim bigint)
+returns void
+language sql
+as $$
+  update pgmb.claim c set xid = c.xid where c.queue = recheck_at_commit.queue and c.id = recheck_at_commit.claim
+$$;
+
 -- Settles a lease's events as done: all of them, or those named by seq. Returns how many; repeating an ack
 -- changes nothing and returns 0. Atomic with the caller's transaction. Writes one row for a whole lease,
 -- one an event otherwise. Errors: MB011 the lease is lost, 42501.
@@ -86,39 +135,26 @@ set enable_seqscan = off
 set enable_bitmapscan = off
 as $$
 declare
-  part record := pgmb.lease_parts(ack.lease);
+  part record;
   held pgmb.claim;
   settled bigint;
 begin
+  if ack.seqs is null then
+    return pgmb.ack_lease(ack.lease);
+  end if;
+  part := pgmb.lease_parts(ack.lease);
   perform pgmb.assert_consumer(part.queue, null);
   if pgmb.is_retry_lease(part.claim) then
-    delete from pgmb.retry r where r.lease = ack.lease and (ack.seqs is null or r.seq = any (ack.seqs));
+    delete from pgmb.retry r where r.lease = ack.lease and r.seq = any (ack.seqs);
     get diagnostics settled = row_count;
     if settled = 0 and not exists (select from pgmb.retry r where r.lease = ack.lease) then
       perform pgmb.raise_lost(ack.lease);
     end if;
     return settled;
   end if;
-  if ack.seqs is null then
-    -- The common way: not expired, so no takeover is at it.
-    update pgmb.claim c set state = 's'
-    where c.queue = part.queue and c.id = part.claim and c.token = part.token
-      and c.state in ('l', 'o') and c.expires_at > clock_timestamp()
-    returning c.events into settled;
-    if found then
-      if pgmb.is_void(part.queue, part.claim) then
-        perform pgmb.raise_lost(ack.lease);
-      end if;
-      return settled;
-    end if;
-  end if;
   held := pgmb.hold_claim(ack.lease);
   if held.id is null then
     return 0;
-  end if;
-  if ack.seqs is null then
-    update pgmb.claim c set state = 's' where c.queue = held.queue and c.id = held.id;
-    return held.events;
   end if;
   return cardinality(pgmb.settle_claim(held, ack.seqs));
 end $$;
@@ -162,9 +198,6 @@ create or replace function pgmb.settle_as_failed(
 )
 returns bigint
 language plpgsql
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set enable_bitmapscan = off
 as $$
 #variable_conflict use_variable
 declare

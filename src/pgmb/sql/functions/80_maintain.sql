@@ -99,7 +99,6 @@ end $$;
 create or replace function pgmb.has_writer(log regclass, last xid8)
 returns boolean
 language sql volatile
-set search_path = pg_catalog, pg_temp
 as $$
   select exists (
     select from pg_locks writing
@@ -118,7 +117,6 @@ $$;
 create or replace function pgmb.unfinished_upto(last xid8)
 returns setof xid8
 language sql volatile
-set search_path = pg_catalog, pg_temp
 as $$
   select x from pg_snapshot_xip(pg_current_snapshot()) x where x <= last
   union all

@@ -9,24 +9,29 @@ as $$
   select coalesce(nullif(pg_catalog.current_setting('role'), 'none'), session_user)::name
 $$;
 
--- Whether the caller is the owner, or a member of one of pgmb's roles. Internal.
-create or replace function pgmb.caller_is(variadic roles text[])
+-- Whether the caller acts for a role, which may not exist. Internal.
+create or replace function pgmb.caller_is(role text)
 returns boolean
 language sql stable
-set search_path = pg_catalog, pg_temp
 as $$
-  select pg_has_role(pgmb.caller(), n.nspowner, 'usage')
-    or exists (select from unnest(roles) r where pg_has_role(pgmb.caller(), to_regrole(r), 'usage'))
-  from pg_namespace n where n.nspname = 'pgmb'
+  select coalesce(pg_catalog.pg_has_role(pgmb.caller(), pg_catalog.to_regrole(role), 'usage'), false)
+$$;
+
+-- Whether the caller acts for the owner. Called inside definer functions, where the owner is the current
+-- user. Internal.
+create or replace function pgmb.caller_is_owner()
+returns boolean
+language sql stable
+as $$
+  select pg_catalog.pg_has_role(pgmb.caller(), current_user, 'usage')
 $$;
 
 create or replace function pgmb.assert_admin()
 returns void
 language plpgsql stable
-set search_path = pg_catalog, pg_temp
 as $$
 begin
-  if not pgmb.caller_is('pgmb_admin') then
+  if not (pgmb.caller_is_owner() or pgmb.caller_is('pgmb_admin')) then
     raise exception 'role % is not a pgmb admin', pgmb.caller() using errcode = '42501',
       hint = 'Grant it pgmb_admin.';
   end if;
@@ -35,10 +40,12 @@ end $$;
 create or replace function pgmb.assert_consumer(queue integer, name text)
 returns void
 language plpgsql stable
-set search_path = pg_catalog, pg_temp
 as $$
 begin
-  if not pgmb.caller_is('pgmb_consumer', 'pgmb_admin') and not exists (
+  if pgmb.caller_is_owner() or pgmb.caller_is('pgmb_consumer') or pgmb.caller_is('pgmb_admin') then
+    return;
+  end if;
+  if not exists (
     select from pgmb.queue_grant g
     where g.queue = assert_consumer.queue and pg_has_role(pgmb.caller(), to_regrole(quote_ident(g.role)), 'usage')
   ) then
@@ -50,11 +57,10 @@ end $$;
 create or replace function pgmb.assert_reader(stream text)
 returns void
 language plpgsql stable
-set search_path = pg_catalog, pg_temp
 as $$
 begin
-  if not has_table_privilege(pgmb.caller(), format('pgmb.%I', 'log_' || stream), 'select')
-    and not pgmb.caller_is('pgmb_consumer', 'pgmb_admin')
+  if not (pgmb.caller_is_owner() or pgmb.caller_is('pgmb_consumer') or pgmb.caller_is('pgmb_admin')
+    or has_table_privilege(pgmb.caller(), format('pgmb.%I', 'log_' || stream), 'select'))
   then
     raise exception 'role % may not read stream %', pgmb.caller(), stream using errcode = '42501',
       hint = 'Grant it with pgmb.grant_read(stream, role), or the role pgmb_consumer for all streams.';
@@ -65,7 +71,6 @@ end $$;
 create or replace function pgmb.functions_for(kind text)
 returns setof regprocedure
 language sql stable
-set search_path = pg_catalog, pg_temp
 as $$
   select p.oid::regprocedure
   from pg_proc p
@@ -81,7 +86,6 @@ $$;
 create or replace function pgmb.grant_functions(kind text, role text)
 returns void
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $$
 declare
   allowed regprocedure;
@@ -97,7 +101,6 @@ end $$;
 create or replace function pgmb.grant_stream(stream text, publisher text, reader text)
 returns void
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $$
 begin
   if publisher is not null then

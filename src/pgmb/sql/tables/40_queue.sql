@@ -39,6 +39,8 @@ create table pgmb.binding (
 --   place             of the batch, everything up to here is consumed or leased
 --   lo, hi            the range that this claim leases, (lo, hi] of the batch
 --   own, own_seq      events of transaction own up to own_seq were received inside that transaction
+--   state             l leased, o leased of the claiming transaction's own events, s settled, x expired: its
+--                     rest went to retry or the dead letters, p a position alone
 --   swept, held       leases that expired up to swept were examined, except those held by a settling
 --                     transaction at that moment
 create table pgmb.claim (
@@ -64,14 +66,7 @@ create table pgmb.claim (
   swept timestamptz not null,
   done_snapshot pg_snapshot not null,
   batch_snapshot pg_snapshot not null,
-  held bigint[],
-  constraint claim_state check (state in (
-    'l',                                     -- leased
-    'o',                                     -- leased, of the claiming transaction's own events
-    's',                                     -- settled
-    'x',                                     -- expired: its rest went to retry or the dead letters
-    'p'                                      -- a position alone
-  ))
+  held bigint[]
 ) with (
   fillfactor = 60,
   autovacuum_vacuum_scale_factor = 0.02,
@@ -80,7 +75,8 @@ create table pgmb.claim (
   vacuum_truncate = false
 );
 create unique index claim_newest on pgmb.claim (queue, id);
-create index claim_expiry on pgmb.claim (queue, expires_at);
+-- On an expression, so that no statement that looks a claim up by its id can be planned to walk this one.
+create index claim_expiry on pgmb.claim ((queue + 0), expires_at);
 
 -- A receive in a transaction that stays open would hold up the queue. The others wait a second, then
 -- open a new generation from the last committed position: claims of an older generation numbered at or
