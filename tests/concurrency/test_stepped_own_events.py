@@ -1,0 +1,327 @@
+"""A transaction that publishes and then receives sees its own events: both commit or neither does.
+
+Promises: its own events come in order, each once, also when it goes on publishing or receives again; others'
+events come too; after a commit they are settled or leased like any other, after a rollback nobody ever sees them.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from harness.sessions import Session, Sessions
+
+
+@pytest.fixture
+def two(sessions: Sessions) -> tuple[Session, Session]:
+    """`own` publishes and receives in one transaction, `other` does what others do meanwhile."""
+    own, other = sessions.open("own", "other")
+    own.run("select pgmb.create_queue('q', backoff_jitter => 0)")
+    return own, other
+
+
+def publish(session: Session, number: int) -> None:
+    session.run("select pgmb.publish('t', to_json(%s::int))", [number])
+
+
+def receive(session: Session, size: int = 100) -> tuple[UUID | None, list[Any]]:
+    rows = session.run("select lease, payload from pgmb.receive('q', %s)", [size])
+    assert len({lease for lease, _ in rows}) <= 1
+    return (rows[0][0] if rows else None), [payload for _, payload in rows]
+
+
+def ack(session: Session, lease: UUID | None) -> int:
+    return int(session.value("select pgmb.ack(%s)", [lease]))
+
+
+def drain(session: Session, size: int = 100) -> list[Any]:
+    payloads: list[Any] = []
+    while True:
+        lease, more = receive(session, size)
+        if lease is None:
+            return payloads
+        payloads += more
+        assert ack(session, lease) == len(more)
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_own_events_are_received_and_acked_in_one_transaction(two: tuple[Session, Session], end: str) -> None:
+    own, other = two
+    own.run("begin")
+    publish(own, 1)
+    publish(own, 2)
+    lease, got = receive(own)
+    assert got == [1, 2]
+    assert ack(own, lease) == 2
+    own.run(end)
+    assert drain(other) == []
+    publish(other, 3)
+    assert drain(other) == [3]
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_what_is_published_after_the_receive_is_delivered_later(
+    two: tuple[Session, Session], end: str
+) -> None:
+    own, other = two
+    own.run("begin")
+    publish(own, 1)
+    lease, got = receive(own)
+    assert got == [1]
+    publish(own, 2)
+    ack(own, lease)
+    publish(own, 3)
+    own.run(end)
+    assert drain(other) == ([2, 3] if end == "commit" else [])
+    assert drain(own) == []
+
+
+def test_what_is_published_after_the_receive_is_not_lost_to_a_later_xid(two: tuple[Session, Session]) -> None:
+    """A transaction with a higher xid ends before the receive, so that the snapshot's list passes ours."""
+    own, other = two
+    own.run("begin")
+    publish(own, 1)
+    publish(other, 2)
+    lease, got = receive(own)
+    assert got == [2]
+    ack(own, lease)
+    lease, got = receive(own)
+    assert got == [1]
+    ack(own, lease)
+    publish(own, 3)
+    own.run("commit")
+    assert drain(other) == [3]
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_several_receives_of_own_events_each_bring_what_is_new(
+    two: tuple[Session, Session], end: str
+) -> None:
+    own, other = two
+    own.run("begin")
+    seen: list[Any] = []
+    for number in range(6):
+        publish(own, number)
+        publish(own, number + 100)
+        lease, got = receive(own, 1)
+        assert len(got) == 1
+        seen += got
+        ack(own, lease)
+    assert seen == [0, 100, 1, 101, 2, 102]
+    own.run(end)
+    rest = drain(other)
+    assert rest == ([3, 103, 4, 104, 5, 105] if end == "commit" else [])
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_own_and_others_events_are_all_received_once(two: tuple[Session, Session], end: str) -> None:
+    own, other = two
+    publish(other, 1)
+    own.run("begin")
+    publish(own, 2)
+    publish(other, 3)
+    assert drain(own) == [1, 3, 2]
+    publish(other, 4)
+    publish(own, 5)
+    assert drain(own) == [4, 5]
+    publish(own, 6)
+    publish(other, 7)
+    own.run(end)
+    assert drain(other) == ([6, 7] if end == "commit" else [1, 3, 4, 7])
+
+
+def test_own_events_leased_but_not_settled_expire_like_any(two: tuple[Session, Session]) -> None:
+    own, other = two
+    own.run("begin")
+    publish(own, 1)
+    publish(own, 2)
+    lease, got = receive(own)
+    assert got == [1, 2]
+    own.run("commit")
+    assert drain(other) == []
+    own.run("update pgmb.claim set expires_at = clock_timestamp() - interval '1 ms' where state = 'o'")
+    own.run("update pgmb.claim set swept = clock_timestamp() - interval '1 s'")
+    rows = other.run("select payload, attempt from pgmb.receive('q')")
+    assert rows == [(1, 2), (2, 2)]
+    with pytest.raises(Exception, match="is lost"):
+        ack(own, lease)
+
+
+def test_own_events_can_be_acked_in_part_retried_and_buried(two: tuple[Session, Session]) -> None:
+    own, other = two
+    own.run("begin")
+    for number in range(1, 5):
+        publish(own, number)
+    rows = own.run("select lease, seq, payload from pgmb.receive('q')")
+    assert [payload for _, _, payload in rows] == [1, 2, 3, 4]
+    lease = rows[0][0]
+    seq = [number for _, number, _ in rows]
+    assert own.value("select pgmb.ack(%s, %s)", [lease, seq[:1]]) == 1
+    assert own.value("select pgmb.retry(%s, %s, after => '0 s')", [lease, seq[1:2]]) == 1
+    assert own.value("select pgmb.bury(%s, %s, 'no use')", [lease, seq[2:3]]) == 1
+    own.run("commit")
+    assert other.run("select payload, error from pgmb.dead_letters('q')") == [(3, "no use")]
+    assert other.run("select payload, attempt from pgmb.receive('q')") == [(2, 2)]
+    assert own.value("select pgmb.retry(%s, after => '0 s')", [lease]) == 1
+    assert other.run("select payload, attempt from pgmb.receive('q')") == [(4, 2)]
+
+
+def test_a_savepoint_takes_own_events_and_their_receive_back(two: tuple[Session, Session]) -> None:
+    own, other = two
+    own.run("begin")
+    publish(own, 1)
+    own.run("savepoint a")
+    publish(own, 2)
+    lease, got = receive(own)
+    assert got == [1, 2]
+    ack(own, lease)
+    own.run("rollback to a")
+    publish(own, 3)
+    lease, got = receive(own)
+    assert got == [1, 3]
+    own.run("savepoint b")
+    ack(own, lease)
+    own.run("rollback to b")
+    ack(own, lease)
+    own.run("commit")
+    assert drain(other) == []
+
+
+def test_another_queue_gets_the_events_as_well(two: tuple[Session, Session]) -> None:
+    own, other = two
+    own.run("select pgmb.create_queue('second')")
+    own.run("begin")
+    publish(own, 1)
+    lease, got = receive(own)
+    assert got == [1]
+    ack(own, lease)
+    own.run("commit")
+    assert other.run("select payload from pgmb.receive('second')") == [(1,)]
+    assert drain(other) == []
+
+
+def test_own_transactions_one_after_another_lose_nothing(two: tuple[Session, Session]) -> None:
+    """Each transaction's own events are noted as received; the next may note its own only after that."""
+    own, other = two
+    others: list[Any] = []
+    for number in range(0, 40, 4):
+        own.run("begin")
+        publish(own, number)
+        assert number in drain(own)
+        publish(own, number + 1)
+        own.run("commit")
+        other.run("begin")
+        publish(other, number + 2)
+        got = drain(other)
+        assert number + 1 in got
+        assert number + 2 in got
+        publish(other, number + 3)
+        other.run("commit")
+        others += got
+    assert drain(own) == [39]
+
+
+class Model:
+    """What each session has published and received, and what became of it."""
+
+    def __init__(self) -> None:
+        self.committed: set[int] = set()
+        self.settled: list[int] = []
+        self.counter = 0
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_steps_deliver_every_commit_once_and_no_rollback(sessions: Sessions, seed: int) -> None:
+    """Five writers with savepoints, rollbacks and prepared ends; whoever is alone in receiving acks at once."""
+    draw = random.Random(seed)  # noqa: S311
+    names = [f"s{number}" for number in range(5)]
+    sessions[names[0]].run("select pgmb.create_queue('q')")
+    model = Model()
+    opened: dict[str, list[list[int]]] = {}  # per session in a transaction: published, per savepoint level
+    received: dict[str, list[int]] = {}
+    receiver: str | None = None  # the session whose open transaction has received
+    prepared: list[tuple[str, list[int]]] = []
+
+    def end(name: str, commit: bool) -> None:
+        nonlocal receiver
+        published = [number for level in opened.pop(name) for number in level]
+        if commit and name != receiver and draw.random() < 0.2:
+            gid = f"own-{seed}-{model.counter}-{len(prepared)}"
+            sessions[name].run(f"prepare transaction '{gid}'")
+            prepared.append((gid, published))
+        else:
+            sessions[name].run("commit" if commit else "rollback")
+            if commit:
+                model.committed.update(published)
+        if name == receiver:
+            receiver = None
+            if commit:
+                model.settled += received.pop(name)
+            received.pop(name, None)
+
+    try:
+        for _ in range(120):
+            name = draw.choice(names)
+            session = sessions[name]
+            action = draw.random()
+            if action < 0.15 and name not in opened:
+                session.run("begin")
+                if draw.random() < 0.5:
+                    session.run("select pg_current_xact_id()")
+                opened[name] = [[]]
+            elif action < 0.5:
+                for _ in range(draw.choice((1, 1, 2, 70))):
+                    model.counter += 1
+                    publish(session, model.counter)
+                    if name in opened:
+                        opened[name][-1].append(model.counter)
+                    else:
+                        model.committed.add(model.counter)
+            elif action < 0.75:
+                if receiver not in (None, name):
+                    continue
+                rows = session.run(
+                    "select lease, payload from pgmb.receive('q', %s)", [draw.choice((1, 3, 100))]
+                )
+                if rows:
+                    assert session.value("select pgmb.ack(%s)", [rows[0][0]]) == len(rows)
+                    got = [payload for _, payload in rows]
+                    if name in opened:
+                        receiver = name
+                        received.setdefault(name, []).extend(got)
+                    else:
+                        model.settled += got
+                elif name in opened:
+                    receiver = name
+                    received.setdefault(name, [])
+            elif action < 0.82 and name in opened and name != receiver:
+                session.run(f"savepoint s{len(opened[name])}")
+                opened[name].append([])
+            elif action < 0.88 and name in opened and len(opened[name]) > 1 and name != receiver:
+                session.run(f"rollback to s{len(opened[name]) - 1}")
+                opened[name][-1] = []
+            elif action < 0.92 and draw.random() < 0.3:
+                sessions["janitor"].run("select pgmb.rotate()")
+                sessions["janitor"].run("select pgmb.seal()")
+            elif action < 0.95 and prepared:
+                gid, published = prepared.pop(draw.randrange(len(prepared)))
+                commit = draw.random() < 0.7
+                sessions["janitor"].run(f"{'commit' if commit else 'rollback'} prepared '{gid}'")
+                if commit:
+                    model.committed.update(published)
+            elif name in opened:
+                end(name, draw.random() < 0.7)
+        for name in list(opened):
+            end(name, True)
+        while prepared:
+            gid, published = prepared.pop()
+            sessions["janitor"].run(f"commit prepared '{gid}'")
+            model.committed.update(published)
+        model.settled += drain(sessions[names[0]])
+    finally:
+        for gid, _ in prepared:
+            sessions["janitor"].run(f"rollback prepared '{gid}'")
+    assert sorted(model.settled) == sorted(model.committed)
