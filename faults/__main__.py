@@ -1,0 +1,73 @@
+"""python -m faults NAME [options]: one run, one line with its figures, and an exit code."""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from harness.postgres import Server, create_database
+
+
+@contextmanager
+def database(major: int, settings: dict[str, Any] | None = None) -> Iterator[tuple[Server, str]]:
+    """A throwaway server and the address of a database with pgmb in it."""
+    from pgmb import schema
+
+    with Server.start(major, name="faults", settings={"max_wal_size": "1GB", **(settings or {})}) as server:
+        dsn = server.dsn(create_database(server))
+        schema.install(dsn)
+        yield server, dsn
+
+
+def late_commits(arguments: argparse.Namespace) -> bool:
+    from faults import late_commits
+
+    with database(arguments.pg) as (_, dsn):
+        result = late_commits.run(
+            dsn,
+            writers=arguments.writers,
+            events=arguments.events,
+            delay=arguments.delay,
+            size=arguments.size,
+            rotate_every=arguments.rotate_every,
+            seed=arguments.seed,
+        )
+    print(result)
+    return result.holds
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m faults", description=__doc__)
+    kinds = parser.add_subparsers(required=True, metavar="NAME")
+
+    def command(name: str, function: Any, about: str) -> argparse.ArgumentParser:
+        made = kinds.add_parser(name, help=about, description=about)
+        made.set_defaults(function=function)
+        made.add_argument("--pg", type=int, default=18, help="PostgreSQL's major version")
+        made.add_argument(
+            "--seed", type=int, default=random.randrange(1 << 30), help="of all chance in the run"
+        )
+        return made
+
+    late = command(
+        "late-commits", late_commits, "commits late, early and rolled back: no reader misses a thing"
+    )
+    late.add_argument("--writers", type=int, default=50)
+    late.add_argument("--events", type=int, default=200_000)
+    late.add_argument("--delay", type=float, default=2.0, help="the longest wait before a commit, in seconds")
+    late.add_argument("--size", type=int, default=60, help="events in one call, at most")
+    late.add_argument("--rotate-every", type=float, default=5.0)
+
+    arguments = parser.parse_args()
+    held: bool = arguments.function(arguments)
+    if not held:
+        print(f"seed {arguments.seed}", file=sys.stderr)
+    return 0 if held else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
