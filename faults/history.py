@@ -1,8 +1,8 @@
 """What publishers know and what readers got, and the judgement of it.
 
 A publisher knows of each transaction that it committed, that it rolled back, or nothing (the answer was
-lost). A reader writes down every delivery. `judge` then says what is missing, what was never published, what came
-twice without a reason, and what came out of order.
+lost). A reader writes down every delivery. `judge` then says what is missing, what was never published,
+what came twice without a reason, and what came out of order.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Late commits: many writers, commits delayed and rolled back, rotation meanwhile; no reader misses a thing."""
+"""Late commits: many writers, commits delayed and rolled back, rotation meanwhile: nobody misses a thing."""
 
 from __future__ import annotations
 

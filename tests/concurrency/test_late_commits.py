@@ -84,7 +84,7 @@ def test_what_a_transaction_publishes_lies_after_the_position_it_takes(
 def test_a_receive_that_acks_first_keeps_the_bounds_of_one_that_passed_it(
     sessions: Sessions, db: psycopg.Connection[Any]
 ) -> None:
-    """Its ack takes an xid before it waits for the queue; another meanwhile moves the position by younger ones."""
+    """Its ack takes an xid before it waits for the queue; another then moves the position by younger ones."""
     db.execute("select pgmb.create_queue('q')")
     db.execute("select pgmb.publish('t', '1')")
     slow, fast, late = sessions.open("slow", "fast", "late")
