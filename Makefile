@@ -4,7 +4,7 @@ SHELL := /bin/bash
 
 PYTHON := .venv/bin/python
 # The folders with Python in them, those not there yet left out.
-CODE := $(wildcard src harness bench scripts tests examples)
+CODE := $(wildcard src harness bench faults scripts tests examples)
 # FULL=1 passes on: longer, complete runs of what is otherwise sampled.
 FULL_FLAG := $(if $(FULL),--full)
 # ARGS="-k name -x" goes to pytest.
