@@ -36,6 +36,17 @@ from (values ('publish', 'pgmb_publisher'), ('consume', 'pgmb_consumer'), ('read
   ('admin', 'pgmb_admin')) rights (kind, role)
 where to_regrole(role) is not null;
 
+do $$
+declare
+  role text;
+begin
+  foreach role in array '{pgmb_consumer,pgmb_admin}'::text[] loop
+    if to_regrole(role) is not null then
+      execute format('grant select on pgmb.queue_status, pgmb.stream_status, pgmb.xmin_holders to %I', role);
+    end if;
+  end loop;
+end $$;
+
 select pgmb.create_stream('main');
 
 select pgmb.grant_stream(s.name, p.role, c.role)

@@ -16,23 +16,29 @@ as $$
 declare
   rotated pgmb.stream;
   current_number integer;
+  last bigint;
   opened integer;
   ahead integer;
+  committed integer;
   age interval;
 begin
   perform pgmb.assert_admin();
   perform pgmb.stream_id(rotate.stream);
   -- Not FOR UPDATE: a tick in an open transaction holds the row's key.
   select * into rotated from pgmb.stream s where s.name = rotate.stream for no key update;
-  current_number := pgmb.last_seq(rotate.stream) >> 40;
-  select max(s.number) into ahead from pgmb.segment s where s.stream = rotated.id;
-  if ahead > current_number then
+  last := pgmb.last_seq(rotate.stream);
+  current_number := last >> 40;
+  select max(s.number), max(s.number) filter (where s.attached_xid <> pg_current_xact_id())
+  into ahead, committed
+  from pgmb.segment s where s.stream = rotated.id;
+  if committed > current_number then
     opened := current_number + 1;
-    -- Not transactional, on purpose: the next number drawn anywhere is in the new segment. The segment was
-    -- attached by a transaction that committed earlier, so publishers see it.
+    -- Not transactional, on purpose: the next number drawn anywhere is in the new segment. It was attached
+    -- by a transaction that has committed, so publishers see it.
     perform setval(format('pgmb.%I', 'seq_' || rotate.stream)::regclass, opened::bigint << 40);
     -- Also those before it: a rotation that was rolled back has moved the numbers on but closed nothing.
-    update pgmb.segment s set closed_at = clock_timestamp()
+    update pgmb.segment s
+    set closed_at = clock_timestamp(), last_seq = case when s.number = current_number then last end
     where s.stream = rotated.id and s.number <= current_number and s.closed_at is null;
     select clock_timestamp() - max(s.closed_at) into age
     from pgmb.segment s where s.stream = rotated.id and s.number = current_number - 1;

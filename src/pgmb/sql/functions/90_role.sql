@@ -77,7 +77,7 @@ as $$
   where p.pronamespace = 'pgmb'::regnamespace and p.proname = any (case kind
     when 'publish' then '{publish,publish_many,cancel,derive_id,fresh_id,stream_id,matches,compile_patterns}'::text[]
     when 'read' then '{position,earliest,position_at,position_of,between,confirm,forget,tick,stream_id,matches,compile_patterns,derive_id}'
-    when 'consume' then '{receive,stream_of,ack,retry,bury,extend,pause,resume,redrive,dead_letters,drop_dead,matches,compile_patterns,stream_status,queue_status,queue_depth}'
+    when 'consume' then '{receive,stream_of,ack,retry,bury,extend,pause,resume,redrive,dead_letters,drop_dead,matches,compile_patterns,describe_queues,describe_streams,queue_depth}'
     when 'admin' then array(select all_of.proname::text from pg_proc all_of where all_of.pronamespace = 'pgmb'::regnamespace)
   end)
 $$;

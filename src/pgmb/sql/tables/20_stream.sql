@@ -20,12 +20,13 @@ create table pgmb.segment (
   stream integer not null references pgmb.stream on delete cascade,
   number integer not null,
   attached_at timestamptz not null default clock_timestamp(),
+  attached_xid xid8 not null default pg_current_xact_id(),
   -- Set when the next segment opened: no transaction with a higher xid can have a number of this one.
   closed_at timestamptz,
   closed_xid xid8,
-  -- Set when every transaction at or below closed_xid has let go of the log.
-  sealed_at timestamptz,
   last_seq bigint,
+  -- Set when every transaction at or below closed_xid has let go of the log; last_seq is then exact.
+  sealed_at timestamptz,
   max_xid xid8,
   last_published_at timestamptz,
   archived_at timestamptz,

@@ -1,0 +1,77 @@
+-- Rebasing: making a log that was restored or copied from another cluster readable here.
+
+-- Gives every event and position the ids of this cluster and raises the epoch, so that positions kept
+-- outside from before are refused. Queues keep their place: what was not settled, leases included, is
+-- delivered (again). Ticks and readers' positions are forgotten. Locks every log against publishers until
+-- the transaction ends. Run it once after a restore, before publishers and consumers return.
+create or replace function pgmb.rebase()
+returns void
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+  s pgmb.stream;
+  q pgmb.queue;
+  b pgmb.binding;
+  newest pgmb.claim;
+  last bigint;
+  place bigint;
+begin
+  perform pgmb.assert_admin();
+  if pg_is_in_recovery() then
+    perform pgmb.assert_primary();
+  end if;
+  for s in select * from pgmb.stream order by id loop
+    execute format('lock table pgmb.%I in share row exclusive mode', 'log_' || s.name);
+    last := pgmb.last_seq(s.name);
+    for q in select * from pgmb.queue where stream = s.id order by id loop
+      select * into newest from pgmb.claim c where c.queue = q.id order by c.id desc limit 1;
+      -- What was leased goes to be tried again; so does what the position had not passed below its place.
+      perform pgmb.fail_event(q, e, 1, clock_timestamp(), 'rebased')
+      from pgmb.claim c, pgmb.claim_events(c) e
+      where c.queue = q.id and c.state in ('l', 'o') and not pgmb.is_void(c.queue, c.id);
+      place := case when newest.place >= newest.upto then newest.batch_seq else newest.place end;
+      select * into b from pgmb.binding where binding.queue = q.id and version = q.bindings;
+      perform pgmb.fail_event(q, e, 0, clock_timestamp(), null)
+      from pgmb.batch_events(s.id, newest.batch_snapshot, newest.batch_seq, newest.batch_next,
+        format('%s:%s:', 9223372036854775807, 9223372036854775807)::pg_snapshot, newest.own, newest.own_seq,
+        0, place, b.topics, b.regex, 9223372036854775807) e;
+      delete from pgmb.claim c where c.queue = q.id;
+      delete from pgmb.settlement t where t.queue = q.id;
+      delete from pgmb.supersession n where n.queue = q.id;
+      insert into pgmb.claim (queue, id, token, state, bindings, events, lo, hi, place, upto,
+        done_snapshot, done_seq, done_next, batch_snapshot, batch_seq, batch_next, expires_at, swept)
+      values (q.id, newest.id + 1, 0, 'p', q.bindings, 0, place, place,
+        place, last, '3:3:', 0, '3', '4:4:', last, '4', 'infinity', clock_timestamp());
+    end loop;
+    perform pgmb.rebase_segment(g) from pgmb.segment g
+    where g.stream = s.id and g.dropped_at is null order by g.number;
+  end loop;
+  delete from pgmb.tick;
+  delete from pgmb.reader;
+  update pgmb.installation i
+  set epoch = i.epoch + 1, system_identifier = (select c.system_identifier from pg_control_system() c);
+  perform set_config('pgmb.cluster_checked', '', false);
+end $$;
+
+-- Rewrites one segment's xids; 3 is below every xid that this cluster will give. Internal.
+create or replace function pgmb.rebase_segment(segment pgmb.segment)
+returns void
+language plpgsql
+as $$
+declare
+  leaf text := format('pgmb.segment_%s_%s', (segment).stream, (segment).number);
+begin
+  if (segment).sealed_at is not null then
+    execute format('alter table %s drop constraint if exists sealed', leaf);
+  end if;
+  execute format('update %s set xid = ''3''', leaf);
+  if (segment).sealed_at is not null then
+    execute format('alter table %s add constraint sealed check (false) not valid', leaf);
+    update pgmb.segment s set max_xid = '3', closed_xid = '3'
+    where s.stream = (segment).stream and s.number = (segment).number;
+  elsif (segment).closed_at is not null then
+    update pgmb.segment s set closed_xid = null where s.stream = (segment).stream and s.number = (segment).number;
+  end if;
+end $$;

@@ -1,0 +1,173 @@
+-- Status: what stands where. Everything here is estimated from positions and bounded look-ups, so that it
+-- costs the same with a backlog of ten or of ten million; queue_depth counts exactly, on request.
+
+-- How many sequence numbers of a stream lie between two of them, by what its segments hold. Internal.
+create or replace function pgmb.numbers_between(stream integer, lo bigint, hi bigint)
+returns bigint
+language sql stable
+as $$
+  select coalesce(sum(greatest(0, least(hi, coalesce(s.last_seq, hi)) - greatest(lo, s.number::bigint << 40))), 0)::bigint
+  from pgmb.segment s
+  where s.stream = numbers_between.stream and s.number between lo >> 40 and hi >> 40 and s.dropped_at is null
+    and (s.last_seq is not null or s.number = hi >> 40)
+$$;
+
+-- The time of the first event of a stream above a number. Internal.
+create or replace function pgmb.first_published(stream integer, above bigint, upto bigint)
+returns timestamptz
+language plpgsql stable
+as $$
+declare
+  leaf text;
+  found_at timestamptz;
+begin
+  for leaf in
+    select format('pgmb.segment_%s_%s', s.stream, s.number) from pgmb.segment s
+    where s.stream = first_published.stream and s.number between above >> 40 and upto >> 40 and s.dropped_at is null
+    order by s.number
+  loop
+    execute format('select e.published_at from %s e where e.seq > $1 and e.seq <= $2 order by e.seq limit 1', leaf)
+      into found_at using above, upto;
+    exit when found_at is not null;
+  end loop;
+  return found_at;
+end $$;
+
+-- Every queue that the caller may consume: how much waits (an upper estimate: patterns are not applied), for
+-- how long, what is leased, retried and dead (counted up to 10000), and how fast it is received.
+create or replace function pgmb.describe_queues(
+  out queue text, out stream text, out patterns text[], out paused_at timestamptz, out paused_reason text,
+  out waiting bigint, out oldest_age interval, out leases bigint, out leased_events bigint,
+  out retries bigint, out dead bigint, out received_per_second double precision
+)
+returns setof record
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+as $$
+#variable_conflict use_column
+declare
+  q record;
+  newest pgmb.claim;
+  place bigint;
+  last bigint;
+begin
+  for q in
+    select queue.*, s.name stream_name, b.patterns
+    from pgmb.queue
+    join pgmb.stream s on s.id = queue.stream
+    join pgmb.binding b on b.queue = queue.id and b.version = queue.bindings
+    order by queue.name
+  loop
+    begin
+      perform pgmb.assert_consumer(q.id, q.name);
+    exception when insufficient_privilege then
+      continue;
+    end;
+    select * into newest from pgmb.claim c where c.queue = q.id order by c.id desc limit 1;
+    place := case when newest.place >= newest.upto then greatest(newest.upto, newest.batch_seq)
+      else greatest(newest.place, newest.done_seq) end;
+    last := pgmb.last_seq(q.stream_name);
+    queue := q.name;
+    stream := q.stream_name;
+    patterns := q.patterns;
+    paused_at := q.paused_at;
+    paused_reason := q.paused_reason;
+    waiting := pgmb.numbers_between(q.stream, place, last);
+    oldest_age := clock_timestamp() - pgmb.first_published(q.stream, place, last);
+    select count(*) filter (where c.state in ('l', 'o')), coalesce(sum(c.events) filter (where c.state in ('l', 'o')), 0),
+      coalesce(sum(c.events) filter (where c.at > clock_timestamp() - interval '10 seconds'), 0) / 10.0
+    into leases, leased_events, received_per_second
+    from pgmb.claim c
+    where c.queue + 0 = q.id and c.expires_at > statement_timestamp() and c.expires_at < 'infinity';
+    select count(*) into retries from (select from pgmb.retry r where r.queue = q.id limit 10000) counted;
+    select count(*) into dead from (select from pgmb.dead d where d.queue = q.id limit 10000) counted;
+    return next;
+  end loop;
+end $$;
+
+-- Every stream: its segments, how many events they hold by their numbers, and the rates of the last ticks.
+create or replace function pgmb.describe_streams(
+  out stream text, out segments bigint, out unsealed bigint, out unarchived bigint, out events bigint,
+  out delayed bigint, out published_per_second double precision, out last_tick_age interval, out bytes bigint
+)
+returns setof record
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+  s pgmb.stream;
+begin
+  for s in select * from pgmb.stream order by name loop
+    stream := s.name;
+    select count(*) filter (where g.number <= pgmb.last_seq(s.name) >> 40 and g.dropped_at is null),
+      count(*) filter (where g.closed_at is not null and g.sealed_at is null),
+      count(*) filter (where s.archive and g.sealed_at is not null and g.archived_at is null),
+      sum(pg_total_relation_size(to_regclass(format('pgmb.segment_%s_%s', g.stream, g.number))))
+    into segments, unsealed, unarchived, bytes
+    from pgmb.segment g where g.stream = s.id;
+    events := pgmb.numbers_between(s.id, 0, pgmb.last_seq(s.name));
+    select count(*) into delayed from (select from pgmb.delayed d where d.stream = s.name limit 10000) counted;
+    select pgmb.numbers_between(s.id, (old.position).seq, (new.position).seq)
+      / nullif(extract(epoch from new.at - old.at), 0), clock_timestamp() - new.at
+    into published_per_second, last_tick_age
+    from (select * from pgmb.tick t where t.stream = s.id order by t.id desc limit 1) new
+    left join lateral (
+      select * from pgmb.tick t where t.stream = s.id and t.at >= new.at - interval '10 seconds' and t.id < new.id
+      order by t.at limit 1) old on true;
+    return next;
+  end loop;
+end $$;
+
+-- Exactly how many events wait in a queue: reads every one of them.
+create or replace function pgmb.queue_depth(queue text)
+returns bigint
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_variable
+declare
+  q pgmb.queue := pgmb.queue_for_consumer(queue);
+  b pgmb.binding;
+  newest pgmb.claim;
+  rest bigint := 0;
+  fresh bigint;
+  last bigint;
+begin
+  select * into b from pgmb.binding where binding.queue = q.id and version = q.bindings;
+  select * into newest from pgmb.claim c where c.queue = q.id order by c.id desc limit 1;
+  select pgmb.last_seq(s.name) into last from pgmb.stream s where s.id = q.stream;
+  if newest.place < newest.upto then
+    select count(*) into rest from pgmb.batch_events(q.stream, newest.done_snapshot, newest.done_seq,
+      newest.done_next, newest.batch_snapshot, newest.own, newest.own_seq, newest.place, newest.upto,
+      b.topics, b.regex, 9223372036854775807);
+  end if;
+  select count(*) into fresh from pgmb.batch_events(q.stream, newest.batch_snapshot, newest.batch_seq,
+    newest.batch_next, pgmb.snapshot(), newest.own, newest.own_seq, 0, last, b.topics, b.regex,
+    9223372036854775807);
+  return rest + fresh + (select count(*) from pgmb.retry r where r.queue = q.id and r.lease is null);
+end $$;
+
+drop view if exists pgmb.queue_status, pgmb.stream_status, pgmb.xmin_holders;
+
+create view pgmb.queue_status as
+select * from pgmb.describe_queues();
+
+create view pgmb.stream_status as
+select * from pgmb.describe_streams();
+
+-- Who keeps old row versions alive. pgmb's speed does not depend on it; the rest of the database may.
+create view pgmb.xmin_holders as
+select 'session' kind, a.pid::text name, a.usename::text owner, a.state, now() - a.xact_start age,
+  age(a.backend_xmin) xids, left(a.query, 80) query
+from pg_stat_activity a
+where a.backend_xmin is not null and a.pid <> pg_backend_pid()
+union all
+select 'prepared', p.gid, p.owner::text, null, now() - p.prepared, age(p.transaction), null
+from pg_prepared_xacts p where p.database = current_database()
+union all
+select 'slot', s.slot_name::text, null, case when s.active then 'active' else 'inactive' end, null,
+  greatest(age(s.xmin), age(s.catalog_xmin)), null
+from pg_replication_slots s where s.xmin is not null or s.catalog_xmin is not null;
