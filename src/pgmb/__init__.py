@@ -1,0 +1,44 @@
+"""A message broker and event log inside PostgreSQL."""
+
+from __future__ import annotations
+
+from pgmb import errors, schema
+from pgmb._async.broker import AsyncBroker, aconnect
+from pgmb._async.lease import AsyncLease
+from pgmb._sync.broker import Broker, connect
+from pgmb._sync.lease import Lease
+from pgmb.errors import (
+    Conflict,
+    HistoryGone,
+    InvalidArgument,
+    LeaseLost,
+    NotFound,
+    PermissionDenied,
+    PgmbError,
+    SchemaVersionError,
+)
+from pgmb.types import DeadLetter, Duration, Event, NewEvent, Position
+
+__all__ = [
+    "AsyncBroker",
+    "AsyncLease",
+    "Broker",
+    "Conflict",
+    "DeadLetter",
+    "Duration",
+    "Event",
+    "HistoryGone",
+    "InvalidArgument",
+    "Lease",
+    "LeaseLost",
+    "NewEvent",
+    "NotFound",
+    "PermissionDenied",
+    "PgmbError",
+    "Position",
+    "SchemaVersionError",
+    "aconnect",
+    "connect",
+    "errors",
+    "schema",
+]

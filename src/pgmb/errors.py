@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 import psycopg
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator
 
 
 class PgmbError(Exception):
@@ -96,7 +96,9 @@ class SchemaVersionError(PgmbError):
         state = "is not installed" if found is None else f"is at version {found}"
         super().__init__(f"schema pgmb {state}; this package works with version {wanted}")
         newer = isinstance(found, int) and found > wanted
-        self.hint = "Upgrade the pgmb package." if newer else "Run `pgmb install` or pgmb.schema.install(dsn)."
+        self.hint = (
+            "Upgrade the pgmb package." if newer else "Run `pgmb install` or pgmb.schema.install(dsn)."
+        )
 
 
 BY_SQLSTATE: dict[str, type[PgmbError]] = {
@@ -119,7 +121,7 @@ BY_SQLSTATE: dict[str, type[PgmbError]] = {
 
 
 @contextmanager
-def translated() -> Iterator[None]:
+def translated() -> Generator[None]:
     """Raise psycopg's errors that are ours as the exceptions of this module."""
     try:
         yield

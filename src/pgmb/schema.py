@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from importlib.resources import files
-from typing import TYPE_CHECKING, LiteralString, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import psycopg
+from psycopg import pq
 
-from pgmb.errors import SchemaVersionError
+from pgmb.errors import InvalidArgument, SchemaVersionError, translated
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator
     from importlib.resources.abc import Traversable
 
 VERSION = 1
@@ -24,8 +25,16 @@ VERSION = 1
 _SQL = files("pgmb") / "sql"
 
 
+LOOK = "select version, pg_backend_pid() from pgmb.installation"
+"""What a client asks first: the schema's version, and whom it really talks to."""
+
+
 def emit() -> str:
     """The script that installs the schema into an empty database, or upgrades the one that is there."""
+    return f"begin;\n{_body()}\ncommit;\n"
+
+
+def _body() -> str:
     return "\n".join(
         (
             _HEADER.format(version=VERSION),
@@ -45,7 +54,6 @@ def emit() -> str:
             ),
             *_read("functions"),
             (_SQL / "grants.sql").read_text(),
-            "commit;",
         )
     )
 
@@ -55,39 +63,42 @@ def emit_uninstall() -> str:
     return "set client_min_messages = warning;\ndrop schema if exists pgmb cascade;\n"
 
 
-def install(target: str | psycopg.Connection[object]) -> None:
+def install(target: str | psycopg.Connection[Any]) -> None:
     """Install the schema, or upgrade it; nothing happens when it is up to date."""
-    _run(target, emit())
+    _run(target, _body())
 
 
 upgrade = install
 
 
-def uninstall(target: str | psycopg.Connection[object]) -> None:
+def uninstall(target: str | psycopg.Connection[Any]) -> None:
     """Remove the schema with every event in it."""
     _run(target, emit_uninstall())
 
 
-def installed_version(target: str | psycopg.Connection[object]) -> int | None:
+def installed_version(target: str | psycopg.Connection[Any]) -> int | None:
     """The version of the schema in the database, or None where it is not installed."""
-    with _connection(target) as conn:
+    with _connection(target) as conn, translated():
         if conn.execute("select to_regclass('pgmb.installation')").fetchone() == (None,):
             return None
         row = cast("tuple[int]", conn.execute("select version from pgmb.installation").fetchone())
         return row[0]
 
 
-def verify(target: str | psycopg.Connection[object]) -> None:
-    """Raise SchemaVersionError unless the database holds the version that this package works with."""
-    found = installed_version(target)
+def check(found: int | None) -> None:
+    """Raise SchemaVersionError unless the version found is the one that this package works with."""
     if found != VERSION:
         raise SchemaVersionError(found, VERSION)
+
+
+def verify(target: str | psycopg.Connection[Any]) -> None:
+    """Raise SchemaVersionError unless the database holds the version that this package works with."""
+    check(installed_version(target))
 
 
 _HEADER = """\
 -- pgmb, schema version {version}: installs it, or upgrades what is there. Run it with psql -f, as the user
 -- who shall own it; no superuser is needed.
-begin;
 set local client_min_messages = warning;
 set local search_path = pg_catalog;
 set local check_function_bodies = off;
@@ -130,14 +141,18 @@ def _migrations() -> list[tuple[int, str]]:
 
 
 @contextmanager
-def _connection(target: str | psycopg.Connection[object]) -> Iterator[psycopg.Connection[object]]:
+def _connection(target: str | psycopg.Connection[Any]) -> Generator[psycopg.Connection[Any]]:
     if isinstance(target, str):
         with psycopg.connect(target, autocommit=True) as conn:
-            yield cast("psycopg.Connection[object]", conn)
+            yield conn
     else:
         yield target
 
 
-def _run(target: str | psycopg.Connection[object], script: str) -> None:
-    with _connection(target) as conn:
-        conn.execute(cast("LiteralString", script))
+def _run(target: str | psycopg.Connection[Any], script: str) -> None:
+    with _connection(target) as conn, translated():
+        # The script sets the search path and more for its transaction, which must end with it.
+        if conn.info.transaction_status != pq.TransactionStatus.IDLE:
+            raise InvalidArgument("the connection is inside a transaction; commit or roll back first")
+        with conn.transaction():
+            conn.execute(cast("Any", script))

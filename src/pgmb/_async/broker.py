@@ -1,0 +1,85 @@
+"""The broker: all that a client can ask for, over one pool of connections."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any, Self
+
+from psycopg import AsyncConnection, errors
+from psycopg_pool import AsyncConnectionPool
+
+from pgmb import schema
+from pgmb._async.positions import AsyncPositions
+from pgmb._async.publishing import AsyncPublishing
+from pgmb._async.queues import AsyncQueues
+from pgmb._async.receiving import AsyncReceiving
+from pgmb._async.streams import AsyncStreams
+from pgmb.errors import translated
+
+
+class AsyncBroker(AsyncPublishing, AsyncReceiving, AsyncQueues, AsyncStreams, AsyncPositions):
+    """A broker in a PostgreSQL database. Made by `aconnect`; closes its connections at the end of `with`.
+
+    Methods are named as the functions in the schema pgmb. Each runs in a transaction of its own, or, with
+    `conn=`, inside the caller's: both commit or neither does.
+    """
+
+    async def close(self) -> None:
+        """Close all connections. May be called again."""
+        await self._pool.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+async def aconnect(
+    dsn: str = "",
+    *,
+    min_size: int = 1,
+    max_size: int = 10,
+    max_wait: float = 30.0,
+    pooler: bool | None = None,
+    **connection: Any,
+) -> AsyncBroker:
+    """Connect to the database and check that its schema is of the version that this package works with.
+
+    Between `min_size` and `max_size` connections are kept; a call waits for a free one at most `max_wait`
+    seconds. Statements are prepared on the server, except behind a pooler such as PgBouncer, which may give
+    each transaction another server connection: that is noticed by itself, `pooler` overrules it. Further
+    keywords go to psycopg's `connect`.
+    """
+    # One connection first: the pool would try a wrong address for as long as `max_wait`, and hide why.
+    async with await AsyncConnection.connect(dsn, autocommit=True, **connection) as first:
+        found, server_process = await _look(first)
+        schema.check(found)
+        # A pooler answers with a process id of its own making.
+        behind_pooler = server_process != first.info.backend_pid if pooler is None else pooler
+    options: dict[str, Any] = {"client_encoding": "utf8", "autocommit": True}
+    if behind_pooler:
+        options["prepare_threshold"] = None
+    pool: AsyncConnectionPool[AsyncConnection[Any]] = AsyncConnectionPool(
+        dsn,
+        kwargs={**options, **connection},
+        min_size=min_size,
+        max_size=max_size,
+        timeout=max_wait,
+        open=False,
+        name="pgmb",
+    )
+    await pool.open()
+    return AsyncBroker(pool)
+
+
+async def _look(connection: AsyncConnection[Any]) -> tuple[int | None, int | None]:
+    try:
+        with translated():
+            cursor = await connection.execute(schema.LOOK)
+    except errors.UndefinedTable:
+        return None, None
+    version, process = await cursor.fetchone() or (None, None)
+    return version, process

@@ -1,0 +1,93 @@
+"""How a statement is run: on a connection of the pool's, or inside the caller's transaction."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import psycopg
+from psycopg import AsyncConnection, AsyncCursor, errors, pq
+from psycopg.adapt import AdaptersMap
+from psycopg.rows import tuple_row
+from psycopg_pool import AsyncConnectionPool
+
+from pgmb import wire
+from pgmb.batch import Copy
+from pgmb.errors import InvalidArgument, StreamNotFound, translated
+from pgmb.statements import Statement
+
+Pool: TypeAlias = AsyncConnectionPool[AsyncConnection[Any]]
+
+
+class _Cursor(AsyncCursor[wire.Row]):
+    """Reads and writes by `wire.ADAPTERS`, whatever the connection's own settings are.
+
+    The map is shared: registering adapters on each cursor would cost more than a small statement.
+    """
+
+    def __init__(self, connection: AsyncConnection[Any]) -> None:
+        super().__init__(connection, row_factory=tuple_row)
+        self.format = pq.Format.BINARY
+
+    @property
+    def adapters(self) -> AdaptersMap:
+        return wire.ADAPTERS
+
+
+class AsyncCalls:
+    """What every part of the broker stands on."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+
+    async def _rows(self, statement: Statement, conn: AsyncConnection[Any] | None) -> list[wire.Row]:
+        with translated():
+            if conn is not None:
+                return await _fetch(_checked(conn), statement)
+            # Connections of the pool are autocommit: the statement is the whole transaction.
+            own = await self._pool.getconn()
+            try:
+                return await _fetch(own, statement)
+            finally:
+                await self._pool.putconn(own)
+
+    async def _value(self, statement: Statement, conn: AsyncConnection[Any] | None) -> Any:
+        """The first column of the only row."""
+        return (await self._rows(statement, conn))[0][0]
+
+    async def _copy(self, copy: Copy, conn: AsyncConnection[Any] | None) -> int:
+        with translated():
+            if conn is not None:
+                return await _write(_checked(conn), copy)
+            async with self._pool.connection() as own:
+                return await _write(own, copy)
+
+
+async def _fetch(connection: AsyncConnection[Any], statement: Statement) -> list[wire.Row]:
+    cursor = _Cursor(connection)
+    await cursor.execute(statement.text, statement.parameters)
+    return await cursor.fetchall()
+
+
+async def _write(connection: AsyncConnection[Any], copy: Copy) -> int:
+    cursor = _Cursor(connection)
+    try:
+        async with cursor.copy(copy.text) as writing:
+            for data in copy.data:
+                await writing.write(data)
+    except errors.UndefinedTable as error:
+        missing = StreamNotFound(f"stream '{copy.stream}' does not exist")
+        missing.hint = "Create it with create_stream(name)."
+        raise missing from error
+    return cursor.rowcount
+
+
+def _checked(conn: AsyncConnection[Any]) -> AsyncConnection[Any]:
+    wanted: type = AsyncConnection
+    if not isinstance(conn, wanted):
+        raise InvalidArgument(
+            f"conn= takes a psycopg AsyncConnection, not {type(conn).__module__}.{type(conn).__qualname__}"
+        )
+    # JSON travels as it is encoded here.
+    if conn.info.encoding != "utf-8":
+        raise psycopg.NotSupportedError(f"conn= has client_encoding {conn.info.encoding}; pgmb writes UTF-8")
+    return conn

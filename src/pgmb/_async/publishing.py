@@ -1,0 +1,81 @@
+"""Publishing: one event, many, later; and taking back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any, overload
+from uuid import UUID
+
+from psycopg import AsyncConnection
+
+from pgmb import batch, statements, wire
+from pgmb._async.calls import AsyncCalls
+from pgmb.types import Duration, NewEvent
+
+
+class AsyncPublishing(AsyncCalls):
+    async def publish(
+        self,
+        topic: str,
+        payload: Any,
+        *,
+        key: str | None = None,
+        headers: Any = None,
+        stream: str = "main",
+        id: UUID | None = None,
+        delay: Duration | None = None,
+        at: datetime | None = None,
+        conn: AsyncConnection[Any] | None = None,
+    ) -> UUID:
+        """Publish an event and return its id. It is delivered when the transaction commits.
+
+        The payload is whatever msgspec encodes as JSON; a `msgspec.Raw` goes as it is. With `delay`, or `at`,
+        the event enters the log then.
+        """
+        statement = statements.publish(topic, payload, key, headers, stream, id, delay, at)
+        return wire.uuid(await self._value(statement, conn))
+
+    @overload
+    async def publish_many(
+        self,
+        topic: str,
+        payloads: Iterable[Any],
+        *,
+        headers: Any = None,
+        stream: str = "main",
+        conn: AsyncConnection[Any] | None = None,
+    ) -> int: ...
+
+    @overload
+    async def publish_many(
+        self,
+        events: Iterable[NewEvent],
+        /,
+        *,
+        stream: str = "main",
+        conn: AsyncConnection[Any] | None = None,
+    ) -> int: ...
+
+    async def publish_many(
+        self,
+        topic: str | Iterable[NewEvent],
+        payloads: Iterable[Any] | None = None,
+        *,
+        headers: Any = None,
+        stream: str = "main",
+        conn: AsyncConnection[Any] | None = None,
+    ) -> int:
+        """Publish payloads of one topic, or events with all of their own, and return how many.
+
+        All or none, in their order. Any number: more than 2,000 are copied, in blocks, as the iterable gives
+        them.
+        """
+        plan = batch.plan(topic, payloads, headers, stream)
+        if isinstance(plan, batch.Copy):
+            return await self._copy(plan, conn)
+        return int(await self._value(plan, conn))
+
+    async def cancel(self, id: UUID, *, conn: AsyncConnection[Any] | None = None) -> bool:
+        """Take back an event that was published with a delay and is not yet due. True if it was there."""
+        return bool(await self._value(statements.call("cancel", id=id), conn))

@@ -1,0 +1,112 @@
+"""Queues: create, change, drop, and where they stand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from psycopg import AsyncConnection
+
+from pgmb._async.calls import AsyncCalls
+from pgmb.statements import call
+from pgmb.types import Duration, Position
+
+
+class AsyncQueues(AsyncCalls):
+    async def create_queue(
+        self,
+        name: str,
+        patterns: Iterable[str] = ("#",),
+        *,
+        stream: str = "main",
+        starting: Position | None = None,
+        lease_for: Duration | None = None,
+        max_attempts: int | None = None,
+        backoff_base: Duration | None = None,
+        backoff_factor: float | None = None,
+        backoff_max: Duration | None = None,
+        backoff_jitter: float | None = None,
+        conn: AsyncConnection[Any] | None = None,
+    ) -> bool:
+        """Create a queue that reads `stream` from `starting` on, by default from now.
+
+        True if it was created, False if it exists with the same stream and patterns; Conflict if it differs.
+        """
+        return bool(
+            await self._value(
+                call(
+                    "create_queue",
+                    name=name,
+                    patterns=_several(patterns),
+                    stream=stream,
+                    starting=starting,
+                    lease_for=lease_for,
+                    max_attempts=max_attempts,
+                    backoff_base=backoff_base,
+                    backoff_factor=backoff_factor,
+                    backoff_max=backoff_max,
+                    backoff_jitter=backoff_jitter,
+                ),
+                conn,
+            )
+        )
+
+    async def alter_queue(
+        self,
+        queue: str,
+        *,
+        lease_for: Duration | None = None,
+        max_attempts: int | None = None,
+        backoff_base: Duration | None = None,
+        backoff_factor: float | None = None,
+        backoff_max: Duration | None = None,
+        backoff_jitter: float | None = None,
+        conn: AsyncConnection[Any] | None = None,
+    ) -> None:
+        """Change a queue's lease and retry policy. None leaves a setting as it is."""
+        await self._value(
+            call(
+                "alter_queue",
+                queue=queue,
+                lease_for=lease_for,
+                max_attempts=max_attempts,
+                backoff_base=backoff_base,
+                backoff_factor=backoff_factor,
+                backoff_max=backoff_max,
+                backoff_jitter=backoff_jitter,
+            ),
+            conn,
+        )
+
+    async def bind(
+        self, queue: str, patterns: Iterable[str], *, conn: AsyncConnection[Any] | None = None
+    ) -> None:
+        """Replace a queue's patterns, from its position on: leases in flight keep what they hold."""
+        await self._value(call("bind", queue=queue, patterns=_several(patterns)), conn)
+
+    async def drop_queue(self, queue: str, *, conn: AsyncConnection[Any] | None = None) -> bool:
+        """Drop a queue with its leases, retries and dead letters. True if there was one."""
+        return bool(await self._value(call("drop_queue", queue=queue), conn))
+
+    async def pause(
+        self, queue: str, reason: str | None = None, *, conn: AsyncConnection[Any] | None = None
+    ) -> None:
+        """Stop delivery: `receive` returns nothing until `resume`. Leases in flight can still be settled."""
+        await self._value(call("pause", queue=queue, reason=reason), conn)
+
+    async def resume(self, queue: str, *, conn: AsyncConnection[Any] | None = None) -> None:
+        """Take up delivery again."""
+        await self._value(call("resume", queue=queue), conn)
+
+    async def seek(self, queue: str, to: Position, *, conn: AsyncConnection[Any] | None = None) -> None:
+        """Move a queue to a position. Leases in flight end and retries are dropped; dead letters stay."""
+        await self._value(call("seek", queue=queue, to=to), conn)
+
+    async def purge(self, queue: str, *, conn: AsyncConnection[Any] | None = None) -> None:
+        """Skip everything waiting in a queue: fresh events, retries and leases. Dead letters stay."""
+        await self._value(call("purge", queue=queue), conn)
+
+
+def _several(patterns: Iterable[str]) -> list[str]:
+    # A lone string is an iterable of its letters, which is never meant.
+    return [patterns] if isinstance(patterns, str) else list(patterns)

@@ -1,0 +1,144 @@
+"""Receiving under a lease, settling it, and the dead letters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from psycopg import AsyncConnection
+
+from pgmb import statements, wire
+from pgmb._async.calls import AsyncCalls, Pool
+from pgmb._async.lease import NO_LEASE, AsyncLease
+from pgmb.statements import call
+from pgmb.types import DeadLetter, Duration, moment
+
+
+class AsyncReceiving(AsyncCalls):
+    def __init__(self, pool: Pool) -> None:
+        super().__init__(pool)
+        self._streams: dict[bytes, str] = {}
+
+    async def receive(
+        self,
+        queue: str,
+        max: int = 100,
+        lease_for: Duration | None = None,
+        ack: AsyncLease | UUID | None = None,
+        *,
+        conn: AsyncConnection[Any] | None = None,
+    ) -> AsyncLease:
+        """The next events of a queue, at most `max`, leased for `lease_for` (default: the queue's own).
+
+        What is not settled in time is delivered again. With nothing to receive the lease is empty, and false.
+        `ack` settles an earlier lease in the same round trip and commit. Meant for a transaction of its own:
+        in `conn`, finish within a second, or others pass by and settling or committing fails with LeaseLost.
+        """
+        earlier = _lease_id(ack)
+        statement = statements.receive(queue, max, lease_for, earlier, alone=conn is None)
+        rows = await self._rows(statement, conn)
+        if not rows:
+            return AsyncLease(self, queue, NO_LEASE, [])
+        lease: bytes = rows[0][-1]
+        # Its first three bytes are the queue's id, which is never used again: the stream behind it is fixed.
+        stream = self._streams.get(lease[:3])
+        if stream is None:
+            stream = self._streams[lease[:3]] = await self._value(call("stream_of", queue=queue), conn)
+        return AsyncLease(self, queue, UUID(bytes=lease), wire.events(rows, stream))
+
+    async def ack(
+        self,
+        lease: AsyncLease | UUID,
+        seqs: Iterable[int] | None = None,
+        *,
+        conn: AsyncConnection[Any] | None = None,
+    ) -> int:
+        """Settle a lease's events as done: all, or those named. Returns how many; a repeated ack 0."""
+        given = _lease_id(lease)
+        return 0 if given is None else int(await self._value(call("ack", lease=given, seqs=seqs), conn))
+
+    async def retry(
+        self,
+        lease: AsyncLease | UUID,
+        seqs: Iterable[int] | None = None,
+        after: Duration | None = None,
+        error: str | None = None,
+        *,
+        conn: AsyncConnection[Any] | None = None,
+    ) -> int:
+        """Send events of a lease to be tried again `after` that time, by default the queue's backoff.
+
+        Past the queue's max_attempts they become dead letters. Returns how many.
+        """
+        given = _lease_id(lease)
+        if given is None:
+            return 0
+        return int(await self._value(call("retry", lease=given, seqs=seqs, after=after, error=error), conn))
+
+    async def bury(
+        self,
+        lease: AsyncLease | UUID,
+        seqs: Iterable[int] | None = None,
+        error: str | None = None,
+        *,
+        conn: AsyncConnection[Any] | None = None,
+    ) -> int:
+        """Send events of a lease to the queue's dead letters. Returns how many."""
+        given = _lease_id(lease)
+        if given is None:
+            return 0
+        return int(await self._value(call("bury", lease=given, seqs=seqs, error=error), conn))
+
+    async def extend(
+        self,
+        lease: AsyncLease | UUID,
+        lease_for: Duration | None = None,
+        *,
+        conn: AsyncConnection[Any] | None = None,
+    ) -> datetime:
+        """Prolong a lease to `lease_for` from now (default: the queue's own). Returns when it expires."""
+        given = lease.id if isinstance(lease, AsyncLease) else lease
+        return moment(await self._value(call("extend", lease=given, lease_for=lease_for), conn))
+
+    async def dead_letters(
+        self,
+        queue: str,
+        topic: str | None = None,
+        error: str | None = None,
+        after: int = 0,
+        max: int = 100,
+        *,
+        conn: AsyncConnection[Any] | None = None,
+    ) -> list[DeadLetter]:
+        """Dead letters, oldest first: of a topic pattern, of errors like that, after the last one seen."""
+        rows = await self._rows(statements.dead_letters(queue, topic, error, after, max), conn)
+        stream = await self._value(call("stream_of", queue=queue), conn) if rows else ""
+        return wire.dead_letters(rows, stream)
+
+    async def redrive(
+        self,
+        queue: str,
+        ids: Iterable[int] | None = None,
+        topic: str | None = None,
+        error: str | None = None,
+        *,
+        conn: AsyncConnection[Any] | None = None,
+    ) -> int:
+        """Send dead letters back to be tried again, as if for the first time. Returns how many."""
+        statement = call("redrive", queue=queue, ids=ids, topic=topic, error=error)
+        return int(await self._value(statement, conn))
+
+    async def drop_dead(
+        self, queue: str, ids: Iterable[int] | None = None, *, conn: AsyncConnection[Any] | None = None
+    ) -> int:
+        """Delete dead letters for good: those named, or all of the queue. Returns how many."""
+        return int(await self._value(call("drop_dead", queue=queue, ids=ids), conn))
+
+
+def _lease_id(lease: AsyncLease | UUID | None) -> UUID | None:
+    """The lease's id; None for one that holds nothing, which there is no need to settle."""
+    if isinstance(lease, AsyncLease):
+        return lease.id if lease.events else None
+    return lease

@@ -1,0 +1,75 @@
+"""Streams: create, change, drop, rotate."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from psycopg import AsyncConnection
+
+from pgmb._async.calls import AsyncCalls
+from pgmb.statements import call
+from pgmb.types import Duration
+
+
+class AsyncStreams(AsyncCalls):
+    async def create_stream(
+        self,
+        name: str,
+        *,
+        rotate_every: Duration | None = None,
+        rotate_events: int | None = None,
+        keep_for: Duration | None = None,
+        drop_unread: bool = False,
+        archive: bool = False,
+        conn: AsyncConnection[Any] | None = None,
+    ) -> None:
+        """Create a stream; nothing happens when it exists.
+
+        By default its segments rotate every hour or 50 million events, and are kept for ever.
+        """
+        await self._value(
+            call(
+                "create_stream",
+                name=name,
+                rotate_every=rotate_every,
+                rotate_events=rotate_events,
+                keep_for=keep_for,
+                drop_unread=drop_unread,
+                archive=archive,
+            ),
+            conn,
+        )
+
+    async def alter_stream(
+        self,
+        name: str,
+        *,
+        rotate_every: Duration | None = None,
+        rotate_events: int | None = None,
+        keep_for: Duration | None = None,
+        drop_unread: bool | None = None,
+        archive: bool | None = None,
+        conn: AsyncConnection[Any] | None = None,
+    ) -> None:
+        """Change how a stream rotates and what it keeps. None leaves a setting as it is."""
+        await self._value(
+            call(
+                "alter_stream",
+                name=name,
+                rotate_every=rotate_every,
+                rotate_events=rotate_events,
+                keep_for=keep_for,
+                drop_unread=drop_unread,
+                archive=archive,
+            ),
+            conn,
+        )
+
+    async def drop_stream(self, name: str, *, conn: AsyncConnection[Any] | None = None) -> None:
+        """Drop a stream with all its events. Conflict while queues read it."""
+        await self._value(call("drop_stream", name=name), conn)
+
+    async def rotate(self, stream: str = "main", *, conn: AsyncConnection[Any] | None = None) -> int | None:
+        """Open the stream's next segment and return its number; None if it had to be attached first."""
+        number: int | None = await self._value(call("rotate", stream=stream), conn)
+        return number

@@ -1,0 +1,165 @@
+"""How many events travel at once: arrays for some, COPY for many. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, islice, repeat
+from struct import Struct
+from typing import Any, NamedTuple, TypeVar, cast
+
+import msgspec
+from psycopg import sql
+
+from pgmb import wire
+from pgmb.errors import InvalidArgument
+from pgmb.statements import Statement, publish_columns, publish_uniform
+from pgmb.types import NewEvent
+
+Item = TypeVar("Item")
+
+BLOCK = 2000
+"""How many events go in one call with arrays; more are copied, in blocks of as many.
+
+Measured with events of 167 bytes, thousands a second of wall, of client CPU, of server CPU:
+       500 events    arrays  93, 560, 111    COPY 112, 586, 133
+     2,000 events    arrays 126, 719, 154    COPY 130, 882, 154
+    50,000 events    arrays  75, 587,  99    COPY 127, 508, 143
+COPY costs one round trip more, which a unix socket does not show: so arrays for as long as they keep up.
+"""
+
+_HEADER = b"PGCOPY\n\xff\r\n\0" + bytes(8)
+_TRAILER = b"\xff\xff"
+_field_count = Struct("!h").pack
+_length = Struct("!i").pack
+
+
+class Copy(NamedTuple):
+    """A COPY statement and the data to write, made as it is asked for."""
+
+    text: sql.Composed
+    data: Iterator[bytes]
+    stream: str
+
+
+def plan(
+    topic: str | Iterable[NewEvent], payloads: Iterable[Any] | None, headers: Any, stream: str
+) -> Statement | Copy:
+    """The way to publish payloads of one topic, or, without payloads, events with all of their own."""
+    if isinstance(topic, str):
+        if payloads is None:
+            raise InvalidArgument("a topic without payloads")
+        return _plan_uniform(topic, payloads, wire.optional_json(headers), stream)
+    if payloads is not None or headers is not None:
+        raise InvalidArgument("events have payloads and headers of their own")
+    return _plan_events(topic, stream)
+
+
+def _plan_uniform(
+    topic: str, payloads: Iterable[Any], headers: wire.Json | None, stream: str
+) -> Statement | Copy:
+    first, rest = _begin(payloads)
+    if rest is None:
+        return publish_uniform(topic, wire.encode_all(first), headers, stream)
+    return _copy(
+        stream,
+        ("topic", "headers", "payload"),
+        (_uniform_rows(topic, headers, block) for block in chain((first,), _blocks(rest))),
+    )
+
+
+def _plan_events(events: Iterable[NewEvent], stream: str) -> Statement | Copy:
+    first, rest = _begin(events)
+    if rest is None:
+        topic = _uniform_topic(first)
+        if topic is not None:
+            return publish_uniform(topic, wire.encode_all([event.payload for event in first]), None, stream)
+        columns = _Columns.of(first)
+        return publish_columns(
+            columns.topics, columns.payloads, columns.keys, columns.headers, columns.ids, stream
+        )
+    return _copy(
+        stream,
+        ("topic", "payload", "key", "headers", "id"),
+        (_rows(_Columns.of(block)) for block in chain((first,), _blocks(rest))),
+    )
+
+
+def _begin(items: Iterable[Item]) -> tuple[list[Item], Iterator[Item] | None]:
+    """The first block, and what follows if there is more."""
+    source = iter(items)
+    first = list(islice(source, BLOCK))
+    following = list(islice(source, 1))
+    return first, chain(following, source) if following else None
+
+
+def _blocks(source: Iterator[Item]) -> Iterator[list[Item]]:
+    while block := list(islice(source, BLOCK)):
+        yield block
+
+
+def _copy(stream: str, columns: Sequence[str], rows: Iterator[bytes]) -> Copy:
+    text = sql.SQL("copy {} ({}) from stdin (format binary)").format(
+        sql.Identifier("pgmb", f"log_{stream}"), sql.SQL(", ").join(map(sql.Identifier, columns))
+    )
+    return Copy(text, chain((_HEADER,), rows, (_TRAILER,)), stream)
+
+
+def _uniform_topic(events: Sequence[NewEvent]) -> str | None:
+    """The topic that all the events share, if it is all they have besides their payloads.
+
+    A scalar topic instead of an array makes the server's part cheaper by a third.
+    """
+    if not events:
+        return None
+    topic = events[0].topic
+    for event in events:
+        if (event.topic, event.key, event.headers, event.id) != (topic, None, None, None):
+            return None
+    return topic
+
+
+class _Columns(msgspec.Struct, frozen=True):
+    """Events column by column. A column that is null throughout is None."""
+
+    topics: list[bytes]
+    payloads: list[bytes]
+    keys: list[bytes | None] | None
+    headers: list[bytes | None] | None
+    ids: list[bytes | None] | None
+
+    @classmethod
+    def of(cls, events: Sequence[NewEvent]) -> _Columns:
+        return cls(
+            [event.topic.encode() for event in events],
+            wire.encode_all([event.payload for event in events]),
+            _column(None if event.key is None else event.key.encode() for event in events),
+            _column(wire.optional_json(event.headers) for event in events),
+            _column(None if event.id is None else event.id.bytes for event in events),
+        )
+
+
+def _column(items: Iterable[bytes | None]) -> list[bytes | None] | None:
+    column = list(items)
+    return column if any(item is not None for item in column) else None
+
+
+def _uniform_rows(topic: str, headers: wire.Json | None, payloads: Sequence[Any]) -> bytes:
+    before = _field_count(3) + b"".join(wire.fields((topic.encode(), headers)))
+    encoded = wire.encode_all(payloads)
+    return b"".join(
+        chain.from_iterable(zip(repeat(before), map(_length, map(len, encoded)), encoded, strict=False))
+    )
+
+
+def _rows(columns: _Columns) -> bytes:
+    nothing = cast("Iterator[bytes | None]", repeat(None))
+    count = _field_count(5)
+    rows = zip(
+        columns.topics,
+        columns.payloads,
+        columns.keys or nothing,
+        columns.headers or nothing,
+        columns.ids or nothing,
+        strict=False,
+    )
+    return b"".join(chain.from_iterable((count, *wire.fields(row)) for row in rows))

@@ -1,0 +1,221 @@
+"""The statements that the client runs: one a SQL function, under the function's own name. No I/O.
+
+The ones on the hot path are fixed, with every parameter, so that they are prepared once; the others name only
+what was given and leave the defaults to SQL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+from functools import cache
+from typing import Any, Final, LiteralString, NamedTuple, cast
+from uuid import UUID
+
+from pgmb import wire
+from pgmb.errors import InvalidArgument
+from pgmb.types import Duration, Event, Position
+
+
+class Statement(NamedTuple):
+    text: LiteralString
+    parameters: tuple[Any, ...]
+
+
+TYPES: Final[dict[str, LiteralString]] = {
+    "after": "interval",
+    "archive": "boolean",
+    "at": "timestamptz",
+    "backoff_base": "interval",
+    "backoff_factor": "double precision",
+    "backoff_jitter": "double precision",
+    "backoff_max": "interval",
+    "drop_unread": "boolean",
+    "error": "text",
+    "id": "uuid",
+    "ids": "bigint[]",
+    "keep_for": "interval",
+    "lease": "uuid",
+    "lease_for": "interval",
+    "max": "integer",
+    "max_attempts": "integer",
+    "name": "text",
+    "patterns": "text[]",
+    "queue": "text",
+    "reader": "text",
+    "reason": "text",
+    "rotate_every": "interval",
+    "rotate_events": "bigint",
+    "seqs": "bigint[]",
+    "starting": "pgmb.position",
+    "stream": "text",
+    "tick": "bigint",
+    "to": "pgmb.position",
+    "topic": "text",
+}
+"""The type of each parameter by its name, which is the same in every function but the ones of `between`."""
+
+
+@cache
+def _text(function: LiteralString, names: tuple[str, ...]) -> LiteralString:
+    arguments = ", ".join(f'"{name}" => %s::{TYPES[name]}' for name in names)
+    text: LiteralString = cast("Any", f"select pgmb.{function}({arguments})")
+    return text
+
+
+def call(function: LiteralString, **arguments: Any) -> Statement:
+    """A call with the arguments that are not None."""
+    given = {name: _value(name, value) for name, value in arguments.items() if value is not None}
+    return Statement(_text(function, tuple(given)), tuple(given.values()))
+
+
+def _value(name: str, value: Any) -> Any:
+    kind = TYPES[name]
+    if kind == "interval":
+        return interval(value)
+    if kind == "timestamptz":
+        return aware(value)
+    if kind == "pgmb.position":
+        return str(value)
+    if kind.endswith("[]"):
+        return list(value)
+    return value
+
+
+def interval(value: Duration | None) -> timedelta | None:
+    return timedelta(seconds=value) if isinstance(value, (int, float)) else value
+
+
+def aware(value: datetime | None) -> datetime | None:
+    if value is not None and value.tzinfo is None:
+        raise InvalidArgument(f"a time without a time zone: {value}")
+    return value
+
+
+# -- publishing ----------------------------------------------------------------------------------------------
+
+_PUBLISH: Final = (
+    "select pgmb.publish(topic => %s::text, payload => %s::json, key => %s::text, headers => %s::json,"
+    " stream => %s::text, id => %s::uuid, delay => %s::interval, at => %s::timestamptz)"
+)
+_PUBLISH_UNIFORM: Final = (
+    "select pgmb.publish_many(topic => %s::text, payloads => %s::json[], headers => %s::json,"
+    " stream => %s::text)"
+)
+_PUBLISH_COLUMNS: Final = (
+    "select pgmb.publish_many(topics => %s::text[], payloads => %s::json[], keys => %s::text[],"
+    " headers => %s::json[], ids => %s::uuid[], stream => %s::text)"
+)
+
+
+def publish(
+    topic: str,
+    payload: Any,
+    key: str | None,
+    headers: Any,
+    stream: str,
+    given: UUID | None,
+    delay: Duration | None,
+    at: datetime | None,
+) -> Statement:
+    return Statement(
+        _PUBLISH,
+        (
+            topic,
+            wire.json(payload),
+            key,
+            wire.optional_json(headers),
+            stream,
+            given,
+            interval(delay),
+            aware(at),
+        ),
+    )
+
+
+def publish_uniform(
+    topic: str, payloads: Sequence[bytes], headers: wire.Json | None, stream: str
+) -> Statement:
+    return Statement(_PUBLISH_UNIFORM, (topic, wire.JsonArray(payloads), headers, stream))
+
+
+def publish_columns(
+    topics: Sequence[bytes],
+    payloads: Sequence[bytes],
+    keys: Sequence[bytes | None] | None,
+    headers: Sequence[bytes | None] | None,
+    ids: Sequence[bytes | None] | None,
+    stream: str,
+) -> Statement:
+    return Statement(
+        _PUBLISH_COLUMNS,
+        (
+            wire.TextArray(topics),
+            wire.JsonArray(payloads),
+            None if keys is None else wire.TextArray(keys),
+            None if headers is None else wire.JsonArray(headers),
+            None if ids is None else wire.UuidArray(ids),
+            stream,
+        ),
+    )
+
+
+# -- receiving -----------------------------------------------------------------------------------------------
+
+_RECEIVE: Final = (
+    "select seq, id, topic, key, payload, headers, published_at, attempt, lease from pgmb.receive("
+    "queue => %s::text, max => %s::integer, lease_for => %s::interval, ack => %s::uuid,"
+    " durable => %s::boolean)"
+)
+_DEAD_LETTERS: Final = (
+    "select seq, event_id, topic, key, payload, headers, published_at, attempt, id, died_at, error"
+    " from pgmb.dead_letters(queue => %s::text, topic => %s::text, error => %s::text, after => %s::bigint,"
+    " max => %s::integer)"
+)
+
+
+def receive(
+    queue: str, limit: int, lease_for: Duration | None, ack: UUID | None, *, alone: bool
+) -> Statement:
+    """`alone`: nothing else is in the transaction, so that its commit need not wait for the disk."""
+    durable = not alone or ack is not None
+    return Statement(_RECEIVE, (queue, limit, interval(lease_for), ack, durable))
+
+
+def dead_letters(queue: str, topic: str | None, error: str | None, after: int, limit: int) -> Statement:
+    return Statement(_DEAD_LETTERS, (queue, topic, error, after, limit))
+
+
+def seqs_of(events: Event | Iterable[Event | int] | None) -> list[int] | None:
+    """What a lease shall settle: None is all of it, an empty list nothing."""
+    if events is None:
+        return None
+    if isinstance(events, Event):
+        return [events.seq]
+    return [event.seq if isinstance(event, Event) else event for event in events]
+
+
+# -- positions -----------------------------------------------------------------------------------------------
+
+_BETWEEN: Final = (
+    "select seq, id, topic, key, payload, headers, published_at, 1, null from pgmb.between("
+    "stream => %s::text, after => %s::pgmb.position, upto => %s::pgmb.position, after_seq => %s::bigint,"
+    " max => %s::bigint)"
+)
+_CONFIRM: Final = "select pgmb.confirm(stream => %s::text, reader => %s::text, at => %s::pgmb.position)"
+
+
+def between(stream: str, after: Position, upto: Position, after_seq: int, limit: int) -> Statement:
+    return Statement(_BETWEEN, (stream, str(after), str(upto), after_seq, limit))
+
+
+def confirm(stream: str, reader: str, at: Position) -> Statement:
+    return Statement(_CONFIRM, (stream, reader, str(at)))
+
+
+def position(
+    function: LiteralString, *, stream: str, at: datetime | None = None, tick: int | None = None
+) -> Statement:
+    """A call of one of the functions that return a position, as text."""
+    plain = call(function, stream=stream, at=at, tick=tick)
+    return Statement(plain.text + "::text", plain.parameters)

@@ -1,0 +1,165 @@
+"""How values travel: JSON by msgspec, arrays and COPY in PostgreSQL's binary format, rows left undecoded.
+
+psycopg's own way, lists of `Json` and loaders for each cell, makes the client the slowest part: batches of
+500 are written at 15,000 and read at 100,000 events a second of client CPU. Like this: 540,000 and 900,000.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from struct import Struct
+from typing import Any, ClassVar, TypeAlias
+from uuid import UUID
+
+import msgspec
+import psycopg
+from psycopg import pq
+from psycopg.abc import Buffer
+from psycopg.adapt import AdaptersMap, Dumper
+from psycopg.types.numeric import Int8BinaryLoader
+from psycopg.types.string import ByteaBinaryLoader
+
+from pgmb.types import DeadLetter, Event, moment
+
+Row: TypeAlias = tuple[Any, ...]
+"""One row as `ADAPTERS` reads it: uuid and json as bytes, timestamptz as microseconds."""
+
+_TEXT, _JSON, _UUID = 25, 114, 2950
+_NULL = b"\xff\xff\xff\xff"
+_length = Struct("!i").pack
+_array_header = Struct("!iiIii").pack
+
+_encoder = msgspec.json.Encoder()
+
+
+class Json(bytes):
+    """Encoded JSON, as a parameter."""
+
+    __slots__ = ()
+
+
+def json(value: Any) -> Json:
+    return Json(_encoder.encode(value))
+
+
+def optional_json(value: Any) -> Json | None:
+    return None if value is None else Json(_encoder.encode(value))
+
+
+def encode_all(values: Sequence[Any]) -> list[bytes]:
+    """Each value as JSON, by one call into msgspec: it writes a line a value and escapes newlines inside.
+
+    Only a `msgspec.Raw` may bring newlines of its own; the count then gives it away.
+    """
+    lines = _encoder.encode_lines(values)[:-1].split(b"\n")
+    return lines if len(lines) == len(values) else [_encoder.encode(value) for value in values]
+
+
+class Array:
+    """A one-dimensional array, its elements in binary already."""
+
+    __slots__ = ("items",)
+
+    def __init__(self, items: Sequence[bytes | None]) -> None:
+        self.items = items
+
+
+class JsonArray(Array):
+    __slots__ = ()
+
+
+class TextArray(Array):
+    __slots__ = ()
+
+
+class UuidArray(Array):
+    __slots__ = ()
+
+
+class _JsonDumper(Dumper):
+    format = pq.Format.BINARY
+    oid = _JSON
+
+    def dump(self, obj: Json) -> Buffer:
+        return obj
+
+
+class _ArrayDumper(Dumper):
+    format = pq.Format.BINARY
+    element: ClassVar[int]
+
+    def dump(self, obj: Array) -> Buffer:
+        items = obj.items
+        if not items:
+            return _array_header(0, 0, self.element, 0, 0)[:12]
+        nulls = None in items
+        parts = fields(items) if nulls else full_fields(items)
+        return _array_header(1, int(nulls), self.element, len(items), 1) + b"".join(parts)
+
+
+class _JsonArrayDumper(_ArrayDumper):
+    oid, element = 199, _JSON
+
+
+class _TextArrayDumper(_ArrayDumper):
+    oid, element = 1009, _TEXT
+
+
+class _UuidArrayDumper(_ArrayDumper):
+    oid, element = 2951, _UUID
+
+
+def _adapters() -> AdaptersMap:
+    adapters = AdaptersMap(psycopg.adapters)
+    adapters.register_dumper(Json, _JsonDumper)
+    adapters.register_dumper(JsonArray, _JsonArrayDumper)
+    adapters.register_dumper(TextArray, _TextArrayDumper)
+    adapters.register_dumper(UuidArray, _UuidArrayDumper)
+    # psycopg has these loaders in C: no Python runs for a cell.
+    adapters.register_loader("json", ByteaBinaryLoader)
+    adapters.register_loader("uuid", ByteaBinaryLoader)
+    adapters.register_loader("timestamptz", Int8BinaryLoader)
+    return adapters
+
+
+ADAPTERS = _adapters()
+
+
+def full_fields(items: Iterable[Any]) -> Iterator[bytes]:
+    """Each element with its length before it; all in C."""
+    items = list(items)
+    return chain.from_iterable(zip(map(_length, map(len, items)), items, strict=True))
+
+
+def fields(items: Iterable[bytes | None]) -> Iterator[bytes]:
+    """Each element with its length before it, nulls among them."""
+    for item in items:
+        if item is None:
+            yield _NULL
+        else:
+            yield _length(len(item))
+            yield item
+
+
+def events(rows: Iterable[Row], stream: str) -> list[Event]:
+    """Rows of (seq, id, topic, key, payload, headers, published_at, attempt, anything)."""
+    # Unpacked by name, which is half as fast again as Event(*row[:-1], stream).
+    return [
+        Event(seq, given, topic, key, raw, headers, at, attempt, stream)
+        for seq, given, topic, key, raw, headers, at, attempt, _ in rows
+    ]
+
+
+def dead_letters(rows: Iterable[Row], stream: str) -> list[DeadLetter]:
+    """Rows of (seq, event_id, topic, key, payload, headers, published_at, attempt, id, died_at, error)."""
+    return [
+        DeadLetter(
+            number, moment(died_at), error, Event(seq, given, topic, key, raw, headers, at, attempt, stream)
+        )
+        for seq, given, topic, key, raw, headers, at, attempt, number, died_at, error in rows
+    ]
+
+
+def uuid(value: bytes) -> UUID:
+    return UUID(bytes=value)
