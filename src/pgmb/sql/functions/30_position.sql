@@ -300,6 +300,10 @@ begin
     raise exception 'this transaction''s snapshot is older than the position' using errcode = 'MB022',
       hint = 'Read in READ COMMITTED, or take the position before the REPEATABLE READ transaction begins.';
   end if;
+  return query select * from pgmb.batch_events(
+    stream_number, (after).snapshot, (after).seq, (after).next, (upto).snapshot,
+    null, null, coalesce(after_seq, 0), 9223372036854775807, null, null, max);
+  -- Afterwards: a segment may have been emptied while it was about to be read.
   if exists (
     select from pgmb.segment s
     where s.stream = stream_number and s.dropped_at is not null and s.max_xid >= pg_snapshot_xmin((after).snapshot)
@@ -307,9 +311,6 @@ begin
     raise exception 'events after this position were dropped by retention' using errcode = 'MB012',
       hint = 'Start again from pgmb.earliest() or pgmb.position().';
   end if;
-  return query select * from pgmb.batch_events(
-    stream_number, (after).snapshot, (after).seq, (after).next, (upto).snapshot,
-    null, null, coalesce(after_seq, 0), 9223372036854775807, null, null, max);
 end $$;
 
 -- Records how far a reader outside the database has come: retention keeps what lies after it.

@@ -202,7 +202,8 @@ begin
   return dropped;
 end $$;
 
--- Detaches and drops segments that were emptied, where that takes no waiting, and returns how many.
+-- Detaches and drops segments that were emptied, where that takes no waiting, and returns how many. Not at
+-- once: a reader that listed its segments just before may be about to look into one.
 create or replace function pgmb.detach_dropped(stream text default 'main')
 returns integer
 language plpgsql security definer
@@ -218,7 +219,7 @@ begin
   perform pgmb.assert_admin();
   for leaf in
     select format('pgmb.segment_%s_%s', s.stream, s.number) from pgmb.segment s
-    where s.stream = stream_number and s.dropped_at is not null order by s.number
+    where s.stream = stream_number and s.dropped_at < clock_timestamp() - interval '1 minute' order by s.number
   loop
     continue when to_regclass(leaf) is null;
     begin
