@@ -303,10 +303,15 @@ begin
   return query select * from pgmb.batch_events(
     stream_number, (after).snapshot, (after).seq, (after).next, (upto).snapshot,
     null, null, coalesce(after_seq, 0), 9223372036854775807, null, null, max);
-  -- Afterwards: a segment may have been emptied while it was about to be read.
+  -- Afterwards: a segment may have been emptied while it was about to be read. TRUNCATE empties it for every
+  -- snapshot at once, also an older one, which still shows it as kept, and its file as the one it was.
   if exists (
     select from pgmb.segment s
     where s.stream = stream_number and s.dropped_at is not null and s.max_xid >= pg_snapshot_xmin((after).snapshot)
+  ) or current_setting('transaction_isolation') <> 'read committed' and exists (
+    select from pgmb.segment s
+    join pg_class leaf on leaf.oid = to_regclass(format('pgmb.segment_%s_%s', s.stream, s.number))
+    where s.stream = stream_number and s.dropped_at is null and leaf.relfilenode <> pg_relation_filenode(leaf.oid)
   ) then
     raise exception 'events after this position were dropped by retention' using errcode = 'MB012',
       hint = 'Start again from pgmb.earliest() or pgmb.position().';
