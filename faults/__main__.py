@@ -40,6 +40,22 @@ def late_commits(arguments: argparse.Namespace) -> bool:
     return result.holds
 
 
+def rotation(arguments: argparse.Namespace) -> bool:
+    from faults import rotation
+
+    with database(arguments.pg, rotation.SETTINGS) as (server, dsn):
+        result = rotation.run(
+            server,
+            dsn,
+            stopped_for=arguments.stopped_for,
+            rounds=arguments.rounds,
+            publishers=arguments.publishers,
+            seed=arguments.seed,
+        )
+    print(result)
+    return result.holds
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m faults", description=__doc__)
     kinds = parser.add_subparsers(required=True, metavar="NAME")
@@ -61,6 +77,13 @@ def main() -> int:
     late.add_argument("--delay", type=float, default=2.0, help="the longest wait before a commit, in seconds")
     late.add_argument("--size", type=int, default=60, help="events in one call, at most")
     late.add_argument("--rotate-every", type=float, default=5.0)
+
+    rotating = command(
+        "rotation", rotation, "rotation and retention under load, a publisher stopped meanwhile"
+    )
+    rotating.add_argument("--stopped-for", type=float, default=5.0, help="seconds, each time")
+    rotating.add_argument("--rounds", type=int, default=4, help="of three stops each")
+    rotating.add_argument("--publishers", type=int, default=4, help="that go on meanwhile")
 
     arguments = parser.parse_args()
     held: bool = arguments.function(arguments)

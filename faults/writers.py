@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -24,15 +25,31 @@ def prepare(connection: psycopg.Connection[Any]) -> None:
 
 
 class Writer:
-    """One session that publishes until `events` events are committed, and writes down what it knows."""
+    """One session that publishes until `events` events are committed, and writes down what it knows.
 
-    def __init__(self, number: int, dsn: str, events: int, *, delay: float, size: int, seed: int) -> None:
+    `serialise` has it wait for others' row locks now and then; `finished` ends it before its time.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        dsn: str,
+        events: int,
+        *,
+        delay: float,
+        size: int,
+        seed: int,
+        serialise: bool = True,
+        finished: threading.Event | None = None,
+    ) -> None:
         self.number = number
         self.publisher = Publisher()
         self._dsn = dsn
         self._goal = events
         self._delay = delay
         self._size = size
+        self._serialise = serialise
+        self._finished = finished or threading.Event()
         self._chance = random.Random(seed * 1000 + number)
         self._name = number << 32
         self._order = 0
@@ -40,7 +57,7 @@ class Writer:
     def run(self) -> None:
         done = 0
         with psycopg.connect(self._dsn, application_name=f"publisher {self.number}") as connection:
-            while done < self._goal:
+            while done < self._goal and not self._finished.is_set():
                 done += self._transaction(connection, min(self._size, self._goal - done))
 
     def _transaction(self, connection: psycopg.Connection[Any], size: int) -> int:
@@ -51,7 +68,7 @@ class Writer:
         if style < 0.3:
             connection.execute("select pg_current_xact_id()")  # an xid long before the first event
             self._wait(0.5)
-        elif style < 0.45:
+        elif style < 0.45 and self._serialise:
             self._publish_version(connection, mine)
             serialised = True
         for _ in range(chance.randrange(1, 4)):
