@@ -1,0 +1,1 @@
+"""What pgmb costs, against bare PostgreSQL and its peers: `python -m bench`, and the scorecard."""

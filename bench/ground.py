@@ -1,0 +1,93 @@
+"""Where it is measured: one server a contender, so that vacuum and checkpoints are charged to their cause."""
+
+from __future__ import annotations
+
+import contextlib
+from types import TracebackType
+from typing import Any, Self
+
+import psycopg
+
+from bench import cpu
+from bench.contenders import contender
+from bench.crew import Job, Shift, work
+from harness.databases import create_database, drop_database
+from harness.server import Server
+
+SETTINGS: dict[str, str | int | float | bool] = {
+    "fsync": "on",
+    "synchronous_commit": "on",
+    "shared_buffers": "512MB",
+    "max_wal_size": "16GB",
+    "checkpoint_timeout": "30min",
+    "wal_keep_size": 0,
+    "jit": "off",
+}
+
+
+class Site:
+    """A contender's database."""
+
+    def __init__(self, name: str, server: Server) -> None:
+        self.contender = contender(name)
+        self.server = server
+        self.database = create_database(server)
+        self.dsn = server.dsn(self.database)
+        self.connection: psycopg.Connection[Any] = psycopg.connect(self.dsn, autocommit=True)
+        self.contender.install(self.connection)
+
+    def fill(self, events: int) -> None:
+        self.contender.fill(self.connection, events)
+
+    def settle(self) -> None:
+        """Writes out what is dirty, so that the next measurement does not pay for what came before it."""
+        self.connection.execute("checkpoint")
+
+    def work(self, *jobs: Job) -> Shift:
+        self.settle()
+        return work(jobs, self.server.postmaster_pid)
+
+    def server_cpu(self) -> float:
+        return cpu.of_server(self.server.postmaster_pid)
+
+    def close(self) -> None:
+        self.connection.close()
+        drop_database(self.server, self.database)
+
+
+class Ground:
+    """The servers, started when first needed and shared by the rows of one run."""
+
+    def __init__(self, major: int) -> None:
+        self.major = major
+        self._servers: dict[str, Server] = {}
+
+    @contextlib.contextmanager
+    def sites(self, *contenders: str) -> Any:
+        """A fresh database for each, by name."""
+        with contextlib.ExitStack() as stack:
+            found: dict[str, Site] = {}
+            for name in contenders:
+                found[name] = self.site(name)
+                stack.callback(found[name].close)
+            yield found
+
+    def site(self, name: str) -> Site:
+        # "pgmb, ack apart" is pgmb: variants share a server.
+        kind = name.split(",", maxsplit=1)[0]
+        server = self._servers.get(kind)
+        if server is None:
+            server = self._servers[kind] = Server.start(self.major, settings=SETTINGS, name="bench")
+        return Site(name, server)
+
+    def close(self) -> None:
+        for server in self._servers.values():
+            server.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

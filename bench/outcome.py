@@ -1,0 +1,77 @@
+"""What a measurement yields: readings of each round, and checks against the goals."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from statistics import median
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One contender in one round."""
+
+    contender: str
+    messages: int
+    wall: float
+    server_cpu: float
+    """Seconds of all of the server's processes, or of the backend where the row says so."""
+    client_cpu: float
+    extra: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def per_second(self) -> float:
+        return self.messages / self.wall if self.wall else 0.0
+
+    @property
+    def per_cpu(self) -> float:
+        return self.messages / self.server_cpu if self.server_cpu else 0.0
+
+
+@dataclass(frozen=True)
+class Check:
+    """One figure against its goal."""
+
+    name: str
+    figure: float
+    goal: float
+    at_least: bool = True
+    unit: str = "x"
+
+    @property
+    def ok(self) -> bool:
+        return self.figure >= self.goal if self.at_least else self.figure <= self.goal
+
+    @property
+    def goal_text(self) -> str:
+        return f"{'>=' if self.at_least else '<='} {self.goal:g}{self.unit}"
+
+
+@dataclass
+class Outcome:
+    """One row of the benchmark."""
+
+    row: str
+    what: str
+    readings: list[Reading] = field(default_factory=list)
+    checks: list[Check] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def contenders(self) -> list[str]:
+        return list(dict.fromkeys(reading.contender for reading in self.readings))
+
+    def of(self, contender: str) -> list[Reading]:
+        return [reading for reading in self.readings if reading.contender == contender]
+
+    def middle(self, contender: str, figure: str) -> float:
+        """The median over the rounds of `per_cpu`, `per_second` or something in `extra`."""
+        return median(
+            reading.extra[figure] if figure in reading.extra else getattr(reading, figure)
+            for reading in self.of(contender)
+        )
+
+    def ratio(self, contender: str, other: str, figure: str = "per_cpu") -> float:
+        return self.middle(contender, figure) / self.middle(other, figure)
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self) | {"checks": [asdict(check) | {"ok": check.ok} for check in self.checks]}

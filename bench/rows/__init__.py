@@ -1,0 +1,20 @@
+"""The rows by name: each runs on a ground, in a form, and gives its outcome."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from bench.forms import Form
+from bench.ground import Ground
+from bench.outcome import Outcome
+from bench.rows import consume, copy, publish, receive_one, steady
+
+Row = Callable[[Ground, Form], Outcome]
+
+ROWS: dict[str, Row] = {
+    "publish": publish.run,
+    "copy": copy.run,
+    "consume": consume.run,
+    "receive-one": receive_one.run,
+    "steady": steady.run,
+}
