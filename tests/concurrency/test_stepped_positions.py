@@ -129,9 +129,7 @@ def test_an_unlisted_transaction_is_not_lost_between_positions(sessions: Session
         assert between(reader, before, middle) == []
         assert between(reader, middle, after) == [1, 2]
         assert between(reader, before, after) == [1, 2]
-        xmax = reader.value(
-            "select pg_snapshot_xmax((%s::pgmb.position).snapshot)::text::bigint", [middle]
-        )
+        xmax = reader.value("select pg_snapshot_xmax((%s::pgmb.position).snapshot)::text::bigint", [middle])
         if xmax <= late_xid:
             return
     pytest.fail("other transactions ended in between each time: the trap was never set")
@@ -322,7 +320,10 @@ def test_a_rotation_that_was_rolled_back_leaves_nothing_unsealed(sessions: Sessi
         janitor.run("select pgmb.rotate()")
     janitor.run("select pgmb.seal()")
     publish(writer, 3)
-    assert janitor.run("select number from pgmb.segment where last_seq is not null order by 1") == [(0,), (1,)]
+    assert janitor.run("select number from pgmb.segment where last_seq is not null order by 1") == [
+        (0,),
+        (1,),
+    ]
     assert reader() == [1, 2, 3]
 
 
