@@ -30,6 +30,9 @@ begin
     select later.id
     from pgmb.retry later
     where later.queue = receive_due.queue and later.due_at <= receive_due.now
+      -- Not those that are spent too, but were too many for this call.
+      and (later.lease is null
+        or later.attempt < (select q.max_attempts from pgmb.queue q where q.id = receive_due.queue))
     order by later.due_at
     limit receive_due.max
     for update skip locked
@@ -214,7 +217,10 @@ begin
       end if;
       exit when rounds > 3;
       look := coalesce(pg_sequence_last_value(sequence), 0);
-      if look - base.batch_seq < 64 and not absorb then
+      if look - base.batch_seq >= 64 then
+        -- Whatever it holds (a rotation, what was rolled back), later looks need not pass over it again.
+        pending := true;
+      elsif not absorb then
         exit when not exists (
           select from pgmb.batch_events(q.stream, base.batch_snapshot, base.batch_seq, base.batch_next,
             pgmb.snapshot(), base.own, base.own_seq, 0, look, q.topics, q.regex, 1));

@@ -101,14 +101,15 @@ begin
     and not exists (
       select from pgmb.supersession s
       where s.queue = c.queue and s.generation > c.id >> 40 and s.floor <= c.id & 1099511627775)
-  returning c.events, c.xid into settled, claimed;
+  returning c.events - (select count(*) from pgmb.settlement s where s.queue = c.queue and s.claim = c.id), c.xid into settled, claimed;
   if not found then
     held := pgmb.hold_claim(ack_lease.lease);
     if held.id is null then
       return 0;
     end if;
-    update pgmb.claim c set state = 's' where c.queue = held.queue and c.id = held.id;
-    return held.events;
+    update pgmb.claim c set state = 's' where c.queue = held.queue and c.id = held.id
+    returning c.events - (select count(*) from pgmb.settlement s where s.queue = c.queue and s.claim = c.id) into settled;
+    return settled;
   end if;
   if claimed = pg_current_xact_id() then
     perform pgmb.recheck_at_commit(part_queue, part_claim);
