@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Event
 from typing import Any
 
 from bench import cpu
@@ -18,7 +20,7 @@ Work = Callable[[], dict[str, Any]]
 """The measured part. What it returns goes back to the parent; `messages` is how many it handled."""
 
 _processes = multiprocessing.get_context("forkserver")
-_processes.set_forkserver_preload(["bench.crew", "bench.loops"])
+_processes.set_forkserver_preload(["bench.crew", "bench.loops", "bench.pacing"])
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,30 @@ def work(jobs: Sequence[Job], postmaster: int) -> Shift:
             if process.is_alive():
                 process.kill()
     return Shift(results, wall, server, sum(result["backend_cpu"] for result in results))
+
+
+@contextlib.contextmanager
+def beside(job: Job) -> Generator[None]:
+    """Runs a job while the block lasts; its `make` gets `going`, which says whether to go on."""
+    stop = _processes.Event()
+    process = _processes.Process(target=_aside, args=(job, stop), daemon=True)
+    process.start()
+    try:
+        yield
+        if not process.is_alive():
+            raise RuntimeError(f"{job.make.__name__} ended before its time")
+    finally:
+        stop.set()
+        process.join(10)
+        if process.is_alive():
+            process.kill()
+
+
+def _aside(job: Job, stop: Event) -> None:
+    chosen = contender(job.contender)
+    client = Client(job.dsn, chosen.settings)
+    job.make(client, chosen, going=lambda: not stop.is_set(), **job.arguments)()
+    client.close()
 
 
 def _hear(pipe: Connection) -> Any:

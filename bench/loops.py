@@ -114,6 +114,32 @@ def receive_and_settle_for(client: Client, contender: Contender, *, seconds: flo
     return measured
 
 
+def claim(client: Client, contender: Contender, *, claims: int, size: int) -> Work:
+    """Receives and settles in two calls, so many times; tells how many of the database's buffers that touched."""
+    receive, settle = contender.receiver(client, size)
+    step = _stepper(receive, settle)
+    for _ in range(_WARM):
+        step()
+    before = _buffers(client)
+
+    def measured() -> dict[str, float]:
+        for _ in range(claims):
+            if not step():
+                raise RuntimeError(f"{contender.name}: the queue ran empty")
+        return {"messages": claims, "buffers": (_buffers(client) - before) / claims}
+
+    return measured
+
+
+def _buffers(client: Client) -> int:
+    client.connection.execute("select pg_stat_force_next_flush()")
+    row = client.connection.execute(
+        "select blks_hit + blks_read from pg_stat_database where datname = current_database()"
+    ).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
 def _stepper(
     receive: Callable[[], tuple[object, list[bytes]]], settle: Callable[[object], None]
 ) -> Callable[[], int]:

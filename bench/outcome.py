@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
+from math import inf
 from statistics import median
 from typing import Any
 
@@ -63,15 +64,23 @@ class Outcome:
     def of(self, contender: str) -> list[Reading]:
         return [reading for reading in self.readings if reading.contender == contender]
 
-    def middle(self, contender: str, figure: str) -> float:
-        """The median over the rounds of `per_cpu`, `per_second` or something in `extra`."""
-        return median(
+    def figures(self, contender: str, figure: str) -> list[float]:
+        """Of each round: `per_cpu`, `per_second` or something in `extra`."""
+        return [
             reading.extra[figure] if figure in reading.extra else getattr(reading, figure)
             for reading in self.of(contender)
-        )
+        ]
+
+    def middle(self, contender: str, figure: str) -> float:
+        return median(self.figures(contender, figure))
+
+    def ratios(self, contender: str, other: str, figure: str = "per_cpu") -> list[float]:
+        """Round by round: what disturbed one of a round most likely disturbed the other."""
+        pairs = zip(self.figures(contender, figure), self.figures(other, figure), strict=True)
+        return [mine / theirs if theirs else inf for mine, theirs in pairs]
 
     def ratio(self, contender: str, other: str, figure: str = "per_cpu") -> float:
-        return self.middle(contender, figure) / self.middle(other, figure)
+        return median(self.ratios(contender, other, figure))
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self) | {"checks": [asdict(check) | {"ok": check.ok} for check in self.checks]}

@@ -24,7 +24,9 @@ class Pgmb:
     name = "pgmb"
     settings: Sequence[str] = ()
     copy_target: str | None = "pgmb.log_main (topic, payload)"
-    queue = QUEUE
+
+    def __init__(self, queue: str = QUEUE) -> None:
+        self.queue = queue
 
     def install(self, connection: psycopg.Connection[Any]) -> None:
         schema.install(connection)

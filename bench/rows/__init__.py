@@ -7,7 +7,18 @@ from collections.abc import Callable
 from bench.forms import Form
 from bench.ground import Ground
 from bench.outcome import Outcome
-from bench.rows import consume, copy, publish, receive_one, steady
+from bench.rows import (
+    backlog,
+    consume,
+    copy,
+    fan_out,
+    isolation,
+    latency,
+    pinned_xmin,
+    publish,
+    receive_one,
+    steady,
+)
 
 Row = Callable[[Ground, Form], Outcome]
 
@@ -17,4 +28,9 @@ ROWS: dict[str, Row] = {
     "consume": consume.run,
     "receive-one": receive_one.run,
     "steady": steady.run,
+    "latency": latency.run,
+    "pinned-xmin": pinned_xmin.run,
+    "backlog": backlog.run,
+    "isolation": isolation.run,
+    "fan-out": fan_out.run,
 }
