@@ -187,18 +187,16 @@ as $$
   select case when own is null then '' else ' and not (e.xid = ''' || own || ''' and e.seq <= ' || own_seq || ')' end
 $$;
 
--- The columns of pgmb.event out of a log, ids derived where none was given unless they shall be raw.
--- Internal.
-create or replace function pgmb.event_columns(salt bigint, raw boolean default false)
+-- The columns of pgmb.event out of a log, ids derived where none was given (pgmb.derive_id). Internal.
+create or replace function pgmb.event_columns(salt bigint)
 returns text
 language sql immutable parallel safe
 as $$
-  select 'e.seq, ' || case when raw then 'e.id' else 'coalesce(e.id, '
-      || '(substr(to_hex(greatest(0, least(date_part(''epoch'', e.published_at) * 1000, 281474976710655))::bigint'
-      || ' | 281474976710656), 2) || ''7'
-      || substr(to_hex(salt | (-9223372036854775808)::bigint), 14)
-      || ''' || to_hex(((e.seq + ' || salt || ') & 4611686018427387903) | (-9223372036854775808)::bigint))::uuid)'
-    end || ', e.topic, e.key, e.payload, e.headers, e.published_at'
+  select 'e.seq, coalesce(e.id, '
+    || '(substr(to_hex(greatest(0, least(date_part(''epoch'', e.published_at) * 1000, 281474976710655))::bigint'
+    || ' | 281474976710656), 2) || ''7' || substr(to_hex(salt | (-9223372036854775808)::bigint), 14)
+    || ''' || to_hex(((e.seq + ' || salt || ') & 4611686018427387903) | (-9223372036854775808)::bigint))::uuid)'
+    || ', e.topic, e.key, e.payload, e.headers, e.published_at'
 $$;
 
 -- The events of the batch done -> batch with lo < seq <= hi, in seq order, at most `max`. Stragglers,

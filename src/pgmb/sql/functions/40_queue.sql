@@ -106,9 +106,9 @@ begin
     raise exception 'not a queue name: %', coalesce(quote_literal(create_queue.name), 'null')
       using errcode = 'MB003', hint = 'Up to 100 letters, digits, spaces and any of _.:/@+- beginning with a letter or digit.';
   end if;
-  insert into pgmb.queue (name, stream, lease_for, max_attempts,
+  insert into pgmb.queue (name, stream, stream_name, topics, regex, lease_for, max_attempts,
     backoff_base, backoff_factor, backoff_max, backoff_jitter)
-  select create_queue.name, stream_number, create_queue.lease_for, create_queue.max_attempts,
+  select create_queue.name, stream_number, create_queue.stream, compiled.topics, compiled.regex, create_queue.lease_for, create_queue.max_attempts,
     create_queue.backoff_base, create_queue.backoff_factor, create_queue.backoff_max, create_queue.backoff_jitter
   -- Not left to the conflict alone, which would use up an id at every call.
   where not exists (select from pgmb.queue q where q.name = create_queue.name)
@@ -153,7 +153,8 @@ begin
   select bound.id, max(b.version) + 1, bind.patterns, compiled.topics, compiled.regex
   from pgmb.binding b where b.queue = bound.id;
   update pgmb.queue q
-  set bindings = (select max(b.version) from pgmb.binding b where b.queue = bound.id)
+  set bindings = (select max(b.version) from pgmb.binding b where b.queue = bound.id),
+    topics = compiled.topics, regex = compiled.regex
   where q.id = bound.id;
 end $$;
 
@@ -207,7 +208,7 @@ returns text
 language sql stable security definer
 set search_path = pg_catalog, pg_temp
 as $$
-  select s.name from pgmb.stream s where s.id = (pgmb.queue_for_consumer(queue)).stream
+  select (pgmb.queue_for_consumer(queue)).stream_name
 $$;
 
 -- Stops delivery: receive returns nothing until resume. Leases in flight can still be settled.
@@ -283,8 +284,8 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-  perform pgmb.seek(purge.queue, pgmb.position(s.name))
-  from pgmb.queue q join pgmb.stream s on s.id = q.stream
+  perform pgmb.seek(purge.queue, pgmb.position(q.stream_name))
+  from pgmb.queue q
   where q.name = purge.queue;
   if not found then
     perform pgmb.queue_for_consumer(purge.queue);

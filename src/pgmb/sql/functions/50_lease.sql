@@ -84,6 +84,17 @@ as $$
   )
 $$;
 
+-- Whether a claim was made void or is about to be: whoever opens a new generation holds its lock, and while
+-- this transaction holds it too nobody can. Internal.
+create or replace function pgmb.may_be_void(queue integer, claim bigint)
+returns boolean
+language plpgsql
+as $$
+begin
+  return not pg_try_advisory_xact_lock_shared(pgmb.queue_lock(queue, (claim >> 40) + 1))
+    or pgmb.is_void(queue, claim);
+end $$;
+
 -- A transaction that received and settled in one go may have been superseded while it stayed open: it must
 -- not commit then, or its effects would happen twice. Runs at commit; holds the next generation's lock so
 -- that nobody supersedes between this check and the commit.
@@ -93,9 +104,7 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-  if not pg_try_advisory_xact_lock(pgmb.queue_lock(new.queue, (new.id >> 40) + 1))
-    or pgmb.is_void(new.queue, new.id)
-  then
+  if pgmb.may_be_void(new.queue, new.id) then
     raise exception 'the lease was superseded: this transaction stayed open for too long after its receive'
       using errcode = 'MB011', hint = 'Receive in a transaction of its own, or finish within a second.';
   end if;

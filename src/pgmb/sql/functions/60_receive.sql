@@ -53,7 +53,7 @@ end $$;
 -- Events that this transaction published itself and received none of yet: no snapshot shows them, they are
 -- found by xid. Writes their claim. Internal.
 create or replace function pgmb.receive_own(
-  base pgmb.claim, stream integer, salt bigint, bindings integer, matching text, given uuid, token bigint,
+  base pgmb.claim, stream integer, bindings integer, matching text, given uuid, token bigint,
   expires_at timestamptz, max integer
 )
 returns table (lease uuid, seq bigint, id uuid, topic text, key text, payload json, headers json,
@@ -82,7 +82,7 @@ begin
     if part > 0 then
       return query execute format('select $4, %s, 1 from %s e
           where e.xid = $1 and e.seq > $2 and e.seq <= $3 %s order by e.seq',
-          pgmb.event_columns(salt), leaf, matching)
+          pgmb.event_columns((select s.salt from pgmb.stream s where s.id = receive_own.stream)), leaf, matching)
         using base.own, base.own_seq, last, given;
       got := got + part;
       base.own_seq := last;
@@ -117,7 +117,7 @@ as $$
 #variable_conflict use_column
 declare
   entry_xid xid8 := pg_current_xact_id_if_assigned();
-  q record;
+  q pgmb.queue;
   sequence regclass;
   noted bigint;                              -- the sequence, read before any xid of ours
   base pgmb.claim;
@@ -149,17 +149,11 @@ begin
   if pg_is_in_recovery() or current_setting('pgmb.cluster_checked', true) is distinct from current_database() then
     perform pgmb.assert_primary();
   end if;
-  select q.id, q.stream, q.bindings, q.lease_for, q.paused_at, s.name stream_name, s.salt, b.topics, b.regex,
-    coalesce((select max(n.generation) from pgmb.supersession n where n.queue = q.id), 0) generation
-  into q
-  from pgmb.queue q
-  join pgmb.stream s on s.id = q.stream
-  join pgmb.binding b on b.queue = q.id and b.version = q.bindings
-  where q.name = receive.queue;
+  select * into q from pgmb.queue where name = receive.queue;
   if not found or not pg_has_role(pgmb.caller(), current_user, 'usage') then
     perform pgmb.queue_for_consumer(receive.queue);
   end if;
-  sequence := format('pgmb.%I', 'seq_' || q.stream_name)::regclass;
+  sequence := ('pgmb.' || quote_ident('seq_' || q.stream_name))::regclass;
   noted := coalesce(pg_sequence_last_value(sequence), 0);
   if receive.ack is not null then
     perform pgmb.ack_lease(receive.ack);
@@ -201,8 +195,16 @@ begin
     end if;
   end if;
 
-  matching := pgmb.matching(q.topics, q.regex);
-  columns := pgmb.event_columns(q.salt, receive.raw);
+  if q.topics is null and q.regex is null then
+    matching := '';
+  else
+    matching := pgmb.matching(q.topics, q.regex);
+  end if;
+  if receive.raw then
+    columns := 'e.seq, e.id, e.topic, e.key, e.payload, e.headers, e.published_at';
+  else
+    columns := pgmb.event_columns(s.salt) from pgmb.stream s where s.id = q.stream;
+  end if;
   given := pgmb.lease_of(q.id, base.id + 1, token);
 
   loop
@@ -305,22 +307,22 @@ begin
   end loop;
 
   if got > 0 then
-    -- As pgmb.write_claim, without the call.
+    -- As pgmb.write_claim, without the call. In READ COMMITTED the lock alone keeps the number ours.
+    if current_setting('transaction_isolation') <> 'read committed' then
+      perform pgmb.write_claim(base, token, 'l', q.bindings, got, lo, base.place, expires);
+      return;
+    end if;
     insert into pgmb.claim (queue, id, token, state, bindings, events, lo, hi, place, upto,
       done_snapshot, done_seq, done_next, batch_snapshot, batch_seq, batch_next,
       own, own_seq, expires_at, swept, held)
     values (q.id, base.id + 1, token, 'l', q.bindings, got, lo, base.place, base.place, base.upto,
       base.done_snapshot, base.done_seq, base.done_next, base.batch_snapshot, base.batch_seq, base.batch_next,
-      base.own, base.own_seq, expires, base.swept, base.held)
-    on conflict do nothing;
-    if not found then
-      perform pgmb.raise_moved_on();
-    end if;
+      base.own, base.own_seq, expires, base.swept, base.held);
     return;
   end if;
 
   if (entry_xid is not null or released > 0) and base.place >= base.upto then
-    return query select * from pgmb.receive_own(base, q.stream, q.salt, q.bindings, matching, given, token,
+    return query select * from pgmb.receive_own(base, q.stream, q.bindings, matching, given, token,
       expires, receive.max);
     if found then
       return;

@@ -40,7 +40,7 @@ begin
   if held.state = 's' then
     return null;
   end if;
-  if held.state not in ('l', 'o') or pgmb.is_void(held.queue, held.id) then
+  if held.state not in ('l', 'o') or pgmb.may_be_void(held.queue, held.id) then
     perform pgmb.raise_lost(lease);
   end if;
   if held.xid = pg_current_xact_id() then
@@ -70,7 +70,7 @@ begin
   return coalesce(settled, '{}');
 end $$;
 
--- Settles a whole lease as done. Returns how many events. Internal.
+-- Settles a whole lease as done. Returns how many events it held, settled one by one or not. Internal.
 create or replace function pgmb.ack_lease(lease uuid)
 returns bigint
 language plpgsql
@@ -81,6 +81,7 @@ declare
   part_claim bigint := ('x' || substr(digits, 7, 14))::bit(56)::bigint;
   settled bigint;
   claimed xid8;
+  began timestamptz;
   held pgmb.claim;
 begin
   if not pg_has_role(pgmb.caller(), current_user, 'usage') then
@@ -98,21 +99,20 @@ begin
   update pgmb.claim c set state = 's'
   where c.queue = part_queue and c.id = part_claim and c.token = ('x' || substr(digits, 21, 12))::bit(48)::bigint
     and c.state in ('l', 'o') and c.expires_at > clock_timestamp()
-    and not exists (
-      select from pgmb.supersession s
-      where s.queue = c.queue and s.generation > c.id >> 40 and s.floor <= c.id & 1099511627775)
-  returning c.events - (select count(*) from pgmb.settlement s where s.queue = c.queue and s.claim = c.id), c.xid into settled, claimed;
+  returning c.events, c.xid, c.at into settled, claimed, began;
   if not found then
     held := pgmb.hold_claim(ack_lease.lease);
     if held.id is null then
       return 0;
     end if;
-    update pgmb.claim c set state = 's' where c.queue = held.queue and c.id = held.id
-    returning c.events - (select count(*) from pgmb.settlement s where s.queue = c.queue and s.claim = c.id) into settled;
-    return settled;
+    update pgmb.claim c set state = 's' where c.queue = held.queue and c.id = held.id;
+    return held.events;
   end if;
   if claimed = pg_current_xact_id() then
     perform pgmb.recheck_at_commit(part_queue, part_claim);
+  -- Only a transaction that stayed open for a second can have been superseded.
+  elsif clock_timestamp() - began > interval '900 milliseconds' and pgmb.may_be_void(part_queue, part_claim) then
+    perform pgmb.raise_lost(ack_lease.lease);
   end if;
   return settled;
 end $$;
@@ -140,10 +140,14 @@ declare
   held pgmb.claim;
   settled bigint;
 begin
-  if ack.seqs is null then
-    return pgmb.ack_lease(ack.lease);
-  end if;
   part := pgmb.lease_parts(ack.lease);
+  if ack.seqs is null then
+    settled := pgmb.ack_lease(ack.lease);
+    if settled > 0 then
+      settled := settled - count(*) from pgmb.settlement s where s.queue = part.queue and s.claim = part.claim;
+    end if;
+    return settled;
+  end if;
   perform pgmb.assert_consumer(part.queue, null);
   if pgmb.is_retry_lease(part.claim) then
     delete from pgmb.retry r where r.lease = ack.lease and r.seq = any (ack.seqs);

@@ -310,4 +310,7 @@ begin
     end if;
   end loop;
   perform pgmb.clear_settled();
+  update pgmb.queue q set generation = newest.generation
+  from (select n.queue, max(n.generation) generation from pgmb.supersession n group by n.queue) newest
+  where q.id = newest.queue and q.generation <> newest.generation;
 end $$;

@@ -5,7 +5,13 @@ create table pgmb.queue (
   id integer generated always as identity (maxvalue 16777215) primary key,
   name text not null unique,
   stream integer not null references pgmb.stream,
+  -- What receive needs, in one row: the stream's name, the compiled patterns of the present binding, and
+  -- the generation to try first (a hint: pgmb.lock_queue finds the true one).
+  stream_name text not null,
   bindings integer not null default 1,
+  topics text[],
+  regex text,
+  generation integer not null default 0,
   paused_at timestamptz,
   paused_reason text,
   lease_for interval not null default interval '30 seconds' check (lease_for > interval '0'),
@@ -61,7 +67,7 @@ create table pgmb.claim (
   batch_next xid8 not null,
   own_seq bigint,
   own xid8,
-  at timestamptz not null default clock_timestamp(),
+  at timestamptz not null default transaction_timestamp(),
   expires_at timestamptz not null,
   swept timestamptz not null,
   done_snapshot pg_snapshot not null,
