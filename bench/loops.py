@@ -115,7 +115,7 @@ def receive_and_settle_for(client: Client, contender: Contender, *, seconds: flo
 
 
 def claim(client: Client, contender: Contender, *, claims: int, size: int) -> Work:
-    """Receives and settles in two calls, so many times; tells how many of the database's buffers that touched."""
+    """Receives and settles in two calls, so many times; tells how many buffers that touched."""
     receive, settle = contender.receiver(client, size)
     step = _stepper(receive, settle)
     for _ in range(_WARM):

@@ -24,6 +24,8 @@ class Pgmb:
     name = "pgmb"
     settings: Sequence[str] = ()
     copy_target: str | None = "pgmb.log_main (topic, payload)"
+    raw = "true"
+    """Ids that nobody gave are left for the client to derive."""
 
     def __init__(self, queue: str = QUEUE) -> None:
         self.queue = queue
@@ -51,7 +53,7 @@ class Pgmb:
         return lambda payload: void(call(topic, payload))
 
     def consumer(self, client: Client, size: int) -> Consume:
-        call = client.prepare(f"{_RECEIVED}($1, $2, ack => $3)", "text", "integer", "uuid")
+        call = client.prepare(f"{_RECEIVED}($1, $2, ack => $3, raw => {self.raw})", "text", "integer", "uuid")
         queue, most = self.queue.encode(), integer(size)
         lease: bytes | None = None
 
@@ -64,7 +66,7 @@ class Pgmb:
         return consume
 
     def receiver(self, client: Client, size: int) -> tuple[Receive, Settle]:
-        call = client.prepare(f"{_RECEIVED}($1, $2, durable => false)", "text", "integer")
+        call = client.prepare(f"{_RECEIVED}($1, $2, durable => false, raw => {self.raw})", "text", "integer")
         ack = client.prepare("select pgmb.ack($1)", "uuid")
         queue, most = self.queue.encode(), integer(size)
 
@@ -84,7 +86,7 @@ class PgmbAckApart(Pgmb):
     name = "pgmb, ack apart"
 
     def consumer(self, client: Client, size: int) -> Consume:
-        call = client.prepare(f"{_RECEIVED}($1, $2, durable => false)", "text", "integer")
+        call = client.prepare(f"{_RECEIVED}($1, $2, durable => false, raw => {self.raw})", "text", "integer")
         ack = client.prepare("select pgmb.ack($1)", "uuid")
         queue, most = self.queue.encode(), integer(size)
 
@@ -95,6 +97,13 @@ class PgmbAckApart(Pgmb):
             return got.ntuples
 
         return consume
+
+
+class PgmbIdsBySql(Pgmb):
+    """As plain SQL callers have it: ids are derived in the server."""
+
+    name = "pgmb, ids by SQL"
+    raw = "false"
 
 
 def void(_: object) -> None:

@@ -16,7 +16,7 @@ _SHARE = {"pgmq": 4, "skip locked": 2}
 
 def run(ground: Ground, form: Form) -> Outcome:
     outcome = Outcome("consume", f"1 client, batches of {_BATCH}, settled with the next receive")
-    with ground.sites("pgmb", "pgmb, ack apart", "bare", "skip locked", "pgmq") as sites:
+    with ground.sites("pgmb", "pgmb, ack apart", "pgmb, ids by SQL", "bare", "skip locked", "pgmq") as sites:
         events = {name: form.consume // _SHARE.get(name, 1) for name in sites}
         for name, site in sites.items():
             site.fill((events[name] + loops.WARM_BATCHES * _BATCH) * form.rounds)

@@ -1,0 +1,83 @@
+"""What the core must show: cost against bare PostgreSQL and PGMQ, and that nothing is lost."""
+
+from __future__ import annotations
+
+import re
+
+from bench.rows import ROWS
+from bench.score.part import Measured, Part, Proved, line_with, tests_passed
+
+_CHECKS = {
+    "publish": ["publish vs bare", "publish vs PGMQ"],
+    "copy": ["COPY vs bare"],
+    "consume": ["consume vs bare", "consume vs PGMQ"],
+    "receive-one": ["receive(1) + ack vs PGMQ"],
+    "steady": ["steady vs bare", "steady vs PGMQ"],
+    "latency": [
+        "latency p50 vs bare",
+        "latency p99 vs bare",
+        "latency p50 vs PGMQ",
+        "latency p99 vs PGMQ",
+    ],
+    "pinned-xmin": ["pinned xmin, cost last/first", "pinned xmin, throughput last/first"],
+    "backlog": ["backlog, claim cost vs empty", "backlog, buffers vs empty"],
+    "isolation": ["isolation, cost vs alone"],
+    "fan-out": ["fan-out, publish cost vs no queue", "fan-out, each queue vs a lone one"],
+}
+
+
+def _tests(name: str, *patterns: str, pg: int = 18, goal: str = "all pass") -> Proved:
+    command = ["-m", "pytest", "--pg", str(pg), "-q", "-p", "no:cacheprovider"]
+    return Proved(name, goal, [*command, *patterns], tests_passed, needs=patterns)
+
+
+def _deliveries(output: str) -> str | None:
+    """Out of what a fault program says of each reader: how many events, and the sums of what went wrong."""
+    judged = output.split("| control", maxsplit=1)[0]
+    committed = re.search(r"(\d+) committed", judged)
+    if committed is None:
+        return None
+    lost, phantom, repeated = (
+        sum(map(int, re.findall(rf"(\d+) {what}", judged))) for what in ("missed", "phantom", "repeated")
+    )
+    return f"{committed[1]} events, {lost} lost, {phantom} phantom, {repeated} repeated"
+
+
+def _examples(output: str) -> str | None:
+    return line_with(r"\d+ examples x \d+ steps")(output) or tests_passed(output)
+
+
+_FAULTS = ["faults/__main__.py"]
+
+CORE: list[Part] = [
+    *(Measured(row, checks, ROWS[row]) for row, checks in _CHECKS.items()),
+    _tests("peers' defects, PostgreSQL 15", "tests/contract/test_peer_defects*.py", pg=15),
+    _tests("peers' defects, PostgreSQL 18", "tests/contract/test_peer_defects*.py"),
+    Proved(
+        "late commits",
+        "0 lost",
+        ["-m", "faults", "late-commits", "--writers", "30", "--events", "30000", "--delay", "1"],
+        _deliveries,
+        needs=[*_FAULTS, "faults/late_commits.py"],
+        full=["-m", "faults", "late-commits"],
+    ),
+    Proved(
+        "rotation under load, longest wait",
+        "<= 100 ms",
+        ["-m", "faults", "rotation", "--rounds", "1", "--stopped-for", "3"],
+        line_with(r"longest lock wait of a publisher: ([^|(]*[^|( ])"),
+        needs=[*_FAULTS, "faults/rotation.py"],
+        full=["-m", "faults", "rotation"],
+    ),
+    Proved(
+        "model of queues (hypothesis)",
+        "all pass",
+        ["-m", "pytest", "--pg", "18", "-q", "-s", "-p", "no:cacheprovider", "tests/model/test_*.py"],
+        _examples,
+        needs=["tests/model/test_*.py"],
+    ),
+    _tests("stepped sessions", "tests/concurrency/test_stepped_*.py"),
+    _tests("EXPLAIN guards, PostgreSQL 15", "tests/unit/test_explain*.py", pg=15),
+    _tests("EXPLAIN guards, PostgreSQL 18", "tests/unit/test_explain*.py"),
+    _tests("fresh = upgraded, 20 installs at once", "tests/migration/test_*.py"),
+]

@@ -1,0 +1,12 @@
+"""The areas of the scorecard. A new area adds its list of parts here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from bench.score.core import CORE
+from bench.score.part import Part
+
+AREAS: Mapping[str, Sequence[Part]] = {
+    "core": CORE,
+}
