@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import random
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -56,6 +57,20 @@ def rotation(arguments: argparse.Namespace) -> bool:
     return result.holds
 
 
+def model(arguments: argparse.Namespace) -> bool:
+    from faults import queue_machine
+
+    began = time.monotonic()
+    with database(arguments.pg) as (_, dsn):
+        done = queue_machine.run(dsn, examples=arguments.examples, steps=arguments.steps, seed=arguments.seed)
+    print(
+        f"model holds: {done['examples']} examples, {done['steps']} steps, {done['receives']} receives of "
+        f"{done['deliveries']} events, {done['settled']} settled, {done['refused']} refused as lost | "
+        f"{time.monotonic() - began:.1f} s"
+    )
+    return True
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m faults", description=__doc__)
     kinds = parser.add_subparsers(required=True, metavar="NAME")
@@ -84,6 +99,10 @@ def main() -> int:
     rotating.add_argument("--stopped-for", type=float, default=5.0, help="seconds, each time")
     rotating.add_argument("--rounds", type=int, default=4, help="of three stops each")
     rotating.add_argument("--publishers", type=int, default=4, help="that go on meanwhile")
+
+    modelled = command("model", model, "a queue does what a model of it does, whatever is done to it")
+    modelled.add_argument("--examples", type=int, default=2000)
+    modelled.add_argument("--steps", type=int, default=50)
 
     arguments = parser.parse_args()
     held: bool = arguments.function(arguments)

@@ -97,7 +97,8 @@ class Result:
             f"rotation {'holds' if self.holds else 'VIOLATED'}: {self.verdict} | {work.rotations} rotations, "
             f"{work.sealed} sealed, {len(work.early)} early, {work.dropped} dropped, "
             f"{work.detached} detached apart ({work.postponed} postponed) | stopped: {stops} | "
-            f"longest lock wait of a publisher: {waited} ({len(self.waits)} over 20 ms) | {self.seconds:.1f} s"
+            f"longest lock wait of a publisher: {waited} ({len(self.waits)} over 20 ms) | "
+            f"{self.seconds:.1f} s"
             + "".join(f"\n  {line}" for line in [*work.early, *self.waits[:5]] if not self.holds)
         )
 

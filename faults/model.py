@@ -1,0 +1,349 @@
+"""A queue as it should be: a log in a list, a position as the set of what lies behind it, no clocks, no SQL.
+
+The model is told what was done to the queue and what came of it. It holds what must come (`required`), what
+may come, and objects (`Wrong`) to all else.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+NEVER = float("inf")
+LONG = 1_000_000.0
+"""Longer than any run has steps: the delay of what is due "later"."""
+
+
+class Wrong(AssertionError):  # noqa: N818 - a verdict
+    """The queue did what it must not do."""
+
+
+class Lost(Exception):  # noqa: N818 - an answer, not a failure
+    """The model expects that the lease is refused."""
+
+
+def matches(patterns: Iterable[str], topic: str) -> bool:
+    return any(_matches(pattern.split("."), topic.split(".")) for pattern in patterns)
+
+
+def _matches(pattern: list[str], words: list[str]) -> bool:
+    if not pattern:
+        return not words
+    head, *rest = pattern
+    if head == "#":
+        return any(_matches(rest, words[skipped:]) for skipped in range(len(words) + 1))
+    return bool(words) and head in ("*", words[0]) and _matches(rest, words[1:])
+
+
+@dataclass(slots=True)
+class Entry:
+    """An event in the log: when it was published, and when committed, if it is."""
+
+    name: int
+    topic: str
+    published: float
+    committed: float = NEVER
+
+
+@dataclass(slots=True)
+class Failure:
+    """An event to be tried again: free and due at some time, or leased."""
+
+    name: int
+    attempt: int
+    due: float
+    error: str | None
+    lease: str | None = None
+
+
+@dataclass(slots=True)
+class Lease:
+    """Events delivered for the first time. Those tried again are found among the failures."""
+
+    names: list[int]
+    left: set[int]
+    lapsed: bool = False
+    lost: bool = False
+    settled: bool = False
+
+
+@dataclass(slots=True)
+class Delivered:
+    """What the queue handed out: one row of a receive."""
+
+    lease: str
+    seq: int
+    name: int
+    topic: str
+    attempt: int
+
+
+@dataclass
+class Model:
+    max_attempts: int
+    patterns: list[str]
+    step: float = 0
+    log: dict[int, Entry] = field(default_factory=dict)
+    delayed: dict[int, tuple[str, float]] = field(default_factory=dict)
+    passed: set[int] = field(default_factory=set)
+    doubtful: set[int] = field(default_factory=set)
+    """Did not match when a receive came by. Whether the position went past them is the queue's own affair
+    until something later is delivered."""
+    leases: dict[str, Lease] = field(default_factory=dict)
+    retry_leases: set[str] = field(default_factory=set)
+    failures: list[Failure] = field(default_factory=list)
+    dead: list[tuple[int, int, str | None]] = field(default_factory=list)
+    doomed: list[Failure] = field(default_factory=list)
+    """Spent, and to become dead letters at this receive or a later one."""
+    paused: bool = False
+    seqs: dict[int, int] = field(default_factory=dict)
+    forgotten: bool = False
+    """Maintenance has cleared settled leases: they may be unknown instead of settled."""
+
+    # -- publishing ------------------------------------------------------------------------------------------
+
+    def publish(self, names: Iterable[int], topics: Iterable[str], *, committed: bool = True) -> None:
+        for name, topic in zip(names, topics, strict=True):
+            self.step += 1
+            self.log[name] = Entry(name, topic, self.step)
+        if committed:
+            self.commit(names)
+
+    def commit(self, names: Iterable[int]) -> None:
+        self.step += 1
+        for name in names:
+            self.log[name].committed = self.step
+
+    def roll_back(self, names: Iterable[int]) -> None:
+        for name in names:
+            del self.log[name]
+
+    def delay(self, name: int, topic: str) -> None:
+        self.step += 1
+        self.delayed[name] = (topic, self.step + LONG)
+
+    def hours_pass(self) -> None:
+        """All that was put off until later is due, in its old order."""
+        self.step += 1
+        self.delayed = {name: (topic, due - 2 * LONG) for name, (topic, due) in self.delayed.items()}
+        for failure in self.failures:
+            if failure.lease is None and failure.due > self.step:
+                failure.due -= 2 * LONG
+
+    def release(self) -> None:
+        """What is due enters the log."""
+        due = [name for name, (_, due) in self.delayed.items() if due <= self.step]
+        for name in sorted(due, key=lambda name: self.delayed[name][1]):
+            topic, _ = self.delayed.pop(name)
+            self.publish([name], [topic])
+
+    # -- receiving -------------------------------------------------------------------------------------------
+
+    def committed(self) -> set[int]:
+        return {entry.name for entry in self.log.values() if entry.committed <= self.step}
+
+    def waiting(self) -> set[int]:
+        """Committed, not behind the position, and matching."""
+        return {
+            name for name in self.committed() - self.passed if matches(self.patterns, self.log[name].topic)
+        }
+
+    def due(self) -> list[Failure]:
+        return [failure for failure in self.failures if failure.due <= self.step]
+
+    def receive(self, rows: Sequence[Delivered], limit: int) -> None:
+        """Judges what a receive gave, and takes note of it."""
+        self.step += 1
+        if self.paused:
+            _require(not rows, "delivered while paused", rows)
+            return
+        self._expire()
+        self.release()
+        self.step += 1
+        _require(len(rows) <= limit, "more than asked for", rows)
+        _require(len({row.lease for row in rows}) <= 1, "one lease a receive", rows)
+        _require(all(a.seq <= b.seq for a, b in itertools.pairwise(rows)), "order of a lease", rows)
+        for row in rows:
+            _require(row.lease not in self.leases and row.lease not in self.retry_leases, "an old lease", row)
+            _require(self.seqs.setdefault(row.name, row.seq) == row.seq, "another seq than before", row)
+            _require(row.attempt <= self.max_attempts, "more attempts than allowed", row)
+        if self.due():
+            self._receive_due(rows, limit)
+        else:
+            self._receive_fresh(rows)
+
+    def _expire(self) -> None:
+        for lease in self.leases.values():
+            if lease.lapsed and not lease.lost and not lease.settled:
+                lease.lost = True
+                self._fail(lease.left, 1, self.step, "lease expired")
+        spent = [f for f in self.due() if f.lease is not None and f.attempt >= self.max_attempts]
+        self.doomed += spent
+        self.failures = [failure for failure in self.failures if not any(failure is s for s in spent)]
+
+    def _fail(self, names: Iterable[int], attempt: int, due: float, error: str | None) -> None:
+        for name in names:
+            if attempt >= self.max_attempts:
+                self.dead.append((name, attempt, error))
+            else:
+                self.failures.append(Failure(name, attempt + 1, due, error))
+
+    def _receive_due(self, rows: Sequence[Delivered], limit: int) -> None:
+        due = self.due()
+        _require(bool(rows), "nothing although something is due", due)
+        _require(len(rows) == min(limit, len(due)), "fewer than are due", (rows, due))
+        taken: list[Failure] = []
+        for row in rows:
+            candidates = [f for f in due if f.name == row.name and not any(f is t for t in taken)]
+            candidates = [f for f in candidates if f.attempt + (f.lease is not None) == row.attempt]
+            _require(bool(candidates), "a retry that is not due, or of another attempt", (row, due))
+            taken.append(min(candidates, key=lambda failure: failure.due))
+        left = [f for f in due if not any(f is t for t in taken)]
+        if left:
+            longest = min(failure.due for failure in left)
+            _require(all(f.due <= longest for f in taken), "waited longest, comes first", (taken, left))
+        self.retry_leases.add(rows[0].lease)
+        for failure in taken:
+            if failure.lease is not None:
+                failure.attempt += 1
+                failure.error = "lease expired"
+            failure.lease = rows[0].lease
+            failure.due = NEVER
+
+    def _receive_fresh(self, rows: Sequence[Delivered]) -> None:
+        waiting = self.waiting()
+        required = waiting - self.doubtful
+        got = [row.name for row in rows]
+        _require(len(set(got)) == len(got), "twice in one lease", rows)
+        _require(set(got) <= waiting, "not to be delivered", set(got) - waiting)
+        _require(bool(got) or not required, "nothing although something waits", required)
+        _require(all(row.attempt == 1 for row in rows), "a first delivery", rows)
+        for row in rows:
+            _require(row.topic == self.log[row.name].topic, "another topic than published", row)
+        order = [self.log[name].published for name in got]
+        _require(order == sorted(order), "first deliveries in the order of publishing", rows)
+        last = max(order, default=-NEVER)
+        overtaken = {name for name in required - set(got) if self.log[name].committed < last}
+        _require(not overtaken, "overtaken by what was published after their commit", (overtaken, rows))
+        self.passed |= set(got)
+        for name in self.committed() - self.passed:
+            if name in required:
+                continue
+            if self.log[name].committed < last or (not got and name in waiting):
+                self.passed.add(name)
+            else:
+                self.doubtful.add(name)
+        self.doubtful -= self.passed
+        if rows:
+            self.leases[rows[0].lease] = Lease(got, set(got))
+
+    # -- settling --------------------------------------------------------------------------------------------
+
+    def ack(self, lease: str, names: set[int] | None) -> int:
+        """How many events that settles."""
+        if lease in self.retry_leases:
+            return len(self._take(lease, names))
+        held = self._held(lease)
+        if held is None:
+            return 0
+        chosen = held.left if names is None else held.left & names
+        held.left = held.left - chosen
+        held.settled = names is None
+        return len(chosen)
+
+    def fail(self, lease: str, names: set[int] | None, *, later: bool, error: str | None, final: bool) -> int:
+        """Retry or, if `final`, bury."""
+        self.step += 1
+        due = self.step + (LONG if later else 0)
+        if lease in self.retry_leases:
+            taken = self._take(lease, names)
+            for failure in taken:
+                said = failure.error if error is None else error
+                if final:
+                    self.dead.append((failure.name, failure.attempt, said))
+                else:
+                    self._fail([failure.name], failure.attempt, due, said)
+            return len(taken)
+        held = self._held(lease)
+        if held is None:
+            return 0
+        chosen = held.left if names is None else held.left & names
+        held.left = held.left - chosen
+        held.settled = names is None
+        if final:
+            self.dead.extend((name, 1, error) for name in chosen)
+        else:
+            self._fail(chosen, 1, due, error)
+        return len(chosen)
+
+    def extend(self, lease: str, *, lapse: bool) -> None:
+        self.step += 1
+        if lease in self.retry_leases:
+            for failure in (rows := self._take(lease, None)):
+                failure.due = self.step if lapse else NEVER
+            self.failures += rows
+            return
+        held = self._held(lease)
+        if held is None:
+            raise Lost
+        held.lapsed = lapse
+
+    def _held(self, lease: str) -> Lease | None:
+        held = self.leases.get(lease)
+        if held is None or held.lost:
+            raise Lost
+        return None if held.settled else held
+
+    def _take(self, lease: str, names: set[int] | None) -> list[Failure]:
+        rows = [failure for failure in self.failures + self.doomed if failure.lease == lease]
+        if not rows:
+            raise Lost
+        taken = [row for row in rows if names is None or row.name in names]
+        self.failures = [f for f in self.failures if not any(f is t for t in taken)]
+        self.doomed = [f for f in self.doomed if not any(f is t for t in taken)]
+        return taken
+
+    # -- the operator ----------------------------------------------------------------------------------------
+
+    def seek(self, behind: Iterable[int]) -> None:
+        """Moves the position to where `behind` lies behind it."""
+        self.passed = set(behind)
+        self.doubtful.clear()
+        self.failures.clear()
+        self.doomed.clear()
+        for lease in self.leases.values():
+            lease.lost = lease.lost or not lease.settled
+
+    def redrive(self, patterns: list[str] | None) -> int:
+        self.step += 1
+        back = [
+            (name, attempt, error)
+            for name, attempt, error in self.dead
+            if patterns is None or matches(patterns, self.log[name].topic)
+        ]
+        self.dead = [letter for letter in self.dead if letter not in back]
+        self.failures.extend(Failure(name, 1, self.step, error) for name, _, error in back)
+        return len(back)
+
+    def dead_letters(self, found: Sequence[tuple[int, int, str | None]]) -> None:
+        """Compares the dead letters; some of what is doomed may be among them by now."""
+        surplus = Counter(found) - Counter(self.dead)
+        for failure in list(self.doomed):
+            said = "lease expired" + (f"; before: {failure.error}" if failure.error is not None else "")
+            letter = (failure.name, failure.attempt, said)
+            if surplus[letter]:
+                surplus -= Counter([letter])
+                self.dead.append(letter)
+                self.doomed = [doomed for doomed in self.doomed if doomed is not failure]
+        _require(Counter(found) == Counter(self.dead), "other dead letters", (found, self.dead))
+
+    def copy(self) -> Model:
+        return copy.deepcopy(self)
+
+
+def _require(holds: bool, promise: str, evidence: object) -> None:
+    if not holds:
+        raise Wrong(f"{promise}: {evidence}")

@@ -1,0 +1,14 @@
+"""Promise: whatever is done to a queue, it does what a model of it in plain Python does."""
+
+from __future__ import annotations
+
+import pytest
+
+from faults import queue_machine
+
+
+@pytest.mark.slow
+def test_a_queue_does_what_the_model_does(dsn: str) -> None:
+    done = queue_machine.run(dsn, examples=60, steps=30)
+    assert done["deliveries"] > 300, done
+    assert done["settled"] > 50, done
