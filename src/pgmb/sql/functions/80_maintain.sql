@@ -54,8 +54,8 @@ end $$;
 
 -- Seals closed segments of a stream that no writer can reach any more, and returns how many. A writer that
 -- took its number before the rotation had its xid before it too: once no transaction up to an xid taken
--- after the rotation holds the log, all is written, whether it was slow, stopped or prepared. A CHECK
--- (false) then makes any stray write fail loudly.
+-- after the rotation holds the log, all is written, whether it was slow, stopped or prepared. A
+-- trigger then makes any stray write fail loudly. Lock: SHARE ROW EXCLUSIVE on the segment, readers pass.
 create or replace function pgmb.seal(stream text default 'main')
 returns integer
 language plpgsql security definer
@@ -87,7 +87,8 @@ begin
     leaf := format('pgmb.segment_%s_%s', closed.stream, closed.number);
     continue when pgmb.has_writer(format('pgmb.%I', 'log_' || seal.stream)::regclass, closed.closed_xid);
     begin
-      execute format('alter table %s add constraint sealed check (false) not valid', leaf);
+      -- Not a constraint, which would lock readers out until this transaction ends.
+      execute format('create trigger sealed before insert on %s for each row execute function pgmb.refuse_sealed()', leaf);
     exception when lock_not_available then
       continue;
     end;
@@ -99,6 +100,17 @@ begin
     sealed := sealed + 1;
   end loop;
   return sealed;
+end $$;
+
+-- Refuses to write to a sealed segment: a trigger on each.
+create or replace function pgmb.refuse_sealed()
+returns trigger
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  raise exception 'segment % is sealed', tg_relid::regclass using errcode = '23514',
+    hint = 'Its last writer had ended. Nothing but an explicit seq leads here.';
 end $$;
 
 -- Whether an unfinished transaction with an xid up to `last` holds a write lock on the log. Internal.
@@ -293,8 +305,6 @@ begin
   perform pgmb.seal(stream.name) from pgmb.stream;
   for s in select * from pgmb.stream loop
     perform pgmb.release_due(s.name, clock_timestamp(), 100000);
-    perform pgmb.drop_segments(s.name);
-    perform pgmb.detach_dropped(s.name);
     number := pgmb.last_seq(s.name) >> 40;
     select coalesce(max(g.closed_at), s.created_at) into opened_at
     from pgmb.segment g where g.stream = s.id and g.number = number - 1;
@@ -313,4 +323,9 @@ begin
   update pgmb.queue q set generation = newest.generation
   from (select n.queue, max(n.generation) generation from pgmb.supersession n group by n.queue) newest
   where q.id = newest.queue and q.generation <> newest.generation;
+  -- Last, because these keep readers, then publishers, out until the end of the transaction.
+  for s in select * from pgmb.stream loop
+    perform pgmb.drop_segments(s.name);
+    perform pgmb.detach_dropped(s.name);
+  end loop;
 end $$;

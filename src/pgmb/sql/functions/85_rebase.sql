@@ -63,12 +63,8 @@ as $$
 declare
   leaf text := format('pgmb.segment_%s_%s', (segment).stream, (segment).number);
 begin
-  if (segment).sealed_at is not null then
-    execute format('alter table %s drop constraint if exists sealed', leaf);
-  end if;
   execute format('update %s set xid = ''3''', leaf);
   if (segment).sealed_at is not null then
-    execute format('alter table %s add constraint sealed check (false) not valid', leaf);
     update pgmb.segment s set max_xid = '3', closed_xid = '3'
     where s.stream = (segment).stream and s.number = (segment).number;
   elsif (segment).closed_at is not null then
