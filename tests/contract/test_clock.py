@@ -1,0 +1,233 @@
+"""Promises 2 and 3: nothing is ordered or filtered by wall clock except delays and retention, and maintenance does
+not depend on the session's time zone, date style or locale.
+
+The server runs under libfaketime, whose offset is read from a file at every call: the clock steps while sessions
+and leases are open, as it would under a bad NTP server.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from harness.server import Server
+
+FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1")
+
+Step = Callable[[str], None]
+
+
+@pytest.fixture
+def stepping(
+    pg_major: int, install: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[psycopg.Connection[Any], Step]]:
+    """A connection to a server whose clock `step("-10m")` sets relative to the real one."""
+    if not FAKETIME.exists():
+        pytest.fail("libfaketime is not installed: Debian's package faketime")
+    # Under /tmp, where the server's account may read it; pytest's own folder it may not.
+    offset = Path("/tmp") / f"pgmb-clock-{os.getpid()}-{pg_major}"
+    offset.write_text("+0\n")
+    monkeypatch.setenv("LD_PRELOAD", str(FAKETIME))
+    monkeypatch.setenv("FAKETIME_TIMESTAMP_FILE", str(offset))
+    monkeypatch.setenv("FAKETIME_NO_CACHE", "1")
+    monkeypatch.setenv("FAKETIME_DONT_FAKE_MONOTONIC", "1")
+
+    def step(by: str) -> None:
+        offset.write_text(f"{by}\n")
+
+    with Server.start(pg_major, name="clock", memory=True) as server:
+        monkeypatch.delenv("LD_PRELOAD")
+        install(server.dsn())
+        with server.connect() as connection:
+            yield connection, step
+    offset.unlink()
+
+
+def publish(connection: psycopg.Connection[Any], number: int) -> None:
+    connection.execute("select pgmb.publish('t', to_json(%s::int))", [number])
+
+
+def receive(connection: psycopg.Connection[Any], lease_for: str = "30 s") -> tuple[Any, list[Any]]:
+    rows = connection.execute("select lease, payload from pgmb.receive('q', 100, %s)", [lease_for]).fetchall()
+    return (rows[0][0] if rows else None), [payload for _, payload in rows]
+
+
+def skew(connection: psycopg.Connection[Any]) -> float:
+    import time
+
+    row = connection.execute("select extract(epoch from clock_timestamp())::float8").fetchone()
+    assert row is not None
+    return float(row[0]) - time.time()
+
+
+def test_a_clock_stepped_back_hides_nothing(stepping: tuple[psycopg.Connection[Any], Step]) -> None:
+    db, step = stepping
+    db.execute("select pgmb.create_queue('q')")
+    start = db.execute("select pgmb.position()::text").fetchone()
+    publish(db, 1)
+    db.execute("select pgmb.tick()")
+    step("-10m")
+    assert skew(db) == pytest.approx(-600, abs=60), "the clock did not step"
+    publish(db, 2)
+    lease, got = receive(db)
+    assert got == [1, 2]
+    assert db.execute("select pgmb.ack(%s)", [lease]).fetchone() == (2,)
+    tick = db.execute("select pgmb.tick()").fetchone()
+    assert tick is not None
+    assert tick[0] is not None
+    step("+1h")
+    publish(db, 3)
+    step("-1h")
+    publish(db, 4)
+    lease, got = receive(db)
+    assert got == [3, 4]
+    assert db.execute("select pgmb.ack(%s)", [lease]).fetchone() == (2,)
+    rows = db.execute(
+        "select payload from pgmb.between('main', %s::pgmb.position, pgmb.position())", start
+    ).fetchall()
+    assert rows == [(1,), (2,), (3,), (4,)]
+    db.execute("select pgmb.maintain()")
+    db.execute("select pgmb.rotate()")
+    publish(db, 5)
+    db.execute("select pgmb.maintain()")
+    assert receive(db)[1] == [5]
+
+
+def test_leases_survive_a_clock_stepped_back(stepping: tuple[psycopg.Connection[Any], Step]) -> None:
+    """A lease given or extended after the step back expires by the new clock, and is never lost to the sweep."""
+    db, step = stepping
+    db.execute("select pgmb.create_queue('q')")
+    publish(db, 1)
+    old, got = receive(db)
+    assert got == [1]
+    publish(db, 2)
+    assert receive(db, "1 hour")[1] == [2], "the sweep stands at the clock before the step"
+    step("-10m")
+    publish(db, 3)
+    crashed, got = receive(db, "5 s")
+    assert got == [3]
+    publish(db, 4)
+    kept, got = receive(db, "5 s")
+    assert got == [4]
+    assert db.execute("select pgmb.extend(%s, '5 s') is not null", [kept]).fetchone() == (True,)
+    step("-9m")
+    assert db.execute("select payload, attempt from pgmb.receive('q')").fetchall() == [(3, 2), (4, 2)]
+    with pytest.raises(psycopg.Error, match="is lost"):
+        db.execute("select pgmb.ack(%s)", [crashed])
+    assert db.execute("select pgmb.ack(%s)", [old]).fetchone() == (1,)
+    step("+2h")
+    assert sorted(db.execute("select payload from pgmb.receive('q')").fetchall()) == [(2,), (3,), (4,)]
+
+
+def test_leases_survive_a_clock_stepped_forward(stepping: tuple[psycopg.Connection[Any], Step]) -> None:
+    """An hour ahead, leases expire and come again; back again, nothing is stuck in the future."""
+    db, step = stepping
+    db.execute("select pgmb.create_queue('q', backoff_jitter => 0)")
+    publish(db, 1)
+    first, _ = receive(db)
+    step("+1h")
+    assert db.execute("select payload, attempt from pgmb.receive('q')").fetchall() == [(1, 2)]
+    with pytest.raises(psycopg.Error, match="is lost"):
+        db.execute("select pgmb.ack(%s)", [first])
+    publish(db, 2)
+    lease, got = receive(db)
+    assert got == [2]
+    step("+0")
+    publish(db, 3)
+    later, got = receive(db, "5 s")
+    assert got == [3]
+    assert db.execute("select pgmb.ack(%s)", [lease]).fetchone() == (1,)
+    step("+1m")
+    assert db.execute("select payload, attempt from pgmb.receive('q')").fetchall() == [(3, 2)]
+    with pytest.raises(psycopg.Error, match="is lost"):
+        db.execute("select pgmb.ack(%s)", [later])
+
+
+def test_a_clock_of_another_century_publishes_and_delivers(
+    stepping: tuple[psycopg.Connection[Any], Step],
+) -> None:
+    db, step = stepping
+    db.execute("select pgmb.create_queue('q')")
+    for offset in ("-30y", "+200y", "+0"):
+        step(offset)
+        publish(db, 1)
+        lease, got = receive(db)
+        assert got == [1], offset
+        db.execute("select pgmb.ack(%s)", [lease])
+
+
+@pytest.mark.parametrize("published_at", ["infinity", "-infinity", "1815-12-10", "9999-12-31"])
+def test_no_publisher_can_stop_a_stream_by_an_odd_time(
+    db: psycopg.Connection[Any], published_at: str
+) -> None:
+    """Ids are made of it where none was given; publishers may set it, for example when they copy history."""
+    db.execute("select pgmb.create_queue('q')")
+    db.execute(
+        "insert into pgmb.log_main (topic, payload, published_at) values ('t', '1', %s)", [published_at]
+    )
+    publish(db, 2)
+    rows = db.execute("select id, payload from pgmb.receive('q')").fetchall()
+    assert [payload for _, payload in rows] == [1, 2]
+    assert all(identity.version == 7 for identity, _ in rows)
+
+
+SESSIONS = [
+    {"timezone": "Pacific/Kiritimati", "datestyle": "SQL, DMY", "intervalstyle": "iso_8601"},
+    {"timezone": "America/St_Johns", "datestyle": "German", "intervalstyle": "sql_standard"},
+    {"timezone": "Pacific/Pago_Pago", "datestyle": "Postgres, MDY", "lc_time": "C", "lc_messages": "C"},
+    {"timezone": "Europe/Lisbon", "extra_float_digits": "-15", "bytea_output": "escape"},
+]
+
+
+@pytest.mark.parametrize("settings", SESSIONS, ids=lambda settings: settings["timezone"])
+def test_maintenance_in_any_session_drops_nothing_unread(
+    db: psycopg.Connection[Any], connect: Any, settings: dict[str, str]
+) -> None:
+    """A queue that has read nothing, a lease, and a reader that confirmed nothing each hold the log."""
+    janitor = connect()
+    for name, value in settings.items():
+        janitor.execute("select set_config(%s, %s, false)", [name, value])
+    db.execute("select pgmb.alter_stream('main', keep_for => '0 s', rotate_every => '0 s')")
+    db.execute("select pgmb.create_queue('slow')")
+    db.execute("select pgmb.create_queue('q')")
+    db.execute("select pgmb.confirm('main', 'lake', pgmb.position())")
+    for number in range(8):
+        publish(db, number)
+        janitor.execute("select pgmb.maintain()")
+        janitor.execute("select pgmb.maintain()")
+    lease, got = receive(db, "1 hour")
+    assert got == list(range(8))
+    db.execute("select pgmb.confirm('main', 'lake', pgmb.position())")
+    janitor.execute("select pgmb.maintain()")
+    slow = db.execute("select lease, payload from pgmb.receive('slow', 100)").fetchall()
+    assert [payload for _, payload in slow] == list(range(8))
+    db.execute("select pgmb.ack(%s)", [slow[0][0]])
+    janitor.execute("select pgmb.maintain()")
+    assert db.execute("select pgmb.retry(%s, after => '0 s')", [lease]).fetchone() == (8,), (
+        "the lease holds it"
+    )
+    janitor.execute("select pgmb.maintain()")
+    janitor.execute("select pgmb.maintain()")
+    dropped = db.execute("select count(*) from pgmb.segment where dropped_at is not null").fetchone()
+    assert dropped is not None
+    assert dropped[0] >= 7, "what everybody has passed goes"
+    assert receive(db)[1] == list(range(8)), "retries carry their events"
+
+
+def test_retention_counts_from_the_last_event_and_waits_for_the_archive(db: psycopg.Connection[Any]) -> None:
+    db.execute(
+        "select pgmb.alter_stream('main', keep_for => '1 hour', rotate_every => '0 s', archive => true)"
+    )
+    publish(db, 1)
+    for _ in range(3):
+        db.execute("select pgmb.maintain()")
+    assert db.execute("select pgmb.droppable()").fetchall() == []
+    db.execute("update pgmb.segment set last_published_at = now() - interval '2 hours' where number = 0")
+    assert db.execute("select pgmb.droppable()").fetchall() == [], "not archived yet"
+    db.execute("update pgmb.segment set archived_at = now() where number = 0")
+    assert db.execute("select pgmb.droppable()").fetchall() == [(0,)]
