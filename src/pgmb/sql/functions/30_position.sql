@@ -259,6 +259,50 @@ begin
   end loop;
 end $$;
 
+-- Whether transactions unfinished in `done` have finished in `batch` and wrote events with lo < seq <= hi: a
+-- cheap look before batch_events reads them. Internal.
+create or replace function pgmb.has_stragglers(
+  stream integer, done pg_snapshot, done_next xid8, batch pg_snapshot, lo bigint, hi bigint
+)
+returns boolean
+language plpgsql
+as $$
+declare
+  first xid8 := pg_snapshot_xmin(done);
+  last xid8 := pg_snapshot_xmax(done);
+  finished xid8[];
+  leaf text;
+  straggling boolean;
+begin
+  if first = last and done_next < last then
+    return false;
+  end if;
+  -- A REPEATABLE READ caller's snapshot may be long past: too many to list.
+  if done_next::text::bigint - last::text::bigint > 10000 then
+    return true;
+  end if;
+  finished := array(
+    select x from pg_snapshot_xip(done) x where x <= done_next and pg_visible_in_snapshot(x, batch)
+    union all
+    select g::text::xid8 from generate_series(last::text::bigint, done_next::text::bigint) g
+    where pg_visible_in_snapshot(g::text::xid8, batch));
+  if cardinality(finished) = 0 then
+    return false;
+  end if;
+  for leaf in
+    select 'pgmb.segment_' || s.stream || '_' || s.number from pgmb.segment s
+    where s.stream = has_stragglers.stream and s.number between lo >> 40 and hi >> 40
+      and s.dropped_at is null and (s.max_xid is null or s.max_xid >= first)
+  loop
+    execute 'select exists (select from ' || leaf || ' e where e.xid = any ($1) and e.seq > $2 and e.seq <= $3)'
+      into straggling using finished, lo, hi;
+    if straggling then
+      return true;
+    end if;
+  end loop;
+  return false;
+end $$;
+
 -- The events between two positions, in the order of their numbers: visible in `upto`, not in `after`. The
 -- same pair gives the same events whenever it is read. To go on after a full page, pass the last event's
 -- seq as after_seq. Works on a replica that has replayed `upto`. Takes no lock, writes nothing.

@@ -202,13 +202,13 @@ begin
   return gone is not null;
 end $$;
 
--- The name of the stream that a queue reads. Errors: MB002 no such queue, 42501.
-create or replace function pgmb.stream_of(queue text)
-returns text
+-- The stream that a queue reads, and the salt that clients derive ids with. Errors: MB002 no such queue,
+-- 42501.
+create or replace function pgmb.stream_of(queue text, out stream text, out salt bigint)
 language sql stable security definer
 set search_path = pg_catalog, pg_temp
 as $$
-  select (pgmb.queue_for_consumer(queue)).stream_name
+  select s.name, s.salt from pgmb.stream s where s.id = (pgmb.queue_for_consumer(queue)).stream
 $$;
 
 -- Stops delivery: receive returns nothing until resume. Leases in flight can still be settled.

@@ -141,10 +141,9 @@ declare
   ending bigint;
   scanned bigint := 0;
   dense boolean := true;
-  rounds integer := 0;
+  opened boolean := false;
   pending boolean := false;                  -- the position moved enough to be worth writing
   look bigint;
-  absorb boolean;
 begin
   if pg_is_in_recovery() or current_setting('pgmb.cluster_checked', true) is distinct from current_database() then
     perform pgmb.assert_primary();
@@ -208,25 +207,11 @@ begin
   given := pgmb.lease_of(q.id, base.id + 1, token);
 
   loop
-    rounds := rounds + 1;
     if base.place >= base.upto then
-      -- The batch is read to its end. Is there another? Looking costs no xid. Before our own events can be
-      -- noted as received, those of another transaction so noted must lie behind the batch.
-      absorb := coalesce((entry_xid is not null or released > 0) and base.own <> pg_current_xact_id()
-        and not pg_visible_in_snapshot(base.own, base.batch_snapshot), false);
-      if absorb and rounds = 3 then
-        perform pgmb.raise_moved_on();
-      end if;
-      exit when rounds > 3;
-      look := coalesce(pg_sequence_last_value(sequence), 0);
-      if look - base.batch_seq >= 64 then
-        -- Whatever it holds (a rotation, what was rolled back), later looks need not pass over it again.
-        pending := true;
-      elsif not absorb then
-        exit when not exists (
-          select from pgmb.batch_events(q.stream, base.batch_snapshot, base.batch_seq, base.batch_next,
-            pgmb.snapshot(), base.own, base.own_seq, 0, look, q.topics, q.regex, 1));
-      end if;
+      -- The batch is read to its end. The next one begins here and now, in this call alone until something
+      -- is written: looking costs no xid.
+      exit when opened;
+      opened := true;
       if base.own is not null and pg_visible_in_snapshot(base.own, base.batch_snapshot) then
         base.own := null;
         base.own_seq := null;
@@ -234,28 +219,26 @@ begin
       base.done_snapshot := base.batch_snapshot;
       base.done_seq := base.batch_seq;
       base.done_next := base.batch_next;
-      -- The order is the guarantee: the sequence (noted at the start), an xid of our own, the snapshot. A
-      -- transaction that had its xid before keeps the older pair: correct, only a longer walk.
-      if entry_xid is null then
-        base.batch_next := greatest(pg_current_xact_id(), base.batch_next);
-        base.batch_seq := greatest(noted, base.batch_seq);
-      end if;
       base.batch_snapshot := pgmb.snapshot();
-      base.upto := coalesce(pg_sequence_last_value(sequence), 0);
+      base.upto := greatest(coalesce(pg_sequence_last_value(sequence), 0), base.done_seq);
       base.place := 0;
+      -- Whatever it holds (a rotation, what was rolled back), later calls need not pass over it again.
+      pending := pending or base.upto - base.done_seq >= 64;
     end if;
     lo := base.place;
     filter := matching || pgmb.without_own(base.own, base.own_seq);
 
     if base.place < base.done_seq then
-      rows := array(
-        select e from pgmb.batch_events(q.stream, base.done_snapshot, base.done_seq, base.done_next,
-          base.batch_snapshot, base.own, base.own_seq, base.place, base.done_seq, q.topics, q.regex,
-          receive.max) e);
-      got := cardinality(rows);
-      if got > 0 then
-        return query select given, r.seq, r.id, r.topic, r.key, r.payload, r.headers, r.published_at, 1
-        from unnest(rows) r;
+      if pgmb.has_stragglers(q.stream, base.done_snapshot, base.done_next, base.batch_snapshot, base.place, base.done_seq) then
+        rows := array(
+          select e from pgmb.batch_events(q.stream, base.done_snapshot, base.done_seq, base.done_next,
+            base.batch_snapshot, base.own, base.own_seq, base.place, base.done_seq, q.topics, q.regex,
+            receive.max) e);
+        got := cardinality(rows);
+        if got > 0 then
+          return query select given, r.seq, r.id, r.topic, r.key, r.payload, r.headers, r.published_at, 1
+          from unnest(rows) r;
+        end if;
       end if;
       base.place := case when got < receive.max then base.done_seq else rows[got].seq end;
     end if;
@@ -305,6 +288,13 @@ begin
     end loop;
     exit when got > 0 or scanned >= 20000;
   end loop;
+  if opened and entry_xid is null and (got > 0 or pending or scanned >= 64 or released > 0) then
+    -- What the next batch starts from: the sequence, noted before this transaction had an xid, and that xid:
+    -- whoever takes a higher one takes higher numbers too, and so does this transaction itself. A
+    -- transaction that had its xid before keeps the older pair: correct, only a longer walk.
+    base.batch_next := greatest((pg_current_xact_id()::text::bigint - 1)::text::xid8, base.batch_next);
+    base.batch_seq := greatest(noted, base.batch_seq);
+  end if;
 
   if got > 0 then
     -- As pgmb.write_claim, without the call. In READ COMMITTED the lock alone keeps the number ours.
@@ -322,6 +312,10 @@ begin
   end if;
 
   if (entry_xid is not null or released > 0) and base.place >= base.upto then
+    -- Before our own events can be noted as received, those of another transaction so noted must lie behind.
+    if base.own <> pg_current_xact_id() and not pg_visible_in_snapshot(base.own, base.batch_snapshot) then
+      perform pgmb.raise_moved_on();
+    end if;
     return query select * from pgmb.receive_own(base, q.stream, q.bindings, matching, given, token,
       expires, receive.max);
     if found then

@@ -110,8 +110,9 @@ begin
   end if;
   if claimed = pg_current_xact_id() then
     perform pgmb.recheck_at_commit(part_queue, part_claim);
+  end if;
   -- Only a transaction that stayed open for a second can have been superseded.
-  elsif clock_timestamp() - began > interval '900 milliseconds' and pgmb.may_be_void(part_queue, part_claim) then
+  if clock_timestamp() - began > interval '900 milliseconds' and pgmb.may_be_void(part_queue, part_claim) then
     perform pgmb.raise_lost(ack_lease.lease);
   end if;
   return settled;
