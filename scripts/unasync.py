@@ -27,6 +27,7 @@ NAMES = {
     "__aexit__": "__exit__",
     "__aiter__": "__iter__",
     "__anext__": "__next__",
+    "AbstractAsyncContextManager": "AbstractContextManager",
     "StopAsyncIteration": "StopIteration",
     "_async": "_sync",
     "aclosing": "closing",

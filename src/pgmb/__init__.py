@@ -17,7 +17,7 @@ from pgmb.errors import (
     PgmbError,
     SchemaVersionError,
 )
-from pgmb.types import DeadLetter, Duration, Event, NewEvent, Position
+from pgmb.types import DeadLetter, Duration, Event, NewEvent, Position, QueueStatus, StreamStatus
 
 __all__ = [
     "AsyncBroker",
@@ -36,7 +36,9 @@ __all__ = [
     "PermissionDenied",
     "PgmbError",
     "Position",
+    "QueueStatus",
     "SchemaVersionError",
+    "StreamStatus",
     "aconnect",
     "connect",
     "errors",

@@ -165,7 +165,7 @@ def publish_columns(
 _RECEIVE: Final = (
     "select seq, id, topic, key, payload, headers, published_at, attempt, lease from pgmb.receive("
     "queue => %s::text, max => %s::integer, lease_for => %s::interval, ack => %s::uuid,"
-    " durable => %s::boolean)"
+    " durable => %s::boolean, raw => true)"
 )
 _DEAD_LETTERS: Final = (
     "select seq, event_id, topic, key, payload, headers, published_at, attempt, id, died_at, error"
@@ -182,6 +182,10 @@ def receive(
     return Statement(_RECEIVE, (queue, limit, interval(lease_for), ack, durable))
 
 
+def stream_of(queue: str) -> Statement:
+    return Statement("select stream, salt from pgmb.stream_of(queue => %s::text)", (queue,))
+
+
 def dead_letters(queue: str, topic: str | None, error: str | None, after: int, limit: int) -> Statement:
     return Statement(_DEAD_LETTERS, (queue, topic, error, after, limit))
 
@@ -193,6 +197,20 @@ def seqs_of(events: Event | Iterable[Event | int] | None) -> list[int] | None:
     if isinstance(events, Event):
         return [events.seq]
     return [event.seq if isinstance(event, Event) else event for event in events]
+
+
+# -- status --------------------------------------------------------------------------------------------------
+
+QUEUE_STATUS: Final = Statement(
+    "select queue, stream, patterns, paused_at, paused_reason, waiting, oldest_age, leases, leased_events,"
+    " retries, dead, received_per_second from pgmb.queue_status",
+    (),
+)
+STREAM_STATUS: Final = Statement(
+    "select stream, segments, unsealed, unarchived, events, delayed, published_per_second, last_tick_age,"
+    " bytes from pgmb.stream_status",
+    (),
+)
 
 
 # -- positions -----------------------------------------------------------------------------------------------

@@ -15,6 +15,14 @@ Duration: TypeAlias = timedelta | float
 
 _decode = msgspec.json.decode
 _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
+_UNIX_EPOCH = 946_684_800_000_000
+
+
+class Source(msgspec.Struct, frozen=True, gc=False):
+    """The stream that events come from, and what their ids are derived with."""
+
+    stream: str
+    salt: int
 
 
 class Event(msgspec.Struct, frozen=True, eq=False, gc=False):
@@ -27,7 +35,7 @@ class Event(msgspec.Struct, frozen=True, eq=False, gc=False):
 
     seq: int
     """Its place in the stream: reading order, and the name by which a lease settles it."""
-    _id: bytes
+    _id: bytes | None
     topic: str
     key: str | None
     raw: bytes
@@ -36,12 +44,18 @@ class Event(msgspec.Struct, frozen=True, eq=False, gc=False):
     _published_at: int
     attempt: int
     """1 at the first delivery."""
-    stream: str
+    _source: Source
     _payload: Any = msgspec.UNSET
 
     @property
     def id(self) -> UUID:
+        if self._id is None:
+            return derive_id(self.seq, self._published_at, self._source.salt)
         return UUID(bytes=self._id)
+
+    @property
+    def stream(self) -> str:
+        return self._source.stream
 
     @property
     def payload(self) -> Any:
@@ -63,15 +77,13 @@ class Event(msgspec.Struct, frozen=True, eq=False, gc=False):
         """Whether it is the same event in the same attempt."""
         if not isinstance(other, Event):
             return NotImplemented
-        return (self.stream, self.seq, self._id, self.attempt) == (
-            other.stream,
-            other.seq,
-            other._id,
-            other.attempt,
-        )
+        return self._identity() == other._identity()
 
     def __hash__(self) -> int:
-        return hash((self.stream, self.seq))
+        return hash(self._identity())
+
+    def _identity(self) -> tuple[str, int, int, int]:
+        return (self.stream, self.seq, self._published_at, self.attempt)
 
     def __repr__(self) -> str:
         return (
@@ -128,6 +140,53 @@ class Position(msgspec.Struct, frozen=True):
         return f'({self.epoch},"{self.snapshot}",{self.seq},{self.next},{self.lsn})'
 
 
+class QueueStatus(msgspec.Struct, frozen=True):
+    """A queue as `queue_status` sees it. Counts end at 10,000; `waiting` does not apply the patterns."""
+
+    queue: str
+    stream: str
+    patterns: list[str]
+    paused_at: datetime | None
+    paused_reason: str | None
+    waiting: int
+    oldest_age: timedelta | None
+    leases: int
+    leased_events: int
+    retries: int
+    dead: int
+    received_per_second: float
+
+    @classmethod
+    def of(cls, row: tuple[Any, ...]) -> Self:
+        """From a row in the order of the fields, times in binary."""
+        queue, stream, patterns, paused_at, *rest = row
+        return cls(queue, stream, patterns, None if paused_at is None else moment(paused_at), *rest)
+
+
+class StreamStatus(msgspec.Struct, frozen=True):
+    """A stream as `stream_status` sees it. `delayed` is counted up to 10,000."""
+
+    stream: str
+    segments: int
+    unsealed: int
+    unarchived: int
+    events: int
+    delayed: int
+    published_per_second: float | None
+    last_tick_age: timedelta | None
+    bytes: int
+
+
 def moment(microseconds: int) -> datetime:
     """A timestamp of PostgreSQL's binary format, microseconds since 2000."""
     return _EPOCH + timedelta(microseconds=microseconds)
+
+
+def derive_id(seq: int, published_at: int, salt: int) -> UUID:
+    """The id of an event that was published without one: what pgmb.derive_id makes of the same three.
+
+    A version 7 UUID. The time goes through floating point as it does there, to the same last digit.
+    """
+    milliseconds = round((published_at + _UNIX_EPOCH) / 1_000_000.0 * 1000.0)
+    low = ((seq + salt) & (1 << 62) - 1) | 1 << 63
+    return UUID(int=milliseconds << 80 | 7 << 76 | (salt & 0xFFF) << 64 | low)

@@ -20,7 +20,7 @@ from psycopg.adapt import AdaptersMap, Dumper
 from psycopg.types.numeric import Int8BinaryLoader
 from psycopg.types.string import ByteaBinaryLoader
 
-from pgmb.types import DeadLetter, Event, moment
+from pgmb.types import DeadLetter, Event, Source, moment
 
 Row: TypeAlias = tuple[Any, ...]
 """One row as `ADAPTERS` reads it: uuid and json as bytes, timestamptz as microseconds."""
@@ -142,20 +142,20 @@ def fields(items: Iterable[bytes | None]) -> Iterator[bytes]:
             yield item
 
 
-def events(rows: Iterable[Row], stream: str) -> list[Event]:
+def events(rows: Iterable[Row], source: Source) -> list[Event]:
     """Rows of (seq, id, topic, key, payload, headers, published_at, attempt, anything)."""
     # Unpacked by name, which is half as fast again as Event(*row[:-1], stream).
     return [
-        Event(seq, given, topic, key, raw, headers, at, attempt, stream)
+        Event(seq, given, topic, key, raw, headers, at, attempt, source)
         for seq, given, topic, key, raw, headers, at, attempt, _ in rows
     ]
 
 
-def dead_letters(rows: Iterable[Row], stream: str) -> list[DeadLetter]:
+def dead_letters(rows: Iterable[Row], source: Source) -> list[DeadLetter]:
     """Rows of (seq, event_id, topic, key, payload, headers, published_at, attempt, id, died_at, error)."""
     return [
         DeadLetter(
-            number, moment(died_at), error, Event(seq, given, topic, key, raw, headers, at, attempt, stream)
+            number, moment(died_at), error, Event(seq, given, topic, key, raw, headers, at, attempt, source)
         )
         for seq, given, topic, key, raw, headers, at, attempt, number, died_at, error in rows
     ]

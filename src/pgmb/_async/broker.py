@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Any, Self
 
@@ -13,16 +14,21 @@ from pgmb._async.positions import AsyncPositions
 from pgmb._async.publishing import AsyncPublishing
 from pgmb._async.queues import AsyncQueues
 from pgmb._async.receiving import AsyncReceiving
+from pgmb._async.status import AsyncStatus
 from pgmb._async.streams import AsyncStreams
 from pgmb.errors import translated
 
 
-class AsyncBroker(AsyncPublishing, AsyncReceiving, AsyncQueues, AsyncStreams, AsyncPositions):
+class AsyncBroker(AsyncPublishing, AsyncReceiving, AsyncQueues, AsyncStreams, AsyncPositions, AsyncStatus):
     """A broker in a PostgreSQL database. Made by `aconnect`; closes its connections at the end of `with`.
 
     Methods are named as the functions in the schema pgmb. Each runs in a transaction of its own, or, with
     `conn=`, inside the caller's: both commit or neither does.
     """
+
+    def connection(self) -> AbstractAsyncContextManager[AsyncConnection[Any]]:
+        """A connection of the pool's, in autocommit mode, for statements of your own and for `conn=`."""
+        return self._pool.connection()
 
     async def close(self) -> None:
         """Close all connections. May be called again."""

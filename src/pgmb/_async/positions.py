@@ -10,7 +10,7 @@ from psycopg import AsyncConnection
 from pgmb import statements, wire
 from pgmb._async.calls import AsyncCalls
 from pgmb.statements import call
-from pgmb.types import Event, Position
+from pgmb.types import Event, Position, Source
 
 
 class AsyncPositions(AsyncCalls):
@@ -49,7 +49,7 @@ class AsyncPositions(AsyncCalls):
         To go on after a full page, pass the last event's `seq` as `after_seq`.
         """
         rows = await self._rows(statements.between(stream, after, upto, after_seq, max), conn)
-        return wire.events(rows, stream)
+        return wire.events(rows, Source(stream, 0))
 
     async def confirm(
         self, stream: str, reader: str, at: Position, *, conn: AsyncConnection[Any] | None = None

@@ -13,13 +13,13 @@ from pgmb import statements, wire
 from pgmb._async.calls import AsyncCalls, Pool
 from pgmb._async.lease import NO_LEASE, AsyncLease
 from pgmb.statements import call
-from pgmb.types import DeadLetter, Duration, moment
+from pgmb.types import DeadLetter, Duration, Source, moment
 
 
 class AsyncReceiving(AsyncCalls):
     def __init__(self, pool: Pool) -> None:
         super().__init__(pool)
-        self._streams: dict[bytes, str] = {}
+        self._sources: dict[bytes, Source] = {}
 
     async def receive(
         self,
@@ -43,10 +43,14 @@ class AsyncReceiving(AsyncCalls):
             return AsyncLease(self, queue, NO_LEASE, [])
         lease: bytes = rows[0][-1]
         # Its first three bytes are the queue's id, which is never used again: the stream behind it is fixed.
-        stream = self._streams.get(lease[:3])
-        if stream is None:
-            stream = self._streams[lease[:3]] = await self._value(call("stream_of", queue=queue), conn)
-        return AsyncLease(self, queue, UUID(bytes=lease), wire.events(rows, stream))
+        source = self._sources.get(lease[:3])
+        if source is None:
+            source = self._sources[lease[:3]] = await self._source(queue, conn)
+        return AsyncLease(self, queue, UUID(bytes=lease), wire.events(rows, source))
+
+    async def _source(self, queue: str, conn: AsyncConnection[Any] | None) -> Source:
+        stream, salt = (await self._rows(statements.stream_of(queue), conn))[0]
+        return Source(stream, salt)
 
     async def ack(
         self,
@@ -114,8 +118,7 @@ class AsyncReceiving(AsyncCalls):
     ) -> list[DeadLetter]:
         """Dead letters, oldest first: of a topic pattern, of errors like that, after the last one seen."""
         rows = await self._rows(statements.dead_letters(queue, topic, error, after, max), conn)
-        stream = await self._value(call("stream_of", queue=queue), conn) if rows else ""
-        return wire.dead_letters(rows, stream)
+        return wire.dead_letters(rows, await self._source(queue, conn)) if rows else []
 
     async def redrive(
         self,

@@ -73,3 +73,7 @@ class AsyncStreams(AsyncCalls):
         """Open the stream's next segment and return its number; None if it had to be attached first."""
         number: int | None = await self._value(call("rotate", stream=stream), conn)
         return number
+
+    async def maintain(self, *, conn: AsyncConnection[Any] | None = None) -> None:
+        """All maintenance in one call: rotation, sealing, retention, clearing. What a Janitor calls."""
+        await self._value(call("maintain"), conn)

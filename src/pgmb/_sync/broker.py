@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Self
 
@@ -14,16 +15,21 @@ from pgmb._sync.positions import Positions
 from pgmb._sync.publishing import Publishing
 from pgmb._sync.queues import Queues
 from pgmb._sync.receiving import Receiving
+from pgmb._sync.status import Status
 from pgmb._sync.streams import Streams
 from pgmb.errors import translated
 
 
-class Broker(Publishing, Receiving, Queues, Streams, Positions):
+class Broker(Publishing, Receiving, Queues, Streams, Positions, Status):
     """A broker in a PostgreSQL database. Made by `connect`; closes its connections at the end of `with`.
 
     Methods are named as the functions in the schema pgmb. Each runs in a transaction of its own, or, with
     `conn=`, inside the caller's: both commit or neither does.
     """
+
+    def connection(self) -> AbstractContextManager[Connection[Any]]:
+        """A connection of the pool's, in autocommit mode, for statements of your own and for `conn=`."""
+        return self._pool.connection()
 
     def close(self) -> None:
         """Close all connections. May be called again."""

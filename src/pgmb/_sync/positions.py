@@ -11,7 +11,7 @@ from psycopg import Connection
 from pgmb import statements, wire
 from pgmb._sync.calls import Calls
 from pgmb.statements import call
-from pgmb.types import Event, Position
+from pgmb.types import Event, Position, Source
 
 
 class Positions(Calls):
@@ -46,7 +46,7 @@ class Positions(Calls):
         To go on after a full page, pass the last event's `seq` as `after_seq`.
         """
         rows = self._rows(statements.between(stream, after, upto, after_seq, max), conn)
-        return wire.events(rows, stream)
+        return wire.events(rows, Source(stream, 0))
 
     def confirm(self, stream: str, reader: str, at: Position, *, conn: Connection[Any] | None = None) -> None:
         """Record how far a reader outside the database has come: retention keeps what lies after it."""

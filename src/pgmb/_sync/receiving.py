@@ -14,13 +14,13 @@ from pgmb import statements, wire
 from pgmb._sync.calls import Calls, Pool
 from pgmb._sync.lease import NO_LEASE, Lease
 from pgmb.statements import call
-from pgmb.types import DeadLetter, Duration, moment
+from pgmb.types import DeadLetter, Duration, Source, moment
 
 
 class Receiving(Calls):
     def __init__(self, pool: Pool) -> None:
         super().__init__(pool)
-        self._streams: dict[bytes, str] = {}
+        self._sources: dict[bytes, Source] = {}
 
     def receive(
         self,
@@ -44,10 +44,14 @@ class Receiving(Calls):
             return Lease(self, queue, NO_LEASE, [])
         lease: bytes = rows[0][-1]
         # Its first three bytes are the queue's id, which is never used again: the stream behind it is fixed.
-        stream = self._streams.get(lease[:3])
-        if stream is None:
-            stream = self._streams[lease[:3]] = self._value(call("stream_of", queue=queue), conn)
-        return Lease(self, queue, UUID(bytes=lease), wire.events(rows, stream))
+        source = self._sources.get(lease[:3])
+        if source is None:
+            source = self._sources[lease[:3]] = self._source(queue, conn)
+        return Lease(self, queue, UUID(bytes=lease), wire.events(rows, source))
+
+    def _source(self, queue: str, conn: Connection[Any] | None) -> Source:
+        stream, salt = (self._rows(statements.stream_of(queue), conn))[0]
+        return Source(stream, salt)
 
     def ack(
         self,
@@ -115,8 +119,7 @@ class Receiving(Calls):
     ) -> list[DeadLetter]:
         """Dead letters, oldest first: of a topic pattern, of errors like that, after the last one seen."""
         rows = self._rows(statements.dead_letters(queue, topic, error, after, max), conn)
-        stream = self._value(call("stream_of", queue=queue), conn) if rows else ""
-        return wire.dead_letters(rows, stream)
+        return wire.dead_letters(rows, self._source(queue, conn)) if rows else []
 
     def redrive(
         self,

@@ -74,3 +74,7 @@ class Streams(Calls):
         """Open the stream's next segment and return its number; None if it had to be attached first."""
         number: int | None = self._value(call("rotate", stream=stream), conn)
         return number
+
+    def maintain(self, *, conn: Connection[Any] | None = None) -> None:
+        """All maintenance in one call: rotation, sealing, retention, clearing. What a Janitor calls."""
+        self._value(call("maintain"), conn)

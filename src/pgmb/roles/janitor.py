@@ -1,0 +1,85 @@
+"""The Janitor keeps the log in order: rotation, sealing, retention, and the tables that retention emptied."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any, NamedTuple
+
+from psycopg import AsyncConnection, errors, sql
+
+from pgmb._async.broker import AsyncBroker
+
+logger = logging.getLogger("pgmb.roles")
+
+_EMPTIED = """
+select s.name, c.relname, i.inhrelid is not null, coalesce(i.inhdetachpending, false)
+from pgmb.segment g
+join pgmb.stream s on s.id = g.stream
+join pg_class c on c.relname = format('segment_%s_%s', g.stream, g.number)
+  and c.relnamespace = 'pgmb'::regnamespace
+left join pg_inherits i on i.inhrelid = c.oid
+where g.dropped_at is not null
+order by g.stream, g.number
+"""
+
+
+class _Emptied(NamedTuple):
+    """A segment without events whose table is still there."""
+
+    stream: str
+    table: str
+    attached: bool
+    detach_pending: bool
+
+
+class Janitor:
+    """Calls maintain() every `every` seconds, and every tenth time removes the tables that were emptied.
+
+    maintain() drops them too, where it gets the log's lock at once. Detaching them first, concurrently, takes
+    no lock that a publisher or reader would wait for; but it must be done outside of a transaction, by the
+    owner.
+    """
+
+    name = "janitor"
+
+    def __init__(self, every: float = 1.0, patience: float = 5.0) -> None:
+        self.every = every
+        self.patience = patience
+        self._turns = 0
+
+    async def turn(self, broker: AsyncBroker) -> float:
+        await broker.maintain()
+        if self._turns % 10 == 0:
+            await self.remove_emptied(broker)
+        self._turns += 1
+        return self.every
+
+    async def remove_emptied(self, broker: AsyncBroker) -> int:
+        """Detach and drop the tables of emptied segments. Returns how many are gone."""
+        gone = 0
+        async with broker.connection() as conn:
+            rows = await (await conn.execute(_EMPTIED)).fetchall()
+            for emptied in map(_Emptied._make, rows):
+                try:
+                    async with asyncio.timeout(self.patience):
+                        await _remove(conn, emptied)
+                except TimeoutError:
+                    # A transaction that used the log is still open. The detach is begun and will be finished.
+                    logger.info("%s: waiting for older transactions", emptied.table)
+                    break
+                except errors.InsufficientPrivilege as error:
+                    logger.debug("%s: left to maintain(): %s", emptied.table, error)
+                    break
+                gone += 1
+        return gone
+
+
+async def _remove(conn: AsyncConnection[Any], emptied: _Emptied) -> None:
+    log = sql.Identifier("pgmb", f"log_{emptied.stream}")
+    table = sql.Identifier("pgmb", emptied.table)
+    if emptied.attached:
+        # A detach that was interrupted has to be finished, not begun again.
+        manner = sql.SQL("finalize" if emptied.detach_pending else "concurrently")
+        await conn.execute(sql.SQL("alter table {} detach partition {} {}").format(log, table, manner))
+    await conn.execute(sql.SQL("drop table if exists {}").format(table))

@@ -1,0 +1,47 @@
+"""Errors are exceptions of pgmb's, told apart by SQLSTATE, with a hint."""
+
+from __future__ import annotations
+
+import uuid
+
+import psycopg
+import pytest
+
+from pgmb import NewEvent, PermissionDenied, errors
+from tests.contract.client.adapters import Client
+
+
+async def test_what_is_missing_is_named(client: Client) -> None:
+    for attempt in (
+        client.publish("a", 1, stream="nowhere"),
+        client.publish_many("a", [1], stream="nowhere"),
+        client.publish_many("a", range(3000), stream="nowhere"),
+        client.publish_many([NewEvent("a", 1, key="k")], stream="nowhere"),
+        client.position("nowhere"),
+        client.drop_stream("nowhere"),
+        client.create_queue("q", stream="nowhere"),
+    ):
+        with pytest.raises(errors.StreamNotFound, match="nowhere") as caught:
+            await attempt
+        assert "create_stream" in (caught.value.hint or "")
+    for attempt in (client.receive("none"), client.pause("none"), client.dead_letters("none")):
+        with pytest.raises(errors.QueueNotFound, match="none"):
+            await attempt
+
+
+async def test_bad_names_are_refused(client: Client) -> None:
+    with pytest.raises(errors.InvalidArgument):
+        await client.create_stream("no/slash")
+    with pytest.raises(errors.InvalidArgument):
+        await client.create_queue("\n")
+
+
+async def test_a_made_up_lease_is_lost(client: Client) -> None:
+    await client.create_queue("q")
+    with pytest.raises((errors.LeaseLost, PermissionDenied)):
+        await client.ack(uuid.UUID("00000100-0000-0000-0002-000000000000"))
+
+
+async def test_other_errors_stay_psycopgs(client: Client) -> None:
+    with pytest.raises(psycopg.errors.CheckViolation):
+        await client.create_queue("q", max_attempts=0)

@@ -1,0 +1,139 @@
+"""The roles keep the log in order without standing in anybody's way."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+import psycopg
+
+import pgmb
+from harness.sessions import Sessions
+from pgmb.roles import Janitor, Ticker, serve
+
+
+def emptied(db: psycopg.Connection[Any], number: int = 1) -> list[str]:
+    """Segments that retention has emptied, and their tables with them."""
+    db.execute("select pgmb.publish('a', '1')")
+    db.execute("select pgmb.rotate()")
+    db.execute("update pgmb.segment set dropped_at = now() - interval '1 hour' where number < %s", [number])
+    return tables(db)
+
+
+def tables(db: psycopg.Connection[Any]) -> list[str]:
+    return [
+        row[0]
+        for row in db.execute(
+            "select relname from pg_class where relname ~ '^segment_\\d+_\\d+$' order by 1"
+        ).fetchall()
+    ]
+
+
+async def test_the_janitor_removes_what_retention_emptied(dsn: str, db: psycopg.Connection[Any]) -> None:
+    before = emptied(db)
+    async with await pgmb.aconnect(dsn) as broker:
+        assert await Janitor().remove_emptied(broker) == 1
+        assert await Janitor().remove_emptied(broker) == 0
+        await broker.publish("a", 2)
+    assert tables(db) == before[1:]
+
+
+async def test_a_detach_that_waits_is_finished_later_and_blocks_no_publisher(
+    dsn: str, db: psycopg.Connection[Any], sessions: Sessions
+) -> None:
+    before = emptied(db)
+    sessions["slow"].run("begin; select pgmb.publish('a', '2')")
+    async with await pgmb.aconnect(dsn) as broker:
+        waiting = asyncio.create_task(Janitor(patience=0.5).remove_emptied(broker))
+        while not waiting.done():
+            await broker.publish("a", 3)
+            await asyncio.sleep(0.01)
+        assert await waiting == 0
+        assert tables(db) == before
+        sessions["slow"].run("commit")
+        assert await Janitor().remove_emptied(broker) == 1
+        assert tables(db) == before[1:]
+        assert len(await broker.between("main", await broker.earliest(), await broker.position())) > 0
+
+
+async def test_a_janitor_that_is_no_owner_leaves_tables_to_maintain(
+    dsn: str, db: psycopg.Connection[Any]
+) -> None:
+    before = emptied(db)
+    role = f"admin_{db.info.backend_pid}"
+    db.execute(f"create role {role} login in role pgmb_admin, pg_read_all_data")
+    try:
+        async with await pgmb.aconnect(dsn, user=role) as broker:
+            assert await Janitor().remove_emptied(broker) == 0
+            assert tables(db) == before
+            await Janitor().turn(broker)
+    finally:
+        db.execute(f"drop role {role}")
+    assert len(tables(db)) == len(before) - 1
+
+
+async def test_the_janitor_rotates_and_clears(dsn: str, db: psycopg.Connection[Any]) -> None:
+    async with await pgmb.aconnect(dsn) as broker:
+        await broker.alter_stream("main", rotate_events=5)
+        await broker.create_queue("q")
+        for n in range(3):
+            await broker.publish_many("a", [n] * 5)
+            await (await broker.receive("q")).ack()
+            await Janitor().turn(broker)
+        (stream,) = await broker.stream_status()
+        assert stream.segments == 4
+        row = db.execute("select count(*) from pgmb.claim").fetchone()
+        assert row == (1,)
+
+
+async def test_the_ticker_ticks_streams_that_move_and_later_the_others(dsn: str) -> None:
+    now = 100.0
+    ticker = Ticker(every=0.03, idle=0.5, clock=lambda: now)
+    async with await pgmb.aconnect(dsn) as broker:
+        await broker.create_stream("other")
+        await broker.publish("a", 1)
+        await broker.publish("a", 1, stream="other")
+        assert await ticker.turn(broker) == 0.03
+        assert await broker.tick("main") is None
+        assert await broker.tick("other") is None
+        await broker.publish("a", 2)
+        now += 0.03
+        assert await ticker.turn(broker) == 0.03
+        assert await broker.tick("main") is None
+        now += 2
+        assert await ticker.turn(broker) > 0.03
+
+
+async def test_the_ticker_finds_a_late_commit_on_a_stream_at_rest(dsn: str, sessions: Sessions) -> None:
+    now = 100.0
+    ticker = Ticker(clock=lambda: now)
+    async with await pgmb.aconnect(dsn) as broker:
+        sessions["late"].run("begin; select pgmb.publish('a', '1')")
+        await ticker.turn(broker)
+        before = await broker.position()
+        sessions["late"].run("commit")
+        now += 5
+        await ticker.turn(broker)
+        assert await broker.tick() is None
+        assert len(await broker.between("main", before, await broker.position())) == 1
+
+
+async def ticked(db: psycopg.Connection[Any]) -> None:
+    while db.execute("select count(*) from pgmb.tick").fetchone() == (0,):  # noqa: ASYNC110
+        await asyncio.sleep(0.02)
+
+
+async def test_roles_outlive_a_lost_connection(dsn: str, db: psycopg.Connection[Any]) -> None:
+    stop = asyncio.Event()
+    async with await pgmb.aconnect(dsn, application_name="roles") as broker:
+        running = asyncio.create_task(serve(broker, [Ticker(), Janitor(every=0.05)], stop))
+        await broker.publish("a", 1)
+        db.execute("select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'roles'")
+        # Every connection that the pool still held is lost, and found to be, one by one.
+        for _ in range(10):
+            with contextlib.suppress(psycopg.OperationalError):
+                await broker.publish("a", 2)
+        await asyncio.wait_for(ticked(db), 20)
+        stop.set()
+        await running

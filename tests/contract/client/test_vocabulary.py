@@ -1,0 +1,67 @@
+"""One vocabulary: a method is named as its SQL function, and so are its parameters."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import psycopg
+import pytest
+
+import pgmb
+from pgmb import statements
+
+APART = {
+    "close",  # of the client itself
+    "connection",
+    "queue_status",  # views
+    "stream_status",
+}
+METHODS = sorted(
+    name for name, _ in inspect.getmembers(pgmb.Broker, inspect.isfunction) if not name.startswith("_")
+)
+
+
+def signatures(db: psycopg.Connection[Any], function: str) -> list[dict[str, str]]:
+    rows = db.execute(
+        "select proargnames[1:pronargs], array(select format_type(t, null) from unnest(proargtypes)"
+        " with ordinality u (t, n) order by n) from pg_proc"
+        " where proname = %s and pronamespace = 'pgmb'::regnamespace",
+        [function],
+    ).fetchall()
+    return [dict(zip(names or (), types, strict=True)) for names, types in rows]
+
+
+def plain(kind: str) -> str:
+    return kind.replace("timestamp with time zone", "timestamptz").replace('"', "")
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if name not in APART])
+def test_methods_are_named_as_functions_and_take_what_those_take(
+    db: psycopg.Connection[Any], method: str
+) -> None:
+    parameters = set(inspect.signature(getattr(pgmb.Broker, method)).parameters) - {"self", "conn"}
+    candidates = signatures(db, method)
+    assert candidates, f"no function pgmb.{method}"
+    if method == "receive":
+        parameters |= {"durable", "raw"}  # decided by the client
+    assert any(set(names) == parameters for names in candidates), (candidates, parameters)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_both_clients_have_the_same_methods(method: str) -> None:
+    here, there = (inspect.signature(getattr(kind, method)) for kind in (pgmb.Broker, pgmb.AsyncBroker))
+    assert list(here.parameters) == list(there.parameters)
+    assert [one.default for one in here.parameters.values()] == [
+        one.default for one in there.parameters.values()
+    ]
+
+
+def test_parameters_have_the_types_of_the_functions(db: psycopg.Connection[Any]) -> None:
+    by_name: dict[str, set[str]] = {}
+    for method in METHODS:
+        for names in signatures(db, method):
+            for name, kind in names.items():
+                by_name.setdefault(name, set()).add(plain(kind))
+    for name, kind in statements.TYPES.items():
+        assert kind in by_name[name], name

@@ -1,0 +1,73 @@
+"""What may import what: the client needs nothing of the command line, the pure parts nothing of I/O."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import pgmb
+
+PACKAGE = Path(pgmb.__file__).parent
+
+# Each module may import itself and what is named here, of this package.
+BELOW: dict[str, set[str]] = {
+    "types": set(),
+    "errors": set(),
+    "wire": {"types"},
+    "statements": {"wire", "errors", "types"},
+    "batch": {"wire", "errors", "types", "statements"},
+    "schema": {"errors"},
+    "_async": {"batch", "errors", "schema", "statements", "types", "wire"},
+    "_sync": {"batch", "errors", "schema", "statements", "types", "wire"},
+    "roles": {"_async", "errors"},
+}
+
+
+def imports(path: Path) -> set[str]:
+    """The parts of pgmb that a module imports."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module is not None:
+            if node.module == "pgmb":
+                found |= {alias.name for alias in node.names}
+            elif node.module.startswith("pgmb."):
+                found.add(node.module.split(".")[1])
+        elif isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[1] for alias in node.names if alias.name.startswith("pgmb.")}
+    return found
+
+
+@pytest.mark.parametrize("part", sorted(BELOW))
+def test_parts_import_only_what_lies_below_them(part: str) -> None:
+    path = PACKAGE / part
+    files = sorted(path.glob("*.py")) if path.is_dir() else [path.with_suffix(".py")]
+    assert files
+    for file in files:
+        assert imports(file) <= BELOW[part] | {part}, file
+
+
+@pytest.mark.parametrize("part", ["types", "statements", "batch", "wire"])
+def test_pure_parts_run_no_statement(part: str) -> None:
+    text = (PACKAGE / part).with_suffix(".py").read_text()
+    assert ".execute(" not in text
+    assert "async " not in text
+
+
+def test_importing_the_package_imports_no_command_line() -> None:
+    script = "import sys, pgmb; print(*sorted(name for name in sys.modules))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    loaded = {name.split(".")[0] for name in done.stdout.split()}
+    assert not loaded & {"typer", "click", "rich"}
+    assert not {"pgmb.cli", "pgmb.roles"} & set(done.stdout.split())
+
+
+def test_the_synchronous_client_is_what_the_asynchronous_one_gives() -> None:
+    script = Path(__file__).resolve().parents[2] / "scripts" / "unasync.py"
+    done = subprocess.run(
+        [sys.executable, str(script), "--check"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout

@@ -1,0 +1,99 @@
+"""Statements, batches and values: what is decided without a database."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from uuid import UUID
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pgmb import InvalidArgument, NewEvent, Position, batch, statements, wire
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.text(st.characters(codec="utf-8")),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(st.characters(codec="utf-8")), inner),
+    max_leaves=5,
+)
+
+
+def test_a_call_names_what_is_given_and_leaves_the_rest_to_sql() -> None:
+    statement = statements.call("pause", queue="q", reason=None)
+    assert statement == ('select pgmb.pause("queue" => %s::text)', ("q",))
+    assert statements.call("maintain") == ("select pgmb.maintain()", ())
+
+
+def test_durations_are_timedeltas_or_seconds() -> None:
+    assert statements.interval(1.5) == timedelta(seconds=1.5)
+    assert statements.interval(timedelta(hours=1)) == timedelta(hours=1)
+    assert statements.interval(None) is None
+    assert statements.call("extend", lease_for=3).parameters == (timedelta(seconds=3),)
+
+
+def test_a_time_needs_a_time_zone() -> None:
+    assert statements.aware(datetime(2030, 1, 1, tzinfo=UTC)) is not None
+    with pytest.raises(InvalidArgument):
+        statements.aware(datetime(2030, 1, 1))  # noqa: DTZ001
+
+
+@pytest.mark.parametrize(
+    ("alone", "ack", "durable"),
+    [(True, None, False), (True, UUID(int=1), True), (False, None, True), (False, UUID(int=1), True)],
+)
+def test_only_a_claim_alone_need_not_wait_for_the_disk(alone: bool, ack: UUID | None, durable: bool) -> None:
+    assert statements.receive("q", 1, None, ack, alone=alone).parameters[-1] is durable
+
+
+def test_what_a_lease_settles() -> None:
+    assert statements.seqs_of(None) is None
+    assert statements.seqs_of([]) == []
+    assert statements.seqs_of(iter([3, 4])) == [3, 4]
+
+
+@pytest.mark.parametrize(
+    "text", ['(1,"10:20:11,12",5,21,0/1A2B)', '(1,"3:3:",0,3,0/0)', '(2,"743:743:",10007,743,FF/183E530)']
+)
+def test_positions_are_read_and_written(text: str) -> None:
+    assert str(Position.parse(text)) == text
+
+
+@pytest.mark.parametrize("text", ["", "(1,2)", '(1,"a:b:",1,2,0/0)', "null"])
+def test_what_is_no_position_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="not a position"):
+        Position.parse(text)
+
+
+@given(st.lists(JSON))
+def test_all_at_once_is_encoded_as_one_by_one(values: list[object]) -> None:
+    assert wire.encode_all(values) == [msgspec.json.encode(value) for value in values]
+
+
+@given(st.lists(st.sampled_from([b"1", b"\n1", b"[1,\n\n2]"]).map(msgspec.Raw)))
+def test_raw_json_may_have_newlines(values: list[msgspec.Raw]) -> None:
+    assert wire.encode_all(values) == [bytes(value) for value in values]
+
+
+def test_few_go_as_arrays_and_many_are_copied() -> None:
+    few = batch.plan("a", range(batch.BLOCK), None, "main")
+    assert isinstance(few, statements.Statement)
+    many = batch.plan("a", iter(range(batch.BLOCK + 1)), None, "main")
+    assert isinstance(many, batch.Copy)
+    assert len(list(many.data)) == 4  # header, two blocks, trailer
+
+
+def test_events_that_differ_only_in_their_payload_go_with_one_topic() -> None:
+    plan = batch.plan([NewEvent("a", 1), NewEvent("a", 2)], None, None, "main")
+    assert isinstance(plan, statements.Statement)
+    assert plan.parameters[0] == "a"
+    for other in (NewEvent("b", 1), NewEvent("a", 1, key="k"), NewEvent("a", 1, headers={})):
+        plan = batch.plan([NewEvent("a", 1), other], None, None, "main")
+        assert isinstance(plan, statements.Statement)
+        assert isinstance(plan.parameters[0], wire.TextArray)
+
+
+def test_streams_are_quoted_in_copy() -> None:
+    copy = batch.plan("a", range(batch.BLOCK + 1), None, 'x" ; drop')
+    assert isinstance(copy, batch.Copy)
+    assert copy.text.as_string(None).startswith('copy "pgmb"."log_x"" ; drop" (')

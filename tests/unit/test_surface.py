@@ -1,0 +1,98 @@
+"""The public surface, pinned: a change here is a change of the package's interface."""
+
+from __future__ import annotations
+
+import inspect
+
+import pgmb
+
+PUBLIC = [
+    "AsyncBroker",
+    "AsyncLease",
+    "Broker",
+    "Conflict",
+    "DeadLetter",
+    "Duration",
+    "Event",
+    "HistoryGone",
+    "InvalidArgument",
+    "Lease",
+    "LeaseLost",
+    "NewEvent",
+    "NotFound",
+    "PermissionDenied",
+    "PgmbError",
+    "Position",
+    "QueueStatus",
+    "SchemaVersionError",
+    "StreamStatus",
+    "aconnect",
+    "connect",
+    "errors",
+    "schema",
+]
+
+METHODS = [
+    "ack",
+    "alter_queue",
+    "alter_stream",
+    "between",
+    "bind",
+    "bury",
+    "cancel",
+    "close",
+    "confirm",
+    "connection",
+    "create_queue",
+    "create_stream",
+    "dead_letters",
+    "drop_dead",
+    "drop_queue",
+    "drop_stream",
+    "earliest",
+    "extend",
+    "forget",
+    "maintain",
+    "pause",
+    "position",
+    "position_at",
+    "position_of",
+    "publish",
+    "publish_many",
+    "purge",
+    "queue_depth",
+    "queue_status",
+    "receive",
+    "redrive",
+    "resume",
+    "retry",
+    "rotate",
+    "seek",
+    "stream_status",
+    "tick",
+]
+
+
+def test_the_package_exports_these_names() -> None:
+    assert pgmb.__all__ == PUBLIC
+    assert sorted(pgmb.__all__) == pgmb.__all__
+    assert all(hasattr(pgmb, name) for name in PUBLIC)
+
+
+def test_brokers_have_these_methods() -> None:
+    for kind in (pgmb.Broker, pgmb.AsyncBroker):
+        public = [name for name, _ in inspect.getmembers(kind, callable) if not name.startswith("_")]
+        assert public == METHODS
+
+
+def test_every_method_says_what_it_does() -> None:
+    for kind in (pgmb.Broker, pgmb.AsyncBroker, pgmb.Lease, pgmb.AsyncLease):
+        for name, method in inspect.getmembers(kind, inspect.isfunction):
+            assert name.startswith("_") or method.__doc__, f"{kind.__name__}.{name}"
+
+
+def test_every_exception_is_a_pgmb_error_and_says_what_happened() -> None:
+    for name, kind in inspect.getmembers(pgmb.errors, inspect.isclass):
+        if issubclass(kind, Exception) and kind.__module__ == "pgmb.errors":
+            assert issubclass(kind, pgmb.PgmbError), name
+            assert kind.__doc__, name
