@@ -1,4 +1,4 @@
-"""Worker processes: made ready first, then let go together, and measured until the last is done."""
+"""Worker processes: made ready first, then let go together, as often as one likes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bench.contenders import contender
 from bench.wire import Client
 
 Work = Callable[[], dict[str, Any]]
-"""The measured part. What it returns goes back to the parent; `messages` is how many it handled."""
+"""The measured part, run again and again. What it returns goes back; `messages` is how many it handled."""
 
 _processes = multiprocessing.get_context("forkserver")
 _processes.set_forkserver_preload(["bench.crew", "bench.loops", "bench.pacing"])
@@ -46,33 +46,45 @@ class Shift:
         return float(sum(result.get(key, 0) for result in self.results))
 
 
-def work(jobs: Sequence[Job], postmaster: int) -> Shift:
-    """Runs the jobs at once, each in a process of its own. `results` come in the jobs' order."""
-    crew = []
-    for job in jobs:
-        ours, theirs = _processes.Pipe()
-        process = _processes.Process(target=_worker, args=(job, theirs), daemon=True)
-        process.start()
-        theirs.close()
-        crew.append((process, ours))
-    try:
-        for _, pipe in crew:
-            _hear(pipe)
-        before, started = cpu.of_server(postmaster), time.perf_counter()
-        for _, pipe in crew:
+class Crew:
+    """Workers, one process a job, made ready at the start. `results` come in the jobs' order."""
+
+    def __init__(self, jobs: Sequence[Job], postmaster: int) -> None:
+        self._postmaster = postmaster
+        self._workers = []
+        for job in jobs:
+            ours, theirs = _processes.Pipe()
+            process = _processes.Process(target=_worker, args=(job, theirs), daemon=True)
+            process.start()
+            theirs.close()
+            self._workers.append((process, ours))
+        try:
+            self._answers()
+        except BaseException:
+            self.close()
+            raise
+
+    def work(self) -> Shift:
+        """Lets all of them do their part once more, and measures until the last is done."""
+        before, started = cpu.of_server(self._postmaster), time.perf_counter()
+        for _, pipe in self._workers:
             pipe.send("go")
-        results = [_hear(pipe) for _, pipe in crew]
-        # The workers are still connected: their backends' time is there to be read.
-        wall, server = time.perf_counter() - started, cpu.of_server(postmaster) - before
-        for _, pipe in crew:
-            pipe.send("leave")
-    finally:
-        for process, pipe in crew:
+        results = self._answers()
+        wall, server = time.perf_counter() - started, cpu.of_server(self._postmaster) - before
+        return Shift(results, wall, server, sum(result["backend_cpu"] for result in results))
+
+    def close(self) -> None:
+        for process, pipe in self._workers:
             pipe.close()
             process.join(10)
             if process.is_alive():
                 process.kill()
-    return Shift(results, wall, server, sum(result["backend_cpu"] for result in results))
+
+    def _answers(self) -> list[Any]:
+        answers = [pipe.recv() for _, pipe in self._workers]
+        for failed in (answer for answer in answers if isinstance(answer, str) and answer != "ready"):
+            raise RuntimeError(f"a worker failed:\n{failed}")
+        return answers
 
 
 @contextlib.contextmanager
@@ -99,28 +111,20 @@ def _aside(job: Job, stop: Event) -> None:
     client.close()
 
 
-def _hear(pipe: Connection) -> Any:
-    said = pipe.recv()
-    if isinstance(said, str) and said != "ready":
-        raise RuntimeError(f"a worker failed:\n{said}")
-    return said
-
-
 def _worker(job: Job, pipe: Connection) -> None:
     try:
         chosen = contender(job.contender)
         client = Client(job.dsn, chosen.settings)
         measured = job.make(client, chosen, **job.arguments)
         pipe.send("ready")
-        pipe.recv()
-        backend, own = cpu.of_process(client.backend), time.process_time()
-        result = measured()
-        result["client_cpu"] = time.process_time() - own
-        result["backend_cpu"] = cpu.of_process(client.backend) - backend
-        pipe.send(result)
-        pipe.recv()
-        client.close()
+        while True:
+            pipe.recv()
+            backend, own = cpu.of_process(client.backend), time.process_time()
+            result = measured()
+            result["client_cpu"] = time.process_time() - own
+            result["backend_cpu"] = cpu.of_process(client.backend) - backend
+            pipe.send(result)
     except EOFError:
-        return
+        client.close()
     except BaseException:
         pipe.send(traceback.format_exc())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -29,43 +29,70 @@ class Form:
     """Whether SKIP LOCKED is shown under a pinned xmin too."""
 
 
-FORMS = {
-    form.name: form
-    for form in (
-        Form("tiny", 1, 2_000, 2_000, 4_000, 0.3, 1.0, 0.4, 3_000, 1_000, 50, 20, 3, 2_000),
-        Form("brief", 3, 40_000, 100_000, 60_000, 1.0, 30.0, 6.0, 300_000, 100_000, 5_000, 300, 200, 40_000),
-        Form(
-            "quick",
-            5,
-            100_000,
-            200_000,
-            200_000,
-            2.0,
-            60.0,
-            10.0,
-            1_000_000,
-            200_000,
-            20_000,
-            500,
-            200,
-            60_000,
-        ),
-        Form(
-            "full",
-            7,
-            400_000,
-            1_000_000,
-            1_000_000,
-            5.0,
-            600.0,
-            60.0,
-            10_000_000,
-            1_000_000,
-            100_000,
-            2_000,
-            200,
-            200_000,
-            contrast=True,
-        ),
-    )
-}
+_TINY = Form(
+    name="tiny",
+    rounds=2,
+    publish=2_000,
+    copy=2_000,
+    consume=4_000,
+    seconds=0.3,
+    pinned_seconds=1.0,
+    pinned_window=0.4,
+    backlog=3_000,
+    delayed=1_000,
+    leases=50,
+    claims=20,
+    streams=3,
+    fan_out=1_000,
+)
+_BRIEF = Form(
+    name="brief",
+    rounds=9,
+    publish=12_000,
+    copy=30_000,
+    consume=20_000,
+    seconds=0.4,
+    pinned_seconds=30.0,
+    pinned_window=8.0,
+    backlog=300_000,
+    delayed=100_000,
+    leases=5_000,
+    claims=150,
+    streams=200,
+    fan_out=15_000,
+)
+_QUICK = replace(
+    _BRIEF,
+    name="quick",
+    rounds=15,
+    publish=20_000,
+    copy=50_000,
+    consume=30_000,
+    seconds=0.7,
+    pinned_seconds=60.0,
+    pinned_window=10.0,
+    backlog=1_000_000,
+    delayed=200_000,
+    leases=20_000,
+    claims=200,
+    fan_out=20_000,
+)
+_FULL = replace(
+    _QUICK,
+    name="full",
+    rounds=15,
+    publish=100_000,
+    copy=1_000_000,
+    consume=200_000,
+    seconds=3.0,
+    pinned_seconds=600.0,
+    pinned_window=60.0,
+    backlog=10_000_000,
+    delayed=1_000_000,
+    leases=100_000,
+    claims=1_000,
+    fan_out=60_000,
+    contrast=True,
+)
+
+FORMS = {form.name: form for form in (_TINY, _BRIEF, _QUICK, _FULL)}

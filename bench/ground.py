@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Generator
 from types import TracebackType
 from typing import Any, Self
 
 import psycopg
 
-from bench import cpu
 from bench.contenders import contender
-from bench.crew import Job, Shift, work
+from bench.crew import Crew, Job
 from harness.databases import create_database, drop_database
 from harness.server import Server
 
@@ -43,12 +43,8 @@ class Site:
         """Writes out what is dirty, so that the next measurement does not pay for what came before it."""
         self.connection.execute("checkpoint")
 
-    def work(self, *jobs: Job) -> Shift:
-        self.settle()
-        return work(jobs, self.server.postmaster_pid)
-
-    def server_cpu(self) -> float:
-        return cpu.of_server(self.server.postmaster_pid)
+    def crew(self, *jobs: Job) -> Crew:
+        return Crew(jobs, self.server.postmaster_pid)
 
     def close(self) -> None:
         self.connection.close()
@@ -63,7 +59,7 @@ class Ground:
         self._servers: dict[str, Server] = {}
 
     @contextlib.contextmanager
-    def sites(self, *contenders: str) -> Any:
+    def sites(self, *contenders: str) -> Generator[dict[str, Site]]:
         """A fresh database for each, by name."""
         with contextlib.ExitStack() as stack:
             found: dict[str, Site] = {}

@@ -120,9 +120,9 @@ def claim(client: Client, contender: Contender, *, claims: int, size: int) -> Wo
     step = _stepper(receive, settle)
     for _ in range(_WARM):
         step()
-    before = _buffers(client)
 
     def measured() -> dict[str, float]:
+        before = _buffers(client)
         for _ in range(claims):
             if not step():
                 raise RuntimeError(f"{contender.name}: the queue ran empty")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 from math import inf
-from statistics import median
+from statistics import median, quantiles
 from typing import Any
 
 
@@ -38,10 +38,17 @@ class Check:
     goal: float
     at_least: bool = True
     unit: str = "x"
+    rounds: tuple[float, float] | None = None
+    """The quartiles of the rounds' figures: how steady it is."""
 
     @property
     def ok(self) -> bool:
         return self.figure >= self.goal if self.at_least else self.figure <= self.goal
+
+    @property
+    def figure_text(self) -> str:
+        spread = "" if self.rounds is None else f" ({self.rounds[0]:.2f}-{self.rounds[1]:.2f})"
+        return f"{self.figure:.2f}{self.unit}{spread}"
 
     @property
     def goal_text(self) -> str:
@@ -81,6 +88,14 @@ class Outcome:
 
     def ratio(self, contender: str, other: str, figure: str = "per_cpu") -> float:
         return median(self.ratios(contender, other, figure))
+
+    def compare(
+        self, name: str, mine: str, other: str, goal: float, figure: str = "per_cpu", *, at_least: bool = True
+    ) -> Check:
+        """A check of the ratio of two contenders."""
+        ratios = self.ratios(mine, other, figure)
+        low, _, high = quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios * 3
+        return Check(name, median(ratios), goal, at_least, rounds=(low, high))
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self) | {"checks": [asdict(check) | {"ok": check.ok} for check in self.checks]}

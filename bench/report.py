@@ -22,7 +22,7 @@ def table(outcome: Outcome) -> str:
         lines += [_line(outcome, name) for name in outcome.contenders()]
     for check in outcome.checks:
         state = "ok" if check.ok else "short"
-        lines.append(f"  {check.name}: {check.figure:.2f}{check.unit}, goal {check.goal_text}: {state}")
+        lines.append(f"  {check.name}: {check.figure_text}, goal {check.goal_text}: {state}")
     lines += [f"  {note}" for note in outcome.notes]
     return "\n".join(lines)
 

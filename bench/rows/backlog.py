@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Generator
+
 from bench import loops
 from bench.crew import Job
 from bench.forms import Form
 from bench.ground import Ground, Site
-from bench.outcome import Check, Outcome, Reading
+from bench.outcome import Outcome
 from bench.payload import TOPIC, payload
-from bench.rounds import interleave, reading
+from bench.rounds import backends_only, contest
 
 _BATCH = 10
 
@@ -19,18 +22,25 @@ def run(ground: Ground, form: Form) -> Outcome:
         f"receive({_BATCH}) + ack, backend CPU, with {form.backlog:,} waiting, {form.delayed:,} delayed and "
         f"{form.leases:,} in lease, against an empty queue",
     )
+    job = {"claims": form.claims, "size": _BATCH}
+
+    @contextlib.contextmanager
+    def turn(name: str) -> Generator[None]:
+        if name == "empty":
+            sites[name].fill(form.claims * _BATCH)
+        yield
+
     sites = {"empty": ground.site("pgmb"), "huge": ground.site("pgmb")}
     try:
         _burden(sites["huge"], form)
-
-        def measure(name: str) -> Reading:
-            site = sites[name]
-            if name == "empty":
-                site.fill((form.claims + loops.WARM_BATCHES) * _BATCH)
-            job = Job(site.dsn, "pgmb", loops.claim, {"claims": form.claims, "size": _BATCH})
-            return reading(name, site.work(job), backend_only=True)
-
-        outcome.readings = interleave(list(sites), max(5, form.rounds), measure)
+        sites["empty"].fill(loops.WARM_BATCHES * _BATCH)
+        outcome.readings = contest(
+            sites,
+            form.rounds,
+            lambda _, site: [Job(site.dsn, "pgmb", loops.claim, job)],
+            backends_only,
+            turn,
+        )
     finally:
         for site in sites.values():
             site.close()
@@ -40,8 +50,8 @@ def run(ground: Ground, form: Form) -> Outcome:
         for name in sites
     ]
     outcome.checks = [
-        Check("backlog, claim cost vs empty", outcome.ratio("empty", "huge"), 1.2, at_least=False),
-        Check("backlog, buffers vs empty", outcome.ratio("huge", "empty", "buffers"), 1.2, at_least=False),
+        outcome.compare("backlog, claim cost vs empty", "empty", "huge", 1.2, at_least=False),
+        outcome.compare("backlog, buffers vs empty", "huge", "empty", 1.2, "buffers", at_least=False),
     ]
     return outcome
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 
@@ -10,9 +11,9 @@ from bench.contender import Contender
 from bench.crew import Job, Work, beside
 from bench.forms import Form
 from bench.ground import Ground, Site
-from bench.outcome import Check, Outcome, Reading
+from bench.outcome import Outcome
 from bench.payload import TOPIC, payloads
-from bench.rounds import interleave, reading
+from bench.rounds import backends_only, contest
 from bench.wire import Client, json_array
 
 _BATCH, _OTHERS_BATCH, _OTHERS_PAUSE = 500, 10, 0.01
@@ -22,32 +23,30 @@ def run(ground: Ground, form: Form) -> Outcome:
     outcome = Outcome(
         "isolation", f"consume, backend CPU, beside {form.streams} other streams with traffic, and alone"
     )
-    sites = {"alone": ground.site("pgmb"), "crowded": ground.site("pgmb")}
     events = form.fan_out
+
+    def jobs(_: str, site: Site) -> list[Job]:
+        site.fill((events + _BATCH) * form.rounds + loops.WARM_BATCHES * _BATCH)
+        site.settle()
+        return [Job(site.dsn, "pgmb", loops.consume, {"events": events, "size": _BATCH})]
+
+    def turn(name: str) -> contextlib.AbstractContextManager[None]:
+        if name == "alone":
+            return contextlib.nullcontext()
+        return beside(Job(sites[name].dsn, "pgmb", _traffic, {"streams": form.streams}))
+
+    sites = {"alone": ground.site("pgmb"), "crowded": ground.site("pgmb")}
     try:
         _crowd(sites["crowded"], form.streams)
-
-        def measure(name: str) -> Reading:
-            site = sites[name]
-            site.fill(events + loops.WARM_BATCHES * _BATCH)
-            job = Job(site.dsn, "pgmb", loops.consume, {"events": events, "size": _BATCH})
-            if name == "alone":
-                return reading(name, site.work(job), backend_only=True)
-            with beside(Job(site.dsn, "pgmb", _traffic, {"streams": form.streams})):
-                return reading(name, site.work(job), backend_only=True)
-
-        outcome.readings = interleave(list(sites), max(5, form.rounds) + 2, measure)
+        outcome.readings = contest(sites, form.rounds, jobs, backends_only, turn)
     finally:
         for site in sites.values():
             site.close()
-    outcome.checks = [
-        Check("isolation, cost vs alone", outcome.ratio("alone", "crowded"), 1.05, at_least=False)
-    ]
+    outcome.checks = [outcome.compare("isolation, cost vs alone", "alone", "crowded", 1.05, at_least=False)]
     return outcome
 
 
 def _crowd(site: Site, streams: int) -> None:
-    """In transactions of a few streams: each takes locks on all the tables it makes."""
     for number in range(streams):
         site.connection.execute("select pgmb.create_stream(%s)", [f"other{number}"])
         site.connection.execute(

@@ -59,8 +59,8 @@ def _measure(site: Site, name: str, form: Form) -> Reading:
         ),
     )
     janitor = beside(Job(site.dsn, name, pacing.maintain)) if name == "pgmb" else contextlib.nullcontext()
-    with janitor:
-        shift = site.work(*jobs)
+    with janitor, contextlib.closing(site.crew(*jobs)) as crew:
+        shift = crew.work()
     samples: list[Sample] = shift.results[-1]["samples"]
     begin, end = samples[0][0], samples[-1][0]
     first = [sample for sample in samples if sample[0] <= begin + form.pinned_window + 0.01]

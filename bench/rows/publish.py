@@ -5,26 +5,24 @@ from __future__ import annotations
 from bench import loops
 from bench.crew import Job
 from bench.forms import Form
-from bench.ground import Ground
-from bench.outcome import Check, Outcome, Reading
-from bench.rounds import interleave, reading
+from bench.ground import Ground, Site
+from bench.outcome import Outcome
+from bench.rounds import contest
 
 _CLIENTS, _BATCH = 2, 500
 
 
 def run(ground: Ground, form: Form) -> Outcome:
     outcome = Outcome("publish", f"{_CLIENTS} clients, batches of {_BATCH}")
+    arguments = {"batches": max(1, form.publish // _CLIENTS // _BATCH), "size": _BATCH}
+
+    def jobs(name: str, site: Site) -> list[Job]:
+        return [Job(site.dsn, name, loops.publish, arguments)] * _CLIENTS
+
     with ground.sites("pgmb", "bare", "skip locked", "pgmq") as sites:
-
-        def measure(name: str) -> Reading:
-            site = sites[name]
-            arguments = {"batches": form.publish // _CLIENTS // _BATCH, "size": _BATCH}
-            jobs = [Job(site.dsn, name, loops.publish, arguments)] * _CLIENTS
-            return reading(name, site.work(*jobs))
-
-        outcome.readings = interleave(list(sites), form.rounds, measure)
+        outcome.readings = contest(sites, form.rounds, jobs)
     outcome.checks = [
-        Check("publish vs bare", outcome.ratio("pgmb", "bare"), 0.9),
-        Check("publish vs PGMQ", outcome.ratio("pgmb", "pgmq"), 1.4),
+        outcome.compare("publish vs bare", "pgmb", "bare", 0.9),
+        outcome.compare("publish vs PGMQ", "pgmb", "pgmq", 1.4),
     ]
     return outcome

@@ -5,9 +5,9 @@ from __future__ import annotations
 from bench import loops
 from bench.crew import Job
 from bench.forms import Form
-from bench.ground import Ground
-from bench.outcome import Check, Outcome, Reading
-from bench.rounds import interleave, reading
+from bench.ground import Ground, Site
+from bench.outcome import Outcome
+from bench.rounds import contest
 
 _BATCH = 500
 # From the table in docs/explanation/performance.md: consumed per server-CPU second.
@@ -20,21 +20,16 @@ _PGQUE = (
 
 def run(ground: Ground, form: Form) -> Outcome:
     outcome = Outcome("steady", f"1 publisher, 1 consumer, batches of {_BATCH}; consumed")
+    arguments = {"seconds": form.seconds, "size": _BATCH}
+
+    def jobs(name: str, site: Site) -> list[Job]:
+        return [Job(site.dsn, name, loop, arguments) for loop in (loops.publish_for, loops.consume_for)]
+
     with ground.sites("pgmb", "bare", "skip locked", "pgmq") as sites:
-
-        def measure(name: str) -> Reading:
-            site = sites[name]
-            arguments = {"seconds": form.seconds * 2, "size": _BATCH}
-            jobs = [
-                Job(site.dsn, name, loops.publish_for, arguments),
-                Job(site.dsn, name, loops.consume_for, arguments),
-            ]
-            return reading(name, site.work(*jobs))
-
-        outcome.readings = interleave(list(sites), form.rounds, measure)
+        outcome.readings = contest(sites, form.rounds, jobs)
     outcome.checks = [
-        Check("steady vs bare", outcome.ratio("pgmb", "bare"), 0.85),
-        Check("steady vs PGMQ", outcome.ratio("pgmb", "pgmq"), 3),
+        outcome.compare("steady vs bare", "pgmb", "bare", 0.85),
+        outcome.compare("steady vs PGMQ", "pgmb", "pgmq", 3),
     ]
     indirect = outcome.ratio("pgmb", "bare") * _BARE_THEN / _PGQUE_THEN
     outcome.notes = [_PGQUE.format(indirect)]

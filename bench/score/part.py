@@ -112,7 +112,7 @@ def line_with(pattern: str) -> Callable[[str], str | None]:
 
 
 def _line(check: Check) -> Line:
-    return Line(check.name, f"{check.figure:.2f}{check.unit}", check.goal_text, check.ok)
+    return Line(check.name, check.figure_text, check.goal_text, check.ok)
 
 
 def _expand(part: str) -> list[str]:
