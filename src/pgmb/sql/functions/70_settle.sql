@@ -182,6 +182,8 @@ create or replace function pgmb.retry(
 returns bigint
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
 as $$
 begin
   return pgmb.settle_as_failed(retry.lease, retry.seqs, retry.after, retry.error, false);
@@ -193,6 +195,8 @@ create or replace function pgmb.bury(lease uuid, seqs bigint[] default null, err
 returns bigint
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
 as $$
 begin
   return pgmb.settle_as_failed(bury.lease, bury.seqs, null, bury.error, true);
