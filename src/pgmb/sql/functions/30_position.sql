@@ -100,6 +100,8 @@ create or replace function pgmb.tick(stream text default 'main')
 returns bigint
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
 as $$
 #variable_conflict use_column
 declare
@@ -230,11 +232,12 @@ begin
       order by s.number
     loop
       exit when got >= max;
+      -- seq + 0, so that a table never analyzed is not walked by seq instead.
       return query execute format(
-          'select * from (select %1$s from %2$s e where e.xid = any ($1) and e.seq > $2 and e.seq <= $3 %3$s'
+          'select * from (select %1$s from %2$s e where e.xid = any ($1) and e.seq + 0 > $2 and e.seq + 0 <= $3 %3$s'
           ' union all'
           ' select %1$s from %2$s e where e.xid >= $4 and e.xid <= $5'
-          '   and pg_visible_in_snapshot(e.xid, $6) and e.seq > $2 and e.seq <= $3 %3$s'
+          '   and pg_visible_in_snapshot(e.xid, $6) and e.seq + 0 > $2 and e.seq + 0 <= $3 %3$s'
           ') straggler order by seq limit $7',
           columns, seg.leaf, matching)
         using unfinished, lo, least(hi, done_seq), pg_snapshot_xmax(done), done_next, batch, max - got;
@@ -313,6 +316,9 @@ create or replace function pgmb.between(
 returns setof pgmb.event
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set jit = off
 as $$
 #variable_conflict use_variable
 declare
