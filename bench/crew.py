@@ -114,17 +114,17 @@ def _aside(job: Job, stop: Event) -> None:
 def _worker(job: Job, pipe: Connection) -> None:
     try:
         chosen = contender(job.contender)
-        client = Client(job.dsn, chosen.settings)
-        measured = job.make(client, chosen, **job.arguments)
-        pipe.send("ready")
-        while True:
-            pipe.recv()
-            backend, own = cpu.of_process(client.backend), time.process_time()
-            result = measured()
-            result["client_cpu"] = time.process_time() - own
-            result["backend_cpu"] = cpu.of_process(client.backend) - backend
-            pipe.send(result)
+        with contextlib.closing(Client(job.dsn, chosen.settings)) as client:
+            measured = job.make(client, chosen, **job.arguments)
+            pipe.send("ready")
+            while True:
+                pipe.recv()
+                backend, own = cpu.of_process(client.backend), time.process_time()
+                result = measured()
+                result["client_cpu"] = time.process_time() - own
+                result["backend_cpu"] = cpu.of_process(client.backend) - backend
+                pipe.send(result)
     except EOFError:
-        client.close()
+        return  # the crew was closed
     except BaseException:
         pipe.send(traceback.format_exc())
