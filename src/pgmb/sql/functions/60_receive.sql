@@ -51,7 +51,7 @@ begin
 end $$;
 
 -- Events that this transaction published itself and received none of yet: no snapshot shows them, they are
--- found by xid. Writes their claim. Internal.
+-- found by xid (seq + 0: never by a walk of the log). Writes their claim. Internal.
 create or replace function pgmb.receive_own(
   base pgmb.claim, stream integer, bindings integer, matching text, given uuid, token bigint,
   expires_at timestamptz, max integer
@@ -77,11 +77,11 @@ begin
   loop
     exit when got >= receive_own.max;
     execute format('select count(*), max(own.seq) from (select e.seq from %s e
-        where e.xid = $1 and e.seq > $2 %s order by e.seq limit $3) own', leaf, matching)
+        where e.xid = $1 and e.seq + 0 > $2 %s order by e.seq + 0 limit $3) own', leaf, matching)
       into part, last using base.own, base.own_seq, receive_own.max - got;
     if part > 0 then
       return query execute format('select $4, %s, 1 from %s e
-          where e.xid = $1 and e.seq > $2 and e.seq <= $3 %s order by e.seq',
+          where e.xid = $1 and e.seq + 0 > $2 and e.seq + 0 <= $3 %s order by e.seq + 0',
           pgmb.event_columns((select s.salt from pgmb.stream s where s.id = receive_own.stream)), leaf, matching)
         using base.own, base.own_seq, last, given;
       got := got + part;
