@@ -168,9 +168,9 @@ begin
       order by s.number
     loop
       return query execute format('select * from (select %s from %s e
-          where e.xid = $1 and e.seq > $2 and e.seq <= $3 %s) own
+          where e.xid = $1 and e.seq + 0 > $2 and e.seq + 0 <= $3 %s) own
           where not exists (select from pgmb.settlement s where s.queue = $4 and s.claim = $5 and s.seq = own.seq)
-          order by seq', columns, leaf, pgmb.matching(b.topics, b.regex))
+          order by seq + 0', columns, leaf, pgmb.matching(b.topics, b.regex))
         using (claim).xid, (claim).lo, (claim).hi, (claim).queue, (claim).id;
     end loop;
   else
