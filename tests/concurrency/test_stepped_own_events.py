@@ -275,7 +275,7 @@ def test_random_steps_deliver_every_commit_once_and_no_rollback(sessions: Sessio
             elif action < 0.5:
                 numbers = range(model.counter + 1, model.counter + 1 + draw.choice((1, 1, 2, 70)))
                 model.counter = numbers[-1]
-                payloads = "array(select to_json(n) from generate_series(%s, %s) n)"
+                payloads = "array(select to_json(n) from generate_series(%s::int, %s::int) n)"
                 session.run(f"select pgmb.publish_many('t', {payloads})", [numbers[0], numbers[-1]])
                 if name in opened:
                     opened[name][-1].extend(numbers)

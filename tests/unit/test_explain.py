@@ -1,0 +1,277 @@
+"""The plans of the hot statements, as they run inside receive, ack and between.
+
+auto_explain shows every nested statement to the session. Tables were never analyzed and are not vacuumed; plans
+cached while the log was empty must be as good as those made when it is full.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.errors import Diagnostic
+
+Plan = dict[str, Any]
+
+HOT = re.compile(r"^(segment_\d+_\d+|claim|retry|delayed|settlement|supersession)$")
+WALK = re.compile(r"^segment_")
+
+
+class Explained:
+    """A session that keeps the plan of every statement it runs, nested ones included."""
+
+    def __init__(self, connection: psycopg.Connection[Any]) -> None:
+        self.connection = connection
+        self.plans: list[tuple[str, Plan]] = []
+        connection.add_notice_handler(self._note)
+        connection.execute("load 'auto_explain'")
+        for name, setting in (
+            ("log_min_duration", "0"),
+            ("log_nested_statements", "on"),
+            ("log_format", "json"),
+            ("log_analyze", "on"),
+            ("log_timing", "off"),
+        ):
+            connection.execute("select set_config('auto_explain.' || %s, %s, false)", [name, setting])
+        connection.execute("set client_min_messages = log")
+
+    def _note(self, diagnostic: Diagnostic) -> None:
+        message = diagnostic.message_primary or ""
+        if "plan:" in message:
+            document = json.loads(message[message.index("{") :])
+            self.plans.append((document["Query Text"], document["Plan"]))
+
+    def run(self, statement: str, *parameters: Any) -> list[Any]:
+        self.plans.clear()
+        return self.connection.execute(statement, parameters).fetchall()
+
+
+def nodes(plan: Plan) -> Iterator[Plan]:
+    yield plan
+    for child in plan.get("Plans", []):
+        yield from nodes(child)
+
+
+def offences(plans: list[tuple[str, Plan]]) -> list[str]:
+    """Scans of hot tables that are no index or tid scan, and sorts of what a walk of the log brings."""
+    found = []
+    for text, plan in plans:
+        for node in nodes(plan):
+            relation = node.get("Relation Name", "")
+            kind = node["Node Type"]
+            if HOT.match(relation):
+                if kind in ("ModifyTable", "LockRows"):
+                    continue
+                if kind not in ("Index Scan", "Index Only Scan", "Tid Scan"):
+                    found.append(f"{kind} on {relation}: {text}")
+                elif kind != "Tid Scan" and not node.get("Index Cond"):
+                    # The whole index: bounded only by a limit above it or an aggregate's first row.
+                    if node["Actual Rows"] > 1:
+                        found.append(f"unbounded {kind} on {relation}: {text}")
+            if kind in ("Sort", "Incremental Sort") and "straggler" not in text:
+                walked = [child for child in nodes(node) if WALK.match(child.get("Relation Name", ""))]
+                if walked and not any("xid" in str(child.get("Index Cond")) for child in walked):
+                    found.append(f"{kind} over the walk: {text}")
+    return found
+
+
+def read_too_much(plans: list[tuple[str, Plan]], limit: int) -> list[str]:
+    """Scans of hot tables that looked at many more rows than were asked for."""
+    found = []
+    for text, plan in plans:
+        for node in nodes(plan):
+            if HOT.match(node.get("Relation Name", "")) and node["Node Type"] != "ModifyTable":
+                touched = (node.get("Actual Rows", 0) + node.get("Rows Removed by Filter", 0)) * node.get(
+                    "Actual Loops", 1
+                )
+                if touched > limit:
+                    found.append(f"{touched} rows of {node['Relation Name']}: {text}")
+    return found
+
+
+@pytest.fixture
+def log(db: psycopg.Connection[Any]) -> psycopg.Connection[Any]:
+    """Nothing is ever analyzed or vacuumed behind the test's back."""
+    for (table,) in db.execute(
+        "select c.oid::regclass::text from pg_class c where c.relnamespace = 'pgmb'::regnamespace"
+        " and c.relkind = 'r'"
+    ).fetchall():
+        db.execute(f"alter table {table} set (autovacuum_enabled = off)")
+    db.execute("select pgmb.create_queue('q')")
+    db.execute("select pgmb.create_queue('wild', '{a.*}')")
+    db.execute("select pgmb.create_queue('exact', '{a.1,a.2}')")
+    return db
+
+
+def fill(db: psycopg.Connection[Any]) -> None:
+    db.execute(
+        "insert into pgmb.log_main (topic, payload) select 'a.' || g % 7, '1' from generate_series(1, 50000) g"
+    )
+
+
+CALLS = (
+    "select lease, seq from pgmb.receive('q', 50)",
+    "select lease, seq from pgmb.receive('wild', 50)",
+    "select lease, seq from pgmb.receive('exact', 50)",
+)
+
+
+def exercise(session: Explained, expected: int, limit: int) -> None:
+    """Every hot call once: no plan is bad, and none reads much more than it returns."""
+    for call in CALLS:
+        rows = session.run(call)
+        assert len(rows) == expected
+        plans = list(session.plans)
+        assert len(plans) > 3, "auto_explain shows nothing"
+        if expected:
+            assert any(WALK.match(n.get("Relation Name", "")) for _, p in plans for n in nodes(p)), (
+                "no walk seen"
+            )
+            lease, seqs = rows[0][0], [seq for _, seq in rows]
+            session.run("select pgmb.ack(%s, %s)", lease, seqs[:3])
+            plans += session.plans
+            session.run("select pgmb.retry(%s, %s, '1 hour', 'no')", lease, seqs[3:5])
+            plans += session.plans
+            session.run("select pgmb.extend(%s)", lease)
+            plans += session.plans
+            session.run("select pgmb.ack(%s)", lease)
+            plans += session.plans
+        assert offences(plans) == []
+        assert read_too_much(plans, limit) == []
+
+
+def test_plans_made_on_an_empty_log_stay_good_when_it_is_full(
+    log: psycopg.Connection[Any], connect: Any
+) -> None:
+    session = Explained(connect())
+    for _ in range(8):  # plpgsql turns to generic plans after five
+        exercise(session, 0, 100)
+    fill(log)
+    for _ in range(3):
+        exercise(session, 50, 1000)
+
+
+def test_plans_made_on_a_full_log_are_good(log: psycopg.Connection[Any], connect: Any) -> None:
+    fill(log)
+    session = Explained(connect())
+    for _ in range(8):
+        exercise(session, 50, 1000)
+
+
+def test_plans_are_good_with_many_retries_and_delays_and_claims(
+    log: psycopg.Connection[Any], connect: Any
+) -> None:
+    session = Explained(connect())
+    exercise(session, 0, 100)
+    fill(log)
+    log.execute(
+        "insert into pgmb.delayed (id, stream, due_at, topic, payload) select gen_random_uuid(), 'main',"
+        " now() + interval '1 hour', 'a.1', '1' from generate_series(1, 20000)"
+    )
+    log.execute(
+        "insert into pgmb.retry (queue, due_at, attempt, seq, event_id, topic, payload, published_at)"
+        " select 1 + g % 3, now() + g * interval '1 minute', 2, g, gen_random_uuid(), 'a.1', '1', now()"
+        " from generate_series(1, 20000) g"
+    )
+    for _ in range(3):
+        exercise(session, 50, 1000)
+    log.execute("update pgmb.retry set due_at = now() where id % 100 < 3")
+    rows = session.run("select lease, seq from pgmb.receive('q', 50)")
+    assert len(rows) == 50
+    plans = list(session.plans)
+    session.run("select pgmb.ack(%s)", rows[0][0])
+    plans += session.plans
+    assert offences(plans) == []
+    assert read_too_much(plans, 2000) == []
+    log.execute(
+        "update pgmb.delayed set due_at = now() where ctid = any (array(select ctid from pgmb.delayed limit 5))"
+    )
+    log.execute("update pgmb.claim set swept = swept - interval '1 s'")
+    session.run("select lease, seq from pgmb.receive('q', 50)")
+    assert offences(session.plans) == []
+
+
+def test_takeover_and_stragglers_are_found_by_index(log: psycopg.Connection[Any], connect: Any) -> None:
+    session = Explained(connect())
+    exercise(session, 0, 100)
+    late: psycopg.Connection[Any] = connect(autocommit=False)
+    late.execute("select pgmb.publish('a.1', '1')")
+    fill(log)
+    while rows := log.execute("select distinct lease from pgmb.receive('q', 10000)").fetchall():
+        log.execute("select pgmb.ack(%s)", rows[0])
+    late.commit()
+    assert len(session.run("select lease from pgmb.receive('q', 50, '1 ms')")) == 1
+    assert offences(session.plans) == []
+    assert read_too_much(session.plans, 100) == []
+    log.execute("select pg_sleep(0.06)")
+    rows = session.run("select attempt from pgmb.receive('q')")
+    assert rows == [(2,)]
+    assert offences(session.plans) == []
+    assert read_too_much(session.plans, 100) == []
+
+
+@pytest.mark.parametrize("filled_first", [False, True])
+def test_own_events_are_found_by_index(
+    log: psycopg.Connection[Any], connect: Any, filled_first: bool
+) -> None:
+    """What the transaction itself published, behind a long log that the queue has read."""
+    session = Explained(connect())
+    if filled_first:
+        fill(log)
+    for step in range(3):
+        while rows := log.execute("select distinct lease from pgmb.receive('q', 10000)").fetchall():
+            log.execute("select pgmb.ack(%s)", rows[0])
+        with session.connection.transaction():
+            session.run("select pgmb.publish('a.1', '1')")
+            rows = session.run("select lease, seq from pgmb.receive('q')")
+            assert len(rows) == 1
+            plans = list(session.plans)
+            session.run("select pgmb.retry(%s, after => '1 hour')", rows[0][0])
+            plans += session.plans
+        assert offences(plans) == []
+        assert read_too_much(plans, 1000) == []
+        if step == 1 and not filled_first:
+            fill(log)
+
+
+@pytest.mark.parametrize("filled_first", [False, True])
+def test_between_walks_the_index_and_stops_at_its_page(
+    log: psycopg.Connection[Any], connect: Any, filled_first: bool
+) -> None:
+    session = Explained(connect())
+    start = log.execute("select pgmb.position()::text").fetchone()
+    assert start is not None
+    if filled_first:
+        fill(log)
+    for _ in range(8):
+        session.run(
+            "select seq from pgmb.between('main', %s::pgmb.position, pgmb.position(), 0, 20)", start[0]
+        )
+        assert offences(session.plans) == []
+    if not filled_first:
+        fill(log)
+    for place in (0, 20000, 49000):
+        rows = session.run(
+            "select seq from pgmb.between('main', %s::pgmb.position, pgmb.position(), %s, 20)",
+            start[0],
+            place,
+        )
+        assert len(rows) == 20
+        assert offences(session.plans) == []
+        assert read_too_much(session.plans, 100) == []
+
+
+def test_the_guard_itself_sees_a_bad_plan(log: psycopg.Connection[Any], connect: Any) -> None:
+    """A guard that never fails guards nothing."""
+    fill(log)
+    session = Explained(connect())
+    session.run("select count(*) from pgmb.segment_1_0")
+    assert offences(session.plans) != []
+    session.connection.execute("set enable_seqscan = off; set enable_indexscan = off")
+    session.run("select seq, payload::text from pgmb.segment_1_0 where seq > 10 order by seq")
+    assert offences(session.plans) != []
+    assert read_too_much(session.plans, 1000) != []
