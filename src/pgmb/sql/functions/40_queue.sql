@@ -226,6 +226,7 @@ begin
   where q.id = paused.id;
 end $$;
 
+-- Lets a paused queue deliver again.
 create or replace function pgmb.resume(queue text)
 returns void
 language plpgsql security definer

@@ -60,14 +60,10 @@ create or replace function pgmb.rebase_segment(segment pgmb.segment)
 returns void
 language plpgsql
 as $$
-declare
-  leaf text := format('pgmb.segment_%s_%s', (segment).stream, (segment).number);
 begin
-  execute format('update %s set xid = ''3''', leaf);
-  if (segment).sealed_at is not null then
-    update pgmb.segment s set max_xid = '3', closed_xid = '3'
-    where s.stream = (segment).stream and s.number = (segment).number;
-  elsif (segment).closed_at is not null then
-    update pgmb.segment s set closed_xid = null where s.stream = (segment).stream and s.number = (segment).number;
-  end if;
+  execute format('update pgmb.segment_%s_%s set xid = ''3''', (segment).stream, (segment).number);
+  update pgmb.segment s
+  set closed_xid = case when s.sealed_at is not null then '3'::xid8 end,
+    max_xid = case when s.max_xid is not null then '3'::xid8 end
+  where s.stream = (segment).stream and s.number = (segment).number;
 end $$;

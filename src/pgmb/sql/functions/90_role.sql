@@ -67,7 +67,7 @@ begin
   end if;
 end $$;
 
--- The functions that each kind of role may call.
+-- The functions that each kind of role may call. Internal.
 create or replace function pgmb.functions_for(kind text)
 returns setof regprocedure
 language sql stable

@@ -152,9 +152,11 @@ end $$;
 
 drop view if exists pgmb.queue_status, pgmb.stream_status, pgmb.xmin_holders;
 
+-- Every queue that the caller may consume, as describe_queues() tells.
 create view pgmb.queue_status as
 select * from pgmb.describe_queues();
 
+-- Every stream, as describe_streams() tells.
 create view pgmb.stream_status as
 select * from pgmb.describe_streams();
 

@@ -1,0 +1,85 @@
+"""Writes docs/reference/sql.md from the headers of the SQL functions; `--check` fails if it is stale."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCES = ROOT / "src" / "pgmb" / "sql" / "functions"
+TARGET = ROOT / "docs" / "reference" / "sql.md"
+
+INTRODUCTION = """\
+# SQL reference
+
+Made from the headers in `src/pgmb/sql/functions` by `make docs`; do not edit. Parameters can be named:
+`pgmb.publish('order.paid', '{}', delay => '10 minutes')`. Errors have SQLSTATEs of their own class, `MB…`, listed
+in `pgmb.errors`, and carry a hint.
+"""
+
+FUNCTION = re.compile(
+    r"(?P<header>(?:^--[^\n]*\n)+)"
+    r"create or replace function pgmb\.(?P<name>\w+)\s*\((?P<parameters>.*?)\)\s*"
+    r"(?:returns (?P<returns>.*?)\s*)?language ",
+    re.MULTILINE | re.DOTALL,
+)
+VIEW = re.compile(r"(?P<header>(?:^--[^\n]*\n)+)create view pgmb\.(?P<name>\w+)", re.MULTILINE)
+
+
+def title(path: Path, text: str) -> tuple[str, str]:
+    """The heading and the opening lines of a file: what its first comment says."""
+    opening = re.match(r"(?:--[^\n]*\n)+", text)
+    words = prose(opening.group()) if opening else path.stem
+    heading, _, rest = re.sub(r"^([\w ]+?)[.:] ", r"\1\n", words).partition("\n")
+    return heading, rest[:1].upper() + rest[1:]
+
+
+def prose(header: str) -> str:
+    return " ".join(line.removeprefix("--").strip() for line in header.splitlines()).strip()
+
+
+def squeeze(sql: str) -> str:
+    return re.sub(r"\s+", " ", sql).strip()
+
+
+def functions(text: str) -> list[str]:
+    entries = []
+    for found in FUNCTION.finditer(text):
+        words = prose(found["header"])
+        if words.endswith("Internal.") or found["returns"] == "trigger":
+            continue
+        returns = f" → {squeeze(found['returns'])}" if found["returns"] else ""
+        entries.append(
+            f"### {found['name']}\n\n```\npgmb.{found['name']}({squeeze(found['parameters'])}){returns}\n```\n\n{words}\n"
+        )
+    entries += [f"### {view['name']} (view)\n\n{prose(view['header'])}\n" for view in VIEW.finditer(text)]
+    return entries
+
+
+def render() -> str:
+    parts = [INTRODUCTION]
+    for path in sorted(SOURCES.glob("*.sql")):
+        text = path.read_text()
+        entries = functions(text)
+        if entries:
+            heading, opening = title(path, text)
+            parts.append(f"## {heading}\n\n{opening}\n" if opening else f"## {heading}\n")
+            parts += entries
+    return "\n".join(parts)
+
+
+def main() -> int:
+    rendered = render()
+    if "--check" in sys.argv:
+        if not TARGET.exists() or TARGET.read_text() != rendered:
+            print(f"{TARGET.relative_to(ROOT)} is stale: run `make docs`", file=sys.stderr)
+            return 1
+        return 0
+    TARGET.parent.mkdir(parents=True, exist_ok=True)
+    TARGET.write_text(rendered)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
