@@ -63,6 +63,10 @@ check-sync: ## Check that the synchronous client is what `make sync` writes
 docs: ## Write the generated parts of the documentation anew
 	$(PYTHON) scripts/docs.py
 
+.PHONY: check-docs
+check-docs: ## Check that the generated documentation is what `make docs` writes
+	$(PYTHON) scripts/docs.py --check
+
 .PHONY: bench
 bench: ## Run the benchmarks (FULL=1 for the complete run)
 	$(PYTHON) -m bench $(FULL_FLAG)

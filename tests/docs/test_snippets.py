@@ -1,0 +1,63 @@
+"""Every SQL and Python snippet in the README and the docs runs as it stands."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from harness.postgres import binaries
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("[eht]*/*.md"))]
+FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def snippets(page: Path, language: str) -> list[str]:
+    return [body for found, body in FENCE.findall(page.read_text()) if found == language]
+
+
+def pages_with(language: str) -> list[Any]:
+    return [pytest.param(page, id=str(page.relative_to(ROOT))) for page in PAGES if snippets(page, language)]
+
+
+@pytest.mark.parametrize("page", pages_with("sql"))
+def test_sql_snippets_run_in_psql(page: Path, dsn: str, db: psycopg.Connection[Any]) -> None:
+    # Roles belong to the server, which other tests share: the page's own are removed again.
+    made = re.findall(r"create role (\w+)", page.read_text())
+    script = "\n".join(snippets(page, "sql"))
+    try:
+        subprocess.run(
+            [binaries(15) / "psql", "-X", "-q", "-v", "ON_ERROR_STOP=1", "-d", dsn, "-f", "-"],
+            input=script,
+            text=True,
+            check=True,
+            capture_output=True,
+        )
+    finally:
+        for role in made:
+            db.execute(f"drop owned by {role}")
+            db.execute(f"drop role {role}")
+
+
+@pytest.mark.parametrize("page", pages_with("python"))
+def test_python_snippets_run(page: Path, dsn: str, db: psycopg.Connection[Any], capsys: Any) -> None:
+    db.execute("create table orders (id int, paid boolean)")
+    first, *rest = snippets(page, "python")
+    program = first.replace("postgresql:///app", dsn)
+    # Further snippets go on inside the first one's `with`.
+    for snippet in rest:
+        program += "".join(f"    {line}\n" if line else "\n" for line in snippet.splitlines())
+    exec(compile(program, str(page), "exec"), {})
+    if page.name == "README.md":
+        assert capsys.readouterr().out == "order.paid 42 1\n"
+
+
+def test_the_readme_links_to_pages_that_exist() -> None:
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
