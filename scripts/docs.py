@@ -14,8 +14,8 @@ INTRODUCTION = """\
 # SQL reference
 
 Made from the headers in `src/pgmb/sql/functions` by `make docs`; do not edit. Parameters can be named:
-`pgmb.publish('order.paid', '{}', delay => '10 minutes')`. Errors have SQLSTATEs of their own class, `MB…`, listed
-in `pgmb.errors`, and carry a hint.
+`pgmb.publish('order.paid', '{}', delay => '10 minutes')`. Errors have SQLSTATEs of their own class, `MB…`,
+listed in `pgmb.errors`, and carry a hint.
 """
 
 FUNCTION = re.compile(
@@ -50,9 +50,8 @@ def functions(text: str) -> list[str]:
         if words.endswith("Internal.") or found["returns"] == "trigger":
             continue
         returns = f" → {squeeze(found['returns'])}" if found["returns"] else ""
-        entries.append(
-            f"### {found['name']}\n\n```\npgmb.{found['name']}({squeeze(found['parameters'])}){returns}\n```\n\n{words}\n"
-        )
+        call = f"pgmb.{found['name']}({squeeze(found['parameters'])}){returns}"
+        entries.append(f"### {found['name']}\n\n```\n{call}\n```\n\n{words}\n")
     entries += [f"### {view['name']} (view)\n\n{prose(view['header'])}\n" for view in VIEW.finditer(text)]
     return entries
 

@@ -297,7 +297,8 @@ begin
     where s.stream = has_stragglers.stream and s.number between lo >> 40 and hi >> 40
       and s.dropped_at is null and (s.max_xid is null or s.max_xid >= first)
   loop
-    execute 'select exists (select from ' || leaf || ' e where e.xid = any ($1) and e.seq > $2 and e.seq <= $3)'
+    execute 'select exists (select from ' || leaf || ' e where e.xid = any ($1)'
+        || ' and e.seq + 0 > $2 and e.seq + 0 <= $3)'
       into straggling using finished, lo, hi;
     if straggling then
       return true;
