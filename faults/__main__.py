@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import random
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from harness.postgres import Server, create_database
@@ -62,13 +64,39 @@ def model(arguments: argparse.Namespace) -> bool:
 
     began = time.monotonic()
     with database(arguments.pg) as (_, dsn):
-        done = queue_machine.run(dsn, examples=arguments.examples, steps=arguments.steps, seed=arguments.seed)
+        done = queue_machine.run(
+            dsn,
+            examples=arguments.examples,
+            steps=arguments.steps,
+            seed=arguments.seed,
+            shrink=arguments.shrink,
+        )
     print(
         f"model holds: {done['examples']} examples, {done['steps']} steps, {done['receives']} receives of "
         f"{done['deliveries']} events, {done['settled']} settled, {done['refused']} refused as lost | "
         f"{time.monotonic() - began:.1f} s"
     )
     return True
+
+
+def kills(arguments: argparse.Namespace) -> bool:
+    from faults import kills
+
+    with database(arguments.pg) as (server, dsn), tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        if arguments.whom == "consumers":
+            result = kills.consumers(
+                dsn, folder, kills=arguments.kills, events=arguments.events, seed=arguments.seed
+            )
+        elif arguments.whom == "producers":
+            result = kills.producers(dsn, folder, kills=arguments.kills, seed=arguments.seed)
+        else:
+            half = arguments.kills // 2
+            result = kills.crashes(
+                server, dsn, folder, backends=arguments.kills - half, servers=half, seed=arguments.seed
+            )
+    print(result)
+    return result.holds
 
 
 def main() -> int:
@@ -103,6 +131,12 @@ def main() -> int:
     modelled = command("model", model, "a queue does what a model of it does, whatever is done to it")
     modelled.add_argument("--examples", type=int, default=2000)
     modelled.add_argument("--steps", type=int, default=50)
+    modelled.add_argument("--shrink", action="store_true", help="a failure to its least steps (minutes)")
+
+    killing = command("kills", kills, "SIGKILL to consumers, producers, or the server: what was told stands")
+    killing.add_argument("whom", choices=("consumers", "producers", "server"))
+    killing.add_argument("--kills", type=int, default=200)
+    killing.add_argument("--events", type=int, default=20_000, help="published while consumers are killed")
 
     arguments = parser.parse_args()
     held: bool = arguments.function(arguments)

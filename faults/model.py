@@ -133,12 +133,13 @@ class Model:
             if failure.lease is None and failure.due > self.step:
                 failure.due -= 2 * LONG
 
-    def release(self) -> None:
+    def release(self) -> list[int]:
         """What is due enters the log."""
         due = [name for name, (_, due) in self.delayed.items() if due <= self.step]
         for name in sorted(due, key=lambda name: self.delayed[name][1]):
             topic, _ = self.delayed.pop(name)
             self.publish([name], [topic])
+        return due
 
     # -- receiving -------------------------------------------------------------------------------------------
 
@@ -154,14 +155,14 @@ class Model:
     def due(self) -> list[Failure]:
         return [failure for failure in self.failures if failure.due <= self.step]
 
-    def receive(self, rows: Sequence[Delivered], limit: int) -> None:
-        """Judges what a receive gave, and takes note of it."""
+    def receive(self, rows: Sequence[Delivered], limit: int, own: Iterable[int] = ()) -> None:
+        """Judges what a receive gave, and takes note of it. `own` were published by its own transaction."""
         self.step += 1
         if self.paused:
             _require(not rows, "delivered while paused", rows)
             return
         self._expire()
-        self.release()
+        own = {*own, *self.release()}
         self.step += 1
         _require(len(rows) <= limit, "more than asked for", rows)
         _require(len({row.lease for row in rows}) <= 1, "one lease a receive", rows)
@@ -173,7 +174,7 @@ class Model:
         if self.due():
             self._receive_due(rows, limit)
         else:
-            self._receive_fresh(rows)
+            self._receive_fresh(rows, own)
 
     def _expire(self) -> None:
         for lease in self.leases.values():
@@ -213,7 +214,7 @@ class Model:
             failure.lease = rows[0].lease
             failure.due = NEVER
 
-    def _receive_fresh(self, rows: Sequence[Delivered]) -> None:
+    def _receive_fresh(self, rows: Sequence[Delivered], own: set[int]) -> None:
         waiting = self.waiting()
         required = waiting - self.doubtful
         got = [row.name for row in rows]
@@ -229,6 +230,8 @@ class Model:
         overtaken = {name for name in required - set(got) if self.log[name].committed < last}
         _require(not overtaken, "overtaken by what was published after their commit", (overtaken, rows))
         self.passed |= set(got)
+        # A transaction gets its own events before the position has come to them.
+        last = max((self.log[name].published for name in got if name not in own), default=-NEVER)
         for name in self.committed() - self.passed:
             if name in required:
                 continue

@@ -6,11 +6,11 @@ import contextlib
 import itertools
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar
 
 import psycopg
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -190,7 +190,7 @@ class QueueMachine(RuleBasedStateMachine):
             self.send(self._main, names, topics, "many")
             self.model.publish(names, topics)
             rows = self.fetch(limit)
-            self.judge(rows, limit)
+            self.judge(rows, limit, names)
             if rows and acks:
                 settled = self.value("select pgmb.ack(%s)", rows[0].lease)
                 assert settled == self.model.ack(rows[0].lease, None)
@@ -413,10 +413,10 @@ class QueueMachine(RuleBasedStateMachine):
         ).fetchall()
         return [Delivered(*row) for row in rows]
 
-    def judge(self, rows: list[Delivered], limit: int) -> None:
+    def judge(self, rows: list[Delivered], limit: int, own: Iterable[int] = ()) -> None:
         type(self).done["receives"] += 1
         type(self).done["deliveries"] += len(rows)
-        self.model.receive(rows, limit)
+        self.model.receive(rows, limit, own)
         if rows:
             self.leases.append(rows[0].lease)
             self.names_of[rows[0].lease] = {row.name: row.seq for row in rows}
@@ -477,8 +477,13 @@ class QueueMachine(RuleBasedStateMachine):
         )
 
 
-def run(dsn: str, *, examples: int, steps: int, seed: int | None = None) -> Counter[str]:
-    """Runs so many examples of so many steps; raises what goes wrong, shrunk. Counts what was done."""
+def run(
+    dsn: str, *, examples: int, steps: int, seed: int | None = None, shrink: bool = False
+) -> Counter[str]:
+    """Runs so many examples of so many steps and raises what goes wrong. Counts what was done.
+
+    To `shrink` a failure takes minutes.
+    """
     with (
         psycopg.connect(dsn, autocommit=True) as main,
         psycopg.connect(dsn, autocommit=True) as second,
@@ -495,6 +500,8 @@ def run(dsn: str, *, examples: int, steps: int, seed: int | None = None) -> Coun
             deadline=None,
             database=None,
             print_blob=False,
+            phases=(Phase.generate, Phase.shrink) if shrink else (Phase.generate,),
+            report_multiple_bugs=False,
             suppress_health_check=list(HealthCheck),
         )
         if seed is not None:
