@@ -83,20 +83,20 @@ class BareLog:
         return publish
 
     def consumer(self, client: Client, size: int) -> Consume:
+        read = f"select {_COLUMNS} from log where seq > $1 order by seq limit {size}"
+        first = client.prepare(read, "bigint", "uuid")
         # The position of the batch before is appended with the read of the next.
-        call = client.prepare(
-            "with settled as (insert into place (reader, seq) values (1, $1)) "
-            f"select {_COLUMNS} from log where seq > $1 order by seq limit {size}",
-            "bigint",
-            "uuid",
+        settling = client.prepare(
+            f"with settled as (insert into place (reader, seq) values (1, $1)) {read}", "bigint", "uuid"
         )
-        place = _start(client)
+        place, call = _start(client), first
 
         def consume() -> int:
-            nonlocal place
+            nonlocal place, call
             got = call(bigint(place), _NO_LEASE)
             if got.ntuples:
                 place = as_bigint(got.get_value(got.ntuples - 1, _SEQ))
+            call = settling if got.ntuples else first
             return got.ntuples
 
         return consume

@@ -20,13 +20,13 @@ _PGQUE = (
 
 def run(ground: Ground, form: Form) -> Outcome:
     outcome = Outcome("steady", f"1 publisher, 1 consumer, batches of {_BATCH}; consumed")
-    arguments = {"seconds": form.seconds, "size": _BATCH}
+    arguments = {"seconds": 2.5 * form.seconds, "size": _BATCH}
 
     def jobs(name: str, site: Site) -> list[Job]:
         return [Job(site.dsn, name, loop, arguments) for loop in (loops.publish_for, loops.consume_for)]
 
     with ground.sites("pgmb", "bare", "skip locked", "pgmq") as sites:
-        outcome.readings = contest(sites, form.rounds, jobs)
+        outcome.readings = contest(sites, max(2, form.rounds // 2), jobs)
     outcome.checks = [
         outcome.compare("steady vs bare", "pgmb", "bare", 0.85),
         outcome.compare("steady vs PGMQ", "pgmb", "pgmq", 3),

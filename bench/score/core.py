@@ -43,10 +43,6 @@ def _deliveries(output: str) -> str | None:
     return f"{committed[1]} events, {lost} lost, {phantom} phantom, {repeated} repeated"
 
 
-def _examples(output: str) -> str | None:
-    return line_with(r"\d+ examples x \d+ steps")(output) or tests_passed(output)
-
-
 _FAULTS = ["faults/__main__.py"]
 
 CORE: list[Part] = [
@@ -70,11 +66,12 @@ CORE: list[Part] = [
         full=["-m", "faults", "rotation"],
     ),
     Proved(
-        "model of queues (hypothesis)",
-        "all pass",
-        ["-m", "pytest", "--pg", "18", "-q", "-s", "-p", "no:cacheprovider", "tests/model/test_*.py"],
-        _examples,
-        needs=["tests/model/test_*.py"],
+        "model of a queue (hypothesis)",
+        "holds",
+        ["-m", "faults", "model", "--examples", "100", "--steps", "30"],
+        line_with(r"model holds: (\d+ examples), (\d+ steps)"),
+        needs=[*_FAULTS, "faults/queue_machine.py"],
+        full=["-m", "faults", "model"],
     ),
     _tests("stepped sessions", "tests/concurrency/test_stepped_*.py"),
     _tests("EXPLAIN guards, PostgreSQL 15", "tests/unit/test_explain*.py", pg=15),
