@@ -1,7 +1,7 @@
 """Leases under contention: takeover, settling and extending, each pair of them in both orders.
 
-Promises: whoever loses a race is told (MB011) and changed nothing; whoever wins is never overtaken; nothing is
-lost, and nothing that was settled comes again.
+Promises: whoever loses a race is told (MB011) and changed nothing; whoever wins is never overtaken; nothing
+is lost, and nothing that was settled comes again.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ def expire(session: Session) -> None:
     """Waits for the moment when every lease that is not for long has expired and the next sweep is due."""
     session.run(
         "select pg_sleep_until(greatest("
-        " (select max(greatest(expires_at, swept)) from pgmb.claim where expires_at < now() + interval '5 s'),"
+        " (select max(greatest(expires_at, swept)) from pgmb.claim where expires_at < now() +"
+        " interval '5 s'),"
         " (select max(due_at) from pgmb.retry where due_at < now() + interval '5 s')) + interval '60 ms')"
     )
 
@@ -131,7 +132,8 @@ def test_an_extension_before_the_sweep_wins(queue: Sessions, end: str) -> None:
 
 
 def test_an_extension_that_ends_behind_the_sweep_is_still_taken_over(queue: Sessions) -> None:
-    """The extension is short and commits after a sweep went past its new end: the lease must not hide there."""
+    """The extension is short and commits after a sweep went past its new end: the lease must not hide
+    there."""
     holder, other = queue.open("holder", "other")
     publish(holder, 1)
     lease, _ = receive(holder, "1 ms")
@@ -147,7 +149,8 @@ def test_an_extension_that_ends_behind_the_sweep_is_still_taken_over(queue: Sess
 
 
 def test_an_extension_racing_with_a_sweep_that_never_saw_it_expire(queue: Sessions) -> None:
-    """The lease is extended, uncommitted, before it expires; it expires; the sweep passes; the extension ends."""
+    """The lease is extended, uncommitted, before it expires; it expires; the sweep passes; the extension
+    ends."""
     holder, other = queue.open("holder", "other")
     publish(holder, 1)
     lease, _ = receive(holder, "100 ms")

@@ -1,8 +1,9 @@
 """A receive belongs in a short transaction. In a long one it stalls nobody, and nothing is lost by it.
 
-Promises: the queue's other consumers go on within about a second; the long one's lease is then void: a later ack
-raises MB011, and a commit that already acked is refused; its rollback leaves nothing lost. A caller with a stale
-snapshot is told to try again (40001) or that it is behind (MB022), never given a wrong answer.
+Promises: the queue's other consumers go on within about a second; the long one's lease is then void: a
+later ack raises MB011, and a commit that already acked is refused; its rollback leaves nothing lost. A
+caller with a stale snapshot is told to try again (40001) or that it is behind (MB022), never given a wrong
+answer.
 """
 
 from __future__ import annotations

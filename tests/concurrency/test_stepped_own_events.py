@@ -1,7 +1,8 @@
 """A transaction that publishes and then receives sees its own events: both commit or neither does.
 
-Promises: its own events come in order, each once, also when it goes on publishing or receives again; others'
-events come too; after a commit they are settled or leased like any other, after a rollback nobody ever sees them.
+Promises: its own events come in order, each once, also when it goes on publishing or receives again;
+others' events come too; after a commit they are settled or leased like any other, after a rollback nobody
+ever sees them.
 """
 
 from __future__ import annotations
@@ -235,7 +236,8 @@ class Model:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_random_steps_deliver_every_commit_once_and_no_rollback(sessions: Sessions, seed: int) -> None:
-    """Five writers with savepoints, rollbacks and prepared ends; whoever is alone in receiving acks at once."""
+    """Five writers with savepoints, rollbacks and prepared ends; whoever is alone in receiving acks at
+    once."""
     draw = random.Random(seed)
     names = [f"s{number}" for number in range(5)]
     sessions[names[0]].run("select pgmb.create_queue('q')")

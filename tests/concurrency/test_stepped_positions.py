@@ -6,6 +6,7 @@ ids and numbers in; what is rolled back is never seen; a prepared transaction co
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -93,7 +94,8 @@ def test_a_late_commit_is_found_though_nothing_is_published_after_it(sessions: S
 
 
 def test_an_unlisted_transaction_above_the_snapshot_is_not_lost(sessions: Sessions) -> None:
-    """The trap: late has an xid at or above the snapshot's xmax, so that no list names it, and a low number."""
+    """The trap: late has an xid at or above the snapshot's xmax, so that no list names it, and a low
+    number."""
     early, late, consumer = sessions.open("early", "late", "consumer")
     consumer.run("select pgmb.create_queue('q')")
     for attempt in range(10):
@@ -395,12 +397,12 @@ def test_a_pair_of_positions_gives_the_same_events_whenever_it_is_read(sessions:
             for each in writers:
                 each.run("rollback" if step % 2 else "commit")
             cuts.append(position(reader))
-    first = [between(reader, after, upto) for after, upto in zip(cuts, cuts[1:], strict=False)]
+    first = [between(reader, after, upto) for after, upto in itertools.pairwise(cuts)]
     for each in writers:
         each.run("commit")
     sessions["janitor"].run("select pgmb.rotate()")
     sessions["janitor"].run("select pgmb.seal()")
-    again = [between(reader, after, upto) for after, upto in zip(cuts, cuts[1:], strict=False)]
+    again = [between(reader, after, upto) for after, upto in itertools.pairwise(cuts)]
     assert again == first
     flat = [payload for batch in first for payload in batch]
     assert len(flat) == len(set(flat))

@@ -1,4 +1,5 @@
-"""Promise 16: the cost of a claim does not grow with what is delayed, waiting to be retried, settled or behind.
+"""Promise 16: the cost of a claim does not grow with what is delayed, waiting to be retried, settled or
+behind.
 
 Cost is pages touched, not time: the same on every machine and under any load.
 """
@@ -53,9 +54,11 @@ def retries(db: Connection) -> None:
 
 def settled_claims(db: Connection) -> None:
     db.execute(
-        "insert into pgmb.claim (queue, id, token, state, bindings, events, lo, hi, place, upto, done_snapshot,"
+        "insert into pgmb.claim (queue, id, token, state, bindings, events, lo, hi, place, upto,"
+        " done_snapshot,"
         "  done_seq, done_next, batch_snapshot, batch_seq, batch_next, expires_at, swept)"
-        " select queue, id - 10000000 + g, token, 's', bindings, 1, 0, 0, place, upto, done_snapshot, done_seq,"
+        " select queue, id - 10000000 + g, token, 's', bindings, 1, 0, 0, place, upto,"
+        " done_snapshot, done_seq,"
         "  done_next, batch_snapshot, batch_seq, batch_next, swept - g * interval '1 ms', swept"
         " from (select * from pgmb.claim where queue = 1 order by id desc limit 1) newest,"
         "  generate_series(1, 20000) g"

@@ -1,8 +1,8 @@
-"""Promises 2 and 3: nothing is ordered or filtered by wall clock except delays and retention, and maintenance does
-not depend on the session's time zone, date style or locale.
+"""Promises 2 and 3: nothing is ordered or filtered by wall clock except delays and retention, and
+maintenance does not depend on the session's time zone, date style or locale.
 
-The server runs under libfaketime, whose offset is read from a file at every call: the clock steps while sessions
-and leases are open, as it would under a bad NTP server.
+The server runs under libfaketime, whose offset is read from a file at every call: the clock steps while
+sessions and leases are open, as it would under a bad NTP server.
 """
 
 from __future__ import annotations
@@ -99,7 +99,8 @@ def test_a_clock_stepped_back_hides_nothing(stepping: tuple[psycopg.Connection[A
 
 
 def test_leases_survive_a_clock_stepped_back(stepping: tuple[psycopg.Connection[Any], Step]) -> None:
-    """A lease given or extended after the step back expires by the new clock, and is never lost to the sweep."""
+    """A lease given or extended after the step back expires by the new clock, and is never lost to the
+    sweep."""
     db, step = stepping
     db.execute("select pgmb.create_queue('q')")
     publish(db, 1)

@@ -1,8 +1,8 @@
 """Promise 1: kill -9 of the server at any point loses no committed event.
 
-The server really syncs. Publishers note a number once its commit was confirmed; consumers note what they acked once
-that was confirmed. After each kill: all that was noted is there, what was acked never comes again, what was only
-received comes again.
+The server really syncs. Publishers note a number once its commit was confirmed; consumers note what they
+acked once that was confirmed. After each kill: all that was noted is there, what was acked never comes
+again, what was only received comes again.
 """
 
 from __future__ import annotations

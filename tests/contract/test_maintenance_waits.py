@@ -1,7 +1,8 @@
 """Promise 7: rotation, sealing and retention never hold up a publisher or a reader for more than 100 ms.
 
-Whatever is open meanwhile: a publisher's transaction with a number in the segment, a reader's transaction that has
-read it. The server itself tells of every longer wait (log_lock_waits), so that the load on the machine does not count.
+Whatever is open meanwhile: a publisher's transaction with a number in the segment, a reader's transaction
+that has read it. The server itself tells of every longer wait (log_lock_waits), so that the load on the
+machine does not count.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from harness.sessions import Sessions
 
 
 class Watched:
-    """Runs statements over and over in a session of its own and keeps what the server says about its waits."""
+    """Runs statements over and over in a session of its own and keeps what the server says about its waits.
+    Runs statements over and over in a session of its own and keeps what the server says about its waits."""
 
     def __init__(self, dsn: str, *statements: str) -> None:
         self._dsn, self._statements = dsn, statements
@@ -32,7 +34,7 @@ class Watched:
                 tell_waits(connection, self.waits)
                 while not self._stop.is_set():
                     for statement in self._statements:
-                        connection.execute(statement)  # type: ignore[arg-type]
+                        connection.execute(statement)
                     self.rounds += 1
         except psycopg.Error as error:
             self.waits.append(str(error))
@@ -47,7 +49,8 @@ class Watched:
 
 
 def tell_waits(connection: psycopg.Connection[Any], waits: list[str]) -> None:
-    """Collects each wait of more than 100 ms for a table: queues are locked for their order, which is theirs."""
+    """Collects each wait of more than 100 ms for a table: queues are locked for their order, which is
+    theirs."""
 
     def note(diagnostic: Diagnostic) -> None:
         if "still waiting" in (diagnostic.message_primary or "") and "relation" in (
@@ -121,7 +124,8 @@ def test_an_open_maintenance_step_holds_nobody_up(sessions: Sessions, step: str)
 
 
 def test_maintenance_with_much_to_do_holds_nobody_up(sessions: Sessions, dsn: str) -> None:
-    """A cron job that had not run for long: segments to seal, drop and detach, claims to clear, delays due."""
+    """A cron job that had not run for long: segments to seal, drop and detach, claims to clear, delays due.
+    A cron job that had not run for long: segments to seal, drop and detach, claims to clear, delays due."""
     janitor = sessions["janitor"]
     janitor.run("select pgmb.create_queue('q')")
     janitor.run("select pgmb.create_queue('lagging', max_attempts => 3)")
@@ -132,9 +136,11 @@ def test_maintenance_with_much_to_do_holds_nobody_up(sessions: Sessions, dsn: st
         janitor.run("select pgmb.publish_many('t', array_fill('1'::json, array[200]))")
         janitor.run("select pgmb.rotate()")
     janitor.run(
-        "insert into pgmb.claim (queue, id, token, state, bindings, events, lo, hi, place, upto, done_snapshot,"
+        "insert into pgmb.claim (queue, id, token, state, bindings, events, lo, hi, place, upto,"
+        " done_snapshot,"
         "  done_seq, done_next, batch_snapshot, batch_seq, batch_next, expires_at, swept)"
-        " select queue, id - 10000000 + g, token, 's', bindings, 1, 0, 0, place, upto, done_snapshot, done_seq,"
+        " select queue, id - 10000000 + g, token, 's', bindings, 1, 0, 0, place, upto,"
+        " done_snapshot, done_seq,"
         "  done_next, batch_snapshot, batch_seq, batch_next, now(), swept"
         " from pgmb.claim, generate_series(1, 40000) g where state = 'p'"
     )

@@ -38,7 +38,8 @@ def payloads(db: Connection, queue: str = "q", size: int = 100) -> list[Any]:
 
 
 def test_publishing_goes_on_though_maintenance_never_ran(db: Connection) -> None:
-    """The schema looks as if it had been installed years ago and nobody had ticked, rotated or sealed since."""
+    """The schema looks as if it had been installed years ago and nobody had ticked, rotated or sealed
+    since."""
     db.execute("update pgmb.stream set created_at = now() - interval '3 years'")
     db.execute("update pgmb.segment set attached_at = now() - interval '3 years'")
     db.execute("select pgmb.create_queue('q')")

@@ -1,7 +1,7 @@
 """Promise 15: every statement works through a transaction pooler.
 
-Debian's pgbouncer in transaction mode, two server sessions for many clients, so that hardly two transactions of a
-client run in the same session.
+Debian's pgbouncer in transaction mode, two server sessions for many clients, so that hardly two
+transactions of a client run in the same session.
 """
 
 from __future__ import annotations

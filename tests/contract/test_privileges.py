@@ -1,7 +1,7 @@
 """Promise 5: roles reach what they were granted and nothing else.
 
-Publishing is a grant per stream, consuming a grant per queue, everything that changes the schema is the admin's.
-The roles here are plain: no superuser, no membership but what a test gives.
+Publishing is a grant per stream, consuming a grant per queue, everything that changes the schema is the
+admin's. The roles here are plain: no superuser, no membership but what a test gives.
 """
 
 from __future__ import annotations
@@ -315,7 +315,8 @@ def test_shadows_in_temporary_and_own_schemas_are_not_called(db: psycopg.Connect
         ):
             if returned is not None:
                 mallory.execute(
-                    f"create function {schema}.{signature} returns {returned} language plpgsql as $$begin {trap} end$$"
+                    f"create function {schema}.{signature} returns {returned} language plpgsql as $$begin"
+                    f" {trap} end$$"
                 )
     mallory.execute(
         "create function trap.equal(bigint, integer) returns boolean language plpgsql as"
@@ -344,7 +345,8 @@ def test_shadows_in_temporary_and_own_schemas_are_not_called(db: psycopg.Connect
 def test_the_publish_functions_run_nothing_from_the_search_path(
     db: psycopg.Connection[Any], cast: Cast
 ) -> None:
-    """They have the caller's rights, and an admin's session may have a schema in its path that others write to."""
+    """They have the caller's rights, and an admin's session may have a schema in its path that others write
+    to."""
     mallory_role = cast.role("mallory")
     db.execute(sql.SQL("create schema shared authorization {}").format(sql.Identifier(mallory_role)))
     mallory = cast.acting(mallory_role)

@@ -1,7 +1,8 @@
-"""Promise 24: positions are taken on the primary only; a replica reads between them once it has replayed them.
+"""Promise 24: positions are taken on the primary only; a replica reads between them once it has replayed
+them.
 
-On a hot standby pg_current_snapshot() lists nothing as in progress: whoever trusted it would lose a transaction that
-is open on the primary.
+On a hot standby pg_current_snapshot() lists nothing as in progress: whoever trusted it would lose a
+transaction that is open on the primary.
 """
 
 from __future__ import annotations

@@ -9,11 +9,13 @@ import psycopg
 PARTS: dict[str, str] = {
     "relations": """
         select c.relname, c.relkind, c.relpersistence, c.relrowsecurity, c.relforcerowsecurity, c.reloptions,
-          pg_get_partkeydef(c.oid), pg_get_expr(c.relpartbound, c.oid), pg_get_userbyid(c.relowner) = current_user
-        from pg_class c where c.relnamespace = 'pgmb'::regnamespace and c.relkind <> 'i' and c.relkind <> 'I'""",
+          pg_get_partkeydef(c.oid), pg_get_expr(c.relpartbound, c.oid),
+            pg_get_userbyid(c.relowner) = current_user
     "columns": """
-        select c.relname, a.attnum, a.attname, format_type(a.atttypid, a.atttypmod), a.attnotnull, a.attidentity,
-          a.attgenerated, pg_get_expr(d.adbin, d.adrelid), a.attstorage, a.attcompression, a.attcollation::regcollation,
+        select c.relname, a.attnum, a.attname, format_type(a.atttypid, a.atttypmod), a.attnotnull,
+          a.attidentity,
+          a.attgenerated, pg_get_expr(d.adbin, d.adrelid), a.attstorage, a.attcompression,
+            a.attcollation::regcollation,
           (select array_agg(x::text order by x::text) from unnest(a.attacl) x)
         from pg_attribute a join pg_class c on c.oid = a.attrelid
         left join pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum
@@ -23,12 +25,15 @@ PARTS: dict[str, str] = {
           pg_get_constraintdef(oid)
         from pg_constraint where connamespace = 'pgmb'::regnamespace""",
     "indexes": """
-        select i.indrelid::regclass, pg_get_indexdef(i.indexrelid), i.indisunique, i.indisprimary, i.indisvalid,
+        select i.indrelid::regclass, pg_get_indexdef(i.indexrelid), i.indisunique, i.indisprimary,
+          i.indisvalid,
           c.reloptions
-        from pg_index i join pg_class c on c.oid = i.indexrelid where c.relnamespace = 'pgmb'::regnamespace""",
+        from pg_index i join pg_class c on c.oid = i.indexrelid
+        where c.relnamespace = 'pgmb'::regnamespace""",
     "functions": """
         select oid::regprocedure, pg_get_functiondef(oid), proconfig, prosecdef, provolatile, proparallel,
-          (select array_agg(x::text order by x::text) from unnest(coalesce(proacl, acldefault('f', proowner))) x)
+          (select array_agg(x::text order by x::text) from unnest(coalesce(proacl, acldefault('f',
+            proowner))) x)
         from pg_proc where pronamespace = 'pgmb'::regnamespace and prokind <> 'a'""",
     "triggers": """
         select t.tgrelid::regclass, t.tgname, pg_get_triggerdef(t.oid), t.tgenabled
@@ -57,7 +62,9 @@ PARTS: dict[str, str] = {
         where d.objoid in (select oid from pg_class where relnamespace = 'pgmb'::regnamespace
           union all select oid from pg_proc where pronamespace = 'pgmb'::regnamespace)""",
     "version": "select version, epoch from pgmb.installation",
-    "streams": "select id, name, rotate_every, rotate_events, keep_for, drop_unread, archive from pgmb.stream",
+    "streams": """
+        select id, name, rotate_every, rotate_events, keep_for, drop_unread, archive
+        from pgmb.stream""",
     "stream ids": "select last_value from pgmb.stream_id_seq",
 }
 
@@ -65,6 +72,6 @@ PARTS: dict[str, str] = {
 def catalog(connection: psycopg.Connection[Any]) -> dict[str, list[str]]:
     """Each part's rows as sorted text, so that a difference reads well."""
     return {
-        part: sorted(row[0] for row in connection.execute(f"select r::text from ({query}) r").fetchall())  # type: ignore[arg-type]
+        part: sorted(row[0] for row in connection.execute(f"select r::text from ({query}) r").fetchall())
         for part, query in PARTS.items()
     }

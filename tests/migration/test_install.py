@@ -102,12 +102,14 @@ def test_grants_given_to_roles_survive_installing_again(empty_dsn: str, server: 
 
 def test_uninstalling_leaves_nothing(empty_dsn: str) -> None:
     everything = (
-        "select 'class', relname::text from pg_class where oid >= 16384 and relnamespace::regnamespace::text !~ '^pg_'"
+        "select 'class', relname::text from pg_class where oid >= 16384 and"
+        " relnamespace::regnamespace::text !~ '^pg_'"
         " union all select 'proc', proname from pg_proc where oid >= 16384"
         " union all select 'type', typname from pg_type where oid >= 16384"
         " and typnamespace::regnamespace::text !~ '^pg_'"
         " union all select 'schema', nspname from pg_namespace where oid >= 16384 and nspname !~ '^pg_'"
-        " union all select 'trigger', tgname from pg_trigger union all select 'policy', polname from pg_policy"
+        " union all select 'trigger', tgname from pg_trigger union all select 'policy', polname"
+        " from pg_policy"
         " union all select 'acl', objoid::text from pg_default_acl, lateral (select oid as objoid) o"
         " union all select 'init', objoid::text from pg_init_privs where objoid >= 16384"
         " union all select 'comment', objoid::text from pg_description where objoid >= 16384"
@@ -156,7 +158,8 @@ def test_a_database_without_the_schema_is_told_apart(empty_dsn: str) -> None:
 
 @pytest.fixture
 def owned(server: Server) -> Iterator[Callable[[bool], str]]:
-    """`owned(createrole)` makes a database that belongs to a plain role; the connection string as that role."""
+    """`owned(createrole)` makes a database that belongs to a plain role; the connection string as that
+    role."""
     made: list[tuple[str, str]] = []
 
     def make(createrole: bool) -> str:
@@ -205,7 +208,7 @@ def test_a_plain_owner_of_the_database_can_install_and_use_it(
 def test_a_plain_owner_can_install_where_the_roles_do_not_exist(fresh_server: Any, createrole: bool) -> None:
     server: Server = fresh_server()
     option = "createrole" if createrole else "nocreaterole"
-    server.admin().execute(f"create role owner login {option}")  # type: ignore[arg-type]
+    server.admin().execute(f"create role owner login {option}")
     server.admin().execute("create database mine owner owner")
     dsn = server.dsn("mine", "owner")
     schema.install(dsn)
@@ -223,7 +226,7 @@ def test_the_emitted_script_runs_as_one_transaction(empty_dsn: str) -> None:
         connection.execute("create schema aside")
         connection.execute("set search_path = aside")
         connection.execute("set standard_conforming_strings = on; set check_function_bodies = on")
-        connection.execute(script)  # type: ignore[arg-type]
+        connection.execute(script)
         assert connection.execute("show search_path").fetchone() == ("aside",)
         rows = connection.execute(
             "select relname from pg_class where relnamespace = 'aside'::regnamespace"
@@ -235,7 +238,7 @@ def test_a_failure_half_way_leaves_nothing(empty_dsn: str) -> None:
     script = schema.emit().rstrip().removesuffix("commit;") + "select 1 / 0;\ncommit;"
     with psycopg.connect(empty_dsn, autocommit=True) as connection:
         with pytest.raises(psycopg.errors.DivisionByZero):
-            connection.execute(script)  # type: ignore[arg-type]
+            connection.execute(script)
         connection.execute("rollback")
         assert connection.execute("select to_regnamespace('pgmb')").fetchone() == (None,)
 
@@ -253,7 +256,8 @@ def test_every_function_compiles(dsn: str) -> None:
 
 
 def test_file_names_follow_the_policy() -> None:
-    """ls sql/ is the architecture: NN_noun.sql in reading order; NNNN_what.sql without a gap from 2 to VERSION."""
+    """ls sql/ is the architecture: NN_noun.sql in reading order; NNNN_what.sql without a gap from 2 to
+    VERSION."""
     root = files("pgmb") / "sql"
     for folder in ("tables", "functions"):
         names = sorted(entry.name for entry in (root / folder).iterdir())

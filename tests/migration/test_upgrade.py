@@ -1,5 +1,5 @@
-"""Upgrading: a database upgraded from any released version is the same as one freshly installed, and what was in
-flight goes on.
+"""Upgrading: a database upgraded from any released version is the same as one freshly installed, and what
+was in flight goes on.
 
 fixtures/v<N>.sql is the script that version N of the schema was released with, frozen.
 """
@@ -23,7 +23,7 @@ EVERY = pytest.mark.parametrize("fixture", FIXTURES, ids=lambda path: path.stem)
 
 
 def run(connection: psycopg.Connection[Any], fixture: Path) -> None:
-    connection.execute(fixture.read_text())  # type: ignore[arg-type]
+    connection.execute(fixture.read_text())
 
 
 def test_every_released_version_has_its_script() -> None:
@@ -63,7 +63,7 @@ def test_what_is_in_flight_survives_the_upgrade(empty_dsn: str, fixture: Path) -
         run(db, fixture)
 
         def value(statement: str, *parameters: Any) -> Any:
-            ((only,),) = db.execute(statement, parameters).fetchall()  # type: ignore[arg-type]
+            ((only,),) = db.execute(statement, parameters).fetchall()
             return only
 
         db.execute("select pgmb.create_queue('q', '{t}', lease_for => '1 hour')")
@@ -136,5 +136,5 @@ def test_an_upgrade_goes_through_while_consumers_are_busy(empty_dsn: str, fixtur
 def test_the_comparison_sees_a_difference(dsn: str, change: str) -> None:
     with psycopg.connect(dsn) as connection:
         before = catalog(connection)
-        connection.execute(change)  # type: ignore[arg-type]
+        connection.execute(change)
         assert catalog(connection) != before
