@@ -19,7 +19,8 @@ join pgmb.stream s on s.id = g.stream
 join pg_class c on c.relname = format('segment_%s_%s', g.stream, g.number)
   and c.relnamespace = 'pgmb'::regnamespace
 left join pg_inherits i on i.inhrelid = c.oid
-where g.dropped_at is not null
+-- Not at once: a reader that listed its segments just before may be about to look into one.
+where g.dropped_at < clock_timestamp() - interval '1 minute'
 order by g.stream, g.number
 """
 

@@ -14,6 +14,7 @@ import psycopg
 import pytest
 
 import pgmb
+from harness.postgres import Server, create_database, drop_database
 
 PGMB = [sys.executable, "-m", "pgmb"]
 
@@ -72,16 +73,19 @@ def test_the_schema_is_installed_upgraded_and_removed(empty_dsn: str) -> None:
 
 
 def test_the_emitted_script_run_by_psql_is_what_python_installs(
-    empty_dsn: str, dsn: str, tmp_path: Path
+    server: Server, empty_dsn: str, tmp_path: Path
 ) -> None:
+    other = create_database(server)
+    dsn = server.dsn(other)
     psql = ["psql", "-X", "-q", "-v", "ON_ERROR_STOP=1", empty_dsn, "-f"]
     script = tmp_path / "install.sql"
     script.write_text(done("schema", "emit"))
     for _ in range(2):
         ran = subprocess.run([*psql, str(script)], capture_output=True, text=True, check=False)
         assert (ran.returncode, ran.stderr) == (0, "")
-        assert shape(empty_dsn) == shape(dsn)
         pgmb.schema.install(dsn)
+        assert shape(empty_dsn) == shape(dsn)
+    drop_database(server, other)
     with pgmb.connect(empty_dsn) as broker:
         broker.create_queue("q")
         broker.publish("a", 1)
