@@ -10,12 +10,12 @@ PARTS: dict[str, str] = {
     "relations": """
         select c.relname, c.relkind, c.relpersistence, c.relrowsecurity, c.relforcerowsecurity, c.reloptions,
           pg_get_partkeydef(c.oid), pg_get_expr(c.relpartbound, c.oid),
-            pg_get_userbyid(c.relowner) = current_user
+          pg_get_userbyid(c.relowner) = current_user
+        from pg_class c where c.relnamespace = 'pgmb'::regnamespace and c.relkind not in ('i', 'I')""",
     "columns": """
         select c.relname, a.attnum, a.attname, format_type(a.atttypid, a.atttypmod), a.attnotnull,
-          a.attidentity,
-          a.attgenerated, pg_get_expr(d.adbin, d.adrelid), a.attstorage, a.attcompression,
-            a.attcollation::regcollation,
+          a.attidentity, a.attgenerated, pg_get_expr(d.adbin, d.adrelid), a.attstorage, a.attcompression,
+          a.attcollation::regcollation,
           (select array_agg(x::text order by x::text) from unnest(a.attacl) x)
         from pg_attribute a join pg_class c on c.oid = a.attrelid
         left join pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum
@@ -26,14 +26,13 @@ PARTS: dict[str, str] = {
         from pg_constraint where connamespace = 'pgmb'::regnamespace""",
     "indexes": """
         select i.indrelid::regclass, pg_get_indexdef(i.indexrelid), i.indisunique, i.indisprimary,
-          i.indisvalid,
-          c.reloptions
+          i.indisvalid, c.reloptions
         from pg_index i join pg_class c on c.oid = i.indexrelid
         where c.relnamespace = 'pgmb'::regnamespace""",
     "functions": """
         select oid::regprocedure, pg_get_functiondef(oid), proconfig, prosecdef, provolatile, proparallel,
-          (select array_agg(x::text order by x::text) from unnest(coalesce(proacl, acldefault('f',
-            proowner))) x)
+          (select array_agg(x::text order by x::text)
+           from unnest(coalesce(proacl, acldefault('f', proowner))) x)
         from pg_proc where pronamespace = 'pgmb'::regnamespace and prokind <> 'a'""",
     "triggers": """
         select t.tgrelid::regclass, t.tgname, pg_get_triggerdef(t.oid), t.tgenabled
