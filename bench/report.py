@@ -47,6 +47,15 @@ def _ratio(outcome: Outcome, name: str, other: str) -> str:
     return f"{outcome.ratio(name, other):.2f}"
 
 
+def markdown(outcomes: list[Outcome]) -> str:
+    """The checks of all rows as one table, for the documentation."""
+    lines = ["| what | figure (quartiles of the rounds) | goal | |", "|---|---|---|---|"]
+    for check in (check for outcome in outcomes for check in outcome.checks):
+        state = "ok" if check.ok else "**short**"
+        lines.append(f"| {check.name} | {check.figure_text} | {check.goal_text} | {state} |")
+    return "\n".join(lines) + "\n"
+
+
 def write_json(path: Path, outcomes: list[Outcome], form: Form, major: int) -> None:
     document = {
         "machine": machine(),
