@@ -171,8 +171,9 @@ def producers(dsn: str, folder: Path, *, kills: int, seed: int) -> Result:
         for transaction in publisher.transactions
     )
     with psycopg.connect(dsn, autocommit=True) as connection:
-        connection.cursor().executemany(
-            "insert into effect values (%s)", [(delivery.event,) for delivery in reader.deliveries]
+        connection.execute(
+            "insert into effect select unnest(%s::bigint[])",
+            [[delivery.event for delivery in reader.deliveries]],
         )
     return _result(
         "producer kills", dsn, kills, publishers, reader, landed, time.monotonic() - killed_at, began

@@ -110,8 +110,8 @@ def consume(dsn: str, number: int, journal: Path, stop: Path, lease_for: str = "
             lease = rows[0][0]
             notes.write("got", lease, [row[1:] for row in rows])
             time.sleep(chance.random() * 0.02)
-            connection.cursor().executemany(
-                "insert into effect (event) values (%s)", [(name,) for _, name, _ in rows]
+            connection.execute(
+                "insert into effect (event) select unnest(%s::bigint[])", [[name for _, name, _ in rows]]
             )
             connection.execute("select pgmb.ack(%s)", [lease])
             connection.commit()
