@@ -1,8 +1,8 @@
 """How values travel: JSON by msgspec, arrays and COPY in PostgreSQL's binary format, rows left undecoded.
 
-psycopg's own way, lists of `Json` and a loader for each cell, makes the client the slowest part. Batches of 500,
-events a second of client CPU on a busy machine: written at 13,000 and read at 54,000 to 96,000; like this at
-340,000 to 540,000 and 390,000 to 700,000.
+psycopg's own way, lists of `Json` and a loader for each cell, makes the client the slowest part. Batches of
+500, events a second of client CPU on a busy machine: written at 13,000 and read at 54,000 to 96,000;
+like this at 340,000 to 540,000 and 390,000 to 700,000.
 """
 
 from __future__ import annotations
