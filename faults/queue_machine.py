@@ -43,6 +43,7 @@ class QueueMachine(RuleBasedStateMachine):
     done: ClassVar[Counter[str]]
     _main: ClassVar[psycopg.Connection[Any]]
     _second: ClassVar[psycopg.Connection[Any]]
+    _third: ClassVar[psycopg.Connection[Any]]
 
     @initialize(max_attempts=st.integers(1, 3), patterns=st.sampled_from(PATTERNS))
     def begin(self, max_attempts: int, patterns: list[str]) -> None:
@@ -175,20 +176,28 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(
         topics=topics,
+        between=st.none() | st.sampled_from(TOPICS),
         more=topics,
         limit=st.sampled_from((1, 3, 20)),
         acks=st.booleans(),
         commits=st.booleans(),
     )
     def publish_and_receive(
-        self, topics: list[str], more: list[str], limit: int, acks: bool, commits: bool
+        self, topics: list[str], between: str | None, more: list[str], limit: int, acks: bool, commits: bool
     ) -> None:
-        """Publishes, receives and publishes in one transaction, which sees its own events."""
-        names, later = self.fresh(len(topics)), self.fresh(len(more))
-        before, known = self.model.copy(), dict(self.names_of)
+        """Publishes, receives and publishes in one transaction, which sees its own events.
+
+        Meanwhile, in `between`, a younger transaction may begin and end.
+        """
+        names, other, later = self.fresh(len(topics)), self.fresh(1), self.fresh(len(more))
         with self.transaction(self._main, commits):
             self.send(self._main, names, topics, "many")
+            before, known = self.model.copy(), dict(self.names_of)
             self.model.publish(names, topics)
+            if between is not None:
+                self.send(self._third, other, [between], "one")
+                for model in (self.model, before):
+                    model.publish(other, [between])
             rows = self.fetch(limit)
             self.judge(rows, limit, names)
             if rows and acks:
@@ -197,10 +206,25 @@ class QueueMachine(RuleBasedStateMachine):
             self.send(self._main, later, more, "one")
             self.model.publish(later, more)
         if not commits:
-            seqs = self.model.seqs
-            self.model, self.names_of = before, {**known, **{k: {} for k in self.names_of if k not in known}}
-            self.model.seqs = {name: seq for name, seq in seqs.items() if name not in names}
+            before.seqs = {name: seq for name, seq in self.model.seqs.items() if name in before.log}
+            self.model = before
+            self.names_of = {lease: known.get(lease, {}) for lease in self.names_of}
+        else:
+            self.model.commit([*names, *later])  # not before now, for everybody else
         self.look_at_the_dead()
+
+    @rule(topics=topics)
+    def exhaust(self, topics: list[str]) -> None:
+        """Leases that expire after a last attempt, so that the next receive finds many of them."""
+        self.publish(topics, "many", True)
+        for _ in range(self.model.max_attempts):
+            rows = self.fetch(20)
+            self.judge(rows, 20)
+            if not rows:
+                return
+            if rows[0].attempt < self.model.max_attempts:
+                self.retry(0, None, False, "again")
+        self.expire(0)
 
     # -- settling --------------------------------------------------------------------------------------------
 
@@ -487,12 +511,14 @@ def run(
     with (
         psycopg.connect(dsn, autocommit=True) as main,
         psycopg.connect(dsn, autocommit=True) as second,
+        psycopg.connect(dsn, autocommit=True) as third,
     ):
 
         class Machine(QueueMachine):
             done: ClassVar[Counter[str]] = Counter()
             _main = main
             _second = second
+            _third = third
 
         chosen = settings(
             max_examples=examples,
