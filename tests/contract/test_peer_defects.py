@@ -244,11 +244,10 @@ SETTLEMENTS = [
 ]
 
 
-@pytest.mark.parametrize("settle", SETTLEMENTS)
 @pytest.mark.parametrize(
     "how", ["taken over", "sought", "purged", "settled and cleared", "dropped", "guessed"]
 )
-def test_a_stale_lease_changes_nothing_and_says_so(db: Connection, settle: str, how: str) -> None:
+def test_a_stale_lease_changes_nothing_and_says_so(db: Connection, how: str) -> None:
     db.execute("select pgmb.create_queue('q', lease_for => '1 ms')")
     publish(db, 1)
     lease = rows(db, "select lease from pgmb.receive('q')")[0][0]
@@ -271,9 +270,10 @@ def test_a_stale_lease_changes_nothing_and_says_so(db: Connection, settle: str, 
         lease = text[:-1] + ("0" if text[-1] != "0" else "1")
     tables = ("claim", "settlement", "retry", "dead")
     before = [rows(db, f"select t::text from pgmb.{table} t order by 1") for table in tables]
-    with pytest.raises(psycopg.Error) as caught:
-        db.execute(f"select pgmb.{settle}", [lease])
-    assert caught.value.sqlstate == "MB011"
+    for settle in SETTLEMENTS:
+        with pytest.raises(psycopg.Error) as caught:
+            db.execute(f"select pgmb.{settle}", [lease])
+        assert caught.value.sqlstate == "MB011", settle
     assert [rows(db, f"select t::text from pgmb.{table} t order by 1") for table in tables] == before
 
 
