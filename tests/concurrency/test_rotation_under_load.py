@@ -64,3 +64,17 @@ def test_a_segment_that_was_emptied_outlives_those_who_look_into_it(
     reading = reader.start("select seq from pgmb.between('main', %s, pgmb.position())", [before]).blocked()
     janitor.run("commit")
     assert reading.result() == []
+
+
+def test_an_idle_receive_takes_no_transaction_id_after_a_rotation(db: psycopg.Connection[Any]) -> None:
+    """The sequence has jumped to the new segment: a look that finds nothing is not repeated for ever."""
+    db.execute("select pgmb.create_queue('q')")
+    db.execute("select pgmb.publish('t', '1')")
+    db.execute("select pgmb.ack(lease) from pgmb.receive('q')")
+    db.execute("select pgmb.rotate()")
+    db.execute("select from pgmb.receive('q')")
+    newest = "select pg_snapshot_xmax(pg_current_snapshot())::text::bigint"
+    before = db.execute(newest).fetchone()
+    for _ in range(5):
+        db.execute("select from pgmb.receive('q')")
+    assert db.execute(newest).fetchone() == before
