@@ -69,6 +69,7 @@ class Fleet:
         self._dsn = dsn
         self._rest = rest
         self._running: list[ForkServerProcess] = []
+        self._journal_of: dict[ForkServerProcess, Path] = {}
         self.stop = folder / f"stop {work.__name__}"
         self.journals: list[Path] = []
 
@@ -83,9 +84,18 @@ class Fleet:
         )
         process.start()
         self._running.append(process)
+        self._journal_of[process] = self.journals[-1]
 
-    def kill_one(self, chance: random.Random) -> None:
-        victim = self._running.pop(chance.randrange(len(self._running)))
+    def kill_one(self, chance: random.Random, *, after: bytes | None = None) -> None:
+        """Kills one, if it can be one whose journal ends with a line of that kind."""
+        victim = chance.choice(self._running)
+        deadline = time.monotonic() + 1
+        while after is not None and time.monotonic() < deadline:
+            victim = chance.choice(self._running)
+            lines = self._journal_of[victim].read_bytes().rsplit(b"\n", 2)
+            if len(lines) > 1 and lines[-2].startswith(after):
+                break
+        self._running.remove(victim)
         victim.kill()
         victim.join(10)
 
@@ -115,22 +125,24 @@ def consumers(dsn: str, folder: Path, *, kills: int, events: int, seed: int) -> 
     began = time.monotonic()
     journal = folder / "publisher"
     crew = Crew()
-    publishing = crew.start("publisher", lambda: publish(dsn, 999, journal, folder / "no stop", events))
+    publishing = crew.start("publisher", lambda: publish(dsn, 999, journal, folder / "stop", events, 0.002))
     fleet = Fleet(folder, consume, dsn)
     try:
         for _ in range(3):
             fleet.start()
         for _ in range(kills):
             time.sleep(0.05 + chance.random() * 0.15)
-            fleet.kill_one(chance)
+            fleet.kill_one(chance, after=b'["got"' if chance.random() < 0.7 else None)
             fleet.start()
         killed_at = time.monotonic()
+        (folder / "stop").touch()
         crew.join(publishing)
         publishers = publishers_of([journal])
         _wait_for_effects(dsn, publishers)
         healed_after = time.monotonic() - killed_at
         fleet.end()
     finally:
+        (folder / "stop").touch()
         fleet.abandon()
     reader = reader_of(fleet.journals)
     landed = sum(not delivery.settled for delivery in reader.deliveries)

@@ -235,7 +235,8 @@ class Model:
         for name in self.committed() - self.passed:
             if name in required:
                 continue
-            if self.log[name].committed < last or (not got and name in waiting):
+            overtaken_for_good = self.log[name].committed < last and name not in own
+            if overtaken_for_good or (not got and name in waiting):
                 self.passed.add(name)
             else:
                 self.doubtful.add(name)

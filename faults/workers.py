@@ -39,14 +39,15 @@ class Journal:
                 yield json.loads(line)
 
 
-def publish(dsn: str, number: int, journal: Path, stop: Path, most: int = 1 << 30) -> None:
-    """Publishes small transactions, a fifth of them rolled back, until told to stop or `most` are done."""
+def publish(dsn: str, number: int, journal: Path, stop: Path, least: int = 0, pace: float = 0.0) -> None:
+    """Publishes small transactions, a fifth of them rolled back, until told to stop and `least` are done."""
     chance = random.Random(number)
     notes = Journal(journal)
     name = number << 32
     connection: psycopg.Connection[Any] | None = None
     done = 0
-    while not stop.exists() and done < most:
+    while not stop.exists() or done < least:
+        time.sleep(pace)
         events: list[Event] = []
         for _ in range(chance.randint(1, 6)):
             name += 1
