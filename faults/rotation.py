@@ -305,6 +305,8 @@ def publish_on_command(dsn: str, number: int, pipe: Connection) -> None:
                     _publish(connection, events[:half])
                     _pause(pipe)
                     _publish(connection, events[half:])
+                # Not a publisher's work: its waits, which may be for a reader's locks, do not count as such.
+                connection.execute("set local application_name = 'looking'")
                 row = connection.execute(
                     "select array_agg(distinct (seq >> 40)::int) from pgmb.log_main"
                     " where xid = pg_current_xact_id()"
