@@ -102,6 +102,7 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set enable_bitmapscan = off
+set plan_cache_mode = force_generic_plan
 as $$
 #variable_conflict use_column
 declare
@@ -116,7 +117,7 @@ begin
   if newest.id is not null and pgmb.last_seq(tick.stream) <= (newest.position).seq
     and not exists (
       select from pgmb.batch_events(stream_number, (newest.position).snapshot, (newest.position).seq,
-        (newest.position).next, pg_current_snapshot(), null, null, 0, (newest.position).seq, null, null, 1))
+        (newest.position).next, pg_current_snapshot(), null, null, 0, (newest.position).seq, '', 1))
   then
     return null;
   end if;
@@ -169,18 +170,6 @@ as $$
     || ' and (e.xid >= $6 or not pg_visible_in_snapshot(e.xid, $5))' || matching || ' order by e.seq'
 $$;
 
--- The condition that a queue's compiled patterns put on an event. Internal.
-create or replace function pgmb.matching(topics text[], regex text)
-returns text
-language sql immutable parallel safe
-as $$
-  select case
-    when topics is not null then format(' and e.topic = any (%L)', topics)
-    when regex is not null then format(' and e.topic ~ %L', regex)
-    else ''
-  end
-$$;
-
 -- The condition that leaves out what transaction `own` received of its own events. Internal.
 create or replace function pgmb.without_own(own xid8, own_seq bigint)
 returns text
@@ -206,14 +195,14 @@ $$;
 -- Events of transaction `own` up to own_seq are left out. Internal.
 create or replace function pgmb.batch_events(
   stream integer, done pg_snapshot, done_seq bigint, done_next xid8, batch pg_snapshot,
-  own xid8, own_seq bigint, lo bigint, hi bigint, topics text[], regex text, max bigint
+  own xid8, own_seq bigint, lo bigint, hi bigint, matching text, max bigint
 )
 returns setof pgmb.event
 language plpgsql volatile
 as $$
 #variable_conflict use_variable
 declare
-  matching text := pgmb.matching(topics, regex) || pgmb.without_own(own, own_seq);
+  filter text := matching || pgmb.without_own(own, own_seq);
   columns text;
   unfinished xid8[];
   seg record;
@@ -239,7 +228,7 @@ begin
           ' select %1$s from %2$s e where e.xid >= $4 and e.xid <= $5'
           '   and pg_visible_in_snapshot(e.xid, $6) and e.seq + 0 > $2 and e.seq + 0 <= $3 %3$s'
           ') straggler order by seq limit $7',
-          columns, seg.leaf, matching)
+          columns, seg.leaf, filter)
         using unfinished, lo, least(hi, done_seq), pg_snapshot_xmax(done), done_next, batch, max - got;
       get diagnostics part = row_count;
       got := got + part;
@@ -254,7 +243,7 @@ begin
     order by s.number
   loop
     exit when got >= max;
-    return query execute pgmb.main_part(seg.leaf, columns, matching) || ' limit $7'
+    return query execute pgmb.main_part(seg.leaf, columns, filter) || ' limit $7'
       using greatest(lo, done_seq), hi, batch, pg_snapshot_xmin(batch), done, pg_snapshot_xmax(done),
         max - got;
     get diagnostics part = row_count;
@@ -319,6 +308,7 @@ language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set enable_bitmapscan = off
+set plan_cache_mode = force_generic_plan
 set jit = off
 as $$
 #variable_conflict use_variable
@@ -351,7 +341,7 @@ begin
   end if;
   return query select * from pgmb.batch_events(
     stream_number, (after).snapshot, (after).seq, (after).next, (upto).snapshot,
-    null, null, coalesce(after_seq, 0), 9223372036854775807, null, null, max);
+    null, null, coalesce(after_seq, 0), 9223372036854775807, '', max);
   -- Afterwards: a segment may have been emptied while it was about to be read. TRUNCATE empties it for every
   -- snapshot at once, also an older one, which still shows it as kept, and its file as the one it was.
   if exists (

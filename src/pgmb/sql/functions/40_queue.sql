@@ -51,6 +51,19 @@ begin
   end if;
 end $$;
 
+-- The condition on an event e that patterns make, to be added to a WHERE clause. Internal.
+create or replace function pgmb.matching(patterns text[])
+returns text
+language sql immutable parallel safe
+as $$
+  select case
+    when c.topics is not null then format(' and e.topic = any (%L)', c.topics)
+    when c.regex is not null then format(' and e.topic ~ %L', c.regex)
+    else ''
+  end
+  from pgmb.compile_patterns(patterns) c
+$$;
+
 -- Whether a topic matches a pattern.
 create or replace function pgmb.matches(pattern text, topic text)
 returns boolean
@@ -98,7 +111,7 @@ as $$
 declare
   made integer;
   stream_number integer := pgmb.stream_id(create_queue.stream);
-  compiled record := pgmb.compile_patterns(create_queue.patterns);
+  condition text := pgmb.matching(create_queue.patterns);
   start pgmb.position := coalesce(create_queue.starting, pgmb.position(create_queue.stream));
 begin
   perform pgmb.assert_admin();
@@ -106,9 +119,9 @@ begin
     raise exception 'not a queue name: %', coalesce(quote_literal(create_queue.name), 'null')
       using errcode = 'MB003', hint = 'Up to 100 letters, digits, spaces and any of _.:/@+- beginning with a letter or digit.';
   end if;
-  insert into pgmb.queue (name, stream, stream_name, topics, regex, lease_for, max_attempts,
+  insert into pgmb.queue (name, stream, stream_name, matching, lease_for, max_attempts,
     backoff_base, backoff_factor, backoff_max, backoff_jitter)
-  select create_queue.name, stream_number, create_queue.stream, compiled.topics, compiled.regex, create_queue.lease_for, create_queue.max_attempts,
+  select create_queue.name, stream_number, create_queue.stream, condition, create_queue.lease_for, create_queue.max_attempts,
     create_queue.backoff_base, create_queue.backoff_factor, create_queue.backoff_max, create_queue.backoff_jitter
   -- Not left to the conflict alone, which would use up an id at every call.
   where not exists (select from pgmb.queue q where q.name = create_queue.name)
@@ -125,8 +138,7 @@ begin
     end if;
     return false;
   end if;
-  insert into pgmb.binding (queue, version, patterns, topics, regex)
-  values (made, 1, create_queue.patterns, compiled.topics, compiled.regex);
+  insert into pgmb.binding (queue, version, patterns, matching) values (made, 1, create_queue.patterns, condition);
   insert into pgmb.claim (queue, id, token, state, bindings, events, lo, hi, place, upto,
     done_snapshot, done_seq, done_next, batch_snapshot, batch_seq, batch_next, expires_at, swept)
   values (made, 1, 0, 'p', 1, 0, 0, 0, 0, 0,
@@ -144,17 +156,17 @@ as $$
 #variable_conflict use_column
 declare
   bound pgmb.queue;
-  compiled record := pgmb.compile_patterns(bind.patterns);
+  condition text := pgmb.matching(bind.patterns);
 begin
   perform pgmb.assert_admin();
   bound := pgmb.queue_for_consumer(bind.queue);
   perform from pgmb.queue q where q.id = bound.id for no key update;
-  insert into pgmb.binding (queue, version, patterns, topics, regex)
-  select bound.id, max(b.version) + 1, bind.patterns, compiled.topics, compiled.regex
+  insert into pgmb.binding (queue, version, patterns, matching)
+  select bound.id, max(b.version) + 1, bind.patterns, condition
   from pgmb.binding b where b.queue = bound.id;
   update pgmb.queue q
   set bindings = (select max(b.version) from pgmb.binding b where b.queue = bound.id),
-    topics = compiled.topics, regex = compiled.regex
+    matching = condition
   where q.id = bound.id;
 end $$;
 
@@ -247,6 +259,7 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set enable_bitmapscan = off
+set plan_cache_mode = force_generic_plan
 set lock_timeout = '1s'
 as $$
 #variable_conflict use_column

@@ -10,12 +10,34 @@ as $$
   select (lpad(to_hex(queue), 6, '0') || lpad(to_hex(claim), 14, '0') || lpad(to_hex(token), 12, '0'))::uuid
 $$;
 
-create or replace function pgmb.lease_parts(lease uuid, out queue integer, out claim bigint, out token bigint)
+create or replace function pgmb.lease_queue(lease uuid)
+returns integer
 language sql immutable parallel safe
 as $$
-  select ('x' || substr(digits, 1, 6))::bit(24)::integer, ('x' || substr(digits, 7, 14))::bit(56)::bigint,
-    ('x' || substr(digits, 21, 12))::bit(48)::bigint
-  from replace(lease::text, '-', '') digits
+  select ('x' || substr(lease::text, 1, 6))::bit(24)::integer
+$$;
+
+create or replace function pgmb.lease_claim(lease uuid)
+returns bigint
+language sql immutable parallel safe
+as $$
+  select ('x' || substr(lease::text, 7, 2) || substr(lease::text, 10, 4) || substr(lease::text, 15, 4)
+    || substr(lease::text, 20, 4))::bit(56)::bigint
+$$;
+
+create or replace function pgmb.lease_token(lease uuid)
+returns bigint
+language sql immutable parallel safe
+as $$
+  select ('x' || substr(lease::text, 25))::bit(48)::bigint
+$$;
+
+-- Whether a lease is one of retried events.
+create or replace function pgmb.is_retry_lease(lease uuid)
+returns boolean
+language sql immutable parallel safe
+as $$
+  select substr(lease::text, 7, 2) = 'ff'
 $$;
 
 -- Takes the queue's lock until the transaction ends and returns its newest claim, the queue's position. A
@@ -28,14 +50,23 @@ as $$
 declare
   base pgmb.claim;
   generation bigint := -1;
-  next_generation bigint;
+  newest bigint;
+  locked boolean;
+  slept text;
 begin
   loop
-    select c.id >> 40 into next_generation
-    from pgmb.claim c where c.queue = lock_queue.queue order by c.id desc limit 1;
+    select c.id >> 40 into newest from pgmb.claim c where c.queue = lock_queue.queue order by c.id desc limit 1;
     -- A generation that another session opened since is the one to lock.
-    generation := greatest(generation, next_generation);
-    if not pg_try_advisory_xact_lock(pgmb.queue_lock(queue, generation)) then
+    generation := greatest(generation, newest);
+    locked := pg_try_advisory_xact_lock(pgmb.queue_lock(queue, generation));
+    -- Others hold it for a fraction of a millisecond: trying again now and then lets whoever runs go on,
+    -- where a queue of waiters would have each wait for the next to be woken.
+    for attempt in 1 .. 10 loop
+      exit when locked;
+      slept := pg_sleep(0.001);
+      locked := pg_try_advisory_xact_lock(pgmb.queue_lock(queue, generation));
+    end loop;
+    if not locked then
       begin
         perform pg_advisory_xact_lock(pgmb.queue_lock(queue, generation));
       exception when lock_not_available or deadlock_detected then
@@ -170,14 +201,14 @@ begin
       return query execute format('select * from (select %s from %s e
           where e.xid = $1 and e.seq + 0 > $2 and e.seq + 0 <= $3 %s) own
           where not exists (select from pgmb.settlement s where s.queue = $4 and s.claim = $5 and s.seq = own.seq)
-          order by seq + 0', columns, leaf, pgmb.matching(b.topics, b.regex))
+          order by seq + 0', columns, leaf, b.matching)
         using (claim).xid, (claim).lo, (claim).hi, (claim).queue, (claim).id;
     end loop;
   else
     return query
     select e.* from pgmb.batch_events(q.stream, (claim).done_snapshot, (claim).done_seq, (claim).done_next,
       (claim).batch_snapshot, (claim).own, (claim).own_seq, (claim).lo, (claim).hi,
-      b.topics, b.regex, 9223372036854775807) e
+      b.matching, 9223372036854775807) e
     where not exists (
       select from pgmb.settlement s where s.queue = (claim).queue and s.claim = (claim).id and s.seq = e.seq);
   end if;

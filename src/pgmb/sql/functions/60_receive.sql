@@ -111,49 +111,52 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set enable_bitmapscan = off
+set plan_cache_mode = force_generic_plan
 set jit = off
 set lock_timeout = '1s'
 as $$
 #variable_conflict use_column
 declare
+  -- Fewer expressions, on purpose: each costs anew in every transaction.
   entry_xid xid8 := pg_current_xact_id_if_assigned();
-  q pgmb.queue;
-  sequence regclass;
-  noted bigint;                              -- the sequence, read before any xid of ours
+  q record;
   base pgmb.claim;
-  swept record;
   now timestamptz;
-  expires timestamptz;
-  due boolean;
   token bigint := (random() * 281474976710655)::bigint;
   given uuid;
-  got bigint := 0;
+  got bigint;
+  ending bigint;
+  swept record;
+  sequence regclass;
   part bigint;
   lo bigint;
-  matching text;
   filter text;
   columns text;
-  released bigint := 0;
+  released bigint;
   rows pgmb.event[];
   seg bigint;
   leaf text;
   bound bigint;
-  ending bigint;
-  scanned bigint := 0;
-  dense boolean := true;
-  opened boolean := false;
-  pending boolean := false;                  -- the position moved enough to be worth writing
+  scanned bigint;
+  dense boolean;
+  opened boolean;
+  pending boolean;                           -- the position moved enough to be worth writing
   look bigint;
 begin
   if pg_is_in_recovery() or current_setting('pgmb.cluster_checked', true) is distinct from current_database() then
     perform pgmb.assert_primary();
   end if;
-  select * into q from pgmb.queue where name = receive.queue;
-  if not found or not pg_has_role(pgmb.caller(), current_user, 'usage') then
+  now := clock_timestamp();
+  select q.id, q.stream, q.stream_name, q.bindings, q.matching, q.generation, q.paused_at,
+    coalesce(receive.lease_for, q.lease_for) lease_for,
+    -- The sequence, read before this transaction has an xid: what the next batch may start from.
+    coalesce(pg_sequence_last_value(('pgmb.' || quote_ident('seq_' || q.stream_name))::regclass), 0) noted,
+    exists (select from pgmb.retry r where r.queue = q.id and r.due_at <= now) due
+  into q
+  from pgmb.queue q where q.name = receive.queue;
+  if q.id is null or not pg_has_role(pgmb.caller(), current_user, 'usage') then
     perform pgmb.queue_for_consumer(receive.queue);
   end if;
-  sequence := ('pgmb.' || quote_ident('seq_' || q.stream_name))::regclass;
-  noted := coalesce(pg_sequence_last_value(sequence), 0);
   if receive.ack is not null then
     perform pgmb.ack_lease(receive.ack);
   end if;
@@ -161,10 +164,9 @@ begin
     return;
   end if;
   if not receive.durable then
-    perform set_config('synchronous_commit', 'off', true);
+    columns := set_config('synchronous_commit', 'off', true);
   end if;
 
-  now := clock_timestamp();
   if pg_try_advisory_xact_lock(pgmb.queue_lock(q.id, q.generation)) then
     select c.* into base from pgmb.claim c where c.queue = q.id order by c.id desc limit 1;
   end if;
@@ -172,7 +174,42 @@ begin
     base := pgmb.lock_queue(q.id);
     now := clock_timestamp();
   end if;
-  expires := now + coalesce(receive.lease_for, q.lease_for);
+  given := pgmb.lease_of(q.id, base.id + 1, token);
+
+  -- The short way: the batch goes on in the same segment, nothing is due, expired or special. Numbers are
+  -- nearly dense, so a window of as many numbers as events are wanted holds at most that many and needs no
+  -- limit and no count.
+  if receive.raw and base.place < base.upto and base.place >= base.done_seq and base.place >> 40 = base.upto >> 40
+    and base.own is null and not q.due and base.held is null
+    and now between base.swept and base.swept + interval '50 milliseconds'
+    and current_setting('transaction_isolation') = 'read committed'
+  then
+    ending := least(base.place + receive.max, base.upto);
+    return query execute pgmb.main_part('pgmb.segment_' || q.stream || '_' || (base.place >> 40),
+        '$7, e.seq, e.id, e.topic, e.key, e.payload, e.headers, e.published_at, 1', q.matching)
+      using base.place, ending, base.batch_snapshot, pg_snapshot_xmin(base.batch_snapshot),
+        base.done_snapshot, pg_snapshot_xmax(base.done_snapshot), given;
+    get diagnostics got = row_count;
+    if got * 2 >= ending - base.place then
+      insert into pgmb.claim (queue, id, token, state, bindings, events, lo, hi, place, upto,
+        done_snapshot, done_seq, done_next, batch_snapshot, batch_seq, batch_next, expires_at, swept)
+      values (q.id, base.id + 1, token, 'l', q.bindings, got, base.place, ending, ending, base.upto,
+        base.done_snapshot, base.done_seq, base.done_next, base.batch_snapshot, base.batch_seq, base.batch_next,
+        now + q.lease_for, base.swept);
+      return;
+    end if;
+    lo := base.place;
+    scanned := ending - base.place;
+    base.place := ending;
+  end if;
+
+  got := coalesce(got, 0);
+  scanned := coalesce(scanned, 0);
+  dense := ending is null;
+  opened := false;
+  pending := false;
+  released := 0;
+  sequence := ('pgmb.' || quote_ident('seq_' || q.stream_name))::regclass;
   -- A clock that was set back takes the sweep back with it: no lease given now may lie behind it.
   base.swept := least(base.swept, now);
   if now > base.swept + interval '50 milliseconds' or base.held is not null then
@@ -181,10 +218,11 @@ begin
     base.held := swept.held;
     pending := swept.examined >= 64;
     released := pgmb.release_due(q.stream_name, now);
+    q.due := exists (select from pgmb.retry r where r.queue = q.id and r.due_at <= now);
   end if;
 
-  if exists (select from pgmb.retry r where r.queue = q.id and r.due_at <= now) then
-    return query select * from pgmb.receive_due(q.id, receive.max, now, expires);
+  if q.due and got = 0 then
+    return query select * from pgmb.receive_due(q.id, receive.max, now, now + q.lease_for);
     get diagnostics got = row_count;
     if got > 0 then
       if pending then
@@ -194,24 +232,19 @@ begin
     end if;
   end if;
 
-  if q.topics is null and q.regex is null then
-    matching := '';
-  else
-    matching := pgmb.matching(q.topics, q.regex);
-  end if;
   if receive.raw then
     columns := 'e.seq, e.id, e.topic, e.key, e.payload, e.headers, e.published_at';
   else
     columns := pgmb.event_columns(s.salt) from pgmb.stream s where s.id = q.stream;
   end if;
-  given := pgmb.lease_of(q.id, base.id + 1, token);
 
   loop
     if base.place >= base.upto then
       -- The batch is read to its end. The next one begins here and now, in this call alone until something
       -- is written: looking costs no xid.
-      exit when opened;
+      exit when opened or got > 0;
       opened := true;
+      lo := 0;
       if base.own is not null and pg_visible_in_snapshot(base.own, base.batch_snapshot) then
         base.own := null;
         base.own_seq := null;
@@ -225,14 +258,14 @@ begin
       -- Whatever it holds (a rotation, what was rolled back), later calls need not pass over it again.
       pending := pending or base.upto - base.done_seq >= 64;
     end if;
-    lo := base.place;
-    filter := matching || pgmb.without_own(base.own, base.own_seq);
+    lo := coalesce(lo, base.place);
+    filter := q.matching || pgmb.without_own(base.own, base.own_seq);
 
     if base.place < base.done_seq then
       if pgmb.has_stragglers(q.stream, base.done_snapshot, base.done_next, base.batch_snapshot, base.place, base.done_seq) then
         rows := array(
           select e from pgmb.batch_events(q.stream, base.done_snapshot, base.done_seq, base.done_next,
-            base.batch_snapshot, base.own, base.own_seq, base.place, base.done_seq, q.topics, q.regex,
+            base.batch_snapshot, base.own, base.own_seq, base.place, base.done_seq, q.matching,
             receive.max) e);
         got := cardinality(rows);
         if got > 0 then
@@ -243,9 +276,8 @@ begin
       base.place := case when got < receive.max then base.done_seq else rows[got].seq end;
     end if;
 
-    -- The main part: (place, upto] of the log, a window at a time. Numbers are nearly dense, so a window of
-    -- as many numbers as events are wanted holds at most that many and needs no limit and no count; where
-    -- it yields little, the end of the window is looked for first.
+    -- The main part: (place, upto] of the log, a window at a time. Where a dense window yields little, the
+    -- end of a larger one is looked for first.
     while got < receive.max and base.place < base.upto and scanned < 20000 loop
       seg := base.place >> 40;
       bound := base.upto;
@@ -293,21 +325,11 @@ begin
     -- whoever takes a higher one takes higher numbers too, and so does this transaction itself. A
     -- transaction that had its xid before keeps the older pair: correct, only a longer walk.
     base.batch_next := greatest((pg_current_xact_id()::text::bigint - 1)::text::xid8, base.batch_next);
-    base.batch_seq := greatest(noted, base.batch_seq);
+    base.batch_seq := greatest(q.noted, base.batch_seq);
   end if;
 
   if got > 0 then
-    -- As pgmb.write_claim, without the call. In READ COMMITTED the lock alone keeps the number ours.
-    if current_setting('transaction_isolation') <> 'read committed' then
-      perform pgmb.write_claim(base, token, 'l', q.bindings, got, lo, base.place, expires);
-      return;
-    end if;
-    insert into pgmb.claim (queue, id, token, state, bindings, events, lo, hi, place, upto,
-      done_snapshot, done_seq, done_next, batch_snapshot, batch_seq, batch_next,
-      own, own_seq, expires_at, swept, held)
-    values (q.id, base.id + 1, token, 'l', q.bindings, got, lo, base.place, base.place, base.upto,
-      base.done_snapshot, base.done_seq, base.done_next, base.batch_snapshot, base.batch_seq, base.batch_next,
-      base.own, base.own_seq, expires, base.swept, base.held);
+    perform pgmb.write_claim(base, token, 'l', q.bindings, got, lo, base.place, now + q.lease_for);
     return;
   end if;
 
@@ -316,8 +338,8 @@ begin
     if base.own <> pg_current_xact_id() and not pg_visible_in_snapshot(base.own, base.batch_snapshot) then
       perform pgmb.raise_moved_on();
     end if;
-    return query select * from pgmb.receive_own(base, q.stream, q.bindings, matching, given, token,
-      expires, receive.max);
+    return query select * from pgmb.receive_own(base, q.stream, q.bindings, q.matching, given, token,
+      now + q.lease_for, receive.max);
     if found then
       return;
     end if;

@@ -19,22 +19,21 @@ returns pgmb.claim
 language plpgsql
 as $$
 declare
-  part record := pgmb.lease_parts(lease);
   held pgmb.claim;
 begin
   select * into held from pgmb.claim c
-  where c.queue = part.queue and c.id = part.claim and c.token = part.token
+  where c.queue = pgmb.lease_queue(lease) and c.id = pgmb.lease_claim(lease) and c.token = pgmb.lease_token(lease)
   for key share skip locked;
   if not found then
     -- Locked, gone, or never there. A takeover locks only what has expired: that is lost. Another
     -- transaction settling the whole lease is waited for.
     select * into held from pgmb.claim c
-    where c.queue = part.queue and c.id = part.claim and c.token = part.token;
+    where c.queue = pgmb.lease_queue(lease) and c.id = pgmb.lease_claim(lease) and c.token = pgmb.lease_token(lease);
     if not found or held.expires_at <= clock_timestamp() then
       perform pgmb.raise_lost(lease);
     end if;
     select * into held from pgmb.claim c
-    where c.queue = part.queue and c.id = part.claim and c.token = part.token
+    where c.queue = pgmb.lease_queue(lease) and c.id = pgmb.lease_claim(lease) and c.token = pgmb.lease_token(lease)
     for key share;
   end if;
   if held.state = 's' then
@@ -76,46 +75,43 @@ returns bigint
 language plpgsql
 as $$
 declare
-  digits text := replace(ack_lease.lease::text, '-', '');
-  part_queue integer := ('x' || substr(digits, 1, 6))::bit(24)::integer;
-  part_claim bigint := ('x' || substr(digits, 7, 14))::bit(56)::bigint;
-  settled bigint;
-  claimed xid8;
-  began timestamptz;
+  acked record;
   held pgmb.claim;
 begin
   if not pg_has_role(pgmb.caller(), current_user, 'usage') then
-    perform pgmb.assert_consumer(part_queue, null);
-  end if;
-  if pgmb.is_retry_lease(part_claim) then
-    delete from pgmb.retry r where r.lease = ack_lease.lease;
-    get diagnostics settled = row_count;
-    if settled = 0 then
-      perform pgmb.raise_lost(ack_lease.lease);
-    end if;
-    return settled;
+    perform pgmb.assert_consumer(pgmb.lease_queue(lease), null);
   end if;
   -- The common way: not expired, so no takeover is at it.
   update pgmb.claim c set state = 's'
-  where c.queue = part_queue and c.id = part_claim and c.token = ('x' || substr(digits, 21, 12))::bit(48)::bigint
+  where c.queue = pgmb.lease_queue(lease) and c.id = pgmb.lease_claim(lease) and c.token = pgmb.lease_token(lease)
     and c.state in ('l', 'o') and c.expires_at > clock_timestamp()
-  returning c.events, c.xid, c.at into settled, claimed, began;
-  if not found then
-    held := pgmb.hold_claim(ack_lease.lease);
-    if held.id is null then
-      return 0;
+  returning c.events, c.queue, c.id, c.xid = pg_current_xact_id() own,
+    c.at < clock_timestamp() - interval '900 milliseconds' old
+  into acked;
+  if acked.id is not null then
+    if acked.own then
+      perform pgmb.recheck_at_commit(acked.queue, acked.id);
     end if;
-    update pgmb.claim c set state = 's' where c.queue = held.queue and c.id = held.id;
+    -- Only a transaction that stayed open for a second can have been superseded.
+    if acked.old and pgmb.may_be_void(acked.queue, acked.id) then
+      perform pgmb.raise_lost(lease);
+    end if;
+    return acked.events;
+  end if;
+  if pgmb.is_retry_lease(lease) then
+    delete from pgmb.retry r where r.lease = ack_lease.lease;
+    get diagnostics held.events = row_count;
+    if held.events = 0 then
+      perform pgmb.raise_lost(lease);
+    end if;
     return held.events;
   end if;
-  if claimed = pg_current_xact_id() then
-    perform pgmb.recheck_at_commit(part_queue, part_claim);
+  held := pgmb.hold_claim(lease);
+  if held.id is null then
+    return 0;
   end if;
-  -- Only a transaction that stayed open for a second can have been superseded.
-  if clock_timestamp() - began > interval '900 milliseconds' and pgmb.may_be_void(part_queue, part_claim) then
-    perform pgmb.raise_lost(ack_lease.lease);
-  end if;
-  return settled;
+  update pgmb.claim c set state = 's' where c.queue = held.queue and c.id = held.id;
+  return held.events;
 end $$;
 
 -- Has pgmb.refuse_void look at a claim again when this transaction, which made it, commits. Internal.
@@ -135,22 +131,21 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set enable_bitmapscan = off
+set plan_cache_mode = force_generic_plan
 as $$
 declare
-  part record;
   held pgmb.claim;
   settled bigint;
 begin
-  part := pgmb.lease_parts(ack.lease);
   if ack.seqs is null then
     settled := pgmb.ack_lease(ack.lease);
     if settled > 0 then
-      settled := settled - count(*) from pgmb.settlement s where s.queue = part.queue and s.claim = part.claim;
+      settled := settled - count(*) from pgmb.settlement s where s.queue = pgmb.lease_queue(ack.lease) and s.claim = pgmb.lease_claim(ack.lease);
     end if;
     return settled;
   end if;
-  perform pgmb.assert_consumer(part.queue, null);
-  if pgmb.is_retry_lease(part.claim) then
+  perform pgmb.assert_consumer(pgmb.lease_queue(lease), null);
+  if pgmb.is_retry_lease(lease) then
     delete from pgmb.retry r where r.lease = ack.lease and r.seq = any (ack.seqs);
     get diagnostics settled = row_count;
     if settled = 0 and not exists (select from pgmb.retry r where r.lease = ack.lease) then
@@ -165,14 +160,6 @@ begin
   return cardinality(pgmb.settle_claim(held, ack.seqs));
 end $$;
 
--- Whether a lease's claim part says that it holds retried events. Internal.
-create or replace function pgmb.is_retry_lease(claim bigint)
-returns boolean
-language sql immutable parallel safe
-as $$
-  select claim >> 48 = 255
-$$;
-
 -- Sends events of a lease (all that are left, or those named) to be tried again `after` that time, by
 -- default the queue's backoff; past the queue's max_attempts they become dead letters with this error.
 -- Returns how many. Errors: MB011 the lease is lost, 42501.
@@ -184,6 +171,7 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set enable_bitmapscan = off
+set plan_cache_mode = force_generic_plan
 as $$
 begin
   return pgmb.settle_as_failed(retry.lease, retry.seqs, retry.after, retry.error, false);
@@ -197,6 +185,7 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set enable_bitmapscan = off
+set plan_cache_mode = force_generic_plan
 as $$
 begin
   return pgmb.settle_as_failed(bury.lease, bury.seqs, null, bury.error, true);
@@ -211,7 +200,6 @@ language plpgsql
 as $$
 #variable_conflict use_variable
 declare
-  part record := pgmb.lease_parts(lease);
   q pgmb.queue;
   held pgmb.claim;
   failing pgmb.event[];
@@ -220,9 +208,9 @@ declare
   dead bigint;
   now timestamptz := clock_timestamp();
 begin
-  perform pgmb.assert_consumer(part.queue, null);
-  select * into q from pgmb.queue where id = part.queue;
-  if pgmb.is_retry_lease(part.claim) then
+  perform pgmb.assert_consumer(pgmb.lease_queue(lease), null);
+  select * into q from pgmb.queue where id = pgmb.lease_queue(lease);
+  if pgmb.is_retry_lease(lease) then
     with spent as (
       delete from pgmb.retry r
       where r.lease = settle_as_failed.lease and (seqs is null or r.seq = any (seqs))
@@ -274,16 +262,16 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set enable_bitmapscan = off
+set plan_cache_mode = force_generic_plan
 as $$
 declare
-  part record := pgmb.lease_parts(extend.lease);
   held pgmb.claim;
   expires timestamptz;
 begin
-  perform pgmb.assert_consumer(part.queue, null);
+  perform pgmb.assert_consumer(pgmb.lease_queue(lease), null);
   select clock_timestamp() + coalesce(extend.lease_for, q.lease_for) into expires
-  from pgmb.queue q where q.id = part.queue;
-  if pgmb.is_retry_lease(part.claim) then
+  from pgmb.queue q where q.id = pgmb.lease_queue(extend.lease);
+  if pgmb.is_retry_lease(lease) then
     update pgmb.retry r set due_at = expires where r.lease = extend.lease;
     if not found then
       perform pgmb.raise_lost(extend.lease);

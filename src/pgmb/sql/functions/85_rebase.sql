@@ -13,7 +13,6 @@ as $$
 declare
   s pgmb.stream;
   q pgmb.queue;
-  b pgmb.binding;
   newest pgmb.claim;
   last bigint;
   place bigint;
@@ -32,11 +31,10 @@ begin
       from pgmb.claim c, pgmb.claim_events(c) e
       where c.queue = q.id and c.state in ('l', 'o') and not pgmb.is_void(c.queue, c.id);
       place := case when newest.place >= newest.upto then newest.batch_seq else newest.place end;
-      select * into b from pgmb.binding where binding.queue = q.id and version = q.bindings;
       perform pgmb.fail_event(q, e, 0, clock_timestamp(), null)
       from pgmb.batch_events(s.id, newest.batch_snapshot, newest.batch_seq, newest.batch_next,
         format('%s:%s:', 9223372036854775807, 9223372036854775807)::pg_snapshot, newest.own, newest.own_seq,
-        0, place, b.topics, b.regex, 9223372036854775807) e;
+        0, place, q.matching, 9223372036854775807) e;
       delete from pgmb.claim c where c.queue = q.id;
       delete from pgmb.settlement t where t.queue = q.id;
       delete from pgmb.supersession n where n.queue = q.id;

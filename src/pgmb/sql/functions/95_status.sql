@@ -45,6 +45,7 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set enable_bitmapscan = off
+set plan_cache_mode = force_generic_plan
 as $$
 #variable_conflict use_column
 declare
@@ -130,22 +131,20 @@ as $$
 #variable_conflict use_variable
 declare
   q pgmb.queue := pgmb.queue_for_consumer(queue);
-  b pgmb.binding;
   newest pgmb.claim;
   rest bigint := 0;
   fresh bigint;
   last bigint;
 begin
-  select * into b from pgmb.binding where binding.queue = q.id and version = q.bindings;
   select * into newest from pgmb.claim c where c.queue = q.id order by c.id desc limit 1;
   select pgmb.last_seq(s.name) into last from pgmb.stream s where s.id = q.stream;
   if newest.place < newest.upto then
     select count(*) into rest from pgmb.batch_events(q.stream, newest.done_snapshot, newest.done_seq,
       newest.done_next, newest.batch_snapshot, newest.own, newest.own_seq, newest.place, newest.upto,
-      b.topics, b.regex, 9223372036854775807);
+      q.matching, 9223372036854775807);
   end if;
   select count(*) into fresh from pgmb.batch_events(q.stream, newest.batch_snapshot, newest.batch_seq,
-    newest.batch_next, pgmb.snapshot(), newest.own, newest.own_seq, 0, last, b.topics, b.regex,
+    newest.batch_next, pgmb.snapshot(), newest.own, newest.own_seq, 0, last, q.matching,
     9223372036854775807);
   return rest + fresh + (select count(*) from pgmb.retry r where r.queue = q.id and r.lease is null);
 end $$;

@@ -5,12 +5,10 @@ create table pgmb.queue (
   id integer generated always as identity (maxvalue 16777215) primary key,
   name text not null unique,
   stream integer not null references pgmb.stream,
-  -- What receive needs, in one row: the stream's name, the compiled patterns of the present binding, and
-  -- the generation to try first (a hint: pgmb.lock_queue finds the true one).
+  -- What receive needs, in one row: the stream's name, the present binding and its condition, and the
+  -- generation to try first (a hint: pgmb.lock_queue finds the true one).
   stream_name text not null,
   bindings integer not null default 1,
-  topics text[],
-  regex text,
   generation integer not null default 0,
   paused_at timestamptz,
   paused_reason text,
@@ -21,6 +19,7 @@ create table pgmb.queue (
   backoff_max interval not null default interval '1 hour',
   backoff_jitter double precision not null default 0.2 check (backoff_jitter between 0 and 1),
   created_at timestamptz not null default now(),
+  matching text not null default '',
   check (name ~ '^[[:alnum:]][[:alnum:]_.:/@+ -]{0,99}$')
 );
 create index queue_stream on pgmb.queue (stream);
@@ -31,10 +30,9 @@ create table pgmb.binding (
   queue integer not null references pgmb.queue on delete cascade,
   version integer not null,
   patterns text[] not null,
-  -- The patterns compiled: exact topics, or one regular expression; both null: everything.
-  topics text[],
-  regex text,
   since timestamptz not null default now(),
+  -- The condition on an event e that the patterns make, as pgmb.matching writes it.
+  matching text not null default '',
   primary key (queue, version)
 );
 
