@@ -78,8 +78,8 @@ begin
   from (select to_regrole('pgmb_publisher')::text publisher, to_regrole('pgmb_consumer')::text consumer) roles;
 end $$;
 
--- Changes how a stream rotates and what it keeps. Null leaves a setting as it is; keep_for 'infinity'
--- keeps for ever.
+-- Changes how a stream rotates and what it keeps. Null leaves a setting as it is; a negative value switches
+-- it off: keep_for => '-1 s' keeps for ever.
 create or replace function pgmb.alter_stream(
   name text, rotate_every interval default null, rotate_events bigint default null,
   keep_for interval default null, drop_unread boolean default null, archive boolean default null
@@ -92,9 +92,12 @@ as $$
 begin
   perform pgmb.assert_admin();
   update pgmb.stream s
-  set rotate_every = coalesce(alter_stream.rotate_every, s.rotate_every),
-    rotate_events = coalesce(alter_stream.rotate_events, s.rotate_events),
-    keep_for = coalesce(alter_stream.keep_for, s.keep_for),
+  set rotate_every = case when alter_stream.rotate_every < '0 s' then null
+      else coalesce(alter_stream.rotate_every, s.rotate_every) end,
+    rotate_events = case when alter_stream.rotate_events < 0 then null
+      else coalesce(alter_stream.rotate_events, s.rotate_events) end,
+    keep_for = case when alter_stream.keep_for < '0 s' then null
+      else coalesce(alter_stream.keep_for, s.keep_for) end,
     drop_unread = coalesce(alter_stream.drop_unread, s.drop_unread),
     archive = coalesce(alter_stream.archive, s.archive)
   where s.id = pgmb.stream_id(alter_stream.name);

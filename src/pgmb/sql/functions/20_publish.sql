@@ -33,29 +33,38 @@ create or replace function pgmb.publish(
 returns uuid
 language plpgsql
 as $$
+#variable_conflict use_column
 declare
-  due_at timestamptz := coalesce(publish.at, clock_timestamp() + publish.delay);
-  number bigint;
-  written_at timestamptz;
-  given uuid := publish.id;
+  given uuid;
+  due timestamptz;
 begin
+  if publish.delay is not null or publish.at is not null then
+    due := coalesce(publish.at, pg_catalog.clock_timestamp() + publish.delay);
+    if due > pg_catalog.clock_timestamp() then
+      perform pgmb.stream_id(publish.stream);
+      given := coalesce(publish.id, pgmb.fresh_id());
+      insert into pgmb.delayed (id, stream, due_at, topic, key, payload, headers)
+      values (given, publish.stream, due, publish.topic, publish.key, publish.payload, publish.headers);
+      return given;
+    end if;
+  end if;
+  if publish.stream = 'main' then
+    -- As below; planned once a session.
+    insert into pgmb.log_main as e (id, topic, key, payload, headers)
+    values (publish.id, publish.topic, publish.key, publish.payload, publish.headers)
+    returning coalesce(publish.id, pgmb.derive_id(e.seq, e.published_at,
+      (select s.salt from pgmb.stream s where s.name = 'main')))
+    into given;
+    return given;
+  end if;
   if pg_catalog.to_regclass(pg_catalog.format('pgmb.%I', 'log_' || publish.stream)) is null then
     perform pgmb.stream_id(publish.stream);
   end if;
-  if due_at > clock_timestamp() then
-    given := coalesce(given, pgmb.fresh_id());
-    insert into pgmb.delayed (id, stream, due_at, topic, key, payload, headers)
-    values (given, publish.stream, due_at, publish.topic, publish.key, publish.payload, publish.headers);
-    return given;
-  end if;
-  execute pg_catalog.format('insert into pgmb.%I (id, topic, key, payload, headers)
-      values ($1, $2, $3, $4, $5) returning seq, published_at', 'log_' || publish.stream)
-  into number, written_at
-  using given, publish.topic, publish.key, publish.payload, publish.headers;
-  if given is null then
-    select pgmb.derive_id(number, written_at, s.salt) into given
-    from pgmb.stream s where s.name = publish.stream;
-  end if;
+  execute pg_catalog.format('insert into pgmb.%I as e (id, topic, key, payload, headers) values ($1, $2, $3, $4, $5)
+      returning coalesce($1, pgmb.derive_id(e.seq, e.published_at,
+        (select s.salt from pgmb.stream s where s.name = $6)))', 'log_' || publish.stream)
+  into given
+  using publish.id, publish.topic, publish.key, publish.payload, publish.headers, publish.stream;
   return given;
 end $$;
 
@@ -69,11 +78,18 @@ as $$
 declare
   published bigint;
 begin
+  if publish_many.stream = 'main' then
+    -- As below; planned once a session.
+    insert into pgmb.log_main (topic, payload, headers)
+    select publish_many.topic, pg_catalog.unnest(publish_many.payloads), publish_many.headers;
+    get diagnostics published = row_count;
+    return published;
+  end if;
   if pg_catalog.to_regclass(pg_catalog.format('pgmb.%I', 'log_' || publish_many.stream)) is null then
     perform pgmb.stream_id(publish_many.stream);
   end if;
   execute pg_catalog.format('insert into pgmb.%I (topic, payload, headers)
-      select $1, payload, $3 from pg_catalog.unnest($2) payload', 'log_' || publish_many.stream)
+      select $1, pg_catalog.unnest($2), $3', 'log_' || publish_many.stream)
   using publish_many.topic, publish_many.payloads, publish_many.headers;
   get diagnostics published = row_count;
   return published;

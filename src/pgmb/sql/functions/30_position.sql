@@ -64,6 +64,7 @@ declare
   newest pgmb.position;
 begin
   perform pgmb.assert_primary();
+  perform pgmb.assert_reader(position.stream);
   select i.epoch into taken.epoch from pgmb.installation i;
   if pg_current_xact_id_if_assigned() is null then
     -- The order is the guarantee: the sequence, then an xid of our own, then the snapshot.
@@ -81,7 +82,7 @@ begin
   return taken;
 end $$;
 
--- The position before a stream's first event.
+-- The position before a stream's first event that is still kept.
 create or replace function pgmb.earliest(stream text default 'main')
 returns pgmb.position
 language sql stable security definer
@@ -95,7 +96,8 @@ $$;
 -- Stores the stream's position under a short name, the tick's id, and wakes sleepers by one NOTIFY on
 -- channel pgmb with the stream's name. Does nothing, and returns null, when nothing happened since the
 -- last tick. Takes no lock that outlives the statement but the row's own: a tick in a long transaction
--- stalls nobody (an id that is taken is skipped).
+-- stalls nobody (an id that is taken is skipped). One tick a transaction: a second one in it names the same
+-- bounds, which only makes the walk from there longer.
 create or replace function pgmb.tick(stream text default 'main')
 returns bigint
 language plpgsql security definer
@@ -346,15 +348,37 @@ begin
   -- snapshot at once, also an older one, which still shows it as kept, and its file as the one it was.
   if exists (
     select from pgmb.segment s
-    where s.stream = stream_number and s.dropped_at is not null and s.max_xid >= pg_snapshot_xmin((after).snapshot)
-  ) or current_setting('transaction_isolation') <> 'read committed' and exists (
-    select from pgmb.segment s
     join pg_class leaf on leaf.oid = to_regclass(format('pgmb.segment_%s_%s', s.stream, s.number))
-    where s.stream = stream_number and s.dropped_at is null and leaf.relfilenode <> pg_relation_filenode(leaf.oid)
+    where current_setting('transaction_isolation') <> 'read committed'
+      and s.stream = stream_number and s.dropped_at is null and leaf.relfilenode <> pg_relation_filenode(leaf.oid)
   ) then
-    raise exception 'events after this position were dropped by retention' using errcode = 'MB012',
-      hint = 'Start again from pgmb.earliest() or pgmb.position().';
+    perform pgmb.raise_gone();
   end if;
+  perform pgmb.assert_history(stream_number, (after).snapshot);
+end $$;
+
+-- Refuses a position whose events retention has dropped. From the earliest on, what is still there counts.
+-- Internal.
+create or replace function pgmb.assert_history(stream integer, after pg_snapshot)
+returns void
+language plpgsql
+as $$
+begin
+  if pg_snapshot_xmin(after) > '3' and exists (
+    select from pgmb.segment s
+    where s.stream = assert_history.stream and s.dropped_at is not null and s.max_xid >= pg_snapshot_xmin(after)
+  ) then
+    perform pgmb.raise_gone();
+  end if;
+end $$;
+
+create or replace function pgmb.raise_gone()
+returns void
+language plpgsql
+as $$
+begin
+  raise exception 'events after this position were dropped by retention' using errcode = 'MB012',
+    hint = 'Start again from pgmb.earliest() or pgmb.position().';
 end $$;
 
 -- Records how far a reader outside the database has come: retention keeps what lies after it.

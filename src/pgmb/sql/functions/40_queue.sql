@@ -115,9 +115,9 @@ declare
   start pgmb.position := coalesce(create_queue.starting, pgmb.position(create_queue.stream));
 begin
   perform pgmb.assert_admin();
-  if create_queue.name is null or create_queue.name !~ '^[[:alnum:]][[:alnum:]_.:/@+ -]{0,99}$' then
+  if create_queue.name is null or create_queue.name !~ '^[^\x01-\x20\x7f]([^\x01-\x1f\x7f]{0,98}[^\x01-\x20\x7f])?$' then
     raise exception 'not a queue name: %', coalesce(quote_literal(create_queue.name), 'null')
-      using errcode = 'MB003', hint = 'Up to 100 letters, digits, spaces and any of _.:/@+- beginning with a letter or digit.';
+      using errcode = 'MB003', hint = 'Up to 100 characters, none of them control characters, no space at either end.';
   end if;
   insert into pgmb.queue (name, stream, stream_name, matching, lease_for, max_attempts,
     backoff_base, backoff_factor, backoff_max, backoff_jitter)
@@ -274,6 +274,7 @@ begin
     raise exception 'not a position of this log' using errcode = 'MB021',
       hint = 'Take it with pgmb.earliest, pgmb.position_at or pgmb.position.';
   end if;
+  perform pgmb.assert_history(moved.stream, target.snapshot);
   base := pgmb.lock_queue(moved.id);
   update pgmb.claim c set state = 'x' where c.queue = moved.id and c.state in ('l', 'o');
   delete from pgmb.retry r where r.queue = moved.id;

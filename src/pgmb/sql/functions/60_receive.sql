@@ -326,6 +326,12 @@ begin
     -- transaction that had its xid before keeps the older pair: correct, only a longer walk.
     base.batch_next := greatest((pg_current_xact_id()::text::bigint - 1)::text::xid8, base.batch_next);
     base.batch_seq := greatest(q.noted, base.batch_seq);
+  elsif opened and got > 0 then
+    -- A newer tick's pair serves as well.
+    select greatest((t.position).next, base.batch_next), greatest((t.position).seq, base.batch_seq)
+    into base.batch_next, base.batch_seq
+    from (select t.* from pgmb.tick t where t.stream = q.stream order by t.id desc limit 1) t
+    right join (values (0)) one on true;
   end if;
 
   if got > 0 then

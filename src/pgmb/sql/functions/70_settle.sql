@@ -123,7 +123,7 @@ as $$
 $$;
 
 -- Settles a lease's events as done: all of them, or those named by seq. Returns how many; repeating an ack
--- changes nothing and returns 0. Atomic with the caller's transaction. Writes one row for a whole lease,
+-- changes nothing and returns 0 (for retried events, which leave no trace, it raises MB011). Atomic with the caller's transaction. Writes one row for a whole lease,
 -- one an event otherwise. Errors: MB011 the lease is lost, 42501.
 create or replace function pgmb.ack(lease uuid, seqs bigint[] default null)
 returns bigint
@@ -139,7 +139,7 @@ declare
 begin
   if ack.seqs is null then
     settled := pgmb.ack_lease(ack.lease);
-    if settled > 0 then
+    if settled > 1 then
       settled := settled - count(*) from pgmb.settlement s where s.queue = pgmb.lease_queue(ack.lease) and s.claim = pgmb.lease_claim(ack.lease);
     end if;
     return settled;

@@ -151,6 +151,7 @@ as $$
 begin
   perform pgmb.assert_admin();
   perform pgmb.grant_functions('consume', role);
+  execute format('grant select on pgmb.queue_status, pgmb.stream_status to %I', role);
   insert into pgmb.queue_grant (queue, role)
   select (pgmb.queue_for_consumer(grant_consume.queue)).id, grant_consume.role
   on conflict do nothing;

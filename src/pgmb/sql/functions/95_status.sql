@@ -149,18 +149,16 @@ begin
   return rest + fresh + (select count(*) from pgmb.retry r where r.queue = q.id and r.lease is null);
 end $$;
 
-drop view if exists pgmb.queue_status, pgmb.stream_status, pgmb.xmin_holders;
-
 -- Every queue that the caller may consume, as describe_queues() tells.
-create view pgmb.queue_status as
+create or replace view pgmb.queue_status as
 select * from pgmb.describe_queues();
 
 -- Every stream, as describe_streams() tells.
-create view pgmb.stream_status as
+create or replace view pgmb.stream_status as
 select * from pgmb.describe_streams();
 
 -- Who keeps old row versions alive. pgmb's speed does not depend on it; the rest of the database may.
-create view pgmb.xmin_holders as
+create or replace view pgmb.xmin_holders as
 select 'session' kind, a.pid::text name, a.usename::text owner, a.state, now() - a.xact_start age,
   age(a.backend_xmin) xids, left(a.query, 80) query
 from pg_stat_activity a

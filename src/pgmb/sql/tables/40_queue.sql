@@ -20,7 +20,7 @@ create table pgmb.queue (
   backoff_jitter double precision not null default 0.2 check (backoff_jitter between 0 and 1),
   created_at timestamptz not null default now(),
   matching text not null default '',
-  check (name ~ '^[[:alnum:]][[:alnum:]_.:/@+ -]{0,99}$')
+  constraint queue_name check (name ~ '^[^\x01-\x20\x7f]([^\x01-\x1f\x7f]{0,98}[^\x01-\x20\x7f])?$')
 );
 create index queue_stream on pgmb.queue (stream);
 
