@@ -140,7 +140,7 @@ def test_an_empty_receive_writes_nothing_and_takes_no_xid(db: Connection) -> Non
             assert db.execute("select pg_current_xact_id_if_assigned()").fetchone() == (None,)
 
 
-def test_receives_in_transactions_that_wrote_before_do_not_grow_dearer_where_ticks_are_made(
+def test_receives_after_writes_do_not_grow_dearer_where_ticks_are_made(
     db: Connection,
 ) -> None:
     """The outbox the other way round: the application writes, then receives, always in one transaction. It

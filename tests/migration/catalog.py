@@ -13,7 +13,8 @@ PARTS: dict[str, str] = {
           pg_get_userbyid(c.relowner) = current_user
         from pg_class c where c.relnamespace = 'pgmb'::regnamespace and c.relkind not in ('i', 'I')""",
     "columns": """
-        select c.relname, row_number() over (partition by c.oid order by a.attnum), a.attname, format_type(a.atttypid, a.atttypmod), a.attnotnull,
+        select c.relname, row_number() over (partition by c.oid order by a.attnum), a.attname,
+          format_type(a.atttypid, a.atttypmod), a.attnotnull,
           a.attidentity, a.attgenerated, pg_get_expr(d.adbin, d.adrelid), a.attstorage, a.attcompression,
           a.attcollation::regcollation,
           (select array_agg(x::text order by x::text) from unnest(a.attacl) x)
