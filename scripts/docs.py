@@ -24,7 +24,9 @@ FUNCTION = re.compile(
     r"(?:returns (?P<returns>.*?)\s*)?language ",
     re.MULTILINE | re.DOTALL,
 )
-VIEW = re.compile(r"(?P<header>(?:^--[^\n]*\n)+)create (?:or replace )?view pgmb\.(?P<name>\w+)", re.MULTILINE)
+VIEW = re.compile(
+    r"(?P<header>(?:^--[^\n]*\n)+)create (?:or replace )?view pgmb\.(?P<name>\w+)", re.MULTILINE
+)
 
 
 def title(path: Path, text: str) -> tuple[str, str]:

@@ -72,12 +72,11 @@ declare
   sealed integer := 0;
 begin
   perform pgmb.assert_admin();
-  if fresh and exists (
-    select from pgmb.segment s where s.stream = stream_number and s.closed_at is not null and s.closed_xid is null
-  ) then
-    -- Only an xid taken after the rotation bounds those of its writers: this transaction's, if new.
+  if fresh and exists (select from pgmb.segment s where s.closed_at is not null and s.closed_xid is null) then
+    -- Only an xid taken after the rotation bounds those of its writers: this transaction's, if new. For all
+    -- streams at once: whichever is sealed next in this transaction finds its xid old.
     update pgmb.segment s set closed_xid = pg_current_xact_id()
-    where s.stream = stream_number and s.closed_at is not null and s.closed_xid is null;
+    where s.closed_at is not null and s.closed_xid is null;
   end if;
   for closed in
     select * from pgmb.segment s
