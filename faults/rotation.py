@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import contextlib
 import os
 import re
 import signal
@@ -279,7 +280,9 @@ class Victim:
     def close(self) -> None:
         self._pipe.close()
         if self._process.pid is not None:
-            os.kill(self._process.pid, signal.SIGCONT)
+            # It may have ended with its pipe.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._process.pid, signal.SIGCONT)
         self._process.join(5)
         self._process.kill()
 

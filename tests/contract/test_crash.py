@@ -136,7 +136,7 @@ def test_a_killed_server_loses_no_committed_event_and_no_ack(fresh_server: Fresh
     assert ledger.published <= set(acked) | set(rest) | ledger.unsure, (
         "a committed event was neither acked nor delivered"
     )
-    assert len(acked) > 100
+    assert len(acked) > 20, "too little was acked for the kills to have met acks"
 
 
 @pytest.mark.crash

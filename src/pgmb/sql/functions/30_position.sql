@@ -67,9 +67,10 @@ begin
   perform pgmb.assert_reader(position.stream);
   select i.epoch into taken.epoch from pgmb.installation i;
   if pg_current_xact_id_if_assigned() is null then
-    -- The order is the guarantee: the sequence, then an xid of our own, then the snapshot.
+    -- The order is the guarantee: the sequence, then an xid of our own. Whoever takes a higher xid draws higher
+    -- numbers, and so does this transaction itself.
     taken.seq := pgmb.last_seq(position.stream);
-    taken.next := pg_current_xact_id();
+    taken.next := (pg_current_xact_id()::text::bigint - 1)::text::xid8;
   else
     -- Our xid is older than the numbers given out since: keep the newest tick's pair, a longer walk.
     select (t.position).* into newest from pgmb.tick t

@@ -127,7 +127,6 @@ declare
   got bigint;
   ending bigint;
   swept record;
-  sequence regclass;
   part bigint;
   lo bigint;
   filter text;
@@ -137,8 +136,9 @@ declare
   seg bigint;
   leaf text;
   bound bigint;
+  -- Null is no, or none.
   scanned bigint;
-  dense boolean;
+  sparse boolean;
   opened boolean;
   pending boolean;                           -- the position moved enough to be worth writing
   look bigint;
@@ -150,10 +150,11 @@ begin
   select q.id, q.stream, q.stream_name, q.bindings, q.matching, q.generation, q.paused_at,
     coalesce(receive.lease_for, q.lease_for) lease_for,
     -- The sequence, read before this transaction has an xid: what the next batch may start from.
-    coalesce(pg_sequence_last_value(('pgmb.' || quote_ident('seq_' || q.stream_name))::regclass), 0) noted,
+    numbers.sequence, coalesce(pg_sequence_last_value(numbers.sequence), 0) noted,
     exists (select from pgmb.retry r where r.queue = q.id and r.due_at <= now) due
   into q
-  from pgmb.queue q where q.name = receive.queue;
+  from pgmb.queue q, lateral (values (('pgmb.' || quote_ident('seq_' || q.stream_name))::regclass)) numbers (sequence)
+  where q.name = receive.queue;
   if q.id is null or not pg_has_role(pgmb.caller(), current_user, 'usage') then
     perform pgmb.queue_for_consumer(receive.queue);
   end if;
@@ -201,15 +202,10 @@ begin
     lo := base.place;
     scanned := ending - base.place;
     base.place := ending;
+    sparse := true;
   end if;
 
   got := coalesce(got, 0);
-  scanned := coalesce(scanned, 0);
-  dense := ending is null;
-  opened := false;
-  pending := false;
-  released := 0;
-  sequence := ('pgmb.' || quote_ident('seq_' || q.stream_name))::regclass;
   -- A clock that was set back takes the sweep back with it: no lease given now may lie behind it.
   base.swept := least(base.swept, now);
   if now > base.swept + interval '50 milliseconds' or base.held is not null then
@@ -252,17 +248,28 @@ begin
       base.done_snapshot := base.batch_snapshot;
       base.done_seq := base.batch_seq;
       base.done_next := base.batch_next;
-      base.batch_snapshot := pgmb.snapshot();
-      base.upto := greatest(coalesce(pg_sequence_last_value(sequence), 0), base.done_seq);
+      if pg_current_xact_id_if_assigned() is null then
+        base.batch_snapshot := pg_current_snapshot();
+      else
+        base.batch_snapshot := pgmb.snapshot();
+      end if;
+      base.upto := greatest(pg_sequence_last_value(q.sequence), base.done_seq);
       base.place := 0;
       -- Whatever it holds (a rotation, what was rolled back), later calls need not pass over it again.
       pending := pending or base.upto - base.done_seq >= 64;
     end if;
     lo := coalesce(lo, base.place);
-    filter := q.matching || pgmb.without_own(base.own, base.own_seq);
+    filter := q.matching;
+    if base.own is not null then
+      filter := filter || pgmb.without_own(base.own, base.own_seq);
+    end if;
 
     if base.place < base.done_seq then
-      if pgmb.has_stragglers(q.stream, base.done_snapshot, base.done_next, base.batch_snapshot, base.place, base.done_seq) then
+      if (pg_snapshot_xmin(base.done_snapshot) < pg_snapshot_xmax(base.done_snapshot)
+          or base.done_next >= pg_snapshot_xmax(base.done_snapshot))
+        and pgmb.has_stragglers(q.stream, base.done_snapshot, base.done_next, base.batch_snapshot, base.place,
+          base.done_seq)
+      then
         rows := array(
           select e from pgmb.batch_events(q.stream, base.done_snapshot, base.done_seq, base.done_next,
             base.batch_snapshot, base.own, base.own_seq, base.place, base.done_seq, q.matching,
@@ -278,26 +285,25 @@ begin
 
     -- The main part: (place, upto] of the log, a window at a time. Where a dense window yields little, the
     -- end of a larger one is looked for first.
-    while got < receive.max and base.place < base.upto and scanned < 20000 loop
-      seg := base.place >> 40;
+    while got < receive.max and base.place < base.upto and coalesce(scanned, 0) < 20000 loop
+      seg := base.upto >> 40;
       bound := base.upto;
-      if seg < base.upto >> 40 then
+      if base.place >> 40 < seg then
         select g.number into seg from pgmb.segment g
         where g.stream = q.stream and g.number >= base.place >> 40 and g.dropped_at is null
         order by g.number limit 1;
         base.place := greatest(base.place, seg << 40);
-      end if;
-      leaf := 'pgmb.segment_' || q.stream || '_' || seg;
-      if seg < base.upto >> 40 then
-        execute 'select coalesce(max(e.seq), 0) from ' || leaf || ' e' into bound;
-        if bound <= base.place then
-          base.place := (seg + 1) << 40;
-          continue;
+        if seg < base.upto >> 40 then
+          execute 'select coalesce(max(e.seq), 0) from pgmb.segment_' || q.stream || '_' || seg || ' e' into bound;
+          if bound <= base.place then
+            base.place := (seg + 1) << 40;
+            continue;
+          end if;
         end if;
       end if;
-      if dense then
-        ending := least(base.place + receive.max - got, bound);
-      else
+      leaf := 'pgmb.segment_' || q.stream || '_' || seg;
+      ending := least(base.place + receive.max - got, bound);
+      if sparse then
         ending := least(base.place + 5000, bound);
         execute 'select count(*), max(seq) from (' || pgmb.main_part(leaf, 'e.seq', filter) || ' limit $7) found'
           into part, look
@@ -307,15 +313,17 @@ begin
           ending := look;
         end if;
       end if;
-      if dense or part > 0 then
+      if sparse is null or part > 0 then
         return query execute pgmb.main_part(leaf, '$7, ' || columns || ', 1', filter)
           using base.place, ending, base.batch_snapshot, pg_snapshot_xmin(base.batch_snapshot),
             base.done_snapshot, pg_snapshot_xmax(base.done_snapshot), given;
         get diagnostics part = row_count;
-        dense := dense and part * 2 >= ending - base.place;
+        if part * 2 < ending - base.place then
+          sparse := true;
+        end if;
       end if;
       got := got + part;
-      scanned := scanned + ending - base.place;
+      scanned := coalesce(scanned, 0) + ending - base.place;
       base.place := ending;
     end loop;
     exit when got > 0 or scanned >= 20000;
@@ -335,7 +343,17 @@ begin
   end if;
 
   if got > 0 then
-    perform pgmb.write_claim(base, token, 'l', q.bindings, got, lo, base.place, now + q.lease_for);
+    if current_setting('transaction_isolation') = 'read committed' then
+      -- As pgmb.write_claim, without the call: here the lock alone keeps the number ours.
+      insert into pgmb.claim (queue, id, token, state, bindings, events, lo, hi, place, upto,
+        done_snapshot, done_seq, done_next, batch_snapshot, batch_seq, batch_next,
+        own, own_seq, expires_at, swept, held)
+      values (q.id, base.id + 1, token, 'l', q.bindings, got, lo, base.place, base.place, base.upto,
+        base.done_snapshot, base.done_seq, base.done_next, base.batch_snapshot, base.batch_seq, base.batch_next,
+        base.own, base.own_seq, now + q.lease_for, base.swept, base.held);
+    else
+      perform pgmb.write_claim(base, token, 'l', q.bindings, got, lo, base.place, now + q.lease_for);
+    end if;
     return;
   end if;
 
