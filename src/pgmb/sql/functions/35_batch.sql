@@ -1,0 +1,159 @@
+-- Batches: what lies between two snapshots, read from the segments in the order of numbers. What receive,
+-- between and takeovers share.
+
+-- The present snapshot, with the caller's own transaction unfinished in it, as it is. pg_current_snapshot()
+-- leaves it out of its list, so that once a later transaction has finished it would count as finished too,
+-- and what it publishes from now on as read. Internal.
+create or replace function pgmb.snapshot()
+returns pg_snapshot
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  own xid8 := pg_current_xact_id_if_assigned();
+  taken pg_snapshot := pg_current_snapshot();
+begin
+  if own is null or not pg_visible_in_snapshot(own, taken) then
+    return taken;
+  end if;
+  return format('%s:%s:%s', pg_snapshot_xmin(taken), pg_snapshot_xmax(taken), (
+    select string_agg(x::text, ',' order by x)
+    from (select pg_snapshot_xip(taken) union all select own) unfinished (x)));
+end $$;
+
+-- The SQL that reads from one segment the main part of a batch: $1 < seq <= $2, visible in $3 and not in
+-- $5. The two xid comparisons spare the snapshot look-ups for all but a few events. Internal.
+create or replace function pgmb.main_part(leaf text, columns text, matching text)
+returns text
+language sql immutable parallel safe
+as $$
+  select 'select ' || columns || ' from ' || leaf || ' e where e.seq > $1 and e.seq <= $2'
+    || ' and (e.xid < $4 or pg_visible_in_snapshot(e.xid, $3))'
+    || ' and (e.xid >= $6 or not pg_visible_in_snapshot(e.xid, $5))' || matching || ' order by e.seq'
+$$;
+
+-- The condition that leaves out what transaction `own` received of its own events. Internal.
+create or replace function pgmb.without_own(own xid8, own_seq bigint)
+returns text
+language sql immutable parallel safe
+as $$
+  select case when own is null then '' else ' and not (e.xid = ''' || own || ''' and e.seq <= ' || own_seq || ')' end
+$$;
+
+-- The columns of pgmb.event out of a log, ids derived where none was given (pgmb.derive_id). Internal.
+create or replace function pgmb.event_columns(salt bigint)
+returns text
+language sql immutable parallel safe
+as $$
+  select 'e.seq, coalesce(e.id, '
+    || '(substr(to_hex(greatest(0, least(date_part(''epoch'', e.published_at) * 1000, 281474976710655))::bigint'
+    || ' | 281474976710656), 2) || ''7' || substr(to_hex(salt | (-9223372036854775808)::bigint), 14)
+    || ''' || to_hex(((e.seq + ' || salt || ') & 4611686018427387903) | (-9223372036854775808)::bigint))::uuid)'
+    || ', e.topic, e.key, e.payload, e.headers, e.published_at'
+$$;
+
+-- The events of the batch done -> batch with lo < seq <= hi, in seq order, at most `max`. Stragglers,
+-- transactions unfinished in `done`, are found by xid at or below done_seq; above it the log is walked.
+-- Events of transaction `own` up to own_seq are left out. Internal.
+create or replace function pgmb.batch_events(
+  stream integer, done pg_snapshot, done_seq bigint, done_next xid8, batch pg_snapshot,
+  own xid8, own_seq bigint, lo bigint, hi bigint, matching text, max bigint
+)
+returns setof pgmb.event
+language plpgsql volatile
+as $$
+#variable_conflict use_variable
+declare
+  filter text := matching || pgmb.without_own(own, own_seq);
+  columns text;
+  unfinished xid8[];
+  seg record;
+  got bigint := 0;
+  part bigint;
+begin
+  select pgmb.event_columns(s.salt) into columns from pgmb.stream s where s.id = stream;
+  if lo < done_seq then
+    unfinished := array(select x from pg_snapshot_xip(done) x
+      where x <= done_next and pg_visible_in_snapshot(x, batch));
+    for seg in
+      select format('pgmb.segment_%s_%s', s.stream, s.number) leaf
+      from pgmb.segment s
+      where s.stream = batch_events.stream and s.number between lo >> 40 and least(hi, done_seq) >> 40
+        and s.dropped_at is null and (s.max_xid is null or s.max_xid >= pg_snapshot_xmin(done))
+      order by s.number
+    loop
+      exit when got >= max;
+      -- seq + 0, so that a table never analyzed is not walked by seq instead.
+      return query execute format(
+          'select * from (select %1$s from %2$s e where e.xid = any ($1) and e.seq + 0 > $2 and e.seq + 0 <= $3 %3$s'
+          ' union all'
+          ' select %1$s from %2$s e where e.xid >= $4 and e.xid <= $5'
+          '   and pg_visible_in_snapshot(e.xid, $6) and e.seq + 0 > $2 and e.seq + 0 <= $3 %3$s'
+          ') straggler order by seq limit $7',
+          columns, seg.leaf, filter)
+        using unfinished, lo, least(hi, done_seq), pg_snapshot_xmax(done), done_next, batch, max - got;
+      get diagnostics part = row_count;
+      got := got + part;
+    end loop;
+  end if;
+  for seg in
+    select format('pgmb.segment_%s_%s', s.stream, s.number) leaf
+    from pgmb.segment s
+    where s.stream = batch_events.stream and hi > done_seq
+      and s.number between greatest(lo, done_seq) >> 40 and hi >> 40 and s.dropped_at is null
+      and (s.max_xid is null or s.max_xid >= pg_snapshot_xmin(done))
+    order by s.number
+  loop
+    exit when got >= max;
+    return query execute pgmb.main_part(seg.leaf, columns, filter) || ' limit $7'
+      using greatest(lo, done_seq), hi, batch, pg_snapshot_xmin(batch), done, pg_snapshot_xmax(done),
+        max - got;
+    get diagnostics part = row_count;
+    got := got + part;
+  end loop;
+end $$;
+
+-- Whether transactions unfinished in `done` have finished in `batch` and wrote events with lo < seq <= hi: a
+-- cheap look before batch_events reads them. Internal.
+create or replace function pgmb.has_stragglers(
+  stream integer, done pg_snapshot, done_next xid8, batch pg_snapshot, lo bigint, hi bigint
+)
+returns boolean
+language plpgsql
+as $$
+declare
+  first xid8 := pg_snapshot_xmin(done);
+  last xid8 := pg_snapshot_xmax(done);
+  finished xid8[];
+  leaf text;
+  straggling boolean;
+begin
+  if first = last and done_next < last then
+    return false;
+  end if;
+  -- A REPEATABLE READ caller's snapshot may be long past: too many to list.
+  if done_next::text::bigint - last::text::bigint > 10000 then
+    return true;
+  end if;
+  finished := array(
+    select x from pg_snapshot_xip(done) x where x <= done_next and pg_visible_in_snapshot(x, batch)
+    union all
+    select g::text::xid8 from generate_series(last::text::bigint, done_next::text::bigint) g
+    where pg_visible_in_snapshot(g::text::xid8, batch));
+  if cardinality(finished) = 0 then
+    return false;
+  end if;
+  for leaf in
+    select 'pgmb.segment_' || s.stream || '_' || s.number from pgmb.segment s
+    where s.stream = has_stragglers.stream and s.number between lo >> 40 and hi >> 40
+      and s.dropped_at is null and (s.max_xid is null or s.max_xid >= first)
+  loop
+    execute 'select exists (select from ' || leaf || ' e where e.xid = any ($1)'
+        || ' and e.seq + 0 > $2 and e.seq + 0 <= $3)'
+      into straggling using finished, lo, hi;
+    if straggling then
+      return true;
+    end if;
+  end loop;
+  return false;
+end $$;
