@@ -29,9 +29,14 @@ if TYPE_CHECKING:
 
 
 class PgmbError(Exception):
-    """Anything that pgmb itself refuses. `hint` says what to do about it."""
+    """Anything that pgmb itself refuses. `hint` says what to do about it, and tracebacks show it."""
 
     hint: str | None = None
+
+    def advise(self, hint: str) -> None:
+        """Set the hint."""
+        self.hint = hint
+        self.add_note(f"Hint: {hint}")
 
 
 class NotFound(PgmbError):
@@ -96,7 +101,7 @@ class SchemaVersionError(PgmbError):
         state = "is not installed" if found is None else f"is at version {found}"
         super().__init__(f"schema pgmb {state}; this package works with version {wanted}")
         newer = isinstance(found, int) and found > wanted
-        self.hint = (
+        self.advise(
             "Upgrade the pgmb package." if newer else "Run `pgmb install` or pgmb.schema.install(dsn)."
         )
 
@@ -130,5 +135,6 @@ def translated() -> Generator[None]:
         if kind is None:
             raise
         ours = kind(error.diag.message_primary or str(error))
-        ours.hint = error.diag.message_hint
+        if error.diag.message_hint:
+            ours.advise(error.diag.message_hint)
         raise ours from error

@@ -102,7 +102,7 @@ _HEADER = """\
 set local client_min_messages = warning;
 set local search_path = pg_catalog;
 set local check_function_bodies = off;
-select pg_advisory_xact_lock(28749);
+do $pgmb_lock$ begin perform pg_advisory_xact_lock(28749); end $pgmb_lock$;
 do $pgmb_guard$
 begin
   if to_regclass('pgmb.installation') is not null then

@@ -32,7 +32,7 @@ def serve(
     unknown = sorted(set(names) - set(ROLES))
     if unknown or not names:
         refused = InvalidArgument(f"not a role: {', '.join(unknown) or repr(roles)}")
-        refused.hint = f"Roles are {', '.join(sorted(ROLES))}."
+        refused.advise(f"Roles are {', '.join(sorted(ROLES))}.")
         raise refused
     asyncio.run(_serve(dsn, names))
 

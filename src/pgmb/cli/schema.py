@@ -43,7 +43,7 @@ def upgrade(dsn: Dsn = "") -> None:
     with psycopg.connect(dsn, autocommit=True) as conn:
         if schema.installed_version(conn) is None:
             missing = PgmbError("schema pgmb is not installed")
-            missing.hint = "Run `pgmb install`."
+            missing.advise("Run `pgmb install`.")
             raise missing
     install(dsn)
 

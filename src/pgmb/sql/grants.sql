@@ -31,11 +31,6 @@ revoke all on all functions in schema pgmb from public;
 revoke all on all tables in schema pgmb from public;
 revoke all on schema pgmb from public;
 
-select pgmb.grant_functions(kind, role)
-from (values ('publish', 'pgmb_publisher'), ('consume', 'pgmb_consumer'), ('read', 'pgmb_consumer'),
-  ('admin', 'pgmb_admin')) rights (kind, role)
-where to_regrole(role) is not null;
-
 do $$
 declare
   role text;
@@ -47,9 +42,13 @@ begin
   end loop;
 end $$;
 
-select pgmb.create_stream('main');
-
-select pgmb.grant_stream(s.name, p.role, c.role)
-from pgmb.stream s,
-  (select to_regrole('pgmb_publisher')::text) p (role),
-  (select to_regrole('pgmb_consumer')::text) c (role);
+do $$
+begin
+  perform pgmb.grant_functions(kind, role)
+  from (values ('publish', 'pgmb_publisher'), ('consume', 'pgmb_consumer'), ('read', 'pgmb_consumer'),
+    ('admin', 'pgmb_admin')) rights (kind, role)
+  where to_regrole(role) is not null;
+  perform pgmb.create_stream('main');
+  perform pgmb.grant_stream(s.name, to_regrole('pgmb_publisher')::text, to_regrole('pgmb_consumer')::text)
+  from pgmb.stream s;
+end $$;
