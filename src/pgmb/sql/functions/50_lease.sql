@@ -51,22 +51,12 @@ declare
   base pgmb.claim;
   generation bigint := -1;
   newest bigint;
-  locked boolean;
-  slept text;
 begin
   loop
     select c.id >> 40 into newest from pgmb.claim c where c.queue = lock_queue.queue order by c.id desc limit 1;
     -- A generation that another session opened since is the one to lock.
     generation := greatest(generation, newest);
-    locked := pg_try_advisory_xact_lock(pgmb.queue_lock(queue, generation));
-    -- Others hold it for a fraction of a millisecond: trying again now and then lets whoever runs go on,
-    -- where a queue of waiters would have each wait for the next to be woken.
-    for attempt in 1 .. 10 loop
-      exit when locked;
-      slept := pg_sleep(0.001);
-      locked := pg_try_advisory_xact_lock(pgmb.queue_lock(queue, generation));
-    end loop;
-    if not locked then
+    if not pg_try_advisory_xact_lock(pgmb.queue_lock(queue, generation)) then
       begin
         perform pg_advisory_xact_lock(pgmb.queue_lock(queue, generation));
       exception when lock_not_available or deadlock_detected then

@@ -120,6 +120,7 @@ declare
   -- Fewer expressions, on purpose: each costs anew in every transaction.
   entry_xid xid8 := pg_current_xact_id_if_assigned();
   q record;
+  locked boolean;
   base pgmb.claim;
   now timestamptz;
   token bigint := (random() * 281474976710655)::bigint;
@@ -168,7 +169,14 @@ begin
     columns := set_config('synchronous_commit', 'off', true);
   end if;
 
-  if pg_try_advisory_xact_lock(pgmb.queue_lock(q.id, q.generation)) then
+  -- Others hold the lock for a fraction of a millisecond: trying again now and then lets whoever runs go on,
+  -- where a queue of waiters would have each wait for the next to be woken.
+  for attempt in 1 .. 10 loop
+    locked := pg_try_advisory_xact_lock(pgmb.queue_lock(q.id, q.generation));
+    exit when locked;
+    columns := pg_sleep(0.001);
+  end loop;
+  if locked then
     select c.* into base from pgmb.claim c where c.queue = q.id order by c.id desc limit 1;
   end if;
   if base.id >> 40 is distinct from q.generation then
