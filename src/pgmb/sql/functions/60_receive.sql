@@ -174,6 +174,14 @@ begin
   for attempt in 1 .. 10 loop
     locked := pg_try_advisory_xact_lock(pgmb.queue_lock(q.id, q.generation));
     exit when locked;
+    if attempt = 1 then
+      -- Or the hint is old: a long transaction holds a generation that others have left behind.
+      select max(n.generation) into look from pgmb.supersession n where n.queue = q.id;
+      if look > q.generation then
+        q.generation := look;
+        continue;
+      end if;
+    end if;
     columns := pg_sleep(0.001);
   end loop;
   if locked then
