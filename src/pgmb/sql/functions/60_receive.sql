@@ -193,32 +193,55 @@ begin
   end if;
   given := pgmb.lease_of(q.id, base.id + 1, token);
 
-  -- The short way: the batch goes on in the same segment, nothing is due, expired or special. Numbers are
-  -- nearly dense, so a window of as many numbers as events are wanted holds at most that many and needs no
-  -- limit and no count.
-  if receive.raw and base.place < base.upto and base.place >= base.done_seq and base.place >> 40 = base.upto >> 40
-    and base.own is null and not q.due and base.held is null
+  if receive.raw then
+    columns := 'e.seq, e.id, e.topic, e.key, e.payload, e.headers, e.published_at';
+  else
+    columns := pgmb.event_columns(s.salt) from pgmb.stream s where s.id = q.stream;
+  end if;
+
+  -- The short way: the batch goes on, or one without stragglers begins, in one segment, and nothing is due,
+  -- expired or special. Numbers are nearly dense, so a window of as many numbers as events are wanted holds
+  -- at most that many and needs no limit and no count.
+  if base.own is null and not q.due and base.held is null
     and now between base.swept and base.swept + interval '50 milliseconds'
     and current_setting('transaction_isolation') = 'read committed'
   then
-    ending := least(base.place + receive.max, base.upto);
-    return query execute pgmb.main_part('pgmb.segment_' || q.stream || '_' || (base.place >> 40),
-        '$7, e.seq, e.id, e.topic, e.key, e.payload, e.headers, e.published_at, 1', q.matching)
-      using base.place, ending, base.batch_snapshot, pg_snapshot_xmin(base.batch_snapshot),
-        base.done_snapshot, pg_snapshot_xmax(base.done_snapshot), given;
-    get diagnostics got = row_count;
-    if got * 2 >= ending - base.place then
-      insert into pgmb.claim (queue, id, token, state, bindings, events, lo, hi, place, upto,
-        done_snapshot, done_seq, done_next, batch_snapshot, batch_seq, batch_next, expires_at, swept)
-      values (q.id, base.id + 1, token, 'l', q.bindings, got, base.place, ending, ending, base.upto,
-        base.done_snapshot, base.done_seq, base.done_next, base.batch_snapshot, base.batch_seq, base.batch_next,
-        now + q.lease_for, base.swept);
-      return;
+    if base.place >= base.upto and pg_current_xact_id_if_assigned() is null
+      and pg_snapshot_xmin(base.batch_snapshot) = pg_snapshot_xmax(base.batch_snapshot)
+      and base.batch_next < pg_snapshot_xmax(base.batch_snapshot)
+    then
+      base.done_snapshot := base.batch_snapshot;
+      base.done_seq := base.batch_seq;
+      base.done_next := base.batch_next;
+      base.batch_snapshot := pg_current_snapshot();
+      base.upto := greatest(pg_sequence_last_value(q.sequence), base.done_seq);
+      if base.upto = base.done_seq then
+        return;
+      end if;
+      base.place := base.done_seq;
+      opened := true;
     end if;
-    lo := base.place;
-    scanned := ending - base.place;
-    base.place := ending;
-    sparse := true;
+    if base.place < base.upto and base.place >= base.done_seq and base.place >> 40 = base.upto >> 40 then
+      lo := base.place;
+      ending := least(base.place + receive.max, base.upto);
+      return query execute pgmb.main_part('pgmb.segment_' || q.stream || '_' || (base.place >> 40),
+          '$7, ' || columns || ', 1', q.matching)
+        using base.place, ending, base.batch_snapshot, pg_snapshot_xmin(base.batch_snapshot),
+          base.done_snapshot, pg_snapshot_xmax(base.done_snapshot), given;
+      get diagnostics got = row_count;
+      if got * 2 >= ending - lo and opened is null then
+        insert into pgmb.claim (queue, id, token, state, bindings, events, lo, hi, place, upto,
+          done_snapshot, done_seq, done_next, batch_snapshot, batch_seq, batch_next, expires_at, swept)
+        values (q.id, base.id + 1, token, 'l', q.bindings, got, lo, ending, ending, base.upto,
+          base.done_snapshot, base.done_seq, base.done_next, base.batch_snapshot, base.batch_seq, base.batch_next,
+          now + q.lease_for, base.swept);
+        return;
+      end if;
+      scanned := ending - lo;
+      sparse := got * 2 < scanned;
+      base.place := ending;
+    end if;
+    pending := opened and base.upto - base.done_seq >= 64;
   end if;
 
   got := coalesce(got, 0);
@@ -228,7 +251,7 @@ begin
     swept := pgmb.sweep(q.id, base, now);
     base.swept := swept.swept;
     base.held := swept.held;
-    pending := swept.examined >= 64;
+    pending := pending or swept.examined >= 64;
     released := pgmb.release_due(q.stream_name, now);
     q.due := exists (select from pgmb.retry r where r.queue = q.id and r.due_at <= now);
   end if;
@@ -242,12 +265,6 @@ begin
       end if;
       return;
     end if;
-  end if;
-
-  if receive.raw then
-    columns := 'e.seq, e.id, e.topic, e.key, e.payload, e.headers, e.published_at';
-  else
-    columns := pgmb.event_columns(s.salt) from pgmb.stream s where s.id = q.stream;
   end if;
 
   loop
@@ -329,7 +346,7 @@ begin
           ending := look;
         end if;
       end if;
-      if sparse is null or part > 0 then
+      if sparse is not true or part > 0 then
         return query execute pgmb.main_part(leaf, '$7, ' || columns || ', 1', filter)
           using base.place, ending, base.batch_snapshot, pg_snapshot_xmin(base.batch_snapshot),
             base.done_snapshot, pg_snapshot_xmax(base.done_snapshot), given;
