@@ -139,7 +139,7 @@ declare
 begin
   if ack.seqs is null then
     settled := pgmb.ack_lease(ack.lease);
-    if settled > 1 then
+    if settled > 0 then
       settled := settled - count(*) from pgmb.settlement s where s.queue = pgmb.lease_queue(ack.lease) and s.claim = pgmb.lease_claim(ack.lease);
     end if;
     return settled;
