@@ -167,7 +167,7 @@ def test_an_extension_racing_with_a_sweep_that_never_saw_it_expire(queue: Sessio
 def test_two_transactions_settle_parts_of_a_lease_at_once(queue: Sessions) -> None:
     one, two, other = queue.open("one", "two", "other")
     publish(one, 1, 2, 3, 4)
-    lease, got = receive(one, "1 s")
+    lease, got = receive(one, "5 s")
     assert got == [1, 2, 3, 4]
     one.run("begin")
     two.run("begin")
