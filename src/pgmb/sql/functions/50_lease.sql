@@ -32,7 +32,7 @@ as $$
   select ('x' || substr(lease::text, 25))::bit(48)::bigint
 $$;
 
--- Whether a lease is one of retried events.
+-- Whether a lease is one of retried events. Internal.
 create or replace function pgmb.is_retry_lease(lease uuid)
 returns boolean
 language sql immutable parallel safe
