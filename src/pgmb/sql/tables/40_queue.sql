@@ -20,9 +20,24 @@ create table pgmb.queue (
   backoff_jitter double precision not null default 0.2 check (backoff_jitter between 0 and 1),
   created_at timestamptz not null default now(),
   matching text not null default '',
+  -- What makes a queue more than plain: see create_queue. A plain one takes receive's short ways.
+  ordered boolean not null default false,
+  max_in_flight integer check (max_in_flight > 0),
+  rps double precision check (rps > 0),
+  ttl interval check (ttl > interval '0'),
+  max_length bigint check (max_length > 0),
+  when_full text not null default 'refuse' check (when_full in ('refuse', 'drop_oldest')),
+  -- Priority: the patterns of the lanes, the most urgent first. Each but the first lane is a queue of its own
+  -- behind the one that the user named, lane_of.
+  lanes text[],
+  lane integer not null default 0,
+  lane_of integer references pgmb.queue on delete cascade,
+  plain boolean not null generated always as (not ordered and max_in_flight is null and rps is null
+    and ttl is null and max_length is null and lanes is null and lane_of is null) stored,
   constraint queue_name check (name ~ '^[^\x01-\x20\x7f]([^\x01-\x1f\x7f]{0,98}[^\x01-\x20\x7f])?$')
 );
 create index queue_stream on pgmb.queue (stream);
+create index queue_lane_of on pgmb.queue (lane_of) where lane_of is not null;
 
 -- Patterns by version: a lease remembers the version under which it was claimed, so that changing a
 -- queue's patterns never changes what a lease in flight contains.
@@ -70,7 +85,12 @@ create table pgmb.claim (
   swept timestamptz not null,
   done_snapshot pg_snapshot not null,
   batch_snapshot pg_snapshot not null,
-  held bigint[]
+  held bigint[],
+  -- Of queues that are not plain: the hashes of the keys that this lease holds (pgmb.key_hash), the leases in
+  -- flight when this claim was made, and when the rate limit will have been paid for.
+  keys integer[],
+  open bigint[],
+  paid_until timestamptz
 ) with (
   fillfactor = 60,
   autovacuum_vacuum_scale_factor = 0.02,

@@ -15,10 +15,18 @@ create table pgmb.retry (
   key text,
   payload json not null,
   headers json,
-  published_at timestamptz not null
+  published_at timestamptz not null,
+  -- In an ordered queue, rows of one key are delivered in the order of the claim that met the event first,
+  -- then of its number, and none before those ahead of it are settled.
+  ordered boolean not null default false,
+  origin bigint not null default 0,
+  -- How often in a row its lease expired: whoever held it may have died of it.
+  expiries integer not null default 0
 ) with (autovacuum_vacuum_scale_factor = 0.02, vacuum_truncate = false);
 create index retry_due on pgmb.retry (queue, due_at);
 create index retry_lease on pgmb.retry (lease) where lease is not null;
+create index retry_leased on pgmb.retry (queue, due_at) where lease is not null;
+create index retry_key on pgmb.retry (queue, key, origin, seq) where ordered;
 
 create table pgmb.dead (
   id bigint generated always as identity primary key,

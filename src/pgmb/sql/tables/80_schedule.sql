@@ -1,0 +1,18 @@
+-- Recurring publishes. Whoever runs the Scheduler reads the cron expression; the row says when it is due next, and
+-- moving it on is what makes each due time publish once.
+
+create table pgmb.schedule (
+  name text primary key check (name ~ '^[^\x01-\x20\x7f]([^\x01-\x1f\x7f]{0,98}[^\x01-\x20\x7f])?$'),
+  cron text not null,
+  timezone text not null default 'UTC',
+  stream text not null,
+  topic text not null,
+  key text,
+  payload json not null,
+  headers json,
+  next_at timestamptz not null,
+  last_at timestamptz,
+  paused_at timestamptz,
+  created_at timestamptz not null default now()
+);
+create index schedule_next on pgmb.schedule (next_at) where paused_at is null;
