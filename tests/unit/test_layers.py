@@ -20,9 +20,12 @@ BELOW: dict[str, set[str]] = {
     "wire": {"types"},
     "statements": {"wire", "errors", "types"},
     "batch": {"wire", "errors", "types", "statements"},
+    "outbox": {"errors"},
     "schema": {"errors"},
-    "_async": {"batch", "errors", "schema", "statements", "types", "wire"},
-    "_sync": {"batch", "errors", "schema", "statements", "types", "wire"},
+    "concurrency": set(),
+    "polling": set(),
+    "_async": {"batch", "concurrency", "errors", "outbox", "schema", "statements", "types", "wire"},
+    "_sync": {"batch", "concurrency", "errors", "outbox", "schema", "statements", "types", "wire"},
     "roles": {"_async", "errors"},
 }
 

@@ -52,6 +52,7 @@ METHODS = [
     "earliest",
     "extend",
     "forget",
+    "listener",
     "maintain",
     "pause",
     "position",

@@ -10,6 +10,7 @@ from psycopg import AsyncConnection, errors
 from psycopg_pool import AsyncConnectionPool
 
 from pgmb import schema
+from pgmb._async.listener import AsyncListening
 from pgmb._async.positions import AsyncPositions
 from pgmb._async.publishing import AsyncPublishing
 from pgmb._async.queues import AsyncQueues
@@ -19,7 +20,9 @@ from pgmb._async.streams import AsyncStreams
 from pgmb.errors import translated
 
 
-class AsyncBroker(AsyncPublishing, AsyncReceiving, AsyncQueues, AsyncStreams, AsyncPositions, AsyncStatus):
+class AsyncBroker(
+    AsyncPublishing, AsyncReceiving, AsyncQueues, AsyncStreams, AsyncPositions, AsyncStatus, AsyncListening
+):
     """A broker in a PostgreSQL database. Made by `aconnect`; closes its connections at the end of `with`.
 
     Methods are named as the functions in the schema pgmb. Each runs in a transaction of its own, or, with
@@ -32,6 +35,8 @@ class AsyncBroker(AsyncPublishing, AsyncReceiving, AsyncQueues, AsyncStreams, As
 
     async def close(self) -> None:
         """Close all connections. May be called again."""
+        if self._listener is not None:
+            await self._listener.close()
         await self._pool.close()
 
     async def __aenter__(self) -> Self:

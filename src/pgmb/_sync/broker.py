@@ -11,6 +11,7 @@ from psycopg import Connection, errors
 from psycopg_pool import ConnectionPool
 
 from pgmb import schema
+from pgmb._sync.listener import Listening
 from pgmb._sync.positions import Positions
 from pgmb._sync.publishing import Publishing
 from pgmb._sync.queues import Queues
@@ -20,7 +21,7 @@ from pgmb._sync.streams import Streams
 from pgmb.errors import translated
 
 
-class Broker(Publishing, Receiving, Queues, Streams, Positions, Status):
+class Broker(Publishing, Receiving, Queues, Streams, Positions, Status, Listening):
     """A broker in a PostgreSQL database. Made by `connect`; closes its connections at the end of `with`.
 
     Methods are named as the functions in the schema pgmb. Each runs in a transaction of its own, or, with
@@ -33,6 +34,8 @@ class Broker(Publishing, Receiving, Queues, Streams, Positions, Status):
 
     def close(self) -> None:
         """Close all connections. May be called again."""
+        if self._listener is not None:
+            self._listener.close()
         self._pool.close()
 
     def __enter__(self) -> Self:

@@ -1,0 +1,245 @@
+"""Wake-ups: one connection that listens for ticks, on behalf of all that wait in this process."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from types import TracebackType
+from typing import Any, Self, cast
+
+import psycopg
+from psycopg import AsyncConnection
+from psycopg.conninfo import conninfo_to_dict
+from psycopg.rows import tuple_row
+
+from pgmb._async.calls import AsyncCalls
+from pgmb.concurrency import AsyncBackground, AsyncFlag
+
+logger = logging.getLogger("pgmb.listener")
+
+_FIRST_PAUSE = 0.1
+_LONGEST_PAUSE = 10.0
+_TICK_AGAIN = 60.0
+# A connection whose other end vanished without a word is noticed within a minute or so.
+_KEEPALIVES = {
+    "keepalives": 1,
+    "keepalives_idle": 30,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+    "connect_timeout": 10,
+}
+_TICK = "select pgmb.tick(s.name) from pgmb.stream s where s.name = any (%s::text[])"
+
+
+class AsyncSubscription:
+    """Something that waits for news of a stream. Made by `AsyncListener.subscribe`."""
+
+    def __init__(self, listener: AsyncListener, stream: str) -> None:
+        self._listener = listener
+        self._flag = AsyncFlag()
+        self.stream = stream
+
+    @property
+    def healthy(self) -> bool:
+        """Whether `wait` alone suffices: what is committed to the stream is announced within a second."""
+        return self._listener.healthy and self._listener.ticking
+
+    async def wait(self, max_wait: float | None = None) -> bool:
+        """True if there was news since the last wait, or comes within `max_wait` seconds.
+
+        Also true when the connection was lost or found again: something may have gone by unheard. It means
+        "look now", not "there is something": many waiters are woken for one event.
+        """
+        if not await self._flag.wait(max_wait):
+            return False
+        self._flag.clear()
+        return True
+
+    def notify(self) -> None:
+        """Wake whoever waits, as news would."""
+        self._flag.set()
+
+    def close(self) -> None:
+        """Hear no more. Whoever waits is woken."""
+        self._listener.forget(self)
+        self._flag.set()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class AsyncListener:
+    """Listens on one connection of its own, which it opens with the first subscription.
+
+    What it hears are the ticks of whoever ticks. A stream of which nothing was heard for `tick_every` seconds
+    it ticks itself, where its role may: with no Ticker running there is still news, only later. At rest that
+    is its only statement. A lost connection is made anew, in growing intervals. Behind a pooler, which shares
+    its connections out by transaction, it does not listen, and `pooled` says so.
+    """
+
+    def __init__(
+        self, dsn: str = "", *, tick_every: float | None = 0.7, pooled: bool = False, **connection: Any
+    ) -> None:
+        self.dsn = dsn
+        self.pooled = pooled
+        self.healthy = False
+        """Whether it is listening."""
+        self.ticking = False
+        """Whether its own ticks went well, so that all news is heard even if nobody else ticks."""
+        self._tick_every = tick_every
+        given = conninfo_to_dict(
+            dsn, **{name: connection[name] for name in _KEEPALIVES if name in connection}
+        )
+        quiet = {name: value for name, value in _KEEPALIVES.items() if given.get(name) is None}
+        self._options: dict[str, Any] = {
+            "fallback_application_name": "pgmb listener",
+            **connection,
+            **quiet,
+            "autocommit": True,
+        }
+        # Replaced, never changed: the listener may be going through it in a thread of its own.
+        self._streams: dict[str, set[AsyncSubscription]] = {}
+        self._changing = threading.Lock()
+        self._heard: set[str] = set()
+        self._background: AsyncBackground | None = None
+        self._connection: AsyncConnection[Any] | None = None
+        self._settled = AsyncFlag()
+        self._closing = AsyncFlag()
+        self._tick_again_at = 0.0
+
+    def subscribe(self, stream: str = "main") -> AsyncSubscription:
+        """Hear of a stream from now on."""
+        subscription = AsyncSubscription(self, stream)
+        with self._changing:
+            self._streams = {**self._streams, stream: self._streams.get(stream, set()) | {subscription}}
+            if self._background is None and not self.pooled and not self._closing.is_set():
+                self._background = AsyncBackground("pgmb listener", self._run)
+        return subscription
+
+    def forget(self, subscription: AsyncSubscription) -> None:
+        """What `AsyncSubscription.close` calls."""
+        with self._changing:
+            rest = self._streams.get(subscription.stream, set()) - {subscription}
+            others = {stream: kept for stream, kept in self._streams.items() if stream != subscription.stream}
+            self._streams = {**others, subscription.stream: rest} if rest else others
+
+    async def start(self, max_wait: float | None = 10.0) -> bool:
+        """Connect now instead of with the first subscription. True once it listens, False if it cannot."""
+        self.subscribe().close()
+        if not self.pooled:
+            await self._settled.wait(max_wait)
+        return self.healthy
+
+    async def close(self) -> None:
+        """End the connection. Whoever waits is woken, and the listener stays closed."""
+        self._closing.set()
+        background, self._background = self._background, None
+        if background is not None:
+            await background.stop(self._connection)
+        self._wake_all()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _run(self) -> None:
+        pause = _FIRST_PAUSE
+        while not self._closing.is_set() and not self.pooled:
+            try:
+                async with await AsyncConnection.connect(self.dsn, **self._options) as connection:
+                    self._connection = connection
+                    if await _is_pooled(connection):
+                        self.pooled = True
+                        logger.info("behind a pooler, which passes no notifications on: polling instead")
+                        break
+                    await connection.execute("listen pgmb")
+                    pause = _FIRST_PAUSE
+                    await self._listen(connection)
+            except (psycopg.Error, OSError) as error:
+                if not self._closing.is_set():
+                    logger.warning("not listening: %s; again in %.1f s", str(error).strip(), pause)
+            finally:
+                self.healthy = self.ticking = False
+                self._connection = None
+                self._settled.set()
+            # Whoever relied on the wake-ups has to look for itself now.
+            self._wake_all()
+            await self._closing.wait(pause * random.uniform(0.5, 1))  # noqa: S311
+            pause = min(pause * 2, _LONGEST_PAUSE)
+        self._settled.set()
+        self._wake_all()
+
+    async def _listen(self, connection: AsyncConnection[Any]) -> None:
+        self.healthy = True
+        self._tick_again_at = 0.0
+        self._heard.clear()
+        await self._tick(connection)
+        self._settled.set()
+        # Something may have been missed before.
+        self._wake_all()
+        while not self._closing.is_set():
+            self._heard.clear()
+            async for heard in connection.notifies(timeout=self._tick_every):
+                self._heard.add(heard.payload)
+                self._wake(heard.payload)
+            await self._tick(connection)
+
+    async def _tick(self, connection: AsyncConnection[Any]) -> None:
+        """Tick the streams that nobody else ticked of late. Those that nobody waits for are left alone."""
+        silent = [stream for stream in self._streams if stream not in self._heard]
+        if self._tick_every is None or not silent or time.monotonic() < self._tick_again_at:
+            return
+        try:
+            async with connection.cursor(row_factory=tuple_row) as cursor:
+                await cursor.execute(_TICK, [silent])
+            self.ticking = True
+        except psycopg.Error as error:
+            if connection.closed:
+                raise
+            # Not allowed, most likely: then others tick, or those who wait look for themselves.
+            logger.info("cannot tick: %s", str(error).strip())
+            self.ticking = False
+            self._tick_again_at = time.monotonic() + _TICK_AGAIN
+            self._wake_all()
+
+    def _wake(self, stream: str) -> None:
+        for subscription in self._streams.get(stream, ()):
+            subscription.notify()
+
+    def _wake_all(self) -> None:
+        for stream in self._streams:
+            self._wake(stream)
+
+
+class AsyncListening(AsyncCalls):
+    _listener: AsyncListener | None = None
+
+    def listener(self, dsn: str | None = None) -> AsyncListener:
+        """The listener that everything of this broker shares. It closes with the broker.
+
+        The first call may name a connection string of its own: past a pooler, directly to the server.
+        """
+        if self._listener is None:
+            options = cast("dict[str, Any]", self._pool.kwargs) if dsn is None else {}
+            # Statements are not prepared where a pooler was found, or announced.
+            pooled = "prepare_threshold" in options and options["prepare_threshold"] is None
+            address = cast("str", self._pool.conninfo) if dsn is None else dsn
+            self._listener = AsyncListener(address, pooled=pooled, **options)
+        return self._listener
+
+
+async def _is_pooled(connection: AsyncConnection[Any]) -> bool:
+    async with connection.cursor(row_factory=tuple_row) as cursor:
+        found = await (await cursor.execute("select pg_backend_pid()")).fetchone()
+    return found != (connection.info.backend_pid,)

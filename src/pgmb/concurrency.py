@@ -1,0 +1,85 @@
+"""What tasks and threads do alike, under names that `make sync` turns from the one into the other."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from psycopg import AsyncConnection, Connection
+
+
+class AsyncFlag:
+    """An event that can be waited for with a limit."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def set(self) -> None:
+        self._event.set()
+
+    def clear(self) -> None:
+        self._event.clear()
+
+    def is_set(self) -> bool:
+        return self._event.is_set()
+
+    async def wait(self, seconds: float | None) -> bool:
+        """True as soon as it is set, False after that many seconds."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._event.wait()
+        return self._event.is_set()
+
+
+class Flag:
+    """An event that can be waited for with a limit."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+
+    def set(self) -> None:
+        self._event.set()
+
+    def clear(self) -> None:
+        self._event.clear()
+
+    def is_set(self) -> bool:
+        return self._event.is_set()
+
+    def wait(self, seconds: float | None) -> bool:
+        """True as soon as it is set, False after that many seconds."""
+        return self._event.wait(seconds)
+
+
+class AsyncBackground:
+    """Work beside the caller's: a task."""
+
+    def __init__(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._task = asyncio.create_task(work(), name=name)
+
+    async def stop(self, reading: AsyncConnection[Any] | None) -> None:
+        """Cancel it and wait for its end. `reading` is what a thread would have to be torn away from."""
+        self._task.cancel()
+        await asyncio.wait([self._task])
+
+
+class Background:
+    """Work beside the caller's: a thread, which ends with the process."""
+
+    def __init__(self, name: str, work: Callable[[], None]) -> None:
+        self._thread = threading.Thread(target=work, name=name, daemon=True)
+        self._thread.start()
+
+    def stop(self, reading: Connection[Any] | None) -> None:
+        """Wait for its end, which the caller has asked for; end what it reads from, for it to notice."""
+        if reading is not None:
+            # Through a second descriptor: closing the connection itself is up to the thread.
+            with contextlib.suppress(Exception), socket.socket(fileno=os.dup(reading.fileno())) as wire:
+                wire.shutdown(socket.SHUT_RDWR)
+        # It may be about to connect, which cannot be interrupted: it will find out afterwards.
+        self._thread.join(2.0)

@@ -1,0 +1,28 @@
+"""How long to pause between looks when nothing is there. No I/O."""
+
+from __future__ import annotations
+
+from typing import Final
+
+FIRST_PAUSE: Final = 0.005
+LONGEST_PAUSE: Final = 0.5
+RELYING_PAUSE: Final = 5.0
+"""Between looks while a listener announces events: for what it does not, such as retries that fall due."""
+
+
+class Pace:
+    """Short pauses after something was found, each twice the one before until the longest."""
+
+    def __init__(self, first: float = FIRST_PAUSE, longest: float = LONGEST_PAUSE) -> None:
+        self._first = first
+        self._longest = longest
+        self._next = first
+
+    def found(self) -> None:
+        """Something was there: look again soon."""
+        self._next = self._first
+
+    def pause(self) -> float:
+        """How long to wait now, in seconds."""
+        pause, self._next = self._next, min(self._next * 2, self._longest)
+        return pause

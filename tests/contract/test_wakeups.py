@@ -1,0 +1,272 @@
+"""Wake-ups: one connection a process hears of every stream, gets over what servers do, and is optional."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.conninfo import conninfo_to_dict
+
+import pgmb
+from harness.pgbouncer import PgBouncer
+from harness.postgres import Server
+from pgmb._async.listener import AsyncListener
+from pgmb._sync.listener import Listener
+from tests.conftest import FreshServer
+
+LONG = 60.0
+"""How long a test waits for what must happen."""
+
+
+def listening(db: psycopg.Connection[Any]) -> list[int]:
+    """The server processes that serve a listener in the test's database."""
+    rows = db.execute(
+        "select pid from pg_stat_activity where datname = current_database()"
+        " and application_name = 'pgmb listener'"
+    ).fetchall()
+    return [pid for (pid,) in rows]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(LONG):
+        while not condition():  # noqa: ASYNC110 - there is no event to wait for
+            await asyncio.sleep(0.01)
+
+
+async def test_many_subscriptions_share_one_connection(dsn: str, db: psycopg.Connection[Any]) -> None:
+    db.execute("select pgmb.create_stream('other')")
+    async with await pgmb.aconnect(dsn) as broker:
+        listener = broker.listener()
+        assert broker.listener() is listener
+        assert await listener.start()
+        subscriptions = [listener.subscribe() for _ in range(50)] + [listener.subscribe("other")]
+        for subscription in subscriptions:
+            while await subscription.wait(0):
+                pass
+        db.execute("select pgmb.publish('a', '1')")
+        db.execute("select pgmb.tick()")
+        async with asyncio.timeout(LONG):
+            heard = await asyncio.gather(*(one.wait() for one in subscriptions[:50]))
+        assert all(heard)
+        assert len(listening(db)) == 1
+        for subscription in subscriptions:
+            subscription.close()
+        assert listener._streams == {}
+    await until(lambda: not listening(db))
+
+
+async def test_news_from_before_the_wait_is_not_missed(dsn: str, db: psycopg.Connection[Any]) -> None:
+    async with AsyncListener(dsn, tick_every=None) as listener:
+        assert await listener.start()
+        subscription = listener.subscribe()
+        db.execute("select pgmb.publish('a', '1')")
+        db.execute("select pgmb.tick()")
+        await until(subscription._flag.is_set)
+        assert await subscription.wait(0)
+        assert not await subscription.wait(0)
+
+
+async def test_only_the_stream_that_moved_wakes(dsn: str, db: psycopg.Connection[Any]) -> None:
+    db.execute("select pgmb.create_stream('quiet')")
+    async with AsyncListener(dsn, tick_every=None) as listener:
+        assert await listener.start()
+        moved, quiet = listener.subscribe("main"), listener.subscribe("quiet")
+        db.execute("select pgmb.publish('a', '1')")
+        db.execute("select pgmb.tick()")
+        assert await moved.wait(LONG)
+        assert not await quiet.wait(0)
+
+
+async def test_with_nobody_ticking_the_listener_does(dsn: str, db: psycopg.Connection[Any]) -> None:
+    async with AsyncListener(dsn, tick_every=0.05) as listener:
+        subscription = listener.subscribe()
+        await until(lambda: subscription.healthy)
+        assert await subscription.wait(LONG), "woken when the connection stood"
+        while await subscription.wait(0.2):
+            pass
+        db.execute("select pgmb.publish('a', '1')")
+        assert await subscription.wait(LONG)
+
+
+async def test_a_late_commit_is_announced(
+    dsn: str, db: psycopg.Connection[Any], connect: Callable[..., psycopg.Connection[Any]]
+) -> None:
+    """The sequence moved long before: only its commit is news."""
+    slow = connect(autocommit=False)
+    slow.execute("select pgmb.publish('slow', '1')")
+    async with AsyncListener(dsn, tick_every=0.05) as listener:
+        subscription = listener.subscribe()
+        await until(lambda: subscription.healthy)
+        db.execute("select pgmb.publish('quick', '1')")
+        while await subscription.wait(0.5):
+            pass
+        slow.commit()
+        assert await subscription.wait(LONG)
+
+
+async def test_at_rest_it_burns_no_transaction_ids(dsn: str, db: psycopg.Connection[Any]) -> None:
+    async with AsyncListener(dsn, tick_every=0.02) as listener:
+        subscription = listener.subscribe()
+        await until(lambda: subscription.healthy)
+        snapshot = "select pg_current_xact_id()::text::bigint"
+        (before,) = db.execute(snapshot).fetchone() or (0,)
+        seen = listening_statements(db)
+        await until(lambda: listening_statements(db) > seen)
+        (after,) = db.execute(snapshot).fetchone() or (0,)
+        assert after == before + 1
+
+
+def listening_statements(db: psycopg.Connection[Any]) -> Any:
+    return db.execute(
+        "select max(query_start) from pg_stat_activity where datname = current_database()"
+        " and application_name = 'pgmb listener'"
+    ).fetchone()
+
+
+async def test_a_wake_up_comes_long_before_a_poll_would(dsn: str, db: psycopg.Connection[Any]) -> None:
+    """In one run: the time from a tick to the wake-up, against half of the interval a sleeper polls at."""
+    from pgmb.polling import LONGEST_PAUSE
+
+    took: list[float] = []
+    async with AsyncListener(dsn, tick_every=None) as listener:
+        assert await listener.start()
+        subscription = listener.subscribe()
+        for n in range(20):
+            db.execute("select pgmb.publish('a', to_json(%s::int))", [n])
+            waiting = asyncio.create_task(subscription.wait(LONG))
+            await asyncio.sleep(0)
+            start = time.perf_counter()
+            await asyncio.to_thread(db.execute, "select pgmb.tick()")
+            assert await waiting
+            took.append(time.perf_counter() - start)
+    assert sorted(took)[len(took) // 2] < LONGEST_PAUSE / 2 / 3
+
+
+@pytest.mark.crash
+async def test_a_restart_of_the_server_is_got_over(
+    fresh_server: FreshServer, install: Callable[[str], None]
+) -> None:
+    server = fresh_server()
+    dsn = server.dsn()
+    install(dsn)
+    async with AsyncListener(dsn) as listener:
+        subscription = listener.subscribe()
+        assert await listener.start()
+        while await subscription.wait(0):
+            pass
+        await asyncio.to_thread(server.stop)
+        assert await subscription.wait(LONG), "woken by the loss"
+        await until(lambda: not listener.healthy)
+        assert not subscription.healthy
+        await asyncio.to_thread(server.start_again)
+        await until(lambda: subscription.healthy)
+        assert await subscription.wait(LONG), "woken since something may have been missed"
+        with psycopg.connect(dsn, autocommit=True) as other:
+            other.execute("select pgmb.publish('a', '1')")
+            other.execute("select pgmb.tick()")
+        assert await subscription.wait(LONG)
+
+
+async def test_a_terminated_connection_is_made_anew(dsn: str, db: psycopg.Connection[Any]) -> None:
+    async with AsyncListener(dsn) as listener:
+        subscription = listener.subscribe()
+        await until(lambda: subscription.healthy)
+        (old,) = listening(db)
+        db.execute("select pg_terminate_backend(%s)", [old])
+        await until(lambda: listening(db) not in ([], [old]) and subscription.healthy)
+        while await subscription.wait(0):
+            pass
+        db.execute("select pgmb.publish('a', '1')")
+        assert await subscription.wait(LONG)
+
+
+async def test_behind_a_pooler_it_says_so_and_leaves_it(
+    server: Server, dsn: str, db: psycopg.Connection[Any], pg_major: int
+) -> None:
+    if pg_major != 15 or PgBouncer.program() is None:
+        pytest.skip("the pooler is the same for every server; one major is enough")
+    with PgBouncer.start(server) as bouncer:
+        pooled = bouncer.dsn(str(conninfo_to_dict(dsn)["dbname"]))
+        async with AsyncListener(pooled) as listener:
+            subscription = listener.subscribe()
+            await until(lambda: listener.pooled)
+            assert not await listener.start()
+            assert not subscription.healthy
+            while await subscription.wait(0):
+                pass
+            assert not await subscription.wait(0.05), "a plain pause"
+        async with await pgmb.aconnect(pooled) as broker:
+            assert broker.listener().pooled
+            assert not await broker.listener().start()
+        async with await pgmb.aconnect(pooled) as broker:
+            assert await broker.listener(dsn).start(), "past the pooler, where an address is given"
+
+
+async def test_a_role_that_may_not_tick_hears_those_who_may(
+    server: Server, dsn: str, db: psycopg.Connection[Any]
+) -> None:
+    db.execute("create role listener_only login")
+    try:
+        async with AsyncListener(dsn, user="listener_only", tick_every=0.05) as listener:
+            assert await listener.start()
+            subscription = listener.subscribe()
+            await until(lambda: listener._tick_again_at > 0)
+            assert not subscription.healthy
+            while await subscription.wait(0):
+                pass
+            db.execute("select pgmb.publish('a', '1')")
+            db.execute("select pgmb.tick()")
+            assert await subscription.wait(LONG)
+    finally:
+        db.execute("drop role listener_only")
+
+
+async def test_an_address_that_never_answers_does_not_block_anybody() -> None:
+    async with AsyncListener("host=/nonexistent dbname=x") as listener:
+        subscription = listener.subscribe()
+        assert not await listener.start()
+        while await subscription.wait(0):
+            pass
+        assert not listener.healthy
+
+
+async def test_closing_wakes_whoever_waits(dsn: str) -> None:
+    listener = AsyncListener(dsn)
+    assert await listener.start()
+    subscription = listener.subscribe()
+    while await subscription.wait(0):
+        pass
+    waiting = asyncio.create_task(subscription.wait(LONG))
+    await asyncio.sleep(0)
+    await listener.close()
+    assert await waiting
+    await listener.close()
+    assert not await listener.start(0), "closed for good"
+
+
+def test_threads_have_the_same_listener(dsn: str, db: psycopg.Connection[Any]) -> None:
+    with Listener(dsn, tick_every=0.05) as listener:
+        assert listener.start()
+        subscriptions = [listener.subscribe() for _ in range(3)]
+        heard: list[bool] = []
+        threads = [
+            threading.Thread(target=lambda one=one: heard.append(one.wait(LONG))) for one in subscriptions
+        ]
+        for thread in threads:
+            thread.start()
+        db.execute("select pgmb.publish('a', '1')")
+        for thread in threads:
+            thread.join(LONG)
+        assert heard == [True] * 3
+        (old,) = listening(db)
+        db.execute("select pg_terminate_backend(%s)", [old])
+        deadline = time.monotonic() + LONG
+        while listening(db) in ([], [old]) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert subscriptions[0].wait(LONG)
+    assert not any(thread.name == "pgmb listener" for thread in threading.enumerate())
