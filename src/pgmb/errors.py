@@ -3,7 +3,8 @@
 PgmbError
 ├── NotFound
 │   ├── StreamNotFound          MB001
-│   └── QueueNotFound           MB002
+│   ├── QueueNotFound           MB002
+│   └── ScheduleNotFound        MB008
 ├── InvalidArgument             MB003 name, MB005 arrays, MB007 pattern
 ├── Conflict                    MB004 stream in use, MB006 queue differs
 ├── LeaseLost                   MB011
@@ -13,6 +14,7 @@ PgmbError
 │   ├── ClusterChanged          MB021
 │   └── ReaderBehind            MB022
 ├── PositionAhead               MB023
+├── QueueFull                   MB040
 ├── PermissionDenied            42501
 └── SchemaVersionError          MB030
 """
@@ -51,6 +53,10 @@ class QueueNotFound(NotFound):
     """There is no queue of that name."""
 
 
+class ScheduleNotFound(NotFound):
+    """There is no schedule of that name."""
+
+
 class InvalidArgument(PgmbError):
     """A name, a pattern or an array that cannot be right."""
 
@@ -87,6 +93,10 @@ class PositionAhead(PgmbError):
     """The position was taken on a primary whose last transactions were lost in a failover."""
 
 
+class QueueFull(PgmbError):
+    """A queue of the stream has reached its max_length and refuses more."""
+
+
 class PermissionDenied(PgmbError):
     """The role was not granted this."""
 
@@ -114,6 +124,7 @@ BY_SQLSTATE: dict[str, type[PgmbError]] = {
     "MB005": InvalidArgument,
     "MB006": Conflict,
     "MB007": InvalidArgument,
+    "MB008": ScheduleNotFound,
     "MB011": LeaseLost,
     "MB012": HistoryGone,
     "MB020": StandbyError,
@@ -121,6 +132,7 @@ BY_SQLSTATE: dict[str, type[PgmbError]] = {
     "MB022": ReaderBehind,
     "MB023": PositionAhead,
     "MB030": SchemaVersionError,
+    "MB040": QueueFull,
     "42501": PermissionDenied,
 }
 

@@ -1,0 +1,129 @@
+-- Length caps that refuse: a trigger on the log of a stream that has a queue with max_length and
+-- when_full 'refuse', and on no other, so that publishing elsewhere costs nothing. (when_full 'drop_oldest' is
+-- receive's work.)
+
+-- Gives a stream's log the trigger that refuses events when a queue is full, or takes it away, as its queues
+-- need it. Lock: SHARE ROW EXCLUSIVE on the log to create, ACCESS EXCLUSIVE to drop, to the end of the
+-- transaction; waits for it 50 ms at a time, so that publishers queued behind never wait longer. A trigger that
+-- cannot be dropped now refuses nothing, and maintain() tries again. Errors: MB004 the log is in use. Internal.
+create or replace function pgmb.guard_stream(stream text, attempts integer default 60)
+returns void
+language plpgsql
+set lock_timeout = '50ms'
+as $$
+declare
+  log text := format('pgmb.%I', 'log_' || stream);
+  wanted boolean := exists (select from pgmb.queue q
+    where q.stream_name = guard_stream.stream and q.max_length is not null and q.when_full = 'refuse');
+begin
+  for attempt in 1 .. attempts loop
+    exit when wanted = exists (select from pg_trigger t where t.tgrelid = log::regclass and t.tgname = 'refuse_full');
+    begin
+      if wanted then
+        -- What release_due brings was accepted before. Only the owner can pass this way.
+        execute format('create trigger refuse_full before insert on %s for each statement
+          when (current_user <> %L or current_setting(''pgmb.releasing'', true) is distinct from ''on'')
+          execute function pgmb.refuse_full(%s)', log,
+          (select pg_get_userbyid(c.relowner) from pg_class c where c.oid = log::regclass), pgmb.stream_id(stream));
+      else
+        execute format('drop trigger refuse_full on %s', log);
+      end if;
+    exception when lock_not_available then
+      if attempt < attempts then
+        perform pg_sleep(0.05 + random() * 0.1);
+      elsif wanted then
+        raise exception 'stream % is in use: its log could not be locked to cap a queue', quote_literal(stream)
+          using errcode = 'MB004', hint = 'A transaction that published to it is still open. Try again when it has ended.';
+      end if;
+    end;
+  end loop;
+end $$;
+
+-- How many events wait in a queue and its lanes, counted up to `most`; what is leased does not count, nor do
+-- the few that committed late and will be delivered out of turn. First by numbers alone, an upper bound that
+-- costs the same for any backlog; only where that reaches `most`, event by event. Internal.
+create or replace function pgmb.waiting_upto(queue pgmb.queue, most bigint)
+returns bigint
+language plpgsql
+as $$
+#variable_conflict use_variable
+declare
+  exact boolean;
+  member pgmb.queue;
+  newest pgmb.claim;
+  last bigint := pgmb.last_seq((queue).stream_name);
+  consumed pg_snapshot;
+  place bigint;
+  leaf text;
+  part bigint;
+  waiting bigint;
+begin
+  foreach exact in array '{false,true}'::boolean[] loop
+    waiting := 0;
+    for member in select m.* from pgmb.queue m where m.id = (queue).id or m.lane_of = (queue).id loop
+      select * into newest from pgmb.claim c where c.queue = member.id order by c.id desc limit 1;
+      if newest.place >= newest.upto then
+        place := greatest(newest.upto, newest.batch_seq);
+        consumed := newest.batch_snapshot;
+      else
+        place := greatest(newest.place, newest.done_seq);
+        consumed := newest.done_snapshot;
+      end if;
+      waiting := waiting + (select count(*) from (
+        select from pgmb.retry r where r.queue = member.id and r.lease is null limit most) retries);
+      if not exact then
+        waiting := waiting + pgmb.numbers_between(member.stream, place, last);
+        continue;
+      end if;
+      for leaf in
+        select format('pgmb.segment_%s_%s', s.stream, s.number) from pgmb.segment s
+        where s.stream = member.stream and s.number between place >> 40 and last >> 40 and s.dropped_at is null
+        order by s.number
+      loop
+        exit when waiting >= most;
+        execute 'select count(*) from (select from ' || leaf || ' e where e.seq > $1 and e.seq <= $2'
+            || ' and (e.xid >= $4 or not pg_visible_in_snapshot(e.xid, $3))' || member.matching
+            || pgmb.without_own(newest.own, newest.own_seq) || ' limit $5) matching'
+          into part using place, last, consumed, pg_snapshot_xmax(consumed), most - waiting;
+        waiting := waiting + part;
+      end loop;
+    end loop;
+    exit when waiting < most;
+  end loop;
+  return waiting;
+end $$;
+
+-- Refuses events for a stream of which a queue is full: the trigger that guard_stream makes, once a statement.
+-- A statement may bring any number of events, and several publishers may find room at once: a queue can so
+-- come to hold more than its max_length. Errors: MB040 a queue is full.
+create or replace function pgmb.refuse_full()
+returns trigger
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+as $$
+declare
+  capped pgmb.queue;
+  waiting bigint;
+  last bigint;
+  room text;
+begin
+  for capped in
+    select q.* from pgmb.queue q
+    where q.stream = tg_argv[0]::integer and q.max_length is not null and q.when_full = 'refuse' and q.lane_of is null
+  loop
+    -- A session that found room once need not look again before so many numbers are gone.
+    room := current_setting('pgmb.room_' || capped.id, true);
+    last := pgmb.last_seq(capped.stream_name);
+    continue when split_part(room, '/', 1) = capped.max_length::text and split_part(room, '/', 2)::bigint > last;
+    waiting := pgmb.waiting_upto(capped, capped.max_length);
+    if waiting >= capped.max_length then
+      raise exception 'queue % is full: % events wait, at most %', quote_literal(capped.name), waiting, capped.max_length
+        using errcode = 'MB040',
+          hint = 'Consume it, purge it, or raise max_length with pgmb.alter_queue(queue, max_length => …).';
+    end if;
+    perform set_config('pgmb.room_' || capped.id, capped.max_length || '/' || last + capped.max_length - waiting, false);
+  end loop;
+  return null;
+end $$;
