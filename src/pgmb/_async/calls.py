@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
-import psycopg
 from psycopg import AsyncConnection, AsyncCursor, errors, pq
 from psycopg.adapt import AdaptersMap
 from psycopg.rows import tuple_row
@@ -12,7 +11,8 @@ from psycopg_pool import AsyncConnectionPool
 
 from pgmb import wire
 from pgmb.batch import Copy
-from pgmb.errors import InvalidArgument, StreamNotFound, translated
+from pgmb.errors import StreamNotFound, translated
+from pgmb.outbox import AsyncConnectionLike, adriver_connection
 from pgmb.statements import Statement
 
 Pool: TypeAlias = AsyncConnectionPool[AsyncConnection[Any]]
@@ -39,10 +39,10 @@ class AsyncCalls:
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
 
-    async def _rows(self, statement: Statement, conn: AsyncConnection[Any] | None) -> list[wire.Row]:
+    async def _rows(self, statement: Statement, conn: AsyncConnectionLike | None) -> list[wire.Row]:
         with translated():
             if conn is not None:
-                return await _fetch(_checked(conn), statement)
+                return await _fetch(await adriver_connection(conn), statement)
             # Connections of the pool are autocommit: the statement is the whole transaction.
             own = await self._pool.getconn()
             try:
@@ -50,14 +50,14 @@ class AsyncCalls:
             finally:
                 await self._pool.putconn(own)
 
-    async def _value(self, statement: Statement, conn: AsyncConnection[Any] | None) -> Any:
+    async def _value(self, statement: Statement, conn: AsyncConnectionLike | None) -> Any:
         """The first column of the only row."""
         return (await self._rows(statement, conn))[0][0]
 
-    async def _copy(self, copy: Copy, conn: AsyncConnection[Any] | None) -> int:
+    async def _copy(self, copy: Copy, conn: AsyncConnectionLike | None) -> int:
         with translated():
             if conn is not None:
-                return await _write(_checked(conn), copy)
+                return await _write(await adriver_connection(conn), copy)
             async with self._pool.connection() as own:
                 return await _write(own, copy)
 
@@ -79,15 +79,3 @@ async def _write(connection: AsyncConnection[Any], copy: Copy) -> int:
         missing.hint = "Create it with create_stream(name)."
         raise missing from error
     return cursor.rowcount
-
-
-def _checked(conn: AsyncConnection[Any]) -> AsyncConnection[Any]:
-    wanted: type = AsyncConnection
-    if not isinstance(conn, wanted):
-        raise InvalidArgument(
-            f"conn= takes a psycopg AsyncConnection, not {type(conn).__module__}.{type(conn).__qualname__}"
-        )
-    # JSON travels as it is encoded here.
-    if conn.info.encoding != "utf-8":
-        raise psycopg.NotSupportedError(f"conn= has client_encoding {conn.info.encoding}; pgmb writes UTF-8")
-    return conn

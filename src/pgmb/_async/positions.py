@@ -3,33 +3,31 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any
-
-from psycopg import AsyncConnection
 
 from pgmb import statements, wire
 from pgmb._async.calls import AsyncCalls
+from pgmb.outbox import AsyncConnectionLike
 from pgmb.statements import call
 from pgmb.types import Event, Position, Source
 
 
 class AsyncPositions(AsyncCalls):
-    async def position(self, stream: str = "main", *, conn: AsyncConnection[Any] | None = None) -> Position:
+    async def position(self, stream: str = "main", *, conn: AsyncConnectionLike | None = None) -> Position:
         """The stream's position now: everything committed by this moment lies before it."""
         return await self._position(statements.position("position", stream=stream), conn)
 
-    async def earliest(self, stream: str = "main", *, conn: AsyncConnection[Any] | None = None) -> Position:
+    async def earliest(self, stream: str = "main", *, conn: AsyncConnectionLike | None = None) -> Position:
         """The position before the stream's first event."""
         return await self._position(statements.position("earliest", stream=stream), conn)
 
     async def position_at(
-        self, stream: str, at: datetime, *, conn: AsyncConnection[Any] | None = None
+        self, stream: str, at: datetime, *, conn: AsyncConnectionLike | None = None
     ) -> Position:
         """The newest position that a tick recorded at or before `at`."""
         return await self._position(statements.position("position_at", stream=stream, at=at), conn)
 
     async def position_of(
-        self, stream: str, tick: int, *, conn: AsyncConnection[Any] | None = None
+        self, stream: str, tick: int, *, conn: AsyncConnectionLike | None = None
     ) -> Position:
         """The position that a tick's id names. HistoryGone when there is no such tick any more."""
         return await self._position(statements.position("position_of", stream=stream, tick=tick), conn)
@@ -42,7 +40,7 @@ class AsyncPositions(AsyncCalls):
         after_seq: int = 0,
         max: int = 1000,
         *,
-        conn: AsyncConnection[Any] | None = None,
+        conn: AsyncConnectionLike | None = None,
     ) -> list[Event]:
         """The events between two positions, in order; the same pair gives the same events.
 
@@ -52,19 +50,19 @@ class AsyncPositions(AsyncCalls):
         return wire.events(rows, Source(stream, 0))
 
     async def confirm(
-        self, stream: str, reader: str, at: Position, *, conn: AsyncConnection[Any] | None = None
+        self, stream: str, reader: str, at: Position, *, conn: AsyncConnectionLike | None = None
     ) -> None:
         """Record how far a reader outside the database has come: retention keeps what lies after it."""
         await self._value(statements.confirm(stream, reader, at), conn)
 
-    async def forget(self, stream: str, reader: str, *, conn: AsyncConnection[Any] | None = None) -> bool:
+    async def forget(self, stream: str, reader: str, *, conn: AsyncConnectionLike | None = None) -> bool:
         """Forget such a reader. True if there was one."""
         return bool(await self._value(call("forget", stream=stream, reader=reader), conn))
 
-    async def tick(self, stream: str = "main", *, conn: AsyncConnection[Any] | None = None) -> int | None:
+    async def tick(self, stream: str = "main", *, conn: AsyncConnectionLike | None = None) -> int | None:
         """Store the stream's position under a short name, wake sleepers. None if nothing happened since."""
         number: int | None = await self._value(call("tick", stream=stream), conn)
         return number
 
-    async def _position(self, statement: statements.Statement, conn: AsyncConnection[Any] | None) -> Position:
+    async def _position(self, statement: statements.Statement, conn: AsyncConnectionLike | None) -> Position:
         return Position.parse(await self._value(statement, conn))

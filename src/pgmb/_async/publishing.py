@@ -7,10 +7,9 @@ from datetime import datetime
 from typing import Any, overload
 from uuid import UUID
 
-from psycopg import AsyncConnection
-
 from pgmb import batch, statements, wire
 from pgmb._async.calls import AsyncCalls
+from pgmb.outbox import AsyncConnectionLike
 from pgmb.types import Duration, NewEvent
 
 
@@ -26,7 +25,7 @@ class AsyncPublishing(AsyncCalls):
         id: UUID | None = None,
         delay: Duration | None = None,
         at: datetime | None = None,
-        conn: AsyncConnection[Any] | None = None,
+        conn: AsyncConnectionLike | None = None,
     ) -> UUID:
         """Publish an event and return its id. It is delivered when the transaction commits.
 
@@ -44,7 +43,7 @@ class AsyncPublishing(AsyncCalls):
         *,
         headers: Any = None,
         stream: str = "main",
-        conn: AsyncConnection[Any] | None = None,
+        conn: AsyncConnectionLike | None = None,
     ) -> int: ...
 
     @overload
@@ -54,7 +53,7 @@ class AsyncPublishing(AsyncCalls):
         /,
         *,
         stream: str = "main",
-        conn: AsyncConnection[Any] | None = None,
+        conn: AsyncConnectionLike | None = None,
     ) -> int: ...
 
     async def publish_many(
@@ -64,7 +63,7 @@ class AsyncPublishing(AsyncCalls):
         *,
         headers: Any = None,
         stream: str = "main",
-        conn: AsyncConnection[Any] | None = None,
+        conn: AsyncConnectionLike | None = None,
     ) -> int:
         """Publish payloads of one topic, or events with all of their own, and return how many.
 
@@ -76,6 +75,6 @@ class AsyncPublishing(AsyncCalls):
             return await self._copy(plan, conn)
         return int(await self._value(plan, conn))
 
-    async def cancel(self, id: UUID, *, conn: AsyncConnection[Any] | None = None) -> bool:
+    async def cancel(self, id: UUID, *, conn: AsyncConnectionLike | None = None) -> bool:
         """Take back an event that was published with a delay and is not yet due. True if it was there."""
         return bool(await self._value(statements.call("cancel", id=id), conn))

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
-
-from psycopg import AsyncConnection
 
 from pgmb._async.calls import AsyncCalls
+from pgmb.outbox import AsyncConnectionLike
 from pgmb.statements import call
 from pgmb.types import Duration, Position
 
@@ -26,7 +24,7 @@ class AsyncQueues(AsyncCalls):
         backoff_factor: float | None = None,
         backoff_max: Duration | None = None,
         backoff_jitter: float | None = None,
-        conn: AsyncConnection[Any] | None = None,
+        conn: AsyncConnectionLike | None = None,
     ) -> bool:
         """Create a queue that reads `stream` from `starting` on, by default from now.
 
@@ -61,7 +59,7 @@ class AsyncQueues(AsyncCalls):
         backoff_factor: float | None = None,
         backoff_max: Duration | None = None,
         backoff_jitter: float | None = None,
-        conn: AsyncConnection[Any] | None = None,
+        conn: AsyncConnectionLike | None = None,
     ) -> None:
         """Change a queue's lease and retry policy. None leaves a setting as it is."""
         await self._value(
@@ -79,30 +77,30 @@ class AsyncQueues(AsyncCalls):
         )
 
     async def bind(
-        self, queue: str, patterns: Iterable[str], *, conn: AsyncConnection[Any] | None = None
+        self, queue: str, patterns: Iterable[str], *, conn: AsyncConnectionLike | None = None
     ) -> None:
         """Replace a queue's patterns, from its position on: leases in flight keep what they hold."""
         await self._value(call("bind", queue=queue, patterns=_several(patterns)), conn)
 
-    async def drop_queue(self, queue: str, *, conn: AsyncConnection[Any] | None = None) -> bool:
+    async def drop_queue(self, queue: str, *, conn: AsyncConnectionLike | None = None) -> bool:
         """Drop a queue with its leases, retries and dead letters. True if there was one."""
         return bool(await self._value(call("drop_queue", queue=queue), conn))
 
     async def pause(
-        self, queue: str, reason: str | None = None, *, conn: AsyncConnection[Any] | None = None
+        self, queue: str, reason: str | None = None, *, conn: AsyncConnectionLike | None = None
     ) -> None:
         """Stop delivery: `receive` returns nothing until `resume`. Leases in flight can still be settled."""
         await self._value(call("pause", queue=queue, reason=reason), conn)
 
-    async def resume(self, queue: str, *, conn: AsyncConnection[Any] | None = None) -> None:
+    async def resume(self, queue: str, *, conn: AsyncConnectionLike | None = None) -> None:
         """Take up delivery again."""
         await self._value(call("resume", queue=queue), conn)
 
-    async def seek(self, queue: str, to: Position, *, conn: AsyncConnection[Any] | None = None) -> None:
+    async def seek(self, queue: str, to: Position, *, conn: AsyncConnectionLike | None = None) -> None:
         """Move a queue to a position. Leases in flight end and retries are dropped; dead letters stay."""
         await self._value(call("seek", queue=queue, to=to), conn)
 
-    async def purge(self, queue: str, *, conn: AsyncConnection[Any] | None = None) -> None:
+    async def purge(self, queue: str, *, conn: AsyncConnectionLike | None = None) -> None:
         """Skip everything waiting in a queue: fresh events, retries and leases. Dead letters stay."""
         await self._value(call("purge", queue=queue), conn)
 

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from psycopg import AsyncConnection
-
 from pgmb import statements
 from pgmb._async.calls import AsyncCalls
+from pgmb.outbox import AsyncConnectionLike
 from pgmb.statements import call
 from pgmb.types import QueueStatus, StreamStatus
 
 
 class AsyncStatus(AsyncCalls):
-    async def queue_status(self, *, conn: AsyncConnection[Any] | None = None) -> list[QueueStatus]:
+    async def queue_status(self, *, conn: AsyncConnectionLike | None = None) -> list[QueueStatus]:
         """Every queue that this role may consume. Estimated: costs the same with a backlog of any size."""
         return [QueueStatus.of(row) for row in await self._rows(statements.QUEUE_STATUS, conn)]
 
-    async def stream_status(self, *, conn: AsyncConnection[Any] | None = None) -> list[StreamStatus]:
+    async def stream_status(self, *, conn: AsyncConnectionLike | None = None) -> list[StreamStatus]:
         """Every stream, estimated likewise."""
         return [StreamStatus(*row) for row in await self._rows(statements.STREAM_STATUS, conn)]
 
-    async def queue_depth(self, queue: str, *, conn: AsyncConnection[Any] | None = None) -> int:
+    async def queue_depth(self, queue: str, *, conn: AsyncConnectionLike | None = None) -> int:
         """Exactly how many events wait in a queue: reads every one of them."""
         return int(await self._value(call("queue_depth", queue=queue), conn))

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from psycopg import AsyncConnection
-
 from pgmb._async.calls import AsyncCalls
+from pgmb.outbox import AsyncConnectionLike
 from pgmb.statements import call
 from pgmb.types import Duration
 
@@ -21,7 +18,7 @@ class AsyncStreams(AsyncCalls):
         keep_for: Duration | None = None,
         drop_unread: bool = False,
         archive: bool = False,
-        conn: AsyncConnection[Any] | None = None,
+        conn: AsyncConnectionLike | None = None,
     ) -> None:
         """Create a stream; nothing happens when it exists.
 
@@ -49,7 +46,7 @@ class AsyncStreams(AsyncCalls):
         keep_for: Duration | None = None,
         drop_unread: bool | None = None,
         archive: bool | None = None,
-        conn: AsyncConnection[Any] | None = None,
+        conn: AsyncConnectionLike | None = None,
     ) -> None:
         """Change how a stream rotates and what it keeps. None leaves a setting as it is."""
         await self._value(
@@ -65,15 +62,15 @@ class AsyncStreams(AsyncCalls):
             conn,
         )
 
-    async def drop_stream(self, name: str, *, conn: AsyncConnection[Any] | None = None) -> None:
+    async def drop_stream(self, name: str, *, conn: AsyncConnectionLike | None = None) -> None:
         """Drop a stream with all its events. Conflict while queues read it."""
         await self._value(call("drop_stream", name=name), conn)
 
-    async def rotate(self, stream: str = "main", *, conn: AsyncConnection[Any] | None = None) -> int | None:
+    async def rotate(self, stream: str = "main", *, conn: AsyncConnectionLike | None = None) -> int | None:
         """Open the stream's next segment and return its number; None if it had to be attached first."""
         number: int | None = await self._value(call("rotate", stream=stream), conn)
         return number
 
-    async def maintain(self, *, conn: AsyncConnection[Any] | None = None) -> None:
+    async def maintain(self, *, conn: AsyncConnectionLike | None = None) -> None:
         """All maintenance in one call: rotation, sealing, retention, clearing. What a Janitor calls."""
         await self._value(call("maintain"), conn)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
-import psycopg
 from psycopg import Connection, Cursor, errors, pq
 from psycopg.adapt import AdaptersMap
 from psycopg.rows import tuple_row
@@ -13,7 +12,8 @@ from psycopg_pool import ConnectionPool
 
 from pgmb import wire
 from pgmb.batch import Copy
-from pgmb.errors import InvalidArgument, StreamNotFound, translated
+from pgmb.errors import StreamNotFound, translated
+from pgmb.outbox import ConnectionLike, driver_connection
 from pgmb.statements import Statement
 
 Pool: TypeAlias = ConnectionPool[Connection[Any]]
@@ -40,10 +40,10 @@ class Calls:
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
 
-    def _rows(self, statement: Statement, conn: Connection[Any] | None) -> list[wire.Row]:
+    def _rows(self, statement: Statement, conn: ConnectionLike | None) -> list[wire.Row]:
         with translated():
             if conn is not None:
-                return _fetch(_checked(conn), statement)
+                return _fetch(driver_connection(conn), statement)
             # Connections of the pool are autocommit: the statement is the whole transaction.
             own = self._pool.getconn()
             try:
@@ -51,14 +51,14 @@ class Calls:
             finally:
                 self._pool.putconn(own)
 
-    def _value(self, statement: Statement, conn: Connection[Any] | None) -> Any:
+    def _value(self, statement: Statement, conn: ConnectionLike | None) -> Any:
         """The first column of the only row."""
         return (self._rows(statement, conn))[0][0]
 
-    def _copy(self, copy: Copy, conn: Connection[Any] | None) -> int:
+    def _copy(self, copy: Copy, conn: ConnectionLike | None) -> int:
         with translated():
             if conn is not None:
-                return _write(_checked(conn), copy)
+                return _write(driver_connection(conn), copy)
             with self._pool.connection() as own:
                 return _write(own, copy)
 
@@ -80,15 +80,3 @@ def _write(connection: Connection[Any], copy: Copy) -> int:
         missing.hint = "Create it with create_stream(name)."
         raise missing from error
     return cursor.rowcount
-
-
-def _checked(conn: Connection[Any]) -> Connection[Any]:
-    wanted: type = Connection
-    if not isinstance(conn, wanted):
-        raise InvalidArgument(
-            f"conn= takes a psycopg Connection, not {type(conn).__module__}.{type(conn).__qualname__}"
-        )
-    # JSON travels as it is encoded here.
-    if conn.info.encoding != "utf-8":
-        raise psycopg.NotSupportedError(f"conn= has client_encoding {conn.info.encoding}; pgmb writes UTF-8")
-    return conn

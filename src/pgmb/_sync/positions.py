@@ -4,30 +4,28 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any
-
-from psycopg import Connection
 
 from pgmb import statements, wire
 from pgmb._sync.calls import Calls
+from pgmb.outbox import ConnectionLike
 from pgmb.statements import call
 from pgmb.types import Event, Position, Source
 
 
 class Positions(Calls):
-    def position(self, stream: str = "main", *, conn: Connection[Any] | None = None) -> Position:
+    def position(self, stream: str = "main", *, conn: ConnectionLike | None = None) -> Position:
         """The stream's position now: everything committed by this moment lies before it."""
         return self._position(statements.position("position", stream=stream), conn)
 
-    def earliest(self, stream: str = "main", *, conn: Connection[Any] | None = None) -> Position:
+    def earliest(self, stream: str = "main", *, conn: ConnectionLike | None = None) -> Position:
         """The position before the stream's first event."""
         return self._position(statements.position("earliest", stream=stream), conn)
 
-    def position_at(self, stream: str, at: datetime, *, conn: Connection[Any] | None = None) -> Position:
+    def position_at(self, stream: str, at: datetime, *, conn: ConnectionLike | None = None) -> Position:
         """The newest position that a tick recorded at or before `at`."""
         return self._position(statements.position("position_at", stream=stream, at=at), conn)
 
-    def position_of(self, stream: str, tick: int, *, conn: Connection[Any] | None = None) -> Position:
+    def position_of(self, stream: str, tick: int, *, conn: ConnectionLike | None = None) -> Position:
         """The position that a tick's id names. HistoryGone when there is no such tick any more."""
         return self._position(statements.position("position_of", stream=stream, tick=tick), conn)
 
@@ -39,7 +37,7 @@ class Positions(Calls):
         after_seq: int = 0,
         max: int = 1000,
         *,
-        conn: Connection[Any] | None = None,
+        conn: ConnectionLike | None = None,
     ) -> list[Event]:
         """The events between two positions, in order; the same pair gives the same events.
 
@@ -48,18 +46,18 @@ class Positions(Calls):
         rows = self._rows(statements.between(stream, after, upto, after_seq, max), conn)
         return wire.events(rows, Source(stream, 0))
 
-    def confirm(self, stream: str, reader: str, at: Position, *, conn: Connection[Any] | None = None) -> None:
+    def confirm(self, stream: str, reader: str, at: Position, *, conn: ConnectionLike | None = None) -> None:
         """Record how far a reader outside the database has come: retention keeps what lies after it."""
         self._value(statements.confirm(stream, reader, at), conn)
 
-    def forget(self, stream: str, reader: str, *, conn: Connection[Any] | None = None) -> bool:
+    def forget(self, stream: str, reader: str, *, conn: ConnectionLike | None = None) -> bool:
         """Forget such a reader. True if there was one."""
         return bool(self._value(call("forget", stream=stream, reader=reader), conn))
 
-    def tick(self, stream: str = "main", *, conn: Connection[Any] | None = None) -> int | None:
+    def tick(self, stream: str = "main", *, conn: ConnectionLike | None = None) -> int | None:
         """Store the stream's position under a short name, wake sleepers. None if nothing happened since."""
         number: int | None = self._value(call("tick", stream=stream), conn)
         return number
 
-    def _position(self, statement: statements.Statement, conn: Connection[Any] | None) -> Position:
+    def _position(self, statement: statements.Statement, conn: ConnectionLike | None) -> Position:
         return Position.parse(self._value(statement, conn))

@@ -8,10 +8,9 @@ from datetime import datetime
 from typing import Any, overload
 from uuid import UUID
 
-from psycopg import Connection
-
 from pgmb import batch, statements, wire
 from pgmb._sync.calls import Calls
+from pgmb.outbox import ConnectionLike
 from pgmb.types import Duration, NewEvent
 
 
@@ -27,7 +26,7 @@ class Publishing(Calls):
         id: UUID | None = None,
         delay: Duration | None = None,
         at: datetime | None = None,
-        conn: Connection[Any] | None = None,
+        conn: ConnectionLike | None = None,
     ) -> UUID:
         """Publish an event and return its id. It is delivered when the transaction commits.
 
@@ -45,7 +44,7 @@ class Publishing(Calls):
         *,
         headers: Any = None,
         stream: str = "main",
-        conn: Connection[Any] | None = None,
+        conn: ConnectionLike | None = None,
     ) -> int: ...
 
     @overload
@@ -55,7 +54,7 @@ class Publishing(Calls):
         /,
         *,
         stream: str = "main",
-        conn: Connection[Any] | None = None,
+        conn: ConnectionLike | None = None,
     ) -> int: ...
 
     def publish_many(
@@ -65,7 +64,7 @@ class Publishing(Calls):
         *,
         headers: Any = None,
         stream: str = "main",
-        conn: Connection[Any] | None = None,
+        conn: ConnectionLike | None = None,
     ) -> int:
         """Publish payloads of one topic, or events with all of their own, and return how many.
 
@@ -77,6 +76,6 @@ class Publishing(Calls):
             return self._copy(plan, conn)
         return int(self._value(plan, conn))
 
-    def cancel(self, id: UUID, *, conn: Connection[Any] | None = None) -> bool:
+    def cancel(self, id: UUID, *, conn: ConnectionLike | None = None) -> bool:
         """Take back an event that was published with a delay and is not yet due. True if it was there."""
         return bool(self._value(statements.call("cancel", id=id), conn))

@@ -4,11 +4,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
-
-from psycopg import Connection
 
 from pgmb._sync.calls import Calls
+from pgmb.outbox import ConnectionLike
 from pgmb.statements import call
 from pgmb.types import Duration, Position
 
@@ -27,7 +25,7 @@ class Queues(Calls):
         backoff_factor: float | None = None,
         backoff_max: Duration | None = None,
         backoff_jitter: float | None = None,
-        conn: Connection[Any] | None = None,
+        conn: ConnectionLike | None = None,
     ) -> bool:
         """Create a queue that reads `stream` from `starting` on, by default from now.
 
@@ -62,7 +60,7 @@ class Queues(Calls):
         backoff_factor: float | None = None,
         backoff_max: Duration | None = None,
         backoff_jitter: float | None = None,
-        conn: Connection[Any] | None = None,
+        conn: ConnectionLike | None = None,
     ) -> None:
         """Change a queue's lease and retry policy. None leaves a setting as it is."""
         self._value(
@@ -79,27 +77,27 @@ class Queues(Calls):
             conn,
         )
 
-    def bind(self, queue: str, patterns: Iterable[str], *, conn: Connection[Any] | None = None) -> None:
+    def bind(self, queue: str, patterns: Iterable[str], *, conn: ConnectionLike | None = None) -> None:
         """Replace a queue's patterns, from its position on: leases in flight keep what they hold."""
         self._value(call("bind", queue=queue, patterns=_several(patterns)), conn)
 
-    def drop_queue(self, queue: str, *, conn: Connection[Any] | None = None) -> bool:
+    def drop_queue(self, queue: str, *, conn: ConnectionLike | None = None) -> bool:
         """Drop a queue with its leases, retries and dead letters. True if there was one."""
         return bool(self._value(call("drop_queue", queue=queue), conn))
 
-    def pause(self, queue: str, reason: str | None = None, *, conn: Connection[Any] | None = None) -> None:
+    def pause(self, queue: str, reason: str | None = None, *, conn: ConnectionLike | None = None) -> None:
         """Stop delivery: `receive` returns nothing until `resume`. Leases in flight can still be settled."""
         self._value(call("pause", queue=queue, reason=reason), conn)
 
-    def resume(self, queue: str, *, conn: Connection[Any] | None = None) -> None:
+    def resume(self, queue: str, *, conn: ConnectionLike | None = None) -> None:
         """Take up delivery again."""
         self._value(call("resume", queue=queue), conn)
 
-    def seek(self, queue: str, to: Position, *, conn: Connection[Any] | None = None) -> None:
+    def seek(self, queue: str, to: Position, *, conn: ConnectionLike | None = None) -> None:
         """Move a queue to a position. Leases in flight end and retries are dropped; dead letters stay."""
         self._value(call("seek", queue=queue, to=to), conn)
 
-    def purge(self, queue: str, *, conn: Connection[Any] | None = None) -> None:
+    def purge(self, queue: str, *, conn: ConnectionLike | None = None) -> None:
         """Skip everything waiting in a queue: fresh events, retries and leases. Dead letters stay."""
         self._value(call("purge", queue=queue), conn)
 

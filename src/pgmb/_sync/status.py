@@ -3,25 +3,22 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from psycopg import Connection
-
 from pgmb import statements
 from pgmb._sync.calls import Calls
+from pgmb.outbox import ConnectionLike
 from pgmb.statements import call
 from pgmb.types import QueueStatus, StreamStatus
 
 
 class Status(Calls):
-    def queue_status(self, *, conn: Connection[Any] | None = None) -> list[QueueStatus]:
+    def queue_status(self, *, conn: ConnectionLike | None = None) -> list[QueueStatus]:
         """Every queue that this role may consume. Estimated: costs the same with a backlog of any size."""
         return [QueueStatus.of(row) for row in self._rows(statements.QUEUE_STATUS, conn)]
 
-    def stream_status(self, *, conn: Connection[Any] | None = None) -> list[StreamStatus]:
+    def stream_status(self, *, conn: ConnectionLike | None = None) -> list[StreamStatus]:
         """Every stream, estimated likewise."""
         return [StreamStatus(*row) for row in self._rows(statements.STREAM_STATUS, conn)]
 
-    def queue_depth(self, queue: str, *, conn: Connection[Any] | None = None) -> int:
+    def queue_depth(self, queue: str, *, conn: ConnectionLike | None = None) -> int:
         """Exactly how many events wait in a queue: reads every one of them."""
         return int(self._value(call("queue_depth", queue=queue), conn))

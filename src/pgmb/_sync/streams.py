@@ -3,11 +3,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from psycopg import Connection
-
 from pgmb._sync.calls import Calls
+from pgmb.outbox import ConnectionLike
 from pgmb.statements import call
 from pgmb.types import Duration
 
@@ -22,7 +19,7 @@ class Streams(Calls):
         keep_for: Duration | None = None,
         drop_unread: bool = False,
         archive: bool = False,
-        conn: Connection[Any] | None = None,
+        conn: ConnectionLike | None = None,
     ) -> None:
         """Create a stream; nothing happens when it exists.
 
@@ -50,7 +47,7 @@ class Streams(Calls):
         keep_for: Duration | None = None,
         drop_unread: bool | None = None,
         archive: bool | None = None,
-        conn: Connection[Any] | None = None,
+        conn: ConnectionLike | None = None,
     ) -> None:
         """Change how a stream rotates and what it keeps. None leaves a setting as it is."""
         self._value(
@@ -66,15 +63,15 @@ class Streams(Calls):
             conn,
         )
 
-    def drop_stream(self, name: str, *, conn: Connection[Any] | None = None) -> None:
+    def drop_stream(self, name: str, *, conn: ConnectionLike | None = None) -> None:
         """Drop a stream with all its events. Conflict while queues read it."""
         self._value(call("drop_stream", name=name), conn)
 
-    def rotate(self, stream: str = "main", *, conn: Connection[Any] | None = None) -> int | None:
+    def rotate(self, stream: str = "main", *, conn: ConnectionLike | None = None) -> int | None:
         """Open the stream's next segment and return its number; None if it had to be attached first."""
         number: int | None = self._value(call("rotate", stream=stream), conn)
         return number
 
-    def maintain(self, *, conn: Connection[Any] | None = None) -> None:
+    def maintain(self, *, conn: ConnectionLike | None = None) -> None:
         """All maintenance in one call: rotation, sealing, retention, clearing. What a Janitor calls."""
         self._value(call("maintain"), conn)
