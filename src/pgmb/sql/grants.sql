@@ -27,6 +27,10 @@ create policy publish on pgmb.delayed
   using (has_any_column_privilege(current_user, format('pgmb.%I', 'log_' || stream), 'insert'))
   with check (has_any_column_privilege(current_user, format('pgmb.%I', 'log_' || stream), 'insert'));
 
+drop policy if exists publish on pgmb.dedup;
+create policy publish on pgmb.dedup for insert
+  with check (has_any_column_privilege(current_user, format('pgmb.%I', 'log_' || stream), 'insert'));
+
 revoke all on all functions in schema pgmb from public;
 revoke all on all tables in schema pgmb from public;
 revoke all on schema pgmb from public;

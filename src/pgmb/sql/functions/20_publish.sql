@@ -24,11 +24,14 @@ as $$
 $$;
 
 -- Publishes one event and returns its id. It is delivered when the caller's transaction commits.
--- delay, at: when it enters the log; no limit. Writes the stream's log, or pgmb.delayed. No lock beyond
--- the insert's own. Errors: MB001 no such stream.
+-- delay, at: when it enters the log; no limit. dedup_key: if the stream had an event under this key within
+-- dedup_for, publishes nothing and returns that event's id; waits for a transaction that is publishing
+-- under the same key. Writes the stream's log, or pgmb.delayed, and pgmb.dedup. No other lock. Errors: MB001 no
+-- such stream, MB005 not a key, MB040 a queue of the stream is full.
 create or replace function pgmb.publish(
   topic text, payload json, key text default null, headers json default null,
-  stream text default 'main', id uuid default null, delay interval default null, at timestamptz default null
+  stream text default 'main', id uuid default null, delay interval default null, at timestamptz default null,
+  dedup_key text default null, dedup_for interval default '1 day'
 )
 returns uuid
 language plpgsql
@@ -38,6 +41,14 @@ declare
   given uuid;
   due timestamptz;
 begin
+  if publish.dedup_key is not null then
+    perform pgmb.stream_id(publish.stream);
+    publish.id := coalesce(publish.id, pgmb.fresh_id());
+    given := pgmb.claim_key(publish.stream, publish.dedup_key, publish.id, publish.dedup_for);
+    if given is not null then
+      return given;
+    end if;
+  end if;
   if publish.delay is not null or publish.at is not null then
     due := coalesce(publish.at, pg_catalog.clock_timestamp() + publish.delay);
     if due > pg_catalog.clock_timestamp() then
@@ -96,10 +107,12 @@ begin
 end $$;
 
 -- Publishes many events, each with its own topic, key, headers and id, and returns their number. Arrays
--- left out are null for every event; those given must be as long as payloads.
+-- left out are null for every event; those given must be as long as payloads. Events whose dedup_key is taken, as
+-- publish has it, or repeated within the array, are left out and not counted.
 create or replace function pgmb.publish_many(
   topics text[], payloads json[], keys text[] default null, headers json[] default null,
-  ids uuid[] default null, stream text default 'main'
+  ids uuid[] default null, stream text default 'main', dedup_keys text[] default null,
+  dedup_for interval default '1 day'
 )
 returns bigint
 language plpgsql
@@ -107,6 +120,8 @@ as $$
 declare
   published bigint;
   events integer := pg_catalog.cardinality(publish_many.payloads);
+  keyed record;
+  repeated boolean[];
 begin
   if pg_catalog.to_regclass(pg_catalog.format('pgmb.%I', 'log_' || publish_many.stream)) is null then
     perform pgmb.stream_id(publish_many.stream);
@@ -115,15 +130,40 @@ begin
     or coalesce(pg_catalog.cardinality(publish_many.keys), events) <> events
     or coalesce(pg_catalog.cardinality(publish_many.headers), events) <> events
     or coalesce(pg_catalog.cardinality(publish_many.ids), events) <> events
+    or coalesce(pg_catalog.cardinality(publish_many.dedup_keys), events) <> events
   then
     raise exception 'arrays of different lengths' using errcode = 'MB005',
-      hint = 'topics, payloads and, where given, keys, headers and ids have one element an event.';
+      hint = 'topics, payloads and, where given, keys, headers, ids and dedup_keys have one element an event.';
   end if;
-  execute pg_catalog.format('insert into pgmb.%I (id, topic, key, payload, headers)
-      select event.id, event.topic, event.key, event.payload, event.headers
-      from unnest($1, $2, $3, $4, $5) event (id, topic, key, payload, headers)',
-    'log_' || publish_many.stream)
-  using publish_many.ids, publish_many.topics, publish_many.keys, publish_many.payloads, publish_many.headers;
+  if publish_many.dedup_keys is not null and events > 0 then
+    publish_many.ids := coalesce(array(select pg_catalog.unnest(publish_many.ids)), '{}');
+    publish_many.ids[events] := publish_many.ids[events];
+    repeated := pg_catalog.array_fill(false, array[events]);
+    -- In the keys' order, so that no two of these wait for one another.
+    for keyed in
+      select given.dedup_key, given.place
+      from pg_catalog.unnest(publish_many.dedup_keys) with ordinality given (dedup_key, place)
+      where given.dedup_key is not null
+      order by given.dedup_key collate "C", given.place
+    loop
+      publish_many.ids[keyed.place] := coalesce(publish_many.ids[keyed.place], pgmb.fresh_id());
+      repeated[keyed.place] := pgmb.claim_key(publish_many.stream, keyed.dedup_key,
+        publish_many.ids[keyed.place], publish_many.dedup_for) is not null;
+    end loop;
+    execute pg_catalog.format('insert into pgmb.%I (id, topic, key, payload, headers)
+        select event.id, event.topic, event.key, event.payload, event.headers
+        from unnest($1, $2, $3, $4, $5, $6) event (id, topic, key, payload, headers, repeated)
+        where not event.repeated',
+      'log_' || publish_many.stream)
+    using publish_many.ids, publish_many.topics, publish_many.keys, publish_many.payloads, publish_many.headers,
+      repeated;
+  else
+    execute pg_catalog.format('insert into pgmb.%I (id, topic, key, payload, headers)
+        select event.id, event.topic, event.key, event.payload, event.headers
+        from unnest($1, $2, $3, $4, $5) event (id, topic, key, payload, headers)',
+      'log_' || publish_many.stream)
+    using publish_many.ids, publish_many.topics, publish_many.keys, publish_many.payloads, publish_many.headers;
+  end if;
   get diagnostics published = row_count;
   return published;
 end $$;
@@ -147,6 +187,8 @@ set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set enable_bitmapscan = off
 set plan_cache_mode = force_generic_plan
+-- Past the caps: these events were accepted when they were published (guard_stream).
+set pgmb.releasing = on
 as $$
 declare
   released bigint;

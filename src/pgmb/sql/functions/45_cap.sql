@@ -5,7 +5,8 @@
 -- Gives a stream's log the trigger that refuses events when a queue is full, or takes it away, as its queues
 -- need it. Lock: SHARE ROW EXCLUSIVE on the log to create, ACCESS EXCLUSIVE to drop, to the end of the
 -- transaction; waits for it 50 ms at a time, so that publishers queued behind never wait longer. A trigger that
--- cannot be dropped now refuses nothing, and maintain() tries again. Errors: MB004 the log is in use. Internal.
+-- cannot be dropped now refuses nothing, and maintain() tries again, once. Errors: MB004 the log is in use.
+-- Internal.
 create or replace function pgmb.guard_stream(stream text, attempts integer default 60)
 returns void
 language plpgsql
@@ -31,7 +32,7 @@ begin
     exception when lock_not_available then
       if attempt < attempts then
         perform pg_sleep(0.05 + random() * 0.1);
-      elsif wanted then
+      elsif wanted and attempts > 1 then
         raise exception 'stream % is in use: its log could not be locked to cap a queue', quote_literal(stream)
           using errcode = 'MB004', hint = 'A transaction that published to it is still open. Try again when it has ended.';
       end if;

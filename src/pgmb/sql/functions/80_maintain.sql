@@ -320,11 +320,13 @@ begin
     end if;
   end loop;
   perform pgmb.clear_settled();
+  perform pgmb.clear_keys();
   update pgmb.queue q set generation = newest.generation
   from (select n.queue, max(n.generation) generation from pgmb.supersession n group by n.queue) newest
   where q.id = newest.queue and q.generation <> newest.generation;
   -- Last, because these keep readers, then publishers, out until the end of the transaction.
   for s in select * from pgmb.stream loop
+    perform pgmb.guard_stream(s.name, 1);
     perform pgmb.drop_segments(s.name);
     perform pgmb.detach_dropped(s.name);
   end loop;

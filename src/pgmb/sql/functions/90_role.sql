@@ -47,7 +47,9 @@ begin
   end if;
   if not exists (
     select from pgmb.queue_grant g
-    where g.queue = assert_consumer.queue and pg_has_role(pgmb.caller(), to_regrole(quote_ident(g.role)), 'usage')
+    -- A lane belongs to the queue that the user named.
+    where g.queue in (assert_consumer.queue, (select q.lane_of from pgmb.queue q where q.id = assert_consumer.queue))
+      and pg_has_role(pgmb.caller(), to_regrole(quote_ident(g.role)), 'usage')
   ) then
     raise exception 'role % may not consume queue %', pgmb.caller(), coalesce(name, queue::text) using errcode = '42501',
       hint = 'Grant it with pgmb.grant_consume(queue, role), or the role pgmb_consumer for all queues.';
@@ -75,9 +77,9 @@ as $$
   select p.oid::regprocedure
   from pg_proc p
   where p.pronamespace = 'pgmb'::regnamespace and p.proname = any (case kind
-    when 'publish' then '{publish,publish_many,cancel,derive_id,fresh_id,stream_id,matches,compile_patterns}'::text[]
+    when 'publish' then '{publish,publish_many,cancel,claim_key,holder_of_key,derive_id,fresh_id,stream_id,matches,compile_patterns}'::text[]
     when 'read' then '{position,earliest,position_at,position_of,between,confirm,forget,tick,stream_id,matches,compile_patterns,derive_id}'
-    when 'consume' then '{receive,stream_of,ack,retry,bury,extend,pause,resume,redrive,dead_letters,drop_dead,matches,compile_patterns,describe_queues,describe_streams,queue_depth}'
+    when 'consume' then '{receive,receive_any,stream_of,ack,retry,bury,release,extend,pause,resume,redrive,dead_letters,drop_dead,matches,compile_patterns,describe_queues,describe_streams,queue_depth}'
     when 'admin' then array(select all_of.proname::text from pg_proc all_of where all_of.pronamespace = 'pgmb'::regnamespace)
   end)
 $$;
@@ -109,6 +111,7 @@ begin
     execute format('grant usage on sequence pgmb.%I to %I', 'seq_' || stream, publisher);
     execute format('grant select (id, name, salt) on pgmb.stream to %I', publisher);
     execute format('grant insert, delete, select (id) on pgmb.delayed to %I', publisher);
+    execute format('grant insert on pgmb.dedup to %I', publisher);
   end if;
   if reader is not null then
     execute format('grant select on pgmb.%I to %I', 'log_' || stream, reader);

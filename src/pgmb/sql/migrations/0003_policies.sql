@@ -34,6 +34,7 @@ create table pgmb.dedup (
   primary key (stream, key)
 ) with (autovacuum_vacuum_scale_factor = 0.02);
 create index dedup_expiry on pgmb.dedup (expires_at);
+alter table pgmb.dedup enable row level security;
 
 create table pgmb.schedule (
   name text primary key check (name ~ '^[^\x01-\x20\x7f]([^\x01-\x1f\x7f]{0,98}[^\x01-\x20\x7f])?$'),
@@ -44,10 +45,11 @@ create table pgmb.schedule (
   key text,
   payload json not null,
   headers json,
-  next_at timestamptz not null,
+  next_at timestamptz,
   last_at timestamptz,
   paused_at timestamptz,
-  created_at timestamptz not null default now()
+  created_at timestamptz not null default now(),
+  missed text not null default 'last' check (missed in ('last', 'all'))
 );
 create index schedule_next on pgmb.schedule (next_at) where paused_at is null;
 

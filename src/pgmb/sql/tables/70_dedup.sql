@@ -9,3 +9,4 @@ create table pgmb.dedup (
   primary key (stream, key)
 ) with (autovacuum_vacuum_scale_factor = 0.02);
 create index dedup_expiry on pgmb.dedup (expires_at);
+alter table pgmb.dedup enable row level security;

@@ -10,9 +10,12 @@ create table pgmb.schedule (
   key text,
   payload json not null,
   headers json,
-  next_at timestamptz not null,
+  -- Null: its expression never matches again.
+  next_at timestamptz,
   last_at timestamptz,
   paused_at timestamptz,
-  created_at timestamptz not null default now()
+  created_at timestamptz not null default now(),
+  -- Of the due times that nobody was there for, the last is published, or all are.
+  missed text not null default 'last' check (missed in ('last', 'all'))
 );
 create index schedule_next on pgmb.schedule (next_at) where paused_at is null;

@@ -1,0 +1,80 @@
+-- Deduplication: a key names one event of a stream for a while. It is written with the publisher's own rights
+-- (pgmb.dedup has the policy that pgmb.delayed has) and in the publisher's transaction: a publish that is rolled
+-- back leaves no key.
+
+-- Takes a key for an event: null if the key was free, otherwise the id of the event that has it. Waits for the
+-- end of another transaction that is about to take the same key. Errors: MB005 not a key or not a duration.
+-- Internal.
+create or replace function pgmb.claim_key(stream text, key text, id uuid, dedup_for interval)
+returns uuid
+language plpgsql
+as $$
+#variable_conflict use_column
+declare
+  earlier uuid;
+begin
+  if pg_catalog.length(claim_key.key) not between 1 and 500 then
+    raise exception 'a deduplication key of % characters', pg_catalog.length(claim_key.key)
+      using errcode = 'MB005', hint = 'It has 1 to 500 characters. Use a digest of what is longer.';
+  end if;
+  if not coalesce(claim_key.dedup_for > interval '0', false) then
+    raise exception 'a key cannot be remembered for %', coalesce(claim_key.dedup_for::text, 'null')
+      using errcode = 'MB005', hint = 'dedup_for is a duration, such as ''1 day''.';
+  end if;
+  loop
+    insert into pgmb.dedup (stream, key, id, expires_at)
+    values (claim_key.stream, claim_key.key, claim_key.id, pg_catalog.clock_timestamp() + claim_key.dedup_for)
+    on conflict do nothing;
+    if found then
+      return null;
+    end if;
+    -- Null when it has expired meanwhile, or somebody's maintain() took it away: then it is free.
+    earlier := pgmb.holder_of_key(claim_key.stream, claim_key.key);
+    if earlier is not null then
+      return earlier;
+    end if;
+  end loop;
+end $$;
+
+-- The id of the event that has a key. Frees a key that has expired, and returns null. Gives away nothing to one who
+-- does not know the key. Internal.
+create or replace function pgmb.holder_of_key(stream text, key text)
+returns uuid
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+  holder pgmb.dedup;
+begin
+  select * into holder from pgmb.dedup d
+  where d.stream = holder_of_key.stream and d.key = holder_of_key.key;
+  if holder.expires_at <= clock_timestamp() then
+    delete from pgmb.dedup d
+    where d.stream = holder_of_key.stream and d.key = holder_of_key.key and d.expires_at <= clock_timestamp();
+    return null;
+  end if;
+  return holder.id;
+end $$;
+
+-- Deletes keys that have expired, at most `max`, and returns how many. Those that a publisher holds wait for the
+-- next time.
+create or replace function pgmb.clear_keys(max integer default 10000)
+returns bigint
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+  cleared bigint;
+begin
+  perform pgmb.assert_admin();
+  delete from pgmb.dedup d
+  where d.ctid = any (array(
+    select old.ctid from pgmb.dedup old where old.expires_at <= clock_timestamp()
+    order by old.expires_at limit clear_keys.max for update skip locked));
+  get diagnostics cleared = row_count;
+  return cleared;
+end $$;
