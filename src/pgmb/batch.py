@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from datetime import timedelta
 from itertools import chain, islice, repeat
 from struct import Struct
 from typing import Any, NamedTuple, TypeVar, cast
@@ -13,7 +14,7 @@ from psycopg import sql
 from pgmb import wire
 from pgmb.errors import InvalidArgument
 from pgmb.statements import Statement, publish_columns, publish_uniform
-from pgmb.types import NewEvent
+from pgmb.types import Duration, NewEvent
 
 Item = TypeVar("Item")
 
@@ -27,6 +28,10 @@ Measured with events of 167 bytes, thousands a second of wall, of client CPU, of
 COPY costs one round trip more, which a unix socket does not show: so arrays for as long as they keep up.
 """
 
+ONE_DAY = timedelta(days=1)
+"""How long a deduplication key is remembered unless told."""
+
+_NOTHING = (None, None, None, None)
 _HEADER = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 _TRAILER = b"\xff\xff"
 _field_count = Struct("!h").pack
@@ -41,9 +46,19 @@ class Copy(NamedTuple):
     stream: str
 
 
+class Parts(NamedTuple):
+    """Statements and copies for one transaction, each made once the one before it is done."""
+
+    steps: Iterator[Statement | Copy]
+
+
 def plan(
-    topic: str | Iterable[NewEvent], payloads: Iterable[Any] | None, headers: Any, stream: str
-) -> Statement | Copy:
+    topic: str | Iterable[NewEvent],
+    payloads: Iterable[Any] | None,
+    headers: Any,
+    stream: str,
+    dedup_for: Duration = ONE_DAY,
+) -> Statement | Copy | Parts:
     """The way to publish payloads of one topic, or, without payloads, events with all of their own."""
     if isinstance(topic, str):
         if payloads is None:
@@ -51,7 +66,7 @@ def plan(
         return _plan_uniform(topic, payloads, wire.optional_json(headers), stream)
     if payloads is not None or headers is not None:
         raise InvalidArgument("events have payloads and headers of their own")
-    return _plan_events(topic, stream)
+    return _plan_events(topic, stream, dedup_for)
 
 
 def _plan_uniform(
@@ -67,21 +82,53 @@ def _plan_uniform(
     )
 
 
-def _plan_events(events: Iterable[NewEvent], stream: str) -> Statement | Copy:
+def _plan_events(events: Iterable[NewEvent], stream: str, dedup_for: Duration) -> Statement | Parts:
     first, rest = _begin(events)
     if rest is None:
         topic = _uniform_topic(first)
         if topic is not None:
             return publish_uniform(topic, wire.encode_all([event.payload for event in first]), None, stream)
-        columns = _Columns.of(first)
-        return publish_columns(
-            columns.topics, columns.payloads, columns.keys, columns.headers, columns.ids, stream
-        )
-    return _copy(
+        return _columns(first, stream, dedup_for)
+    return Parts(_steps(chain((first,), _blocks(rest)), stream, dedup_for))
+
+
+def _columns(events: Sequence[NewEvent], stream: str, dedup_for: Duration) -> Statement:
+    columns = _Columns.of(events)
+    return publish_columns(
+        columns.topics,
+        columns.payloads,
+        columns.keys,
+        columns.headers,
+        columns.ids,
         stream,
-        ("topic", "payload", "key", "headers", "id"),
-        (_rows(_Columns.of(block)) for block in chain((first,), _blocks(rest))),
+        _column(None if event.dedup_key is None else event.dedup_key.encode() for event in events),
+        dedup_for,
     )
+
+
+def _steps(blocks: Iterator[list[NewEvent]], stream: str, dedup_for: Duration) -> Iterator[Statement | Copy]:
+    """A copy of all blocks, interrupted by those with a deduplication key, which COPY knows nothing of."""
+    keyed: list[list[NewEvent]] = []
+
+    def rows(block: list[NewEvent]) -> Iterator[bytes]:
+        yield _rows(_Columns.of(block))
+        for block in blocks:
+            if _has_keys(block):
+                keyed.append(block)
+                return
+            yield _rows(_Columns.of(block))
+
+    for block in blocks:
+        if _has_keys(block):
+            keyed.append(block)
+        else:
+            yield _copy(stream, ("topic", "payload", "key", "headers", "id"), rows(block))
+        while keyed:
+            yield _columns(keyed.pop(), stream, dedup_for)
+
+
+def _has_keys(events: Sequence[NewEvent]) -> bool:
+    return any(event.dedup_key is not None for event in events)
 
 
 def _begin(items: Iterable[Item]) -> tuple[list[Item], Iterator[Item] | None]:
@@ -113,7 +160,7 @@ def _uniform_topic(events: Sequence[NewEvent]) -> str | None:
         return None
     topic = events[0].topic
     for event in events:
-        if (event.topic, event.key, event.headers, event.id) != (topic, None, None, None):
+        if (event.topic, event.key, event.headers, event.id, event.dedup_key) != (topic, *_NOTHING):
             return None
     return topic
 

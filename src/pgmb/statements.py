@@ -51,6 +51,14 @@ TYPES: Final[dict[str, LiteralString]] = {
     "stream": "text",
     "tick": "bigint",
     "to": "pgmb.position",
+    "ordered": "boolean",
+    "max_in_flight": "integer",
+    "rps": "double precision",
+    "ttl": "interval",
+    "max_length": "bigint",
+    "when_full": "text",
+    "lanes": "text[]",
+    "queues": "text[]",
     "topic": "text",
 }
 """The type of each parameter by its name, which is the same in every function but the ones of `between`."""
@@ -98,6 +106,11 @@ _PUBLISH: Final = (
     "select pgmb.publish(topic => %s::text, payload => %s::json, key => %s::text, headers => %s::json,"
     " stream => %s::text, id => %s::uuid, delay => %s::interval, at => %s::timestamptz)"
 )
+_PUBLISH_ONCE: Final = (
+    "select pgmb.publish(topic => %s::text, payload => %s::json, key => %s::text, headers => %s::json,"
+    " stream => %s::text, id => %s::uuid, delay => %s::interval, at => %s::timestamptz,"
+    " dedup_key => %s::text, dedup_for => %s::interval)"
+)
 _PUBLISH_UNIFORM: Final = (
     "select pgmb.publish_many(topic => %s::text, payloads => %s::json[], headers => %s::json,"
     " stream => %s::text)"
@@ -105,6 +118,11 @@ _PUBLISH_UNIFORM: Final = (
 _PUBLISH_COLUMNS: Final = (
     "select pgmb.publish_many(topics => %s::text[], payloads => %s::json[], keys => %s::text[],"
     " headers => %s::json[], ids => %s::uuid[], stream => %s::text)"
+)
+_PUBLISH_COLUMNS_ONCE: Final = (
+    "select pgmb.publish_many(topics => %s::text[], payloads => %s::json[], keys => %s::text[],"
+    " headers => %s::json[], ids => %s::uuid[], stream => %s::text, dedup_keys => %s::text[],"
+    " dedup_for => %s::interval)"
 )
 
 
@@ -117,20 +135,22 @@ def publish(
     given: UUID | None,
     delay: Duration | None,
     at: datetime | None,
+    dedup_key: str | None = None,
+    dedup_for: Duration | None = None,
 ) -> Statement:
-    return Statement(
-        _PUBLISH,
-        (
-            topic,
-            wire.json(payload),
-            key,
-            wire.optional_json(headers),
-            stream,
-            given,
-            interval(delay),
-            aware(at),
-        ),
+    parameters = (
+        topic,
+        wire.json(payload),
+        key,
+        wire.optional_json(headers),
+        stream,
+        given,
+        interval(delay),
+        aware(at),
     )
+    if dedup_key is None:
+        return Statement(_PUBLISH, parameters)
+    return Statement(_PUBLISH_ONCE, (*parameters, dedup_key, interval(dedup_for)))
 
 
 def publish_uniform(
@@ -146,18 +166,20 @@ def publish_columns(
     headers: Sequence[bytes | None] | None,
     ids: Sequence[bytes | None] | None,
     stream: str,
+    dedup_keys: Sequence[bytes | None] | None = None,
+    dedup_for: Duration | None = None,
 ) -> Statement:
-    return Statement(
-        _PUBLISH_COLUMNS,
-        (
-            wire.TextArray(topics),
-            wire.JsonArray(payloads),
-            None if keys is None else wire.TextArray(keys),
-            None if headers is None else wire.JsonArray(headers),
-            None if ids is None else wire.UuidArray(ids),
-            stream,
-        ),
+    parameters = (
+        wire.TextArray(topics),
+        wire.JsonArray(payloads),
+        None if keys is None else wire.TextArray(keys),
+        None if headers is None else wire.JsonArray(headers),
+        None if ids is None else wire.UuidArray(ids),
+        stream,
     )
+    if dedup_keys is None:
+        return Statement(_PUBLISH_COLUMNS, parameters)
+    return Statement(_PUBLISH_COLUMNS_ONCE, (*parameters, wire.TextArray(dedup_keys), interval(dedup_for)))
 
 
 # -- receiving -----------------------------------------------------------------------------------------------
@@ -166,6 +188,11 @@ _RECEIVE: Final = (
     "select seq, id, topic, key, payload, headers, published_at, attempt, lease from pgmb.receive("
     "queue => %s::text, max => %s::integer, lease_for => %s::interval, ack => %s::uuid,"
     " durable => %s::boolean, raw => true)"
+)
+_RECEIVE_ANY: Final = (
+    "select seq, id, topic, key, payload, headers, published_at, attempt, lease, queue from pgmb.receive_any("
+    "queues => %s::text[], max => %s::integer, lease_for => %s::interval, durable => %s::boolean,"
+    " raw => true)"
 )
 _DEAD_LETTERS: Final = (
     "select seq, event_id, topic, key, payload, headers, published_at, attempt, id, died_at, error"
@@ -180,6 +207,10 @@ def receive(
     """`alone`: nothing else is in the transaction, so that its commit need not wait for the disk."""
     durable = not alone or ack is not None
     return Statement(_RECEIVE, (queue, limit, interval(lease_for), ack, durable))
+
+
+def receive_any(queues: Iterable[str], limit: int, lease_for: Duration | None, *, alone: bool) -> Statement:
+    return Statement(_RECEIVE_ANY, (list(queues), limit, interval(lease_for), not alone))
 
 
 def stream_of(queue: str) -> Statement:

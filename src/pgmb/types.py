@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime, timedelta
-from typing import Any, Self, TypeAlias
+from typing import Any, Literal, Self, TypeAlias
 from uuid import UUID
 
 import msgspec
@@ -12,6 +12,9 @@ from msgspec.structs import force_setattr
 
 Duration: TypeAlias = timedelta | float
 """A timedelta, or seconds."""
+
+WhenFull: TypeAlias = Literal["refuse", "drop_oldest"]
+"""What becomes of a queue that has reached its length."""
 
 _decode = msgspec.json.decode
 _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
@@ -100,6 +103,8 @@ class NewEvent(msgspec.Struct, frozen=True):
     key: str | None = None
     headers: Any = None
     id: UUID | None = None
+    dedup_key: str | None = None
+    """Not published if the stream had an event under this key lately: see `publish`."""
 
 
 class DeadLetter(msgspec.Struct, frozen=True):

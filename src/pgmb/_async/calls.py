@@ -10,7 +10,7 @@ from psycopg.rows import tuple_row
 from psycopg_pool import AsyncConnectionPool
 
 from pgmb import wire
-from pgmb.batch import Copy
+from pgmb.batch import Copy, Parts
 from pgmb.errors import StreamNotFound, translated
 from pgmb.outbox import AsyncConnectionLike, adriver_connection
 from pgmb.statements import Statement
@@ -60,6 +60,28 @@ class AsyncCalls:
                 return await _write(await adriver_connection(conn), copy)
             async with self._pool.connection() as own:
                 return await _write(own, copy)
+
+    async def _parts(self, parts: Parts, conn: AsyncConnectionLike | None) -> int:
+        """All of them in one transaction; the sum of what they return."""
+        with translated():
+            if conn is not None:
+                given = await adriver_connection(conn)
+                if not given.autocommit or given.info.transaction_status != pq.TransactionStatus.IDLE:
+                    return await _run(given, parts)
+                async with given.transaction():
+                    return await _run(given, parts)
+            async with self._pool.connection() as own, own.transaction():
+                return await _run(own, parts)
+
+
+async def _run(connection: AsyncConnection[Any], parts: Parts) -> int:
+    total = 0
+    for step in parts.steps:
+        if isinstance(step, Copy):
+            total += await _write(connection, step)
+        else:
+            total += (await _fetch(connection, step))[0][0]
+    return total
 
 
 async def _fetch(connection: AsyncConnection[Any], statement: Statement) -> list[wire.Row]:

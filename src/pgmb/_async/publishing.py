@@ -25,14 +25,19 @@ class AsyncPublishing(AsyncCalls):
         id: UUID | None = None,
         delay: Duration | None = None,
         at: datetime | None = None,
+        dedup_key: str | None = None,
+        dedup_for: Duration = batch.ONE_DAY,
         conn: AsyncConnectionLike | None = None,
     ) -> UUID:
         """Publish an event and return its id. It is delivered when the transaction commits.
 
         The payload is whatever msgspec encodes as JSON; a `msgspec.Raw` goes as it is. With `delay`, or `at`,
-        the event enters the log then.
+        the event enters the log then. If the stream had an event under the same `dedup_key` within
+        `dedup_for`, nothing is published, and its id returned.
         """
-        statement = statements.publish(topic, payload, key, headers, stream, id, delay, at)
+        statement = statements.publish(
+            topic, payload, key, headers, stream, id, delay, at, dedup_key, dedup_for
+        )
         return wire.uuid(await self._value(statement, conn))
 
     @overload
@@ -53,6 +58,7 @@ class AsyncPublishing(AsyncCalls):
         /,
         *,
         stream: str = "main",
+        dedup_for: Duration = batch.ONE_DAY,
         conn: AsyncConnectionLike | None = None,
     ) -> int: ...
 
@@ -63,16 +69,19 @@ class AsyncPublishing(AsyncCalls):
         *,
         headers: Any = None,
         stream: str = "main",
+        dedup_for: Duration = batch.ONE_DAY,
         conn: AsyncConnectionLike | None = None,
     ) -> int:
         """Publish payloads of one topic, or events with all of their own, and return how many.
 
         All or none, in their order. Any number: more than 2,000 are copied, in blocks, as the iterable gives
-        them.
+        them. Events whose `dedup_key` is taken, as `publish` has it, are left out and not counted.
         """
-        plan = batch.plan(topic, payloads, headers, stream)
+        plan = batch.plan(topic, payloads, headers, stream, dedup_for)
         if isinstance(plan, batch.Copy):
             return await self._copy(plan, conn)
+        if isinstance(plan, batch.Parts):
+            return await self._parts(plan, conn)
         return int(await self._value(plan, conn))
 
     async def cancel(self, id: UUID, *, conn: AsyncConnectionLike | None = None) -> bool:

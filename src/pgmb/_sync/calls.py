@@ -11,7 +11,7 @@ from psycopg.rows import tuple_row
 from psycopg_pool import ConnectionPool
 
 from pgmb import wire
-from pgmb.batch import Copy
+from pgmb.batch import Copy, Parts
 from pgmb.errors import StreamNotFound, translated
 from pgmb.outbox import ConnectionLike, driver_connection
 from pgmb.statements import Statement
@@ -61,6 +61,28 @@ class Calls:
                 return _write(driver_connection(conn), copy)
             with self._pool.connection() as own:
                 return _write(own, copy)
+
+    def _parts(self, parts: Parts, conn: ConnectionLike | None) -> int:
+        """All of them in one transaction; the sum of what they return."""
+        with translated():
+            if conn is not None:
+                given = driver_connection(conn)
+                if not given.autocommit or given.info.transaction_status != pq.TransactionStatus.IDLE:
+                    return _run(given, parts)
+                with given.transaction():
+                    return _run(given, parts)
+            with self._pool.connection() as own, own.transaction():
+                return _run(own, parts)
+
+
+def _run(connection: Connection[Any], parts: Parts) -> int:
+    total = 0
+    for step in parts.steps:
+        if isinstance(step, Copy):
+            total += _write(connection, step)
+        else:
+            total += (_fetch(connection, step))[0][0]
+    return total
 
 
 def _fetch(connection: Connection[Any], statement: Statement) -> list[wire.Row]:

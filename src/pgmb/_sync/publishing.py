@@ -26,14 +26,19 @@ class Publishing(Calls):
         id: UUID | None = None,
         delay: Duration | None = None,
         at: datetime | None = None,
+        dedup_key: str | None = None,
+        dedup_for: Duration = batch.ONE_DAY,
         conn: ConnectionLike | None = None,
     ) -> UUID:
         """Publish an event and return its id. It is delivered when the transaction commits.
 
         The payload is whatever msgspec encodes as JSON; a `msgspec.Raw` goes as it is. With `delay`, or `at`,
-        the event enters the log then.
+        the event enters the log then. If the stream had an event under the same `dedup_key` within
+        `dedup_for`, nothing is published, and its id returned.
         """
-        statement = statements.publish(topic, payload, key, headers, stream, id, delay, at)
+        statement = statements.publish(
+            topic, payload, key, headers, stream, id, delay, at, dedup_key, dedup_for
+        )
         return wire.uuid(self._value(statement, conn))
 
     @overload
@@ -54,6 +59,7 @@ class Publishing(Calls):
         /,
         *,
         stream: str = "main",
+        dedup_for: Duration = batch.ONE_DAY,
         conn: ConnectionLike | None = None,
     ) -> int: ...
 
@@ -64,16 +70,19 @@ class Publishing(Calls):
         *,
         headers: Any = None,
         stream: str = "main",
+        dedup_for: Duration = batch.ONE_DAY,
         conn: ConnectionLike | None = None,
     ) -> int:
         """Publish payloads of one topic, or events with all of their own, and return how many.
 
         All or none, in their order. Any number: more than 2,000 are copied, in blocks, as the iterable gives
-        them.
+        them. Events whose `dedup_key` is taken, as `publish` has it, are left out and not counted.
         """
-        plan = batch.plan(topic, payloads, headers, stream)
+        plan = batch.plan(topic, payloads, headers, stream, dedup_for)
         if isinstance(plan, batch.Copy):
             return self._copy(plan, conn)
+        if isinstance(plan, batch.Parts):
+            return self._parts(plan, conn)
         return int(self._value(plan, conn))
 
     def cancel(self, id: UUID, *, conn: ConnectionLike | None = None) -> bool:
