@@ -32,6 +32,7 @@ NAMES = {
     "_async": "_sync",
     "aclosing": "closing",
     "aconnect": "connect",
+    "aconnection_lost": "connection_lost",
     "adriver_connection": "driver_connection",
     "anext": "next",
     "asynccontextmanager": "contextmanager",

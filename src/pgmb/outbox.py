@@ -47,14 +47,23 @@ class SqlalchemyAsyncSession(Protocol):
 
 
 class DjangoConnection(Protocol):
-    """Django's `connection`, and each of its `connections`."""
+    """Each of Django's `connections`."""
 
     connection: Any
 
     def ensure_connection(self) -> None: ...
 
 
-ConnectionLike: TypeAlias = Connection[Any] | SqlalchemyConnection | SqlalchemySession | DjangoConnection
+class DjangoProxy(Protocol):
+    """Django's `connection`, which stands for one of them."""
+
+    def __getattr__(self, item: str, /) -> Any: ...
+    def __contains__(self, key: Any, /) -> bool: ...
+
+
+ConnectionLike: TypeAlias = (
+    Connection[Any] | SqlalchemyConnection | SqlalchemySession | DjangoConnection | DjangoProxy
+)
 """What the synchronous broker takes as `conn=`."""
 
 AsyncConnectionLike: TypeAlias = AsyncConnection[Any] | SqlalchemyAsyncConnection | SqlalchemyAsyncSession
@@ -99,6 +108,29 @@ async def adriver_connection(conn: AsyncConnectionLike) -> AsyncConnection[Any]:
     raise _refused(held, "AsyncConnection")
 
 
+def connection_lost(conn: ConnectionLike) -> None:
+    """Tell the library that its connection is dead, as it would have noticed by a statement of its own.
+
+    SQLAlchemy then rolls back in peace and takes another; Django looks at it before the next request.
+    """
+    held: Any = conn
+    if _is_session(held):
+        held = held.connection()
+    if _is_django(held):
+        held.errors_occurred = True
+    elif not _is_psycopg(held):
+        held.invalidate()
+
+
+async def aconnection_lost(conn: AsyncConnectionLike) -> None:
+    """The same for asyncio."""
+    held: Any = conn
+    if _is_async_session(held):
+        held = await held.connection()
+    if not _is_psycopg_async(held):
+        await held.invalidate()
+
+
 def _of_session(session: Any) -> Any:
     try:
         return session.connection()
@@ -110,11 +142,7 @@ def _of_django(wrapper: Any) -> Connection[Any]:
     # An atomic block that is bound to roll back would take the event with it, and nobody would be told.
     wrapper.validate_no_broken_transaction()
     wrapper.ensure_connection()
-    raw = wrapper.connection
-    if getattr(raw, "closed", False):
-        # So that Django looks at it, and replaces it, before the next request.
-        wrapper.errors_occurred = True
-    return _checked(raw, wrapper)
+    return _checked(wrapper.connection, wrapper)
 
 
 def _is(value: Any, module: str, *names: str) -> bool:

@@ -12,7 +12,7 @@ from psycopg_pool import AsyncConnectionPool
 from pgmb import wire
 from pgmb.batch import Copy, Parts
 from pgmb.errors import StreamNotFound, translated
-from pgmb.outbox import AsyncConnectionLike, adriver_connection
+from pgmb.outbox import AsyncConnectionLike, aconnection_lost, adriver_connection
 from pgmb.statements import Statement
 
 Pool: TypeAlias = AsyncConnectionPool[AsyncConnection[Any]]
@@ -42,7 +42,12 @@ class AsyncCalls:
     async def _rows(self, statement: Statement, conn: AsyncConnectionLike | None) -> list[wire.Row]:
         with translated():
             if conn is not None:
-                return await _fetch(await adriver_connection(conn), statement)
+                joined = await adriver_connection(conn)
+                try:
+                    return await _fetch(joined, statement)
+                except errors.Error:
+                    await _tell(conn, joined)
+                    raise
             # Connections of the pool are autocommit: the statement is the whole transaction.
             own = await self._pool.getconn()
             try:
@@ -57,7 +62,12 @@ class AsyncCalls:
     async def _copy(self, copy: Copy, conn: AsyncConnectionLike | None) -> int:
         with translated():
             if conn is not None:
-                return await _write(await adriver_connection(conn), copy)
+                joined = await adriver_connection(conn)
+                try:
+                    return await _write(joined, copy)
+                except errors.Error:
+                    await _tell(conn, joined)
+                    raise
             async with self._pool.connection() as own:
                 return await _write(own, copy)
 
@@ -82,6 +92,11 @@ async def _run(connection: AsyncConnection[Any], parts: Parts) -> int:
         else:
             total += (await _fetch(connection, step))[0][0]
     return total
+
+
+async def _tell(conn: AsyncConnectionLike, joined: AsyncConnection[Any]) -> None:
+    if joined.closed:
+        await aconnection_lost(conn)
 
 
 async def _fetch(connection: AsyncConnection[Any], statement: Statement) -> list[wire.Row]:

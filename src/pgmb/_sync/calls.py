@@ -13,7 +13,7 @@ from psycopg_pool import ConnectionPool
 from pgmb import wire
 from pgmb.batch import Copy, Parts
 from pgmb.errors import StreamNotFound, translated
-from pgmb.outbox import ConnectionLike, driver_connection
+from pgmb.outbox import ConnectionLike, connection_lost, driver_connection
 from pgmb.statements import Statement
 
 Pool: TypeAlias = ConnectionPool[Connection[Any]]
@@ -43,7 +43,12 @@ class Calls:
     def _rows(self, statement: Statement, conn: ConnectionLike | None) -> list[wire.Row]:
         with translated():
             if conn is not None:
-                return _fetch(driver_connection(conn), statement)
+                joined = driver_connection(conn)
+                try:
+                    return _fetch(joined, statement)
+                except errors.Error:
+                    _tell(conn, joined)
+                    raise
             # Connections of the pool are autocommit: the statement is the whole transaction.
             own = self._pool.getconn()
             try:
@@ -58,7 +63,12 @@ class Calls:
     def _copy(self, copy: Copy, conn: ConnectionLike | None) -> int:
         with translated():
             if conn is not None:
-                return _write(driver_connection(conn), copy)
+                joined = driver_connection(conn)
+                try:
+                    return _write(joined, copy)
+                except errors.Error:
+                    _tell(conn, joined)
+                    raise
             with self._pool.connection() as own:
                 return _write(own, copy)
 
@@ -83,6 +93,11 @@ def _run(connection: Connection[Any], parts: Parts) -> int:
         else:
             total += (_fetch(connection, step))[0][0]
     return total
+
+
+def _tell(conn: ConnectionLike, joined: Connection[Any]) -> None:
+    if joined.closed:
+        connection_lost(conn)
 
 
 def _fetch(connection: Connection[Any], statement: Statement) -> list[wire.Row]:

@@ -1,0 +1,20 @@
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+
+import pytest
+
+from tests.contract.outbox.libraries import LIBRARIES, Library
+
+
+@pytest.fixture(params=LIBRARIES)
+async def library(
+    request: pytest.FixtureRequest, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> AsyncGenerator[Library]:
+    """Each library with a broker beside it."""
+    # These tests run inside an event loop, which Django's synchronous side refuses otherwise.
+    monkeypatch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "1")
+    opened = LIBRARIES[request.param](dsn)
+    await opened.open()
+    yield opened
+    await opened.close()
