@@ -6,8 +6,8 @@ from typing import Final
 
 FIRST_PAUSE: Final = 0.005
 LONGEST_PAUSE: Final = 0.5
-RELYING_PAUSE: Final = 5.0
-"""Between looks while a listener announces events: for what it does not, such as retries that fall due."""
+RELYING_PAUSE: Final = 1.0
+"""Between looks at a queue whose news a listener announces: retries that fall due are not announced."""
 
 
 class Pace:
@@ -21,6 +21,11 @@ class Pace:
     def found(self) -> None:
         """Something was there: look again soon."""
         self._next = self._first
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether nothing was found for so long that the pauses grow no more."""
+        return self._next >= self._longest
 
     def pause(self) -> float:
         """How long to wait now, in seconds."""

@@ -56,7 +56,7 @@ async def test_many_subscriptions_share_one_connection(dsn: str, db: psycopg.Con
         assert len(listening(db)) == 1
         for subscription in subscriptions:
             subscription.close()
-        assert listener._streams == {}
+        assert listener._waited_for() == []
     await until(lambda: not listening(db))
 
 

@@ -43,6 +43,7 @@ METHODS = [
     "close",
     "confirm",
     "connection",
+    "consume",
     "create_queue",
     "create_stream",
     "dead_letters",
@@ -69,7 +70,9 @@ METHODS = [
     "retry",
     "rotate",
     "seek",
+    "stream_of",
     "stream_status",
+    "tail",
     "tick",
 ]
 

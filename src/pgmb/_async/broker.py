@@ -10,18 +10,18 @@ from psycopg import AsyncConnection, errors
 from psycopg_pool import AsyncConnectionPool
 
 from pgmb import schema
-from pgmb._async.listener import AsyncListening
+from pgmb._async.consuming import AsyncConsuming
 from pgmb._async.positions import AsyncPositions
 from pgmb._async.publishing import AsyncPublishing
 from pgmb._async.queues import AsyncQueues
-from pgmb._async.receiving import AsyncReceiving
 from pgmb._async.status import AsyncStatus
 from pgmb._async.streams import AsyncStreams
+from pgmb._async.tail import AsyncTailing
 from pgmb.errors import translated
 
 
 class AsyncBroker(
-    AsyncPublishing, AsyncReceiving, AsyncQueues, AsyncStreams, AsyncPositions, AsyncStatus, AsyncListening
+    AsyncPublishing, AsyncConsuming, AsyncTailing, AsyncQueues, AsyncStreams, AsyncPositions, AsyncStatus
 ):
     """A broker in a PostgreSQL database. Made by `aconnect`; closes its connections at the end of `with`.
 

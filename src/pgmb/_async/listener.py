@@ -8,6 +8,7 @@ import threading
 import time
 from types import TracebackType
 from typing import Any, Self, cast
+from weakref import WeakSet
 
 import psycopg
 from psycopg import AsyncConnection
@@ -16,11 +17,13 @@ from psycopg.rows import tuple_row
 
 from pgmb._async.calls import AsyncCalls
 from pgmb.concurrency import AsyncBackground, AsyncFlag
+from pgmb.polling import Pace
 
 logger = logging.getLogger("pgmb.listener")
 
 _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 10.0
+_TICK_SOON = 0.03
 _TICK_AGAIN = 60.0
 # A connection whose other end vanished without a word is noticed within a minute or so.
 _KEEPALIVES = {
@@ -78,14 +81,15 @@ class AsyncSubscription:
 class AsyncListener:
     """Listens on one connection of its own, which it opens with the first subscription.
 
-    What it hears are the ticks of whoever ticks. A stream of which nothing was heard for `tick_every` seconds
-    it ticks itself, where its role may: with no Ticker running there is still news, only later. At rest that
-    is its only statement. A lost connection is made anew, in growing intervals. Behind a pooler, which shares
-    its connections out by transaction, it does not listen, and `pooled` says so.
+    What it hears are the ticks of whoever ticks. A stream of which nothing was heard for a while it ticks
+    itself, where its role may: soon again while there is traffic, `tick_every` seconds apart at rest, when it
+    is its only statement. So there is news with no Ticker running too, only later. A lost connection is made
+    anew, in growing intervals. Behind a pooler, which shares its connections out by transaction, it does not
+    listen, and `pooled` says so.
     """
 
     def __init__(
-        self, dsn: str = "", *, tick_every: float | None = 0.7, pooled: bool = False, **connection: Any
+        self, dsn: str = "", *, tick_every: float | None = 1.0, pooled: bool = False, **connection: Any
     ) -> None:
         self.dsn = dsn
         self.pooled = pooled
@@ -104,9 +108,9 @@ class AsyncListener:
             **quiet,
             "autocommit": True,
         }
-        # Replaced, never changed: the listener may be going through it in a thread of its own.
-        self._streams: dict[str, set[AsyncSubscription]] = {}
-        self._changing = threading.Lock()
+        # Weak: to let go of a subscription is to close it. Locked: the listener may be a thread of its own.
+        self._streams: dict[str, WeakSet[AsyncSubscription]] = {}
+        self._lock = threading.Lock()
         self._heard: set[str] = set()
         self._background: AsyncBackground | None = None
         self._connection: AsyncConnection[Any] | None = None
@@ -117,18 +121,16 @@ class AsyncListener:
     def subscribe(self, stream: str = "main") -> AsyncSubscription:
         """Hear of a stream from now on."""
         subscription = AsyncSubscription(self, stream)
-        with self._changing:
-            self._streams = {**self._streams, stream: self._streams.get(stream, set()) | {subscription}}
+        with self._lock:
+            self._streams.setdefault(stream, WeakSet()).add(subscription)
             if self._background is None and not self.pooled and not self._closing.is_set():
                 self._background = AsyncBackground("pgmb listener", self._run)
         return subscription
 
     def forget(self, subscription: AsyncSubscription) -> None:
         """What `AsyncSubscription.close` calls."""
-        with self._changing:
-            rest = self._streams.get(subscription.stream, set()) - {subscription}
-            others = {stream: kept for stream, kept in self._streams.items() if stream != subscription.stream}
-            self._streams = {**others, subscription.stream: rest} if rest else others
+        with self._lock:
+            self._streams.get(subscription.stream, WeakSet()).discard(subscription)
 
     async def start(self, max_wait: float | None = 10.0) -> bool:
         """Connect now instead of with the first subscription. True once it listens, False if it cannot."""
@@ -188,22 +190,27 @@ class AsyncListener:
         self._settled.set()
         # Something may have been missed before.
         self._wake_all()
+        own = connection.info.backend_pid
+        pace = None if self._tick_every is None else Pace(_TICK_SOON, self._tick_every)
         while not self._closing.is_set():
             self._heard.clear()
-            async for heard in connection.notifies(timeout=self._tick_every):
-                self._heard.add(heard.payload)
+            async for heard in connection.notifies(timeout=None if pace is None else pace.pause()):
+                if heard.pid != own:
+                    self._heard.add(heard.payload)
                 self._wake(heard.payload)
-            await self._tick(connection)
+            if await self._tick(connection) and pace is not None:
+                pace.found()
 
-    async def _tick(self, connection: AsyncConnection[Any]) -> None:
-        """Tick the streams that nobody else ticked of late. Those that nobody waits for are left alone."""
-        silent = [stream for stream in self._streams if stream not in self._heard]
+    async def _tick(self, connection: AsyncConnection[Any]) -> bool:
+        """Tick the streams that others wait for and nobody else ticked of late. True if there was news."""
+        silent = [stream for stream in self._waited_for() if stream not in self._heard]
         if self._tick_every is None or not silent or time.monotonic() < self._tick_again_at:
-            return
+            return False
         try:
             async with connection.cursor(row_factory=tuple_row) as cursor:
-                await cursor.execute(_TICK, [silent])
+                ticks = await (await cursor.execute(_TICK, [silent])).fetchall()
             self.ticking = True
+            return any(tick is not None for (tick,) in ticks)
         except psycopg.Error as error:
             if connection.closed:
                 raise
@@ -212,13 +219,21 @@ class AsyncListener:
             self.ticking = False
             self._tick_again_at = time.monotonic() + _TICK_AGAIN
             self._wake_all()
+            return False
+
+    def _waited_for(self) -> list[str]:
+        with self._lock:
+            self._streams = {stream: waiting for stream, waiting in self._streams.items() if waiting}
+            return list(self._streams)
 
     def _wake(self, stream: str) -> None:
-        for subscription in self._streams.get(stream, ()):
+        with self._lock:
+            waiting = list(self._streams.get(stream, ()))
+        for subscription in waiting:
             subscription.notify()
 
     def _wake_all(self) -> None:
-        for stream in self._streams:
+        for stream in self._waited_for():
             self._wake(stream)
 
 

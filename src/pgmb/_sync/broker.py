@@ -11,17 +11,17 @@ from psycopg import Connection, errors
 from psycopg_pool import ConnectionPool
 
 from pgmb import schema
-from pgmb._sync.listener import Listening
+from pgmb._sync.consuming import Consuming
 from pgmb._sync.positions import Positions
 from pgmb._sync.publishing import Publishing
 from pgmb._sync.queues import Queues
-from pgmb._sync.receiving import Receiving
 from pgmb._sync.status import Status
 from pgmb._sync.streams import Streams
+from pgmb._sync.tail import Tailing
 from pgmb.errors import translated
 
 
-class Broker(Publishing, Receiving, Queues, Streams, Positions, Status, Listening):
+class Broker(Publishing, Consuming, Tailing, Queues, Streams, Positions, Status):
     """A broker in a PostgreSQL database. Made by `connect`; closes its connections at the end of `with`.
 
     Methods are named as the functions in the schema pgmb. Each runs in a transaction of its own, or, with

@@ -9,6 +9,7 @@ import threading
 import time
 from types import TracebackType
 from typing import Any, Self, cast
+from weakref import WeakSet
 
 import psycopg
 from psycopg import Connection
@@ -17,11 +18,13 @@ from psycopg.rows import tuple_row
 
 from pgmb._sync.calls import Calls
 from pgmb.concurrency import Background, Flag
+from pgmb.polling import Pace
 
 logger = logging.getLogger("pgmb.listener")
 
 _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 10.0
+_TICK_SOON = 0.03
 _TICK_AGAIN = 60.0
 # A connection whose other end vanished without a word is noticed within a minute or so.
 _KEEPALIVES = {
@@ -79,14 +82,15 @@ class Subscription:
 class Listener:
     """Listens on one connection of its own, which it opens with the first subscription.
 
-    What it hears are the ticks of whoever ticks. A stream of which nothing was heard for `tick_every` seconds
-    it ticks itself, where its role may: with no Ticker running there is still news, only later. At rest that
-    is its only statement. A lost connection is made anew, in growing intervals. Behind a pooler, which shares
-    its connections out by transaction, it does not listen, and `pooled` says so.
+    What it hears are the ticks of whoever ticks. A stream of which nothing was heard for a while it ticks
+    itself, where its role may: soon again while there is traffic, `tick_every` seconds apart at rest, when it
+    is its only statement. So there is news with no Ticker running too, only later. A lost connection is made
+    anew, in growing intervals. Behind a pooler, which shares its connections out by transaction, it does not
+    listen, and `pooled` says so.
     """
 
     def __init__(
-        self, dsn: str = "", *, tick_every: float | None = 0.7, pooled: bool = False, **connection: Any
+        self, dsn: str = "", *, tick_every: float | None = 1.0, pooled: bool = False, **connection: Any
     ) -> None:
         self.dsn = dsn
         self.pooled = pooled
@@ -105,9 +109,9 @@ class Listener:
             **quiet,
             "autocommit": True,
         }
-        # Replaced, never changed: the listener may be going through it in a thread of its own.
-        self._streams: dict[str, set[Subscription]] = {}
-        self._changing = threading.Lock()
+        # Weak: to let go of a subscription is to close it. Locked: the listener may be a thread of its own.
+        self._streams: dict[str, WeakSet[Subscription]] = {}
+        self._lock = threading.Lock()
         self._heard: set[str] = set()
         self._background: Background | None = None
         self._connection: Connection[Any] | None = None
@@ -118,18 +122,16 @@ class Listener:
     def subscribe(self, stream: str = "main") -> Subscription:
         """Hear of a stream from now on."""
         subscription = Subscription(self, stream)
-        with self._changing:
-            self._streams = {**self._streams, stream: self._streams.get(stream, set()) | {subscription}}
+        with self._lock:
+            self._streams.setdefault(stream, WeakSet()).add(subscription)
             if self._background is None and not self.pooled and not self._closing.is_set():
                 self._background = Background("pgmb listener", self._run)
         return subscription
 
     def forget(self, subscription: Subscription) -> None:
         """What `Subscription.close` calls."""
-        with self._changing:
-            rest = self._streams.get(subscription.stream, set()) - {subscription}
-            others = {stream: kept for stream, kept in self._streams.items() if stream != subscription.stream}
-            self._streams = {**others, subscription.stream: rest} if rest else others
+        with self._lock:
+            self._streams.get(subscription.stream, WeakSet()).discard(subscription)
 
     def start(self, max_wait: float | None = 10.0) -> bool:
         """Connect now instead of with the first subscription. True once it listens, False if it cannot."""
@@ -189,22 +191,27 @@ class Listener:
         self._settled.set()
         # Something may have been missed before.
         self._wake_all()
+        own = connection.info.backend_pid
+        pace = None if self._tick_every is None else Pace(_TICK_SOON, self._tick_every)
         while not self._closing.is_set():
             self._heard.clear()
-            for heard in connection.notifies(timeout=self._tick_every):
-                self._heard.add(heard.payload)
+            for heard in connection.notifies(timeout=None if pace is None else pace.pause()):
+                if heard.pid != own:
+                    self._heard.add(heard.payload)
                 self._wake(heard.payload)
-            self._tick(connection)
+            if self._tick(connection) and pace is not None:
+                pace.found()
 
-    def _tick(self, connection: Connection[Any]) -> None:
-        """Tick the streams that nobody else ticked of late. Those that nobody waits for are left alone."""
-        silent = [stream for stream in self._streams if stream not in self._heard]
+    def _tick(self, connection: Connection[Any]) -> bool:
+        """Tick the streams that others wait for and nobody else ticked of late. True if there was news."""
+        silent = [stream for stream in self._waited_for() if stream not in self._heard]
         if self._tick_every is None or not silent or time.monotonic() < self._tick_again_at:
-            return
+            return False
         try:
             with connection.cursor(row_factory=tuple_row) as cursor:
-                cursor.execute(_TICK, [silent])
+                ticks = (cursor.execute(_TICK, [silent])).fetchall()
             self.ticking = True
+            return any(tick is not None for (tick,) in ticks)
         except psycopg.Error as error:
             if connection.closed:
                 raise
@@ -213,13 +220,21 @@ class Listener:
             self.ticking = False
             self._tick_again_at = time.monotonic() + _TICK_AGAIN
             self._wake_all()
+            return False
+
+    def _waited_for(self) -> list[str]:
+        with self._lock:
+            self._streams = {stream: waiting for stream, waiting in self._streams.items() if waiting}
+            return list(self._streams)
 
     def _wake(self, stream: str) -> None:
-        for subscription in self._streams.get(stream, ()):
+        with self._lock:
+            waiting = list(self._streams.get(stream, ()))
+        for subscription in waiting:
             subscription.notify()
 
     def _wake_all(self) -> None:
-        for stream in self._streams:
+        for stream in self._waited_for():
             self._wake(stream)
 
 

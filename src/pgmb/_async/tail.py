@@ -1,0 +1,218 @@
+"""Tails: readers of a stream that leave no trace in the database."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from types import TracebackType
+from typing import Self
+
+from pgmb import place, statements
+from pgmb._async.listener import AsyncListener, AsyncListening, AsyncSubscription
+from pgmb._async.positions import AsyncPositions
+from pgmb.errors import ReaderBehind, StandbyError
+from pgmb.patterns import compiled
+from pgmb.place import Place
+from pgmb.polling import Pace
+from pgmb.types import Duration, Event, Position
+
+_PAGE = 1000
+_LOOKS_APART = 0.03
+"""Looks may tick, and more than a few dozen ticks a second are of use to nobody."""
+_RELYING_PAUSE = 10.0
+
+
+class _AsyncLooks(AsyncPositions):
+    """Finds positions to read up to."""
+
+    on_primary = True
+
+    async def now(self, stream: str) -> Position:
+        """What is committed by now; on a replica, what had been by the newest tick that came here."""
+        try:
+            return await self.position(stream)
+        except StandbyError:
+            self.on_primary = False
+            return await self.newest_tick(stream)
+
+    async def look(self, stream: str) -> Position:
+        """The newest tick's position, after a tick now. Takes no transaction id where nothing happened."""
+        try:
+            tick, newest = (await self._rows(place.look(stream), None))[0]
+        except StandbyError:
+            self.on_primary = False
+            return await self.newest_tick(stream)
+        return Position.parse(newest) if tick is None else await self.position_of(stream, tick)
+
+    async def newest_tick(self, stream: str) -> Position:
+        """The position of the newest tick, whoever made it."""
+        return Position.parse(await self._value(place.newest_tick(stream), None))
+
+
+class AsyncTail:
+    """Events of a stream as they are committed, one after another. Made by `tail`.
+
+    It begins with `async with`, or with the first event asked for. `position` is where it stands, after the
+    last event that it gave: a tail from there goes on without gap or repetition. After an error, such as a
+    lost connection, and after `max_wait` it can be iterated on.
+    """
+
+    def __init__(
+        self,
+        looks: _AsyncLooks,
+        listener: AsyncListener,
+        stream: str,
+        patterns: tuple[str, ...],
+        after: Position | Place | str | None,
+        follow: bool,
+        max_wait: float | None,
+    ) -> None:
+        self.stream = stream
+        self.position = None if after is None else Place.of(after)
+        """Where to go on, for the `after` of another tail. None before it has begun."""
+        self.caught_up = False
+        """Whether the last look found nothing more to read."""
+        self._looks = looks
+        self._listener = listener
+        self._matching = [compiled(pattern) for pattern in patterns]
+        self._follow = follow
+        self._max_wait = max_wait
+        self._end: Position | None = None
+        self._next = self.position
+        self._page: deque[tuple[Event, Place]] = deque()
+        self._subscription: AsyncSubscription | None = None
+        self._pace = Pace(_LOOKS_APART)
+        self._look_at = 0.0
+        self._closed = False
+
+    async def start(self) -> Place:
+        """Begin: what is committed from now on is seen. Nothing changes if it has begun."""
+        if self._follow and self._subscription is None and not self._closed:
+            self._subscription = self._listener.subscribe(self.stream)
+        if self._next is None:
+            self.position = self._next = Place(await self._looks.now(self.stream))
+        if not self._follow and self._end is None:
+            self._end = await self._looks.now(self.stream)
+        return self._next
+
+    async def read(self) -> list[Event]:
+        """The next events that match, of one page of the log, without waiting; moves on past that page."""
+        if not self._page:
+            await self._turn(await self.start())
+        events = [event for event, _ in self._page]
+        self._page.clear()
+        self.position = self._next
+        return events
+
+    async def wait(self, max_wait: float | None = None) -> bool:
+        """Pause until a look may be worth it, at most `max_wait` seconds. True if there was news."""
+        await self.start()
+        if self._subscription is None or self._closed:
+            return False
+        relying = self._pace.at_rest and self._subscription.healthy
+        seconds = _RELYING_PAUSE if relying else self._pace.pause()
+        return await self._subscription.wait(seconds if max_wait is None else min(seconds, max_wait))
+
+    def close(self) -> None:
+        """End it, also while somebody waits for its next event."""
+        self._closed = True
+        if self._subscription is not None:
+            self._subscription.close()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Event:
+        asked_at = time.monotonic()
+        while not self._page:
+            if self._closed:
+                raise StopAsyncIteration
+            await self._turn(await self.start())
+            if self._page:
+                break
+            self.position = self._next
+            if not self.caught_up:
+                continue
+            if not self._follow:
+                raise StopAsyncIteration
+            left = None if self._max_wait is None else asked_at + self._max_wait - time.monotonic()
+            if left is not None and left <= 0:
+                raise StopAsyncIteration
+            await self.wait(left)
+        event, page = self._page.popleft()
+        self.position = page.at(event.seq) if self._page else self._next
+        return event
+
+    async def _turn(self, at: Place) -> None:
+        """Read a page of the batch under way, or of the one that begins now."""
+        batch = at.batch or await self._later(at.done)
+        self.caught_up = batch is None
+        if batch is None:
+            return
+        try:
+            found = await self._looks.between(self.stream, at.done, batch, at.seq, _PAGE)
+        except ReaderBehind:
+            if self._looks.on_primary:
+                raise
+            # A replica: it will have replayed so far in a moment.
+            self.caught_up = True
+            return
+        page = Place(at.done, batch, at.seq)
+        self._next = page.at(found[-1].seq) if len(found) == _PAGE else Place(batch)
+        self._page.extend((event, page) for event in found if self._matches(event.topic))
+        if found:
+            self._pace.found()
+
+    async def _later(self, done: Position) -> Position | None:
+        """A position after `done`, if something has happened since."""
+        if self._end is not None:
+            newest = self._end
+        elif not self._looks.on_primary or (self._subscription is not None and self._subscription.healthy):
+            newest = await self._looks.newest_tick(self.stream)
+        elif time.monotonic() < self._look_at:
+            return None
+        else:
+            newest = await self._looks.look(self.stream)
+            self._look_at = time.monotonic() + _LOOKS_APART
+        return newest if place.later(newest, done) else None
+
+    def _matches(self, topic: str) -> bool:
+        return not self._matching or any(pattern.fullmatch(topic) for pattern in self._matching)
+
+
+class AsyncTailing(AsyncListening):
+    def tail(
+        self,
+        *patterns: str,
+        stream: str = "main",
+        after: Position | Place | str | None = None,
+        follow: bool = True,
+        max_wait: Duration | None = None,
+        listen: bool = True,
+    ) -> AsyncTail:
+        """The events of a stream whose topics match one of the patterns, by default all, one after another.
+
+        From now on, or after a position. With `follow` it waits for more, until none came for `max_wait`;
+        without, it ends with what is committed by now. Nothing is stored in the database: keep
+        `tail.position` to go on from there. HistoryGone when retention has passed it. With `listen` the
+        broker's listener wakes it; otherwise it looks every half second.
+        """
+        waited = statements.interval(max_wait)
+        return AsyncTail(
+            _AsyncLooks(self._pool),
+            self.listener() if listen and follow else AsyncListener(pooled=True),
+            stream,
+            patterns,
+            after,
+            follow,
+            None if waited is None else waited.total_seconds(),
+        )

@@ -1,0 +1,36 @@
+"""Topic patterns, as the database matches them: pgmb.matches in Python. No I/O."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+from pgmb.errors import InvalidArgument
+
+
+def matches(pattern: str, topic: str) -> bool:
+    """Whether a topic matches a pattern: words with dots between, * is one word, # any number of words."""
+    return compiled(pattern).fullmatch(topic) is not None
+
+
+@lru_cache(maxsize=1000)
+def compiled(pattern: str) -> re.Pattern[str]:
+    """The regular expression that a whole topic must match. InvalidArgument if it is not a pattern."""
+    words = pattern.split(".")
+    if any(len(word) > 1 and ("*" in word or "#" in word) for word in words):
+        refused = InvalidArgument(f"not a pattern: {pattern!r}")
+        refused.advise("* and # stand for whole words: order.*, order.#, *.created.")
+        raise refused
+    text = ""
+    while words and words[0] == "#":
+        del words[0]
+        text = r"(?:[^.]*\.)*"
+    if not words:
+        return re.compile(r"(?s:.*)")
+    for position, word in enumerate(words):
+        if word == "#":
+            text += r"(?:\.[^.]*)*"
+            continue
+        text += r"\." if position else ""
+        text += "[^.]*" if word == "*" else re.escape(word)
+    return re.compile(text)

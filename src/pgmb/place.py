@@ -1,0 +1,80 @@
+"""Where a reader without a queue stands, and which of two positions is the later one. No I/O."""
+
+from __future__ import annotations
+
+from typing import Final, Self
+
+import msgspec
+
+from pgmb.statements import Statement
+from pgmb.types import Position
+
+_LOOK: Final = (
+    "select pgmb.tick(stream => %s::text), pgmb.position_at(stream => %s::text, at => 'infinity')::text"
+)
+_NEWEST_TICK: Final = "select pgmb.position_at(stream => %s::text, at => 'infinity')::text"
+
+
+class Place(msgspec.Struct, frozen=True):
+    """How far a reader has come: everything before `done`, and up to `seq` what lies between it and `batch`.
+
+    `str(place)` is short enough for a header, and `Place.parse` reads it back. A place at the end of a batch
+    is written as the position it is.
+    """
+
+    done: Position
+    batch: Position | None = None
+    seq: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        done, *rest = text.split("|")
+        if not rest:
+            return cls(Position.parse(done))
+        batch, _, seq = rest[0].rpartition("@")
+        if len(rest) > 1 or not seq.isdecimal() or not seq.isascii():
+            raise ValueError(f"not a place: {text!r}")
+        return cls(Position.parse(done), Position.parse(batch), int(seq))
+
+    @classmethod
+    def of(cls, given: Position | Place | str) -> Place:
+        """A place from what a caller may give for one."""
+        if isinstance(given, str):
+            return cls.parse(given)
+        return cls(given) if isinstance(given, Position) else given
+
+    def at(self, seq: int) -> Place:
+        """The place in the same batch after the event of that number."""
+        return Place(self.done, self.batch, seq)
+
+    def __str__(self) -> str:
+        return str(self.done) if self.batch is None else f"{self.done}|{self.batch}@{self.seq}"
+
+
+def later(one: Position, other: Position) -> bool:
+    """Whether `one` was taken after something happened that `other` does not know of.
+
+    Snapshots of one server follow each other: either transactions beyond the earlier one's end have finished,
+    or some that were under way.
+    """
+    if one.epoch != other.epoch:
+        return one.epoch > other.epoch
+    _, end, unfinished = one.snapshot.split(":")
+    _, other_end, other_unfinished = other.snapshot.split(":")
+    if end != other_end:
+        return int(end) > int(other_end)
+    return _count(unfinished) < _count(other_unfinished)
+
+
+def _count(listed: str) -> int:
+    return listed.count(",") + 1 if listed else 0
+
+
+def look(stream: str) -> Statement:
+    """Tick, and say what the newest tick was before. Where nothing happened it takes no transaction id."""
+    return Statement(_LOOK, (stream, stream))
+
+
+def newest_tick(stream: str) -> Statement:
+    """The newest tick's position, made by whoever ticks. Also on a replica."""
+    return Statement(_NEWEST_TICK, (stream,))
