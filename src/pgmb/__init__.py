@@ -7,6 +7,7 @@ from pgmb._async.broker import AsyncBroker, aconnect
 from pgmb._async.lease import AsyncLease
 from pgmb._sync.broker import Broker, connect
 from pgmb._sync.lease import Lease
+from pgmb.app import App, Delivery, Reject, Retry
 from pgmb.errors import (
     Conflict,
     HistoryGone,
@@ -20,11 +21,13 @@ from pgmb.errors import (
 from pgmb.types import DeadLetter, Duration, Event, NewEvent, Position, QueueStatus, StreamStatus
 
 __all__ = [
+    "App",
     "AsyncBroker",
     "AsyncLease",
     "Broker",
     "Conflict",
     "DeadLetter",
+    "Delivery",
     "Duration",
     "Event",
     "HistoryGone",
@@ -37,6 +40,8 @@ __all__ = [
     "PgmbError",
     "Position",
     "QueueStatus",
+    "Reject",
+    "Retry",
     "SchemaVersionError",
     "StreamStatus",
     "aconnect",

@@ -52,6 +52,7 @@ BELOW: dict[str, set[str]] = {
         "types",
         "wire",
     },
+    "app": {"_async", "_sync", "errors", "outbox", "patterns", "polling", "statements", "types"},
     "roles": {"_async", "errors"},
 }
 

@@ -7,11 +7,13 @@ import inspect
 import pgmb
 
 PUBLIC = [
+    "App",
     "AsyncBroker",
     "AsyncLease",
     "Broker",
     "Conflict",
     "DeadLetter",
+    "Delivery",
     "Duration",
     "Event",
     "HistoryGone",
@@ -24,6 +26,8 @@ PUBLIC = [
     "PgmbError",
     "Position",
     "QueueStatus",
+    "Reject",
+    "Retry",
     "SchemaVersionError",
     "StreamStatus",
     "aconnect",

@@ -1,0 +1,240 @@
+"""The app: handlers by pattern and queue, and the process that runs them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Concatenate, ParamSpec, TypeVar, overload
+
+from pgmb._async.broker import AsyncBroker, aconnect
+from pgmb._sync.broker import Broker, connect
+from pgmb.app import running
+from pgmb.app.declaring import Declared
+from pgmb.app.handler import Backoff, Handler
+from pgmb.app.routing import Middleware
+from pgmb.errors import InvalidArgument
+from pgmb.types import Duration, Position
+
+P = ParamSpec("P")
+R = TypeVar("R")
+SingleHandler = TypeVar("SingleHandler", bound=Callable[[Any], object])
+BatchHandler = TypeVar("BatchHandler", bound=Callable[[list[Any]], object])
+AnyMiddleware = TypeVar("AnyMiddleware", bound=Middleware)
+Lifespan = Callable[["App"], AbstractAsyncContextManager[Any]]
+
+
+def _as(
+    method: Callable[Concatenate[Any, P], R],
+) -> Callable[[Callable[..., Any]], Callable[Concatenate[App, P], R]]:
+    """Gives a method the signature of the broker's."""
+
+    def typed(function: Callable[..., Any]) -> Callable[Concatenate[App, P], R]:
+        function.__doc__ = method.__doc__
+        return function
+
+    return typed
+
+
+class App:
+    """Handlers of events, and what they run on. Nothing connects until it works or publishes.
+
+    Without a `dsn` the environment's is taken: PGMB_DSN, DATABASE_URL, or what PGHOST and the like say.
+    `listen` waits for news on a connection of its own, where that is possible, instead of only looking now
+    and then. At the end, `grace` seconds are left for what is running. `lifespan` is an asynchronous context
+    manager around the work. Further keywords go to `connect`.
+    """
+
+    def __init__(
+        self,
+        dsn: str | None = None,
+        *,
+        listen: bool = True,
+        grace: float = 25.0,
+        lifespan: Lifespan | None = None,
+        **connection: Any,
+    ) -> None:
+        if dsn is None:
+            dsn = os.environ.get("PGMB_DSN") or os.environ.get("DATABASE_URL") or ""
+        self.dsn = dsn
+        self.listen = listen
+        self.grace = grace
+        self.lifespan = lifespan
+        self.connection = connection
+        self.queues: dict[str, Declared] = {}
+        self.middlewares: list[Middleware] = []
+        self._lock = threading.Lock()
+        self._broker: Broker | None = None
+        self._abroker: tuple[AsyncBroker, asyncio.AbstractEventLoop] | None = None
+
+    # -- declaring
+
+    @overload
+    def on(
+        self,
+        *patterns: str,
+        batch: int,
+        queue: str | None = None,
+        concurrency: int | None = None,
+        retry: Backoff = None,
+        timeout: float | None = None,
+        max_attempts: int | None = None,
+        stream: str | None = None,
+    ) -> Callable[[BatchHandler], BatchHandler]: ...
+
+    @overload
+    def on(
+        self,
+        *patterns: str,
+        queue: str | None = None,
+        concurrency: int | None = None,
+        retry: Backoff = None,
+        timeout: float | None = None,
+        batch: None = None,
+        max_attempts: int | None = None,
+        stream: str | None = None,
+    ) -> Callable[[SingleHandler], SingleHandler]: ...
+
+    def on(
+        self,
+        *patterns: str,
+        queue: str | None = None,
+        concurrency: int | None = None,
+        retry: Backoff = None,
+        timeout: float | None = None,
+        batch: int | None = None,
+        max_attempts: int | None = None,
+        stream: str | None = None,
+    ) -> Callable[[Any], Any]:
+        """Have a function handle the events whose topics match. It stays what it is, and can be called.
+
+        Its only argument's annotation says what it takes: the payload as that type, or a Delivery, or with
+        `batch` a list of at most so many. `queue` is by default the function's name; of several handlers in a
+        queue each that matches is called, in the order of registration. `retry` is the time to wait after a
+        failed attempt, or a function of the attempt's number, or None for the queue's own backoff.
+        """
+        # Annotations may name what is defined beside the handler.
+        names = sys._getframe(1).f_locals  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+
+        def register(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+            handler = Handler(function, patterns, timeout=timeout, retry=retry, batch=batch, names=names)
+            name = queue or getattr(function, "__name__", None)
+            if not name or name == "<lambda>":
+                raise InvalidArgument(f"{handler.name} has no name to call its queue by; give it a queue=...")
+            declared = self._declared(name)
+            declared.set({"max_attempts": max_attempts, "stream": stream})
+            declared.add(handler)
+            _raise_concurrency(declared, concurrency)
+            return function
+
+        return register
+
+    def queue(
+        self,
+        name: str,
+        *,
+        concurrency: int | None = None,
+        stream: str | None = None,
+        starting: Position | None = None,
+        lease_for: Duration | None = None,
+        max_attempts: int | None = None,
+        **settings: Any,
+    ) -> None:
+        """Say how a queue shall be: what `create_queue` takes, and its `concurrency` in each process.
+
+        When the app starts, a queue that does not exist is created so, and one that does is altered.
+        """
+        declared = self._declared(name)
+        _raise_concurrency(declared, concurrency)
+        given = {
+            "stream": stream,
+            "starting": starting,
+            "lease_for": lease_for,
+            "max_attempts": max_attempts,
+            **settings,
+        }
+        declared.set(given)
+
+    def middleware(self, function: AnyMiddleware) -> AnyMiddleware:
+        """Call this around every delivery: `async def timing(delivery, call_next)`. The first is outermost.
+
+        Around a batch handler, `delivery` is the list that it gets.
+        """
+        self.middlewares.append(function)
+        return function
+
+    def _declared(self, name: str) -> Declared:
+        return self.queues.setdefault(name, Declared(name))
+
+    # -- publishing
+
+    @property
+    def broker(self) -> Broker:
+        """The synchronous broker behind `publish`, connected when it is first asked for."""
+        with self._lock:
+            if self._broker is None:
+                self._broker = connect(self.dsn, **self.connection)
+            return self._broker
+
+    async def abroker(self) -> AsyncBroker:
+        """The asynchronous broker behind `apublish` and the handlers, one an event loop."""
+        loop = asyncio.get_running_loop()
+        if self._abroker is None or self._abroker[1] is not loop:
+            self._abroker = (await aconnect(self.dsn, **self.connection), loop)
+        return self._abroker[0]
+
+    @_as(Broker.publish)
+    def publish(self, *arguments: Any, **options: Any) -> Any:
+        return self.broker.publish(*arguments, **options)
+
+    @_as(AsyncBroker.publish)
+    async def apublish(self, *arguments: Any, **options: Any) -> Any:
+        return await (await self.abroker()).publish(*arguments, **options)
+
+    def close(self) -> None:
+        """Close the connections that `publish` opened."""
+        with self._lock:
+            broker, self._broker = self._broker, None
+        if broker is not None:
+            broker.close()
+
+    async def aclose(self) -> None:
+        """Close the connections that `apublish` opened, and those of `publish`."""
+        held, self._abroker = self._abroker, None
+        if held is not None:
+            await held[0].close()
+        self.close()
+
+    # -- working
+
+    async def work(
+        self,
+        stop: asyncio.Event | None = None,
+        *,
+        queues: Iterable[str] | None = None,
+        concurrency: int | None = None,
+        grace: float | None = None,
+    ) -> None:
+        """Handle events until `stop` is set: all queues or those named. Then finish what is running."""
+        await running.work(self, stop or asyncio.Event(), queues, concurrency, grace)
+
+    def run(
+        self,
+        *,
+        queues: Iterable[str] | None = None,
+        concurrency: int | None = None,
+        grace: float | None = None,
+    ) -> None:
+        """Handle events until SIGTERM or SIGINT; a second one ends the process at once."""
+        asyncio.run(running.until_signalled(self, queues, concurrency, grace))
+
+
+def _raise_concurrency(declared: Declared, concurrency: int | None) -> None:
+    if concurrency is None:
+        return
+    if concurrency < 1:
+        raise InvalidArgument(f"not a concurrency: {concurrency}")
+    declared.concurrency = max(declared.concurrency or 1, concurrency)

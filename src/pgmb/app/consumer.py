@@ -1,0 +1,237 @@
+"""A consumer: receives a queue's events and has its workers handle them, several leases at once if need be.
+
+The next lease is fetched as soon as a worker has nothing to do, while the last events of the former still
+run; when all of it has succeeded, its ack travels with the next receive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import deque
+
+from pgmb._async.broker import AsyncBroker
+from pgmb._async.lease import AsyncLease
+from pgmb.app import settling
+from pgmb.app.hold import Hold, chains
+from pgmb.app.idle import Idle
+from pgmb.app.pacing import LeaseSize
+from pgmb.app.routing import Routes
+from pgmb.app.watchdog import keep, watch
+from pgmb.app.worker import Worker
+from pgmb.errors import LeaseLost
+
+logger = logging.getLogger("pgmb.app")
+
+# Once everything has ended, this long for the last statements.
+_LAST_WORDS = 5.0
+
+
+class Consumer:
+    def __init__(
+        self,
+        broker: AsyncBroker,
+        idle: Idle,
+        routes: Routes,
+        *,
+        concurrency: int,
+        lease_for: float = 30.0,
+        max_attempts: int = 10,
+        ordered: bool = False,
+    ) -> None:
+        self.name = routes.queue
+        self.routes = routes
+        self.ordered = ordered
+        self.max_attempts = max_attempts
+        self.lease_for = lease_for
+        self.bell = asyncio.Event()
+        """Rung when there is something to do: a worker rests, a hold is finished, a lease was handed over."""
+        self.holds: list[Hold] = []
+        self.workers = [Worker(self) for _ in range(concurrency)]
+        self.current: Hold | None = None
+        self.size = LeaseSize(concurrency, routes.handlers[0].batch)
+        self._broker = broker
+        self._idle = idle
+        self._resting: deque[asyncio.Future[Hold]] = deque()
+        self._asleep = False
+        self._suspended: Hold | None = None
+        self._carried: Hold | None = None
+        self._stopping = asyncio.Event()
+        self._grace = 0.0
+
+    async def run(self) -> None:
+        """Until `stop`; then finish what is running and hand back the rest."""
+        async with asyncio.TaskGroup() as group:
+            for number, worker in enumerate(self.workers):
+                worker.task = group.create_task(worker.run(), name=f"pgmb {self.name} {number}")
+            watching = [group.create_task(keep(self)), group.create_task(watch(self))]
+            await self._serve()
+            await self._finish()
+            for task in watching:
+                task.cancel()
+
+    def stop(self, grace: float) -> None:
+        """Receive no more, and end within so many seconds."""
+        self._grace = grace
+        self._stopping.set()
+        self.bell.set()
+
+    # -- what workers and the idle poller call
+
+    def rest(self) -> asyncio.Future[Hold]:
+        """Where a worker without work waits for some."""
+        future: asyncio.Future[Hold] = asyncio.get_running_loop().create_future()
+        self._resting.append(future)
+        self.bell.set()
+        return future
+
+    def hand(self, lease: AsyncLease) -> bool:
+        """Take over a lease that was received for this queue. False if it comes too late."""
+        self._asleep = False
+        if self._stopping.is_set():
+            return False
+        self._begin(lease)
+        self.bell.set()
+        return True
+
+    def wake(self) -> None:
+        """Look for itself again."""
+        self._asleep = False
+        self.bell.set()
+
+    # -- the loop
+
+    async def _serve(self) -> None:
+        while not self._stopping.is_set():
+            self.bell.clear()
+            await self._settle()
+            self._resume()
+            if self._wants_more():
+                await self._receive()
+            elif self._carried is not None:
+                await self._ack_carried()
+            else:
+                await self.bell.wait()
+
+    def _wants_more(self) -> bool:
+        return (
+            bool(self._resting)
+            and not self._asleep
+            and (self.current is None or not self.current.pending)
+            and not any(hold.suspect for hold in self.holds)
+            and not self._stopping.is_set()
+        )
+
+    async def _receive(self) -> None:
+        pause = settling.FIRST_PAUSE
+        while not self._stopping.is_set():
+            carried = self._carried
+            try:
+                lease = await self._broker.receive(
+                    self.name, self.size.next, ack=None if carried is None else carried.lease
+                )
+            except LeaseLost as error:
+                if carried is not None:
+                    settling.lose(carried, error)
+                    self._carried = None
+            except settling.TROUBLE as error:
+                logger.warning(
+                    "queue %s: cannot receive: %s; again in %.1f s", self.name, str(error).strip(), pause
+                )
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._stopping.wait(), pause)
+                pause = min(pause * 2, settling.LONGEST_PAUSE)
+            else:
+                self._carried = None
+                if lease:
+                    self._begin(lease)
+                else:
+                    self._asleep = True
+                    self._idle.add(self)
+                return
+
+    def _begin(self, lease: AsyncLease) -> None:
+        hold = Hold(lease, chains(lease.events) if self.ordered else None)
+        if hold.suspect and (self.holds or self._carried is not None):
+            # It may take the process down with it: alone, then, and after the others are settled.
+            self._suspended = hold
+        else:
+            self._open(hold)
+        self.holds.append(hold)
+
+    def _resume(self) -> None:
+        if self._suspended is not None and self.holds == [self._suspended] and self._carried is None:
+            self._open(self._suspended)
+            self._suspended = None
+
+    def _open(self, hold: Hold) -> None:
+        self.current = hold
+        wanted = len(hold.pending)
+        while wanted and self._resting:
+            future = self._resting.popleft()
+            if not future.done():
+                future.set_result(hold)
+                wanted -= 1
+
+    async def _settle(self) -> None:
+        now = time.monotonic()
+        for hold in self.holds[:]:
+            if hold.finished:
+                whole = await settling.settle(hold)
+                self.holds.remove(hold)
+                self.size.took(len(hold.lease.events), now - hold.began)
+                if whole is None:
+                    continue
+                if self._carried is not None:
+                    await self._ack_carried()
+                self._carried = hold
+            elif now - hold.swept > self.sweep_every and hold is not self._suspended:
+                # What is done of a long lease is not put at risk by what is not.
+                hold.swept = now
+                await settling.settle(hold, self._running(hold))
+
+    def _running(self, hold: Hold) -> list[int]:
+        return [seq for worker in self.workers if worker.hold is hold for seq in worker.running_seqs()]
+
+    async def _ack_carried(self) -> None:
+        carried, self._carried = self._carried, None
+        if carried is not None:
+            await settling.ack(carried)
+
+    @property
+    def sweep_every(self) -> float:
+        return min(1.0, self.lease_for / 3)
+
+    # -- the end
+
+    async def _finish(self) -> None:
+        self._idle.remove(self)
+        self._suspended = None
+        end = time.monotonic() + self._grace
+        for hold in self.holds:
+            hold.drop_pending()
+            hold.swept = 0.0
+        try:
+            async with asyncio.timeout(self._grace + _LAST_WORDS):
+                while self.holds and (left := end - time.monotonic()) > 0:
+                    self.bell.clear()
+                    await self._settle()
+                    if self.holds:
+                        with contextlib.suppress(TimeoutError):
+                            await asyncio.wait_for(self.bell.wait(), left)
+                await self._end_workers()
+                await self._settle()
+                await self._ack_carried()
+        except TimeoutError:
+            logger.warning("queue %s: ended without settling everything", self.name)
+            await self._end_workers()
+
+    async def _end_workers(self) -> None:
+        tasks = [worker.task for worker in self.workers if worker.task is not None]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            # A handler that refuses to be cancelled is left behind.
+            await asyncio.wait(tasks, timeout=_LAST_WORDS / 2)

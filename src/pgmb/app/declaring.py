@@ -1,0 +1,144 @@
+"""Queues as an app declares them, and the database brought to that."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import msgspec
+
+from pgmb._async.broker import AsyncBroker
+from pgmb.app.handler import Handler
+from pgmb.errors import Conflict, InvalidArgument, NotFound, PermissionDenied, QueueNotFound, translated
+from pgmb.statements import interval
+
+logger = logging.getLogger("pgmb.app")
+
+_AT_CREATION = ("stream", "starting", "ordered", "lanes")
+"""What alter_queue does not change."""
+
+
+class Declared:
+    """A queue of an app: its handlers and its settings, of which None is the database's own."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.handlers: list[Handler] = []
+        self.concurrency: int | None = None
+        self.settings: dict[str, Any] = {}
+
+    @property
+    def patterns(self) -> list[str]:
+        """The union over the handlers, in the order of registration."""
+        return list(dict.fromkeys(pattern for handler in self.handlers for pattern in handler.patterns))
+
+    @property
+    def stream(self) -> str:
+        return str(self.settings.get("stream") or "main")
+
+    def add(self, handler: Handler) -> None:
+        if self.handlers and (handler.batch or self.handlers[0].batch):
+            refused = InvalidArgument(f"queue {self.name!r} has a batch handler, which must be its only one")
+            refused.advise("Give one of them a queue of its own: queue=...")
+            raise refused
+        self.handlers.append(handler)
+
+    def set(self, settings: Mapping[str, Any]) -> None:
+        """Add settings. Two handlers that want different ones are an error."""
+        for name, value in settings.items():
+            if value is None:
+                continue
+            if self.settings.setdefault(name, value) != value:
+                raise InvalidArgument(
+                    f"queue {self.name!r}: {name} is {self.settings[name]!r} already, not {value!r}"
+                )
+
+
+class Found(NamedTuple):
+    """What a consumer has to know of its queue."""
+
+    lease_for: float
+    max_attempts: int
+    ordered: bool
+
+
+async def declare(broker: AsyncBroker, queues: Sequence[Declared]) -> dict[str, Found]:
+    """Create the queues that are not there, bind changed patterns, alter changed settings.
+
+    Where the role may not, a queue that exists is used as it is.
+    """
+    found: dict[str, Found] = {}
+    for queue in queues:
+        try:
+            present = await _present(broker, queue.name)
+        except QueueNotFound:
+            await _create(broker, queue)
+            present = await _present(broker, queue.name)
+        try:
+            await _bind(broker, queue)
+            if await _alter(broker, queue, present):
+                present = await _present(broker, queue.name)
+        except PermissionDenied as error:
+            logger.warning("queue %s is used as it is: %s", queue.name, error)
+        found[queue.name] = Found(
+            msgspec.convert(present["lease_for"], timedelta).total_seconds(),
+            present["max_attempts"],
+            present["ordered"],
+        )
+    return found
+
+
+async def _present(broker: AsyncBroker, queue: str) -> dict[str, Any]:
+    async with broker.connection() as conn:
+        with translated():
+            cursor = await conn.execute("select pgmb.queue_settings(%s)::text", [queue])
+            (settings,) = await cursor.fetchone() or ("{}",)
+    return dict(msgspec.json.decode(settings))
+
+
+async def _create(broker: AsyncBroker, queue: Declared) -> None:
+    try:
+        await broker.create_queue(queue.name, queue.patterns, **queue.settings)
+    except Conflict:
+        return  # another process was quicker; what differs is bound and altered next
+    except PermissionDenied as error:
+        missing = NotFound(f"queue {queue.name!r} does not exist, and this role may not create it")
+        patterns = ",".join(queue.patterns)
+        missing.advise(
+            f"As an admin: select pgmb.create_queue('{queue.name}', '{{{patterns}}}');"
+            " or grant the role pgmb_admin."
+        )
+        raise missing from error
+
+
+async def _bind(broker: AsyncBroker, queue: Declared) -> None:
+    for status in await broker.queue_status():
+        if status.queue == queue.name and set(status.patterns) != set(queue.patterns):
+            await broker.bind(queue.name, queue.patterns)
+            logger.info("queue %s: bound to %s", queue.name, ", ".join(queue.patterns))
+
+
+async def _alter(broker: AsyncBroker, queue: Declared, present: Mapping[str, Any]) -> bool:
+    if queue.stream != present.get("stream_name", queue.stream):
+        raise Conflict(f"queue {queue.name!r} reads stream {present['stream_name']!r}, not {queue.stream!r}")
+    if bool(queue.settings.get("ordered", present["ordered"])) != present["ordered"]:
+        conflict = Conflict(f"queue {queue.name!r} exists with ordered={present['ordered']}")
+        conflict.advise("Whether a queue is ordered cannot be changed: drop it, or take another name.")
+        raise conflict
+    changed = {
+        name: value
+        for name, value in queue.settings.items()
+        if name not in _AT_CREATION and not _same(value, present.get(name))
+    }
+    if changed:
+        await broker.alter_queue(queue.name, **changed)
+        logger.info("queue %s: altered %s", queue.name, ", ".join(changed))
+    return bool(changed)
+
+
+def _same(wanted: Any, present: Any) -> bool:
+    if isinstance(present, str) and present.startswith("P"):
+        return bool(interval(wanted) == msgspec.convert(present, timedelta))
+    return bool(wanted == present)

@@ -1,0 +1,166 @@
+"""A handler: a function, what it takes, and how its failures are dealt with."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias, get_args, get_origin, get_type_hints
+
+from pgmb.app.delivery import Delivery
+from pgmb.app.hold import Failure, Hold
+from pgmb.app.outcome import Reject, Retry, describe, seconds
+from pgmb.app.payload import Decode, decoder
+from pgmb.errors import InvalidArgument
+from pgmb.patterns import compiled
+from pgmb.types import Duration, Event
+
+logger = logging.getLogger("pgmb.app")
+
+Backoff: TypeAlias = Callable[[int], Duration] | Duration | None
+"""How long to wait after a failed attempt: a function of its number, a time, or None for the queue's own."""
+
+Prepare: TypeAlias = Callable[[Event, Hold], Any]
+"""Makes of an event what a handler takes."""
+
+
+class Handler:
+    def __init__(
+        self,
+        function: Callable[[Any], Any],
+        patterns: Sequence[str],
+        *,
+        timeout: float | None = None,
+        retry: Backoff = None,
+        batch: int | None = None,
+        names: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`names` are those that the annotation may use besides the function's globals."""
+        for pattern in patterns:
+            compiled(pattern)
+        _refuse_options(patterns, timeout, retry, batch)
+        self.function = function
+        self.name = getattr(function, "__qualname__", None) or repr(function)
+        self.patterns = tuple(patterns)
+        self.timeout = timeout
+        self.backoff = retry
+        self.batch = batch
+        self.asynchronous = _is_asynchronous(function)
+        annotation = _annotation(function, self.name, names or {})
+        if batch is not None:
+            annotation = _element(annotation, self.name)
+        self.decode, self.prepare = _taking(annotation, self.name)
+
+    def failure(self, event: Event, error: BaseException) -> Failure:
+        """What becomes of an event on which this handler raised."""
+        text = describe(error)
+        if isinstance(error, Reject):
+            return Failure(True, None, text)
+        after = error.after if isinstance(error, Retry) else None
+        if after is None:
+            after = self._backed_off(event.attempt)
+        return Failure(False, None if after is None else max(0.0, seconds(after)), text)
+
+    def _backed_off(self, attempt: int) -> Duration | None:
+        if not callable(self.backoff):
+            return self.backoff
+        try:
+            return seconds(self.backoff(attempt))
+        except Exception:
+            logger.exception("%s: its backoff failed at attempt %s, the queue's serves", self.name, attempt)
+            return None
+
+
+def _refuse_options(
+    patterns: Sequence[str], timeout: float | None, retry: Backoff, batch: int | None
+) -> None:
+    if not patterns:
+        raise InvalidArgument("a handler needs at least one pattern")
+    if timeout is not None and timeout <= 0:
+        raise InvalidArgument(f"not a timeout: {timeout}")
+    if batch is not None and batch < 1:
+        raise InvalidArgument(f"not the size of a batch: {batch}")
+    if retry is not None and not callable(retry) and seconds(retry) < 0:
+        raise InvalidArgument(f"not a time to wait: {retry}")
+
+
+def _is_asynchronous(function: Callable[..., Any]) -> bool:
+    called = getattr(function, "__call__", None)  # noqa: B004 - not whether, but what
+    if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
+        raise TypeError(f"a handler must not yield: {function!r}")
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(called)
+
+
+def _annotation(function: Callable[..., Any], name: str, names: Mapping[str, Any]) -> Any:
+    """The type of the only argument, Any without one."""
+    if not callable(function):
+        raise TypeError(f"not a function: {function!r}")
+    parameters = list(inspect.signature(function).parameters.values())
+    positional = [
+        one
+        for one in parameters
+        if one.kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    ]
+    needed = [
+        one
+        for one in parameters
+        if one.default is inspect.Parameter.empty
+        and one.kind not in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    ]
+    if not positional or len(needed) > 1 or (needed and needed[0] is not positional[0]):
+        raise TypeError(
+            f"{name}{inspect.signature(function)}: a handler is called with one argument: the payload, a"
+            " pgmb.Delivery, or with batch= a list of them"
+        )
+    annotation = positional[0].annotation
+    if annotation is inspect.Parameter.empty:
+        return Any
+    if not isinstance(annotation, str) and not get_args(annotation):
+        return annotation
+    target = function if inspect.isroutine(function) else inspect.unwrap(getattr(function, "func", function))
+    try:
+        hints = get_type_hints(target, localns=dict(names), include_extras=True)
+    except NameError as error:
+        raise TypeError(
+            f"{name}: the annotation {annotation!r} cannot be resolved ({error}); define or import it before"
+            " the handler, and not for type checkers alone"
+        ) from error
+    except TypeError:
+        return annotation
+    return hints.get(positional[0].name, annotation)
+
+
+def _element(annotation: Any, name: str) -> Any:
+    if annotation is Any or annotation is list:
+        return Any
+    if get_origin(annotation) in (list, Sequence):
+        return get_args(annotation)[0]
+    raise TypeError(f"{name}: with batch= a handler takes a list, not {annotation!r}")
+
+
+def _taking(annotation: Any, name: str) -> tuple[Decode, Prepare]:
+    if annotation is Event:
+        return decoder(Any), whole_event
+    if annotation is Delivery or get_origin(annotation) is Delivery:
+        decode = _decoder(next(iter(get_args(annotation)), Any), name)
+        return decode, delivering(decode)
+    decode = _decoder(annotation, name)
+    return decode, lambda event, hold: decode(event.raw)
+
+
+def delivering(decode: Decode) -> Prepare:
+    def prepare(event: Event, hold: Hold) -> Delivery[Any]:
+        return Delivery(event, hold, decode)
+
+    return prepare
+
+
+def whole_event(event: Event, hold: Hold) -> Event:
+    return event
+
+
+def _decoder(annotation: Any, name: str) -> Decode:
+    try:
+        return decoder(annotation)
+    except TypeError as error:
+        raise TypeError(f"{name}: {error}") from error

@@ -1,0 +1,99 @@
+"""A lease that is being worked on: what waits, what failed, what is settled already."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from pgmb._async.lease import AsyncLease
+from pgmb.types import Event
+
+
+class Failure(NamedTuple):
+    """How an event failed. `after` None is the queue's own backoff; a final failure is a dead letter."""
+
+    final: bool
+    after: float | None
+    error: str
+
+
+class Hold:
+    """Successes are not written down: what is neither waiting, running nor failed has succeeded."""
+
+    __slots__ = (
+        "began",
+        "blamed",
+        "failed",
+        "given_back",
+        "lease",
+        "lost",
+        "pending",
+        "renewed",
+        "settled",
+        "suspect",
+        "swept",
+        "taken",
+        "working",
+    )
+
+    def __init__(self, lease: AsyncLease, pending: Iterable[list[Event]] | None = None) -> None:
+        self.lease = lease
+        self.pending: deque[Event | list[Event]] = deque(lease.events if pending is None else pending)
+        """Events, or in an ordered queue lists of events that must run one after another."""
+        self.working = 0
+        """How many workers are at it."""
+        self.failed: dict[int, Failure] = {}
+        self.taken: set[int] = set()
+        """What handlers settled in transactions of their own, whose end is not known here."""
+        self.settled: set[int] = set()
+        self.given_back: set[int] = set()
+        """What was begun and broken off, or not begun at all, to be released."""
+        self.blamed: dict[int, object] = {}
+        """Of several handlers, which one raised."""
+        self.lost = False
+        self.began = self.renewed = self.swept = time.monotonic()
+        # Whoever held it may have died of it, more than once: such events come alone.
+        self.suspect = len(lease.events) == 1 and lease.events[0].attempt > _TRUSTED_ATTEMPTS
+
+    @property
+    def finished(self) -> bool:
+        return not self.working and not self.pending
+
+    def drop_pending(self) -> None:
+        """What has not begun shall not begin."""
+        self.given_back.update(event.seq for event in self._pending_events())
+        self.pending.clear()
+
+    def succeeded(self, running: Iterable[int] = ()) -> list[int]:
+        """What may be settled as done and is not yet."""
+        others = self.settled | self.taken | self.given_back | self.failed.keys() | set(running)
+        others.update(event.seq for event in self._pending_events())
+        return [event.seq for event in self.lease.events if event.seq not in others]
+
+    def _pending_events(self) -> Iterable[Event]:
+        for item in self.pending:
+            if isinstance(item, list):
+                yield from item
+            else:
+                yield item
+
+
+def chains(events: Iterable[Event]) -> list[list[Event]]:
+    """Events by key, each key's in their order. Those without a key stand alone."""
+    by_key: dict[str, list[Event]] = {}
+    every: list[list[Event]] = []
+    for event in events:
+        chain = by_key.get(event.key) if event.key is not None else None
+        if chain is None:
+            chain = list[Event]()
+            every.append(chain)
+            if event.key is not None:
+                by_key[event.key] = chain
+        chain.append(event)
+    return every
+
+
+# The first redelivery may follow from anybody's death; after two, events come one at a time.
+_TRUSTED_ATTEMPTS = 2

@@ -1,0 +1,107 @@
+"""Queues at rest: one poller a process looks at all of them with one statement, ever less often."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from pgmb._async.broker import AsyncBroker
+from pgmb._async.listener import AsyncListener, AsyncSubscription
+from pgmb.app import settling
+from pgmb.errors import InvalidArgument, NotFound, PermissionDenied
+from pgmb.polling import FIRST_PAUSE, LONGEST_PAUSE, Pace
+
+if TYPE_CHECKING:
+    from pgmb.app.consumer import Consumer
+
+logger = logging.getLogger("pgmb.app")
+
+# With a listener only retries that fall due and leases that expire have to be found by looking. Its own ticks
+# are a statement a second too.
+_RELYING_PAUSE = 1.2
+
+
+class Idle:
+    """Looks for the first event of every queue that has none, and hands the lease to its consumer."""
+
+    def __init__(self, broker: AsyncBroker) -> None:
+        self._broker = broker
+        self._waiting: dict[str, Consumer] = {}
+        self._subscriptions: list[AsyncSubscription] = []
+        self._news = asyncio.Event()
+        self._stopping = False
+        self._pace = Pace()
+        self._relying = Pace(longest=_RELYING_PAUSE)
+
+    def add(self, consumer: Consumer) -> None:
+        """Look for this consumer's events too, soon."""
+        self._waiting[consumer.name] = consumer
+        self._pace.found()
+        self._relying.found()
+        self._news.set()
+
+    def remove(self, consumer: Consumer) -> None:
+        self._waiting.pop(consumer.name, None)
+
+    def stop(self) -> None:
+        self._stopping = True
+        self._news.set()
+
+    async def run(self, listener: AsyncListener | None = None, streams: Iterable[str] = ()) -> None:
+        """Until `stop`. Whoever is told of news by the listener looks at once."""
+        self._subscriptions = [] if listener is None else [listener.subscribe(name) for name in streams]
+        hearing = [asyncio.create_task(self._hear(one)) for one in self._subscriptions]
+        try:
+            while not self._stopping:
+                if not self._waiting:
+                    self._news.clear()
+                    await self._news.wait()
+                await self._pause()
+                if self._waiting and not self._stopping:
+                    await self._look()
+        finally:
+            for task in hearing:
+                task.cancel()
+            for subscription in self._subscriptions:
+                subscription.close()
+
+    async def _hear(self, subscription: AsyncSubscription) -> None:
+        while not self._stopping:
+            if await subscription.wait():
+                self._news.set()
+                # News comes by the dozen while there is traffic for others.
+                await asyncio.sleep(FIRST_PAUSE)
+
+    async def _pause(self) -> None:
+        relying = bool(self._subscriptions) and all(one.healthy for one in self._subscriptions)
+        # Both keep step, for the time when the listener is lost or found.
+        alone, backed = self._pace.pause(), self._relying.pause()
+        self._news.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(backed if relying else alone):
+                await self._news.wait()
+
+    async def _look(self) -> None:
+        size = min(consumer.size.next for consumer in self._waiting.values())
+        try:
+            lease = await self._broker.receive_any(list(self._waiting), size)
+        except (NotFound, PermissionDenied, InvalidArgument):
+            # One of them is at fault. Each finds out for itself.
+            for consumer in list(self._waiting.values()):
+                consumer.wake()
+            self._waiting.clear()
+            return
+        except settling.TROUBLE as error:
+            logger.warning("cannot receive: %s; again in %.1f s", str(error).strip(), LONGEST_PAUSE * 2)
+            await asyncio.sleep(LONGEST_PAUSE * 2)
+            return
+        if not lease:
+            return
+        self._pace.found()
+        self._relying.found()
+        if lease.queue not in self._waiting or not self._waiting.pop(lease.queue).hand(lease):
+            with contextlib.suppress(*settling.TROUBLE):
+                await lease.release()

@@ -1,0 +1,48 @@
+"""What a handler may raise to say how an event ends."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from pgmb.types import Duration
+
+_LONGEST_ERROR = 2000
+
+
+class Retry(Exception):  # noqa: N818 - it is an instruction
+    """Raised in a handler: try this event again, after so long or the handler's backoff."""
+
+    def __init__(self, after: Duration | None = None, reason: str | None = None) -> None:
+        super().__init__("Retry" if reason is None else reason)
+        self.after = after
+        self.reason = reason
+
+
+class Reject(Exception):  # noqa: N818 - it is an instruction
+    """Raised in a handler: this event can never be handled. It becomes a dead letter at once."""
+
+    def __init__(self, reason: str = "rejected") -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Unfit(Reject):
+    """The payload does not fit the handler's annotation."""
+
+
+def describe(error: BaseException) -> str:
+    """The error as a dead letter keeps it."""
+    if isinstance(error, Reject):
+        text = error.reason
+    elif isinstance(error, Retry):
+        text = error.reason or "Retry"
+    else:
+        message = str(error)
+        text = f"{type(error).__name__}: {message}" if message else type(error).__name__
+    # PostgreSQL has no NUL in text, and UTF-8 no lone surrogates.
+    text = text.replace("\0", "\ufffd").encode(errors="replace").decode()
+    return text if len(text) <= _LONGEST_ERROR else text[: _LONGEST_ERROR - 1] + "…"
+
+
+def seconds(duration: Duration) -> float:
+    return duration.total_seconds() if isinstance(duration, timedelta) else float(duration)

@@ -1,0 +1,104 @@
+"""Payloads as handlers want them: what decodes JSON to an annotated type, and says what does not fit."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias, get_args
+
+import msgspec
+
+from pgmb.app.outcome import Unfit
+
+Decode: TypeAlias = Callable[[bytes], Any]
+"""Decodes a payload; raises Unfit if it does not fit."""
+
+_SHOWN = 5
+
+
+def decoder(annotation: Any) -> Decode:
+    """What decodes payloads to this type. TypeError if payloads cannot become one."""
+    if annotation is Any or annotation is object:
+        return _by_msgspec(Any)
+    if any(_is_pydantic(part) for part in _parts(annotation)):
+        return _by_pydantic(annotation)
+    _refuse_unknown(annotation)
+    return _by_msgspec(annotation)
+
+
+def name_of(annotation: Any) -> str:
+    return annotation.__qualname__ if isinstance(annotation, type) else str(annotation)
+
+
+def _by_msgspec(annotation: Any) -> Decode:
+    decode = msgspec.json.Decoder(annotation).decode
+
+    def decoded(raw: bytes) -> Any:
+        try:
+            return decode(raw)
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            raise Unfit(f"payload does not fit {name_of(annotation)}: {error}") from error
+
+    return decoded
+
+
+def _by_pydantic(annotation: Any) -> Decode:
+    import pydantic
+
+    adapter: pydantic.TypeAdapter[Any] = pydantic.TypeAdapter(annotation)
+
+    def decoded(raw: bytes) -> Any:
+        try:
+            return adapter.validate_json(raw)
+        except pydantic.ValidationError as error:
+            found = error.errors(include_url=False)
+            shown = "; ".join(_pydantic_line(dict(one)) for one in found[:_SHOWN])
+            more = f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+            raise Unfit(f"payload does not fit {name_of(annotation)}: {shown}{more}") from error
+
+    return decoded
+
+
+def _pydantic_line(error: dict[str, Any]) -> str:
+    place = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in error["loc"])
+    return f"{error['msg']} - at `${place}`"
+
+
+def _is_pydantic(part: Any) -> bool:
+    # A model cannot have been defined without pydantic being imported; if it is not, neither do we.
+    return "pydantic" in sys.modules and hasattr(part, "__pydantic_validator__")
+
+
+def _parts(annotation: Any) -> Iterator[Any]:
+    yield annotation
+    for part in get_args(annotation):
+        yield from _parts(part)
+
+
+def _refuse_unknown(annotation: Any) -> None:
+    """msgspec takes any class and fails at the first payload; say so beforehand."""
+    try:
+        root = msgspec.inspect.type_info(annotation)
+    except (TypeError, NameError) as error:
+        raise TypeError(f"payloads cannot become {name_of(annotation)}: {error}") from error
+    unknown = next(_custom_types(root, set()), None)
+    if unknown is not None:
+        raise TypeError(
+            f"payloads cannot become {name_of(unknown)}: use a dataclass, a msgspec Struct, a pydantic model,"
+            " a TypedDict, or what JSON has (dict, list, str, int, ...)"
+        )
+
+
+def _custom_types(node: Any, seen: set[int]) -> Iterator[Any]:
+    if id(node) in seen:
+        return
+    seen.add(id(node))
+    if isinstance(node, msgspec.inspect.CustomType):
+        yield node.cls
+    elif isinstance(node, (msgspec.inspect.Type, msgspec.inspect.Field)):
+        for name in node.__struct_fields__:
+            yield from _custom_types(getattr(node, name), seen)
+    elif isinstance(node, tuple):
+        parts: tuple[Any, ...] = node
+        for part in parts:
+            yield from _custom_types(part, seen)

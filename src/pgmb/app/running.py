@@ -1,0 +1,119 @@
+"""An app at work: connect, declare, consume, stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from pgmb._async.broker import AsyncBroker, aconnect
+from pgmb.app.consumer import Consumer
+from pgmb.app.declaring import Declared, Found, declare
+from pgmb.app.idle import Idle
+from pgmb.app.routing import Routes
+from pgmb.app.threads import Threads
+from pgmb.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from pgmb.app.app import App
+
+logger = logging.getLogger("pgmb.app")
+
+DEFAULT_CONCURRENCY = 10
+# Consumers end by themselves in their grace; what does not end even so is cancelled.
+_OVERTIME = 15.0
+
+
+async def work(
+    app: App,
+    stop: asyncio.Event,
+    queues: Iterable[str] | None = None,
+    concurrency: int | None = None,
+    grace: float | None = None,
+) -> None:
+    declared = _chosen(app, queues)
+    options: dict[str, Any] = {"max_size": len(declared) + 3, **app.connection}
+    async with contextlib.AsyncExitStack() as stack:
+        broker = await stack.enter_async_context(await aconnect(app.dsn, **options))
+        found = await declare(broker, declared)
+        if app.lifespan is not None:
+            await stack.enter_async_context(app.lifespan(app))
+        logger.info("working on %s", ", ".join(queue.name for queue in declared))
+        await _consume(app, broker, declared, found, stop, concurrency, app.grace if grace is None else grace)
+
+
+async def _consume(
+    app: App,
+    broker: AsyncBroker,
+    declared: list[Declared],
+    found: dict[str, Found],
+    stop: asyncio.Event,
+    concurrency: int | None,
+    grace: float,
+) -> None:
+    idle, threads = Idle(broker), Threads("pgmb handler")
+    consumers = [
+        Consumer(
+            broker,
+            idle,
+            Routes(queue.name, queue.handlers, app.middlewares, threads),
+            concurrency=concurrency or queue.concurrency or DEFAULT_CONCURRENCY,
+            **found[queue.name]._asdict(),
+        )
+        for queue in declared
+    ]
+    listener = broker.listener() if app.listen else None
+    streams = {queue.stream for queue in declared}
+    try:
+        async with asyncio.TaskGroup() as group:
+            polling = group.create_task(idle.run(listener, streams), name="pgmb idle")
+            tasks = [group.create_task(one.run(), name=f"pgmb {one.name}") for one in consumers]
+            ending = group.create_task(stop.wait())
+            await asyncio.wait([ending, *tasks, polling], return_when=asyncio.FIRST_COMPLETED)
+            ending.cancel()
+            for consumer in consumers:
+                consumer.stop(grace)
+            _, late = await asyncio.wait(tasks, timeout=grace + _OVERTIME)
+            for task in late:
+                logger.warning("%s does not end; leaving it", task.get_name())
+                task.cancel()
+            idle.stop()
+    finally:
+        threads.close()
+
+
+def _chosen(app: App, queues: Iterable[str] | None) -> list[Declared]:
+    with_handlers = {name: queue for name, queue in app.queues.items() if queue.handlers}
+    if not with_handlers:
+        raise InvalidArgument("the app has no handlers")
+    names = list(with_handlers) if queues is None else list(queues)
+    unknown = [name for name in names if name not in with_handlers]
+    if unknown or not names:
+        refused = InvalidArgument(
+            f"the app has no handler of queue {', '.join(map(repr, unknown)) or '(none)'}"
+        )
+        refused.advise(f"It has {', '.join(with_handlers)}.")
+        raise refused
+    return [with_handlers[name] for name in names]
+
+
+async def until_signalled(
+    app: App, queues: Iterable[str] | None, concurrency: int | None, grace: float | None
+) -> None:
+    """`work` until SIGTERM or SIGINT. A second one ends the process at once."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def signalled(number: int) -> None:
+        if stop.is_set():
+            os._exit(128 + number)
+        logger.info("%s: finishing", signal.Signals(number).name)
+        stop.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, signalled, number)
+    await work(app, stop, queues, concurrency, grace)

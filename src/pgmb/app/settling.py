@@ -1,0 +1,93 @@
+"""Settling what a hold has come to: failures first, then what succeeded."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
+
+import psycopg
+from psycopg_pool import PoolTimeout
+
+from pgmb._async.lease import AsyncLease
+from pgmb.app.hold import Failure, Hold
+from pgmb.errors import LeaseLost, PgmbError
+
+logger = logging.getLogger("pgmb.app")
+
+FIRST_PAUSE = 0.1
+LONGEST_PAUSE = 10.0
+TROUBLE = (psycopg.Error, PoolTimeout, PgmbError, OSError)
+"""What a restart of the server, a lost connection or a change of rights looks like from here."""
+
+
+async def settle(hold: Hold, running: Iterable[int] = ()) -> AsyncLease | None:
+    """Settle all of a hold but what is running, and a success of the whole rest: that lease is returned.
+
+    Acking it is left to the caller, who may do it together with the next receive.
+    """
+    if hold.lost:
+        return None
+    lease, running = hold.lease, list(running)
+    groups: dict[Failure, list[int]] = {}
+    for seq, failure in hold.failed.items():
+        if seq not in hold.settled:
+            groups.setdefault(failure, []).append(seq)
+    for failure, seqs in groups.items():
+        await _persist(hold, partial(_fail, lease, failure, seqs))
+        hold.settled.update(seqs)
+    back = [seq for seq in hold.given_back if seq not in hold.settled and seq not in hold.taken]
+    if back:
+        await _persist(hold, lambda: lease.release(back))
+        hold.settled.update(back)
+    succeeded = hold.succeeded(running)
+    if not succeeded or hold.lost:
+        return None
+    if not running and not hold.pending and not hold.taken:
+        # Whatever else the lease held is settled: ending it as a whole is the cheapest.
+        return lease
+    await _persist(hold, lambda: lease.ack(succeeded))
+    hold.settled.update(succeeded)
+    return None
+
+
+async def ack(hold: Hold) -> None:
+    """End a lease as a whole."""
+    await _persist(hold, hold.lease.ack)
+
+
+async def _fail(lease: AsyncLease, failure: Failure, seqs: list[int]) -> None:
+    if failure.final:
+        await lease.bury(seqs, failure.error)
+    else:
+        await lease.retry(seqs, failure.after, failure.error)
+
+
+async def _persist(hold: Hold, call: Callable[[], Awaitable[object]]) -> None:
+    """Until it is done, or the lease is lost: there is nothing better to do than to try again."""
+    pause = FIRST_PAUSE
+    while not hold.lost:
+        try:
+            await call()
+            return
+        except LeaseLost as error:
+            lose(hold, error)
+        except TROUBLE as error:
+            logger.warning(
+                "queue %s: cannot settle: %s; again in %.1f s", hold.lease.queue, str(error).strip(), pause
+            )
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, LONGEST_PAUSE)
+
+
+def lose(hold: Hold, error: LeaseLost) -> None:
+    """The lease is another's now: nothing of it can be settled, and what has not begun shall not begin."""
+    hold.lost = True
+    hold.pending.clear()
+    logger.warning(
+        "queue %s: %s; what was not settled of its %s events is delivered again",
+        hold.lease.queue,
+        error,
+        len(hold.lease.events),
+    )

@@ -1,0 +1,209 @@
+"""A worker: one of a queue's several tasks that call handlers. It takes events from the lease at hand.
+
+A task an event, a timeout an event or a context manager an event would each cost more than receiving it. So
+workers live as long as their consumer, note only when they began, and a watchdog looks at that now and then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from pgmb.app.handler import Handler
+from pgmb.app.hold import Failure, Hold
+from pgmb.app.outcome import Reject, Retry, describe
+from pgmb.app.routing import Route, late
+from pgmb.types import Event
+
+if TYPE_CHECKING:
+    from pgmb.app.consumer import Consumer
+
+logger = logging.getLogger("pgmb.app")
+
+# Handlers that never wait would keep everything else from running.
+_BREATHE_EVERY = 0.01
+
+
+class Worker:
+    __slots__ = ("_consumer", "_limit_hit", "began", "hold", "running", "task")
+
+    def __init__(self, consumer: Consumer) -> None:
+        self._consumer = consumer
+        self._limit_hit: tuple[float, float] | None = None
+        self.task: asyncio.Task[None] | None = None
+        self.hold: Hold | None = None
+        self.running: Event | Sequence[Event] | None = None
+        self.began = 0.0
+
+    async def run(self) -> None:
+        consumer = self._consumer
+        if consumer.routes.batch is not None:
+            work = self._batches
+        elif consumer.ordered:
+            work = self._chains
+        else:
+            work = self._events
+        while True:
+            hold = consumer.current
+            if hold is None or not hold.pending:
+                hold = await consumer.rest()
+                if not hold.pending:
+                    continue
+            self.hold = hold
+            hold.working += 1
+            try:
+                await work(hold)
+            finally:
+                hold.working -= 1
+                self.hold = self.running = None
+            consumer.bell.set()
+
+    async def _events(self, hold: Hold) -> None:
+        routes, monotonic = self._consumer.routes, time.monotonic
+        pending = cast("Any", hold.pending)
+        take = pending.popleft
+        breathe = monotonic() + _BREATHE_EVERY
+        while pending:
+            event = take()
+            self.running = event
+            self.began = now = monotonic()
+            try:
+                route = routes[event.topic]
+                await route.call(route.prepare(event, hold))
+            except BaseException as error:
+                self._failed(hold, event, error)
+            if now > breathe:
+                await asyncio.sleep(0)
+                breathe = monotonic() + _BREATHE_EVERY
+
+    async def _chains(self, hold: Hold) -> None:
+        """Lists of events that must not overtake each other: after a failure the rest is left alone."""
+        routes, monotonic = self._consumer.routes, time.monotonic
+        breathe = monotonic() + _BREATHE_EVERY
+        while hold.pending:
+            chain = cast("list[Event]", hold.pending.popleft())
+            for position, event in enumerate(chain):
+                self.running = chain[position:]
+                self.began = now = monotonic()
+                try:
+                    route = routes[event.topic]
+                    await route.call(route.prepare(event, hold))
+                except BaseException as error:
+                    rest = chain[position + 1 :]
+                    # Failing the one hands those after it back too.
+                    hold.settled.update(later.seq for later in rest)
+                    self._failed(hold, event, error, rest)
+                    break
+                if hold.lost:
+                    break
+                if now > breathe:
+                    await asyncio.sleep(0)
+                    breathe = monotonic() + _BREATHE_EVERY
+
+    async def _batches(self, hold: Hold) -> None:
+        route = cast("Route", self._consumer.routes.batch)
+        size = route.handlers[0].batch or 1
+        while hold.pending:
+            batch = [cast("Event", hold.pending.popleft()) for _ in range(min(size, len(hold.pending)))]
+            arguments: list[Any] = []
+            fitting: list[Event] = []
+            for event in batch:
+                try:
+                    arguments.append(route.prepare(event, hold))
+                    fitting.append(event)
+                except Reject as error:
+                    self._failed(hold, event, error)
+            if not fitting:
+                continue
+            self.running = fitting
+            self.began = time.monotonic()
+            try:
+                await route.call(arguments)
+            except BaseException as error:
+                self._failed_batch(hold, fitting, error)
+            await asyncio.sleep(0)
+
+    def enforce(self, now: float) -> None:
+        """Called by the watchdog: break off what runs for too long."""
+        running = self.running
+        if running is None or self.task is None:
+            return
+        first = running if isinstance(running, Event) else running[0]
+        if self._limit_hit is not None and self._limit_hit[0] != self.began:
+            # It was told to end, went on instead and is done.
+            self._limit_hit = None
+            self.task.uncancel()
+        timeout = (self._consumer.routes.batch or self._consumer.routes[first.topic]).timeout
+        if timeout is not None and now - self.began > timeout:
+            self._limit_hit = (self.began, timeout)
+            self.task.cancel()
+
+    def running_seqs(self) -> list[int]:
+        if self.running is None:
+            return []
+        if isinstance(self.running, Event):
+            return [self.running.seq]
+        return [event.seq for event in self.running]
+
+    def _failed(self, hold: Hold, event: Event, error: BaseException, rest: Sequence[Event] = ()) -> None:
+        try:
+            error = self._explained(error)
+        except BaseException:
+            hold.given_back.add(event.seq)
+            hold.settled.difference_update(later.seq for later in rest)
+            hold.given_back.update(later.seq for later in rest)
+            raise
+        handler = cast("Handler | None", hold.blamed.pop(event.seq, None))
+        if handler is None:
+            handlers = (self._consumer.routes.batch or self._consumer.routes[event.topic]).handlers
+            handler = handlers[0] if handlers else None
+        failure = Failure(False, None, describe(error)) if handler is None else handler.failure(event, error)
+        hold.failed[event.seq] = failure
+        self._log(f"seq {event.seq}, {event.topic}, attempt {event.attempt}", event.attempt, handler, error)
+
+    def _failed_batch(self, hold: Hold, batch: list[Event], error: BaseException) -> None:
+        try:
+            error = self._explained(error)
+        except BaseException:
+            hold.given_back.update(event.seq for event in batch)
+            raise
+        handler = self._consumer.routes.handlers[0]
+        for event in batch:
+            # What the handler said of single events stands.
+            hold.failed.setdefault(event.seq, handler.failure(event, error))
+        self._log(f"{len(batch)} events from seq {batch[0].seq}", batch[0].attempt, handler, error)
+
+    def _explained(self, error: BaseException) -> BaseException:
+        """The error as the handler's own; raises it if it is not: the worker itself is told to end."""
+        if isinstance(error, asyncio.CancelledError) and self.task is not None:
+            limit, self._limit_hit = self._limit_hit, None
+            if limit is not None:
+                self.task.uncancel()
+                return late(limit[1])
+            if self.task.cancelling():
+                raise error
+        elif isinstance(error, (KeyboardInterrupt, GeneratorExit)):
+            raise error
+        return error
+
+    def _log(self, what: str, attempt: int, handler: Handler | None, error: BaseException) -> None:
+        queue, name = self._consumer.name, handler.name if handler else "no handler"
+        if isinstance(error, Retry):
+            logger.info("queue %s: %s asks for a retry: %s (%s)", queue, name, describe(error), what)
+        elif isinstance(error, Reject):
+            logger.warning("queue %s: %s rejects: %s (%s)", queue, name, describe(error), what)
+        else:
+            last = attempt >= self._consumer.max_attempts
+            logger.log(
+                logging.ERROR if last else logging.WARNING,
+                "queue %s: %s failed: %s (%s%s)",
+                queue,
+                name,
+                describe(error),
+                what,
+                ", the last" if last else "",
+                exc_info=error,
+            )
