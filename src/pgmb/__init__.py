@@ -16,9 +16,10 @@ from pgmb.errors import (
     NotFound,
     PermissionDenied,
     PgmbError,
+    QueueFull,
     SchemaVersionError,
 )
-from pgmb.types import DeadLetter, Duration, Event, NewEvent, Position, QueueStatus, StreamStatus
+from pgmb.types import DeadLetter, Duration, Event, NewEvent, Position, QueueStatus, Schedule, StreamStatus
 
 __all__ = [
     "App",
@@ -39,9 +40,11 @@ __all__ = [
     "PermissionDenied",
     "PgmbError",
     "Position",
+    "QueueFull",
     "QueueStatus",
     "Reject",
     "Retry",
+    "Schedule",
     "SchemaVersionError",
     "StreamStatus",
     "aconnect",

@@ -30,36 +30,43 @@ TYPES: Final[dict[str, LiteralString]] = {
     "backoff_factor": "double precision",
     "backoff_jitter": "double precision",
     "backoff_max": "interval",
+    "cron": "text",
     "drop_unread": "boolean",
     "error": "text",
+    "headers": "json",
     "id": "uuid",
     "ids": "bigint[]",
     "keep_for": "interval",
+    "key": "text",
+    "lanes": "text[]",
     "lease": "uuid",
     "lease_for": "interval",
     "max": "integer",
     "max_attempts": "integer",
+    "max_in_flight": "integer",
+    "max_length": "bigint",
+    "missed": "text",
     "name": "text",
+    "next_at": "timestamptz",
+    "ordered": "boolean",
     "patterns": "text[]",
+    "payload": "json",
     "queue": "text",
+    "queues": "text[]",
     "reader": "text",
     "reason": "text",
-    "rotate_every": "interval",
     "rotate_events": "bigint",
+    "rotate_every": "interval",
+    "rps": "double precision",
     "seqs": "bigint[]",
     "starting": "pgmb.position",
     "stream": "text",
     "tick": "bigint",
+    "timezone": "text",
     "to": "pgmb.position",
-    "ordered": "boolean",
-    "max_in_flight": "integer",
-    "rps": "double precision",
-    "ttl": "interval",
-    "max_length": "bigint",
-    "when_full": "text",
-    "lanes": "text[]",
-    "queues": "text[]",
     "topic": "text",
+    "ttl": "interval",
+    "when_full": "text",
 }
 """The type of each parameter by its name, which is the same in every function but the ones of `between`."""
 
@@ -268,3 +275,34 @@ def position(
     """A call of one of the functions that return a position, as text."""
     plain = call(function, stream=stream, at=at, tick=tick)
     return Statement(plain.text + "::text", plain.parameters)
+
+
+# -- schedules -----------------------------------------------------------------------------------------------
+
+NOW: Final = Statement("select clock_timestamp()", ())
+"""The database's clock, which decides what is due."""
+SCHEDULES: Final = Statement(
+    "select name, cron, timezone, stream, topic, key, payload, headers, missed, next_at, last_at, paused_at,"
+    " now from pgmb.schedules()",
+    (),
+)
+_DUE_SCHEDULES: Final = (
+    "select name, cron, timezone, missed, due_at, now from pgmb.due_schedules(ahead => %s::interval)"
+)
+_FIRE: Final = (
+    "select pgmb.fire(name => %s::text, due_at => %s::timestamptz, next_at => %s::timestamptz,"
+    " stands_for => %s::timestamptz)"
+)
+_RESUME_SCHEDULE: Final = "select pgmb.resume_schedule(name => %s::text, next_at => %s::timestamptz)"
+
+
+def due_schedules(ahead: Duration) -> Statement:
+    return Statement(_DUE_SCHEDULES, (interval(ahead),))
+
+
+def fire(name: str, due_at: datetime, next_at: datetime | None, stands_for: datetime | None) -> Statement:
+    return Statement(_FIRE, (name, aware(due_at), aware(next_at), aware(stands_for)))
+
+
+def resume_schedule(name: str, next_at: datetime | None) -> Statement:
+    return Statement(_RESUME_SCHEDULE, (name, aware(next_at)))

@@ -182,6 +182,55 @@ class StreamStatus(msgspec.Struct, frozen=True):
     bytes: int
 
 
+class Schedule(msgspec.Struct, frozen=True):
+    """A recurring publish. Without `next_at` its expression never falls due again."""
+
+    name: str
+    cron: str
+    timezone: str
+    stream: str
+    topic: str
+    key: str | None
+    payload: Any
+    headers: dict[str, Any] | None
+    missed: str
+    next_at: datetime | None
+    last_at: datetime | None
+    """The due time that was published last."""
+    paused_at: datetime | None
+
+    @classmethod
+    def of(cls, row: tuple[Any, ...]) -> Self:
+        """From a row in the order of the fields and one more, times and JSON in binary."""
+        name, cron, timezone, stream, topic, key, payload, headers, missed, *times, _ = row
+        next_at, last_at, paused_at = (None if at is None else moment(at) for at in times)
+        return cls(
+            name,
+            cron,
+            timezone,
+            stream,
+            topic,
+            key,
+            _decode(payload),
+            None if headers is None else _decode(headers),
+            missed,
+            next_at,
+            last_at,
+            paused_at,
+        )
+
+
+class DueSchedule(msgspec.Struct, frozen=True):
+    """A schedule that is due, or soon will be, by the database's clock `now`."""
+
+    name: str
+    cron: str
+    timezone: str
+    missed: str
+    due_at: datetime
+    now: datetime
+
+
 def moment(microseconds: int) -> datetime:
     """A timestamp of PostgreSQL's binary format, microseconds since 2000."""
     return _EPOCH + timedelta(microseconds=microseconds)

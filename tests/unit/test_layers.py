@@ -19,6 +19,7 @@ BELOW: dict[str, set[str]] = {
     "errors": set(),
     "wire": {"types"},
     "statements": {"wire", "errors", "types"},
+    "cron": {"errors"},
     "batch": {"wire", "errors", "types", "statements"},
     "outbox": {"errors"},
     "schema": {"errors"},
@@ -29,6 +30,7 @@ BELOW: dict[str, set[str]] = {
     "_async": {
         "batch",
         "concurrency",
+        "cron",
         "errors",
         "outbox",
         "patterns",
@@ -42,6 +44,7 @@ BELOW: dict[str, set[str]] = {
     "_sync": {
         "batch",
         "concurrency",
+        "cron",
         "errors",
         "outbox",
         "patterns",
@@ -53,7 +56,7 @@ BELOW: dict[str, set[str]] = {
         "wire",
     },
     "app": {"_async", "_sync", "errors", "outbox", "patterns", "polling", "statements", "types"},
-    "roles": {"_async", "errors"},
+    "roles": {"_async", "cron", "errors", "types"},
 }
 
 

@@ -14,6 +14,7 @@ from pgmb._async.consuming import AsyncConsuming
 from pgmb._async.positions import AsyncPositions
 from pgmb._async.publishing import AsyncPublishing
 from pgmb._async.queues import AsyncQueues
+from pgmb._async.schedules import AsyncSchedules
 from pgmb._async.status import AsyncStatus
 from pgmb._async.streams import AsyncStreams
 from pgmb._async.tail import AsyncTailing
@@ -21,7 +22,14 @@ from pgmb.errors import translated
 
 
 class AsyncBroker(
-    AsyncPublishing, AsyncConsuming, AsyncTailing, AsyncQueues, AsyncStreams, AsyncPositions, AsyncStatus
+    AsyncPublishing,
+    AsyncConsuming,
+    AsyncTailing,
+    AsyncQueues,
+    AsyncStreams,
+    AsyncPositions,
+    AsyncStatus,
+    AsyncSchedules,
 ):
     """A broker in a PostgreSQL database. Made by `aconnect`; closes its connections at the end of `with`.
 

@@ -15,13 +15,23 @@ from pgmb._sync.consuming import Consuming
 from pgmb._sync.positions import Positions
 from pgmb._sync.publishing import Publishing
 from pgmb._sync.queues import Queues
+from pgmb._sync.schedules import Schedules
 from pgmb._sync.status import Status
 from pgmb._sync.streams import Streams
 from pgmb._sync.tail import Tailing
 from pgmb.errors import translated
 
 
-class Broker(Publishing, Consuming, Tailing, Queues, Streams, Positions, Status):
+class Broker(
+    Publishing,
+    Consuming,
+    Tailing,
+    Queues,
+    Streams,
+    Positions,
+    Status,
+    Schedules,
+):
     """A broker in a PostgreSQL database. Made by `connect`; closes its connections at the end of `with`.
 
     Methods are named as the functions in the schema pgmb. Each runs in a transaction of its own, or, with

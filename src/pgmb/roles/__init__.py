@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from pgmb.roles.janitor import Janitor
 from pgmb.roles.role import Role, serve
+from pgmb.roles.scheduler import Scheduler
 from pgmb.roles.ticker import Ticker
 
-ROLES: dict[str, type[Janitor] | type[Ticker]] = {"janitor": Janitor, "ticker": Ticker}
+ROLES: dict[str, type[Janitor] | type[Scheduler] | type[Ticker]] = {
+    "janitor": Janitor,
+    "scheduler": Scheduler,
+    "ticker": Ticker,
+}
 
-__all__ = ["ROLES", "Janitor", "Role", "Ticker", "serve"]
+__all__ = ["ROLES", "Janitor", "Role", "Scheduler", "Ticker", "serve"]

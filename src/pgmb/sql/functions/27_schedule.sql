@@ -1,0 +1,177 @@
+-- Recurring publishes. The cron expression is read by the client (pgmb.cron in Python); here lies when a schedule is
+-- due next, and the one step that publishes and moves it on.
+
+-- Creates a schedule that publishes an event at each time that `cron` names in `timezone`, first at next_at; or
+-- changes the one of that name. A schedule whose cron and timezone stay as they are keeps its next_at.
+-- missed: of the due times that nobody was there for, publish the 'last' or 'all'. True if it was created.
+-- Errors: MB001 no such stream, MB003 not a name, MB005 not what it should be.
+create or replace function pgmb.create_schedule(
+  name text, cron text, topic text, payload json, next_at timestamptz, timezone text default 'UTC',
+  key text default null, headers json default null, stream text default 'main', missed text default 'last'
+)
+returns boolean
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+  made boolean;
+begin
+  perform pgmb.assert_admin();
+  perform pgmb.stream_id(create_schedule.stream);
+  if create_schedule.name is null or create_schedule.name !~ '^[^\x01-\x20\x7f]([^\x01-\x1f\x7f]{0,98}[^\x01-\x20\x7f])?$' then
+    raise exception 'not a schedule name: %', coalesce(quote_literal(create_schedule.name), 'null')
+      using errcode = 'MB003', hint = 'Up to 100 characters, none of them control characters, no space at either end.';
+  end if;
+  if create_schedule.missed is null or create_schedule.missed not in ('last', 'all') then
+    raise exception 'missed is %', coalesce(quote_literal(create_schedule.missed), 'null')
+      using errcode = 'MB005', hint = 'It is ''last'' or ''all''.';
+  end if;
+  if json_typeof(create_schedule.headers) <> 'object' then
+    raise exception 'headers of a schedule are %', json_typeof(create_schedule.headers)
+      using errcode = 'MB005', hint = 'They are an object: the schedule adds its name and due time.';
+  end if;
+  if create_schedule.cron is null or create_schedule.timezone is null or create_schedule.topic is null
+    or create_schedule.payload is null or create_schedule.next_at is null
+  then
+    raise exception 'a schedule without cron, timezone, topic, payload or next_at' using errcode = 'MB005',
+      hint = 'For an event without a payload give ''null''::json.';
+  end if;
+  insert into pgmb.schedule as c (name, cron, timezone, stream, topic, key, payload, headers, next_at, missed)
+  values (create_schedule.name, create_schedule.cron, create_schedule.timezone, create_schedule.stream,
+    create_schedule.topic, create_schedule.key, create_schedule.payload, create_schedule.headers,
+    create_schedule.next_at, create_schedule.missed)
+  on conflict (name) do update
+  set cron = excluded.cron, timezone = excluded.timezone, stream = excluded.stream, topic = excluded.topic,
+    key = excluded.key, payload = excluded.payload, headers = excluded.headers, missed = excluded.missed,
+    next_at = case when (c.cron, c.timezone) = (excluded.cron, excluded.timezone) then c.next_at
+      else excluded.next_at end
+  where (c.cron, c.timezone, c.stream, c.topic, c.key, c.payload::text, c.headers::text, c.missed) is distinct from
+    (excluded.cron, excluded.timezone, excluded.stream, excluded.topic, excluded.key, excluded.payload::text,
+      excluded.headers::text, excluded.missed)
+  returning c.xmax = 0 into made;
+  return coalesce(made, false);
+end $$;
+
+-- Drops a schedule. True if there was one.
+create or replace function pgmb.drop_schedule(name text)
+returns boolean
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  perform pgmb.assert_admin();
+  delete from pgmb.schedule c where c.name = drop_schedule.name;
+  return found;
+end $$;
+
+-- Stops a schedule until resume_schedule. Errors: MB008 no such schedule.
+create or replace function pgmb.pause_schedule(name text)
+returns void
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  perform pgmb.assert_admin();
+  update pgmb.schedule c set paused_at = coalesce(c.paused_at, clock_timestamp())
+  where c.name = pause_schedule.name;
+  if not found then
+    perform pgmb.refuse_schedule(pause_schedule.name);
+  end if;
+end $$;
+
+-- Lets a paused schedule go on, from next_at: what was due meanwhile is not made up for. Nothing happens when it is not
+-- paused. Errors: MB008 no such schedule.
+create or replace function pgmb.resume_schedule(name text, next_at timestamptz)
+returns void
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+begin
+  perform pgmb.assert_admin();
+  update pgmb.schedule c
+  set paused_at = null, next_at = case when c.paused_at is null then c.next_at else resume_schedule.next_at end
+  where c.name = resume_schedule.name;
+  if not found then
+    perform pgmb.refuse_schedule(resume_schedule.name);
+  end if;
+end $$;
+
+-- Raises MB008. Internal.
+create or replace function pgmb.refuse_schedule(name text)
+returns void
+language plpgsql
+as $$
+begin
+  raise exception 'schedule % does not exist', coalesce(quote_literal(name), 'null')
+    using errcode = 'MB008', hint = 'Create it with pgmb.create_schedule.';
+end $$;
+
+-- Every schedule, by name; `now` is the database's clock, which decides what is due.
+create or replace function pgmb.schedules(
+  out name text, out cron text, out timezone text, out stream text, out topic text, out key text, out payload json,
+  out headers json, out missed text, out next_at timestamptz, out last_at timestamptz, out paused_at timestamptz,
+  out now timestamptz
+)
+returns setof record
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+begin
+  perform pgmb.assert_admin();
+  return query select c.name, c.cron, c.timezone, c.stream, c.topic, c.key, c.payload, c.headers, c.missed,
+      c.next_at, c.last_at, c.paused_at, clock_timestamp()
+    from pgmb.schedule c order by c.name;
+end $$;
+
+-- The schedules that are due or will be within `ahead`, soonest first, at most `max`, with the database's clock.
+-- Writes nothing.
+create or replace function pgmb.due_schedules(
+  ahead interval default '0 s', max integer default 1000, out name text, out cron text, out timezone text, out missed text,
+  out due_at timestamptz, out now timestamptz
+)
+returns setof record
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+begin
+  perform pgmb.assert_admin();
+  return query select c.name, c.cron, c.timezone, c.missed, c.next_at, clock_timestamp()
+    from pgmb.schedule c
+    where c.paused_at is null and c.next_at <= clock_timestamp() + ahead
+    order by c.next_at limit due_schedules.max;
+end $$;
+
+-- Publishes a schedule's event and moves the schedule on from due_at to next_at (null: it never falls due again), if it
+-- still stands at due_at and that time has come; returns the event's id, or null where somebody was faster. So each due
+-- time publishes once, however many call. The event's headers say {"schedule", "due_at"}: stands_for, by default
+-- due_at. Lock: the schedule's row. Errors: as pgmb.publish.
+create or replace function pgmb.fire(
+  name text, due_at timestamptz, next_at timestamptz, stands_for timestamptz default null
+)
+returns uuid
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+  fired pgmb.schedule;
+  stands_for timestamptz := coalesce(fire.stands_for, fire.due_at);
+begin
+  perform pgmb.assert_admin();
+  if fire.next_at <= fire.due_at then
+    raise exception 'a schedule moves on, not from % to %', fire.due_at, fire.next_at using errcode = 'MB005';
+  end if;
+  update pgmb.schedule c set next_at = fire.next_at, last_at = stands_for
+  where c.name = fire.name and c.next_at = fire.due_at and c.next_at <= clock_timestamp() and c.paused_at is null
+  returning * into fired;
+  if not found then
+    return null;
+  end if;
+  return pgmb.publish(fired.topic, fired.payload, fired.key, (coalesce(fired.headers, '{}')::jsonb
+    || jsonb_build_object('schedule', fired.name,
+      'due_at', to_char(stands_for at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"')))::json, fired.stream);
+end $$;
