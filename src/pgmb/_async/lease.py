@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from uuid import UUID
 
-from psycopg import AsyncConnection
-
+from pgmb.outbox import AsyncConnectionLike
 from pgmb.statements import seqs_of
 from pgmb.types import Duration, Event
 
@@ -37,7 +36,7 @@ class AsyncLease:
         self,
         events: Event | Iterable[Event | int] | None = None,
         *,
-        conn: AsyncConnection[Any] | None = None,
+        conn: AsyncConnectionLike | None = None,
     ) -> int:
         """Settle as done. An empty list settles nothing. Returns how many."""
         return await self._broker.ack(self, seqs_of(events), conn=conn)
@@ -48,7 +47,7 @@ class AsyncLease:
         after: Duration | None = None,
         error: str | None = None,
         *,
-        conn: AsyncConnection[Any] | None = None,
+        conn: AsyncConnectionLike | None = None,
     ) -> int:
         """Try again later, by default after the queue's backoff. Returns how many."""
         return await self._broker.retry(self, seqs_of(events), after, error, conn=conn)
@@ -58,13 +57,22 @@ class AsyncLease:
         events: Event | Iterable[Event | int] | None = None,
         error: str | None = None,
         *,
-        conn: AsyncConnection[Any] | None = None,
+        conn: AsyncConnectionLike | None = None,
     ) -> int:
         """Give up: to the queue's dead letters. Returns how many."""
         return await self._broker.bury(self, seqs_of(events), error, conn=conn)
 
+    async def release(
+        self,
+        events: Event | Iterable[Event | int] | None = None,
+        *,
+        conn: AsyncConnectionLike | None = None,
+    ) -> int:
+        """Give back untried: due at once, the attempt not counted. Returns how many."""
+        return await self._broker.release(self, seqs_of(events), conn=conn)
+
     async def extend(
-        self, lease_for: Duration | None = None, *, conn: AsyncConnection[Any] | None = None
+        self, lease_for: Duration | None = None, *, conn: AsyncConnectionLike | None = None
     ) -> datetime:
         """Prolong it, from now. Returns when it expires."""
         return await self._broker.extend(self, lease_for, conn=conn)

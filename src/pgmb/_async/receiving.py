@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime
-from typing import Any
 from uuid import UUID
-
-from psycopg import AsyncConnection
 
 from pgmb import statements, wire
 from pgmb._async.calls import AsyncCalls, Pool
 from pgmb._async.lease import NO_LEASE, AsyncLease
+from pgmb.outbox import AsyncConnectionLike
 from pgmb.statements import call
 from pgmb.types import DeadLetter, Duration, Source, moment
 
@@ -28,7 +26,7 @@ class AsyncReceiving(AsyncCalls):
         lease_for: Duration | None = None,
         ack: AsyncLease | UUID | None = None,
         *,
-        conn: AsyncConnection[Any] | None = None,
+        conn: AsyncConnectionLike | None = None,
     ) -> AsyncLease:
         """The next events of a queue, at most `max`, leased for `lease_for` (default: the queue's own).
 
@@ -41,6 +39,26 @@ class AsyncReceiving(AsyncCalls):
         rows = await self._rows(statement, conn)
         if not rows:
             return AsyncLease(self, queue, NO_LEASE, [])
+        return await self._leased(queue, rows, conn)
+
+    async def receive_any(
+        self,
+        queues: Iterable[str],
+        max: int = 100,
+        lease_for: Duration | None = None,
+        *,
+        conn: AsyncConnectionLike | None = None,
+    ) -> AsyncLease:
+        """What the first of several queues gives that has something: one look at all of them.
+
+        `lease.queue` says which. With nothing in any of them the lease is empty, and false.
+        """
+        rows = await self._rows(statements.receive_any(queues, max, lease_for, alone=conn is None), conn)
+        if not rows:
+            return AsyncLease(self, "", NO_LEASE, [])
+        return await self._leased(rows[0][-1], [row[:-1] for row in rows], conn)
+
+    async def _leased(self, queue: str, rows: list[wire.Row], conn: AsyncConnectionLike | None) -> AsyncLease:
         lease: bytes = rows[0][-1]
         # Its first three bytes are the queue's id, which is never used again: the stream behind it is fixed.
         source = self._sources.get(lease[:3])
@@ -48,7 +66,7 @@ class AsyncReceiving(AsyncCalls):
             source = self._sources[lease[:3]] = await self._source(queue, conn)
         return AsyncLease(self, queue, UUID(bytes=lease), wire.events(rows, source))
 
-    async def _source(self, queue: str, conn: AsyncConnection[Any] | None) -> Source:
+    async def _source(self, queue: str, conn: AsyncConnectionLike | None) -> Source:
         stream, salt = (await self._rows(statements.stream_of(queue), conn))[0]
         return Source(stream, salt)
 
@@ -57,7 +75,7 @@ class AsyncReceiving(AsyncCalls):
         lease: AsyncLease | UUID,
         seqs: Iterable[int] | None = None,
         *,
-        conn: AsyncConnection[Any] | None = None,
+        conn: AsyncConnectionLike | None = None,
     ) -> int:
         """Settle a lease's events as done: all, or those named. Returns how many; a repeated ack 0."""
         given = _lease_id(lease)
@@ -70,7 +88,7 @@ class AsyncReceiving(AsyncCalls):
         after: Duration | None = None,
         error: str | None = None,
         *,
-        conn: AsyncConnection[Any] | None = None,
+        conn: AsyncConnectionLike | None = None,
     ) -> int:
         """Send events of a lease to be tried again `after` that time, by default the queue's backoff.
 
@@ -87,7 +105,7 @@ class AsyncReceiving(AsyncCalls):
         seqs: Iterable[int] | None = None,
         error: str | None = None,
         *,
-        conn: AsyncConnection[Any] | None = None,
+        conn: AsyncConnectionLike | None = None,
     ) -> int:
         """Send events of a lease to the queue's dead letters. Returns how many."""
         given = _lease_id(lease)
@@ -95,12 +113,23 @@ class AsyncReceiving(AsyncCalls):
             return 0
         return int(await self._value(call("bury", lease=given, seqs=seqs, error=error), conn))
 
+    async def release(
+        self,
+        lease: AsyncLease | UUID,
+        seqs: Iterable[int] | None = None,
+        *,
+        conn: AsyncConnectionLike | None = None,
+    ) -> int:
+        """Give events of a lease back untried: due at once, the attempt not counted. Returns how many."""
+        given = _lease_id(lease)
+        return 0 if given is None else int(await self._value(call("release", lease=given, seqs=seqs), conn))
+
     async def extend(
         self,
         lease: AsyncLease | UUID,
         lease_for: Duration | None = None,
         *,
-        conn: AsyncConnection[Any] | None = None,
+        conn: AsyncConnectionLike | None = None,
     ) -> datetime:
         """Prolong a lease to `lease_for` from now (default: the queue's own). Returns when it expires."""
         given = lease.id if isinstance(lease, AsyncLease) else lease
@@ -114,7 +143,7 @@ class AsyncReceiving(AsyncCalls):
         after: int = 0,
         max: int = 100,
         *,
-        conn: AsyncConnection[Any] | None = None,
+        conn: AsyncConnectionLike | None = None,
     ) -> list[DeadLetter]:
         """Dead letters, oldest first: of a topic pattern, of errors like that, after the last one seen."""
         rows = await self._rows(statements.dead_letters(queue, topic, error, after, max), conn)
@@ -127,14 +156,14 @@ class AsyncReceiving(AsyncCalls):
         topic: str | None = None,
         error: str | None = None,
         *,
-        conn: AsyncConnection[Any] | None = None,
+        conn: AsyncConnectionLike | None = None,
     ) -> int:
         """Send dead letters back to be tried again, as if for the first time. Returns how many."""
         statement = call("redrive", queue=queue, ids=ids, topic=topic, error=error)
         return int(await self._value(statement, conn))
 
     async def drop_dead(
-        self, queue: str, ids: Iterable[int] | None = None, *, conn: AsyncConnection[Any] | None = None
+        self, queue: str, ids: Iterable[int] | None = None, *, conn: AsyncConnectionLike | None = None
     ) -> int:
         """Delete dead letters for good: those named, or all of the queue. Returns how many."""
         return int(await self._value(call("drop_dead", queue=queue, ids=ids), conn))

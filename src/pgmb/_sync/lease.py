@@ -5,11 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from uuid import UUID
 
-from psycopg import Connection
-
+from pgmb.outbox import ConnectionLike
 from pgmb.statements import seqs_of
 from pgmb.types import Duration, Event
 
@@ -38,7 +37,7 @@ class Lease:
         self,
         events: Event | Iterable[Event | int] | None = None,
         *,
-        conn: Connection[Any] | None = None,
+        conn: ConnectionLike | None = None,
     ) -> int:
         """Settle as done. An empty list settles nothing. Returns how many."""
         return self._broker.ack(self, seqs_of(events), conn=conn)
@@ -49,7 +48,7 @@ class Lease:
         after: Duration | None = None,
         error: str | None = None,
         *,
-        conn: Connection[Any] | None = None,
+        conn: ConnectionLike | None = None,
     ) -> int:
         """Try again later, by default after the queue's backoff. Returns how many."""
         return self._broker.retry(self, seqs_of(events), after, error, conn=conn)
@@ -59,12 +58,21 @@ class Lease:
         events: Event | Iterable[Event | int] | None = None,
         error: str | None = None,
         *,
-        conn: Connection[Any] | None = None,
+        conn: ConnectionLike | None = None,
     ) -> int:
         """Give up: to the queue's dead letters. Returns how many."""
         return self._broker.bury(self, seqs_of(events), error, conn=conn)
 
-    def extend(self, lease_for: Duration | None = None, *, conn: Connection[Any] | None = None) -> datetime:
+    def release(
+        self,
+        events: Event | Iterable[Event | int] | None = None,
+        *,
+        conn: ConnectionLike | None = None,
+    ) -> int:
+        """Give back untried: due at once, the attempt not counted. Returns how many."""
+        return self._broker.release(self, seqs_of(events), conn=conn)
+
+    def extend(self, lease_for: Duration | None = None, *, conn: ConnectionLike | None = None) -> datetime:
         """Prolong it, from now. Returns when it expires."""
         return self._broker.extend(self, lease_for, conn=conn)
 

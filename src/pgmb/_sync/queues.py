@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pgmb._sync.calls import Calls
 from pgmb.outbox import ConnectionLike
 from pgmb.statements import call
-from pgmb.types import Duration, Position
+from pgmb.types import Duration, Position, WhenFull
 
 
 class Queues(Calls):
@@ -25,11 +25,22 @@ class Queues(Calls):
         backoff_factor: float | None = None,
         backoff_max: Duration | None = None,
         backoff_jitter: float | None = None,
+        ordered: bool | None = None,
+        max_in_flight: int | None = None,
+        rps: float | None = None,
+        ttl: Duration | None = None,
+        max_length: int | None = None,
+        when_full: WhenFull | None = None,
+        lanes: Iterable[str] | None = None,
         conn: ConnectionLike | None = None,
     ) -> bool:
         """Create a queue that reads `stream` from `starting` on, by default from now.
 
-        True if it was created, False if it exists with the same stream and patterns; Conflict if it differs.
+        `ordered`: events of one key come one after another. `max_in_flight`, `rps`: limits that hold across
+        processes. `ttl`: older events become dead letters. `max_length`: at most so many wait; then
+        publishers are refused, or the oldest are dropped. `lanes`: patterns of what is urgent, most urgent
+        first. True if it was created, False if it exists with the same stream, patterns, order and lanes;
+        Conflict if it differs.
         """
         return bool(
             self._value(
@@ -45,6 +56,13 @@ class Queues(Calls):
                     backoff_factor=backoff_factor,
                     backoff_max=backoff_max,
                     backoff_jitter=backoff_jitter,
+                    ordered=ordered,
+                    max_in_flight=max_in_flight,
+                    rps=rps,
+                    ttl=ttl,
+                    max_length=max_length,
+                    when_full=when_full,
+                    lanes=None if lanes is None else _several(lanes),
                 ),
                 conn,
             )
@@ -60,9 +78,14 @@ class Queues(Calls):
         backoff_factor: float | None = None,
         backoff_max: Duration | None = None,
         backoff_jitter: float | None = None,
+        max_in_flight: int | None = None,
+        rps: float | None = None,
+        ttl: Duration | None = None,
+        max_length: int | None = None,
+        when_full: WhenFull | None = None,
         conn: ConnectionLike | None = None,
     ) -> None:
-        """Change a queue's lease and retry policy. None leaves a setting as it is."""
+        """Change a queue's lease, retry policy and limits. None leaves a setting, 0 takes a limit away."""
         self._value(
             call(
                 "alter_queue",
@@ -73,6 +96,11 @@ class Queues(Calls):
                 backoff_factor=backoff_factor,
                 backoff_max=backoff_max,
                 backoff_jitter=backoff_jitter,
+                max_in_flight=max_in_flight,
+                rps=rps,
+                ttl=ttl,
+                max_length=max_length,
+                when_full=when_full,
             ),
             conn,
         )

@@ -5,14 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime
-from typing import Any
 from uuid import UUID
-
-from psycopg import Connection
 
 from pgmb import statements, wire
 from pgmb._sync.calls import Calls, Pool
 from pgmb._sync.lease import NO_LEASE, Lease
+from pgmb.outbox import ConnectionLike
 from pgmb.statements import call
 from pgmb.types import DeadLetter, Duration, Source, moment
 
@@ -29,7 +27,7 @@ class Receiving(Calls):
         lease_for: Duration | None = None,
         ack: Lease | UUID | None = None,
         *,
-        conn: Connection[Any] | None = None,
+        conn: ConnectionLike | None = None,
     ) -> Lease:
         """The next events of a queue, at most `max`, leased for `lease_for` (default: the queue's own).
 
@@ -42,6 +40,26 @@ class Receiving(Calls):
         rows = self._rows(statement, conn)
         if not rows:
             return Lease(self, queue, NO_LEASE, [])
+        return self._leased(queue, rows, conn)
+
+    def receive_any(
+        self,
+        queues: Iterable[str],
+        max: int = 100,
+        lease_for: Duration | None = None,
+        *,
+        conn: ConnectionLike | None = None,
+    ) -> Lease:
+        """What the first of several queues gives that has something: one look at all of them.
+
+        `lease.queue` says which. With nothing in any of them the lease is empty, and false.
+        """
+        rows = self._rows(statements.receive_any(queues, max, lease_for, alone=conn is None), conn)
+        if not rows:
+            return Lease(self, "", NO_LEASE, [])
+        return self._leased(rows[0][-1], [row[:-1] for row in rows], conn)
+
+    def _leased(self, queue: str, rows: list[wire.Row], conn: ConnectionLike | None) -> Lease:
         lease: bytes = rows[0][-1]
         # Its first three bytes are the queue's id, which is never used again: the stream behind it is fixed.
         source = self._sources.get(lease[:3])
@@ -49,7 +67,7 @@ class Receiving(Calls):
             source = self._sources[lease[:3]] = self._source(queue, conn)
         return Lease(self, queue, UUID(bytes=lease), wire.events(rows, source))
 
-    def _source(self, queue: str, conn: Connection[Any] | None) -> Source:
+    def _source(self, queue: str, conn: ConnectionLike | None) -> Source:
         stream, salt = (self._rows(statements.stream_of(queue), conn))[0]
         return Source(stream, salt)
 
@@ -58,7 +76,7 @@ class Receiving(Calls):
         lease: Lease | UUID,
         seqs: Iterable[int] | None = None,
         *,
-        conn: Connection[Any] | None = None,
+        conn: ConnectionLike | None = None,
     ) -> int:
         """Settle a lease's events as done: all, or those named. Returns how many; a repeated ack 0."""
         given = _lease_id(lease)
@@ -71,7 +89,7 @@ class Receiving(Calls):
         after: Duration | None = None,
         error: str | None = None,
         *,
-        conn: Connection[Any] | None = None,
+        conn: ConnectionLike | None = None,
     ) -> int:
         """Send events of a lease to be tried again `after` that time, by default the queue's backoff.
 
@@ -88,7 +106,7 @@ class Receiving(Calls):
         seqs: Iterable[int] | None = None,
         error: str | None = None,
         *,
-        conn: Connection[Any] | None = None,
+        conn: ConnectionLike | None = None,
     ) -> int:
         """Send events of a lease to the queue's dead letters. Returns how many."""
         given = _lease_id(lease)
@@ -96,12 +114,23 @@ class Receiving(Calls):
             return 0
         return int(self._value(call("bury", lease=given, seqs=seqs, error=error), conn))
 
+    def release(
+        self,
+        lease: Lease | UUID,
+        seqs: Iterable[int] | None = None,
+        *,
+        conn: ConnectionLike | None = None,
+    ) -> int:
+        """Give events of a lease back untried: due at once, the attempt not counted. Returns how many."""
+        given = _lease_id(lease)
+        return 0 if given is None else int(self._value(call("release", lease=given, seqs=seqs), conn))
+
     def extend(
         self,
         lease: Lease | UUID,
         lease_for: Duration | None = None,
         *,
-        conn: Connection[Any] | None = None,
+        conn: ConnectionLike | None = None,
     ) -> datetime:
         """Prolong a lease to `lease_for` from now (default: the queue's own). Returns when it expires."""
         given = lease.id if isinstance(lease, Lease) else lease
@@ -115,7 +144,7 @@ class Receiving(Calls):
         after: int = 0,
         max: int = 100,
         *,
-        conn: Connection[Any] | None = None,
+        conn: ConnectionLike | None = None,
     ) -> list[DeadLetter]:
         """Dead letters, oldest first: of a topic pattern, of errors like that, after the last one seen."""
         rows = self._rows(statements.dead_letters(queue, topic, error, after, max), conn)
@@ -128,14 +157,14 @@ class Receiving(Calls):
         topic: str | None = None,
         error: str | None = None,
         *,
-        conn: Connection[Any] | None = None,
+        conn: ConnectionLike | None = None,
     ) -> int:
         """Send dead letters back to be tried again, as if for the first time. Returns how many."""
         statement = call("redrive", queue=queue, ids=ids, topic=topic, error=error)
         return int(self._value(statement, conn))
 
     def drop_dead(
-        self, queue: str, ids: Iterable[int] | None = None, *, conn: Connection[Any] | None = None
+        self, queue: str, ids: Iterable[int] | None = None, *, conn: ConnectionLike | None = None
     ) -> int:
         """Delete dead letters for good: those named, or all of the queue. Returns how many."""
         return int(self._value(call("drop_dead", queue=queue, ids=ids), conn))

@@ -94,14 +94,39 @@ begin
   return found_queue;
 end $$;
 
+-- The condition of one lane: the queue's patterns, the lane's own, and none of a lane before it. What matches
+-- no lane is in one more, the last. Internal.
+create or replace function pgmb.lane_matching(patterns text[], lanes text[], lane integer)
+returns text
+language sql immutable parallel safe
+as $$
+  select pgmb.matching(patterns)
+    || case when lanes[lane + 1] is null then '' else pgmb.matching(array[lanes[lane + 1]]) end
+    || coalesce((
+      select string_agg(format(' and not (%s)', coalesce(nullif(substr(pgmb.matching(array[before]), 6), ''), 'true')), ''
+        order by place)
+      from unnest(lanes[:lane]) with ordinality l (before, place)), '')
+$$;
+
 -- Creates a queue that reads `stream` from the position `starting` on, by default from now. True if it was
--- created, false if a queue of that name exists with the same stream and patterns.
--- Errors: MB001 no such stream, MB003 not a name, MB006 it exists and differs, MB007 not a pattern.
+-- created, false if a queue of that name exists with the same stream, patterns, order and lanes.
+--   ordered         events of one key are delivered one after another, in order; keys in parallel
+--   max_in_flight   at most so many events are leased at once;  rps: at most so many are delivered a second
+--   ttl             events older than this when they are first received become dead letters
+--   max_length      at most so many wait; when_full: 'refuse' has publishers fail with MB040, 'drop_oldest'
+--                   passes over the oldest
+--   lanes           patterns of the most urgent events, of the next, and so on: a receive takes from the first
+--                   lane that has something; the others have their turn now and then
+-- Errors: MB001 no such stream, MB003 not a name, MB005 settings that exclude each other, MB006 it exists and
+-- differs, MB007 not a pattern.
 create or replace function pgmb.create_queue(
   name text, patterns text[] default '{#}', stream text default 'main', starting pgmb.position default null,
   lease_for interval default '30 seconds', max_attempts integer default 10,
   backoff_base interval default '1 second', backoff_factor double precision default 2,
-  backoff_max interval default '1 hour', backoff_jitter double precision default 0.2
+  backoff_max interval default '1 hour', backoff_jitter double precision default 0.2,
+  ordered boolean default false, max_in_flight integer default null, rps double precision default null,
+  ttl interval default null, max_length bigint default null, when_full text default 'refuse',
+  lanes text[] default null
 )
 returns boolean
 language plpgsql security definer
@@ -110,42 +135,75 @@ as $$
 #variable_conflict use_column
 declare
   made integer;
+  head integer;
   stream_number integer := pgmb.stream_id(create_queue.stream);
-  condition text := pgmb.matching(create_queue.patterns);
   start pgmb.position := coalesce(create_queue.starting, pgmb.position(create_queue.stream));
 begin
   perform pgmb.assert_admin();
+  perform pgmb.matching(create_queue.patterns);
+  if create_queue.lanes is not null then
+    perform pgmb.matching(create_queue.lanes);
+  end if;
   if create_queue.name is null or create_queue.name !~ '^[^\x01-\x20\x7f]([^\x01-\x1f\x7f]{0,98}[^\x01-\x20\x7f])?$' then
     raise exception 'not a queue name: %', coalesce(quote_literal(create_queue.name), 'null')
       using errcode = 'MB003', hint = 'Up to 100 characters, none of them control characters, no space at either end.';
   end if;
-  insert into pgmb.queue (name, stream, stream_name, matching, lease_for, max_attempts,
-    backoff_base, backoff_factor, backoff_max, backoff_jitter)
-  select create_queue.name, stream_number, create_queue.stream, condition, create_queue.lease_for, create_queue.max_attempts,
-    create_queue.backoff_base, create_queue.backoff_factor, create_queue.backoff_max, create_queue.backoff_jitter
-  -- Not left to the conflict alone, which would use up an id at every call.
-  where not exists (select from pgmb.queue q where q.name = create_queue.name)
-  on conflict do nothing
-  returning id into made;
-  if made is null then
-    if not exists (
-      select from pgmb.queue q join pgmb.binding b on b.queue = q.id and b.version = q.bindings
-      where q.name = create_queue.name and q.stream = stream_number
-        and b.patterns @> create_queue.patterns and b.patterns <@ create_queue.patterns
-    ) then
-      raise exception 'queue % exists with another stream or other patterns', quote_literal(create_queue.name)
-        using errcode = 'MB006', hint = 'Change its patterns with pgmb.bind(queue, patterns).';
-    end if;
-    return false;
+  if create_queue.lanes is not null
+    and (create_queue.ordered or num_nonnulls(create_queue.max_in_flight, create_queue.rps, create_queue.max_length) > 0)
+  then
+    raise exception 'a queue with lanes has no order, limit or length' using errcode = 'MB005',
+      hint = 'Make a queue of its own for what is urgent.';
   end if;
-  insert into pgmb.binding (queue, version, patterns, matching) values (made, 1, create_queue.patterns, condition);
-  insert into pgmb.claim (queue, id, token, state, bindings, events, lo, hi, place, upto,
-    done_snapshot, done_seq, done_next, batch_snapshot, batch_seq, batch_next, expires_at, swept)
-  values (made, 1, 0, 'p', 1, 0, 0, 0, 0, 0,
-    start.snapshot, start.seq, start.next, start.snapshot, start.seq, start.next,
-    'infinity', clock_timestamp());
+  for nth in 0 .. coalesce(cardinality(create_queue.lanes), 0) loop
+    insert into pgmb.queue (name, stream, stream_name, matching, lease_for, max_attempts,
+      backoff_base, backoff_factor, backoff_max, backoff_jitter,
+      ordered, max_in_flight, rps, ttl, max_length, when_full, lanes, lane, lane_of)
+    select create_queue.name || case nth when 0 then '' else '/' || nth end, stream_number, create_queue.stream,
+      pgmb.lane_matching(create_queue.patterns, create_queue.lanes, nth), create_queue.lease_for, create_queue.max_attempts,
+      create_queue.backoff_base, create_queue.backoff_factor, create_queue.backoff_max, create_queue.backoff_jitter,
+      create_queue.ordered, create_queue.max_in_flight, create_queue.rps, create_queue.ttl, create_queue.max_length,
+      create_queue.when_full, create_queue.lanes, nth, head
+    -- Not left to the conflict alone, which would use up an id at every call.
+    where not exists (select from pgmb.queue q where q.name = create_queue.name || case nth when 0 then '' else '/' || nth end)
+    on conflict do nothing
+    returning id into made;
+    if made is null then
+      if head is not null or not exists (
+        select from pgmb.queue q join pgmb.binding b on b.queue = q.id and b.version = q.bindings
+        where q.name = create_queue.name and q.stream = stream_number
+          and b.patterns @> create_queue.patterns and b.patterns <@ create_queue.patterns
+          and q.ordered = create_queue.ordered and q.lanes is not distinct from create_queue.lanes and q.lane_of is null
+      ) then
+        raise exception 'queue % exists with another stream, other patterns, order or lanes',
+          quote_literal(create_queue.name || case nth when 0 then '' else '/' || nth end)
+          using errcode = 'MB006', hint = 'Change its patterns with pgmb.bind(queue, patterns), the rest by dropping it.';
+      end if;
+      return false;
+    end if;
+    head := coalesce(head, made);
+    insert into pgmb.binding (queue, version, patterns, matching)
+    values (made, 1, create_queue.patterns, pgmb.lane_matching(create_queue.patterns, create_queue.lanes, nth));
+    insert into pgmb.claim (queue, id, token, state, bindings, events, lo, hi, place, upto,
+      done_snapshot, done_seq, done_next, batch_snapshot, batch_seq, batch_next, expires_at, swept)
+    values (made, 1, 0, 'p', 1, 0, 0, 0, 0, 0,
+      start.snapshot, start.seq, start.next, start.snapshot, start.seq, start.next,
+      'infinity', clock_timestamp());
+  end loop;
+  if create_queue.max_length is not null then
+    perform pgmb.guard_stream(create_queue.stream);
+  end if;
   return true;
 end $$;
+
+-- The queues behind a name that the caller may consume: one, or one a lane, the most urgent first.
+-- Errors: MB002 no such queue, 42501. Internal.
+create or replace function pgmb.lanes_for_consumer(name text)
+returns setof pgmb.queue
+language sql stable
+as $$
+  select q.* from pgmb.queue q, (select (pgmb.queue_for_consumer(lanes_for_consumer.name)).id) head
+  where q.id = head.id or q.lane_of = head.id order by q.lane
+$$;
 
 -- Replaces a queue's patterns, from its position on: leases in flight keep what they hold.
 create or replace function pgmb.bind(queue text, patterns text[])
@@ -159,22 +217,27 @@ declare
   condition text := pgmb.matching(bind.patterns);
 begin
   perform pgmb.assert_admin();
-  bound := pgmb.queue_for_consumer(bind.queue);
-  perform from pgmb.queue q where q.id = bound.id for no key update;
-  insert into pgmb.binding (queue, version, patterns, matching)
-  select bound.id, max(b.version) + 1, bind.patterns, condition
-  from pgmb.binding b where b.queue = bound.id;
-  update pgmb.queue q
-  set bindings = (select max(b.version) from pgmb.binding b where b.queue = bound.id),
-    matching = condition
-  where q.id = bound.id;
+  for bound in select * from pgmb.lanes_for_consumer(bind.queue) loop
+    perform from pgmb.queue q where q.id = bound.id for no key update;
+    condition := pgmb.lane_matching(bind.patterns, bound.lanes, bound.lane);
+    insert into pgmb.binding (queue, version, patterns, matching)
+    select bound.id, max(b.version) + 1, bind.patterns, condition
+    from pgmb.binding b where b.queue = bound.id;
+    update pgmb.queue q
+    set bindings = (select max(b.version) from pgmb.binding b where b.queue = bound.id),
+      matching = condition
+    where q.id = bound.id;
+  end loop;
 end $$;
 
--- Changes a queue's lease and retry policy. Null leaves a setting as it is.
+-- Changes a queue's lease, retry policy and limits. Null leaves a setting as it is, 0 takes a limit away.
+-- Errors: MB002 no such queue, MB005 a limit on a queue with lanes.
 create or replace function pgmb.alter_queue(
   queue text, lease_for interval default null, max_attempts integer default null,
   backoff_base interval default null, backoff_factor double precision default null,
-  backoff_max interval default null, backoff_jitter double precision default null
+  backoff_max interval default null, backoff_jitter double precision default null,
+  max_in_flight integer default null, rps double precision default null, ttl interval default null,
+  max_length bigint default null, when_full text default null
 )
 returns void
 language plpgsql security definer
@@ -185,15 +248,30 @@ declare
   altered pgmb.queue;
 begin
   perform pgmb.assert_admin();
-  altered := pgmb.queue_for_consumer(alter_queue.queue);
-  update pgmb.queue q
-  set lease_for = coalesce(alter_queue.lease_for, q.lease_for),
-    max_attempts = coalesce(alter_queue.max_attempts, q.max_attempts),
-    backoff_base = coalesce(alter_queue.backoff_base, q.backoff_base),
-    backoff_factor = coalesce(alter_queue.backoff_factor, q.backoff_factor),
-    backoff_max = coalesce(alter_queue.backoff_max, q.backoff_max),
-    backoff_jitter = coalesce(alter_queue.backoff_jitter, q.backoff_jitter)
-  where q.id = altered.id;
+  for altered in select * from pgmb.lanes_for_consumer(alter_queue.queue) loop
+    if altered.lanes is not null
+      and (alter_queue.max_in_flight > 0 or alter_queue.rps > 0 or alter_queue.max_length > 0)
+    then
+      raise exception 'a queue with lanes has no limit or length' using errcode = 'MB005',
+        hint = 'Make a queue of its own for what is urgent.';
+    end if;
+    update pgmb.queue q
+    set lease_for = coalesce(alter_queue.lease_for, q.lease_for),
+      max_attempts = coalesce(alter_queue.max_attempts, q.max_attempts),
+      backoff_base = coalesce(alter_queue.backoff_base, q.backoff_base),
+      backoff_factor = coalesce(alter_queue.backoff_factor, q.backoff_factor),
+      backoff_max = coalesce(alter_queue.backoff_max, q.backoff_max),
+      backoff_jitter = coalesce(alter_queue.backoff_jitter, q.backoff_jitter),
+      max_in_flight = nullif(coalesce(alter_queue.max_in_flight, q.max_in_flight), 0),
+      rps = nullif(coalesce(alter_queue.rps, q.rps), 0),
+      ttl = nullif(coalesce(alter_queue.ttl, q.ttl), interval '0'),
+      max_length = nullif(coalesce(alter_queue.max_length, q.max_length), 0),
+      when_full = coalesce(alter_queue.when_full, q.when_full)
+    where q.id = altered.id;
+  end loop;
+  if num_nonnulls(alter_queue.max_length, alter_queue.when_full) > 0 then
+    perform pgmb.guard_stream(altered.stream_name);
+  end if;
 end $$;
 
 -- Drops a queue with its leases, retries and dead letters. The events stay in the log. True if there was
@@ -205,13 +283,20 @@ set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
 declare
-  gone integer;
+  gone pgmb.queue;
 begin
   perform pgmb.assert_admin();
-  delete from pgmb.queue q where q.name = drop_queue.queue returning q.id into gone;
-  delete from pgmb.claim c where c.queue = gone;
-  delete from pgmb.settlement s where s.queue = gone;
-  return gone is not null;
+  for gone in select q.* from pgmb.queue q join pgmb.queue head on head.id in (q.id, q.lane_of)
+    where head.name = drop_queue.queue order by q.lane desc
+  loop
+    delete from pgmb.queue q where q.id = gone.id;
+    delete from pgmb.claim c where c.queue = gone.id;
+    delete from pgmb.settlement s where s.queue = gone.id;
+  end loop;
+  if gone.max_length is not null then
+    perform pgmb.guard_stream(gone.stream_name);
+  end if;
+  return gone.id is not null;
 end $$;
 
 -- The stream that a queue reads, and the salt that clients derive ids with. Errors: MB002 no such queue,
@@ -269,27 +354,29 @@ declare
   target pgmb.position := seek."to";
 begin
   perform pgmb.assert_admin();
-  moved := pgmb.queue_for_consumer(seek.queue);
   if target is null or target.epoch is distinct from (select i.epoch from pgmb.installation i) then
     raise exception 'not a position of this log' using errcode = 'MB021',
       hint = 'Take it with pgmb.earliest, pgmb.position_at or pgmb.position.';
   end if;
-  perform pgmb.assert_history(moved.stream, target.snapshot);
-  base := pgmb.lock_queue(moved.id);
-  update pgmb.claim c set state = 'x' where c.queue = moved.id and c.state in ('l', 'o');
-  delete from pgmb.retry r where r.queue = moved.id;
-  base.done_snapshot := target.snapshot;
-  base.done_seq := target.seq;
-  base.done_next := target.next;
-  base.batch_snapshot := target.snapshot;
-  base.batch_seq := target.seq;
-  base.batch_next := target.next;
-  base.place := 0;
-  base.upto := 0;
-  base.own := null;
-  base.own_seq := null;
-  base.held := null;
-  perform pgmb.write_claim(base, 0, 'p', moved.bindings, 0, 0, 0, 'infinity');
+  for moved in select * from pgmb.lanes_for_consumer(seek.queue) loop
+    perform pgmb.assert_history(moved.stream, target.snapshot);
+    base := pgmb.lock_queue(moved.id);
+    update pgmb.claim c set state = 'x' where c.queue = moved.id and c.state in ('l', 'o');
+    delete from pgmb.retry r where r.queue = moved.id;
+    base.done_snapshot := target.snapshot;
+    base.done_seq := target.seq;
+    base.done_next := target.next;
+    base.batch_snapshot := target.snapshot;
+    base.batch_seq := target.seq;
+    base.batch_next := target.next;
+    base.place := 0;
+    base.upto := 0;
+    base.own := null;
+    base.own_seq := null;
+    base.held := null;
+    base.open := null;
+    perform pgmb.write_claim(base, 0, 'p', moved.bindings, 0, 0, 0, 'infinity');
+  end loop;
 end $$;
 
 -- Skips everything waiting in a queue: fresh events, retries and leases. Dead letters stay.

@@ -147,7 +147,7 @@ end $$;
 -- it: the caller tries again (40001). Internal.
 create or replace function pgmb.write_claim(
   base pgmb.claim, token bigint, state "char", bindings integer, events bigint, lo bigint, hi bigint,
-  expires_at timestamptz
+  expires_at timestamptz, keys integer[] default null
 )
 returns void
 language plpgsql
@@ -155,16 +155,34 @@ as $$
 begin
   insert into pgmb.claim (queue, id, token, state, bindings, events, lo, hi, place, upto,
     done_snapshot, done_seq, done_next, batch_snapshot, batch_seq, batch_next,
-    own, own_seq, expires_at, swept, held)
+    own, own_seq, expires_at, swept, held, keys, open, paid_until)
   values (base.queue, base.id + 1, write_claim.token, write_claim.state, write_claim.bindings, write_claim.events,
     write_claim.lo, write_claim.hi, base.place, base.upto,
     base.done_snapshot, base.done_seq, base.done_next, base.batch_snapshot, base.batch_seq, base.batch_next,
-    base.own, base.own_seq, write_claim.expires_at, base.swept, base.held)
+    base.own, base.own_seq, write_claim.expires_at, base.swept, base.held, write_claim.keys, base.open, base.paid_until)
   on conflict do nothing;
   if not found then
     perform pgmb.raise_moved_on();
   end if;
 end $$;
+
+-- The condition that an event e is of one of the keys, by their hashes. A key that is none has the hash 0, which
+-- no other has: such events are held by no key. Internal.
+create or replace function pgmb.with_keys(keys integer[])
+returns text
+language sql immutable parallel safe
+as $$
+  select format(' and case when e.key is null then 0 else coalesce(nullif(hashtext(e.key), 0), 1) end = any (%L)', keys)
+$$;
+
+-- The hash by which a lease of an ordered queue remembers a key: keys that share one wait for each other.
+-- Internal.
+create or replace function pgmb.key_hash(key text)
+returns integer
+language sql immutable parallel safe
+as $$
+  select case when key is null then 0 else coalesce(nullif(hashtext(key), 0), 1) end
+$$;
 
 -- The events of a claim that are not settled yet. Internal.
 create or replace function pgmb.claim_events(claim pgmb.claim)
@@ -195,6 +213,9 @@ begin
         using (claim).xid, (claim).lo, (claim).hi, (claim).queue, (claim).id;
     end loop;
   else
+    if (claim).keys is not null then
+      b.matching := b.matching || pgmb.with_keys((claim).keys);
+    end if;
     return query
     select e.* from pgmb.batch_events(q.stream, (claim).done_snapshot, (claim).done_seq, (claim).done_next,
       (claim).batch_snapshot, (claim).own, (claim).own_seq, (claim).lo, (claim).hi,
@@ -215,10 +236,11 @@ as $$
     * (1 - (queue).backoff_jitter + 2 * (queue).backoff_jitter * random())
 $$;
 
--- Sends an event whose attempt failed to be tried again at due_at, or to the dead letters when that was
--- its last or is `final`. Internal.
+-- Sends an event of claim `origin` whose attempt failed to be tried again at due_at, or to the dead letters
+-- when that was its last or is `final`. Internal.
 create or replace function pgmb.fail_event(
-  queue pgmb.queue, event pgmb.event, attempt integer, due_at timestamptz, error text, final boolean default false
+  queue pgmb.queue, event pgmb.event, origin bigint, attempt integer, due_at timestamptz, error text,
+  final boolean default false, expiries integer default 0
 )
 returns void
 language plpgsql
@@ -229,11 +251,30 @@ begin
     values ((queue).id, fail_event.attempt, fail_event.error, (event).seq, (event).id, (event).topic, (event).key,
       (event).payload, (event).headers, (event).published_at);
   else
-    insert into pgmb.retry (queue, due_at, attempt, error, seq, event_id, topic, key, payload, headers, published_at)
+    insert into pgmb.retry (queue, due_at, attempt, error, seq, event_id, topic, key, payload, headers, published_at,
+      ordered, origin, expiries)
     values ((queue).id, fail_event.due_at, fail_event.attempt + 1, fail_event.error, (event).seq, (event).id,
-      (event).topic, (event).key, (event).payload, (event).headers, (event).published_at);
+      (event).topic, (event).key, (event).payload, (event).headers, (event).published_at,
+      (queue).ordered, fail_event.origin, fail_event.expiries);
   end if;
 end $$;
+
+-- In an ordered queue, has the first event of each key that waited behind one now settled come up at once.
+-- Internal.
+create or replace function pgmb.wake_keys(queue integer, keys text[])
+returns void
+language sql
+as $$
+  update pgmb.retry r set due_at = clock_timestamp()
+  where r.due_at > clock_timestamp() and r.id = any (array(
+    select head.id from unnest(wake_keys.keys) settled (key)
+    cross join lateral (
+      select first.id, first.lease, first.attempt from pgmb.retry first
+      where first.queue = wake_keys.queue and first.ordered and first.key = settled.key
+      order by first.origin, first.seq limit 1) head
+    -- One that was tried waits by its own backoff.
+    where head.lease is null and head.attempt = 1))
+$$;
 
 -- Examines leases that expired since the last sweep, at most about 200, and sends their unsettled events
 -- to be tried again at once. Runs under the queue's lock. `examined` counts the claims looked at. Internal.
@@ -275,7 +316,8 @@ begin
       held := nullif(array_remove(held, passing.id), '{}');
       if expired.state in ('l', 'o') and expired.expires_at <= swept then
         if not pgmb.is_void(expired.queue, expired.id) then
-          perform pgmb.fail_event((select q from pgmb.queue q where q.id = sweep.queue), e, 1, sweep.now, 'lease expired')
+          perform pgmb.fail_event((select q from pgmb.queue q where q.id = sweep.queue), e, expired.id, 1, sweep.now,
+            'lease expired', expiries => 1)
           from pgmb.claim_events(expired) e;
         end if;
         update pgmb.claim c set state = 'x' where c.queue = expired.queue and c.id = expired.id;

@@ -1,53 +1,98 @@
 -- Receiving: the next events of a queue, under a lease.
 
 -- Leases retried events that are due, those first that waited longest. A row whose lease expired counts as
--- a failed attempt. Internal.
-create or replace function pgmb.receive_due(queue integer, max integer, now timestamptz, expires_at timestamptz)
+-- a failed attempt. Whoever held an event whose lease expired twice in a row, or before its last attempt, may
+-- have died of it: it comes alone, so that it takes no other along. Internal.
+create or replace function pgmb.receive_due(
+  queue integer, max integer, now timestamptz, expires_at timestamptz, max_attempts integer
+)
 returns table (lease uuid, seq bigint, id uuid, topic text, key text, payload json, headers json,
   published_at timestamptz, attempt integer)
 language plpgsql
 as $$
 #variable_conflict use_column
 declare
-  given uuid := (lpad(to_hex(queue), 6, '0') || 'ff'
-    || substr(replace(gen_random_uuid()::text, '-', ''), 9))::uuid;
+  given uuid := pgmb.retry_lease(queue);
 begin
-  with spent as (
-    delete from pgmb.retry r
-    where r.id = any (array(
-      select late.id from pgmb.retry late
-      where late.queue = receive_due.queue and late.due_at <= receive_due.now
-        and late.lease is not null and late.attempt >= (select q.max_attempts from pgmb.queue q where q.id = receive_due.queue)
-      order by late.due_at limit receive_due.max for update skip locked))
-    returning r.*
-  )
-  insert into pgmb.dead (queue, attempt, error, seq, event_id, topic, key, payload, headers, published_at)
-  select s.queue, s.attempt, 'lease expired' || coalesce('; before: ' || s.error, ''), s.seq, s.event_id, s.topic,
-    s.key, s.payload, s.headers, s.published_at
-  from spent s;
+  perform pgmb.bury_spent(queue, max, now, max_attempts);
   return query
   with due as materialized (
-    select later.id
+    select later.id, later.due_at, pgmb.comes_alone(later, receive_due.max_attempts) alone
     from pgmb.retry later
     where later.queue = receive_due.queue and later.due_at <= receive_due.now
       -- Not those that are spent too, but were too many for this call.
-      and (later.lease is null
-        or later.attempt < (select q.max_attempts from pgmb.queue q where q.id = receive_due.queue))
+      and (later.lease is null or later.attempt < receive_due.max_attempts)
     order by later.due_at
     limit receive_due.max
     for update skip locked
+  ), chosen as (
+    select c.id
+    from (
+      select d.id, row_number() over w place, bool_or(d.alone) over w stopped
+      from due d
+      window w as (order by d.due_at, d.id)) c
+    where c.place = 1 or not c.stopped
   ), leased as (
     update pgmb.retry r
     set attempt = r.attempt + case when r.lease is null then 0 else 1 end,
       error = case when r.lease is null then r.error else 'lease expired' end,
+      expiries = r.expiries + case when r.lease is null then 0 else 1 end,
       lease = given, due_at = receive_due.expires_at
-    from due
-    where r.id = due.id
+    from chosen
+    where r.id = chosen.id
     returning r.*
   )
   select given, l.seq, l.event_id, l.topic, l.key, l.payload, l.headers, l.published_at, l.attempt
   from leased l
   order by l.seq;
+end $$;
+
+-- A new lease of retried events. Internal.
+create or replace function pgmb.retry_lease(queue integer)
+returns uuid
+language sql volatile
+as $$
+  select (lpad(to_hex(queue), 6, '0') || 'ff' || substr(replace(gen_random_uuid()::text, '-', ''), 9))::uuid
+$$;
+
+-- Whether a retried event is to be leased without others. Internal.
+create or replace function pgmb.comes_alone(retried pgmb.retry, max_attempts integer)
+returns boolean
+language sql immutable
+as $$
+  select case when (retried).lease is null then (retried).expiries >= 2
+      or ((retried).expiries = 1 and (retried).attempt >= max_attempts)
+    else (retried).expiries >= 1 or (retried).attempt + 1 >= max_attempts
+  end
+$$;
+
+-- Sends retried events whose last attempt ended with their lease to the dead letters. Internal.
+create or replace function pgmb.bury_spent(queue integer, max integer, now timestamptz, max_attempts integer)
+returns void
+language plpgsql
+as $$
+#variable_conflict use_column
+declare
+  keys text[];
+begin
+  with spent as (
+    delete from pgmb.retry r
+    where r.id = any (array(
+      select late.id from pgmb.retry late
+      where late.queue = bury_spent.queue and late.due_at <= bury_spent.now
+        and late.lease is not null and late.attempt >= bury_spent.max_attempts
+      order by late.due_at limit bury_spent.max for update skip locked))
+    returning r.*
+  ), buried as (
+    insert into pgmb.dead (queue, attempt, error, seq, event_id, topic, key, payload, headers, published_at)
+    select s.queue, s.attempt, 'lease expired' || coalesce('; before: ' || s.error, ''), s.seq, s.event_id, s.topic,
+      s.key, s.payload, s.headers, s.published_at
+    from spent s
+  )
+  select array_agg(distinct s.key) filter (where s.ordered and s.key is not null) into keys from spent s;
+  if keys is not null then
+    perform pgmb.wake_keys(bury_spent.queue, keys);
+  end if;
 end $$;
 
 -- Events that this transaction published itself and received none of yet: no snapshot shows them, they are
@@ -148,7 +193,7 @@ begin
     perform pgmb.assert_primary();
   end if;
   now := clock_timestamp();
-  select q.id, q.stream, q.stream_name, q.bindings, q.matching, q.generation, q.paused_at,
+  select q.id, q.stream, q.stream_name, q.bindings, q.matching, q.generation, q.paused_at, q.max_attempts, q.plain,
     coalesce(receive.lease_for, q.lease_for) lease_for,
     -- The sequence, read before this transaction has an xid: what the next batch may start from.
     numbers.sequence, coalesce(pg_sequence_last_value(numbers.sequence), 0) noted,
@@ -167,6 +212,11 @@ begin
   end if;
   if not receive.durable then
     columns := set_config('synchronous_commit', 'off', true);
+  end if;
+
+  if not q.plain then
+    return query select * from pgmb.receive_by_policy(q.id, entry_xid, q.noted, receive.max, q.lease_for);
+    return;
   end if;
 
   -- Others hold the lock for a fraction of a millisecond: trying again now and then lets whoever runs go on,
@@ -257,7 +307,7 @@ begin
   end if;
 
   if q.due and got = 0 then
-    return query select * from pgmb.receive_due(q.id, receive.max, now, now + q.lease_for);
+    return query select * from pgmb.receive_due(q.id, receive.max, now, now + q.lease_for, q.max_attempts);
     get diagnostics got = row_count;
     if got > 0 then
       if pending then
@@ -404,4 +454,29 @@ begin
   if pending or scanned >= 64 then
     perform pgmb.write_claim(base, 0, 'p', q.bindings, 0, base.place, base.place, 'infinity');
   end if;
+end $$;
+
+-- What the first of several queues that has something gives, as receive does: one look at all of them, for
+-- consumers that wait. The queues are asked in the order of their names.
+create or replace function pgmb.receive_any(
+  queues text[], max integer default 100, lease_for interval default null, durable boolean default true,
+  raw boolean default false
+)
+returns table (queue text, lease uuid, seq bigint, id uuid, topic text, key text, payload json, headers json,
+  published_at timestamptz, attempt integer)
+language plpgsql
+as $$
+#variable_conflict use_column
+declare
+  asked text;
+begin
+  -- One order for all callers: each look keeps the queue's lock to the end of the transaction.
+  for asked in select name from pg_catalog.unnest(receive_any.queues) name group by name order by name loop
+    return query
+    select asked, r.*
+    from pgmb.receive(asked, receive_any.max, receive_any.lease_for, null, receive_any.durable, receive_any.raw) r;
+    if found then
+      return;
+    end if;
+  end loop;
 end $$;

@@ -69,6 +69,27 @@ begin
   return coalesce(settled, '{}');
 end $$;
 
+-- Deletes retried events of a lease, which settles them. Returns how many. Internal.
+create or replace function pgmb.ack_retried(lease uuid, seqs bigint[])
+returns bigint
+language plpgsql
+as $$
+declare
+  acked record;
+begin
+  with gone as (
+    delete from pgmb.retry r
+    where r.lease = ack_retried.lease and (seqs is null or r.seq = any (seqs))
+    returning r.key, r.ordered
+  )
+  select count(*) events, array_agg(distinct gone.key) filter (where gone.ordered and gone.key is not null) keys
+  into acked from gone;
+  if acked.keys is not null then
+    perform pgmb.wake_keys(pgmb.lease_queue(lease), acked.keys);
+  end if;
+  return acked.events;
+end $$;
+
 -- Settles a whole lease as done. Returns how many events it held, settled one by one or not. Internal.
 create or replace function pgmb.ack_lease(lease uuid)
 returns bigint
@@ -99,8 +120,7 @@ begin
     return acked.events;
   end if;
   if pgmb.is_retry_lease(lease) then
-    delete from pgmb.retry r where r.lease = ack_lease.lease;
-    get diagnostics held.events = row_count;
+    held.events := pgmb.ack_retried(lease, null);
     if held.events = 0 then
       perform pgmb.raise_lost(lease);
     end if;
@@ -146,8 +166,7 @@ begin
   end if;
   perform pgmb.assert_consumer(pgmb.lease_queue(lease), null);
   if pgmb.is_retry_lease(lease) then
-    delete from pgmb.retry r where r.lease = ack.lease and r.seq = any (ack.seqs);
-    get diagnostics settled = row_count;
+    settled := pgmb.ack_retried(ack.lease, ack.seqs);
     if settled = 0 and not exists (select from pgmb.retry r where r.lease = ack.lease) then
       perform pgmb.raise_lost(ack.lease);
     end if;
@@ -161,8 +180,9 @@ begin
 end $$;
 
 -- Sends events of a lease (all that are left, or those named) to be tried again `after` that time, by
--- default the queue's backoff; past the queue's max_attempts they become dead letters with this error.
--- Returns how many. Errors: MB011 the lease is lost, 42501.
+-- default the queue's backoff; past the queue's max_attempts they become dead letters with this error. In an
+-- ordered queue, what the lease holds behind them of the same keys goes back too, untried. Returns how many
+-- of those asked for. Errors: MB011 the lease is lost, 42501.
 create or replace function pgmb.retry(
   lease uuid, seqs bigint[] default null, after interval default null, error text default null
 )
@@ -174,7 +194,7 @@ set enable_bitmapscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 begin
-  return pgmb.settle_as_failed(retry.lease, retry.seqs, retry.after, retry.error, false);
+  return pgmb.settle_as_failed(retry.lease, retry.seqs, retry.after, retry.error, 'retry');
 end $$;
 
 -- Sends events of a lease (all that are left, or those named) to the queue's dead letters with the error.
@@ -188,12 +208,26 @@ set enable_bitmapscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 begin
-  return pgmb.settle_as_failed(bury.lease, bury.seqs, null, bury.error, true);
+  return pgmb.settle_as_failed(bury.lease, bury.seqs, null, bury.error, 'bury');
 end $$;
 
--- What retry and bury share. Internal.
+-- Gives events of a lease (all that are left, or those named) back untried: they are due at once and the
+-- attempt does not count. Returns how many. Errors: MB011 the lease is lost, 42501.
+create or replace function pgmb.release(lease uuid, seqs bigint[] default null)
+returns bigint
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+begin
+  return pgmb.settle_as_failed(release.lease, release.seqs, interval '0', null, 'release');
+end $$;
+
+-- What retry, bury and release share. Internal.
 create or replace function pgmb.settle_as_failed(
-  lease uuid, seqs bigint[], after interval, error text, final boolean
+  lease uuid, seqs bigint[], after interval, error text, manner text
 )
 returns bigint
 language plpgsql
@@ -203,34 +237,19 @@ declare
   q pgmb.queue;
   held pgmb.claim;
   failing pgmb.event[];
+  behind pgmb.event[] := '{}';
   settled bigint[];
   failed bigint;
-  dead bigint;
   now timestamptz := clock_timestamp();
 begin
   perform pgmb.assert_consumer(pgmb.lease_queue(lease), null);
   select * into q from pgmb.queue where id = pgmb.lease_queue(lease);
   if pgmb.is_retry_lease(lease) then
-    with spent as (
-      delete from pgmb.retry r
-      where r.lease = settle_as_failed.lease and (seqs is null or r.seq = any (seqs))
-        and (final or r.attempt >= q.max_attempts)
-      returning r.*
-    )
-    insert into pgmb.dead (queue, attempt, error, seq, event_id, topic, key, payload, headers, published_at)
-    select s.queue, s.attempt, coalesce(settle_as_failed.error, s.error), s.seq, s.event_id, s.topic, s.key, s.payload,
-      s.headers, s.published_at
-    from spent s;
-    get diagnostics dead = row_count;
-    update pgmb.retry r
-    set lease = null, due_at = now + coalesce(after, pgmb.backoff(q, r.attempt)), attempt = r.attempt + 1,
-      error = coalesce(settle_as_failed.error, r.error)
-    where r.lease = settle_as_failed.lease and (seqs is null or r.seq = any (seqs));
-    get diagnostics failed = row_count;
-    if dead + failed = 0 and not exists (select from pgmb.retry r where r.lease = settle_as_failed.lease) then
+    failed := pgmb.fail_retried(q, lease, seqs, after, error, manner);
+    if failed = 0 and not exists (select from pgmb.retry r where r.lease = settle_as_failed.lease) then
       perform pgmb.raise_lost(lease);
     end if;
-    return dead + failed;
+    return failed;
   end if;
   held := pgmb.hold_claim(lease);
   if held.id is null then
@@ -245,13 +264,65 @@ begin
     failing := array(select e from pgmb.claim_events(held) e);
   else
     failing := array(select e from pgmb.claim_events(held) e where e.seq = any (seqs));
-    settled := pgmb.settle_claim(held, array(select f.seq from unnest(failing) f));
+    if q.ordered and manner <> 'bury' then
+      behind := array(
+        select e from pgmb.claim_events(held) e
+        where e.seq <> all (seqs)
+          and e.key in (select f.key from unnest(failing) f where f.seq < e.seq));
+    end if;
+    settled := pgmb.settle_claim(held, array(select f.seq from unnest(failing || behind) f));
   end if;
-  perform pgmb.fail_event(q, f, 1, now + coalesce(after, pgmb.backoff(q, 1)), error, final)
+  perform pgmb.fail_event(q, f, held.id, case manner when 'release' then 0 else 1 end,
+    now + coalesce(after, pgmb.backoff(q, 1)), error, manner = 'bury')
   from unnest(failing) f
   where seqs is null or f.seq = any (settled);
   get diagnostics failed = row_count;
+  perform pgmb.fail_event(q, f, held.id, 0, now, null) from unnest(behind) f where f.seq = any (settled);
   return failed;
+end $$;
+
+-- The same for retried events, which have rows of their own. Internal.
+create or replace function pgmb.fail_retried(
+  queue pgmb.queue, lease uuid, seqs bigint[], after interval, error text, manner text
+)
+returns bigint
+language plpgsql
+as $$
+#variable_conflict use_variable
+declare
+  dead bigint;
+  failed bigint;
+  keys text[];
+begin
+  with spent as (
+    delete from pgmb.retry r
+    where r.lease = fail_retried.lease and (seqs is null or r.seq = any (seqs))
+      and (manner = 'bury' or (manner = 'retry' and r.attempt >= (queue).max_attempts))
+    returning r.*
+  ), buried as (
+    insert into pgmb.dead (queue, attempt, error, seq, event_id, topic, key, payload, headers, published_at)
+    select s.queue, s.attempt, coalesce(fail_retried.error, s.error), s.seq, s.event_id, s.topic, s.key, s.payload,
+      s.headers, s.published_at
+    from spent s
+  )
+  select count(*), array_agg(distinct s.key) filter (where s.ordered and s.key is not null) into dead, keys from spent s;
+  update pgmb.retry r
+  set lease = null, due_at = clock_timestamp() + coalesce(after, pgmb.backoff(queue, r.attempt)),
+    attempt = r.attempt + case manner when 'release' then 0 else 1 end, expiries = 0,
+    error = coalesce(fail_retried.error, r.error)
+  where r.lease = fail_retried.lease and (seqs is null or r.seq = any (seqs));
+  get diagnostics failed = row_count;
+  if (queue).ordered and seqs is not null then
+    update pgmb.retry r
+    set lease = null, due_at = ahead.due_at
+    from pgmb.retry ahead
+    where r.lease = fail_retried.lease and ahead.queue = r.queue and ahead.ordered and ahead.key = r.key
+      and ahead.lease is null and (ahead.origin, ahead.seq) < (r.origin, r.seq);
+  end if;
+  if keys is not null then
+    perform pgmb.wake_keys((queue).id, keys);
+  end if;
+  return dead + failed;
 end $$;
 
 -- Prolongs a lease to `lease_for` from now (default: the queue's own). Returns when it expires.

@@ -9,11 +9,11 @@ language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-  asked pgmb.queue := pgmb.queue_for_consumer(dead_letters.queue);
+  asked integer[] := array(select q.id from pgmb.lanes_for_consumer(dead_letters.queue) q);
 begin
   return query
   select d.* from pgmb.dead d
-  where d.queue = asked.id and d.id > dead_letters.after
+  where d.queue = any (asked) and d.id > dead_letters.after
     and (dead_letters.topic is null or pgmb.matches(dead_letters.topic, d.topic))
     and (dead_letters.error is null or d.error like dead_letters.error)
   order by d.id limit dead_letters.max;
@@ -29,18 +29,20 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-  asked pgmb.queue := pgmb.queue_for_consumer(redrive.queue);
+  asked integer[] := array(select q.id from pgmb.lanes_for_consumer(redrive.queue) q);
   moved bigint;
 begin
   with back as (
     delete from pgmb.dead d
-    where d.queue = asked.id and (redrive.ids is null or d.id = any (redrive.ids))
+    where d.queue = any (asked) and (redrive.ids is null or d.id = any (redrive.ids))
       and (redrive.topic is null or pgmb.matches(redrive.topic, d.topic))
       and (redrive.error is null or d.error like redrive.error)
     returning d.*
   )
-  insert into pgmb.retry (queue, due_at, attempt, error, seq, event_id, topic, key, payload, headers, published_at)
-  select b.queue, clock_timestamp(), 1, b.error, b.seq, b.event_id, b.topic, b.key, b.payload, b.headers, b.published_at
+  insert into pgmb.retry (queue, due_at, attempt, error, seq, event_id, topic, key, payload, headers, published_at,
+    ordered)
+  select b.queue, clock_timestamp(), 1, b.error, b.seq, b.event_id, b.topic, b.key, b.payload, b.headers, b.published_at,
+    (select q.ordered from pgmb.queue q where q.id = b.queue)
   from back b order by b.id;
   get diagnostics moved = row_count;
   return moved;
@@ -53,10 +55,10 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-  asked pgmb.queue := pgmb.queue_for_consumer(drop_dead.queue);
+  asked integer[] := array(select q.id from pgmb.lanes_for_consumer(drop_dead.queue) q);
   gone bigint;
 begin
-  delete from pgmb.dead d where d.queue = asked.id and (drop_dead.ids is null or d.id = any (drop_dead.ids));
+  delete from pgmb.dead d where d.queue = any (asked) and (drop_dead.ids is null or d.id = any (drop_dead.ids));
   get diagnostics gone = row_count;
   return gone;
 end $$;

@@ -27,11 +27,11 @@ begin
     for q in select * from pgmb.queue where stream = s.id order by id loop
       select * into newest from pgmb.claim c where c.queue = q.id order by c.id desc limit 1;
       -- What was leased goes to be tried again; so does what the position had not passed below its place.
-      perform pgmb.fail_event(q, e, 1, clock_timestamp(), 'rebased')
+      perform pgmb.fail_event(q, e, c.id, 1, clock_timestamp(), 'rebased')
       from pgmb.claim c, pgmb.claim_events(c) e
       where c.queue = q.id and c.state in ('l', 'o') and not pgmb.is_void(c.queue, c.id);
       place := case when newest.place >= newest.upto then newest.batch_seq else newest.place end;
-      perform pgmb.fail_event(q, e, 0, clock_timestamp(), null)
+      perform pgmb.fail_event(q, e, newest.id, 0, clock_timestamp(), null)
       from pgmb.batch_events(s.id, newest.batch_snapshot, newest.batch_seq, newest.batch_next,
         format('%s:%s:', 9223372036854775807, 9223372036854775807)::pg_snapshot, newest.own, newest.own_seq,
         0, place, q.matching, 9223372036854775807) e;

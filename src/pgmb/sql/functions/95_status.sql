@@ -50,15 +50,18 @@ as $$
 #variable_conflict use_column
 declare
   q record;
+  lane pgmb.queue;
   newest pgmb.claim;
   place bigint;
   last bigint;
+  part record;
 begin
   for q in
     select queue.*, s.name stream_name, b.patterns
     from pgmb.queue
     join pgmb.stream s on s.id = queue.stream
     join pgmb.binding b on b.queue = queue.id and b.version = queue.bindings
+    where queue.lane_of is null
     order by queue.name
   loop
     begin
@@ -66,24 +69,37 @@ begin
     exception when insufficient_privilege then
       continue;
     end;
-    select * into newest from pgmb.claim c where c.queue = q.id order by c.id desc limit 1;
-    place := case when newest.place >= newest.upto then greatest(newest.upto, newest.batch_seq)
-      else greatest(newest.place, newest.done_seq) end;
     last := pgmb.last_seq(q.stream_name);
     queue := q.name;
     stream := q.stream_name;
     patterns := q.patterns;
     paused_at := q.paused_at;
     paused_reason := q.paused_reason;
-    waiting := pgmb.numbers_between(q.stream, place, last);
-    oldest_age := clock_timestamp() - pgmb.first_published(q.stream, place, last);
-    select count(*) filter (where c.state in ('l', 'o')), coalesce(sum(c.events) filter (where c.state in ('l', 'o')), 0),
-      coalesce(sum(c.events) filter (where c.at > clock_timestamp() - interval '10 seconds'), 0) / 10.0
-    into leases, leased_events, received_per_second
-    from pgmb.claim c
-    where c.queue + 0 = q.id and c.expires_at > statement_timestamp() and c.expires_at < 'infinity';
-    select count(*) into retries from (select from pgmb.retry r where r.queue = q.id limit 10000) counted;
-    select count(*) into dead from (select from pgmb.dead d where d.queue = q.id limit 10000) counted;
+    waiting := 0;
+    oldest_age := null;
+    leases := 0;
+    leased_events := 0;
+    retries := 0;
+    dead := 0;
+    received_per_second := 0;
+    for lane in select l.* from pgmb.queue l where l.id = q.id or l.lane_of = q.id loop
+      select * into newest from pgmb.claim c where c.queue = lane.id order by c.id desc limit 1;
+      place := case when newest.place >= newest.upto then greatest(newest.upto, newest.batch_seq)
+        else greatest(newest.place, newest.done_seq) end;
+      waiting := greatest(waiting, pgmb.numbers_between(q.stream, place, last));
+      oldest_age := greatest(oldest_age, clock_timestamp() - pgmb.first_published(q.stream, place, last));
+      select count(*) filter (where c.state in ('l', 'o')) leases,
+        coalesce(sum(c.events) filter (where c.state in ('l', 'o')), 0) leased_events,
+        coalesce(sum(c.events) filter (where c.at > clock_timestamp() - interval '10 seconds'), 0) / 10.0 rate
+      into part
+      from pgmb.claim c
+      where c.queue + 0 = lane.id and c.expires_at > statement_timestamp() and c.expires_at < 'infinity';
+      leases := leases + part.leases;
+      leased_events := leased_events + part.leased_events;
+      received_per_second := received_per_second + part.rate;
+      retries := retries + (select count(*) from (select from pgmb.retry r where r.queue = lane.id limit 10000) counted);
+      dead := dead + (select count(*) from (select from pgmb.dead d where d.queue = lane.id limit 10000) counted);
+    end loop;
     return next;
   end loop;
 end $$;
@@ -130,23 +146,29 @@ set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_variable
 declare
-  q pgmb.queue := pgmb.queue_for_consumer(queue);
+  q pgmb.queue;
   newest pgmb.claim;
-  rest bigint := 0;
-  fresh bigint;
+  depth bigint := 0;
+  part bigint;
   last bigint;
 begin
-  select * into newest from pgmb.claim c where c.queue = q.id order by c.id desc limit 1;
-  select pgmb.last_seq(s.name) into last from pgmb.stream s where s.id = q.stream;
-  if newest.place < newest.upto then
-    select count(*) into rest from pgmb.batch_events(q.stream, newest.done_snapshot, newest.done_seq,
-      newest.done_next, newest.batch_snapshot, newest.own, newest.own_seq, newest.place, newest.upto,
-      q.matching, 9223372036854775807);
-  end if;
-  select count(*) into fresh from pgmb.batch_events(q.stream, newest.batch_snapshot, newest.batch_seq,
-    newest.batch_next, pgmb.snapshot(), newest.own, newest.own_seq, 0, last, q.matching,
-    9223372036854775807);
-  return rest + fresh + (select count(*) from pgmb.retry r where r.queue = q.id and r.lease is null);
+  for q in select * from pgmb.lanes_for_consumer(queue) loop
+    select * into newest from pgmb.claim c where c.queue = q.id order by c.id desc limit 1;
+    last := pgmb.last_seq(q.stream_name);
+    select count(*) into part from pgmb.batch_events(q.stream, newest.batch_snapshot, newest.batch_seq,
+      newest.batch_next, pgmb.snapshot(), newest.own, newest.own_seq, 0, last, q.matching,
+      9223372036854775807);
+    if newest.place < newest.upto then
+      part := part + count(*) from pgmb.batch_events(q.stream, newest.done_snapshot, newest.done_seq,
+        newest.done_next, newest.batch_snapshot, newest.own, newest.own_seq, newest.place, newest.upto,
+        q.matching, 9223372036854775807);
+    end if;
+    if q.when_full = 'drop_oldest' then
+      part := least(part, q.max_length);
+    end if;
+    depth := depth + part + (select count(*) from pgmb.retry r where r.queue = q.id and r.lease is null);
+  end loop;
+  return depth;
 end $$;
 
 -- Every queue that the caller may consume, as describe_queues() tells.
