@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Iterable, Sequence
-from datetime import timedelta
-from typing import Any, NoReturn
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, NoReturn, cast
 
 import msgspec
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from pgmb.cli import durations
 
-def fail(message: str, hint: str | None) -> NoReturn:
+# Where the output goes to a file or a pipe there is no width to fit into.
+_ENDLESS = 100_000
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def fail(message: str, hint: str | None, code: int = 1) -> NoReturn:
+    """One line, and one for the hint; never a traceback."""
     console = Console(stderr=True, soft_wrap=True)
-    console.print(Text.assemble(("Error: ", "bold red"), message))
+    console.print(Text.assemble(("Error: ", "bold red"), printable(" ".join(message.split()))))
     if hint:
-        console.print(Text.assemble(("Hint: ", "bold"), hint))
-    sys.exit(1)
+        console.print(Text.assemble(("Hint: ", "bold"), printable(" ".join(hint.split()))))
+    sys.exit(code)
 
 
 def line(text: str) -> None:
@@ -28,27 +36,72 @@ def line(text: str) -> None:
 
 
 def json(value: Any) -> None:
-    """One line of JSON, times and durations as ISO 8601 has them."""
-    line(msgspec.json.encode(value).decode())
+    """One line of JSON in UTF-8, times and durations as ISO 8601 has them."""
+    encoded = msgspec.json.encode(value) + b"\n"
+    binary = getattr(sys.stdout, "buffer", None)
+    if binary is None:
+        sys.stdout.write(encoded.decode())
+    else:
+        sys.stdout.flush()
+        binary.write(encoded)
+    sys.stdout.flush()
+
+
+def printable(text: str) -> str:
+    """Text that cannot move the cursor or change colours: control characters are written out."""
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def console() -> Console:
+    return Console(width=None if sys.stdout.isatty() else _ENDLESS)
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    shown = Table(title=title, title_justify="left")
+    console().print(tabulate(title, columns, rows))
+
+
+def tabulate(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:
+    """A table whose first column is a name; numbers and durations stand to the right."""
+    found = [list(row) for row in rows]
+    shown = Table(title=printable(title), title_justify="left")
     for number, name in enumerate(columns):
-        shown.add_column(name, justify="left" if number == 0 else "right")
-    for row in rows:
-        shown.add_row(*(Text(_cell(value)) for value in row))
-    # Where the output goes to a file or a pipe there is no width to fit into.
-    Console(width=None if sys.stdout.isatty() else 200).print(shown)
+        values = [row[number] for row in found if row[number] is not None]
+        right = bool(values) and all(_is_measure(value) for value in values)
+        shown.add_column(name, justify="right" if right else "left", overflow="fold")
+    for row in found:
+        shown.add_row(*(Text(cell(value)) for value in row))
+    return shown
 
 
-def _cell(value: Any) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, timedelta):
-        return str(timedelta(seconds=round(value.total_seconds())))
-    if isinstance(value, float):
-        return f"{value:,.1f}"
-    if isinstance(value, int) and not isinstance(value, bool):
-        return f"{value:,}"
-    return str(value)
+def _is_measure(value: Any) -> bool:
+    return isinstance(value, (int, float, timedelta)) and not isinstance(value, bool)
+
+
+def record(title: str, values: Mapping[str, Any]) -> None:
+    """One thing: a line a property."""
+    grid = Table(title=printable(title), title_justify="left", show_header=False)
+    grid.add_column(style="bold")
+    grid.add_column(overflow="fold")
+    for name, value in values.items():
+        grid.add_row(name.replace("_", " "), Text(cell(value)))
+    console().print(grid)
+
+
+def cell(value: Any) -> str:
+    match value:
+        case None:
+            return "-"
+        case bool():
+            return "yes" if value else "no"
+        case timedelta():
+            return durations.show(value)
+        case datetime():
+            return value.astimezone().isoformat(sep=" ", timespec="seconds")
+        case float():
+            return f"{value:,.1f}"
+        case int():
+            return f"{value:,}"
+        case list() | tuple():
+            return " ".join(map(cell, cast("Sequence[Any]", value))) or "-"
+        case _:
+            return printable(str(value))

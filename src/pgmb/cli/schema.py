@@ -10,7 +10,8 @@ import typer
 
 from pgmb import schema
 from pgmb.cli import output
-from pgmb.cli.options import Dsn
+from pgmb.cli.confirmation import confirm
+from pgmb.cli.options import AsJson, Dsn, Yes
 from pgmb.errors import PgmbError
 
 scripts = typer.Typer(help="The schema as SQL.", no_args_is_help=True)
@@ -48,11 +49,10 @@ def upgrade(dsn: Dsn = "") -> None:
     install(dsn)
 
 
-def uninstall(dsn: Dsn = "", yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False) -> None:
-    """Remove the schema pgmb with every event in it."""
+def uninstall(dsn: Dsn = "", yes: Yes = False) -> None:
+    """Remove the schema pgmb with every event in it. Roles stay: other databases may use them."""
     with psycopg.connect(dsn, autocommit=True) as conn:
-        if not yes:
-            typer.confirm(f"Drop every event in database {conn.info.dbname}?", abort=True)
+        confirm(f"Drop every event in database {conn.info.dbname}?", yes)
         schema.uninstall(conn)
     output.line("Removed schema pgmb.")
 
@@ -64,9 +64,12 @@ def emit(
     output.line(schema.emit_uninstall() if uninstall else schema.emit())
 
 
-def version(dsn: Dsn = "") -> None:
+def version(dsn: Dsn = "", as_json: AsJson = False) -> None:
     """Print the package's version, the schema version it works with, and the database's if there is one."""
+    found = schema.installed_version(dsn) if dsn else None
+    if as_json:
+        output.json({"pgmb": package_version("pgmb"), "schema": schema.VERSION, "database": found})
+        return
     output.line(f"pgmb {package_version('pgmb')}, schema {schema.VERSION}")
     if dsn:
-        found = schema.installed_version(dsn)
         output.line(f"database: {'not installed' if found is None else f'schema {found}'}")

@@ -1,35 +1,38 @@
-"""pgmb status."""
+"""pgmb status, and the tables of streams and queues that other commands show too."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 import typer
+from rich.table import Table
 
-from pgmb import connect
+from pgmb import QueueStatus, StreamStatus, connect
 from pgmb.cli import output
 from pgmb.cli.options import AsJson, Dsn
 
-_QUEUE = (
-    "queue",
-    "stream",
-    "waiting",
-    "oldest_age",
-    "leased_events",
-    "retries",
-    "dead",
-    "received_per_second",
-    "paused_reason",
-)
-_STREAM = (
-    "stream",
-    "events",
-    "segments",
-    "unsealed",
-    "delayed",
-    "published_per_second",
-    "last_tick_age",
-    "bytes",
-)
+_QUEUE = {
+    "queue": "queue",
+    "stream": "stream",
+    "waiting": "waiting",
+    "oldest_age": "oldest",
+    "leases": "leases",
+    "leased_events": "leased",
+    "retries": "retries",
+    "dead": "dead",
+    "received_per_second": "received/s",
+}
+_STREAM = {
+    "stream": "stream",
+    "events": "events",
+    "segments": "segments",
+    "unsealed": "unsealed",
+    "delayed": "delayed",
+    "published_per_second": "published/s",
+    "last_tick_age": "last tick",
+    "bytes": "bytes",
+}
 
 
 def register(app: typer.Typer) -> None:
@@ -43,7 +46,24 @@ def status(dsn: Dsn = "", as_json: AsJson = False) -> None:
     if as_json:
         output.json({"streams": streams, "queues": queues})
         return
-    for title, columns, found in (("Streams", _STREAM, streams), ("Queues", _QUEUE, queues)):
-        rows = [msgspec.structs.asdict(one) for one in found]
-        headings = [name.replace("_", " ") for name in columns]
-        output.table(title, headings, [[row[name] for name in columns] for row in rows])
+    console = output.console()
+    console.print(stream_table(streams))
+    console.print(queue_table(queues))
+
+
+def queue_table(found: Sequence[QueueStatus]) -> Table:
+    rows = [[*_cells(one, _QUEUE), paused(one)] for one in found]
+    return output.tabulate("Queues", [*_QUEUE.values(), "paused"], rows)
+
+
+def stream_table(found: Sequence[StreamStatus]) -> Table:
+    return output.tabulate("Streams", [*_STREAM.values()], [_cells(one, _STREAM) for one in found])
+
+
+def paused(queue: QueueStatus) -> str | None:
+    """Why a queue is paused, or that it is; None while it delivers."""
+    return None if queue.paused_at is None else queue.paused_reason or "yes"
+
+
+def _cells(one: msgspec.Struct, columns: dict[str, str]) -> list[object]:
+    return [getattr(one, name) for name in columns]

@@ -1,0 +1,231 @@
+"""pgmb queues: list, show, create, alter, bind, pause, resume, purge, seek, drop."""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeAlias
+
+import msgspec
+import typer
+
+from pgmb import Broker, QueueStatus, connect
+from pgmb.cli import moments, output, policies, settings, status
+from pgmb.cli.confirmation import confirm
+from pgmb.cli.options import AsJson, Dsn, Queue, Stream, Yes
+from pgmb.cli.policies import (
+    BackoffBase,
+    BackoffFactor,
+    BackoffJitter,
+    BackoffMax,
+    LeaseFor,
+    MaxAttempts,
+    MaxInFlight,
+    MaxLength,
+    Rps,
+    Ttl,
+    When,
+)
+from pgmb.errors import InvalidArgument, QueueNotFound
+
+queues = typer.Typer(
+    help="Queues: durable readers of a stream, with leases and retries.", no_args_is_help=True
+)
+
+Patterns: TypeAlias = Annotated[
+    list[str], typer.Argument(help="Topics: * is one word, # any number of words.", show_default=False)
+]
+
+
+def register(app: typer.Typer) -> None:
+    queues.command("list")(list_queues)
+    for command in (show, create, alter, bind, pause, resume, purge, seek, drop):
+        queues.command()(command)
+    app.add_typer(queues, name="queues")
+
+
+def list_queues(dsn: Dsn = "", as_json: AsJson = False) -> None:
+    """Every queue: what waits, for how long, what is leased, retried and dead."""
+    with connect(dsn, max_size=1) as broker:
+        found = broker.queue_status()
+    if as_json:
+        output.json(found)
+    else:
+        output.console().print(status.queue_table(found))
+
+
+def show(
+    queue: Queue,
+    dsn: Dsn = "",
+    depth: Annotated[
+        bool, typer.Option("--depth", help="Count exactly: reads every event that waits.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """One queue: its settings and where it stands."""
+    with connect(dsn, max_size=1) as broker:
+        given = settings.of_queue(broker, queue)
+        standing = msgspec.structs.asdict(_standing(broker, queue))
+        exactly = {"depth": broker.queue_depth(queue)} if depth else {}
+    del given["stream_name"], standing["queue"]
+    shown = {**given, **standing, **exactly}
+    if as_json:
+        output.json(shown)
+    else:
+        output.record(f"Queue {queue}", shown)
+
+
+def create(
+    queue: Annotated[str, typer.Argument(help="A name of up to 100 characters.")],
+    patterns: Patterns = ["#"],  # noqa: B006 - typer copies it
+    dsn: Dsn = "",
+    stream: Stream = "main",
+    starting: Annotated[
+        moments.Moment | None,
+        typer.Option(parser=moments.parse, metavar="POINT", help=f"{moments.MEANT}; by default latest."),
+    ] = None,
+    lease_for: LeaseFor = None,
+    max_attempts: MaxAttempts = None,
+    backoff_base: BackoffBase = None,
+    backoff_factor: BackoffFactor = None,
+    backoff_max: BackoffMax = None,
+    backoff_jitter: BackoffJitter = None,
+    ordered: Annotated[
+        bool, typer.Option("--ordered", help="One event of a key at a time, in order.")
+    ] = False,
+    max_in_flight: MaxInFlight = None,
+    rps: Rps = None,
+    ttl: Ttl = None,
+    max_length: MaxLength = None,
+    when_full: When = None,
+    lane: Annotated[
+        list[str] | None, typer.Option(help="A pattern of what is urgent; again for the next less urgent.")
+    ] = None,
+) -> None:
+    """Create a queue that gets events of these topics; nothing happens when it exists just so."""
+    given = policies.given(
+        lease_for=lease_for,
+        max_attempts=max_attempts,
+        backoff_base=backoff_base,
+        backoff_factor=backoff_factor,
+        backoff_max=backoff_max,
+        backoff_jitter=backoff_jitter,
+        ordered=ordered or None,
+        max_in_flight=max_in_flight,
+        rps=rps,
+        ttl=ttl,
+        max_length=max_length,
+        when_full=when_full,
+        lanes=lane or None,
+    )
+    with connect(dsn, max_size=1) as broker:
+        at = None if starting is None else starting.position(broker, stream)
+        made = broker.create_queue(queue, patterns, stream=stream, starting=at, **given)
+    output.line(f"Created queue {queue}." if made else f"Queue {queue} exists already; nothing was changed.")
+
+
+def alter(
+    queue: Queue,
+    dsn: Dsn = "",
+    lease_for: LeaseFor = None,
+    max_attempts: MaxAttempts = None,
+    backoff_base: BackoffBase = None,
+    backoff_factor: BackoffFactor = None,
+    backoff_max: BackoffMax = None,
+    backoff_jitter: BackoffJitter = None,
+    max_in_flight: MaxInFlight = None,
+    rps: Rps = None,
+    ttl: Ttl = None,
+    max_length: MaxLength = None,
+    when_full: When = None,
+) -> None:
+    """Change how a queue delivers; what is not named stays. Patterns: pgmb queues bind."""
+    given = policies.given(
+        lease_for=lease_for,
+        max_attempts=max_attempts,
+        backoff_base=backoff_base,
+        backoff_factor=backoff_factor,
+        backoff_max=backoff_max,
+        backoff_jitter=backoff_jitter,
+        max_in_flight=max_in_flight,
+        rps=rps,
+        ttl=ttl,
+        max_length=max_length,
+        when_full=when_full,
+    )
+    if not given:
+        refused = InvalidArgument("nothing to change was named")
+        refused.advise("For example: pgmb queues alter NAME --lease-for 5m")
+        raise refused
+    with connect(dsn, max_size=1) as broker:
+        broker.alter_queue(queue, **given)
+    output.line(f"Changed queue {queue}.")
+
+
+def bind(queue: Queue, patterns: Patterns, dsn: Dsn = "") -> None:
+    """Replace a queue's patterns, from its position on."""
+    with connect(dsn, max_size=1) as broker:
+        broker.bind(queue, patterns)
+    output.line(f"Queue {queue} gets {', '.join(patterns)}.")
+
+
+def pause(
+    queue: Queue,
+    dsn: Dsn = "",
+    reason: Annotated[str | None, typer.Option(help="Shown in the status.")] = None,
+) -> None:
+    """Stop delivery; leases in flight can still be settled."""
+    with connect(dsn, max_size=1) as broker:
+        broker.pause(queue, reason)
+    output.line(f"Paused queue {queue}.")
+
+
+def resume(queue: Queue, dsn: Dsn = "") -> None:
+    """Take up delivery again."""
+    with connect(dsn, max_size=1) as broker:
+        broker.resume(queue)
+    output.line(f"Resumed queue {queue}.")
+
+
+def purge(queue: Queue, dsn: Dsn = "", yes: Yes = False) -> None:
+    """Skip everything that waits: fresh events, retries and leases. Dead letters stay."""
+    with connect(dsn, max_size=1) as broker:
+        found = _standing(broker, queue)
+        waiting = f"up to {found.waiting:,} events and {found.retries:,} retries"
+        confirm(f"Skip what waits in queue {queue}, {waiting}?", yes)
+        broker.purge(queue)
+    output.line(f"Purged queue {queue}.")
+
+
+def seek(
+    queue: Queue,
+    to: Annotated[
+        moments.Moment, typer.Option("--to", parser=moments.parse, metavar="POINT", help=f"{moments.MEANT}.")
+    ],
+    dsn: Dsn = "",
+    yes: Yes = False,
+) -> None:
+    """Move a queue to a point in its stream. Leases end and retries are dropped; dead letters stay."""
+    with connect(dsn, max_size=1) as broker:
+        found = _standing(broker, queue)
+        confirm(
+            f"Move queue {queue} to {to}? Its {found.leases:,} leases and {found.retries:,} retries end.", yes
+        )
+        broker.seek(queue, to.position(broker, found.stream))
+    output.line(f"Moved queue {queue} to {to}.")
+
+
+def drop(queue: Queue, dsn: Dsn = "", yes: Yes = False) -> None:
+    """Drop a queue with its leases, retries and dead letters. The events stay in the log."""
+    with connect(dsn, max_size=1) as broker:
+        found = _standing(broker, queue)
+        confirm(f"Drop queue {queue} with {found.retries:,} retries and {found.dead:,} dead letters?", yes)
+        broker.drop_queue(queue)
+    output.line(f"Dropped queue {queue}.")
+
+
+def _standing(broker: Broker, queue: str) -> QueueStatus:
+    found = next((one for one in broker.queue_status() if one.queue == queue), None)
+    if found is None:
+        missing = QueueNotFound(f"queue '{queue}' does not exist")
+        missing.advise("pgmb queues list shows those that do.")
+        raise missing
+    return found

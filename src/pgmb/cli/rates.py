@@ -1,0 +1,109 @@
+"""What happened between two looks at a broker. No I/O."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+import msgspec
+
+from pgmb import QueueStatus, StreamStatus
+
+# Up to where status counts dead letters and retries.
+_COUNTED = 10_000
+
+
+class Activity(msgspec.Struct, frozen=True):
+    """What a queue's receives amount to, as pgmb.queue_health tells."""
+
+    receives: int
+    events_per_receive: float
+
+
+class Look(msgspec.Struct, frozen=True):
+    at: datetime
+    clock: float
+    """Seconds of a clock that never jumps."""
+    streams: list[StreamStatus]
+    queues: list[QueueStatus]
+    activity: dict[str, Activity]
+
+
+class StreamRow(msgspec.Struct, frozen=True):
+    stream: str
+    published_per_second: float | None
+    events: int
+    segments: int
+    unsealed: int
+    delayed: int
+    last_tick_age: timedelta | None
+
+
+class QueueRow(msgspec.Struct, frozen=True):
+    queue: str
+    stream: str
+    received_per_second: float
+    waiting: int
+    oldest_age: timedelta | None
+    leases: int
+    leased_events: int
+    retries: int
+    dead: int
+    dead_per_second: float | None
+    paused: str | None
+
+
+class Frame(msgspec.Struct, frozen=True):
+    at: datetime
+    streams: list[StreamRow]
+    queues: list[QueueRow]
+
+
+def frame(before: Look | None, now: Look) -> Frame:
+    """What to show of `now`, with rates since `before`; without it, by what the database remembers."""
+    seconds = 0.0 if before is None else max(now.clock - before.clock, 1e-3)
+    streams = {} if before is None else {one.stream: one for one in before.streams}
+    queues = {} if before is None else {one.queue: one for one in before.queues}
+    return Frame(
+        now.at,
+        [_stream(streams.get(one.stream), one, seconds) for one in now.streams],
+        [
+            _queue(queues.get(one.queue), one, _received(before, now, one, seconds), seconds)
+            for one in now.queues
+        ],
+    )
+
+
+def _stream(before: StreamStatus | None, now: StreamStatus, seconds: float) -> StreamRow:
+    # Fewer than before: retention dropped a segment in between.
+    counted = before is not None and now.events >= before.events
+    rate = (
+        (now.events - before.events) / seconds if before is not None and counted else now.published_per_second
+    )
+    return StreamRow(now.stream, rate, now.events, now.segments, now.unsealed, now.delayed, now.last_tick_age)
+
+
+def _received(before: Look | None, now: Look, queue: QueueStatus, seconds: float) -> float:
+    """Counted by receives: the leases themselves may be settled and cleared between two looks."""
+    earlier = None if before is None else before.activity.get(queue.queue)
+    later = now.activity.get(queue.queue)
+    if earlier is None or later is None or later.receives < earlier.receives:
+        return queue.received_per_second
+    return (later.receives - earlier.receives) * later.events_per_receive / seconds
+
+
+def _queue(before: QueueStatus | None, now: QueueStatus, received: float, seconds: float) -> QueueRow:
+    known = before is not None and now.dead < _COUNTED
+    died = max(now.dead - before.dead, 0) / seconds if before is not None and known else None
+    return QueueRow(
+        now.queue,
+        now.stream,
+        received,
+        now.waiting,
+        now.oldest_age,
+        now.leases,
+        now.leased_events,
+        now.retries,
+        now.dead,
+        died,
+        None if now.paused_at is None else now.paused_reason or "yes",
+    )

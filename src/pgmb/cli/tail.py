@@ -1,0 +1,51 @@
+"""pgmb tail: events as they are committed."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Annotated
+
+import typer
+
+from pgmb import Event, connect
+from pgmb.cli import documents, moments, output
+from pgmb.cli.interruption import interruptible
+from pgmb.cli.options import Dsn, Stream
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(tail)
+
+
+def tail(
+    patterns: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Topics: * is one word, # any number of words. By default all.", show_default=False
+        ),
+    ] = None,
+    dsn: Dsn = "",
+    stream: Stream = "main",
+    since: Annotated[
+        moments.Moment | None,
+        typer.Option(parser=moments.parse, metavar="POINT", help=f"{moments.MEANT}; by default latest."),
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow/--no-follow", help="Wait for more.")] = True,
+    max: Annotated[int | None, typer.Option(help="End after so many.", min=1)] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON document a line.")] = False,
+) -> None:
+    """Print events as they are committed, until interrupted. Queues get them all the same."""
+    with interruptible(), connect(dsn, max_size=2) as broker:
+        after = None if since is None else since.position(broker, stream)
+        with broker.tail(*(patterns or ()), stream=stream, after=after, follow=follow) as events:
+            for event in islice(events, max):
+                if as_json:
+                    output.json(documents.of_event(event))
+                else:
+                    output.line(_line(event))
+
+
+def _line(event: Event) -> str:
+    time = event.published_at.astimezone().strftime("%H:%M:%S.%f")[:-3]
+    key = "" if event.key is None else f" [{event.key}]"
+    return output.printable(f"{time} {event.topic}{key} {event.raw.decode()}")

@@ -1,0 +1,76 @@
+"""Maintenance: whether ticker and janitor do their work, seen by what they leave undone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pgmb.doctor.finding import Check, Look, Verdict, ago, warn
+
+_SERVE = "Run `pgmb serve`, or select pgmb.maintain(); every few seconds."
+
+
+def _ticker(look: Look) -> Iterable[Verdict]:
+    for row in look.rows:
+        waiting = row["unticked_for"]
+        if waiting is not None and waiting > look.limits.standing_for:
+            yield warn(
+                f"no ticker: {row['unticked']:,} events of stream {row['stream']} since the last tick,"
+                f" the first {ago(waiting)} ago; nobody wakes sleepers, times to seek to are coarse",
+                "Run `pgmb serve` (or `pgmb ticker`).",
+            )
+
+
+def _janitor(look: Look) -> Iterable[Verdict]:
+    for row in look.rows:
+        if row["standing_for"] is not None and row["standing_for"] > look.limits.standing_for:
+            yield warn(f"no janitor: {row['what']} for {ago(row['standing_for'])}", _SERVE)
+
+
+def _segments(look: Look) -> Iterable[Verdict]:
+    for row in look.rows:
+        waiting = row["unsealed_for"]
+        if waiting is not None and waiting > look.limits.standing_for:
+            yield warn(
+                f"segments of stream {row['stream']} are closed but not sealed, for {ago(waiting)}:"
+                " a publisher's transaction is still open, or no janitor runs",
+                f"End the oldest transaction (see old transactions). {_SERVE}",
+            )
+
+
+def _archive(look: Look) -> Iterable[Verdict]:
+    for row in look.rows:
+        waiting = row["unarchived_for"]
+        if waiting is not None and waiting > look.limits.unarchived_for:
+            yield warn(
+                f"segments of stream {row['stream']} are sealed but not archived, for {ago(waiting)}:"
+                " retention keeps them",
+                f"Run the archiver, or: pgmb streams alter {row['stream']} --no-archive.",
+            )
+
+
+def _delayed(look: Look) -> Iterable[Verdict]:
+    for row in look.rows:
+        waiting = row["overdue_for"]
+        if waiting is not None and waiting > look.limits.standing_for:
+            yield warn(
+                f"{row['overdue']:,} delayed events of stream {row['stream']} are late by {ago(waiting)}",
+                _SERVE,
+            )
+
+
+_HEALTH = "select * from pgmb.stream_health()"
+
+_STANDING = """
+select 'rotation of stream ' || s.stream || ' is due' what, s.unrotated_for standing_for
+from pgmb.stream_health() s
+union all
+select 'what queue ' || q.queue || ' has settled is not cleared', q.uncleared_for from pgmb.queue_health() q
+"""
+
+CHECKS = (
+    Check("ticker", "positions are named as they pass", _HEALTH, _ticker),
+    Check("janitor", "rotation and clearing are up to date", _STANDING, _janitor),
+    Check("segments", "closed segments are sealed", _HEALTH, _segments),
+    Check("archive", "sealed segments are archived where the stream says so", _HEALTH, _archive),
+    Check("delayed events", "none overdue", _HEALTH, _delayed),
+)

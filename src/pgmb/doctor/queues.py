@@ -1,0 +1,79 @@
+"""Queues: paused, dead letters, backlog, expiring leases."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable
+from datetime import UTC
+
+from pgmb.doctor.finding import Check, Look, Verdict, ago, warn
+
+
+def _paused(look: Look) -> Iterable[Verdict]:
+    for row in look.rows:
+        if row["paused_at"] is not None:
+            since = ago(look.answered_at - row["paused_at"].astimezone(UTC))
+            reason = f": {row['paused_reason']}" if row["paused_reason"] else ""
+            yield warn(
+                f"queue {row['queue']} is paused for {since}{reason}",
+                f"pgmb queues resume {_word(row['queue'])}",
+            )
+
+
+def _dead(look: Look) -> Iterable[Verdict]:
+    for row in look.rows:
+        if row["dead"]:
+            count = f"{row['dead']:,}" if row["dead"] < 10_000 else "10,000 or more"
+            yield warn(
+                f"queue {row['queue']} has {count} dead letter{'' if row['dead'] == 1 else 's'}",
+                f"pgmb dlq list {_word(row['queue'])}; then dlq redrive or dlq drop.",
+            )
+
+
+def _backlog(look: Look) -> Iterable[Verdict]:
+    for row in look.rows:
+        waiting = row["waiting_for"]
+        if waiting is None or waiting <= look.limits.waiting_for:
+            continue
+        behind = f"events of queue {row['queue']} wait for {ago(waiting)}"
+        if row["paused_at"] is not None:
+            continue
+        if row["leases"] == 0 and row["received_per_second"] == 0:
+            yield warn(
+                f"{behind} and nobody receives",
+                "Start its consumers, or drop the queue: it holds back retention.",
+            )
+        else:
+            yield warn(
+                f"{behind}: its consumers do not keep up", "Start more consumers, or receive larger batches."
+            )
+
+
+def _leases(look: Look) -> Iterable[Verdict]:
+    for row in look.rows:
+        if row["expired"] >= look.limits.expired:
+            yield warn(
+                f"{row['expired']:,} events of queue {row['queue']} are tried again as their lease expired",
+                "Consumers die or take longer than the lease: look at them, extend leases, or"
+                f" pgmb queues alter {_word(row['queue'])} --lease-for 5m.",
+            )
+        elif row["lapsed_for"] is not None and row["lapsed_for"] > look.limits.waiting_for:
+            yield warn(
+                f"a lease of queue {row['queue']} expired {ago(row['lapsed_for'])} ago, nobody took it over",
+                "Start its consumers: whoever held it is gone.",
+            )
+
+
+def _word(name: str) -> str:
+    return shlex.quote(name)
+
+
+_STATUS = "select * from pgmb.queue_status"
+_HEALTH = "select * from pgmb.queue_status join pgmb.queue_health() using (queue)"
+
+CHECKS = (
+    Check("paused queues", "none", _STATUS, _paused),
+    Check("dead letters", "none", _STATUS, _dead),
+    Check("backlog", "no queue is far behind", _HEALTH, _backlog),
+    Check("leases", "settled before they expire", _HEALTH, _leases),
+)

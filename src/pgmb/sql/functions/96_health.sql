@@ -1,0 +1,144 @@
+-- Health: what stands still though it should move, and what was set. For `pgmb doctor`, `top` and `show`.
+
+-- Whether the log belongs to the cluster that it runs on; if not, pgmb.rebase() is due.
+create or replace function pgmb.cluster_health(out epoch integer, out same_cluster boolean, out in_recovery boolean)
+language plpgsql stable security definer
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  perform pgmb.assert_admin();
+  select i.epoch, i.system_identifier = c.system_identifier, pg_is_in_recovery()
+  into epoch, same_cluster, in_recovery
+  from pgmb.installation i, pg_control_system() c;
+end $$;
+
+-- Every stream: for how long segments wait to be sealed and archived, rotation is due and events with a delay
+-- are due; how many numbers were drawn since the last tick, and since when.
+create or replace function pgmb.stream_health(
+  out stream text, out unsealed_for interval, out unarchived_for interval, out unrotated_for interval,
+  out overdue bigint, out overdue_for interval, out unticked bigint, out unticked_for interval
+)
+returns setof record
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+  s pgmb.stream;
+  ticked pgmb.tick;
+  last bigint;
+begin
+  perform pgmb.assert_admin();
+  for s in select * from pgmb.stream order by name loop
+    stream := s.name;
+    last := pgmb.last_seq(s.name);
+    select clock_timestamp() - min(g.closed_at) filter (where g.sealed_at is null),
+      clock_timestamp() - min(g.sealed_at) filter (where s.archive and g.archived_at is null),
+      clock_timestamp() - (coalesce(max(g.closed_at), s.created_at) + s.rotate_every)
+    into unsealed_for, unarchived_for, unrotated_for
+    from pgmb.segment g where g.stream = s.id and g.closed_at is not null and g.dropped_at is null;
+    -- An empty segment stays open.
+    unrotated_for := case when unrotated_for > '0 s' and last & 1099511627775 > 0 then unrotated_for end;
+    select count(*), clock_timestamp() - min(d.due_at) into overdue, overdue_for
+    from (select due_at from pgmb.delayed d where d.stream = s.name and d.due_at < clock_timestamp()
+      order by due_at limit 10000) d;
+    select * into ticked from pgmb.tick t where t.stream = s.id order by t.id desc limit 1;
+    unticked := pgmb.numbers_between(s.id, coalesce((ticked.position).seq, 0), last);
+    unticked_for := clock_timestamp() - pgmb.first_published(s.id, coalesce((ticked.position).seq, 0), last);
+    return next;
+  end loop;
+end $$;
+
+-- Every queue that the caller may consume: for how long its oldest event waits (that matches: this reads up
+-- to it), a lease has been expired without anybody receiving since, and what is settled has not been cleared;
+-- how many events are tried again because their lease expired; and what its receives amount to: how many there
+-- were, and how many events the latest of them took on average.
+create or replace function pgmb.queue_health(
+  out queue text, out waiting_for interval, out lapsed_for interval, out uncleared_for interval,
+  out expired bigint, out receives bigint, out events_per_receive double precision
+)
+returns setof record
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+as $$
+#variable_conflict use_column
+declare
+  head pgmb.queue;
+  q pgmb.queue;
+  newest pgmb.claim;
+  oldest pgmb.claim;
+  first timestamptz;
+begin
+  for head in select * from pgmb.queue h where h.lane_of is null order by h.name loop
+    begin
+      perform pgmb.assert_consumer(head.id, head.name);
+    exception when insufficient_privilege then
+      continue;
+    end;
+    queue := head.name;
+    waiting_for := null;
+    lapsed_for := null;
+    uncleared_for := null;
+    expired := 0;
+    receives := 0;
+    for q in select * from pgmb.queue l where l.id = head.id or l.lane_of = head.id loop
+      select * into newest from pgmb.claim c where c.queue = q.id order by c.id desc limit 1;
+      select * into oldest from pgmb.claim c where c.queue = q.id order by c.id limit 1;
+      first := null;
+      if newest.place < newest.upto then
+        select e.published_at into first from pgmb.batch_events(q.stream, newest.done_snapshot, newest.done_seq,
+          newest.done_next, newest.batch_snapshot, newest.own, newest.own_seq, newest.place, newest.upto, q.matching, 1) e;
+      end if;
+      if first is null then
+        select e.published_at into first from pgmb.batch_events(q.stream, newest.batch_snapshot, newest.batch_seq,
+          newest.batch_next, pgmb.snapshot(), newest.own, newest.own_seq, 0, pgmb.last_seq(q.stream_name), q.matching, 1) e;
+      end if;
+      waiting_for := greatest(waiting_for, clock_timestamp() - first);
+      lapsed_for := greatest(lapsed_for, (
+        select clock_timestamp() - min(c.expires_at) from pgmb.claim c
+        where c.queue + 0 = q.id and c.expires_at > newest.swept and c.expires_at < clock_timestamp()
+          and c.state in ('l', 'o')));
+      uncleared_for := greatest(uncleared_for, case when oldest.id < newest.id and oldest.state in ('s', 'x', 'p')
+        then clock_timestamp() - greatest(oldest.at, case when oldest.state = 'x' then oldest.expires_at end) end);
+      expired := expired + (select count(*)
+        from (select from pgmb.retry r where r.queue = q.id and r.expiries > 0 limit 10000) counted);
+      receives := receives + (newest.id & 1099511627775);
+    end loop;
+    select coalesce(avg(recent.events), 0) into events_per_receive
+    from pgmb.queue l
+    cross join lateral (
+      select c.events from pgmb.claim c where c.queue = l.id and c.events > 0 order by c.id desc limit 20) recent
+    where l.id = head.id or l.lane_of = head.id;
+    return next;
+  end loop;
+end $$;
+
+-- A queue's settings, one key a column of pgmb.queue. Errors: MB002 no such queue, 42501.
+create or replace function pgmb.queue_settings(queue text)
+returns json
+language plpgsql stable security definer
+set search_path = pg_catalog, pg_temp
+set intervalstyle = 'iso_8601'
+as $$
+begin
+  return (select json_object_agg(s.key, s.value)
+    from json_each(to_json(pgmb.queue_for_consumer(queue_settings.queue))) s
+    where s.key <> all ('{id,stream,bindings,generation,matching,lane,lane_of,plain}'));
+end $$;
+
+-- A stream's settings, one key a column of pgmb.stream. Errors: MB001 no such stream, 42501.
+create or replace function pgmb.stream_settings(stream text)
+returns json
+language plpgsql stable security definer
+set search_path = pg_catalog, pg_temp
+set intervalstyle = 'iso_8601'
+as $$
+begin
+  perform pgmb.stream_id(stream_settings.stream);
+  perform pgmb.assert_reader(stream_settings.stream);
+  return (select json_object_agg(v.key, v.value)
+    from pgmb.stream s, json_each(to_json(s)) v
+    where s.name = stream_settings.stream and v.key <> all ('{id,salt}'));
+end $$;
