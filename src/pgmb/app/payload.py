@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any, TypeAlias, get_args
+from typing import Any, TypeAlias, cast, get_args
 
 import msgspec
 
@@ -99,6 +99,5 @@ def _custom_types(node: Any, seen: set[int]) -> Iterator[Any]:
         for name in node.__struct_fields__:
             yield from _custom_types(getattr(node, name), seen)
     elif isinstance(node, tuple):
-        parts: tuple[Any, ...] = node
-        for part in parts:
+        for part in cast("Iterator[Any]", node):
             yield from _custom_types(part, seen)

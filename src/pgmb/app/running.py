@@ -7,7 +7,8 @@ import contextlib
 import logging
 import os
 import signal
-from collections.abc import Iterable
+import threading
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from pgmb._async.broker import AsyncBroker, aconnect
@@ -35,7 +36,7 @@ async def work(
     concurrency: int | None = None,
     grace: float | None = None,
 ) -> None:
-    declared = _chosen(app, queues)
+    declared = chosen(app, queues)
     options: dict[str, Any] = {"max_size": len(declared) + 3, **app.connection}
     async with contextlib.AsyncExitStack() as stack:
         broker = await stack.enter_async_context(await aconnect(app.dsn, **options))
@@ -86,7 +87,8 @@ async def _consume(
         threads.close()
 
 
-def _chosen(app: App, queues: Iterable[str] | None) -> list[Declared]:
+def chosen(app: App, queues: Iterable[str] | None) -> list[Declared]:
+    """The app's queues of these names, or all that have handlers."""
     with_handlers = {name: queue for name, queue in app.queues.items() if queue.handlers}
     if not with_handlers:
         raise InvalidArgument("the app has no handlers")
@@ -102,18 +104,52 @@ def _chosen(app: App, queues: Iterable[str] | None) -> list[Declared]:
 
 
 async def until_signalled(
-    app: App, queues: Iterable[str] | None, concurrency: int | None, grace: float | None
+    app: App,
+    queues: Iterable[str] | None,
+    concurrency: int | None,
+    grace: float | None,
+    parent: int | None = None,
 ) -> None:
-    """`work` until SIGTERM or SIGINT. A second one ends the process at once."""
+    """`work` until SIGTERM or SIGINT. A second one ends the process at once.
+
+    `parent` is a pipe that comes to its end when the process is to end as well.
+    """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
+    patience = (app.grace if grace is None else grace) + 2 * _OVERTIME
 
-    def signalled(number: int) -> None:
-        if stop.is_set():
+    def end(why: str) -> None:
+        logger.info("%s: finishing", why)
+        loop.call_soon_threadsafe(stop.set)
+        # Whatever may hang, the process ends.
+        last = threading.Timer(patience, os._exit, [1])
+        last.daemon = True
+        last.start()
+
+    def orphaned(pipe: int) -> None:
+        loop.remove_reader(pipe)
+        end("the parent is gone")
+
+    with contextlib.ExitStack() as stack:
+        _on_signals(stack, end)
+        if parent is not None:
+            os.set_inheritable(parent, False)
+            loop.add_reader(parent, orphaned, parent)
+        await work(app, stop, queues, concurrency, grace)
+
+
+def _on_signals(stack: contextlib.ExitStack, end: Callable[[str], None]) -> None:
+    if threading.current_thread() is not threading.main_thread():
+        return
+    seen = False
+
+    # Not the loop's own handlers: those wait for a handler that blocks the loop.
+    def signalled(number: int, frame: object) -> None:
+        nonlocal seen
+        if seen:
             os._exit(128 + number)
-        logger.info("%s: finishing", signal.Signals(number).name)
-        stop.set()
+        seen = True
+        end(signal.Signals(number).name)
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, signalled, number)
-    await work(app, stop, queues, concurrency, grace)
+        stack.callback(signal.signal, number, signal.signal(number, signalled))

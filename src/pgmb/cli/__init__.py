@@ -23,6 +23,7 @@ from pgmb.cli import (
     streams,
     tail,
     top,
+    work,
 )
 from pgmb.errors import PgmbError
 
@@ -33,7 +34,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for group in (schema, doctor, status, top, streams, queues, publish, receive, tail, dlq, route, roles):
+for group in (schema, doctor, status, top, streams, queues, publish, receive, tail, dlq, route, work, roles):
     group.register(app)
 
 
