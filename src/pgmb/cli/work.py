@@ -1,0 +1,71 @@
+"""pgmb work."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from pgmb.app import loading, running
+from pgmb.app.processes import HOPELESS, PARENT_PIPE, supervise
+from pgmb.cli import output
+from pgmb.errors import InvalidArgument
+
+_DSN = "PGMB_WORK_DSN"
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(work)
+
+
+def work(
+    target: Annotated[str, typer.Argument(help="Where the app is: module:app, from the current directory.")],
+    processes: Annotated[int, typer.Option(min=1, help="How many worker processes.")] = 1,
+    queue: Annotated[
+        list[str] | None, typer.Option(help="Only this queue; may be repeated. All by default.")
+    ] = None,
+    concurrency: Annotated[
+        int | None, typer.Option(min=1, help="Events at once, a queue and process.", show_default=False)
+    ] = None,
+    grace: Annotated[
+        float | None,
+        typer.Option(min=0, help="Seconds for what is running at the end.", show_default=False),
+    ] = None,
+    dsn: Annotated[
+        str | None,
+        typer.Option(envvar=_DSN, show_envvar=False, help="Instead of the app's own.", show_default=False),
+    ] = None,
+) -> None:
+    """Run an app's handlers until it is interrupted: finish what is running, hand back the rest."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    if processes > 1:
+        sys.exit(_supervised(target, processes, queue or [], concurrency, grace, dsn))
+    try:
+        app = loading.load(target)
+        running.chosen(app, queue)
+    except InvalidArgument as error:
+        output.fail(str(error), error.hint, code=HOPELESS)
+    if dsn is not None:
+        app.dsn = dsn
+    asyncio.run(running.until_signalled(app, queue, concurrency, grace, _parent()))
+
+
+def _supervised(
+    target: str, count: int, queues: list[str], concurrency: int | None, grace: float | None, dsn: str | None
+) -> int:
+    command = [sys.executable, "-m", "pgmb", "work", target]
+    command += [f"--queue={name}" for name in queues]
+    command += [] if concurrency is None else [f"--concurrency={concurrency}"]
+    command += [] if grace is None else [f"--grace={grace}"]
+    # Not on the command line, where everybody on the machine could read a password.
+    environment = dict(os.environ) if dsn is None else {**os.environ, _DSN: dsn}
+    return asyncio.run(supervise(command, count, environment))
+
+
+def _parent() -> int | None:
+    pipe = os.environ.pop(PARENT_PIPE, None)
+    return None if pipe is None else int(pipe)
