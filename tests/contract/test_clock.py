@@ -122,7 +122,12 @@ def test_leases_survive_a_clock_stepped_back(stepping: tuple[psycopg.Connection[
         db.execute("select pgmb.ack(%s)", [crashed])
     assert db.execute("select pgmb.ack(%s)", [old]).fetchone() == (1,)
     step("+2h")
-    assert sorted(db.execute("select payload from pgmb.receive('q')").fetchall()) == [(2,), (3,), (4,)]
+    # 3 and 4 expired twice: they come alone.
+    assert sorted(row for _ in range(3) for row in db.execute("select payload from pgmb.receive('q')")) == [
+        (2,),
+        (3,),
+        (4,),
+    ]
 
 
 def test_leases_survive_a_clock_stepped_forward(stepping: tuple[psycopg.Connection[Any], Step]) -> None:
