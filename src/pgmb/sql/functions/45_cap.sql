@@ -7,7 +7,7 @@
 -- transaction; waits for it 50 ms at a time, so that publishers queued behind never wait longer. A trigger that
 -- cannot be dropped now refuses nothing, and maintain() tries again, once. Errors: MB004 the log is in use.
 -- Internal.
-create or replace function pgmb.guard_stream(stream text, attempts integer default 60)
+create or replace function pgmb.guard_stream(stream text, attempts integer default 30)
 returns void
 language plpgsql
 set lock_timeout = '50ms'
@@ -17,7 +17,8 @@ declare
   wanted boolean := exists (select from pgmb.queue q
     where q.stream_name = guard_stream.stream and q.max_length is not null and q.when_full = 'refuse');
 begin
-  for attempt in 1 .. attempts loop
+  -- Without haste to drop: it refuses nothing any more.
+  for attempt in 1 .. case when wanted then attempts else least(attempts, 3) end loop
     exit when wanted = exists (select from pg_trigger t where t.tgrelid = log::regclass and t.tgname = 'refuse_full');
     begin
       if wanted then
@@ -40,56 +41,51 @@ begin
   end loop;
 end $$;
 
--- How many events wait in a queue and its lanes, counted up to `most`; what is leased does not count, nor do
--- the few that committed late and will be delivered out of turn. First by numbers alone, an upper bound that
--- costs the same for any backlog; only where that reaches `most`, event by event. Internal.
+-- How many events wait in a queue, counted up to `most`; what is leased does not count, nor do the few that
+-- committed late and will be delivered out of turn. First by numbers alone, an upper bound that costs the
+-- same for any backlog; only where that reaches `most`, event by event. Internal.
 create or replace function pgmb.waiting_upto(queue pgmb.queue, most bigint)
 returns bigint
 language plpgsql
 as $$
 #variable_conflict use_variable
 declare
-  exact boolean;
-  member pgmb.queue;
   newest pgmb.claim;
   last bigint := pgmb.last_seq((queue).stream_name);
   consumed pg_snapshot;
   place bigint;
+  retries bigint;
+  estimate bigint;
+  waiting bigint;
   leaf text;
   part bigint;
-  waiting bigint;
 begin
-  foreach exact in array '{false,true}'::boolean[] loop
-    waiting := 0;
-    for member in select m.* from pgmb.queue m where m.id = (queue).id or m.lane_of = (queue).id loop
-      select * into newest from pgmb.claim c where c.queue = member.id order by c.id desc limit 1;
-      if newest.place >= newest.upto then
-        place := greatest(newest.upto, newest.batch_seq);
-        consumed := newest.batch_snapshot;
-      else
-        place := greatest(newest.place, newest.done_seq);
-        consumed := newest.done_snapshot;
-      end if;
-      waiting := waiting + (select count(*) from (
-        select from pgmb.retry r where r.queue = member.id and r.lease is null limit most) retries);
-      if not exact then
-        waiting := waiting + pgmb.numbers_between(member.stream, place, last);
-        continue;
-      end if;
-      for leaf in
-        select format('pgmb.segment_%s_%s', s.stream, s.number) from pgmb.segment s
-        where s.stream = member.stream and s.number between place >> 40 and last >> 40 and s.dropped_at is null
-        order by s.number
-      loop
-        exit when waiting >= most;
-        execute 'select count(*) from (select from ' || leaf || ' e where e.seq > $1 and e.seq <= $2'
-            || ' and (e.xid >= $4 or not pg_visible_in_snapshot(e.xid, $3))' || member.matching
-            || pgmb.without_own(newest.own, newest.own_seq) || ' limit $5) matching'
-          into part using place, last, consumed, pg_snapshot_xmax(consumed), most - waiting;
-        waiting := waiting + part;
-      end loop;
-    end loop;
-    exit when waiting < most;
+  select * into newest from pgmb.claim c where c.queue = (queue).id order by c.id desc limit 1;
+  if newest.place >= newest.upto then
+    place := greatest(newest.upto, newest.batch_seq);
+    consumed := newest.batch_snapshot;
+  else
+    place := greatest(newest.place, newest.done_seq);
+    consumed := newest.done_snapshot;
+  end if;
+  select count(*) into retries from (
+    select from pgmb.retry r where r.queue = (queue).id and r.lease is null limit most) unleased;
+  estimate := retries + pgmb.numbers_between((queue).stream, place, last);
+  if estimate < most then
+    return estimate;
+  end if;
+  waiting := retries;
+  for leaf in
+    select format('pgmb.segment_%s_%s', s.stream, s.number) from pgmb.segment s
+    where s.stream = (queue).stream and s.number between place >> 40 and last >> 40 and s.dropped_at is null
+    order by s.number
+  loop
+    exit when waiting >= most;
+    execute 'select count(*) from (select from ' || leaf || ' e where e.seq > $1 and e.seq <= $2'
+        || ' and (e.xid >= $4 or not pg_visible_in_snapshot(e.xid, $3))' || (queue).matching
+        || pgmb.without_own(newest.own, newest.own_seq) || ' limit $5) matching'
+      into part using place, last, consumed, pg_snapshot_xmax(consumed), most - waiting;
+    waiting := waiting + part;
   end loop;
   return waiting;
 end $$;
@@ -112,7 +108,7 @@ declare
 begin
   for capped in
     select q.* from pgmb.queue q
-    where q.stream = tg_argv[0]::integer and q.max_length is not null and q.when_full = 'refuse' and q.lane_of is null
+    where q.stream = tg_argv[0]::integer and q.max_length is not null and q.when_full = 'refuse'
   loop
     -- A session that found room once need not look again before so many numbers are gone.
     room := current_setting('pgmb.room_' || capped.id, true);
