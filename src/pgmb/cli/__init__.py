@@ -45,7 +45,7 @@ def main() -> None:
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
-        app()
+        app(prog_name="pgmb")
     except PgmbError as error:
         output.fail(str(error), error.hint)
     except (psycopg.Error, PoolTimeout) as error:

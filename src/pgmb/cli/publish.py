@@ -27,12 +27,13 @@ class _Line(msgspec.Struct, forbid_unknown_fields=True):
     topic: str
     payload: msgspec.Raw
     key: str | None = None
-    headers: msgspec.Raw | None = None
+    headers: msgspec.Raw = msgspec.Raw(b"null")
     id: UUID | None = None
     dedup_key: str | None = None
 
     def event(self) -> NewEvent:
-        return NewEvent(self.topic, self.payload, self.key, self.headers, self.id, self.dedup_key)
+        headers = None if bytes(self.headers) == b"null" else self.headers
+        return NewEvent(self.topic, self.payload, self.key, headers, self.id, self.dedup_key)
 
 
 _decode_line = msgspec.json.Decoder(_Line).decode

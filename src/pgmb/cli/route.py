@@ -7,7 +7,8 @@ from typing import Annotated, Any
 import typer
 
 from pgmb import connect
-from pgmb.cli import applications, output
+from pgmb.app import loading
+from pgmb.cli import output
 from pgmb.cli.options import AsJson, Dsn, Stream
 from pgmb.patterns import matches
 
@@ -39,7 +40,7 @@ def route_test(
         if (by := [pattern for pattern in one.patterns if matches(pattern, topic)])
     ]
     if app is not None:
-        declared = applications.load(app).queues
+        declared = loading.load(app).queues
         for row in rows:
             handlers = declared[row["queue"]].handlers if row["queue"] in declared else []
             row["handlers"] = [one.name for one in handlers if any(matches(by, topic) for by in one.patterns)]

@@ -1,0 +1,345 @@
+"""pgmb doctor: each problem is really produced, and named with its fix."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import psycopg
+import pytest
+
+from harness.pgbouncer import PgBouncer
+from harness.server import Server
+from pgmb import doctor
+from pgmb.doctor import Finding, Level, Limits, connection, server
+from pgmb.doctor.finding import Look
+from tests.cli.conftest import OpenTerminal, Run
+from tests.conftest import Connect, FreshServer
+
+AT_ONCE = Limits(
+    pinned_for=timedelta(0),
+    standing_for=timedelta(0),
+    unarchived_for=timedelta(0),
+    waiting_for=timedelta(0),
+    expired=2,
+)
+V2 = Path(__file__).resolve().parents[1] / "migration" / "fixtures" / "v2.sql"
+
+
+def problems(db: psycopg.Connection[Any], limits: Limits = AT_ONCE) -> dict[str, Finding]:
+    """The problems by check; every problem has its fix."""
+    found = [finding for finding in doctor.examine(db, limits) if finding.problem]
+    assert all(finding.fix for finding in found)
+    # The shared server runs without fsync, which throwaway data does not need.
+    return {finding.check: finding for finding in found if "fsync is off" not in finding.message}
+
+
+def checked(db: psycopg.Connection[Any], check: str) -> Finding:
+    return next(finding for finding in doctor.examine(db, AT_ONCE) if finding.check == check)
+
+
+def look(*rows: dict[str, Any], limits: Limits = AT_ONCE, apart: float = 0.0) -> Look:
+    now = datetime.now(UTC)
+    return Look(list(rows), limits, 1, "/tmp", now, now + timedelta(seconds=apart))
+
+
+# -- the server ----------------------------------------------------------------------------------------------
+
+
+def test_a_healthy_server_and_one_setting_after_another_gone_wrong(
+    fresh_server: FreshServer, install: Any, run: Run
+) -> None:
+    started = fresh_server(settings={"fsync": "on", "wal_level": "logical", "max_connections": 25})
+    install(started.dsn())
+    healthy = run("doctor", dsn=started.dsn())
+    assert healthy.code == 0, healthy.out
+    assert "fail" not in healthy.out
+    started.configure({"fsync": "off", "full_page_writes": "off", "synchronous_commit": "off"})
+    started.configure({"autovacuum": "off"})
+    with started.connect() as db:
+        told = [finding.message for finding in doctor.examine(db) if finding.problem]
+        assert [text.split(" is off")[0] for text in told] == [
+            "fsync",
+            "full_page_writes",
+            "synchronous_commit",
+            "autovacuum",
+        ]
+        db.execute("select pg_create_logical_replication_slot('left_behind', 'pgoutput')")
+        assert "slot left_behind (inactive)" in problems(db)["old transactions"].message
+        db.execute("select pg_drop_replication_slot('left_behind')")
+        db.execute("drop owned by pgmb_publisher")
+        db.execute("drop role pgmb_publisher")
+        missing = problems(db)["roles"]
+        assert "no role pgmb_publisher" in missing.message
+        assert "create role pgmb_publisher nologin" in str(missing.fix)
+        crowd = [started.connect() for _ in range(19)]
+        assert "of 22 connections" in problems(db)["connections"].message
+        for one in crowd:
+            one.close()
+    failing = run("doctor", "--fail-on", "fail", dsn=started.dsn())
+    assert failing.code == 1
+    assert "alter system set fsync = on" in failing.out
+    started.configure({"fsync": "on", "full_page_writes": "on"})
+    assert run("doctor", "--fail-on", "fail", dsn=started.dsn()).code == 0
+    assert run("doctor", dsn=started.dsn()).code == 1
+    started.stop("immediate")
+    gone = run("doctor", dsn=started.dsn())
+    assert gone.code == 3
+    assert len(gone.err.splitlines()) == 2
+
+
+def test_a_standby_says_what_it_is(fresh_server: FreshServer, install: Any) -> None:
+    primary = fresh_server(name="primary")
+    install(primary.dsn())
+    with primary.standby() as standby:
+        standby.wait_for_replay(primary)
+        with standby.connect() as db:
+            found = doctor.examine(db)
+            assert next(one for one in found if one.check == "standby").level is Level.FAIL
+            assert [one for one in found if one.level is Level.SKIP] == []
+
+
+def test_versions_out_of_range() -> None:
+    (old,) = server._version(look({"number": 140010, "version": "14.10"}))
+    assert (old.level, old.fix is not None) == (Level.FAIL, True)
+    (new,) = server._version(look({"number": 190000, "version": "19.0"}))
+    assert new.level is Level.NOTE
+
+
+def test_clocks_apart() -> None:
+    for seconds, words in ((30, "30 s ahead"), (-30, "30 s behind")):
+        (told,) = connection._clock(look({"now": datetime.now(UTC) + timedelta(seconds=seconds)}))
+        assert words in told.message
+    slow = look({"now": datetime.now(UTC) + timedelta(seconds=20)}, apart=60.0)
+    assert list(connection._clock(slow)) == [], "an answer that took a minute proves nothing"
+
+
+def test_a_full_disk_and_one_elsewhere(db: psycopg.Connection[Any]) -> None:
+    (told,) = server._disk(look({"directory": "/"}, limits=Limits(disk=1.1)))
+    assert (told.level, "keep-for" in str(told.fix)) == (Level.WARN, True)
+    for row in ({"directory": None}, {"directory": "/no/such/place"}):
+        (told,) = server._disk(look(row))
+        assert told.level is Level.SKIP
+    assert checked(db, "disk").level in (Level.OK, Level.WARN, Level.SKIP)
+
+
+def test_an_old_snapshot_and_who_holds_it(db: psycopg.Connection[Any], connect: Connect) -> None:
+    holder = connect(autocommit=False)
+    holder.execute("set transaction isolation level repeatable read")
+    holder.execute("select 'held' from pgmb.stream")
+    told = problems(db)["old transactions"]
+    assert f"session {holder.info.backend_pid} of postgres (idle in transaction)" in told.message
+    assert "select 'held'" in told.message
+    assert f"pg_terminate_backend({holder.info.backend_pid})" in str(told.fix)
+    assert "old transactions" not in problems(db, Limits())
+    holder.rollback()
+    assert "old transactions" not in problems(db)
+
+
+def test_a_prepared_transaction(db: psycopg.Connection[Any]) -> None:
+    name = f"left {uuid4()}"
+    db.execute("begin")
+    db.execute("select pgmb.publish('t', '1')")
+    db.execute(f"prepare transaction '{name}'")
+    try:
+        told = problems(db)["old transactions"]
+        assert name in told.message
+        assert f"rollback prepared '{name}'" in str(told.fix)
+    finally:
+        db.execute(f"rollback prepared '{name}'")
+
+
+def test_autovacuum_switched_off_for_a_table(db: psycopg.Connection[Any]) -> None:
+    db.execute("alter table pgmb.claim set (autovacuum_enabled = false)")
+    told = problems(db)["autovacuum"]
+    assert told.fix == "alter table pgmb.claim reset (autovacuum_enabled);"
+    db.execute(str(told.fix).encode())
+    assert "autovacuum" not in problems(db)
+
+
+def test_a_pooler_is_noticed(server: Server, db: psycopg.Connection[Any], pg_major: int, run: Run) -> None:
+    if pg_major != 15:
+        pytest.skip("the pooler is the same for every server; one major is enough")
+    assert checked(db, "pooler").level is Level.OK
+    with PgBouncer.start(server) as bouncer:
+        outcome = run("doctor", "--json", dsn=bouncer.dsn(db.info.dbname))
+        pooler = next(one for one in outcome.json if one["check"] == "pooler")
+        assert pooler["level"] == "note"
+        assert "poll" in pooler["message"]
+
+
+# -- the installation ----------------------------------------------------------------------------------------
+
+
+def test_a_database_without_the_schema(empty_dsn: str, run: Run) -> None:
+    outcome = run("doctor", "--json", dsn=empty_dsn)
+    assert outcome.code == 1
+    told = {one["check"]: one for one in outcome.json}
+    assert (told["schema"]["level"], told["schema"]["fix"]) == ("fail", "pgmb install")
+    assert "backlog" not in told
+
+
+def test_schemas_of_other_versions(empty_dsn: str, run: Run) -> None:
+    with psycopg.connect(empty_dsn, autocommit=True) as db:
+        db.execute(V2.read_text())
+        old = problems(db)["schema version"]
+        assert "at version 2, this package works with 3" in old.message
+        assert old.fix == "pgmb upgrade"
+        assert run("upgrade", dsn=empty_dsn).code == 0
+        assert "schema version" not in problems(db)
+        db.execute("update pgmb.installation set version = 99")
+        assert "Upgrade the pgmb package" in str(problems(db)["schema version"].fix)
+        db.execute("update pgmb.installation set version = 3")
+        db.execute("drop function pgmb.stream_health()")
+        assert checked(db, "ticker").level is Level.SKIP
+        assert "pgmb install" in str(checked(db, "ticker").fix)
+
+
+def test_a_log_from_another_cluster(db: psycopg.Connection[Any]) -> None:
+    db.execute("update pgmb.installation set system_identifier = 1")
+    assert "pgmb.rebase()" in str(problems(db)["cluster"].fix)
+
+
+def test_indexes_that_are_twice_or_invalid(db: psycopg.Connection[Any]) -> None:
+    db.execute("create index again on pgmb.dead (queue, id)")
+    assert problems(db)["indexes"].fix == "drop index pgmb.again;"
+    db.execute("drop index pgmb.again")
+    db.execute("select pgmb.create_queue('a'), pgmb.create_queue('b')")
+    with pytest.raises(psycopg.errors.UniqueViolation):
+        db.execute("create unique index concurrently broken on pgmb.queue (stream)")
+    assert "pgmb.broken is invalid" in problems(db)["indexes"].message
+
+
+@pytest.fixture
+def stranger(db: psycopg.Connection[Any]) -> Iterator[str]:
+    """A role without any right in the test's database."""
+    name = f"stranger_{uuid4().hex[:8]}"
+    db.execute(f"create role {name} login")
+    yield name
+    db.execute(f"drop owned by {name}")
+    db.execute(f"drop role {name}")
+
+
+def test_what_a_role_may_not_look_at_is_said(
+    db: psycopg.Connection[Any], connect: Connect, server: Server, stranger: str, run: Run
+) -> None:
+    dsn = server.dsn(db.info.dbname, stranger)
+    told = problems(connect(dsn))["schema"]
+    assert stranger in told.message
+    db.execute(f"grant pgmb_publisher to {stranger}")
+    outcome = run("doctor", "--json", dsn=dsn)
+    levels = {one["check"]: one["level"] for one in outcome.json}
+    assert (levels["roles"], levels["cluster"], levels["dead letters"]) == ("ok", "skip", "skip")
+    assert levels["old transactions"] == levels["disk"] == "skip"
+    assert "Traceback" not in outcome.err
+    db.execute(f"grant pgmb_admin to {stranger}")
+    levels = {one["check"]: one["level"] for one in run("doctor", "--json", dsn=dsn).json}
+    assert [check for check, level in levels.items() if level == "skip"] == ["old transactions", "disk"]
+    db.execute(f"revoke pgmb_admin, pgmb_publisher from {stranger}")
+    db.execute("select pgmb.grant_publish('main', %s)", [stranger])
+    assert "member of none" in problems(connect(dsn))["roles"].message
+
+
+# -- maintenance ---------------------------------------------------------------------------------------------
+
+
+def test_what_ticker_and_janitor_leave_undone(db: psycopg.Connection[Any], connect: Connect) -> None:
+    db.execute("select pgmb.alter_stream('main', rotate_every => '0 s', archive => true)")
+    db.execute("select pgmb.publish('t', '1')")
+    db.execute("select pgmb.publish('t', '2', delay => '1 ms')")
+    db.execute("select pg_sleep(0.01)")
+    assert {"ticker", "janitor", "delayed events"} <= set(problems(db))
+    assert "pgmb serve" in str(problems(db)["janitor"].fix)
+    writer = connect(autocommit=False)
+    writer.execute("select pgmb.publish('t', '3')")
+    db.execute("select pgmb.rotate()")
+    told = problems(db)
+    assert "janitor" not in told
+    assert "closed but not sealed" in told["segments"].message
+    db.execute("select pgmb.maintain()")
+    assert "segments" in problems(db), "a writer is still at it"
+    writer.commit()
+    db.execute("select pgmb.maintain()")
+    told = problems(db)
+    assert "segments" not in told
+    assert "delayed events" not in told
+    assert "not archived" in told["archive"].message
+    db.execute("select pgmb.tick()")
+    assert "ticker" not in problems(db)
+    assert {"ticker", "janitor", "segments", "archive", "delayed events"}.isdisjoint(problems(db, Limits()))
+
+
+def test_claims_that_nobody_clears(db: psycopg.Connection[Any]) -> None:
+    db.execute("select pgmb.create_queue('q')")
+    for _ in range(2):
+        db.execute("select pgmb.publish('t', '1')")
+        db.execute("select pgmb.ack(lease) from pgmb.receive('q', 1)")
+    assert "queue q has settled is not cleared" in problems(db)["janitor"].message
+    db.execute("select pgmb.maintain()")
+    assert "janitor" not in problems(db)
+
+
+# -- queues --------------------------------------------------------------------------------------------------
+
+
+def test_paused_queues_dead_letters_and_a_backlog(db: psycopg.Connection[Any]) -> None:
+    db.execute("select pgmb.create_queue('it''s', '{a}'), pgmb.create_queue('other', '{b}')")
+    db.execute("select pgmb.publish('a', '1')")
+    assert {"paused queues", "dead letters"}.isdisjoint(problems(db))
+    assert "it's wait" in problems(db)["backlog"].message, "and not other, which gets nothing of it"
+    db.execute("select pgmb.bury(lease, error => 'e') from pgmb.receive('it''s', 1)")
+    told = problems(db)
+    assert "backlog" not in told
+    assert "1 dead letter" in told["dead letters"].message
+    assert "dlq list 'it'\"'\"'s'" in str(told["dead letters"].fix)
+    db.execute("select pgmb.pause('it''s', 'deploy')")
+    assert "deploy" in problems(db)["paused queues"].message
+
+
+def test_leases_that_expire(db: psycopg.Connection[Any]) -> None:
+    db.execute("select pgmb.create_queue('q', lease_for => '10 ms', backoff_base => '1 hour')")
+    db.execute("select pgmb.publish_many('t', '{1,2,3}'::json[])")
+    db.execute("select pgmb.receive('q', 3)")
+    db.execute("select pg_sleep(0.02)")
+    assert "nobody took it over" in problems(db)["leases"].message
+    db.execute("select pgmb.receive('q', 3)")
+    told = problems(db)["leases"]
+    assert "3 events of queue q are tried again" in told.message
+    assert "--lease-for" in str(told.fix)
+    assert "leases" not in problems(db, Limits())
+
+
+# -- the command ---------------------------------------------------------------------------------------------
+
+
+def test_it_finds_the_same_asynchronously(dsn: str, db: psycopg.Connection[Any]) -> None:
+    async def ask() -> list[Finding]:
+        async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as other:
+            return await doctor.aexamine(other, AT_ONCE)
+
+    def shape(findings: list[Finding]) -> list[tuple[str, Level]]:
+        return [(one.check, one.level) for one in findings]
+
+    assert shape(asyncio.run(ask())) == shape(doctor.examine(db, AT_ONCE))
+
+
+def test_every_check_is_reported_once_and_looking_changes_nothing(db: psycopg.Connection[Any]) -> None:
+    before = db.execute("select pg_snapshot_xmax(pg_current_snapshot())::text").fetchone()
+    names = [finding.check for finding in doctor.examine(db)]
+    assert list(dict.fromkeys(names)) == [check.name for check in doctor.CHECKS]
+    assert db.execute("select pg_snapshot_xmax(pg_current_snapshot())::text").fetchone() == before
+
+
+def test_a_terminal_gets_colours_and_columns(terminal: OpenTerminal) -> None:
+    with terminal("doctor", columns=60) as shown:
+        assert shown.finish() == 1
+        assert "\x1b[" in shown.raw
+        assert max(map(len, shown.text.splitlines())) <= 60
+    with terminal("doctor", NO_COLOR="1") as shown:
+        assert shown.finish() == 1
+        assert "\x1b[3" not in shown.raw
+        assert "→ alter system set fsync = on" in shown.text

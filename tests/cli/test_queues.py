@@ -1,0 +1,164 @@
+"""pgmb queues, streams, route: create, look, change, drop; and what asks first."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import psycopg
+import pytest
+
+from harness.terminal import Terminal
+from tests.cli.conftest import OpenTerminal, Run
+
+Done = Callable[..., str]
+
+
+def test_a_queue_from_its_creation_to_its_end(done: Done, run: Run) -> None:
+    assert done("queues", "create", "billing", "order.*", "refund.#", "--lease-for", "2m") == (
+        "Created queue billing.\n"
+    )
+    assert "nothing was changed" in done("queues", "create", "billing", "order.*", "refund.#")
+    shown = run("queues", "show", "billing", "--json").json
+    assert shown["patterns"] == ["order.*", "refund.#"]
+    assert shown["lease_for"] == "PT120S"
+    assert shown["stream"] == "main"
+    done("queues", "alter", "billing", "--max-attempts", "3", "--backoff-base", "500ms")
+    done("queues", "bind", "billing", "order.#")
+    done("queues", "pause", "billing", "--reason", "deploy")
+    shown = run("queues", "show", "billing", "--json").json
+    assert (shown["max_attempts"], shown["backoff_base"], shown["patterns"]) == (3, "PT0.5S", ["order.#"])
+    assert shown["paused_reason"] == "deploy"
+    assert "deploy" in done("queues", "list")
+    done("queues", "resume", "billing")
+    done("publish", "order.paid", "1")
+    shown = run("queues", "show", "billing", "--depth", "--json").json
+    assert (shown["paused_at"], shown["depth"]) == (None, 1)
+    assert "lease for" in done("queues", "show", "billing")
+    done("queues", "drop", "billing", "--yes")
+    assert run("queues", "list", "--json").json == []
+
+
+def test_queues_with_limits_and_lanes(done: Done, run: Run) -> None:
+    done("queues", "create", "slow", "--ordered", "--max-in-flight", "5", "--rps", "10", "--ttl", "1h")
+    done("queues", "create", "short", "--max-length", "7", "--when-full", "drop_oldest")
+    done("queues", "create", "urgent", "job.#", "--lane", "job.now", "--lane", "job.soon")
+    shown = run("queues", "show", "slow", "--json").json
+    assert (shown["ordered"], shown["max_in_flight"], shown["rps"], shown["ttl"]) == (True, 5, 10, "PT3600S")
+    shown = run("queues", "show", "short", "--json").json
+    assert (shown["max_length"], shown["when_full"]) == (7, "drop_oldest")
+    assert run("queues", "show", "urgent", "--json").json["lanes"] == ["job.now", "job.soon"]
+    assert [one["queue"] for one in run("queues", "list", "--json").json] == ["short", "slow", "urgent"]
+
+
+def test_seeking_and_purging_move_a_queue(done: Done, run: Run, db: psycopg.Connection[Any]) -> None:
+    done("queues", "create", "q")
+    done("publish", "t", "1")
+    position = db.execute("select pgmb.position()::text").fetchone()
+    assert position is not None
+    done("publish", "t", "2")
+
+    def waiting() -> int:
+        return int(run("queues", "show", "q", "--depth", "--json").json["depth"])
+
+    assert waiting() == 2
+    done("queues", "purge", "q", "--yes")
+    assert waiting() == 0
+    for point, left in (("earliest", 2), ("latest", 0), (position[0], 1), ("1h", 2), ("2001-01-01", 2)):
+        done("queues", "seek", "q", "--to", point, "--yes")
+        assert waiting() == left, point
+
+
+def test_a_queue_may_start_in_the_past(done: Done) -> None:
+    done("publish", "t", "1")
+    done("queues", "create", "q", "--starting", "earliest")
+    assert '"payload":1' in done("receive", "q")
+
+
+@pytest.mark.parametrize("point", ["yesterday", "1x", "(1,2)", "", "99999999999d"])
+def test_nonsense_points_in_time_are_refused(run: Run, point: str) -> None:
+    outcome = run("queues", "seek", "q", "--to", point, "--yes")
+    assert outcome.code == 2
+    assert "Invalid value" in outcome.err
+
+
+def test_a_stream_from_its_creation_to_its_end(done: Done, run: Run) -> None:
+    done("streams", "create", "audit", "--keep-for", "7d", "--rotate-every", "10m", "--archive")
+    shown = run("streams", "show", "audit", "--json").json
+    assert (shown["keep_for"], shown["rotate_every"], shown["archive"]) == ("P7D", "PT600S", True)
+    assert "nothing was changed" in done("streams", "create", "audit")
+    done("streams", "alter", "audit", "--keep-for", "off", "--no-archive", "--drop-unread")
+    shown = run("streams", "show", "audit", "--json").json
+    assert (shown["keep_for"], shown["archive"], shown["drop_unread"]) == (None, False, True)
+    assert "rotate every" in done("streams", "show", "audit")
+    done("queues", "create", "q", "--stream", "audit")
+    assert run("streams", "show", "audit", "--json").json["queues"] == ["q"]
+    refused = run("streams", "drop", "audit", "--yes")
+    assert refused.code == 1
+    assert "queues still read stream" in refused.err
+    done("queues", "drop", "q", "--yes")
+    done("streams", "drop", "audit", "--yes")
+    assert [one["stream"] for one in run("streams", "list", "--json").json] == ["main"]
+    assert "main" in done("streams", "list")
+
+
+def test_route_test_names_queues_patterns_and_handlers(
+    done: Done, run: Run, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "routed_shop.py").write_text(
+        "import pgmb\nfrom pgmb.app import App\napp = App()\n\n"
+        "@app.on('order.paid', queue='billing')\nasync def charge(order: dict) -> None: ...\n\n"
+        "@app.on('order.sent', queue='billing')\nasync def note(order: dict) -> None: ...\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "modules", {**sys.modules})
+    done("queues", "create", "billing", "order.paid", "order.*", "refund.#")
+    done("queues", "create", "mail", "#.late")
+    route = run("route", "test", "order.paid", "--json", "--app", "routed_shop:app").json
+    assert route["queues"] == [
+        {"queue": "billing", "patterns": ["order.paid", "order.*"], "paused": False, "handlers": ["charge"]}
+    ]
+    assert "billing" in done("route", "test", "order.paid")
+    assert "No queue" in done("route", "test", "user.created")
+    for wrong in ("routed_shop:other", "no_such_module:app"):
+        refused = run("route", "test", "order.paid", "--app", wrong)
+        assert (refused.code, "Traceback" in refused.err) == (1, False)
+
+
+DESTROYING = (
+    ("queues", "drop", "q"),
+    ("queues", "purge", "q"),
+    ("queues", "seek", "q", "--to", "earliest"),
+    ("streams", "drop", "s"),
+    ("dlq", "drop", "q"),
+    ("uninstall",),
+)
+
+
+@pytest.mark.parametrize("command", DESTROYING, ids=lambda command: " ".join(command[:2]))
+def test_what_destroys_is_refused_where_nobody_can_be_asked(run: Run, done: Done, command: Any) -> None:
+    done("queues", "create", "q")
+    done("streams", "create", "s")
+    outcome = run(*command)
+    assert outcome.code == 2
+    assert "--yes" in outcome.err
+    assert "Traceback" not in outcome.err
+    assert len(run("queues", "list", "--json").json) == 1
+    assert len(run("streams", "list", "--json").json) == 2
+
+
+def test_what_destroys_asks_on_a_terminal(done: Done, run: Run, terminal: OpenTerminal) -> None:
+    done("queues", "create", "q")
+    for answer, code, left in (("n", 1, 1), ("y", 0, 0)):
+        with terminal("queues", "drop", "q") as asked:
+            asked.wait_for(partial(_asks, asked))
+            asked.send(f"{answer}\n")
+            assert asked.finish() == code
+        assert len(run("queues", "list", "--json").json) == left
+
+
+def _asks(shown: Terminal) -> bool:
+    return "[y/N]" in shown.text

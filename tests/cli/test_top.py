@@ -1,0 +1,121 @@
+"""pgmb top and status."""
+
+from __future__ import annotations
+
+import re
+import signal
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import psycopg
+import pytest
+
+from pgmb import QueueStatus, StreamStatus, connect
+from pgmb.cli.rates import Activity, Look, frame
+from tests.cli.conftest import OpenTerminal, Run
+
+
+@pytest.fixture
+def load(dsn: str, db: psycopg.Connection[Any]) -> Iterator[None]:
+    """Somebody publishes and receives in queue `busy`, and clears up behind as a janitor does."""
+    db.execute("select pgmb.create_queue('busy')")
+    stop = threading.Event()
+
+    def work() -> None:
+        with connect(dsn, max_size=1) as broker:
+            while not stop.wait(0.005):
+                broker.publish_many("t", range(10))
+                broker.receive("busy", 10).ack()
+                broker.maintain()
+
+    working = threading.Thread(target=work)
+    working.start()
+    yield
+    stop.set()
+    working.join(30)
+
+
+def test_one_frame_has_rates_between_two_looks(run: Run, load: None) -> None:
+    seen = run("top", "--once", "--interval", "1s", "--json").json
+    (stream,), (queue,) = seen["streams"], seen["queues"]
+    assert stream["published_per_second"] > 0
+    assert 0.3 < queue["received_per_second"] / stream["published_per_second"] < 3
+    printed = run("top", "--once", "--interval", "100ms").out
+    for heading in ("Streams", "published/s", "Queues", "received/s", "oldest", "leases", "dead/s"):
+        assert heading in printed
+
+
+def test_it_redraws_pauses_and_quits_on_a_terminal(terminal: OpenTerminal, load: None) -> None:
+    with terminal("top", "--interval", "200ms") as shown:
+        shown.wait_for(lambda: shown.raw.count("\x1b[H") >= 4)
+        shown.wait_for(lambda: "busy" in shown.frame and "q quit" in shown.frame)
+        shown.send("p")
+        shown.wait_for(lambda: "pgmb top  paused" in shown.frame)
+        shown.send("p")
+        shown.wait_for(lambda: re.search(r"pgmb top  \d\d:", shown.frame) is not None)
+        shown.send("q")
+        assert shown.finish() == 0
+        assert shown.raw.endswith("\x1b[?25h\x1b[?1049l"), "the cursor and the screen are back"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_being_ended_leaves_the_terminal_as_it_was(terminal: OpenTerminal, number: int) -> None:
+    with terminal("top", "--interval", "1m") as shown:
+        shown.wait_for(lambda: "Queues" in shown.frame)
+        shown.process.send_signal(number)
+        assert shown.finish() == 0
+        assert "\x1b[?1049l" in shown.raw
+        assert "Traceback" not in shown.text
+
+
+def test_a_line_of_json_a_refresh(terminal: OpenTerminal) -> None:
+    with terminal("top", "--json", "--interval", "100ms") as shown:
+        shown.wait_for(lambda: shown.text.count('"streams"') >= 3)
+        shown.process.send_signal(signal.SIGINT)
+        assert shown.finish() == 0
+
+
+def test_status_shows_streams_and_queues(run: Run, db: psycopg.Connection[Any]) -> None:
+    db.execute("select pgmb.create_queue('q')")
+    db.execute("select pgmb.pause('q', 'deploy')")
+    status = run("status", "--json").json
+    assert [one["stream"] for one in status["streams"]] == ["main"]
+    assert [one["queue"] for one in status["queues"]] == ["q"]
+    assert "deploy" in run("status").out
+
+
+# -- rates, without a database -------------------------------------------------------------------------------
+
+
+def stream(events: int) -> StreamStatus:
+    return StreamStatus("main", 1, 0, 0, events, 0, 7.0, None, 0)
+
+
+def queue(dead: int) -> QueueStatus:
+    return QueueStatus("q", "main", ["#"], None, None, 0, None, 0, 0, 0, dead, 5.0)
+
+
+def looked(clock: float, events: int, dead: int, receives: int | None) -> Look:
+    activity = {} if receives is None else {"q": Activity(receives, 10.0)}
+    at = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=clock)
+    return Look(at, clock, [stream(events)], [queue(dead)], activity)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "published", "received", "died"),
+    [
+        (None, looked(0, 100, 0, 5), 7.0, 5.0, None),
+        (looked(0, 100, 0, 5), looked(2, 300, 4, 9), 100.0, 20.0, 2.0),
+        # Retention dropped a segment; dead letters were redriven; somebody may not look closely.
+        (looked(0, 100, 9, None), looked(2, 50, 0, None), 7.0, 5.0, 0.0),
+        # More than are counted.
+        (looked(0, 0, 10_000, 0), looked(2, 0, 10_000, 0), 0.0, 0.0, None),
+    ],
+)
+def test_rates(before: Look | None, now: Look, published: float, received: float, died: float | None) -> None:
+    seen = frame(before, now)
+    assert seen.streams[0].published_per_second == published
+    assert seen.queues[0].received_per_second == received
+    assert seen.queues[0].dead_per_second == died
