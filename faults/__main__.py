@@ -99,6 +99,28 @@ def kills(arguments: argparse.Namespace) -> bool:
     return result.holds
 
 
+def cron(arguments: argparse.Namespace) -> bool:
+    from faults import cron
+    from harness.clock import clocked
+    from pgmb import schema
+
+    with clocked(arguments.pg) as (server, clock), tempfile.TemporaryDirectory() as name:
+        dsn = server.dsn(create_database(server))
+        schema.install(dsn)
+        result = cron.run(
+            dsn,
+            clock,
+            Path(name),
+            due_times=arguments.due_times,
+            processes=arguments.processes,
+            kills=arguments.kills,
+            pace=arguments.pace,
+            seed=arguments.seed,
+        )
+    print(result)
+    return result.holds
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m faults", description=__doc__)
     kinds = parser.add_subparsers(required=True, metavar="NAME")
@@ -137,6 +159,12 @@ def main() -> int:
     killing.add_argument("whom", choices=("consumers", "producers", "server"))
     killing.add_argument("--kills", type=int, default=200)
     killing.add_argument("--events", type=int, default=20_000, help="published while consumers are killed")
+
+    ticking = command("cron", cron, "Schedulers in several processes, killed meanwhile: each due time once")
+    ticking.add_argument("--due-times", type=int, default=60, choices=range(2, 61), metavar="2..60")
+    ticking.add_argument("--processes", type=int, default=3)
+    ticking.add_argument("--kills", type=int, default=3)
+    ticking.add_argument("--pace", type=float, default=0.3, help="seconds a due time")
 
     arguments = parser.parse_args()
     held: bool = arguments.function(arguments)

@@ -46,11 +46,11 @@ class Scheduler:
             if schedule.missed == "last":
                 last = cron.newest(expression, timezone, due, schedule.now)
                 following = cron.next_after(expression, timezone, last)
-                await broker.fire(name, due, following, last)
+                await self._fire(broker, name, due, following, last)
                 return following
             for _ in range(_IN_ONE_TURN):
                 following = cron.next_after(expression, timezone, due)
-                await broker.fire(name, due, following)
+                await self._fire(broker, name, due, following, due)
                 if following is None or following > schedule.now:
                     return following
                 due = following
@@ -61,3 +61,10 @@ class Scheduler:
             # A full queue, a time zone unknown to this machine: it stays due and is tried again.
             logger.warning("scheduler: %s: %s", name, error)
             return None
+
+    async def _fire(
+        self, broker: AsyncBroker, name: str, due: datetime, following: datetime | None, stands_for: datetime
+    ) -> None:
+        published = await broker.fire(name, due, following, stands_for)
+        outcome = "somebody was faster" if published is None else "published"
+        logger.debug("scheduler: %s of %s: %s", name, stands_for, outcome)
