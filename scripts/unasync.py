@@ -34,7 +34,9 @@ NAMES = {
     "aconnect": "connect",
     "aconnection_lost": "connection_lost",
     "adriver_connection": "driver_connection",
+    "aforget": "forget",
     "anext": "next",
+    "aremember": "remember",
     "asynccontextmanager": "contextmanager",
 }
 ASYNC_CLASS = re.compile(r"(_?)Async([A-Z]\w*)")

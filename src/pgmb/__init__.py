@@ -5,8 +5,10 @@ from __future__ import annotations
 from pgmb import errors, schema
 from pgmb._async.broker import AsyncBroker, aconnect
 from pgmb._async.lease import AsyncLease
+from pgmb._async.publisher import AsyncPublisher
 from pgmb._sync.broker import Broker, connect
 from pgmb._sync.lease import Lease
+from pgmb._sync.publisher import Publisher
 from pgmb.app import App, Delivery, Reject, Retry
 from pgmb.errors import (
     Conflict,
@@ -16,6 +18,8 @@ from pgmb.errors import (
     NotFound,
     PermissionDenied,
     PgmbError,
+    PublisherFull,
+    PublishFailed,
     QueueFull,
     SchemaVersionError,
 )
@@ -25,6 +29,7 @@ __all__ = [
     "App",
     "AsyncBroker",
     "AsyncLease",
+    "AsyncPublisher",
     "Broker",
     "Conflict",
     "DeadLetter",
@@ -40,6 +45,9 @@ __all__ = [
     "PermissionDenied",
     "PgmbError",
     "Position",
+    "PublishFailed",
+    "Publisher",
+    "PublisherFull",
     "QueueFull",
     "QueueStatus",
     "Reject",

@@ -8,7 +8,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, TypeAlias
 
 from psycopg import AsyncConnection, Connection
 
@@ -54,6 +54,25 @@ class Flag:
     def wait(self, seconds: float | None) -> bool:
         """True as soon as it is set, False after that many seconds."""
         return self._event.wait(seconds)
+
+
+AsyncLock: TypeAlias = asyncio.Lock
+Lock: TypeAlias = threading.Lock
+
+
+class AsyncCondition(asyncio.Condition):
+    """A condition that can be waited for with a limit, as `threading.Condition` can."""
+
+    async def wait(self, timeout: float | None = None) -> bool:  # type: ignore[override]  # noqa: ASYNC109
+        """True if somebody notified, False after that many seconds."""
+        try:
+            async with asyncio.timeout(timeout):
+                return await super().wait()
+        except TimeoutError:
+            return False
+
+
+Condition: TypeAlias = threading.Condition
 
 
 class AsyncBackground:

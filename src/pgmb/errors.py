@@ -15,6 +15,9 @@ PgmbError
 │   └── ReaderBehind            MB022
 ├── PositionAhead               MB023
 ├── QueueFull                   MB040
+├── PublishFailed               of a background publisher
+├── PublisherFull
+├── PublisherClosed
 ├── PermissionDenied            42501
 └── SchemaVersionError          MB030
 """
@@ -27,7 +30,9 @@ from typing import TYPE_CHECKING
 import psycopg
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Sequence
+
+    from pgmb.types import NewEvent
 
 
 class PgmbError(Exception):
@@ -95,6 +100,22 @@ class PositionAhead(PgmbError):
 
 class QueueFull(PgmbError):
     """A queue of the stream has reached its max_length and refuses more."""
+
+
+class PublishFailed(PgmbError):
+    """A background publisher could not publish `events`. It keeps them; the cause is the last error."""
+
+    def __init__(self, said: str, events: Sequence[NewEvent] = ()) -> None:
+        super().__init__(said)
+        self.events = list(events)
+
+
+class PublisherFull(PgmbError):
+    """A background publisher holds as many events as it may."""
+
+
+class PublisherClosed(PgmbError):
+    """The background publisher was closed, or belongs to another process."""
 
 
 class PermissionDenied(PgmbError):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from typing import Any, TypeAlias
 
 from psycopg import AsyncConnection, AsyncCursor, errors, pq
@@ -42,12 +44,8 @@ class AsyncCalls:
     async def _rows(self, statement: Statement, conn: AsyncConnectionLike | None) -> list[wire.Row]:
         with translated():
             if conn is not None:
-                joined = await adriver_connection(conn)
-                try:
-                    return await _fetch(joined, statement)
-                except errors.Error:
-                    await _tell(conn, joined)
-                    raise
+                async with _joined(conn) as given:
+                    return await _fetch(given, statement)
             # Connections of the pool are autocommit: the statement is the whole transaction.
             own = await self._pool.getconn()
             try:
@@ -62,12 +60,8 @@ class AsyncCalls:
     async def _copy(self, copy: Copy, conn: AsyncConnectionLike | None) -> int:
         with translated():
             if conn is not None:
-                joined = await adriver_connection(conn)
-                try:
-                    return await _write(joined, copy)
-                except errors.Error:
-                    await _tell(conn, joined)
-                    raise
+                async with _joined(conn) as given:
+                    return await _write(given, copy)
             async with self._pool.connection() as own:
                 return await _write(own, copy)
 
@@ -75,11 +69,11 @@ class AsyncCalls:
         """All of them in one transaction; the sum of what they return."""
         with translated():
             if conn is not None:
-                given = await adriver_connection(conn)
-                if not given.autocommit or given.info.transaction_status != pq.TransactionStatus.IDLE:
-                    return await _run(given, parts)
-                async with given.transaction():
-                    return await _run(given, parts)
+                async with _joined(conn) as given:
+                    if not given.autocommit or given.info.transaction_status != pq.TransactionStatus.IDLE:
+                        return await _run(given, parts)
+                    async with given.transaction():
+                        return await _run(given, parts)
             async with self._pool.connection() as own, own.transaction():
                 return await _run(own, parts)
 
@@ -94,9 +88,16 @@ async def _run(connection: AsyncConnection[Any], parts: Parts) -> int:
     return total
 
 
-async def _tell(conn: AsyncConnectionLike, joined: AsyncConnection[Any]) -> None:
-    if joined.closed:
-        await aconnection_lost(conn)
+@asynccontextmanager
+async def _joined(conn: AsyncConnectionLike) -> AsyncGenerator[AsyncConnection[Any]]:
+    connection = await adriver_connection(conn)
+    try:
+        yield connection
+    except errors.Error:
+        # A library around it would not learn that it died: the statement was not its own.
+        if connection.closed:
+            await aconnection_lost(conn)
+        raise
 
 
 async def _fetch(connection: AsyncConnection[Any], statement: Statement) -> list[wire.Row]:

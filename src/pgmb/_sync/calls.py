@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 from psycopg import Connection, Cursor, errors, pq
@@ -43,12 +45,8 @@ class Calls:
     def _rows(self, statement: Statement, conn: ConnectionLike | None) -> list[wire.Row]:
         with translated():
             if conn is not None:
-                joined = driver_connection(conn)
-                try:
-                    return _fetch(joined, statement)
-                except errors.Error:
-                    _tell(conn, joined)
-                    raise
+                with _joined(conn) as given:
+                    return _fetch(given, statement)
             # Connections of the pool are autocommit: the statement is the whole transaction.
             own = self._pool.getconn()
             try:
@@ -63,12 +61,8 @@ class Calls:
     def _copy(self, copy: Copy, conn: ConnectionLike | None) -> int:
         with translated():
             if conn is not None:
-                joined = driver_connection(conn)
-                try:
-                    return _write(joined, copy)
-                except errors.Error:
-                    _tell(conn, joined)
-                    raise
+                with _joined(conn) as given:
+                    return _write(given, copy)
             with self._pool.connection() as own:
                 return _write(own, copy)
 
@@ -76,11 +70,11 @@ class Calls:
         """All of them in one transaction; the sum of what they return."""
         with translated():
             if conn is not None:
-                given = driver_connection(conn)
-                if not given.autocommit or given.info.transaction_status != pq.TransactionStatus.IDLE:
-                    return _run(given, parts)
-                with given.transaction():
-                    return _run(given, parts)
+                with _joined(conn) as given:
+                    if not given.autocommit or given.info.transaction_status != pq.TransactionStatus.IDLE:
+                        return _run(given, parts)
+                    with given.transaction():
+                        return _run(given, parts)
             with self._pool.connection() as own, own.transaction():
                 return _run(own, parts)
 
@@ -95,9 +89,16 @@ def _run(connection: Connection[Any], parts: Parts) -> int:
     return total
 
 
-def _tell(conn: ConnectionLike, joined: Connection[Any]) -> None:
-    if joined.closed:
-        connection_lost(conn)
+@contextmanager
+def _joined(conn: ConnectionLike) -> Generator[Connection[Any]]:
+    connection = driver_connection(conn)
+    try:
+        yield connection
+    except errors.Error:
+        # A library around it would not learn that it died: the statement was not its own.
+        if connection.closed:
+            connection_lost(conn)
+        raise
 
 
 def _fetch(connection: Connection[Any], statement: Statement) -> list[wire.Row]:

@@ -14,6 +14,7 @@ from pgmb import statements
 APART = {
     "close",  # of the client itself
     "connection",
+    "publisher",
     "queue_status",  # views
     "stream_status",
 }

@@ -1,0 +1,242 @@
+"""The background publisher: collects events and publishes them in batches, beside the caller's work."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+from uuid import UUID
+
+from pgmb import pending
+from pgmb.concurrency import AsyncBackground, AsyncCondition, AsyncLock
+from pgmb.errors import PublisherClosed, PublisherFull, PublishFailed
+from pgmb.pending import MARKED_FOR, Batch, Pending, Unpublished
+from pgmb.refusals import passes
+from pgmb.types import Duration, NewEvent
+from pgmb.unclosed import aforget, aremember
+
+if TYPE_CHECKING:
+    from pgmb._async.publishing import AsyncPublishing
+
+logger = logging.getLogger("pgmb")
+
+
+class AsyncPublisher:
+    """Publishes in batches what was enqueued, in the order of each stream. Made by `broker.publisher`.
+
+    What cannot be published is kept and tried again; `flush` and the end of `with` raise PublishFailed.
+    """
+
+    def __init__(
+        self, broker: AsyncPublishing, held: Pending, exactly_once: bool, dedup_for: Duration
+    ) -> None:
+        self._broker = broker
+        self._held = held
+        self._exactly_once = exactly_once
+        self._dedup_for = dedup_for
+        # One lock, two reasons to wait: the background for work, callers for progress.
+        self._lock = AsyncLock()
+        self._work = AsyncCondition(self._lock)
+        self._progress = AsyncCondition(self._lock)
+        self._background: AsyncBackground | None = None
+        self._closed = False
+        self._process = os.getpid()
+
+    async def enqueue(
+        self,
+        topic: str,
+        payload: Any,
+        *,
+        key: str | None = None,
+        headers: Any = None,
+        stream: str = "main",
+        id: UUID | None = None,
+        dedup_key: str | None = None,
+        block: bool = True,
+        timeout: float | None = None,  # noqa: ASYNC109
+    ) -> UUID:
+        """Take an event and return its id; it is published soon. What cannot be encoded raises here.
+
+        While `max_pending` events are held it waits, at most `timeout` seconds, and then raises
+        PublisherFull; with `block=False` at once.
+        """
+        self._check_process()
+        given = id or pending.fresh_id()
+        event = pending.made(topic, payload, key, headers, given, dedup_key)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        async with self._lock:
+            while self._held.full and not self._closed:
+                left = None if deadline is None else deadline - time.monotonic()
+                if not block or self._held.stuck or (left is not None and left <= 0):
+                    raise self._full()
+                await self._progress.wait(left)
+            if self._closed:
+                raise PublisherClosed("the publisher is closed")
+            if self._held.add(event, stream, time.monotonic()):
+                self._start()
+        return given
+
+    async def flush(self, timeout: float | None = 30.0) -> None:  # noqa: ASYNC109
+        """Wait until all that was enqueued before is committed. Raises PublishFailed with what is not.
+
+        Events that the server rejected are tried once more. Nothing is dropped: call it again, or take out
+        with `discard_failed` what will never be accepted.
+        """
+        self._check_process()
+        deadline = None if timeout is None else time.monotonic() + timeout
+        async with self._lock:
+            mark = self._held.flush()
+            if not self._held.passed(mark):
+                self._start()
+            while not self._held.passed(mark):
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    break
+                await self._progress.wait(left)
+            unpublished = self._held.left(mark)
+        if unpublished:
+            raise _failure(unpublished) from next((item.error for item in unpublished if item.error), None)
+
+    @property
+    def pending(self) -> int:
+        """How many events are held: waiting, on their way and failed."""
+        return self._held.count
+
+    @property
+    def failed(self) -> list[Unpublished]:
+        """The events that the server rejected, with the stream and the error of each."""
+        return list(self._held.failed)
+
+    async def discard_failed(self) -> list[Unpublished]:
+        """Forget the events that the server rejected, and return them."""
+        self._check_process()
+        async with self._lock:
+            gone = self._held.discard_failed()
+            self._progress.notify_all()
+        return gone
+
+    async def close(self, timeout: float | None = 30.0) -> None:  # noqa: ASYNC109
+        """Flush and stop. May be called again. Raises PublishFailed with what could not be published."""
+        if self._closed:
+            return
+        try:
+            await self.flush(timeout)
+        finally:
+            self._closed = True
+            aforget(self)
+            if not self.inherited:
+                await self._stop()
+
+    @property
+    def inherited(self) -> bool:
+        """Whether it was made before a fork: then it serves the parent process only."""
+        return self._process != os.getpid()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            await self.close()
+        except PublishFailed as failed:
+            if error is None:
+                raise
+            # The first error is the one to see; this one must not hide it, nor be lost.
+            error.add_note(f"And {failed}")
+            logger.error("%s", failed)
+
+    def _check_process(self) -> None:
+        if self.inherited:
+            error = PublisherClosed("the publisher was made before a fork, in another process")
+            error.advise("Connect, and make the publisher, after the fork.")
+            raise error
+
+    def _full(self) -> PublisherFull:
+        error = PublisherFull(f"the publisher holds {self._held.count} events that are not published")
+        if self._held.stuck:
+            error.advise(
+                "The server rejected all of them: see failed, and take them out with discard_failed()."
+            )
+        return error
+
+    # -- in the background -----------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        if self._background is None:
+            self._background = AsyncBackground("pgmb publisher", self._run)
+            aremember(self)
+        self._work.notify()
+
+    async def _stop(self) -> None:
+        async with self._lock:
+            self._work.notify_all()
+            self._progress.notify_all()
+        if self._background is not None:
+            await self._background.stop(None)
+
+    async def _run(self) -> None:
+        try:
+            while (batch := await self._next()) is not None:
+                await self._publish(batch)
+        finally:
+            if not self._closed and self._held.count:
+                logger.error("a publisher was not closed: %s events are lost", self._held.count)
+
+    async def _next(self) -> Batch | None:
+        """The next batch as soon as it is due; None when the publisher was closed."""
+        async with self._lock:
+            while not self._closed:
+                found = self._held.next(time.monotonic())
+                if isinstance(found, Batch):
+                    return found
+                await self._work.wait(found)
+        return None
+
+    async def _publish(self, batch: Batch) -> None:
+        refusal: Exception | None = None
+        number: int | None = None
+        try:
+            number = await self._attempt(batch)
+        except Exception as error:
+            refusal = error
+        except BaseException:
+            self._held.released(batch)
+            raise
+        async with self._lock:
+            aside: list[Unpublished] = []
+            if refusal is None:
+                self._held.committed(batch, number)
+            else:
+                aside = self._held.refused(batch, refusal, time.monotonic())
+            self._progress.notify_all()
+        if aside:
+            logger.error("the server rejected %s events of stream %s: %s", len(aside), batch.stream, refusal)
+        elif refusal is not None and passes(refusal):
+            logger.warning("%s events of stream %s wait: %s", len(batch.items), batch.stream, refusal)
+
+    async def _attempt(self, batch: Batch) -> int | None:
+        """Publish the batch. Returns how many of its first events are in the log, or None for all."""
+        if not self._exactly_once:
+            events, marker = [item.event for item in batch.items], None
+        else:
+            events, marker = pending.marked(batch)
+        dedup_for = self._dedup_for if any(item.event.dedup_key for item in batch.items) else MARKED_FOR
+        if batch.uncertain and marker is not None:
+            # The marker alone, with what goes before it: if its key is taken, the whole batch is there.
+            first = events[: marker + 1]
+            published = await self._broker.publish_many(first, stream=batch.stream, dedup_for=dedup_for)
+            return len(first) if published else None
+        await self._broker.publish_many(events, stream=batch.stream, dedup_for=dedup_for)
+        return None
+
+
+def _failure(unpublished: list[Unpublished]) -> PublishFailed:
+    error = next((item.error for item in unpublished if item.error), None)
+    events: list[NewEvent] = [item.event for item in unpublished]
+    if error is None:
+        return PublishFailed(f"{len(events)} events were not published in time", events)
+    return PublishFailed(f"{len(events)} events were not published: {error}", events)

@@ -1,0 +1,270 @@
+"""What a background publisher holds: which events go next, together, again, or aside. No I/O, no lock.
+
+Events of one stream leave in the order in which they came. A batch is one transaction; what happens to it:
+
+committed   its events are forgotten
+rejected    by the server, for what is in it: halved, until the events at fault stand alone and go aside
+failed      for a reason that passes (connection, server, a full queue): kept in place, tried again later
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from pgmb import wire
+from pgmb.errors import InvalidArgument
+from pgmb.refusals import canceled, concerns_all, may_have_committed, passes
+from pgmb.types import Duration, NewEvent
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
+"""Seconds between attempts after a failure that passes: doubled each time."""
+
+MARKED_FOR = timedelta(hours=1)
+"""How long the database remembers a batch's marker: longer than an outage that a publisher lives through."""
+
+
+class Unpublished(msgspec.Struct, frozen=True):
+    """An event that a publisher holds, and what kept it."""
+
+    number: int
+    stream: str
+    event: NewEvent
+    error: Exception | None = None
+
+
+class Batch(msgspec.Struct):
+    """Events that go together."""
+
+    stream: str
+    items: list[Unpublished]
+    uncertain: bool = False
+    """Whether an earlier attempt may have committed unnoticed."""
+
+
+class _Lane:
+    """One stream's events."""
+
+    def __init__(self) -> None:
+        self.first: deque[Batch] = deque()
+        """To be published again, before the rest."""
+        self.rest: deque[Unpublished] = deque()
+        self.since = 0.0
+        self.failures = 0
+        self.not_before = 0.0
+        self.error: Exception | None = None
+        self.busy = False
+
+    def head(self) -> int | None:
+        if self.first:
+            return self.first[0].items[0].number
+        return self.rest[0].number if self.rest else None
+
+    def items(self) -> Iterator[Unpublished]:
+        for batch in self.first:
+            yield from batch.items
+        yield from self.rest
+
+
+class Pending:
+    """The events of one publisher, from `add` until they are committed or taken out."""
+
+    def __init__(self, flush_every: Duration, max_batch: int, max_pending: int) -> None:
+        seconds = flush_every.total_seconds() if isinstance(flush_every, timedelta) else flush_every
+        if seconds < 0 or max_batch < 1 or max_pending < 1:
+            raise InvalidArgument("flush_every is not negative, max_batch and max_pending are at least 1")
+        self._flush_every = seconds
+        self._max_batch = max_batch
+        self._max_pending = max_pending
+        self._lanes: dict[str, _Lane] = {}
+        self._number = 0
+        self._flush_to = 0
+        self.count = 0
+        """All that is held: waiting, on their way, and set aside."""
+        self.failed: list[Unpublished] = []
+        """Set aside: rejected by the server."""
+
+    @property
+    def full(self) -> bool:
+        return self.count >= self._max_pending
+
+    @property
+    def stuck(self) -> bool:
+        """Full of what only `discard_failed` removes."""
+        return len(self.failed) >= self._max_pending
+
+    def add(self, event: NewEvent, stream: str, now: float) -> bool:
+        """Take an event. True if somebody should look whether a batch is ready."""
+        lane = self._lanes.get(stream)
+        if lane is None:
+            lane = self._lanes[stream] = _Lane()
+        if not lane.rest:
+            lane.since = now
+        self._number += 1
+        self.count += 1
+        lane.rest.append(Unpublished(self._number, stream, event))
+        return len(lane.rest) == 1 or len(lane.rest) == self._max_batch
+
+    def flush(self) -> int:
+        """Let everything go at once, what was set aside once more. Returns the mark to wait for."""
+        self._flush_to = self._number
+        for lane in self._lanes.values():
+            lane.not_before = 0.0
+        again: dict[str, list[Unpublished]] = {}
+        for item in self.failed:
+            again.setdefault(item.stream, []).append(item)
+        for stream, items in again.items():
+            self._lanes[stream].first.append(Batch(stream, items))
+        self.failed = []
+        return self._flush_to
+
+    def passed(self, mark: int) -> bool:
+        """Whether everything up to the mark is committed or set aside."""
+        return all(item.number > mark for lane in self._lanes.values() for item in _heads(lane))
+
+    def left(self, mark: int) -> list[Unpublished]:
+        """What is not committed up to the mark, in the order in which it came."""
+        waiting = (
+            msgspec.structs.replace(item, error=lane.error)
+            for lane in self._lanes.values()
+            for item in lane.items()
+        )
+        return sorted(
+            (item for item in (*self.failed, *waiting) if item.number <= mark), key=lambda item: item.number
+        )
+
+    def next(self, now: float) -> Batch | float | None:
+        """A batch to publish; or in how many seconds to look again; None when there is nothing."""
+        wait: float | None = None
+        ready: _Lane | None = None
+        for lane in self._lanes.values():
+            head = lane.head()
+            if head is None or lane.busy:
+                continue
+            due = max(lane.not_before, self._due(lane, head))
+            if due > now:
+                wait = due - now if wait is None else min(wait, due - now)
+            elif ready is None or head < (ready.head() or 0):
+                ready = lane
+        return wait if ready is None else self._take(ready, now)
+
+    def _due(self, lane: _Lane, head: int) -> float:
+        if lane.first or head <= self._flush_to or len(lane.rest) >= self._max_batch:
+            return 0.0
+        return lane.since + self._flush_every
+
+    def _take(self, lane: _Lane, now: float) -> Batch:
+        if not lane.first:
+            items = [lane.rest.popleft() for _ in range(min(self._max_batch, len(lane.rest)))]
+            lane.since = now
+            lane.first.append(Batch(items[0].stream, items))
+        lane.busy = True
+        # It stays where it is until it is known what became of it.
+        return lane.first[0]
+
+    def committed(self, batch: Batch, number: int | None = None) -> None:
+        """The batch is in the log; or its first `number` events are, and the rest goes next."""
+        lane = self._lanes[batch.stream]
+        lane.busy = False
+        lane.failures, lane.not_before, lane.error = 0, 0.0, None
+        gone = len(batch.items) if number is None else number
+        self.count -= gone
+        lane.first.popleft()
+        if gone < len(batch.items):
+            lane.first.appendleft(Batch(batch.stream, batch.items[gone:]))
+
+    def refused(self, batch: Batch, error: Exception, now: float) -> list[Unpublished]:
+        """The batch is not in the log. Returns what was set aside for it."""
+        lane = self._lanes[batch.stream]
+        lane.busy = False
+        # Of a batch that may be in the log, an error about the stream as it is now says nothing.
+        if passes(error) or (batch.uncertain and concerns_all(error)):
+            batch.uncertain = batch.uncertain or may_have_committed(error)
+            if canceled(error) and not batch.uncertain:
+                # Perhaps it took too long for the server's statement_timeout: fewer take less.
+                lane.first.popleft()
+                lane.first.extendleft(reversed(_halves(batch)))
+            lane.error = error
+            lane.failures += 1
+            pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(lane.failures - 1, 10))
+            # Not all publishers at once.
+            lane.not_before = now + pause * random.uniform(0.5, 1.0)  # noqa: S311
+            return []
+        lane.first.popleft()
+        if len(batch.items) > 1 and not concerns_all(error):
+            lane.first.extendleft(reversed(_halves(batch)))
+            return []
+        aside = [msgspec.structs.replace(item, error=error) for item in batch.items]
+        self.failed += aside
+        return aside
+
+    def released(self, batch: Batch) -> None:
+        """Nobody is publishing the batch any more, and nobody knows what became of it."""
+        batch.uncertain = True
+        self._lanes[batch.stream].busy = False
+
+    def discard_failed(self) -> list[Unpublished]:
+        """Forget what was set aside, and return it."""
+        gone, self.failed = self.failed, []
+        self.count -= len(gone)
+        return gone
+
+
+def made(
+    topic: str, payload: Any, key: str | None, headers: Any, given: UUID, dedup_key: str | None
+) -> NewEvent:
+    """The event as it will be sent: what cannot be sent raises here, what changes later does not matter."""
+    texts: dict[str, Any] = {"topic": topic, "key": key, "dedup_key": dedup_key}
+    for name, text in texts.items():
+        if text is None and name != "topic":
+            continue
+        if not isinstance(text, str):
+            raise InvalidArgument(f"{name} is text, not {text!r}")
+        text.encode()
+    return NewEvent(
+        topic,
+        msgspec.Raw(wire.json(payload)),
+        key,
+        None if headers is None else msgspec.Raw(wire.json(headers)),
+        given,
+        dedup_key,
+    )
+
+
+def fresh_id() -> UUID:
+    """A version 7 UUID: the time in milliseconds, then chance, which `random` seeds anew after a fork."""
+    chance = random.getrandbits(74)
+    high = time.time_ns() // 1_000_000 << 16 | 7 << 12 | chance >> 62
+    return UUID(int=high << 64 | 2 << 62 | chance & (1 << 62) - 1)
+
+
+def marked(batch: Batch) -> tuple[list[NewEvent], int | None]:
+    """The events, one of them under a deduplication key, and the place of that one.
+
+    It stands for the whole batch: they commit together, so if its key is taken, all are in the log. Events
+    with keys of their own need no marker.
+    """
+    events = [item.event for item in batch.items]
+    for place, event in enumerate(events):
+        if event.dedup_key is None:
+            events[place] = msgspec.structs.replace(event, dedup_key=f"publisher:{event.id}")
+            return events, place
+    return events, None
+
+
+def _halves(batch: Batch) -> list[Batch]:
+    half = len(batch.items) // 2
+    return [Batch(batch.stream, items) for items in (batch.items[:half], batch.items[half:]) if items]
+
+
+def _heads(lane: _Lane) -> Sequence[Unpublished]:
+    # What goes again may be older or younger than the rest: events set aside come back at the front.
+    first = [min(batch.items, key=lambda item: item.number) for batch in lane.first]
+    return [*first, lane.rest[0]] if lane.rest else first
