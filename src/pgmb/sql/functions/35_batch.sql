@@ -54,10 +54,10 @@ $$;
 
 -- The events of the batch done -> batch with lo < seq <= hi, in seq order, at most `max`. Stragglers,
 -- transactions unfinished in `done`, are found by xid at or below done_seq; above it the log is walked.
--- Events of transaction `own` up to own_seq are left out. Internal.
+-- Events of transaction `own` up to own_seq are left out. raw: ids that nobody gave stay null. Internal.
 create or replace function pgmb.batch_events(
   stream integer, done pg_snapshot, done_seq bigint, done_next xid8, batch pg_snapshot,
-  own xid8, own_seq bigint, lo bigint, hi bigint, matching text, max bigint
+  own xid8, own_seq bigint, lo bigint, hi bigint, matching text, max bigint, raw boolean default false
 )
 returns setof pgmb.event
 language plpgsql volatile
@@ -71,7 +71,11 @@ declare
   got bigint := 0;
   part bigint;
 begin
-  select pgmb.event_columns(s.salt) into columns from pgmb.stream s where s.id = stream;
+  if raw then
+    columns := 'e.seq, e.id, e.topic, e.key, e.payload, e.headers, e.published_at';
+  else
+    select pgmb.event_columns(s.salt) into columns from pgmb.stream s where s.id = stream;
+  end if;
   if lo < done_seq then
     unfinished := array(select x from pg_snapshot_xip(done) x
       where x <= done_next and pg_visible_in_snapshot(x, batch));

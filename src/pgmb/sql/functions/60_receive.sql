@@ -3,27 +3,24 @@
 -- Leases retried events that are due, those first that waited longest. A row whose lease expired counts as
 -- a failed attempt. Whoever held an event whose lease expired twice in a row, or before its last attempt, may
 -- have died of it: it comes alone, so that it takes no other along. Internal.
-create or replace function pgmb.receive_due(
-  queue integer, max integer, now timestamptz, expires_at timestamptz, max_attempts integer
+create or replace function pgmb.lease_due(
+  queue integer, max integer, now timestamptz, expires_at timestamptz, max_attempts integer,
+  out lease uuid, out events bigint
 )
-returns table (lease uuid, seq bigint, id uuid, topic text, key text, payload json, headers json,
-  published_at timestamptz, attempt integer)
 language plpgsql
 as $$
 #variable_conflict use_column
-declare
-  given uuid := pgmb.retry_lease(queue);
 begin
   perform pgmb.bury_spent(queue, max, now, max_attempts);
-  return query
+  lease := pgmb.retry_lease(queue);
   with due as materialized (
-    select later.id, later.due_at, pgmb.comes_alone(later, receive_due.max_attempts) alone
+    select later.id, later.due_at, pgmb.comes_alone(later, lease_due.max_attempts) alone
     from pgmb.retry later
-    where later.queue = receive_due.queue and later.due_at <= receive_due.now
+    where later.queue = lease_due.queue and later.due_at <= lease_due.now
       -- Not those that are spent too, but were too many for this call.
-      and (later.lease is null or later.attempt < receive_due.max_attempts)
+      and (later.lease is null or later.attempt < lease_due.max_attempts)
     order by later.due_at
-    limit receive_due.max
+    limit lease_due.max
     for update skip locked
   ), chosen as (
     select c.id
@@ -37,14 +34,12 @@ begin
     set attempt = r.attempt + case when r.lease is null then 0 else 1 end,
       error = case when r.lease is null then r.error else 'lease expired' end,
       expiries = r.expiries + case when r.lease is null then 0 else 1 end,
-      lease = given, due_at = receive_due.expires_at
+      lease = lease_due.lease, due_at = lease_due.expires_at
     from chosen
     where r.id = chosen.id
-    returning r.*
+    returning 1
   )
-  select given, l.seq, l.event_id, l.topic, l.key, l.payload, l.headers, l.published_at, l.attempt
-  from leased l
-  order by l.seq;
+  select count(*) into events from leased;
 end $$;
 
 -- A new lease of retried events. Internal.
@@ -215,7 +210,18 @@ begin
   end if;
 
   if not q.plain then
-    return query select * from pgmb.receive_by_policy(q.id, entry_xid, q.noted, receive.max, q.lease_for);
+    swept := pgmb.claim_by_policy(q.id, entry_xid, q.noted, receive.max, q.lease_for);
+    if pgmb.is_retry_lease(swept.lease) then
+      return query
+      select r.lease, r.seq, r.event_id, r.topic, r.key, r.payload, r.headers, r.published_at, r.attempt
+      from pgmb.retry r where r.lease = swept.lease order by r.origin, r.seq;
+    elsif swept.lease is not null then
+      base := swept.claim;
+      return query
+      select swept.lease, e.*, 1
+      from pgmb.batch_events(q.stream, base.done_snapshot, base.done_seq, base.done_next, base.batch_snapshot,
+        base.own, base.own_seq, base.lo, base.hi, swept.matching, 9223372036854775807, receive.raw) e;
+    end if;
     return;
   end if;
 
@@ -307,9 +313,11 @@ begin
   end if;
 
   if q.due and got = 0 then
-    return query select * from pgmb.receive_due(q.id, receive.max, now, now + q.lease_for, q.max_attempts);
-    get diagnostics got = row_count;
-    if got > 0 then
+    swept := pgmb.lease_due(q.id, receive.max, now, now + q.lease_for, q.max_attempts);
+    if swept.events > 0 then
+      return query
+      select r.lease, r.seq, r.event_id, r.topic, r.key, r.payload, r.headers, r.published_at, r.attempt
+      from pgmb.retry r where r.lease = swept.lease order by r.seq;
       if pending then
         perform pgmb.write_claim(base, 0, 'p', q.bindings, 0, base.place, base.place, 'infinity');
       end if;

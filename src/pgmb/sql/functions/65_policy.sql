@@ -32,7 +32,8 @@ begin
 end $$;
 
 -- The leases of a queue that are still in flight, out of those that its position names, how many events they
--- and the leased retries hold, which keys, and since when the youngest of them. Internal.
+-- and the leased retries hold, which keys, and since when the youngest of them. A lease whose events were all
+-- settled one by one is not. Internal.
 create or replace function pgmb.in_flight(
   queue integer, named bigint[], now timestamptz, out open bigint[], out events bigint, out keys integer[],
   out youngest timestamptz
@@ -41,50 +42,51 @@ language plpgsql
 as $$
 #variable_conflict use_column
 begin
-  select array_agg(c.id),
-    coalesce(sum(c.events - (select count(*) from pgmb.settlement s where s.queue = c.queue and s.claim = c.id)), 0),
-    max(c.at)
+  select array_agg(c.id), coalesce(sum(held.events), 0), max(c.at)
   into open, events, youngest
   from unnest(in_flight.named) one
   join pgmb.claim c on c.queue = in_flight.queue and c.id = one
-  where c.state in ('l', 'o');
-  keys := array(
-    select distinct one from pgmb.claim c, unnest(c.keys) one
-    where c.queue = in_flight.queue and c.id = any (in_flight.open) and one <> 0);
-  events := events + (
-    select count(*) from pgmb.retry r
-    where r.queue = in_flight.queue and r.lease is not null and r.due_at > in_flight.now);
+  cross join lateral (
+    select c.events - count(*) events from pgmb.settlement s where s.queue = c.queue and s.claim = c.id) held
+  where c.state in ('l', 'o') and held.events > 0;
+  select coalesce(array_agg(distinct held.hash) filter (where held.hash <> 0), '{}'),
+    in_flight.events + count(*) filter (where held.retried)
+  into keys, events
+  from (
+    select one hash, false retried from pgmb.claim c, unnest(c.keys) one
+    where c.queue = in_flight.queue and c.id = any (in_flight.open)
+    union all
+    -- Also those of a key ahead of which a dead letter was put back.
+    select case when r.ordered then pgmb.key_hash(r.key) else 0 end, true from pgmb.retry r
+    where r.queue = in_flight.queue and r.lease is not null and r.due_at > in_flight.now) held;
 end $$;
 
--- As receive_due, in an ordered queue: of each key the first event that waits, if it is due and no lease holds
+-- As lease_due, in an ordered queue: of each key the first event that waits, if it is due and no lease holds
 -- the key, and those behind it. Internal.
-create or replace function pgmb.receive_due_in_order(
-  queue integer, max integer, now timestamptz, expires_at timestamptz, max_attempts integer, busy integer[]
+create or replace function pgmb.lease_due_in_order(
+  queue integer, max integer, now timestamptz, expires_at timestamptz, max_attempts integer, busy integer[],
+  out lease uuid, out events bigint
 )
-returns table (lease uuid, seq bigint, id uuid, topic text, key text, payload json, headers json,
-  published_at timestamptz, attempt integer)
 language plpgsql
 as $$
 #variable_conflict use_column
-declare
-  given uuid := pgmb.retry_lease(queue);
 begin
   perform pgmb.bury_spent(queue, max, now, max_attempts);
-  return query
+  lease := pgmb.retry_lease(queue);
   with head as materialized (
     select later.id, later.key, later.due_at, later.origin, later.seq,
-      pgmb.comes_alone(later, receive_due_in_order.max_attempts) alone
+      pgmb.comes_alone(later, lease_due_in_order.max_attempts) alone
     from pgmb.retry later
-    where later.queue = receive_due_in_order.queue and later.due_at <= receive_due_in_order.now
-      and (later.lease is null or later.attempt < receive_due_in_order.max_attempts)
+    where later.queue = lease_due_in_order.queue and later.due_at <= lease_due_in_order.now
+      and (later.lease is null or later.attempt < lease_due_in_order.max_attempts)
       and (later.key is null or (
-        pgmb.key_hash(later.key) <> all (receive_due_in_order.busy)
+        pgmb.key_hash(later.key) <> all (lease_due_in_order.busy)
         and not exists (
           select from pgmb.retry ahead
           where ahead.queue = later.queue and ahead.ordered and ahead.key = later.key
             and (ahead.origin, ahead.seq) < (later.origin, later.seq))))
     order by later.due_at
-    limit receive_due_in_order.max
+    limit lease_due_in_order.max
     for update skip locked
   ), chosen as (
     select c.id, c.key, c.origin, c.seq, c.due_at
@@ -100,10 +102,10 @@ begin
       select r.id, r.origin, r.seq, bool_and(r.lease is null) over (order by r.origin, r.seq) free
       from (
         select * from pgmb.retry one
-        where one.queue = receive_due_in_order.queue and one.ordered and one.key = c.key
+        where one.queue = lease_due_in_order.queue and one.ordered and one.key = c.key
           and (one.origin, one.seq) > (c.origin, c.seq)
         order by one.origin, one.seq
-        limit receive_due_in_order.max) r) b
+        limit lease_due_in_order.max) r) b
     where b.free and not exists (select from head h where h.alone)
   ), taken as (
     select t.id
@@ -113,20 +115,18 @@ begin
       select b.id, b.due_at, b.origin, b.seq from behind b) t
     -- Heads first sort before what is behind them: a limit never parts a key's first from its second.
     order by t.due_at, t.origin, t.seq
-    limit receive_due_in_order.max
+    limit lease_due_in_order.max
   ), leased as (
     update pgmb.retry r
     set attempt = r.attempt + case when r.lease is null then 0 else 1 end,
       error = case when r.lease is null then r.error else 'lease expired' end,
       expiries = r.expiries + case when r.lease is null then 0 else 1 end,
-      lease = given, due_at = receive_due_in_order.expires_at
+      lease = lease_due_in_order.lease, due_at = lease_due_in_order.expires_at
     from taken
     where r.id = taken.id
-    returning r.*
+    returning 1
   )
-  select given, l.seq, l.event_id, l.topic, l.key, l.payload, l.headers, l.published_at, l.attempt
-  from leased l
-  order by l.origin, l.seq;
+  select count(*) into events from leased;
 end $$;
 
 -- How many events of a batch match, counted from its newest down to at most `most`, and the number of the last
@@ -194,57 +194,62 @@ begin
   return base;
 end $$;
 
--- What receive does for a queue that is not plain: asks its lanes in turn. entry_xid, noted: as receive found
--- them. Internal.
-create or replace function pgmb.receive_by_policy(
-  queue integer, entry_xid xid8, noted bigint, max integer, lease_for interval
+-- What receive does for a queue that is not plain: asks its lanes in turn for a lease. entry_xid, noted: as receive
+-- found them. Gives what pgmb.claim_lane gives. Internal.
+create or replace function pgmb.claim_by_policy(
+  queue integer, entry_xid xid8, noted bigint, max integer, lease_for interval,
+  out lease uuid, out claim pgmb.claim, out matching text
 )
-returns table (lease uuid, seq bigint, id uuid, topic text, key text, payload json, headers json,
-  published_at timestamptz, attempt integer)
 language plpgsql
 as $$
-#variable_conflict use_column
 declare
   lanes pgmb.queue[] := array(
     select l from pgmb.queue l
-    where l.id = receive_by_policy.queue or l.lane_of = receive_by_policy.queue order by l.lane);
+    where l.id = claim_by_policy.queue or l.lane_of = claim_by_policy.queue order by l.lane);
+  claimed record;
 begin
-  -- One call in eight begins at the other end: nothing waits for ever.
+  -- One call in eight begins at the other end: nothing waits for ever. The first lane is locked first even so:
+  -- of two that ask in opposite orders each would wait for the other.
   if cardinality(lanes) > 1 and random() < 0.125 then
+    perform pgmb.lock_queue(queue);
     lanes := array(select one from unnest(lanes) one order by one.lane desc);
   end if;
   for lane in 1 .. cardinality(lanes) loop
-    return query select * from pgmb.receive_lane(lanes[lane], entry_xid, noted, max, lease_for);
-    if found then
+    claimed := pgmb.claim_lane(lanes[lane], entry_xid, noted, max, lease_for);
+    if claimed.lease is not null then
+      lease := claimed.lease;
+      claim := claimed.claim;
+      matching := claimed.matching;
       return;
     end if;
   end loop;
 end $$;
 
--- The next events of a queue, or of one of its lanes, within its limits. A transaction's own events come once it
--- has committed. Internal.
-create or replace function pgmb.receive_lane(
-  q pgmb.queue, entry_xid xid8, noted bigint, max integer, lease_for interval
+-- Leases the next events of a queue, or of one of its lanes, within its limits: retried ones, then fresh ones,
+-- for which `claim` and `matching` say what the lease holds. Null if there is nothing. A transaction's own
+-- events come once it has committed. Internal.
+create or replace function pgmb.claim_lane(
+  q pgmb.queue, entry_xid xid8, noted bigint, max integer, lease_for interval,
+  out lease uuid, out claim pgmb.claim, out matching text
 )
-returns table (lease uuid, seq bigint, id uuid, topic text, key text, payload json, headers json,
-  published_at timestamptz, attempt integer)
 language plpgsql
 as $$
-#variable_conflict use_column
+#variable_conflict use_variable
 declare
   base pgmb.claim := pgmb.lock_queue(q.id);
   now timestamptz := clock_timestamp();
   flight record;
   swept record;
-  burst interval;
+  due record;
+  picked record;
+  trimmed pgmb.claim;
   allowed bigint := max;
+  taken bigint := 0;
   pending boolean := false;                  -- the position moved enough to be worth writing
   opened boolean := false;
-  got bigint := 0;
+  wrote boolean := false;                    -- rows that must not outlive a superseded claim
   lo bigint;
   hi bigint;
-  rows pgmb.event[];
-  picked record;
   token bigint := (random() * 281474976710655)::bigint;
 begin
   base.swept := least(base.swept, now);
@@ -261,21 +266,20 @@ begin
   allowed := least(allowed, q.max_in_flight - flight.events);
   if q.rps is not null then
     -- What was not used lately may be used at once: as much as a quarter of a second gives, at least one.
-    burst := interval '1 second' * greatest(0.25, 1 / q.rps);
-    base.paid_until := greatest(base.paid_until, now - burst);
+    -- Nothing is paid for in advance: where it seems so, the clock was set back.
+    base.paid_until := greatest(least(base.paid_until, now), now - interval '1 second' * greatest(0.25, 1 / q.rps));
     allowed := least(allowed, floor(extract(epoch from now - base.paid_until) * q.rps + 0.000001));
   end if;
 
   if allowed > 0 and exists (select from pgmb.retry r where r.queue = q.id and r.due_at <= now) then
     if q.ordered then
-      return query select * from pgmb.receive_due_in_order(
-        q.id, allowed::integer, now, now + lease_for, q.max_attempts, flight.keys);
+      due := pgmb.lease_due_in_order(q.id, allowed::integer, now, now + lease_for, q.max_attempts, flight.keys);
     else
-      return query select * from pgmb.receive_due(q.id, allowed::integer, now, now + lease_for, q.max_attempts);
+      due := pgmb.lease_due(q.id, allowed::integer, now, now + lease_for, q.max_attempts);
     end if;
-    get diagnostics got = row_count;
-    if got > 0 then
-      base.paid_until := base.paid_until + interval '1 second' * (got / q.rps);
+    if due.events > 0 then
+      lease := due.lease;
+      base.paid_until := base.paid_until + interval '1 second' * (due.events / q.rps);
       if pending or q.rps is not null then
         perform pgmb.write_claim(base, 0, 'p', q.bindings, 0, base.place, base.place, 'infinity');
       end if;
@@ -284,10 +288,10 @@ begin
   end if;
 
   if q.max_length is not null and q.when_full = 'drop_oldest' then
-    picked := pgmb.drop_oldest(q, base);
-    pending := pending or picked.place <> base.place;
-    opened := picked.batch_snapshot::text <> base.batch_snapshot::text;
-    base := picked;
+    trimmed := pgmb.drop_oldest(q, base);
+    pending := pending or trimmed.place <> base.place;
+    opened := trimmed.batch_snapshot::text <> base.batch_snapshot::text;
+    base := trimmed;
   end if;
 
   -- A few windows at most: what a filter or busy keys leave over of each may be little.
@@ -310,104 +314,140 @@ begin
     end if;
     lo := base.place;
     hi := pgmb.window_end(q.stream, greatest(base.place, base.done_seq), base.upto, 5000);
-    rows := array(
-      select e from pgmb.batch_events(q.stream, base.done_snapshot, base.done_seq, base.done_next, base.batch_snapshot,
-        base.own, base.own_seq, base.place, hi, q.matching, allowed * case when q.ordered then 2 else 1 end) e);
-    picked := pgmb.pick(q, base.id + 1, rows, flight.keys, flight.youngest, allowed, now);
-    if picked.upto is null then
-      base.place := case
-        when cardinality(rows) < allowed * case when q.ordered then 2 else 1 end then hi
-        else rows[cardinality(rows)].seq end;
-    else
-      base.place := picked.upto;
-    end if;
-    got := cardinality(picked.taken);
+    picked := pgmb.pick(q, base, hi, allowed, now, flight.keys, flight.youngest);
+    base.place := picked.upto;
     exit when picked.waits;
-    pending := pending or cardinality(rows) > 0 or base.place - lo >= 64;
-    exit when got > 0;
+    pending := pending or picked.moved or base.place - lo >= 64;
+    wrote := wrote or picked.wrote;
+    taken := picked.taken;
+    exit when taken > 0;
   end loop;
 
-  if opened and entry_xid is null and (got > 0 or pending) then
+  if opened and entry_xid is null and pending then
+    -- As receive does: what the next batch starts from.
     base.batch_next := greatest((pg_current_xact_id()::text::bigint - 1)::text::xid8, base.batch_next);
     base.batch_seq := greatest(noted, base.batch_seq);
   end if;
-  if got > 0 then
-    base.paid_until := base.paid_until + interval '1 second' * (got / q.rps);
-    insert into pgmb.settlement (queue, claim, seq)
-    select q.id, base.id + 1, one from unnest(picked.expired) one;
+  if taken > 0 then
+    lease := pgmb.lease_of(q.id, base.id + 1, token);
+    matching := picked.matching;
+    base.paid_until := base.paid_until + interval '1 second' * (taken / q.rps);
     base.open := base.open || (base.id + 1);
-    perform pgmb.write_claim(base, token, 'l', q.bindings, got + cardinality(picked.expired), lo, base.place,
+    perform pgmb.write_claim(base, token, 'l', q.bindings, taken + cardinality(picked.expired), lo, base.place,
       now + lease_for, picked.keys);
-    return query
-    select pgmb.lease_of(q.id, base.id + 1, token), r.seq, r.id, r.topic, r.key, r.payload, r.headers, r.published_at, 1
-    from unnest(rows) r
-    where r.seq = any (picked.taken)
-    order by r.seq;
+    if cardinality(picked.expired) > 0 then
+      insert into pgmb.settlement (queue, claim, seq)
+      select q.id, base.id + 1, one from unnest(picked.expired) one;
+    end if;
+    claim := base;
+    claim.lo := lo;
+    claim.hi := base.place;
   elsif pending then
     perform pgmb.write_claim(base, 0, 'p', q.bindings, 0, base.place, base.place, 'infinity');
   end if;
+  if wrote then
+    perform pgmb.recheck_at_commit(q.id, base.id + 1);
+  end if;
 end $$;
 
--- Which of the events read are to be delivered now: `taken`. Those older than the queue lets them live become dead
--- letters, `expired`. In an ordered queue those whose key is held wait in pgmb.retry, behind what holds it;
--- `keys` are the hashes of those taken, and `upto`, if the limit cut it short, the number up to which this
--- has looked. `waits`: all were of keys that leases just given hold, which will soon be free: nothing was moved.
+-- Which events of a queue above its position and up to `hi` are to be delivered now, at most `allowed`: those up to
+-- `upto` that match `matching`, `taken` in number. Those older than the queue lets them live become dead letters,
+-- `expired`. In an ordered queue those whose key is held wait in pgmb.retry, behind what holds it; `keys` are the
+-- hashes of those taken. moved: something was read and has its place now. waits: all were of keys that leases
+-- just given hold and that will soon be free; nothing was moved. wrote: events were parked or became dead letters.
 -- Internal.
 create or replace function pgmb.pick(
-  q pgmb.queue, claim bigint, rows pgmb.event[], busy integer[], youngest timestamptz, allowed bigint, now timestamptz,
-  out taken bigint[], out expired bigint[], out keys integer[], out upto bigint, out waits boolean
+  q pgmb.queue, base pgmb.claim, hi bigint, allowed bigint, now timestamptz, busy integer[], youngest timestamptz,
+  out taken bigint, out upto bigint, out matching text, out expired bigint[], out keys integer[], out moved boolean,
+  out waits boolean, out wrote boolean
 )
 language plpgsql
 as $$
 #variable_conflict use_variable
 declare
-  parked bigint[];
+  source text := 'select e.seq, e.key, e.published_at from pgmb.batch_events($8, $5, $9, $10, $3, $11, $12, $1, $2, $13, $7, true) e';
+  retried boolean := q.ordered and exists (select from pgmb.retry r where r.queue = q.id and r.ordered);
+  most bigint := allowed;
+  found_events bigint;
+  last bigint;
+  behind integer[];
+  ending timestamptz := now - q.ttl;
 begin
   waits := false;
-  expired := array(select r.seq from unnest(rows) r where r.published_at + q.ttl <= now);
-  if q.ordered then
-    with judged as (
-      select r.seq, r.place, pgmb.key_hash(r.key) held,
-        r.key is not null and (pgmb.key_hash(r.key) = any (busy) or exists (
-          select from pgmb.retry waiting
-          where waiting.queue = q.id and waiting.ordered and waiting.key = r.key)) behind
-      from unnest(rows) with ordinality r (seq, id, topic, key, payload, headers, published_at, place)
-      where r.seq <> all (expired)
-    ), counted as (
-      select j.*, count(*) filter (where not j.behind) over (order by j.place) free
-      from judged j
-    )
-    select array_agg(c.seq) filter (where not c.behind), array_agg(c.seq) filter (where c.behind),
-      array_agg(distinct c.held) filter (where not c.behind),
-      case when count(*) filter (where not c.behind) = allowed then max(c.seq) filter (where not c.behind) end
-    into taken, parked, keys, upto
-    from counted c
-    where c.free < allowed or (c.free = allowed and not c.behind);
-    taken := coalesce(taken, '{}');
-    if cardinality(taken) = 0 and parked is not null and youngest > now - interval '100 milliseconds' then
-      waits := true;
-      parked := null;
-    end if;
-    expired := array(select one from unnest(expired) one where upto is null or one <= upto);
-  else
-    taken := array(select r.seq from unnest(rows) r where r.seq <> all (expired));
+  if retried or cardinality(busy) > 0 then
+    -- Besides those that can be delivered, as many are read that perhaps cannot.
+    most := allowed * 2;
   end if;
-  if waits then
-    -- The position stays where it is.
-    upto := rows[1].seq - 1;
-    expired := '{}';
+  if base.place >= base.done_seq and base.place >> 40 = hi >> 40 and base.own is null then
+    -- The common way: one segment, no stragglers.
+    source := pgmb.main_part('pgmb.segment_' || q.stream || '_' || (hi >> 40), 'e.seq, e.key, e.published_at', q.matching)
+      || ' limit $7';
+  end if;
+  if q.ordered then
+    execute 'with read as materialized (
+        select e.seq, e.key is not null keyed, e.key, coalesce(e.published_at <= $14, false) old,
+          case when e.key is null then 0 else coalesce(nullif(hashtext(e.key), 0), 1) end held
+        from (' || source || ') e
+      ), waiting as materialized (
+        select distinct r.held from read r
+        where r.keyed and (r.held in (select unnest($15)) or $16 and exists (
+          select from pgmb.retry ahead where ahead.queue = $17 and ahead.ordered and ahead.key = r.key))
+      ), judged as (
+        select r.seq, r.held, r.old, w.held is not null behind,
+          count(*) filter (where not r.old and w.held is null) over (order by r.seq) free
+        from read r
+        left join waiting w on w.held = r.held and r.keyed
+      )
+      select count(*) filter (where not j.old and not j.behind), array_agg(distinct j.held) filter (where not j.old and not j.behind),
+        array_agg(distinct j.held) filter (where not j.old and j.behind),
+        coalesce(array_agg(j.seq) filter (where j.old), ''{}''),
+        case when count(*) filter (where not j.old and not j.behind) = $18 then max(j.seq) end,
+        (select count(*) from read), (select max(r.seq) from read r)
+      from judged j
+      where j.free < $18 or (j.free = $18 and not j.old and not j.behind)'
+    into taken, keys, behind, expired, upto, found_events, last
+    using base.place, hi, base.batch_snapshot, pg_snapshot_xmin(base.batch_snapshot), base.done_snapshot,
+      pg_snapshot_xmax(base.done_snapshot), most, q.stream, base.done_seq, base.done_next, base.own, base.own_seq,
+      q.matching, ending, busy, retried, q.id, allowed;
+  else
+    execute 'select count(*) filter (where e.published_at <= $14 is not true), count(*), max(e.seq),
+        coalesce(array_agg(e.seq) filter (where e.published_at <= $14), ''{}'')
+      from (' || source || ') e'
+    into taken, found_events, last, expired
+    using base.place, hi, base.batch_snapshot, pg_snapshot_xmin(base.batch_snapshot), base.done_snapshot,
+      pg_snapshot_xmax(base.done_snapshot), most, q.stream, base.done_seq, base.done_next, base.own, base.own_seq,
+      q.matching, ending;
+  end if;
+  upto := coalesce(upto, case when found_events < most then hi else last end);
+  if taken = 0 and behind is not null and youngest > now - interval '100 milliseconds' then
+    waits := true;
+    upto := base.place;
     return;
   end if;
-  perform pgmb.fail_event(q, r, claim, 0, now, 'expired: older than ' || q.ttl, true)
-  from unnest(rows) r where r.seq = any (expired);
-  if parked is not null then
+  moved := found_events > 0;
+  wrote := behind is not null or cardinality(expired) > 0;
+  matching := q.matching;
+  if keys is not null then
+    matching := matching || pgmb.with_keys(keys);
+  end if;
+  if cardinality(expired) > 0 then
+    matching := matching || format(' and e.published_at > %L', ending);
+    perform pgmb.fail_event(q, e, base.id + 1, 0, now, 'expired: older than ' || q.ttl, true)
+    from pgmb.batch_events(q.stream, base.done_snapshot, base.done_seq, base.done_next, base.batch_snapshot,
+      base.own, base.own_seq, base.place, upto, q.matching || format(' and e.published_at <= %L', ending),
+      9223372036854775807) e;
+  end if;
+  if behind is not null then
     insert into pgmb.retry (queue, due_at, attempt, seq, event_id, topic, key, payload, headers, published_at, ordered, origin)
     select q.id, coalesce((
-        select greatest(first.due_at, now) from pgmb.retry first
-        where first.queue = q.id and first.ordered and first.key = r.key
-        order by first.origin, first.seq limit 1), now),
-      1, r.seq, r.id, r.topic, r.key, r.payload, r.headers, r.published_at, true, claim
-    from unnest(rows) r
-    where r.seq = any (parked);
+        select greatest(ahead.due_at, now) from pgmb.retry ahead
+        where ahead.queue = q.id and ahead.ordered and ahead.key = e.key
+        order by ahead.origin, ahead.seq limit 1), now),
+      1, e.seq, e.id, e.topic, e.key, e.payload, e.headers, e.published_at, true, base.id + 1
+    from pgmb.batch_events(q.stream, base.done_snapshot, base.done_seq, base.done_next, base.batch_snapshot,
+      base.own, base.own_seq, base.place, upto,
+      q.matching || pgmb.with_keys(behind)
+        || case when ending is null then '' else format(' and e.published_at > %L', ending) end,
+      9223372036854775807) e;
   end if;
 end $$;

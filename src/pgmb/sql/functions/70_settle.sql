@@ -312,12 +312,12 @@ begin
     error = coalesce(fail_retried.error, r.error)
   where r.lease = fail_retried.lease and (seqs is null or r.seq = any (seqs));
   get diagnostics failed = row_count;
-  if (queue).ordered and seqs is not null then
+  if (queue).ordered and seqs is not null and failed > 0 then
     update pgmb.retry r
     set lease = null, due_at = ahead.due_at
     from pgmb.retry ahead
     where r.lease = fail_retried.lease and ahead.queue = r.queue and ahead.ordered and ahead.key = r.key
-      and ahead.lease is null and (ahead.origin, ahead.seq) < (r.origin, r.seq);
+      and ahead.lease is null and ahead.seq = any (seqs) and (ahead.origin, ahead.seq) < (r.origin, r.seq);
   end if;
   if keys is not null then
     perform pgmb.wake_keys((queue).id, keys);

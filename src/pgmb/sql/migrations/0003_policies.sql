@@ -63,3 +63,5 @@ drop function pgmb.fail_event(pgmb.queue, pgmb.event, integer, timestamptz, text
 drop function pgmb.receive_due(integer, integer, timestamptz, timestamptz);
 drop function pgmb.settle_as_failed(uuid, bigint[], interval, text, boolean);
 drop function pgmb.write_claim(pgmb.claim, bigint, "char", integer, bigint, bigint, bigint, timestamptz);
+drop function pgmb.batch_events(
+  integer, pg_snapshot, bigint, xid8, pg_snapshot, xid8, bigint, bigint, bigint, text, bigint);
