@@ -64,7 +64,7 @@ BELOW: dict[str, set[str]] = {
         "unclosed",
         "wire",
     },
-    "app": {"_async", "_sync", "errors", "outbox", "patterns", "polling", "statements", "types"},
+    "app": {"_async", "_sync", "cron", "errors", "outbox", "patterns", "polling", "roles", "statements", "types"},
     "doctor": {"schema"},
     "roles": {"_async", "cron", "errors", "types"},
 }

@@ -8,8 +8,10 @@ import sys
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import AbstractAsyncContextManager
+from datetime import UTC, datetime
 from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 
+from pgmb import cron as expressions
 from pgmb._async.broker import AsyncBroker, aconnect
 from pgmb._sync.broker import Broker, connect
 from pgmb.app import running
@@ -66,6 +68,7 @@ class App:
         self.connection = connection
         self.queues: dict[str, Declared] = {}
         self.middlewares: list[Middleware] = []
+        self.schedules: dict[str, dict[str, Any]] = {}
         self._lock = threading.Lock()
         self._broker: Broker | None = None
         self._abroker: tuple[AsyncBroker, asyncio.AbstractEventLoop] | None = None
@@ -165,6 +168,25 @@ class App:
         """
         self.middlewares.append(function)
         return function
+
+    def every(
+        self,
+        cron: str,
+        topic: str,
+        payload: Any = None,
+        *,
+        timezone: str = "UTC",
+        name: str | None = None,
+        **settings: Any,
+    ) -> None:
+        """Publish an event at each time that `cron` names: what `create_schedule` takes, named as the topic.
+
+        While the app works it publishes what is due; of several processes one does.
+        """
+        expressions.first_after(cron, timezone, datetime.now(UTC))
+        given = {"cron": cron, "topic": topic, "payload": payload, "timezone": timezone, **settings}
+        if self.schedules.setdefault(name or topic, given) != given:
+            raise InvalidArgument(f"there is another schedule {name or topic!r}; give this one a name=...")
 
     def _declared(self, name: str) -> Declared:
         return self.queues.setdefault(name, Declared(name))

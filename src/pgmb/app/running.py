@@ -15,6 +15,7 @@ from pgmb._async.broker import AsyncBroker, aconnect
 from pgmb.app.consumer import Consumer
 from pgmb.app.declaring import Declared, Found, declare
 from pgmb.app.idle import Idle
+from pgmb.app.recurring import scheduling
 from pgmb.app.routing import Routes
 from pgmb.app.threads import Threads
 from pgmb.errors import InvalidArgument
@@ -41,6 +42,7 @@ async def work(
     async with contextlib.AsyncExitStack() as stack:
         broker = await stack.enter_async_context(await aconnect(app.dsn, **options))
         found = await declare(broker, declared)
+        await stack.enter_async_context(scheduling(broker, app.schedules))
         if app.lifespan is not None:
             await stack.enter_async_context(app.lifespan(app))
         logger.info("working on %s", ", ".join(queue.name for queue in declared))
