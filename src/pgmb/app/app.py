@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sys
 import threading
@@ -18,7 +19,8 @@ from pgmb.app import running
 from pgmb.app.declaring import Declared
 from pgmb.app.handler import Backoff, Handler
 from pgmb.app.routing import Middleware
-from pgmb.errors import InvalidArgument
+from pgmb.errors import Conflict, InvalidArgument, PermissionDenied
+from pgmb.observer import Observing
 from pgmb.types import Duration, Position
 
 P = ParamSpec("P")
@@ -26,6 +28,7 @@ R = TypeVar("R")
 SingleHandler = TypeVar("SingleHandler", bound=Callable[[Any], object])
 BatchHandler = TypeVar("BatchHandler", bound=Callable[[list[Any]], object])
 AnyMiddleware = TypeVar("AnyMiddleware", bound=Middleware)
+AnyBroker = TypeVar("AnyBroker", Broker, AsyncBroker)
 Lifespan = Callable[["App"], AbstractAsyncContextManager[Any]]
 
 
@@ -68,7 +71,9 @@ class App:
         self.connection = connection
         self.queues: dict[str, Declared] = {}
         self.middlewares: list[Middleware] = []
+        self.observer: Observing | None = None
         self.schedules: dict[str, dict[str, Any]] = {}
+        self._created: set[str] = set()
         self._lock = threading.Lock()
         self._broker: Broker | None = None
         self._abroker: tuple[AsyncBroker, asyncio.AbstractEventLoop] | None = None
@@ -164,7 +169,7 @@ class App:
     def middleware(self, function: AnyMiddleware) -> AnyMiddleware:
         """Call this around every delivery: `async def timing(delivery, call_next)`. The first is outermost.
 
-        Around a batch handler, `delivery` is the list that it gets.
+        Around a batch handler, `delivery` is a list of deliveries.
         """
         self.middlewares.append(function)
         return function
@@ -195,18 +200,34 @@ class App:
 
     @property
     def broker(self) -> Broker:
-        """The synchronous broker behind `publish`, connected when it is first asked for."""
+        """The synchronous broker behind `publish`, connected when it is first asked for.
+
+        The app's queues are created then, where the role may, so that what is published before a first
+        worker starts waits for it.
+        """
         with self._lock:
             if self._broker is None:
-                self._broker = connect(self.dsn, **self.connection)
+                self._broker = self.observed(connect(self.dsn, **self.connection))
+            for queue in self._not_created():
+                with contextlib.suppress(Conflict, PermissionDenied):
+                    self._broker.create_queue(queue.name, queue.patterns, **queue.settings)
+                self._created.add(queue.name)
             return self._broker
 
     async def abroker(self) -> AsyncBroker:
-        """The asynchronous broker behind `apublish` and the handlers, one an event loop."""
+        """The asynchronous broker behind `apublish`, one an event loop. Creates queues as `broker` does."""
         loop = asyncio.get_running_loop()
         if self._abroker is None or self._abroker[1] is not loop:
-            self._abroker = (await aconnect(self.dsn, **self.connection), loop)
-        return self._abroker[0]
+            self._abroker = (self.observed(await aconnect(self.dsn, **self.connection)), loop)
+        broker = self._abroker[0]
+        for queue in self._not_created():
+            with contextlib.suppress(Conflict, PermissionDenied):
+                await broker.create_queue(queue.name, queue.patterns, **queue.settings)
+            self._created.add(queue.name)
+        return broker
+
+    def _not_created(self) -> list[Declared]:
+        return [queue for queue in self.queues.values() if queue.handlers and queue.name not in self._created]
 
     @_as(Broker.publish)
     def publish(self, *arguments: Any, **options: Any) -> Any:
@@ -229,6 +250,22 @@ class App:
         if held is not None:
             await held[0].close()
         self.close()
+
+    # -- observing
+
+    def observe_by(self, observer: Observing) -> None:
+        """Show the observer every broker of the app's, those there are already and those to come."""
+        self.observer = observer
+        if self._broker is not None:
+            observer.observe(self._broker)
+        if self._abroker is not None:
+            observer.observe(self._abroker[0])
+
+    def observed(self, broker: AnyBroker, *, working: bool = False) -> AnyBroker:
+        """The broker, in sight of the app's observer if there is one."""
+        if self.observer is not None:
+            self.observer.observe(broker, working=working)
+        return broker
 
     # -- working
 

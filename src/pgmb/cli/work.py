@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from pgmb import schema
 from pgmb.app import loading, running
 from pgmb.app.processes import HOPELESS, PARENT_PIPE, supervise
 from pgmb.cli import output
@@ -39,11 +40,14 @@ def work(
         str | None,
         typer.Option(envvar=_DSN, show_envvar=False, help="Instead of the app's own.", show_default=False),
     ] = None,
+    install: Annotated[
+        bool, typer.Option("--install", help="Install or upgrade the schema first, where that is due.")
+    ] = False,
 ) -> None:
     """Run an app's handlers until it is interrupted: finish what is running, hand back the rest."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     if processes > 1:
-        sys.exit(_supervised(target, processes, queue or [], concurrency, grace, dsn))
+        sys.exit(_supervised(target, processes, queue or [], concurrency, grace, dsn, install))
     try:
         app = loading.load(target)
         running.chosen(app, queue)
@@ -51,16 +55,25 @@ def work(
         output.fail(str(error), error.hint, code=HOPELESS)
     if dsn is not None:
         app.dsn = dsn
+    if install and schema.installed_version(app.dsn) != schema.VERSION:
+        schema.install(app.dsn)
     asyncio.run(running.until_signalled(app, queue, concurrency, grace, _parent()))
 
 
 def _supervised(
-    target: str, count: int, queues: list[str], concurrency: int | None, grace: float | None, dsn: str | None
+    target: str,
+    count: int,
+    queues: list[str],
+    concurrency: int | None,
+    grace: float | None,
+    dsn: str | None,
+    install: bool,
 ) -> int:
     command = [sys.executable, "-m", "pgmb", "work", target]
     command += [f"--queue={name}" for name in queues]
     command += [] if concurrency is None else [f"--concurrency={concurrency}"]
     command += [] if grace is None else [f"--grace={grace}"]
+    command += ["--install"] if install else []
     # Not on the command line, where everybody on the machine could read a password.
     environment = dict(os.environ) if dsn is None else {**os.environ, _DSN: dsn}
     return asyncio.run(supervise(command, count, environment))
