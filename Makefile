@@ -61,11 +61,15 @@ check-sync: ## Check that the synchronous client is what `make sync` writes
 
 .PHONY: docs
 docs: ## Write the generated parts of the documentation anew
-	$(PYTHON) scripts/docs.py
+	$(PYTHON) -m scripts.docs
 
 .PHONY: check-docs
 check-docs: ## Check that the generated documentation is what `make docs` writes
-	$(PYTHON) scripts/docs.py --check
+	$(PYTHON) -m scripts.docs --check
+
+.PHONY: record
+record: ## Record the terminal sessions in the documentation anew
+	$(PYTHON) -m scripts.record
 
 .PHONY: bench
 bench: ## Run the benchmarks (FULL=1 for the complete run)

@@ -55,6 +55,11 @@ class Terminal:
         """What was drawn since the cursor last went home: the newest frame of a program that redraws."""
         return plain(self.raw.rsplit(_HOME, 1)[-1])
 
+    @property
+    def frames(self) -> list[str]:
+        """Every frame of such a program that is complete."""
+        return [plain(drawn) for drawn in self.raw.split(_HOME)[1:-1]]
+
     def send(self, text: str) -> None:
         os.write(self._own, text.encode())
 

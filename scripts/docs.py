@@ -1,4 +1,7 @@
-"""Writes docs/reference/sql.md from the headers of the SQL functions; `--check` fails if it is stale."""
+"""Writes docs/reference: sql.md from the headers of the SQL functions, cli.md from the commands.
+
+`--check` fails if one of them is stale.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,11 @@ import re
 import sys
 from pathlib import Path
 
+from scripts import cli_reference
+
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ROOT / "src" / "pgmb" / "sql" / "functions"
-TARGET = ROOT / "docs" / "reference" / "sql.md"
+REFERENCE = ROOT / "docs" / "reference"
 
 INTRODUCTION = """\
 # SQL reference
@@ -71,15 +76,16 @@ def render() -> str:
 
 
 def main() -> int:
-    rendered = render()
-    if "--check" in sys.argv:
-        if not TARGET.exists() or TARGET.read_text() != rendered:
-            print(f"{TARGET.relative_to(ROOT)} is stale: run `make docs`", file=sys.stderr)
-            return 1
-        return 0
-    TARGET.parent.mkdir(parents=True, exist_ok=True)
-    TARGET.write_text(rendered)
-    return 0
+    stale = 0
+    for name, rendered in (("sql.md", render()), ("cli.md", cli_reference.render())):
+        target = REFERENCE / name
+        if "--check" not in sys.argv:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(rendered)
+        elif not target.exists() or target.read_text() != rendered:
+            print(f"{target.relative_to(ROOT)} is stale: run `make docs`", file=sys.stderr)
+            stale = 1
+    return stale
 
 
 if __name__ == "__main__":

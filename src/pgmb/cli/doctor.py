@@ -39,7 +39,7 @@ def register(app: typer.Typer) -> None:
 def doctor(
     dsn: Dsn = "",
     fail_on: Annotated[
-        FailOn, typer.Option(help="What counts as a problem for the exit code.")
+        FailOn, typer.Option(metavar="warn|fail", help="What counts as a problem for the exit code.")
     ] = FailOn.WARN,
     pinned_for: Annotated[
         timedelta | None,

@@ -35,11 +35,13 @@ def parse_or_off(text: str) -> timedelta:
 
 
 def show(value: timedelta) -> str:
-    """A duration in its two largest units: 1h30m, 7d, 0.5s."""
+    """A duration in its two largest units: 1h30m, 7d, 5.2s, 40ms."""
     seconds = value.total_seconds()
     sign, seconds = ("-", -seconds) if seconds < 0 else ("", seconds)
+    if 0 < seconds < 1:
+        return f"{sign}{seconds * 1000:.0f}ms"
     if seconds < 10:
-        return f"{sign}{seconds:.3g}s"
+        return f"{sign}{seconds:.1f}".removesuffix(".0") + "s"
     whole = round(seconds)
     parts: list[str] = []
     for unit, length in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)):

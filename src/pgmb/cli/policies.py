@@ -33,7 +33,13 @@ Rps: TypeAlias = Annotated[float | None, typer.Option(help="At most so many even
 Ttl: TypeAlias = Annotated[timedelta | None, _duration("Older events go to the dead letters unseen.")]
 MaxLength: TypeAlias = Annotated[int | None, typer.Option(help="At most so many events wait.")]
 When: TypeAlias = Annotated[
-    WhenFull | None, typer.Option("--when-full", help="What happens to one event more.", show_default=False)
+    WhenFull | None,
+    typer.Option(
+        "--when-full",
+        metavar="refuse|drop_oldest",
+        help="What happens to one event more.",
+        show_default=False,
+    ),
 ]
 
 
