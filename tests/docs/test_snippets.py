@@ -1,9 +1,11 @@
-"""Every SQL and Python snippet in the README and the docs runs as it stands."""
+"""Every SQL, Python and console snippet in the README and the docs runs as it stands."""
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +57,23 @@ def test_python_snippets_run(page: Path, dsn: str, db: psycopg.Connection[Any], 
     exec(compile(program, str(page), "exec"), {})
     if page.name == "README.md":
         assert capsys.readouterr().out == "order.paid 42 1\n"
+
+
+@pytest.mark.parametrize("page", pages_with("console"))
+def test_console_snippets_run_in_a_shell(page: Path, dsn: str) -> None:
+    """The lines that begin with $, but for the one that says where the database is."""
+    lines = "".join(snippets(page, "console")).splitlines()
+    script = [line[2:] for line in lines if line.startswith("$ ") and not line.startswith("$ export ")]
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["sh", "-e", "-x"],
+        input="\n".join(script),
+        env={**os.environ, "PATH": path, "PGMB_DSN": dsn},
+        text=True,
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_readme_links_to_pages_that_exist() -> None:
