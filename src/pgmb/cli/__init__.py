@@ -35,7 +35,22 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for group in (schema, doctor, status, top, streams, queues, publish, receive, tail, dlq, route, schedules, work, roles):
+for group in (
+    schema,
+    doctor,
+    status,
+    top,
+    streams,
+    queues,
+    publish,
+    receive,
+    tail,
+    dlq,
+    route,
+    schedules,
+    work,
+    roles,
+):
     group.register(app)
 
 

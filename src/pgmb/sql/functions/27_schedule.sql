@@ -126,10 +126,10 @@ begin
     from pgmb.schedule c order by c.name;
 end $$;
 
--- The schedules that are due or will be within `ahead`, soonest first, at most `max`, with the database's clock.
--- Writes nothing.
+-- The schedules that are due or will be within `ahead`, soonest first, with the database's clock. Writes
+-- nothing.
 create or replace function pgmb.due_schedules(
-  ahead interval default '0 s', max integer default 1000, out name text, out cron text, out timezone text, out missed text,
+  ahead interval default '0 s', out name text, out cron text, out timezone text, out missed text,
   out due_at timestamptz, out now timestamptz
 )
 returns setof record
@@ -142,7 +142,7 @@ begin
   return query select c.name, c.cron, c.timezone, c.missed, c.next_at, clock_timestamp()
     from pgmb.schedule c
     where c.paused_at is null and c.next_at <= clock_timestamp() + ahead
-    order by c.next_at limit due_schedules.max;
+    order by c.next_at;
 end $$;
 
 -- Publishes a schedule's event and moves the schedule on from due_at to next_at (null: it never falls due again), if it
