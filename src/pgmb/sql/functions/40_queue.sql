@@ -95,8 +95,9 @@ begin
 end $$;
 
 -- The condition of one lane: the queue's patterns, the lane's own, and none of a lane before it. What matches
--- no lane is in one more, the last. Internal.
-create or replace function pgmb.lane_matching(patterns text[], lanes text[], lane integer)
+-- no lane is in one more, the last. Of an ordered queue a lane is a share of the keys; events without one are
+-- dealt out. Internal.
+create or replace function pgmb.lane_matching(patterns text[], lanes text[], shards integer, lane integer)
 returns text
 language sql immutable parallel safe
 as $$
@@ -106,6 +107,8 @@ as $$
       select string_agg(format(' and not (%s)', coalesce(nullif(substr(pgmb.matching(array[before]), 6), ''), 'true')), ''
         order by place)
       from unnest(lanes[:lane]) with ordinality l (before, place)), '')
+    || case when shards = 1 then '' else format(
+      ' and case when e.key is null then e.seq else hashtext(e.key)::bigint end & %s = %s', shards - 1, lane) end
 $$;
 
 -- Creates a queue that reads `stream` from the position `starting` on, by default from now. True if it was
@@ -136,6 +139,8 @@ as $$
 declare
   made integer;
   head integer;
+  -- One that has a length counts what waits in one place.
+  shards integer := case when create_queue.ordered and create_queue.max_length is null then 8 else 1 end;
   stream_number integer := pgmb.stream_id(create_queue.stream);
   start pgmb.position := coalesce(create_queue.starting, pgmb.position(create_queue.stream));
 begin
@@ -148,21 +153,19 @@ begin
     raise exception 'not a queue name: %', coalesce(quote_literal(create_queue.name), 'null')
       using errcode = 'MB003', hint = 'Up to 100 characters, none of them control characters, no space at either end.';
   end if;
-  if create_queue.lanes is not null
-    and (create_queue.ordered or num_nonnulls(create_queue.max_in_flight, create_queue.rps, create_queue.max_length) > 0)
-  then
-    raise exception 'a queue with lanes has no order, limit or length' using errcode = 'MB005',
+  if create_queue.lanes is not null and (create_queue.ordered or create_queue.max_length is not null) then
+    raise exception 'a queue with lanes has no order and no length' using errcode = 'MB005',
       hint = 'Make a queue of its own for what is urgent.';
   end if;
-  for nth in 0 .. coalesce(cardinality(create_queue.lanes), 0) loop
+  for nth in 0 .. greatest(cardinality(create_queue.lanes), shards - 1) loop
     insert into pgmb.queue (name, stream, stream_name, matching, lease_for, max_attempts,
       backoff_base, backoff_factor, backoff_max, backoff_jitter,
-      ordered, max_in_flight, rps, ttl, max_length, when_full, lanes, lane, lane_of)
+      ordered, max_in_flight, rps, ttl, max_length, when_full, lanes, lane, lane_of, shards)
     select create_queue.name || case nth when 0 then '' else '/' || nth end, stream_number, create_queue.stream,
-      pgmb.lane_matching(create_queue.patterns, create_queue.lanes, nth), create_queue.lease_for, create_queue.max_attempts,
+      pgmb.lane_matching(create_queue.patterns, create_queue.lanes, shards, nth), create_queue.lease_for, create_queue.max_attempts,
       create_queue.backoff_base, create_queue.backoff_factor, create_queue.backoff_max, create_queue.backoff_jitter,
       create_queue.ordered, create_queue.max_in_flight, create_queue.rps, create_queue.ttl, create_queue.max_length,
-      create_queue.when_full, create_queue.lanes, nth, head
+      create_queue.when_full, create_queue.lanes, nth, head, shards
     -- Not left to the conflict alone, which would use up an id at every call.
     where not exists (select from pgmb.queue q where q.name = create_queue.name || case nth when 0 then '' else '/' || nth end)
     on conflict do nothing
@@ -182,7 +185,7 @@ begin
     end if;
     head := coalesce(head, made);
     insert into pgmb.binding (queue, version, patterns, matching)
-    values (made, 1, create_queue.patterns, pgmb.lane_matching(create_queue.patterns, create_queue.lanes, nth));
+    values (made, 1, create_queue.patterns, pgmb.lane_matching(create_queue.patterns, create_queue.lanes, shards, nth));
     insert into pgmb.claim (queue, id, token, state, bindings, events, lo, hi, place, upto,
       done_snapshot, done_seq, done_next, batch_snapshot, batch_seq, batch_next, expires_at, swept)
     values (made, 1, 0, 'p', 1, 0, 0, 0, 0, 0,
@@ -219,7 +222,7 @@ begin
   perform pgmb.assert_admin();
   for bound in select * from pgmb.lanes_for_consumer(bind.queue) loop
     perform from pgmb.queue q where q.id = bound.id for no key update;
-    condition := pgmb.lane_matching(bind.patterns, bound.lanes, bound.lane);
+    condition := pgmb.lane_matching(bind.patterns, bound.lanes, bound.shards, bound.lane);
     insert into pgmb.binding (queue, version, patterns, matching)
     select bound.id, max(b.version) + 1, bind.patterns, condition
     from pgmb.binding b where b.queue = bound.id;
@@ -231,7 +234,7 @@ begin
 end $$;
 
 -- Changes a queue's lease, retry policy and limits. Null leaves a setting as it is, 0 takes a limit away.
--- Errors: MB002 no such queue, MB005 a limit on a queue with lanes.
+-- Errors: MB002 no such queue, MB005 a length where there cannot be one.
 create or replace function pgmb.alter_queue(
   queue text, lease_for interval default null, max_attempts integer default null,
   backoff_base interval default null, backoff_factor double precision default null,
@@ -249,11 +252,9 @@ declare
 begin
   perform pgmb.assert_admin();
   for altered in select * from pgmb.lanes_for_consumer(alter_queue.queue) loop
-    if altered.lanes is not null
-      and (alter_queue.max_in_flight > 0 or alter_queue.rps > 0 or alter_queue.max_length > 0)
-    then
-      raise exception 'a queue with lanes has no limit or length' using errcode = 'MB005',
-        hint = 'Make a queue of its own for what is urgent.';
+    if alter_queue.max_length > 0 and (altered.lanes is not null or altered.shards > 1) then
+      raise exception 'queue % was made without a length', quote_literal(alter_queue.queue) using errcode = 'MB005',
+        hint = 'One with lanes has none; an ordered one must have it from the beginning.';
     end if;
     update pgmb.queue q
     set lease_for = coalesce(alter_queue.lease_for, q.lease_for),
@@ -292,6 +293,7 @@ begin
     delete from pgmb.queue q where q.id = gone.id;
     delete from pgmb.claim c where c.queue = gone.id;
     delete from pgmb.settlement s where s.queue = gone.id;
+    delete from pgmb.retry r where r.queue = gone.id;
   end loop;
   if gone.max_length is not null then
     perform pgmb.guard_stream(gone.stream_name);

@@ -217,6 +217,14 @@ begin
       from pgmb.retry r where r.lease = swept.lease order by r.origin, r.seq;
     elsif swept.lease is not null then
       base := swept.claim;
+      if cardinality(swept.rows) > 0 then
+        columns := case when receive.raw then 'e.seq, e.id, e.topic, e.key, e.payload, e.headers, e.published_at'
+          else pgmb.event_columns((select s.salt from pgmb.stream s where s.id = q.stream)) end;
+        return query execute 'select $1, ' || columns || ', 1 from pgmb.segment_' || q.stream || '_' || (base.hi >> 40)
+            || ' e where e.ctid = any ($2) order by e.seq + 0'
+          using swept.lease, swept.rows;
+        return;
+      end if;
       return query
       select swept.lease, e.*, 1
       from pgmb.batch_events(q.stream, base.done_snapshot, base.done_seq, base.done_next, base.batch_snapshot,

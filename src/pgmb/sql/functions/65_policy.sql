@@ -194,43 +194,95 @@ begin
   return base;
 end $$;
 
--- What receive does for a queue that is not plain: asks its lanes in turn for a lease. entry_xid, noted: as receive
--- found them. Gives what pgmb.claim_lane gives. Internal.
+-- What receive does for a queue that is not plain: asks its lanes in turn for a lease, within the limits of them
+-- all. entry_xid, noted: as receive found them. Gives what pgmb.claim_lane gives. Internal.
 create or replace function pgmb.claim_by_policy(
   queue integer, entry_xid xid8, noted bigint, max integer, lease_for interval,
-  out lease uuid, out claim pgmb.claim, out matching text
+  out lease uuid, out claim pgmb.claim, out matching text, out rows tid[]
 )
 language plpgsql
 as $$
+#variable_conflict use_variable
 declare
   lanes pgmb.queue[] := array(
     select l from pgmb.queue l
     where l.id = claim_by_policy.queue or l.lane_of = claim_by_policy.queue order by l.lane);
+  head pgmb.queue := lanes[1];
+  base pgmb.claim;
+  lane pgmb.queue;
+  passed_over pgmb.queue;
+  locked_upto integer := -1;
+  now timestamptz;
+  paid timestamptz;
   claimed record;
 begin
-  -- One call in eight begins at the other end: nothing waits for ever. The first lane is locked first even so:
-  -- of two that ask in opposite orders each would wait for the other.
-  if cardinality(lanes) > 1 and random() < 0.125 then
-    perform pgmb.lock_queue(queue);
+  select null::uuid lease, null::pgmb.claim claim, null matching, null::tid[] rows into claimed;
+  if head.max_in_flight is not null or head.rps is not null then
+    -- One after another: a limit is everybody's.
+    base := pgmb.lock_queue(head.id);
+    now := clock_timestamp();
+    max := least(max, pgmb.room_in_flight(head, lanes));
+    if head.rps is not null then
+      -- What was not used lately may be used at once: as much as a quarter of a second gives, at least one.
+      -- Nothing is paid for in advance: where it seems so, the clock was set back.
+      paid := now - interval '1 second' * greatest(0.25, 1 / head.rps);
+      paid := greatest(least(coalesce(base.paid_until, paid), now), paid);
+      max := least(max, floor(extract(epoch from now - paid) * head.rps + 0.000001));
+    end if;
+  end if;
+  if max <= 0 then
+    return;
+  end if;
+  if head.shards > 1 then
+    lanes := array(select one from unnest(lanes) one order by random());
+  elsif cardinality(lanes) > 1 and random() < 0.125 then
+    -- One call in eight begins at the other end: nothing waits for ever. The first lane is locked first even so:
+    -- of two that ask in opposite orders each would wait for the other.
+    perform pgmb.lock_queue(head.id);
     lanes := array(select one from unnest(lanes) one order by one.lane desc);
   end if;
-  for lane in 1 .. cardinality(lanes) loop
-    claimed := pgmb.claim_lane(lanes[lane], entry_xid, noted, max, lease_for);
-    if claimed.lease is not null then
-      lease := claimed.lease;
-      claim := claimed.claim;
-      matching := claimed.matching;
-      return;
+  foreach lane in array lanes loop
+    if lane.shards > 1 and not pg_try_advisory_xact_lock(pgmb.queue_lock(lane.id, lane.generation)) then
+      -- Another receives from it at this moment.
+      passed_over := lane;
+      continue;
     end if;
+    locked_upto := greatest(locked_upto, lane.lane);
+    claimed := pgmb.claim_lane(lane, entry_xid, noted, max, lease_for);
+    exit when claimed.lease is not null;
   end loop;
+  -- Nothing elsewhere: wait for the other, who may be a long transaction. Not if that might wait for us.
+  if claimed.lease is null and passed_over.lane > locked_upto then
+    claimed := pgmb.claim_lane(passed_over, entry_xid, noted, max, lease_for);
+  end if;
+  lease := claimed.lease;
+  claim := claimed.claim;
+  matching := claimed.matching;
+  rows := claimed.rows;
+  if lease is not null and head.rps is not null then
+    select * into base from pgmb.claim c where c.queue = head.id order by c.id desc limit 1;
+    base.paid_until := paid + interval '1 second' * (claimed.events / head.rps);
+    perform pgmb.write_claim(base, 0, 'p', head.bindings, 0, base.place, base.place, 'infinity');
+  end if;
 end $$;
 
+-- How many events more may be leased of a queue that allows only so many in flight; null if it allows any number.
+-- Internal.
+create or replace function pgmb.room_in_flight(head pgmb.queue, lanes pgmb.queue[])
+returns bigint
+language sql volatile
+as $$
+  select (head).max_in_flight - sum((pgmb.in_flight(lane.id,
+    (select c.open from pgmb.claim c where c.queue = lane.id order by c.id desc limit 1), clock_timestamp())).events)
+  from unnest(lanes) lane
+$$;
+
 -- Leases the next events of a queue, or of one of its lanes, within its limits: retried ones, then fresh ones,
--- for which `claim` and `matching` say what the lease holds. Null if there is nothing. A transaction's own
+-- for which `claim`, `matching` and `rows` say what the lease holds. Null if there is nothing. A transaction's own
 -- events come once it has committed. Internal.
 create or replace function pgmb.claim_lane(
   q pgmb.queue, entry_xid xid8, noted bigint, max integer, lease_for interval,
-  out lease uuid, out claim pgmb.claim, out matching text
+  out lease uuid, out claim pgmb.claim, out matching text, out rows tid[], out events bigint
 )
 language plpgsql
 as $$
@@ -243,7 +295,6 @@ declare
   due record;
   picked record;
   trimmed pgmb.claim;
-  allowed bigint := max;
   taken bigint := 0;
   pending boolean := false;                  -- the position moved enough to be worth writing
   opened boolean := false;
@@ -263,24 +314,16 @@ begin
 
   flight := pgmb.in_flight(q.id, base.open, now);
   base.open := flight.open;
-  allowed := least(allowed, q.max_in_flight - flight.events);
-  if q.rps is not null then
-    -- What was not used lately may be used at once: as much as a quarter of a second gives, at least one.
-    -- Nothing is paid for in advance: where it seems so, the clock was set back.
-    base.paid_until := greatest(least(base.paid_until, now), now - interval '1 second' * greatest(0.25, 1 / q.rps));
-    allowed := least(allowed, floor(extract(epoch from now - base.paid_until) * q.rps + 0.000001));
-  end if;
-
-  if allowed > 0 and exists (select from pgmb.retry r where r.queue = q.id and r.due_at <= now) then
+  if exists (select from pgmb.retry r where r.queue = q.id and r.due_at <= now) then
     if q.ordered then
-      due := pgmb.lease_due_in_order(q.id, allowed::integer, now, now + lease_for, q.max_attempts, flight.keys);
+      due := pgmb.lease_due_in_order(q.id, max, now, now + lease_for, q.max_attempts, flight.keys);
     else
-      due := pgmb.lease_due(q.id, allowed::integer, now, now + lease_for, q.max_attempts);
+      due := pgmb.lease_due(q.id, max, now, now + lease_for, q.max_attempts);
     end if;
     if due.events > 0 then
       lease := due.lease;
-      base.paid_until := base.paid_until + interval '1 second' * (due.events / q.rps);
-      if pending or q.rps is not null then
+      events := due.events;
+      if pending then
         perform pgmb.write_claim(base, 0, 'p', q.bindings, 0, base.place, base.place, 'infinity');
       end if;
       return;
@@ -294,9 +337,11 @@ begin
     base := trimmed;
   end if;
 
-  -- A few windows at most: what a filter or busy keys leave over of each may be little.
+  -- A few windows at most: what a filter or busy keys leave over of each may be little. While a lease of an ordered
+  -- queue was just given nothing is read behind it: most likely its keys will be free in a moment, and nothing
+  -- has to be set aside.
   for turn in 1 .. 5 loop
-    exit when allowed <= 0;
+    exit when q.ordered and flight.youngest > now - interval '50 milliseconds';
     if base.place >= base.upto then
       exit when opened;
       opened := true;
@@ -314,9 +359,9 @@ begin
     end if;
     lo := base.place;
     hi := pgmb.window_end(q.stream, greatest(base.place, base.done_seq), base.upto, 5000);
-    picked := pgmb.pick(q, base, hi, allowed, now, flight.keys, flight.youngest);
-    base.place := picked.upto;
+    picked := pgmb.pick(q, base, hi, max, now, flight.keys, flight.youngest);
     exit when picked.waits;
+    base.place := picked.upto;
     pending := pending or picked.moved or base.place - lo >= 64;
     wrote := wrote or picked.wrote;
     taken := picked.taken;
@@ -331,7 +376,8 @@ begin
   if taken > 0 then
     lease := pgmb.lease_of(q.id, base.id + 1, token);
     matching := picked.matching;
-    base.paid_until := base.paid_until + interval '1 second' * (taken / q.rps);
+    rows := picked.rows;
+    events := taken;
     base.open := base.open || (base.id + 1);
     perform pgmb.write_claim(base, token, 'l', q.bindings, taken + cardinality(picked.expired), lo, base.place,
       now + lease_for, picked.keys);
@@ -353,39 +399,39 @@ end $$;
 -- Which events of a queue above its position and up to `hi` are to be delivered now, at most `allowed`: those up to
 -- `upto` that match `matching`, `taken` in number. Those older than the queue lets them live become dead letters,
 -- `expired`. In an ordered queue those whose key is held wait in pgmb.retry, behind what holds it; `keys` are the
--- hashes of those taken. moved: something was read and has its place now. waits: all were of keys that leases
--- just given hold and that will soon be free; nothing was moved. wrote: events were parked or became dead letters.
--- Internal.
+-- hashes of those taken. rows: where in its segment those taken lie, if they are all in one. moved: something was
+-- read and has its place now. wrote: events were parked or became dead letters. waits: most are of keys that leases
+-- hold which are not old; they are better waited for, and nothing was moved. Internal.
 create or replace function pgmb.pick(
   q pgmb.queue, base pgmb.claim, hi bigint, allowed bigint, now timestamptz, busy integer[], youngest timestamptz,
-  out taken bigint, out upto bigint, out matching text, out expired bigint[], out keys integer[], out moved boolean,
-  out waits boolean, out wrote boolean
+  out taken bigint, out upto bigint, out matching text, out rows tid[], out expired bigint[], out keys integer[],
+  out moved boolean, out wrote boolean, out waits boolean
 )
 language plpgsql
 as $$
 #variable_conflict use_variable
 declare
-  source text := 'select e.seq, e.key, e.published_at from pgmb.batch_events($8, $5, $9, $10, $3, $11, $12, $1, $2, $13, $7, true) e';
+  source text := 'select null::tid ctid, e.seq, e.key, e.published_at from pgmb.batch_events($8, $5, $9, $10, $3, $11, $12, $1, $2, $13, $7, true) e';
   retried boolean := q.ordered and exists (select from pgmb.retry r where r.queue = q.id and r.ordered);
   most bigint := allowed;
   found_events bigint;
   last bigint;
   behind integer[];
+  parked bigint := 0;
   ending timestamptz := now - q.ttl;
 begin
-  waits := false;
   if retried or cardinality(busy) > 0 then
     -- Besides those that can be delivered, as many are read that perhaps cannot.
     most := allowed * 2;
   end if;
   if base.place >= base.done_seq and base.place >> 40 = hi >> 40 and base.own is null then
     -- The common way: one segment, no stragglers.
-    source := pgmb.main_part('pgmb.segment_' || q.stream || '_' || (hi >> 40), 'e.seq, e.key, e.published_at', q.matching)
+    source := pgmb.main_part('pgmb.segment_' || q.stream || '_' || (hi >> 40), 'e.ctid, e.seq, e.key, e.published_at', q.matching)
       || ' limit $7';
   end if;
   if q.ordered then
     execute 'with read as materialized (
-        select e.seq, e.key is not null keyed, e.key, coalesce(e.published_at <= $14, false) old,
+        select e.ctid, e.seq, e.key is not null keyed, e.key, coalesce(e.published_at <= $14, false) old,
           case when e.key is null then 0 else coalesce(nullif(hashtext(e.key), 0), 1) end held
         from (' || source || ') e
       ), waiting as materialized (
@@ -393,38 +439,39 @@ begin
         where r.keyed and (r.held in (select unnest($15)) or $16 and exists (
           select from pgmb.retry ahead where ahead.queue = $17 and ahead.ordered and ahead.key = r.key))
       ), judged as (
-        select r.seq, r.held, r.old, w.held is not null behind,
+        select r.ctid, r.seq, r.held, r.old, w.held is not null behind,
           count(*) filter (where not r.old and w.held is null) over (order by r.seq) free
         from read r
         left join waiting w on w.held = r.held and r.keyed
       )
       select count(*) filter (where not j.old and not j.behind), array_agg(distinct j.held) filter (where not j.old and not j.behind),
         array_agg(distinct j.held) filter (where not j.old and j.behind),
-        coalesce(array_agg(j.seq) filter (where j.old), ''{}''),
+        coalesce(array_agg(j.seq) filter (where j.old), ''{}''), array_agg(j.ctid) filter (where not j.old and not j.behind),
         case when count(*) filter (where not j.old and not j.behind) = $18 then max(j.seq) end,
-        (select count(*) from read), (select max(r.seq) from read r)
+        (select count(*) from read), (select max(r.seq) from read r), count(*) filter (where j.behind)
       from judged j
       where j.free < $18 or (j.free = $18 and not j.old and not j.behind)'
-    into taken, keys, behind, expired, upto, found_events, last
+    into taken, keys, behind, expired, rows, upto, found_events, last, parked
     using base.place, hi, base.batch_snapshot, pg_snapshot_xmin(base.batch_snapshot), base.done_snapshot,
       pg_snapshot_xmax(base.done_snapshot), most, q.stream, base.done_seq, base.done_next, base.own, base.own_seq,
       q.matching, ending, busy, retried, q.id, allowed;
   else
     execute 'select count(*) filter (where e.published_at <= $14 is not true), count(*), max(e.seq),
-        coalesce(array_agg(e.seq) filter (where e.published_at <= $14), ''{}'')
+        coalesce(array_agg(e.seq) filter (where e.published_at <= $14), ''{}''),
+        array_agg(e.ctid) filter (where e.published_at <= $14 is not true)
       from (' || source || ') e'
-    into taken, found_events, last, expired
+    into taken, found_events, last, expired, rows
     using base.place, hi, base.batch_snapshot, pg_snapshot_xmin(base.batch_snapshot), base.done_snapshot,
       pg_snapshot_xmax(base.done_snapshot), most, q.stream, base.done_seq, base.done_next, base.own, base.own_seq,
       q.matching, ending;
   end if;
   upto := coalesce(upto, case when found_events < most then hi else last end);
-  if taken = 0 and behind is not null and youngest > now - interval '100 milliseconds' then
-    waits := true;
-    upto := base.place;
+  waits := parked > taken and coalesce(youngest > now - interval '1 second', false);
+  if waits then
     return;
   end if;
   moved := found_events > 0;
+  rows := array_remove(rows, null);
   wrote := behind is not null or cardinality(expired) > 0;
   matching := q.matching;
   if keys is not null then

@@ -10,6 +10,7 @@ alter table pgmb.queue
   add column lanes text[],
   add column lane integer not null default 0,
   add column lane_of integer references pgmb.queue on delete cascade,
+  add column shards integer not null default 1,
   add column plain boolean not null generated always as (not ordered and max_in_flight is null and rps is null
     and ttl is null and max_length is null and lanes is null and lane_of is null) stored;
 create index queue_lane_of on pgmb.queue (lane_of) where lane_of is not null;
@@ -20,6 +21,7 @@ alter table pgmb.claim
   add column paid_until timestamptz;
 
 alter table pgmb.retry
+  drop constraint retry_queue_fkey,
   add column ordered boolean not null default false,
   add column origin bigint not null default 0,
   add column expiries integer not null default 0;

@@ -32,6 +32,8 @@ create table pgmb.queue (
   lanes text[],
   lane integer not null default 0,
   lane_of integer references pgmb.queue on delete cascade,
+  -- An ordered queue spreads its keys over so many lanes, which consumers take from in any order.
+  shards integer not null default 1,
   plain boolean not null generated always as (not ordered and max_in_flight is null and rps is null
     and ttl is null and max_length is null and lanes is null and lane_of is null) stored,
   constraint queue_name check (name ~ '^[^\x01-\x20\x7f]([^\x01-\x1f\x7f]{0,98}[^\x01-\x20\x7f])?$')

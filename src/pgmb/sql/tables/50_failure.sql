@@ -3,7 +3,7 @@
 
 create table pgmb.retry (
   id bigint generated always as identity primary key,
-  queue integer not null references pgmb.queue on delete cascade,
+  queue integer not null,
   -- While leased, the lease and its expiry; otherwise null and the time to try again.
   due_at timestamptz not null,
   lease uuid,
