@@ -169,16 +169,13 @@ class Pending:
         # It stays where it is until it is known what became of it.
         return lane.first[0]
 
-    def committed(self, batch: Batch, number: int | None = None) -> None:
-        """The batch is in the log; or its first `number` events are, and the rest goes next."""
+    def committed(self, batch: Batch) -> None:
+        """The batch is in the log."""
         lane = self._lanes[batch.stream]
         lane.busy = False
         lane.failures, lane.not_before, lane.error = 0, 0.0, None
-        gone = len(batch.items) if number is None else number
-        self.count -= gone
         lane.first.popleft()
-        if gone < len(batch.items):
-            lane.first.appendleft(Batch(batch.stream, batch.items[gone:]))
+        self.count -= len(batch.items)
 
     def refused(self, batch: Batch, error: Exception, now: float) -> list[Unpublished]:
         """The batch is not in the log. Returns what was set aside for it."""
@@ -245,18 +242,18 @@ def fresh_id() -> UUID:
     return UUID(int=high << 64 | 2 << 62 | chance & (1 << 62) - 1)
 
 
-def marked(batch: Batch) -> tuple[list[NewEvent], int | None]:
+def marked(events: Sequence[NewEvent]) -> tuple[list[NewEvent], int | None]:
     """The events, one of them under a deduplication key, and the place of that one.
 
     It stands for the whole batch: they commit together, so if its key is taken, all are in the log. Events
     with keys of their own need no marker.
     """
-    events = [item.event for item in batch.items]
-    for place, event in enumerate(events):
+    batch = list(events)
+    for place, event in enumerate(batch):
         if event.dedup_key is None:
-            events[place] = msgspec.structs.replace(event, dedup_key=f"publisher:{event.id}")
-            return events, place
-    return events, None
+            batch[place] = msgspec.structs.replace(event, dedup_key=f"publisher:{event.id}")
+            return batch, place
+    return batch, None
 
 
 def _halves(batch: Batch) -> list[Batch]:

@@ -9,9 +9,10 @@ from typing import Any, Self
 from psycopg import AsyncConnection, errors
 from psycopg_pool import AsyncConnectionPool
 
-from pgmb import schema
+from pgmb import batch, schema
 from pgmb._async.consuming import AsyncConsuming
 from pgmb._async.positions import AsyncPositions
+from pgmb._async.publisher import AsyncPublisher
 from pgmb._async.publishing import AsyncPublishing
 from pgmb._async.queues import AsyncQueues
 from pgmb._async.schedules import AsyncSchedules
@@ -19,6 +20,8 @@ from pgmb._async.status import AsyncStatus
 from pgmb._async.streams import AsyncStreams
 from pgmb._async.tail import AsyncTailing
 from pgmb.errors import translated
+from pgmb.pending import Pending
+from pgmb.types import Duration
 
 
 class AsyncBroker(
@@ -40,6 +43,24 @@ class AsyncBroker(
     def connection(self) -> AbstractAsyncContextManager[AsyncConnection[Any]]:
         """A connection of the pool's, in autocommit mode, for statements of your own and for `conn=`."""
         return self._pool.connection()
+
+    def publisher(
+        self,
+        flush_every: Duration = 0.05,
+        max_batch: int = 500,
+        max_pending: int = 10_000,
+        *,
+        exactly_once: bool = True,
+        dedup_for: Duration = batch.ONE_DAY,
+    ) -> AsyncPublisher:
+        """A background publisher: `enqueue` returns at once, events are published in batches.
+
+        A batch goes when it has `max_batch` events or its first one has waited for `flush_every`. At most
+        `max_pending` are held. A connection lost while a batch commits does not repeat it, unless
+        `exactly_once` is off; `dedup_for` is how long the events' own dedup_keys are remembered.
+        """
+        held = Pending(flush_every, max_batch, max_pending)
+        return AsyncPublisher(self, held, exactly_once, dedup_for)
 
     async def close(self) -> None:
         """Close all connections. May be called again."""

@@ -10,9 +10,10 @@ from typing import Any, Self
 from psycopg import Connection, errors
 from psycopg_pool import ConnectionPool
 
-from pgmb import schema
+from pgmb import batch, schema
 from pgmb._sync.consuming import Consuming
 from pgmb._sync.positions import Positions
+from pgmb._sync.publisher import Publisher
 from pgmb._sync.publishing import Publishing
 from pgmb._sync.queues import Queues
 from pgmb._sync.schedules import Schedules
@@ -20,6 +21,8 @@ from pgmb._sync.status import Status
 from pgmb._sync.streams import Streams
 from pgmb._sync.tail import Tailing
 from pgmb.errors import translated
+from pgmb.pending import Pending
+from pgmb.types import Duration
 
 
 class Broker(
@@ -41,6 +44,24 @@ class Broker(
     def connection(self) -> AbstractContextManager[Connection[Any]]:
         """A connection of the pool's, in autocommit mode, for statements of your own and for `conn=`."""
         return self._pool.connection()
+
+    def publisher(
+        self,
+        flush_every: Duration = 0.05,
+        max_batch: int = 500,
+        max_pending: int = 10_000,
+        *,
+        exactly_once: bool = True,
+        dedup_for: Duration = batch.ONE_DAY,
+    ) -> Publisher:
+        """A background publisher: `enqueue` returns at once, events are published in batches.
+
+        A batch goes when it has `max_batch` events or its first one has waited for `flush_every`. At most
+        `max_pending` are held. A connection lost while a batch commits does not repeat it, unless
+        `exactly_once` is off; `dedup_for` is how long the events' own dedup_keys are remembered.
+        """
+        held = Pending(flush_every, max_batch, max_pending)
+        return Publisher(self, held, exactly_once, dedup_for)
 
     def close(self) -> None:
         """Close all connections. May be called again."""

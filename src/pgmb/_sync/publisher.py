@@ -19,7 +19,7 @@ from pgmb.types import Duration, NewEvent
 from pgmb.unclosed import forget, remember
 
 if TYPE_CHECKING:
-    from pgmb._sync.publishing import Publishing
+    from pgmb._sync.broker import Broker
 
 logger = logging.getLogger("pgmb")
 
@@ -30,7 +30,7 @@ class Publisher:
     What cannot be published is kept and tried again; `flush` and the end of `with` raise PublishFailed.
     """
 
-    def __init__(self, broker: Publishing, held: Pending, exactly_once: bool, dedup_for: Duration) -> None:
+    def __init__(self, broker: Broker, held: Pending, exactly_once: bool, dedup_for: Duration) -> None:
         self._broker = broker
         self._held = held
         self._exactly_once = exactly_once
@@ -197,9 +197,8 @@ class Publisher:
 
     def _publish(self, batch: Batch) -> None:
         refusal: Exception | None = None
-        number: int | None = None
         try:
-            number = self._attempt(batch)
+            self._attempt(batch)
         except Exception as error:
             refusal = error
         except BaseException:
@@ -208,7 +207,7 @@ class Publisher:
         with self._lock:
             aside: list[Unpublished] = []
             if refusal is None:
-                self._held.committed(batch, number)
+                self._held.committed(batch)
             else:
                 aside = self._held.refused(batch, refusal, time.monotonic())
             self._progress.notify_all()
@@ -217,20 +216,21 @@ class Publisher:
         elif refusal is not None and passes(refusal):
             logger.warning("%s events of stream %s wait: %s", len(batch.items), batch.stream, refusal)
 
-    def _attempt(self, batch: Batch) -> int | None:
-        """Publish the batch. Returns how many of its first events are in the log, or None for all."""
-        if not self._exactly_once:
-            events, marker = [item.event for item in batch.items], None
-        else:
-            events, marker = pending.marked(batch)
+    def _attempt(self, batch: Batch) -> None:
+        events = [item.event for item in batch.items]
+        marker: int | None = None
+        if self._exactly_once:
+            events, marker = pending.marked(events)
         dedup_for = self._dedup_for if any(item.event.dedup_key for item in batch.items) else MARKED_FOR
-        if batch.uncertain and marker is not None:
-            # The marker alone, with what goes before it: if its key is taken, the whole batch is there.
-            first = events[: marker + 1]
-            published = self._broker.publish_many(first, stream=batch.stream, dedup_for=dedup_for)
-            return len(first) if published else None
-        self._broker.publish_many(events, stream=batch.stream, dedup_for=dedup_for)
-        return None
+        if marker is None or not batch.uncertain:
+            self._broker.publish_many(events, stream=batch.stream, dedup_for=dedup_for)
+            return
+        # The marker, with what goes before it: if its key is taken, the whole batch is there already. In one
+        # transaction with the rest, so that this attempt can be asked about in the same way.
+        first, rest = events[: marker + 1], events[marker + 1 :]
+        with self._broker.connection() as conn, conn.transaction():
+            if self._broker.publish_many(first, stream=batch.stream, dedup_for=dedup_for, conn=conn):
+                self._broker.publish_many(rest, stream=batch.stream, dedup_for=dedup_for, conn=conn)
 
 
 def _failure(unpublished: list[Unpublished]) -> PublishFailed:

@@ -10,9 +10,7 @@ from uuid import UUID
 
 from pgmb import batch, statements, wire
 from pgmb._sync.calls import Calls
-from pgmb._sync.publisher import Publisher
 from pgmb.outbox import ConnectionLike
-from pgmb.pending import Pending
 from pgmb.types import Duration, NewEvent
 
 
@@ -86,24 +84,6 @@ class Publishing(Calls):
         if isinstance(plan, batch.Parts):
             return self._parts(plan, conn)
         return int(self._value(plan, conn))
-
-    def publisher(
-        self,
-        flush_every: Duration = 0.05,
-        max_batch: int = 500,
-        max_pending: int = 10_000,
-        *,
-        exactly_once: bool = True,
-        dedup_for: Duration = batch.ONE_DAY,
-    ) -> Publisher:
-        """A background publisher: `enqueue` returns at once, events are published in batches.
-
-        A batch goes when it has `max_batch` events or its first one has waited for `flush_every`. At most
-        `max_pending` are held. A connection lost while a batch commits does not repeat it, unless
-        `exactly_once` is off; `dedup_for` is how long the events' own dedup_keys are remembered.
-        """
-        held = Pending(flush_every, max_batch, max_pending)
-        return Publisher(self, held, exactly_once, dedup_for)
 
     def cancel(self, id: UUID, *, conn: ConnectionLike | None = None) -> bool:
         """Take back an event that was published with a delay and is not yet due. True if it was there."""

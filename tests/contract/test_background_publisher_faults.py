@@ -1,0 +1,220 @@
+"""The background publisher while connections, servers and processes end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+import pytest
+
+import pgmb
+from harness.postgres import Server
+from pgmb.errors import PublisherClosed, PublishFailed
+from tests.conftest import FreshServer
+from tests.contract.cutting import CuttingProxy
+
+PATIENCE = 60.0
+
+
+def logged(db: psycopg.Connection[Any]) -> list[Any]:
+    return [row[0] for row in db.execute("select payload from pgmb.log_main order by seq")]
+
+
+@pytest.fixture
+def own_server(fresh_server: FreshServer, install: Callable[[str], None]) -> Server:
+    server = fresh_server()
+    install(server.dsn())
+    return server
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("end", ["stop", "kill"])
+def test_nothing_is_lost_or_repeated_over_a_restart(
+    own_server: Server, end: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL)
+    restarted = threading.Event()
+
+    def restart() -> None:
+        own_server.stop("fast") if end == "stop" else own_server.kill()
+        own_server.start_again()
+        restarted.set()
+
+    with pgmb.connect(own_server.dsn(), max_wait=5) as broker:
+        with broker.publisher(flush_every=0.005, max_batch=20, max_pending=200) as publisher:
+            for n in range(300):
+                publisher.enqueue("a", n)
+            thread = threading.Thread(target=restart)
+            thread.start()
+            total = 300
+            while not restarted.is_set() and total < 20_000:
+                publisher.enqueue("a", total, timeout=PATIENCE)
+                total += 1
+            thread.join()
+            publisher.flush(PATIENCE)
+        with own_server.connect() as db:
+            assert logged(db) == list(range(total))
+
+
+@pytest.mark.crash
+def test_flush_raises_in_time_while_the_server_is_away_and_keeps_the_events(
+    own_server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL)
+    with pgmb.connect(own_server.dsn(), max_wait=1) as broker, broker.publisher() as publisher:
+        publisher.enqueue("a", 0)
+        publisher.flush()
+        own_server.stop("fast")
+        for n in range(1, 100):
+            publisher.enqueue("a", n)
+        with pytest.raises(PublishFailed) as caught:
+            publisher.flush(3)
+        assert len(caught.value.events) == 99
+        assert isinstance(caught.value.__cause__, psycopg.OperationalError)
+        assert publisher.pending == 99
+        assert publisher.failed == []
+        own_server.start_again()
+        publisher.flush(PATIENCE)
+    with own_server.connect() as db:
+        assert logged(db) == list(range(100))
+
+
+@pytest.mark.crash
+async def test_the_async_publisher_lives_through_an_outage(
+    own_server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL)
+    async with await pgmb.aconnect(own_server.dsn(), max_wait=1) as broker, broker.publisher() as publisher:
+        await publisher.enqueue("a", 0)
+        await publisher.flush()
+        await asyncio.to_thread(own_server.kill)
+        for n in range(1, 100):
+            await publisher.enqueue("a", n)
+        with pytest.raises(PublishFailed):
+            await publisher.flush(2)
+        await asyncio.to_thread(own_server.start_again)
+        await publisher.flush(PATIENCE)
+    with own_server.connect() as db:
+        assert logged(db) == list(range(100))
+
+
+@pytest.mark.crash
+def test_closing_during_an_outage_raises_and_hands_over_the_events(
+    own_server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL)
+    with pgmb.connect(own_server.dsn(), max_wait=1) as broker:
+        publisher = broker.publisher()
+        publisher.enqueue("a", 0)
+        publisher.flush()
+        own_server.stop("fast")
+        publisher.enqueue("a", 1)
+        with pytest.raises(PublishFailed) as caught:
+            publisher.close(0.5)
+        assert [bytes(event.payload) for event in caught.value.events] == [b"1"]
+
+
+@pytest.mark.parametrize(("exactly_once", "times"), [(True, 1), (False, 2)])
+@pytest.mark.parametrize("number", [1, 50, 2500])
+def test_a_commit_whose_answer_is_lost_is_not_repeated(
+    server: Server,
+    dsn: str,
+    db: psycopg.Connection[Any],
+    exactly_once: bool,
+    times: int,
+    number: int,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """And without `exactly_once` it is: the cut happens where it should."""
+    caplog.set_level(logging.CRITICAL)
+    with CuttingProxy("127.0.0.1", server.port) as proxy:
+        through = psycopg.conninfo.make_conninfo(dsn, host="127.0.0.1", port=proxy.port)
+        with (
+            pgmb.connect(through) as broker,
+            broker.publisher(flush_every=3600, max_batch=number, exactly_once=exactly_once) as publisher,
+        ):
+            publisher.enqueue("a", "before")
+            publisher.flush(PATIENCE)
+            # A batch of thousands ends with a commit of its own; a smaller one is one statement.
+            proxy.cut_next_answer(b"COMMIT" if number > 2000 else b"the last")
+            for n in range(number):
+                publisher.enqueue("a", "the last" if n == number - 1 else n)
+            publisher.flush(PATIENCE)
+            assert proxy.cut.is_set()
+            publisher.enqueue("a", "after")
+    batch = [*range(number - 1), "the last"]
+    assert logged(db) == ["before", *batch * times, "after"]
+
+
+def test_a_publisher_that_nobody_closed_is_flushed_at_exit(dsn: str, db: psycopg.Connection[Any]) -> None:
+    script = (
+        "import sys, logging, pgmb; logging.basicConfig(); broker = pgmb.connect(sys.argv[1]);"
+        " publisher = broker.publisher(flush_every=3600);"
+        " [publisher.enqueue('a', n) for n in range(10)]"
+    )
+    done = subprocess.run([sys.executable, "-c", script, dsn], capture_output=True, text=True, check=True)
+    assert "a publisher was not closed; flushing 10 events" in done.stderr
+    assert logged(db) == list(range(10))
+
+
+def test_a_publisher_that_was_closed_says_nothing_at_exit(dsn: str) -> None:
+    script = (
+        "import sys, logging, pgmb; logging.basicConfig()\n"
+        "with pgmb.connect(sys.argv[1]) as broker, broker.publisher() as publisher: publisher.enqueue('a', 1)"
+    )
+    done = subprocess.run([sys.executable, "-c", script, dsn], capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+
+
+def test_an_event_loop_that_ends_too_early_says_what_is_lost(
+    dsn: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def forgetful() -> None:
+        async with await pgmb.aconnect(dsn) as broker:
+            await broker.publisher(flush_every=3600).enqueue("a", 1)
+
+    asyncio.run(forgetful())
+    assert "a publisher was not closed: 1 events are lost" in caplog.text
+
+
+def test_a_forked_child_is_told_to_make_its_own(dsn: str, db: psycopg.Connection[Any]) -> None:
+    script = """
+import os, sys, pgmb
+broker = pgmb.connect(sys.argv[1])
+publisher = broker.publisher(flush_every=3600)
+publisher.enqueue("a", "the parent's")
+child = os.fork()
+if child == 0:
+    for call in (lambda: publisher.enqueue("a", "the child's"), publisher.flush, publisher.discard_failed):
+        try:
+            call()
+        except pgmb.errors.PublisherClosed as error:
+            assert "after the fork" in error.hint
+        else:
+            os._exit(1)
+    sys.exit(7)  # through the end of the process, where publishers are closed
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+publisher.close()
+broker.close()
+"""
+    subprocess.run([sys.executable, "-c", script, dsn], capture_output=True, text=True, check=True)
+    assert logged(db) == ["the parent's"]
+
+
+def test_a_broker_closed_before_its_publisher_raises(dsn: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL)
+    broker = pgmb.connect(dsn)
+    publisher = broker.publisher(flush_every=3600)
+    publisher.enqueue("a", 1)
+    broker.close()
+    with pytest.raises(PublishFailed) as caught:
+        publisher.close(0.2)
+    assert len(caught.value.events) == 1
+    with pytest.raises(PublisherClosed):
+        publisher.enqueue("a", 1)
