@@ -27,6 +27,7 @@ BELOW: dict[str, set[str]] = {
     "unclosed": {"errors"},
     "schema": {"errors"},
     "concurrency": set(),
+    "observer": {"types"},
     "polling": set(),
     "patterns": {"errors"},
     "place": {"statements", "types"},
@@ -35,6 +36,7 @@ BELOW: dict[str, set[str]] = {
         "concurrency",
         "cron",
         "errors",
+        "observer",
         "outbox",
         "patterns",
         "pending",
@@ -52,6 +54,7 @@ BELOW: dict[str, set[str]] = {
         "concurrency",
         "cron",
         "errors",
+        "observer",
         "outbox",
         "patterns",
         "pending",
@@ -64,8 +67,21 @@ BELOW: dict[str, set[str]] = {
         "unclosed",
         "wire",
     },
-    "app": {"_async", "_sync", "cron", "errors", "outbox", "patterns", "polling", "roles", "statements", "types"},
+    "app": {
+        "_async",
+        "_sync",
+        "cron",
+        "errors",
+        "observer",
+        "outbox",
+        "patterns",
+        "polling",
+        "roles",
+        "statements",
+        "types",
+    },
     "doctor": {"schema"},
+    "telemetry": {"_async", "_sync", "app", "observer", "types", "wire"},
     "roles": {"_async", "cron", "errors", "types"},
 }
 
@@ -104,7 +120,7 @@ def test_importing_the_package_imports_no_command_line() -> None:
     script = "import sys, pgmb; print(*sorted(name for name in sys.modules))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     loaded = {name.split(".")[0] for name in done.stdout.split()}
-    assert not loaded & {"typer", "click", "rich"}
+    assert not loaded & {"typer", "click", "rich", "opentelemetry", "prometheus_client"}
     assert not {"pgmb.cli", "pgmb.roles"} & set(done.stdout.split())
 
 

@@ -1,0 +1,183 @@
+"""Prometheus: the state of queues and streams, asked of the database at each scrape."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeAlias
+
+import psycopg
+from prometheus_client import REGISTRY, CollectorRegistry
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+from psycopg import sql
+
+from pgmb.telemetry.snapshot import QUERY, Queue, Snapshot, Stream, decode
+
+logger = logging.getLogger("pgmb.telemetry")
+
+Column: TypeAlias = tuple[str, str, Callable[[Any], float | None]]
+
+
+def _oldest_age(queue: Queue) -> float:
+    # Of an empty queue nothing is old: alerts on this need no other case.
+    return queue.oldest_age or 0.0
+
+
+QUEUE_GAUGES: list[Column] = [
+    ("pgmb_queue_waiting", "Events not yet received: an upper estimate.", lambda queue: queue.waiting),
+    ("pgmb_queue_oldest_age_seconds", "Age of the oldest waiting event, 0 without.", _oldest_age),
+    ("pgmb_queue_leases", "Leases that consumers hold.", lambda queue: queue.leases),
+    ("pgmb_queue_leased_events", "Events under those leases.", lambda queue: queue.leased_events),
+    ("pgmb_queue_retries", "Events that wait to be tried again.", lambda queue: queue.retries),
+    ("pgmb_queue_dead", "Dead letters.", lambda queue: queue.dead),
+    (
+        "pgmb_queue_received_per_second",
+        "Events received a second, lately.",
+        lambda queue: queue.received_per_second,
+    ),
+    ("pgmb_queue_paused", "1 if the queue is paused.", lambda queue: float(queue.paused)),
+]
+
+STREAM_GAUGES: list[Column] = [
+    ("pgmb_stream_segments", "Segments of the log.", lambda stream: stream.segments),
+    ("pgmb_stream_unsealed_segments", "Segments that may still grow.", lambda stream: stream.unsealed),
+    ("pgmb_stream_unarchived_segments", "Segments not archived.", lambda stream: stream.unarchived),
+    ("pgmb_stream_events", "Events in the log, estimated.", lambda stream: stream.events),
+    ("pgmb_stream_delayed_events", "Events to be published later.", lambda stream: stream.delayed),
+    (
+        "pgmb_stream_published_per_second",
+        "Events published a second, lately.",
+        lambda stream: stream.published_per_second,
+    ),
+    ("pgmb_stream_last_tick_age_seconds", "Time since the last tick.", lambda stream: stream.last_tick_age),
+    ("pgmb_stream_bytes", "Size on disk, indexes included.", lambda stream: stream.bytes),
+]
+
+XMIN_GAUGES: list[Column] = [
+    ("pgmb_xmin_holders", "What keeps old row versions alive, by kind.", lambda holder: holder.count),
+    ("pgmb_xmin_holder_age_seconds", "Age of the oldest one.", lambda holder: holder.age),
+    ("pgmb_xmin_holder_age_transactions", "The same in transactions.", lambda holder: holder.xids),
+]
+
+
+class StatusCollector(Collector):
+    """Exports what queue_status, stream_status and xmin_holders tell, and `pgmb_up`.
+
+    One connection, one statement a scrape. A scrape never fails: without the database `pgmb_up` is 0 and the
+    rest is left out. The role needs what a consumer has; it sees the queues that it may consume.
+    """
+
+    def __init__(self, dsn: str | None = None, *, timeout: float = 5.0, **connection: Any) -> None:
+        """`timeout` is how long the database may take, to connect and to answer, in seconds."""
+        if dsn is None:
+            dsn = os.environ.get("PGMB_DSN") or os.environ.get("DATABASE_URL") or ""
+        self._dsn = dsn
+        self._timeout = timeout
+        self._connection = connection
+        self._lock = threading.Lock()
+        self._held: psycopg.Connection[Any] | None = None
+        self._was_up: bool | None = None
+
+    def describe(self) -> list[GaugeMetricFamily]:
+        """Nothing, so that registering does not ask the database."""
+        return []
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        began = time.perf_counter()
+        snapshot = self._look()
+        yield GaugeMetricFamily("pgmb_up", "1 if the database answered.", value=float(snapshot is not None))
+        yield GaugeMetricFamily(
+            "pgmb_scrape_duration_seconds",
+            "How long asking the database took.",
+            value=time.perf_counter() - began,
+        )
+        if snapshot is not None:
+            yield from _families(QUEUE_GAUGES, ("queue", "stream"), snapshot.queues)
+            yield from _families(STREAM_GAUGES, ("stream",), snapshot.streams)
+            yield from _families(XMIN_GAUGES, ("kind",), snapshot.xmin_holders)
+
+    def close(self) -> None:
+        """Close the connection. The next scrape opens another."""
+        with self._lock:
+            self._drop()
+
+    def _look(self) -> Snapshot | None:
+        # A scrape that comes while another waits for the database does not queue up behind it for ever.
+        if not self._lock.acquire(timeout=self._timeout):
+            return None
+        try:
+            fresh = self._held is None
+            try:
+                return self._told(self._ask())
+            except psycopg.Error as error:
+                self._drop()
+                if fresh:
+                    return self._told(None, error)
+            try:
+                # The connection had died since the last scrape, perhaps with a server that is back.
+                return self._told(self._ask())
+            except psycopg.Error as error:
+                self._drop()
+                return self._told(None, error)
+        finally:
+            self._lock.release()
+
+    def _ask(self) -> Snapshot:
+        milliseconds = max(1, int(self._timeout * 1000))
+        if self._held is None:
+            options: dict[str, Any] = {
+                "connect_timeout": max(2, round(self._timeout)),
+                "tcp_user_timeout": milliseconds,
+                **self._connection,
+            }
+            self._held = psycopg.connect(self._dsn, autocommit=True, prepare_threshold=None, **options)
+        # One round trip, and nothing left behind on a connection that a pooler shares.
+        cursor = self._held.execute(
+            sql.SQL("begin read only; set local statement_timeout = {}; {}; commit").format(
+                sql.Literal(milliseconds), sql.SQL(QUERY)
+            )
+        )
+        while cursor.description is None and cursor.nextset():
+            pass
+        row = cursor.fetchone()
+        return decode(row[0] if row else "")
+
+    def _told(self, snapshot: Snapshot | None, error: Exception | None = None) -> Snapshot | None:
+        up = snapshot is not None
+        if up is not self._was_up:
+            if not up:
+                logger.warning("metrics: the database does not answer: %s", str(error).strip())
+            elif self._was_up is not None:
+                logger.info("metrics: the database answers again")
+            self._was_up = up
+        return snapshot
+
+    def _drop(self) -> None:
+        held, self._held = self._held, None
+        if held is not None:
+            held.close()
+
+
+def _families(
+    columns: list[Column], labels: tuple[str, ...], rows: Iterable[Queue | Stream | Any]
+) -> Iterator[GaugeMetricFamily]:
+    for name, description, value_of in columns:
+        family = GaugeMetricFamily(name, description, labels=labels)
+        for row in rows:
+            value = value_of(row)
+            if value is not None:
+                family.add_metric([str(getattr(row, label)) for label in labels], value)
+        yield family
+
+
+def export_status(
+    dsn: str | None = None, registry: CollectorRegistry = REGISTRY, **options: Any
+) -> StatusCollector:
+    """Register a StatusCollector and return it."""
+    collector = StatusCollector(dsn, **options)
+    registry.register(collector)
+    return collector

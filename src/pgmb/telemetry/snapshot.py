@@ -1,0 +1,68 @@
+"""What a scrape asks of the database, in one statement whatever the number of queues."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+QUERY: Final = """
+select json_build_object(
+  'queues', coalesce((select json_agg(json_build_object(
+    'queue', queue, 'stream', stream, 'paused', paused_at is not null, 'waiting', waiting,
+    'oldest_age', extract(epoch from oldest_age), 'leases', leases, 'leased_events', leased_events,
+    'retries', retries, 'dead', dead, 'received_per_second', received_per_second))
+    from pgmb.queue_status), '[]'),
+  'streams', coalesce((select json_agg(json_build_object(
+    'stream', stream, 'segments', segments, 'unsealed', unsealed, 'unarchived', unarchived,
+    'events', events, 'delayed', delayed, 'published_per_second', published_per_second,
+    'last_tick_age', extract(epoch from last_tick_age), 'bytes', bytes))
+    from pgmb.stream_status), '[]'),
+  'xmin_holders', coalesce((select json_agg(json_build_object(
+    'kind', kind, 'count', count, 'age', extract(epoch from age), 'xids', xids))
+    from (select kind, count(*) count, max(age) age, max(xids) xids
+      from pgmb.xmin_holders group by kind) holders), '[]'))::text
+"""
+
+
+class Queue(msgspec.Struct):
+    queue: str
+    stream: str
+    paused: bool
+    waiting: float
+    oldest_age: float | None
+    leases: float
+    leased_events: float
+    retries: float
+    dead: float
+    received_per_second: float | None
+
+
+class Stream(msgspec.Struct):
+    stream: str
+    segments: float
+    unsealed: float
+    unarchived: float
+    events: float
+    delayed: float
+    published_per_second: float | None
+    last_tick_age: float | None
+    bytes: float
+
+
+class XminHolders(msgspec.Struct):
+    """Sessions, prepared transactions or replication slots that keep old row versions alive."""
+
+    kind: str
+    count: float
+    age: float | None
+    xids: float | None
+
+
+class Snapshot(msgspec.Struct):
+    queues: list[Queue]
+    streams: list[Stream]
+    xmin_holders: list[XminHolders]
+
+
+decode = msgspec.json.Decoder(Snapshot).decode

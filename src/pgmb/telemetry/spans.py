@@ -1,0 +1,43 @@
+"""Spans around what the package does."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TypeAlias
+
+from opentelemetry.context import Context
+from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, Tracer, use_span
+
+from pgmb.app.outcome import Reject, Retry
+from pgmb.telemetry import names
+
+Values: TypeAlias = Mapping[str, str | int]
+
+
+@contextmanager
+def span(
+    tracer: Tracer,
+    name: str,
+    kind: SpanKind,
+    attributes: Values,
+    links: Sequence[Link] = (),
+    context: Context | None = None,
+    start_time: int | None = None,
+) -> Generator[Span]:
+    """A span that is current inside, and tells of what was raised there."""
+    begun = tracer.start_span(name, context, kind, attributes, links, start_time)
+    with use_span(begun, end_on_exit=True, record_exception=False, set_status_on_exception=False):
+        try:
+            yield begun
+        except BaseException as error:
+            fail(begun, error)
+            raise
+
+
+def fail(begun: Span, error: BaseException) -> None:
+    begun.set_attribute(names.ERROR_TYPE, names.error_type(error))
+    begun.set_status(Status(StatusCode.ERROR, str(error) or names.error_type(error)))
+    # Those are instructions; where they were raised tells nothing.
+    if not isinstance(error, Retry | Reject):
+        begun.record_exception(error)
