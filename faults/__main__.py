@@ -99,6 +99,15 @@ def kills(arguments: argparse.Namespace) -> bool:
     return result.holds
 
 
+def keyed_retries(arguments: argparse.Namespace) -> bool:
+    from faults import keyed
+
+    with database(arguments.pg) as (_, dsn), tempfile.TemporaryDirectory() as name:
+        result = keyed.run(dsn, Path(name), kills=arguments.kills, seed=arguments.seed)
+    print(result)
+    return result.holds
+
+
 def cron(arguments: argparse.Namespace) -> bool:
     from faults import cron
     from harness.clock import clocked
@@ -159,6 +168,9 @@ def main() -> int:
     killing.add_argument("whom", choices=("consumers", "producers", "server"))
     killing.add_argument("--kills", type=int, default=200)
     killing.add_argument("--events", type=int, default=20_000, help="published while consumers are killed")
+
+    keyed = command("keyed-retries", keyed_retries, "SIGKILL to producers, who retry under the same key")
+    keyed.add_argument("--kills", type=int, default=200)
 
     ticking = command("cron", cron, "Schedulers in several processes, killed meanwhile: each due time once")
     ticking.add_argument("--due-times", type=int, default=60, choices=range(2, 61), metavar="2..60")

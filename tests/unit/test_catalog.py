@@ -10,7 +10,7 @@ import pytest
 FUNCTIONS = "pg_proc p where p.pronamespace = 'pgmb'::regnamespace"
 
 # Internal by their comment, but reached with the caller's rights by what the role may call.
-REACHED = {"derive_id", "fresh_id", "stream_id", "compile_patterns"}
+REACHED = {"derive_id", "fresh_id", "stream_id", "compile_patterns", "claim_key", "holder_of_key"}
 
 
 def names(db: psycopg.Connection[Any], query: str) -> list[str]:
@@ -81,6 +81,8 @@ def test_every_definer_function_asks_who_calls(db: psycopg.Connection[Any]) -> N
         "tick",
         # Names and counts, no events.
         "describe_streams",
+        # To one who knows the key, the id of the event that has it.
+        "holder_of_key",
     }
 
 
@@ -104,7 +106,7 @@ def test_public_has_no_right_on_any_relation_or_the_schema(db: psycopg.Connectio
 
 
 @pytest.mark.parametrize("role", ["pgmb_publisher", "pgmb_consumer"])
-def test_plain_roles_can_write_no_table_but_the_log_and_the_delayed(
+def test_plain_roles_can_write_no_table_but_the_log_the_delayed_and_keys(
     db: psycopg.Connection[Any], role: str
 ) -> None:
     written = set(
@@ -115,7 +117,7 @@ def test_plain_roles_can_write_no_table_but_the_log_and_the_delayed(
             f" or has_table_privilege('{role}', c.oid, 'delete, truncate, trigger, references'))",
         )
     )
-    assert written == ({"log_main", "delayed"} if role == "pgmb_publisher" else set())
+    assert written == ({"log_main", "delayed", "dedup"} if role == "pgmb_publisher" else set())
 
 
 @pytest.mark.parametrize("role", ["pgmb_publisher", "pgmb_consumer"])
