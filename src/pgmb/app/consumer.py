@@ -87,6 +87,14 @@ class Consumer:
         self.bell.set()
         return future
 
+    def wake_next(self, hold: Hold) -> None:
+        """Have one more worker take part. Each wakes the next: one that never waits does it all alone."""
+        while hold.pending and self._resting:
+            future = self._resting.popleft()
+            if not future.done():
+                future.set_result(hold)
+                return
+
     def hand(self, lease: AsyncLease) -> bool:
         """Take over a lease that was received for this queue. False if it comes too late."""
         self._asleep = False
@@ -153,7 +161,7 @@ class Consumer:
                 return
 
     def _begin(self, lease: AsyncLease) -> None:
-        hold = Hold(lease, chains(lease.events) if self.ordered else None)
+        hold = Hold(lease, chains(lease.events) if self.ordered else None, self.max_attempts)
         if hold.suspect and (self.holds or self._carried is not None):
             # It may take the process down with it: alone, then, and after the others are settled.
             self._suspended = hold
@@ -168,12 +176,7 @@ class Consumer:
 
     def _open(self, hold: Hold) -> None:
         self.current = hold
-        wanted = len(hold.pending)
-        while wanted and self._resting:
-            future = self._resting.popleft()
-            if not future.done():
-                future.set_result(hold)
-                wanted -= 1
+        self.wake_next(hold)
 
     async def _settle(self) -> None:
         now = time.monotonic()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +23,9 @@ Backoff: TypeAlias = Callable[[int], Duration] | Duration | None
 
 Prepare: TypeAlias = Callable[[Event, Hold], Any]
 """Makes of an event what a handler takes."""
+
+Take: TypeAlias = Callable[[Delivery[Any]], Any]
+"""Makes the same of a delivery that passed middleware."""
 
 
 class Handler:
@@ -49,7 +53,7 @@ class Handler:
         annotation = _annotation(function, self.name, names or {})
         if batch is not None:
             annotation = _element(annotation, self.name)
-        self.decode, self.prepare = _taking(annotation, self.name)
+        self.decode, self.prepare, self.take = _taking(annotation, self.name)
 
     def failure(self, event: Event, error: BaseException) -> Failure:
         """What becomes of an event on which this handler raised."""
@@ -117,9 +121,8 @@ def _annotation(function: Callable[..., Any], name: str, names: Mapping[str, Any
         return Any
     if not isinstance(annotation, str) and not get_args(annotation):
         return annotation
-    target = function if inspect.isroutine(function) else inspect.unwrap(getattr(function, "func", function))
     try:
-        hints = get_type_hints(target, localns=dict(names), include_extras=True)
+        hints = get_type_hints(_written(function), localns=dict(names), include_extras=True)
     except NameError as error:
         raise TypeError(
             f"{name}: the annotation {annotation!r} cannot be resolved ({error}); define or import it before"
@@ -130,6 +133,13 @@ def _annotation(function: Callable[..., Any], name: str, names: Mapping[str, Any
     return hints.get(positional[0].name, annotation)
 
 
+def _written(function: Any) -> Any:
+    """What the annotations were written at: behind partials and objects that can be called."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function if inspect.isroutine(function) else type(function).__call__
+
+
 def _element(annotation: Any, name: str) -> Any:
     if annotation is Any or annotation is list:
         return Any
@@ -138,14 +148,14 @@ def _element(annotation: Any, name: str) -> Any:
     raise TypeError(f"{name}: with batch= a handler takes a list, not {annotation!r}")
 
 
-def _taking(annotation: Any, name: str) -> tuple[Decode, Prepare]:
+def _taking(annotation: Any, name: str) -> tuple[Decode, Prepare, Take]:
     if annotation is Event:
-        return decoder(Any), whole_event
+        return decoder(Any), whole_event, lambda delivery: delivery.event
     if annotation is Delivery or get_origin(annotation) is Delivery:
         decode = _decoder(next(iter(get_args(annotation)), Any), name)
-        return decode, delivering(decode)
+        return decode, delivering(decode), lambda delivery: delivery
     decode = _decoder(annotation, name)
-    return decode, lambda event, hold: decode(event.raw)
+    return decode, lambda event, hold: decode(event.raw), lambda delivery: delivery.payload
 
 
 def delivering(decode: Decode) -> Prepare:

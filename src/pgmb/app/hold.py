@@ -24,11 +24,13 @@ class Hold:
 
     __slots__ = (
         "began",
+        "behind",
         "blamed",
         "failed",
         "given_back",
         "lease",
         "lost",
+        "max_attempts",
         "pending",
         "renewed",
         "settled",
@@ -38,8 +40,14 @@ class Hold:
         "working",
     )
 
-    def __init__(self, lease: AsyncLease, pending: Iterable[list[Event]] | None = None) -> None:
+    def __init__(
+        self,
+        lease: AsyncLease,
+        pending: Iterable[list[Event]] | None = None,
+        max_attempts: int | None = None,
+    ) -> None:
         self.lease = lease
+        self.max_attempts = max_attempts
         self.pending: deque[Event | list[Event]] = deque(lease.events if pending is None else pending)
         """Events, or in an ordered queue lists of events that must run one after another."""
         self.working = 0
@@ -48,6 +56,8 @@ class Hold:
         self.taken: set[int] = set()
         """What handlers settled in transactions of their own, whose end is not known here."""
         self.settled: set[int] = set()
+        self.behind: set[int] = set()
+        """In an ordered queue, what followed on a failure: retrying that hands it back."""
         self.given_back: set[int] = set()
         """What was begun and broken off, or not begun at all, to be released."""
         self.blamed: dict[int, object] = {}
@@ -61,6 +71,13 @@ class Hold:
     def finished(self) -> bool:
         return not self.working and not self.pending
 
+    @property
+    def untroubled(self) -> bool:
+        """Whether it is finished, and all of it succeeded."""
+        return not (
+            self.working or self.pending or self.failed or self.taken or self.settled or self.given_back
+        )
+
     def drop_pending(self) -> None:
         """What has not begun shall not begin."""
         self.given_back.update(event.seq for event in self._pending_events())
@@ -68,7 +85,7 @@ class Hold:
 
     def succeeded(self, running: Iterable[int] = ()) -> list[int]:
         """What may be settled as done and is not yet."""
-        others = self.settled | self.taken | self.given_back | self.failed.keys() | set(running)
+        others = self.settled | self.taken | self.behind | self.given_back | self.failed.keys() | set(running)
         others.update(event.seq for event in self._pending_events())
         return [event.seq for event in self.lease.events if event.seq not in others]
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from pgmb.app.delivery import Delivery
 from pgmb.app.handler import Handler, Prepare, delivering, whole_event
+from pgmb.app.hold import Hold
 from pgmb.app.outcome import Retry
 from pgmb.app.payload import decoder
 from pgmb.app.threads import Threads
@@ -19,21 +20,23 @@ CallNext: TypeAlias = Callable[[Any], Awaitable[None]]
 Middleware: TypeAlias = Callable[[Any, CallNext], Awaitable[Any]]
 """Called around every delivery: `async def timing(delivery, call_next): await call_next(delivery)`."""
 
+Way: TypeAlias = tuple[Prepare, Callable[[Any], Awaitable[Any]]]
+"""(prepare, call): `await call(prepare(event, hold))` handles an event. A plain tuple is quickest to open."""
+
 _TOPICS_KEPT = 10_000
 
 
 class Route(NamedTuple):
-    """`await call(prepare(event, hold))` handles an event."""
+    """Where a topic leads."""
 
-    prepare: Prepare
-    call: Callable[[Any], Awaitable[Any]]
+    handlers: tuple[Handler, ...]
     timeout: float | None
     """What the caller shall see to."""
-    handlers: tuple[Handler, ...]
+    way: Way
 
 
-class Routes(dict[str, Route]):
-    """The routes of a queue by topic."""
+class Routes(dict[str, Way]):
+    """The ways of a queue's events by topic; `details` knows more of them."""
 
     def __init__(
         self, queue: str, handlers: Sequence[Handler], middlewares: Sequence[Middleware], threads: Threads
@@ -44,11 +47,21 @@ class Routes(dict[str, Route]):
         self._middlewares = tuple(middlewares)
         self._threads = threads
         self.batch = self._batch() if self.handlers[0].batch else None
+        self._details: dict[str, Route] = {}
 
-    def __missing__(self, topic: str) -> Route:
+    def __missing__(self, topic: str) -> Way:
         if len(self) >= _TOPICS_KEPT:
             self.clear()
-        found = self[topic] = self._route(topic)
+            self._details.clear()
+        found = self[topic] = self.details(topic).way
+        return found
+
+    def details(self, topic: str) -> Route:
+        if self.batch is not None:
+            return self.batch
+        found = self._details.get(topic)
+        if found is None:
+            found = self._details[topic] = self._route(topic)
         return found
 
     def _route(self, topic: str) -> Route:
@@ -61,32 +74,34 @@ class Routes(dict[str, Route]):
             return self._nowhere(topic)
         if len(matching) == 1 and matching[0].asynchronous and not self._middlewares:
             only = matching[0]
-            return Route(only.prepare, only.function, only.timeout, (only,))
+            return Route((only,), only.timeout, (only.prepare, only.function))
         decode = matching[0].decode if len(matching) == 1 else _PLAIN
-        return Route(
-            delivering(decode),
-            self._wrapped(lambda delivery: self._each(matching, delivery)),
-            None,
-            tuple(matching),
-        )
+        call = self._wrapped(lambda delivery: self._each(matching, delivery))
+        return Route(tuple(matching), None, (delivering(decode), call))
 
     def _nowhere(self, topic: str) -> Route:
         async def refuse(event: Event) -> None:
             # Tried again and not buried: a process with newer handlers may know it.
             raise Retry(reason=f"no handler of queue {self.queue!r} matches the topic {topic!r}")
 
-        return Route(whole_event, refuse, None, ())
+        return Route((), None, (whole_event, refuse))
 
     def _batch(self) -> Route:
         """The route of a queue with a batch handler, which is its only one; prepares each event alone."""
         only = self.handlers[0]
         if only.asynchronous and not self._middlewares:
-            return Route(only.prepare, only.function, only.timeout, (only,))
+            return Route((only,), only.timeout, (only.prepare, only.function))
 
-        async def call(arguments: list[Any]) -> None:
-            await self._one(only, arguments)
+        def prepare(event: Event, hold: Hold) -> Delivery[Any]:
+            delivery = Delivery[Any](event, hold, only.decode)
+            # What does not fit is rejected here, alone.
+            only.take(delivery)
+            return delivery
 
-        return Route(only.prepare, self._wrapped(call), None, (only,))
+        async def call(deliveries: list[Delivery[Any]]) -> None:
+            await self._one(only, [only.take(delivery) for delivery in deliveries])
+
+        return Route((only,), None, (prepare, self._wrapped(call)))
 
     async def _each(self, handlers: Sequence[Handler], delivery: Delivery[Any]) -> None:
         hold = delivery.hold

@@ -29,27 +29,39 @@ async def settle(hold: Hold, running: Iterable[int] = ()) -> AsyncLease | None:
     """
     if hold.lost:
         return None
+    if hold.untroubled:
+        return hold.lease
     lease, running = hold.lease, list(running)
-    groups: dict[Failure, list[int]] = {}
-    for seq, failure in hold.failed.items():
-        if seq not in hold.settled:
-            groups.setdefault(failure, []).append(seq)
-    for failure, seqs in groups.items():
-        await _persist(hold, partial(_fail, lease, failure, seqs))
-        hold.settled.update(seqs)
+    steps: list[tuple[Callable[[list[int] | None], Awaitable[object]], list[int]]] = [
+        (partial(_fail, lease, failure), seqs) for failure, seqs in _failures(hold).items()
+    ]
     back = [seq for seq in hold.given_back if seq not in hold.settled and seq not in hold.taken]
     if back:
-        await _persist(hold, lambda: lease.release(back))
-        hold.settled.update(back)
+        steps.append((lease.release, back))
     succeeded = hold.succeeded(running)
+    at_an_end = not (running or hold.pending or hold.taken)
+    for number, (call, seqs) in enumerate(steps, 1):
+        # The last step for all that is left also ends the lease.
+        rest = at_an_end and not succeeded and not hold.behind and number == len(steps)
+        await _persist(hold, partial(call, None if rest else seqs))
+        hold.settled.update(seqs)
     if not succeeded or hold.lost:
         return None
-    if not running and not hold.pending and not hold.taken:
+    if at_an_end:
         # Whatever else the lease held is settled: ending it as a whole is the cheapest.
         return lease
-    await _persist(hold, lambda: lease.ack(succeeded))
+    await _persist(hold, partial(lease.ack, succeeded))
     hold.settled.update(succeeded)
     return None
+
+
+def _failures(hold: Hold) -> dict[Failure, list[int]]:
+    """What failed alike is settled by one statement."""
+    alike: dict[Failure, list[int]] = {}
+    for seq, failure in hold.failed.items():
+        if seq not in hold.settled:
+            alike.setdefault(failure, []).append(seq)
+    return alike
 
 
 async def ack(hold: Hold) -> None:
@@ -57,7 +69,7 @@ async def ack(hold: Hold) -> None:
     await _persist(hold, hold.lease.ack)
 
 
-async def _fail(lease: AsyncLease, failure: Failure, seqs: list[int]) -> None:
+async def _fail(lease: AsyncLease, failure: Failure, seqs: list[int] | None) -> None:
     if failure.final:
         await lease.bury(seqs, failure.error)
     else:

@@ -17,7 +17,7 @@ logger = logging.getLogger("pgmb.app")
 
 
 async def watch(consumer: Consumer) -> None:
-    """Break off handlers that run for longer than their timeout: within a tenth of it, at most a second."""
+    """Break off handlers that run for longer than their timeout: at most a fifth late."""
     timeouts = [handler.timeout for handler in consumer.routes.handlers if handler.timeout is not None]
     if not timeouts:
         return

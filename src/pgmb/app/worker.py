@@ -1,15 +1,16 @@
 """A worker: one of a queue's several tasks that call handlers. It takes events from the lease at hand.
 
 A task an event, a timeout an event or a context manager an event would each cost more than receiving it. So
-workers live as long as their consumer, note only when they began, and a watchdog looks at that now and then.
+workers live as long as their consumer, note only what they are at, and a watchdog looks at that now and then.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
+from collections import deque
 from collections.abc import Sequence
+from time import monotonic
 from typing import TYPE_CHECKING, Any, cast
 
 from pgmb.app.handler import Handler
@@ -25,18 +26,21 @@ logger = logging.getLogger("pgmb.app")
 
 # Handlers that never wait would keep everything else from running.
 _BREATHE_EVERY = 0.01
+# Looking at the clock after each would cost a tenth of all.
+_A_FEW = range(8)
 
 
 class Worker:
-    __slots__ = ("_consumer", "_limit_hit", "began", "hold", "running", "task")
+    __slots__ = ("_consumer", "_limit_hit", "_seen", "_since", "hold", "running", "task")
 
     def __init__(self, consumer: Consumer) -> None:
         self._consumer = consumer
-        self._limit_hit: tuple[float, float] | None = None
+        self._limit_hit: float | None = None
         self.task: asyncio.Task[None] | None = None
         self.hold: Hold | None = None
         self.running: Event | Sequence[Event] | None = None
-        self.began = 0.0
+        self._seen: object = None
+        self._since = 0.0
 
     async def run(self) -> None:
         consumer = self._consumer
@@ -54,6 +58,7 @@ class Worker:
                     continue
             self.hold = hold
             hold.working += 1
+            consumer.wake_next(hold)
             try:
                 await work(hold)
             finally:
@@ -62,84 +67,82 @@ class Worker:
             consumer.bell.set()
 
     async def _events(self, hold: Hold) -> None:
-        routes, monotonic = self._consumer.routes, time.monotonic
-        pending = cast("Any", hold.pending)
+        routes, pending = self._consumer.routes, cast("deque[Event]", hold.pending)
         take = pending.popleft
         breathe = monotonic() + _BREATHE_EVERY
         while pending:
-            event = take()
-            self.running = event
-            self.began = now = monotonic()
-            try:
-                route = routes[event.topic]
-                await route.call(route.prepare(event, hold))
-            except BaseException as error:
-                self._failed(hold, event, error)
-            if now > breathe:
+            for _ in _A_FEW:
+                if not pending:
+                    break
+                self.running = event = take()
+                try:
+                    prepare, call = routes[event.topic]
+                    await call(prepare(event, hold))
+                except BaseException as error:
+                    self._failed(hold, event, error)
+            if monotonic() > breathe:
                 await asyncio.sleep(0)
                 breathe = monotonic() + _BREATHE_EVERY
 
     async def _chains(self, hold: Hold) -> None:
         """Lists of events that must not overtake each other: after a failure the rest is left alone."""
-        routes, monotonic = self._consumer.routes, time.monotonic
+        routes = self._consumer.routes
         breathe = monotonic() + _BREATHE_EVERY
         while hold.pending:
             chain = cast("list[Event]", hold.pending.popleft())
             for position, event in enumerate(chain):
                 self.running = chain[position:]
-                self.began = now = monotonic()
                 try:
-                    route = routes[event.topic]
-                    await route.call(route.prepare(event, hold))
+                    prepare, call = routes[event.topic]
+                    await call(prepare(event, hold))
                 except BaseException as error:
-                    rest = chain[position + 1 :]
-                    # Failing the one hands those after it back too.
-                    hold.settled.update(later.seq for later in rest)
-                    self._failed(hold, event, error, rest)
-                    break
+                    rest = [later.seq for later in chain[position + 1 :]]
+                    if not self._failed(hold, event, error, rest).final:
+                        hold.behind.update(rest)
+                        break
                 if hold.lost:
                     break
-                if now > breathe:
+                if monotonic() > breathe:
                     await asyncio.sleep(0)
                     breathe = monotonic() + _BREATHE_EVERY
 
     async def _batches(self, hold: Hold) -> None:
         route = cast("Route", self._consumer.routes.batch)
-        size = route.handlers[0].batch or 1
+        size, (prepare, call) = route.handlers[0].batch or 1, route.way
         while hold.pending:
             batch = [cast("Event", hold.pending.popleft()) for _ in range(min(size, len(hold.pending)))]
             arguments: list[Any] = []
             fitting: list[Event] = []
             for event in batch:
                 try:
-                    arguments.append(route.prepare(event, hold))
+                    arguments.append(prepare(event, hold))
                     fitting.append(event)
                 except Reject as error:
                     self._failed(hold, event, error)
             if not fitting:
                 continue
             self.running = fitting
-            self.began = time.monotonic()
             try:
-                await route.call(arguments)
+                await call(arguments)
             except BaseException as error:
                 self._failed_batch(hold, fitting, error)
             await asyncio.sleep(0)
 
     def enforce(self, now: float) -> None:
         """Called by the watchdog: break off what runs for too long."""
-        running = self.running
-        if running is None or self.task is None:
-            return
-        first = running if isinstance(running, Event) else running[0]
-        if self._limit_hit is not None and self._limit_hit[0] != self.began:
-            # It was told to end, went on instead and is done.
-            self._limit_hit = None
-            self.task.uncancel()
-        timeout = (self._consumer.routes.batch or self._consumer.routes[first.topic]).timeout
-        if timeout is not None and now - self.began > timeout:
-            self._limit_hit = (self.began, timeout)
-            self.task.cancel()
+        running, task = self.running, self.task
+        if running is not self._seen:
+            self._seen, self._since = running, now
+            if self._limit_hit is not None and task is not None:
+                # It was told to end, went on instead and is done.
+                self._limit_hit = None
+                task.uncancel()
+        elif running is not None and task is not None:
+            first = running if isinstance(running, Event) else running[0]
+            timeout = self._consumer.routes.details(first.topic).timeout
+            if timeout is not None and now - self._since >= timeout:
+                self._limit_hit = timeout
+                task.cancel()
 
     def running_seqs(self) -> list[int]:
         if self.running is None:
@@ -148,21 +151,20 @@ class Worker:
             return [self.running.seq]
         return [event.seq for event in self.running]
 
-    def _failed(self, hold: Hold, event: Event, error: BaseException, rest: Sequence[Event] = ()) -> None:
+    def _failed(self, hold: Hold, event: Event, error: BaseException, rest: Sequence[int] = ()) -> Failure:
         try:
             error = self._explained(error)
         except BaseException:
-            hold.given_back.add(event.seq)
-            hold.settled.difference_update(later.seq for later in rest)
-            hold.given_back.update(later.seq for later in rest)
+            hold.given_back.update((event.seq, *rest))
             raise
         handler = cast("Handler | None", hold.blamed.pop(event.seq, None))
         if handler is None:
-            handlers = (self._consumer.routes.batch or self._consumer.routes[event.topic]).handlers
+            handlers = self._consumer.routes.details(event.topic).handlers
             handler = handlers[0] if handlers else None
         failure = Failure(False, None, describe(error)) if handler is None else handler.failure(event, error)
         hold.failed[event.seq] = failure
         self._log(f"seq {event.seq}, {event.topic}, attempt {event.attempt}", event.attempt, handler, error)
+        return failure
 
     def _failed_batch(self, hold: Hold, batch: list[Event], error: BaseException) -> None:
         try:
@@ -182,7 +184,7 @@ class Worker:
             limit, self._limit_hit = self._limit_hit, None
             if limit is not None:
                 self.task.uncancel()
-                return late(limit[1])
+                return late(limit)
             if self.task.cancelling():
                 raise error
         elif isinstance(error, (KeyboardInterrupt, GeneratorExit)):

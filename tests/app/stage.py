@@ -1,0 +1,109 @@
+"""What tests of apps share: an app at work, waiting for something, and real worker processes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from pathlib import Path
+from typing import Any
+
+import pgmb
+
+PATIENCE = 60.0
+
+
+async def until(condition: Callable[[], bool | Awaitable[bool]], seconds: float = PATIENCE) -> None:
+    """Wait for something to become true."""
+    async with asyncio.timeout(seconds):
+        while True:
+            found = condition()
+            if found if isinstance(found, bool) else await found:
+                return
+            await asyncio.sleep(0.01)
+
+
+def until_true(condition: Callable[[], object], seconds: float = PATIENCE) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come true"
+        time.sleep(0.02)
+
+
+@contextlib.asynccontextmanager
+async def working(app: pgmb.App, **options: Any) -> AsyncGenerator[pgmb.AsyncBroker]:
+    """The app at work, its queues declared; at the end it stops, and whatever it raised is raised."""
+    stop = asyncio.Event()
+    async with await pgmb.aconnect(app.dsn) as broker:
+        task = asyncio.create_task(app.work(stop, **options))
+        wanted = {name for name, queue in app.queues.items() if queue.handlers}
+
+        async def declared() -> bool:
+            return task.done() or wanted <= {status.queue for status in await broker.queue_status()}
+
+        try:
+            await until(declared)
+            if not task.done():
+                yield broker
+        finally:
+            stop.set()
+            async with asyncio.timeout(PATIENCE):
+                await task
+
+
+async def settled(broker: pgmb.AsyncBroker, queue: str) -> bool:
+    """Whether nothing waits, is leased or is to be retried."""
+    # In this order: what leaves one is found in the next.
+    if await broker.queue_depth(queue) > 0:
+        return False
+    (status,) = [one for one in await broker.queue_status() if one.queue == queue]
+    return not (status.leases or status.retries)
+
+
+class Workers:
+    """`pgmb work` in a process of its own, with an app in a file of its own."""
+
+    def __init__(self, folder: Path, dsn: str, source: str) -> None:
+        self.folder = folder
+        (folder / "shop.py").write_text(textwrap.dedent(source).replace("DSN", repr(dsn)))
+        self.log = folder / "log.txt"
+
+    @contextlib.contextmanager
+    def running(self, *options: str, target: str = "shop:app") -> Generator[subprocess.Popen[bytes]]:
+        command = [sys.executable, "-m", "pgmb", "work", target, *options]
+        with self.log.open("ab") as log:
+            process = subprocess.Popen(
+                command, cwd=self.folder, stdout=log, stderr=log, stdin=subprocess.DEVNULL
+            )
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+                try:
+                    process.wait(30)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
+
+    def lines(self, name: str = "seen.txt") -> list[str]:
+        """What the app wrote down, a line each."""
+        path = self.folder / name
+        return path.read_text().splitlines() if path.exists() else []
+
+    def logged(self) -> str:
+        return self.log.read_text() if self.log.exists() else ""
+
+
+def alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
