@@ -59,6 +59,7 @@ TYPES: Final[dict[str, LiteralString]] = {
     "rotate_every": "interval",
     "rps": "double precision",
     "seqs": "bigint[]",
+    "shards": "integer",
     "starting": "pgmb.position",
     "stream": "text",
     "tick": "bigint",

@@ -31,15 +31,16 @@ class AsyncQueues(AsyncCalls):
         max_length: int | None = None,
         when_full: WhenFull | None = None,
         lanes: Iterable[str] | None = None,
+        shards: int | None = None,
         conn: AsyncConnectionLike | None = None,
     ) -> bool:
         """Create a queue that reads `stream` from `starting` on, by default from now.
 
-        `ordered`: events of one key come one after another. `max_in_flight`, `rps`: limits that hold across
-        processes. `ttl`: older events become dead letters. `max_length`: at most so many wait; then
-        publishers are refused, or the oldest are dropped. `lanes`: patterns of what is urgent, most urgent
-        first. True if it was created, False if it exists with the same stream, patterns, order and lanes;
-        Conflict if it differs.
+        `ordered`: events of one key come one after another, keys in parallel, dealt out to `shards`.
+        `max_in_flight`, `rps`: limits that hold across processes. `ttl`: older events become dead letters.
+        `max_length`: at most so many wait; then publishers are refused, or the oldest are dropped. `lanes`:
+        patterns of what is urgent, most urgent first. True if it was created, False if it exists with the
+        same stream, patterns, order and lanes; Conflict if it differs.
         """
         return bool(
             await self._value(
@@ -62,6 +63,7 @@ class AsyncQueues(AsyncCalls):
                     max_length=max_length,
                     when_full=when_full,
                     lanes=None if lanes is None else _several(lanes),
+                    shards=shards,
                 ),
                 conn,
             )

@@ -56,3 +56,29 @@ begin
   perform pgmb.grant_stream(s.name, to_regrole('pgmb_publisher')::text, to_regrole('pgmb_consumer')::text)
   from pgmb.stream s;
 end $$;
+
+-- A function that an upgrade made anew, or added, may be called by its owner alone: whoever was granted a stream or
+-- a queue gets what belongs to it again.
+do $$
+begin
+  perform pgmb.grant_functions('publish', held.role), pgmb.grant_stream(held.stream, held.role, null)
+  from (
+    select distinct s.name stream, r.rolname::text role
+    from pgmb.stream s
+    join pg_attribute c on c.attrelid = format('pgmb.%I', 'log_' || s.name)::regclass
+    cross join aclexplode(c.attacl) a
+    join pg_roles r on r.oid = a.grantee
+    where a.privilege_type = 'INSERT'
+  ) held;
+  perform pgmb.grant_functions('read', held.role)
+  from (
+    select distinct r.rolname::text role
+    from pgmb.stream s
+    join pg_class c on c.oid = format('pgmb.%I', 'log_' || s.name)::regclass
+    cross join aclexplode(c.relacl) a
+    join pg_roles r on r.oid = a.grantee
+    where a.privilege_type = 'SELECT' and a.grantee <> c.relowner
+  ) held;
+  perform pgmb.grant_functions('consume', held.role)
+  from (select distinct r.rolname::text role from pgmb.queue_grant g join pg_roles r on r.rolname = g.role) held;
+end $$;

@@ -114,6 +114,8 @@ $$;
 -- Creates a queue that reads `stream` from the position `starting` on, by default from now. True if it was
 -- created, false if a queue of that name exists with the same stream, patterns, order and lanes.
 --   ordered         events of one key are delivered one after another, in order; keys in parallel
+--   shards          an ordered queue deals its keys out to so many parts, each of which gives one lease at a time
+--                   while leases are short: a power of two, by default 8, or 1 with max_length
 --   max_in_flight   at most so many events are leased at once;  rps: at most so many are delivered a second
 --   ttl             events older than this when they are first received become dead letters
 --   max_length      at most so many wait; when_full: 'refuse' has publishers fail with MB040, 'drop_oldest'
@@ -129,7 +131,7 @@ create or replace function pgmb.create_queue(
   backoff_max interval default '1 hour', backoff_jitter double precision default 0.2,
   ordered boolean default false, max_in_flight integer default null, rps double precision default null,
   ttl interval default null, max_length bigint default null, when_full text default 'refuse',
-  lanes text[] default null
+  lanes text[] default null, shards integer default null
 )
 returns boolean
 language plpgsql security definer
@@ -140,7 +142,7 @@ declare
   made integer;
   head integer;
   -- One that has a length counts what waits in one place.
-  shards integer := case when create_queue.ordered and create_queue.max_length is null then 8 else 1 end;
+  parts integer := coalesce(create_queue.shards, case when create_queue.ordered and create_queue.max_length is null then 8 else 1 end);
   stream_number integer := pgmb.stream_id(create_queue.stream);
   start pgmb.position := coalesce(create_queue.starting, pgmb.position(create_queue.stream));
 begin
@@ -157,15 +159,19 @@ begin
     raise exception 'a queue with lanes has no order and no length' using errcode = 'MB005',
       hint = 'Make a queue of its own for what is urgent.';
   end if;
-  for nth in 0 .. greatest(cardinality(create_queue.lanes), shards - 1) loop
+  if parts not in (1, 2, 4, 8, 16, 32, 64) or (parts > 1 and (not create_queue.ordered or create_queue.max_length is not null)) then
+    raise exception 'not a number of shards: %', parts using errcode = 'MB005',
+      hint = 'A power of two up to 64; more than one only where ordered, and without max_length.';
+  end if;
+  for nth in 0 .. greatest(cardinality(create_queue.lanes), parts - 1) loop
     insert into pgmb.queue (name, stream, stream_name, matching, lease_for, max_attempts,
       backoff_base, backoff_factor, backoff_max, backoff_jitter,
       ordered, max_in_flight, rps, ttl, max_length, when_full, lanes, lane, lane_of, shards)
     select create_queue.name || case nth when 0 then '' else '/' || nth end, stream_number, create_queue.stream,
-      pgmb.lane_matching(create_queue.patterns, create_queue.lanes, shards, nth), create_queue.lease_for, create_queue.max_attempts,
+      pgmb.lane_matching(create_queue.patterns, create_queue.lanes, parts, nth), create_queue.lease_for, create_queue.max_attempts,
       create_queue.backoff_base, create_queue.backoff_factor, create_queue.backoff_max, create_queue.backoff_jitter,
       create_queue.ordered, create_queue.max_in_flight, create_queue.rps, create_queue.ttl, create_queue.max_length,
-      create_queue.when_full, create_queue.lanes, nth, head, shards
+      create_queue.when_full, create_queue.lanes, nth, head, parts
     -- Not left to the conflict alone, which would use up an id at every call.
     where not exists (select from pgmb.queue q where q.name = create_queue.name || case nth when 0 then '' else '/' || nth end)
     on conflict do nothing
@@ -185,7 +191,7 @@ begin
     end if;
     head := coalesce(head, made);
     insert into pgmb.binding (queue, version, patterns, matching)
-    values (made, 1, create_queue.patterns, pgmb.lane_matching(create_queue.patterns, create_queue.lanes, shards, nth));
+    values (made, 1, create_queue.patterns, pgmb.lane_matching(create_queue.patterns, create_queue.lanes, parts, nth));
     insert into pgmb.claim (queue, id, token, state, bindings, events, lo, hi, place, upto,
       done_snapshot, done_seq, done_next, batch_snapshot, batch_seq, batch_next, expires_at, swept)
     values (made, 1, 0, 'p', 1, 0, 0, 0, 0, 0,

@@ -486,15 +486,21 @@ begin
   end if;
   if behind is not null then
     insert into pgmb.retry (queue, due_at, attempt, seq, event_id, topic, key, payload, headers, published_at, ordered, origin)
-    select q.id, coalesce((
-        select greatest(ahead.due_at, now) from pgmb.retry ahead
-        where ahead.queue = q.id and ahead.ordered and ahead.key = e.key
-        order by ahead.origin, ahead.seq limit 1), now),
+    -- The first behind a lease is due: nobody need wake it, so that a transaction which is settling that lease and
+    -- cannot see it yet leaves none behind. Whatever settles a parked event wakes the next.
+    select q.id,
+      case when e.key_place = 1 and ahead.due_at is null then now else greatest(ahead.due_at, now) + interval '1 minute' end,
       1, e.seq, e.id, e.topic, e.key, e.payload, e.headers, e.published_at, true, base.id + 1
-    from pgmb.batch_events(q.stream, base.done_snapshot, base.done_seq, base.done_next, base.batch_snapshot,
-      base.own, base.own_seq, base.place, upto,
-      q.matching || pgmb.with_keys(behind)
-        || case when ending is null then '' else format(' and e.published_at > %L', ending) end,
-      9223372036854775807) e;
+    from (
+      select parked.*, row_number() over (partition by parked.key order by parked.seq) key_place
+      from pgmb.batch_events(q.stream, base.done_snapshot, base.done_seq, base.done_next, base.batch_snapshot,
+        base.own, base.own_seq, base.place, upto,
+        q.matching || pgmb.with_keys(behind)
+          || case when ending is null then '' else format(' and e.published_at > %L', ending) end,
+        9223372036854775807) parked) e
+    left join lateral (
+      select waiting.due_at from pgmb.retry waiting
+      where waiting.queue = q.id and waiting.ordered and waiting.key = e.key and waiting.lease is null
+      order by waiting.origin, waiting.seq limit 1) ahead on true;
   end if;
 end $$;

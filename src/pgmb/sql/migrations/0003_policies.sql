@@ -55,7 +55,7 @@ create table pgmb.schedule (
 );
 create index schedule_next on pgmb.schedule (next_at) where paused_at is null;
 
--- Functions whose parameters changed.
+-- Functions whose parameters changed; those that version 1 had otherwise went with version 2.
 drop function pgmb.publish(text, json, text, json, text, uuid, interval, timestamptz);
 drop function pgmb.publish_many(text[], json[], text[], json[], uuid[], text);
 drop function pgmb.create_queue(text, text[], text, pgmb.position, interval, integer, interval, double precision,
@@ -65,5 +65,5 @@ drop function pgmb.fail_event(pgmb.queue, pgmb.event, integer, timestamptz, text
 drop function pgmb.receive_due(integer, integer, timestamptz, timestamptz);
 drop function pgmb.settle_as_failed(uuid, bigint[], interval, text, boolean);
 drop function pgmb.write_claim(pgmb.claim, bigint, "char", integer, bigint, bigint, bigint, timestamptz);
-drop function pgmb.batch_events(
+drop function if exists pgmb.batch_events(
   integer, pg_snapshot, bigint, xid8, pg_snapshot, xid8, bigint, bigint, bigint, text, bigint);
