@@ -103,8 +103,7 @@ async def test_events_share_transactions(broker: Any, db: psycopg.Connection[Any
     publisher = broker.publisher(flush_every=3600, max_batch=100)
     await enqueue_all(publisher, range(1000))
     await settled(publisher.close())
-    (count,) = db.execute("select count(distinct xid) from pgmb.log_main").fetchone() or ()
-    assert count == 10
+    assert db.execute("select count(distinct xid) from pgmb.log_main").fetchone() == (10,)
 
 
 async def test_a_dedup_key_holds(broker: Any, db: psycopg.Connection[Any]) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg.conninfo import make_conninfo
 
 import pgmb
 from harness.postgres import Server
@@ -134,7 +135,7 @@ def test_a_commit_whose_answer_is_lost_is_not_repeated(
     """And without `exactly_once` it is: the cut happens where it should."""
     caplog.set_level(logging.CRITICAL)
     with CuttingProxy("127.0.0.1", server.port) as proxy:
-        through = psycopg.conninfo.make_conninfo(dsn, host="127.0.0.1", port=proxy.port)
+        through = make_conninfo(dsn, host="127.0.0.1", port=proxy.port)
         with (
             pgmb.connect(through) as broker,
             broker.publisher(flush_every=3600, max_batch=number, exactly_once=exactly_once) as publisher,
