@@ -36,8 +36,9 @@ class Result:
     def __str__(self) -> str:
         return (
             f"keyed retries {'hold' if self.holds else 'VIOLATED'}: {self.kills} kills, "
-            f"{self.retries} retries, {self.found} of them of what was published already | {self.acknowledged} acknowledged, "
-            f"{self.missing} missing, {self.repeated} duplicates | {self.seconds:.1f} s"
+            f"{self.retries} retries, {self.found} of them of what was published already | "
+            f"{self.acknowledged} acknowledged, {self.missing} missing, {self.repeated} duplicates | "
+            f"{self.seconds:.1f} s"
         )
 
 

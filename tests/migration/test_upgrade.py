@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import psycopg
 import pytest
@@ -120,6 +121,37 @@ def test_an_upgrade_goes_through_while_consumers_are_busy(empty_dsn: str, fixtur
             schema.upgrade(db)
         publisher.commit()
         reader.commit()
+
+
+@EVERY
+def test_who_was_granted_a_stream_or_a_queue_keeps_it(empty_dsn: str, fixture: Path) -> None:
+    """Although functions are made anew."""
+    publisher, worker = (f"{name}_{uuid4().hex[:12]}" for name in ("publisher", "worker"))
+    with psycopg.connect(empty_dsn, autocommit=True) as db:
+        run(db, fixture)
+        try:
+            for role in (publisher, worker):
+                db.execute(f"create role {role} login")
+            db.execute("select pgmb.create_queue('q')")
+            db.execute("select pgmb.create_stream('other')")
+            db.execute("select pgmb.grant_publish('main', %s)", [publisher])
+            db.execute("select pgmb.grant_consume('q', %s), pgmb.grant_read('main', %s)", [worker, worker])
+            schema.upgrade(db)
+            with psycopg.connect(empty_dsn, user=publisher, autocommit=True) as connection:
+                connection.execute("select pgmb.publish('t', '1')")
+                connection.execute("select pgmb.publish('t', '1', dedup_key => 'k')")
+                connection.execute("select pgmb.publish_many('{t}', '{1}'::json[])")
+                with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                    connection.execute("select pgmb.publish('t', '1', stream => 'other')")
+            with psycopg.connect(empty_dsn, user=worker, autocommit=True) as connection:
+                assert len(connection.execute("select * from pgmb.receive('q')").fetchall()) == 3
+                connection.execute("select pgmb.position()")
+                with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                    connection.execute("select pgmb.publish('t', '1')")
+        finally:
+            for role in (publisher, worker):
+                db.execute(f"drop owned by {role}")
+                db.execute(f"drop role {role}")
 
 
 @pytest.mark.parametrize(

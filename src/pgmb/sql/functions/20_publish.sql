@@ -187,8 +187,6 @@ set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set enable_bitmapscan = off
 set plan_cache_mode = force_generic_plan
--- Past the caps: these events were accepted when they were published (guard_stream).
-set pgmb.releasing = on
 as $$
 declare
   released bigint;
@@ -196,6 +194,8 @@ begin
   if not exists (select from pgmb.delayed d where d.stream = release_due.stream and d.due_at <= release_due.now) then
     return 0;
   end if;
+  -- Past the caps: these events were accepted when they were published (guard_stream).
+  perform set_config('pgmb.releasing', 'on', true);
   execute format('with due as (
       delete from pgmb.delayed d
       where d.ctid = any (array(
@@ -209,5 +209,6 @@ begin
     'log_' || release_due.stream)
   using release_due.stream, release_due.now, release_due.max;
   get diagnostics released = row_count;
+  perform set_config('pgmb.releasing', 'off', true);
   return released;
 end $$;
