@@ -33,7 +33,8 @@ end $$;
 
 -- The leases of a queue that are still in flight, out of those that its position names, how many events they
 -- and the leased retries hold, which keys, and since when the youngest of them. A lease whose events were all
--- settled one by one is not. Internal.
+-- settled one by one is not; of one that has expired the keys are still held, but its events count no more.
+-- Internal.
 create or replace function pgmb.in_flight(
   queue integer, named bigint[], now timestamptz, out open bigint[], out events bigint, out keys integer[],
   out youngest timestamptz
@@ -42,7 +43,7 @@ language plpgsql
 as $$
 #variable_conflict use_column
 begin
-  select array_agg(c.id), coalesce(sum(held.events), 0), max(c.at)
+  select array_agg(c.id), coalesce(sum(held.events) filter (where c.expires_at > in_flight.now), 0), max(c.at)
   into open, events, youngest
   from unnest(in_flight.named) one
   join pgmb.claim c on c.queue = in_flight.queue and c.id = one
@@ -242,7 +243,7 @@ begin
     lanes := array(select one from unnest(lanes) one order by one.lane desc);
   end if;
   foreach lane in array lanes loop
-    if lane.shards > 1 and not pg_try_advisory_xact_lock(pgmb.queue_lock(lane.id, lane.generation)) then
+    if lane.shards > 1 and not pgmb.try_queue(lane.id) then
       -- Another receives from it at this moment.
       passed_over := lane;
       continue;
@@ -251,8 +252,11 @@ begin
     claimed := pgmb.claim_lane(lane, entry_xid, noted, max, lease_for);
     exit when claimed.lease is not null;
   end loop;
-  -- Nothing elsewhere: wait for the other, who may be a long transaction. Not if that might wait for us.
-  if claimed.lease is null and passed_over.lane > locked_upto then
+  -- Nothing elsewhere: look again at the one passed over, and wait if it is still taken: that may be a long
+  -- transaction, to be superseded. Seldom if the other might wait for us: both have nothing, and lose a second.
+  if claimed.lease is null and passed_over.id is not null
+    and (pgmb.try_queue(passed_over.id) or passed_over.lane > locked_upto or random() < 0.05)
+  then
     claimed := pgmb.claim_lane(passed_over, entry_xid, noted, max, lease_for);
   end if;
   lease := claimed.lease;
@@ -265,6 +269,15 @@ begin
     perform pgmb.write_claim(base, 0, 'p', head.bindings, 0, base.place, base.place, 'infinity');
   end if;
 end $$;
+
+-- Takes the queue's lock as pgmb.lock_queue does, but only if that is free. Internal.
+create or replace function pgmb.try_queue(queue integer)
+returns boolean
+language sql volatile
+as $$
+  select pg_try_advisory_xact_lock(pgmb.queue_lock(try_queue.queue, newest.id >> 40))
+  from (select c.id from pgmb.claim c where c.queue = try_queue.queue order by c.id desc limit 1) newest
+$$;
 
 -- How many events more may be leased of a queue that allows only so many in flight; null if it allows any number.
 -- Internal.
@@ -341,7 +354,7 @@ begin
   -- queue was just given nothing is read behind it: most likely its keys will be free in a moment, and nothing
   -- has to be set aside.
   for turn in 1 .. 5 loop
-    exit when q.ordered and flight.youngest > now - interval '50 milliseconds';
+    exit when q.ordered and flight.youngest > now - interval '100 milliseconds';
     if base.place >= base.upto then
       exit when opened;
       opened := true;
@@ -359,8 +372,7 @@ begin
     end if;
     lo := base.place;
     hi := pgmb.window_end(q.stream, greatest(base.place, base.done_seq), base.upto, 5000);
-    picked := pgmb.pick(q, base, hi, max, now, flight.keys, flight.youngest);
-    exit when picked.waits;
+    picked := pgmb.pick(q, base, hi, max, now, flight.keys);
     base.place := picked.upto;
     pending := pending or picked.moved or base.place - lo >= 64;
     wrote := wrote or picked.wrote;
@@ -400,12 +412,11 @@ end $$;
 -- `upto` that match `matching`, `taken` in number. Those older than the queue lets them live become dead letters,
 -- `expired`. In an ordered queue those whose key is held wait in pgmb.retry, behind what holds it; `keys` are the
 -- hashes of those taken. rows: where in its segment those taken lie, if they are all in one. moved: something was
--- read and has its place now. wrote: events were parked or became dead letters. waits: most are of keys that leases
--- hold which are not old; they are better waited for, and nothing was moved. Internal.
+-- read and has its place now. wrote: events were parked or became dead letters. Internal.
 create or replace function pgmb.pick(
-  q pgmb.queue, base pgmb.claim, hi bigint, allowed bigint, now timestamptz, busy integer[], youngest timestamptz,
+  q pgmb.queue, base pgmb.claim, hi bigint, allowed bigint, now timestamptz, busy integer[],
   out taken bigint, out upto bigint, out matching text, out rows tid[], out expired bigint[], out keys integer[],
-  out moved boolean, out wrote boolean, out waits boolean
+  out moved boolean, out wrote boolean
 )
 language plpgsql
 as $$
@@ -417,7 +428,6 @@ declare
   found_events bigint;
   last bigint;
   behind integer[];
-  parked bigint := 0;
   ending timestamptz := now - q.ttl;
 begin
   if retried or cardinality(busy) > 0 then
@@ -448,10 +458,10 @@ begin
         array_agg(distinct j.held) filter (where not j.old and j.behind),
         coalesce(array_agg(j.seq) filter (where j.old), ''{}''), array_agg(j.ctid) filter (where not j.old and not j.behind),
         case when count(*) filter (where not j.old and not j.behind) = $18 then max(j.seq) end,
-        (select count(*) from read), (select max(r.seq) from read r), count(*) filter (where j.behind)
+        (select count(*) from read), (select max(r.seq) from read r)
       from judged j
       where j.free < $18 or (j.free = $18 and not j.old and not j.behind)'
-    into taken, keys, behind, expired, rows, upto, found_events, last, parked
+    into taken, keys, behind, expired, rows, upto, found_events, last
     using base.place, hi, base.batch_snapshot, pg_snapshot_xmin(base.batch_snapshot), base.done_snapshot,
       pg_snapshot_xmax(base.done_snapshot), most, q.stream, base.done_seq, base.done_next, base.own, base.own_seq,
       q.matching, ending, busy, retried, q.id, allowed;
@@ -466,10 +476,6 @@ begin
       q.matching, ending;
   end if;
   upto := coalesce(upto, case when found_events < most then hi else last end);
-  waits := parked > taken and coalesce(youngest > now - interval '1 second', false);
-  if waits then
-    return;
-  end if;
   moved := found_events > 0;
   rows := array_remove(rows, null);
   wrote := behind is not null or cardinality(expired) > 0;
