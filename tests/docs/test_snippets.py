@@ -11,12 +11,16 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 
 from harness.postgres import binaries
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("[eht]*/*.md"))]
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+PROGRAMS = "<!-- Each snippet is a program of its own. -->"
 
 
 def snippets(page: Path, language: str) -> list[str]:
@@ -46,9 +50,33 @@ def test_sql_snippets_run_in_psql(page: Path, dsn: str, db: psycopg.Connection[A
             db.execute(f"drop role {role}")
 
 
+def run_each(programs: list[str], dsn: str) -> None:
+    """Each in a process, on the test's database in place of the one called app."""
+    server = conninfo_to_dict(dsn)
+    environment = {f"PG{name.upper()}": str(server[name]) for name in ("host", "port", "user")}
+    for program in programs:
+        text = program.replace("///app", f"///{server['dbname']}").replace(
+            '"NAME": "app"', f'"NAME": "{server["dbname"]}"'
+        )
+        done = subprocess.run(
+            [sys.executable, "-W", "error", "-c", text],
+            env={**os.environ, **environment},
+            text=True,
+            capture_output=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("page", pages_with("python"))
 def test_python_snippets_run(page: Path, dsn: str, db: psycopg.Connection[Any], capsys: Any) -> None:
     db.execute("create table orders (id int, paid boolean)")
+    if PROGRAMS in page.read_text():
+        run_each(snippets(page, "python"), dsn)
+        if page.name == "outbox.md":
+            assert db.execute("select count(*) from orders").fetchone() == (5,)
+            assert db.execute("select count(*) from pgmb.log_main").fetchone() == (5,)
+        return
     first, *rest = snippets(page, "python")
     program = first.replace("postgresql:///app", dsn)
     # Further snippets go on inside the first one's `with`.
