@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import sys
@@ -11,9 +12,9 @@ from typing import Annotated
 import typer
 
 from pgmb import schema
-from pgmb.app import loading, running
+from pgmb.app import App, loading, running
 from pgmb.app.processes import HOPELESS, PARENT_PIPE, supervise
-from pgmb.cli import output
+from pgmb.cli import output, worker_metrics
 from pgmb.errors import InvalidArgument
 
 _DSN = "PGMB_WORK_DSN"
@@ -43,21 +44,32 @@ def work(
     install: Annotated[
         bool, typer.Option("--install", help="Install or upgrade the schema first, where that is due.")
     ] = False,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(min=1, max=65535, help="Serve metrics for Prometheus there.", show_default=False),
+    ] = None,
 ) -> None:
     """Run an app's handlers until it is interrupted: finish what is running, hand back the rest."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     if processes > 1:
-        sys.exit(_supervised(target, processes, queue or [], concurrency, grace, dsn, install))
-    try:
-        app = loading.load(target)
-        running.chosen(app, queue)
-    except InvalidArgument as error:
-        output.fail(str(error), error.hint, code=HOPELESS)
+        sys.exit(_supervised(target, processes, queue or [], concurrency, grace, dsn, install, metrics_port))
+    app = _loaded(target, queue)
     if dsn is not None:
         app.dsn = dsn
     if install and schema.installed_version(app.dsn) != schema.VERSION:
         schema.install(app.dsn)
-    asyncio.run(running.until_signalled(app, queue, concurrency, grace, _parent()))
+    with contextlib.ExitStack() as stack:
+        worker_metrics.serve(stack, metrics_port, app)
+        asyncio.run(running.until_signalled(app, queue, concurrency, grace, _parent()))
+
+
+def _loaded(target: str, queues: list[str] | None) -> App:
+    try:
+        app = loading.load(target)
+        running.chosen(app, queues)
+    except InvalidArgument as error:
+        output.fail(str(error), error.hint, code=HOPELESS)
+    return app
 
 
 def _supervised(
@@ -68,6 +80,7 @@ def _supervised(
     grace: float | None,
     dsn: str | None,
     install: bool,
+    metrics_port: int | None,
 ) -> int:
     command = [sys.executable, "-m", "pgmb", "work", target]
     command += [f"--queue={name}" for name in queues]
@@ -76,7 +89,13 @@ def _supervised(
     command += ["--install"] if install else []
     # Not on the command line, where everybody on the machine could read a password.
     environment = dict(os.environ) if dsn is None else {**os.environ, _DSN: dsn}
-    return asyncio.run(supervise(command, count, environment))
+    with contextlib.ExitStack() as stack:
+        if metrics_port is not None:
+            app = _loaded(target, queues or None)
+            environment |= worker_metrics.serve_workers(
+                stack, metrics_port, app.dsn if dsn is None else dsn, app
+            )
+        return asyncio.run(supervise(command, count, environment))
 
 
 def _parent() -> int | None:

@@ -6,8 +6,8 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TypeAlias
 
-from opentelemetry.context import Context
-from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, Tracer, use_span
+from opentelemetry.context import Context, attach, detach
+from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, Tracer, set_span_in_context
 
 from pgmb.app.outcome import Reject, Retry
 from pgmb.telemetry import names
@@ -23,16 +23,18 @@ def span(
     attributes: Values,
     links: Sequence[Link] = (),
     context: Context | None = None,
-    start_time: int | None = None,
 ) -> Generator[Span]:
-    """A span that is current inside, and tells of what was raised there."""
-    begun = tracer.start_span(name, context, kind, attributes, links, start_time)
-    with use_span(begun, end_on_exit=True, record_exception=False, set_status_on_exception=False):
-        try:
-            yield begun
-        except BaseException as error:
-            fail(begun, error)
-            raise
+    """A span that is current inside, with the rest of its context, and tells of what was raised there."""
+    begun = tracer.start_span(name, context, kind, attributes, links)
+    token = attach(set_span_in_context(begun, context))
+    try:
+        yield begun
+    except BaseException as error:
+        fail(begun, error)
+        raise
+    finally:
+        detach(token)
+        begun.end()
 
 
 def fail(begun: Span, error: BaseException) -> None:

@@ -1,0 +1,88 @@
+"""Prometheus: what became of the events that an app's handlers in this process were called for."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Any, Literal, TypeAlias, cast
+
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+
+from pgmb.app import App, Delivery
+from pgmb.app.outcome import Reject
+from pgmb.app.routing import CallNext
+
+Outcome: TypeAlias = Literal["done", "retried", "buried", "released"]
+
+SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+
+
+class HandlerMetrics:
+    """Counts deliveries by outcome, times the handlers' calls. `middleware` is what an app is given."""
+
+    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
+        self._events = Counter(
+            "pgmb_handler_events",
+            "Deliveries to handlers, by outcome: done, retried, buried, released.",
+            ["queue", "outcome"],
+            registry=registry,
+        )
+        self._seconds = Histogram(
+            "pgmb_handler_duration_seconds",
+            "How long handlers took, a call each: an event or a batch.",
+            ["queue"],
+            registry=registry,
+            buckets=SECONDS,
+        )
+        self._running = Gauge(
+            "pgmb_handler_running",
+            "Calls of handlers under way.",
+            ["queue"],
+            registry=registry,
+            multiprocess_mode="livesum",
+        )
+
+    async def middleware(self, delivery: Any, call_next: CallNext) -> None:
+        batch = cast("list[Delivery[Any]]", delivery if isinstance(delivery, list) else [delivery])
+        queue = batch[0].queue
+        running = self._running.labels(queue)
+        running.inc()
+        began = time.perf_counter()
+        raised: BaseException | None = None
+        try:
+            await call_next(delivery)
+        except BaseException as error:
+            raised = error
+            raise
+        finally:
+            running.dec()
+            self._seconds.labels(queue).observe(time.perf_counter() - began)
+            for outcome in _outcomes(batch, raised):
+                self._events.labels(queue, outcome).inc()
+
+
+def _outcomes(batch: Sequence[Delivery[Any]], raised: BaseException | None) -> list[Outcome]:
+    return [_outcome(delivery, raised) for delivery in batch]
+
+
+def _outcome(delivery: Delivery[Any], raised: BaseException | None) -> Outcome:
+    # What a handler said of single events of a batch stands, whatever it raised.
+    failure = delivery.hold.failed.get(delivery.seq)
+    if failure is not None:
+        final = failure.final
+    elif raised is None:
+        return "done"
+    elif isinstance(raised, asyncio.CancelledError | KeyboardInterrupt | GeneratorExit):
+        return "released"
+    else:
+        final = isinstance(raised, Reject)
+    most = delivery.hold.max_attempts
+    return "buried" if final or (most is not None and delivery.attempt >= most) else "retried"
+
+
+def export_handlers(app: App, registry: CollectorRegistry = REGISTRY) -> HandlerMetrics:
+    """Count and time an app's handlers, from its next start on."""
+    metrics = HandlerMetrics(registry)
+    app.middlewares.insert(0, metrics.middleware)
+    return metrics
