@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
@@ -45,7 +46,13 @@ async def settle(hold: Hold, running: Iterable[int] = ()) -> AsyncLease | None:
         rest = at_an_end and not succeeded and not hold.behind and number == len(steps)
         await _persist(hold, partial(call, None if rest else seqs))
         hold.settled.update(seqs)
-    if not succeeded or hold.lost:
+    if hold.lost:
+        return None
+    if not succeeded:
+        if at_an_end and hold.behind:
+            # All of it is settled, one by one; a lease of retried events has ended with them.
+            with contextlib.suppress(LeaseLost, *TROUBLE):
+                await lease.ack()
         return None
     if at_an_end:
         # Whatever else the lease held is settled: ending it as a whole is the cheapest.

@@ -1,0 +1,159 @@
+"""An app brings its queues to what its handlers ask for, where its role may."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+import pytest
+
+import pgmb
+from tests.app.stage import until, working
+
+
+def an_app(dsn: str, *patterns: str, **settings: Any) -> pgmb.App:
+    app = pgmb.App(dsn)
+    app.queue("q", **settings)
+
+    @app.on(*patterns, queue="q")
+    async def handle(payload: Any) -> None: ...
+
+    return app
+
+
+def row(db: psycopg.Connection[Any]) -> Any:
+    return db.execute(
+        "select q.lease_for, q.max_attempts, q.ordered, q.rps, b.patterns, b.version from pgmb.queue q"
+        " join pgmb.binding b on b.queue = q.id and b.version = q.bindings where q.name = 'q'"
+    ).fetchone()
+
+
+@pytest.fixture
+def consumer_role(db: psycopg.Connection[Any]) -> Generator[str]:
+    role = f"plain_{db.info.backend_pid}"
+    db.execute(f"create role {role} login in role pgmb_consumer")
+    yield role
+    db.execute(f"drop owned by {role}")
+    db.execute(f"drop role {role}")
+
+
+async def test_queues_are_created_bound_and_altered_as_declared(
+    dsn: str, db: psycopg.Connection[Any]
+) -> None:
+    async with working(an_app(dsn, "a", "b.*", lease_for=5, max_attempts=3, rps=7, ordered=True)):
+        assert row(db) == (timedelta(seconds=5), 3, True, 7, ["a", "b.*"], 1)
+    async with working(an_app(dsn, "b.*", "a", lease_for=timedelta(seconds=5), max_attempts=3)):
+        # The same again: nothing is written.
+        assert row(db) == (timedelta(seconds=5), 3, True, 7, ["a", "b.*"], 1)
+    async with working(an_app(dsn, "c", lease_for=6)):
+        await until(lambda: row(db) == (timedelta(seconds=6), 3, True, 7, ["c"], 2))
+
+
+async def test_many_processes_may_start_at_once(dsn: str, db: psycopg.Connection[Any]) -> None:
+    stop = asyncio.Event()
+    tasks = [asyncio.create_task(an_app(dsn, "a", "b").work(stop)) for _ in range(5)]
+    await until(lambda: row(db) is not None)
+    stop.set()
+    await asyncio.gather(*tasks)
+    assert row(db)[-2:] == (["a", "b"], 1)
+
+
+async def test_a_queue_of_another_stream_or_order_is_a_conflict(dsn: str) -> None:
+    async with await pgmb.aconnect(dsn) as broker:
+        await broker.create_stream("other")
+        await broker.create_queue("q", ["a"], stream="other")
+    with pytest.raises(pgmb.Conflict, match="reads stream 'other', not 'main'"):
+        await an_app(dsn, "a").work(asyncio.Event())
+    with pytest.raises(pgmb.Conflict, match="ordered=False"):
+        await an_app(dsn, "a", stream="other", ordered=True).work(asyncio.Event())
+
+
+async def test_a_role_that_may_not_uses_a_queue_as_it_is(
+    dsn: str, db: psycopg.Connection[Any], consumer_role: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    db.execute("select pgmb.create_queue('q', '{a,b}', max_attempts => 4)")
+    app = pgmb.App(f"{dsn} user={consumer_role}")
+    seen: list[Any] = []
+
+    @app.on("a", queue="q", max_attempts=9)
+    async def handle(payload: Any) -> None:
+        seen.append(payload)
+
+    stop = asyncio.Event()
+    task = asyncio.create_task(app.work(stop))
+    db.execute("select pgmb.publish('a', '1')")
+    await until(lambda: seen == [1])
+    stop.set()
+    await task
+    assert row(db)[1] == 4
+    assert "queue q is used as it is" in caplog.text
+
+
+async def test_a_missing_queue_that_may_not_be_created_names_the_fix(dsn: str, consumer_role: str) -> None:
+    with pytest.raises(pgmb.NotFound, match="does not exist, and this role may not create it") as raised:
+        await an_app(f"{dsn} user={consumer_role}", "a", "b").work(asyncio.Event())
+    assert raised.value.hint is not None
+    assert "select pgmb.create_queue('q', '{a,b}')" in raised.value.hint
+
+
+def test_handlers_of_one_queue_must_agree() -> None:
+    app = pgmb.App("")
+    app.on("a", queue="q", max_attempts=3)(lambda event: None)
+    with pytest.raises(pgmb.InvalidArgument, match="max_attempts is 3 already, not 4"):
+        app.on("a", queue="q", max_attempts=4)(lambda event: None)
+
+
+async def test_an_app_without_handlers_or_queues_of_that_name_says_so() -> None:
+    with pytest.raises(pgmb.InvalidArgument, match="no handlers"):
+        await pgmb.App("").work()
+    with pytest.raises(pgmb.InvalidArgument, match="no handler of queue 'x'") as raised:
+        await an_app("", "a").work(queues=["x"])
+    assert raised.value.hint == "It has q."
+
+
+async def test_only_the_queues_that_are_named_are_worked_on(dsn: str) -> None:
+    app, seen = pgmb.App(dsn), list[str]()
+    app.on("a", queue="one")(lambda event: seen.append("one"))
+    app.on("a", queue="two")(lambda event: seen.append("two"))
+    async with await pgmb.aconnect(dsn) as broker:
+        for name in ("one", "two"):
+            await broker.create_queue(name, ["a"])
+        await broker.publish("a", 1)
+        async with working(app, queues=["two"]):
+            await until(lambda: bool(seen))
+        assert await broker.queue_depth("one") == 1
+    assert seen == ["two"]
+
+
+def test_a_lambda_needs_a_queue() -> None:
+    with pytest.raises(pgmb.InvalidArgument, match="no name"):
+        pgmb.App("").on("a")(lambda event: None)
+
+
+async def test_lifespan_is_around_the_work_and_publishing_needs_no_worker(dsn: str) -> None:
+    from contextlib import asynccontextmanager
+
+    seen: list[Any] = []
+
+    @asynccontextmanager
+    async def lifespan(app: pgmb.App):
+        seen.append("begin")
+        yield
+        seen.append("end")
+
+    app = pgmb.App(dsn, lifespan=lifespan)
+
+    @app.on("a", queue="q")
+    async def handle(number: int) -> None:
+        seen.append(number)
+        if number < 3:
+            await app.apublish("a", number + 1)
+
+    async with working(app):
+        await asyncio.to_thread(app.publish, "a", 1)
+        await until(lambda: 3 in seen)
+    await app.aclose()
+    assert seen == ["begin", 1, 2, 3, "end"]
