@@ -1,0 +1,117 @@
+"""One lease: call the handlers, settle it as they say."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Literal, NamedTuple
+
+from pgmb._async.lease import AsyncLease
+from pgmb.app.handler import Handler
+from pgmb.app.hold import Failure, Hold
+from pgmb.app.outcome import Reject, Retry, describe
+from pgmb.app.routing import Route, Routes, late
+from pgmb.types import Event
+
+
+class Handled(NamedTuple):
+    """One delivery, and what came of it."""
+
+    queue: str
+    event: Event
+    outcome: Literal["done", "retried", "buried"]
+    error: BaseException | None
+
+
+async def handle(routes: Routes, lease: AsyncLease, max_attempts: int) -> list[Handled]:
+    """Handle a lease of one event, or of a batch where the handler takes one."""
+    hold = Hold(lease)
+    hold.pending.clear()
+    errors: dict[int, BaseException] = {}
+    if routes.batch is None:
+        for event in lease.events:
+            await _call_single(routes.details(event.topic), hold, event, errors)
+    else:
+        await _call_batch(routes.batch, hold, errors)
+    for event in lease.events:
+        if event.seq in errors:
+            failure = _failure(routes.details(event.topic), hold, event, errors[event.seq])
+            # What the handler said of single events stands.
+            hold.failed.setdefault(event.seq, failure)
+    await _settle(hold)
+    return [
+        Handled(routes.queue, event, _outcome(hold, event, max_attempts), errors.get(event.seq))
+        for event in lease.events
+    ]
+
+
+def meant(error: BaseException) -> bool:
+    """Whether a handler raised it to say how the event ends."""
+    return type(error) in (Retry, Reject)
+
+
+async def _call_single(route: Route, hold: Hold, event: Event, errors: dict[int, BaseException]) -> None:
+    prepare, _ = route.way
+    try:
+        await _call(route, prepare(event, hold))
+    except Exception as error:
+        errors[event.seq] = error
+
+
+async def _call_batch(route: Route, hold: Hold, errors: dict[int, BaseException]) -> None:
+    prepare, _ = route.way
+    arguments: list[Any] = []
+    fitting: list[Event] = []
+    for event in hold.lease.events:
+        try:
+            arguments.append(prepare(event, hold))
+            fitting.append(event)
+        except Reject as error:
+            errors[event.seq] = error
+    if not fitting:
+        return
+    try:
+        await _call(route, arguments)
+    except Exception as error:
+        errors.update((event.seq, error) for event in fitting)
+
+
+async def _call(route: Route, argument: Any) -> None:
+    _, call = route.way
+    limit = asyncio.timeout(route.timeout)
+    try:
+        async with limit:
+            await call(argument)
+    except TimeoutError:
+        if route.timeout is not None and limit.expired():
+            raise late(route.timeout) from None
+        raise
+
+
+def _failure(route: Route, hold: Hold, event: Event, error: BaseException) -> Failure:
+    blamed = hold.blamed.pop(event.seq, None)
+    handler = blamed if isinstance(blamed, Handler) else next(iter(route.handlers), None)
+    return Failure(False, None, describe(error)) if handler is None else handler.failure(event, error)
+
+
+async def _settle(hold: Hold) -> None:
+    groups: dict[Failure | None, list[int]] = {}
+    for seq, failure in hold.failed.items():
+        groups.setdefault(failure, []).append(seq)
+    if done := hold.succeeded():
+        groups[None] = done
+    for number, (ending, seqs) in enumerate(groups.items(), 1):
+        # The last takes the whole rest, and with that ends the lease itself.
+        part = seqs if number < len(groups) or hold.taken else None
+        if ending is None:
+            await hold.lease.ack(part)
+        elif ending.final:
+            await hold.lease.bury(part, ending.error)
+        else:
+            await hold.lease.retry(part, ending.after, ending.error)
+
+
+def _outcome(hold: Hold, event: Event, max_attempts: int) -> Literal["done", "retried", "buried"]:
+    failure = hold.failed.get(event.seq)
+    if failure is None:
+        return "done"
+    return "buried" if failure.final or event.attempt >= max_attempts else "retried"
