@@ -1,4 +1,4 @@
-"""pgmb serve, janitor, ticker."""
+"""pgmb serve, janitor, scheduler, ticker."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from pgmb.roles import serve as serve_roles
 def register(app: typer.Typer) -> None:
     app.command()(serve)
     app.command()(janitor)
+    app.command()(scheduler)
     app.command()(ticker)
 
 
@@ -40,6 +41,11 @@ def serve(
 def janitor(dsn: Dsn = "") -> None:
     """Run the Janitor: rotation, retention, clearing."""
     serve(dsn, "janitor")
+
+
+def scheduler(dsn: Dsn = "") -> None:
+    """Run the Scheduler: publishes what schedules say."""
+    serve(dsn, "scheduler")
 
 
 def ticker(dsn: Dsn = "") -> None:
