@@ -71,6 +71,10 @@ check-docs: ## Check that the generated documentation is what `make docs` writes
 record: ## Record the terminal sessions in the documentation anew
 	$(PYTHON) -m scripts.record
 
+.PHONY: peers
+peers: ## Install our peers into a place of its own and run docs/peers against PostgreSQL (needs pip's index)
+	$(PYTHON) scripts/peers.py $(ARGS)
+
 .PHONY: bench
 bench: ## Run the benchmarks (FULL=1 for the complete run)
 	$(PYTHON) -m bench $(FULL_FLAG)

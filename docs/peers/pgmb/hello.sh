@@ -1,0 +1,4 @@
+# in one terminal
+pgmb work hello:app --install
+# in another
+pgmb publish greet '"world"'

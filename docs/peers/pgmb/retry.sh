@@ -1,0 +1,5 @@
+# in one terminal
+pgmb work retry:app --install
+# in another
+pgmb publish charge 42
+pgmb dlq list charge

@@ -1,0 +1,4 @@
+# in one terminal
+pgmb work transaction:app --install
+# in another
+python transaction.py
