@@ -1,0 +1,104 @@
+"""At rest an app costs next to nothing, and is awake at once."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from typing import Any
+
+import psycopg
+import pytest
+
+import pgmb
+from harness.postgres import create_database
+from tests.app.stage import until, working
+from tests.conftest import FreshServer
+
+WINDOW = 5.0
+
+
+@pytest.mark.parametrize("listen", [True, False], ids=["listening", "polling"])
+async def test_at_rest_a_process_makes_at_most_two_statements_a_second(
+    listen: bool, fresh_server: FreshServer
+) -> None:
+    server = fresh_server(settings={"log_statement": "all", "autovacuum": False})
+    dsn = server.dsn(create_database(server))
+    pgmb.schema.install(dsn)
+    app = pgmb.App(dsn, listen=listen)
+    for number in range(30):
+        app.on("a.#", queue=f"q{number}")(lambda event: None)
+
+    def statements() -> list[str]:
+        return re.findall(r"LOG:  (?:execute [^:]*|statement): (.*)", server.log.read_text(errors="replace"))
+
+    stop = asyncio.Event()
+    task = asyncio.create_task(app.work(stop))
+    await until(lambda: sum("receive_any" in text for text in statements()) > 8)
+
+    async def at_rest() -> bool:
+        before, began = len(statements()), time.monotonic()
+        await asyncio.sleep(WINDOW)
+        return (len(statements()) - before) / (time.monotonic() - began) <= 2.0
+
+    assert await at_rest() or await at_rest()
+    stop.set()
+    await task
+
+
+@pytest.mark.parametrize("listen", [True, False], ids=["listening", "polling"])
+async def test_an_event_wakes_a_queue_at_rest(listen: bool, dsn: str, db: psycopg.Connection[Any]) -> None:
+    app, seen = pgmb.App(dsn, listen=listen), list[str]()
+    for number in range(3):
+        app.on(f"topic{number}", queue=f"q{number}")(lambda event, number=number: seen.append(f"q{number}"))
+    async with working(app) as broker:
+        for number in (2, 0, 2, 1):
+            await asyncio.sleep(0.2)
+            await broker.publish(f"topic{number}", 1)
+            await until(lambda number=number: seen[-1:] == [f"q{number}"])
+    assert seen == ["q2", "q0", "q2", "q1"]
+
+
+async def test_a_busy_queue_does_not_starve_the_others_at_rest(dsn: str) -> None:
+    app, seen = pgmb.App(dsn), {"busy": 0, "calm": 0}
+
+    @app.on("busy", concurrency=1)
+    async def busy(number: int) -> None:
+        seen["busy"] += 1
+        await app.apublish("busy", number + 1)
+
+    @app.on("calm")
+    async def calm(number: int) -> None:
+        seen["calm"] += 1
+
+    async with working(app) as broker:
+        await broker.publish("busy", 1)
+        await until(lambda: seen["busy"] > 5)
+        for count in range(1, 4):
+            await broker.publish("calm", 1)
+            await until(lambda count=count: seen["calm"] == count)
+    await app.aclose()
+
+
+async def test_a_queue_that_vanishes_spares_the_others(
+    dsn: str, db: psycopg.Connection[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    app, seen = pgmb.App(dsn), list[str]()
+
+    @app.on("a")
+    async def stays(payload: Any) -> None:
+        seen.append("stays")
+
+    @app.on("a")
+    async def goes(payload: Any) -> None:
+        seen.append("goes")
+
+    async with working(app) as broker:
+        db.execute("select pgmb.drop_queue('goes')")
+        await until(lambda: "queue 'goes' does not exist" in caplog.text)
+        await broker.publish("a", 1)
+        await until(lambda: seen == ["stays"])
+        # And back again.
+        await broker.create_queue("goes", ["a"])
+        await broker.publish("a", 1)
+        await until(lambda: sorted(seen) == ["goes", "stays", "stays"])
