@@ -47,6 +47,8 @@ end $$;
 create or replace function pgmb.waiting_upto(queue pgmb.queue, most bigint)
 returns bigint
 language plpgsql
+set enable_seqscan = off
+set enable_bitmapscan = off
 as $$
 #variable_conflict use_variable
 declare
@@ -97,8 +99,6 @@ create or replace function pgmb.refuse_full()
 returns trigger
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set enable_bitmapscan = off
 as $$
 declare
   capped pgmb.queue;
