@@ -47,6 +47,11 @@ class Recorded(NamedTuple):
         ]
 
 
+def span_id(span: ReadableSpan) -> int:
+    assert span.context is not None
+    return span.context.span_id
+
+
 @pytest.fixture
 def recorded() -> Iterator[Recorded]:
     exporter, reader = InMemorySpanExporter(), InMemoryMetricReader()
