@@ -1,7 +1,7 @@
 """Ordered queues: events of one key one after another, keys in parallel, whatever happens to a lease.
 
 Promises: per key, first deliveries come in the order of publishing; while a lease holds an event of a key, no
-other lease holds one; what fails goes before what waits behind it; nothing is lost and nothing settled returns.
+other lease holds one; what fails goes before what waits behind it; nothing is lost, nothing settled returns.
 """
 
 from __future__ import annotations

@@ -225,9 +225,11 @@ begin
     max := least(max, pgmb.room_in_flight(head, lanes));
     if head.rps is not null then
       -- What was not used lately may be used at once: as much as a quarter of a second gives, at least one.
-      -- Nothing is paid for in advance: where it seems so, the clock was set back.
       paid := now - interval '1 second' * greatest(0.25, 1 / head.rps);
-      paid := greatest(least(coalesce(base.paid_until, paid), now), paid);
+      -- Nothing is paid for in advance: where it seems so, the clock was set back.
+      if base.paid_until > paid and base.paid_until < now + interval '1 second' then
+        paid := base.paid_until;
+      end if;
       max := least(max, floor(extract(epoch from now - paid) * head.rps + 0.000001));
     end if;
   end if;
@@ -309,6 +311,7 @@ declare
   picked record;
   trimmed pgmb.claim;
   taken bigint := 0;
+  vacant integer := 0;                       -- windows in which nothing matched
   pending boolean := false;                  -- the position moved enough to be worth writing
   opened boolean := false;
   wrote boolean := false;                    -- rows that must not outlive a superseded claim
@@ -350,10 +353,10 @@ begin
     base := trimmed;
   end if;
 
-  -- A few windows at most: what a filter or busy keys leave over of each may be little. While a lease of an ordered
+  -- A few windows at most: what a filter, busy keys or age leave over of each may be little. While a lease of an ordered
   -- queue was just given nothing is read behind it: most likely its keys will be free in a moment, and nothing
   -- has to be set aside.
-  for turn in 1 .. 5 loop
+  for turn in 1 .. greatest(5, 1000 / max) loop
     exit when q.ordered and flight.youngest > now - interval '100 milliseconds';
     if base.place >= base.upto then
       exit when opened;
@@ -377,7 +380,8 @@ begin
     pending := pending or picked.moved or base.place - lo >= 64;
     wrote := wrote or picked.wrote;
     taken := picked.taken;
-    exit when taken > 0;
+    vacant := vacant + case when picked.moved then 0 else 1 end;
+    exit when taken > 0 or vacant >= 5;
   end loop;
 
   if opened and entry_xid is null and pending then
