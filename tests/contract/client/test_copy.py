@@ -41,7 +41,9 @@ def test_copied_events_are_those_that_arrays_carry(
     assert broker.publish_many(events) == 100
     by_arrays = received(broker)
     monkeypatch.setattr(batch, "BLOCK", 7)
-    assert isinstance(batch.plan(events, None, None, "main"), batch.Copy)
+    plan = batch.plan(events, None, None, "main")
+    assert isinstance(plan, batch.Parts)
+    assert isinstance(next(plan.steps), batch.Copy)
     assert broker.publish_many(events) == 100
     assert received(broker) == by_arrays
 
