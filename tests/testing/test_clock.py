@@ -179,6 +179,24 @@ def test_schedules_fall_due_where_cron_puts_them(
     assert due[-1] == clock.now.strftime("%Y-%m-%dT%H:00:00Z")
 
 
+def test_schedules_of_an_app_begin_with_the_first_drain(
+    dsn: str, broker: pgmb.Broker, clock: FrozenClock
+) -> None:
+    app = pgmb.App(dsn)
+    app.every("* * * * *", "every.minute", 1)
+    seen: list[int] = []
+
+    @app.on("every.minute", queue="q")
+    def handle(payload: int) -> None:
+        seen.append(payload)
+
+    drain(app)
+    for _ in range(5):
+        clock.advance(60)
+        drain(app)
+    assert len(seen) == 5
+
+
 def test_retention_goes_by_the_clock(
     broker: pgmb.Broker, clock: FrozenClock, db: psycopg.Connection[Any]
 ) -> None:

@@ -83,6 +83,7 @@ class AsyncTail:
         self._subscription: AsyncSubscription | None = None
         self._pace = Pace(_LOOKS_APART)
         self._look_at = 0.0
+        self._woken = False
         self._closed = False
 
     async def start(self) -> Place:
@@ -111,7 +112,8 @@ class AsyncTail:
             return False
         relying = self._pace.at_rest and self._subscription.healthy
         seconds = _RELYING_PAUSE if relying else self._pace.pause()
-        return await self._subscription.wait(seconds if max_wait is None else min(seconds, max_wait))
+        self._woken = await self._subscription.wait(seconds if max_wait is None else min(seconds, max_wait))
+        return self._woken
 
     def close(self) -> None:
         """End it, also while somebody waits for its next event."""
@@ -176,8 +178,10 @@ class AsyncTail:
         """A position after `done`, if something has happened since."""
         if self._end is not None:
             newest = self._end
-        elif not self._looks.on_primary or (self._subscription is not None and self._subscription.healthy):
+        elif self._woken or not self._looks.on_primary:
+            # Somebody has just ticked.
             newest = await self._looks.newest_tick(self.stream)
+            self._woken = False
         elif time.monotonic() < self._look_at:
             return None
         else:

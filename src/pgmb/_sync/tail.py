@@ -84,6 +84,7 @@ class Tail:
         self._subscription: Subscription | None = None
         self._pace = Pace(_LOOKS_APART)
         self._look_at = 0.0
+        self._woken = False
         self._closed = False
 
     def start(self) -> Place:
@@ -112,7 +113,8 @@ class Tail:
             return False
         relying = self._pace.at_rest and self._subscription.healthy
         seconds = _RELYING_PAUSE if relying else self._pace.pause()
-        return self._subscription.wait(seconds if max_wait is None else min(seconds, max_wait))
+        self._woken = self._subscription.wait(seconds if max_wait is None else min(seconds, max_wait))
+        return self._woken
 
     def close(self) -> None:
         """End it, also while somebody waits for its next event."""
@@ -177,8 +179,10 @@ class Tail:
         """A position after `done`, if something has happened since."""
         if self._end is not None:
             newest = self._end
-        elif not self._looks.on_primary or (self._subscription is not None and self._subscription.healthy):
+        elif self._woken or not self._looks.on_primary:
+            # Somebody has just ticked.
             newest = self._looks.newest_tick(self.stream)
+            self._woken = False
         elif time.monotonic() < self._look_at:
             return None
         else:

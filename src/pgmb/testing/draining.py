@@ -112,6 +112,8 @@ async def adrain(
         queues = await _queues(connected, handlers, queue)
         async with connected.connection() as conn:
             clock = frozen_in(conn)
+        if isinstance(handlers, App) and clock is not None:
+            await _schedule(connected, handlers, clock)
         return await _Draining(connected, queues, clock, raises, limit).run()
 
 
@@ -139,6 +141,15 @@ async def _queues(broker: AsyncBroker, handlers: Handlers, queue: str | None) ->
         _Queue(Routes(one.name, one.handlers, middlewares, here), one.stream, found[one.name].max_attempts)
         for one in declared
     ]
+
+
+async def _schedule(broker: AsyncBroker, app: App, clock: FrozenClock) -> None:
+    """Create the app's schedules that are not there yet; the clock says when they are due."""
+    present = {schedule.name for schedule in await broker.schedules()}
+    for name, settings in app.schedules.items():
+        if name not in present:
+            await broker.create_schedule(name, **settings)
+            clock.hold()
 
 
 async def _create(broker: AsyncBroker, queue: Declared) -> None:
