@@ -200,6 +200,22 @@ def test_only_streams_that_need_it_carry_the_trigger(db: psycopg.Connection[Any]
     assert triggers(db) == []
 
 
+def test_rebasing_makes_the_trigger_anew(db: psycopg.Connection[Any]) -> None:
+    """It names the owner, who may be another after a restore."""
+    cap(db, 1)
+    definition = "select pg_get_triggerdef(oid) from pg_trigger where tgname = 'refuse_full'"
+    made = db.execute(definition).fetchone()
+    db.execute("drop trigger refuse_full on pgmb.log_main")
+    db.execute(
+        "create trigger refuse_full before insert on pgmb.log_main for each statement"
+        " when (current_user <> 'somebody else') execute function pgmb.refuse_full(1)"
+    )
+    db.execute("select pgmb.rebase()")
+    assert db.execute(definition).fetchone() == made
+    db.execute(PUBLISH)
+    refused(db)
+
+
 def test_rotation_goes_on_and_the_cap_holds_across_segments(db: psycopg.Connection[Any]) -> None:
     cap(db, 4)
     for _ in range(3):

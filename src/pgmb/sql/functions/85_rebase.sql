@@ -45,6 +45,9 @@ begin
     end loop;
     perform pgmb.rebase_segment(g) from pgmb.segment g
     where g.stream = s.id and g.dropped_at is null order by g.number;
+    -- The trigger names the owner, who may be another here.
+    execute format('drop trigger if exists refuse_full on pgmb.%I', 'log_' || s.name);
+    perform pgmb.guard_stream(s.name);
   end loop;
   delete from pgmb.tick;
   delete from pgmb.reader;
