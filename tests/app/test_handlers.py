@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, TypedDict
 
 import msgspec
@@ -141,7 +141,7 @@ async def test_a_payload_that_does_not_fit_is_a_dead_letter_at_once(dsn: str) ->
         await broker.publish("a", {"number": "seven"})
         await broker.publish("a", {"number": 8, "to": "x"})
         for queue in ("plain", "delivered", "validated"):
-            await until(lambda queue=queue: settled(broker, queue))
+            await until(partial(settled, broker, queue))
         fault = "payload does not fit Order: Expected `int`, got `str` - at `$.number`"
         assert await dead(broker, "plain") == [(1, fault)]
         assert await dead(broker, "delivered") == [(1, fault)]
@@ -311,7 +311,7 @@ async def test_a_handler_that_hangs_is_broken_off_and_the_others_go_on(dsn: str)
     async with working(app) as broker:
         await broker.publish_many("a", range(30))
         for queue in ("async", "sync"):
-            await until(lambda queue=queue: settled(broker, queue))
+            await until(partial(settled, broker, queue))
             assert await dead(broker, queue) == [(2, "TimeoutError: not done within 0.1 s")]
         ended.set()
     assert sorted(seen) == [number for number in range(30) if number != 13]
@@ -460,7 +460,7 @@ async def test_partials_callables_and_methods_are_handlers(dsn: str) -> None:
 
     app.on("a", queue="callable")(Service())
     app.on("a", queue="method")(Service().method)
-    app.on("a", queue="partial")(functools.partial(three, "x"))
+    app.on("a", queue="partial")(partial(three, "x"))
     async with working(app) as broker:
         await broker.publish("a", {"number": 1})
         await until(lambda: len(seen) == 3)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -46,6 +47,10 @@ async def test_at_rest_a_process_makes_at_most_two_statements_a_second(
     await task
 
 
+def _last(seen: list[str], wanted: str) -> bool:
+    return seen[-1:] == [wanted]
+
+
 @pytest.mark.parametrize("listen", [True, False], ids=["listening", "polling"])
 async def test_an_event_wakes_a_queue_at_rest(listen: bool, dsn: str, db: psycopg.Connection[Any]) -> None:
     app, seen = pgmb.App(dsn, listen=listen), list[str]()
@@ -55,7 +60,7 @@ async def test_an_event_wakes_a_queue_at_rest(listen: bool, dsn: str, db: psycop
         for number in (2, 0, 2, 1):
             await asyncio.sleep(0.2)
             await broker.publish(f"topic{number}", 1)
-            await until(lambda number=number: seen[-1:] == [f"q{number}"])
+            await until(partial(_last, seen, f"q{number}"))
     assert seen == ["q2", "q0", "q2", "q1"]
 
 
@@ -76,7 +81,7 @@ async def test_a_busy_queue_does_not_starve_the_others_at_rest(dsn: str) -> None
         await until(lambda: seen["busy"] > 5)
         for count in range(1, 4):
             await broker.publish("calm", 1)
-            await until(lambda count=count: seen["calm"] == count)
+            await until(lambda: seen["calm"] >= count)  # noqa: B023 - called at once
     await app.aclose()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -59,6 +60,10 @@ def _queues(dsn: str) -> set[str]:
         return {status.queue for status in broker.queue_status()}
 
 
+def _more(seen: set[int], than: int) -> bool:
+    return len(seen) > than
+
+
 async def test_lost_connections_are_made_anew(dsn: str, db: psycopg.Connection[Any]) -> None:
     app, seen = pgmb.App(dsn), set[int]()
     app.queue("q", lease_for=2)
@@ -71,7 +76,7 @@ async def test_lost_connections_are_made_anew(dsn: str, db: psycopg.Connection[A
     async with working(app) as broker:
         await broker.publish_many("a", range(600))
         for part in (50, 200, 400):
-            await until(lambda part=part: len(seen) > part)
+            await until(partial(_more, seen, part))
             db.execute(
                 "select pg_terminate_backend(pid) from pg_stat_activity"
                 " where datname = current_database() and pid <> pg_backend_pid()"

@@ -44,10 +44,9 @@ async def settle(hold: Hold, running: Iterable[int] = ()) -> AsyncLease | None:
     for number, (call, seqs) in enumerate(steps, 1):
         # The last step for all that is left also ends the lease.
         rest = at_an_end and not succeeded and not hold.behind and number == len(steps)
-        await _persist(hold, partial(call, None if rest else seqs))
+        if not await _persist(hold, partial(call, None if rest else seqs)):
+            return None
         hold.settled.update(seqs)
-    if hold.lost:
-        return None
     if not succeeded:
         if at_an_end and hold.behind:
             # All of it is settled, one by one; a lease of retried events has ended with them.
@@ -57,8 +56,8 @@ async def settle(hold: Hold, running: Iterable[int] = ()) -> AsyncLease | None:
     if at_an_end:
         # Whatever else the lease held is settled: ending it as a whole is the cheapest.
         return lease
-    await _persist(hold, partial(lease.ack, succeeded))
-    hold.settled.update(succeeded)
+    if await _persist(hold, partial(lease.ack, succeeded)):
+        hold.settled.update(succeeded)
     return None
 
 
@@ -83,13 +82,13 @@ async def _fail(lease: AsyncLease, failure: Failure, seqs: list[int] | None) -> 
         await lease.retry(seqs, failure.after, failure.error)
 
 
-async def _persist(hold: Hold, call: Callable[[], Awaitable[object]]) -> None:
-    """Until it is done, or the lease is lost: there is nothing better to do than to try again."""
+async def _persist(hold: Hold, call: Callable[[], Awaitable[object]]) -> bool:
+    """Until it is done, or the lease is lost (False): there is nothing better to do than to try again."""
     pause = FIRST_PAUSE
     while not hold.lost:
         try:
             await call()
-            return
+            return True
         except LeaseLost as error:
             lose(hold, error)
         except TROUBLE as error:
@@ -98,6 +97,7 @@ async def _persist(hold: Hold, call: Callable[[], Awaitable[object]]) -> None:
             )
             await asyncio.sleep(pause)
             pause = min(pause * 2, LONGEST_PAUSE)
+    return False
 
 
 def lose(hold: Hold, error: LeaseLost) -> None:
