@@ -15,10 +15,11 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from pgmb import NewEvent, connect
+from pgmb import Broker, NewEvent, connect
 from pgmb.cli import durations, output
 from pgmb.cli.options import Dsn, Stream
 from pgmb.errors import InvalidArgument
+from pgmb.patterns import matches
 
 
 class _Line(msgspec.Struct, forbid_unknown_fields=True):
@@ -99,7 +100,10 @@ def publish(
                 dedup_key=dedup_key,
                 dedup_for=window,
             )
+            unread = sys.stderr.isatty() and not _somebody(broker, topic, stream)
         output.line(str(event))
+        if unread:
+            output.note(f"No queue that you may see gets {topic}. One made later starts after this event.")
         return
     with connect(dsn, max_size=1) as broker, _Lines(sys.stdin.buffer) as lines:
         if topic is None:
@@ -110,6 +114,11 @@ def publish(
             payloads = (_json(text, f"line {number}") for number, text in lines)
             count = broker.publish_many(topic, payloads, headers=given, stream=stream)
     output.line(str(count))
+
+
+def _somebody(broker: Broker, topic: str, stream: str) -> bool:
+    queues = (one for one in broker.queue_status() if one.stream == stream)
+    return any(matches(pattern, topic) for one in queues for pattern in one.patterns)
 
 
 def _agree(topic: str | None, payload: str | None, events: bool, *, single: bool, headers: bool) -> None:

@@ -1,0 +1,87 @@
+"""What an app publishes before a worker was ever started waits for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+from psycopg.conninfo import make_conninfo
+
+import pgmb
+
+
+def an_app(dsn: str, **options: Any) -> pgmb.App:
+    app = pgmb.App(dsn, **options)
+
+    @app.on("order.*", queue="billing", max_attempts=3)
+    def bill(order: int) -> None: ...
+
+    return app
+
+
+def received(dsn: str, queue: str) -> list[Any]:
+    with pgmb.connect(dsn) as broker:
+        return [event.payload for event in broker.receive(queue, max=10)]
+
+
+def test_publish_creates_the_queues_first(dsn: str) -> None:
+    app = an_app(dsn)
+    app.publish("order.paid", 1)
+    app.close()
+    assert received(dsn, "billing") == [1]
+
+
+async def test_apublish_creates_the_queues_first(dsn: str) -> None:
+    app = an_app(dsn)
+    await app.apublish("order.paid", 1)
+    await app.aclose()
+    assert received(dsn, "billing") == [1]
+
+
+def test_a_publish_that_rolls_back_leaves_the_queue_without_the_event(dsn: str) -> None:
+    app = an_app(dsn)
+    with app.broker.connection() as conn, conn.transaction(force_rollback=True):
+        app.publish("order.paid", 1, conn=conn)
+    app.publish("order.paid", 2)
+    app.close()
+    assert received(dsn, "billing") == [2]
+
+
+def test_one_connection_is_enough(dsn: str) -> None:
+    app = an_app(dsn, max_size=1)
+    with app.broker.connection() as conn, conn.transaction():
+        app.publish("order.paid", 1, conn=conn)
+    app.close()
+    assert received(dsn, "billing") == [1]
+
+
+def test_a_handler_that_comes_later_gets_its_queue_too(dsn: str) -> None:
+    app = an_app(dsn)
+    app.publish("order.paid", 1)
+    app.on("order.paid", queue="receipts")(lambda order: None)
+    app.publish("order.paid", 2)
+    app.close()
+    assert received(dsn, "billing") == [1, 2]
+    assert received(dsn, "receipts") == [2]
+
+
+def test_a_queue_that_differs_is_left_to_the_worker(dsn: str) -> None:
+    with pgmb.connect(dsn) as broker:
+        broker.create_queue("billing", ["#"])
+        app = an_app(dsn)
+        app.publish("order.paid", 1)
+        app.close()
+        assert [status.patterns for status in broker.queue_status()] == [["#"]]
+
+
+def test_a_role_that_may_only_publish_publishes(dsn: str, db: psycopg.Connection[Any]) -> None:
+    db.execute("create role shop_front login")
+    try:
+        db.execute("select pgmb.grant_publish('main', 'shop_front')")
+        app = an_app(make_conninfo(dsn, user="shop_front"))
+        app.publish("order.paid", 1)
+        app.close()
+        assert db.execute("select count(*) from pgmb.queue").fetchone() == (0,)
+    finally:
+        db.execute("drop owned by shop_front")
+        db.execute("drop role shop_front")
