@@ -268,8 +268,12 @@ def test_without_an_sdk_nothing_is_added(dsn: str, db: psycopg.Connection[Any]) 
     with pgmb.connect(dsn) as broker:
         instrument(broker)
         broker.publish("order.paid", 1)
+        broker.publish("order.paid", 1, headers={"a": 1})
+        broker.publish("order.paid", 1, headers=Told("x"))
         broker.publish("order.paid", 1, headers={"traceparent": PARENT})
-    assert headers_of(db) == [None, {"traceparent": PARENT}]
+        broker.publish_many("order.paid", [1], headers={"a": 1})
+        broker.publish_many([pgmb.NewEvent("order.paid", 1, headers={"a": 1})])
+    assert headers_of(db) == [None, {"a": 1}, {"tenant": "x"}, {"traceparent": PARENT}, {"a": 1}, {"a": 1}]
 
 
 def test_the_background_publisher_keeps_the_context_of_whoever_enqueued(

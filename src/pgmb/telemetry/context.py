@@ -28,6 +28,7 @@ class Propagation:
 
     def __init__(self, propagator: TextMapPropagator | None = None) -> None:
         self._propagator = propagator
+        self._last: tuple[dict[str, str], Context] = ({}, Context())
 
     def injected(self, headers: Any) -> Any:
         """The headers with the current context, as a new object. What they had already stays as it is.
@@ -36,8 +37,10 @@ class Propagation:
         """
         carrier: dict[str, str] = {}
         self._current.inject(carrier, setter=_SETTER)
-        if not carrier or headers is None:
-            return carrier or None
+        if not carrier:
+            return headers
+        if headers is None:
+            return carrier
         if _is_dict(headers):
             return {**headers, **{name: value for name, value in carrier.items() if name not in headers}}
         encoded = wire.json(headers)
@@ -55,26 +58,32 @@ class Propagation:
         if headers is None:
             return None
         given = headers if _is_dict(headers) else _object(wire.json(headers))
-        return self._created(given)
+        return _span_of(self._extracted(given))
 
     def created_of(self, event: Event) -> SpanContext | None:
-        return self._created(_headers(event))
+        return _span_of(self._extracted(_headers(event)))
 
     def context_of(self, event: Event) -> Context:
         """The current context, with what the event's headers bring: its trace and its baggage."""
-        return self._extracted(_headers(event), get_current())
+        return Context({**get_current(), **self._extracted(_headers(event))})
 
-    def _created(self, headers: Mapping[Any, Any] | None) -> SpanContext | None:
-        found = trace.get_current_span(self._extracted(headers, Context())).get_span_context()
-        return found if found.is_valid else None
-
-    def _extracted(self, headers: Mapping[Any, Any] | None, base: Context) -> Context:
+    def _extracted(self, headers: Mapping[Any, Any] | None) -> Context:
         carrier = {name: value for name, value in (headers or {}).items() if isinstance(value, str)}
-        return self._current.extract(carrier, base)
+        last, context = self._last
+        # Events that were published together have the same: reading it costs ten times comparing it.
+        if carrier != last:
+            context = self._current.extract(carrier, Context())
+            self._last = (carrier, context)
+        return context
 
     @property
     def _current(self) -> TextMapPropagator:
         return self._propagator or propagate.get_global_textmap()
+
+
+def _span_of(context: Context) -> SpanContext | None:
+    found = trace.get_current_span(context).get_span_context()
+    return found if found.is_valid else None
 
 
 def _headers(event: Event) -> Mapping[str, Any] | None:

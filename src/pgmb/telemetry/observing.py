@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence, Sized
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any, TypeAlias
 
 import msgspec
@@ -19,6 +20,10 @@ from pgmb.types import Event, NewEvent
 
 Template: TypeAlias = Callable[[str], str | None]
 """What stands for a topic in the names of spans and in metrics; None if nothing does."""
+
+
+MOST_LINKS = 128
+"""OpenTelemetry's own limit: of more it would keep the last, after all the work for the others."""
 
 
 class BrokerObserver:
@@ -264,9 +269,9 @@ def _operation(name: str, kind: str) -> Attributes:
 
 
 def links(propagation: Propagation, events: Iterable[Event]) -> list[Link]:
-    """To where each event was created, as far as its headers tell."""
+    """To where each event was created, as far as its headers tell: the first so many."""
     return [
         Link(created, {names.MESSAGE_ID: str(event.id)})
-        for event in events
+        for event in islice(events, MOST_LINKS)
         if (created := propagation.created_of(event)) is not None
     ]
