@@ -40,7 +40,8 @@ async def work(
     declared = chosen(app, queues)
     options: dict[str, Any] = {"max_size": len(declared) + 3, **app.connection}
     async with contextlib.AsyncExitStack() as stack:
-        broker = await stack.enter_async_context(await aconnect(app.dsn, **options))
+        connected = app.observed(await aconnect(app.dsn, **options), working=True)
+        broker = await stack.enter_async_context(connected)
         found = await declare(broker, declared)
         await stack.enter_async_context(scheduling(broker, app.schedules))
         if app.lifespan is not None:
