@@ -60,7 +60,7 @@ def _following(cron: str, zone: tzinfo, moment: datetime) -> datetime | None:
     except (StopIteration, OverflowError):
         return None
     except _ODD as error:
-        refused = InvalidArgument(f"not a cron expression: {cron!r}: {error or 'cannot be read'}")
+        refused = InvalidArgument(f"not a cron expression: {cron!r}: {str(error) or 'cannot be read'}")
         refused.advise("Five fields: minute, hour, day of month, month, day of week; or six, seconds first.")
         raise refused from error
 
