@@ -44,13 +44,13 @@ QUEUE_GAUGES: list[Column] = [
 
 STREAM_GAUGES: list[Column] = [
     ("pgmb_stream_segments", "Segments of the log.", lambda stream: stream.segments),
-    ("pgmb_stream_unsealed_segments", "Segments that may still grow.", lambda stream: stream.unsealed),
-    ("pgmb_stream_unarchived_segments", "Segments not archived.", lambda stream: stream.unarchived),
+    ("pgmb_stream_unsealed_segments", "Segments closed, not sealed.", lambda stream: stream.unsealed),
+    ("pgmb_stream_unarchived_segments", "Segments sealed, not archived.", lambda stream: stream.unarchived),
     ("pgmb_stream_events", "Events in the log, estimated.", lambda stream: stream.events),
     ("pgmb_stream_delayed_events", "Events to be published later.", lambda stream: stream.delayed),
     (
         "pgmb_stream_published_per_second",
-        "Events published a second, lately.",
+        "Events published a second, at the last ticks.",
         lambda stream: stream.published_per_second,
     ),
     ("pgmb_stream_last_tick_age_seconds", "Time since the last tick.", lambda stream: stream.last_tick_age),
