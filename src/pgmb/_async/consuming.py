@@ -9,6 +9,7 @@ from pgmb import statements
 from pgmb._async.lease import AsyncLease
 from pgmb._async.listener import AsyncListener, AsyncListening, AsyncSubscription
 from pgmb._async.receiving import AsyncReceiving
+from pgmb.errors import InvalidArgument
 from pgmb.polling import RELYING_PAUSE, Pace
 from pgmb.types import Duration
 
@@ -70,6 +71,8 @@ class AsyncConsuming(AsyncReceiving, AsyncListening):
         It looks in growing intervals, from 5 ms to half a second. With `listen` the broker's listener wakes
         it, and it looks by itself once a second.
         """
+        if max < 1:
+            raise InvalidArgument(f"not a number of events to receive: {max}")
         return AsyncLeases(self, queue, max, lease_for, listen)
 
     async def stream_of(self, queue: str) -> str:

@@ -170,7 +170,7 @@ class AsyncListener:
                     await self._listen(connection)
             except (psycopg.Error, OSError) as error:
                 if not self._closing.is_set():
-                    logger.warning("not listening: %s; again in %.1f s", str(error).strip(), pause)
+                    logger.warning("not listening: %s; again in %.1f s", _first_line(error), pause)
             finally:
                 self.healthy = self.ticking = False
                 self._connection = None
@@ -215,7 +215,7 @@ class AsyncListener:
             if connection.closed:
                 raise
             # Not allowed, most likely: then others tick, or those who wait look for themselves.
-            logger.info("cannot tick: %s", str(error).strip())
+            logger.info("cannot tick: %s", _first_line(error))
             self.ticking = False
             self._tick_again_at = time.monotonic() + _TICK_AGAIN
             self._wake_all()
@@ -252,6 +252,10 @@ class AsyncListening(AsyncCalls):
             address = cast("str", self._pool.conninfo) if dsn is None else dsn
             self._listener = AsyncListener(address, pooled=pooled, **options)
         return self._listener
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0]
 
 
 async def _is_pooled(connection: AsyncConnection[Any]) -> bool:

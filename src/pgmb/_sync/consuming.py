@@ -10,6 +10,7 @@ from pgmb import statements
 from pgmb._sync.lease import Lease
 from pgmb._sync.listener import Listener, Listening, Subscription
 from pgmb._sync.receiving import Receiving
+from pgmb.errors import InvalidArgument
 from pgmb.polling import RELYING_PAUSE, Pace
 from pgmb.types import Duration
 
@@ -71,6 +72,8 @@ class Consuming(Receiving, Listening):
         It looks in growing intervals, from 5 ms to half a second. With `listen` the broker's listener wakes
         it, and it looks by itself once a second.
         """
+        if max < 1:
+            raise InvalidArgument(f"not a number of events to receive: {max}")
         return Leases(self, queue, max, lease_for, listen)
 
     def stream_of(self, queue: str) -> str:

@@ -171,7 +171,7 @@ class Listener:
                     self._listen(connection)
             except (psycopg.Error, OSError) as error:
                 if not self._closing.is_set():
-                    logger.warning("not listening: %s; again in %.1f s", str(error).strip(), pause)
+                    logger.warning("not listening: %s; again in %.1f s", _first_line(error), pause)
             finally:
                 self.healthy = self.ticking = False
                 self._connection = None
@@ -216,7 +216,7 @@ class Listener:
             if connection.closed:
                 raise
             # Not allowed, most likely: then others tick, or those who wait look for themselves.
-            logger.info("cannot tick: %s", str(error).strip())
+            logger.info("cannot tick: %s", _first_line(error))
             self.ticking = False
             self._tick_again_at = time.monotonic() + _TICK_AGAIN
             self._wake_all()
@@ -253,6 +253,10 @@ class Listening(Calls):
             address = cast("str", self._pool.conninfo) if dsn is None else dsn
             self._listener = Listener(address, pooled=pooled, **options)
         return self._listener
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0]
 
 
 def _is_pooled(connection: Connection[Any]) -> bool:

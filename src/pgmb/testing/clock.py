@@ -70,6 +70,8 @@ class FrozenClock:
         self._connection: psycopg.Connection[Any] = psycopg.connect(
             dsn_of(broker), autocommit=True, row_factory=tuple_row, cursor_factory=psycopg.ClientCursor
         )
+        # A test that left a transaction open is told so instead of hanging.
+        self._connection.execute("set lock_timeout = '20s'")
         self._last = "0"
         self._real = self.now = self._real_now()
         """What time it is by this clock."""

@@ -74,9 +74,11 @@ def test_a_retry_is_delivered_again(broker: pgmb.Broker) -> None:
     assert attempts == [1, 2]
 
 
-def test_no_such_queue(broker: pgmb.Broker) -> None:
+def test_what_cannot_be_consumed(broker: pgmb.Broker) -> None:
     with pytest.raises(pgmb.NotFound):
         next(broker.consume("nothing"))
+    with pytest.raises(pgmb.InvalidArgument):
+        broker.consume("q", max=0)
 
 
 def test_a_consumer_needs_no_more_than_grant_consume(
