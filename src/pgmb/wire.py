@@ -31,7 +31,19 @@ _NULL = b"\xff\xff\xff\xff"
 _length = Struct("!i").pack
 _array_header = Struct("!iiIii").pack
 
-_encoder = msgspec.json.Encoder()
+
+def _other(value: Any) -> Any:
+    """What msgspec does not know: a pydantic model tells its own form, the rest is refused."""
+    dump = getattr(value, "model_dump", None)
+    if dump is not None and not isinstance(value, type):
+        return dump(mode="json")
+    raise TypeError(
+        f"{type(value).__qualname__} has no form in JSON; give what has: dict, list, str, int, float, bool,"
+        " None, a dataclass, a msgspec Struct, a pydantic model, datetime, UUID, Decimal, Enum"
+    )
+
+
+_encoder = msgspec.json.Encoder(enc_hook=_other)
 
 
 class Json(bytes):

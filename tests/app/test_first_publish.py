@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import datetime
 from typing import Any
 
 import psycopg
+import pydantic
+import pytest
 from psycopg.conninfo import make_conninfo
 
 import pgmb
@@ -85,3 +88,40 @@ def test_a_role_that_may_only_publish_publishes(dsn: str, db: psycopg.Connection
     finally:
         db.execute("drop owned by shop_front")
         db.execute("drop role shop_front")
+
+
+def test_on_without_parentheses_is_refused() -> None:
+    app = pgmb.App("")
+    with pytest.raises(pgmb.InvalidArgument, match="not a pattern") as refused:
+        app.on(print)  # type: ignore[call-overload]
+    assert refused.value.hint == 'Name the topics: @app.on("order.*").'
+
+
+def test_a_setting_that_no_queue_has_is_refused() -> None:
+    app = pgmb.App("")
+    with pytest.raises(pgmb.InvalidArgument, match="no setting 'max_attemps'") as refused:
+        app.queue("billing", max_attemps=3)
+    assert "max_attempts" in str(refused.value.hint)
+
+
+class Order(pydantic.BaseModel):
+    number: int
+    due: datetime.date
+
+
+def test_a_pydantic_model_is_published_as_its_json(dsn: str) -> None:
+    app = an_app(dsn)
+    app.publish("order.paid", Order(number=1, due=datetime.date(2030, 1, 2)))
+    app.broker.publish_many("order.paid", [Order(number=2, due=datetime.date(2030, 1, 2))])
+    app.close()
+    assert received(dsn, "billing") == [{"number": number, "due": "2030-01-02"} for number in (1, 2)]
+
+
+@pytest.mark.parametrize("payload", [object(), {"call": print}, [Order]])
+def test_a_payload_without_a_form_in_json_is_named(payload: object, dsn: str) -> None:
+    with pgmb.connect(dsn) as broker:
+        with pytest.raises(TypeError, match="has no form in JSON; give what has"):
+            broker.publish("order.paid", payload)
+        with pytest.raises(TypeError, match="has no form in JSON; give what has"):
+            broker.publish_many("order.paid", [1, payload])
+        assert broker.stream_status()[0].events == 0

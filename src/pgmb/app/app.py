@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import os
 import sys
 import threading
@@ -124,6 +125,7 @@ class App:
         queue each that matches is called, in the order of registration. `retry` is the time to wait after a
         failed attempt, or a function of the attempt's number, or None for the queue's own backoff.
         """
+        _refuse_other_than_text(patterns)
         # Annotations may name what is defined beside the handler.
         names = sys._getframe(1).f_locals  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
 
@@ -155,6 +157,7 @@ class App:
 
         When the app starts, a queue that does not exist is created so, and one that does is altered.
         """
+        _refuse_unknown(settings)
         declared = self._declared(name)
         _raise_concurrency(declared, concurrency)
         given = {
@@ -289,6 +292,25 @@ class App:
     ) -> None:
         """Handle events until SIGTERM or SIGINT; a second one ends the process at once."""
         asyncio.run(running.until_signalled(self, queues, concurrency, grace))
+
+
+def _refuse_other_than_text(patterns: Iterable[object]) -> None:
+    """For `@app.on` without parentheses, which would register nothing."""
+    for pattern in patterns:
+        if not isinstance(pattern, str):
+            refused = InvalidArgument(f"not a pattern: {pattern!r}")
+            refused.advise('Name the topics: @app.on("order.*").')
+            raise refused
+
+
+def _refuse_unknown(settings: Iterable[str]) -> None:
+    others = {"self", "name", "patterns", "conn"}
+    known = [name for name in inspect.signature(Broker.create_queue).parameters if name not in others]
+    for name in settings:
+        if name not in known:
+            refused = InvalidArgument(f"a queue has no setting {name!r}")
+            refused.advise(f"It has {', '.join(known)}.")
+            raise refused
 
 
 def _raise_concurrency(declared: Declared, concurrency: int | None) -> None:
