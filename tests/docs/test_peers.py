@@ -12,6 +12,7 @@ import pytest
 from harness.postgres import binaries
 from harness.programs import FOLDER, PEERS, TASKS, Program, run
 
+ROOT = FOLDER.parents[1]
 PAGE = FOLDER.parent / "explanation" / "peers.md"
 
 
@@ -43,6 +44,11 @@ def test_the_page_counts_right(task: str) -> None:
 def test_the_page_shows_the_files(task: str, peer: str) -> None:
     program = Program(peer, task)
     assert f"```py\n{program.code}```\n\n```sh\n{program.commands}```\n" in PAGE.read_text()
+
+
+def test_the_readme_shows_the_shortest() -> None:
+    program = Program("pgmb", "hello")
+    assert f"```py\n{program.code}```\n\n```sh\n{program.commands}```\n" in (ROOT / "README.md").read_text()
 
 
 def test_comments_and_empty_lines_do_not_count() -> None:
