@@ -12,6 +12,7 @@ from bench.rows import (
     consume,
     copy,
     fan_out,
+    handlers,
     isolation,
     latency,
     pinned_xmin,
@@ -33,4 +34,5 @@ ROWS: dict[str, Row] = {
     "backlog": backlog.run,
     "isolation": isolation.run,
     "fan-out": fan_out.run,
+    "handlers": handlers.run,
 }

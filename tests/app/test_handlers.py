@@ -51,6 +51,7 @@ async def dead(broker: pgmb.AsyncBroker, queue: str) -> list[tuple[int, str | No
         (Address, {"city": "Rome"}, {"city": "Rome"}),
         (dict, {"a": [1]}, {"a": [1]}),
         (dict[str, int], {"a": 1}, {"a": 1}),
+        (dict[str, object], {"a": [1]}, {"a": [1]}),
         (list[Order], [{"number": 1}], [Order(1)]),
         (list[Sent], [{"number": 1, "to": "x"}], [Sent(number=1, to="x")]),
         (Sent | None, None, None),

@@ -94,7 +94,9 @@ def _custom_types(node: Any, seen: set[int]) -> Iterator[Any]:
         return
     seen.add(id(node))
     if isinstance(node, msgspec.inspect.CustomType):
-        yield node.cls
+        # Everything is an object, and decoded as JSON has it.
+        if node.cls is not object:
+            yield node.cls
     elif isinstance(node, (msgspec.inspect.Type, msgspec.inspect.Field)):
         for name in node.__struct_fields__:
             yield from _custom_types(getattr(node, name), seen)
