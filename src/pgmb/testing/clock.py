@@ -38,6 +38,11 @@ _MOVED = (
     "{column} = {column} + case when xmin = %(last)s::xid then %(passed)s else {age} end"
     " - %(ahead)s::interval"
 )
+# A claim that is settled and not its queue's newest waits for nothing.
+_WHICH = {
+    "claim": " where state in ('l', 'o') or (queue, id) in"
+    " (select newest.queue, max(newest.id) from pgmb.claim newest group by newest.queue)"
+}
 _AGES = {"claim": "case when at > %(since)s then %(real)s - at else '0' end"}
 _AGE_UNKNOWN = "'0'::interval"
 
@@ -138,7 +143,7 @@ class FrozenClock:
             for table, columns in _TIMES.items():
                 age = _AGES.get(table, _AGE_UNKNOWN)
                 moved = ", ".join(_MOVED.format(column=column, age=age) for column in columns)
-                self._execute(_SHIFT.format(table=table, columns=moved), times)
+                self._execute(_SHIFT.format(table=table, columns=moved) + _WHICH.get(table, ""), times)
             for stream, salt, number in self._connection.execute(_LOGS).fetchall():
                 segment = _SHIFT_LOG.format(segment=f"segment_{stream}_{number}")
                 self._execute(segment, {**times, "salt": salt})
