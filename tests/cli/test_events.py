@@ -120,6 +120,7 @@ def test_tail_prints_what_matches(done: Done) -> None:
     done("publish", "order.sent", "3")
     events = lines(done("tail", "order.*", "--since", "earliest", "--no-follow", "--json"))
     assert [one["topic"] for one in events] == ["order.paid", "order.sent"]
+    assert done("tail", "--since", "0s", "--no-follow") == "", "though no tick has a name for that time"
     printed = done("tail", "--since", "1h", "--no-follow", "--max", "1")
     assert printed.endswith('order.paid [k] {"a": 1}\n')
     assert done("tail", "--no-follow") == ""

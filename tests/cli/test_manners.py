@@ -154,6 +154,24 @@ def test_a_narrow_terminal_and_a_pipe(terminal: OpenTerminal, done: Done) -> Non
         assert max(map(len, shown.text.splitlines())) <= 40
 
 
+def test_closed_and_full_streams(dsn: str) -> None:
+    for shell, code in (
+        ("publish t - <&-", 0),
+        ("uninstall <&-", 2),
+        ("status >&-", 0),
+        ("status > /dev/full", 1),
+    ):
+        ended = subprocess.run(
+            ["sh", "-c", f"{sys.executable} -m pgmb {shell}"],
+            env={**os.environ, "PGMB_DSN": dsn},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert ended.returncode == code, ended.stderr
+        assert "Traceback" not in ended.stderr
+
+
 # -- completion ----------------------------------------------------------------------------------------------
 
 

@@ -71,6 +71,17 @@ def test_seeking_and_purging_move_a_queue(done: Done, run: Run, db: psycopg.Conn
         assert waiting() == left, point
 
 
+def test_a_time_before_every_tick_means_the_beginning_and_is_said(
+    done: Done, run: Run, db: psycopg.Connection[Any]
+) -> None:
+    done("queues", "create", "q")
+    done("publish", "t", "1")
+    outcome = run("queues", "seek", "q", "--to", "0s", "--yes")
+    assert (outcome.code, "No tick is that old" in outcome.err) == (0, True)
+    db.execute("select pgmb.tick()")
+    assert run("queues", "seek", "q", "--to", "0s", "--yes").err == ""
+
+
 def test_a_queue_may_start_in_the_past(done: Done) -> None:
     done("publish", "t", "1")
     done("queues", "create", "q", "--starting", "earliest")

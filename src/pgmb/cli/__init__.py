@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import sys
 from io import TextIOWrapper
+from pathlib import Path
 
 import psycopg
 import typer
@@ -56,6 +59,9 @@ for group in (
 
 def main() -> None:
     """The entry point: errors become a message, a hint and exit code 1; wrong usage is 2."""
+    _open_closed_streams()
+    # What the pool has to say while it tries again belongs to a log, not between a command's lines.
+    logging.getLogger("psycopg.pool").addHandler(logging.NullHandler())
     for stream in (sys.stdout, sys.stderr):
         # A name that the terminal's encoding lacks is written out instead of failing.
         if isinstance(stream, TextIOWrapper):
@@ -72,6 +78,15 @@ def main() -> None:
         # The reader of our output has gone; there is nobody left to tell.
         sys.stderr.close()
         sys.exit(1)
+    except OSError as error:
+        output.fail(str(error), None)
+
+
+def _open_closed_streams() -> None:
+    """A shell may close them (`<&-`), and Python then has none; nothing is read or written instead."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115 - to the end
 
 
 def _told(error: Exception) -> tuple[str, str | None]:
@@ -79,7 +94,8 @@ def _told(error: Exception) -> tuple[str, str | None]:
     if not isinstance(error, psycopg.Error):
         return str(error), "The server may be down, or have no connection left."
     if error.diag.message_primary is None:
-        is_address = isinstance(error, psycopg.OperationalError)
+        # The other one: a connection string that cannot be read.
+        is_address = isinstance(error, (psycopg.OperationalError, psycopg.ProgrammingError))
         hint = "Is the server running, and the address right? --dsn, PGMB_DSN or DATABASE_URL name it."
         return str(error).strip() or type(error).__name__, hint if is_address else None
     detail = f" ({error.diag.message_detail})" if error.diag.message_detail else ""

@@ -104,9 +104,10 @@ def _chosen(
 ) -> list[int]:
     """The ids of those that are dead now: what dies while the question is open is not in the answer."""
     chosen: list[int] = []
+    wanted = set(ids or ())
     after = 0
     while page := broker.dead_letters(queue, topic, error, after, _PAGE):
-        chosen += [letter.id for letter in page if not ids or letter.id in ids]
+        chosen += [letter.id for letter in page if not ids or letter.id in wanted]
         after = page[-1].id
     return chosen
 

@@ -29,6 +29,11 @@ def fail(message: str, hint: str | None, code: int = 1) -> NoReturn:
     sys.exit(code)
 
 
+def note(text: str) -> None:
+    """Something worth knowing, beside the output."""
+    Console(stderr=True, soft_wrap=True).print(Text.assemble(("Note: ", "bold"), printable(text)))
+
+
 def line(text: str) -> None:
     # Flushed: what is settled after it was printed must have been printed.
     sys.stdout.write(text + "\n")

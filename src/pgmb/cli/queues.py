@@ -209,8 +209,12 @@ def seek(
         confirm(
             f"Move queue {queue} to {to}? Its {found.leases:,} leases and {found.retries:,} retries end.", yes
         )
-        broker.seek(queue, to.position(broker, found.stream))
+        position = to.position(broker, found.stream)
+        broker.seek(queue, position)
+        beginning = to.named != "earliest" and position == broker.earliest(found.stream)
     output.line(f"Moved queue {queue} to {to}.")
+    if beginning:
+        output.note("No tick is that old: the queue stands at the earliest event. `pgmb serve` makes ticks.")
 
 
 def drop(queue: Queue, dsn: Dsn = "", yes: Yes = False) -> None:

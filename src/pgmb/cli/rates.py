@@ -13,7 +13,7 @@ _COUNTED = 10_000
 
 
 class Activity(msgspec.Struct, frozen=True):
-    """What a queue's receives amount to, as pgmb.queue_health tells."""
+    """What a queue's receives amount to, as pgmb.queue_activity tells."""
 
     receives: int
     events_per_receive: float

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from itertools import islice
+from collections.abc import Callable
+from datetime import datetime
+from itertools import dropwhile, islice
 from typing import Annotated
 
 import typer
@@ -38,11 +40,17 @@ def tail(
     with interruptible(), connect(dsn, max_size=2) as broker:
         after = None if since is None else since.position(broker, stream)
         with broker.tail(*(patterns or ()), stream=stream, after=after, follow=follow) as events:
-            for event in islice(events, max):
+            for event in islice(dropwhile(_before(since), events), max):
                 if as_json:
                     output.json(documents.of_event(event))
                 else:
                     output.line(_line(event))
+
+
+def _before(since: moments.Moment | None) -> Callable[[Event], bool]:
+    """Whether an event is older than what was asked for: ticks name times only now and then."""
+    at = None if since is None else since.at
+    return lambda event: isinstance(at, datetime) and event.published_at < at
 
 
 def _line(event: Event) -> str:

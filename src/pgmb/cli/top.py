@@ -33,7 +33,7 @@ _QUEUES = (
     "dead/s",
     "paused",
 )
-_ACTIVITY = "select queue, receives, events_per_receive from pgmb.queue_health()"
+_ACTIVITY = "select queue, receives, events_per_receive from pgmb.queue_activity()"
 
 
 def register(app: typer.Typer) -> None:

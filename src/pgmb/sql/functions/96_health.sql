@@ -51,11 +51,10 @@ end $$;
 
 -- Every queue that the caller may consume: for how long its oldest event waits (that matches: this reads up
 -- to it), a lease has been expired without anybody receiving since, and what is settled has not been cleared;
--- how many events are tried again because their lease expired; and what its receives amount to: how many there
--- were, and how many events the latest of them took on average.
+-- how many events are tried again because their lease expired.
 create or replace function pgmb.queue_health(
   out queue text, out waiting_for interval, out lapsed_for interval, out uncleared_for interval,
-  out expired bigint, out receives bigint, out events_per_receive double precision
+  out expired bigint
 )
 returns setof record
 language plpgsql security definer
@@ -83,7 +82,6 @@ begin
     lapsed_for := null;
     uncleared_for := null;
     expired := 0;
-    receives := 0;
     for q in select * from pgmb.queue l where l.id = head.id or l.lane_of = head.id loop
       select * into newest from pgmb.claim c where c.queue = q.id order by c.id desc limit 1;
       select * into oldest from pgmb.claim c where c.queue = q.id order by c.id limit 1;
@@ -105,8 +103,36 @@ begin
         then clock_timestamp() - greatest(oldest.at, case when oldest.state = 'x' then oldest.expires_at end) end);
       expired := expired + (select count(*)
         from (select from pgmb.retry r where r.queue = q.id and r.expiries > 0 limit 10000) counted);
-      receives := receives + (newest.id & 1099511627775);
     end loop;
+    return next;
+  end loop;
+end $$;
+
+-- Every queue that the caller may consume: how many receives there were since it was created, and how many
+-- events the latest of them took on average. What happens between two looks shows how fast it is received.
+create or replace function pgmb.queue_activity(
+  out queue text, out receives bigint, out events_per_receive double precision
+)
+returns setof record
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+  head pgmb.queue;
+begin
+  for head in select * from pgmb.queue h where h.lane_of is null order by h.name loop
+    begin
+      perform pgmb.assert_consumer(head.id, head.name);
+    exception when insufficient_privilege then
+      continue;
+    end;
+    queue := head.name;
+    select sum((select c.id & 1099511627775 from pgmb.claim c where c.queue = l.id order by c.id desc limit 1))
+    into receives
+    from pgmb.queue l where l.id = head.id or l.lane_of = head.id;
     select coalesce(avg(recent.events), 0) into events_per_receive
     from pgmb.queue l
     cross join lateral (
