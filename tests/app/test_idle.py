@@ -16,7 +16,7 @@ from harness.postgres import create_database
 from tests.app.stage import until, working
 from tests.conftest import FreshServer
 
-WINDOW = 5.0
+WINDOW = 4.0
 
 
 @pytest.mark.parametrize("listen", [True, False], ids=["listening", "polling"])

@@ -40,7 +40,9 @@ async def settle(hold: Hold, running: Iterable[int] = ()) -> AsyncLease | None:
     if back:
         steps.append((lease.release, back))
     succeeded = hold.succeeded(running)
-    at_an_end = not (running or hold.pending or hold.taken)
+    # Where a handler raised after it had settled an event itself, failing it does nothing or is right.
+    unknown = hold.taken - hold.failed.keys()
+    at_an_end = not (running or hold.pending or unknown)
     for number, (call, seqs) in enumerate(steps, 1):
         # The last step for all that is left also ends the lease.
         rest = at_an_end and not succeeded and not hold.behind and number == len(steps)
