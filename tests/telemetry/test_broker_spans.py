@@ -253,6 +253,28 @@ def test_metrics_have_topics_only_through_a_template(dsn: str, recorded: Recorde
     assert labels == {(None, "room.{id}.message"): 4, ("order.paid", None): 2, (None, None): 2}
 
 
+def test_a_template_that_fails_keeps_nobody_from_publishing(dsn: str, recorded: Recorded) -> None:
+    with pgmb.connect(dsn) as broker:
+        instrument(broker, **recorded.providers, template=lambda topic: {"known": "known"}[topic])
+        broker.publish("order.paid", 1)
+    assert [span.name for span in recorded.spans] == ["publish order.paid"]
+
+
+class Own(pgmb.Broker):
+    def publish(self, topic: str, *arguments: Any, **options: Any) -> Any:
+        return super().publish(f"own.{topic}", *arguments, **options)
+
+
+def test_a_broker_of_the_users_own_class_stays_one(dsn: str, recorded: Recorded) -> None:
+    with pgmb.connect(dsn) as broker:
+        broker.__class__ = Own
+        instrument(broker, **recorded.providers)
+        broker.create_queue("all", ["#"])
+        broker.publish("order.paid", 1)
+        assert isinstance(broker, Own)
+        assert [event.topic for event in broker.receive("all")] == ["own.order.paid"]
+
+
 def test_instrumented_again_the_last_one_counts(dsn: str, recorded: Recorded) -> None:
     with pgmb.connect(dsn) as broker:
         instrument(broker)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, NamedTuple, TypeAlias, cast, get_args
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
@@ -15,7 +14,15 @@ from pgmb.app.routing import CallNext
 
 Outcome: TypeAlias = Literal["done", "retried", "buried", "released"]
 
+OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
+
 SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+
+
+class _Queue(NamedTuple):
+    outcomes: dict[Outcome, Counter]
+    seconds: Histogram
+    running: Gauge
 
 
 class HandlerMetrics:
@@ -43,11 +50,12 @@ class HandlerMetrics:
             multiprocess_mode="livesum",
         )
 
+        self._queues: dict[str, _Queue] = {}
+
     async def middleware(self, delivery: Any, call_next: CallNext) -> None:
         batch = cast("list[Delivery[Any]]", delivery if isinstance(delivery, list) else [delivery])
-        queue = batch[0].queue
-        running = self._running.labels(queue)
-        running.inc()
+        queue = self._of(batch[0].queue)
+        queue.running.inc()
         began = time.perf_counter()
         raised: BaseException | None = None
         try:
@@ -56,14 +64,19 @@ class HandlerMetrics:
             raised = error
             raise
         finally:
-            running.dec()
-            self._seconds.labels(queue).observe(time.perf_counter() - began)
-            for outcome in _outcomes(batch, raised):
-                self._events.labels(queue, outcome).inc()
+            queue.running.dec()
+            queue.seconds.observe(time.perf_counter() - began)
+            for one in batch:
+                queue.outcomes[_outcome(one, raised)].inc()
 
-
-def _outcomes(batch: Sequence[Delivery[Any]], raised: BaseException | None) -> list[Outcome]:
-    return [_outcome(delivery, raised) for delivery in batch]
+    def _of(self, name: str) -> _Queue:
+        # Looking up labels costs more than counting.
+        found = self._queues.get(name)
+        if found is None:
+            outcomes: dict[Outcome, Counter] = {one: self._events.labels(name, one) for one in OUTCOMES}
+            found = _Queue(outcomes, self._seconds.labels(name), self._running.labels(name))
+            self._queues[name] = found
+        return found
 
 
 def _outcome(delivery: Delivery[Any], raised: BaseException | None) -> Outcome:

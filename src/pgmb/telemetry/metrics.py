@@ -110,21 +110,23 @@ class StatusCollector(Collector):
         if not self._lock.acquire(timeout=self._timeout):
             return None
         try:
-            fresh = self._held is None
-            try:
-                return self._told(self._ask())
-            except psycopg.Error as error:
-                self._drop()
-                if fresh:
-                    return self._told(None, error)
-            try:
-                # The connection had died since the last scrape, perhaps with a server that is back.
-                return self._told(self._ask())
-            except psycopg.Error as error:
-                self._drop()
-                return self._told(None, error)
+            return self._told(self._asked_anew())
+        except psycopg.Error as error:
+            self._drop()
+            return self._told(None, error)
         finally:
             self._lock.release()
+
+    def _asked_anew(self) -> Snapshot:
+        """Once more if the connection had died since the last scrape, perhaps with a server that is back."""
+        held = self._held
+        try:
+            return self._ask()
+        except psycopg.Error:
+            if held is None or not held.closed:
+                raise
+        self._drop()
+        return self._ask()
 
     def _ask(self) -> Snapshot:
         milliseconds = max(1, int(self._timeout * 1000))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence, Sized
 from contextlib import contextmanager
@@ -17,6 +18,8 @@ from pgmb.telemetry.context import Propagation
 from pgmb.telemetry.instruments import Attributes, Instruments
 from pgmb.telemetry.spans import fail, span
 from pgmb.types import Event, NewEvent
+
+logger = logging.getLogger("pgmb.telemetry")
 
 Template: TypeAlias = Callable[[str], str | None]
 """What stands for a topic in the names of spans and in metrics; None if nothing does."""
@@ -195,9 +198,19 @@ class BrokerObserver:
             if sent is not None:
                 self._instruments.sent.add(sent(), labels)
 
+    def _templated(self, topic: str) -> str | None:
+        if self._template is None:
+            return None
+        try:
+            return self._template(topic)
+        except Exception:
+            # Observing does not keep anybody from publishing.
+            logger.exception("the template failed for topic %r", topic)
+            return None
+
     def _topic(self, topic: str) -> tuple[Attributes, Attributes]:
         """What a span tells of a topic, and what a metric does."""
-        template = None if self._template is None else self._template(topic)
+        template = self._templated(topic)
         if template is None:
             return {names.DESTINATION: topic}, {}
         if template == topic:
