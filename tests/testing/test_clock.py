@@ -85,28 +85,28 @@ def test_a_long_drain_is_no_time_either(dsn: str, broker: pgmb.Broker, clock: Fr
 
 
 def test_leases_expire(broker: pgmb.Broker, clock: FrozenClock) -> None:
-    broker.create_queue("q", lease_for=30)
+    broker.create_queue("q", lease_for=300)
     broker.publish("a", 1)
     lease = broker.receive("q")
-    clock.advance(29)
+    clock.advance(280)
     assert not broker.receive("q")
     lease.extend()
-    clock.advance(29)
+    clock.advance(280)
     assert not broker.receive("q")
-    clock.advance(2)
+    clock.advance(21)
     assert [event.attempt for event in broker.receive("q")] == [2]
     with pytest.raises(pgmb.LeaseLost):
         lease.ack()
 
 
 def test_leases_of_retries_expire(broker: pgmb.Broker, clock: FrozenClock) -> None:
-    broker.create_queue("q", lease_for=30)
+    broker.create_queue("q", lease_for=300)
     broker.publish("a", 1)
     broker.receive("q").retry(after=0)
     assert [event.attempt for event in broker.receive("q")] == [2]
-    clock.advance(29)
+    clock.advance(280)
     assert not broker.receive("q")
-    clock.advance(2)
+    clock.advance(21)
     assert [event.attempt for event in broker.receive("q")] == [3]
 
 
@@ -115,18 +115,18 @@ def test_deduplication_windows_end(broker: pgmb.Broker, clock: FrozenClock) -> N
         return broker.publish("a", 1, dedup_key="k", dedup_for=600)
 
     first = publish()
-    clock.advance(599)
+    clock.advance(580)
     assert publish() == first
-    clock.advance(2)
+    clock.advance(21)
     assert publish() != first
 
 
 def test_times_to_live_end_and_ids_stay(broker: pgmb.Broker, clock: FrozenClock) -> None:
-    broker.create_queue("q", ttl=60)
+    broker.create_queue("q", ttl=600)
     ids = [broker.publish("a", n) for n in range(2)]
-    clock.advance(59)
+    clock.advance(580)
     assert payloads(broker.receive("q", 1)) == [0]
-    clock.advance(2)
+    clock.advance(21)
     assert not broker.receive("q")
     assert [event.id for event in published(broker)] == ids
     assert [letter.event.id for letter in broker.dead_letters("q")] == ids[1:]
@@ -146,7 +146,7 @@ def test_rates_are_paid_by_the_clock(dsn: str, broker: pgmb.Broker, clock: Froze
     for _ in range(20):
         clock.advance(1)
         handled += drain(app).handled
-    assert 18 <= handled <= 23
+    assert 20 <= handled <= 25
 
 
 @pytest.mark.parametrize(("missed", "expected"), [("last", 1), ("all", 2)])

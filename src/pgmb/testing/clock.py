@@ -32,10 +32,10 @@ _TIMES: dict[str, tuple[str, ...]] = {
 """What waits for a time, or is as old as one."""
 
 _SHIFT = "update pgmb.{table} set {columns}"
-# What was written since, by a transaction other than the clock's last, is younger than that. How old it is
-# shows in a new claim only.
+# What was written since, by a transaction other than the clock's last, is younger than that. By how much is not
+# known: it is left as it is, rather too old than too young.
 _MOVED = (
-    "{column} = {column} + case when xmin = %(last)s::xid then %(passed)s else {age} end"
+    "{column} = {column} + case when xmin = %(last)s::xid then %(passed)s else interval '0' end"
     " - %(ahead)s::interval"
 )
 # A claim that is settled and not its queue's newest waits for nothing.
@@ -43,8 +43,6 @@ _WHICH = {
     "claim": " where state in ('l', 'o') or (queue, id) in"
     " (select newest.queue, max(newest.id) from pgmb.claim newest group by newest.queue)"
 }
-_AGES = {"claim": "case when at > %(since)s then %(real)s - at else '0' end"}
-_AGE_UNKNOWN = "'0'::interval"
 
 # An event's age counts where a queue has a time to live. Its id is derived from its time: it is written down.
 _LOGS = """
@@ -54,7 +52,7 @@ where q.ttl is not null
 """
 _SHIFT_LOG = (
     "update pgmb.{segment} set id = coalesce(id, pgmb.derive_id(seq, published_at, %(salt)s)), "
-    + _MOVED.format(column="published_at", age=_AGE_UNKNOWN)
+    + _MOVED.format(column="published_at")
 )
 _SCHEDULES = (
     "select name, cron, timezone, next_at, xmin = %s::xid from pgmb.schedule where next_at is not null"
@@ -133,16 +131,9 @@ class FrozenClock:
     def _shift(self, ahead: timedelta) -> None:
         with self._connection.transaction():
             real = self._real_now()
-            times = {
-                "last": self._last,
-                "since": self._real,
-                "real": real,
-                "passed": real - self._real,
-                "ahead": ahead,
-            }
+            times = {"last": self._last, "passed": real - self._real, "ahead": ahead}
             for table, columns in _TIMES.items():
-                age = _AGES.get(table, _AGE_UNKNOWN)
-                moved = ", ".join(_MOVED.format(column=column, age=age) for column in columns)
+                moved = ", ".join(_MOVED.format(column=column) for column in columns)
                 self._execute(_SHIFT.format(table=table, columns=moved) + _WHICH.get(table, ""), times)
             for stream, salt, number in self._connection.execute(_LOGS).fetchall():
                 segment = _SHIFT_LOG.format(segment=f"segment_{stream}_{number}")
