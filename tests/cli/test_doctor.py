@@ -273,6 +273,13 @@ def test_what_ticker_and_janitor_leave_undone(db: psycopg.Connection[Any], conne
     assert {"ticker", "janitor", "segments", "archive", "delayed events"}.isdisjoint(problems(db, Limits()))
 
 
+def test_a_schedule_that_nobody_runs(db: psycopg.Connection[Any]) -> None:
+    db.execute("select pgmb.create_schedule('daily', '0 0 * * *', 't', '1', now() - interval '1 hour')")
+    assert "schedule daily is late" in problems(db)["schedules"].message
+    db.execute("select pgmb.pause_schedule('daily')")
+    assert "schedules" not in problems(db)
+
+
 def test_claims_that_nobody_clears(db: psycopg.Connection[Any]) -> None:
     db.execute("select pgmb.create_queue('q')")
     for _ in range(2):

@@ -73,3 +73,17 @@ def test_publish_says_in_a_terminal_that_no_queue_gets_it(dsn: str, terminal: Op
 def test_publish_says_nothing_of_it_to_a_program(run: Run) -> None:
     outcome = run("publish", "order.paid", "1")
     assert (outcome.code, outcome.err) == (0, "")
+
+
+def test_dlq_show_lays_the_payload_out_in_lines(dsn: str, run: Run) -> None:
+    with pgmb.connect(dsn) as broker:
+        broker.create_queue("billing")
+        broker.publish("order.paid", {"number": 1, "note": "two\nlines"})
+        broker.receive("billing").bury(error="first\nsecond \x1b[31m")
+        (letter,) = broker.dead_letters("billing")
+    shown = run("dlq", "show", "billing", str(letter.id)).out
+    assert '"number": 1,' in shown
+    assert r"{\n" not in shown
+    assert r'"note": "two\nlines"' in shown
+    # Lines are all that a text may bring along.
+    assert "\x1b" not in shown

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -15,6 +16,7 @@ import typer
 from typer.main import get_command
 
 from pgmb.cli import app, durations, output
+from scripts import cli_reference
 from tests.cli.conftest import OpenTerminal, Run
 
 Done = Callable[..., str]
@@ -37,6 +39,11 @@ def test_every_command_explains_itself(run: Run, dsn: str) -> None:
         outcome = run(*words, "--help")
         assert outcome.code == 0, words
         assert "Usage: pgmb" in outcome.out, words
+
+
+def test_the_reference_is_made_from_the_commands() -> None:
+    page = Path(__file__).resolve().parents[2] / "docs" / "reference" / "cli.md"
+    assert page.read_text() == cli_reference.render(), "run `make docs`"
 
 
 @pytest.mark.parametrize(

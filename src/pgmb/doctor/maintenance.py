@@ -58,6 +58,15 @@ def _delayed(look: Look) -> Iterable[Verdict]:
             )
 
 
+def _schedules(look: Look) -> Iterable[Verdict]:
+    for row in look.rows:
+        if row["late"] > look.limits.standing_for:
+            yield warn(
+                f"no scheduler: schedule {row['name']} is late by {ago(row['late'])}",
+                "Run `pgmb serve`, or pause it: pgmb schedules pause NAME.",
+            )
+
+
 _HEALTH = "select * from pgmb.stream_health()"
 
 _STANDING = """
@@ -67,10 +76,13 @@ union all
 select 'what queue ' || q.queue || ' has settled is not cleared', q.uncleared_for from pgmb.queue_health() q
 """
 
+_LATE = "select name, now - next_at late from pgmb.schedules() where paused_at is null and next_at < now"
+
 CHECKS = (
     Check("ticker", "positions are named as they pass", _HEALTH, _ticker),
     Check("janitor", "rotation and clearing are up to date", _STANDING, _janitor),
     Check("segments", "closed segments are sealed", _HEALTH, _segments),
     Check("archive", "sealed segments are archived where the stream says so", _HEALTH, _archive),
     Check("delayed events", "none overdue", _HEALTH, _delayed),
+    Check("schedules", "none late", _LATE, _schedules),
 )
