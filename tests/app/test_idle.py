@@ -13,6 +13,8 @@ import pytest
 
 import pgmb
 from harness.postgres import create_database
+from pgmb.app import idle
+from pgmb.polling import Pace
 from tests.app.stage import until, working
 from tests.conftest import FreshServer
 
@@ -62,6 +64,29 @@ async def test_an_event_wakes_a_queue_at_rest(listen: bool, dsn: str, db: psycop
             await broker.publish(f"topic{number}", 1)
             await until(partial(_last, seen, f"q{number}"))
     assert seen == ["q2", "q0", "q2", "q1"]
+
+
+async def test_a_tick_wakes_a_queue_at_rest(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With pauses that outlast the test, only what is heard can wake it."""
+    monkeypatch.setattr(idle, "Pace", lambda: Pace(3600, 3600))
+    app, seen = pgmb.App(dsn), list[int]()
+
+    @app.on("a", queue="q")
+    async def handle(number: int) -> None:
+        seen.append(number)
+
+    async with working(app) as broker:
+        for number in range(3):
+            await broker.publish("a", number)
+
+            async def heard() -> bool:
+                # Again and again: the listener may not listen yet.
+                await broker.publish("other", 1)
+                await broker.tick()
+                return len(seen) > number  # noqa: B023 - called at once
+
+            await until(heard)
+    assert seen == [0, 1, 2]
 
 
 async def test_a_busy_queue_does_not_starve_the_others_at_rest(dsn: str) -> None:

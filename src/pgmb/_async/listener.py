@@ -240,17 +240,18 @@ class AsyncListener:
 class AsyncListening(AsyncCalls):
     _listener: AsyncListener | None = None
 
-    def listener(self, dsn: str | None = None) -> AsyncListener:
+    def listener(self, dsn: str | None = None, *, tick_every: float | None = 1.0) -> AsyncListener:
         """The listener that everything of this broker shares. It closes with the broker.
 
-        The first call may name a connection string of its own: past a pooler, directly to the server.
+        The first call may name a connection string of its own: past a pooler, directly to the server. Whoever
+        looks for itself now and then need not have it tick: None.
         """
         if self._listener is None:
             options = cast("dict[str, Any]", self._pool.kwargs) if dsn is None else {}
             # Statements are not prepared where a pooler was found, or announced.
             pooled = "prepare_threshold" in options and options["prepare_threshold"] is None
             address = cast("str", self._pool.conninfo) if dsn is None else dsn
-            self._listener = AsyncListener(address, pooled=pooled, **options)
+            self._listener = AsyncListener(address, tick_every=tick_every, pooled=pooled, **options)
         return self._listener
 
 

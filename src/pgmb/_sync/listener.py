@@ -241,17 +241,18 @@ class Listener:
 class Listening(Calls):
     _listener: Listener | None = None
 
-    def listener(self, dsn: str | None = None) -> Listener:
+    def listener(self, dsn: str | None = None, *, tick_every: float | None = 1.0) -> Listener:
         """The listener that everything of this broker shares. It closes with the broker.
 
-        The first call may name a connection string of its own: past a pooler, directly to the server.
+        The first call may name a connection string of its own: past a pooler, directly to the server. Whoever
+        looks for itself now and then need not have it tick: None.
         """
         if self._listener is None:
             options = cast("dict[str, Any]", self._pool.kwargs) if dsn is None else {}
             # Statements are not prepared where a pooler was found, or announced.
             pooled = "prepare_threshold" in options and options["prepare_threshold"] is None
             address = cast("str", self._pool.conninfo) if dsn is None else dsn
-            self._listener = Listener(address, pooled=pooled, **options)
+            self._listener = Listener(address, tick_every=tick_every, pooled=pooled, **options)
         return self._listener
 
 

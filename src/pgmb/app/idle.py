@@ -19,10 +19,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("pgmb.app")
 
-# With a listener only retries that fall due and leases that expire have to be found by looking. Its own ticks
-# are a statement a second too.
-_RELYING_PAUSE = 1.2
-
 
 class Idle:
     """Looks for the first event of every queue that has none, and hands the lease to its consumer."""
@@ -30,17 +26,14 @@ class Idle:
     def __init__(self, broker: AsyncBroker) -> None:
         self._broker = broker
         self._waiting: dict[str, Consumer] = {}
-        self._subscriptions: list[AsyncSubscription] = []
         self._news = asyncio.Event()
         self._stopping = False
         self._pace = Pace()
-        self._relying = Pace(longest=_RELYING_PAUSE)
 
     def add(self, consumer: Consumer) -> None:
         """Look for this consumer's events too, soon."""
         self._waiting[consumer.name] = consumer
         self._pace.found()
-        self._relying.found()
         self._news.set()
 
     def remove(self, consumer: Consumer) -> None:
@@ -51,9 +44,9 @@ class Idle:
         self._news.set()
 
     async def run(self, listener: AsyncListener | None = None, streams: Iterable[str] = ()) -> None:
-        """Until `stop`. Whoever is told of news by the listener looks at once."""
-        self._subscriptions = [] if listener is None else [listener.subscribe(name) for name in streams]
-        hearing = [asyncio.create_task(self._hear(one)) for one in self._subscriptions]
+        """Until `stop`. News that the listener hears, the ticks of `pgmb serve`, are looked at at once."""
+        subscriptions = [] if listener is None else [listener.subscribe(name) for name in streams]
+        hearing = [asyncio.create_task(self._hear(one)) for one in subscriptions]
         try:
             while not self._stopping:
                 if not self._waiting:
@@ -65,7 +58,7 @@ class Idle:
         finally:
             for task in hearing:
                 task.cancel()
-            for subscription in self._subscriptions:
+            for subscription in subscriptions:
                 subscription.close()
 
     async def _hear(self, subscription: AsyncSubscription) -> None:
@@ -76,12 +69,9 @@ class Idle:
                 await asyncio.sleep(FIRST_PAUSE)
 
     async def _pause(self) -> None:
-        relying = bool(self._subscriptions) and all(one.healthy for one in self._subscriptions)
-        # Both keep step, for the time when the listener is lost or found.
-        alone, backed = self._pace.pause(), self._relying.pause()
         self._news.clear()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(backed if relying else alone):
+            async with asyncio.timeout(self._pace.pause()):
                 await self._news.wait()
 
     async def _look(self) -> None:
@@ -101,7 +91,6 @@ class Idle:
         if not lease:
             return
         self._pace.found()
-        self._relying.found()
         if lease.queue not in self._waiting or not self._waiting.pop(lease.queue).hand(lease):
             with contextlib.suppress(*settling.TROUBLE):
                 await lease.release()

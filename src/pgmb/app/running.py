@@ -70,7 +70,7 @@ async def _consume(
         )
         for queue in declared
     ]
-    listener = broker.listener() if app.listen else None
+    listener = broker.listener(tick_every=None) if app.listen else None
     streams = {queue.stream for queue in declared}
     try:
         async with asyncio.TaskGroup() as group:
