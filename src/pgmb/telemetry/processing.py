@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 from opentelemetry.context import Context
-from opentelemetry.trace import Span, SpanKind, Tracer
+from opentelemetry.trace import Link, Span, SpanKind, Tracer
 
 from pgmb.app import Delivery
 from pgmb.app.routing import CallNext
@@ -45,12 +45,14 @@ class Processing:
             attributes[names.STREAM] = several[0].stream
         if isinstance(events, Event):
             attributes |= _of_one(events)
+            created = self._propagation.created_of(events)
+            linked = [] if created is None else [Link(created)]
             if self._continue_traces:
                 context = self._propagation.context_of(events)
         else:
             attributes[names.BATCH_COUNT] = len(several)
+            linked = links(self._propagation, several)
         name, began = f"process {queue}", time.perf_counter()
-        linked = links(self._propagation, several)
         try:
             with span(self._tracer, name, SpanKind.CONSUMER, attributes, linked, context) as begun:
                 yield begun
