@@ -32,8 +32,8 @@ _TIMES: dict[str, tuple[str, ...]] = {
 """What waits for a time, or is as old as one."""
 
 _SHIFT = "update pgmb.{table} set {columns}"
-# What was written since, by a transaction other than the clock's last, is younger than that. By how much is not
-# known: it is left as it is, rather too old than too young.
+# What was written since, by a transaction other than the clock's last, is younger than that. By how much is
+# not known: it is left as it is, rather too old than too young.
 _MOVED = (
     "{column} = {column} + case when xmin = %(last)s::xid then %(passed)s else interval '0' end"
     " - %(ahead)s::interval"
