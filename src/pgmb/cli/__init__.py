@@ -74,6 +74,8 @@ def main() -> None:
         output.fail(*_told(error))
     except UnicodeEncodeError as error:
         output.fail(f"not text: {error.object!a}", "Names, topics and keys are UTF-8.")
+    except KeyboardInterrupt:
+        sys.exit(130)
     except BrokenPipeError:
         # The reader of our output has gone; there is nobody left to tell.
         sys.stderr.close()

@@ -85,7 +85,7 @@ def redrive(queue: Queue, dsn: Dsn = "", topic: Topic = None, error: Error = Non
     """Send dead letters back to be tried again: all, or those that every filter names."""
     with connect(dsn, max_size=1) as broker:
         count = broker.redrive(queue, id or None, topic, _like(error))
-    output.line(f"Redrove {count:,} dead letters of queue {queue}.")
+    output.line(f"Redrove {count:,} dead letter{'' if count == 1 else 's'} of queue {queue}.")
 
 
 def drop(

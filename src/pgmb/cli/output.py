@@ -83,12 +83,13 @@ def _is_measure(value: Any) -> bool:
 
 
 def record(title: str, values: Mapping[str, Any]) -> None:
-    """One thing: a line a property."""
+    """One thing: a property a row, of as many lines as its text has."""
     grid = Table(title=printable(title), title_justify="left", show_header=False)
     grid.add_column(style="bold")
     grid.add_column(overflow="fold")
     for name, value in values.items():
-        grid.add_row(name.replace("_", " "), Text(cell(value)))
+        lines = value.split("\n") if isinstance(value, str) else [value]
+        grid.add_row(name.replace("_", " "), Text("\n".join(map(cell, lines))))
     console().print(grid)
 
 
