@@ -14,9 +14,12 @@ from pgmb import statements
 APART = {
     "close",  # of the client itself
     "connection",
+    "consume",
+    "listener",
     "publisher",
     "queue_status",  # views
     "stream_status",
+    "tail",
 }
 METHODS = sorted(
     name for name, _ in inspect.getmembers(pgmb.Broker, inspect.isfunction) if not name.startswith("_")
