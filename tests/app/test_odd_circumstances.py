@@ -132,6 +132,63 @@ async def test_many_outcomes_at_once_lose_and_repeat_nothing(dsn: str) -> None:
     assert not rejected & done.keys()
 
 
+async def test_an_event_that_may_kill_its_process_is_held_alone(dsn: str) -> None:
+    app = pgmb.App(dsn)
+    app.queue("q", lease_for=30, max_attempts=5)
+    running: set[int] = set()
+    beside: list[set[int]] = []
+
+    @app.on("a", queue="q", concurrency=4)
+    async def handle(number: int) -> None:
+        running.add(number)
+        if number == -1:
+            beside.append(set(running))
+            await asyncio.sleep(0.3)
+            beside.append(set(running))
+        else:
+            await asyncio.sleep(0.01)
+        running.discard(number)
+
+    async with await pgmb.aconnect(dsn) as broker:
+        await broker.create_queue("q", ["a"], lease_for=30, max_attempts=5)
+        await broker.publish("a", -1)
+
+        async def expired() -> bool:
+            lease = await broker.receive("q", lease_for=0.01)
+            return bool(lease) and lease.events[0].attempt == 2
+
+        # Two processes took it and were never heard of again.
+        await until(expired)
+        await broker.publish_many("a", range(50))
+        async with working(app):
+            await until(lambda: len(beside) == 2)
+            await until(lambda: settled(broker, "q"))
+    assert beside == [{-1}, {-1}]
+
+
+async def test_a_failure_that_the_process_survived_makes_nobody_suspect(dsn: str) -> None:
+    app, attempts = pgmb.App(dsn), list[int]()
+    together = asyncio.Event()
+
+    @app.on("a", queue="q", concurrency=2, retry=0, max_attempts=9)
+    async def handle(event: pgmb.Delivery[str]) -> None:
+        if event.payload == "other":
+            together.set()
+            return
+        attempts.append(event.attempt)
+        if event.attempt < 5:
+            raise ValueError
+        await together.wait()
+
+    async with working(app) as broker:
+        await broker.publish("a", "failing")
+        await until(lambda: len(attempts) == 5)
+        # Its fifth attempt holds nobody up.
+        await broker.publish("a", "other")
+        await until(lambda: settled(broker, "q"))
+    assert attempts == [1, 2, 3, 4, 5]
+
+
 async def test_two_apps_of_one_queue_share_it(dsn: str) -> None:
     seen: list[tuple[int, int]] = []
     apps = [pgmb.App(dsn), pgmb.App(dsn)]

@@ -22,11 +22,13 @@ from pgmb.app.routing import Routes
 from pgmb.app.watchdog import keep, watch
 from pgmb.app.worker import Worker
 from pgmb.errors import LeaseLost
+from pgmb.types import Event
 
 logger = logging.getLogger("pgmb.app")
 
 # Once everything has ended, this long for the last statements.
 _LAST_WORDS = 5.0
+_REMEMBERED = 1000
 
 
 class Consumer:
@@ -57,6 +59,7 @@ class Consumer:
         self._resting: deque[asyncio.Future[Hold]] = deque()
         self._asleep = False
         self._suspended: Hold | None = None
+        self._survived: dict[int, int] = {}
         self._carried: Hold | None = None
         self._stopping = asyncio.Event()
         self._grace = 0.0
@@ -161,13 +164,29 @@ class Consumer:
                 return
 
     def _begin(self, lease: AsyncLease) -> None:
-        hold = Hold(lease, chains(lease.events) if self.ordered else None, self.max_attempts)
+        pending = chains(lease.events) if self.ordered else None
+        suspect = len(lease.events) == 1 and self._is_suspect(lease.events[0])
+        hold = Hold(lease, pending, self.max_attempts, suspect=suspect)
         if hold.suspect and (self.holds or self._carried is not None):
             # It may take the process down with it: alone, then, and after the others are settled.
             self._suspended = hold
         else:
             self._open(hold)
         self.holds.append(hold)
+
+    def _is_suspect(self, event: Event) -> bool:
+        """Whether an event that came alone may have been the death of whoever held it.
+
+        One whose lease expired comes alone from its third attempt on, or in its last.
+        """
+        late = event.attempt > 2 or (event.attempt > 1 and event.attempt >= self.max_attempts)
+        return late and self._survived.get(event.seq) != event.attempt - 1
+
+    def survived(self, event: Event) -> None:
+        """Note that an attempt failed here, and the process lives."""
+        self._survived[event.seq] = event.attempt
+        if len(self._survived) > _REMEMBERED:
+            del self._survived[next(iter(self._survived))]
 
     def _resume(self) -> None:
         if self._suspended is not None and self.holds == [self._suspended] and self._carried is None:

@@ -45,6 +45,8 @@ class Hold:
         lease: AsyncLease,
         pending: Iterable[list[Event]] | None = None,
         max_attempts: int | None = None,
+        *,
+        suspect: bool = False,
     ) -> None:
         self.lease = lease
         self.max_attempts = max_attempts
@@ -64,8 +66,8 @@ class Hold:
         """Of several handlers, which one raised."""
         self.lost = False
         self.began = self.renewed = self.swept = time.monotonic()
-        # Whoever held it may have died of it, more than once: such events come alone.
-        self.suspect = len(lease.events) == 1 and lease.events[0].attempt > _TRUSTED_ATTEMPTS
+        self.suspect = suspect
+        """Whether whoever held it before may have died of it."""
 
     @property
     def finished(self) -> bool:
@@ -110,7 +112,3 @@ def chains(events: Iterable[Event]) -> list[list[Event]]:
                 by_key[event.key] = chain
         chain.append(event)
     return every
-
-
-# The first redelivery may follow from anybody's death; after two, events come one at a time.
-_TRUSTED_ATTEMPTS = 2

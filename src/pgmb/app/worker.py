@@ -163,6 +163,7 @@ class Worker:
             handler = handlers[0] if handlers else None
         failure = Failure(False, None, describe(error)) if handler is None else handler.failure(event, error)
         hold.failed[event.seq] = failure
+        self._consumer.survived(event)
         self._log(f"seq {event.seq}, {event.topic}, attempt {event.attempt}", event.attempt, handler, error)
         return failure
 
