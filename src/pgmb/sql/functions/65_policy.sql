@@ -43,6 +43,14 @@ language plpgsql
 as $$
 #variable_conflict use_column
 begin
+  if in_flight.named is null and not exists (
+    select from pgmb.retry r
+    where r.queue = in_flight.queue and r.lease is not null and r.due_at > in_flight.now)
+  then
+    events := 0;
+    keys := '{}';
+    return;
+  end if;
   select array_agg(c.id), coalesce(sum(held.events) filter (where c.expires_at > in_flight.now), 0), max(c.at)
   into open, events, youngest
   from unnest(in_flight.named) one
@@ -372,10 +380,15 @@ begin
       base.upto := greatest(pgmb.last_seq(q.stream_name), base.done_seq);
       base.place := 0;
       pending := pending or base.upto - base.done_seq >= 64;
+      if not pgmb.has_stragglers(q.stream, base.done_snapshot, base.done_next, base.batch_snapshot, 0, base.done_seq) then
+        base.place := base.done_seq;
+        exit when base.upto = base.done_seq;
+      end if;
     end if;
     lo := base.place;
     hi := pgmb.window_end(q.stream, greatest(base.place, base.done_seq), base.upto, 5000);
-    picked := pgmb.pick(q, base, hi, max, now, flight.keys);
+    picked := pgmb.pick(q, base, hi, max, now, flight.keys, flight.youngest);
+    exit when picked.waits;
     base.place := picked.upto;
     pending := pending or picked.moved or base.place - lo >= 64;
     wrote := wrote or picked.wrote;
@@ -416,11 +429,12 @@ end $$;
 -- `upto` that match `matching`, `taken` in number. Those older than the queue lets them live become dead letters,
 -- `expired`. In an ordered queue those whose key is held wait in pgmb.retry, behind what holds it; `keys` are the
 -- hashes of those taken. rows: where in its segment those taken lie, if they are all in one. moved: something was
--- read and has its place now. wrote: events were parked or became dead letters. Internal.
+-- read and has its place now. wrote: events were parked or became dead letters. Where many wait already and
+-- most of these are of keys that are held, but not for long, all are left where they are: waits. Internal.
 create or replace function pgmb.pick(
-  q pgmb.queue, base pgmb.claim, hi bigint, allowed bigint, now timestamptz, busy integer[],
+  q pgmb.queue, base pgmb.claim, hi bigint, allowed bigint, now timestamptz, busy integer[], youngest timestamptz,
   out taken bigint, out upto bigint, out matching text, out rows tid[], out expired bigint[], out keys integer[],
-  out moved boolean, out wrote boolean
+  out moved boolean, out wrote boolean, out waits boolean
 )
 language plpgsql
 as $$
@@ -432,6 +446,7 @@ declare
   found_events bigint;
   last bigint;
   behind integer[];
+  blocked bigint := 0;
   ending timestamptz := now - q.ttl;
 begin
   if retried or cardinality(busy) > 0 then
@@ -443,7 +458,20 @@ begin
     source := pgmb.main_part('pgmb.segment_' || q.stream || '_' || (hi >> 40), 'e.ctid, e.seq, e.key, e.published_at', q.matching)
       || ' limit $7';
   end if;
-  if q.ordered then
+  if q.ordered and most = allowed then
+    -- No key is held and nothing waits: all that is read may go.
+    execute 'select count(*) filter (where not e.old), count(*), max(e.seq),
+        coalesce(array_agg(e.seq) filter (where e.old), ''{}''), array_agg(e.ctid) filter (where not e.old),
+        array_agg(distinct e.held) filter (where not e.old)
+      from (
+        select e.ctid, e.seq, coalesce(e.published_at <= $14, false) old,
+          case when e.key is null then 0 else coalesce(nullif(hashtext(e.key), 0), 1) end held
+        from (' || source || ') e) e'
+    into taken, found_events, last, expired, rows, keys
+    using base.place, hi, base.batch_snapshot, pg_snapshot_xmin(base.batch_snapshot), base.done_snapshot,
+      pg_snapshot_xmax(base.done_snapshot), most, q.stream, base.done_seq, base.done_next, base.own, base.own_seq,
+      q.matching, ending;
+  elsif q.ordered then
     execute 'with read as materialized (
         select e.ctid, e.seq, e.key is not null keyed, e.key, coalesce(e.published_at <= $14, false) old,
           case when e.key is null then 0 else coalesce(nullif(hashtext(e.key), 0), 1) end held
@@ -459,13 +487,13 @@ begin
         left join waiting w on w.held = r.held and r.keyed
       )
       select count(*) filter (where not j.old and not j.behind), array_agg(distinct j.held) filter (where not j.old and not j.behind),
-        array_agg(distinct j.held) filter (where not j.old and j.behind),
+        array_agg(distinct j.held) filter (where not j.old and j.behind), count(*) filter (where not j.old and j.behind),
         coalesce(array_agg(j.seq) filter (where j.old), ''{}''), array_agg(j.ctid) filter (where not j.old and not j.behind),
         case when count(*) filter (where not j.old and not j.behind) = $18 then max(j.seq) end,
         (select count(*) from read), (select max(r.seq) from read r)
       from judged j
       where j.free < $18 or (j.free = $18 and not j.old and not j.behind)'
-    into taken, keys, behind, expired, rows, upto, found_events, last
+    into taken, keys, behind, blocked, expired, rows, upto, found_events, last
     using base.place, hi, base.batch_snapshot, pg_snapshot_xmin(base.batch_snapshot), base.done_snapshot,
       pg_snapshot_xmax(base.done_snapshot), most, q.stream, base.done_seq, base.done_next, base.own, base.own_seq,
       q.matching, ending, busy, retried, q.id, allowed;
@@ -478,6 +506,13 @@ begin
     using base.place, hi, base.batch_snapshot, pg_snapshot_xmin(base.batch_snapshot), base.done_snapshot,
       pg_snapshot_xmax(base.done_snapshot), most, q.stream, base.done_seq, base.done_next, base.own, base.own_seq,
       q.matching, ending;
+  end if;
+  waits := blocked > 3 * taken and youngest > now - interval '1 second' and (
+    select count(*) = 200 from (select from pgmb.retry r where r.queue = q.id and r.due_at > '-infinity' limit 200) parked);
+  if waits then
+    taken := 0;
+    upto := base.place;
+    return;
   end if;
   upto := coalesce(upto, case when found_events < most then hi else last end);
   moved := found_events > 0;
