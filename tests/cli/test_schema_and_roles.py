@@ -64,8 +64,8 @@ def test_the_schema_is_installed_upgraded_and_removed(empty_dsn: str) -> None:
     assert "Installed schema pgmb" in done("install", dsn=empty_dsn)
     assert "is at version" in done("upgrade", dsn=empty_dsn)
     assert f"schema {pgmb.schema.VERSION}" in done("version", dsn=empty_dsn)
-    refused = run("uninstall", dsn=empty_dsn, stdin="n\n")
-    assert refused.returncode == 1
+    refused = run("uninstall", dsn=empty_dsn)
+    assert (refused.returncode, "--yes" in refused.stderr) == (2, True)
     assert pgmb.schema.installed_version(empty_dsn) == pgmb.schema.VERSION
     done("uninstall", "--yes", dsn=empty_dsn)
     assert pgmb.schema.installed_version(empty_dsn) is None
@@ -135,10 +135,10 @@ def test_errors_are_a_message_a_hint_and_exit_code_1(dsn: str, empty_dsn: str) -
     failed = run("publish", "a", "{not json", dsn=dsn)
     assert (failed.returncode, "json" in failed.stderr) == (1, True)
     failed = run("serve", "--roles", "ticker,cook", dsn=dsn)
-    assert (failed.returncode, "Roles are janitor, ticker" in failed.stderr) == (1, True)
+    assert (failed.returncode, "Roles are janitor, scheduler, ticker" in failed.stderr) == (1, True)
 
 
-@pytest.mark.parametrize("command", [["serve"], ["janitor"], ["ticker"]])
+@pytest.mark.parametrize("command", [["serve"], ["janitor"], ["ticker"], ["scheduler"]])
 def test_roles_run_until_they_are_interrupted(dsn: str, command: list[str]) -> None:
     process = subprocess.Popen([*PGMB, *command, "--dsn", dsn], stdout=subprocess.PIPE, text=True)
     try:
