@@ -164,6 +164,8 @@ def translated() -> Generator[None]:
     try:
         yield
     except psycopg.Error as error:
+        if error.sqlstate == "23502" and error.diag.schema_name == "pgmb":
+            raise InvalidArgument(f"an event needs a {error.diag.column_name}") from error
         kind = BY_SQLSTATE.get(error.sqlstate or "")
         if kind is None:
             raise

@@ -99,7 +99,14 @@ def _value(name: str, value: Any) -> Any:
 
 
 def interval(value: Duration | None) -> timedelta | None:
-    return timedelta(seconds=value) if isinstance(value, (int, float)) else value
+    if value is None or isinstance(value, timedelta):
+        return value
+    try:
+        return timedelta(seconds=value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidArgument(
+            f"not a duration: {value!r}; it is a timedelta or a number of seconds"
+        ) from error
 
 
 def aware(value: datetime | None) -> datetime | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from typing import Any
 from uuid import UUID
 
 import msgspec
@@ -97,3 +98,9 @@ def test_streams_are_quoted_in_copy() -> None:
     copy = batch.plan("a", range(batch.BLOCK + 1), None, 'x" ; drop')
     assert isinstance(copy, batch.Copy)
     assert copy.text.as_string(None).startswith('copy "pgmb"."log_x"" ; drop" (')
+
+
+@pytest.mark.parametrize("nonsense", ["soon", float("nan"), float("inf"), [], object()])
+def test_what_is_no_duration_is_refused_by_name(nonsense: Any) -> None:
+    with pytest.raises(InvalidArgument, match="not a duration"):
+        statements.interval(nonsense)

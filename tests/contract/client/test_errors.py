@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import uuid
+from typing import Any
 
 import psycopg
 import pytest
 
+import pgmb
 from pgmb import NewEvent, PermissionDenied, errors
 from tests.contract.client.adapters import Client
 
@@ -45,3 +47,12 @@ async def test_a_made_up_lease_is_lost(client: Client) -> None:
 async def test_other_errors_stay_psycopgs(client: Client) -> None:
     with pytest.raises(psycopg.errors.CheckViolation):
         await client.create_queue("q", max_attempts=0)
+
+
+def test_an_event_without_a_topic_is_refused_by_name(dsn: str) -> None:
+    nothing: Any = None
+    with pgmb.connect(dsn) as broker:
+        with pytest.raises(pgmb.InvalidArgument, match="needs a topic"):
+            broker.publish(nothing, 1)
+        with pytest.raises(pgmb.InvalidArgument, match="needs a topic"):
+            broker.publish_many(nothing, [1])

@@ -244,9 +244,9 @@ begin
   return detached;
 end $$;
 
--- Deletes claims that are settled or void and no longer a queue's position, with their settlements. They
--- lie behind what receive reads, so that this is about space, not speed. Returns how many.
-create or replace function pgmb.clear_settled(max integer default 100000)
+-- Deletes claims that are settled or void and no longer a queue's position, with their settlements, but not those
+-- made within `keep`. They lie behind what receive reads, so that this is about space, not speed. Returns how many.
+create or replace function pgmb.clear_settled(max integer default 100000, keep interval default '0')
 returns bigint
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
@@ -273,6 +273,7 @@ begin
         select old.ctid from pgmb.claim old
         where old.queue = q.id and old.id < q.position
           and (old.state in ('s', 'x', 'p') or pgmb.is_void(old.queue, old.id))
+          and old.at <= clock_timestamp() - clear_settled.keep
         order by old.id limit clear_settled.max - cleared
         for update skip locked))
       returning c.queue, c.id, c.events
@@ -321,7 +322,8 @@ begin
       end;
     end if;
   end loop;
-  perform pgmb.clear_settled();
+  -- Those of the last seconds tell status how fast queues are received.
+  perform pgmb.clear_settled(keep => '10 seconds');
   perform pgmb.clear_keys();
   update pgmb.queue q set generation = newest.generation
   from (select n.queue, max(n.generation) generation from pgmb.supersession n group by n.queue) newest

@@ -67,3 +67,4 @@ drop function pgmb.settle_as_failed(uuid, bigint[], interval, text, boolean);
 drop function pgmb.write_claim(pgmb.claim, bigint, "char", integer, bigint, bigint, bigint, timestamptz);
 drop function if exists pgmb.batch_events(
   integer, pg_snapshot, bigint, xid8, pg_snapshot, xid8, bigint, bigint, bigint, text, bigint);
+drop function pgmb.clear_settled(integer);
