@@ -13,7 +13,6 @@ from bench.outcome import Check, Outcome
 from bench.rows import ROWS
 from bench.score import card, registry
 from bench.score.__main__ import main
-from bench.score.core import CORE
 from bench.score.part import Measured, Proved, line_with
 from bench.score.part import tests_passed as passed
 
