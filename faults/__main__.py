@@ -108,6 +108,28 @@ def keyed_retries(arguments: argparse.Namespace) -> bool:
     return result.holds
 
 
+def ordered(arguments: argparse.Namespace) -> bool:
+    from faults import ordered
+
+    with database(arguments.pg) as (_, dsn), tempfile.TemporaryDirectory() as name:
+        result = ordered.run(
+            dsn,
+            Path(name),
+            keys=arguments.keys,
+            events=arguments.events,
+            workers=arguments.workers,
+            size=arguments.size,
+            bare=arguments.bare,
+            kill_every=arguments.kill_every,
+            rounds=arguments.rounds,
+            shards=arguments.shards,
+            goal=arguments.goal,
+            seed=arguments.seed,
+        )
+    print(result)
+    return result.holds
+
+
 def cron(arguments: argparse.Namespace) -> bool:
     from faults import cron
     from harness.clock import clocked
@@ -177,6 +199,19 @@ def main() -> int:
     ticking.add_argument("--processes", type=int, default=3)
     ticking.add_argument("--kills", type=int, default=3)
     ticking.add_argument("--pace", type=float, default=0.3, help="seconds a due time")
+
+    ordering = command(
+        "ordered", ordered, "workers of an ordered queue killed: the order holds, and its price"
+    )
+    ordering.add_argument("--keys", type=int, default=200)
+    ordering.add_argument("--events", type=int, default=500, help="of each key")
+    ordering.add_argument("--workers", type=int, default=4, help="processes")
+    ordering.add_argument("--bare", action="store_true", help="loops of receive and ack, not `pgmb work`")
+    ordering.add_argument("--size", type=int, default=100, help="of a bare loop's leases")
+    ordering.add_argument("--kill-every", type=float, default=2.0, help="seconds")
+    ordering.add_argument("--rounds", type=int, default=5)
+    ordering.add_argument("--shards", type=int, help="of the ordered queue")
+    ordering.add_argument("--goal", type=float, default=0.5, help="of the unordered queue's throughput")
 
     arguments = parser.parse_args()
     held: bool = arguments.function(arguments)

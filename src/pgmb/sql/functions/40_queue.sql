@@ -115,7 +115,7 @@ $$;
 -- created, false if a queue of that name exists with the same stream, patterns, order and lanes.
 --   ordered         events of one key are delivered one after another, in order; keys in parallel
 --   shards          an ordered queue deals its keys out to so many parts, each of which gives one lease at a time
---                   while leases are short: a power of two, by default 8, or 1 with max_length
+--                   while leases are short: a power of two, by default 4, or 1 with max_length
 --   max_in_flight   at most so many events are leased at once;  rps: at most so many are delivered a second
 --   ttl             events older than this when they are first received become dead letters
 --   max_length      at most so many wait; when_full: 'refuse' has publishers fail with MB040, 'drop_oldest'
@@ -142,7 +142,7 @@ declare
   made integer;
   head integer;
   -- One that has a length counts what waits in one place.
-  parts integer := coalesce(create_queue.shards, case when create_queue.ordered and create_queue.max_length is null then 8 else 1 end);
+  parts integer := coalesce(create_queue.shards, case when create_queue.ordered and create_queue.max_length is null then 4 else 1 end);
   stream_number integer := pgmb.stream_id(create_queue.stream);
   start pgmb.position := coalesce(create_queue.starting, pgmb.position(create_queue.stream));
 begin

@@ -59,14 +59,18 @@ begin
     select c.events - count(*) events from pgmb.settlement s where s.queue = c.queue and s.claim = c.id) held
   where c.state in ('l', 'o') and held.events > 0;
   select coalesce(array_agg(distinct held.hash) filter (where held.hash <> 0), '{}'),
-    in_flight.events + count(*) filter (where held.retried)
-  into keys, events
+    in_flight.events + count(*) filter (where held.retried),
+    -- A retried event's lease began so long before its end, if neither was chosen otherwise.
+    greatest(in_flight.youngest, max(held.since) filter (where held.since <= in_flight.now))
+  into keys, events, youngest
   from (
-    select one hash, false retried from pgmb.claim c, unnest(c.keys) one
+    select one hash, false retried, null::timestamptz since from pgmb.claim c, unnest(c.keys) one
     where c.queue = in_flight.queue and c.id = any (in_flight.open)
     union all
     -- Also those of a key ahead of which a dead letter was put back.
-    select case when r.ordered then pgmb.key_hash(r.key) else 0 end, true from pgmb.retry r
+    select case when r.ordered then pgmb.key_hash(r.key) else 0 end, true,
+      r.due_at - (select q.lease_for from pgmb.queue q where q.id = in_flight.queue)
+    from pgmb.retry r
     where r.queue = in_flight.queue and r.lease is not null and r.due_at > in_flight.now) held;
 end $$;
 
