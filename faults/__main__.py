@@ -130,6 +130,15 @@ def ordered(arguments: argparse.Namespace) -> bool:
     return result.holds
 
 
+def limits(arguments: argparse.Namespace) -> bool:
+    from faults import limits
+
+    with database(arguments.pg) as (_, dsn), tempfile.TemporaryDirectory() as name:
+        result = limits.run(dsn, Path(name), processes=arguments.processes, measured=arguments.seconds)
+    print(result)
+    return result.holds
+
+
 def cron(arguments: argparse.Namespace) -> bool:
     from faults import cron
     from harness.clock import clocked
@@ -212,6 +221,10 @@ def main() -> int:
     ordering.add_argument("--rounds", type=int, default=5)
     ordering.add_argument("--shards", type=int, help="of the ordered queue")
     ordering.add_argument("--goal", type=float, default=0.5, help="of the unordered queue's throughput")
+
+    limiting = command("limits", limits, "limits on rate and events in flight hold across processes")
+    limiting.add_argument("--processes", type=int, default=4)
+    limiting.add_argument("--seconds", type=float, default=20.0, help="over which the rate is measured")
 
     arguments = parser.parse_args()
     held: bool = arguments.function(arguments)
