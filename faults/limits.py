@@ -40,9 +40,9 @@ class Result:
     def __str__(self) -> str:
         return (
             f"limits {'hold' if self.holds else 'VIOLATED'}: {self.rate:.1f} a second "
-            f"over {self.measured:.0f} s with rps={RATE} and {self.processes} processes | at most {self.in_flight} in flight of "
-            f"{self.handled} handled with max_in_flight={IN_FLIGHT}, {self.sampled} as sampled | "
-            f"{self.seconds:.1f} s"
+            f"over {self.measured:.0f} s with rps={RATE} and {self.processes} processes | "
+            f"at most {self.in_flight} in flight of {self.handled} handled "
+            f"with max_in_flight={IN_FLIGHT}, {self.sampled} as sampled | {self.seconds:.1f} s"
         )
 
 

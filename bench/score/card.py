@@ -19,6 +19,10 @@ def lines(parts: Sequence[Part], *, full: bool, major: int) -> Iterator[Line]:
             if isinstance(part, Measured):
                 yield from part.lines(ground, full)
     proofs = [part for part in parts if isinstance(part, Proved)]
+    for proof in proofs:
+        if proof.alone:
+            yield from proof.lines(full)
+    proofs = [proof for proof in proofs if not proof.alone]
     with ThreadPoolExecutor(_SIDE_BY_SIDE) as pool:
         for found in pool.map(lambda proof: proof.lines(full), proofs):
             yield from found

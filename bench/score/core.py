@@ -26,7 +26,7 @@ _CHECKS = {
 }
 
 
-def _tests(name: str, *patterns: str, pg: int = 18, goal: str = "all pass") -> Proved:
+def proved_by_tests(name: str, *patterns: str, pg: int = 18, goal: str = "all pass") -> Proved:
     command = ["-m", "pytest", "--pg", str(pg), "-q", "-p", "no:cacheprovider"]
     return Proved(name, goal, [*command, *patterns], tests_passed, needs=patterns)
 
@@ -47,8 +47,8 @@ _FAULTS = ["faults/__main__.py"]
 
 CORE: list[Part] = [
     *(Measured(row, checks, ROWS[row]) for row, checks in _CHECKS.items()),
-    _tests("peers' defects, PostgreSQL 15", "tests/contract/test_peer_defects*.py", pg=15),
-    _tests("peers' defects, PostgreSQL 18", "tests/contract/test_peer_defects*.py"),
+    proved_by_tests("peers' defects, PostgreSQL 15", "tests/contract/test_peer_defects*.py", pg=15),
+    proved_by_tests("peers' defects, PostgreSQL 18", "tests/contract/test_peer_defects*.py"),
     Proved(
         "late commits",
         "0 lost",
@@ -73,8 +73,8 @@ CORE: list[Part] = [
         needs=[*_FAULTS, "faults/queue_machine.py"],
         full=["-m", "faults", "model"],
     ),
-    _tests("stepped sessions", "tests/concurrency/test_stepped_*.py"),
-    _tests("EXPLAIN guards, PostgreSQL 15", "tests/unit/test_explain*.py", pg=15),
-    _tests("EXPLAIN guards, PostgreSQL 18", "tests/unit/test_explain*.py"),
-    _tests("fresh = upgraded, 20 installs at once", "tests/migration/test_*.py"),
+    proved_by_tests("stepped sessions", "tests/concurrency/test_stepped_*.py"),
+    proved_by_tests("EXPLAIN guards, PostgreSQL 15", "tests/unit/test_explain*.py", pg=15),
+    proved_by_tests("EXPLAIN guards, PostgreSQL 18", "tests/unit/test_explain*.py"),
+    proved_by_tests("fresh = upgraded, 20 installs at once", "tests/migration/test_*.py"),
 ]

@@ -57,6 +57,8 @@ class Proved:
     full: Sequence[str] | None = None
     """The command of the complete run, where it is another."""
     seconds: float = 280.0
+    alone: bool = False
+    """It measures: nothing else runs beside it."""
 
     def lines(self, full: bool) -> list[Line]:
         for pattern in self.needs:

@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from bench.score.core import CORE
 from bench.score.part import Part
+from bench.score.python import PYTHON
 
 AREAS: Mapping[str, Sequence[Part]] = {
     "core": CORE,
+    "python": PYTHON,
 }
