@@ -130,6 +130,21 @@ def ordered(arguments: argparse.Namespace) -> bool:
     return result.holds
 
 
+def poison(arguments: argparse.Namespace) -> bool:
+    from faults import poison
+
+    with database(arguments.pg) as (_, dsn), tempfile.TemporaryDirectory() as name:
+        result = poison.run(
+            dsn,
+            Path(name),
+            events=arguments.events,
+            processes=arguments.processes,
+            seed=arguments.seed,
+        )
+    print(result)
+    return result.holds
+
+
 def limits(arguments: argparse.Namespace) -> bool:
     from faults import limits
 
@@ -221,6 +236,10 @@ def main() -> int:
     ordering.add_argument("--rounds", type=int, default=5)
     ordering.add_argument("--shards", type=int, help="of the ordered queue")
     ordering.add_argument("--goal", type=float, default=0.5, help="of the unordered queue's throughput")
+
+    poisoned = command("poison", poison, "payloads and handlers that fail in every way: the rest goes on")
+    poisoned.add_argument("--events", type=int, default=2000, help="of which one in a hundred does not fit")
+    poisoned.add_argument("--processes", type=int, default=2)
 
     limiting = command("limits", limits, "limits on rate and events in flight hold across processes")
     limiting.add_argument("--processes", type=int, default=4)

@@ -1,0 +1,43 @@
+"""Promises: workers of an ordered queue may die, the order of each key holds; one bad event harms no other."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from faults import limits, ordered, poison
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bare", [True, False], ids=["loop", "pgmb work"])
+def test_an_ordered_queue_whose_workers_are_killed(dsn: str, tmp_path: Path, bare: bool) -> None:
+    result = ordered.run(
+        dsn,
+        tmp_path,
+        keys=40,
+        events=250,
+        workers=3,
+        size=50,
+        bare=bare,
+        kill_every=0.5,
+        rounds=1,
+        shards=None,
+        goal=0.0,
+        seed=random.randrange(1 << 30),
+    )
+    assert result.holds, str(result)
+
+
+@pytest.mark.slow
+def test_payloads_and_handlers_that_fail_in_every_way(dsn: str, tmp_path: Path) -> None:
+    result = poison.run(dsn, tmp_path, events=200, processes=2, seed=random.randrange(1 << 30))
+    assert result.holds, str(result)
+
+
+@pytest.mark.slow
+def test_no_more_in_flight_than_allowed_across_processes(dsn: str, tmp_path: Path) -> None:
+    result = limits.run(dsn, tmp_path, processes=3, measured=2.0)
+    assert 0 < result.in_flight <= limits.IN_FLIGHT, str(result)
+    assert result.rate <= 1.2 * limits.RATE, str(result)
