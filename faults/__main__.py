@@ -60,12 +60,13 @@ def rotation(arguments: argparse.Namespace) -> bool:
 
 
 def model(arguments: argparse.Namespace) -> bool:
-    from faults import queue_machine
+    from faults import ordered_machine, queue_machine
 
     began = time.monotonic()
     with database(arguments.pg) as (_, dsn):
         done = queue_machine.run(
             dsn,
+            kind=ordered_machine.OrderedMachine if arguments.ordered else queue_machine.QueueMachine,
             examples=arguments.examples,
             steps=arguments.steps,
             seed=arguments.seed,
@@ -208,6 +209,7 @@ def main() -> int:
     modelled = command("model", model, "a queue does what a model of it does, whatever is done to it")
     modelled.add_argument("--examples", type=int, default=2000)
     modelled.add_argument("--steps", type=int, default=50)
+    modelled.add_argument("--ordered", action="store_true", help="an ordered queue, with keys")
     modelled.add_argument("--shrink", action="store_true", help="a failure to its least steps (minutes)")
 
     killing = command("kills", kills, "SIGKILL to consumers, producers, or the server: what was told stands")

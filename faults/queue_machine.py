@@ -502,7 +502,13 @@ class QueueMachine(RuleBasedStateMachine):
 
 
 def run(
-    dsn: str, *, examples: int, steps: int, seed: int | None = None, shrink: bool = False
+    dsn: str,
+    *,
+    examples: int,
+    steps: int,
+    seed: int | None = None,
+    shrink: bool = False,
+    kind: Any = QueueMachine,
 ) -> Counter[str]:
     """Runs so many examples of so many steps and raises what goes wrong. Counts what was done.
 
@@ -514,7 +520,7 @@ def run(
         psycopg.connect(dsn, autocommit=True) as third,
     ):
 
-        class Machine(QueueMachine):
+        class Machine(kind):  # type: ignore[misc]
             done: ClassVar[Counter[str]] = Counter()
             _main = main
             _second = second
