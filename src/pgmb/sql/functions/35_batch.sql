@@ -70,6 +70,7 @@ declare
   seg record;
   got bigint := 0;
   part bigint;
+  place bigint;
 begin
   if raw then
     columns := 'e.seq, e.id, e.topic, e.key, e.payload, e.headers, e.published_at';
@@ -80,13 +81,28 @@ begin
     unfinished := array(select x from pg_snapshot_xip(done) x
       where x <= done_next and pg_visible_in_snapshot(x, batch));
     for seg in
-      select format('pgmb.segment_%s_%s', s.stream, s.number) leaf
+      select format('pgmb.segment_%s_%s', s.stream, s.number) leaf, s.number::bigint << 40 first
       from pgmb.segment s
       where s.stream = batch_events.stream and s.number between lo >> 40 and least(hi, done_seq) >> 40
         and s.dropped_at is null and (s.max_xid is null or s.max_xid >= pg_snapshot_xmin(done))
       order by s.number
     loop
       exit when got >= max;
+      place := lo;
+      -- A transaction that wrote much is met in the middle of it from the second call on: there, and where little is
+      -- asked for, the numbers are walked. Its events by xid would be all of them, each time.
+      while place > seg.first and place < least(hi, done_seq) and got < max loop
+        return query execute format(
+            'select %1$s from %2$s e where e.seq > $2 and e.seq <= $3'
+            ' and (e.xid = any ($1) or e.xid >= $4 and e.xid <= $5 and pg_visible_in_snapshot(e.xid, $6)) %3$s'
+            ' order by e.seq limit $7', columns, seg.leaf, filter)
+          using unfinished, place, least(place + 2000, hi, done_seq), pg_snapshot_xmax(done), done_next, batch, max - got;
+        get diagnostics part = row_count;
+        got := got + part;
+        place := place + 2000;
+        exit when part = 0;
+      end loop;
+      continue when got >= max or place >= least(hi, done_seq);
       -- seq + 0, so that a table never analyzed is not walked by seq instead.
       return query execute format(
           'select * from (select %1$s from %2$s e where e.xid = any ($1) and e.seq + 0 > $2 and e.seq + 0 <= $3 %3$s'
@@ -95,7 +111,7 @@ begin
           '   and pg_visible_in_snapshot(e.xid, $6) and e.seq + 0 > $2 and e.seq + 0 <= $3 %3$s'
           ') straggler order by seq limit $7',
           columns, seg.leaf, filter)
-        using unfinished, lo, least(hi, done_seq), pg_snapshot_xmax(done), done_next, batch, max - got;
+        using unfinished, place, least(hi, done_seq), pg_snapshot_xmax(done), done_next, batch, max - got;
       get diagnostics part = row_count;
       got := got + part;
     end loop;

@@ -366,8 +366,9 @@ begin
     if base.place < base.done_seq then
       if (pg_snapshot_xmin(base.done_snapshot) < pg_snapshot_xmax(base.done_snapshot)
           or base.done_next >= pg_snapshot_xmax(base.done_snapshot))
-        and pgmb.has_stragglers(q.stream, base.done_snapshot, base.done_next, base.batch_snapshot, base.place,
-          base.done_seq)
+        -- In the middle of them, asking costs more than looking.
+        and (base.place > 0 or pgmb.has_stragglers(q.stream, base.done_snapshot, base.done_next, base.batch_snapshot,
+          base.place, base.done_seq))
       then
         rows := array(
           select e from pgmb.batch_events(q.stream, base.done_snapshot, base.done_seq, base.done_next,
