@@ -57,6 +57,14 @@ class Failure:
     due: float
     error: str | None
     lease: str | None = None
+    expiries: int = 0
+    """How often in a row its lease expired."""
+
+    def comes_alone(self, max_attempts: int) -> bool:
+        """Whoever held it may have died of it, twice, or it is about to have its last attempt."""
+        expired = self.lease is not None
+        last = self.attempt + expired >= max_attempts
+        return self.expiries + expired >= 2 or (self.expiries + expired == 1 and last)
 
 
 @dataclass(slots=True)
@@ -180,28 +188,33 @@ class Model:
         for lease in self.leases.values():
             if lease.lapsed and not lease.lost and not lease.settled:
                 lease.lost = True
-                self._fail(lease.left, 1, self.step, "lease expired")
+                self._fail(lease.left, 1, self.step, "lease expired", expiries=1)
         spent = [f for f in self.due() if f.lease is not None and f.attempt >= self.max_attempts]
         self.doomed += spent
         self.failures = [failure for failure in self.failures if not any(failure is s for s in spent)]
 
-    def _fail(self, names: Iterable[int], attempt: int, due: float, error: str | None) -> None:
+    def _fail(
+        self, names: Iterable[int], attempt: int, due: float, error: str | None, *, expiries: int = 0
+    ) -> None:
         for name in names:
             if attempt >= self.max_attempts:
                 self.dead.append((name, attempt, error))
             else:
-                self.failures.append(Failure(name, attempt + 1, due, error))
+                self.failures.append(Failure(name, attempt + 1, due, error, expiries=expiries))
 
     def _receive_due(self, rows: Sequence[Delivered], limit: int) -> None:
         due = self.due()
         _require(bool(rows), "nothing although something is due", due)
-        _require(len(rows) == min(limit, len(due)), "fewer than are due", (rows, due))
         taken: list[Failure] = []
         for row in rows:
             candidates = [f for f in due if f.name == row.name and not any(f is t for t in taken)]
             candidates = [f for f in candidates if f.attempt + (f.lease is not None) == row.attempt]
             _require(bool(candidates), "a retry that is not due, or of another attempt", (row, due))
             taken.append(min(candidates, key=lambda failure: failure.due))
+        if any(f.comes_alone(self.max_attempts) for f in taken):
+            _require(len(rows) == 1, "a suspect that does not come alone", (rows, taken))
+        elif not any(f.comes_alone(self.max_attempts) for f in due):
+            _require(len(rows) == min(limit, len(due)), "fewer than are due", (rows, due))
         left = [f for f in due if not any(f is t for t in taken)]
         if left:
             longest = min(failure.due for failure in left)
@@ -210,6 +223,7 @@ class Model:
         for failure in taken:
             if failure.lease is not None:
                 failure.attempt += 1
+                failure.expiries += 1
                 failure.error = "lease expired"
             failure.lease = rows[0].lease
             failure.due = NEVER
@@ -281,6 +295,23 @@ class Model:
             self.dead.extend((name, 1, error) for name in chosen)
         else:
             self._fail(chosen, 1, due, error)
+        return len(chosen)
+
+    def give_back(self, lease: str, names: set[int] | None) -> int:
+        """Release: untried, due at once."""
+        self.step += 1
+        if lease in self.retry_leases:
+            taken = self._take(lease, names)
+            for failure in taken:
+                self.failures.append(Failure(failure.name, failure.attempt, self.step, failure.error))
+            return len(taken)
+        held = self._held(lease)
+        if held is None:
+            return 0
+        chosen = held.left if names is None else held.left & names
+        held.left = held.left - chosen
+        held.settled = names is None
+        self.failures.extend(Failure(name, 1, self.step, None) for name in chosen)
         return len(chosen)
 
     def extend(self, lease: str, *, lapse: bool) -> None:

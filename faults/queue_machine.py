@@ -138,7 +138,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(
         limit=st.sampled_from((1, 3, 20)),
-        how=st.sampled_from(("ack", "retry", "bury", "expire")),
+        how=st.sampled_from(("ack", "retry", "bury", "release", "expire", "expire")),
         bits=subset,
         later=st.booleans(),
     )
@@ -154,6 +154,8 @@ class QueueMachine(RuleBasedStateMachine):
             self.retry(0, bits, later, "failed")
         elif how == "bury":
             self.bury(0, bits, "broken")
+        elif how == "release":
+            self.release(0, bits)
         else:
             self.expire(0)
 
@@ -226,6 +228,17 @@ class QueueMachine(RuleBasedStateMachine):
                 self.retry(0, None, False, "again")
         self.expire(0)
 
+    @rule(topics=topics, times=st.integers(2, 3))
+    def expire_again_and_again(self, topics: list[str], times: int) -> None:
+        """Until what is left is suspect."""
+        self.publish(topics, "many", True)
+        for _ in range(times):
+            rows = self.fetch(20)
+            self.judge(rows, 20)
+            if not rows:
+                return
+            self.expire(0)
+
     # -- settling --------------------------------------------------------------------------------------------
 
     @precondition(lambda self: self.leases)
@@ -263,6 +276,13 @@ class QueueMachine(RuleBasedStateMachine):
             error,
         )
         self.look_at_the_dead()
+
+    @precondition(lambda self: self.leases)
+    @rule(which=pick, bits=subset)
+    def release(self, which: int, bits: int | None) -> None:
+        lease = self.lease(which)
+        names = self.choose(lease, bits)
+        self.settle("select pgmb.release(%s, %s)", lease, names, lambda: self.model.give_back(lease, names))
 
     @precondition(lambda self: self.leases)
     @rule(which=pick)

@@ -1,4 +1,4 @@
-"""Promises: workers of an ordered queue may die, the order of each key holds; one bad event harms no other."""
+"""Promises: workers of an ordered queue may die, the order of a key holds; one bad event harms no other."""
 
 from __future__ import annotations
 
