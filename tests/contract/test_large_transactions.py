@@ -48,10 +48,10 @@ def test_a_queue_reads_it_once(connect: Connect, settle: str) -> None:
 def test_pages_between_positions_read_it_once(connect: Connect) -> None:
     db, taken = late(connect, "select pgmb.position()::text")
     before = reads(db)
-    page = "select seq from pgmb.between('main', %s::pgmb.position, %s::pgmb.position, after_seq => %s, max => 500)"
+    page = "select seq from pgmb.between(%s, %s::pgmb.position, %s::pgmb.position, %s, 500)"
     upto = db.execute("select pgmb.position()::text").fetchall()[0][0]
     seqs: list[int] = [0]
-    while rows := db.execute(page, [taken, upto, seqs[-1]]).fetchall():
+    while rows := db.execute(page, ["main", taken, upto, seqs[-1]]).fetchall():
         seqs += [seq for (seq,) in rows]
     assert len(seqs) == EVENTS + 1
     assert seqs == sorted(seqs)
