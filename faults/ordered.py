@@ -18,7 +18,7 @@ from psycopg.conninfo import make_conninfo
 from faults.handling import Handling, Verdict, judge, read, seconds_between
 
 ROOT = Path(__file__).parents[1]
-LEASE_FOR = 1.0
+LEASE_FOR = 0.5
 """Seconds after which what a killed worker held comes again."""
 READY_WITHIN = 60.0
 

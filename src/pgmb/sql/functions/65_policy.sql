@@ -225,6 +225,7 @@ declare
   lane pgmb.queue;
   passed_over pgmb.queue;
   locked_upto integer := -1;
+  passing boolean;
   now timestamptz;
   paid timestamptz;
   claimed record;
@@ -248,8 +249,13 @@ begin
   if max <= 0 then
     return;
   end if;
-  if head.shards > 1 then
+  -- Shards are asked in any order, those that others are at passed over. But for one call in eight, which asks in
+  -- order and waits, so that a long transaction in a shard is superseded. Who waits holds only shards before it.
+  passing := head.shards > 1 and random() >= 0.125;
+  if passing then
     lanes := array(select one from unnest(lanes) one order by random());
+  elsif head.shards > 1 then
+    null;
   elsif cardinality(lanes) > 1 and random() < 0.125 then
     -- One call in eight begins at the other end: nothing waits for ever. The first lane is locked first even so:
     -- of two that ask in opposite orders each would wait for the other.
@@ -257,7 +263,7 @@ begin
     lanes := array(select one from unnest(lanes) one order by one.lane desc);
   end if;
   foreach lane in array lanes loop
-    if lane.shards > 1 and not pgmb.try_queue(lane.id) then
+    if passing and not pgmb.try_queue(lane.id) then
       -- Another receives from it at this moment.
       passed_over := lane;
       continue;
@@ -266,10 +272,8 @@ begin
     claimed := pgmb.claim_lane(lane, entry_xid, noted, max, lease_for);
     exit when claimed.lease is not null;
   end loop;
-  -- Nothing elsewhere: look again at the one passed over, and wait if it is still taken: that may be a long
-  -- transaction, to be superseded. Seldom if the other might wait for us: both have nothing, and lose a second.
   if claimed.lease is null and passed_over.id is not null
-    and (pgmb.try_queue(passed_over.id) or passed_over.lane > locked_upto or random() < 0.05)
+    and (pgmb.try_queue(passed_over.id) or passed_over.lane > locked_upto)
   then
     claimed := pgmb.claim_lane(passed_over, entry_xid, noted, max, lease_for);
   end if;
