@@ -13,7 +13,7 @@ PYTHON: list[Part] = [
     Proved(
         "ordered queue, workers killed",
         "order, >= 0.5x",
-        ["-m", "faults", "ordered", "--rounds", "2"],
+        ["-m", "faults", "ordered", "--rounds", "4"],
         line_with(r"(\d+ events), (\d+ lost), \d+ again, (\d+ out of order).*(ratio [\d.]+)"),
         needs=[*_FAULTS, "faults/ordered.py"],
         full=["-m", "faults", "ordered"],
