@@ -83,6 +83,8 @@ async def test_the_janitor_rotates_and_clears(dsn: str, db: psycopg.Connection[A
             await Janitor().turn(broker)
         (stream,) = await broker.stream_status()
         assert stream.segments == 4
+        db.execute("update pgmb.claim set at = at - interval '1 minute'")
+        await Janitor().turn(broker)
         row = db.execute("select count(*) from pgmb.claim").fetchone()
         assert row == (1,)
 

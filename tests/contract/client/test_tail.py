@@ -153,12 +153,16 @@ def test_a_reader_needs_no_more_than_grant_read(
 
 def test_at_rest_it_takes_no_transaction_ids(broker: pgmb.Broker, db: psycopg.Connection[Any]) -> None:
     broker.publish("a", 1)
+    taken: list[int] = []
     with broker.tail(max_wait=2, listen=False) as tail:
         list(tail)
-        (before,) = db.execute("select pg_current_xact_id()::text::bigint").fetchone() or (0,)
-        assert list(tail) == []
-        (after,) = db.execute("select pg_current_xact_id()::text::bigint").fetchone() or (0,)
-    assert after == before + 1
+        # Autovacuum takes some too, now and then, anywhere on the server.
+        while 1 not in taken and len(taken) < 5:
+            (before,) = db.execute("select pg_current_xact_id()::text::bigint").fetchone() or (0,)
+            assert list(tail) == []
+            (after,) = db.execute("select pg_current_xact_id()::text::bigint").fetchone() or (0,)
+            taken.append(after - before)
+    assert 1 in taken, taken
 
 
 @pytest.mark.slow
