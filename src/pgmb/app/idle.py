@@ -70,6 +70,9 @@ class Idle:
 
     async def _pause(self) -> None:
         self._news.clear()
+        if self._stopping:
+            # That may have been the news.
+            return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._pace.pause()):
                 await self._news.wait()
