@@ -1,0 +1,237 @@
+-- Which events of a queue with a policy may be delivered now, and what becomes of those that may not.
+
+-- The leases of a queue that are still in flight, out of those that its position names, how many events they
+-- and the leased retries hold, which keys, and since when the youngest of them. A lease whose events were all
+-- settled one by one is not; of one that has expired the keys are still held, but its events count no more.
+-- Internal.
+create or replace function pgmb.in_flight(
+  queue integer, named bigint[], now timestamptz, out open bigint[], out events bigint, out keys integer[],
+  out youngest timestamptz
+)
+language plpgsql
+as $$
+#variable_conflict use_column
+begin
+  if in_flight.named is null and not exists (
+    select from pgmb.retry r
+    where r.queue = in_flight.queue and r.lease is not null and r.due_at > in_flight.now)
+  then
+    events := 0;
+    keys := '{}';
+    return;
+  end if;
+  select array_agg(c.id), coalesce(sum(held.events) filter (where c.expires_at > in_flight.now), 0), max(c.at)
+  into open, events, youngest
+  from unnest(in_flight.named) one
+  join pgmb.claim c on c.queue = in_flight.queue and c.id = one
+  cross join lateral (
+    select c.events - count(*) events from pgmb.settlement s where s.queue = c.queue and s.claim = c.id) held
+  where c.state in ('l', 'o') and held.events > 0;
+  select coalesce(array_agg(distinct held.hash) filter (where held.hash <> 0), '{}'),
+    in_flight.events + count(*) filter (where held.retried),
+    -- A retried event's lease began so long before its end, if neither was chosen otherwise.
+    greatest(in_flight.youngest, max(held.since) filter (where held.since <= in_flight.now))
+  into keys, events, youngest
+  from (
+    select one hash, false retried, null::timestamptz since from pgmb.claim c, unnest(c.keys) one
+    where c.queue = in_flight.queue and c.id = any (in_flight.open)
+    union all
+    -- Also those of a key ahead of which a dead letter was put back.
+    select case when r.ordered then pgmb.key_hash(r.key) else 0 end, true,
+      r.due_at - (select q.lease_for from pgmb.queue q where q.id = in_flight.queue)
+    from pgmb.retry r
+    where r.queue = in_flight.queue and r.lease is not null and r.due_at > in_flight.now) held;
+end $$;
+
+-- As lease_due, in an ordered queue: of each key the first event that waits, if it is due and no lease holds
+-- the key, and those behind it. Internal.
+create or replace function pgmb.lease_due_in_order(
+  queue integer, max integer, now timestamptz, expires_at timestamptz, max_attempts integer, busy integer[],
+  out lease uuid, out events bigint
+)
+language plpgsql
+as $$
+#variable_conflict use_column
+begin
+  perform pgmb.bury_spent(queue, max, now, max_attempts);
+  lease := pgmb.retry_lease(queue);
+  with head as materialized (
+    select later.id, later.key, later.due_at, later.origin, later.seq,
+      pgmb.comes_alone(later, lease_due_in_order.max_attempts) alone
+    from pgmb.retry later
+    where later.queue = lease_due_in_order.queue and later.due_at <= lease_due_in_order.now
+      and (later.lease is null or later.attempt < lease_due_in_order.max_attempts)
+      and (later.key is null or (
+        pgmb.key_hash(later.key) <> all (lease_due_in_order.busy)
+        and not exists (
+          select from pgmb.retry ahead
+          where ahead.queue = later.queue and ahead.ordered and ahead.key = later.key
+            and (ahead.origin, ahead.seq) < (later.origin, later.seq))))
+    order by later.due_at
+    limit lease_due_in_order.max
+    for update skip locked
+  ), chosen as (
+    select c.id, c.key, c.origin, c.seq, c.due_at
+    from (
+      select h.*, row_number() over w place, bool_or(h.alone) over w stopped
+      from head h
+      window w as (order by h.due_at, h.id)) c
+    where c.place = 1 or not c.stopped
+  ), behind as (
+    select b.id, c.due_at, b.origin, b.seq
+    from chosen c
+    cross join lateral (
+      select r.id, r.origin, r.seq, bool_and(r.lease is null) over (order by r.origin, r.seq) free
+      from (
+        select * from pgmb.retry one
+        where one.queue = lease_due_in_order.queue and one.ordered and one.key = c.key
+          and (one.origin, one.seq) > (c.origin, c.seq)
+        order by one.origin, one.seq
+        limit lease_due_in_order.max) r) b
+    where b.free and not exists (select from head h where h.alone)
+  ), taken as (
+    select t.id
+    from (
+      select c.id, c.due_at, c.origin, c.seq from chosen c
+      union all
+      select b.id, b.due_at, b.origin, b.seq from behind b) t
+    -- Heads first sort before what is behind them: a limit never parts a key's first from its second.
+    order by t.due_at, t.origin, t.seq
+    limit lease_due_in_order.max
+  ), leased as (
+    update pgmb.retry r
+    set attempt = r.attempt + case when r.lease is null then 0 else 1 end,
+      error = case when r.lease is null then r.error else 'lease expired' end,
+      expiries = r.expiries + case when r.lease is null then 0 else 1 end,
+      lease = lease_due_in_order.lease, due_at = lease_due_in_order.expires_at
+    from taken
+    where r.id = taken.id
+    returning 1
+  )
+  select count(*) into events from leased;
+end $$;
+
+-- Which events of a queue above its position and up to `hi` are to be delivered now, at most `allowed`: those up to
+-- `upto` that match `matching`, `taken` in number. Those older than the queue lets them live become dead letters,
+-- `expired`. In an ordered queue those whose key is held wait in pgmb.retry, behind what holds it; `keys` are the
+-- hashes of those taken. rows: where in its segment those taken lie, if they are all in one. moved: something was
+-- read and has its place now. wrote: events were parked or became dead letters. Where many wait already and
+-- most of these are of keys that are held, but not for long, all are left where they are: waits. Internal.
+create or replace function pgmb.pick(
+  q pgmb.queue, base pgmb.claim, hi bigint, allowed bigint, now timestamptz, busy integer[], youngest timestamptz,
+  out taken bigint, out upto bigint, out matching text, out rows tid[], out expired bigint[], out keys integer[],
+  out moved boolean, out wrote boolean, out waits boolean
+)
+language plpgsql
+as $$
+#variable_conflict use_variable
+declare
+  source text := 'select null::tid ctid, e.seq, e.key, e.published_at from pgmb.batch_events($8, $5, $9, $10, $3, $11, $12, $1, $2, $13, $7, true) e';
+  retried boolean := q.ordered and exists (select from pgmb.retry r where r.queue = q.id and r.ordered);
+  most bigint := allowed;
+  found_events bigint;
+  last bigint;
+  behind integer[];
+  blocked bigint := 0;
+  ending timestamptz := now - q.ttl;
+begin
+  if retried or cardinality(busy) > 0 then
+    -- Besides those that can be delivered, as many are read that perhaps cannot.
+    most := allowed * 2;
+  end if;
+  if base.place >= base.done_seq and base.place >> 40 = hi >> 40 and base.own is null then
+    -- The common way: one segment, no stragglers.
+    source := pgmb.main_part('pgmb.segment_' || q.stream || '_' || (hi >> 40), 'e.ctid, e.seq, e.key, e.published_at', q.matching)
+      || ' limit $7';
+  end if;
+  if q.ordered and most = allowed then
+    -- No key is held and nothing waits: all that is read may go.
+    execute 'select count(*) filter (where not e.old), count(*), max(e.seq),
+        coalesce(array_agg(e.seq) filter (where e.old), ''{}''), array_agg(e.ctid) filter (where not e.old),
+        array_agg(distinct e.held) filter (where not e.old)
+      from (
+        select e.ctid, e.seq, coalesce(e.published_at <= $14, false) old,
+          case when e.key is null then 0 else coalesce(nullif(hashtext(e.key), 0), 1) end held
+        from (' || source || ') e) e'
+    into taken, found_events, last, expired, rows, keys
+    using base.place, hi, base.batch_snapshot, pg_snapshot_xmin(base.batch_snapshot), base.done_snapshot,
+      pg_snapshot_xmax(base.done_snapshot), most, q.stream, base.done_seq, base.done_next, base.own, base.own_seq,
+      q.matching, ending;
+  elsif q.ordered then
+    execute 'with read as materialized (
+        select e.ctid, e.seq, e.key is not null keyed, e.key, coalesce(e.published_at <= $14, false) old,
+          case when e.key is null then 0 else coalesce(nullif(hashtext(e.key), 0), 1) end held
+        from (' || source || ') e
+      ), waiting as materialized (
+        select distinct r.held from read r
+        where r.keyed and (r.held in (select unnest($15)) or $16 and exists (
+          select from pgmb.retry ahead where ahead.queue = $17 and ahead.ordered and ahead.key = r.key))
+      ), judged as (
+        select r.ctid, r.seq, r.held, r.old, w.held is not null behind,
+          count(*) filter (where not r.old and w.held is null) over (order by r.seq) free
+        from read r
+        left join waiting w on w.held = r.held and r.keyed
+      )
+      select count(*) filter (where not j.old and not j.behind), array_agg(distinct j.held) filter (where not j.old and not j.behind),
+        array_agg(distinct j.held) filter (where not j.old and j.behind), count(*) filter (where not j.old and j.behind),
+        coalesce(array_agg(j.seq) filter (where j.old), ''{}''), array_agg(j.ctid) filter (where not j.old and not j.behind),
+        case when count(*) filter (where not j.old and not j.behind) = $18 then max(j.seq) end,
+        (select count(*) from read), (select max(r.seq) from read r)
+      from judged j
+      where j.free < $18 or (j.free = $18 and not j.old and not j.behind)'
+    into taken, keys, behind, blocked, expired, rows, upto, found_events, last
+    using base.place, hi, base.batch_snapshot, pg_snapshot_xmin(base.batch_snapshot), base.done_snapshot,
+      pg_snapshot_xmax(base.done_snapshot), most, q.stream, base.done_seq, base.done_next, base.own, base.own_seq,
+      q.matching, ending, busy, retried, q.id, allowed;
+  else
+    execute 'select count(*) filter (where e.published_at <= $14 is not true), count(*), max(e.seq),
+        coalesce(array_agg(e.seq) filter (where e.published_at <= $14), ''{}''),
+        array_agg(e.ctid) filter (where e.published_at <= $14 is not true)
+      from (' || source || ') e'
+    into taken, found_events, last, expired, rows
+    using base.place, hi, base.batch_snapshot, pg_snapshot_xmin(base.batch_snapshot), base.done_snapshot,
+      pg_snapshot_xmax(base.done_snapshot), most, q.stream, base.done_seq, base.done_next, base.own, base.own_seq,
+      q.matching, ending;
+  end if;
+  waits := blocked > 3 * taken and youngest > now - interval '1 second' and (
+    select count(*) = 200 from (select from pgmb.retry r where r.queue = q.id and r.due_at > '-infinity' limit 200) parked);
+  if waits then
+    taken := 0;
+    upto := base.place;
+    return;
+  end if;
+  upto := coalesce(upto, case when found_events < most then hi else last end);
+  moved := found_events > 0;
+  rows := array_remove(rows, null);
+  wrote := behind is not null or cardinality(expired) > 0;
+  matching := q.matching;
+  if keys is not null then
+    matching := matching || pgmb.with_keys(keys);
+  end if;
+  if cardinality(expired) > 0 then
+    matching := matching || format(' and e.published_at > %L', ending);
+    perform pgmb.fail_event(q, e, base.id + 1, 0, now, 'expired: older than ' || q.ttl, true)
+    from pgmb.batch_events(q.stream, base.done_snapshot, base.done_seq, base.done_next, base.batch_snapshot,
+      base.own, base.own_seq, base.place, upto, q.matching || format(' and e.published_at <= %L', ending),
+      9223372036854775807) e;
+  end if;
+  if behind is not null then
+    insert into pgmb.retry (queue, due_at, attempt, seq, event_id, topic, key, payload, headers, published_at, ordered, origin)
+    -- The first behind a lease is due: nobody need wake it, so that a transaction which is settling that lease and
+    -- cannot see it yet leaves none behind. Whatever settles a parked event wakes the next.
+    select q.id,
+      case when e.key_place = 1 and ahead.due_at is null then now else greatest(ahead.due_at, now) + interval '1 minute' end,
+      1, e.seq, e.id, e.topic, e.key, e.payload, e.headers, e.published_at, true, base.id + 1
+    from (
+      select parked.*, row_number() over (partition by parked.key order by parked.seq) key_place
+      from pgmb.batch_events(q.stream, base.done_snapshot, base.done_seq, base.done_next, base.batch_snapshot,
+        base.own, base.own_seq, base.place, upto,
+        q.matching || pgmb.with_keys(behind)
+          || case when ending is null then '' else format(' and e.published_at > %L', ending) end,
+        9223372036854775807) parked) e
+    left join lateral (
+      select waiting.due_at from pgmb.retry waiting
+      where waiting.queue = q.id and waiting.ordered and waiting.key = e.key and waiting.lease is null
+      order by waiting.origin, waiting.seq limit 1) ahead on true;
+  end if;
+end $$;
