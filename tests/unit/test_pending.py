@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pgmb import pending
+from pgmb.background import pending
+from pgmb.background.pending import Batch, Pending, made, marked
+from pgmb.background.refusals import may_have_committed, passes
 from pgmb.errors import InvalidArgument, QueueFull, StreamNotFound
-from pgmb.pending import Batch, Pending, made, marked
-from pgmb.refusals import may_have_committed, passes
 from pgmb.types import NewEvent
 
 LOST = psycopg.OperationalError("the connection is lost")

@@ -19,8 +19,8 @@ from pgmb._async.schedules import AsyncSchedules
 from pgmb._async.status import AsyncStatus
 from pgmb._async.streams import AsyncStreams
 from pgmb._async.tail import AsyncTailing
+from pgmb.background.pending import Pending
 from pgmb.errors import translated
-from pgmb.pending import Pending
 from pgmb.types import Duration
 
 

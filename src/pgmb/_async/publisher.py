@@ -9,13 +9,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 from uuid import UUID
 
-from pgmb import pending
+from pgmb.background import pending
+from pgmb.background.pending import MARKED_FOR, Batch, Pending, Unpublished
+from pgmb.background.refusals import passes
+from pgmb.background.unclosed import aforget, aremember
 from pgmb.concurrency import AsyncBackground, AsyncCondition, AsyncLock
 from pgmb.errors import PublisherClosed, PublisherFull, PublishFailed
-from pgmb.pending import MARKED_FOR, Batch, Pending, Unpublished
-from pgmb.refusals import passes
 from pgmb.types import Duration, NewEvent
-from pgmb.unclosed import aforget, aremember
 
 if TYPE_CHECKING:
     from pgmb._async.broker import AsyncBroker

@@ -20,8 +20,8 @@ from pgmb._sync.schedules import Schedules
 from pgmb._sync.status import Status
 from pgmb._sync.streams import Streams
 from pgmb._sync.tail import Tailing
+from pgmb.background.pending import Pending
 from pgmb.errors import translated
-from pgmb.pending import Pending
 from pgmb.types import Duration
 
 

@@ -10,13 +10,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 from uuid import UUID
 
-from pgmb import pending
+from pgmb.background import pending
+from pgmb.background.pending import MARKED_FOR, Batch, Pending, Unpublished
+from pgmb.background.refusals import passes
+from pgmb.background.unclosed import forget, remember
 from pgmb.concurrency import Background, Condition, Lock
 from pgmb.errors import PublisherClosed, PublisherFull, PublishFailed
-from pgmb.pending import MARKED_FOR, Batch, Pending, Unpublished
-from pgmb.refusals import passes
 from pgmb.types import Duration, NewEvent
-from pgmb.unclosed import forget, remember
 
 if TYPE_CHECKING:
     from pgmb._sync.broker import Broker

@@ -20,8 +20,8 @@ from uuid import UUID
 import msgspec
 
 from pgmb import wire
+from pgmb.background.refusals import canceled, concerns_all, may_have_committed, passes
 from pgmb.errors import InvalidArgument
-from pgmb.refusals import canceled, concerns_all, may_have_committed, passes
 from pgmb.types import Duration, NewEvent
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
