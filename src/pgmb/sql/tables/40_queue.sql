@@ -34,8 +34,18 @@ create table pgmb.queue (
   lane_of integer references pgmb.queue on delete cascade,
   -- An ordered queue spreads its keys over so many lanes, which consumers take from in any order.
   shards integer not null default 1,
+  -- What an event must hold beside its topic (pgmb.compile_filter, pgmb.compile_condition): fields that equal these
+  -- values, a jsonpath predicate, an SQL condition; params are for the latter two.
+  equals jsonb,
+  filter text,
+  condition text,
+  params jsonb,
+  -- What identifies a queue to callers who know ids alone, and the endpoint that it feeds.
+  uid uuid not null default gen_random_uuid() unique,
+  endpoint uuid,
   plain boolean not null generated always as (not ordered and max_in_flight is null and rps is null
-    and ttl is null and max_length is null and lanes is null and lane_of is null) stored,
+    and ttl is null and max_length is null and lanes is null and lane_of is null
+    and equals is null and filter is null and condition is null) stored,
   constraint queue_name check (name ~ '^[^\x01-\x20\x7f]([^\x01-\x1f\x7f]{0,98}[^\x01-\x20\x7f])?$')
 );
 create index queue_stream on pgmb.queue (stream);
@@ -50,6 +60,10 @@ create table pgmb.binding (
   since timestamptz not null default now(),
   -- The condition on an event e that the patterns make, as pgmb.matching writes it.
   matching text not null default '',
+  equals jsonb,
+  filter text,
+  condition text,
+  params jsonb,
   primary key (queue, version)
 );
 
@@ -92,7 +106,9 @@ create table pgmb.claim (
   -- flight when this claim was made, and when the rate limit will have been paid for.
   keys integer[],
   open bigint[],
-  paid_until timestamptz
+  paid_until timestamptz,
+  -- Of a queue with a filter or condition: the numbers that passed it. It is asked once, at the claim.
+  chosen bigint[]
 ) with (
   fillfactor = 60,
   autovacuum_vacuum_scale_factor = 0.02,

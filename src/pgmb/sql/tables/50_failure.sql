@@ -21,7 +21,9 @@ create table pgmb.retry (
   ordered boolean not null default false,
   origin bigint not null default 0,
   -- How often in a row its lease expired: whoever held it may have died of it.
-  expiries integer not null default 0
+  expiries integer not null default 0,
+  -- Rows with the same number here failed together and are tried together, by themselves.
+  together bigint
 ) with (autovacuum_vacuum_scale_factor = 0.02, vacuum_truncate = false);
 create index retry_due on pgmb.retry (queue, due_at);
 create index retry_lease on pgmb.retry (lease) where lease is not null;

@@ -1,0 +1,57 @@
+-- Subscriptions: many readers of one group, matched together. Those of one shape ask the same of an event and differ
+-- in their values alone, so that one statement matches them all.
+
+-- What a condition sees as e: an event whose payload and headers are jsonb, null where jsonb cannot hold them.
+-- metadata is another name of headers.
+create type pgmb.document as (
+  seq bigint,
+  id text,
+  topic text,
+  key text,
+  payload jsonb,
+  headers jsonb,
+  metadata jsonb,
+  published_at timestamptz
+);
+
+-- What a condition sees as s: whose params are asked for.
+create type pgmb.subscriber as (
+  id uuid,
+  group_id text,
+  params jsonb
+);
+
+create table pgmb.shape (
+  id integer generated always as identity primary key,
+  patterns text[] not null,
+  -- The fields that must be equal, for example {payload,room}; a subscription holds their values in this order.
+  fields text[] not null default '{}',
+  filter text,
+  condition text,
+  -- SHA-256 of all of the above.
+  digest bytea not null unique,
+  created_at timestamptz not null default now()
+);
+
+create table pgmb.subscription (
+  id uuid primary key default gen_random_uuid(),
+  group_id text not null,
+  stream integer not null references pgmb.stream on delete cascade,
+  shape integer not null references pgmb.shape,
+  params jsonb not null default '{}',
+  equals jsonb not null default '[]',
+  -- SHA-256 of all of the above: equal subscriptions are one.
+  digest bytea not null unique,
+  expires_after interval check (expires_after > interval '0'),
+  active_at timestamptz not null default clock_timestamp(),
+  created_at timestamptz not null default now(),
+  -- A subscription whose filter or condition raised is passed over until it is resumed.
+  paused_at timestamptz,
+  paused_reason text,
+  constraint group_name check (group_id ~ '^[^\x01-\x20\x7f]([^\x01-\x1f\x7f]{0,98}[^\x01-\x20\x7f])?$')
+);
+create index subscription_group on pgmb.subscription (stream, group_id, shape);
+create index subscription_shape on pgmb.subscription (shape);
+create index subscription_equals on pgmb.subscription using hash (equals) where equals <> '[]';
+create index subscription_params on pgmb.subscription using gin (params jsonb_path_ops);
+create index subscription_expiry on pgmb.subscription (active_at) where expires_after is not null;
