@@ -61,6 +61,18 @@ async def test_many_processes_may_start_at_once(dsn: str, db: psycopg.Connection
     assert row(db)[-2:] == (["a", "b"], 1)
 
 
+async def test_the_stream_of_a_queue_is_created_with_it(dsn: str, db: psycopg.Connection[Any]) -> None:
+    async with working(an_app(dsn, "a", stream="other")):
+        assert db.execute("select stream_name from pgmb.queue where name = 'q'").fetchall() == [("other",)]
+
+
+def test_publishing_creates_the_stream_of_a_queue(dsn: str) -> None:
+    app = an_app(dsn, "a", stream="other")
+    app.publish("a", 1, stream="other")
+    assert app.broker.queue_depth("q") == 1
+    app.close()
+
+
 async def test_a_queue_of_another_stream_or_order_is_a_conflict(dsn: str) -> None:
     async with await pgmb.aconnect(dsn) as broker:
         await broker.create_stream("other")

@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime
 from typing import Any, Concatenate, ParamSpec, TypeVar, overload
+from weakref import WeakKeyDictionary
 
 from pgmb import cron as expressions
 from pgmb._async.broker import AsyncBroker, aconnect
 from pgmb._sync.broker import Broker, connect
-from pgmb.app import running
+from pgmb.app import by_hand, running
 from pgmb.app.declaring import Declared
 from pgmb.app.handler import Backoff, Handler
 from pgmb.app.routing import Middleware
@@ -77,7 +78,7 @@ class App:
         self._created: set[str] = set()
         self._lock = threading.Lock()
         self._broker: Broker | None = None
-        self._abroker: tuple[AsyncBroker, asyncio.AbstractEventLoop] | None = None
+        self._abrokers: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncBroker] = WeakKeyDictionary()
 
     # -- declaring
 
@@ -151,14 +152,17 @@ class App:
         starting: Position | None = None,
         lease_for: Duration | None = None,
         max_attempts: int | None = None,
+        retry: Backoff = None,
         **settings: Any,
     ) -> None:
         """Say how a queue shall be: what `create_queue` takes, and its `concurrency` in each process.
 
-        When the app starts, a queue that does not exist is created so, and one that does is altered.
+        When the app starts, a queue that does not exist is created so, with its stream, and one that does is
+        altered. `retry` is for its handlers that have none of their own.
         """
         _refuse_unknown(settings)
         declared = self._declared(name)
+        declared.retry_by(retry)
         _raise_concurrency(declared, concurrency)
         given = {
             "stream": stream,
@@ -213,19 +217,19 @@ class App:
                 self._broker = self.observed(connect(self.dsn, **self.connection))
             for queue in self._not_created():
                 with contextlib.suppress(Conflict, PermissionDenied):
-                    self._broker.create_queue(queue.name, queue.patterns, **queue.settings)
+                    queue.create(self._broker)
                 self._created.add(queue.name)
             return self._broker
 
     async def abroker(self) -> AsyncBroker:
         """The asynchronous broker behind `apublish`, one an event loop. Creates queues as `broker` does."""
         loop = asyncio.get_running_loop()
-        if self._abroker is None or self._abroker[1] is not loop:
-            self._abroker = (self.observed(await aconnect(self.dsn, **self.connection)), loop)
-        broker = self._abroker[0]
+        broker = self._abrokers.get(loop)
+        if broker is None:
+            broker = self._abrokers[loop] = self.observed(await aconnect(self.dsn, **self.connection))
         for queue in self._not_created():
             with contextlib.suppress(Conflict, PermissionDenied):
-                await broker.create_queue(queue.name, queue.patterns, **queue.settings)
+                await queue.acreate(broker)
             self._created.add(queue.name)
         return broker
 
@@ -249,10 +253,13 @@ class App:
 
     async def aclose(self) -> None:
         """Close the connections that `apublish` opened, and those of `publish`."""
-        held, self._abroker = self._abroker, None
-        if held is not None:
-            await held[0].close()
+        await self._close_loop()
         self.close()
+
+    async def _close_loop(self) -> None:
+        broker = self._abrokers.pop(asyncio.get_running_loop(), None)
+        if broker is not None:
+            await broker.close()
 
     # -- observing
 
@@ -261,8 +268,8 @@ class App:
         self.observer = observer
         if self._broker is not None:
             observer.observe(self._broker)
-        if self._abroker is not None:
-            observer.observe(self._abroker[0])
+        for broker in list(self._abrokers.values()):
+            observer.observe(broker)
 
     def observed(self, broker: AnyBroker, *, working: bool = False) -> AnyBroker:
         """The broker, in sight of the app's observer if there is one."""
@@ -293,6 +300,25 @@ class App:
         """Handle events until SIGTERM or SIGINT; a second one ends the process at once."""
         asyncio.run(running.until_signalled(self, queues, concurrency, grace))
 
+    def handle(self, queue: str, max: int = 1) -> int:
+        """Handle what is in a queue now, at most so many events, and return how many: 0 if it is empty.
+
+        One after another, each settled as a worker would: what fails is logged and retried, or a dead
+        letter. A batch handler's events count one by one.
+        """
+        _refuse_event_loop("ahandle")
+        return asyncio.run(self._handle_and_close(queue, max))
+
+    async def ahandle(self, queue: str, max: int = 1) -> int:
+        """`handle` inside an event loop."""
+        return await by_hand.handle(self, queue, max)
+
+    async def _handle_and_close(self, queue: str, max: int) -> int:
+        try:
+            return await by_hand.handle(self, queue, max)
+        finally:
+            await self._close_loop()
+
 
 def _refuse_other_than_text(patterns: Iterable[object]) -> None:
     """For `@app.on` without parentheses, which would register nothing."""
@@ -301,6 +327,14 @@ def _refuse_other_than_text(patterns: Iterable[object]) -> None:
             refused = InvalidArgument(f"not a pattern: {pattern!r}")
             refused.advise('Name the topics: @app.on("order.*").')
             raise refused
+
+
+def _refuse_event_loop(instead: str) -> None:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    raise RuntimeError(f"called inside an event loop; await {instead}() there")
 
 
 def _refuse_unknown(settings: Iterable[str]) -> None:

@@ -10,9 +10,19 @@ from typing import Any, NamedTuple
 import msgspec
 
 from pgmb._async.broker import AsyncBroker
-from pgmb.app.handler import Handler
-from pgmb.errors import Conflict, InvalidArgument, NotFound, PermissionDenied, QueueNotFound, translated
+from pgmb._sync.broker import Broker
+from pgmb.app.handler import Backoff, Handler, refuse_backoff
+from pgmb.errors import (
+    Conflict,
+    InvalidArgument,
+    NotFound,
+    PermissionDenied,
+    QueueNotFound,
+    StreamNotFound,
+    translated,
+)
 from pgmb.statements import interval
+from pgmb.types import Position
 
 logger = logging.getLogger("pgmb.app")
 
@@ -28,6 +38,8 @@ class Declared:
         self.handlers: list[Handler] = []
         self.concurrency: int | None = None
         self.settings: dict[str, Any] = {}
+        self.retry: Backoff = None
+        """For handlers that have none of their own."""
 
     @property
     def patterns(self) -> list[str]:
@@ -43,7 +55,20 @@ class Declared:
             refused = InvalidArgument(f"queue {self.name!r} has a batch handler, which must be its only one")
             refused.advise("Give one of them a queue of its own: queue=...")
             raise refused
+        if handler.backoff is None:
+            handler.backoff = self.retry
         self.handlers.append(handler)
+
+    def retry_by(self, retry: Backoff) -> None:
+        if retry is None:
+            return
+        refuse_backoff(retry)
+        if self.retry not in (None, retry):
+            raise InvalidArgument(f"queue {self.name!r}: retry is {self.retry!r} already, not {retry!r}")
+        self.retry = retry
+        for handler in self.handlers:
+            if handler.backoff is None:
+                handler.backoff = retry
 
     def set(self, settings: Mapping[str, Any]) -> None:
         """Add settings. Two handlers that want different ones are an error."""
@@ -55,6 +80,25 @@ class Declared:
                     f"queue {self.name!r}: {name} is {self.settings[name]!r} already, not {value!r}"
                 )
 
+    def create(self, broker: Broker) -> None:
+        """Create it, and its stream where there is none."""
+        try:
+            broker.create_queue(self.name, self.patterns, **self.settings)
+        except StreamNotFound:
+            broker.create_stream(self.stream)
+            broker.create_queue(self.name, self.patterns, **self.settings)
+
+    async def acreate(self, broker: AsyncBroker, starting: Position | None = None) -> None:
+        """The same over an asynchronous broker; `starting` goes before what is declared."""
+        settings = dict(self.settings)
+        if starting is not None:
+            settings["starting"] = starting
+        try:
+            await broker.create_queue(self.name, self.patterns, **settings)
+        except StreamNotFound:
+            await broker.create_stream(self.stream)
+            await broker.create_queue(self.name, self.patterns, **settings)
+
 
 class Found(NamedTuple):
     """What a consumer has to know of its queue."""
@@ -65,7 +109,7 @@ class Found(NamedTuple):
 
 
 async def declare(broker: AsyncBroker, queues: Sequence[Declared]) -> dict[str, Found]:
-    """Create the queues that are not there, bind changed patterns, alter changed settings.
+    """Create the queues that are not there, and their streams, bind changed patterns, alter changed settings.
 
     Where the role may not, a queue that exists is used as it is.
     """
@@ -100,7 +144,7 @@ async def _present(broker: AsyncBroker, queue: str) -> dict[str, Any]:
 
 async def _create(broker: AsyncBroker, queue: Declared) -> None:
     try:
-        await broker.create_queue(queue.name, queue.patterns, **queue.settings)
+        await queue.acreate(broker)
     except Conflict:
         return  # another process was quicker; what differs is bound and altered next
     except PermissionDenied as error:

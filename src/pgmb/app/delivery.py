@@ -13,7 +13,7 @@ from psycopg import AsyncConnection
 
 from pgmb._sync.receiving import Receiving
 from pgmb.app.hold import Failure, Hold
-from pgmb.app.outcome import seconds
+from pgmb.app.outcome import waiting
 from pgmb.app.payload import Decode
 from pgmb.outbox import AsyncConnectionLike, ConnectionLike
 from pgmb.types import Duration, Event
@@ -104,7 +104,7 @@ class Delivery(msgspec.Struct, Generic[T_co], frozen=True, eq=False):
 
     def retry(self, after: Duration | None = None, reason: str | None = None) -> None:
         """Have this event tried again once the handler returns: for single events of a batch."""
-        self._fail(False, None if after is None else seconds(after), reason or "Retry")
+        self._fail(False, None if after is None else waiting(after), reason or "Retry")
 
     def reject(self, reason: str = "rejected") -> None:
         """Have this event made a dead letter once the handler returns: for single events of a batch."""

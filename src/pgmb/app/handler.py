@@ -10,7 +10,7 @@ from typing import Any, TypeAlias, get_args, get_origin, get_type_hints
 
 from pgmb.app.delivery import Delivery
 from pgmb.app.hold import Failure, Hold
-from pgmb.app.outcome import Reject, Retry, describe, seconds
+from pgmb.app.outcome import Reject, Retry, describe, seconds, waiting
 from pgmb.app.payload import Decode, decoder
 from pgmb.errors import InvalidArgument
 from pgmb.patterns import compiled
@@ -60,19 +60,19 @@ class Handler:
         text = describe(error)
         if isinstance(error, Reject):
             return Failure(True, None, text)
+        try:
+            return Failure(False, self._after(event.attempt, error), text)
+        except Exception:
+            logger.exception(
+                "%s: its backoff failed at attempt %s, the queue's serves", self.name, event.attempt
+            )
+            return Failure(False, None, text)
+
+    def _after(self, attempt: int, error: BaseException) -> float | None:
         after = error.after if isinstance(error, Retry) else None
         if after is None:
-            after = self._backed_off(event.attempt)
-        return Failure(False, None if after is None else max(0.0, seconds(after)), text)
-
-    def _backed_off(self, attempt: int) -> Duration | None:
-        if not callable(self.backoff):
-            return self.backoff
-        try:
-            return seconds(self.backoff(attempt))
-        except Exception:
-            logger.exception("%s: its backoff failed at attempt %s, the queue's serves", self.name, attempt)
-            return None
+            after = self.backoff(attempt) if callable(self.backoff) else self.backoff
+        return None if after is None else waiting(after)
 
 
 def _refuse_options(
@@ -84,7 +84,11 @@ def _refuse_options(
         raise InvalidArgument(f"not a timeout: {timeout}")
     if batch is not None and batch < 1:
         raise InvalidArgument(f"not the size of a batch: {batch}")
-    if retry is not None and not callable(retry) and seconds(retry) < 0:
+    refuse_backoff(retry)
+
+
+def refuse_backoff(retry: Backoff) -> None:
+    if retry is not None and not callable(retry) and not seconds(retry) >= 0:
         raise InvalidArgument(f"not a time to wait: {retry}")
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from datetime import timedelta
 
 from pgmb.types import Duration
 
 _LONGEST_ERROR = 2000
+_LONGEST_WAIT = 10 * 365 * 86_400.0
 
 
 class Retry(Exception):  # noqa: N818 - it is an instruction
@@ -46,3 +48,11 @@ def describe(error: BaseException) -> str:
 
 def seconds(duration: Duration) -> float:
     return duration.total_seconds() if isinstance(duration, timedelta) else float(duration)
+
+
+def waiting(duration: Duration) -> float:
+    """Seconds to wait, between none and ten years: a curve may leave what a timestamp can hold."""
+    wanted = seconds(duration)
+    if math.isnan(wanted):
+        raise ValueError("not a time to wait: nan")
+    return min(max(0.0, wanted), _LONGEST_WAIT)

@@ -47,6 +47,8 @@ class Routes(dict[str, Way]):
         self._middlewares = tuple(middlewares)
         self._threads = threads
         self.batch = self._batch() if self.handlers[0].batch else None
+        self.size = self.handlers[0].batch or 1
+        """How many events a call takes."""
         self._details: dict[str, Route] = {}
 
     def __missing__(self, topic: str) -> Way:

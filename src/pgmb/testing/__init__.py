@@ -5,10 +5,10 @@ Fixtures for pytest come with the package by themselves: see `pytest --fixtures`
 
 from __future__ import annotations
 
+from pgmb.app.handling import Handled
 from pgmb.testing.clock import FrozenClock
 from pgmb.testing.connected import aconnected, connected
 from pgmb.testing.draining import Drained, adrain, drain
-from pgmb.testing.handling import Handled
 from pgmb.testing.published import assert_published, published
 
 __all__ = [

@@ -14,11 +14,11 @@ from pgmb._async.lease import AsyncLease
 from pgmb.app import App
 from pgmb.app.declaring import Declared, declare
 from pgmb.app.handler import Handler
+from pgmb.app.handling import Handled, handle_lease, meant
 from pgmb.app.routing import Routes
 from pgmb.app.threads import Threads
 from pgmb.errors import InvalidArgument, QueueNotFound
 from pgmb.testing.clock import FrozenClock, frozen_in
-from pgmb.testing.handling import Handled, handle, meant
 from pgmb.testing.source import Source, dsn_of
 
 Handlers: TypeAlias = App | Callable[[Any], Any] | Iterable[Callable[[Any], Any]]
@@ -157,9 +157,8 @@ async def _create(broker: AsyncBroker, queue: Declared) -> None:
     try:
         await broker.stream_of(queue.name)
     except QueueNotFound:
-        settings = dict(queue.settings)
-        settings["starting"] = settings.get("starting") or await broker.earliest(queue.stream)
-        await broker.create_queue(queue.name, queue.patterns, **settings)
+        await broker.create_stream(queue.stream)
+        await queue.acreate(broker, queue.settings.get("starting") or await broker.earliest(queue.stream))
 
 
 async def _standing(
@@ -239,7 +238,7 @@ class _Draining:
             await self._broker.tick(stream)
 
     async def _handle(self, queue: _Queue, lease: AsyncLease) -> None:
-        handled = await handle(queue.routes, lease, queue.max_attempts)
+        handled = await handle_lease(queue.routes, lease, queue.max_attempts)
         self._deliveries += handled
         unmeant = [one.error for one in handled if one.error is not None and not meant(one.error)]
         if self._raises and unmeant:

@@ -22,7 +22,7 @@ class Handled(NamedTuple):
     error: BaseException | None
 
 
-async def handle(routes: Routes, lease: AsyncLease, max_attempts: int) -> list[Handled]:
+async def handle_lease(routes: Routes, lease: AsyncLease, max_attempts: int) -> list[Handled]:
     """Handle a lease of one event, or of a batch where the handler takes one."""
     hold = Hold(lease)
     hold.pending.clear()
