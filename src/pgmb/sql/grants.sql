@@ -42,8 +42,12 @@ begin
   foreach role in array '{pgmb_consumer,pgmb_admin}'::text[] loop
     if to_regrole(role) is not null then
       execute format('grant select on pgmb.queue_status, pgmb.stream_status, pgmb.xmin_holders to %I', role);
+      perform pgmb.grant_queue_views(q.id, role) from pgmb.queue q;
     end if;
   end loop;
+  if to_regrole('pgmb_admin') is not null then
+    grant select on pgmb.workers, pgmb.queues to pgmb_admin;
+  end if;
 end $$;
 
 do $$
@@ -53,6 +57,7 @@ begin
     ('admin', 'pgmb_admin')) rights (kind, role)
   where to_regrole(role) is not null;
   perform pgmb.create_stream('main');
+  perform pgmb.create_messages_view();
   perform pgmb.grant_stream(s.name, to_regrole('pgmb_publisher')::text, to_regrole('pgmb_consumer')::text)
   from pgmb.stream s;
 end $$;

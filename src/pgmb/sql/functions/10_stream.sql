@@ -126,6 +126,9 @@ begin
   delete from pgmb.delayed d where d.stream = drop_stream.name;
   delete from pgmb.dedup d where d.stream = drop_stream.name;
   delete from pgmb.stream s where s.id = gone;
+  if drop_stream.name = 'main' then
+    drop view if exists pgmb.messages;
+  end if;
   execute format('drop table pgmb.%I', 'log_' || drop_stream.name);
 end $$;
 

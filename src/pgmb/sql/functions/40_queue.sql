@@ -293,6 +293,7 @@ declare
   gone pgmb.queue;
 begin
   perform pgmb.assert_admin();
+  perform pgmb.drop_queue_views(drop_queue.queue);
   for gone in select q.* from pgmb.queue q join pgmb.queue head on head.id in (q.id, q.lane_of)
     where head.name = drop_queue.queue order by q.lane desc
   loop

@@ -77,9 +77,9 @@ as $$
   select p.oid::regprocedure
   from pg_proc p
   where p.pronamespace = 'pgmb'::regnamespace and p.proname = any (case kind
-    when 'publish' then '{publish,publish_many,cancel,claim_key,holder_of_key,derive_id,fresh_id,stream_id,matches,compile_patterns}'::text[]
+    when 'publish' then '{publish,publish_many,send,cancel,claim_key,holder_of_key,derive_id,fresh_id,stream_id,matches,compile_patterns}'::text[]
     when 'read' then '{position,earliest,position_at,position_of,between,confirm,forget,tick,stream_id,matches,compile_patterns,derive_id,stream_settings}'
-    when 'consume' then '{receive,receive_any,stream_of,ack,retry,bury,release,extend,pause,resume,redrive,dead_letters,drop_dead,matches,compile_patterns,describe_queues,describe_streams,queue_depth,queue_health,queue_activity,queue_settings}'
+    when 'consume' then '{receive,receive_any,stream_of,ack,retry,bury,release,extend,pause,resume,redrive,dead_letters,drop_dead,pending_messages,as_jsonb,matches,compile_patterns,describe_queues,describe_streams,queue_depth,queue_health,queue_activity,queue_settings}'
     when 'admin' then array(select all_of.proname::text from pg_proc all_of where all_of.pronamespace = 'pgmb'::regnamespace)
   end)
 $$;
@@ -158,6 +158,7 @@ begin
   insert into pgmb.queue_grant (queue, role)
   select (pgmb.queue_for_consumer(grant_consume.queue)).id, grant_consume.role
   on conflict do nothing;
+  perform pgmb.grant_queue_views((pgmb.queue_for_consumer(grant_consume.queue)).id, role);
 end $$;
 
 -- Takes back what grant_publish and grant_read gave on a stream.

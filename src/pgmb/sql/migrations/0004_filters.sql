@@ -76,3 +76,9 @@ create table pgmb.endpoint (
   rps integer check (rps > 0),
   created_at timestamptz not null default now()
 );
+
+create table pgmb.queue_view (
+  queue integer not null references pgmb.queue on delete cascade,
+  name name not null unique,
+  primary key (queue, name)
+);

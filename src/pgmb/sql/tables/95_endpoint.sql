@@ -7,3 +7,10 @@ create table pgmb.endpoint (
   rps integer check (rps > 0),
   created_at timestamptz not null default now()
 );
+
+-- The views that show a queue's messages: pgmb.<queue>_queue and the like (pgmb.create_queue_views).
+create table pgmb.queue_view (
+  queue integer not null references pgmb.queue on delete cascade,
+  name name not null unique,
+  primary key (queue, name)
+);
