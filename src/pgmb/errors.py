@@ -5,7 +5,7 @@ PgmbError
 │   ├── StreamNotFound          MB001
 │   ├── QueueNotFound           MB002
 │   └── ScheduleNotFound        MB008
-├── InvalidArgument             MB003 name, MB005 arrays, MB007 pattern
+├── InvalidArgument             MB003 name, MB005 arrays, MB007 pattern, MB009 filter, MB010 condition
 ├── Conflict                    MB004 stream in use, MB006 queue differs
 ├── LeaseLost                   MB011
 ├── HistoryGone                 MB012
@@ -14,6 +14,8 @@ PgmbError
 │   ├── ClusterChanged          MB021
 │   └── ReaderBehind            MB022
 ├── PositionAhead               MB023
+├── TimeoutRequired             MB024
+├── ConditionsUnavailable       MB025
 ├── QueueFull                   MB040
 ├── PublishFailed               of a background publisher
 ├── PublisherFull
@@ -98,6 +100,14 @@ class PositionAhead(PgmbError):
     """The position was taken on a primary whose last transactions were lost in a failover."""
 
 
+class TimeoutRequired(PgmbError):
+    """The queue or group reads by an SQL condition, which runs under a statement_timeout only."""
+
+
+class ConditionsUnavailable(PgmbError):
+    """SQL conditions cannot run here: the role pgmb_matcher is missing, or the schema's owner is no member."""
+
+
 class QueueFull(PgmbError):
     """A queue of the stream has reached its max_length and refuses more."""
 
@@ -146,12 +156,16 @@ BY_SQLSTATE: dict[str, type[PgmbError]] = {
     "MB006": Conflict,
     "MB007": InvalidArgument,
     "MB008": ScheduleNotFound,
+    "MB009": InvalidArgument,
+    "MB010": InvalidArgument,
     "MB011": LeaseLost,
     "MB012": HistoryGone,
     "MB020": StandbyError,
     "MB021": ClusterChanged,
     "MB022": ReaderBehind,
     "MB023": PositionAhead,
+    "MB024": TimeoutRequired,
+    "MB025": ConditionsUnavailable,
     "MB030": SchemaVersionError,
     "MB040": QueueFull,
     "42501": PermissionDenied,

@@ -16,7 +16,7 @@ from psycopg import pq
 from pgmb.errors import InvalidArgument, SchemaVersionError, translated
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Sequence
     from importlib.resources.abc import Traversable
 
 VERSION = 4
@@ -29,12 +29,18 @@ LOOK = "select version, pg_backend_pid() from pgmb.installation"
 """What a client asks first: the schema's version, and whom it really talks to."""
 
 
-def emit() -> str:
+COMPATIBLE = ("pgmq",)
+"""Whose functions can be installed beside our own: each in a schema of its name."""
+
+
+def emit(compat: Sequence[str] = ()) -> str:
     """The script that installs the schema into an empty database, or upgrades the one that is there."""
-    return f"begin;\n{_body()}\ncommit;\n"
+    return f"begin;\n{_body(compat)}\ncommit;\n"
 
 
-def _body() -> str:
+def _body(compat: Sequence[str]) -> str:
+    if unknown := set(compat) - set(COMPATIBLE):
+        raise InvalidArgument(f"no compatible schema is named {', '.join(sorted(unknown))}")
     return "\n".join(
         (
             _HEADER.format(version=VERSION),
@@ -54,18 +60,39 @@ def _body() -> str:
             ),
             *_read("functions"),
             (_SQL / "grants.sql").read_text(),
+            (_SQL / "matcher.sql").read_text(),
+            *(step for name in COMPATIBLE for step in _compat(name, name in compat)),
         )
     )
 
 
+def _compat(name: str, wanted: bool) -> list[str]:
+    """The steps that install a compatible schema if it is wanted, and upgrade it where it is."""
+    tables, *functions, unqualified = _read(f"compat/{name}")
+    present = f"to_regclass('{name}.installation') is not null"
+    return [
+        *([_FOREIGN.format(name=name), _guarded(f"not ({present})", tables)] if wanted else []),
+        _guarded(present, *functions),
+        _guarded(f"{present} and has_schema_privilege('public', 'create')", unqualified),
+    ]
+
+
 def emit_uninstall() -> str:
     """The script that removes the schema with every event in it. Roles stay: other databases may use them."""
-    return "set client_min_messages = warning;\ndrop schema if exists pgmb cascade;\n"
+    return (
+        "set client_min_messages = warning;\n"
+        "drop schema if exists pgmb cascade;\n"
+        "drop schema if exists pgmb_condition cascade;\n"
+        + "".join(_REMOVAL.format(name=name) for name in COMPATIBLE)
+    )
 
 
-def install(target: str | psycopg.Connection[Any]) -> None:
-    """Install the schema, or upgrade it; nothing happens when it is up to date."""
-    _run(target, _body())
+def install(target: str | psycopg.Connection[Any], compat: Sequence[str] = ()) -> None:
+    """Install the schema, or upgrade it; nothing happens when it is up to date.
+
+    compat: also the functions of others (`pgmq`), over our log. Once there, they are upgraded with the schema.
+    """
+    _run(target, _body(compat))
 
 
 upgrade = install
@@ -113,6 +140,41 @@ begin
     end if;
   end if;
 end $pgmb_guard$;
+"""
+
+_FOREIGN = """\
+do $pgmb_foreign$
+declare
+  found_one text;
+begin
+  if to_regnamespace('{name}') is not null and to_regclass('{name}.installation') is null then
+    raise exception 'schema {name} exists and is not of pgmb' using errcode = 'MB006',
+      hint = 'Drop or rename it first (alter schema {name} rename to ...), or use another database.';
+  end if;
+  select p.oid::regprocedure into found_one from pg_proc p
+  where p.pronamespace = 'public'::regnamespace and p.proname like '{name}\\_%'
+    and obj_description(p.oid, 'pg_proc') is distinct from 'pgmb compat {name}' limit 1;
+  if found_one is not null then
+    raise exception 'function % exists and is not of pgmb', found_one using errcode = 'MB006',
+      hint = 'Drop it first, or use another database.';
+  end if;
+end $pgmb_foreign$;
+"""
+
+_REMOVAL = """\
+do $pgmb_removal$
+declare
+  gone regprocedure;
+begin
+  if to_regclass('{name}.installation') is not null then
+    drop schema {name} cascade;
+  end if;
+  for gone in
+    select p.oid from pg_proc p where obj_description(p.oid, 'pg_proc') = 'pgmb compat {name}'
+  loop
+    execute format('drop function %s', gone);
+  end loop;
+end $pgmb_removal$;
 """
 
 

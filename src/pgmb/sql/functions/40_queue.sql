@@ -122,8 +122,11 @@ $$;
 --                   passes over the oldest
 --   lanes           patterns of the most urgent events, of the next, and so on: a receive takes from the first
 --                   lane that has something; the others have their turn now and then
+--   equals          fields of the event that must have these values: {"payload": {"status": "paid"}}
+--   filter          a jsonpath predicate over {topic, key, payload, headers}, with variables from params
+--   condition       an SQL expression over e, the event, and s.params; for roles that were granted pgmb_conditions
 -- Errors: MB001 no such stream, MB003 not a name, MB005 settings that exclude each other, MB006 it exists and
--- differs, MB007 not a pattern.
+-- differs, MB007 not a pattern, MB009 not a filter, MB010 not a condition, MB025 no conditions here.
 create or replace function pgmb.create_queue(
   name text, patterns text[] default '{#}', stream text default 'main', starting pgmb.position default null,
   lease_for interval default '30 seconds', max_attempts integer default 10,
@@ -131,7 +134,8 @@ create or replace function pgmb.create_queue(
   backoff_max interval default '1 hour', backoff_jitter double precision default 0.2,
   ordered boolean default false, max_in_flight integer default null, rps double precision default null,
   ttl interval default null, max_length bigint default null, when_full text default 'refuse',
-  lanes text[] default null, shards integer default null
+  lanes text[] default null, shards integer default null,
+  equals jsonb default null, filter text default null, condition text default null, params jsonb default null
 )
 returns boolean
 language plpgsql security definer
@@ -151,6 +155,8 @@ begin
   if create_queue.lanes is not null then
     perform pgmb.matching(create_queue.lanes);
   end if;
+  perform pgmb.assert_filter(create_queue.equals, create_queue.filter, create_queue.params);
+  create_queue.condition := pgmb.compile_condition(create_queue.condition);
   if create_queue.name is null or create_queue.name !~ '^[^\x01-\x20\x7f]([^\x01-\x1f\x7f]{0,98}[^\x01-\x20\x7f])?$' then
     raise exception 'not a queue name: %', coalesce(quote_literal(create_queue.name), 'null')
       using errcode = 'MB003', hint = 'Up to 100 characters, none of them control characters, no space at either end.';
@@ -159,6 +165,10 @@ begin
     raise exception 'a queue with lanes has no order and no length' using errcode = 'MB005',
       hint = 'Make a queue of its own for what is urgent.';
   end if;
+  if create_queue.max_length is not null and num_nonnulls(create_queue.equals, create_queue.filter, create_queue.condition) > 0 then
+    raise exception 'a queue with a filter has no length' using errcode = 'MB005',
+      hint = 'What waits would have to be filtered at every publish.';
+  end if;
   if parts not in (1, 2, 4, 8, 16, 32, 64) or (parts > 1 and (not create_queue.ordered or create_queue.max_length is not null)) then
     raise exception 'not a number of shards: %', parts using errcode = 'MB005',
       hint = 'A power of two up to 64; more than one only where ordered, and without max_length.';
@@ -166,12 +176,14 @@ begin
   for nth in 0 .. greatest(cardinality(create_queue.lanes), parts - 1) loop
     insert into pgmb.queue (name, stream, stream_name, matching, lease_for, max_attempts,
       backoff_base, backoff_factor, backoff_max, backoff_jitter,
-      ordered, max_in_flight, rps, ttl, max_length, when_full, lanes, lane, lane_of, shards)
+      ordered, max_in_flight, rps, ttl, max_length, when_full, lanes, lane, lane_of, shards,
+      equals, filter, condition, params)
     select create_queue.name || case nth when 0 then '' else '/' || nth end, stream_number, create_queue.stream,
       pgmb.lane_matching(create_queue.patterns, create_queue.lanes, parts, nth), create_queue.lease_for, create_queue.max_attempts,
       create_queue.backoff_base, create_queue.backoff_factor, create_queue.backoff_max, create_queue.backoff_jitter,
       create_queue.ordered, create_queue.max_in_flight, create_queue.rps, create_queue.ttl, create_queue.max_length,
-      create_queue.when_full, create_queue.lanes, nth, head, parts
+      create_queue.when_full, create_queue.lanes, nth, head, parts,
+      create_queue.equals, create_queue.filter, create_queue.condition, create_queue.params
     -- Not left to the conflict alone, which would use up an id at every call.
     where not exists (select from pgmb.queue q where q.name = create_queue.name || case nth when 0 then '' else '/' || nth end)
     on conflict do nothing
@@ -182,16 +194,19 @@ begin
         where q.name = create_queue.name and q.stream = stream_number
           and b.patterns @> create_queue.patterns and b.patterns <@ create_queue.patterns
           and q.ordered = create_queue.ordered and q.lanes is not distinct from create_queue.lanes and q.lane_of is null
+          and (q.equals, q.filter, q.condition, q.params)
+            is not distinct from (create_queue.equals, create_queue.filter, create_queue.condition, create_queue.params)
       ) then
-        raise exception 'queue % exists with another stream, other patterns, order or lanes',
+        raise exception 'queue % exists with another stream, other patterns, filter, order or lanes',
           quote_literal(create_queue.name || case nth when 0 then '' else '/' || nth end)
           using errcode = 'MB006', hint = 'Change its patterns with pgmb.bind(queue, patterns), the rest by dropping it.';
       end if;
       return false;
     end if;
     head := coalesce(head, made);
-    insert into pgmb.binding (queue, version, patterns, matching)
-    values (made, 1, create_queue.patterns, pgmb.lane_matching(create_queue.patterns, create_queue.lanes, parts, nth));
+    insert into pgmb.binding (queue, version, patterns, matching, equals, filter, condition, params)
+    values (made, 1, create_queue.patterns, pgmb.lane_matching(create_queue.patterns, create_queue.lanes, parts, nth),
+      create_queue.equals, create_queue.filter, create_queue.condition, create_queue.params);
     insert into pgmb.claim (queue, id, token, state, bindings, events, lo, hi, place, upto,
       done_snapshot, done_seq, done_next, batch_snapshot, batch_seq, batch_next, expires_at, swept)
     values (made, 1, 0, 'p', 1, 0, 0, 0, 0, 0,
@@ -214,8 +229,12 @@ as $$
   where q.id = head.id or q.lane_of = head.id order by q.lane
 $$;
 
--- Replaces a queue's patterns, from its position on: leases in flight keep what they hold.
-create or replace function pgmb.bind(queue text, patterns text[])
+-- Replaces what a queue asks of events, patterns and filter, from its position on: leases in flight keep what they
+-- hold. See create_queue.
+create or replace function pgmb.bind(
+  queue text, patterns text[], equals jsonb default null, filter text default null, condition text default null,
+  params jsonb default null
+)
 returns void
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
@@ -223,18 +242,25 @@ as $$
 #variable_conflict use_column
 declare
   bound pgmb.queue;
-  condition text := pgmb.matching(bind.patterns);
+  asked record;
 begin
   perform pgmb.assert_admin();
+  perform pgmb.assert_filter(bind.equals, bind.filter, bind.params);
+  bind.condition := pgmb.compile_condition(bind.condition);
   for bound in select * from pgmb.lanes_for_consumer(bind.queue) loop
+    if bound.max_length is not null and num_nonnulls(bind.equals, bind.filter, bind.condition) > 0 then
+      raise exception 'a queue with a filter has no length' using errcode = 'MB005';
+    end if;
     perform from pgmb.queue q where q.id = bound.id for no key update;
-    condition := pgmb.lane_matching(bind.patterns, bound.lanes, bound.shards, bound.lane);
-    insert into pgmb.binding (queue, version, patterns, matching)
-    select bound.id, max(b.version) + 1, bind.patterns, condition
-    from pgmb.binding b where b.queue = bound.id;
+    insert into pgmb.binding (queue, version, patterns, matching, equals, filter, condition, params)
+    select bound.id, max(b.version) + 1, bind.patterns,
+      pgmb.lane_matching(bind.patterns, bound.lanes, bound.shards, bound.lane),
+      bind.equals, bind.filter, bind.condition, bind.params
+    from pgmb.binding b where b.queue = bound.id
+    returning version, matching into asked;
     update pgmb.queue q
-    set bindings = (select max(b.version) from pgmb.binding b where b.queue = bound.id),
-      matching = condition
+    set bindings = asked.version, matching = asked.matching, equals = bind.equals, filter = bind.filter,
+      condition = bind.condition, params = bind.params
     where q.id = bound.id;
   end loop;
 end $$;
@@ -258,9 +284,11 @@ declare
 begin
   perform pgmb.assert_admin();
   for altered in select * from pgmb.lanes_for_consumer(alter_queue.queue) loop
-    if alter_queue.max_length > 0 and (altered.lanes is not null or altered.shards > 1) then
+    if alter_queue.max_length > 0 and (altered.lanes is not null or altered.shards > 1
+      or num_nonnulls(altered.equals, altered.filter, altered.condition) > 0)
+    then
       raise exception 'queue % was made without a length', quote_literal(alter_queue.queue) using errcode = 'MB005',
-        hint = 'One with lanes has none; an ordered one must have it from the beginning.';
+        hint = 'One with lanes or a filter has none; an ordered one must have it from the beginning.';
     end if;
     update pgmb.queue q
     set lease_for = coalesce(alter_queue.lease_for, q.lease_for),
@@ -308,13 +336,14 @@ begin
   return gone.id is not null;
 end $$;
 
--- The stream that a queue reads, and the salt that clients derive ids with. Errors: MB002 no such queue,
--- 42501.
-create or replace function pgmb.stream_of(queue text, out stream text, out salt bigint)
+-- The stream that a queue reads, the salt that clients derive ids with, and whether receiving needs a
+-- statement_timeout (MB024). Errors: MB002 no such queue, 42501.
+create or replace function pgmb.stream_of(queue text, out stream text, out salt bigint, out timed boolean)
 language sql stable security definer
 set search_path = pg_catalog, pg_temp
 as $$
-  select s.name, s.salt from pgmb.stream s where s.id = (pgmb.queue_for_consumer(queue)).stream
+  select s.name, s.salt, q.condition is not null
+  from pgmb.queue_for_consumer(queue) q join pgmb.stream s on s.id = q.stream
 $$;
 
 -- Stops delivery: receive returns nothing until resume. Leases in flight can still be settled.

@@ -147,7 +147,7 @@ end $$;
 -- it: the caller tries again (40001). Internal.
 create or replace function pgmb.write_claim(
   base pgmb.claim, token bigint, state "char", bindings integer, events bigint, lo bigint, hi bigint,
-  expires_at timestamptz, keys integer[] default null
+  expires_at timestamptz, keys integer[] default null, chosen bigint[] default null
 )
 returns void
 language plpgsql
@@ -155,11 +155,12 @@ as $$
 begin
   insert into pgmb.claim (queue, id, token, state, bindings, events, lo, hi, place, upto,
     done_snapshot, done_seq, done_next, batch_snapshot, batch_seq, batch_next,
-    own, own_seq, expires_at, swept, held, keys, open, paid_until)
+    own, own_seq, expires_at, swept, held, keys, open, paid_until, chosen)
   values (base.queue, base.id + 1, write_claim.token, write_claim.state, write_claim.bindings, write_claim.events,
     write_claim.lo, write_claim.hi, base.place, base.upto,
     base.done_snapshot, base.done_seq, base.done_next, base.batch_snapshot, base.batch_seq, base.batch_next,
-    base.own, base.own_seq, write_claim.expires_at, base.swept, base.held, write_claim.keys, base.open, base.paid_until)
+    base.own, base.own_seq, write_claim.expires_at, base.swept, base.held, write_claim.keys, base.open, base.paid_until,
+    write_claim.chosen)
   on conflict do nothing;
   if not found then
     perform pgmb.raise_moved_on();
@@ -173,6 +174,14 @@ returns text
 language sql immutable parallel safe
 as $$
   select format(' and case when e.key is null then 0 else coalesce(nullif(hashtext(e.key), 0), 1) end = any (%L)', keys)
+$$;
+
+-- The condition that an event e is one of those that passed a filter. Internal.
+create or replace function pgmb.among(chosen bigint[])
+returns text
+language sql immutable parallel safe
+as $$
+  select format(' and e.seq = any (%L::bigint[])', chosen)
 $$;
 
 -- The hash by which a lease of an ordered queue remembers a key: keys that share one wait for each other.
@@ -213,6 +222,9 @@ begin
         using (claim).xid, (claim).lo, (claim).hi, (claim).queue, (claim).id;
     end loop;
   else
+    if (claim).chosen is not null then
+      b.matching := pgmb.among((claim).chosen);
+    end if;
     if (claim).keys is not null then
       b.matching := b.matching || pgmb.with_keys((claim).keys);
     end if;
@@ -240,7 +252,7 @@ $$;
 -- when that was its last or is `final`. Internal.
 create or replace function pgmb.fail_event(
   queue pgmb.queue, event pgmb.event, origin bigint, attempt integer, due_at timestamptz, error text,
-  final boolean default false, expiries integer default 0
+  final boolean default false, expiries integer default 0, together bigint default null
 )
 returns void
 language plpgsql
@@ -252,10 +264,10 @@ begin
       (event).payload, (event).headers, (event).published_at);
   else
     insert into pgmb.retry (queue, due_at, attempt, error, seq, event_id, topic, key, payload, headers, published_at,
-      ordered, origin, expiries)
+      ordered, origin, expiries, together)
     values ((queue).id, fail_event.due_at, fail_event.attempt + 1, fail_event.error, (event).seq, (event).id,
       (event).topic, (event).key, (event).payload, (event).headers, (event).published_at,
-      (queue).ordered, fail_event.origin, fail_event.expiries);
+      (queue).ordered, fail_event.origin, fail_event.expiries, fail_event.together);
   end if;
 end $$;
 

@@ -14,19 +14,23 @@ begin
   perform pgmb.bury_spent(queue, max, now, max_attempts);
   lease := pgmb.retry_lease(queue);
   with due as materialized (
-    select later.id, later.due_at, pgmb.comes_alone(later, lease_due.max_attempts) alone
+    select later.id, later.due_at, later.together,
+      later.together is null and pgmb.comes_alone(later, lease_due.max_attempts) alone
     from pgmb.retry later
     where later.queue = lease_due.queue and later.due_at <= lease_due.now
       -- Not those that are spent too, but were too many for this call.
       and (later.lease is null or later.attempt < lease_due.max_attempts)
-    order by later.due_at
+    order by later.due_at, later.together
     limit lease_due.max
     for update skip locked
   ), chosen as (
+    -- What failed together comes together, and by itself.
     select c.id
     from (
       select d.id, row_number() over w place, bool_or(d.alone) over w stopped
       from due d
+      where d.together is not distinct from (
+        select first.together from due first order by first.due_at, first.together, first.id limit 1)
       window w as (order by d.due_at, d.id)) c
     where c.place = 1 or not c.stopped
   ), leased as (

@@ -125,8 +125,15 @@ declare
   wrote boolean := false;                    -- rows that must not outlive a superseded claim
   lo bigint;
   hi bigint;
+  asks boolean := num_nonnulls(q.equals, q.filter, q.condition) > 0;
+  choice record;
+  chosen bigint[];
+  asked pgmb.queue := q;
   token bigint := (random() * 281474976710655)::bigint;
 begin
+  if q.condition is not null then
+    perform pgmb.assert_timeout();
+  end if;
   base.swept := least(base.swept, now);
   if now > base.swept + interval '50 milliseconds' or base.held is not null then
     swept := pgmb.sweep(q.id, base, now);
@@ -187,7 +194,14 @@ begin
     end if;
     lo := base.place;
     hi := pgmb.window_end(q.stream, greatest(base.place, base.done_seq), base.upto, 5000);
-    picked := pgmb.pick(q, base, hi, max, now, flight.keys, flight.youngest);
+    if asks then
+      choice := pgmb.choose(q, base, hi, max * 2);
+      exit when choice.chosen is null;
+      hi := choice.upto;
+      chosen := choice.chosen;
+      asked.matching := pgmb.among(chosen);
+    end if;
+    picked := pgmb.pick(asked, base, hi, max, now, flight.keys, flight.youngest);
     exit when picked.waits;
     base.place := picked.upto;
     pending := pending or picked.moved or base.place - lo >= 64;
@@ -209,7 +223,8 @@ begin
     events := taken;
     base.open := base.open || (base.id + 1);
     perform pgmb.write_claim(base, token, 'l', q.bindings, taken + cardinality(picked.expired), lo, base.place,
-      now + lease_for, picked.keys);
+      now + lease_for, picked.keys,
+      case when asks then array(select one from unnest(chosen) one where one <= base.place) end);
     if cardinality(picked.expired) > 0 then
       insert into pgmb.settlement (queue, claim, seq)
       select q.id, base.id + 1, one from unnest(picked.expired) one;

@@ -181,10 +181,12 @@ end $$;
 
 -- Sends events of a lease (all that are left, or those named) to be tried again `after` that time, by
 -- default the queue's backoff; past the queue's max_attempts they become dead letters with this error. In an
--- ordered queue, what the lease holds behind them of the same keys goes back too, untried. Returns how many
--- of those asked for. Errors: MB011 the lease is lost, 42501.
+-- ordered queue, what the lease holds behind them of the same keys goes back too, untried. together => true has
+-- these events, and no others, come together again: the same set. Returns how many of those asked for. Errors: MB011
+-- the lease is lost, 42501.
 create or replace function pgmb.retry(
-  lease uuid, seqs bigint[] default null, after interval default null, error text default null
+  lease uuid, seqs bigint[] default null, after interval default null, error text default null,
+  together boolean default false
 )
 returns bigint
 language plpgsql security definer
@@ -194,7 +196,8 @@ set enable_bitmapscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 begin
-  return pgmb.settle_as_failed(retry.lease, retry.seqs, retry.after, retry.error, 'retry');
+  return pgmb.settle_as_failed(retry.lease, retry.seqs, retry.after, retry.error, 'retry',
+    case when retry.together then nextval('pgmb.retry_id_seq') end);
 end $$;
 
 -- Sends events of a lease (all that are left, or those named) to the queue's dead letters with the error.
@@ -227,7 +230,7 @@ end $$;
 
 -- What retry, bury and release share. Internal.
 create or replace function pgmb.settle_as_failed(
-  lease uuid, seqs bigint[], after interval, error text, manner text
+  lease uuid, seqs bigint[], after interval, error text, manner text, together bigint default null
 )
 returns bigint
 language plpgsql
@@ -245,7 +248,7 @@ begin
   perform pgmb.assert_consumer(pgmb.lease_queue(lease), null);
   select * into q from pgmb.queue where id = pgmb.lease_queue(lease);
   if pgmb.is_retry_lease(lease) then
-    failed := pgmb.fail_retried(q, lease, seqs, after, error, manner);
+    failed := pgmb.fail_retried(q, lease, seqs, after, error, manner, together);
     if failed = 0 and not exists (select from pgmb.retry r where r.lease = settle_as_failed.lease) then
       perform pgmb.raise_lost(lease);
     end if;
@@ -272,8 +275,12 @@ begin
     end if;
     settled := pgmb.settle_claim(held, array(select f.seq from unnest(failing || behind) f));
   end if;
+  if together is not null then
+    -- One time for the whole set.
+    after := coalesce(after, pgmb.backoff(q, 1));
+  end if;
   perform pgmb.fail_event(q, f, held.id, case manner when 'release' then 0 else 1 end,
-    now + coalesce(after, pgmb.backoff(q, 1)), error, manner = 'bury')
+    now + coalesce(after, pgmb.backoff(q, 1)), error, manner = 'bury', together => together)
   from unnest(failing) f
   where seqs is null or f.seq = any (settled);
   get diagnostics failed = row_count;
@@ -283,7 +290,7 @@ end $$;
 
 -- The same for retried events, which have rows of their own. Internal.
 create or replace function pgmb.fail_retried(
-  queue pgmb.queue, lease uuid, seqs bigint[], after interval, error text, manner text
+  queue pgmb.queue, lease uuid, seqs bigint[], after interval, error text, manner text, together bigint
 )
 returns bigint
 language plpgsql
@@ -293,6 +300,7 @@ declare
   dead bigint;
   failed bigint;
   keys text[];
+  now timestamptz := clock_timestamp();
 begin
   with spent as (
     delete from pgmb.retry r
@@ -306,9 +314,13 @@ begin
     from spent s
   )
   select count(*), array_agg(distinct s.key) filter (where s.ordered and s.key is not null) into dead, keys from spent s;
+  if together is not null then
+    after := coalesce(after, (select pgmb.backoff(queue, max(r.attempt)) from pgmb.retry r where r.lease = fail_retried.lease));
+  end if;
   update pgmb.retry r
-  set lease = null, due_at = clock_timestamp() + coalesce(after, pgmb.backoff(queue, r.attempt)),
+  set lease = null, due_at = now + coalesce(after, pgmb.backoff(queue, r.attempt)),
     attempt = r.attempt + case manner when 'release' then 0 else 1 end, expiries = 0,
+    together = case manner when 'release' then r.together else fail_retried.together end,
     error = coalesce(fail_retried.error, r.error)
   where r.lease = fail_retried.lease and (seqs is null or r.seq = any (seqs));
   get diagnostics failed = row_count;

@@ -34,7 +34,7 @@ begin
       perform pgmb.fail_event(q, e, newest.id, 0, clock_timestamp(), null)
       from pgmb.batch_events(s.id, newest.batch_snapshot, newest.batch_seq, newest.batch_next,
         format('%s:%s:', 9223372036854775807, 9223372036854775807)::pg_snapshot, newest.own, newest.own_seq,
-        0, place, q.matching, 9223372036854775807) e;
+        0, place, q.matching || pgmb.asking(q), 9223372036854775807) e;
       delete from pgmb.claim c where c.queue = q.id;
       delete from pgmb.settlement t where t.queue = q.id;
       delete from pgmb.supersession n where n.queue = q.id;

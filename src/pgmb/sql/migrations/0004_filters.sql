@@ -30,7 +30,8 @@ create type pgmb.document as (
   payload jsonb,
   headers jsonb,
   metadata jsonb,
-  published_at timestamptz
+  published_at timestamptz,
+  event jsonb
 );
 create type pgmb.subscriber as (
   id uuid,
@@ -42,7 +43,7 @@ create table pgmb.shape (
   id integer generated always as identity primary key,
   patterns text[] not null,
   fields text[] not null default '{}',
-  filter text,
+  filter jsonpath,
   condition text,
   digest bytea not null unique,
   created_at timestamptz not null default now()
@@ -82,3 +83,14 @@ create table pgmb.queue_view (
   name name not null unique,
   primary key (queue, name)
 );
+
+-- Functions whose parameters changed since version 3.
+drop function if exists pgmb.create_queue(text, text[], text, pgmb.position, interval, integer, interval, double precision,
+  interval, double precision, boolean, integer, double precision, interval, bigint, text, text[], integer);
+drop function if exists pgmb.bind(text, text[]);
+drop function if exists pgmb.retry(uuid, bigint[], interval, text);
+drop function if exists pgmb.settle_as_failed(uuid, bigint[], interval, text, text);
+drop function if exists pgmb.fail_retried(pgmb.queue, uuid, bigint[], interval, text, text);
+drop function if exists pgmb.fail_event(pgmb.queue, pgmb.event, bigint, integer, timestamptz, text, boolean, integer);
+drop function if exists pgmb.write_claim(pgmb.claim, bigint, "char", integer, bigint, bigint, bigint, timestamptz, integer[]);
+drop function if exists pgmb.stream_of(text);

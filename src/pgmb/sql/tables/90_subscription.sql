@@ -2,7 +2,7 @@
 -- in their values alone, so that one statement matches them all.
 
 -- What a condition sees as e: an event whose payload and headers are jsonb, null where jsonb cannot hold them.
--- metadata is another name of headers.
+-- metadata is another name of headers; event is {topic, key, payload, headers}, what filters look at.
 create type pgmb.document as (
   seq bigint,
   id text,
@@ -11,7 +11,8 @@ create type pgmb.document as (
   payload jsonb,
   headers jsonb,
   metadata jsonb,
-  published_at timestamptz
+  published_at timestamptz,
+  event jsonb
 );
 
 -- What a condition sees as s: whose params are asked for.
@@ -26,7 +27,8 @@ create table pgmb.shape (
   patterns text[] not null,
   -- The fields that must be equal, for example {payload,room}; a subscription holds their values in this order.
   fields text[] not null default '{}',
-  filter text,
+  -- A jsonpath predicate, and what its variables are called.
+  filter jsonpath,
   condition text,
   -- SHA-256 of all of the above.
   digest bytea not null unique,

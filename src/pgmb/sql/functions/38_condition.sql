@@ -1,0 +1,92 @@
+-- Conditions: what trusted roles ask of an event in SQL, an expression over e (pgmb.document) and s (pgmb.subscriber).
+-- They are compiled and run in schema pgmb_condition, whose functions belong to pgmb_matcher, a role without rights:
+-- see matcher.sql.
+
+-- An event as conditions see it. Internal.
+create or replace function pgmb.document(
+  seq bigint, id uuid, topic text, key text, payload json, headers json, published_at timestamptz
+)
+returns pgmb.document
+language plpgsql stable
+as $$
+declare
+  event jsonb := pgmb.event_document(topic, key, payload, headers);
+begin
+  return (seq, id::text, topic, key, event -> 'payload', event -> 'headers', event -> 'headers', published_at, event);
+end $$;
+
+-- Whether conditions can run here: pgmb_matcher exists and the schema's owner may act for it. Internal.
+create or replace function pgmb.conditions_available()
+returns boolean
+language sql stable
+as $$
+  select to_regprocedure('pgmb_condition.compile(text)') is not null
+$$;
+
+-- Refuses callers who were not granted to write conditions: being an admin is not enough. Internal.
+create or replace function pgmb.assert_author()
+returns void
+language plpgsql stable
+as $$
+begin
+  if not (pgmb.caller_is_owner() or pgmb.caller_is('pgmb_conditions')) then
+    raise exception 'role % may not write SQL conditions', pgmb.caller() using errcode = '42501',
+      hint = 'Grant it pgmb_conditions, or use a filter.';
+  end if;
+  if not pgmb.conditions_available() then
+    raise exception 'SQL conditions are not available here' using errcode = 'MB025',
+      hint = 'They run as the role pgmb_matcher: create it, grant it to the owner of schema pgmb, and run `pgmb upgrade`.';
+  end if;
+end $$;
+
+-- Checks a condition and gives it as the server understands it. Errors: MB010 not a condition, MB025 none can run
+-- here, 42501. Internal.
+create or replace function pgmb.compile_condition(condition text)
+returns text
+language plpgsql
+as $$
+declare
+  compiled text;
+begin
+  if condition is null then
+    return null;
+  end if;
+  perform pgmb.assert_author();
+  -- By name at run time: the schema may not be there.
+  execute 'select pgmb_condition.compile($1)' into compiled using condition;
+  return compiled;
+end $$;
+
+-- The name of the function that a compiled condition has. Internal.
+create or replace function pgmb.condition_name(condition text)
+returns text
+language sql immutable parallel safe
+as $$
+  select 'c_' || left(encode(sha256(convert_to(condition, 'UTF8')), 'hex'), 40)
+$$;
+
+-- The condition on an event e of a log that a queue's fields, filter and SQL condition make. Internal.
+create or replace function pgmb.asking(queue pgmb.queue)
+returns text
+language sql stable
+as $$
+  select pgmb.filtering((queue).equals, (queue).filter, (queue).params)
+    || case when (queue).condition is null then '' else format(
+      ' and pgmb_condition.%I((select pgmb.document(d.seq, d.id, d.topic, d.key, d.payload, d.headers, d.published_at) '
+      'from (select %s) d (seq, id, topic, key, payload, headers, published_at)), row(null, %L, %L))',
+      pgmb.condition_name((queue).condition),
+      (select pgmb.event_columns(s.salt) from pgmb.stream s where s.id = (queue).stream),
+      (queue).name, coalesce((queue).params, '{}')) end
+$$;
+
+-- Conditions may take long: whoever runs them must have said how long. Internal.
+create or replace function pgmb.assert_timeout()
+returns void
+language plpgsql stable
+as $$
+begin
+  if current_setting('statement_timeout') = '0' then
+    raise exception 'this reads by an SQL condition, which needs a statement_timeout' using errcode = 'MB024',
+      hint = 'set local statement_timeout = ''5s'', in a statement before this one. The clients of pgmb do so.';
+  end if;
+end $$;

@@ -1,0 +1,109 @@
+-- Applied after the grants: the functions that run SQL conditions. They belong to pgmb_matcher, which may do nothing
+-- but read the params of subscriptions, and so does all that a condition does. Where that role cannot be had,
+-- everything but conditions works.
+
+do $matcher$
+declare
+  acting text := current_setting('role');
+  owner name := current_user;
+  may_act boolean := false;
+begin
+  if to_regrole('pgmb_matcher') is null then
+    return;
+  end if;
+  begin
+    perform set_config('role', 'pgmb_matcher', true);
+    may_act := true;
+  exception when insufficient_privilege or invalid_parameter_value then null;
+  end;
+  perform set_config('role', acting, true);
+  begin
+    if not may_act then
+      execute format('grant pgmb_matcher to %I', owner);
+    end if;
+    execute 'grant usage on schema pgmb to pgmb_matcher';
+    execute 'grant select (id, group_id, stream, shape, params, equals, paused_at) on pgmb.subscription to pgmb_matcher';
+    if to_regnamespace('pgmb_condition') is null then
+      execute 'create schema pgmb_condition authorization pgmb_matcher';
+    end if;
+    perform set_config('role', 'pgmb_matcher', true);
+  exception when insufficient_privilege or invalid_parameter_value or invalid_grant_operation then
+    perform set_config('role', acting, true);
+    return;
+  end;
+
+  -- Checks that a text is one expression over e and s, of type boolean, that calls nothing but functions of the
+  -- server itself which change nothing, and reads nothing. Gives it as the server writes it, and makes the
+  -- function of that condition.
+  create or replace function pgmb_condition.compile(condition text)
+  returns text
+  language plpgsql security definer
+  set search_path = pg_catalog, pg_temp
+  as $$
+  declare
+    probe refcursor;
+    trial text := format('pgmb_condition.trial_%s(pgmb.document, pgmb.subscriber)', pg_backend_pid());
+    checked regprocedure;
+    tree text;
+    forbidden text;
+    expression text;
+    name text;
+  begin
+    if condition !~ '\S' or octet_length(condition) > 4000 then
+      raise exception 'a condition has 1 to 4000 bytes' using errcode = 'MB010';
+    end if;
+    begin
+      -- A cursor takes one statement and refuses a second before it runs any.
+      open probe for execute format('select case when (%s) then 1 end from (select (null::pgmb.document).*) e,
+        (select (null::pgmb.subscriber).*) s where false', E'\n' || condition || E'\n');
+      close probe;
+      execute format('create function pgmb_condition.trial_%s(e pgmb.document, s pgmb.subscriber)
+        returns boolean language sql stable return (%s)', pg_backend_pid(), E'\n' || condition || E'\n');
+    exception when others then
+      raise exception 'not a condition: %', sqlerrm using errcode = 'MB010',
+        hint = 'One boolean expression over e (topic, key, payload, headers, id, published_at) and s.params.';
+    end;
+    checked := to_regprocedure(trial);
+    select p.prosqlbody::text into tree from pg_proc p where p.oid = checked;
+    if tree ~ '\{(SUBLINK|AGGREF|WINDOWFUNC|NEXTVALUEEXPR|RTE|RANGETBLENTRY) ' then
+      forbidden := 'a subquery or an aggregate';
+    end if;
+    select coalesce(forbidden, string_agg(distinct format('%s, which has effects, changes from call to call or returns a set', f.proname), ', '))
+    into forbidden
+    from (
+      select n[1]::oid oid from regexp_matches(tree, ':(?:funcid|opfuncid|negfuncid|hashfuncid|elemfuncid) (\d+)', 'g') n
+      union
+      select o.oprcode from regexp_matches(tree, ':(?:opno|eqop) (\d+)', 'g') n join pg_operator o on o.oid = n[1]::oid
+    ) called
+    join pg_proc f on f.oid = called.oid
+    where f.provolatile = 'v' or f.proretset or f.proname in ('pg_current_xact_id', 'txid_current');
+    -- What belongs to the server itself is not recorded as a dependency: whatever is, beside the parameters, is not.
+    select coalesce(forbidden, string_agg(distinct pg_describe_object(d.refclassid, d.refobjid, 0), ', '))
+    into forbidden
+    from pg_depend d
+    where d.classid = 'pg_proc'::regclass and d.objid = checked and d.deptype = 'n'
+      and not (d.refclassid = 'pg_namespace'::regclass and d.refobjid = 'pgmb_condition'::regnamespace)
+      and not (d.refclassid = 'pg_type'::regclass and d.refobjid in ('pgmb.document'::regtype, 'pgmb.subscriber'::regtype))
+      and not (d.refclassid = 'pg_class'::regclass and d.refobjid in ('pgmb.document'::regclass, 'pgmb.subscriber'::regclass));
+    expression := regexp_replace(pg_get_function_sqlbody(checked), '^RETURN ', '');
+    execute 'drop function ' || trial;
+    if forbidden is not null then
+      raise exception 'a condition may not use %', forbidden using errcode = 'MB010',
+        hint = 'Operators and functions of PostgreSQL itself that are not volatile; no tables.';
+    end if;
+    name := pgmb.condition_name(expression);
+    execute format('create or replace function pgmb_condition.%I(e pgmb.document, s pgmb.subscriber) returns boolean
+      language plpgsql stable security definer set search_path = pg_catalog, pg_temp as %L',
+      name, format('begin return %s; end', expression));
+    execute format('revoke all on function pgmb_condition.%I from public', name);
+    execute format('grant execute on function pgmb_condition.%I to %I', name,
+      (select pg_get_userbyid(n.nspowner) from pg_namespace n where n.nspname = 'pgmb'));
+    return expression;
+  end $$;
+
+  execute format('grant usage on schema pgmb_condition to %I', owner);
+  revoke all on all functions in schema pgmb_condition from public;
+  execute format('grant execute on all functions in schema pgmb_condition to %I', owner);
+  perform set_config('role', acting, true);
+  grant execute on function pgmb.condition_name(text) to pgmb_matcher;
+end $matcher$;
