@@ -5,7 +5,8 @@ from __future__ import annotations
 from bench.contender import Contender
 from bench.contenders.bare import BareLog, BareTable
 from bench.contenders.broker import Pgmb, PgmbAckApart, PgmbIdsBySql
-from bench.contenders.pgmq import Pgmq, PgmqAsyncRead
+from bench.contenders.compat import Compat, CompatArchive
+from bench.contenders.pgmq import Pgmq, PgmqArchive, PgmqAsyncRead
 from bench.contenders.skip_locked import SkipLocked
 
 _ALL: list[Contender] = [
@@ -17,6 +18,9 @@ _ALL: list[Contender] = [
     SkipLocked(),
     Pgmq(),
     PgmqAsyncRead(),
+    PgmqArchive(),
+    Compat(),
+    CompatArchive(),
 ]
 
 

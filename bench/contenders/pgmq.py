@@ -23,6 +23,7 @@ class Pgmq:
     settings: Sequence[str] = ()
     copy_target: str | None = None
     read = "select * from pgmq.read($1, $2, $3)"
+    remove = "select count(*) from pgmq.delete($1, $2)"
 
     def install(self, connection: psycopg.Connection[Any]) -> None:
         from pgmq.install import get_embedded_install_sql
@@ -69,7 +70,7 @@ class Pgmq:
 
     def _calls(self, client: Client, size: int, bodies: bool) -> tuple[Receive, Settle]:
         read = client.prepare(self.read, "text", "integer", "integer")
-        delete = client.prepare("select count(*) from pgmq.delete($1, $2)", "text", "bigint[]")
+        remove = client.prepare(self.remove, "text", "bigint[]")
         lease, most = integer(_LEASE_SECONDS), integer(size)
 
         def receive() -> tuple[list[bytes], list[bytes]]:
@@ -79,7 +80,7 @@ class Pgmq:
             return ids, [got.get_value(row, _PAYLOAD) or b"" for row in rows] if bodies else []
 
         def settle(ids: list[bytes]) -> None:
-            delete(_QUEUE, bigint_array(ids))
+            remove(_QUEUE, bigint_array(ids))
 
         return receive, settle
 
@@ -89,3 +90,10 @@ class PgmqAsyncRead(Pgmq):
 
     name = "pgmq, async read"
     read = "select r.* from (select set_config('synchronous_commit', 'off', true)) s, pgmq.read($1, $2, $3) r"
+
+
+class PgmqArchive(Pgmq):
+    """What was read goes to the archive instead."""
+
+    name = "pgmq, archive"
+    remove = "select count(*) from pgmq.archive($1, $2)"

@@ -9,6 +9,7 @@ from bench.ground import Ground
 from bench.outcome import Outcome
 from bench.rows import (
     backlog,
+    compat,
     consume,
     copy,
     fan_out,
@@ -35,4 +36,5 @@ ROWS: dict[str, Row] = {
     "isolation": isolation.run,
     "fan-out": fan_out.run,
     "handlers": handlers.run,
+    "compat": compat.run,
 }

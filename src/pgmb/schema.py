@@ -73,7 +73,7 @@ def _compat(name: str, wanted: bool) -> list[str]:
     return [
         *([_FOREIGN.format(name=name), _guarded(f"not ({present})", tables)] if wanted else []),
         _guarded(present, *functions),
-        _guarded(f"{present} and has_schema_privilege('public', 'create')", unqualified),
+        _guarded(f"{present} and has_schema_privilege(to_regnamespace('public'), 'create')", unqualified),
     ]
 
 
@@ -90,7 +90,7 @@ def emit_uninstall() -> str:
 def install(target: str | psycopg.Connection[Any], compat: Sequence[str] = ()) -> None:
     """Install the schema, or upgrade it; nothing happens when it is up to date.
 
-    compat: also the functions of others (`pgmq`), over our log. Once there, they are upgraded with the schema.
+    compat: also the functions of others (`pgmq`), over our log. Once there, they are upgraded with it.
     """
     _run(target, _body(compat))
 
@@ -152,7 +152,7 @@ begin
       hint = 'Drop or rename it first (alter schema {name} rename to ...), or use another database.';
   end if;
   select p.oid::regprocedure into found_one from pg_proc p
-  where p.pronamespace = 'public'::regnamespace and p.proname like '{name}\\_%'
+  where p.pronamespace = to_regnamespace('public') and p.proname like '{name}\\_%'
     and obj_description(p.oid, 'pg_proc') is distinct from 'pgmb compat {name}' limit 1;
   if found_one is not null then
     raise exception 'function % exists and is not of pgmb', found_one using errcode = 'MB006',

@@ -1,0 +1,114 @@
+-- PGMQ's interface on pgmb's log: what it keeps beside the log. A PGMQ queue is a stream with one queue of pgmb
+-- reading it. A message that was only sent, or sent and read once, is not stored here: the log has it, and
+-- pgmq.reading one row for all that one read gave out. What has a fate of its own is in pgmq.parked.
+
+create schema pgmq;
+
+-- What says that this schema is pgmb's, and which version of it.
+create table pgmq.installation (
+  only_one boolean primary key default true check (only_one),
+  version integer not null
+);
+insert into pgmq.installation (version) values (1);
+
+create table pgmq.queue (
+  -- That of the queue of pgmb, which has the stream's name.
+  id integer primary key references pgmb.queue on delete cascade,
+  queue_name varchar not null unique,
+  stream text not null,
+  -- The stream's log, to be used in a statement.
+  log text not null,
+  is_partitioned boolean not null,
+  is_unlogged boolean not null,
+  created_at timestamptz not null default now()
+);
+create unique index queue_lower_name on pgmq.queue (lower(queue_name));
+
+-- What PGMQ calls its own list of queues.
+create view pgmq.meta as
+select queue_name, is_partitioned, is_unlogged, created_at from pgmq.queue;
+
+-- A read of fresh messages: it holds those of claim `claim` in (lo, hi], or `ids` where these are not all of that
+-- range, until vt. Settled with the claim, or taken apart into pgmq.parked.
+create table pgmq.reading (
+  queue integer not null,
+  claim bigint not null,
+  token bigint not null,
+  lo bigint not null,
+  hi bigint not null,
+  ids bigint[],
+  events integer not null,
+  vt timestamptz not null,
+  read_at timestamptz not null
+) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02, vacuum_truncate = false);
+create unique index reading_lo on pgmq.reading (queue, lo, claim);
+create index reading_vt on pgmq.reading (queue, vt);
+
+-- Messages that the log's reader has passed and that are still in their queue, or that never were in the log:
+-- delayed, not settled before their vt, given a vt of their own, not what a condition asked for, read by group.
+create table pgmq.parked (
+  queue integer not null,
+  msg_id bigint not null,
+  read_ct integer not null default 0,
+  enqueued_at timestamptz not null default now(),
+  last_read_at timestamptz,
+  vt timestamptz not null,
+  message jsonb,
+  headers jsonb,
+  -- Groups are told apart by a hash: two that share one wait for each other.
+  fifo bigint not null generated always as
+    (hashtextextended(coalesce(headers ->> 'x-pgmq-group', '_default_fifo_group'), 0)) stored,
+  primary key (queue, msg_id)
+) with (autovacuum_vacuum_scale_factor = 0.02, vacuum_truncate = false);
+create index parked_vt on pgmq.parked (queue, vt, msg_id);
+create index parked_fifo on pgmq.parked (queue, fifo, msg_id);
+
+-- Messages that were taken out of the log's way before anybody read them. The read that comes to one removes it here.
+create table pgmq.passed_over (
+  queue integer not null,
+  msg_id bigint not null,
+  primary key (queue, msg_id)
+);
+
+create table pgmq.topic_bindings (
+  pattern text not null,
+  queue_name text not null references pgmq.queue (queue_name) on delete cascade,
+  bound_at timestamptz not null default now(),
+  compiled_regex text not null,
+  constraint topic_bindings_unique_pattern_queue unique (pattern, queue_name)
+);
+create index topic_bindings_queue on pgmq.topic_bindings (queue_name);
+
+create table pgmq.notify_insert_throttle (
+  queue_name varchar primary key references pgmq.queue (queue_name) on delete cascade,
+  throttle_interval_ms integer not null default 0,
+  last_notified_at timestamptz not null default to_timestamp(0)
+);
+
+create type pgmq.message_record as (
+  msg_id bigint,
+  read_ct integer,
+  enqueued_at timestamptz,
+  last_read_at timestamptz,
+  vt timestamptz,
+  message jsonb,
+  headers jsonb
+);
+
+create type pgmq.queue_record as (
+  queue_name varchar,
+  is_partitioned boolean,
+  is_unlogged boolean,
+  created_at timestamptz
+);
+
+create type pgmq.metrics_result as (
+  queue_name text,
+  queue_length bigint,
+  newest_msg_age_sec integer,
+  oldest_msg_age_sec integer,
+  total_messages bigint,
+  scrape_time timestamptz,
+  queue_visible_length bigint,
+  default_partition_length bigint
+);

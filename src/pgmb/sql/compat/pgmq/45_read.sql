@@ -1,0 +1,163 @@
+-- Reading: messages become visible to others again when their vt has passed.
+
+-- Reads at most qty messages that may be read and contain `conditional`, and hides them for vt seconds: those first
+-- that waited longest, then the log in its order. Never two callers the same. Writes one row a read for messages
+-- that are read for the first time, one a message otherwise. Lock: the queue's, as pgmb.receive, to the end of the
+-- transaction; one that stays open for more than a second is superseded. Errors: 42P01 no such queue, 42501.
+create or replace function pgmq.read(queue_name text, vt integer, qty integer, conditional jsonb default '{}')
+returns setof pgmq.message_record
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set plan_cache_mode = force_generic_plan
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+  asked pgmq.queue := pgmq.queue_for_reader(read.queue_name);
+  now timestamptz := clock_timestamp();
+  until timestamptz := now + make_interval(secs => read.vt);
+  wanted integer := coalesce(read.qty, 2147483647);
+  asked_for jsonb := coalesce(read.conditional, '{}');
+  got integer := 0;
+begin
+  if wanted < 0 then
+    raise exception 'qty must not be negative' using errcode = '2201W';
+  end if;
+  if wanted = 0 then
+    return;
+  end if;
+  if pgmq.is_disturbed(asked, now) then
+    perform pgmq.park_readings(asked, now);
+    perform pgmq.park_retried(asked);
+    return query
+    with due as materialized (
+      select p.msg_id from pgmq.parked p
+      where p.queue = asked.id and p.vt <= now
+        and case when asked_for = '{}' then true else p.message @> asked_for end
+      order by p.vt, p.msg_id limit wanted for update skip locked
+    ), hidden as (
+      update pgmq.parked p
+      set read_ct = p.read_ct + 1, last_read_at = now, vt = until
+      from due
+      where p.queue = asked.id and p.msg_id = due.msg_id
+      returning p.msg_id, p.read_ct, p.enqueued_at, p.last_read_at, p.vt, p.message, p.headers
+    )
+    select h.msg_id, h.read_ct, h.enqueued_at, h.last_read_at, h.vt, h.message, h.headers from hidden h order by h.msg_id;
+    get diagnostics got = row_count;
+  end if;
+  if got < wanted then
+    return query select * from pgmq.take_fresh(asked, wanted - got, asked_for, until, now, false);
+  end if;
+end $$;
+
+-- Whether anything but the log is to be looked at: readings that ended, messages parked, or put back by a rebase.
+-- Internal.
+create or replace function pgmq.is_disturbed(queue pgmq.queue, now timestamptz)
+returns boolean
+language plpgsql
+as $$
+begin
+  return exists (select from pgmq.parked p where p.queue = (is_disturbed.queue).id and p.vt <= is_disturbed.now)
+    or exists (select from pgmq.reading r where r.queue = (is_disturbed.queue).id and r.vt <= is_disturbed.now)
+    or exists (select from pgmb.retry t where t.queue = (is_disturbed.queue).id and t.due_at <= is_disturbed.now);
+end $$;
+
+-- Reads at most qty messages and removes them from the queue. Errors: 42P01 no such queue, 42501.
+create or replace function pgmq.pop(queue_name text, qty integer default 1)
+returns setof pgmq.message_record
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set plan_cache_mode = force_generic_plan
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+  asked pgmq.queue := pgmq.queue_for_reader(pop.queue_name);
+  now timestamptz := clock_timestamp();
+  wanted integer := coalesce(pop.qty, 2147483647);
+  got integer := 0;
+begin
+  if wanted < 0 then
+    raise exception 'qty must not be negative' using errcode = '2201W';
+  end if;
+  if wanted = 0 then
+    return;
+  end if;
+  if pgmq.is_disturbed(asked, now) then
+    perform pgmq.park_readings(asked, now);
+    perform pgmq.park_retried(asked);
+    return query
+    with due as materialized (
+      select p.msg_id from pgmq.parked p
+      where p.queue = asked.id and p.vt <= now
+      order by p.vt, p.msg_id limit wanted for update skip locked
+    ), popped as (
+      delete from pgmq.parked p using due
+      where p.queue = asked.id and p.msg_id = due.msg_id
+      returning p.msg_id, p.read_ct, p.enqueued_at, p.last_read_at, p.vt, p.message, p.headers
+    )
+    select h.msg_id, h.read_ct, h.enqueued_at, h.last_read_at, h.vt, h.message, h.headers from popped h order by h.msg_id;
+    get diagnostics got = row_count;
+  end if;
+  if got < wanted then
+    return query select * from pgmq.take_fresh(asked, wanted - got, '{}', now, now, true);
+  end if;
+end $$;
+
+-- Whether a read may find something. Takes no lock. Internal.
+create or replace function pgmq.has_visible(queue pgmq.queue)
+returns boolean
+language plpgsql
+as $$
+begin
+  return pgmq.is_disturbed(queue, clock_timestamp()) or exists (select from pgmq.unread(queue, 1));
+end $$;
+
+-- As read, but waits up to max_poll_seconds for a message, looking every poll_interval_ms. While it waits it holds up
+-- no other reader. Errors: 42P01 no such queue, 42501.
+create or replace function pgmq.read_with_poll(
+  queue_name text, vt integer, qty integer, max_poll_seconds integer default 5, poll_interval_ms integer default 100,
+  conditional jsonb default '{}'
+)
+returns setof pgmq.message_record
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  return query
+  select * from pgmq.poll(
+    'select * from pgmq.read($1, $2, $3, $4)', queue_name, vt, qty, max_poll_seconds, poll_interval_ms, conditional);
+end $$;
+
+-- Runs a reading statement until it gives something or the time is over. Internal.
+create or replace function pgmq.poll(
+  statement text, queue_name text, vt integer, qty integer, max_poll_seconds integer, poll_interval_ms integer,
+  conditional jsonb default null
+)
+returns setof pgmq.message_record
+language plpgsql
+as $$
+declare
+  asked pgmq.queue := pgmq.queue_for_reader(queue_name);
+  stop_at timestamptz := clock_timestamp() + make_interval(secs => max_poll_seconds);
+begin
+  while clock_timestamp() < stop_at loop
+    if pgmq.has_visible(asked) then
+      begin
+        return query execute statement using queue_name, vt, qty, conditional;
+        if found then
+          return;
+        end if;
+        -- Somebody else was first. Going back lets go of the queue's lock, which would keep others waiting.
+        raise exception 'nothing read' using errcode = 'MB000';
+      exception when sqlstate 'MB000' then
+        null;
+      end;
+    end if;
+    perform pg_sleep(greatest(least(poll_interval_ms / 1000.0, extract(epoch from stop_at - clock_timestamp())), 0));
+  end loop;
+end $$;

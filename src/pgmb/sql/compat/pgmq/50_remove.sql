@@ -1,0 +1,311 @@
+-- Deleting, archiving and hiding messages by their numbers, wherever they are: parked, held by a reading, or not read
+-- by anybody yet.
+
+-- Those of some messages that nobody has read yet, by a queue's position. Internal.
+create or replace function pgmq.unread_of(queue pgmq.queue, at pgmb.claim, numbers bigint[])
+returns bigint[]
+language plpgsql
+as $$
+declare
+  unread bigint[];
+begin
+  execute 'select array_agg(e.seq) from ' || (queue).log || ' e where e.seq = any ($1)
+      and not pg_visible_in_snapshot(e.xid, $2) and not (pg_visible_in_snapshot(e.xid, $3) and e.seq <= $4)
+      and (e.xid = $5 and e.seq <= $6) is not true
+      and not exists (select from pgmq.passed_over o where o.queue = $7 and o.msg_id = e.seq)'
+  into unread
+  using numbers, (at).done_snapshot, (at).batch_snapshot, (at).place, (at).own, (at).own_seq, (queue).id;
+  return coalesce(unread, '{}');
+end $$;
+
+-- Takes messages that nobody has read yet out of the log's way and returns their numbers. moved: somebody read one of
+-- them meanwhile. Lock: the queue's, if there are any. Internal.
+create or replace function pgmq.pass_over(queue pgmq.queue, numbers bigint[], out passed bigint[], out moved boolean)
+language plpgsql
+set lock_timeout = '1s'
+as $$
+declare
+  candidates bigint[];
+begin
+  moved := false;
+  passed := '{}';
+  select pgmq.unread_of(pass_over.queue, c, numbers) into candidates
+  from pgmb.claim c where c.queue = (pass_over.queue).id order by c.id desc limit 1;
+  if cardinality(candidates) = 0 then
+    return;
+  end if;
+  passed := pgmq.unread_of(pass_over.queue, pgmb.lock_queue((pass_over.queue).id), candidates);
+  moved := cardinality(passed) < cardinality(candidates);
+  insert into pgmq.passed_over (queue, msg_id) select (pass_over.queue).id, unnest(passed) on conflict do nothing;
+end $$;
+
+-- What the log has of messages, as those of a reading, or of none. Internal.
+create or replace function pgmq.from_log(queue pgmq.queue, numbers bigint[], reading pgmq.reading)
+returns setof pgmq.message_record
+language plpgsql
+as $$
+begin
+  return query execute 'select e.seq, case when $3 is null then 0 else 1 end, e.published_at, $3,
+      coalesce($4, e.published_at), e.payload::jsonb, e.headers::jsonb
+    from ' || (from_log.queue).log || ' e where e.seq = any ($1) and e.seq between $2[1] and $2[2]'
+  using numbers, array[(select min(i) from unnest(numbers) i), (select max(i) from unnest(numbers) i)],
+    (from_log.reading).read_at, (from_log.reading).vt;
+end $$;
+
+-- The reading that holds exactly these messages, if there is one. Internal.
+create or replace function pgmq.reading_of(queue integer, numbers bigint[])
+returns pgmq.reading
+language plpgsql
+as $$
+declare
+  held pgmq.reading;
+  part record;
+begin
+  select * into held from pgmq.reading r
+  where r.queue = reading_of.queue and r.lo < numbers[1] order by r.lo desc limit 1;
+  if held.events is distinct from cardinality(numbers) then
+    return null;
+  end if;
+  if held.ids is null then
+    select count(distinct i) distinct_numbers, min(i) first, max(i) last into part from unnest(numbers) i;
+    if part.distinct_numbers <> held.events or part.first <= held.lo or part.last > held.hi then
+      return null;
+    end if;
+  elsif not (numbers @> held.ids) then
+    return null;
+  end if;
+  -- Only one whose transaction stayed open for a second can have been superseded.
+  if held.read_at < clock_timestamp() - interval '900 milliseconds' and pgmb.may_be_void(held.queue, held.claim) then
+    return null;
+  end if;
+  return held;
+end $$;
+
+-- Removes messages from a queue and returns those that were in it; content: with all their columns. Settles a reading
+-- that is named whole with one row. Internal.
+create or replace function pgmq.take(queue pgmq.queue, numbers bigint[], content boolean)
+returns setof pgmq.message_record
+language plpgsql
+as $$
+#variable_conflict use_column
+declare
+  held pgmq.reading;
+  claimed pgmb.claim;
+  settled bigint[];
+  ended bigint;
+  rest bigint[];
+  passing record;
+begin
+  held := pgmq.reading_of((take.queue).id, numbers);
+  if held.queue is not null then
+    ended := pgmq.end_reading(held);
+    rest := numbers;
+    if ended < held.events then
+      rest := array(
+        select i from unnest(numbers) i
+        where not exists (
+          select from pgmb.settlement s where s.queue = held.queue and s.claim = held.claim and s.seq = i));
+    end if;
+    if ended is not null then
+      if content then
+        return query select * from pgmq.from_log(take.queue, rest, held);
+      else
+        return query
+        select i, null::integer, null::timestamptz, null::timestamptz, null::timestamptz, null::jsonb, null::jsonb from unnest(rest) i;
+      end if;
+      return;
+    end if;
+  end if;
+  rest := array(select distinct i from unnest(numbers) i where i is not null order by i);
+  for passing in
+    delete from pgmq.parked p where p.queue = (take.queue).id and p.msg_id = any (rest)
+    returning p.msg_id, p.read_ct, p.enqueued_at, p.last_read_at, p.vt, p.message, p.headers
+  loop
+    rest := array_remove(rest, passing.msg_id);
+    return next passing;
+  end loop;
+  loop
+    for held in
+      select * from pgmq.reading r
+      where r.queue = (take.queue).id and r.lo < rest[cardinality(rest)] and r.hi >= rest[1]
+      order by r.lo desc
+    loop
+      exit when cardinality(rest) = 0;
+      settled := array(select i from unnest(rest) i where i > held.lo and i <= held.hi and (held.ids is null or i = any (held.ids)));
+      continue when cardinality(settled) = 0;
+      -- Keeps a read from taking it apart meanwhile.
+      perform from pgmq.reading r where r.queue = held.queue and r.lo = held.lo and r.claim = held.claim for key share;
+      continue when not found;
+      if (pgmq.claim_of(held)).id is null then
+        continue;
+      end if;
+      claimed := pgmb.hold_claim(pgmq.lease(held));
+      continue when claimed.id is null;
+      settled := pgmb.settle_claim(claimed, settled);
+      if content then
+        return query select * from pgmq.from_log(take.queue, settled, held);
+      else
+        return query
+        select i, null::integer, null::timestamptz, null::timestamptz, null::timestamptz, null::jsonb, null::jsonb from unnest(settled) i;
+      end if;
+      rest := array(select i from unnest(rest) i where i <> all (settled) order by i);
+      -- The last of a reading is often the last to be settled: then it is over.
+      if held.hi = any (settled) or held.events = 1 then
+        perform pgmq.end_settled(held);
+      end if;
+    end loop;
+    exit when cardinality(rest) = 0;
+    select * into passing from pgmq.pass_over(take.queue, rest);
+    if content then
+      return query select * from pgmq.from_log(take.queue, passing.passed, null);
+    else
+      return query
+      select i, null::integer, null::timestamptz, null::timestamptz, null::timestamptz, null::jsonb, null::jsonb from unnest(passing.passed) i;
+    end if;
+    rest := array(select i from unnest(rest) i where i <> all (passing.passed) order by i);
+    exit when not passing.moved or cardinality(rest) = 0;
+  end loop;
+end $$;
+
+-- Ends a reading whose messages were all settled one by one. Internal.
+create or replace function pgmq.end_settled(reading pgmq.reading)
+returns void
+language plpgsql
+as $$
+begin
+  if (select count(*) from pgmb.settlement s
+      where s.queue = (end_settled.reading).queue and s.claim = (end_settled.reading).claim) >=
+    (select c.events from pgmb.claim c
+      where c.queue = (end_settled.reading).queue and c.id = (end_settled.reading).claim)
+  then
+    -- Not waiting for others who settle messages of it.
+    perform from pgmq.reading r
+    where r.queue = (end_settled.reading).queue and r.lo = (end_settled.reading).lo and r.claim = (end_settled.reading).claim
+    for update skip locked;
+    if found then
+      perform pgmq.end_reading(end_settled.reading);
+    end if;
+  end if;
+end $$;
+
+-- Deletes messages and returns the numbers of those that were in the queue. Errors: 42P01 no such queue, 42501.
+create or replace function pgmq.delete(queue_name text, msg_ids bigint[])
+returns setof bigint
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set plan_cache_mode = force_generic_plan
+set jit = off
+as $$
+begin
+  return query select t.msg_id from pgmq.take(pgmq.queue_for_reader(queue_name), msg_ids, false) t;
+end $$;
+
+-- Deletes a message. True if it was in the queue. Errors: 42P01 no such queue, 42501.
+create or replace function pgmq.delete(queue_name text, msg_id bigint)
+returns boolean
+language sql
+as $$
+  select exists (select from pgmq.delete(queue_name, array[msg_id]))
+$$;
+
+-- Moves messages to the archive, pgmq.a_<name>, and returns the numbers of those that were in the queue. Errors: 42P01
+-- no such queue, 42501.
+create or replace function pgmq.archive(queue_name text, msg_ids bigint[])
+returns setof bigint
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set plan_cache_mode = force_generic_plan
+set jit = off
+as $$
+declare
+  asked pgmq.queue := pgmq.queue_for_reader(queue_name);
+begin
+  return query execute format('insert into pgmq.%I as a (msg_id, read_ct, enqueued_at, last_read_at, vt, message, headers)
+    select t.msg_id, t.read_ct, t.enqueued_at, t.last_read_at, t.vt, t.message, t.headers
+    from pgmq.take($1, $2, true) t
+    returning a.msg_id', pgmq.format_table_name(asked.queue_name, 'a'))
+  using asked, msg_ids;
+end $$;
+
+-- Moves a message to the archive. True if it was in the queue. Errors: 42P01 no such queue, 42501.
+create or replace function pgmq.archive(queue_name text, msg_id bigint)
+returns boolean
+language sql
+as $$
+  select exists (select from pgmq.archive(queue_name, array[msg_id]))
+$$;
+
+-- Hides messages until vt, or shows them at once if it has passed, and returns those that are in the queue. A whole
+-- read is hidden with one row. Errors: 42P01 no such queue, 42501.
+create or replace function pgmq.set_vt(queue_name text, msg_ids bigint[], vt timestamptz)
+returns setof pgmq.message_record
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set plan_cache_mode = force_generic_plan
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+  asked pgmq.queue := pgmq.queue_for_reader(set_vt.queue_name);
+  held pgmq.reading := pgmq.reading_of(asked.id, set_vt.msg_ids);
+  rest bigint[];
+  passing pgmq.message_record;
+begin
+  if set_vt.vt is null then
+    raise exception 'vt must not be null' using errcode = '23502';
+  end if;
+  if held.queue is not null then
+    update pgmq.reading r set vt = set_vt.vt
+    where r.queue = held.queue and r.lo = held.lo and r.claim = held.claim;
+    if found then
+      held.vt := set_vt.vt;
+      return query
+      select l.* from pgmq.from_log(asked, set_vt.msg_ids, held) l
+      where not exists (
+        select from pgmb.settlement s where s.queue = held.queue and s.claim = held.claim and s.seq = l.msg_id);
+      return;
+    end if;
+  end if;
+  rest := array(select distinct i from unnest(set_vt.msg_ids) i where i is not null order by i);
+  for passing in
+    update pgmq.parked p set vt = set_vt.vt where p.queue = asked.id and p.msg_id = any (rest)
+    returning p.msg_id, p.read_ct, p.enqueued_at, p.last_read_at, p.vt, p.message, p.headers
+  loop
+    rest := array_remove(rest, passing.msg_id);
+    return next passing;
+  end loop;
+  if cardinality(rest) > 0 then
+    return query
+    insert into pgmq.parked (queue, msg_id, read_ct, enqueued_at, last_read_at, vt, message, headers)
+    select asked.id, t.msg_id, t.read_ct, t.enqueued_at, t.last_read_at, set_vt.vt, t.message, t.headers
+    from pgmq.take(asked, rest, true) t
+    returning msg_id, read_ct, enqueued_at, last_read_at, vt, message, headers;
+  end if;
+end $$;
+
+create or replace function pgmq.set_vt(queue_name text, msg_ids bigint[], vt integer)
+returns setof pgmq.message_record
+language sql
+as $$
+  select * from pgmq.set_vt(queue_name, msg_ids, pg_catalog.clock_timestamp() + pg_catalog.make_interval(secs => vt))
+$$;
+
+create or replace function pgmq.set_vt(queue_name text, msg_id bigint, vt timestamptz)
+returns setof pgmq.message_record
+language sql
+as $$
+  select * from pgmq.set_vt(queue_name, array[msg_id], vt)
+$$;
+
+create or replace function pgmq.set_vt(queue_name text, msg_id bigint, vt integer)
+returns setof pgmq.message_record
+language sql
+as $$
+  select * from pgmq.set_vt(queue_name, array[msg_id], pg_catalog.clock_timestamp() + pg_catalog.make_interval(secs => vt))
+$$;

@@ -1,0 +1,193 @@
+-- Reading by group, the value of header x-pgmq-group: messages of one group come in the order of their numbers, none
+-- while one before it is hidden. Messages without the header are one group. What these read lies in pgmq.parked: one
+-- row a message.
+
+-- Moves the next messages of the log to pgmq.parked, and what readings hold. False if the log had none. Lock: the
+-- queue's, as pgmb.receive. Internal.
+create or replace function pgmq.park_fresh(queue pgmq.queue, max integer)
+returns boolean
+language plpgsql
+as $$
+#variable_conflict use_column
+declare
+  moved bigint;
+begin
+  with fresh as materialized (
+    select r.seq, r.published_at, r.payload, r.headers
+    from pgmb.receive((park_fresh.queue).stream, park_fresh.max, interval '1000 years') r
+  ), dropped as (
+    delete from pgmq.passed_over o using fresh f
+    where o.queue = (park_fresh.queue).id and o.msg_id = f.seq
+    returning o.msg_id
+  ), kept as (
+    insert into pgmq.parked (queue, msg_id, enqueued_at, vt, message, headers)
+    select (park_fresh.queue).id, f.seq, f.published_at, f.published_at, f.payload::jsonb, f.headers::jsonb
+    from fresh f
+    where not exists (select from dropped d where d.msg_id = f.seq)
+  )
+  select count(*) into moved from fresh;
+  if moved > 0 then
+    perform pgmb.ack(pgmb.lease_of(c.queue, c.id, c.token))
+    from (select * from pgmb.claim c where c.queue = (park_fresh.queue).id order by c.id desc limit 1) c;
+  end if;
+  return moved > 0;
+end $$;
+
+-- Reads at most qty messages by group. manner: 'filled' takes all that it can of one group, then of the next; 'layered'
+-- the first of each, then the second of each; 'heads' the first of each alone. A group belongs to the caller that
+-- locked its first message; others pass it over and get the next groups. Internal.
+create or replace function pgmq.read_by_group(queue_name text, vt integer, qty integer, manner text)
+returns setof pgmq.message_record
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set plan_cache_mode = force_generic_plan
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+  asked pgmq.queue := pgmq.queue_for_reader(read_by_group.queue_name);
+  now timestamptz := clock_timestamp();
+  heads cursor for
+    select head.msg_id, head.fifo from pgmq.parked head
+    where head.queue = asked.id and head.vt <= now
+      and not exists (
+        select from pgmq.parked ahead
+        where ahead.queue = asked.id and ahead.fifo = head.fifo and ahead.msg_id < head.msg_id)
+    order by head.vt, head.msg_id
+    for update skip locked;
+  head record;
+  chosen bigint[] := '{}';
+  groups bigint[] := '{}';
+  ordered bigint[];
+  more boolean;
+  parked integer := 0;
+begin
+  if read_by_group.qty <= 0 then
+    return;
+  end if;
+  perform pgmq.park_readings(asked, 'infinity');
+  perform pgmq.park_retried(asked);
+  loop
+    open heads;
+    loop
+      fetch heads into head;
+      exit when not found;
+      continue when head.fifo = any (groups);
+      groups := groups || head.fifo;
+      if manner = 'filled' then
+        -- Up to the first that is hidden.
+        chosen := chosen || array(
+          select m.msg_id from (
+            select p.msg_id, bool_and(p.vt <= now) over (order by p.msg_id) free
+            from pgmq.parked p
+            where p.queue = asked.id and p.fifo = head.fifo
+            order by p.msg_id limit read_by_group.qty - cardinality(chosen)) m
+          where m.free order by m.msg_id);
+        exit when cardinality(chosen) >= read_by_group.qty;
+      else
+        chosen := chosen || head.msg_id;
+        exit when cardinality(groups) >= read_by_group.qty;
+      end if;
+    end loop;
+    close heads;
+    exit when cardinality(chosen) >= read_by_group.qty or parked >= 5000;
+    more := pgmq.park_fresh(asked, greatest(read_by_group.qty, 100));
+    parked := parked + greatest(read_by_group.qty, 100);
+    exit when not more;
+    now := clock_timestamp();
+    if manner = 'filled' then
+      -- The groups taken may go on.
+      chosen := '{}';
+      groups := '{}';
+    end if;
+  end loop;
+  if manner = 'layered' then
+    ordered := array(
+      select m.msg_id
+      from unnest(groups) with ordinality g (fifo, place)
+      cross join lateral (
+        select f.msg_id, f.rank from (
+          select p.msg_id, row_number() over (order by p.msg_id) rank, bool_and(p.vt <= now) over (order by p.msg_id) free
+          from pgmq.parked p
+          where p.queue = asked.id and p.fifo = g.fifo
+          order by p.msg_id limit read_by_group.qty) f
+        where f.free) m
+      order by m.rank, g.place limit read_by_group.qty);
+  else
+    ordered := chosen;
+  end if;
+  return query
+  with hidden as (
+    update pgmq.parked p
+    set read_ct = p.read_ct + 1, last_read_at = now, vt = clock_timestamp() + make_interval(secs => read_by_group.vt)
+    where p.queue = asked.id and p.msg_id = any (ordered)
+    returning p.msg_id, p.read_ct, p.enqueued_at, p.last_read_at, p.vt, p.message, p.headers
+  )
+  select h.msg_id, h.read_ct, h.enqueued_at, h.last_read_at, h.vt, h.message, h.headers
+  from hidden h order by array_position(ordered, h.msg_id);
+end $$;
+
+-- Reads at most qty messages, as many as there are of one group, then of the next. Errors: 42P01 no such queue, 42501.
+create or replace function pgmq.read_grouped(queue_name text, vt integer, qty integer)
+returns setof pgmq.message_record
+language sql
+as $$
+  select * from pgmq.read_by_group(queue_name, vt, qty, 'filled')
+$$;
+
+-- Reads at most qty messages, the first of each group, then the second of each. Errors: 42P01 no such queue, 42501.
+create or replace function pgmq.read_grouped_rr(queue_name text, vt integer, qty integer)
+returns setof pgmq.message_record
+language sql
+as $$
+  select * from pgmq.read_by_group(queue_name, vt, qty, 'layered')
+$$;
+
+-- Reads the first message of at most qty groups. Errors: 42P01 no such queue, 42501.
+create or replace function pgmq.read_grouped_head(queue_name text, vt integer, qty integer)
+returns setof pgmq.message_record
+language sql
+as $$
+  select * from pgmq.read_by_group(queue_name, vt, qty, 'heads')
+$$;
+
+-- As read_grouped, but waits as read_with_poll does.
+create or replace function pgmq.read_grouped_with_poll(
+  queue_name text, vt integer, qty integer, max_poll_seconds integer default 5, poll_interval_ms integer default 100
+)
+returns setof pgmq.message_record
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  return query
+  select * from pgmq.poll('select * from pgmq.read_grouped($1, $2, $3)', queue_name, vt, qty, max_poll_seconds, poll_interval_ms);
+end $$;
+
+-- As read_grouped_rr, but waits as read_with_poll does.
+create or replace function pgmq.read_grouped_rr_with_poll(
+  queue_name text, vt integer, qty integer, max_poll_seconds integer default 5, poll_interval_ms integer default 100
+)
+returns setof pgmq.message_record
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  return query
+  select * from pgmq.poll('select * from pgmq.read_grouped_rr($1, $2, $3)', queue_name, vt, qty, max_poll_seconds, poll_interval_ms);
+end $$;
+
+-- As read_grouped_head, but waits as read_with_poll does.
+create or replace function pgmq.read_grouped_head_with_poll(
+  queue_name text, vt integer, qty integer, max_poll_seconds integer default 5, poll_interval_ms integer default 100
+)
+returns setof pgmq.message_record
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  return query
+  select * from pgmq.poll('select * from pgmq.read_grouped_head($1, $2, $3)', queue_name, vt, qty, max_poll_seconds, poll_interval_ms);
+end $$;
