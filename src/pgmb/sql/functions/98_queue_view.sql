@@ -59,7 +59,7 @@ end $$;
 
 -- The messages of a queue that are not acknowledged: those that wait, those under a lease, those to be tried again.
 -- Reads every one of them and changes nothing. seq is null for one that was delayed, is due and is not in the log yet.
--- Errors: MB002 no such queue, 42501.
+-- Errors: MB002 no such queue, MB024 it has an SQL condition and the caller no statement_timeout, 42501.
 create or replace function pgmb.pending_messages(queue text)
 returns table (seq bigint, id uuid, attempt integer, leased boolean, topic text, payload json, headers json,
   published_at timestamptz, error text)
@@ -72,13 +72,19 @@ as $$
 declare
   q pgmb.queue;
   newest pgmb.claim;
+  held pgmb.claim;
+  settled bigint[];
   last bigint;
   now timestamptz := clock_timestamp();
 begin
-  -- Stable: claims and retries are read by one snapshot, so that a message on its way is met once.
+  -- Stable: claims, settlements and retries are read by one snapshot, so that a message on its way is met once.
   for q in select * from pgmb.lanes_for_consumer(pending_messages.queue) loop
     select * into newest from pgmb.claim c where c.queue = q.id order by c.id desc limit 1;
     last := pgmb.last_seq(q.stream_name);
+    if q.condition is not null then
+      perform pgmb.assert_timeout();
+    end if;
+    q.matching := q.matching || pgmb.asking(q);
     return query
     select e.seq, e.id, 1, false, e.topic, e.payload, e.headers, e.published_at, null::text
     from (
@@ -97,11 +103,18 @@ begin
           from pgmb.delayed d where d.stream = $1 and d.due_at <= $2) e
         where true %s', q.matching)
       using q.stream_name, now;
-    return query
-    select e.seq, e.id, 1, c.expires_at > now, e.topic, e.payload, e.headers, e.published_at, null::text
-    from pgmb.claim c
-    cross join pgmb.claim_events(c) e
-    where c.queue = q.id and c.state in ('l', 'o') and not pgmb.is_void(c.queue, c.id);
+    for held in
+      select c.* from pgmb.claim c
+      where c.queue = q.id and c.state in ('l', 'o') and not pgmb.is_void(c.queue, c.id)
+    loop
+      settled := array(select s.seq from pgmb.settlement s where s.queue = held.queue and s.claim = held.id);
+      -- No claim has this number: claim_events finds nothing settled by a newer snapshot.
+      held.id := 0;
+      return query
+      select e.seq, e.id, 1, held.expires_at > now, e.topic, e.payload, e.headers, e.published_at, null::text
+      from pgmb.claim_events(held) e
+      where e.seq <> all (settled);
+    end loop;
     return query
     select r.seq, r.event_id, r.attempt, r.lease is not null and r.due_at > now, r.topic, r.payload, r.headers,
       r.published_at, r.error
