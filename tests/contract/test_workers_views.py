@@ -158,7 +158,7 @@ def test_while_workers_are_busy_each_message_is_counted_once(
 
 def test_payloads_that_jsonb_cannot_hold_are_shown_as_text(db: psycopg.Connection[Any], worker: UUID) -> None:
     db.execute("select pgmb.create('q', 'a', 0, %s)", [worker])
-    odd = ['{"a": "\\u0000"}', '{"n": 1e400000}', "[" * 20000 + "]" * 20000]
+    odd = ['{"a": "\\u0000"}', '{"n": 1e400000}']
     for payload in odd:
         db.execute("select pgmb.publish('a', %s, headers => %s)", [payload, odd[0]])
     for view in ("q_queue", "messages"):
