@@ -112,7 +112,7 @@ begin
   perform pgmb.publish(send.routing_key, send.body::json, headers => send.headers::json, id => send.id, at => send.delay);
 end $$;
 
--- delay in seconds.
+-- The same, with the delay in seconds.
 create or replace function pgmb.send(id uuid, routing_key text, body jsonb, headers jsonb, delay double precision)
 returns void
 language sql
@@ -120,7 +120,7 @@ as $$
   select pgmb.send(id, routing_key, body, headers, pg_catalog.clock_timestamp() + pg_catalog.make_interval(secs => delay))
 $$;
 
--- Without headers.
+-- The same without headers.
 create or replace function pgmb.send(id uuid, routing_key text, body jsonb, delay timestamptz)
 returns void
 language sql
@@ -128,7 +128,7 @@ as $$
   select pgmb.send(id, routing_key, body, null::jsonb, delay)
 $$;
 
--- Without headers, delay in seconds.
+-- The same without headers, with the delay in seconds.
 create or replace function pgmb.send(id uuid, routing_key text, body jsonb, delay double precision)
 returns void
 language sql
@@ -136,7 +136,7 @@ as $$
   select pgmb.send(id, routing_key, body, null::jsonb, delay)
 $$;
 
--- Without a delay.
+-- The same without a delay.
 create or replace function pgmb.send(id uuid, routing_key text, body jsonb, headers jsonb)
 returns void
 language sql
@@ -144,7 +144,7 @@ as $$
   select pgmb.send(id, routing_key, body, headers, null::timestamptz)
 $$;
 
--- Without a delay. Where the fourth argument is a literal of no type, it is the headers.
+-- The same without a delay. Where the fourth argument is a literal of no type, it is the headers.
 create or replace function pgmb.send(id uuid, routing_key text, body jsonb, headers text)
 returns void
 language sql
@@ -152,7 +152,7 @@ as $$
   select pgmb.send(id, routing_key, body, headers::jsonb, null::timestamptz)
 $$;
 
--- Without headers and delay.
+-- The same without headers and delay.
 create or replace function pgmb.send(id uuid, routing_key text, body jsonb)
 returns void
 language sql

@@ -1,4 +1,4 @@
--- Views of messages: pgmb.messages, all of stream main, and for each queue made by `create` one of what it has not
+-- Views of messages: all of stream main in pgmb.messages, and for each queue that `create` made one of what it has not
 -- acknowledged and one of its dead letters.
 
 -- Some json as jsonb, or as a string that holds its text where jsonb cannot hold it (\u0000, numbers out of range).
