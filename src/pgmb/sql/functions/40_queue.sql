@@ -309,8 +309,8 @@ begin
   end if;
 end $$;
 
--- Drops a queue with its leases, retries and dead letters. The events stay in the log. True if there was
--- one.
+-- Drops a queue with its leases, retries, dead letters and views; waits for whoever reads those. The events stay in
+-- the log. True if there was one.
 create or replace function pgmb.drop_queue(queue text)
 returns boolean
 language plpgsql security definer
