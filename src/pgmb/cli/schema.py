@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from importlib.metadata import version as package_version
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 import psycopg
 import typer
@@ -16,6 +16,16 @@ from pgmb.errors import PgmbError
 
 scripts = typer.Typer(help="The schema as SQL.", no_args_is_help=True)
 
+Compat: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--compat",
+        help=f"Also the functions of {' or '.join(schema.COMPATIBLE)}, in a schema of its name.",
+        show_default=False,
+        autocompletion=lambda: list(schema.COMPATIBLE),
+    ),
+]
+
 
 def register(app: typer.Typer) -> None:
     app.command()(install)
@@ -26,17 +36,19 @@ def register(app: typer.Typer) -> None:
     app.add_typer(scripts, name="schema")
 
 
-def install(dsn: Dsn = "") -> None:
+def install(dsn: Dsn = "", compat: Compat = None) -> None:
     """Install the schema pgmb, or upgrade it; nothing happens when it is up to date."""
     with psycopg.connect(dsn, autocommit=True) as conn:
         before = schema.installed_version(conn)
-        schema.install(conn)
+        schema.install(conn, compat or ())
     if before == schema.VERSION:
         output.line(f"Schema pgmb is at version {schema.VERSION}; its functions were applied again.")
     elif before is None:
         output.line(f"Installed schema pgmb, version {schema.VERSION}.")
     else:
         output.line(f"Upgraded schema pgmb from version {before} to {schema.VERSION}.")
+    for name in compat or ():
+        output.line(f"Schema {name} is there, over pgmb's log; it is upgraded with schema pgmb.")
 
 
 def upgrade(dsn: Dsn = "") -> None:
@@ -59,9 +71,10 @@ def uninstall(dsn: Dsn = "", yes: Yes = False) -> None:
 
 def emit(
     uninstall: Annotated[bool, typer.Option("--uninstall", help="The script that removes it.")] = False,
+    compat: Compat = None,
 ) -> None:
     """Print the SQL that installs or upgrades the schema, for psql -f."""
-    output.line(schema.emit_uninstall() if uninstall else schema.emit())
+    output.line(schema.emit_uninstall() if uninstall else schema.emit(compat or ()))
 
 
 def version(dsn: Dsn = "", as_json: AsJson = False) -> None:

@@ -110,6 +110,23 @@ as $$
   on conflict do nothing
 $$;
 
+-- Settles the newest claim of a queue, which this transaction just made. Internal.
+create or replace function pgmq.settle_newest(queue integer)
+returns void
+language sql
+as $$
+  select pgmb.ack(pgmb.lease_of(c.queue, c.id, c.token))
+  from (select * from pgmb.claim c where c.queue = settle_newest.queue order by c.id desc limit 1) c
+$$;
+
+-- Whether messages were taken out of the log's way. Internal.
+create or replace function pgmq.has_passed_over(queue integer)
+returns boolean
+language sql stable
+as $$
+  select exists (select from pgmq.passed_over o where o.queue = has_passed_over.queue)
+$$;
+
 -- The next messages of the log, at most `max`, that contain `conditional`. popped: they leave the queue at once;
 -- otherwise they come back at vt. Those passed over leave the log, those that do not contain it go to pgmq.parked,
 -- where they may be read at once. Lock: the queue's, as pgmb.receive. Internal.
@@ -127,25 +144,6 @@ declare
   unasked bigint[];
   given bigint[];
 begin
-  if conditional = '{}' and not exists (select from pgmq.passed_over o where o.queue = (take_fresh.queue).id) then
-    if popped then
-      return query
-      select r.seq, 0, r.published_at, null::timestamptz, r.published_at, r.payload::jsonb, r.headers::jsonb
-      from pgmb.receive((take_fresh.queue).stream, take_fresh.max, interval '1000 years') r;
-      if found then
-        perform pgmb.ack(pgmb.lease_of(c.queue, c.id, c.token))
-        from (select * from pgmb.claim c where c.queue = (take_fresh.queue).id order by c.id desc limit 1) c;
-      end if;
-    else
-      return query
-      select r.seq, 1, r.published_at, take_fresh.read_at, take_fresh.vt, r.payload::jsonb, r.headers::jsonb
-      from pgmb.receive((take_fresh.queue).stream, take_fresh.max, interval '1000 years') r;
-      if found then
-        perform pgmq.note_reading((take_fresh.queue).id, null, take_fresh.vt, take_fresh.read_at);
-      end if;
-    end if;
-    return;
-  end if;
   while max > 0 loop
     select array_agg((r.seq, r.id, r.topic, r.key, r.payload, r.headers, r.published_at)::pgmb.event order by r.seq)
     into fresh

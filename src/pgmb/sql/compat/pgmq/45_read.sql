@@ -47,8 +47,18 @@ begin
     select h.msg_id, h.read_ct, h.enqueued_at, h.last_read_at, h.vt, h.message, h.headers from hidden h order by h.msg_id;
     get diagnostics got = row_count;
   end if;
-  if got < wanted then
+  if got = wanted then
+    return;
+  end if;
+  if asked_for <> '{}' or pgmq.has_passed_over(asked.id) then
     return query select * from pgmq.take_fresh(asked, wanted - got, asked_for, until, now, false);
+    return;
+  end if;
+  return query
+  select r.seq, 1, r.published_at, now, until, r.payload::jsonb, r.headers::jsonb
+  from pgmb.receive(asked.stream, wanted - got, interval '1000 years', raw => true) r;
+  if found then
+    perform pgmq.note_reading(asked.id, null, until, now);
   end if;
 end $$;
 
@@ -103,8 +113,18 @@ begin
     select h.msg_id, h.read_ct, h.enqueued_at, h.last_read_at, h.vt, h.message, h.headers from popped h order by h.msg_id;
     get diagnostics got = row_count;
   end if;
-  if got < wanted then
+  if got = wanted then
+    return;
+  end if;
+  if pgmq.has_passed_over(asked.id) then
     return query select * from pgmq.take_fresh(asked, wanted - got, '{}', now, now, true);
+    return;
+  end if;
+  return query
+  select r.seq, 0, r.published_at, null::timestamptz, r.published_at, r.payload::jsonb, r.headers::jsonb
+  from pgmb.receive(asked.stream, wanted - got, interval '1000 years', raw => true) r;
+  if found then
+    perform pgmq.settle_newest(asked.id);
   end if;
 end $$;
 

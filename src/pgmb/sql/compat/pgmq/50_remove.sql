@@ -81,8 +81,32 @@ begin
   return held;
 end $$;
 
--- Removes messages from a queue and returns those that were in it; content: with all their columns. Settles a reading
--- that is named whole with one row. Internal.
+-- Settles the reading that holds exactly these messages. taken: those that were not settled before; null if there is no
+-- such reading. Internal.
+create or replace function pgmq.take_whole(queue integer, numbers bigint[], out reading pgmq.reading, out taken bigint[])
+language plpgsql
+as $$
+declare
+  ended bigint;
+begin
+  reading := pgmq.reading_of(queue, numbers);
+  if reading.queue is null then
+    return;
+  end if;
+  ended := pgmq.end_reading(reading);
+  if ended = reading.events then
+    taken := numbers;
+  elsif ended is not null then
+    taken := array(
+      select i from unnest(numbers) i
+      where not exists (
+        select from pgmb.settlement s
+        where s.queue = (take_whole.reading).queue and s.claim = (take_whole.reading).claim and s.seq = i));
+  end if;
+end $$;
+
+-- Removes messages from a queue, wherever they are, and returns those that were in it; content: with all their columns.
+-- Internal.
 create or replace function pgmq.take(queue pgmq.queue, numbers bigint[], content boolean)
 returns setof pgmq.message_record
 language plpgsql
@@ -92,30 +116,9 @@ declare
   held pgmq.reading;
   claimed pgmb.claim;
   settled bigint[];
-  ended bigint;
   rest bigint[];
   passing record;
 begin
-  held := pgmq.reading_of((take.queue).id, numbers);
-  if held.queue is not null then
-    ended := pgmq.end_reading(held);
-    rest := numbers;
-    if ended < held.events then
-      rest := array(
-        select i from unnest(numbers) i
-        where not exists (
-          select from pgmb.settlement s where s.queue = held.queue and s.claim = held.claim and s.seq = i));
-    end if;
-    if ended is not null then
-      if content then
-        return query select * from pgmq.from_log(take.queue, rest, held);
-      else
-        return query
-        select i, null::integer, null::timestamptz, null::timestamptz, null::timestamptz, null::jsonb, null::jsonb from unnest(rest) i;
-      end if;
-      return;
-    end if;
-  end if;
   rest := array(select distinct i from unnest(numbers) i where i is not null order by i);
   for passing in
     delete from pgmq.parked p where p.queue = (take.queue).id and p.msg_id = any (rest)
@@ -198,8 +201,15 @@ set enable_bitmapscan = off
 set plan_cache_mode = force_generic_plan
 set jit = off
 as $$
+declare
+  asked pgmq.queue := pgmq.queue_for_reader(queue_name);
+  whole record := pgmq.take_whole(asked.id, msg_ids);
 begin
-  return query select t.msg_id from pgmq.take(pgmq.queue_for_reader(queue_name), msg_ids, false) t;
+  if whole.taken is not null then
+    return query select unnest(whole.taken);
+  else
+    return query select t.msg_id from pgmq.take(asked, msg_ids, false) t;
+  end if;
 end $$;
 
 -- Deletes a message. True if it was in the queue. Errors: 42P01 no such queue, 42501.
@@ -223,12 +233,19 @@ set jit = off
 as $$
 declare
   asked pgmq.queue := pgmq.queue_for_reader(queue_name);
+  whole record := pgmq.take_whole(asked.id, msg_ids);
+  archive text := format('insert into pgmq.%I as a (msg_id, read_ct, enqueued_at, last_read_at, vt, message, headers)',
+    pgmq.format_table_name(asked.queue_name, 'a'));
 begin
-  return query execute format('insert into pgmq.%I as a (msg_id, read_ct, enqueued_at, last_read_at, vt, message, headers)
-    select t.msg_id, t.read_ct, t.enqueued_at, t.last_read_at, t.vt, t.message, t.headers
-    from pgmq.take($1, $2, true) t
-    returning a.msg_id', pgmq.format_table_name(asked.queue_name, 'a'))
-  using asked, msg_ids;
+  if whole.taken is not null then
+    return query execute archive || ' select e.seq, 1, e.published_at, $1, $2, e.payload::jsonb, e.headers::jsonb
+      from ' || asked.log || ' e where e.seq > $3 and e.seq <= $4 and e.seq = any ($5) returning a.msg_id'
+    using (whole.reading).read_at, (whole.reading).vt, (whole.reading).lo, (whole.reading).hi, whole.taken;
+  else
+    return query execute archive || ' select t.msg_id, t.read_ct, t.enqueued_at, t.last_read_at, t.vt, t.message, t.headers
+      from pgmq.take($1, $2, true) t returning a.msg_id'
+    using asked, msg_ids;
+  end if;
 end $$;
 
 -- Moves a message to the archive. True if it was in the queue. Errors: 42P01 no such queue, 42501.
