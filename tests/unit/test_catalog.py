@@ -11,6 +11,7 @@ FUNCTIONS = "pg_proc p where p.pronamespace = 'pgmb'::regnamespace"
 
 # Internal by their comment, but reached with the caller's rights by what the role may call.
 REACHED = {"derive_id", "fresh_id", "stream_id", "compile_patterns", "claim_key", "holder_of_key"}
+REACHED |= {"attach_mutations", "table_topic"}
 
 
 def names(db: psycopg.Connection[Any], query: str) -> list[str]:

@@ -103,7 +103,7 @@ begin
   where s.id = pgmb.stream_id(alter_stream.name);
 end $$;
 
--- Drops a stream with all its events. Refuses while queues read it or schedules publish to it.
+-- Drops a stream with all its events. Refuses while queues read it, or schedules or tables publish to it.
 create or replace function pgmb.drop_stream(name text)
 returns void
 language plpgsql security definer
@@ -122,6 +122,10 @@ begin
   if exists (select from pgmb.schedule c where c.stream = drop_stream.name) then
     raise exception 'schedules still publish to stream %', drop_stream.name
       using errcode = 'MB004', hint = 'Drop them first with pgmb.drop_schedule(name).';
+  end if;
+  if exists (select from pgmb.table_mutations() m where m.stream = drop_stream.name) then
+    raise exception 'tables still publish to stream %', drop_stream.name
+      using errcode = 'MB004', hint = 'Stop them first with pgmb.stop_table_mutations(tabl).';
   end if;
   delete from pgmb.delayed d where d.stream = drop_stream.name;
   delete from pgmb.dedup d where d.stream = drop_stream.name;

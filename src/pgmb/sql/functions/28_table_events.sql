@@ -1,0 +1,423 @@
+-- Table events. Statement triggers publish what was inserted, updated, deleted and truncated in a table, in the
+-- transaction that wrote it. They run with the owner's rights, so that whoever writes to the table needs none here.
+
+-- Has a table publish its mutations to a stream, as <schema>.<table>.insert, .update, .delete and .truncate, in lower
+-- case; in the names, dots, blanks, * and # become _. payload: the row (of an update the new one); key: its primary
+-- key; an update's headers: {"old": the old row, "changed": the fields that changed, with their new values}. Called
+-- again, changes what is published, and where. The caller is an admin with the right TRIGGER on the table, or owns the
+-- table and may publish to the stream. Lock: SHARE ROW EXCLUSIVE on the table, ACCESS EXCLUSIVE to publish less than
+-- before. Errors: MB001 no such stream, MB005 not a table, 42501.
+create or replace function pgmb.push_table_mutations(
+  tabl regclass, insert boolean default true, update boolean default true, delete boolean default true,
+  truncate boolean default true, stream text default 'main'
+)
+returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  target pg_class;
+  wanted record;
+begin
+  select * into target from pg_class c where c.oid = push_table_mutations.tabl;
+  if target.relkind is null or target.relkind not in ('r', 'p') or target.relpersistence = 't'
+    or target.relnamespace = any ('{pgmb,pg_catalog}'::regnamespace[])
+  then
+    raise exception 'not a table that can publish its mutations: %', coalesce(push_table_mutations.tabl::text, 'null')
+      using errcode = 'MB005', hint = 'A table or a partitioned table, not temporary, and none of pgmb''s own.';
+  end if;
+  if exists (select from pg_partition_tree(target.oid) part join pg_class c on c.oid = part.relid where c.relkind = 'f') then
+    raise exception 'foreign tables are among the partitions of %', push_table_mutations.tabl using errcode = 'MB005',
+      hint = 'PostgreSQL cannot tell a trigger what it wrote there.';
+  end if;
+  if to_regclass(format('pgmb.%I', 'log_' || push_table_mutations.stream)) is null then
+    raise exception 'stream % does not exist', coalesce(quote_literal(push_table_mutations.stream), 'null')
+      using errcode = 'MB001', hint = 'Create it with pgmb.create_stream(name).';
+  end if;
+  for wanted in
+    select given.op, coalesce(given.flag, false) flag, t.oid is not null made,
+      t.tgargs = convert_to(push_table_mutations.stream, 'UTF8') || '\x00' as same
+    from (values ('insert', push_table_mutations.insert), ('update', push_table_mutations.update),
+      ('delete', push_table_mutations.delete), ('truncate', push_table_mutations.truncate)) given (op, flag)
+    left join pg_trigger t on t.tgrelid = target.oid and t.tgname = 'pgmb_' || given.op and not t.tgisinternal
+  loop
+    if wanted.flag and wanted.same is not true then
+      if has_function_privilege('pgmb.publish_mutations()', 'execute') then
+        execute pgmb.mutation_trigger(target.oid, wanted.op, push_table_mutations.stream);
+      else
+        perform pgmb.attach_mutations(target.oid, wanted.op, push_table_mutations.stream);
+      end if;
+    elsif wanted.made and not wanted.flag then
+      execute format('drop trigger %I on %s', 'pgmb_' || wanted.op, target.oid::regclass);
+    end if;
+  end loop;
+end $$;
+
+-- Has a table publish its mutations no longer. True if it did. The caller owns the table. Lock: ACCESS EXCLUSIVE on
+-- the table.
+create or replace function pgmb.stop_table_mutations(tabl regclass)
+returns boolean
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  made name;
+  stopped boolean := false;
+begin
+  for made in
+    select t.tgname from pg_trigger t
+    where t.tgrelid = stop_table_mutations.tabl and t.tgfoid = to_regprocedure('pgmb.publish_mutations()')
+      and not t.tgisinternal
+  loop
+    execute format('drop trigger %I on %s', made, stop_table_mutations.tabl);
+    stopped := true;
+  end loop;
+  return stopped;
+end $$;
+
+-- The tables that publish their mutations: which, to which stream, and the topic without its last word. A trigger that
+-- was disabled counts as none.
+create or replace function pgmb.table_mutations(
+  out tabl regclass, out insert boolean, out update boolean, out delete boolean, out truncate boolean,
+  out stream text, out topic text
+)
+returns setof record
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+  select t.tgrelid::regclass,
+    coalesce(bool_or(t.tgtype & 4 <> 0), false), coalesce(bool_or(t.tgtype & 16 <> 0), false),
+    coalesce(bool_or(t.tgtype & 8 <> 0), false), coalesce(bool_or(t.tgtype & 32 <> 0), false),
+    to_.stream, pgmb.table_topic(n.nspname, c.relname)
+  from pg_trigger t
+  join pg_class c on c.oid = t.tgrelid
+  join pg_namespace n on n.oid = c.relnamespace
+  cross join lateral (select convert_from(substr(t.tgargs, 1, length(t.tgargs) - 1), 'UTF8')) to_ (stream)
+  where t.tgfoid = to_regprocedure('pgmb.publish_mutations()') and t.tgenabled <> 'D' and not t.tgisinternal
+  group by t.tgrelid, to_.stream, n.nspname, c.relname
+  order by n.nspname, c.relname, to_.stream
+$$;
+
+-- The topic of a table's events, without the operation. Internal.
+create or replace function pgmb.table_topic(schema name, tabl name)
+returns text
+language plpgsql immutable
+as $$
+begin
+  return regexp_replace(lower(schema::text collate "C"), '[.*#[:space:][:cntrl:]]', '_', 'g') || '.'
+    || regexp_replace(lower(tabl::text collate "C"), '[.*#[:space:][:cntrl:]]', '_', 'g');
+end $$;
+
+-- The statement that makes a table's trigger for an operation. Internal.
+create or replace function pgmb.mutation_trigger(tabl regclass, op text, stream text)
+returns text
+language sql stable
+as $$
+  select format('create or replace trigger %I after %s on %s%s for each statement execute function pgmb.publish_mutations(%L)',
+    'pgmb_' || op, op, tabl, case op
+      when 'insert' then ' referencing new table as new_rows'
+      when 'update' then ' referencing old table as old_rows new table as new_rows'
+      when 'delete' then ' referencing old table as old_rows'
+      else '' end, stream)
+$$;
+
+-- Makes the trigger for a caller who is no admin. Only admins may execute the trigger's function, and so put it on a
+-- table with a stream of their choice; here the caller owns the table and may publish to the stream. Internal.
+create or replace function pgmb.attach_mutations(tabl regclass, op text, stream text)
+returns void
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  log text := format('pgmb.%I', 'log_' || attach_mutations.stream);
+begin
+  if not exists (select from pg_class c where c.oid = attach_mutations.tabl and pg_has_role(pgmb.caller(), c.relowner, 'usage')) then
+    raise exception 'role % does not own table %', pgmb.caller(), attach_mutations.tabl using errcode = '42501',
+      hint = 'A table''s owner, or an admin with the right TRIGGER on it, has it publish its mutations.';
+  end if;
+  if not has_column_privilege(pgmb.caller(), log, 'payload', 'insert') then
+    raise exception 'role % may not publish to stream %', pgmb.caller(), attach_mutations.stream using errcode = '42501',
+      hint = 'Grant it with pgmb.grant_publish(stream, role).';
+  end if;
+  if not has_table_privilege(attach_mutations.tabl, 'trigger') then
+    raise exception 'role %, which owns pgmb, may not create triggers on table %', current_user, attach_mutations.tabl
+      using errcode = '42501',
+        hint = format('grant trigger on table %s to %I; then call again. The right can be revoked afterwards.',
+          attach_mutations.tabl, current_user);
+  end if;
+  execute pgmb.mutation_trigger(attach_mutations.tabl, attach_mutations.op, attach_mutations.stream);
+end $$;
+
+-- Publishes a statement's mutations: the trigger that push_table_mutations makes, once a statement. What it writes does
+-- not depend on the writer's settings. Errors: 42501 see assert_own_casts; MB040 a queue is full; whatever the
+-- serialiser raises.
+create or replace function pgmb.publish_mutations()
+returns trigger
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+set timezone = 'UTC'
+set datestyle = 'ISO, YMD'
+set intervalstyle = 'postgres'
+set bytea_output = 'hex'
+set extra_float_digits = 1
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+  topic text := pgmb.table_topic(tg_table_schema, tg_table_name) || '.';
+  few constant integer := 20;
+  olds bigint := 0;
+  news bigint := 0;
+  shape record;
+  events refcursor;
+  event record;
+begin
+  if tg_op = 'TRUNCATE' then
+    perform pgmb.publish(topic || 'truncate', 'null', stream => tg_argv[0]);
+    return null;
+  end if;
+  -- An upsert fires the triggers of both its operations, though one of them may have done nothing.
+  if tg_op <> 'INSERT' then
+    select count(*) into olds from (select from old_rows limit few + 1) first;
+  end if;
+  if tg_op <> 'DELETE' then
+    select count(*) into news from (select from new_rows limit few + 1) first;
+  end if;
+  if olds + news = 0 then
+    return null;
+  end if;
+  perform pgmb.assert_own_casts(tg_relid);
+  shape := pgmb.shape_of_rows(tg_relid);
+  if tg_op = 'UPDATE' and shape.partitioned then
+    select count(*) into olds from old_rows;
+    select count(*) into news from new_rows;
+    -- On their way to another partition some rows were stopped by a trigger there; which of the old ones is unknown.
+    if olds <> news then
+      execute pgmb.mutation_statement(tg_relid, 'delete', tg_argv[0]) using topic || 'delete', tg_relid, 'DELETE';
+      execute pgmb.mutation_statement(tg_relid, 'insert', tg_argv[0]) using topic || 'insert', tg_relid, 'INSERT';
+      return null;
+    end if;
+  end if;
+  topic := topic || lower(tg_op);
+  -- To plan a statement for this table costs more than to publish a few rows one by one, by statements that any table
+  -- can use and that are planned once a session.
+  if greatest(olds, news) > few or not shape.plain then
+    execute pgmb.mutation_statement(tg_relid, lower(tg_op), tg_argv[0]) using topic, tg_relid, tg_op;
+    return null;
+  elsif tg_op = 'INSERT' then
+    open events for select row_to_json(n.*) as row, null::json as headers from new_rows n;
+  elsif tg_op = 'DELETE' then
+    open events for select row_to_json(o.*) as row, null::json as headers from old_rows o;
+  else
+    open events for
+      select n.row, json_build_object('old', o.row, 'changed', ('{' || (
+        select string_agg(to_json(now.key) || ':' || now.value, ',')
+        from json_each(n.row) now join json_each(o.row) was using (key)
+        where now.value::text <> was.value::text
+      ) || '}')::json) as headers
+      from (select row_number() over () place, row_to_json(o.*) as row from old_rows o) o
+      join (select row_number() over () place, row_to_json(n.*) as row from new_rows n) n using (place)
+      where o.row::text <> n.row::text
+      order by place;
+  end if;
+  loop
+    fetch events into event;
+    exit when not found;
+    if tg_argv[0] = 'main' then
+      insert into pgmb.log_main (topic, key, payload, headers)
+      values (topic, pgmb.key_of_row(event.row, shape.keys), event.row, event.headers);
+    else
+      perform pgmb.publish(topic, event.row, pgmb.key_of_row(event.row, shape.keys), event.headers, tg_argv[0]);
+    end if;
+  end loop;
+  return null;
+end $$;
+
+-- What decides how rows of a table are published: the columns of its primary key; whether their JSON can be taken apart
+-- again: no serialiser of the user's, no virtual columns, of which a transition table has no values, and no values of
+-- type json, also inside types of the user's, with \u0000 in them; whether an update may move rows between partitions.
+-- Internal.
+create or replace function pgmb.shape_of_rows(tabl oid, out keys text[], out plain boolean, out partitioned boolean)
+language plpgsql stable
+as $$
+declare
+  primary_key smallint[];
+begin
+  select (i.indkey::smallint[])[:i.indnkeyatts - 1] into primary_key from pg_index i
+  where i.indrelid = shape_of_rows.tabl and i.indisprimary;
+  keys := array(
+    select a.attname::text from pg_attribute a
+    where a.attrelid = shape_of_rows.tabl and a.attnum = any (primary_key)
+    order by array_position(primary_key, a.attnum));
+  plain := not pgmb.serialiser_is_custom() and not exists (
+    select from pg_attribute a
+    where a.attrelid = shape_of_rows.tabl and a.attnum > 0 and not a.attisdropped
+      and (a.attgenerated = 'v' or a.atttypid = any ('{json,json[]}'::regtype[])
+        or a.atttypid >= 16384 and (select t.typtype <> 'e' from pg_type t where t.oid = a.atttypid)));
+  partitioned := (select c.relkind = 'p' from pg_class c where c.oid = shape_of_rows.tabl);
+end $$;
+
+-- The ordering key of a row: the text of its primary key, or of an array of its columns where there are several.
+-- Internal.
+create or replace function pgmb.key_of_row("row" json, keys text[])
+returns text
+language plpgsql immutable
+as $$
+begin
+  return case cardinality(keys)
+    when 0 then null
+    when 1 then "row" ->> keys[1]
+    else (select '[' || string_agg(("row" -> k.name)::text, ', ' order by k.place) || ']'
+      from unnest(keys) with ordinality k (name, place)) end;
+end $$;
+
+-- Whether the user has replaced the serialiser. Internal.
+create or replace function pgmb.serialiser_is_custom()
+returns boolean
+language plpgsql stable
+as $$
+begin
+  return exists (select from pg_proc p
+    where p.oid = to_regprocedure('pgmb.serialise_record_for_event(oid, text, record)')
+      and strpos(p.prosrc, 'pgmb: the default serialiser') = 0);
+end $$;
+
+-- The statement that publishes a transition table: $1 the topic, $2 the table, $3 the operation as the serialiser gets
+-- it. Old and new rows of an update belong together by their place: PostgreSQL puts both away in one step
+-- (docs/adr/0012). Calls no function of the table's owner, see assert_own_casts. Internal.
+create or replace function pgmb.mutation_statement(tabl oid, op text, stream text)
+returns text
+language plpgsql stable
+as $$
+declare
+  into_log text := format('insert into pgmb.%I (topic, key, payload, headers) ', 'log_' || stream);
+  custom boolean := pgmb.serialiser_is_custom();
+  side text := case op when 'delete' then 'old' else 'new' end;
+  key text;
+  source text;
+  fields name[];
+  longest integer;
+  place text;
+  whole text;
+  paired text;
+begin
+  select case count(*)
+      when 0 then 'null'
+      when 1 then format($sql$(to_json(%s.%I) #>> '{}')$sql$, side, min(k.name))
+      else format('json_build_array(%s)::text', string_agg(format('%s.%I', side, k.name), ', ' order by k.place)) end
+  into key
+  from unnest((pgmb.shape_of_rows(mutation_statement.tabl)).keys) with ordinality k (name, place);
+
+  select coalesce(array_agg(a.attname order by a.attnum), '{}'), max(length(a.attname)),
+    -- A transition table has no values of virtual columns, which PostgreSQL 18 brought.
+    case when bool_or(a.attgenerated = 'v')
+      then '(select ' || string_agg(case when a.attgenerated = 'v' then pg_get_expr(d.adbin, d.adrelid) || ' as ' else '' end
+        || replace(quote_ident(a.attname), '%', '%%'), ', ' order by a.attnum) || ' from %1$s_rows)'
+      else '%1$s_rows' end
+  into fields, longest, source
+  from pg_attribute a
+  left join pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum and a.attgenerated = 'v'
+  where a.attrelid = mutation_statement.tabl and a.attnum > 0 and not a.attisdropped;
+
+  if op <> 'update' then
+    source := format(source, side);
+    if custom then
+      return into_log || format($sql$
+        select $1, %3$s, coalesce(made.serialised, 'null')::json, null
+        from %2$s %1$s
+        cross join lateral pgmb.serialise_record_for_event($2, $3, %1$s.*) made
+        where made.emit $sql$, side, source, key);
+    end if;
+    return into_log || format('select $1, %3$s, row_to_json(%1$s.*), null from %2$s %1$s', side, source, key);
+  end if;
+
+  -- Names that no column has.
+  place := quote_ident(rpad('place', longest + 1, '_'));
+  whole := quote_ident(rpad('whole', longest + 1, '_'));
+  select string_agg(format('(select row_number() over () as %2$s, %3$s as %4$s, %1$s.* from %5$s %1$s) %1$s',
+      pair, place, format(case when custom then '%s.*::record' else 'row_to_json(%s.*)' end, pair), whole,
+      format(source, pair)), ' join ') || ' using (' || place || ')'
+  into paired
+  from unnest('{old,new}'::text[]) pair;
+  if custom then
+    return into_log || format($sql$
+      select $1, %1$s, coalesce(made.serialised, 'null')::json,
+        json_build_object('old', was.serialised, 'changed', (
+          select coalesce(json_object_agg(field.key, field.value), '{}')
+          from jsonb_each(case jsonb_typeof(made.serialised) when 'object' then made.serialised end) field
+          where case jsonb_typeof(was.serialised) when 'object'
+            then field.value is distinct from was.serialised -> field.key else true end))
+      from %2$s
+      cross join lateral pgmb.serialise_record_for_event($2, $3, old.%3$s) was
+      cross join lateral pgmb.serialise_record_for_event($2, $3, new.%3$s) made
+      where record_image_ne(row(%4$s), row(%5$s)) and made.emit and made.serialised is distinct from was.serialised $sql$,
+      key, paired, whole,
+      (select string_agg(format('old.%I', field), ', ') from unnest(fields) field),
+      (select string_agg(format('new.%I', field), ', ') from unnest(fields) field));
+  end if;
+  return into_log || format($sql$
+    select $1, pair.key, pair.new, json_build_object('old', pair.old, 'changed', ('{' || pair.changed || '}')::json)
+    from (
+      select %1$s as key, new.%3$s as new, old.%3$s as old, array_to_string(array[%4$s], ',') as changed
+      from %2$s
+      offset 0
+    ) pair
+    where pair.changed <> '' $sql$,
+    key, paired, whole,
+    (select string_agg(format($sql$case
+      when record_image_ne(row(old.%1$I), row(new.%1$I)) and to_json(old.%1$I)::text is distinct from to_json(new.%1$I)::text
+      then %2$L || coalesce(to_json(new.%1$I)::text, 'null') end$sql$, field, to_json(field) || ':'), ', ')
+    from unnest(fields) field));
+end $$;
+
+-- Raises 42501 where writing a row of the table as JSON would call a function of somebody with less rights than pgmb's
+-- owner: the cast to json of a type of theirs. The trigger would lend that function its rights. Internal.
+create or replace function pgmb.assert_own_casts(tabl oid)
+returns void
+language plpgsql stable
+set enable_seqscan = off
+as $$
+declare
+  casts_of_others oid[] := array(
+    select c.castsource from pg_cast c join pg_proc p on p.oid = c.castfunc
+    where c.casttarget = 'json'::regtype and c.castsource >= 16384 and not pg_has_role(p.proowner, current_user, 'usage'));
+  refused oid;
+begin
+  if casts_of_others = '{}' then
+    return;
+  end if;
+  with recursive used (type) as (
+    select a.atttypid from pg_attribute a where a.attrelid = assert_own_casts.tabl and a.attnum > 0 and not a.attisdropped
+    union
+    select part.type
+    from used
+    join pg_type t on t.oid = used.type
+    cross join lateral (
+      select t.typelem union select t.typbasetype union
+      select a.atttypid from pg_attribute a where a.attrelid = t.typrelid and a.attnum > 0 and not a.attisdropped
+    ) part (type)
+  )
+  select used.type into refused from used where used.type = any (casts_of_others) limit 1;
+  if found then
+    raise exception 'table % cannot publish its mutations: the function that casts % to json would run with the rights of %',
+      assert_own_casts.tabl::regclass, refused::regtype, current_user using errcode = '42501',
+      hint = 'Drop the cast, or let that role or a superuser own its function.';
+  end if;
+end $$;
+
+-- Decides whether a mutation is published and how its row reads; the user may replace it. Upgrades make it only where
+-- there is none of the user's.
+do $pgmb_serialiser$
+begin
+  if not pgmb.serialiser_is_custom() then
+    create or replace function pgmb.serialise_record_for_event(
+      tabl oid, op text, record record, serialised out jsonb, emit out boolean
+    )
+    language plpgsql immutable strict parallel safe
+    as $$
+    -- pgmb: the default serialiser. While it stands, rows are published as row_to_json has them, and it is not called.
+    begin
+      serialised := to_jsonb(record);
+      emit := true;
+    end $$;
+  end if;
+end $pgmb_serialiser$;
