@@ -116,13 +116,14 @@ def test_the_key_is_the_primary_keys_text(db: psycopg.Connection[Any], rows: int
 
 BUILT_IN = """
   id int, part text, b boolean, f float8, r real, n numeric, t timestamptz, d date, i interval, y bytea,
-  jb jsonb, a int[], g int4range, x xml, u uuid, c char(3), "Odd ""name%" text, place int, whole int, row int, old int,
-  new int, primary key (part, id)
+  jb jsonb, a int[], g int4range, x xml, u uuid, c char(3), "Odd ""name%" text, place int, whole int, row int,
+  old int, new int, primary key (part, id)
 """
 BUILT_IN_VALUES = """
   n, 'p', n % 2 > 5, 'NaN'::float8, '-Infinity'::real, 'NaN'::numeric, timestamptz '2026-01-01 00:00Z',
   date '2026-02-01', interval '1 day 2 s', '\\x00ff'::bytea, '{"k": 1}'::jsonb, '{1,null}'::int[],
-  int4range(1, 2), '<a/>'::xml, '00000000-0000-0000-0000-000000000001'::uuid, 'ab'::char(3), 'o', 1, 2, 3, 4, 5
+  int4range(1, 2), '<a/>'::xml, '00000000-0000-0000-0000-000000000001'::uuid, 'ab'::char(3), 'o', 1, 2, 3,
+  4, 5
 """
 CHANGE = """
   b = null, f = 1.1::float8, n = 'Infinity', t = 'infinity', d = '-infinity', y = null, a = '{}', place = 7,

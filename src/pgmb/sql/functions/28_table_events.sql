@@ -26,7 +26,9 @@ begin
     raise exception 'not a table that can publish its mutations: %', coalesce(push_table_mutations.tabl::text, 'null')
       using errcode = 'MB005', hint = 'A table or a partitioned table, not temporary, and none of pgmb''s own.';
   end if;
-  if exists (select from pg_partition_tree(target.oid) part join pg_class c on c.oid = part.relid where c.relkind = 'f') then
+  if exists (
+    select from pg_partition_tree(target.oid) part join pg_class c on c.oid = part.relid where c.relkind = 'f')
+  then
     raise exception 'foreign tables are among the partitions of %', push_table_mutations.tabl using errcode = 'MB005',
       hint = 'PostgreSQL cannot tell a trigger what it wrote there.';
   end if;
@@ -113,7 +115,8 @@ create or replace function pgmb.mutation_trigger(tabl regclass, op text, stream 
 returns text
 language sql stable
 as $$
-  select format('create or replace trigger %I after %s on %s%s for each statement execute function pgmb.publish_mutations(%L)',
+  select format('create or replace trigger %I after %s on %s%s for each statement'
+      ' execute function pgmb.publish_mutations(%L)',
     'pgmb_' || op, op, tabl, case op
       when 'insert' then ' referencing new table as new_rows'
       when 'update' then ' referencing old table as old_rows new table as new_rows'
@@ -131,19 +134,24 @@ as $$
 declare
   log text := format('pgmb.%I', 'log_' || attach_mutations.stream);
 begin
-  if not exists (select from pg_class c where c.oid = attach_mutations.tabl and pg_has_role(pgmb.caller(), c.relowner, 'usage')) then
+  if not exists (
+    select from pg_class c where c.oid = attach_mutations.tabl and pg_has_role(pgmb.caller(), c.relowner, 'usage'))
+  then
     raise exception 'role % does not own table %', pgmb.caller(), attach_mutations.tabl using errcode = '42501',
       hint = 'A table''s owner, or an admin with the right TRIGGER on it, has it publish its mutations.';
   end if;
   if not has_column_privilege(pgmb.caller(), log, 'payload', 'insert') then
-    raise exception 'role % may not publish to stream %', pgmb.caller(), attach_mutations.stream using errcode = '42501',
-      hint = 'Grant it with pgmb.grant_publish(stream, role).';
+    raise exception 'role % may not publish to stream %', pgmb.caller(), attach_mutations.stream
+      using errcode = '42501', hint = 'Grant it with pgmb.grant_publish(stream, role).';
   end if;
-  if not has_table_privilege(attach_mutations.tabl, 'trigger') then
+  if not has_table_privilege(attach_mutations.tabl, 'trigger')
+    or not has_schema_privilege((select c.relnamespace from pg_class c where c.oid = attach_mutations.tabl), 'usage')
+  then
     raise exception 'role %, which owns pgmb, may not create triggers on table %', current_user, attach_mutations.tabl
-      using errcode = '42501',
-        hint = format('grant trigger on table %s to %I; then call again. The right can be revoked afterwards.',
-          attach_mutations.tabl, current_user);
+      using errcode = '42501', hint = (
+        select format('grant usage on schema %s to %I; grant trigger on table %s to %2$I; call again; revoke both if you like.',
+          c.relnamespace::regnamespace, current_user, attach_mutations.tabl)
+        from pg_class c where c.oid = attach_mutations.tabl);
   end if;
   execute pgmb.mutation_trigger(attach_mutations.tabl, attach_mutations.op, attach_mutations.stream);
 end $$;
@@ -309,9 +317,9 @@ begin
 
   select coalesce(array_agg(a.attname order by a.attnum), '{}'), max(length(a.attname)),
     -- A transition table has no values of virtual columns, which PostgreSQL 18 brought.
-    case when bool_or(a.attgenerated = 'v')
-      then '(select ' || string_agg(case when a.attgenerated = 'v' then pg_get_expr(d.adbin, d.adrelid) || ' as ' else '' end
-        || replace(quote_ident(a.attname), '%', '%%'), ', ' order by a.attnum) || ' from %1$s_rows)'
+    case when bool_or(a.attgenerated = 'v') then '(select ' || replace(string_agg(
+        case when a.attgenerated = 'v' then pg_get_expr(d.adbin, d.adrelid) || ' as ' else '' end || quote_ident(a.attname),
+        ', ' order by a.attnum), '%', '%%') || ' from %1$s_rows)'
       else '%1$s_rows' end
   into fields, longest, source
   from pg_attribute a
