@@ -32,13 +32,13 @@ begin
     raise exception 'foreign tables are among the partitions of %', push_table_mutations.tabl using errcode = 'MB005',
       hint = 'PostgreSQL cannot tell a trigger what it wrote there.';
   end if;
-  if to_regclass(format('pgmb.%I', 'log_' || push_table_mutations.stream)) is null then
+  if to_regclass('pgmb.' || quote_ident('log_' || push_table_mutations.stream)) is null then
     raise exception 'stream % does not exist', coalesce(quote_literal(push_table_mutations.stream), 'null')
       using errcode = 'MB001', hint = 'Create it with pgmb.create_stream(name).';
   end if;
   for wanted in
     select given.op, coalesce(given.flag, false) flag, t.oid is not null made,
-      t.tgargs = convert_to(push_table_mutations.stream, 'UTF8') || '\x00' as same
+      t.tgargs = convert_to(push_table_mutations.stream, 'UTF8') || '\x00' and t.tgenabled <> 'D' as same
     from (values ('insert', push_table_mutations.insert), ('update', push_table_mutations.update),
       ('delete', push_table_mutations.delete), ('truncate', push_table_mutations.truncate)) given (op, flag)
     left join pg_trigger t on t.tgrelid = target.oid and t.tgname = 'pgmb_' || given.op and not t.tgisinternal
