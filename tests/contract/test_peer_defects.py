@@ -1,7 +1,8 @@
 """What peers get wrong (shared notes, peers.md) and we promise: one section a defect, by its number there.
 
 1, 2 and 3 are in test_crash.py and test_clock.py, 5 in test_privileges.py and unit/test_catalog.py, 7 in
-test_maintenance_waits.py, 15 in test_pooler.py, 16 in test_claim_cost.py, 24 in test_standby.py.
+test_maintenance_waits.py, 15 in test_pooler.py, 16 in test_claim_cost.py, 22 in test_workers.py and beside
+it, 24 in test_standby.py.
 """
 
 from __future__ import annotations
