@@ -22,7 +22,7 @@ begin
       execute format('grant pgmb_matcher to %I', owner);
     end if;
     execute 'grant usage on schema pgmb to pgmb_matcher';
-    execute 'grant select (id, group_id, stream, shape, params, equals, paused_at) on pgmb.subscription to pgmb_matcher';
+    execute 'grant select on pgmb.subscription to pgmb_matcher';
     if to_regnamespace('pgmb_condition') is null then
       execute 'create schema pgmb_condition authorization pgmb_matcher';
     end if;
@@ -99,6 +99,39 @@ begin
     execute format('grant execute on function pgmb_condition.%I to %I', name,
       (select pg_get_userbyid(n.nspowner) from pg_namespace n where n.nspname = 'pgmb'));
     return expression;
+  end $$;
+
+  -- Runs a statement of pgmb.match_statement: conditions of subscriptions, against documents $1 for group $2 of
+  -- stream $3, and for the subscriptions $4 alone if there are any.
+  create or replace function pgmb_condition.match(
+    statement text, documents pgmb.document[], group_id text, stream integer, subscriptions uuid[],
+    out seqs bigint[], out matching uuid[]
+  )
+  language plpgsql security definer
+  set search_path = pg_catalog, pg_temp
+  set work_mem = '64MB'
+  set jit = off
+  set enable_nestloop = off
+  as $$
+  begin
+    execute statement into seqs, matching using documents, group_id, stream, subscriptions;
+  end $$;
+
+  -- Drops the functions of conditions other than these.
+  create or replace function pgmb_condition.forget(kept text[])
+  returns void
+  language plpgsql security definer
+  set search_path = pg_catalog, pg_temp
+  as $$
+  declare
+    unused regprocedure;
+  begin
+    for unused in
+      select p.oid from pg_proc p
+      where p.pronamespace = 'pgmb_condition'::regnamespace and p.proname ~ '^c_[0-9a-f]{40}$' and p.proname <> all (kept)
+    loop
+      execute 'drop function ' || unused;
+    end loop;
   end $$;
 
   execute format('grant usage on schema pgmb_condition to %I', owner);

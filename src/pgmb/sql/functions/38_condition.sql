@@ -45,6 +45,7 @@ create or replace function pgmb.compile_condition(condition text)
 returns text
 language plpgsql
 as $$
+#variable_conflict use_variable
 declare
   compiled text;
 begin
@@ -52,8 +53,15 @@ begin
     return null;
   end if;
   perform pgmb.assert_author();
-  -- By name at run time: the schema may not be there.
-  execute 'select pgmb_condition.compile($1)' into compiled using condition;
+  -- Until this commits none is forgotten: see expire_subscriptions.
+  perform pg_advisory_xact_lock_shared(28749, 4);
+  select c.compiled into compiled from pgmb.condition c where c.digest = sha256(convert_to(condition, 'UTF8'));
+  if compiled is null then
+    -- By name at run time: the schema may not be there.
+    execute 'select pgmb_condition.compile($1)' into compiled using condition;
+    insert into pgmb.condition (digest, compiled) values (sha256(convert_to(condition, 'UTF8')), compiled)
+    on conflict do nothing;
+  end if;
   return compiled;
 end $$;
 

@@ -140,6 +140,7 @@ create or replace function pgmb.create_queue(
 returns boolean
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
+set jit = off
 as $$
 #variable_conflict use_column
 declare
@@ -238,6 +239,7 @@ create or replace function pgmb.bind(
 returns void
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
+set jit = off
 as $$
 #variable_conflict use_column
 declare

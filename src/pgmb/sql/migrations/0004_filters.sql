@@ -39,9 +39,16 @@ create type pgmb.subscriber as (
   params jsonb
 );
 
+create table pgmb.condition (
+  digest bytea primary key,
+  compiled text not null
+);
+
 create table pgmb.shape (
   id integer generated always as identity primary key,
   patterns text[] not null,
+  topics text[],
+  regex text,
   fields text[] not null default '{}',
   filter jsonpath,
   condition text,
@@ -67,7 +74,7 @@ create table pgmb.subscription (
 create index subscription_group on pgmb.subscription (stream, group_id, shape);
 create index subscription_shape on pgmb.subscription (shape);
 create index subscription_equals on pgmb.subscription using hash (equals) where equals <> '[]';
-create index subscription_params on pgmb.subscription using gin (params jsonb_path_ops);
+create index subscription_params on pgmb.subscription using gin (params jsonb_path_ops) with (fastupdate = off);
 create index subscription_expiry on pgmb.subscription (active_at) where expires_after is not null;
 
 create table pgmb.endpoint (

@@ -22,15 +22,25 @@ create type pgmb.subscriber as (
   params jsonb
 );
 
+-- Conditions that were checked, as the server writes them (pgmb.compile_condition).
+create table pgmb.condition (
+  -- SHA-256 of the text as it was given.
+  digest bytea primary key,
+  compiled text not null
+);
+
 create table pgmb.shape (
   id integer generated always as identity primary key,
   patterns text[] not null,
+  -- The patterns compiled (pgmb.compile_patterns).
+  topics text[],
+  regex text,
   -- The fields that must be equal, for example {payload,room}; a subscription holds their values in this order.
   fields text[] not null default '{}',
   -- A jsonpath predicate, and what its variables are called.
   filter jsonpath,
   condition text,
-  -- SHA-256 of all of the above.
+  -- SHA-256 of what was asked.
   digest bytea not null unique,
   created_at timestamptz not null default now()
 );
@@ -55,5 +65,5 @@ create table pgmb.subscription (
 create index subscription_group on pgmb.subscription (stream, group_id, shape);
 create index subscription_shape on pgmb.subscription (shape);
 create index subscription_equals on pgmb.subscription using hash (equals) where equals <> '[]';
-create index subscription_params on pgmb.subscription using gin (params jsonb_path_ops);
+create index subscription_params on pgmb.subscription using gin (params jsonb_path_ops) with (fastupdate = off);
 create index subscription_expiry on pgmb.subscription (active_at) where expires_after is not null;

@@ -1,0 +1,373 @@
+-- Subscriptions of a group: what thousands of readers ask of the same events, matched together.
+
+-- Subscribes within a group to events that match the patterns, fields, filter and condition (see create_queue), and
+-- returns the subscription's id: equal ones of a group are one. It expires once nobody has subscribed again or kept it
+-- (keep_subscriptions) for expires_after. What it matches is read with receive_group or between_group. Errors:
+-- MB001 no such stream, MB003 not a name, MB007 not a pattern, MB009 not a filter, MB010 not a condition, MB025 no conditions here,
+-- 42501.
+create or replace function pgmb.subscribe(
+  group_id text, patterns text[] default '{#}', equals jsonb default null, filter text default null,
+  condition text default null, params jsonb default null, expires_after interval default null,
+  stream text default 'main'
+)
+returns uuid
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+  compiled record;
+  asked jsonb;
+  made integer;
+  given uuid;
+  fields text[];
+  amounts jsonb;
+  stream_number integer := pgmb.stream_id(subscribe.stream);
+begin
+  perform pgmb.assert_reader(subscribe.stream);
+  if subscribe.group_id is null or subscribe.group_id !~ '^[^\x01-\x20\x7f]([^\x01-\x1f\x7f]{0,98}[^\x01-\x20\x7f])?$' then
+    raise exception 'not a name of a group: %', coalesce(quote_literal(subscribe.group_id), 'null')
+      using errcode = 'MB003', hint = 'Up to 100 characters, none of them control characters, no space at either end.';
+  end if;
+  compiled := pgmb.compile_patterns(subscribe.patterns);
+  perform pgmb.assert_filter(subscribe.equals, subscribe.filter, subscribe.params);
+  subscribe.condition := pgmb.compile_condition(subscribe.condition);
+  select array_agg(f.path::text order by f.path), jsonb_agg(f.value order by f.path) into fields, amounts
+  from pgmb.equal_fields(subscribe.equals) f;
+  asked := jsonb_build_array(subscribe.patterns, fields, pgmb.predicate(subscribe.filter)::text, subscribe.condition);
+  select h.id into made from pgmb.shape h where h.digest = sha256(convert_to(asked::text, 'UTF8'))
+  for key share;
+  if made is null then
+    insert into pgmb.shape as h (patterns, topics, regex, fields, filter, condition, digest)
+    values (subscribe.patterns, compiled.topics, compiled.regex, coalesce(fields, '{}'), pgmb.predicate(subscribe.filter),
+      subscribe.condition, sha256(convert_to(asked::text, 'UTF8')))
+    on conflict (digest) do update set digest = excluded.digest
+    returning h.id into made;
+  end if;
+  insert into pgmb.subscription as s (group_id, stream, shape, params, equals, expires_after, digest)
+  values (subscribe.group_id, stream_number, made, coalesce(subscribe.params, '{}'), coalesce(amounts, '[]'),
+    subscribe.expires_after, sha256(convert_to(jsonb_build_array(subscribe.group_id, stream_number, made,
+      coalesce(subscribe.params, '{}'), coalesce(amounts, '[]'))::text, 'UTF8')))
+  on conflict (digest) do update
+  set expires_after = excluded.expires_after, active_at = clock_timestamp(), paused_at = null, paused_reason = null
+  returning s.id into given;
+  return given;
+end $$;
+
+-- Ends a subscription. True if there was one.
+create or replace function pgmb.unsubscribe(id uuid)
+returns boolean
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+begin
+  perform pgmb.assert_reader(t.name)
+  from pgmb.subscription s join pgmb.stream t on t.id = s.stream where s.id = unsubscribe.id;
+  delete from pgmb.subscription s where s.id = unsubscribe.id;
+  return found;
+end $$;
+
+-- Says that subscriptions are in use, so that they do not expire. Returns those that exist: whoever misses one
+-- subscribes again. Cheap to repeat: a row is written once in a quarter of its time at most.
+create or replace function pgmb.keep_subscriptions(ids uuid[])
+returns setof uuid
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+begin
+  perform pgmb.assert_reader(t.name)
+  from pgmb.stream t where t.id in (select s.stream from pgmb.subscription s where s.id = any (keep_subscriptions.ids));
+  update pgmb.subscription s set active_at = clock_timestamp()
+  where s.id = any (keep_subscriptions.ids) and s.active_at < clock_timestamp() - s.expires_after / 4;
+  return query select s.id from pgmb.subscription s where s.id = any (keep_subscriptions.ids);
+end $$;
+
+-- Removes subscriptions that nobody kept, shapes that none is of, and conditions that nobody asks any more. Returns how
+-- many subscriptions. Called by maintain. Internal.
+create or replace function pgmb.expire_subscriptions()
+returns bigint
+language plpgsql
+as $$
+declare
+  expired bigint;
+begin
+  delete from pgmb.subscription s
+  where s.expires_after is not null and s.active_at < clock_timestamp() - s.expires_after;
+  get diagnostics expired = row_count;
+  delete from pgmb.shape h
+  where h.id = any (array(
+    select unused.id from pgmb.shape unused
+    where not exists (select from pgmb.subscription s where s.shape = unused.id) for update skip locked));
+  -- Not while somebody is about to ask one of them.
+  if not pgmb.conditions_available() or not pg_try_advisory_xact_lock(28749, 4) then
+    return expired;
+  end if;
+  delete from pgmb.condition c
+  where not exists (select from pgmb.shape h where h.condition = c.compiled)
+    and not exists (select from pgmb.binding b where b.condition = c.compiled);
+  if found then
+    execute 'select pgmb_condition.forget($1)' using array(
+      select pgmb.condition_name(h.condition) from pgmb.shape h where h.condition is not null
+      union select pgmb.condition_name(b.condition) from pgmb.binding b where b.condition is not null);
+  end if;
+  return expired;
+end $$;
+
+-- What a shape asks of document e for subscription s, as an SQL expression. Internal.
+create or replace function pgmb.shape_expression(shape pgmb.shape)
+returns text
+language sql immutable
+as $$
+  select concat_ws(' and ',
+    case when (shape).topics is not null then format('e.topic = any (%L)', (shape).topics)
+      when (shape).regex is not null then format('e.topic ~ %L', (shape).regex) end,
+    (select string_agg(field.value || ' is not null', ' and ' order by field.place)
+        || format(' and s.equals = jsonb_build_array(%s) and s.equals <> ''[]''', string_agg(field.value, ', ' order by field.place))
+      from (
+        select f.place, case p.path[1]
+            when 'topic' then 'to_jsonb(e.topic)' when 'key' then 'to_jsonb(e.key)'
+            else format('e.%I #> %L', p.path[1], p.path[2:]) end value
+        from unnest((shape).fields) with ordinality f (path, place), lateral (select f.path::text[] path) p
+      ) field),
+    'jsonb_path_match(e.event, ' || quote_literal((shape).filter) || ', s.params, true)',
+    (shape).condition,
+    'true')
+$$;
+
+-- The statement that matches documents with the subscriptions of some shapes, for pgmb_condition.match. Where values are
+-- looked up by an index, that is the only way in; otherwise the group's subscriptions are gathered first. Internal.
+create or replace function pgmb.match_statement(shapes pgmb.shape[])
+returns text
+language sql immutable
+as $$
+  select 'with doc as materialized (select * from unnest($1))'
+    || ' select array_agg(seq), array_agg(id) from (' || string_agg(case
+      when (shape).fields <> '{}' or (shape).condition ~ '\(s\)\.params @[>?@] '
+      then format('select e.seq, s.id from doc e cross join lateral (select s.id from pgmb.subscription s where'
+        ' s.shape + 0 = %s and s.group_id || '''' = $2 and s.stream + 0 = $3 and s.paused_at is null'
+        ' and ($4 is null or s.id = any ($4)) and %s offset 0) s',
+        (shape).id, pgmb.shape_expression(shape))
+      else format('select e.seq, s.id from doc e join (select s.id, s.group_id, s.params from pgmb.subscription s'
+        ' where s.shape = %s and s.group_id = $2 and s.stream = $3 and s.paused_at is null'
+        ' and ($4 is null or s.id = any ($4)) offset 0) s on %s',
+        (shape).id, pgmb.shape_expression(shape))
+      end, ' union all ') || ') matched'
+  from unnest(shapes) shape
+$$;
+
+-- Which subscriptions of a group match which documents. Internal.
+create or replace function pgmb.match(group_id text, stream integer, documents pgmb.document[])
+returns table (seq bigint, subscriptions uuid[])
+language plpgsql
+set work_mem = '64MB'
+set jit = off
+set enable_seqscan = on
+set enable_bitmapscan = on
+-- Nobody knows how many of which shape there are: a nested loop over them all would be chosen in error.
+set enable_nestloop = off
+set plan_cache_mode = auto
+as $$
+#variable_conflict use_column
+declare
+  shapes pgmb.shape[];
+  part pgmb.shape[];
+  seqs bigint[] := '{}';
+  ids uuid[] := '{}';
+  found_here record;
+begin
+  with recursive present (id) as (
+    select min(s.shape) from pgmb.subscription s where s.stream = match.stream and s.group_id = match.group_id
+    union all
+    select (select min(s.shape) from pgmb.subscription s
+      where s.stream = match.stream and s.group_id = match.group_id and s.shape > present.id)
+    from present where present.id is not null
+  )
+  select array_agg(h order by h.id) into shapes from present join pgmb.shape h on h.id = present.id;
+  if shapes is null or cardinality(match.documents) = 0 then
+    return;
+  end if;
+  if exists (select from unnest(shapes) h where h.condition is not null) then
+    perform pgmb.assert_timeout();
+  end if;
+  -- Those that neither look values up nor ask in SQL, all at once; the rest some at a time.
+  found_here := pgmb.match_shapes(match.group_id, match.stream, match.documents,
+    array(select h from unnest(shapes) h where h.condition is null and h.fields = '{}'));
+  seqs := seqs || found_here.seqs;
+  ids := ids || found_here.matching;
+  for part in
+    select array_agg(h) from (
+      select h, h.condition is null plain, (row_number() over (partition by h.condition is null order by h.id) - 1) / 50 nth
+      from unnest(shapes) h
+      where h.condition is not null or h.fields <> '{}') h
+    group by h.plain, h.nth
+  loop
+    found_here := pgmb.match_shapes(match.group_id, match.stream, match.documents, part);
+    seqs := seqs || found_here.seqs;
+    ids := ids || found_here.matching;
+  end loop;
+  return query
+  select pair.seq, array_agg(pair.id order by pair.id) from unnest(seqs, ids) pair (seq, id) group by pair.seq;
+end $$;
+
+-- As match, for some shapes of one kind, and for the subscriptions named alone if any are. Where something raises, each
+-- half is tried by itself, until the subscription that cannot be matched stands alone: it is paused, with what it
+-- said. Internal.
+create or replace function pgmb.match_shapes(
+  group_id text, stream integer, documents pgmb.document[], shapes pgmb.shape[], named uuid[] default null,
+  out seqs bigint[], out matching uuid[]
+)
+language plpgsql
+as $$
+#variable_conflict use_column
+declare
+  began timestamptz := clock_timestamp();
+  error text;
+  half record;
+  middle integer;
+begin
+  if cardinality(match_shapes.shapes) = 0 then
+    seqs := '{}';
+    matching := '{}';
+    return;
+  end if;
+  begin
+    if match_shapes.shapes[1].condition is not null then
+      execute 'select * from pgmb_condition.match($1, $2, $3, $4, $5)' into seqs, matching
+      using pgmb.match_statement(match_shapes.shapes), match_shapes.documents, match_shapes.group_id, match_shapes.stream,
+        match_shapes.named;
+    elsif match_shapes.shapes[1].fields <> '{}' then
+      execute pgmb.match_statement(match_shapes.shapes) into seqs, matching
+      using match_shapes.documents, match_shapes.group_id, match_shapes.stream, match_shapes.named;
+    else
+      with doc as materialized (select d.seq, d.topic, d.event from unnest(match_shapes.documents) d),
+      interest as materialized (
+        select h.id, h.filter, t.topic
+        from (select distinct d.topic from doc d) t
+        join unnest(match_shapes.shapes) h
+          on t.topic = any (h.topics) or t.topic ~ h.regex or (h.topics is null and h.regex is null))
+      select array_agg(d.seq), array_agg(s.id) into seqs, matching
+      from interest i
+      join pgmb.subscription s on s.shape = i.id and s.group_id = match_shapes.group_id
+        and s.stream = match_shapes.stream and s.paused_at is null
+        and (match_shapes.named is null or s.id = any (match_shapes.named))
+      join doc d on d.topic = i.topic
+      where i.filter is null or jsonb_path_match(d.event, i.filter, s.params, true);
+    end if;
+    seqs := coalesce(seqs, '{}');
+    matching := coalesce(matching, '{}');
+    return;
+  exception
+    when query_canceled then
+      if cardinality(match_shapes.shapes) > 1 or current_setting('statement_timeout') = '0'
+        or clock_timestamp() < began + current_setting('statement_timeout')::interval / 2
+      then
+        raise;
+      end if;
+      -- Nothing would end a second try.
+      update pgmb.subscription s
+      set paused_at = clock_timestamp(), paused_reason = 'took longer than ' || current_setting('statement_timeout')
+      where s.shape = match_shapes.shapes[1].id and s.group_id = match_shapes.group_id and s.stream = match_shapes.stream
+        and s.paused_at is null and (match_shapes.named is null or s.id = any (match_shapes.named));
+      seqs := '{}';
+      matching := '{}';
+      return;
+    when others then
+      if left(sqlstate, 2) in ('40', '53', '55', '57', '58', 'XX') then
+        raise;
+      end if;
+      error := format('%s (%s)', sqlerrm, sqlstate);
+  end;
+  seqs := '{}';
+  matching := '{}';
+  middle := cardinality(match_shapes.shapes) / 2;
+  if middle > 0 then
+    for nth in 0 .. 1 loop
+      half := pgmb.match_shapes(match_shapes.group_id, match_shapes.stream, match_shapes.documents,
+        case nth when 0 then match_shapes.shapes[:middle] else match_shapes.shapes[middle + 1:] end);
+      seqs := seqs || half.seqs;
+      matching := matching || half.matching;
+    end loop;
+    return;
+  end if;
+  if match_shapes.named is null then
+    match_shapes.named := array(
+      select s.id from pgmb.subscription s
+      where s.shape = match_shapes.shapes[1].id and s.group_id = match_shapes.group_id and s.stream = match_shapes.stream
+        and s.paused_at is null
+      order by s.id);
+  end if;
+  middle := cardinality(match_shapes.named) / 2;
+  -- An event that nobody can be matched with shows in the first and the last alike.
+  if middle > 0 and not (
+    pgmb.match_fails(match_shapes.group_id, match_shapes.stream, match_shapes.documents, match_shapes.shapes, match_shapes.named[:1])
+    and pgmb.match_fails(match_shapes.group_id, match_shapes.stream, match_shapes.documents, match_shapes.shapes,
+      match_shapes.named[cardinality(match_shapes.named):]))
+  then
+    for nth in 0 .. 1 loop
+      half := pgmb.match_shapes(match_shapes.group_id, match_shapes.stream, match_shapes.documents, match_shapes.shapes,
+        case nth when 0 then match_shapes.named[:middle] else match_shapes.named[middle + 1:] end);
+      seqs := seqs || half.seqs;
+      matching := matching || half.matching;
+    end loop;
+    return;
+  end if;
+  update pgmb.subscription s
+  set paused_at = clock_timestamp(), paused_reason = error
+  where s.id = any (match_shapes.named);
+end $$;
+
+-- Whether matching these subscriptions raises. Internal.
+create or replace function pgmb.match_fails(
+  group_id text, stream integer, documents pgmb.document[], shapes pgmb.shape[], named uuid[]
+)
+returns boolean
+language plpgsql
+as $$
+begin
+  if shapes[1].condition is not null then
+    execute 'select pgmb_condition.match($1, $2, $3, $4, $5)'
+    using pgmb.match_statement(shapes), documents, group_id, stream, named;
+  else
+    perform from unnest(documents) d, pgmb.subscription s
+    where s.id = any (named) and jsonb_path_match(d.event, shapes[1].filter, s.params, true);
+  end if;
+  return false;
+exception when others then
+  return true;
+end $$;
+
+-- Lets paused subscriptions of a group be matched again, all or one. Returns how many.
+create or replace function pgmb.resume_subscriptions(group_id text, id uuid default null)
+returns bigint
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+  resumed bigint;
+begin
+  perform pgmb.assert_reader(t.name)
+  from pgmb.stream t
+  where t.id in (select s.stream from pgmb.subscription s where s.group_id = resume_subscriptions.group_id);
+  update pgmb.subscription s set paused_at = null, paused_reason = null
+  where s.group_id = resume_subscriptions.group_id and s.paused_at is not null
+    and (resume_subscriptions.id is null or s.id = resume_subscriptions.id);
+  get diagnostics resumed = row_count;
+  return resumed;
+end $$;
+
+-- Every subscription: who asks for what.
+create or replace view pgmb.subscriptions as
+select s.id, s.group_id, t.name stream, h.patterns,
+  case when h.fields <> '{}' then (
+    select jsonb_object_agg(f.field, f.value) from (
+      select array_to_string(path::text[], '.') field, s.equals -> (place - 1)::integer value
+      from unnest(h.fields) with ordinality f (path, place)) f) end equals,
+  h.filter::text as filter, h.condition conditions_sql, s.params,
+  s.expires_after expiry_interval, s.active_at last_active_at, s.created_at, s.paused_at, s.paused_reason
+from pgmb.subscription s
+join pgmb.shape h on h.id = s.shape
+join pgmb.stream t on t.id = s.stream;

@@ -1,0 +1,80 @@
+-- Reading for a group: events with the ids of the subscriptions that they match.
+
+-- As receive, from the queue that has the group's name: the next events that match a subscription of the group, each with
+-- the ids of all of them. Others are passed over, and settled with the lease. A subscription matches what is received
+-- after it was made. Errors: as receive; MB024 the group has an SQL condition and no statement_timeout is set.
+create or replace function pgmb.receive_group(
+  group_id text, max integer default 1000, lease_for interval default null, ack uuid default null,
+  durable boolean default true
+)
+returns table (lease uuid, seq bigint, id uuid, topic text, key text, payload json, headers json,
+  published_at timestamptz, attempt integer, subscriptions uuid[])
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+  given uuid;
+  events pgmb.event[];
+  attempts integer[];
+  stream_number integer := (pgmb.queue_for_consumer(receive_group.group_id)).stream;
+begin
+  for turn in 1 .. 5 loop
+    select min(r.lease::text)::uuid, array_agg((r.seq, r.id, r.topic, r.key, r.payload, r.headers, r.published_at)::pgmb.event),
+      array_agg(r.attempt)
+    into given, events, attempts
+    from pgmb.receive(receive_group.group_id, receive_group.max, receive_group.lease_for, receive_group.ack,
+      receive_group.durable) r;
+    if given is null then
+      return;
+    end if;
+    return query
+    select given, e.seq, e.id, e.topic, e.key, e.payload, e.headers, e.published_at, e.attempt, matched.subscriptions
+    from pgmb.match(receive_group.group_id, stream_number, pgmb.documents(events)) matched
+    join unnest(events, attempts) e (seq, id, topic, key, payload, headers, published_at, attempt)
+      on e.seq = matched.seq
+    order by e.seq;
+    if found then
+      return;
+    end if;
+    receive_group.ack := null;
+    perform pgmb.ack_lease(given);
+  end loop;
+end $$;
+
+-- As between, for a group: the events between two positions that match a subscription of the group, each with the
+-- ids of all of them. The last event looked at always comes, with no ids if nobody asked for it: the next call goes on
+-- after it. max: how many events are looked at. Errors: as between, and MB024.
+create or replace function pgmb.between_group(
+  group_id text, stream text, after pgmb.position, upto pgmb.position, after_seq bigint default 0,
+  max bigint default 1000
+)
+returns table (seq bigint, id uuid, topic text, key text, payload json, headers json, published_at timestamptz,
+  subscriptions uuid[])
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+  events pgmb.event[] := array(
+    select e from pgmb.between(between_group.stream, between_group.after, between_group.upto, between_group.after_seq,
+      between_group.max) e);
+begin
+  perform pgmb.assert_reader(between_group.stream);
+  return query
+  select e.seq, e.id, e.topic, e.key, e.payload, e.headers, e.published_at, coalesce(matched.subscriptions, '{}')
+  from unnest(events) e
+  left join pgmb.match(between_group.group_id, pgmb.stream_id(between_group.stream), pgmb.documents(events)) matched
+    on matched.seq = e.seq
+  where matched.seq is not null or e.seq = events[cardinality(events)].seq
+  order by e.seq;
+end $$;
+
+-- Events as conditions see them. Internal.
+create or replace function pgmb.documents(events pgmb.event[])
+returns pgmb.document[]
+language sql stable
+as $$
+  select array(
+    select pgmb.document(e.seq, e.id, e.topic, e.key, e.payload, e.headers, e.published_at) from unnest(events) e)
+$$;
