@@ -113,11 +113,14 @@ $$;
 -- Settles the newest claim of a queue, which this transaction just made. Internal.
 create or replace function pgmq.settle_newest(queue integer)
 returns void
-language sql
+language plpgsql
 as $$
-  select pgmb.ack(pgmb.lease_of(c.queue, c.id, c.token))
-  from (select * from pgmb.claim c where c.queue = settle_newest.queue order by c.id desc limit 1) c
-$$;
+declare
+  claimed pgmb.claim;
+begin
+  select * into claimed from pgmb.claim c where c.queue = settle_newest.queue order by c.id desc limit 1;
+  perform pgmb.ack(pgmb.lease_of(claimed.queue, claimed.id, claimed.token));
+end $$;
 
 -- Whether messages were taken out of the log's way. Internal.
 create or replace function pgmq.has_passed_over(queue integer)

@@ -1,7 +1,7 @@
 -- Reading: messages become visible to others again when their vt has passed.
 
 -- Reads at most qty messages that may be read and contain `conditional`, and hides them for vt seconds: those first
--- that waited longest, then the log in its order. Never two callers the same. Writes one row a read for messages
+-- that were read before or delayed, then the log in its order. Never two callers the same. Writes one row a read for messages
 -- that are read for the first time, one a message otherwise. Lock: the queue's, as pgmb.receive, to the end of the
 -- transaction; one that stays open for more than a second is superseded. Errors: 42P01 no such queue, 42501.
 create or replace function pgmq.read(queue_name text, vt integer, qty integer, conditional jsonb default '{}')
@@ -20,7 +20,9 @@ declare
   until timestamptz := now + make_interval(secs => read.vt);
   wanted integer := coalesce(read.qty, 2147483647);
   asked_for jsonb := coalesce(read.conditional, '{}');
+  due bigint[];
   got integer := 0;
+  part integer;
 begin
   if wanted < 0 then
     raise exception 'qty must not be negative' using errcode = '2201W';
@@ -31,17 +33,12 @@ begin
   if pgmq.is_disturbed(asked, now) then
     perform pgmq.park_readings(asked, now);
     perform pgmq.park_retried(asked);
+    due := pgmq.lock_due(asked, now, asked_for, wanted);
     return query
-    with due as materialized (
-      select p.msg_id from pgmq.parked p
-      where p.queue = asked.id and p.vt <= now
-        and case when asked_for = '{}' then true else p.message @> asked_for end
-      order by p.vt, p.msg_id limit wanted for update skip locked
-    ), hidden as (
+    with hidden as (
       update pgmq.parked p
       set read_ct = p.read_ct + 1, last_read_at = now, vt = until
-      from due
-      where p.queue = asked.id and p.msg_id = due.msg_id
+      where p.queue = asked.id and p.msg_id = any (due)
       returning p.msg_id, p.read_ct, p.enqueued_at, p.last_read_at, p.vt, p.message, p.headers
     )
     select h.msg_id, h.read_ct, h.enqueued_at, h.last_read_at, h.vt, h.message, h.headers from hidden h order by h.msg_id;
@@ -54,12 +51,43 @@ begin
     return query select * from pgmq.take_fresh(asked, wanted - got, asked_for, until, now, false);
     return;
   end if;
-  return query
-  select r.seq, 1, r.published_at, now, until, r.payload::jsonb, r.headers::jsonb
-  from pgmb.receive(asked.stream, wanted - got, interval '1000 years', raw => true) r;
-  if found then
+  loop
+    return query
+    select r.seq, 1, r.published_at, now, until, r.payload::jsonb, r.headers::jsonb
+    from pgmb.receive(asked.stream, wanted - got, interval '1000 years', raw => true) r;
+    exit when not found;
+    get diagnostics part = row_count;
     perform pgmq.note_reading(asked.id, null, until, now);
+    got := got + part;
+    -- A batch has an end, behind which there may be more: what committed late, or what this transaction sent itself.
+    exit when got = wanted;
+  end loop;
+end $$;
+
+-- Locks at most `wanted` parked messages that may be read and contain `conditional`, and that no other transaction has
+-- locked: those with the lowest numbers, or where more than a thousand may be read those that waited longest, which
+-- costs the same however many wait. Internal.
+create or replace function pgmq.lock_due(queue pgmq.queue, now timestamptz, conditional jsonb, wanted integer)
+returns bigint[]
+language plpgsql
+as $$
+#variable_conflict use_column
+begin
+  if exists (
+    select from pgmq.parked p where p.queue = (lock_due.queue).id and p.vt <= lock_due.now
+    order by p.vt, p.msg_id offset 1000)
+  then
+    return array(
+      select p.msg_id from pgmq.parked p
+      where p.queue = (lock_due.queue).id and p.vt <= lock_due.now
+        and case when lock_due.conditional = '{}' then true else p.message @> lock_due.conditional end
+      order by p.vt, p.msg_id limit lock_due.wanted for update skip locked);
   end if;
+  return array(
+    select p.msg_id from pgmq.parked p
+    where p.queue = (lock_due.queue).id and p.vt <= lock_due.now
+      and case when lock_due.conditional = '{}' then true else p.message @> lock_due.conditional end
+    order by p.msg_id + 0 limit lock_due.wanted for update skip locked);
 end $$;
 
 -- Whether anything but the log is to be looked at: readings that ended, messages parked, or put back by a rebase.
@@ -89,7 +117,9 @@ declare
   asked pgmq.queue := pgmq.queue_for_reader(pop.queue_name);
   now timestamptz := clock_timestamp();
   wanted integer := coalesce(pop.qty, 2147483647);
+  due bigint[];
   got integer := 0;
+  part integer;
 begin
   if wanted < 0 then
     raise exception 'qty must not be negative' using errcode = '2201W';
@@ -100,14 +130,11 @@ begin
   if pgmq.is_disturbed(asked, now) then
     perform pgmq.park_readings(asked, now);
     perform pgmq.park_retried(asked);
+    due := pgmq.lock_due(asked, now, '{}', wanted);
     return query
-    with due as materialized (
-      select p.msg_id from pgmq.parked p
-      where p.queue = asked.id and p.vt <= now
-      order by p.vt, p.msg_id limit wanted for update skip locked
-    ), popped as (
-      delete from pgmq.parked p using due
-      where p.queue = asked.id and p.msg_id = due.msg_id
+    with popped as (
+      delete from pgmq.parked p
+      where p.queue = asked.id and p.msg_id = any (due)
       returning p.msg_id, p.read_ct, p.enqueued_at, p.last_read_at, p.vt, p.message, p.headers
     )
     select h.msg_id, h.read_ct, h.enqueued_at, h.last_read_at, h.vt, h.message, h.headers from popped h order by h.msg_id;
@@ -120,12 +147,16 @@ begin
     return query select * from pgmq.take_fresh(asked, wanted - got, '{}', now, now, true);
     return;
   end if;
-  return query
-  select r.seq, 0, r.published_at, null::timestamptz, r.published_at, r.payload::jsonb, r.headers::jsonb
-  from pgmb.receive(asked.stream, wanted - got, interval '1000 years', raw => true) r;
-  if found then
+  loop
+    return query
+    select r.seq, 0, r.published_at, null::timestamptz, r.published_at, r.payload::jsonb, r.headers::jsonb
+    from pgmb.receive(asked.stream, wanted - got, interval '1000 years', raw => true) r;
+    exit when not found;
+    get diagnostics part = row_count;
     perform pgmq.settle_newest(asked.id);
-  end if;
+    got := got + part;
+    exit when got = wanted;
+  end loop;
 end $$;
 
 -- Whether a read may find something. Takes no lock. Internal.

@@ -2,10 +2,9 @@
 -- while one before it is hidden. Messages without the header are one group. What these read lies in pgmq.parked: one
 -- row a message.
 
--- Moves the next messages of the log to pgmq.parked, and what readings hold. False if the log had none. Lock: the
--- queue's, as pgmb.receive. Internal.
+-- Moves the next messages of the log to pgmq.parked. Lock: the queue's, as pgmb.receive. Internal.
 create or replace function pgmq.park_fresh(queue pgmq.queue, max integer)
-returns boolean
+returns void
 language plpgsql
 as $$
 #variable_conflict use_column
@@ -27,10 +26,8 @@ begin
   )
   select count(*) into moved from fresh;
   if moved > 0 then
-    perform pgmb.ack(pgmb.lease_of(c.queue, c.id, c.token))
-    from (select * from pgmb.claim c where c.queue = (park_fresh.queue).id order by c.id desc limit 1) c;
+    perform pgmq.settle_newest((park_fresh.queue).id);
   end if;
-  return moved > 0;
 end $$;
 
 -- Reads at most qty messages by group. manner: 'filled' takes all that it can of one group, then of the next; 'layered'
@@ -49,19 +46,20 @@ as $$
 declare
   asked pgmq.queue := pgmq.queue_for_reader(read_by_group.queue_name);
   now timestamptz := clock_timestamp();
+  -- What is in the log comes before what is parked with a higher number.
+  bound bigint;
   heads cursor for
     select head.msg_id, head.fifo from pgmq.parked head
-    where head.queue = asked.id and head.vt <= now
+    where head.queue = asked.id and head.vt <= now and head.msg_id < bound
       and not exists (
         select from pgmq.parked ahead
         where ahead.queue = asked.id and ahead.fifo = head.fifo and ahead.msg_id < head.msg_id)
     order by head.vt, head.msg_id
     for update skip locked;
   head record;
-  chosen bigint[] := '{}';
-  groups bigint[] := '{}';
+  chosen bigint[];
+  groups bigint[];
   ordered bigint[];
-  more boolean;
   parked integer := 0;
 begin
   if read_by_group.qty <= 0 then
@@ -70,11 +68,13 @@ begin
   perform pgmq.park_readings(asked, 'infinity');
   perform pgmq.park_retried(asked);
   loop
+    chosen := '{}';
+    groups := '{}';
+    bound := coalesce((select min(u.seq) from pgmq.unread(asked, 1) u), 9223372036854775807);
     open heads;
     loop
       fetch heads into head;
       exit when not found;
-      continue when head.fifo = any (groups);
       groups := groups || head.fifo;
       if manner = 'filled' then
         -- Up to the first that is hidden.
@@ -82,7 +82,7 @@ begin
           select m.msg_id from (
             select p.msg_id, bool_and(p.vt <= now) over (order by p.msg_id) free
             from pgmq.parked p
-            where p.queue = asked.id and p.fifo = head.fifo
+            where p.queue = asked.id and p.fifo = head.fifo and p.msg_id < bound
             order by p.msg_id limit read_by_group.qty - cardinality(chosen)) m
           where m.free order by m.msg_id);
         exit when cardinality(chosen) >= read_by_group.qty;
@@ -92,16 +92,10 @@ begin
       end if;
     end loop;
     close heads;
-    exit when cardinality(chosen) >= read_by_group.qty or parked >= 5000;
-    more := pgmq.park_fresh(asked, greatest(read_by_group.qty, 100));
+    exit when cardinality(chosen) >= read_by_group.qty or bound = 9223372036854775807 or parked >= 5000;
+    perform pgmq.park_fresh(asked, greatest(read_by_group.qty, 100));
     parked := parked + greatest(read_by_group.qty, 100);
-    exit when not more;
     now := clock_timestamp();
-    if manner = 'filled' then
-      -- The groups taken may go on.
-      chosen := '{}';
-      groups := '{}';
-    end if;
   end loop;
   if manner = 'layered' then
     ordered := array(
@@ -111,7 +105,7 @@ begin
         select f.msg_id, f.rank from (
           select p.msg_id, row_number() over (order by p.msg_id) rank, bool_and(p.vt <= now) over (order by p.msg_id) free
           from pgmq.parked p
-          where p.queue = asked.id and p.fifo = g.fifo
+          where p.queue = asked.id and p.fifo = g.fifo and p.msg_id < bound
           order by p.msg_id limit read_by_group.qty) f
         where f.free) m
       order by m.rank, g.place limit read_by_group.qty);

@@ -12,24 +12,29 @@ declare
   newest pgmb.claim;
   last bigint;
   part bigint;
+  -- So many may be met and left out.
+  more bigint := (select count(*) from pgmq.passed_over o where o.queue = (unread.queue).id);
   own xid8 := pg_current_xact_id_if_assigned();
 begin
+  max := least(max, 9223372036854775807 - more);
   select * into q from pgmb.queue where id = (unread.queue).id;
   select * into newest from pgmb.claim c where c.queue = q.id order by c.id desc limit 1;
   last := pgmb.last_seq(q.stream_name);
   if newest.place < newest.upto then
     return query
     select e.* from pgmb.batch_events(q.stream, newest.done_snapshot, newest.done_seq, newest.done_next,
-      newest.batch_snapshot, newest.own, newest.own_seq, newest.place, newest.upto, '', max) e
-    where not exists (select from pgmq.passed_over o where o.queue = q.id and o.msg_id = e.seq);
+      newest.batch_snapshot, newest.own, newest.own_seq, newest.place, newest.upto, '', max + more) e
+    where not exists (select from pgmq.passed_over o where o.queue = q.id and o.msg_id = e.seq)
+    limit max;
     get diagnostics part = row_count;
     max := max - part;
   end if;
   if max > 0 then
     return query
     select e.* from pgmb.batch_events(q.stream, newest.batch_snapshot, newest.batch_seq, newest.batch_next,
-      pgmb.snapshot(), newest.own, newest.own_seq, 0, last, '', max) e
-    where not exists (select from pgmq.passed_over o where o.queue = q.id and o.msg_id = e.seq);
+      pgmb.snapshot(), newest.own, newest.own_seq, 0, last, '', max + more) e
+    where not exists (select from pgmq.passed_over o where o.queue = q.id and o.msg_id = e.seq)
+    limit max;
     get diagnostics part = row_count;
     max := max - part;
   end if;
