@@ -20,6 +20,7 @@ from bench.rows import (
     publish,
     receive_one,
     steady,
+    table_events,
 )
 
 Row = Callable[[Ground, Form], Outcome]
@@ -37,4 +38,5 @@ ROWS: dict[str, Row] = {
     "fan-out": fan_out.run,
     "handlers": handlers.run,
     "compat": compat.run,
+    "table-events": table_events.run,
 }
