@@ -14,6 +14,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from harness.postgres import binaries
+from pgmb import schema
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("[eht]*/*.md"))]
@@ -36,6 +37,8 @@ def test_sql_snippets_run_in_psql(page: Path, dsn: str, db: psycopg.Connection[A
     # Roles belong to the server, which other tests share: the page's own are removed again.
     made = re.findall(r"create role (\w+)", page.read_text())
     script = "\n".join(snippets(page, "sql"))
+    if "--compat pgmq" in page.read_text():
+        schema.install(dsn, compat=["pgmq"])
     try:
         subprocess.run(
             [binaries(15) / "psql", "-X", "-q", "-v", "ON_ERROR_STOP=1", "-d", dsn, "-f", "-"],
