@@ -6,7 +6,7 @@ what was given and leave the defaults to SQL.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import cache
 from typing import Any, Final, LiteralString, NamedTuple, cast
@@ -22,6 +22,14 @@ class Statement(NamedTuple):
     parameters: tuple[Any, ...]
 
 
+class Filter(NamedTuple):
+    """What an event must hold beside its topic."""
+
+    equals: Mapping[str, Any] | None = None
+    filter: str | None = None
+    params: Mapping[str, Any] | None = None
+
+
 TYPES: Final[dict[str, LiteralString]] = {
     "after": "interval",
     "archive": "boolean",
@@ -30,9 +38,12 @@ TYPES: Final[dict[str, LiteralString]] = {
     "backoff_factor": "double precision",
     "backoff_jitter": "double precision",
     "backoff_max": "interval",
+    "condition": "text",
     "cron": "text",
     "drop_unread": "boolean",
+    "equals": "jsonb",
     "error": "text",
+    "filter": "text",
     "headers": "json",
     "id": "uuid",
     "ids": "bigint[]",
@@ -49,6 +60,7 @@ TYPES: Final[dict[str, LiteralString]] = {
     "name": "text",
     "next_at": "timestamptz",
     "ordered": "boolean",
+    "params": "jsonb",
     "patterns": "text[]",
     "payload": "json",
     "queue": "text",
@@ -93,6 +105,8 @@ def _value(name: str, value: Any) -> Any:
         return aware(value)
     if kind == "pgmb.position":
         return str(value)
+    if kind == "jsonb":
+        return wire.json(value)
     if kind.endswith("[]"):
         return list(value)
     return value
@@ -215,6 +229,11 @@ _DEAD_LETTERS: Final = (
     " max => %s::integer)"
 )
 
+SET_TIMEOUT: Final = Statement(
+    "select set_config('statement_timeout', '5s', true) where current_setting('statement_timeout') = '0'", ()
+)
+"""How long SQL conditions may take in the rest of the transaction. No row where that was set already."""
+
 
 def receive(
     queue: str, limit: int, lease_for: Duration | None, ack: UUID | None, *, alone: bool
@@ -229,7 +248,7 @@ def receive_any(queues: Iterable[str], limit: int, lease_for: Duration | None, *
 
 
 def stream_of(queue: str) -> Statement:
-    return Statement("select stream, salt from pgmb.stream_of(queue => %s::text)", (queue,))
+    return Statement("select stream, salt, timed from pgmb.stream_of(queue => %s::text)", (queue,))
 
 
 def dead_letters(queue: str, topic: str | None, error: str | None, after: int, limit: int) -> Statement:
@@ -266,11 +285,35 @@ _BETWEEN: Final = (
     "stream => %s::text, after => %s::pgmb.position, upto => %s::pgmb.position, after_seq => %s::bigint,"
     " max => %s::bigint)"
 )
+_BETWEEN_FILTERED: Final = (
+    "select seq, id, topic, key, payload, headers, published_at, 1, null from pgmb.between_filtered("
+    "stream => %s::text, after => %s::pgmb.position, upto => %s::pgmb.position, after_seq => %s::bigint,"
+    " max => %s::bigint, equals => %s::jsonb, filter => %s::text, params => %s::jsonb)"
+)
 _CONFIRM: Final = "select pgmb.confirm(stream => %s::text, reader => %s::text, at => %s::pgmb.position)"
 
 
 def between(stream: str, after: Position, upto: Position, after_seq: int, limit: int) -> Statement:
     return Statement(_BETWEEN, (stream, str(after), str(upto), after_seq, limit))
+
+
+def between_filtered(
+    stream: str, after: Position | None, upto: Position | None, after_seq: int, limit: int, asked: Filter
+) -> Statement:
+    """Without positions it only checks the filter."""
+    return Statement(
+        _BETWEEN_FILTERED,
+        (
+            stream,
+            None if after is None else str(after),
+            None if upto is None else str(upto),
+            after_seq,
+            limit,
+            wire.optional_json(asked.equals),
+            asked.filter,
+            wire.optional_json(asked.params),
+        ),
+    )
 
 
 def confirm(stream: str, reader: str, at: Position) -> Statement:

@@ -53,6 +53,60 @@ def test_queues_with_limits_and_lanes(done: Done, run: Run) -> None:
     assert [one["queue"] for one in run("queues", "list", "--json").json] == ["short", "slow", "urgent"]
 
 
+def test_queues_and_tails_with_filters(done: Done, run: Run) -> None:
+    asked = (
+        "--equals",
+        "payload.status=paid",
+        "--filter",
+        "$.payload.total > $least",
+        "--param",
+        "least=100",
+    )
+    done("queues", "create", "large", "order.*", *asked)
+    shown = run("queues", "show", "large", "--json").json
+    assert shown["equals"] == {"payload": {"status": "paid"}}
+    assert (shown["filter"], shown["params"]) == ("$.payload.total > $least", {"least": 100})
+    for status, total in (("paid", 50), ("open", 500), ("paid", 500)):
+        done("publish", "order.made", f'{{"status": "{status}", "total": {total}}}')
+    followed = run("tail", "order.*", *asked, "--since", "earliest", "--no-follow", "--json").out
+    received = run("receive", "large").out
+    assert followed.count("\n") == received.count("\n") == 1
+    for found in (followed, received):
+        assert '{"status": "paid", "total": 500}' in found
+    done("queues", "bind", "large", "order.*", "--equals", "topic=order.made")
+    shown = run("queues", "show", "large", "--json").json
+    assert (shown["equals"], shown["filter"], shown["params"]) == ({"topic": "order.made"}, None, None)
+
+
+def test_a_filter_that_failed_is_shown_with_its_error(done: Done, run: Run) -> None:
+    done(
+        "queues", "create", "dated", "--filter", '$.payload.datetime() < "2030-01-01T00:00:00+00".datetime()'
+    )
+    done("publish", "a", '"2020-01-01"')
+    done("receive", "dated")
+    for shown in (done("queues", "show", "dated"), done("queues", "list")):
+        assert "filter failed" in " ".join(shown.split())
+    assert "without time zone usage" in run("queues", "show", "dated", "--json").json["paused_reason"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--equals", "nonsense"), "not NAME=VALUE"),
+        (("--equals", "payload.a=1", "--equals", "payload.a.b=2"), "lies inside another"),
+        (("--equals", "size=1"), "not fields to be equal"),
+        (("--filter", "$.payload >"), "not a filter"),
+        (("--filter", "$.payload > $least"), "$least, which params do not give"),
+        (("--condition", "e.payload >"), "not a condition"),
+        (("--condition", "true; drop table x"), "not a condition"),
+    ],
+)
+def test_what_is_no_filter_is_refused(run: Run, options: tuple[str, ...], said: str) -> None:
+    outcome = run("queues", "create", "q", *options)
+    assert outcome.code != 0
+    assert said in " ".join(outcome.err.split())
+
+
 def test_seeking_and_purging_move_a_queue(done: Done, run: Run, db: psycopg.Connection[Any]) -> None:
     done("queues", "create", "q")
     done("publish", "t", "1")

@@ -15,7 +15,7 @@ from pgmb import wire
 from pgmb.batch import Copy, Parts
 from pgmb.errors import StreamNotFound, translated
 from pgmb.outbox import AsyncConnectionLike, aconnection_lost, adriver_connection
-from pgmb.statements import Statement
+from pgmb.statements import SET_TIMEOUT, Statement
 
 Pool: TypeAlias = AsyncConnectionPool[AsyncConnection[Any]]
 
@@ -53,6 +53,18 @@ class AsyncCalls:
             finally:
                 await self._pool.putconn(own)
 
+    async def _timed_rows(self, statement: Statement, conn: AsyncConnectionLike | None) -> list[wire.Row]:
+        """The same under a statement_timeout, without which nothing reads by an SQL condition."""
+        with translated():
+            if conn is not None:
+                async with _joined(conn) as given:
+                    if not _idle(given):
+                        return await _fetch_timed(given, statement)
+                    async with given.transaction():
+                        return await _fetch_timed(given, statement)
+            async with self._pool.connection() as own, own.transaction():
+                return await _fetch_timed(own, statement)
+
     async def _value(self, statement: Statement, conn: AsyncConnectionLike | None) -> Any:
         """The first column of the only row."""
         return (await self._rows(statement, conn))[0][0]
@@ -70,7 +82,7 @@ class AsyncCalls:
         with translated():
             if conn is not None:
                 async with _joined(conn) as given:
-                    if not given.autocommit or given.info.transaction_status != pq.TransactionStatus.IDLE:
+                    if not _idle(given):
                         return await _run(given, parts)
                     async with given.transaction():
                         return await _run(given, parts)
@@ -104,6 +116,20 @@ async def _fetch(connection: AsyncConnection[Any], statement: Statement) -> list
     cursor = _Cursor(connection)
     await cursor.execute(statement.text, statement.parameters)
     return await cursor.fetchall()
+
+
+async def _fetch_timed(connection: AsyncConnection[Any], statement: Statement) -> list[wire.Row]:
+    limited = await _fetch(connection, SET_TIMEOUT)
+    rows = await _fetch(connection, statement)
+    if limited:
+        # What else the transaction does may take longer.
+        await connection.execute("set local statement_timeout = 0")
+    return rows
+
+
+def _idle(connection: AsyncConnection[Any]) -> bool:
+    """Whether each statement would be a transaction of its own."""
+    return connection.autocommit and connection.info.transaction_status == pq.TransactionStatus.IDLE
 
 
 async def _write(connection: AsyncConnection[Any], copy: Copy) -> int:

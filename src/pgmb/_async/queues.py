@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from pgmb._async.calls import AsyncCalls
 from pgmb.outbox import AsyncConnectionLike
@@ -32,6 +33,10 @@ class AsyncQueues(AsyncCalls):
         when_full: WhenFull | None = None,
         lanes: Iterable[str] | None = None,
         shards: int | None = None,
+        equals: Mapping[str, Any] | None = None,
+        filter: str | None = None,
+        condition: str | None = None,
+        params: Mapping[str, Any] | None = None,
         conn: AsyncConnectionLike | None = None,
     ) -> bool:
         """Create a queue that reads `stream` from `starting` on, by default from now.
@@ -39,8 +44,11 @@ class AsyncQueues(AsyncCalls):
         `ordered`: events of one key come one after another, keys in parallel, dealt out to `shards`.
         `max_in_flight`, `rps`: limits that hold across processes. `ttl`: older events become dead letters.
         `max_length`: at most so many wait; then publishers are refused, or the oldest are dropped. `lanes`:
-        patterns of what is urgent, most urgent first. True if it was created, False if it exists with the
-        same stream, patterns, order and lanes; Conflict if it differs.
+        patterns of what is urgent, most urgent first. `equals`: fields and their values, as in
+        `{"payload": {"status": "paid"}}`; `filter`: a jsonpath predicate over topic, key, payload and
+        headers, such as `$.payload.total > $least`, with `params`; `condition`: an SQL expression, for roles
+        that may. True if it was created, False if it exists with the same stream, patterns, filter, order and
+        lanes; Conflict if it differs.
         """
         return bool(
             await self._value(
@@ -64,6 +72,10 @@ class AsyncQueues(AsyncCalls):
                     when_full=when_full,
                     lanes=None if lanes is None else _several(lanes),
                     shards=shards,
+                    equals=equals,
+                    filter=filter,
+                    condition=condition,
+                    params=params,
                 ),
                 conn,
             )
@@ -107,10 +119,32 @@ class AsyncQueues(AsyncCalls):
         )
 
     async def bind(
-        self, queue: str, patterns: Iterable[str], *, conn: AsyncConnectionLike | None = None
+        self,
+        queue: str,
+        patterns: Iterable[str],
+        *,
+        equals: Mapping[str, Any] | None = None,
+        filter: str | None = None,
+        condition: str | None = None,
+        params: Mapping[str, Any] | None = None,
+        conn: AsyncConnectionLike | None = None,
     ) -> None:
-        """Replace a queue's patterns, from its position on: leases in flight keep what they hold."""
-        await self._value(call("bind", queue=queue, patterns=_several(patterns)), conn)
+        """Replace a queue's patterns and filter, from its position on: leases in flight keep what they hold.
+
+        What is not given is taken away. See `create_queue`.
+        """
+        await self._value(
+            call(
+                "bind",
+                queue=queue,
+                patterns=_several(patterns),
+                equals=equals,
+                filter=filter,
+                condition=condition,
+                params=params,
+            ),
+            conn,
+        )
 
     async def drop_queue(self, queue: str, *, conn: AsyncConnectionLike | None = None) -> bool:
         """Drop a queue with its leases, retries and dead letters. True if there was one."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from uuid import UUID
 
 from pgmb import statements, wire
 from pgmb._async.calls import AsyncCalls, Pool
 from pgmb._async.lease import NO_LEASE, AsyncLease
+from pgmb.errors import TimeoutRequired
 from pgmb.outbox import AsyncConnectionLike
 from pgmb.statements import call
 from pgmb.types import DeadLetter, Duration, Source, moment
@@ -18,6 +19,8 @@ class AsyncReceiving(AsyncCalls):
     def __init__(self, pool: Pool) -> None:
         super().__init__(pool)
         self._sources: dict[bytes, Source] = {}
+        self._timed: dict[str, bool] = {}
+        """Which queues read by an SQL condition, as far as it is known."""
 
     async def receive(
         self,
@@ -36,7 +39,7 @@ class AsyncReceiving(AsyncCalls):
         """
         earlier = _lease_id(ack)
         statement = statements.receive(queue, max, lease_for, earlier, alone=conn is None)
-        rows = await self._rows(statement, conn)
+        rows = await self._received((queue,), statement, conn)
         if not rows:
             return AsyncLease(self, queue, NO_LEASE, [])
         return await self._leased(queue, rows, conn)
@@ -53,10 +56,30 @@ class AsyncReceiving(AsyncCalls):
 
         `lease.queue` says which. With nothing in any of them the lease is empty, and false.
         """
-        rows = await self._rows(statements.receive_any(queues, max, lease_for, alone=conn is None), conn)
+        names = list(queues)
+        statement = statements.receive_any(names, max, lease_for, alone=conn is None)
+        rows = await self._received(names, statement, conn)
         if not rows:
             return AsyncLease(self, "", NO_LEASE, [])
         return await self._leased(rows[0][-1], [row[:-1] for row in rows], conn)
+
+    async def _received(
+        self, queues: Sequence[str], statement: statements.Statement, conn: AsyncConnectionLike | None
+    ) -> list[wire.Row]:
+        for queue in queues:
+            if conn is not None and queue not in self._timed:
+                # An error would end the caller's transaction: ask first.
+                await self._source(queue, conn)
+            if self._timed.get(queue):
+                return await self._timed_rows(statement, conn)
+        try:
+            return await self._rows(statement, conn)
+        except TimeoutRequired:
+            for queue in queues:
+                await self._source(queue, None)
+            if conn is not None:
+                raise
+        return await self._timed_rows(statement, conn)
 
     async def _leased(self, queue: str, rows: list[wire.Row], conn: AsyncConnectionLike | None) -> AsyncLease:
         lease: bytes = rows[0][-1]
@@ -67,7 +90,8 @@ class AsyncReceiving(AsyncCalls):
         return AsyncLease(self, queue, UUID(bytes=lease), wire.events(rows, source))
 
     async def _source(self, queue: str, conn: AsyncConnectionLike | None) -> Source:
-        stream, salt = (await self._rows(statements.stream_of(queue), conn))[0]
+        stream, salt, timed = (await self._rows(statements.stream_of(queue), conn))[0]
+        self._timed[queue] = timed
         return Source(stream, salt)
 
     async def ack(

@@ -16,7 +16,7 @@ from pgmb import wire
 from pgmb.batch import Copy, Parts
 from pgmb.errors import StreamNotFound, translated
 from pgmb.outbox import ConnectionLike, connection_lost, driver_connection
-from pgmb.statements import Statement
+from pgmb.statements import SET_TIMEOUT, Statement
 
 Pool: TypeAlias = ConnectionPool[Connection[Any]]
 
@@ -54,6 +54,18 @@ class Calls:
             finally:
                 self._pool.putconn(own)
 
+    def _timed_rows(self, statement: Statement, conn: ConnectionLike | None) -> list[wire.Row]:
+        """The same under a statement_timeout, without which nothing reads by an SQL condition."""
+        with translated():
+            if conn is not None:
+                with _joined(conn) as given:
+                    if not _idle(given):
+                        return _fetch_timed(given, statement)
+                    with given.transaction():
+                        return _fetch_timed(given, statement)
+            with self._pool.connection() as own, own.transaction():
+                return _fetch_timed(own, statement)
+
     def _value(self, statement: Statement, conn: ConnectionLike | None) -> Any:
         """The first column of the only row."""
         return (self._rows(statement, conn))[0][0]
@@ -71,7 +83,7 @@ class Calls:
         with translated():
             if conn is not None:
                 with _joined(conn) as given:
-                    if not given.autocommit or given.info.transaction_status != pq.TransactionStatus.IDLE:
+                    if not _idle(given):
                         return _run(given, parts)
                     with given.transaction():
                         return _run(given, parts)
@@ -105,6 +117,20 @@ def _fetch(connection: Connection[Any], statement: Statement) -> list[wire.Row]:
     cursor = _Cursor(connection)
     cursor.execute(statement.text, statement.parameters)
     return cursor.fetchall()
+
+
+def _fetch_timed(connection: Connection[Any], statement: Statement) -> list[wire.Row]:
+    limited = _fetch(connection, SET_TIMEOUT)
+    rows = _fetch(connection, statement)
+    if limited:
+        # What else the transaction does may take longer.
+        connection.execute("set local statement_timeout = 0")
+    return rows
+
+
+def _idle(connection: Connection[Any]) -> bool:
+    """Whether each statement would be a transaction of its own."""
+    return connection.autocommit and connection.info.transaction_status == pq.TransactionStatus.IDLE
 
 
 def _write(connection: Connection[Any], copy: Copy) -> int:

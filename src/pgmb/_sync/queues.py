@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from pgmb._sync.calls import Calls
 from pgmb.outbox import ConnectionLike
@@ -33,6 +34,10 @@ class Queues(Calls):
         when_full: WhenFull | None = None,
         lanes: Iterable[str] | None = None,
         shards: int | None = None,
+        equals: Mapping[str, Any] | None = None,
+        filter: str | None = None,
+        condition: str | None = None,
+        params: Mapping[str, Any] | None = None,
         conn: ConnectionLike | None = None,
     ) -> bool:
         """Create a queue that reads `stream` from `starting` on, by default from now.
@@ -40,8 +45,11 @@ class Queues(Calls):
         `ordered`: events of one key come one after another, keys in parallel, dealt out to `shards`.
         `max_in_flight`, `rps`: limits that hold across processes. `ttl`: older events become dead letters.
         `max_length`: at most so many wait; then publishers are refused, or the oldest are dropped. `lanes`:
-        patterns of what is urgent, most urgent first. True if it was created, False if it exists with the
-        same stream, patterns, order and lanes; Conflict if it differs.
+        patterns of what is urgent, most urgent first. `equals`: fields and their values, as in
+        `{"payload": {"status": "paid"}}`; `filter`: a jsonpath predicate over topic, key, payload and
+        headers, such as `$.payload.total > $least`, with `params`; `condition`: an SQL expression, for roles
+        that may. True if it was created, False if it exists with the same stream, patterns, filter, order and
+        lanes; Conflict if it differs.
         """
         return bool(
             self._value(
@@ -65,6 +73,10 @@ class Queues(Calls):
                     when_full=when_full,
                     lanes=None if lanes is None else _several(lanes),
                     shards=shards,
+                    equals=equals,
+                    filter=filter,
+                    condition=condition,
+                    params=params,
                 ),
                 conn,
             )
@@ -107,9 +119,33 @@ class Queues(Calls):
             conn,
         )
 
-    def bind(self, queue: str, patterns: Iterable[str], *, conn: ConnectionLike | None = None) -> None:
-        """Replace a queue's patterns, from its position on: leases in flight keep what they hold."""
-        self._value(call("bind", queue=queue, patterns=_several(patterns)), conn)
+    def bind(
+        self,
+        queue: str,
+        patterns: Iterable[str],
+        *,
+        equals: Mapping[str, Any] | None = None,
+        filter: str | None = None,
+        condition: str | None = None,
+        params: Mapping[str, Any] | None = None,
+        conn: ConnectionLike | None = None,
+    ) -> None:
+        """Replace a queue's patterns and filter, from its position on: leases in flight keep what they hold.
+
+        What is not given is taken away. See `create_queue`.
+        """
+        self._value(
+            call(
+                "bind",
+                queue=queue,
+                patterns=_several(patterns),
+                equals=equals,
+                filter=filter,
+                condition=condition,
+                params=params,
+            ),
+            conn,
+        )
 
     def drop_queue(self, queue: str, *, conn: ConnectionLike | None = None) -> bool:
         """Drop a queue with its leases, retries and dead letters. True if there was one."""

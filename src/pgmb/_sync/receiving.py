@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from uuid import UUID
 
 from pgmb import statements, wire
 from pgmb._sync.calls import Calls, Pool
 from pgmb._sync.lease import NO_LEASE, Lease
+from pgmb.errors import TimeoutRequired
 from pgmb.outbox import ConnectionLike
 from pgmb.statements import call
 from pgmb.types import DeadLetter, Duration, Source, moment
@@ -19,6 +20,8 @@ class Receiving(Calls):
     def __init__(self, pool: Pool) -> None:
         super().__init__(pool)
         self._sources: dict[bytes, Source] = {}
+        self._timed: dict[str, bool] = {}
+        """Which queues read by an SQL condition, as far as it is known."""
 
     def receive(
         self,
@@ -37,7 +40,7 @@ class Receiving(Calls):
         """
         earlier = _lease_id(ack)
         statement = statements.receive(queue, max, lease_for, earlier, alone=conn is None)
-        rows = self._rows(statement, conn)
+        rows = self._received((queue,), statement, conn)
         if not rows:
             return Lease(self, queue, NO_LEASE, [])
         return self._leased(queue, rows, conn)
@@ -54,10 +57,30 @@ class Receiving(Calls):
 
         `lease.queue` says which. With nothing in any of them the lease is empty, and false.
         """
-        rows = self._rows(statements.receive_any(queues, max, lease_for, alone=conn is None), conn)
+        names = list(queues)
+        statement = statements.receive_any(names, max, lease_for, alone=conn is None)
+        rows = self._received(names, statement, conn)
         if not rows:
             return Lease(self, "", NO_LEASE, [])
         return self._leased(rows[0][-1], [row[:-1] for row in rows], conn)
+
+    def _received(
+        self, queues: Sequence[str], statement: statements.Statement, conn: ConnectionLike | None
+    ) -> list[wire.Row]:
+        for queue in queues:
+            if conn is not None and queue not in self._timed:
+                # An error would end the caller's transaction: ask first.
+                self._source(queue, conn)
+            if self._timed.get(queue):
+                return self._timed_rows(statement, conn)
+        try:
+            return self._rows(statement, conn)
+        except TimeoutRequired:
+            for queue in queues:
+                self._source(queue, None)
+            if conn is not None:
+                raise
+        return self._timed_rows(statement, conn)
 
     def _leased(self, queue: str, rows: list[wire.Row], conn: ConnectionLike | None) -> Lease:
         lease: bytes = rows[0][-1]
@@ -68,7 +91,8 @@ class Receiving(Calls):
         return Lease(self, queue, UUID(bytes=lease), wire.events(rows, source))
 
     def _source(self, queue: str, conn: ConnectionLike | None) -> Source:
-        stream, salt = (self._rows(statements.stream_of(queue), conn))[0]
+        stream, salt, timed = (self._rows(statements.stream_of(queue), conn))[0]
+        self._timed[queue] = timed
         return Source(stream, salt)
 
     def ack(

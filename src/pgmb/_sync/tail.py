@@ -5,17 +5,19 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Mapping
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
-from pgmb import place, statements
+from pgmb import place, statements, wire
 from pgmb._sync.listener import Listener, Listening, Subscription
 from pgmb._sync.positions import Positions
 from pgmb.errors import ReaderBehind, StandbyError
 from pgmb.patterns import compiled
 from pgmb.place import Place
 from pgmb.polling import Pace
-from pgmb.types import Duration, Event, Position
+from pgmb.statements import Filter
+from pgmb.types import Duration, Event, Position, Source
 
 _PAGE = 1000
 _LOOKS_APART = 0.03
@@ -45,6 +47,22 @@ class _Looks(Positions):
             return self.newest_tick(stream)
         return Position.parse(newest) if tick is None else self.position_of(stream, tick)
 
+    def page(
+        self, stream: str, after: Position, upto: Position, after_seq: int, asked: Filter | None
+    ) -> tuple[list[Event], int | None]:
+        """A page's events, those that pass, and the seq with which it ended if there may be more."""
+        if asked is None:
+            found = self.between(stream, after, upto, after_seq, _PAGE)
+            return found, found[-1].seq if len(found) == _PAGE else None
+        statement = statements.between_filtered(stream, after, upto, after_seq, _PAGE, asked)
+        rows = self._rows(statement, None)
+        passing = wire.events((row for row in rows if row[2] is not None), Source(stream, 0))
+        return passing, rows[-1][0] if len(rows) == _PAGE else None
+
+    def check(self, stream: str, asked: Filter) -> None:
+        """Refuse what is not a filter."""
+        self._rows(statements.between_filtered(stream, None, None, 0, 0, asked), None)
+
     def newest_tick(self, stream: str) -> Position:
         """The position of the newest tick, whoever made it."""
         return Position.parse(self._value(place.newest_tick(stream), None))
@@ -67,6 +85,7 @@ class Tail:
         after: Position | Place | str | None,
         follow: bool,
         max_wait: float | None,
+        asked: Filter | None = None,
     ) -> None:
         self.stream = stream
         self.position = None if after is None else Place.of(after)
@@ -75,6 +94,8 @@ class Tail:
         """Whether the last look found nothing more to read."""
         self._looks = looks
         self._listener = listener
+        self._asked = asked
+        self._checked = asked is None
         self._matching = [compiled(pattern) for pattern in patterns]
         self._follow = follow
         self._max_wait = max_wait
@@ -89,6 +110,9 @@ class Tail:
 
     def start(self) -> Place:
         """Begin: what is committed from now on is seen. Nothing changes if it has begun."""
+        if self._asked is not None and not self._checked:
+            self._looks.check(self.stream, self._asked)
+            self._checked = True
         if self._follow and self._subscription is None and not self._closed:
             self._subscription = self._listener.subscribe(self.stream)
         if self._next is None:
@@ -162,7 +186,7 @@ class Tail:
         if batch is None:
             return
         try:
-            found = self._looks.between(self.stream, at.done, batch, at.seq, _PAGE)
+            found, more = self._looks.page(self.stream, at.done, batch, at.seq, self._asked)
         except ReaderBehind:
             if self._looks.on_primary:
                 raise
@@ -170,9 +194,9 @@ class Tail:
             self.caught_up = True
             return
         page = Place(at.done, batch, at.seq)
-        self._next = page.at(found[-1].seq) if len(found) == _PAGE else Place(batch)
+        self._next = Place(batch) if more is None else page.at(more)
         self._page.extend((event, page) for event in found if self._matches(event.topic))
-        if found:
+        if found or more is not None:
             self._pace.found()
 
     def _later(self, done: Position) -> Position | None:
@@ -203,13 +227,17 @@ class Tailing(Listening):
         follow: bool = True,
         max_wait: Duration | None = None,
         listen: bool = True,
+        equals: Mapping[str, Any] | None = None,
+        filter: str | None = None,
+        params: Mapping[str, Any] | None = None,
     ) -> Tail:
         """The events of a stream whose topics match one of the patterns, by default all, one after another.
 
         From now on, or after a position. With `follow` it waits for more, until none came for `max_wait`;
         without, it ends with what is committed by now. Nothing is stored in the database: keep
         `tail.position` to go on from there. HistoryGone when retention has passed it. With `listen` the
-        broker's listener wakes it; otherwise it looks every half second.
+        broker's listener wakes it; otherwise it looks every half second. `equals`, `filter` and `params` are
+        those of `create_queue`.
         """
         waited = statements.interval(max_wait)
         return Tail(
@@ -220,4 +248,5 @@ class Tailing(Listening):
             after,
             follow,
             None if waited is None else waited.total_seconds(),
+            None if equals is None and filter is None else Filter(equals, filter, params),
         )

@@ -28,6 +28,8 @@ logger = logging.getLogger("pgmb.app")
 
 _AT_CREATION = ("stream", "starting", "ordered", "lanes")
 """What alter_queue does not change."""
+_ASKED = ("equals", "filter", "condition", "params")
+"""What bind changes, beside the patterns."""
 
 
 class Declared:
@@ -49,6 +51,11 @@ class Declared:
     @property
     def stream(self) -> str:
         return str(self.settings.get("stream") or "main")
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """The filter, as bind takes it; empty if none is declared."""
+        return {name: self.settings[name] for name in _ASKED if name in self.settings}
 
     def add(self, handler: Handler) -> None:
         if self.handlers and (handler.batch or self.handlers[0].batch):
@@ -121,7 +128,7 @@ async def declare(broker: AsyncBroker, queues: Sequence[Declared]) -> dict[str, 
             await _create(broker, queue)
             present = await _present(broker, queue.name)
         try:
-            await _bind(broker, queue)
+            await _bind(broker, queue, present)
             if await _alter(broker, queue, present):
                 present = await _present(broker, queue.name)
         except PermissionDenied as error:
@@ -157,11 +164,26 @@ async def _create(broker: AsyncBroker, queue: Declared) -> None:
         raise missing from error
 
 
-async def _bind(broker: AsyncBroker, queue: Declared) -> None:
-    for status in await broker.queue_status():
-        if status.queue == queue.name and set(status.patterns) != set(queue.patterns):
-            await broker.bind(queue.name, queue.patterns)
-            logger.info("queue %s: bound to %s", queue.name, ", ".join(queue.patterns))
+async def _bind(broker: AsyncBroker, queue: Declared, present: Mapping[str, Any]) -> None:
+    (patterns,) = [one.patterns for one in await broker.queue_status() if one.queue == queue.name]
+    if set(patterns) == set(queue.patterns) and await _asks_the_same(broker, queue, present):
+        return
+    # A filter that somebody else gave the queue stays, where the app says nothing of one.
+    kept = {name: present[name] for name in _ASKED if present.get(name) is not None}
+    await broker.bind(queue.name, queue.patterns, **(queue.asked or kept))
+    logger.info("queue %s: bound to %s", queue.name, ", ".join(queue.patterns))
+
+
+async def _asks_the_same(broker: AsyncBroker, queue: Declared, present: Mapping[str, Any]) -> bool:
+    if "condition" not in queue.asked:
+        wanted = msgspec.json.decode(msgspec.json.encode(queue.asked))
+        return not wanted or all(present.get(name) == wanted.get(name) for name in _ASKED)
+    try:
+        # The database keeps conditions in its own words, and compares them so.
+        await queue.acreate(broker)
+    except Conflict:
+        return False
+    return True
 
 
 async def _alter(broker: AsyncBroker, queue: Declared, present: Mapping[str, Any]) -> bool:
@@ -174,7 +196,7 @@ async def _alter(broker: AsyncBroker, queue: Declared, present: Mapping[str, Any
     changed = {
         name: value
         for name, value in queue.settings.items()
-        if name not in _AT_CREATION and not _same(value, present.get(name))
+        if name not in (*_AT_CREATION, *_ASKED) and not _same(value, present.get(name))
     }
     if changed:
         await broker.alter_queue(queue.name, **changed)

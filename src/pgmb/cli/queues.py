@@ -8,8 +8,9 @@ import msgspec
 import typer
 
 from pgmb import Broker, QueueStatus, connect
-from pgmb.cli import moments, output, policies, settings, status
+from pgmb.cli import filters, moments, output, policies, settings, status
 from pgmb.cli.confirmation import confirm
+from pgmb.cli.filters import Condition, Equals, FilterBy, Params
 from pgmb.cli.options import AsJson, Dsn, Queue, Stream, Yes
 from pgmb.cli.policies import (
     BackoffBase,
@@ -99,6 +100,10 @@ def create(
     lane: Annotated[
         list[str] | None, typer.Option(help="A pattern of what is urgent; again for the next less urgent.")
     ] = None,
+    equals: Equals = None,
+    filter: FilterBy = None,
+    condition: Condition = None,
+    param: Params = None,
 ) -> None:
     """Create a queue that gets events of these topics; nothing happens when it exists just so."""
     given = policies.given(
@@ -118,7 +123,14 @@ def create(
     )
     with connect(dsn, max_size=1) as broker:
         at = None if starting is None else starting.position(broker, stream)
-        made = broker.create_queue(queue, patterns, stream=stream, starting=at, **given)
+        made = broker.create_queue(
+            queue,
+            patterns,
+            stream=stream,
+            starting=at,
+            **given,
+            **filters.given(equals, filter, condition, param),
+        )
     output.line(f"Created queue {queue}." if made else f"Queue {queue} exists already; nothing was changed.")
 
 
@@ -160,10 +172,18 @@ def alter(
     output.line(f"Changed queue {queue}.")
 
 
-def bind(queue: Queue, patterns: Patterns, dsn: Dsn = "") -> None:
-    """Replace a queue's patterns, from its position on."""
+def bind(
+    queue: Queue,
+    patterns: Patterns,
+    dsn: Dsn = "",
+    equals: Equals = None,
+    filter: FilterBy = None,
+    condition: Condition = None,
+    param: Params = None,
+) -> None:
+    """Replace a queue's patterns and filter, from its position on."""
     with connect(dsn, max_size=1) as broker:
-        broker.bind(queue, patterns)
+        broker.bind(queue, patterns, **filters.given(equals, filter, condition, param))
     output.line(f"Queue {queue} gets {', '.join(patterns)}.")
 
 

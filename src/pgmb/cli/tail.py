@@ -10,7 +10,8 @@ from typing import Annotated
 import typer
 
 from pgmb import Event, connect
-from pgmb.cli import documents, moments, output
+from pgmb.cli import documents, filters, moments, output
+from pgmb.cli.filters import Equals, FilterBy, Params
 from pgmb.cli.interruption import interruptible
 from pgmb.cli.options import Dsn, Stream
 
@@ -34,12 +35,16 @@ def tail(
     ] = None,
     follow: Annotated[bool, typer.Option("--follow/--no-follow", help="Wait for more.")] = True,
     max: Annotated[int | None, typer.Option(help="End after so many.", min=1)] = None,
+    equals: Equals = None,
+    filter: FilterBy = None,
+    param: Params = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON document a line.")] = False,
 ) -> None:
     """Print events as they are committed, until interrupted. Queues get them all the same."""
     with interruptible(), connect(dsn, max_size=2) as broker:
         after = None if since is None else since.position(broker, stream)
-        with broker.tail(*(patterns or ()), stream=stream, after=after, follow=follow) as events:
+        asked = filters.given(equals, filter, None, param)
+        with broker.tail(*(patterns or ()), stream=stream, after=after, follow=follow, **asked) as events:
             for event in islice(dropwhile(_before(since), events), max):
                 if as_json:
                     output.json(documents.of_event(event))

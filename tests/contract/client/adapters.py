@@ -218,7 +218,7 @@ class SqlClient(Client):
 
 
 def _parameter(name: str, value: Any, kind: str) -> Any:
-    if kind == "json":
+    if kind in ("json", "jsonb"):
         return _json(name, value)
     if kind == "json[]":
         return [_json(name, one) for one in value]

@@ -1,0 +1,30 @@
+-- Filters for readers without a queue.
+
+-- What `between` gives, by fields and a filter as create_queue takes them: a page of at most `max` events, of which
+-- those that do not pass come as their seq alone, so that a page costs the same whatever passes. Without positions
+-- it only checks the filter. Errors: those of between, MB009 not a filter, 42501.
+create or replace function pgmb.between_filtered(
+  stream text, after pgmb.position, upto pgmb.position, after_seq bigint default 0, max bigint default 1000,
+  equals jsonb default null, filter text default null, params jsonb default null
+)
+returns table (seq bigint, id uuid, topic text, key text, payload json, headers json, published_at timestamptz)
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  perform pgmb.assert_reader(between_filtered.stream);
+  perform pgmb.assert_filter(between_filtered.equals, between_filtered.filter, between_filtered.params);
+  if between_filtered.after is null or between_filtered.upto is null then
+    return;
+  end if;
+  return query execute
+    'select e.seq, case when p.passes then e.id end, case when p.passes then e.topic end,
+       case when p.passes then e.key end, case when p.passes then e.payload end,
+       case when p.passes then e.headers end, case when p.passes then e.published_at end
+     from pgmb.between($1, $2, $3, $4, $5) e
+     cross join lateral (select coalesce(true'
+    || pgmb.filtering(between_filtered.equals, between_filtered.filter, between_filtered.params)
+    || ', false) passes offset 0) p'
+  using between_filtered.stream, between_filtered.after, between_filtered.upto, between_filtered.after_seq,
+    between_filtered.max;
+end $$;
