@@ -177,6 +177,22 @@ def cron(arguments: argparse.Namespace) -> bool:
     return result.holds
 
 
+def filters(arguments: argparse.Namespace) -> bool:
+    from faults import filters
+
+    with database(arguments.pg) as (_, dsn):
+        result = filters.run(
+            dsn,
+            queues=arguments.queues,
+            rounds=arguments.rounds,
+            events=arguments.events,
+            consumers=arguments.consumers,
+            seed=arguments.seed,
+        )
+    print(result)
+    return result.holds
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m faults", description=__doc__)
     kinds = parser.add_subparsers(required=True, metavar="NAME")
@@ -246,6 +262,14 @@ def main() -> int:
     limiting = command("limits", limits, "limits on rate and events in flight hold across processes")
     limiting.add_argument("--processes", type=int, default=4)
     limiting.add_argument("--seconds", type=float, default=20.0, help="over which the rate is measured")
+
+    filtering = command(
+        "filters", filters, "a filter raises: its queue stops with the error, the others get all"
+    )
+    filtering.add_argument("--queues", type=int, default=1000)
+    filtering.add_argument("--rounds", type=int, default=20, help="of one failing filter each")
+    filtering.add_argument("--events", type=int, default=20, help="a round")
+    filtering.add_argument("--consumers", type=int, default=4)
 
     arguments = parser.parse_args()
     held: bool = arguments.function(arguments)
