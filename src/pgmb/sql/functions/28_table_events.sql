@@ -134,6 +134,9 @@ as $$
 declare
   log text := format('pgmb.%I', 'log_' || attach_mutations.stream);
 begin
+  if attach_mutations.op is null or attach_mutations.op <> all ('{insert,update,delete,truncate}') then
+    raise exception 'not a mutation: %', coalesce(quote_literal(attach_mutations.op), 'null') using errcode = 'MB005';
+  end if;
   if not exists (
     select from pg_class c where c.oid = attach_mutations.tabl and pg_has_role(pgmb.caller(), c.relowner, 'usage'))
   then
@@ -157,8 +160,7 @@ begin
 end $$;
 
 -- Publishes a statement's mutations: the trigger that push_table_mutations makes, once a statement. What it writes does
--- not depend on the writer's settings. Errors: 42501 see assert_own_casts; MB040 a queue is full; whatever the
--- serialiser raises.
+-- not depend on the writer's settings. Errors: MB040 a queue is full; whatever the serialiser raises.
 create or replace function pgmb.publish_mutations()
 returns trigger
 language plpgsql security definer
@@ -193,7 +195,6 @@ begin
   if olds + news = 0 then
     return null;
   end if;
-  perform pgmb.assert_own_casts(tg_relid);
   shape := pgmb.shape_of_rows(tg_relid);
   if tg_op = 'UPDATE' and shape.partitioned then
     select count(*) into olds from old_rows;
@@ -241,9 +242,8 @@ begin
 end $$;
 
 -- What decides how rows of a table are published: the columns of its primary key; whether their JSON can be taken apart
--- again: no serialiser of the user's, no virtual columns, of which a transition table has no values, and no values of
--- type json, also inside types of the user's, with \u0000 in them; whether an update may move rows between partitions.
--- Internal.
+-- again: no serialiser of the user's, no virtual columns, no types that might be foreign, and no values of type json,
+-- also inside others, with \u0000 in them; whether an update may move rows between partitions. Internal.
 create or replace function pgmb.shape_of_rows(tabl oid, out keys text[], out plain boolean, out partitioned boolean)
 language plpgsql stable
 as $$
@@ -260,7 +260,9 @@ begin
     select from pg_attribute a
     where a.attrelid = shape_of_rows.tabl and a.attnum > 0 and not a.attisdropped
       and (a.attgenerated = 'v' or a.atttypid = any ('{json,json[]}'::regtype[])
-        or a.atttypid >= 16384 and (select t.typtype <> 'e' from pg_type t where t.oid = a.atttypid)));
+        or a.atttypid >= 16384 and not (
+          select t.typtype = 'e' and pg_has_role(t.typowner, current_user, 'usage')
+          from pg_type t where t.oid = a.atttypid)));
   partitioned := (select c.relkind = 'p' from pg_class c where c.oid = shape_of_rows.tabl);
 end $$;
 
@@ -291,7 +293,7 @@ end $$;
 
 -- The statement that publishes a transition table: $1 the topic, $2 the table, $3 the operation as the serialiser gets
 -- it. Old and new rows of an update belong together by their place: PostgreSQL puts both away in one step
--- (docs/adr/0012). Calls no function of the table's owner, see assert_own_casts. Internal.
+-- (docs/adr/0012). No function of the table's owner is called: see type_is_foreign. Internal.
 create or replace function pgmb.mutation_statement(tabl oid, op text, stream text)
 returns text
 language plpgsql stable
@@ -315,16 +317,22 @@ begin
   into key
   from unnest((pgmb.shape_of_rows(mutation_statement.tabl)).keys) with ordinality k (name, place);
 
-  select coalesce(array_agg(a.attname order by a.attnum), '{}'), max(length(a.attname)),
-    -- A transition table has no values of virtual columns, which PostgreSQL 18 brought.
-    case when bool_or(a.attgenerated = 'v') then '(select ' || replace(string_agg(
-        case when a.attgenerated = 'v' then pg_get_expr(d.adbin, d.adrelid) || ' as ' else '' end || quote_ident(a.attname),
-        ', ' order by a.attnum), '%', '%%') || ' from %1$s_rows)'
+  select coalesce(array_agg(c.name order by c.place), '{}'), max(length(c.name)),
+    case when bool_or(c.instead is not null)
+      then '(select ' || replace(string_agg(coalesce(c.instead || ' as ', '') || quote_ident(c.name), ', ' order by c.place),
+        '%', '%%') || ' from %1$s_rows)'
       else '%1$s_rows' end
   into fields, longest, source
-  from pg_attribute a
-  left join pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum and a.attgenerated = 'v'
-  where a.attrelid = mutation_statement.tabl and a.attnum > 0 and not a.attisdropped;
+  from (
+    select a.attname as name, a.attnum as place, case
+      -- A transition table has no values of virtual columns, which PostgreSQL 18 brought.
+      when a.attgenerated = 'v'
+      then (select pg_get_expr(d.adbin, d.adrelid) from pg_attrdef d where d.adrelid = a.attrelid and d.adnum = a.attnum)
+      when a.atttypid >= 16384 and pgmb.type_is_foreign(a.atttypid)
+      then format('case num_nulls(%1$I) when 0 then concat(%1$I) end', a.attname) end as instead
+    from pg_attribute a
+    where a.attrelid = mutation_statement.tabl and a.attnum > 0 and not a.attisdropped
+  ) c;
 
   if op <> 'update' then
     source := format(source, side);
@@ -377,39 +385,33 @@ begin
     from unnest(fields) field));
 end $$;
 
--- Raises 42501 where writing a row of the table as JSON would call a function of somebody with less rights than pgmb's
--- owner: the cast to json of a type of theirs. The trigger would lend that function its rights. Internal.
-create or replace function pgmb.assert_own_casts(tabl oid)
-returns void
+-- Whether JSON made of a value of this type could call a function of somebody with less rights than pgmb's owner: a cast
+-- to json, which whoever owns a type can make at any time. The trigger would lend that function its rights. Composite
+-- types are taken by their fields, which nobody can change while a table has a column of the type; rows of other
+-- tables, which can, by the table's owner. Internal.
+create or replace function pgmb.type_is_foreign(type oid)
+returns boolean
 language plpgsql stable
-set enable_seqscan = off
 as $$
-declare
-  casts_of_others oid[] := array(
-    select c.castsource from pg_cast c join pg_proc p on p.oid = c.castfunc
-    where c.casttarget = 'json'::regtype and c.castsource >= 16384 and not pg_has_role(p.proowner, current_user, 'usage'));
-  refused oid;
 begin
-  if casts_of_others = '{}' then
-    return;
-  end if;
-  with recursive used (type) as (
-    select a.atttypid from pg_attribute a where a.attrelid = assert_own_casts.tabl and a.attnum > 0 and not a.attisdropped
-    union
-    select part.type
-    from used
-    join pg_type t on t.oid = used.type
-    cross join lateral (
-      select t.typelem union select t.typbasetype union
-      select a.atttypid from pg_attribute a where a.attrelid = t.typrelid and a.attnum > 0 and not a.attisdropped
-    ) part (type)
-  )
-  select used.type into refused from used where used.type = any (casts_of_others) limit 1;
-  if found then
-    raise exception 'table % cannot publish its mutations: the function that casts % to json would run with the rights of %',
-      assert_own_casts.tabl::regclass, refused::regtype, current_user using errcode = '42501',
-      hint = 'Drop the cast, or let that role or a superuser own its function.';
-  end if;
+  return exists (
+    with recursive part (type) as (
+      select type_is_foreign.type
+      union
+      select inner_.type
+      from part
+      join pg_type t on t.oid = part.type
+      cross join lateral (
+        select t.typelem union select t.typbasetype union
+        select a.atttypid from pg_attribute a where a.attrelid = t.typrelid and a.attnum > 0 and not a.attisdropped
+      ) inner_ (type)
+      where inner_.type <> 0
+    )
+    select from part
+    join pg_type t on t.oid = part.type
+    left join pg_class c on c.oid = t.typrelid
+    where t.oid >= 16384 and t.typtype <> 'd' and t.typelem = 0 and c.relkind is distinct from 'c'
+      and not pg_has_role(t.typowner, current_user, 'usage'));
 end $$;
 
 -- Decides whether a mutation is published and how its row reads; the user may replace it. Upgrades make it only where
