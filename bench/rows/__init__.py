@@ -16,6 +16,7 @@ from bench.rows import (
     handlers,
     isolation,
     latency,
+    matching,
     pinned_xmin,
     publish,
     receive_one,
@@ -37,6 +38,7 @@ ROWS: dict[str, Row] = {
     "isolation": isolation.run,
     "fan-out": fan_out.run,
     "handlers": handlers.run,
+    "matching": matching.run,
     "compat": compat.run,
     "table-events": table_events.run,
 }

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from bench.score.core import CORE
+from bench.score.matching import MATCHING
 from bench.score.part import Part
 from bench.score.python import PYTHON
 
 AREAS: Mapping[str, Sequence[Part]] = {
     "core": CORE,
     "python": PYTHON,
+    "matching": MATCHING,
 }

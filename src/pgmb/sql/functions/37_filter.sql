@@ -8,15 +8,21 @@ returns jsonb
 language plpgsql immutable
 as $$
 begin
-  if octet_length(payload::text) > 1048576 or octet_length(headers::text) > 1048576 then
-    return null;
-  end if;
-  -- Written as text and read once: a quarter of the cost of building it from parts.
-  return ('{"topic":' || to_json(topic) || ',"key":' || coalesce(to_json(key)::text, 'null')
-    || ',"payload":' || payload || ',"headers":' || coalesce(headers::text, '{}') || '}')::jsonb;
+  return pgmb.event_text(topic, key, payload, headers)::jsonb;
 exception when others then
   return null;
 end $$;
+
+-- The same before it is read, null where it is too large: written as text and read once, it costs half of what
+-- building it from parts does. Inlined. Internal.
+create or replace function pgmb.event_text(topic text, key text, payload json, headers json)
+returns text
+language sql stable
+as $$
+  select case when octet_length(payload::text) + coalesce(octet_length(headers::text), 0) <= 1048576 then
+    '{"topic":' || to_json(topic) || ',"key":' || coalesce(to_json(key)::text, 'null')
+    || ',"payload":' || payload || ',"headers":' || coalesce(headers::text, '{}') || '}' end
+$$;
 
 -- Whether some json, payload or headers, has these fields with these values. Internal.
 create or replace function pgmb.has_fields(document json, fields jsonb)

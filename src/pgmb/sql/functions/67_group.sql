@@ -70,11 +70,23 @@ begin
   order by e.seq;
 end $$;
 
--- Events as conditions see them. Internal.
+-- Events as filters and conditions see them. All are read at once; if jsonb cannot hold one of them, each by itself.
+-- Internal.
 create or replace function pgmb.documents(events pgmb.event[])
 returns pgmb.document[]
-language sql stable
+language plpgsql stable
+set enable_seqscan = on
 as $$
-  select array(
-    select pgmb.document(e.seq, e.id, e.topic, e.key, e.payload, e.headers, e.published_at) from unnest(events) e)
-$$;
+begin
+  return array(
+    select (e.seq, e.id::text, e.topic, e.key, e.doc -> 'payload', e.doc -> 'headers', e.doc -> 'headers', e.published_at,
+      e.doc)::pgmb.document
+    from (
+      select e.*, pgmb.event_text(e.topic, e.key, e.payload, e.headers)::jsonb doc from unnest(events) e offset 0) e);
+exception when others then
+  if left(sqlstate, 2) in ('53', '57', '58', 'XX') then
+    raise;
+  end if;
+  return array(
+    select pgmb.document(e.seq, e.id, e.topic, e.key, e.payload, e.headers, e.published_at) from unnest(events) e);
+end $$;
