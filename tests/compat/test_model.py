@@ -1,8 +1,7 @@
 """Promise: whatever is done to a queue by PGMQ's functions, it does what a model in plain Python does.
 
 PGMQ itself is held to the model by the same steps. Times are either past or an hour away, so that nothing
-depends on a clock. Where a read takes fewer messages than it might, the model asks that they could be read, not
-which.
+depends on a clock. Where a read takes fewer messages than it might, the model does not ask which.
 """
 
 from __future__ import annotations

@@ -189,3 +189,23 @@ begin
     max := max - cardinality(given);
   end loop;
 end $$;
+
+-- A read in a transaction that stayed open for too long may have been superseded, and others have its messages: then it
+-- must not commit. Runs at commit, as pgmb.refuse_void.
+create or replace function pgmq.refuse_superseded()
+returns trigger
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  if pgmb.may_be_void(new.queue, new.claim) then
+    raise exception 'the read was superseded: this transaction stayed open for too long after it'
+      using errcode = 'MB011', hint = 'Read in a transaction of its own, or finish within a second.';
+  end if;
+  return null;
+end $$;
+
+drop trigger if exists refuse_superseded on pgmq.reading;
+create constraint trigger refuse_superseded after insert on pgmq.reading
+  deferrable initially deferred
+  for each row execute function pgmq.refuse_superseded();

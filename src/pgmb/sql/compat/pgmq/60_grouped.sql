@@ -48,14 +48,7 @@ declare
   now timestamptz := clock_timestamp();
   -- What is in the log comes before what is parked with a higher number.
   bound bigint;
-  heads cursor for
-    select head.msg_id, head.fifo from pgmq.parked head
-    where head.queue = asked.id and head.vt <= now and head.msg_id < bound
-      and not exists (
-        select from pgmq.parked ahead
-        where ahead.queue = asked.id and ahead.fifo = head.fifo and ahead.msg_id < head.msg_id)
-    order by head.vt, head.msg_id
-    for update skip locked;
+  heads refcursor;
   head record;
   chosen bigint[];
   groups bigint[];
@@ -71,7 +64,28 @@ begin
     chosen := '{}';
     groups := '{}';
     bound := coalesce((select min(u.seq) from pgmq.unread(asked, 1) u), 9223372036854775807);
-    open heads;
+    -- The oldest group first; where more than a thousand messages may be read, the one that waited longest.
+    if exists (
+      select from pgmq.parked p where p.queue = asked.id and p.vt <= now order by p.vt, p.msg_id offset 1000)
+    then
+      open heads for
+        select head.msg_id, head.fifo from pgmq.parked head
+        where head.queue = asked.id and head.vt <= now and head.msg_id < bound
+          and not exists (
+            select from pgmq.parked ahead
+            where ahead.queue = asked.id and ahead.fifo = head.fifo and ahead.msg_id < head.msg_id)
+        order by head.vt, head.msg_id
+        for update skip locked;
+    else
+      open heads for
+        select head.msg_id, head.fifo from pgmq.parked head
+        where head.queue = asked.id and head.vt <= now and head.msg_id < bound
+          and not exists (
+            select from pgmq.parked ahead
+            where ahead.queue = asked.id and ahead.fifo = head.fifo and ahead.msg_id < head.msg_id)
+        order by head.msg_id + 0
+        for update skip locked;
+    end if;
     loop
       fetch heads into head;
       exit when not found;
