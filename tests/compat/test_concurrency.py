@@ -1,4 +1,4 @@
-"""Promises: no two readers get the same message, none is lost when one is slow or killed, nobody waits in vain."""
+"""Promises: no two readers get the same message, none is lost when one is killed, nobody waits in vain."""
 
 from __future__ import annotations
 
