@@ -77,6 +77,7 @@ TYPES: Final[dict[str, LiteralString]] = {
     "tick": "bigint",
     "timezone": "text",
     "to": "pgmb.position",
+    "together": "boolean",
     "topic": "text",
     "ttl": "interval",
     "when_full": "text",

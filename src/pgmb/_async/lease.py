@@ -46,11 +46,12 @@ class AsyncLease:
         events: Event | Iterable[Event | int] | None = None,
         after: Duration | None = None,
         error: str | None = None,
+        together: bool | None = None,
         *,
         conn: AsyncConnectionLike | None = None,
     ) -> int:
-        """Try again later, by default after the queue's backoff. Returns how many."""
-        return await self._broker.retry(self, seqs_of(events), after, error, conn=conn)
+        """Try again later, by default after the queue's backoff; `together` as the same set. How many."""
+        return await self._broker.retry(self, seqs_of(events), after, error, together, conn=conn)
 
     async def bury(
         self,

@@ -102,11 +102,12 @@ class AsyncObserved(AsyncBroker):
         seqs: Iterable[int] | None = None,
         after: Duration | None = None,
         error: str | None = None,
+        together: bool | None = None,
         *,
         conn: AsyncConnectionLike | None = None,
     ) -> int:
         with self._observer.settling("retry", _queue(lease)) as settled:
-            settled.count = await super().retry(lease, seqs, after, error, conn=conn)
+            settled.count = await super().retry(lease, seqs, after, error, together, conn=conn)
         return settled.count
 
     async def bury(

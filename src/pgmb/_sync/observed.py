@@ -103,11 +103,12 @@ class Observed(Broker):
         seqs: Iterable[int] | None = None,
         after: Duration | None = None,
         error: str | None = None,
+        together: bool | None = None,
         *,
         conn: ConnectionLike | None = None,
     ) -> int:
         with self._observer.settling("retry", _queue(lease)) as settled:
-            settled.count = super().retry(lease, seqs, after, error, conn=conn)
+            settled.count = super().retry(lease, seqs, after, error, together, conn=conn)
         return settled.count
 
     def bury(

@@ -112,17 +112,20 @@ class Receiving(Calls):
         seqs: Iterable[int] | None = None,
         after: Duration | None = None,
         error: str | None = None,
+        together: bool | None = None,
         *,
         conn: ConnectionLike | None = None,
     ) -> int:
         """Send events of a lease to be tried again `after` that time, by default the queue's backoff.
 
-        Past the queue's max_attempts they become dead letters. Returns how many.
+        Past the queue's max_attempts they become dead letters. With `together` these events, and no others,
+        come together again: the same set. Returns how many.
         """
         given = _lease_id(lease)
         if given is None:
             return 0
-        return int(self._value(call("retry", lease=given, seqs=seqs, after=after, error=error), conn))
+        statement = call("retry", lease=given, seqs=seqs, after=after, error=error, together=together)
+        return int(self._value(statement, conn))
 
     def bury(
         self,
