@@ -249,3 +249,14 @@ def test_a_hundred_thousand_rows_in_one_statement(users: psycopg.Connection[Any]
         ("public.users.insert", 100_000, 100_000, 0, 0),
         ("public.users.update", 199_999, 199_999, 99_999, 100_000),
     ]
+
+
+def test_a_long_transaction_leaves_nothing_open(users: psycopg.Connection[Any]) -> None:
+    with users.transaction():
+        for number in range(5):
+            users.execute("insert into users values (%s)", [number])
+            users.execute("update users set name = 'x' where id = %s", [number])
+            users.execute("delete from users where id = %s", [number])
+        assert users.execute("select count(*) from pg_cursors where name ~ 'unnamed portal'").fetchone() == (
+            0,
+        )

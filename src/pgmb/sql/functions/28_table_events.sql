@@ -238,6 +238,7 @@ begin
       perform pgmb.publish(topic, event.row, pgmb.key_of_row(event.row, shape.keys), event.headers, tg_argv[0]);
     end if;
   end loop;
+  close events;
   return null;
 end $$;
 
