@@ -8,7 +8,6 @@ resumed, and must go on exactly where it stopped.
 from __future__ import annotations
 
 import random
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -71,6 +70,10 @@ class Result:
         return sum(len(one.after) for one in self.rounds)
 
     @property
+    def got_before(self) -> int:
+        return sum(len(one.before) for one in self.rounds)
+
+    @property
     def holds(self) -> bool:
         return not self.wrong and bool(self.rounds) and self.held_back >= len(self.rounds)
 
@@ -79,7 +82,8 @@ class Result:
         return (
             f"filters {'hold' if self.holds else 'VIOLATED'}: {len(self.rounds)} raised, "
             f"one at a time among {self.queues} queues | {delivered} events to the others, "
-            f"{self.held_back} held back and delivered once mended, {len(self.wrong)} wrong"
+            f"{self.got_before} to those that raised before they did, {self.held_back} once mended, "
+            f"{len(self.wrong)} wrong"
             + "".join(f"\n  {what}" for what in self.wrong[:20])
             + f" | {self.seconds:.1f} s"
         )
@@ -122,12 +126,16 @@ def create(dsn: str, queues: int) -> list[str]:
     return names
 
 
-def publish(dsn: str, numbers: Sequence[int], poison: int, chance: random.Random) -> None:
-    """In transactions of a few events each."""
+def publish(dsn: str, numbers: Sequence[int], poison: int, got: Sequence[int], chance: random.Random) -> None:
+    """In transactions of a few events each; the poison not before its victim got half of what precedes it."""
     left = list(numbers)
+    deadline = time.monotonic() + PATIENCE
     with pgmb.connect(dsn, max_size=1) as broker:
         while left:
             size = chance.randint(1, 5)
+            if poison in left[:size]:
+                while len(got) < (len(numbers) - len(left)) // 2 and time.monotonic() < deadline:
+                    time.sleep(0.01)
             part, left = left[:size], left[size:]
             broker.publish_many(
                 [
@@ -159,15 +167,13 @@ def consume(dsn: str, names: Sequence[str], wanted: int, deadline: float) -> dic
     return got
 
 
-def until_paused(dsn: str, victim: str, deadline: float) -> list[int]:
+def until_paused(dsn: str, victim: str, got: list[int], deadline: float) -> None:
     """What a queue gives until it stands still."""
-    got: list[int] = []
     with pgmb.connect(dsn, max_size=1) as broker:
         while victim not in paused(broker) and time.monotonic() < deadline:
             lease = broker.receive(victim, max=500)
             got += [event.payload["number"] for event in lease]
             lease.ack()
-    return got
 
 
 def paused(broker: pgmb.Broker) -> dict[str, str]:
@@ -190,14 +196,13 @@ def one_round(
             threads.submit(consume, dsn, others[part::consumers], len(numbers), deadline)
             for part in range(consumers)
         ]
-        failing = threads.submit(until_paused, dsn, victim, deadline)
-        publishing = threading.Thread(target=publish, args=(dsn, numbers, poison, chance))
-        publishing.start()
-        publishing.join()
+        before: list[int] = []
+        failing = threads.submit(until_paused, dsn, victim, before, deadline)
+        publish(dsn, numbers, poison, before, chance)
         got: dict[str, list[int]] = {}
         for part in reading:
             got |= part.result()
-        before = failing.result()
+        failing.result()
         standing = paused(broker)
         broker.bind(victim, [TOPIC], **kind.mended)
         broker.resume(victim)
