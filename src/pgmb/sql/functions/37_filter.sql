@@ -24,20 +24,6 @@ as $$
     || ',"payload":' || payload || ',"headers":' || coalesce(headers::text, '{}') || '}' end
 $$;
 
--- Whether some json, payload or headers, has these fields with these values. Internal.
-create or replace function pgmb.has_fields(document json, fields jsonb)
-returns boolean
-language plpgsql immutable
-as $$
-begin
-  if octet_length(document::text) > 1048576 then
-    return false;
-  end if;
-  return document::jsonb @> fields;
-exception when others then
-  return false;
-end $$;
-
 -- What `equals` asks of an event, field by field: the path of each, starting with topic, key, payload or headers,
 -- and the value. Internal.
 create or replace function pgmb.equal_fields(equals jsonb)
@@ -128,6 +114,31 @@ as $$
   where quoted[1] like '$%'
 $$;
 
+-- A predicate on events as one on their payloads, null if it asks about more than those. To read the payload alone costs
+-- half. Internal.
+create or replace function pgmb.payload_predicate(filter jsonpath)
+returns jsonpath
+language sql immutable
+as $$
+  -- What is left of it without that root, names and strings may hold no other root.
+  select case when regexp_replace(replace(filter::text, '$."payload"', ''), '\$?"(?:[^"\\]|\\.)*"', '', 'g') !~ '\$'
+    then replace(filter::text, '$."payload"', '$')::jsonpath end
+$$;
+
+-- A payload or headers as jsonb, or null as event_document has it. Internal.
+create or replace function pgmb.readable(value json)
+returns jsonb
+language plpgsql immutable
+as $$
+begin
+  if octet_length(value::text) > 1048576 then
+    return null;
+  end if;
+  return value::jsonb;
+exception when others then
+  return null;
+end $$;
+
 -- The condition on an event e of a log that fields and a filter make, to be added to a WHERE clause. Internal.
 create or replace function pgmb.filtering(equals jsonb, filter text, params jsonb)
 returns text
@@ -135,9 +146,10 @@ language sql immutable
 as $$
   select case when equals ? 'topic' then format(' and e.topic = %L', equals ->> 'topic') else '' end
     || case when equals ? 'key' then coalesce(format(' and e.key = %L', equals ->> 'key'), ' and e.key is null') else '' end
-    || case when equals ? 'headers' then format(' and pgmb.has_fields(e.headers, %L)', equals -> 'headers') else '' end
-    || case when equals ? 'payload' then format(' and pgmb.has_fields(e.payload, %L)', equals -> 'payload') else '' end
-    || case when filter is null then '' else format(
-      ' and jsonb_path_match(pgmb.event_document(e.topic, e.key, e.payload, e.headers), %L, %L, true)',
-      pgmb.predicate(filter), coalesce(params, '{}')) end
+    || case when equals ? 'headers' then format(' and pgmb.readable(e.headers) @> %L', equals -> 'headers') else '' end
+    || case when equals ? 'payload' then format(' and pgmb.readable(e.payload) @> %L', equals -> 'payload') else '' end
+    || case when filter is null then '' else format(' and jsonb_path_match(%s, %L, %L, true)',
+      case when pgmb.payload_predicate(pgmb.predicate(filter)) is null
+        then 'pgmb.event_document(e.topic, e.key, e.payload, e.headers)' else 'pgmb.readable(e.payload)' end,
+      coalesce(pgmb.payload_predicate(pgmb.predicate(filter)), pgmb.predicate(filter)), coalesce(params, '{}')) end
 $$;

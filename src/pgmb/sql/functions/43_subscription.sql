@@ -39,9 +39,9 @@ begin
   select h.id into made from pgmb.shape h where h.digest = sha256(convert_to(asked::text, 'UTF8'))
   for key share;
   if made is null then
-    insert into pgmb.shape as h (patterns, topics, regex, fields, filter, condition, digest)
+    insert into pgmb.shape as h (patterns, topics, regex, fields, filter, payload_filter, condition, digest)
     values (subscribe.patterns, compiled.topics, compiled.regex, coalesce(fields, '{}'), pgmb.predicate(subscribe.filter),
-      subscribe.condition, sha256(convert_to(asked::text, 'UTF8')))
+      pgmb.payload_predicate(pgmb.predicate(subscribe.filter)), subscribe.condition, sha256(convert_to(asked::text, 'UTF8')))
     on conflict (digest) do update set digest = excluded.digest
     returning h.id into made;
   end if;
@@ -132,7 +132,8 @@ as $$
             else format('e.%I #> %L', p.path[1], p.path[2:]) end value
         from unnest((shape).fields) with ordinality f (path, place), lateral (select f.path::text[] path) p
       ) field),
-    'jsonb_path_match(e.event, ' || quote_literal((shape).filter) || ', s.params, true)',
+    coalesce('jsonb_path_match(e.payload, ' || quote_literal((shape).payload_filter) || ', s.params, true)',
+      'jsonb_path_match(e.event, ' || quote_literal((shape).filter) || ', s.params, true)'),
     (shape).condition,
     'true')
 $$;
@@ -158,8 +159,8 @@ as $$
   from unnest(shapes) shape
 $$;
 
--- Which subscriptions of a group match which documents. Internal.
-create or replace function pgmb.match(group_id text, stream integer, documents pgmb.document[])
+-- Which subscriptions of a group match which events. Internal.
+create or replace function pgmb.match(group_id text, stream integer, events pgmb.event[])
 returns table (seq bigint, subscriptions uuid[])
 language plpgsql
 set work_mem = '64MB'
@@ -177,6 +178,7 @@ declare
   seqs bigint[] := '{}';
   ids uuid[] := '{}';
   found_here record;
+  documents pgmb.document[];
 begin
   with recursive present (id) as (
     select min(s.shape) from pgmb.subscription s where s.stream = match.stream and s.group_id = match.group_id
@@ -186,14 +188,18 @@ begin
     from present where present.id is not null
   )
   select array_agg(h order by h.id) into shapes from present join pgmb.shape h on h.id = present.id;
-  if shapes is null or cardinality(match.documents) = 0 then
+  if shapes is null or cardinality(match.events) = 0 then
     return;
   end if;
   if exists (select from unnest(shapes) h where h.condition is not null) then
     perform pgmb.assert_timeout();
   end if;
+  documents := pgmb.documents(match.events,
+    payloads => exists (select from unnest(shapes) h
+      where h.payload_filter is not null or h.condition is not null or h.fields <> '{}'),
+    whole => exists (select from unnest(shapes) h where h.filter is not null and h.payload_filter is null));
   -- Those that neither look values up nor ask in SQL, all at once; the rest some at a time.
-  found_here := pgmb.match_shapes(match.group_id, match.stream, match.documents,
+  found_here := pgmb.match_shapes(match.group_id, match.stream, documents,
     array(select h from unnest(shapes) h where h.condition is null and h.fields = '{}'));
   seqs := seqs || found_here.seqs;
   ids := ids || found_here.matching;
@@ -204,7 +210,7 @@ begin
       where h.condition is not null or h.fields <> '{}') h
     group by h.plain, h.nth
   loop
-    found_here := pgmb.match_shapes(match.group_id, match.stream, match.documents, part);
+    found_here := pgmb.match_shapes(match.group_id, match.stream, documents, part);
     seqs := seqs || found_here.seqs;
     ids := ids || found_here.matching;
   end loop;
@@ -242,9 +248,9 @@ begin
       execute pgmb.match_statement(match_shapes.shapes) into seqs, matching
       using match_shapes.documents, match_shapes.group_id, match_shapes.stream, match_shapes.named;
     else
-      with doc as materialized (select d.seq, d.topic, d.event from unnest(match_shapes.documents) d),
+      with doc as materialized (select d.seq, d.topic, d.payload, d.event from unnest(match_shapes.documents) d),
       interest as materialized (
-        select h.id, h.filter, t.topic
+        select h.id, h.filter, h.payload_filter, t.topic
         from (select distinct d.topic from doc d) t
         join unnest(match_shapes.shapes) h
           on t.topic = any (h.topics) or t.topic ~ h.regex or (h.topics is null and h.regex is null))
@@ -254,7 +260,8 @@ begin
         and s.stream = match_shapes.stream and s.paused_at is null
         and (match_shapes.named is null or s.id = any (match_shapes.named))
       join doc d on d.topic = i.topic
-      where i.filter is null or jsonb_path_match(d.event, i.filter, s.params, true);
+      where case when i.payload_filter is not null then jsonb_path_match(d.payload, i.payload_filter, s.params, true)
+        when i.filter is not null then jsonb_path_match(d.event, i.filter, s.params, true) else true end;
     end if;
     seqs := coalesce(seqs, '{}');
     matching := coalesce(matching, '{}');

@@ -30,7 +30,7 @@ begin
     end if;
     return query
     select given, e.seq, e.id, e.topic, e.key, e.payload, e.headers, e.published_at, e.attempt, matched.subscriptions
-    from pgmb.match(receive_group.group_id, stream_number, pgmb.documents(events)) matched
+    from pgmb.match(receive_group.group_id, stream_number, events) matched
     join unnest(events, attempts) e (seq, id, topic, key, payload, headers, published_at, attempt)
       on e.seq = matched.seq
     order by e.seq;
@@ -64,25 +64,30 @@ begin
   return query
   select e.seq, e.id, e.topic, e.key, e.payload, e.headers, e.published_at, coalesce(matched.subscriptions, '{}')
   from unnest(events) e
-  left join pgmb.match(between_group.group_id, pgmb.stream_id(between_group.stream), pgmb.documents(events)) matched
+  left join pgmb.match(between_group.group_id, pgmb.stream_id(between_group.stream), events) matched
     on matched.seq = e.seq
   where matched.seq is not null or e.seq = events[cardinality(events)].seq
   order by e.seq;
 end $$;
 
--- Events as filters and conditions see them. All are read at once; if jsonb cannot hold one of them, each by itself.
--- Internal.
-create or replace function pgmb.documents(events pgmb.event[])
+-- Events as filters and conditions see them, as far as they look. All are read at once; if jsonb cannot hold one of
+-- them, each by itself. Internal.
+create or replace function pgmb.documents(events pgmb.event[], payloads boolean, whole boolean)
 returns pgmb.document[]
 language plpgsql stable
-set enable_seqscan = on
 as $$
 begin
+  if not payloads and not whole then
+    return array(select (e.seq, null, e.topic, null, null, null, null, null, null)::pgmb.document from unnest(events) e);
+  elsif exists (
+    select from unnest(events) e where octet_length(e.payload::text) + coalesce(octet_length(e.headers::text), 0) > 1048576)
+  then
+    raise exception 'too large' using errcode = '54000';
+  end if;
   return array(
-    select (e.seq, e.id::text, e.topic, e.key, e.doc -> 'payload', e.doc -> 'headers', e.doc -> 'headers', e.published_at,
-      e.doc)::pgmb.document
-    from (
-      select e.*, pgmb.event_text(e.topic, e.key, e.payload, e.headers)::jsonb doc from unnest(events) e offset 0) e);
+    select (e.seq, e.id::text, e.topic, e.key, e.payload::jsonb, e.headers::jsonb, e.headers::jsonb, e.published_at,
+      case when whole then pgmb.event_text(e.topic, e.key, e.payload, e.headers)::jsonb end)::pgmb.document
+    from unnest(events) e);
 exception when others then
   if left(sqlstate, 2) in ('53', '57', '58', 'XX') then
     raise;

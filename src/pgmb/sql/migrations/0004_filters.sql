@@ -51,6 +51,7 @@ create table pgmb.shape (
   regex text,
   fields text[] not null default '{}',
   filter jsonpath,
+  payload_filter jsonpath,
   condition text,
   digest bytea not null unique,
   created_at timestamptz not null default now()

@@ -37,8 +37,9 @@ create table pgmb.shape (
   regex text,
   -- The fields that must be equal, for example {payload,room}; a subscription holds their values in this order.
   fields text[] not null default '{}',
-  -- A jsonpath predicate, and what its variables are called.
+  -- A jsonpath predicate on the event; if it asks about the payload alone, the same on the payload.
   filter jsonpath,
+  payload_filter jsonpath,
   condition text,
   -- SHA-256 of what was asked.
   digest bytea not null unique,
