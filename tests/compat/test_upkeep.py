@@ -1,4 +1,4 @@
-"""Promises: rights are asked for, retention drops what was removed and nothing else, odd input does no harm."""
+"""Promises: rights are asked for, retention drops what was removed and nothing else, odd input is borne."""
 
 from __future__ import annotations
 
@@ -205,6 +205,7 @@ MANAGING = [
     "select pgmq.drop_queue('more')",
 ]
 INSIDE = [
+    "select pgmb.publish('t', '{}', stream => 'pgmq.q')",
     "select * from pgmq.parked",
     "select * from pgmq.reading",
     "delete from pgmq.topic_bindings",

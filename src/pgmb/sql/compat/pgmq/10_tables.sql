@@ -28,6 +28,13 @@ create unique index queue_lower_name on pgmq.queue (lower(queue_name));
 create view pgmq.meta as
 select queue_name, is_partitioned, is_unlogged, created_at from pgmq.queue;
 
+-- Who may send to one queue. Nobody else but the owner writes to its stream: what others publish might be no jsonb.
+create table pgmq.sender (
+  queue integer not null references pgmq.queue on delete cascade,
+  role name not null,
+  primary key (queue, role)
+);
+
 -- A read of fresh messages: it holds those of claim `claim` in (lo, hi], or `ids` where these are not all of that
 -- range, until vt. Settled with the claim, or taken apart into pgmq.parked.
 create table pgmq.reading (

@@ -99,6 +99,7 @@ begin
   end if;
   -- What everybody has read needs not be kept.
   perform pgmb.create_stream(made, make_queue.rotate_every, make_queue.rotate_events, keep_for => '0 s');
+  perform pgmq.keep_to_itself(made);
   perform pgmb.create_queue(made, stream => made, starting => pgmb.earliest(made), max_attempts => 2147483647);
   insert into pgmq.queue (id, queue_name, stream, log, is_partitioned, is_unlogged)
   select q.id, make_queue.queue_name, q.stream_name, format('pgmb.%I', 'log_' || q.stream_name),
@@ -119,6 +120,14 @@ begin
   perform pgmq.grant_relation(contents);
   perform pgmq.grant_relation(archive);
 end $$;
+
+-- Takes from those who may publish to every stream the right to write to this one by themselves. Internal.
+create or replace function pgmq.keep_to_itself(stream text)
+returns void
+language sql
+as $$
+  select pgmb.revoke_stream(stream, 'pgmb_publisher') where to_regrole('pgmb_publisher') is not null
+$$;
 
 -- Lets those who may read every queue look at one of a queue's own relations. Internal.
 create or replace function pgmq.grant_relation(relation text)

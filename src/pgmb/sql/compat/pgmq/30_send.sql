@@ -1,7 +1,7 @@
 -- Sending. A message that may be read at once goes into the log; one with a delay takes a number of the log and waits
 -- in pgmq.parked. Both commit with the caller's transaction and take no lock that another sender waits for.
 
--- The queue of that name, if the caller may publish to its stream. Errors: 42P01, 42501. Internal.
+-- The queue of that name, if the caller may send to it. Errors: 42P01, 42501. Internal.
 create or replace function pgmq.queue_for_sender(queue_name text)
 returns pgmq.queue
 language plpgsql stable
@@ -10,11 +10,13 @@ declare
   named pgmq.queue := pgmq.queue_named(queue_name);
 begin
   if not pg_has_role(pgmb.caller(), current_user, 'usage')
-    and not has_any_column_privilege(pgmb.caller(), named.log, 'insert')
-    and not pgmb.caller_is('pgmb_admin')
+    and not pgmb.caller_is('pgmb_publisher') and not pgmb.caller_is('pgmb_admin')
+    and not exists (
+      select from pgmq.sender s
+      where s.queue = named.id and pg_has_role(pgmb.caller(), to_regrole(quote_ident(s.role)), 'usage'))
   then
     raise exception 'role % may not send to queue %', pgmb.caller(), named.queue_name using errcode = '42501',
-      hint = format('Grant it with pgmb.grant_publish(%L, role), or the role pgmb_publisher for all queues.', named.stream);
+      hint = 'Grant it with pgmq.grant_send(queue_name, role), or the role pgmb_publisher for all queues.';
   end if;
   return named;
 end $$;

@@ -43,7 +43,7 @@ set search_path = pg_catalog, pg_temp
 as $$
 begin
   perform pgmb.assert_admin();
-  perform pgmb.grant_publish((pgmq.queue_named(queue_name)).stream, role);
+  insert into pgmq.sender (queue, role) values ((pgmq.queue_named(queue_name)).id, grant_send.role) on conflict do nothing;
   perform pgmq.grant_functions('{send,look}', role);
 end $$;
 
@@ -76,14 +76,9 @@ begin
   from pgmq.queue q, (values ('q'), ('a')) own (prefix)
   where to_regclass(format('pgmq.%I', pgmq.format_table_name(q.queue_name, prefix))) is not null;
   -- A function that an upgrade made anew may be called by its owner alone.
+  perform pgmq.keep_to_itself(q.stream) from pgmq.queue q;
   perform pgmq.grant_functions('{send,look}', held.role)
-  from (
-    select distinct r.rolname::text role
-    from pgmq.queue q
-    join pg_attribute c on c.attrelid = q.log::regclass
-    cross join aclexplode(c.attacl) a
-    join pg_roles r on r.oid = a.grantee
-    where a.privilege_type = 'INSERT') held;
+  from (select distinct r.rolname::text role from pgmq.sender s join pg_roles r on r.rolname = s.role) held;
   perform pgmq.grant_functions('{read,look}', held.role)
   from (
     select distinct r.rolname::text role
