@@ -12,6 +12,7 @@ import pytest
 import pgmb
 from faults import filters
 from faults.filters import Round, judge
+from tests.app.stage import until, working
 
 CONDITION, FILTER = filters.KINDS
 
@@ -83,6 +84,44 @@ def test_what_it_had_leased_before_can_be_settled_and_comes_again(dsn: str) -> N
             got += [event.payload["value"] for event in lease]
             lease.ack()
         assert sorted(got) == ["2", "poison"]
+
+
+def test_one_that_takes_too_long_stops_too(dsn: str) -> None:
+    with pgmb.connect(dsn, max_size=1) as broker, psycopg.connect(dsn, autocommit=True) as conn:
+        long = " + ".join(["factorial((e.payload ->> 'n')::bigint)"] * 50)
+        broker.create_queue("q", ["a"], condition=f"{long} > 0")
+        broker.publish("a", {"n": 3})
+        assert len(broker.receive("q")) == 1
+        broker.publish("a", {"n": 32_000})
+        conn.execute("set statement_timeout = '300ms'")
+        assert not broker.receive("q", conn=conn)
+        assert [one.paused_reason for one in broker.queue_status()] == [
+            "condition failed: took longer than 300ms"
+        ]
+        broker.bind("q", ["a"])
+        broker.resume("q")
+        assert [event.payload for event in broker.receive("q")] == [{"n": 32_000}]
+
+
+async def test_an_app_goes_on_with_its_other_queues(dsn: str) -> None:
+    app, seen = pgmb.App(dsn), list[Any]()
+    app.queue("failing", **CONDITION.raising)
+    app.on("a", queue="failing")(lambda payload: seen.append("failing"))
+    app.on("a", queue="fine")(lambda payload: seen.append(payload["value"]))
+    async with working(app) as broker:
+        for value in ("poison", "1", "2"):
+            await broker.publish("a", {"value": value})
+        await until(lambda: len(seen) == 3)
+
+        async def standing() -> bool:
+            reasons = {one.queue: one.paused_reason for one in await broker.queue_status()}
+            return reasons["fine"] is None and (reasons["failing"] or "").startswith(CONDITION.said)
+
+        await until(standing)
+        seen.clear()
+        await broker.bind("failing", ["a"], **CONDITION.mended)
+        await broker.resume("failing")
+        await until(lambda: seen == ["failing"] * 3)
 
 
 def a_round(**changed: Any) -> Round:

@@ -144,6 +144,26 @@ def test_a_tail_refuses_what_is_no_filter_at_once(broker: pgmb.Broker) -> None:
             pass
 
 
+def test_a_role_that_may_read_may_tail_by_a_filter(
+    broker: pgmb.Broker, dsn: str, db: psycopg.Connection[Any]
+) -> None:
+    role = f"reader_{db.info.backend_pid}"
+    db.execute(f"create role {role} login")
+    try:
+        db.execute("select pgmb.grant_read('main', %s)", [role])
+        broker.create_stream("other")
+        broker.publish_many("a", [1, 2, 3])
+        after = broker.earliest()
+        with pgmb.connect(f"{dsn} user={role}") as reader:
+            asked: dict[str, Any] = {"filter": "$.payload > 1", "follow": False, "after": after}
+            assert [event.payload for event in reader.tail(**asked)] == [2, 3]
+            with pytest.raises(pgmb.PermissionDenied):
+                next(reader.tail(stream="other", **asked))
+    finally:
+        db.execute(f"drop owned by {role}")
+        db.execute(f"drop role {role}")
+
+
 def test_a_tail_goes_on_past_pages_without_a_match(broker: pgmb.Broker) -> None:
     broker.publish_many("a", range(3500))
     tail = broker.tail("a", after=broker.earliest(), follow=False, equals={"payload": 3333})
