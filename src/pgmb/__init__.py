@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pgmb import errors, schema
 from pgmb._async.broker import AsyncBroker, aconnect
+from pgmb._async.group import AsyncGroup
 from pgmb._async.lease import AsyncLease
 from pgmb._async.publisher import AsyncPublisher
 from pgmb._sync.broker import Broker, connect
+from pgmb._sync.group import Group
 from pgmb._sync.lease import Lease
 from pgmb._sync.publisher import Publisher
 from pgmb.app import App, Delivery, Reject, Retry
@@ -23,11 +25,22 @@ from pgmb.errors import (
     QueueFull,
     SchemaVersionError,
 )
-from pgmb.types import DeadLetter, Duration, Event, NewEvent, Position, QueueStatus, Schedule, StreamStatus
+from pgmb.types import (
+    DeadLetter,
+    Duration,
+    Event,
+    NewEvent,
+    Position,
+    QueueStatus,
+    Schedule,
+    StreamStatus,
+    Subscription,
+)
 
 __all__ = [
     "App",
     "AsyncBroker",
+    "AsyncGroup",
     "AsyncLease",
     "AsyncPublisher",
     "Broker",
@@ -36,6 +49,7 @@ __all__ = [
     "Delivery",
     "Duration",
     "Event",
+    "Group",
     "HistoryGone",
     "InvalidArgument",
     "Lease",
@@ -55,6 +69,7 @@ __all__ = [
     "Schedule",
     "SchemaVersionError",
     "StreamStatus",
+    "Subscription",
     "aconnect",
     "connect",
     "errors",

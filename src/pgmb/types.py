@@ -49,6 +49,8 @@ class Event(msgspec.Struct, frozen=True, eq=False, gc=False):
     """1 at the first delivery."""
     _source: Source
     _payload: Any = msgspec.UNSET
+    subscriptions: tuple[UUID, ...] = ()
+    """Of an event that a group reads: the group's subscriptions that it matches."""
 
     @property
     def id(self) -> UUID:
@@ -180,6 +182,41 @@ class StreamStatus(msgspec.Struct, frozen=True):
     published_per_second: float | None
     last_tick_age: timedelta | None
     bytes: int
+
+
+class Subscription(msgspec.Struct, frozen=True):
+    """What one reader of a group asks for. A paused one raised, and is passed over."""
+
+    id: UUID
+    group: str
+    stream: str
+    patterns: list[str]
+    equals: dict[str, Any] | None
+    """By the fields' paths: `{"payload.room": 7}`."""
+    filter: str | None
+    condition: str | None
+    params: dict[str, Any]
+    expires_after: timedelta | None
+    active_at: datetime
+    created_at: datetime
+    paused_at: datetime | None
+    paused_reason: str | None
+
+    @classmethod
+    def of(cls, row: tuple[Any, ...]) -> Self:
+        """From a row in the order of the fields, times and ids in binary, JSON decoded."""
+        given, group, stream, patterns, *asked, active_at, created_at, paused_at, reason = row
+        return cls(
+            UUID(bytes=given),
+            group,
+            stream,
+            patterns,
+            *asked,
+            moment(active_at),
+            moment(created_at),
+            None if paused_at is None else moment(paused_at),
+            reason,
+        )
 
 
 class Schedule(msgspec.Struct, frozen=True):

@@ -9,6 +9,7 @@ import pgmb
 PUBLIC = [
     "App",
     "AsyncBroker",
+    "AsyncGroup",
     "AsyncLease",
     "AsyncPublisher",
     "Broker",
@@ -17,6 +18,7 @@ PUBLIC = [
     "Delivery",
     "Duration",
     "Event",
+    "Group",
     "HistoryGone",
     "InvalidArgument",
     "Lease",
@@ -36,6 +38,7 @@ PUBLIC = [
     "Schedule",
     "SchemaVersionError",
     "StreamStatus",
+    "Subscription",
     "aconnect",
     "connect",
     "errors",
@@ -67,6 +70,7 @@ METHODS = [
     "extend",
     "fire",
     "forget",
+    "group",
     "listener",
     "maintain",
     "pause",
@@ -97,6 +101,9 @@ METHODS = [
 ]
 
 
+OF_GROUPS = ["close", "listen", "receive", "resume", "subscribe", "subscriptions", "unsubscribe"]
+
+
 def test_the_package_exports_these_names() -> None:
     assert pgmb.__all__ == PUBLIC
     assert sorted(pgmb.__all__) == pgmb.__all__
@@ -109,8 +116,14 @@ def test_brokers_have_these_methods() -> None:
         assert public == METHODS
 
 
+def test_groups_have_these_methods() -> None:
+    for kind in (pgmb.Group, pgmb.AsyncGroup):
+        public = [name for name, _ in inspect.getmembers(kind, callable) if not name.startswith("_")]
+        assert public == OF_GROUPS
+
+
 def test_every_method_says_what_it_does() -> None:
-    for kind in (pgmb.Broker, pgmb.AsyncBroker, pgmb.Lease, pgmb.AsyncLease):
+    for kind in (pgmb.Broker, pgmb.AsyncBroker, pgmb.Lease, pgmb.AsyncLease, pgmb.Group, pgmb.AsyncGroup):
         for name, method in inspect.getmembers(kind, inspect.isfunction):
             assert name.startswith("_") or method.__doc__, f"{kind.__name__}.{name}"
 

@@ -10,7 +10,9 @@ from psycopg import AsyncConnection, errors
 from psycopg_pool import AsyncConnectionPool
 
 from pgmb import batch, schema
+from pgmb._async.calls import Pool
 from pgmb._async.consuming import AsyncConsuming
+from pgmb._async.group import AsyncGroup
 from pgmb._async.positions import AsyncPositions
 from pgmb._async.publisher import AsyncPublisher
 from pgmb._async.publishing import AsyncPublishing
@@ -40,6 +42,17 @@ class AsyncBroker(
     `conn=`, inside the caller's: both commit or neither does.
     """
 
+    def __init__(self, pool: Pool) -> None:
+        super().__init__(pool)
+        self._groups: dict[tuple[str, str], AsyncGroup] = {}
+
+    def group(self, name: str, *, stream: str = "main") -> AsyncGroup:
+        """A group of subscriptions, by its name: the same object each time, until it is closed."""
+        found = self._groups.get((name, stream))
+        if found is None or found.closed:
+            found = self._groups[name, stream] = AsyncGroup(self, self._pool, name, stream)
+        return found
+
     def connection(self) -> AbstractAsyncContextManager[AsyncConnection[Any]]:
         """A connection of the pool's, in autocommit mode, for statements of your own and for `conn=`."""
         return self._pool.connection()
@@ -64,6 +77,8 @@ class AsyncBroker(
 
     async def close(self) -> None:
         """Close all connections. May be called again."""
+        for group in list(self._groups.values()):
+            await group.close()
         if self._listener is not None:
             await self._listener.close()
         await self._pool.close()

@@ -24,7 +24,7 @@ _LOOKS_APART = 0.03
 _RELYING_PAUSE = 10.0
 
 
-class _AsyncLooks(AsyncPositions):
+class AsyncLooks(AsyncPositions):
     """Finds positions to read up to."""
 
     on_primary = True
@@ -77,7 +77,7 @@ class AsyncTail:
 
     def __init__(
         self,
-        looks: _AsyncLooks,
+        looks: AsyncLooks,
         listener: AsyncListener,
         stream: str,
         patterns: tuple[str, ...],
@@ -138,6 +138,11 @@ class AsyncTail:
         seconds = _RELYING_PAUSE if relying else self._pace.pause()
         self._woken = await self._subscription.wait(seconds if max_wait is None else min(seconds, max_wait))
         return self._woken
+
+    def wake(self) -> None:
+        """Have whoever waits look now."""
+        if self._subscription is not None:
+            self._subscription.notify()
 
     def close(self) -> None:
         """End it, also while somebody waits for its next event."""
@@ -240,7 +245,7 @@ class AsyncTailing(AsyncListening):
         """
         waited = statements.interval(max_wait)
         return AsyncTail(
-            _AsyncLooks(self._pool),
+            AsyncLooks(self._pool),
             self.listener() if listen and follow else AsyncListener(pooled=True),
             stream,
             patterns,

@@ -11,7 +11,9 @@ from psycopg import Connection, errors
 from psycopg_pool import ConnectionPool
 
 from pgmb import batch, schema
+from pgmb._sync.calls import Pool
 from pgmb._sync.consuming import Consuming
+from pgmb._sync.group import Group
 from pgmb._sync.positions import Positions
 from pgmb._sync.publisher import Publisher
 from pgmb._sync.publishing import Publishing
@@ -41,6 +43,17 @@ class Broker(
     `conn=`, inside the caller's: both commit or neither does.
     """
 
+    def __init__(self, pool: Pool) -> None:
+        super().__init__(pool)
+        self._groups: dict[tuple[str, str], Group] = {}
+
+    def group(self, name: str, *, stream: str = "main") -> Group:
+        """A group of subscriptions, by its name: the same object each time, until it is closed."""
+        found = self._groups.get((name, stream))
+        if found is None or found.closed:
+            found = self._groups[name, stream] = Group(self, self._pool, name, stream)
+        return found
+
     def connection(self) -> AbstractContextManager[Connection[Any]]:
         """A connection of the pool's, in autocommit mode, for statements of your own and for `conn=`."""
         return self._pool.connection()
@@ -65,6 +78,8 @@ class Broker(
 
     def close(self) -> None:
         """Close all connections. May be called again."""
+        for group in list(self._groups.values()):
+            group.close()
         if self._listener is not None:
             self._listener.close()
         self._pool.close()

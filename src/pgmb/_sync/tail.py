@@ -25,7 +25,7 @@ _LOOKS_APART = 0.03
 _RELYING_PAUSE = 10.0
 
 
-class _Looks(Positions):
+class Looks(Positions):
     """Finds positions to read up to."""
 
     on_primary = True
@@ -78,7 +78,7 @@ class Tail:
 
     def __init__(
         self,
-        looks: _Looks,
+        looks: Looks,
         listener: Listener,
         stream: str,
         patterns: tuple[str, ...],
@@ -139,6 +139,11 @@ class Tail:
         seconds = _RELYING_PAUSE if relying else self._pace.pause()
         self._woken = self._subscription.wait(seconds if max_wait is None else min(seconds, max_wait))
         return self._woken
+
+    def wake(self) -> None:
+        """Have whoever waits look now."""
+        if self._subscription is not None:
+            self._subscription.notify()
 
     def close(self) -> None:
         """End it, also while somebody waits for its next event."""
@@ -241,7 +246,7 @@ class Tailing(Listening):
         """
         waited = statements.interval(max_wait)
         return Tail(
-            _Looks(self._pool),
+            Looks(self._pool),
             self.listener() if listen and follow else Listener(pooled=True),
             stream,
             patterns,

@@ -15,12 +15,20 @@ APART = {
     "close",  # of the client itself
     "connection",
     "consume",
+    "group",  # whose methods are below
     "listener",
     "publisher",
     "queue_status",  # views
     "stream_status",
     "tail",
 }
+OF_GROUPS = {
+    "subscribe": ("subscribe", {"group_id", "stream"}),
+    "unsubscribe": ("unsubscribe", set[str]()),
+    "resume": ("resume_subscriptions", {"group_id"}),
+    "receive": ("receive_group", {"group_id", "durable"}),
+}
+"""The function behind each, and what the group itself knows."""
 METHODS = sorted(
     name for name, _ in inspect.getmembers(pgmb.Broker, inspect.isfunction) if not name.startswith("_")
 )
@@ -54,6 +62,15 @@ def test_methods_are_named_as_functions_and_take_what_those_take(
     if method == "publish_many":
         parameters -= {"dedup_for"}  # for events with keys, which are arrays in SQL
     assert any(set(names) == parameters for names in candidates), (candidates, parameters)
+
+
+@pytest.mark.parametrize("method", OF_GROUPS)
+def test_methods_of_groups_take_what_the_functions_take(db: psycopg.Connection[Any], method: str) -> None:
+    function, known = OF_GROUPS[method]
+    here, there = (inspect.signature(getattr(kind, method)) for kind in (pgmb.Group, pgmb.AsyncGroup))
+    assert list(here.parameters) == list(there.parameters)
+    (names,) = signatures(db, function)
+    assert set(names) == set(here.parameters) - {"self", "conn"} | known
 
 
 @pytest.mark.parametrize("method", METHODS)
