@@ -41,6 +41,39 @@ def all_four(db: psycopg.Connection[Any], table: str = "t") -> list[str]:
     return [m.topic.rpartition(".")[2] for m in mutations(db)]
 
 
+SEED = """
+-- let's say we have a table "users"
+CREATE TABLE users (
+	id SERIAL PRIMARY KEY,
+	created_at TIMESTAMPTZ NOT NULL DEFAULT NOW(),
+	name TEXT NOT NULL,
+	email TEXT NOT NULL UNIQUE
+);
+
+-- to enable automatic events from mutations on this table,
+-- we just need to call the following function:
+SELECT pgmb.push_table_mutations('public.users'::regclass);
+
+-- to disable certain mutation types, we can parameters for the same.
+-- for example, to only enable "insert" events:
+SELECT pgmb.push_table_mutations(
+	'public.users'::regclass,
+	delete := FALSE,
+	update := FALSE
+);
+"""
+
+
+def test_the_second_seeds_example_runs_as_it_stands(db: psycopg.Connection[Any]) -> None:
+    db.execute(SEED)
+    db.execute("insert into users (name, email) values ('a', 'a@x.org')")
+    db.execute("update users set name = 'b'")
+    db.execute("delete from users")
+    (inserted,) = mutations(db)
+    assert inserted.topic == "public.users.insert"
+    assert (inserted.row["id"], inserted.row["name"], inserted.row["email"]) == (1, "a", "a@x.org")
+
+
 def test_calling_again_changes_what_is_published(table: psycopg.Connection[Any]) -> None:
     table.execute("select pgmb.push_table_mutations('public.t'::regclass)")
     assert all_four(table) == ["insert", "update", "delete", "truncate"]

@@ -195,8 +195,7 @@ begin
   if olds + news = 0 then
     return null;
   end if;
-  shape := pgmb.shape_of_rows(tg_relid);
-  if tg_op = 'UPDATE' and shape.partitioned then
+  if tg_op = 'UPDATE' and exists (select from pg_class c where c.oid = tg_relid and c.relkind = 'p') then
     select count(*) into olds from old_rows;
     select count(*) into news from new_rows;
     -- On their way to another partition some rows were stopped by a trigger there; which of the old ones is unknown.
@@ -207,6 +206,7 @@ begin
     end if;
   end if;
   topic := topic || lower(tg_op);
+  shape := pgmb.shape_of_rows(tg_relid);
   -- To plan a statement for this table costs more than to publish a few rows one by one, by statements that any table
   -- can use and that are planned once a session.
   if greatest(olds, news) > few or not shape.plain then
@@ -242,10 +242,10 @@ begin
   return null;
 end $$;
 
--- What decides how rows of a table are published: the columns of its primary key; whether their JSON can be taken apart
--- again: no serialiser of the user's, no virtual columns, no types that might be foreign, and no values of type json,
--- also inside others, with \u0000 in them; whether an update may move rows between partitions. Internal.
-create or replace function pgmb.shape_of_rows(tabl oid, out keys text[], out plain boolean, out partitioned boolean)
+-- How rows of a table are published: the columns of its primary key; whether their JSON can be taken apart again: no
+-- serialiser of the user's, no virtual columns, no types that might be foreign, and no values of type json, also inside
+-- others, with \u0000 in them. Internal.
+create or replace function pgmb.shape_of_rows(tabl oid, out keys text[], out plain boolean)
 language plpgsql stable
 as $$
 declare
@@ -253,18 +253,17 @@ declare
 begin
   select (i.indkey::smallint[])[:i.indnkeyatts - 1] into primary_key from pg_index i
   where i.indrelid = shape_of_rows.tabl and i.indisprimary;
-  keys := array(
-    select a.attname::text from pg_attribute a
-    where a.attrelid = shape_of_rows.tabl and a.attnum = any (primary_key)
-    order by array_position(primary_key, a.attnum));
-  plain := not pgmb.serialiser_is_custom() and not exists (
-    select from pg_attribute a
-    where a.attrelid = shape_of_rows.tabl and a.attnum > 0 and not a.attisdropped
-      and (a.attgenerated = 'v' or a.atttypid = any ('{json,json[]}'::regtype[])
-        or a.atttypid >= 16384 and not (
-          select t.typtype = 'e' and pg_has_role(t.typowner, current_user, 'usage')
-          from pg_type t where t.oid = a.atttypid)));
-  partitioned := (select c.relkind = 'p' from pg_class c where c.oid = shape_of_rows.tabl);
+  select
+    coalesce(array_agg(a.attname::text order by array_position(primary_key, a.attnum))
+      filter (where a.attnum = any (primary_key)), '{}'),
+    coalesce(bool_and(a.attgenerated <> 'v' and a.atttypid <> all ('{json,json[]}'::regtype[])
+      and (a.atttypid < 16384 or (
+        select t.typtype = 'e' and pg_has_role(t.typowner, current_user, 'usage')
+        from pg_type t where t.oid = a.atttypid))), true)
+  into keys, plain
+  from pg_attribute a
+  where a.attrelid = shape_of_rows.tabl and a.attnum > 0 and not a.attisdropped;
+  plain := plain and not pgmb.serialiser_is_custom();
 end $$;
 
 -- The ordering key of a row: the text of its primary key, or of an array of its columns where there are several.
