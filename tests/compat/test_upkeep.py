@@ -242,6 +242,8 @@ def test_rights_on_one_queue(
     ask(ours, "select pgmq.grant_send('q', 'compat_nobody'), pgmq.grant_read('q', 'compat_nobody')")
     # An upgrade leaves them.
     schema.install(ours.info.dsn)
+    assert ask(connection, "select count(*) from pgmq.q_q") == [0]
+    assert ask(connection, "select count(*) from pgmq.a_q") == [0]
     for statement in [*SENDING, *READING]:
         ask(connection, statement)
         with pytest.raises(errors.InsufficientPrivilege):

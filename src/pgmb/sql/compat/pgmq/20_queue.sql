@@ -256,7 +256,7 @@ declare
   messages bigint;
 begin
   perform pgmb.assert_admin();
-  select count(*) into messages from pgmq.contents(purged, false);
+  messages := (select count(*) from pgmq.touched(purged, false)) + (select u.messages from pgmq.count_unread(purged) u);
   perform pgmb.purge(purged.stream);
   delete from pgmq.reading r where r.queue = purged.id;
   delete from pgmq.parked p where p.queue = purged.id;

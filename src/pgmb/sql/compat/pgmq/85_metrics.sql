@@ -46,8 +46,53 @@ begin
   end if;
 end $$;
 
--- Every message of a queue; bodies: with message and headers. Internal.
-create or replace function pgmq.contents(queue pgmq.queue, bodies boolean)
+-- How many messages nobody has read yet, and when the first and the last of them were sent. As pgmq.unread, but reads
+-- no message. Internal.
+create or replace function pgmq.count_unread(
+  queue pgmq.queue, out messages bigint, out oldest timestamptz, out newest timestamptz
+)
+language plpgsql
+set enable_seqscan = off
+set enable_bitmapscan = off
+set jit = off
+as $$
+#variable_conflict use_variable
+declare
+  q pgmb.queue;
+  at pgmb.claim;
+begin
+  select * into q from pgmb.queue where id = (count_unread.queue).id;
+  select * into at from pgmb.claim c where c.queue = q.id order by c.id desc limit 1;
+  -- The rest of the batch that is being read, what committed late in it, what came after it, what committed late there,
+  -- and what this transaction sent.
+  execute format('select count(*), min(u.published_at), max(u.published_at)
+    from (
+      select e.seq, e.published_at from %1$s e
+      where e.seq > greatest($10, $5) and e.seq <= $2 and pg_visible_in_snapshot(e.xid, $3)
+        and (e.xid >= pg_snapshot_xmax($4) or not pg_visible_in_snapshot(e.xid, $4)) %2$s
+      union all
+      select e.seq, e.published_at
+      from pgmb.batch_events($9, $4, $5, $6, $3, $7, $8, $10, least($2, $5), '''', $1, true) e where $10 < $2
+      union all
+      select e.seq, e.published_at from %1$s e
+      where e.seq > $11 and (e.xid >= pg_snapshot_xmax($3) or not pg_visible_in_snapshot(e.xid, $3)) %2$s
+      union all
+      select e.seq, e.published_at
+      from pgmb.batch_events($9, $3, $11, $12, pgmb.snapshot(), $7, $8, 0, $11, '''', $1, true) e
+      union all
+      select e.seq, e.published_at from %1$s e
+      where e.xid = pg_current_xact_id_if_assigned() and e.seq + 0 <= $11 %2$s
+    ) u %3$s',
+    (count_unread.queue).log, 'and (e.xid = $7 and e.seq <= $8) is not true',
+    case when pgmq.has_passed_over(q.id)
+      then 'where not exists (select from pgmq.passed_over o where o.queue = $13 and o.msg_id = u.seq)' else '' end)
+  into messages, oldest, newest
+  using 9223372036854775807, at.upto, at.batch_snapshot, at.done_snapshot, at.done_seq, at.done_next, at.own, at.own_seq,
+    q.stream, at.place, at.batch_seq, at.batch_next, q.id;
+end $$;
+
+-- Every message of a queue that somebody read, delayed or hid; bodies: with message and headers. Internal.
+create or replace function pgmq.touched(queue pgmq.queue, bodies boolean)
 returns setof pgmq.message_record
 language plpgsql
 set enable_seqscan = off
@@ -60,8 +105,8 @@ declare
 begin
   return query
   select p.msg_id, p.read_ct, p.enqueued_at, p.last_read_at, p.vt, p.message, p.headers
-  from pgmq.parked p where p.queue = (contents.queue).id;
-  for held in select * from pgmq.reading r where r.queue = (contents.queue).id order by r.lo loop
+  from pgmq.parked p where p.queue = (touched.queue).id;
+  for held in select * from pgmq.reading r where r.queue = (touched.queue).id order by r.lo loop
     return query
     select e.seq, 1, e.published_at, held.read_at, held.vt,
       case when bodies then e.payload::jsonb end, case when bodies then e.headers::jsonb end
@@ -69,14 +114,21 @@ begin
     where c.id is not null and e.seq > held.lo and e.seq <= held.hi and (held.ids is null or e.seq = any (held.ids));
   end loop;
   return query
-  select e.seq, 0, e.published_at, null::timestamptz, e.published_at,
-    case when bodies then e.payload::jsonb end, case when bodies then e.headers::jsonb end
-  from pgmq.unread(contents.queue) e;
-  return query
   select t.seq, t.attempt - 1, t.published_at, null::timestamptz, t.due_at,
     case when bodies then t.payload::jsonb end, case when bodies then t.headers::jsonb end
-  from pgmb.retry t where t.queue = (contents.queue).id;
+  from pgmb.retry t where t.queue = (touched.queue).id;
 end $$;
+
+-- Every message of a queue. Internal.
+create or replace function pgmq.contents(queue pgmq.queue)
+returns setof pgmq.message_record
+language sql
+as $$
+  select * from pgmq.touched(contents.queue, true)
+  union all
+  select e.seq, 0, e.published_at, null::timestamptz, e.published_at, e.payload::jsonb, e.headers::jsonb
+  from pgmq.unread(contents.queue) e
+$$;
 
 -- Every message of a queue, as the view pgmq.q_<name> shows it. Errors: 42P01 no such queue, 42501.
 create or replace function pgmq.messages(queue_name text)
@@ -85,11 +137,11 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-  return query select * from pgmq.contents(pgmq.queue_for_reader(queue_name), true);
+  return query select * from pgmq.contents(pgmq.queue_for_reader(queue_name));
 end $$;
 
 -- How many messages a queue holds, how many of them may be read now, the ages of the newest and the oldest, and how many
--- were ever sent to it. Reads them all. Errors: 42P01 no such queue, 42501.
+-- were ever sent to it. Counts them all. Errors: 42P01 no such queue, 42501.
 create or replace function pgmq.metrics(queue_name text)
 returns pgmq.metrics_result
 language plpgsql security definer
@@ -101,11 +153,15 @@ declare
   last bigint := pgmb.last_seq(asked.stream);
   counted pgmq.metrics_result;
 begin
-  select asked.queue_name, count(*), extract(epoch from clock_timestamp() - max(m.enqueued_at))::integer,
-    extract(epoch from clock_timestamp() - min(m.enqueued_at))::integer, 0, clock_timestamp(),
-    count(*) filter (where m.vt <= clock_timestamp()), null
+  select asked.queue_name, t.messages + u.messages,
+    extract(epoch from clock_timestamp() - greatest(t.newest, u.newest))::integer,
+    extract(epoch from clock_timestamp() - least(t.oldest, u.oldest))::integer, 0, clock_timestamp(),
+    t.visible + u.messages, null
   into counted
-  from pgmq.contents(asked, false) m;
+  from pgmq.count_unread(asked) u, (
+    select count(*) messages, count(*) filter (where m.vt <= clock_timestamp()) visible,
+      min(m.enqueued_at) oldest, max(m.enqueued_at) newest
+    from pgmq.touched(asked, false) m) t;
   -- Numbers begin anew at each segment.
   select sum(coalesce(g.last_seq, case when g.number = last >> 40 then last end) - (g.number::bigint << 40))
   into counted.total_messages

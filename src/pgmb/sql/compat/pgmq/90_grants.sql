@@ -57,6 +57,8 @@ as $$
 begin
   perform pgmb.assert_admin();
   perform pgmb.grant_consume((pgmq.queue_named(queue_name)).stream, role);
+  execute format('grant select on pgmq.%I, pgmq.%I to %I', pgmq.format_table_name(queue_name, 'q'),
+    pgmq.format_table_name(queue_name, 'a'), role);
   perform pgmq.grant_functions('{read,look}', role);
 end $$;
 
