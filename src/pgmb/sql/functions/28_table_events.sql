@@ -152,8 +152,8 @@ begin
   then
     raise exception 'role %, which owns pgmb, may not create triggers on table %', current_user, attach_mutations.tabl
       using errcode = '42501', hint = (
-        select format('grant usage on schema %s to %I; grant trigger on table %s to %2$I; call again; revoke both if you like.',
-          c.relnamespace::regnamespace, current_user, attach_mutations.tabl)
+        select format('grant usage on schema %s to %I; grant trigger on table %s to %2$I;'
+            ' call again; revoke both if you like.', c.relnamespace::regnamespace, current_user, attach_mutations.tabl)
         from pg_class c where c.oid = attach_mutations.tabl);
   end if;
   execute pgmb.mutation_trigger(attach_mutations.tabl, attach_mutations.op, attach_mutations.stream);
