@@ -33,12 +33,21 @@ begin
   end;
 
   -- Checks that a text is one expression over e and s, of type boolean, that calls nothing but functions of the
-  -- server itself which change nothing, and reads nothing. Gives it as the server writes it, and makes the
-  -- function of that condition.
+  -- server itself which change nothing, ask nothing about the database and run no code of others. Gives it as the server
+  -- writes it, and makes the function of that condition. Settings that decide how literals are written and read are
+  -- pinned here as where conditions run: what was checked is what runs.
   create or replace function pgmb_condition.compile(condition text)
   returns text
   language plpgsql security definer
   set search_path = pg_catalog, pg_temp
+  set standard_conforming_strings = on
+  set quote_all_identifiers = off
+  set transform_null_equals = off
+  set extra_float_digits = 1
+  set bytea_output = hex
+  set datestyle = 'ISO, YMD'
+  set intervalstyle = 'postgres'
+  set timezone = 'UTC'
   as $$
   declare
     probe refcursor;
@@ -53,12 +62,16 @@ begin
       raise exception 'a condition has 1 to 4000 bytes' using errcode = 'MB010';
     end if;
     begin
-      -- A cursor takes one statement and refuses a second before it runs any.
-      open probe for execute format('select case when (%s) then 1 end from (select (null::pgmb.document).*) e,
-        (select (null::pgmb.subscriber).*) s where false', E'\n' || condition || E'\n');
+      -- A cursor takes one statement and refuses a second before it runs any. Of one that explains it plans none either,
+      -- which would run functions of constants.
+      open probe for execute format('explain select case when (%s) then 1 end from (select (null::pgmb.document).*) e,
+        (select (null::pgmb.subscriber).*) s', E'\n' || condition || E'\n');
       close probe;
+      perform pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
       execute format('create function pgmb_condition.trial_%s(e pgmb.document, s pgmb.subscriber)
         returns boolean language sql stable return (%s)', pg_backend_pid(), E'\n' || condition || E'\n');
+      -- Reading a literal may have run code (the check of a domain), as this role: it has set nothing that lasts.
+      perform pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
     exception when others then
       raise exception 'not a condition: %', sqlerrm using errcode = 'MB010',
         hint = 'One boolean expression over e (topic, key, payload, headers, id, published_at) and s.params.';
@@ -68,7 +81,7 @@ begin
     if tree ~ '\{(SUBLINK|AGGREF|WINDOWFUNC|NEXTVALUEEXPR|RTE|RANGETBLENTRY) ' then
       forbidden := 'a subquery or an aggregate';
     end if;
-    select coalesce(forbidden, string_agg(distinct format('%s, which has effects, changes from call to call or returns a set', f.proname), ', '))
+    select coalesce(forbidden, string_agg(distinct format('%s, which has effects, changes from call to call, returns a set or asks about the database', f.proname), ', '))
     into forbidden
     from (
       select n[1]::oid oid from regexp_matches(tree, ':(?:funcid|opfuncid|negfuncid|hashfuncid|elemfuncid) (\d+)', 'g') n
@@ -76,7 +89,12 @@ begin
       select o.oprcode from regexp_matches(tree, ':(?:opno|eqop) (\d+)', 'g') n join pg_operator o on o.oid = n[1]::oid
     ) called
     join pg_proc f on f.oid = called.oid
-    where f.provolatile = 'v' or f.proretset or f.proname in ('pg_current_xact_id', 'txid_current');
+    where f.provolatile = 'v' or f.proretset
+      -- Some read a table, or a value of a type, that they are given by name or number.
+      or f.proname ~ '^(pg_|has_|inet_|txid_|row_security_|current_setting|current_schema|to_reg)|_to_xml'
+      or exists (
+        select from unnest(f.proargtypes::oid[] || f.prorettype) t join pg_type y on y.oid = t
+        where y.typname ~ '^(cstring|internal|oid|oidvector|tid|xid|xid8|cid|void|reg(?!config$).*)$');
     -- What belongs to the server itself is not recorded as a dependency: whatever is, beside the parameters, is not.
     select coalesce(forbidden, string_agg(distinct pg_describe_object(d.refclassid, d.refobjid, 0), ', '))
     into forbidden
@@ -84,20 +102,33 @@ begin
     where d.classid = 'pg_proc'::regclass and d.objid = checked and d.deptype = 'n'
       and not (d.refclassid = 'pg_namespace'::regclass and d.refobjid = 'pgmb_condition'::regnamespace)
       and not (d.refclassid = 'pg_type'::regclass and d.refobjid in ('pgmb.document'::regtype, 'pgmb.subscriber'::regtype))
-      and not (d.refclassid = 'pg_class'::regclass and d.refobjid in ('pgmb.document'::regclass, 'pgmb.subscriber'::regclass));
-    expression := regexp_replace(pg_get_function_sqlbody(checked), '^RETURN ', '');
-    execute 'drop function ' || trial;
+      and not (d.refclassid = 'pg_class'::regclass and d.refobjid in ('pgmb.document'::regclass, 'pgmb.subscriber'::regclass))
+      -- Not so the languages of text search.
+      and not (d.refclassid = 'pg_ts_config'::regclass and d.refobjid in (
+        select c.oid from pg_ts_config c where c.cfgnamespace = 'pg_catalog'::regnamespace));
+    -- Not every type is: JSON_VALUE returns some without.
+    select coalesce(forbidden, string_agg(distinct format_type(n[1]::oid, null), ', '))
+    into forbidden
+    from regexp_matches(tree, ':\w*(?:type|typeid|typeId|typid) (\d+)', 'g') n
+    where n[1]::bigint >= 16384 and n[1]::oid not in ('pgmb.document'::regtype, 'pgmb.subscriber'::regtype);
     if forbidden is not null then
       raise exception 'a condition may not use %', forbidden using errcode = 'MB010',
         hint = 'Operators and functions of PostgreSQL itself that are not volatile; no tables.';
     end if;
+    expression := regexp_replace(pg_get_function_sqlbody(checked), '^RETURN ', '');
+    execute 'drop function ' || trial;
     name := pgmb.condition_name(expression);
-    execute format('create or replace function pgmb_condition.%I(e pgmb.document, s pgmb.subscriber) returns boolean
-      language plpgsql stable security definer set search_path = pg_catalog, pg_temp as %L',
-      name, format('begin return %s; end', expression));
-    execute format('revoke all on function pgmb_condition.%I from public', name);
-    execute format('grant execute on function pgmb_condition.%I to %I', name,
-      (select pg_get_userbyid(n.nspowner) from pg_namespace n where n.nspname = 'pgmb'));
+    -- Others may be about to make the same.
+    perform pg_advisory_xact_lock(28749, hashtext(name));
+    if to_regprocedure(format('pgmb_condition.%I(pgmb.document, pgmb.subscriber)', name)) is null then
+      execute format('create function pgmb_condition.%I(e pgmb.document, s pgmb.subscriber) returns boolean
+        language plpgsql stable security definer set search_path = pg_catalog, pg_temp set standard_conforming_strings = on
+        set datestyle = ''ISO, YMD'' set intervalstyle = ''postgres'' set timezone = ''UTC'' as %L',
+        name, format('begin return %s; end', expression));
+      execute format('revoke all on function pgmb_condition.%I from public', name);
+      execute format('grant execute on function pgmb_condition.%I to %I', name,
+        (select pg_get_userbyid(n.nspowner) from pg_namespace n where n.nspname = 'pgmb'));
+    end if;
     return expression;
   end $$;
 
@@ -109,6 +140,10 @@ begin
   )
   language plpgsql security definer
   set search_path = pg_catalog, pg_temp
+  set standard_conforming_strings = on
+  set datestyle = 'ISO, YMD'
+  set intervalstyle = 'postgres'
+  set timezone = 'UTC'
   set work_mem = '64MB'
   set jit = off
   set enable_nestloop = off

@@ -1,8 +1,9 @@
 -- Filters and conditions of queues: asked once an event, when it is claimed.
 
--- Which events of a queue above its position and up to `hi` pass its filter and condition, at most `most`, and how far
--- that looked. One that raises, or takes longer than the caller's statement_timeout, pauses the queue, with what it
--- said; then `chosen` is null. Internal.
+-- Which events of a queue above its position and up to `hi` pass its filter and condition, about `most`, and how far
+-- that looked: not to `hi` where it has used up a good part of the caller's statement_timeout, so that a slow condition
+-- still moves. One that raises, or takes longer than that, pauses the queue, with what it said; then `chosen` is null.
+-- Internal.
 create or replace function pgmb.choose(
   q pgmb.queue, base pgmb.claim, hi bigint, most bigint, out chosen bigint[], out upto bigint
 )
@@ -11,29 +12,46 @@ as $$
 #variable_conflict use_variable
 declare
   began timestamptz := clock_timestamp();
+  timeout interval := nullif(current_setting('statement_timeout'), '0')::interval;
+  -- The first events tell how long the others will take.
+  page bigint := case when q.condition is null then least(greatest(most, 16), 1024) else 16 end;
+  asking text;
+  looked record;
 begin
-  select coalesce(array_agg(e.seq), '{}') into chosen
-  from pgmb.batch_events(q.stream, base.done_snapshot, base.done_seq, base.done_next, base.batch_snapshot,
-    base.own, base.own_seq, base.place, hi, q.matching || pgmb.asking(q), most, true) e;
-  upto := case when cardinality(chosen) < most then hi else chosen[most] end;
+  asking := pgmb.asking(q);
+  chosen := '{}';
+  upto := base.place;
+  loop
+    execute 'select count(*) events, max(e.seq) last, coalesce(array_agg(e.seq) filter (where true ' || asking || '), ''{}'') passed
+      from pgmb.batch_events($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, true) e'
+    into looked
+    using q.stream, base.done_snapshot, base.done_seq, base.done_next, base.batch_snapshot, base.own, base.own_seq,
+      upto, hi, q.matching, page;
+    chosen := chosen || looked.passed;
+    upto := case when looked.events < page then hi else looked.last end;
+    exit when upto >= hi or cardinality(chosen) >= most;
+    exit when clock_timestamp() > statement_timestamp() + timeout / 4;
+    -- Not so many more that they alone would use up the time.
+    page := case when clock_timestamp() - began > timeout / 64 then page else least(page * 4, 1024) end;
+  end loop;
 exception
   when query_canceled then
     -- By the timeout that this used up, or by somebody who wants the caller to stop?
-    if current_setting('statement_timeout') = '0'
-      or clock_timestamp() < began + current_setting('statement_timeout')::interval / 2
-    then
+    if timeout is null or clock_timestamp() < began + timeout / 2 then
       raise;
     end if;
     perform pgmb.pause_failing(q, 'took longer than ' || current_setting('statement_timeout'));
+    chosen := null;
   when others then
     -- The server's troubles are not the filter's.
-    if left(sqlstate, 2) in ('40', '53', '55', '57', '58', 'XX') then
+    if left(sqlstate, 2) in ('40', '53', '55', '57', '58') or sqlstate in ('XX001', 'XX002') then
       raise;
     end if;
     perform pgmb.pause_failing(q, format('%s (%s)', sqlerrm, sqlstate));
+    chosen := null;
 end $$;
 
--- Pauses a queue whose filter or condition failed. Internal.
+-- Pauses a queue whose filter or condition failed; not while somebody is changing it. Internal.
 create or replace function pgmb.pause_failing(q pgmb.queue, error text)
 returns void
 language sql
@@ -41,5 +59,8 @@ as $$
   update pgmb.queue head
   set paused_at = clock_timestamp(),
     paused_reason = case when q.condition is null then 'filter' else 'condition' end || ' failed: ' || error
-  where head.id = coalesce(q.lane_of, q.id) and head.paused_at is null
+  where head.paused_at is null
+    -- Nothing would end a wait: the statement's timeout is over.
+    and head.id = any (array(
+      select one.id from pgmb.queue one where one.id = coalesce(q.lane_of, q.id) for no key update skip locked))
 $$;
