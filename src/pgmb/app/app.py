@@ -19,7 +19,8 @@ from pgmb._async.broker import AsyncBroker, aconnect
 from pgmb._sync.broker import Broker, connect
 from pgmb.app import by_hand, running
 from pgmb.app.declaring import Declared
-from pgmb.app.handler import Backoff, Handler
+from pgmb.app.group import HandlerGroup
+from pgmb.app.handler import Backoff, Handler, attempts
 from pgmb.app.routing import Middleware
 from pgmb.errors import Conflict, InvalidArgument, PermissionDenied
 from pgmb.observer import Observing
@@ -124,7 +125,8 @@ class App:
         Its only argument's annotation says what it takes: the payload as that type, or a Delivery, or with
         `batch` a list of at most so many. `queue` is by default the function's name; of several handlers in a
         queue each that matches is called, in the order of registration. `retry` is the time to wait after a
-        failed attempt, or a function of the attempt's number, or None for the queue's own backoff.
+        failed attempt, or a list of times, after the last of which it is a dead letter, or a function of the
+        attempt's number, or None for the queue's own backoff.
         """
         _refuse_other_than_text(patterns)
         # Annotations may name what is defined beside the handler.
@@ -135,8 +137,8 @@ class App:
             name = queue or getattr(function, "__name__", None)
             if not name or name == "<lambda>":
                 raise InvalidArgument(f"{handler.name} has no name to call its queue by; give it a queue=...")
-            declared = self._declared(name)
-            declared.set({"max_attempts": max_attempts, "stream": stream})
+            declared = self.declared(name)
+            declared.set({"max_attempts": max_attempts or handler.attempts, "stream": stream})
             declared.add(handler)
             _raise_concurrency(declared, concurrency)
             return function
@@ -161,14 +163,14 @@ class App:
         altered. `retry` is for its handlers that have none of their own.
         """
         _refuse_unknown(settings)
-        declared = self._declared(name)
+        declared = self.declared(name)
         declared.retry_by(retry)
         _raise_concurrency(declared, concurrency)
         given = {
             "stream": stream,
             "starting": starting,
             "lease_for": lease_for,
-            "max_attempts": max_attempts,
+            "max_attempts": max_attempts or attempts(retry),
             **settings,
         }
         declared.set(given)
@@ -200,7 +202,12 @@ class App:
         if self.schedules.setdefault(name or topic, given) != given:
             raise InvalidArgument(f"there is another schedule {name or topic!r}; give this one a name=...")
 
-    def _declared(self, name: str) -> Declared:
+    def group(self, name: str) -> HandlerGroup:
+        """A group of reliable handlers: `@app.group("my-node").handler("log-data", ["msg.*"])`."""
+        return HandlerGroup(self, name)
+
+    def declared(self, name: str) -> Declared:
+        """A queue of the app's."""
         return self.queues.setdefault(name, Declared(name))
 
     # -- publishing

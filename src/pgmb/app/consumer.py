@@ -19,6 +19,7 @@ from pgmb.app.hold import Hold, chains
 from pgmb.app.idle import Idle
 from pgmb.app.pacing import LeaseSize
 from pgmb.app.routing import Routes
+from pgmb.app.sets import parts
 from pgmb.app.watchdog import keep, watch
 from pgmb.app.worker import Worker
 from pgmb.errors import LeaseLost
@@ -164,9 +165,17 @@ class Consumer:
                 return
 
     def _begin(self, lease: AsyncLease) -> None:
+        handler, refused = self.routes.handlers[0], None
         pending = chains(lease.events) if self.ordered else None
+        if handler.together:
+            try:
+                pending = parts(lease.events, handler.split_by)
+            except Exception as error:
+                pending, refused = [], error
         suspect = len(lease.events) == 1 and self._is_suspect(lease.events[0])
         hold = Hold(lease, pending, self.max_attempts, suspect=suspect)
+        if refused is not None:
+            self.workers[0].refuse(hold, refused)
         if hold.suspect and (self.holds or self._carried is not None):
             # It may take the process down with it: alone, then, and after the others are settled.
             self._suspended = hold

@@ -42,6 +42,8 @@ class Declared:
         self.settings: dict[str, Any] = {}
         self.retry: Backoff = None
         """For handlers that have none of their own."""
+        self.whole = False
+        """Whether a filter that is not declared is to be taken away, too."""
 
     @property
     def patterns(self) -> list[str]:
@@ -170,14 +172,14 @@ async def _bind(broker: AsyncBroker, queue: Declared, present: Mapping[str, Any]
         return
     # A filter that somebody else gave the queue stays, where the app says nothing of one.
     kept = {name: present[name] for name in _ASKED if present.get(name) is not None}
-    await broker.bind(queue.name, queue.patterns, **(queue.asked or kept))
+    await broker.bind(queue.name, queue.patterns, **(queue.asked if queue.whole else queue.asked or kept))
     logger.info("queue %s: bound to %s", queue.name, ", ".join(queue.patterns))
 
 
 async def _asks_the_same(broker: AsyncBroker, queue: Declared, present: Mapping[str, Any]) -> bool:
     if "condition" not in queue.asked:
         wanted = msgspec.json.decode(msgspec.json.encode(queue.asked))
-        return not wanted or all(present.get(name) == wanted.get(name) for name in _ASKED)
+        return not (wanted or queue.whole) or all(present.get(name) == wanted.get(name) for name in _ASKED)
     try:
         # The database keeps conditions in its own words, and compares them so.
         await queue.acreate(broker)

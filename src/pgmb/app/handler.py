@@ -6,20 +6,23 @@ import functools
 import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias, get_args, get_origin, get_type_hints
+from datetime import timedelta
+from typing import Any, TypeAlias, cast, get_args, get_origin, get_type_hints
 
 from pgmb.app.delivery import Delivery
 from pgmb.app.hold import Failure, Hold
 from pgmb.app.outcome import Reject, Retry, describe, seconds, waiting
 from pgmb.app.payload import Decode, decoder
+from pgmb.app.sets import SplitBy
 from pgmb.errors import InvalidArgument
 from pgmb.patterns import compiled
 from pgmb.types import Duration, Event
 
 logger = logging.getLogger("pgmb.app")
 
-Backoff: TypeAlias = Callable[[int], Duration] | Duration | None
-"""How long to wait after a failed attempt: a function of its number, a time, or None for the queue's own."""
+Backoff: TypeAlias = Callable[[int], Duration] | Sequence[Duration] | Duration | None
+"""How long to wait after a failed attempt: a function of its number, a list of times, after the last of which
+it is given up, a time, or None for the queue's own."""
 
 Prepare: TypeAlias = Callable[[Event, Hold], Any]
 """Makes of an event what a handler takes."""
@@ -37,9 +40,16 @@ class Handler:
         timeout: float | None = None,
         retry: Backoff = None,
         batch: int | None = None,
+        together: bool = False,
+        split_by: SplitBy | None = None,
         names: Mapping[str, Any] | None = None,
+        unannotated: Any = Any,
     ) -> None:
-        """`names` are those that the annotation may use besides the function's globals."""
+        """`names` are those that the annotation may use besides the function's globals.
+
+        With `together` a batch that failed is tried again as the same set. `unannotated` is what a function
+        takes that does not say.
+        """
         for pattern in patterns:
             compiled(pattern)
         _refuse_options(patterns, timeout, retry, batch)
@@ -49,11 +59,20 @@ class Handler:
         self.timeout = timeout
         self.backoff = retry
         self.batch = batch
+        self.together = together
+        self.split_by = split_by
         self.asynchronous = _is_asynchronous(function)
         annotation = _annotation(function, self.name, names or {})
         if batch is not None:
             annotation = _element(annotation, self.name)
+        if annotation is Any:
+            annotation = unannotated
         self.decode, self.prepare, self.take = _taking(annotation, self.name)
+
+    @property
+    def attempts(self) -> int | None:
+        """How often an event is tried, where the backoff says so."""
+        return attempts(self.backoff)
 
     def failure(self, event: Event, error: BaseException) -> Failure:
         """What becomes of an event on which this handler raised."""
@@ -68,11 +87,28 @@ class Handler:
             )
             return Failure(False, None, text)
 
+    def failures(self, batch: Sequence[Event], error: BaseException) -> dict[int, Failure]:
+        """What becomes of a batch on which this handler raised, by seq."""
+        if not self.together:
+            return {event.seq: self.failure(event, error) for event in batch}
+        # They may have been tried more or less often, where some lost their lease; but wait as one.
+        oldest = max(batch, key=lambda event: event.attempt)
+        failure = self.failure(oldest, error)._replace(together=batch[0].seq)
+        return {event.seq: failure for event in batch}
+
     def _after(self, attempt: int, error: BaseException) -> float | None:
         after = error.after if isinstance(error, Retry) else None
         if after is None:
-            after = self.backoff(attempt) if callable(self.backoff) else self.backoff
+            after = self._backoff(attempt)
         return None if after is None else waiting(after)
+
+    def _backoff(self, attempt: int) -> Duration | None:
+        if callable(self.backoff):
+            return self.backoff(attempt)
+        if isinstance(self.backoff, Sequence):
+            # After the last it is given up, unless the queue was given more attempts.
+            return self.backoff[min(attempt, len(self.backoff)) - 1] if self.backoff else None
+        return self.backoff
 
 
 def _refuse_options(
@@ -87,9 +123,17 @@ def _refuse_options(
     refuse_backoff(retry)
 
 
+def attempts(backoff: Backoff) -> int | None:
+    """How often an event is tried by a list of delays."""
+    return len(cast("Sequence[Duration]", backoff)) + 1 if isinstance(backoff, Sequence) else None
+
+
 def refuse_backoff(retry: Backoff) -> None:
-    if retry is not None and not callable(retry) and not seconds(retry) >= 0:
-        raise InvalidArgument(f"not a time to wait: {retry}")
+    if retry is None or callable(retry):
+        return
+    for one in cast("Sequence[object]", retry if isinstance(retry, Sequence) else [retry]):
+        if not isinstance(one, int | float | timedelta) or not seconds(one) >= 0:
+            raise InvalidArgument(f"not a time to wait: {one!r}")
 
 
 def _is_asynchronous(function: Callable[..., Any]) -> bool:

@@ -10,6 +10,7 @@ from pgmb.app.handler import Handler
 from pgmb.app.hold import Failure, Hold
 from pgmb.app.outcome import Reject, Retry, describe
 from pgmb.app.routing import Route, Routes, late
+from pgmb.app.sets import parts
 from pgmb.types import Event
 
 
@@ -58,10 +59,21 @@ async def _call_single(route: Route, hold: Hold, event: Event, errors: dict[int,
 
 
 async def _call_batch(route: Route, hold: Hold, errors: dict[int, BaseException]) -> None:
+    handler = route.handlers[0]
+    try:
+        batches = parts(hold.lease.events, handler.split_by) if handler.together else [hold.lease.events]
+    except Exception as error:
+        _fail(handler, hold, hold.lease.events, error, errors)
+        return
+    for batch in batches:
+        await _call_part(route, hold, batch, errors)
+
+
+async def _call_part(route: Route, hold: Hold, batch: list[Event], errors: dict[int, BaseException]) -> None:
     prepare, _ = route.way
     arguments: list[Any] = []
     fitting: list[Event] = []
-    for event in hold.lease.events:
+    for event in batch:
         try:
             arguments.append(prepare(event, hold))
             fitting.append(event)
@@ -72,7 +84,16 @@ async def _call_batch(route: Route, hold: Hold, errors: dict[int, BaseException]
     try:
         await _call(route, arguments)
     except Exception as error:
-        errors.update((event.seq, error) for event in fitting)
+        _fail(route.handlers[0], hold, fitting, error, errors)
+
+
+def _fail(
+    handler: Handler, hold: Hold, batch: list[Event], error: Exception, errors: dict[int, BaseException]
+) -> None:
+    errors.update((event.seq, error) for event in batch)
+    for seq, failure in handler.failures(batch, error).items():
+        # What the handler said of single events stands.
+        hold.failed.setdefault(seq, failure)
 
 
 async def _call(route: Route, argument: Any) -> None:
@@ -107,7 +128,8 @@ async def _settle(hold: Hold) -> None:
         elif ending.final:
             await hold.lease.bury(part, ending.error)
         else:
-            await hold.lease.retry(part, ending.after, ending.error)
+            together = None if ending.together is None else True
+            await hold.lease.retry(part, ending.after, ending.error, together)
 
 
 def _outcome(hold: Hold, event: Event, max_attempts: int) -> Literal["done", "retried", "buried"]:

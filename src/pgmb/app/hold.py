@@ -17,6 +17,8 @@ class Failure(NamedTuple):
     final: bool
     after: float | None
     error: str
+    together: int | None = None
+    """Events with the same number here come again as the same set."""
 
 
 class Hold:

@@ -81,7 +81,8 @@ async def _fail(lease: AsyncLease, failure: Failure, seqs: list[int] | None) -> 
     if failure.final:
         await lease.bury(seqs, failure.error)
     else:
-        await lease.retry(seqs, failure.after, failure.error)
+        together = None if failure.together is None else True
+        await lease.retry(seqs, failure.after, failure.error, together)
 
 
 async def _persist(hold: Hold, call: Callable[[], Awaitable[object]]) -> bool:

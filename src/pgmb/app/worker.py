@@ -110,7 +110,10 @@ class Worker:
         route = cast("Route", self._consumer.routes.batch)
         size, (prepare, call) = route.handlers[0].batch or 1, route.way
         while hold.pending:
-            batch = [cast("Event", hold.pending.popleft()) for _ in range(min(size, len(hold.pending)))]
+            if isinstance(hold.pending[0], list):
+                batch = cast("list[Event]", hold.pending.popleft())
+            else:
+                batch = [cast("Event", hold.pending.popleft()) for _ in range(min(size, len(hold.pending)))]
             arguments: list[Any] = []
             fitting: list[Event] = []
             for event in batch:
@@ -127,6 +130,10 @@ class Worker:
             except BaseException as error:
                 self._failed_batch(hold, fitting, error)
             await asyncio.sleep(0)
+
+    def refuse(self, hold: Hold, error: BaseException) -> None:
+        """Fail all of a hold that could not be begun."""
+        self._failed_batch(hold, hold.lease.events, error)
 
     def enforce(self, now: float) -> None:
         """Called by the watchdog: break off what runs for too long."""
@@ -174,9 +181,11 @@ class Worker:
             hold.given_back.update(event.seq for event in batch)
             raise
         handler = self._consumer.routes.handlers[0]
-        for event in batch:
+        for seq, failure in handler.failures(batch, error).items():
             # What the handler said of single events stands.
-            hold.failed.setdefault(event.seq, handler.failure(event, error))
+            hold.failed.setdefault(seq, failure)
+        if len(batch) == 1:
+            self._consumer.survived(batch[0])
         self._log(f"{len(batch)} events from seq {batch[0].seq}", batch[0].attempt, handler, error)
 
     def _explained(self, error: BaseException) -> BaseException:

@@ -1,0 +1,103 @@
+"""Handlers of a group: each has a queue of its own, and handles sets of events."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pgmb.app.handler import Backoff, Handler
+from pgmb.app.sets import SplitBy
+from pgmb.errors import InvalidArgument
+from pgmb.types import Duration, Event, Position
+
+if TYPE_CHECKING:
+    from pgmb.app.app import App
+
+SetHandler = TypeVar("SetHandler", bound=Callable[[list[Any]], object])
+
+
+class HandlerGroup:
+    """Reliable handlers under one name. Made by `app.group`."""
+
+    def __init__(self, app: App, name: str) -> None:
+        self.name = name
+        self._app = app
+        self._queues: list[str] = []
+
+    def handler(
+        self,
+        name: str,
+        patterns: Iterable[str] = ("#",),
+        *,
+        equals: Mapping[str, Any] | None = None,
+        filter: str | None = None,
+        condition: str | None = None,
+        params: Mapping[str, Any] | None = None,
+        retry_after: Backoff = None,
+        split_by: SplitBy | None = None,
+        max: int = 100,
+        concurrency: int = 1,
+        timeout: float | None = None,
+        stream: str | None = None,
+        starting: Position | None = None,
+        lease_for: Duration | None = None,
+    ) -> Callable[[SetHandler], SetHandler]:
+        """Have a function handle the events that match, at most `max` at a time: it is called with a list.
+
+        Where it raises, exactly that set of events is tried again after the next time of `retry_after`, and
+        becomes dead letters after the last. `split_by` takes a list of events and returns lists of them,
+        which are handled apart, each a set of its own. The list holds events, or what its annotation says:
+        payloads, deliveries. It reads the queue "group/name"; where what it asks for has changed since, that
+        holds from the queue's position on.
+        """
+        if isinstance(patterns, str):
+            raise InvalidArgument(f"patterns are several: [{patterns!r}]")
+        queue = f"{self.name}/{name}"
+        asked = tuple(patterns)
+        # Annotations may name what is defined beside the handler.
+        names = sys._getframe(1).f_locals  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+
+        def register(function: SetHandler) -> SetHandler:
+            handler = Handler(
+                function,
+                asked,
+                timeout=timeout,
+                retry=retry_after,
+                batch=max,
+                together=True,
+                split_by=split_by,
+                names=names,
+                unannotated=Event,
+            )
+            declared = self._app.declared(queue)
+            declared.add(handler)
+            declared.concurrency = concurrency
+            declared.whole = True
+            declared.set(
+                {
+                    "equals": equals,
+                    "filter": filter,
+                    "condition": condition,
+                    "params": params,
+                    "stream": stream,
+                    "starting": starting,
+                    "lease_for": lease_for,
+                    "max_attempts": handler.attempts,
+                }
+            )
+            self._queues.append(queue)
+            return function
+
+        if concurrency < 1:
+            raise InvalidArgument(f"not a concurrency: {concurrency}")
+        return register
+
+    async def work(self, stop: asyncio.Event | None = None, *, grace: float | None = None) -> None:
+        """Run the group's handlers until `stop` is set; see `App.work`, which runs those of all groups."""
+        await self._app.work(stop, queues=self._queues, grace=grace)
+
+    def run(self, *, grace: float | None = None) -> None:
+        """Run the group's handlers until SIGTERM or SIGINT; see `App.run`."""
+        self._app.run(queues=self._queues, grace=grace)
