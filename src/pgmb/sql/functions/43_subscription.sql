@@ -197,7 +197,9 @@ begin
   documents := pgmb.documents(match.events,
     payloads => exists (select from unnest(shapes) h
       where h.payload_filter is not null or h.condition is not null or h.fields <> '{}'),
-    whole => exists (select from unnest(shapes) h where h.filter is not null and h.payload_filter is null));
+    whole => exists (select from unnest(shapes) h where h.filter is not null and h.payload_filter is null),
+    salt => (select t.salt from pgmb.stream t
+      where t.id = match.stream and exists (select from unnest(shapes) h where h.condition is not null)));
   -- Those that neither look values up nor ask in SQL, all at once; the rest some at a time.
   found_here := pgmb.match_shapes(match.group_id, match.stream, documents,
     array(select h from unnest(shapes) h where h.condition is null and h.fields = '{}'));

@@ -17,20 +17,21 @@ declare
   given uuid;
   events pgmb.event[];
   attempts integer[];
-  stream_number integer := (pgmb.queue_for_consumer(receive_group.group_id)).stream;
+  source pgmb.stream;
 begin
+  select s.* into source from pgmb.queue_for_consumer(receive_group.group_id) q join pgmb.stream s on s.id = q.stream;
   for turn in 1 .. 5 loop
     select min(r.lease::text)::uuid, array_agg((r.seq, r.id, r.topic, r.key, r.payload, r.headers, r.published_at)::pgmb.event),
       array_agg(r.attempt)
     into given, events, attempts
     from pgmb.receive(receive_group.group_id, receive_group.max, receive_group.lease_for, receive_group.ack,
-      receive_group.durable) r;
+      receive_group.durable, raw => true) r;
     if given is null then
       return;
     end if;
     return query
-    select given, e.seq, e.id, e.topic, e.key, e.payload, e.headers, e.published_at, e.attempt, matched.subscriptions
-    from pgmb.match(receive_group.group_id, stream_number, events) matched
+    select given, e.seq, coalesce(e.id, pgmb.derive_id(e.seq, e.published_at, source.salt)), e.topic, e.key, e.payload, e.headers, e.published_at, e.attempt, matched.subscriptions
+    from pgmb.match(receive_group.group_id, source.id, events) matched
     join unnest(events, attempts) e (seq, id, topic, key, payload, headers, published_at, attempt)
       on e.seq = matched.seq
     order by e.seq;
@@ -71,21 +72,19 @@ begin
 end $$;
 
 -- Events as filters and conditions see them, as far as they look. All are read at once; if jsonb cannot hold one of
--- them, each by itself. Internal.
-create or replace function pgmb.documents(events pgmb.event[], payloads boolean, whole boolean)
+-- them, each by itself. salt: to derive ids with, where those are looked at. Internal.
+create or replace function pgmb.documents(events pgmb.event[], payloads boolean, whole boolean, salt bigint default null)
 returns pgmb.document[]
 language plpgsql stable
 as $$
 begin
   if not payloads and not whole then
     return array(select (e.seq, null, e.topic, null, null, null, null, null, null)::pgmb.document from unnest(events) e);
-  elsif exists (
-    select from unnest(events) e where octet_length(e.payload::text) + coalesce(octet_length(e.headers::text), 0) > 1048576)
-  then
-    raise exception 'too large' using errcode = '54000';
   end if;
   return array(
-    select (e.seq, e.id::text, e.topic, e.key, e.payload::jsonb, e.headers::jsonb, e.headers::jsonb, e.published_at,
+    select (e.seq, case when salt is not null then coalesce(e.id, pgmb.derive_id(e.seq, e.published_at, salt))::text end,
+      e.topic, e.key, case when octet_length(e.payload::text) <= 1048576 then e.payload::jsonb end,
+      e.headers::jsonb, e.headers::jsonb, e.published_at,
       case when whole then pgmb.event_text(e.topic, e.key, e.payload, e.headers)::jsonb end)::pgmb.document
     from unnest(events) e);
 exception when others then
@@ -93,5 +92,7 @@ exception when others then
     raise;
   end if;
   return array(
-    select pgmb.document(e.seq, e.id, e.topic, e.key, e.payload, e.headers, e.published_at) from unnest(events) e);
+    select pgmb.document(e.seq, coalesce(e.id, pgmb.derive_id(e.seq, e.published_at, salt)), e.topic, e.key, e.payload,
+      e.headers, e.published_at)
+    from unnest(events) e);
 end $$;
