@@ -177,10 +177,11 @@ class AsyncGroup(AsyncCalls):
         except QueueNotFound:
             await self._create(must=must)
             return
-        except PermissionDenied:
-            if must:
-                raise
-            return
+        except PermissionDenied as error:
+            if not must:
+                return
+            error.advise(f"As an admin: select pgmb.grant_consume('{self.name}', 'this role');")
+            raise
         if stream != self.stream:
             conflict = Conflict(f"queue {self.name!r} reads stream {stream!r}, not {self.stream!r}")
             conflict.advise("Name the group's stream: group(name, stream=...), or take another name.")

@@ -178,10 +178,11 @@ class Group(Calls):
         except QueueNotFound:
             self._create(must=must)
             return
-        except PermissionDenied:
-            if must:
-                raise
-            return
+        except PermissionDenied as error:
+            if not must:
+                return
+            error.advise(f"As an admin: select pgmb.grant_consume('{self.name}', 'this role');")
+            raise
         if stream != self.stream:
             conflict = Conflict(f"queue {self.name!r} reads stream {stream!r}, not {self.stream!r}")
             conflict.advise("Name the group's stream: group(name, stream=...), or take another name.")

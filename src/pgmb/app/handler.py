@@ -125,7 +125,9 @@ def _refuse_options(
 
 def attempts(backoff: Backoff) -> int | None:
     """How often an event is tried by a list of delays."""
-    return len(cast("Sequence[Duration]", backoff)) + 1 if isinstance(backoff, Sequence) else None
+    if backoff is None or callable(backoff) or isinstance(backoff, int | float | timedelta):
+        return None
+    return len(backoff) + 1
 
 
 def refuse_backoff(retry: Backoff) -> None:
