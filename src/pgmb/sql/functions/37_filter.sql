@@ -1,14 +1,20 @@
 -- Filters: what an event must hold beside its topic, asked without SQL. A filter sees the document
 -- {topic, key, payload, headers}; what jsonb cannot hold matches none.
 
--- The document of an event, or null where jsonb cannot hold it (\u0000, numbers out of range, nested too deeply) or
--- it is larger than a filter looks at. Internal.
+-- The document of an event, or null where jsonb cannot hold it (\u0000, numbers out of range) or it is larger or nested
+-- more deeply than a filter looks. Internal.
 create or replace function pgmb.event_document(topic text, key text, payload json, headers json)
 returns jsonb
 language plpgsql immutable
 as $$
+declare
+  document jsonb := null;
 begin
-  return pgmb.event_text(topic, key, payload, headers)::jsonb;
+  document := pgmb.event_text(topic, key, payload, headers)::jsonb;
+  if (pgmb.may_be_deep(payload::text) or pgmb.may_be_deep(headers::text)) and pgmb.is_deep(document) then
+    return null;
+  end if;
+  return document;
 exception when others then
   return null;
 end $$;
@@ -22,6 +28,23 @@ as $$
   select case when octet_length(payload::text) + coalesce(octet_length(headers::text), 0) <= 1048576 then
     '{"topic":' || to_json(topic) || ',"key":' || coalesce(to_json(key)::text, 'null')
     || ',"payload":' || payload || ',"headers":' || coalesce(headers::text, '{}') || '}' end
+$$;
+
+-- Whether a json text has so many brackets that it might be nested too deeply. Internal.
+create or replace function pgmb.may_be_deep(value text)
+returns boolean
+language sql immutable
+as $$
+  select octet_length(value) > 2000
+    and octet_length(value) - octet_length(replace(replace(value, '[', ''), '{', '')) >= 1000
+$$;
+
+-- Whether it is: a path that descends as far (`$.**`) might exhaust the server's stack, and so raise. Internal.
+create or replace function pgmb.is_deep(document jsonb)
+returns boolean
+language sql immutable
+as $$
+  select jsonb_path_exists(document, 'strict $.**{1000}')
 $$;
 
 -- What `equals` asks of an event, field by field: the path of each, starting with topic, key, payload or headers,
@@ -52,10 +75,11 @@ begin
     jsonb_typeof(equals) <> 'object' or octet_length(equals::text) > 8000 or equals = '{}' or exists (
       select from pgmb.equal_fields(equals) f
       where f.path[1] not in ('topic', 'key', 'payload', 'headers') or jsonb_typeof(f.value) in ('object', 'array')
-        or (f.path[1] in ('topic', 'key')) <> (cardinality(f.path) = 1)))
+        or (f.path[1] in ('topic', 'key')) <> (cardinality(f.path) = 1)
+        or cardinality(f.path) = 1 and jsonb_typeof(f.value) <> 'string' and not (f.path = '{key}' and f.value = 'null')))
   then
     raise exception 'not fields to be equal: %', left(equals::text, 100) using errcode = 'MB009',
-      hint = 'An object of topic, key, payload and headers with single values: {"payload": {"status": "paid"}}.';
+      hint = 'An object of topic and key, which are texts, payload and headers with single values: {"payload": {"status": "paid"}}.';
   end if;
   if params is not null and (jsonb_typeof(params) <> 'object' or octet_length(params::text) > 8000) then
     raise exception 'params are an object of at most 8000 bytes' using errcode = 'MB009';
@@ -94,8 +118,10 @@ declare
   variables jsonb;
 begin
   select jsonb_object_agg(name, null) into variables from pgmb.filter_variables(path) name;
-  -- A predicate says something of every document, even of this one.
-  if jsonb_path_query_array('{}', path, coalesce(variables, '{}'), true) <> '[]' then
+  -- A predicate says yes, no or unknown of every document, even of this one.
+  if jsonb_path_query_array('{}', path, coalesce(variables, '{}'), true) <@ '[true, false, null]'
+    and jsonb_path_exists('{}', path, coalesce(variables, '{}'), true)
+  then
     return path;
   elsif path::text like 'strict %' then
     return 'strict exists(' || substr(path::text, 8) || ')';
@@ -107,6 +133,7 @@ end $$;
 create or replace function pgmb.filter_variables(filter jsonpath)
 returns setof text
 language sql immutable
+set standard_conforming_strings = on
 as $$
   -- Names and strings come in quotes, a variable's with a $ before them.
   select distinct substr(quoted[1], 2)::jsonb #>> '{}'
@@ -119,6 +146,7 @@ $$;
 create or replace function pgmb.payload_predicate(filter jsonpath)
 returns jsonpath
 language sql immutable
+set standard_conforming_strings = on
 as $$
   -- What is left of it without that root, names and strings may hold no other root.
   select case when regexp_replace(replace(filter::text, '$."payload"', ''), '\$?"(?:[^"\\]|\\.)*"', '', 'g') !~ '\$'
@@ -131,7 +159,7 @@ returns jsonb
 language plpgsql immutable
 as $$
 begin
-  if octet_length(value::text) > 1048576 then
+  if octet_length(value::text) > 1048576 or pgmb.may_be_deep(value::text) and pgmb.is_deep(value::jsonb) then
     return null;
   end if;
   return value::jsonb;
@@ -139,17 +167,21 @@ exception when others then
   return null;
 end $$;
 
--- The condition on an event e of a log that fields and a filter make, to be added to a WHERE clause. Internal.
+-- The condition on an event e of a log that fields and a filter make, to be added to a WHERE clause. The filter is asked
+-- about those events alone whose fields are equal. Internal.
 create or replace function pgmb.filtering(equals jsonb, filter text, params jsonb)
 returns text
 language sql immutable
 as $$
-  select case when equals ? 'topic' then format(' and e.topic = %L', equals ->> 'topic') else '' end
-    || case when equals ? 'key' then coalesce(format(' and e.key = %L', equals ->> 'key'), ' and e.key is null') else '' end
+  select case when filter is null then fields.equal else format(' and case when true%s then jsonb_path_match(%s, %L, %L, true) else false end',
+    fields.equal,
+    case when pgmb.payload_predicate(pgmb.predicate(filter)) is null
+      then 'pgmb.event_document(e.topic, e.key, e.payload, e.headers)' else 'pgmb.readable(e.payload)' end,
+    coalesce(pgmb.payload_predicate(pgmb.predicate(filter)), pgmb.predicate(filter)), coalesce(params, '{}')) end
+  from (select case when equals ? 'topic' then format(' and e.topic = %L', equals ->> 'topic') else '' end
+    || case when equals ->> 'key' is not null then format(' and e.key = %L', equals ->> 'key')
+      when equals ? 'key' then ' and e.key is null' else '' end
     || case when equals ? 'headers' then format(' and pgmb.readable(e.headers) @> %L', equals -> 'headers') else '' end
     || case when equals ? 'payload' then format(' and pgmb.readable(e.payload) @> %L', equals -> 'payload') else '' end
-    || case when filter is null then '' else format(' and jsonb_path_match(%s, %L, %L, true)',
-      case when pgmb.payload_predicate(pgmb.predicate(filter)) is null
-        then 'pgmb.event_document(e.topic, e.key, e.payload, e.headers)' else 'pgmb.readable(e.payload)' end,
-      coalesce(pgmb.payload_predicate(pgmb.predicate(filter)), pgmb.predicate(filter)), coalesce(params, '{}')) end
+    ) fields (equal)
 $$;

@@ -96,15 +96,16 @@ begin
   return format('pgmb_condition.%I', name);
 end $$;
 
--- The condition on an event e of a log that a queue's fields, filter and SQL condition make. Internal.
+-- The condition on an event e of a log that a queue's fields, filter and SQL condition make. The last is asked about those
+-- events alone that pass the others. Internal.
 create or replace function pgmb.asking(queue pgmb.queue)
 returns text
 language sql stable
 as $$
-  select pgmb.filtering((queue).equals, (queue).filter, (queue).params)
-    || case when (queue).condition is null then '' else format(
-      ' and %s((select pgmb.document(d.seq, d.id, d.topic, d.key, d.payload, d.headers, d.published_at) '
-      'from (select %s) d (seq, id, topic, key, payload, headers, published_at)), row(null, %L, %L))',
+  select case when (queue).condition is null then pgmb.filtering((queue).equals, (queue).filter, (queue).params) else format(
+      ' and case when true%s then %s((select pgmb.document(d.seq, d.id, d.topic, d.key, d.payload, d.headers, d.published_at) '
+      'from (select %s) d (seq, id, topic, key, payload, headers, published_at)), row(null, %L, %L)) else false end',
+      pgmb.filtering((queue).equals, (queue).filter, (queue).params),
       pgmb.run_as_matcher(pgmb.condition_name((queue).condition)),
       (select pgmb.event_columns(s.salt) from pgmb.stream s where s.id = (queue).stream),
       (queue).name, coalesce((queue).params, '{}')) end

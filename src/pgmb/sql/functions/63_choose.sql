@@ -37,7 +37,7 @@ begin
 exception
   when query_canceled then
     -- By the timeout that this used up, or by somebody who wants the caller to stop?
-    if timeout is null or clock_timestamp() < began + timeout / 2 then
+    if timeout is null or clock_timestamp() < began + timeout / 2 or clock_timestamp() < statement_timestamp() + timeout * 0.9 then
       raise;
     end if;
     perform pgmb.pause_failing(q, 'took longer than ' || current_setting('statement_timeout'));

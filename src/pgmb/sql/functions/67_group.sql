@@ -80,6 +80,11 @@ as $$
 begin
   if not payloads and not whole then
     return array(select (e.seq, null, e.topic, null, null, null, null, null, null)::pgmb.document from unnest(events) e);
+  elsif exists (
+    select from unnest(events) e where octet_length(e.headers::text) > 1048576
+      or pgmb.may_be_deep(e.payload::text) or pgmb.may_be_deep(e.headers::text))
+  then
+    raise exception 'too large or too deep' using errcode = '54000';
   end if;
   return array(
     select (e.seq, case when salt is not null then coalesce(e.id, pgmb.derive_id(e.seq, e.published_at, salt))::text end,
