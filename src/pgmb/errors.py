@@ -16,6 +16,7 @@ PgmbError
 ├── PositionAhead               MB023
 ├── TimeoutRequired             MB024
 ├── ConditionsUnavailable       MB025
+├── SubscriptionPaused          of a feed
 ├── QueueFull                   MB040
 ├── PublishFailed               of a background publisher
 ├── PublisherFull
@@ -106,6 +107,10 @@ class TimeoutRequired(PgmbError):
 
 class ConditionsUnavailable(PgmbError):
     """SQL conditions cannot run here: the role pgmb_matcher is missing, or the schema's owner is no member."""
+
+
+class SubscriptionPaused(PgmbError):
+    """The filter or condition of a feed raised, so that it hears nothing more."""
 
 
 class QueueFull(PgmbError):

@@ -25,6 +25,9 @@ _SUBSCRIPTIONS: Final = (
     " last_active_at, created_at, paused_at, paused_reason from pgmb.subscriptions"
     " where group_id = %s::text and stream = %s::text order by created_at, id"
 )
+_PAUSED: Final = (
+    "select id, paused_reason from pgmb.subscriptions where id = any (%s::uuid[]) and paused_at is not null"
+)
 _RECEIVE_GROUP: Final = (
     "select seq, id, topic, key, payload, headers, published_at, attempt, subscriptions, lease"
     " from pgmb.receive_group(group_id => %s::text, max => %s::integer, lease_for => %s::interval,"
@@ -72,8 +75,15 @@ def unsubscribe(id: UUID) -> Statement:
 
 
 def keep_subscriptions(ids: Iterable[UUID]) -> Statement:
-    named = wire.UuidArray([one.bytes for one in ids])
-    return Statement("select pgmb.keep_subscriptions(ids => %s::uuid[])", (named,))
+    return Statement("select pgmb.keep_subscriptions(ids => %s::uuid[])", (_several(ids),))
+
+
+def paused(ids: Iterable[UUID]) -> Statement:
+    return Statement(_PAUSED, (_several(ids),))
+
+
+def _several(ids: Iterable[UUID]) -> wire.UuidArray:
+    return wire.UuidArray([one.bytes for one in ids])
 
 
 def resume_subscriptions(group: str, id: UUID | None) -> Statement:

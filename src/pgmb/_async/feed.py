@@ -19,7 +19,7 @@ from pgmb._async.calls import Pool
 from pgmb._async.listener import AsyncListener
 from pgmb._async.tail import AsyncLooks, AsyncTail
 from pgmb.concurrency import AsyncBackground, AsyncFlag, AsyncLock
-from pgmb.errors import PgmbError, TimeoutRequired, WrongServer
+from pgmb.errors import PermissionDenied, PgmbError, SubscriptionPaused, TimeoutRequired, WrongServer
 from pgmb.groups import Asked, Buffer
 from pgmb.polling import Pace
 from pgmb.statements import Filter, Statement
@@ -117,6 +117,7 @@ class _AsyncGroupLooks(AsyncLooks):
         super().__init__(pool)
         self._group = group
         self._timed = False
+        self._may_look = True
 
     async def page(
         self, stream: str, after: Position, upto: Position, after_seq: int, asked: Filter | None
@@ -144,6 +145,17 @@ class _AsyncGroupLooks(AsyncLooks):
 
     async def keep(self, ids: list[UUID]) -> set[UUID]:
         return {UUID(bytes=row[0]) for row in await self._rows(groups.keep_subscriptions(ids), None)}
+
+    async def paused(self, ids: list[UUID]) -> dict[UUID, str]:
+        """Those that raised, with what they said: as far as this role may see it."""
+        if not self._may_look:
+            return {}
+        try:
+            rows = await self._rows(groups.paused(ids), None)
+        except PermissionDenied:
+            self._may_look = False
+            return {}
+        return {UUID(bytes=id): reason for id, reason in rows}
 
 
 class AsyncFeeding:
@@ -262,6 +274,8 @@ class AsyncFeeding:
         for id in ids:
             if id not in present:
                 await self._renew(id)
+        for id, reason in (await self._looks.paused(ids)).items():
+            self._fail_those_of(id, reason)
         self._kept_at = time.monotonic()
         return shortest / 4
 
@@ -285,6 +299,12 @@ class AsyncFeeding:
                         woken.add(feed)
         for feed in woken:
             feed.news.set()
+
+    def _fail_those_of(self, id: UUID, reason: str) -> None:
+        with self._lock:
+            feeds = list(self._feeds.get(id, ()))
+        for feed in feeds:
+            feed.fail(SubscriptionPaused(f"the subscription is paused: {reason}"))
 
     def _fail(self, error: BaseException) -> None:
         with self._lock:

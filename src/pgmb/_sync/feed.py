@@ -20,7 +20,7 @@ from pgmb._sync.calls import Pool
 from pgmb._sync.listener import Listener
 from pgmb._sync.tail import Looks, Tail
 from pgmb.concurrency import Background, Flag, Lock
-from pgmb.errors import PgmbError, TimeoutRequired, WrongServer
+from pgmb.errors import PermissionDenied, PgmbError, SubscriptionPaused, TimeoutRequired, WrongServer
 from pgmb.groups import Asked, Buffer
 from pgmb.polling import Pace
 from pgmb.statements import Filter, Statement
@@ -118,6 +118,7 @@ class _GroupLooks(Looks):
         super().__init__(pool)
         self._group = group
         self._timed = False
+        self._may_look = True
 
     def page(
         self, stream: str, after: Position, upto: Position, after_seq: int, asked: Filter | None
@@ -145,6 +146,17 @@ class _GroupLooks(Looks):
 
     def keep(self, ids: list[UUID]) -> set[UUID]:
         return {UUID(bytes=row[0]) for row in self._rows(groups.keep_subscriptions(ids), None)}
+
+    def paused(self, ids: list[UUID]) -> dict[UUID, str]:
+        """Those that raised, with what they said: as far as this role may see it."""
+        if not self._may_look:
+            return {}
+        try:
+            rows = self._rows(groups.paused(ids), None)
+        except PermissionDenied:
+            self._may_look = False
+            return {}
+        return {UUID(bytes=id): reason for id, reason in rows}
 
 
 class Feeding:
@@ -263,6 +275,8 @@ class Feeding:
         for id in ids:
             if id not in present:
                 self._renew(id)
+        for id, reason in (self._looks.paused(ids)).items():
+            self._fail_those_of(id, reason)
         self._kept_at = time.monotonic()
         return shortest / 4
 
@@ -286,6 +300,12 @@ class Feeding:
                         woken.add(feed)
         for feed in woken:
             feed.news.set()
+
+    def _fail_those_of(self, id: UUID, reason: str) -> None:
+        with self._lock:
+            feeds = list(self._feeds.get(id, ()))
+        for feed in feeds:
+            feed.fail(SubscriptionPaused(f"the subscription is paused: {reason}"))
 
     def _fail(self, error: BaseException) -> None:
         with self._lock:

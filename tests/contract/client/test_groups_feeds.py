@@ -215,6 +215,18 @@ async def test_a_feed_says_why_it_cannot_go_on(broker: pgmb.AsyncBroker) -> None
         await broker.group("node", stream="missing").listen().start()
 
 
+async def test_a_feed_whose_condition_raises_is_told_and_the_others_go_on(broker: pgmb.AsyncBroker) -> None:
+    group = broker.group("node")
+    async with (
+        group.listen(["a"], condition="(e.payload ->> 'n')::int > 0", expires_after=2) as raising,
+        group.listen(["a"]) as other,
+    ):
+        await broker.publish("a", {"n": "abc"})
+        assert await taken(other, 1) == [{"n": "abc"}]
+        with pytest.raises(pgmb.errors.SubscriptionPaused, match="invalid input syntax"):
+            await taken(raising, 1)
+
+
 def test_synchronously_too(dsn: str, db: psycopg.Connection[Any]) -> None:
     with pgmb.connect(dsn) as broker:
         group = broker.group("node")
