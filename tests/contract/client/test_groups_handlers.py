@@ -103,6 +103,31 @@ async def test_a_set_is_retried_exactly_by_the_list_of_delays_and_then_dead(dsn:
     assert len(calls) == sum(3 if numbers[0] < 8 else 1 for numbers in sets)
 
 
+async def test_any_handler_may_have_a_list_of_delays(dsn: str) -> None:
+    app, calls = pgmb.App(dsn), list[int]()
+    app.queue("second", retry=[0])
+
+    @app.on("a", queue="first", retry=[0, 0])
+    async def first(event: pgmb.Delivery[int]) -> None:
+        calls.append(event.attempt)
+        raise ValueError("no")
+
+    @app.on("a", queue="second")
+    async def second(event: pgmb.Delivery[int]) -> None:
+        raise ValueError("no")
+
+    async with working(app) as broker:
+        await broker.publish("a", 1)
+
+        async def dead() -> bool:
+            return all([await broker.dead_letters(queue) for queue in ("first", "second")])
+
+        await until(dead)
+        attempts = [(await broker.dead_letters(queue))[0].attempt for queue in ("first", "second")]
+    assert attempts == [3, 2]
+    assert calls == [1, 2, 3]
+
+
 async def test_no_delays_are_no_retries(dsn: str) -> None:
     app, calls = pgmb.App(dsn), list[int]()
 
