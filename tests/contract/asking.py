@@ -103,7 +103,8 @@ def passing(db: psycopg.Connection[Any], asked: Asked, events: Sequence[Given]) 
         ).fetchall()
     paused = db.execute(
         "select name, paused_reason from pgmb.queue where name like %(name)s || '%%'"
-        " and paused_at is not null union all select group_id, paused_reason from pgmb.subscription where paused_at is not null",
+        " and paused_at is not null union all"
+        " select group_id, paused_reason from pgmb.subscription where paused_at is not null",
         values,
     ).fetchall()
     assert paused == [], paused

@@ -80,18 +80,19 @@ as $$
 begin
   if not payloads and not whole then
     return array(select (e.seq, null, e.topic, null, null, null, null, null, null)::pgmb.document from unnest(events) e);
-  elsif exists (
-    select from unnest(events) e where octet_length(e.headers::text) > 1048576
-      or pgmb.may_be_deep(e.payload::text) or pgmb.may_be_deep(e.headers::text))
-  then
-    raise exception 'too large or too deep' using errcode = '54000';
   end if;
+  -- What is short is neither too large nor nested too deeply.
   return array(
     select (e.seq, case when salt is not null then coalesce(e.id, pgmb.derive_id(e.seq, e.published_at, salt))::text end,
-      e.topic, e.key, case when octet_length(e.payload::text) <= 1048576 then e.payload::jsonb end,
-      e.headers::jsonb, e.headers::jsonb, e.published_at,
-      case when whole then pgmb.event_text(e.topic, e.key, e.payload, e.headers)::jsonb end)::pgmb.document
-    from unnest(events) e);
+      e.topic, e.key, case when octet_length(e.payload::text) <= 2000 then e.payload::jsonb else pgmb.readable(e.payload) end,
+      h.headers, h.headers, e.published_at,
+      case when not whole then null
+        when octet_length(e.payload::text) + coalesce(octet_length(e.headers::text), 0) <= 2000
+        then pgmb.event_text(e.topic, e.key, e.payload, e.headers)::jsonb
+        else pgmb.event_document(e.topic, e.key, e.payload, e.headers) end)::pgmb.document
+    from unnest(events) e
+    cross join lateral (select case when octet_length(e.headers::text) > 2000 then pgmb.readable(e.headers)
+      else e.headers::jsonb end headers) h);
 exception when others then
   if left(sqlstate, 2) in ('53', '57', '58', 'XX') then
     raise;
