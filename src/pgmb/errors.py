@@ -106,7 +106,7 @@ class TimeoutRequired(PgmbError):
 
 
 class ConditionsUnavailable(PgmbError):
-    """SQL conditions cannot run here: the role pgmb_matcher is missing, or the schema's owner is no member."""
+    """SQL conditions cannot run here: there is no role pgmb_matcher, or the schema's owner is no member."""
 
 
 class SubscriptionPaused(PgmbError):

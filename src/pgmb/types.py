@@ -205,18 +205,10 @@ class Subscription(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, row: tuple[Any, ...]) -> Self:
         """From a row in the order of the fields, times and ids in binary, JSON decoded."""
-        given, group, stream, patterns, *asked, active_at, created_at, paused_at, reason = row
-        return cls(
-            UUID(bytes=given),
-            group,
-            stream,
-            patterns,
-            *asked,
-            moment(active_at),
-            moment(created_at),
-            None if paused_at is None else moment(paused_at),
-            reason,
-        )
+        id, *asked, active_at, created_at, paused_at, reason = row
+        paused = None if paused_at is None else moment(paused_at)
+        fields = (UUID(bytes=id), *asked, moment(active_at), moment(created_at), paused, reason)
+        return cls(*fields)
 
 
 class Schedule(msgspec.Struct, frozen=True):

@@ -14,7 +14,7 @@ import pytest
 
 from harness.pgbouncer import PgBouncer
 from harness.server import Server
-from pgmb import doctor
+from pgmb import doctor, schema
 from pgmb.doctor import Finding, Level, Limits, connection, server
 from pgmb.doctor.finding import Look
 from tests.cli.conftest import OpenTerminal, Run
@@ -187,13 +187,13 @@ def test_schemas_of_other_versions(empty_dsn: str, run: Run) -> None:
     with psycopg.connect(empty_dsn, autocommit=True) as db:
         db.execute(V2.read_text())
         old = problems(db)["schema version"]
-        assert "at version 2, this package works with 3" in old.message
+        assert f"at version 2, this package works with {schema.VERSION}" in old.message
         assert old.fix == "pgmb upgrade"
         assert run("upgrade", dsn=empty_dsn).code == 0
         assert "schema version" not in problems(db)
         db.execute("update pgmb.installation set version = 99")
         assert "Upgrade the pgmb package" in str(problems(db)["schema version"].fix)
-        db.execute("update pgmb.installation set version = 3")
+        db.execute("update pgmb.installation set version = %s", [schema.VERSION])
         db.execute("drop function pgmb.stream_health()")
         assert checked(db, "ticker").level is Level.SKIP
         assert "pgmb install" in str(checked(db, "ticker").fix)
