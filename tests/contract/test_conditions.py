@@ -42,7 +42,7 @@ def passes(
         reader.execute("select pgmb.drop_queue('asked')")
 
 
-# What the second seed's README asks, and what its users are likely to.
+# What the README of @haathie/pgmb asks, and what its users are likely to.
 ACCEPTED: list[tuple[str, Any, Any, bool]] = [
     ("s.params @> jsonb_build_object('topics', ARRAY[e.topic])", {}, {"topics": ["t", "u"]}, True),
     ("s.params @> jsonb_build_object('topics', ARRAY[e.topic])", {}, {"topics": ["u"]}, False),

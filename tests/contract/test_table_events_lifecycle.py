@@ -41,7 +41,7 @@ def all_four(db: psycopg.Connection[Any], table: str = "t") -> list[str]:
     return [m.topic.rpartition(".")[2] for m in mutations(db)]
 
 
-SEED = """
+README = """
 -- let's say we have a table "users"
 CREATE TABLE users (
 	id SERIAL PRIMARY KEY,
@@ -65,7 +65,7 @@ SELECT pgmb.push_table_mutations(
 
 
 def test_the_second_seeds_example_runs_as_it_stands(db: psycopg.Connection[Any]) -> None:
-    db.execute(SEED)
+    db.execute(README)
     db.execute("insert into users (name, email) values ('a', 'a@x.org')")
     db.execute("update users set name = 'b'")
     db.execute("delete from users")

@@ -10,7 +10,7 @@ import pytest
 from pgmb import schema
 from tests.contract.mutations import Mutation, mutations, watch
 
-SEED = """
+README = """
 CREATE OR REPLACE FUNCTION serialise_record_for_event(
 	tabl oid,
 	op TEXT, -- 'INSERT', 'UPDATE', 'DELETE'
@@ -44,7 +44,7 @@ SIZES = pytest.mark.parametrize("size", [4, 60])
 
 @pytest.fixture
 def users(db: psycopg.Connection[Any]) -> psycopg.Connection[Any]:
-    """The second seed's table and function, as they stand there."""
+    """The table and function of @haathie/pgmb's README, as they stand there."""
     db.execute(
         "CREATE TABLE users (id SERIAL PRIMARY KEY, created_at TIMESTAMPTZ NOT NULL DEFAULT NOW(),"
         " name TEXT NOT NULL, email TEXT NOT NULL UNIQUE); CREATE TABLE notes (id int primary key, note text)"
@@ -52,7 +52,7 @@ def users(db: psycopg.Connection[Any]) -> psycopg.Connection[Any]:
     watch(db, "users")
     watch(db, "notes")
     db.execute("set search_path = pgmb, public")
-    db.execute(SEED)
+    db.execute(README)
     db.execute("reset search_path")
     return db
 
@@ -196,8 +196,8 @@ def test_the_default_is_what_is_published_without_it(db: psycopg.Connection[Any]
 def test_nobody_else_may_replace_it(db: psycopg.Connection[Any]) -> None:
     db.execute("set role pgmb_publisher")
     with pytest.raises(psycopg.errors.InsufficientPrivilege):
-        db.execute(SEED.replace("FUNCTION serialise", "FUNCTION pgmb.serialise"))
+        db.execute(README.replace("FUNCTION serialise", "FUNCTION pgmb.serialise"))
     db.execute("set role pgmb_admin")
     with pytest.raises(psycopg.errors.InsufficientPrivilege):
-        db.execute(SEED.replace("FUNCTION serialise", "FUNCTION pgmb.serialise"))
+        db.execute(README.replace("FUNCTION serialise", "FUNCTION pgmb.serialise"))
     db.execute("reset role")
