@@ -125,7 +125,7 @@ async def test_a_subscription_joins_the_callers_transaction(client: Both, dsn: s
 
 
 async def in_transaction(group: Both, dsn: str, roll_back: bool) -> UUID:
-    """What the second seed shows for webhooks: a subscription, and a row of one's own that names it."""
+    """What @haathie/pgmb shows for webhooks: a subscription, and a row of one's own that names it."""
     asked: dict[str, Any] = {"equals": {"key": str(roll_back)}, "expires_after": 60}
     if isinstance(group.broker, pgmb.Group):
         with psycopg.connect(dsn) as conn, conn.transaction(force_rollback=roll_back):
