@@ -15,6 +15,7 @@ import pytest
 import typer
 from typer.main import get_command
 
+from pgmb import schema
 from pgmb.cli import app, durations, output
 from scripts import cli_reference
 from tests.cli.conftest import OpenTerminal, Run
@@ -104,7 +105,7 @@ def test_install_upgrade_version_uninstall(run: Run, done: Done, empty_dsn: str)
     assert "pgmb install" in refused.err
     assert "Installed" in done("install", dsn=empty_dsn)
     assert "applied again" in done("install", dsn=empty_dsn)
-    assert run("version", "--json", dsn=empty_dsn).json["database"] == 3
+    assert run("version", "--json", dsn=empty_dsn).json["database"] == schema.VERSION
     assert "create schema pgmb" in done("schema", "emit")
     done("uninstall", "--yes", dsn=empty_dsn)
     assert "not installed" in done("version", dsn=empty_dsn)

@@ -21,6 +21,8 @@ from bench.rows import ROWS
 
 ROOT = Path(__file__).parents[2]
 
+pytestmark = pytest.mark.once
+
 
 @pytest.fixture(scope="module")
 def ground(pg_major):

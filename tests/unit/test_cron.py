@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from pgmb import InvalidArgument, cron
 
+pytestmark = pytest.mark.once
+
 
 def at(text: str) -> datetime:
     return datetime.fromisoformat(text).replace(tzinfo=UTC)
