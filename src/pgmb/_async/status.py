@@ -18,6 +18,7 @@ class AsyncStatus(AsyncCalls):
         """Every stream, estimated likewise."""
         return [StreamStatus(*row) for row in await self._rows(statements.STREAM_STATUS, conn)]
 
-    async def queue_depth(self, queue: str, *, conn: AsyncConnectionLike | None = None) -> int:
-        """Exactly how many events wait in a queue: reads every one of them."""
-        return int(await self._value(call("queue_depth", queue=queue), conn))
+    async def queue_depth(self, queue: str, *, conn: AsyncConnectionLike | None = None) -> int | None:
+        """Exactly how many events wait in a queue: reads every one of them. None if its filter cannot be asked."""
+        depth = await self._value(call("queue_depth", queue=queue), conn)
+        return None if depth is None else int(depth)

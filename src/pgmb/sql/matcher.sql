@@ -23,6 +23,14 @@ begin
     end if;
     execute 'grant usage on schema pgmb to pgmb_matcher';
     execute 'grant select on pgmb.subscription to pgmb_matcher';
+    -- One that was restored without its owner would run conditions with the rights of whoever restored it.
+    if exists (
+      select from pg_namespace n left join pg_proc p on p.pronamespace = n.oid
+      where n.nspname = 'pgmb_condition' and ('pgmb_matcher'::regrole not in (n.nspowner, p.proowner)
+        or p.proowner <> n.nspowner))
+    then
+      execute 'drop schema pgmb_condition cascade';
+    end if;
     if to_regnamespace('pgmb_condition') is null then
       execute 'create schema pgmb_condition authorization pgmb_matcher';
     end if;
@@ -174,4 +182,9 @@ begin
   execute format('grant execute on all functions in schema pgmb_condition to %I', owner);
   perform set_config('role', acting, true);
   grant execute on function pgmb.condition_name(text) to pgmb_matcher;
+  -- What is asked already, as this version writes it.
+  perform pgmb_condition.compile(asked.condition)
+  from (select h.condition from pgmb.shape h union select b.condition from pgmb.binding b) asked
+  where asked.condition is not null
+    and to_regproc('pgmb_condition.' || pgmb.condition_name(asked.condition)) is null;
 end $matcher$;

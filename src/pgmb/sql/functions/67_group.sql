@@ -1,7 +1,7 @@
 -- Reading for a group: events with the ids of the subscriptions that they match.
 
 -- As receive, from the queue that has the group's name: the next events that match a subscription of the group, each with
--- the ids of all of them. Others are passed over, and settled with the lease. A subscription matches what is received
+-- the ids of all of them. Others are passed over and settled. A subscription matches what is received
 -- after it was made. Errors: as receive; MB024 the group has an SQL condition and no statement_timeout is set.
 create or replace function pgmb.receive_group(
   group_id text, max integer default 1000, lease_for interval default null, ack uuid default null,
@@ -17,6 +17,8 @@ declare
   given uuid;
   events pgmb.event[];
   attempts integer[];
+  seqs bigint[];
+  matching text[];
   source pgmb.stream;
 begin
   select s.* into source from pgmb.queue_for_consumer(receive_group.group_id) q join pgmb.stream s on s.id = q.stream;
@@ -29,18 +31,39 @@ begin
     if given is null then
       return;
     end if;
-    return query
-    select given, e.seq, coalesce(e.id, pgmb.derive_id(e.seq, e.published_at, source.salt)), e.topic, e.key, e.payload, e.headers, e.published_at, e.attempt, matched.subscriptions
-    from pgmb.match(receive_group.group_id, source.id, events) matched
-    join unnest(events, attempts) e (seq, id, topic, key, payload, headers, published_at, attempt)
-      on e.seq = matched.seq
-    order by e.seq;
-    if found then
+    select array_agg(m.seq), array_agg(m.subscriptions::text) into seqs, matching
+    from pgmb.match(receive_group.group_id, source.id, events) m;
+    if seqs is not null then
+      if cardinality(seqs) < cardinality(events) then
+        perform pgmb.narrow_lease(given, seqs, array(select e.seq from unnest(events) e except select unnest(seqs)));
+      end if;
+      return query
+      select given, e.seq, coalesce(e.id, pgmb.derive_id(e.seq, e.published_at, source.salt)), e.topic, e.key, e.payload,
+        e.headers, e.published_at, e.attempt, matched.subscriptions::uuid[]
+      from unnest(seqs, matching) matched (seq, subscriptions)
+      join unnest(events, attempts) e (seq, id, topic, key, payload, headers, published_at, attempt)
+        on e.seq = matched.seq
+      order by e.seq;
       return;
     end if;
     receive_group.ack := null;
     perform pgmb.ack_lease(given);
   end loop;
+end $$;
+
+-- Takes events out of a lease that was just given: they are settled, whatever becomes of the others. Internal.
+create or replace function pgmb.narrow_lease(lease uuid, kept bigint[], passed bigint[])
+returns void
+language plpgsql
+as $$
+begin
+  if pgmb.is_retry_lease(lease) then
+    perform pgmb.ack_retried(lease, passed);
+    return;
+  end if;
+  update pgmb.claim c set chosen = kept, events = c.events - cardinality(passed)
+  where c.queue = pgmb.lease_queue(lease) and c.id = pgmb.lease_claim(lease) and c.token = pgmb.lease_token(lease)
+    and c.state = 'l';
 end $$;
 
 -- As between, for a group: the events between two positions that match a subscription of the group, each with the

@@ -31,10 +31,22 @@ begin
       from pgmb.claim c, pgmb.claim_events(c) e
       where c.queue = q.id and c.state in ('l', 'o') and not pgmb.is_void(c.queue, c.id);
       place := case when newest.place >= newest.upto then newest.batch_seq else newest.place end;
-      perform pgmb.fail_event(q, e, newest.id, 0, clock_timestamp(), null)
-      from pgmb.batch_events(s.id, newest.batch_snapshot, newest.batch_seq, newest.batch_next,
-        format('%s:%s:', 9223372036854775807, 9223372036854775807)::pg_snapshot, newest.own, newest.own_seq,
-        0, place, q.matching || pgmb.asking(q), 9223372036854775807) e;
+      begin
+        perform pgmb.fail_event(q, e, newest.id, 0, clock_timestamp(), null)
+        from pgmb.batch_events(s.id, newest.batch_snapshot, newest.batch_seq, newest.batch_next,
+          format('%s:%s:', 9223372036854775807, 9223372036854775807)::pg_snapshot, newest.own, newest.own_seq,
+          0, place, q.matching || pgmb.asking(q), 9223372036854775807) e;
+      exception when others then
+        if q.plain or left(sqlstate, 2) in ('40', '53', '55', '57', '58') then
+          raise;
+        end if;
+        -- Its filter cannot be asked: rather too many than too few.
+        perform pgmb.pause_failing(q, format('%s (%s)', sqlerrm, sqlstate));
+        perform pgmb.fail_event(q, e, newest.id, 0, clock_timestamp(), null)
+        from pgmb.batch_events(s.id, newest.batch_snapshot, newest.batch_seq, newest.batch_next,
+          format('%s:%s:', 9223372036854775807, 9223372036854775807)::pg_snapshot, newest.own, newest.own_seq,
+          0, place, q.matching, 9223372036854775807) e;
+      end;
       delete from pgmb.claim c where c.queue = q.id;
       delete from pgmb.settlement t where t.queue = q.id;
       delete from pgmb.supersession n where n.queue = q.id;

@@ -139,7 +139,8 @@ begin
   end loop;
 end $$;
 
--- Exactly how many events wait in a queue: reads every one of them.
+-- Exactly how many events wait in a queue: reads every one of them. Null where that cannot be known: its filter or
+-- condition raises, or it has a condition and the caller no statement_timeout.
 create or replace function pgmb.queue_depth(queue text)
 returns bigint
 language plpgsql security definer
@@ -156,14 +157,25 @@ begin
   for q in select * from pgmb.lanes_for_consumer(queue) loop
     select * into newest from pgmb.claim c where c.queue = q.id order by c.id desc limit 1;
     last := pgmb.last_seq(q.stream_name);
-    select count(*) into part from pgmb.batch_events(q.stream, newest.batch_snapshot, newest.batch_seq,
-      newest.batch_next, pgmb.snapshot(), newest.own, newest.own_seq, 0, last, q.matching,
-      9223372036854775807);
-    if newest.place < newest.upto then
-      part := part + count(*) from pgmb.batch_events(q.stream, newest.done_snapshot, newest.done_seq,
-        newest.done_next, newest.batch_snapshot, newest.own, newest.own_seq, newest.place, newest.upto,
-        q.matching, 9223372036854775807);
+    if q.condition is not null and current_setting('statement_timeout') = '0' then
+      return null;
     end if;
+    begin
+      q.matching := q.matching || pgmb.asking(q);
+      select count(*) into part from pgmb.batch_events(q.stream, newest.batch_snapshot, newest.batch_seq,
+        newest.batch_next, pgmb.snapshot(), newest.own, newest.own_seq, 0, last, q.matching,
+        9223372036854775807);
+      if newest.place < newest.upto then
+        part := part + count(*) from pgmb.batch_events(q.stream, newest.done_snapshot, newest.done_seq,
+          newest.done_next, newest.batch_snapshot, newest.own, newest.own_seq, newest.place, newest.upto,
+          q.matching, 9223372036854775807);
+      end if;
+    exception when others then
+      if q.plain or left(sqlstate, 2) in ('40', '53', '55', '57', '58') then
+        raise;
+      end if;
+      return null;
+    end;
     if q.when_full = 'drop_oldest' then
       part := least(part, q.max_length);
     end if;

@@ -49,6 +49,40 @@ begin
   end loop;
 end $$;
 
+-- When the oldest event that waits in a queue was published. Where its filter cannot be asked, because it raises or
+-- needs a timeout that is not set, the oldest that its patterns match. Internal.
+create or replace function pgmb.first_waiting(q pgmb.queue, newest pgmb.claim)
+returns timestamptz
+language plpgsql
+as $$
+#variable_conflict use_variable
+declare
+  first timestamptz;
+  asked text := q.matching;
+begin
+  for turn in 1 .. 2 loop
+    begin
+      if turn = 1 and (q.condition is null or current_setting('statement_timeout') <> '0') then
+        asked := q.matching || pgmb.asking(q);
+      end if;
+      if newest.place < newest.upto then
+        select e.published_at into first from pgmb.batch_events(q.stream, newest.done_snapshot, newest.done_seq,
+          newest.done_next, newest.batch_snapshot, newest.own, newest.own_seq, newest.place, newest.upto, asked, 1) e;
+      end if;
+      if first is null then
+        select e.published_at into first from pgmb.batch_events(q.stream, newest.batch_snapshot, newest.batch_seq,
+          newest.batch_next, pgmb.snapshot(), newest.own, newest.own_seq, 0, pgmb.last_seq(q.stream_name), asked, 1) e;
+      end if;
+      return first;
+    exception when others then
+      if q.plain or turn = 2 or left(sqlstate, 2) in ('40', '53', '55', '57', '58') then
+        raise;
+      end if;
+      asked := q.matching;
+    end;
+  end loop;
+end $$;
+
 -- Every queue that the caller may consume: for how long its oldest event waits (that matches: this reads up
 -- to it), a lease has been expired without anybody receiving since, and what is settled has not been cleared;
 -- how many events are tried again because their lease expired.
@@ -85,15 +119,7 @@ begin
     for q in select * from pgmb.queue l where l.id = head.id or l.lane_of = head.id loop
       select * into newest from pgmb.claim c where c.queue = q.id order by c.id desc limit 1;
       select * into oldest from pgmb.claim c where c.queue = q.id order by c.id limit 1;
-      first := null;
-      if newest.place < newest.upto then
-        select e.published_at into first from pgmb.batch_events(q.stream, newest.done_snapshot, newest.done_seq,
-          newest.done_next, newest.batch_snapshot, newest.own, newest.own_seq, newest.place, newest.upto, q.matching, 1) e;
-      end if;
-      if first is null then
-        select e.published_at into first from pgmb.batch_events(q.stream, newest.batch_snapshot, newest.batch_seq,
-          newest.batch_next, pgmb.snapshot(), newest.own, newest.own_seq, 0, pgmb.last_seq(q.stream_name), q.matching, 1) e;
-      end if;
+      first := pgmb.first_waiting(q, newest);
       waiting_for := greatest(waiting_for, clock_timestamp() - first);
       lapsed_for := greatest(lapsed_for, (
         select clock_timestamp() - min(c.expires_at) from pgmb.claim c
