@@ -9,14 +9,15 @@ from bench.score.part import Measured, Part, Proved, line_with
 
 MATCHING: list[Part] = [
     Measured("matching", CHECKS, ROWS["matching"]),
-    Measured("compat", ["compat consume vs PGMQ"], ROWS["compat"]),
+    Measured("compat", ["compat consume vs PGMQ", "compat archive vs PGMQ"], ROWS["compat"]),
     Measured("table-events", ["table events, INSERT cost vs without"], ROWS["table-events"]),
     Proved(
         "one raising filter of 1,000",
-        "999 unaffected",
-        ["-m", "faults", "filters"],
-        line_with(r"(\d+ queues).*?(\d+ unaffected)"),
+        "0 wrong",
+        ["-m", "faults", "filters", "--rounds", "2"],
+        line_with(r"(\d+ queues).*?(\d+ events to the others).*?(\d+ wrong)"),
         needs=["faults/__main__.py", "faults/filters.py"],
+        full=["-m", "faults", "filters"],
     ),
     proved_by_tests("rights: an attempt a test", "tests/contract/test_matching_privileges*.py"),
     proved_by_tests(
