@@ -490,7 +490,7 @@ def test_filters_and_fields_are_no_way_out(db: psycopg.Connection[Any], cast: Ca
         )
         for call in (
             "subscribe('q', array[%(text)s], %(fields)s, %(path)s, params => %(params)s)",
-            "between_filtered('main', null, null, equals => %(fields)s, filter => %(path)s, params => %(params)s)",
+            "between_filtered('main', null, null, 0, 9, %(fields)s, %(path)s, %(params)s)",
         ):
             consumer.execute(
                 f"select * from pgmb.{call}",
