@@ -214,10 +214,11 @@ def test_a_condition_that_is_slow_but_ends_moves_on(db: psycopg.Connection[Any])
             "select c.place from pgmb.claim c join pgmb.queue q on q.id = c.queue and q.name = 'q'"
             " order by c.id desc limit 1"
         ).fetchone() or (0,)
-        if places[-1] >= 3000:
+        # The last few are looked at again rather than written down.
+        if places[-1] > 3000 - 64:
             break
         assert places[-1] > places[-2]
-    assert places[-1] >= 3000
+    assert places[-1] > 3000 - 64
     assert db.execute("select paused_reason from pgmb.queue where name = 'q'").fetchall() == [(None,)]
 
 
