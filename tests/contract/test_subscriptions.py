@@ -177,7 +177,7 @@ def test_a_condition_on_the_whole_event_sees_it(db: psycopg.Connection[Any]) -> 
     assert received(db) == [({"n": 1}, found)]
 
 
-@pytest.mark.parametrize("count", [20_000])
+@pytest.mark.parametrize("count", [4_000])
 def test_many_params_of_one_condition_are_found_by_the_index(
     db: psycopg.Connection[Any], connect: Connect, count: int
 ) -> None:
@@ -278,7 +278,7 @@ def test_one_that_takes_too_long_is_paused_and_the_others_are_not(db: psycopg.Co
 
 def test_a_condition_that_the_server_cannot_serve_pauses_its_own(db: psycopg.Connection[Any]) -> None:
     """An allocation that is refused counts as the server's trouble elsewhere: here it is the condition's."""
-    huge = subscribe(db, condition="length(repeat(e.topic, 700000000) || repeat(e.topic, 700000000)) > 0")
+    huge = subscribe(db, condition="length(repeat(e.topic, 540000000) || repeat(e.topic, 540000000)) > 0")
     other = subscribe(db)
     publish(db, 1)
     assert received(db) == [(1, {other})]
@@ -378,7 +378,12 @@ def test_only_what_matched_comes_again_or_is_buried(
             db.execute("select pgmb.ack(%s)", [lease])
     assert sorted(got) == [8, 9]
     assert db.execute("select count(*) from pgmb.retry").fetchall() == [(0,)]
-    assert db.execute("select pgmb.queue_depth('g')").fetchall() == [(0,)]
+    # An ordered queue is read by shards, in any order: some may hold what nobody asked for still.
+    for _ in range(50):
+        if db.execute("select pgmb.queue_depth('g')").fetchall() == [(0,)]:
+            return
+        assert received(db) == []
+    raise AssertionError("something waits that nobody will ever get")
 
 
 def test_the_unmatched_of_a_retried_lease_are_settled_too(db: psycopg.Connection[Any]) -> None:
