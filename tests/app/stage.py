@@ -60,7 +60,7 @@ async def working(app: pgmb.App, **options: Any) -> AsyncGenerator[pgmb.AsyncBro
 async def settled(broker: pgmb.AsyncBroker, queue: str) -> bool:
     """Whether nothing waits, is leased or is to be retried."""
     # In this order: what leaves one is found in the next.
-    if await broker.queue_depth(queue) > 0:
+    if await broker.queue_depth(queue):
         return False
     (status,) = [one for one in await broker.queue_status() if one.queue == queue]
     return not (status.leases or status.retries)

@@ -19,6 +19,6 @@ class AsyncStatus(AsyncCalls):
         return [StreamStatus(*row) for row in await self._rows(statements.STREAM_STATUS, conn)]
 
     async def queue_depth(self, queue: str, *, conn: AsyncConnectionLike | None = None) -> int | None:
-        """Exactly how many events wait in a queue: reads every one of them. None if its filter cannot be asked."""
+        """Exactly how many events wait in a queue: reads every one of them. None if its filter raises."""
         depth = await self._value(call("queue_depth", queue=queue), conn)
         return None if depth is None else int(depth)

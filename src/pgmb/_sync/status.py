@@ -20,6 +20,6 @@ class Status(Calls):
         return [StreamStatus(*row) for row in self._rows(statements.STREAM_STATUS, conn)]
 
     def queue_depth(self, queue: str, *, conn: ConnectionLike | None = None) -> int | None:
-        """Exactly how many events wait in a queue: reads every one of them. None if its filter cannot be asked."""
+        """Exactly how many events wait in a queue: reads every one of them. None if its filter raises."""
         depth = self._value(call("queue_depth", queue=queue), conn)
         return None if depth is None else int(depth)
