@@ -208,7 +208,7 @@ class Subscription(msgspec.Struct, frozen=True):
         id, *asked, active_at, created_at, paused_at, reason = row
         paused = None if paused_at is None else moment(paused_at)
         fields = (UUID(bytes=id), *asked, moment(active_at), moment(created_at), paused, reason)
-        return cls(*fields)
+        return cls(**dict(zip(cls.__struct_fields__, fields, strict=True)))
 
 
 class Schedule(msgspec.Struct, frozen=True):
