@@ -25,6 +25,7 @@ MATCHING: list[Part] = [
         "tests/contract/test_filters*.py",
         "tests/contract/test_conditions*.py",
         "tests/contract/test_filter_isolation*.py",
+        "tests/contract/test_filtered_queues*.py",
         "tests/contract/test_matching_fuzz*.py",
     ),
     proved_by_tests(
@@ -34,7 +35,14 @@ MATCHING: list[Part] = [
         "tests/contract/client/test_groups*.py",
     ),
     proved_by_tests("table events", "tests/contract/test_table_events*.py"),
-    proved_by_tests("the calls of fraruiz/pgmb", "tests/contract/test_workers*.py"),
+    proved_by_tests(
+        "the calls of fraruiz/pgmb", "tests/contract/test_workers.py", full="tests/contract/test_workers*.py"
+    ),
     proved_by_tests("examples of the peers' READMEs", "tests/readmes/test_*.py"),
-    proved_by_tests("PyPI's pgmq, ours and real PGMQ", "tests/compat/test_*.py"),
+    proved_by_tests(
+        "PyPI's pgmq, ours and real PGMQ",
+        "tests/compat/test_conformance*.py",
+        "tests/compat/test_signatures*.py",
+        full="tests/compat/test_*.py",
+    ),
 ]

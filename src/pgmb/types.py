@@ -207,8 +207,8 @@ class Subscription(msgspec.Struct, frozen=True):
         """From a row in the order of the fields, times and ids in binary, JSON decoded."""
         id, *asked, active_at, created_at, paused_at, reason = row
         paused = None if paused_at is None else moment(paused_at)
-        fields = (UUID(bytes=id), *asked, moment(active_at), moment(created_at), paused, reason)
-        return cls(**dict(zip(cls.__struct_fields__, fields, strict=True)))
+        fields: list[Any] = [UUID(bytes=id), *asked, moment(active_at), moment(created_at), paused, reason]
+        return cls(*fields)
 
 
 class Schedule(msgspec.Struct, frozen=True):
