@@ -35,15 +35,25 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=int(os.environ.get("PGMB_PG", "18")),
         help="the PostgreSQL major version to test on (default: $PGMB_PG, or 18)",
     )
+    parser.addoption(
+        "--split",
+        action="store_true",
+        help="leave what is the same on every major to one of them: a run of each makes the whole",
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--pg") == 18:
+    if not config.getoption("--split"):
         return
-    once = [item for item in items if item.get_closest_marker("once")]
-    if once:
-        config.hook.pytest_deselected(items=once)
-        items[:] = [item for item in items if item not in once]
+
+    def elsewhere(item: pytest.Item) -> bool:
+        once = item.get_closest_marker("once")
+        return once is not None and (once.args or (18,))[0] != config.getoption("--pg")
+
+    left_out = [item for item in items if elsewhere(item)]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not elsewhere(item)]
 
 
 def pytest_report_header(config: pytest.Config) -> str:

@@ -12,6 +12,8 @@ import pytest
 from harness.postgres import binaries
 from harness.programs import FOLDER, PEERS, TASKS, Program, run
 
+pytestmark = pytest.mark.once(15)
+
 ROOT = FOLDER.parents[1]
 PAGE = FOLDER.parent / "explanation" / "peers.md"
 

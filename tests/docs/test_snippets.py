@@ -16,6 +16,8 @@ from psycopg.conninfo import conninfo_to_dict
 from harness.postgres import binaries
 from pgmb import schema
 
+pytestmark = pytest.mark.once(15)
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("[eht]*/*.md"))]
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -13,7 +13,11 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.app.stage import until_true
+
+pytestmark = pytest.mark.once(15)
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "tutorial" / "ten-minutes.md").read_text()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+import pytest
 from opentelemetry.baggage import get_baggage, set_baggage
 from opentelemetry.context import attach, detach
 from opentelemetry.trace import SpanKind, StatusCode, get_current_span
@@ -16,6 +17,8 @@ import pgmb
 from pgmb.telemetry.tracing import instrument
 from tests.app.stage import Workers, settled, until, until_true, working
 from tests.telemetry.conftest import Recorded, span_id
+
+pytestmark = pytest.mark.once(15)
 
 
 async def test_a_handler_is_in_the_trace_of_the_publisher_and_what_it_publishes_too(

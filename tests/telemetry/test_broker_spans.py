@@ -16,6 +16,8 @@ import pgmb
 from pgmb.telemetry.tracing import instrument
 from tests.telemetry.conftest import Recorded, span_id
 
+pytestmark = pytest.mark.once(15)
+
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARENT = f"00-{TRACE}-b7ad6b7169203331-01"
 

@@ -14,6 +14,8 @@ from pgmb.telemetry import names
 from pgmb.telemetry.tracing import instrument
 from tests.telemetry.conftest import Recorded
 
+pytestmark = pytest.mark.once(15)
+
 OPERATIONS = messaging_attributes.MessagingOperationTypeValues
 
 

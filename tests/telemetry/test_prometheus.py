@@ -19,6 +19,8 @@ from pgmb.telemetry.metrics import QUEUE_GAUGES, STREAM_GAUGES, XMIN_GAUGES, Sta
 from tests.app.stage import settled, until, until_true, working
 from tests.conftest import Connect, FreshServer
 
+pytestmark = pytest.mark.once(15)
+
 Samples = dict[tuple[str, ...], float]
 
 

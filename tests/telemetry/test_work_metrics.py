@@ -18,6 +18,8 @@ import pgmb
 from tests.app.stage import Workers, until_true
 from tests.telemetry.test_prometheus import Samples, parsed
 
+pytestmark = pytest.mark.once(15)
+
 SHOP = """
     import os
     import pgmb
