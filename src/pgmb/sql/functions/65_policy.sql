@@ -197,6 +197,8 @@ begin
     if asks then
       choice := pgmb.choose(q, base, hi, max * 2);
       exit when choice.chosen is null;
+      -- What took long to look at need not be looked at again, however little it was.
+      pending := pending or choice.upto < hi;
       hi := choice.upto;
       chosen := choice.chosen;
       asked.matching := pgmb.among(chosen);
