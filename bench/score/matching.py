@@ -31,7 +31,7 @@ MATCHING: list[Part] = [
     proved_by_tests(
         "subscriptions of groups",
         "tests/contract/test_subscriptions*.py",
-        "tests/contract/test_retry_together*.py",
+        "tests/contract/client/test_retry_together*.py",
         "tests/contract/client/test_groups*.py",
     ),
     proved_by_tests("table events", "tests/contract/test_table_events*.py"),

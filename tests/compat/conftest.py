@@ -94,3 +94,12 @@ def new_queue(sql: psycopg.Connection[Any]) -> Iterator[Callable[[], str]]:
 @pytest.fixture
 def queue(new_queue: Callable[[], str]) -> str:
     return new_queue()
+
+
+@pytest.fixture
+def ours(dsn: str) -> Iterator[psycopg.Connection[Any]]:
+    """A connection to a database with a queue `q` behind PGMQ's functions."""
+    schema.install(dsn, compat=["pgmq"])
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("select pgmq.create('q')")
+        yield connection

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import psycopg
@@ -17,16 +17,6 @@ import pytest
 from psycopg import errors
 
 from harness.sessions import Sessions
-from pgmb import schema
-
-
-@pytest.fixture
-def ours(dsn: str) -> Iterator[psycopg.Connection[Any]]:
-    """A connection to a database with a queue `q` behind PGMQ's functions."""
-    schema.install(dsn, compat=["pgmq"])
-    with psycopg.connect(dsn, autocommit=True) as connection:
-        connection.execute("select pgmq.create('q')")
-        yield connection
 
 
 def ask(connection: psycopg.Connection[Any], statement: str, *arguments: Any) -> list[Any]:

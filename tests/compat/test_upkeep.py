@@ -14,15 +14,6 @@ from harness.postgres import Server
 from pgmb import schema
 
 
-@pytest.fixture
-def ours(dsn: str) -> Iterator[psycopg.Connection[Any]]:
-    """A connection to a database with a queue `q` behind PGMQ's functions."""
-    schema.install(dsn, compat=["pgmq"])
-    with psycopg.connect(dsn, autocommit=True) as connection:
-        connection.execute("select pgmq.create('q')")
-        yield connection
-
-
 def ask(connection: psycopg.Connection[Any], statement: str, *arguments: Any) -> list[Any]:
     rows = connection.execute(statement.encode(), arguments or None).fetchall()
     return [row[0] if len(row) == 1 else row for row in rows]

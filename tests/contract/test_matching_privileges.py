@@ -6,31 +6,24 @@ A test for each attempt. The schema's owner is the tests' superuser: who ran as 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import psycopg
 import pytest
 from psycopg import sql
 
-from harness.server import Server
-from tests.conftest import Connect
-from tests.contract.test_privileges import Cast, refused, rows
+from tests.contract.cast import Cast
+from tests.contract.test_privileges import refused, rows
 
 SECRET = "the combination is 4711"
 
 
-@pytest.fixture
-def cast(server: Server, db: psycopg.Connection[Any], connect: Connect) -> Iterator[Cast]:
+@pytest.fixture(autouse=True)
+def stage(db: psycopg.Connection[Any]) -> None:
     db.execute("set statement_timeout = '60s'")
     db.execute("create table public.secret (text text)")
     db.execute("insert into public.secret values (%s)", [SECRET])
     db.execute("select pgmb.create_queue('q')")
-    made = Cast(server, db, connect)
-    yield made
-    for role in made.made:
-        db.execute(sql.SQL("drop owned by {} cascade").format(sql.Identifier(role)))
-        server.admin().execute(sql.SQL("drop role {}").format(sql.Identifier(role)))
 
 
 # Every function that runs with the owner's rights, by who may call it. One that is not here fails the test

@@ -6,9 +6,7 @@ admin's. The roles here are plain: no superuser, no membership but what a test g
 
 from __future__ import annotations
 
-import itertools
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
@@ -16,43 +14,9 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from harness.server import Server
+from tests.contract.cast import Cast
 
 Acting = Callable[[str], psycopg.Connection[Any]]
-
-_numbers = itertools.count(1)
-
-
-class Cast:
-    """Roles of this test's own: roles belong to the whole server, which tests share."""
-
-    def __init__(self, server: Server, db: psycopg.Connection[Any], connect: Any) -> None:
-        self._server, self._db, self._connect = server, db, connect
-        self._suffix = f"{os.getpid()}_{next(_numbers)}"
-        self.made: list[str] = []
-
-    def role(self, name: str, *member_of: str) -> str:
-        full = f"{name}_{self._suffix}"
-        self._server.admin().execute(sql.SQL("create role {} login").format(sql.Identifier(full)))
-        self.made.append(full)
-        for group in member_of:
-            self._server.admin().execute(
-                sql.SQL("grant {} to {}").format(sql.Identifier(group), sql.Identifier(full))
-            )
-        return full
-
-    def acting(self, role: str) -> psycopg.Connection[Any]:
-        connection: psycopg.Connection[Any] = self._connect(self._server.dsn(self._db.info.dbname, role))
-        return connection
-
-
-@pytest.fixture
-def cast(server: Server, db: psycopg.Connection[Any], connect: Any) -> Iterator[Cast]:
-    made = Cast(server, db, connect)
-    yield made
-    for role in made.made:
-        db.execute(sql.SQL("drop owned by {}").format(sql.Identifier(role)))
-        server.admin().execute(sql.SQL("drop role {}").format(sql.Identifier(role)))
 
 
 def refused(connection: psycopg.Connection[Any], statement: str, *parameters: Any) -> None:

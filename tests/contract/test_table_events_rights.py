@@ -5,10 +5,9 @@ A test for each attempt. The schema's owner is the tests' superuser, unless a te
 
 from __future__ import annotations
 
-import itertools
-import os
 from collections.abc import Callable, Iterator
 from typing import Any
+from uuid import uuid4
 
 import psycopg
 import pytest
@@ -18,43 +17,12 @@ from harness.databases import create_database, drop_database
 from harness.server import Server
 from pgmb import schema
 from tests.conftest import Connect
+from tests.contract.cast import Cast
 from tests.contract.mutations import Mutation, mutations, watch
 
 Acting = Callable[[str], psycopg.Connection[Any]]
 
-_numbers = itertools.count(1)
 DENIED = psycopg.errors.InsufficientPrivilege
-
-
-class Cast:
-    """Roles of this test's own, and connections as them."""
-
-    def __init__(self, server: Server, database: str, connect: Connect) -> None:
-        self._server, self._database, self._connect = server, database, connect
-        self._suffix = f"{os.getpid()}_{next(_numbers)}"
-        self.made: list[str] = []
-
-    def role(self, name: str, *member_of: str) -> str:
-        full = f"{name}_{self._suffix}"
-        self._server.admin().execute(sql.SQL("create role {} login").format(sql.Identifier(full)))
-        self.made.append(full)
-        for group in member_of:
-            self._server.admin().execute(
-                sql.SQL("grant {} to {}").format(sql.Identifier(group), sql.Identifier(full))
-            )
-        return full
-
-    def acting(self, role: str) -> psycopg.Connection[Any]:
-        return self._connect(self._server.dsn(self._database, role))
-
-
-@pytest.fixture
-def cast(server: Server, db: psycopg.Connection[Any], connect: Connect) -> Iterator[Cast]:
-    made = Cast(server, db.info.dbname, connect)
-    yield made
-    for role in made.made:
-        db.execute(sql.SQL("drop owned by {} cascade").format(sql.Identifier(role)))
-        server.admin().execute(sql.SQL("drop role {}").format(sql.Identifier(role)))
 
 
 @pytest.fixture
@@ -305,7 +273,7 @@ def test_row_security_of_the_table_hides_nothing(
 @pytest.fixture
 def plain(server: Server) -> Iterator[tuple[str, str]]:
     """A database where pgmb belongs to a plain role: its name, and that role."""
-    owner = f"broker_{os.getpid()}_{next(_numbers)}"
+    owner = f"broker_{uuid4().hex}"
     server.admin().execute(sql.SQL("create role {} login").format(sql.Identifier(owner)))
     name = create_database(server)
     server.admin().execute(

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import psycopg
 import pytest
 from psycopg import sql
 
-from harness.server import Server
-from tests.contract.test_privileges import Cast, refused, rows
+from tests.contract.cast import Cast
+from tests.contract.test_privileges import refused, rows
 
 SEND = "select pgmb.send(gen_random_uuid(), 'order.created', '{}')"
 EVERY_SEND = [
@@ -55,15 +54,6 @@ INSIDE = [
     "update pgmb.workers set endpoint = 'http://evil.example/'",
     "delete from pgmb.workers",
 ]
-
-
-@pytest.fixture
-def cast(server: Server, db: psycopg.Connection[Any], connect: Any) -> Iterator[Cast]:
-    made = Cast(server, db, connect)
-    yield made
-    for role in made.made:
-        db.execute(sql.SQL("drop owned by {}").format(sql.Identifier(role)))
-        server.admin().execute(sql.SQL("drop role {}").format(sql.Identifier(role)))
 
 
 @pytest.fixture(autouse=True)

@@ -19,10 +19,7 @@ declare
 begin
   perform pgmb.assert_admin();
   perform pgmb.stream_id(create_schedule.stream);
-  if create_schedule.name is null or create_schedule.name !~ '^[^\x01-\x20\x7f]([^\x01-\x1f\x7f]{0,98}[^\x01-\x20\x7f])?$' then
-    raise exception 'not a schedule name: %', coalesce(quote_literal(create_schedule.name), 'null')
-      using errcode = 'MB003', hint = 'Up to 100 characters, none of them control characters, no space at either end.';
-  end if;
+  perform pgmb.assert_name('schedule', create_schedule.name);
   if create_schedule.missed is null or create_schedule.missed not in ('last', 'all') then
     raise exception 'missed is %', coalesce(quote_literal(create_schedule.missed), 'null')
       using errcode = 'MB005', hint = 'It is ''last'' or ''all''.';

@@ -141,6 +141,15 @@ as $$
   where quoted[1] like '$%'
 $$;
 
+-- Whether an error is the server's or the session's own, and no filter is to blame: lost locks and conflicts, too little
+-- memory or disk, a cancel, damaged data. Internal.
+create or replace function pgmb.servers_trouble(state text)
+returns boolean
+language sql immutable parallel safe
+as $$
+  select left(state, 2) in ('40', '53', '55', '57', '58') or state in ('XX001', 'XX002')
+$$;
+
 -- A predicate on events as one on their payloads, null if it asks about more than those. To read the payload alone costs
 -- half. Internal.
 create or replace function pgmb.payload_predicate(filter jsonpath)

@@ -158,10 +158,7 @@ begin
   end if;
   perform pgmb.assert_filter(create_queue.equals, create_queue.filter, create_queue.params);
   create_queue.condition := pgmb.compile_condition(create_queue.condition);
-  if create_queue.name is null or create_queue.name !~ '^[^\x01-\x20\x7f]([^\x01-\x1f\x7f]{0,98}[^\x01-\x20\x7f])?$' then
-    raise exception 'not a queue name: %', coalesce(quote_literal(create_queue.name), 'null')
-      using errcode = 'MB003', hint = 'Up to 100 characters, none of them control characters, no space at either end.';
-  end if;
+  perform pgmb.assert_name('queue', create_queue.name);
   if create_queue.lanes is not null and (create_queue.ordered or create_queue.max_length is not null) then
     raise exception 'a queue with lanes has no order and no length' using errcode = 'MB005',
       hint = 'Make a queue of its own for what is urgent.';

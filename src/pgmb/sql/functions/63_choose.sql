@@ -43,8 +43,7 @@ exception
     perform pgmb.pause_failing(q, 'took longer than ' || current_setting('statement_timeout'));
     chosen := null;
   when others then
-    -- The server's troubles are not the filter's.
-    if left(sqlstate, 2) in ('40', '53', '55', '57', '58') or sqlstate in ('XX001', 'XX002') then
+    if pgmb.servers_trouble(sqlstate) then
       raise;
     end if;
     perform pgmb.pause_failing(q, format('%s (%s)', sqlerrm, sqlstate));

@@ -93,35 +93,3 @@ begin
   where matched.seq is not null or e.seq = events[cardinality(events)].seq
   order by e.seq;
 end $$;
-
--- Events as filters and conditions see them, as far as they look. All are read at once; if jsonb cannot hold one of
--- them, each by itself. salt: to derive ids with, where those are looked at. Internal.
-create or replace function pgmb.documents(events pgmb.event[], payloads boolean, whole boolean, salt bigint default null)
-returns pgmb.document[]
-language plpgsql stable
-as $$
-begin
-  if not payloads and not whole then
-    return array(select (e.seq, null, e.topic, null, null, null, null, null, null)::pgmb.document from unnest(events) e);
-  end if;
-  -- What is short is neither too large nor nested too deeply.
-  return array(
-    select (e.seq, case when salt is not null then coalesce(e.id, pgmb.derive_id(e.seq, e.published_at, salt))::text end,
-      e.topic, e.key, case when octet_length(e.payload::text) <= 2000 then e.payload::jsonb else pgmb.readable(e.payload) end,
-      h.headers, h.headers, e.published_at,
-      case when not whole then null
-        when octet_length(e.payload::text) + coalesce(octet_length(e.headers::text), 0) <= 2000
-        then pgmb.event_text(e.topic, e.key, e.payload, e.headers)::jsonb
-        else pgmb.event_document(e.topic, e.key, e.payload, e.headers) end)::pgmb.document
-    from unnest(events) e
-    cross join lateral (select case when octet_length(e.headers::text) > 2000 then pgmb.readable(e.headers)
-      else e.headers::jsonb end headers) h);
-exception when others then
-  if left(sqlstate, 2) in ('53', '57', '58', 'XX') then
-    raise;
-  end if;
-  return array(
-    select pgmb.document(e.seq, coalesce(e.id, pgmb.derive_id(e.seq, e.published_at, salt)), e.topic, e.key, e.payload,
-      e.headers, e.published_at)
-    from unnest(events) e);
-end $$;

@@ -37,7 +37,7 @@ begin
           format('%s:%s:', 9223372036854775807, 9223372036854775807)::pg_snapshot, newest.own, newest.own_seq,
           0, place, q.matching || pgmb.asking(q), 9223372036854775807) e;
       exception when others then
-        if q.plain or left(sqlstate, 2) in ('40', '53', '55', '57', '58') then
+        if q.plain or pgmb.servers_trouble(sqlstate) then
           raise;
         end if;
         -- Its filter cannot be asked: rather too many than too few.

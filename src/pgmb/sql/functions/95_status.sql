@@ -168,7 +168,7 @@ begin
           q.matching, 9223372036854775807);
       end if;
     exception when others then
-      if q.plain or left(sqlstate, 2) in ('40', '53', '55', '57', '58') then
+      if q.plain or pgmb.servers_trouble(sqlstate) then
         raise;
       end if;
       return null;

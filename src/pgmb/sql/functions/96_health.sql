@@ -75,7 +75,7 @@ begin
       end if;
       return first;
     exception when others then
-      if q.plain or turn = 2 or left(sqlstate, 2) in ('40', '53', '55', '57', '58') then
+      if q.plain or turn = 2 or pgmb.servers_trouble(sqlstate) then
         raise;
       end if;
       asked := q.matching;

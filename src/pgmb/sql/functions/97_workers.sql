@@ -14,10 +14,7 @@ declare
   registered uuid;
 begin
   perform pgmb.assert_admin();
-  if worker.name is null or worker.name !~ '^[^\x01-\x20\x7f]([^\x01-\x1f\x7f]{0,98}[^\x01-\x20\x7f])?$' then
-    raise exception 'not a name of a worker: %', coalesce(quote_literal(worker.name), 'null') using errcode = 'MB003',
-      hint = 'Up to 100 characters, none of them control characters, no space at either end.';
-  end if;
+  perform pgmb.assert_name('worker', worker.name);
   perform pgmb.assert_url(worker.endpoint);
   if worker.rps <= 0 then
     raise exception 'not a number of requests a second: %', worker.rps using errcode = 'MB005',

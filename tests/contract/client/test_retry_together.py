@@ -7,28 +7,12 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import AsyncGenerator
 from typing import Any
 
 import psycopg
-import pytest
 
 import pgmb
-from tests.contract.client.adapters import AsyncClient, Client, Received, SqlClient, SyncClient
-
-
-@pytest.fixture(params=["sql", "sync", "async"])
-async def client(request: pytest.FixtureRequest, dsn: str) -> AsyncGenerator[Client]:
-    if request.param == "sql":
-        plain = SqlClient(dsn)
-        yield plain
-        plain.conn.close()
-    elif request.param == "sync":
-        with pgmb.connect(dsn) as broker:
-            yield SyncClient(broker, dsn)
-    else:
-        async with await pgmb.aconnect(dsn) as abroker:
-            yield AsyncClient(abroker, dsn)
+from tests.contract.client.adapters import Client, Received
 
 
 async def everything(client: Client) -> list[Received]:
