@@ -79,7 +79,11 @@ BELOW: dict[str, set[str]] = {
     "doctor": {"schema"},
     "telemetry": {"_async", "_sync", "app", "observer", "types", "wire"},
     "roles": {"_async", "cron", "errors", "types"},
+    "spark": {"_sync", *CLIENT},
 }
+
+# What the extra for Spark brings, directly and below.
+SPARK = {"adbc_driver_manager", "adbc_driver_postgresql", "numpy", "pandas", "py4j", "pyarrow", "pyspark"}
 
 
 def imports(path: Path) -> set[str]:
@@ -112,12 +116,28 @@ def test_pure_parts_run_no_statement(part: str) -> None:
     assert "async " not in text
 
 
-def test_importing_the_package_imports_no_command_line() -> None:
-    script = "import sys, pgmb; print(*sorted(name for name in sys.modules))"
+def loaded_by(statement: str) -> set[str]:
+    """Every module in memory after a statement."""
+    script = f"import sys; {statement}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    loaded = {name.split(".")[0] for name in done.stdout.split()}
-    assert not loaded & {"typer", "click", "rich", "opentelemetry", "prometheus_client"}
-    assert not {"pgmb.cli", "pgmb.roles"} & set(done.stdout.split())
+    return set(done.stdout.split())
+
+
+def packages(modules: set[str]) -> set[str]:
+    return {name.split(".")[0] for name in modules}
+
+
+def test_importing_the_package_imports_no_command_line() -> None:
+    loaded = loaded_by("import pgmb")
+    assert not packages(loaded) & {"typer", "click", "rich", "opentelemetry", "prometheus_client"}
+    assert not {"pgmb.cli", "pgmb.roles"} & loaded
+
+
+@pytest.mark.parametrize("module", ["pgmb", "pgmb.cli", "pgmb.roles", "pgmb.testing"])
+def test_only_the_spark_part_imports_spark(module: str) -> None:
+    loaded = loaded_by(f"import {module}")
+    assert not packages(loaded) & SPARK
+    assert "pgmb.spark" not in loaded
 
 
 def test_the_synchronous_client_is_what_the_asynchronous_one_gives() -> None:

@@ -1,0 +1,1 @@
+"""Events in Spark: `format("pgmb")`, at rest and in motion."""
