@@ -277,6 +277,11 @@ STREAM_STATUS: Final = Statement(
     " bytes from pgmb.stream_status",
     (),
 )
+READER_STATUS: Final = Statement(
+    "select reader, stream, position::text, confirmed_at, waiting, waiting_bytes, lag, held_segments,"
+    " held_for, lost from pgmb.reader_status",
+    (),
+)
 
 
 # -- positions -----------------------------------------------------------------------------------------------

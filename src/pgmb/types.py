@@ -184,6 +184,31 @@ class StreamStatus(msgspec.Struct, frozen=True):
     bytes: int
 
 
+class ReaderStatus(msgspec.Struct, frozen=True):
+    """A durable reader as `reader_status` sees it. `waiting` counts what was rolled back, too."""
+
+    reader: str
+    stream: str
+    position: Position
+    confirmed_at: datetime
+    waiting: int
+    waiting_bytes: int
+    lag: timedelta | None
+    """The age of the first event that it has not read; None where there is none."""
+    held_segments: int
+    """How many segments retention would have dropped but for this reader, and since when that is so."""
+    held_for: timedelta | None
+    lost: bool
+    """Whether retention dropped what it has not read."""
+
+    @classmethod
+    def of(cls, row: tuple[Any, ...]) -> Self:
+        """From a row in the order of the fields, times in binary, the position as text."""
+        reader, stream, position, confirmed_at, *rest = row
+        fields: list[Any] = [reader, stream, Position.parse(position), moment(confirmed_at), *rest]
+        return cls(*fields)
+
+
 class Subscription(msgspec.Struct, frozen=True):
     """What one reader of a group asks for. A paused one raised, and is passed over."""
 

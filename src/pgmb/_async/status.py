@@ -6,7 +6,7 @@ from pgmb import statements
 from pgmb._async.calls import AsyncCalls
 from pgmb.outbox import AsyncConnectionLike
 from pgmb.statements import call
-from pgmb.types import QueueStatus, StreamStatus
+from pgmb.types import QueueStatus, ReaderStatus, StreamStatus
 
 
 class AsyncStatus(AsyncCalls):
@@ -17,6 +17,10 @@ class AsyncStatus(AsyncCalls):
     async def stream_status(self, *, conn: AsyncConnectionLike | None = None) -> list[StreamStatus]:
         """Every stream, estimated likewise."""
         return [StreamStatus(*row) for row in await self._rows(statements.STREAM_STATUS, conn)]
+
+    async def reader_status(self, *, conn: AsyncConnectionLike | None = None) -> list[ReaderStatus]:
+        """Every durable reader (`confirm`) of the streams that this role may read, estimated likewise."""
+        return [ReaderStatus.of(row) for row in await self._rows(statements.READER_STATUS, conn)]
 
     async def queue_depth(self, queue: str, *, conn: AsyncConnectionLike | None = None) -> int | None:
         """Exactly how many events wait in a queue: reads every one of them. None if its filter raises."""

@@ -19,6 +19,7 @@ APART = {
     "listener",
     "publisher",
     "queue_status",  # views
+    "reader_status",
     "stream_status",
     "tail",
 }

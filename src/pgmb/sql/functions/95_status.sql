@@ -139,6 +139,147 @@ begin
   end loop;
 end $$;
 
+-- How many bytes the events of a stream between two of its numbers take, by what its segments hold and take on disk
+-- without their indexes. `last`: the stream's last number. Internal.
+create or replace function pgmb.bytes_between(stream integer, lo bigint, hi bigint, last bigint)
+returns bigint
+language sql stable
+as $$
+  select coalesce(sum(
+    pg_table_size(to_regclass(format('pgmb.segment_%s_%s', s.stream, s.number)))
+      * greatest(0, least(hi, coalesce(s.last_seq, last)) - greatest(lo, s.number::bigint << 40))::double precision
+      / nullif(coalesce(s.last_seq, last) - (s.number::bigint << 40), 0)), 0)::bigint
+  from pgmb.segment s
+  where s.stream = bytes_between.stream and s.number between lo >> 40 and hi >> 40 and s.dropped_at is null
+    and (s.last_seq is not null or s.number = last >> 40)
+$$;
+
+-- The first event above a position's number that the position has not passed. At most 10000 events of a segment are
+-- looked at; where it has passed them all, the last of them stands for it. Internal.
+create or replace function pgmb.first_unread(
+  stream integer, after pgmb.position, upto bigint, out seq bigint, out published_at timestamptz
+)
+language plpgsql stable
+as $$
+declare
+  leaf text;
+begin
+  for leaf in
+    select format('pgmb.segment_%s_%s', s.stream, s.number) from pgmb.segment s
+    where s.stream = first_unread.stream and s.number between (after).seq >> 40 and upto >> 40
+      and s.dropped_at is null and (s.max_xid is null or s.max_xid >= pg_snapshot_xmin((after).snapshot))
+    order by s.number
+  loop
+    execute format(
+        'select near.seq, near.published_at from (
+          select e.seq, e.xid, e.published_at from %s e where e.seq > $1 and e.seq <= $2 order by e.seq limit 10000
+        ) near where not pg_visible_in_snapshot(near.xid, $3) order by near.seq limit 1', leaf)
+      into seq, published_at using (after).seq, upto, (after).snapshot;
+    exit when seq is not null;
+    execute format(
+        'select e.seq, e.published_at from %s e where e.seq > $1 and e.seq <= $2 order by e.seq offset 9999 limit 1',
+        leaf)
+      into seq, published_at using (after).seq, upto;
+    exit when seq is not null;
+  end loop;
+end $$;
+
+-- The events up to a position's number that it has not passed, as their transactions ended after it: how many, counted
+-- up to 10000 a segment, and when the oldest of those was published. Internal.
+create or replace function pgmb.stragglers(
+  stream integer, after pgmb.position, out events bigint, out oldest timestamptz
+)
+language plpgsql stable
+as $$
+declare
+  unfinished xid8[] := array(select x from pg_snapshot_xip((after).snapshot) x where x <= (after).next);
+  leaf text;
+  part record;
+begin
+  events := 0;
+  if (after).seq = 0 or (cardinality(unfinished) = 0 and (after).next < pg_snapshot_xmax((after).snapshot)) then
+    return;
+  end if;
+  for leaf in
+    select format('pgmb.segment_%s_%s', s.stream, s.number) from pgmb.segment s
+    where s.stream = stragglers.stream and s.number <= (after).seq >> 40 and s.dropped_at is null
+      and (s.max_xid is null or s.max_xid >= pg_snapshot_xmin((after).snapshot))
+  loop
+    execute format(
+        'select count(*) events, min(late.published_at) oldest from (
+          (select e.seq, e.published_at from %1$s e where e.xid = any ($1) limit 10000)
+          union all
+          (select e.seq, e.published_at from %1$s e where e.xid between $2 and $3 limit 10000)
+        ) late where late.seq <= $4', leaf)
+      into part using unfinished, pg_snapshot_xmax((after).snapshot), (after).next, (after).seq;
+    events := events + part.events;
+    oldest := least(oldest, part.oldest);
+  end loop;
+end $$;
+
+-- Every durable reader (pgmb.confirm) of the streams that the caller may read. waiting: events after its position, by
+-- their numbers from the first unread one on, so that what was rolled back since or is not yet committed counts;
+-- waiting_bytes: their share of what the segments take; lag: the age of the first unread event, null where there is
+-- none. held_segments, held_for: what retention would have dropped but for this reader, and for how long. lost: what
+-- it has not read was dropped all the same (drop_unread), and between() will refuse its position.
+create or replace function pgmb.describe_readers(
+  out reader text, out stream text, out "position" pgmb.position, out confirmed_at timestamptz,
+  out waiting bigint, out waiting_bytes bigint, out lag interval,
+  out held_segments bigint, out held_for interval, out lost boolean
+)
+returns setof record
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+#variable_conflict use_column
+declare
+  s pgmb.stream;
+  r pgmb.reader;
+  last bigint;
+  late record;
+  first record;
+begin
+  for s in select * from pgmb.stream order by name loop
+    begin
+      perform pgmb.assert_reader(s.name);
+    exception when insufficient_privilege then
+      continue;
+    end;
+    last := pgmb.last_seq(s.name);
+    for r in select * from pgmb.reader known where known.stream = s.id order by known.name loop
+      reader := r.name;
+      stream := s.name;
+      position := r.position;
+      confirmed_at := r.updated_at;
+      late := pgmb.stragglers(s.id, r.position);
+      first := pgmb.first_unread(s.id, r.position, last);
+      waiting := late.events;
+      waiting_bytes := pgmb.bytes_between(s.id, (r.position).seq - late.events, (r.position).seq, last);
+      if first.seq is not null then
+        waiting := waiting + pgmb.numbers_between(s.id, first.seq - 1, last);
+        waiting_bytes := waiting_bytes + pgmb.bytes_between(s.id, first.seq - 1, last, last);
+      end if;
+      lag := clock_timestamp() - least(late.oldest, first.published_at);
+      select count(*), clock_timestamp() - min(old.due_at) into held_segments, held_for
+      from (
+        select coalesce(g.last_published_at, g.closed_at) + s.keep_for due_at
+        from pgmb.segment g
+        where g.stream = s.id and g.dropped_at is null and g.sealed_at is not null and not s.drop_unread
+          and (not s.archive or g.archived_at is not null)
+          and g.max_xid >= pg_snapshot_xmin((r.position).snapshot)
+      ) old
+      where old.due_at < clock_timestamp();
+      lost := pg_snapshot_xmin((r.position).snapshot) > '3' and exists (
+        select from pgmb.segment g where g.stream = s.id and g.dropped_at is not null
+          and g.max_xid >= pg_snapshot_xmin((r.position).snapshot));
+      return next;
+    end loop;
+  end loop;
+end $$;
+
 -- Exactly how many events wait in a queue: reads every one of them. Null where its filter or condition raises, so that
 -- it cannot be known.
 create or replace function pgmb.queue_depth(queue text)
@@ -188,6 +329,10 @@ select * from pgmb.describe_queues();
 -- Every stream, as describe_streams() tells.
 create or replace view pgmb.stream_status as
 select * from pgmb.describe_streams();
+
+-- Every durable reader of the streams that the caller may read, as describe_readers() tells.
+create or replace view pgmb.reader_status as
+select * from pgmb.describe_readers();
 
 -- Who keeps old row versions alive. pgmb's speed does not depend on it; the rest of the database may.
 create or replace view pgmb.xmin_holders as
