@@ -39,6 +39,25 @@ def children(pid: int) -> list[int]:
     return found
 
 
+def children_of(pid: int) -> list[int]:
+    """The running children of all threads of a process; `children` knows those of the first only."""
+    return [child for child, parent in _parents().items() if parent == pid and alive(child)]
+
+
+def descendants(pid: int) -> list[int]:
+    """Children, their children and so on."""
+    parents, found = _parents(), [pid]
+    for member in found:
+        found += [child for child, parent in parents.items() if parent == member]
+    return found[1:]
+
+
+def _parents() -> dict[int, int]:
+    """The parent of every process."""
+    pids = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
+    return {pid: int(fields[1]) for pid in pids if (fields := _stat(pid)) is not None}
+
+
 def cpu_seconds(pid: int) -> float:
     """User and system time of a process, its exited children and its running children."""
     ticks = 0
@@ -88,6 +107,27 @@ def kill_family(process: subprocess.Popen[bytes], timeout: float = 10.0) -> None
                 os.waitpid(orphan, 0)
             except ChildProcessError:
                 continue  # adopted, and buried, by somebody else
+
+
+def kill_group(group: int, timeout: float = 10.0) -> None:
+    """SIGKILL to a process group and to all descendants of its members, which are reaped where they are
+    ours or become so; the members that the caller started are left to it to wait for."""
+    with _adopting_orphans():
+        members = [pid for pid in _parents() if _group(pid) == group]
+        orphans = {pid for member in members for pid in descendants(member)}
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(group, signal.SIGKILL)
+        for pid in orphans:
+            send(pid, signal.SIGKILL)
+        wait_gone([*members, *orphans], timeout)
+        for pid in orphans:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+
+
+def _group(pid: int) -> int | None:
+    fields = _stat(pid)
+    return None if fields is None else int(fields[2])
 
 
 @contextlib.contextmanager

@@ -1,0 +1,78 @@
+"""What Spark is told: its settings in a file, and the environment that makes it read them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pyspark
+
+ROOT = Path(__file__).resolve().parents[1]
+HOME = Path(pyspark.__file__).parent
+HOST = "127.0.0.1"
+
+_LOGGING = """\
+rootLogger.level = warn
+rootLogger.appenderRef.console.ref = console
+appender.console.type = Console
+appender.console.name = console
+appender.console.target = SYSTEM_ERR
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = %d{HH:mm:ss.SSS} %p %c{1}: %m%n%ex
+"""
+
+
+def environment(directory: Path, master: str, conf: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The variables with which a Python program that only says `SparkSession.builder.getOrCreate()` runs on
+    `master`; all files of it, also what a killed one leaves, are in `directory`. `conf` overrides ours.
+
+    Our packages (pgmb, harness, bench, faults, tests) can be imported in the driver and in Python workers.
+    """
+    settings, temporary = directory / "conf", directory / "tmp"
+    settings.mkdir(parents=True, exist_ok=True)
+    temporary.mkdir(exist_ok=True)
+    lines = (_settings(directory, master) | dict(conf or {})).items()
+    (settings / "spark-defaults.conf").write_text("".join(f"{key} {value}\n" for key, value in lines))
+    (settings / "log4j2.properties").write_text(_LOGGING)
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("SPARK_", "PYSPARK_"))}
+    return kept | {
+        "SPARK_HOME": str(HOME),
+        "SPARK_CONF_DIR": str(settings),
+        "SPARK_LOCAL_IP": HOST,
+        "SPARK_LOCAL_DIRS": str(temporary),
+        "SPARK_DAEMON_MEMORY": "256m",
+        # An application whose executors are killed again and again is not given up.
+        "SPARK_DAEMON_JAVA_OPTS": f"{_java(temporary)} -Dspark.deploy.maxExecutorRetries=-1",
+        "SPARK_LAUNCHER_OPTS": "-XX:-UsePerfData -XX:TieredStopAtLevel=1",
+        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),
+        "TMPDIR": str(temporary),
+    }
+
+
+def _settings(directory: Path, master: str) -> dict[str, str]:
+    java = _java(directory / "tmp")
+    # In one process with the tests, compiling less pays: most code runs a few times only.
+    driver = f"{java} -XX:TieredStopAtLevel=1" if master.startswith("local") else java
+    return {
+        "spark.master": master,
+        "spark.ui.enabled": "false",
+        "spark.driver.host": HOST,
+        "spark.driver.bindAddress": HOST,
+        "spark.driver.memory": "1g",
+        "spark.driver.extraJavaOptions": driver,
+        "spark.executor.memory": "1g",
+        "spark.executor.extraJavaOptions": java,
+        "spark.local.dir": str(directory / "tmp"),
+        "spark.sql.warehouse.dir": str(directory / "warehouse"),
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    }
+
+
+def _java(temporary: Path) -> str:
+    return f"-Djava.io.tmpdir={temporary} -XX:-UsePerfData"
