@@ -349,7 +349,18 @@ class Server:
         subprocess.run(["ipcrm", "-m", segment], check=False, capture_output=True)
 
     def _copy_from(self, primary: Server) -> None:
-        """A base backup by plain SQL and copying files, because not every build carries pg_basebackup."""
+        """A base backup: by pg_basebackup, or by SQL and copying files where a build lacks it."""
+        program = binaries(self.major) / "pg_basebackup"
+        if program.exists():
+            source = make_conninfo(host=HOST, port=primary.port, user="postgres")
+            done = server_account().run(
+                [program, f"--pgdata={self.data}", f"--dbname={source}", "--checkpoint=fast", "--no-sync"]
+            )
+            if done.returncode != 0:
+                raise RuntimeError(f"pg_basebackup failed:\n{done.stdout}{done.stderr}")
+            (self.data / "standby.signal").touch()
+            server_account().own(self.data / "standby.signal")
+            return
         with primary.connect() as connection:
             connection.execute("select pg_backup_start('pgmb', fast => true)")
             _copy_cluster(primary.data, self.data)

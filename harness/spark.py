@@ -202,6 +202,7 @@ class Cluster(_Group):
         daemon("master.Master", "--host", HOST, "--port", str(port), "--webui-port", str(page))
         for number in range(workers):
             place = str(self.directory / f"worker-{number}")
+            # Each as a host of its own: Spark runs a speculative attempt on another host than the first only.
             daemon(
                 "worker.Worker",
                 *("--host", f"127.0.0.{number + 1}", "--cores", "1", "--memory", memory, "--webui-port", "0"),
