@@ -13,6 +13,9 @@ ROOT = Path(__file__).resolve().parents[1]
 HOME = Path(pyspark.__file__).parent
 HOST = "127.0.0.1"
 
+# Where most code runs a few times only, compiling less pays.
+_SHORT_LIVED = "-XX:TieredStopAtLevel=1"
+
 _LOGGING = """\
 rootLogger.level = warn
 rootLogger.appenderRef.console.ref = console
@@ -44,8 +47,8 @@ def environment(directory: Path, master: str, conf: Mapping[str, str] | None = N
         "SPARK_LOCAL_DIRS": str(temporary),
         "SPARK_DAEMON_MEMORY": "256m",
         # An application whose executors are killed again and again is not given up.
-        "SPARK_DAEMON_JAVA_OPTS": f"{_java(temporary)} -Dspark.deploy.maxExecutorRetries=-1",
-        "SPARK_LAUNCHER_OPTS": "-XX:-UsePerfData -XX:TieredStopAtLevel=1",
+        "SPARK_DAEMON_JAVA_OPTS": f"{_java(temporary)} {_SHORT_LIVED} -Dspark.deploy.maxExecutorRetries=-1",
+        "SPARK_LAUNCHER_OPTS": f"-XX:-UsePerfData {_SHORT_LIVED}",
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
         "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),
@@ -55,18 +58,17 @@ def environment(directory: Path, master: str, conf: Mapping[str, str] | None = N
 
 def _settings(directory: Path, master: str) -> dict[str, str]:
     java = _java(directory / "tmp")
-    # In one process with the tests, compiling less pays: most code runs a few times only.
-    driver = f"{java} -XX:TieredStopAtLevel=1" if master.startswith("local") else java
+    driver = f"{java} {_SHORT_LIVED}" if master.startswith("local") else java
     return {
         "spark.master": master,
         "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
         "spark.driver.host": HOST,
         "spark.driver.bindAddress": HOST,
         "spark.driver.memory": "1g",
         "spark.driver.extraJavaOptions": driver,
         "spark.executor.memory": "1g",
         "spark.executor.extraJavaOptions": java,
-        "spark.local.dir": str(directory / "tmp"),
         "spark.sql.warehouse.dir": str(directory / "warehouse"),
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.session.timeZone": "UTC",
