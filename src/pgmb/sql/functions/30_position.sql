@@ -160,8 +160,38 @@ as $$
 #variable_conflict use_variable
 declare
   stream_number integer := pgmb.stream_id(stream);
+begin
+  perform pgmb.assert_between(stream, after, upto);
+  return query select * from pgmb.batch_events(
+    stream_number, (after).snapshot, (after).seq, (after).next, (upto).snapshot,
+    null, null, coalesce(after_seq, 0), 9223372036854775807, '', max);
+  -- Afterwards: a segment may have been emptied while it was about to be read. TRUNCATE empties it for every
+  -- snapshot at once, also an older one, which still shows it as kept, and its file as the one it was.
+  if exists (
+    select from pgmb.segment s
+    join pg_class leaf on leaf.oid = to_regclass(format('pgmb.segment_%s_%s', s.stream, s.number))
+    where current_setting('transaction_isolation') <> 'read committed'
+      and s.stream = stream_number and s.dropped_at is null and leaf.relfilenode <> pg_relation_filenode(leaf.oid)
+  ) then
+    perform pgmb.raise_gone();
+  end if;
+  perform pgmb.assert_history(stream_number, (after).snapshot);
+end $$;
+
+-- Refuses to read between two positions where they do not apply, or not yet: the checks of pgmb.between, for who reads
+-- the log itself. With lo and hi, afterwards, refuses if retention took of the events between them with
+-- lo < seq <= hi. The errors are those of between.
+create or replace function pgmb.assert_between(
+  stream text, after pgmb.position, upto pgmb.position, lo bigint default null, hi bigint default null
+)
+returns void
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
   current_epoch integer;
   seen pg_snapshot := pg_current_snapshot();
+  gone record;
 begin
   perform pgmb.assert_reader(stream);
   select i.epoch into current_epoch from pgmb.installation i;
@@ -185,20 +215,18 @@ begin
     raise exception 'this transaction''s snapshot is older than the position' using errcode = 'MB022',
       hint = 'Read in READ COMMITTED, or take the position before the REPEATABLE READ transaction begins.';
   end if;
-  return query select * from pgmb.batch_events(
-    stream_number, (after).snapshot, (after).seq, (after).next, (upto).snapshot,
-    null, null, coalesce(after_seq, 0), 9223372036854775807, '', max);
-  -- Afterwards: a segment may have been emptied while it was about to be read. TRUNCATE empties it for every
-  -- snapshot at once, also an older one, which still shows it as kept, and its file as the one it was.
-  if exists (
-    select from pgmb.segment s
-    join pg_class leaf on leaf.oid = to_regclass(format('pgmb.segment_%s_%s', s.stream, s.number))
-    where current_setting('transaction_isolation') <> 'read committed'
-      and s.stream = stream_number and s.dropped_at is null and leaf.relfilenode <> pg_relation_filenode(leaf.oid)
-  ) then
-    perform pgmb.raise_gone();
+  select greatest(assert_between.lo, min(s.number::bigint << 40)) lo, max(s.last_seq) hi,
+    max(s.last_published_at) last_published_at
+  into gone
+  from pgmb.segment s
+  where s.stream = pgmb.stream_id(assert_between.stream) and s.dropped_at is not null
+    and s.max_xid >= pg_snapshot_xmin((after).snapshot)
+    and s.number between assert_between.lo >> 40 and assert_between.hi >> 40 and s.last_seq > assert_between.lo;
+  if gone.hi is not null then
+    raise exception 'events of stream % with numbers % to %, published until %, were dropped by retention',
+      assert_between.stream, gone.lo + 1, gone.hi, coalesce(gone.last_published_at::text, 'an unknown time')
+      using errcode = 'MB012', hint = 'Start again from pgmb.earliest() or pgmb.position().';
   end if;
-  perform pgmb.assert_history(stream_number, (after).snapshot);
 end $$;
 
 -- Refuses a position whose events retention has dropped. From the earliest on, what is still there counts.

@@ -1,0 +1,77 @@
+"""ADBC connections of a Python worker. Spark keeps its workers, so they keep their connections."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+import adbc_driver_manager
+import adbc_driver_postgresql.dbapi
+
+from pgmb.errors import BY_SQLSTATE
+
+if TYPE_CHECKING:
+    from adbc_driver_manager.dbapi import Connection, Cursor
+
+# By process and connection string: a worker may be a fork of one that had connections.
+_kept: Final[dict[tuple[int, str], Connection]] = {}
+_SAID: Final = re.compile(
+    r"ERROR:  (?P<message>.*?)(?:\nHINT:  (?P<hint>.*?))?(?:\n[A-Z ]+:  |\n?\. SQLSTATE|$)", re.DOTALL
+)
+
+
+@contextmanager
+def transaction(url: str) -> Iterator[Cursor]:
+    """A transaction on the connection that this process keeps for a database. Our errors are raised as ours.
+
+    The connection is not used again after an error. BEGIN and COMMIT are said here: ADBC's own would leave it
+    idle in a transaction between tasks.
+    """
+    connection = _begun(url)
+    try:
+        with translated(), connection.cursor() as cursor:
+            yield cursor
+            cursor.execute("commit")
+    except BaseException:
+        connection.close()
+        raise
+    _kept[os.getpid(), url] = connection
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Raise ADBC's errors that are ours as the exceptions of `pgmb.errors`."""
+    try:
+        yield
+    except adbc_driver_manager.Error as error:
+        kind = BY_SQLSTATE.get(error.sqlstate or "")
+        if kind is None:
+            raise
+        said = _SAID.search(str(error))
+        ours = kind(said["message"] if said else str(error))
+        if said and said["hint"]:
+            ours.advise(said["hint"])
+        raise ours from error
+
+
+def _begun(url: str) -> Connection:
+    """A connection in a new transaction: the one kept, unless the server has closed it."""
+    kept = _kept.pop((os.getpid(), url), None)
+    if kept is not None:
+        try:
+            _begin(kept)
+        except adbc_driver_manager.Error:
+            kept.close()
+        else:
+            return kept
+    fresh = adbc_driver_postgresql.dbapi.connect(url, autocommit=True)
+    _begin(fresh)
+    return fresh
+
+
+def _begin(connection: Connection) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("begin isolation level read committed")

@@ -1,0 +1,82 @@
+"""Arrow from the log as Arrow for Spark: ids made of numbers and times, columns that are the same for all."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+_HEX: Final = np.array([int.from_bytes(b"%02x" % byte, "little") for byte in range(256)], dtype="<u2")
+_MAX_MILLIS: Final = (1 << 48) - 1
+
+
+class Rows:
+    """Turns record batches of the log's columns into those of a schema of ours."""
+
+    def __init__(self, schema: pa.Schema, stream: str, position: str, salt: int) -> None:
+        self._schema, self._salt = schema, salt
+        self._same = {"stream": stream, "position": position}
+        self._repeated: dict[str, pa.Array[Any]] = {}
+
+    def of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The same events as Spark is to see them."""
+        return pa.RecordBatch.from_arrays(
+            [self._column(name, batch) for name in self._schema.names], schema=self._schema
+        )
+
+    def _column(self, name: str, batch: pa.RecordBatch) -> pa.Array[Any]:
+        if name in self._same:
+            return self._repeat(name, batch.num_rows)
+        if name == "id":
+            return self._ids(batch)
+        column = batch.column(name)
+        # json is text with a name of its own.
+        return column.storage if isinstance(column, pa.ExtensionArray) else column
+
+    def _repeat(self, name: str, rows: int) -> pa.Array[Any]:
+        made = self._repeated.get(name)
+        if made is None or len(made) < rows:
+            made = self._repeated[name] = pa.repeat(pa.scalar(self._same[name]), rows)
+        return made.slice(0, rows)
+
+    def _ids(self, batch: pa.RecordBatch) -> pa.Array[Any]:
+        given = batch.column("id")
+        given = given.storage if isinstance(given, pa.ExtensionArray) else given
+        if given.null_count == 0:
+            return written(_bytes_of(given))
+        derived = written(derived_ids(batch.column("seq"), batch.column("published_at"), self._salt))
+        if given.null_count == len(given):
+            return derived
+        return pc.if_else(pc.is_null(given), derived, written(_bytes_of(given.fill_null(bytes(16)))))
+
+
+def derived_ids(seq: pa.Array[Any], published_at: pa.Array[Any], salt: int) -> NDArray[np.uint8]:
+    """The ids of events that were published without one, 16 bytes each: what pgmb.derive_id makes."""
+    micros = published_at.cast(pa.int64()).to_numpy(zero_copy_only=False)
+    # In floating point, and rounded, as the server does it.
+    millis = np.clip(np.rint(micros / 1e6 * 1000.0), 0, _MAX_MILLIS).astype(np.uint64)
+    numbers = seq.to_numpy(zero_copy_only=False).astype(np.uint64)
+    pair = np.empty((len(numbers), 2), dtype=">u8")
+    pair[:, 0] = (millis << np.uint64(16)) | np.uint64(0x7000 | (salt & 0xFFF))
+    pair[:, 1] = ((numbers + np.uint64(salt)) & np.uint64((1 << 62) - 1)) | np.uint64(1 << 63)
+    return pair.view(np.uint8).reshape(-1, 16)
+
+
+def written(ids: NDArray[np.uint8]) -> pa.Array[Any]:
+    """UUIDs as text."""
+    rows = len(ids)
+    digits = _HEX[ids].view(np.uint8).reshape(rows, 32)
+    text = np.full((rows, 36), ord("-"), dtype=np.uint8)
+    for place, start, end in ((0, 0, 8), (9, 8, 12), (14, 12, 16), (19, 16, 20), (24, 20, 32)):
+        text[:, place : place + end - start] = digits[:, start:end]
+    offsets = np.arange(0, 36 * rows + 1, 36, dtype=np.int32)
+    return pa.StringArray.from_buffers(rows, pa.py_buffer(offsets), pa.py_buffer(text))
+
+
+def _bytes_of(ids: pa.Array[Any]) -> NDArray[np.uint8]:
+    data = ids.buffers()[1]
+    whole = np.frombuffer(data, dtype=np.uint8).reshape(-1, 16)
+    return whole[ids.offset : ids.offset + len(ids)]

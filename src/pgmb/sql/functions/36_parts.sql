@@ -1,0 +1,191 @@
+-- Reading in parts: how a batch between two positions is divided among readers that work side by side (Spark), each
+-- with a plain SELECT of its own on the log. What they read is what pgmb.between would give.
+
+-- Where a stream lives: the cluster, the database and the epoch to which its positions belong, and the salt of derived
+-- ids (pgmb.derive_id). On a replica too. Errors: MB001 no such stream.
+create or replace function pgmb.identify(
+  stream text, out cluster text, out database text, out epoch integer, out salt bigint
+)
+language plpgsql stable security definer
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  perform pgmb.stream_id(identify.stream);
+  perform pgmb.assert_reader(identify.stream);
+  select c.system_identifier::text, current_database()::text, i.epoch, s.salt
+  into identify.cluster, identify.database, identify.epoch, identify.salt
+  from pgmb.installation i, pg_control_system() c, pgmb.stream s
+  where s.name = identify.stream;
+end $$;
+
+-- The newest tick's position, or the earliest where there is none, and the highest number drawn so far: no event
+-- before the position lies above it. Tick first, in a transaction of its own.
+create or replace function pgmb.newest(stream text, out "position" pgmb.position, out last bigint)
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  perform pgmb.assert_reader(newest.stream);
+  newest."position" := pgmb.position_at(newest.stream, 'infinity');
+  -- Second: what the position holds drew its numbers before.
+  newest.last := pgmb.last_seq(newest.stream);
+end $$;
+
+-- Divides the events between two positions with after_seq < seq <= last into parts of about `size` numbers, at least
+-- `parts` of them where there are as many. A part is lo < seq <= hi, and together they cover the whole stretch. A late
+-- part holds transactions that were unfinished at `after`, to be found by their xids; the others are walked by number. max:
+-- so many numbers in all; the last part then ends before `last`, and the rest is for after_seq => its hi. Numbers that
+-- nothing committed holds count too, but a stretch is never empty while events remain. The cost depends on neither
+-- the backlog nor the log's size. Errors: MB001 no such stream.
+create or replace function pgmb.divide(
+  stream text, after pgmb.position, upto pgmb.position, after_seq bigint, last bigint,
+  max bigint default null, size bigint default 500000, parts integer default 1,
+  out lo bigint, out hi bigint, out late boolean, out numbers bigint
+)
+returns setof record
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set plan_cache_mode = force_generic_plan
+set jit = off
+as $$
+#variable_conflict use_variable
+declare
+  stream_number integer := pgmb.stream_id(stream);
+  place bigint := coalesce(after_seq, 0);
+  -- Where stragglers end, and the walk above them begins.
+  floor bigint := least(last, (after).seq);
+  budget bigint := coalesce(max, 9223372036854775807);
+  first bigint;
+  straggling bigint;
+begin
+  perform pgmb.assert_reader(stream);
+  if place < floor then
+    straggling := pgmb.count_stragglers(stream_number, after, (upto).snapshot, place, floor, 10000);
+    if straggling between 1 and least(budget, 10000) then
+      lo := place;
+      hi := floor;
+      late := true;
+      numbers := straggling;
+      budget := budget - straggling;
+      return next;
+    elsif straggling > 0 then
+      -- Many: their numbers lie close together, and from the first on the log is walked as it is above them.
+      late := false;
+      first := pgmb.first_between(stream_number, after, upto, place, floor);
+      for lo, hi, numbers in select * from pgmb.cut(stream_number, first - 1, floor, budget, size, parts) loop
+        budget := budget - numbers;
+        return next;
+      end loop;
+    end if;
+    if straggling > 0 and hi < floor then
+      return;
+    end if;
+    place := floor;
+  end if;
+  if budget > 0 and budget < pgmb.numbers_between(stream_number, place, last) then
+    first := pgmb.first_between(stream_number, after, upto, place, last);
+    if first is null then
+      return;
+    end if;
+    place := first - 1;
+  end if;
+  late := false;
+  for lo, hi, numbers in select * from pgmb.cut(stream_number, place, last, budget, size, parts) loop
+    return next;
+  end loop;
+end $$;
+
+-- How many events of transactions unfinished at `after` and visible in `batch` there are with lo < seq <= hi: at most
+-- `few` + 1 are counted. Internal.
+create or replace function pgmb.count_stragglers(
+  stream integer, after pgmb.position, batch pg_snapshot, lo bigint, hi bigint, few integer
+)
+returns bigint
+language plpgsql
+as $$
+declare
+  unfinished xid8[] := array(select x from pg_snapshot_xip((after).snapshot) x
+    where x <= (after).next and pg_visible_in_snapshot(x, batch));
+  counted bigint := 0;
+  part bigint;
+  leaf text;
+begin
+  if cardinality(unfinished) = 0 and (after).next < pg_snapshot_xmax((after).snapshot) then
+    return 0;
+  end if;
+  for leaf in
+    select format('pgmb.segment_%s_%s', s.stream, s.number) from pgmb.segment s
+    where s.stream = count_stragglers.stream and s.number between lo >> 40 and hi >> 40
+      and s.dropped_at is null and (s.max_xid is null or s.max_xid >= pg_snapshot_xmin((after).snapshot))
+  loop
+    exit when counted > few;
+    -- seq + 0, so that a table never analyzed is not walked by seq instead.
+    execute format('select count(*) from (
+        select from %1$s e where e.xid = any ($1) and e.seq + 0 > $2 and e.seq + 0 <= $3
+        union all
+        select from %1$s e where e.xid >= $4 and e.xid <= $5 and pg_visible_in_snapshot(e.xid, $6)
+          and e.seq + 0 > $2 and e.seq + 0 <= $3
+        limit $7) straggler', leaf)
+      into part
+      using unfinished, lo, hi, pg_snapshot_xmax((after).snapshot), (after).next, batch, few + 1 - counted;
+    counted := counted + part;
+  end loop;
+  return counted;
+end $$;
+
+-- The number of the first event between two positions with lo < seq <= hi. Internal.
+create or replace function pgmb.first_between(
+  stream integer, after pgmb.position, upto pgmb.position, lo bigint, hi bigint
+)
+returns bigint
+language sql volatile
+as $$
+  select e.seq from pgmb.batch_events(stream, (after).snapshot, (after).seq, (after).next, (upto).snapshot,
+    null, null, lo, hi, '', 1, raw => true) e
+$$;
+
+-- Cuts lo < seq <= hi, or as much of it as holds `budget` numbers, into parts of about `size` numbers, at least `parts`.
+-- They follow one another without a gap, also across segments. Internal.
+create or replace function pgmb.cut(
+  stream integer, lo bigint, hi bigint, budget bigint, size bigint, parts integer
+)
+returns table (part_lo bigint, part_hi bigint, numbers bigint)
+language plpgsql
+as $$
+declare
+  held bigint := pgmb.numbers_between(stream, lo, hi);
+  rest bigint := least(held, budget);
+  target bigint := ceil(rest / greatest(1, parts, ceil(rest / size::numeric)));
+  place bigint;
+  final bigint;
+  step bigint;
+begin
+  -- From the beginning on: what is kept begins later.
+  part_lo := case when lo > 0 then lo else coalesce((
+    select min(s.number)::bigint << 40 from pgmb.segment s where s.stream = cut.stream and s.dropped_at is null), 0) end;
+  numbers := 0;
+  for place, final in
+    select greatest(lo, s.number::bigint << 40), least(hi, coalesce(s.last_seq, hi))
+    from pgmb.segment s
+    where s.stream = cut.stream and s.number between lo >> 40 and hi >> 40 and s.dropped_at is null
+      and (s.last_seq is not null or s.number = hi >> 40)
+    order by s.number
+  loop
+    while rest > 0 and place < final loop
+      step := least(target - numbers, final - place, rest);
+      place := place + step;
+      numbers := numbers + step;
+      rest := rest - step;
+      held := held - step;
+      if numbers = target or rest = 0 then
+        -- Nothing is left above: the last part ends where it was asked to, whatever its segment says of itself.
+        part_hi := case when held = 0 then hi else place end;
+        return next;
+        part_lo := part_hi;
+        numbers := 0;
+      end if;
+    end loop;
+  end loop;
+end $$;

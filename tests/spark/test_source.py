@@ -1,0 +1,125 @@
+"""Reading: what Spark gets is what pgmb.between gives, in batches that partition the log."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = [pytest.mark.slow, pytest.mark.once(18), pytest.mark.timeout(300)]
+
+COLUMNS = ["id", "stream", "topic", "key", "payload", "headers", "published_at", "seq", "position"]
+
+
+def publish(db: psycopg.Connection[Any], events: int, topic: str = "t") -> None:
+    db.execute(
+        "insert into pgmb.log_main (topic, key, payload, headers)"
+        " select %s || '.' || g %% 3, nullif('k' || g %% 5, 'k0'), json_build_object('n', g),"
+        " case when g %% 2 = 0 then '{\"h\": 1}'::json end from generate_series(1, %s) g",
+        [topic, events],
+    )
+
+
+def everything(db: psycopg.Connection[Any]) -> list[tuple[Any, ...]]:
+    return db.execute(
+        "select e.id::text, 'main', e.topic, e.key, e.payload::text, e.headers::text, e.published_at, e.seq"
+        " from pgmb.between('main', pgmb.earliest(), pgmb.position(), 0, 1000000) e"
+    ).fetchall()
+
+
+def table(spark: SparkSession, dsn: str, **options: Any) -> DataFrame:
+    return spark.read.format("pgmb").options(url=dsn, **options).load()
+
+
+def rows(frame: DataFrame) -> list[tuple[Any, ...]]:
+    found = frame.selectExpr(*COLUMNS[:6], "unix_micros(published_at) at", "seq").collect()
+    return sorted((tuple(row) for row in found), key=lambda row: row[-1])
+
+
+def micros(found: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    return [(*row[:6], round(row[6].timestamp() * 1_000_000), row[7]) for row in found]
+
+
+def test_a_table_is_what_between_gives(spark: SparkSession, db: psycopg.Connection[Any], dsn: str) -> None:
+    publish(db, 1000)
+    db.execute("select pgmb.publish('given', '\"é\\ud83d\\ude00\"', id => gen_random_uuid())")
+    assert rows(table(spark, dsn, maxRecordsPerPartition=300)) == micros(everything(db))
+    assert table(spark, dsn).schema.fieldNames() == COLUMNS
+    assert table(spark, dsn, maxRecordsPerPartition=300).rdd.getNumPartitions() == 4
+    assert table(spark, dsn, minPartitions=3).rdd.getNumPartitions() == 3
+
+
+def test_only_the_columns_of_the_schema_are_read(
+    spark: SparkSession, db: psycopg.Connection[Any], dsn: str
+) -> None:
+    publish(db, 10)
+    reader = spark.read.format("pgmb").option("url", dsn)
+    found = reader.schema("topic STRING, seq BIGINT").load().collect()
+    assert [(row.topic, row.seq) for row in found] == [(f"t.{n % 3}", n) for n in range(1, 11)]
+    assert reader.schema("stream STRING").load().count() == 10
+    with pytest.raises(Exception, match="an event has no column nonsense"):
+        reader.schema("nonsense STRING").load().count()
+
+
+def stream(spark: SparkSession, dsn: str, to: Path, **options: Any) -> Any:
+    return (
+        spark.readStream.format("pgmb")
+        .options(url=dsn, startingOffsets="earliest", **options)
+        .load()
+        .writeStream.format("parquet")
+        .option("path", str(to / "out"))
+        .option("checkpointLocation", str(to / "checkpoint"))
+    )
+
+
+def drain(spark: SparkSession, dsn: str, to: Path, **options: Any) -> Any:
+    query = stream(spark, dsn, to, **options).trigger(availableNow=True).start()
+    query.awaitTermination()
+    return query
+
+
+def test_a_stream_gives_each_event_once_across_late_commits_and_restarts(
+    spark: SparkSession, db: psycopg.Connection[Any], dsn: str, tmp_path: Path
+) -> None:
+    publish(db, 100)
+    with psycopg.connect(dsn) as late, psycopg.connect(dsn) as never:
+        publish(late, 50, "late")
+        publish(never, 50, "never")
+        publish(db, 100)
+        first = drain(spark, dsn, tmp_path, maxEventsPerTrigger=70)
+        assert len([p for p in first.recentProgress if p["numInputRows"]]) >= 3
+        assert max(p["numInputRows"] for p in first.recentProgress) <= 70
+        assert spark.read.parquet(str(tmp_path / "out")).count() == 200
+        late.commit()
+        never.rollback()
+    publish(db, 30)
+    drain(spark, dsn, tmp_path, maxEventsPerTrigger=20)
+    drain(spark, dsn, tmp_path)
+    found = spark.read.parquet(str(tmp_path / "out"))
+    assert rows(found) == micros(everything(db))
+
+
+def test_an_idle_stream_runs_no_batches(
+    spark: SparkSession, db: psycopg.Connection[Any], dsn: str, tmp_path: Path
+) -> None:
+    publish(db, 10)
+    query = stream(spark, dsn, tmp_path).start()
+    try:
+        query.processAllAvailable()
+        batch = query.lastProgress["batchId"]
+        db.execute("create table other (n int)")
+        for n in range(20):
+            db.execute("insert into other values (%s)", [n])
+        query.processAllAvailable()
+        assert query.lastProgress["batchId"] <= batch + 1
+        offsets = sorted((tmp_path / "checkpoint" / "offsets").glob("[0-9]*"))
+        assert len(offsets) == 1
+        assert json.loads(offsets[0].read_text().splitlines()[-1])["stream"] == "main"
+    finally:
+        query.stop()
