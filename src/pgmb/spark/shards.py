@@ -62,7 +62,7 @@ class Shards:
         if strange:
             raise ValueError(
                 f"the checkpoint stands in {', '.join(strange)} (system identifier and database), but "
-                f"url leads to {', '.join(self._logs)}: a database that was restored or copied, or another one. "
+                f"url leads to {', '.join(self._logs)}: a database that was restored or copied, or another. "
                 "Positions belong to the cluster that gave them: start the query with a new checkpoint"
             )
         added = [home for home in self._logs if home not in offset.shards]

@@ -1,0 +1,202 @@
+"""Dividing a batch among readers: parts hold what pgmb.between gives, each event once, however it is cut."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+from pgmb.errors import HistoryGone
+from pgmb.spark.log import Log
+from pgmb.spark.offsets import Mark, Part, between
+from pgmb.spark.statement import columns_for, select
+from pgmb.types import Position
+from tests.conftest import Connect
+
+Db = psycopg.Connection[Any]
+
+
+def publish(connection: Db, events: int) -> None:
+    connection.execute(
+        "insert into pgmb.log_main (topic, payload) select 't', '1' from generate_series(1, %s)", [events]
+    )
+
+
+def numbers(db: Db, stretch: Any) -> Iterator[list[int]]:
+    """The numbers that each part gives."""
+    for part in stretch.parts:
+        statement = select("main", columns_for(["seq"]), stretch.after, stretch.upto, part, "")
+        with db.transaction():
+            db.execute("set local enable_seqscan = off")
+            yield [seq for (seq,) in db.execute(statement).fetchall()]
+
+
+@pytest.fixture
+def log(dsn: str) -> Iterator[Log]:
+    opened = Log(dsn, "main")
+    yield opened
+    opened.close()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_parts_hold_each_committed_event_once(
+    log: Log, db: Db, dsn: str, connect: Connect, seed: int
+) -> None:
+    chance = random.Random(seed)
+    writers = [connect(dsn) for _ in range(5)]
+    for writer in writers:
+        writer.autocommit = False
+    mark = Mark(log.earliest())
+    found: list[int] = []
+    for _ in range(60):
+        writer = chance.choice(writers)
+        match chance.randrange(8):
+            case 0:
+                writer.commit()
+            case 1:
+                writer.rollback()
+            case 2:
+                # An xid of its own before the first number.
+                writer.execute("select pg_current_xact_id()")
+            case 3:
+                db.execute("select pgmb.rotate('main')")
+            case 4:
+                publish(db, chance.randrange(1, 40))
+            case _:
+                publish(writer, chance.randrange(1, 30))
+        limit = chance.choice([None, None, 1, 7, 25])
+        for _ in range(chance.randrange(3)):
+            mark = _step(log, db, mark, limit, chance, found)
+    for writer in writers:
+        writer.commit()
+    while True:
+        before = mark
+        mark = _step(log, db, mark, chance.choice([None, 50]), chance, found)
+        if mark == before:
+            break
+    committed = [seq for (seq,) in db.execute("select seq from pgmb.log_main").fetchall()]
+    assert sorted(found) == sorted(committed)
+
+
+def _step(log: Log, db: Db, mark: Mark, limit: int | None, chance: random.Random, found: list[int]) -> Mark:
+    size, parts = chance.choice([3, 10, 500_000]), chance.choice([1, 1, 4])
+    sliced = log.advance(mark, log.frontier(), limit, size, parts)
+    stretch = between(mark, sliced.mark)
+    if stretch is None:
+        return mark
+    read = [seq for part in numbers(db, stretch) for seq in part]
+    assert read == sorted(read)
+    if limit is not None:
+        assert len(read) <= limit
+    expected = db.execute(
+        "select e.seq from pgmb.between('main', %s::pgmb.position, %s::pgmb.position, %s, 1000000) e",
+        [str(stretch.after), str(stretch.upto), mark.seq],
+    ).fetchall()
+    upto = sliced.mark.seq if sliced.mark.batch else None
+    assert read == [seq for (seq,) in expected if upto is None or seq <= upto]
+    if sliced.mark.batch is not None:
+        assert read, "a cut stretch holds something"
+    found += read
+    return sliced.mark
+
+
+def test_a_transaction_that_straggles_with_much_is_walked_in_parts(
+    log: Log, db: Db, connect: Connect, dsn: str
+) -> None:
+    late = connect(dsn)
+    late.autocommit = False
+    publish(db, 100)
+    publish(late, 12_000)
+    publish(db, 100)
+    first = log.advance(Mark(log.earliest()), log.frontier(), None, 500_000, 1)
+    late.commit()
+    publish(db, 10)
+    rest = log.advance(first.mark, log.frontier(), None, 5_000, 1)
+    assert [part.late for part in rest.mark.parts] == [False] * 4
+    stretch = between(first.mark, rest.mark)
+    assert [len(part) for part in numbers(db, stretch)][-1] == 10
+    assert sum(len(part) for part in numbers(db, stretch)) == 12_010
+    # With a limit, page by page, none twice.
+    mark, found = first.mark, 0
+    while mark.done == first.mark.done:
+        sliced = log.advance(mark, log.frontier(), 5_000, 500_000, 1)
+        read = [len(part) for part in numbers(db, between(mark, sliced.mark))]
+        assert sum(read) <= 5_000
+        found += sum(read)
+        mark = sliced.mark
+    assert found == 12_010
+
+
+def test_numbers_that_were_rolled_back_make_no_empty_stretches(
+    log: Log, db: Db, connect: Connect, dsn: str
+) -> None:
+    publish(db, 5)
+    undone = connect(dsn)
+    undone.autocommit = False
+    publish(undone, 3_000)
+    undone.rollback()
+    publish(db, 5)
+    mark, steps = Mark(log.earliest()), []
+    while True:
+        sliced = log.advance(mark, log.frontier(), 4, 500_000, 1)
+        if sliced.mark == mark:
+            break
+        steps.append(sum(len(part) for part in numbers(db, between(mark, sliced.mark))))
+        mark = sliced.mark
+    assert sum(steps) == 10
+    assert len(steps) <= 6
+
+
+def test_the_cost_of_dividing_does_not_grow_with_the_log(log: Log, db: Db) -> None:
+    publish(db, 20_000)
+    start = log.advance(Mark(log.earliest()), log.frontier(), None, 500_000, 1).mark
+
+    def touched() -> int:
+        publish(db, 100)
+        db.execute("select pg_stat_force_next_flush()")
+        frontier = log.frontier()
+        with db.transaction():
+            plan = db.execute(
+                "explain (analyze, buffers, format json) select * from pgmb.divide('main', %s::pgmb.position,"
+                " %s::pgmb.position, 0, %s, max => 50)",
+                [start.done, frontier.position, frontier.last],
+            ).fetchone()
+        assert plan is not None
+        found = plan[0][0]["Plan"]
+        return int(found["Shared Hit Blocks"] + found["Shared Read Blocks"])
+
+    touched()
+    before = touched()
+    publish(db, 200_000)
+    start = log.advance(start, log.frontier(), None, 500_000, 1).mark
+    assert touched() <= before * 1.5 + 30
+
+
+def test_what_retention_took_is_named(log: Log, db: Db) -> None:
+    publish(db, 10)
+    mark = log.advance(Mark(log.earliest()), log.frontier(), None, 500_000, 1).mark
+    publish(db, 10)
+    db.execute("select pgmb.rotate('main')")
+    publish(db, 10)
+    db.execute("select pgmb.alter_stream('main', keep_for => '0 s', drop_unread => true)")
+    for _ in range(5):
+        db.execute("select pgmb.maintain()")
+    assert db.execute("select count(*) from pgmb.log_main").fetchone() == (10,)
+    with pytest.raises(HistoryGone, match=r"numbers 1 to 20, published until .* were dropped by retention"):
+        log.advance(mark, log.frontier(), None, 500_000, 1)
+    # From the earliest on, what is kept is all there is.
+    fresh = log.advance(Mark(log.earliest()), log.frontier(), None, 500_000, 1)
+    assert [len(part) for part in numbers(db, between(Mark(log.earliest()), fresh.mark))] == [10]
+
+
+def test_a_statement_names_only_what_is_asked_for() -> None:
+    at = Position.parse('(1,"10:12:10,11",5,12,0/10)')
+    late = select("main", ["seq"], at, at, Part(0, 5, late=True), " and e.topic = 't'")
+    assert "'{10,11}'::xid8[]" in late
+    assert "e.topic = 't'" in late
+    assert columns_for(["stream", "position"]) == ["seq"]
+    assert columns_for(["id"]) == ["seq", "id", "published_at"]
+    assert columns_for(["payload", "topic"]) == ["topic", "payload"]
