@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, Protocol
 
 import psycopg
@@ -11,6 +12,9 @@ import pytest
 
 from harness.postgres import Server, available, create_database, drop_database
 from harness.sessions import Sessions
+
+# Of several processes (`-n 2 --dist loadgroup`) one gets all of these: Spark is slow to start and large.
+SPARK = Path(__file__).parent / "spark"
 
 
 class Connect(Protocol):
@@ -43,6 +47,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.is_relative_to(SPARK):
+            item.add_marker(pytest.mark.xdist_group("spark"))
     if not config.getoption("--split"):
         return
 
