@@ -30,6 +30,7 @@ def stage(db: psycopg.Connection[Any]) -> None:
 # below: think of what a hostile caller could do with it first.
 CONSUMER = [
     "ack",
+    "assert_between",
     "between",
     "between_filtered",
     "between_group",
@@ -38,11 +39,14 @@ CONSUMER = [
     "dead_letters",
     "describe_queues",
     "describe_streams",
+    "divide",
     "drop_dead",
     "earliest",
     "extend",
     "forget",
+    "identify",
     "keep_subscriptions",
+    "newest",
     "pause",
     "pending_messages",
     "position",

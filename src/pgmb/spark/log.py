@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import msgspec
 import psycopg
+from psycopg import sql
 
 from pgmb.errors import ClusterChanged, HistoryGone, translated
 from pgmb.place import later
@@ -24,7 +25,7 @@ _AT: Final = "select pgmb.position_at(%s, to_timestamp(%s / 1000000.0))::text"
 _ASSERT: Final = "select pgmb.assert_between(%s, %s::pgmb.position, %s::pgmb.position, %s, %s)"
 _DIVIDE: Final = """select lo, hi, late, numbers
 from pgmb.divide(%s, %s::pgmb.position, %s::pgmb.position, %s, %s, max => %s, size => %s, parts => %s)"""
-_MATCHING: Final = "select pgmb.matching(%s)"
+_COMPILE: Final = "select topics, regex from pgmb.compile_patterns(%s)"
 _CONFIRM: Final = "select pgmb.confirm(%s, %s, %s::pgmb.position)"
 
 
@@ -98,8 +99,8 @@ class Log:
 
     def event_bytes(self, mark: Mark) -> float:
         """About how many bytes an event takes as a row, by those that come next."""
-        log = psycopg.sql.Identifier("pgmb", f"log_{self.stream}")
-        sample = psycopg.sql.SQL(
+        log = sql.Identifier("pgmb", f"log_{self.stream}")
+        sample = sql.SQL(
             "select avg(60 + octet_length(topic) + coalesce(octet_length(key), 0)"
             " + octet_length(payload::text) + coalesce(octet_length(headers::text), 0))::float"
             " from (select * from {} where seq > %s order by seq limit 1000) upcoming"
@@ -110,7 +111,10 @@ class Log:
 
     def matching(self, patterns: list[str]) -> str:
         """The condition on topics, to be added to a WHERE clause."""
-        return str(self._row(_MATCHING, patterns)[0])
+        topics, regex = self._row(_COMPILE, patterns)
+        if topics is not None:
+            return f" and e.topic = any ({sql.Literal(topics).as_string()})"
+        return f" and e.topic ~ {sql.Literal(regex).as_string()}" if regex is not None else ""
 
     def confirm(self, reader: str, position: str) -> None:
         """Let retention know that what lies before is no longer needed."""
