@@ -18,6 +18,8 @@ PgmbError
 ├── ConditionsUnavailable       MB025
 ├── SubscriptionPaused          of a feed
 ├── QueueFull                   MB040
+├── StageLost                   MB050
+├── TasksDiffer                 MB051
 ├── PublishFailed               of a background publisher
 ├── PublisherFull
 ├── PublisherClosed
@@ -117,6 +119,14 @@ class QueueFull(PgmbError):
     """A queue of the stream has reached its max_length and refuses more."""
 
 
+class StageLost(PgmbError):
+    """What tasks wrote in order to publish it together is not there any more. Nothing was published."""
+
+
+class TasksDiffer(PgmbError):
+    """Tasks that publish directly were cut otherwise than before, or another run publishes now."""
+
+
 class PublishFailed(PgmbError):
     """A background publisher could not publish `events`. It keeps them; the cause is the last error."""
 
@@ -173,6 +183,8 @@ BY_SQLSTATE: dict[str, type[PgmbError]] = {
     "MB025": ConditionsUnavailable,
     "MB030": SchemaVersionError,
     "MB040": QueueFull,
+    "MB050": StageLost,
+    "MB051": TasksDiffer,
     "42501": PermissionDenied,
 }
 

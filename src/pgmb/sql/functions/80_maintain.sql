@@ -287,7 +287,7 @@ begin
 end $$;
 
 -- All maintenance in one call, for cron: events that are due, sealing, retention, rotation where its time
--- has come, clearing, subscriptions that expired. Safe to call at any time from any number of places; at most one works at a time.
+-- has come, clearing, subscriptions that expired, stages left behind. Safe to call at any time from any number of places; at most one works at a time.
 create or replace function pgmb.maintain()
 returns void
 language plpgsql security definer
@@ -326,6 +326,7 @@ begin
   perform pgmb.clear_settled(keep => '10 seconds');
   perform pgmb.clear_keys();
   perform pgmb.expire_subscriptions();
+  perform pgmb.clear_stages(coalesce(nullif(current_setting('pgmb.keep_stages', true), ''), '1 day')::interval);
   update pgmb.queue q set generation = newest.generation
   from (select n.queue, max(n.generation) generation from pgmb.supersession n group by n.queue) newest
   where q.id = newest.queue and q.generation <> newest.generation;

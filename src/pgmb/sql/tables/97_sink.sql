@@ -1,37 +1,47 @@
 -- What many tasks of one application publish together, exactly once: Spark's sink.
 
--- The last version that an application has published. That one and earlier ones publish nothing when repeated.
+-- How far an application has come on a stream: the last version that it has published. That one and earlier ones
+-- publish nothing when repeated.
 create table pgmb.ledger (
   app text not null,
   stream integer not null references pgmb.stream on delete cascade,
-  version bigint not null,
-  events bigint not null,
-  committed_at timestamptz not null default clock_timestamp(),
+  -- Who began. Nobody else may go on, or say that a version was published.
+  role name not null,
+  -- Null until the first is published.
+  version bigint,
+  events bigint not null default 0,
+  committed_at timestamptz,
+  -- The version whose tasks publish on their own, and the run of it that may.
+  under_way bigint,
+  run uuid,
   primary key (app, stream)
 );
 create index ledger_stream on pgmb.ledger (stream);
 
--- Tasks that published on their own (direct): of a version that is under way, and of the last one. All of a version
--- must be cut into as many tasks: a task of another cut would hold other events.
+-- Tasks that published on their own, of the version under way: all in one run. Another run may cut the version
+-- into other tasks, so that it first has to show that it holds the same events in each of these.
 create table pgmb.ledger_task (
   app text not null,
   stream integer not null references pgmb.stream on delete cascade,
   version bigint not null,
   task integer not null,
-  layout text not null,
-  events bigint not null,
+  run uuid not null,
+  events bigint,
+  -- Of the events, in any order.
+  digest bigint,
   committed_at timestamptz not null default clock_timestamp(),
   primary key (app, stream, version, task)
 );
 create index ledger_task_stream on pgmb.ledger_task (stream);
 
--- Unlogged tables pgmb.stage_<number>, into which one task at a time writes what the application publishes as a
--- whole later. A stage belongs to one role and is used again and again; app null: it is free.
+-- Unlogged tables pgmb.stage_<number>, into each of which one task at a time writes what is published as a whole
+-- later. A stage belongs to one role and is used again and again; app null: it is free.
 create table pgmb.stage (
   number integer generated always as identity primary key,
   role name not null,
+  stream integer,
   app text,
   version bigint,
-  claimed_at timestamptz
+  claimed_at timestamptz not null default clock_timestamp()
 );
 create index stage_app on pgmb.stage (app) where app is not null;

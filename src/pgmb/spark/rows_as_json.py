@@ -1,0 +1,154 @@
+"""Columns of any of Spark's types as JSON text, a column at a time. Values are those of Spark's `to_json`.
+
+Except where that loses something: timestamps keep their microseconds and are in UTC, and keys of maps are
+written as values are. Fields that are NULL are left out of objects; elements of arrays and values of maps are null.
+"""
+
+from __future__ import annotations
+
+from binascii import b2a_base64
+from collections.abc import Callable
+from functools import partial
+from json.encoder import encode_basestring
+from typing import Any, TypeAlias
+
+import pyarrow
+import pyarrow.compute
+from pyspark.sql import types as t
+from pyspark.sql.variant_utils import VariantUtils
+
+from pgmb.spark import intervals
+
+# Their stubs know too little of what arrays may be.
+pa: Any = pyarrow
+pc: Any = pyarrow.compute
+
+Encoder: TypeAlias = Callable[[Any], Any]
+"""From an Arrow array of values to one of JSON texts, NULL for NULL."""
+
+_PLAIN = (t.BooleanType, t.ByteType, t.ShortType, t.IntegerType, t.LongType, t.DecimalType)
+_AS_TEXT = (t.DateType, t.TimeType)
+
+
+def encoder(kind: t.DataType) -> Encoder:
+    """The encoder of a type. Raises TypeError for one that has no form in JSON."""
+    if isinstance(kind, t.UserDefinedType):
+        return encoder(kind.sqlType())
+    if isinstance(kind, t.StructType):
+        fields = [(encode_basestring(field.name) + ":", encoder(field.dataType)) for field in kind.fields]
+        return partial(_struct, fields)
+    if isinstance(kind, t.ArrayType):
+        return partial(_array, encoder(kind.elementType))
+    if isinstance(kind, t.MapType):
+        return partial(_map, _key(kind.keyType), encoder(kind.valueType))
+    if isinstance(kind, t.DayTimeIntervalType):
+        return partial(_each, intervals.day_time(kind))
+    for types, simple in _SIMPLE:
+        if isinstance(kind, types):
+            return simple
+    raise TypeError(f"{kind.simpleString()} cannot be written as JSON")
+
+
+def _key(kind: t.DataType) -> Encoder:
+    """Of the keys of maps: what is no string becomes one."""
+    encode = encoder(kind)
+    if isinstance(kind, (*_PLAIN, t.FloatType, t.DoubleType)):
+        return lambda array: _joined('"', pc.utf8_trim(encode(array), '"'), '"')
+    if isinstance(kind, (t.StructType, t.ArrayType, t.MapType, t.VariantType)):
+        return lambda array: _text(encode(array))
+    return encode
+
+
+def _plain(array: Any) -> Any:
+    return array.cast(pa.string())
+
+
+def _text(array: Any) -> Any:
+    array = array.cast(pa.string())
+    special = pc.match_substring_regex(array, r'["\\\x00-\x1f]')
+    if pc.any(special).as_py():
+        special = pc.fill_null(special, False)
+        escaped = [encode_basestring(text)[1:-1] for text in array.filter(special).to_pylist()]
+        array = pc.replace_with_mask(array, special, pa.array(escaped, pa.string()))
+    return _joined('"', array, '"')
+
+
+def _number(array: Any) -> Any:
+    """NaN and the infinities are strings."""
+    text = array.cast(pa.string())
+    finite = pc.is_finite(array)
+    if pc.all(finite).as_py() is not False:
+        return text
+    infinite = pc.if_else(pc.greater(array, 0), '"Infinity"', '"-Infinity"')
+    return pc.if_else(finite, text, pc.if_else(pc.is_nan(array), '"NaN"', infinite))
+
+
+def _quoted(array: Any) -> Any:
+    return _joined('"', array.cast(pa.string()), '"')
+
+
+def _timestamp(array: Any) -> Any:
+    """ISO 8601 to the millisecond, as Spark writes it, or to the microsecond where there is more."""
+    zone = None if array.type.tz is None else "UTC"
+    array = array.cast(pa.timestamp("us", zone))
+    short = array.cast(pa.timestamp("ms", zone), safe=False)
+    text = short.cast(pa.string())
+    exact = pc.equal(short.cast(pa.timestamp("us", zone)), array)
+    if pc.all(exact).as_py() is False:
+        text = pc.if_else(exact, text, array.cast(pa.string()))
+    return _joined('"', pc.replace_substring(text, " ", "T", max_replacements=1), '"')
+
+
+def _binary(array: Any) -> Any:
+    return _each(lambda value: f'"{b2a_base64(value, newline=False).decode()}"', array)
+
+
+def _each(encode: Callable[[Any], str], array: Any) -> Any:
+    return pa.array([None if value is None else encode(value) for value in array.to_pylist()], pa.string())
+
+
+def _variant(array: Any) -> Any:
+    return _each(lambda value: VariantUtils.to_json(value["value"], value["metadata"]), array)
+
+
+def _null(array: Any) -> Any:
+    return pa.nulls(len(array), pa.string())
+
+
+def _struct(fields: list[tuple[str, Encoder]], array: Any) -> Any:
+    parts = [
+        _joined(name, encode(values)) for (name, encode), values in zip(fields, array.flatten(), strict=True)
+    ]
+    inside = pc.binary_join_element_wise(*parts, ",", null_handling="skip") if parts else ""
+    return pc.if_else(array.is_valid(), _joined("{", inside, "}"), pa.scalar(None, pa.string()))
+
+
+def _array(element: Encoder, array: Any) -> Any:
+    return _joined("[", _elements(array, element(array.values)), "]")
+
+
+def _map(key: Encoder, value: Encoder, array: Any) -> Any:
+    entries = _joined(key(array.keys), ":", pc.fill_null(value(array.items), "null"))
+    return _joined("{", _elements(array, entries), "}")
+
+
+def _elements(array: Any, texts: Any) -> Any:
+    """The texts of each list's elements with commas between; NULL for a list that is NULL."""
+    lists = pa.ListArray.from_arrays(array.offsets, pc.fill_null(texts, "null"))
+    return pc.if_else(array.is_valid(), pc.binary_join(lists, ","), pa.scalar(None, pa.string()))
+
+
+def _joined(*parts: Any) -> Any:
+    return pc.binary_join_element_wise(*parts, "")
+
+
+_SIMPLE: list[tuple[Any, Encoder]] = [
+    (t.StringType, _text),
+    (_PLAIN, _plain),
+    ((t.FloatType, t.DoubleType), _number),
+    (_AS_TEXT, _quoted),
+    ((t.TimestampType, t.TimestampNTZType), _timestamp),
+    (t.BinaryType, _binary),
+    (t.VariantType, _variant),
+    (t.NullType, _null),
+]
