@@ -215,8 +215,10 @@ begin
     raise exception 'this transaction''s snapshot is older than the position' using errcode = 'MB022',
       hint = 'Read in READ COMMITTED, or take the position before the REPEATABLE READ transaction begins.';
   end if;
-  select greatest(assert_between.lo, min(s.number::bigint << 40)) lo, max(s.last_seq) hi,
-    max(s.last_published_at) last_published_at
+  select greatest(assert_between.lo, min(s.number::bigint << 40),
+      -- Up to there only stragglers can be among them.
+      case when max(s.last_seq) > (after).seq then (after).seq end) lo,
+    max(s.last_seq) hi, max(s.last_published_at) last_published_at
   into gone
   from pgmb.segment s
   where s.stream = pgmb.stream_id(assert_between.stream) and s.dropped_at is not null

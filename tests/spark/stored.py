@@ -1,0 +1,37 @@
+"""A checkpointed query that stores a stream as Parquet, and what it has stored."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from faults import spark_files
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+
+class Stored:
+    """One checkpoint and one folder of Parquet."""
+
+    def __init__(self, spark: SparkSession, folder: Path, **options: Any) -> None:
+        self._spark = spark
+        self._folder = folder
+        self._options = {"startingOffsets": "earliest", **options}
+
+    def drain(self, **options: Any) -> None:
+        """Stores all that there is now. Raises what the query fails with."""
+        self._query(options).trigger(availableNow=True).start().awaitTermination()
+
+    def start(self, **options: Any) -> StreamingQuery:
+        return self._query(options).trigger(processingTime="0 seconds").start()
+
+    def payloads(self) -> list[int]:
+        return [int(payload) for _, (payload,) in spark_files.rows(self._folder / "out", "payload")]
+
+    def _query(self, options: dict[str, Any]) -> DataStreamWriter:
+        events = self._spark.readStream.format("pgmb").options(**{**self._options, **options}).load()
+        writer = events.writeStream.format("parquet").option("path", str(self._folder / "out"))
+        return writer.option("checkpointLocation", str(self._folder / "checkpoint"))
