@@ -173,6 +173,8 @@ def drain(
             while progress.look(fleet.diaries) < total:
                 time.sleep(0.05)
                 if kills.due(time.monotonic() - looked):
+                    # Or a machine slower to start workers than we are to kill them would never get on.
+                    _wait_for_worker(admin, fleet.diaries[-1].name)
                     fleet.kill_one(kills.chance)
                     fleet.start()
                 looked = time.monotonic()
@@ -217,6 +219,15 @@ class Progress:
                 if line.startswith(b"e "):
                     self._done.add(line[2:].rsplit(b" ", 2)[0])
         return len(self._done)
+
+
+def _wait_for_worker(admin: psycopg.Connection[tuple[object, ...]], name: str) -> None:
+    deadline = time.monotonic() + READY_WITHIN
+    while time.monotonic() < deadline:
+        if admin.execute("select from pg_stat_activity where application_name = %s", [name]).fetchall():
+            return
+        time.sleep(0.02)
+    raise TimeoutError(f"{name} did not come up")
 
 
 def _wait_for_sessions(admin: psycopg.Connection[tuple[object, ...]], workers: int) -> None:
