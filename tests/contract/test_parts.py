@@ -185,7 +185,7 @@ def test_what_retention_took_is_named(log: Log, db: Db) -> None:
     for _ in range(5):
         db.execute("select pgmb.maintain()")
     assert db.execute("select count(*) from pgmb.log_main").fetchone() == (10,)
-    with pytest.raises(HistoryGone, match=r"numbers 1 to 20, published until .* were dropped by retention"):
+    with pytest.raises(HistoryGone, match=r"numbers 11 to 20, published until .* were dropped by retention"):
         log.advance(mark, log.frontier(), None, 500_000, 1)
     # From the earliest on, what is kept is all there is.
     fresh = log.advance(Mark(log.earliest()), log.frontier(), None, 500_000, 1)
