@@ -68,6 +68,7 @@ def _load(dsn: str) -> Iterator[None]:
             lambda: _publish(broker, stop),
             lambda: _consume(broker, stop, "billing", 0.002),
             lambda: _consume(broker, stop, "mail", 0.0),
+            lambda: _read(broker, stop, "lake"),
         ]
         working = [threading.Thread(target=job) for job in jobs]
         serving = subprocess.Popen(
@@ -110,6 +111,13 @@ def _consume(broker: pgmb.Broker, stop: threading.Event, queue: str, failing: fl
         if failed:
             lease.bury(failed, "card declined")
         lease.ack()
+
+
+def _read(broker: pgmb.Broker, stop: threading.Event, reader: str) -> None:
+    """As a job does that reads a stream and keeps its place."""
+    while not stop.is_set():
+        broker.confirm("main", reader, broker.position())
+        stop.wait(3)
 
 
 if __name__ == "__main__":

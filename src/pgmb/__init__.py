@@ -34,6 +34,7 @@ from pgmb.types import (
     QueueStatus,
     ReaderStatus,
     Schedule,
+    SinkStatus,
     StreamStatus,
     Subscription,
 )
@@ -70,6 +71,7 @@ __all__ = [
     "Retry",
     "Schedule",
     "SchemaVersionError",
+    "SinkStatus",
     "StreamStatus",
     "Subscription",
     "aconnect",

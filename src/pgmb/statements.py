@@ -282,6 +282,9 @@ READER_STATUS: Final = Statement(
     " held_for, lost from pgmb.reader_status",
     (),
 )
+SINK_STATUS: Final = Statement(
+    "select app, stream, version, events, committed_at, stages, staged_at from pgmb.sink_status", ()
+)
 
 
 # -- positions -----------------------------------------------------------------------------------------------

@@ -209,6 +209,27 @@ class ReaderStatus(msgspec.Struct, frozen=True):
         return cls(*fields)
 
 
+class SinkStatus(msgspec.Struct, frozen=True):
+    """An application that publishes by versions, as `sink_status` sees it: Spark's sink."""
+
+    app: str
+    stream: str
+    version: int | None
+    """The last one that was published; None before the first."""
+    events: int | None
+    committed_at: datetime | None
+    stages: int
+    """Tables that hold what is not yet published: of a version under way, or left over by a failed one."""
+    staged_at: datetime | None
+
+    @classmethod
+    def of(cls, row: tuple[Any, ...]) -> Self:
+        """From a row in the order of the fields, times in binary."""
+        app, stream, version, events, committed_at, stages, staged_at = row
+        times = [None if at is None else moment(at) for at in (committed_at, staged_at)]
+        return cls(app, stream, version, events, times[0], stages, times[1])
+
+
 class Subscription(msgspec.Struct, frozen=True):
     """What one reader of a group asks for. A paused one raised, and is passed over."""
 

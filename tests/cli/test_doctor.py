@@ -291,6 +291,33 @@ def test_claims_that_nobody_clears(db: psycopg.Connection[Any]) -> None:
     assert "janitor" not in problems(db)
 
 
+# -- readers -------------------------------------------------------------------------------------------------
+
+
+def test_a_reader_that_holds_back_retention(db: psycopg.Connection[Any]) -> None:
+    db.execute("select pgmb.alter_stream('main', keep_for => '1 hour')")
+    db.execute("select pgmb.confirm('main', 'it''s mine', pgmb.position())")
+    db.execute("select pgmb.publish('t', '1')")
+    db.execute("select pgmb.rotate()")
+    db.execute("select pgmb.maintain()")
+    assert "readers" not in problems(db)
+    db.execute("update pgmb.segment set last_published_at = last_published_at - interval '90 minutes'")
+    told = problems(db)["readers"]
+    assert (
+        "reader it's mine of stream main holds back retention for 30 min: 1 segment, 1 event" in told.message
+    )
+    assert "readers" not in problems(db, Limits()), "not for long"
+    db.execute("update pgmb.segment set last_published_at = last_published_at - interval '1 hour'")
+    assert "readers" in problems(db, Limits())
+    db.execute("select pgmb.alter_stream('main', drop_unread => true)")
+    assert "readers" not in problems(db)
+    db.execute("select pgmb.maintain()")
+    told = problems(db)["readers"]
+    assert "what retention dropped" in told.message
+    db.execute(str(told.fix).rpartition(": ")[2].encode())
+    assert "readers" not in problems(db)
+
+
 # -- queues --------------------------------------------------------------------------------------------------
 
 

@@ -51,6 +51,7 @@ def test_top_still_has_these_headings(
     command: str, terminal: OpenTerminal, db: psycopg.Connection[object]
 ) -> None:
     db.execute("select pgmb.create_queue('q')")
+    db.execute("select pgmb.confirm('main', 'lake', pgmb.position())")
     with terminal(*command.split()) as shown:
         shown.wait_for(lambda: bool(shown.frames) and "Queues" in shown.frames[-1])
         assert headings(shown.frames[-1]) == headings(RECORDED[command])

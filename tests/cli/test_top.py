@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from pgmb import QueueStatus, StreamStatus, connect
+from pgmb import Position, QueueStatus, ReaderStatus, StreamStatus, connect
 from pgmb.cli.rates import Activity, Look, frame
 from tests.cli.conftest import OpenTerminal, Run
 
@@ -86,6 +86,33 @@ def test_status_shows_streams_and_queues(run: Run, db: psycopg.Connection[Any]) 
     assert "deploy" in run("status").out
 
 
+def test_status_and_top_show_readers(run: Run, db: psycopg.Connection[Any]) -> None:
+    assert run("status", "--json").json["readers"] == []
+    assert "Readers" not in run("status").out
+    assert "Readers" not in run("top", "--once", "--interval", "100ms").out
+    db.execute("select pgmb.confirm('main', 'lake', pgmb.position())")
+    db.execute("select pgmb.publish_many('t', array(select to_json(n) from generate_series(1, 20) n))")
+    (reader,) = run("status", "--json").json["readers"]
+    assert (reader["reader"], reader["stream"], reader["waiting"]) == ("lake", "main", 20)
+    assert reader["waiting_bytes"] > 0
+    printed = run("status").out
+    assert all(heading in printed for heading in ("Readers", "lake", "lag", "confirmed"))
+    (row,) = run("top", "--once", "--interval", "100ms", "--json").json["readers"]
+    assert (row["reader"], row["waiting"], row["read_per_second"]) == ("lake", 20, 0.0)
+    printed = run("top", "--once", "--interval", "100ms").out
+    assert all(heading in printed for heading in ("Readers", "read/s", "holds back"))
+
+
+def test_status_shows_sinks(run: Run, db: psycopg.Connection[Any]) -> None:
+    assert run("status", "--json").json["sinks"] == []
+    assert "Sinks" not in run("status").out
+    db.execute("select pgmb.publish_tasks('main', 'hourly', 42, '{}', '{}', '{}')")
+    (sink,) = run("status", "--json").json["sinks"]
+    assert (sink["app"], sink["version"], sink["stages"]) == ("hourly", 42, 0)
+    printed = run("status").out
+    assert all(word in printed for word in ("Sinks", "hourly", "42", "committed", "stages"))
+
+
 # -- rates, without a database -------------------------------------------------------------------------------
 
 
@@ -100,7 +127,7 @@ def queue(dead: int) -> QueueStatus:
 def looked(clock: float, events: int, dead: int, receives: int | None) -> Look:
     activity = {} if receives is None else {"q": Activity(receives, 10.0)}
     at = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=clock)
-    return Look(at, clock, [stream(events)], [queue(dead)], activity)
+    return Look(at, clock, [stream(events)], [queue(dead)], [], activity)
 
 
 @pytest.mark.parametrize(
@@ -119,3 +146,27 @@ def test_rates(before: Look | None, now: Look, published: float, received: float
     assert seen.streams[0].published_per_second == published
     assert seen.queues[0].received_per_second == received
     assert seen.queues[0].dead_per_second == died
+
+
+def reading(clock: float, events: int, *waiting: int) -> Look:
+    at = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=clock)
+    position = Position.parse("(1,3:3:,0,3,0/0)")
+    readers = [ReaderStatus("r", "main", position, at, one, 0, None, 0, None, False) for one in waiting]
+    return Look(at, clock, [stream(events)], [], readers, {})
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "read"),
+    [
+        (None, reading(0, 100, 10), None),
+        (reading(0, 100, 10), reading(2, 200, 10), 50.0),
+        (reading(0, 100, 10), reading(2, 200, 110), 0.0),
+        (reading(0, 100, 50), reading(2, 100, 10), 20.0),
+        # It is new; it was put back; retention dropped a segment.
+        (reading(0, 100), reading(2, 200, 10), None),
+        (reading(0, 100, 0), reading(2, 100, 100), 0.0),
+        (reading(0, 100, 0), reading(2, 50, 0), None),
+    ],
+)
+def test_how_fast_a_reader_reads(before: Look | None, now: Look, read: float | None) -> None:
+    assert frame(before, now).readers[0].read_per_second == read

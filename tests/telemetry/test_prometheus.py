@@ -15,7 +15,13 @@ import pgmb
 from harness.pgbouncer import PgBouncer
 from harness.server import Server
 from pgmb.telemetry.handling import export_handlers
-from pgmb.telemetry.metrics import QUEUE_GAUGES, STREAM_GAUGES, XMIN_GAUGES, StatusCollector
+from pgmb.telemetry.metrics import (
+    QUEUE_GAUGES,
+    READER_GAUGES,
+    STREAM_GAUGES,
+    XMIN_GAUGES,
+    StatusCollector,
+)
 from tests.app.stage import settled, until, until_true, working
 from tests.conftest import Connect, FreshServer
 
@@ -86,10 +92,27 @@ def test_queues_and_streams_are_told_of(
     assert samples["pgmb_xmin_holder_age_transactions", "session"] >= 0
 
 
+def test_readers_are_told_of(dsn: str, exported: StatusCollector, registry: CollectorRegistry) -> None:
+    with pgmb.connect(dsn) as broker:
+        broker.confirm("main", "lake", broker.position())
+        lake = ("lake", "main")
+        samples = scrape(registry)
+        assert samples["pgmb_reader_lag_seconds", *lake] == 0
+        assert samples["pgmb_reader_waiting", *lake] == 0
+        assert samples["pgmb_reader_confirmed_age_seconds", *lake] >= 0
+        assert samples["pgmb_reader_held_seconds", *lake] == 0
+        assert samples["pgmb_reader_lost", *lake] == 0
+        broker.publish_many("order.paid", range(10))
+        samples = scrape(registry)
+    assert samples["pgmb_reader_lag_seconds", *lake] > 0
+    assert samples["pgmb_reader_waiting", *lake] == 10
+    assert samples["pgmb_reader_waiting_bytes", *lake] > 0
+
+
 def test_every_gauge_has_a_name_that_prometheus_people_expect(
     exported: StatusCollector, registry: CollectorRegistry
 ) -> None:
-    names = [name for name, _, _ in QUEUE_GAUGES + STREAM_GAUGES + XMIN_GAUGES]
+    names = [name for name, _, _ in QUEUE_GAUGES + STREAM_GAUGES + READER_GAUGES + XMIN_GAUGES]
     assert len(set(names)) == len(names)
     assert all(name.startswith("pgmb_") and not name.endswith("_total") for name in names)
     told = {

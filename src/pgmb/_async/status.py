@@ -6,7 +6,7 @@ from pgmb import statements
 from pgmb._async.calls import AsyncCalls
 from pgmb.outbox import AsyncConnectionLike
 from pgmb.statements import call
-from pgmb.types import QueueStatus, ReaderStatus, StreamStatus
+from pgmb.types import QueueStatus, ReaderStatus, SinkStatus, StreamStatus
 
 
 class AsyncStatus(AsyncCalls):
@@ -21,6 +21,10 @@ class AsyncStatus(AsyncCalls):
     async def reader_status(self, *, conn: AsyncConnectionLike | None = None) -> list[ReaderStatus]:
         """Every durable reader (`confirm`) of the streams that this role may read, estimated likewise."""
         return [ReaderStatus.of(row) for row in await self._rows(statements.READER_STATUS, conn)]
+
+    async def sink_status(self, *, conn: AsyncConnectionLike | None = None) -> list[SinkStatus]:
+        """Every application that publishes by versions, as Spark does: the last one, and what is staged."""
+        return [SinkStatus.of(row) for row in await self._rows(statements.SINK_STATUS, conn)]
 
     async def queue_depth(self, queue: str, *, conn: AsyncConnectionLike | None = None) -> int | None:
         """Exactly how many events wait in a queue: reads every one of them. None if its filter raises."""

@@ -7,7 +7,7 @@ from pgmb import statements
 from pgmb._sync.calls import Calls
 from pgmb.outbox import ConnectionLike
 from pgmb.statements import call
-from pgmb.types import QueueStatus, ReaderStatus, StreamStatus
+from pgmb.types import QueueStatus, ReaderStatus, SinkStatus, StreamStatus
 
 
 class Status(Calls):
@@ -22,6 +22,10 @@ class Status(Calls):
     def reader_status(self, *, conn: ConnectionLike | None = None) -> list[ReaderStatus]:
         """Every durable reader (`confirm`) of the streams that this role may read, estimated likewise."""
         return [ReaderStatus.of(row) for row in self._rows(statements.READER_STATUS, conn)]
+
+    def sink_status(self, *, conn: ConnectionLike | None = None) -> list[SinkStatus]:
+        """Every application that publishes by versions, as Spark does: the last one, and what is staged."""
+        return [SinkStatus.of(row) for row in self._rows(statements.SINK_STATUS, conn)]
 
     def queue_depth(self, queue: str, *, conn: ConnectionLike | None = None) -> int | None:
         """Exactly how many events wait in a queue: reads every one of them. None if its filter raises."""

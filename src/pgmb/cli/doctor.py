@@ -68,6 +68,7 @@ def doctor(
         standing_for=usual.standing_for if standing_for is None else standing_for,
         waiting_for=usual.waiting_for if standing_for is None else standing_for,
         unarchived_for=usual.unarchived_for if standing_for is None else standing_for,
+        held_for=usual.held_for if standing_for is None else standing_for,
     )
     try:
         with psycopg.connect(dsn, autocommit=True, connect_timeout=10, prepare_threshold=None) as conn:

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 
 import msgspec
 
-from pgmb import QueueStatus, StreamStatus
+from pgmb import QueueStatus, ReaderStatus, StreamStatus
 
 # Up to where status counts dead letters and retries.
 _COUNTED = 10_000
@@ -25,6 +25,7 @@ class Look(msgspec.Struct, frozen=True):
     """Seconds of a clock that never jumps."""
     streams: list[StreamStatus]
     queues: list[QueueStatus]
+    readers: list[ReaderStatus]
     activity: dict[str, Activity]
 
 
@@ -52,10 +53,22 @@ class QueueRow(msgspec.Struct, frozen=True):
     paused: str | None
 
 
+class ReaderRow(msgspec.Struct, frozen=True):
+    reader: str
+    stream: str
+    read_per_second: float | None
+    waiting: int
+    waiting_bytes: int
+    lag: timedelta | None
+    confirmed_age: timedelta
+    held_for: timedelta | None
+
+
 class Frame(msgspec.Struct, frozen=True):
     at: datetime
     streams: list[StreamRow]
     queues: list[QueueRow]
+    readers: list[ReaderRow]
 
 
 def frame(before: Look | None, now: Look) -> Frame:
@@ -70,6 +83,7 @@ def frame(before: Look | None, now: Look) -> Frame:
             _queue(queues.get(one.queue), one, _received(before, now, one, seconds), seconds)
             for one in now.queues
         ],
+        [_reader(one, _read(before, now, one, seconds), now.at) for one in now.readers],
     )
 
 
@@ -106,4 +120,34 @@ def _queue(before: QueueStatus | None, now: QueueStatus, received: float, second
         now.dead,
         died,
         None if now.paused_at is None else now.paused_reason or "yes",
+    )
+
+
+def _read(before: Look | None, now: Look, reader: ReaderStatus, seconds: float) -> float | None:
+    """By what was published, and how much more or less of it waits. Unknown where retention dropped some."""
+    if before is None:
+        return None
+    earlier = {(one.reader, one.stream): one.waiting for one in before.readers}.get(
+        (reader.reader, reader.stream)
+    )
+    published = _events(now, reader.stream) - _events(before, reader.stream)
+    if earlier is None or published < 0:
+        return None
+    return max(published + earlier - reader.waiting, 0) / seconds
+
+
+def _events(look: Look, stream: str) -> int:
+    return next((one.events for one in look.streams if one.stream == stream), 0)
+
+
+def _reader(now: ReaderStatus, read: float | None, at: datetime) -> ReaderRow:
+    return ReaderRow(
+        now.reader,
+        now.stream,
+        read,
+        now.waiting,
+        now.waiting_bytes,
+        now.lag,
+        max(at - now.confirmed_at, timedelta(0)),
+        now.held_for,
     )

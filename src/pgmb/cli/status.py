@@ -1,4 +1,4 @@
-"""pgmb status, and the tables of streams and queues that other commands show too."""
+"""pgmb status, and the tables that other commands show too."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 import typer
 from rich.table import Table
 
-from pgmb import QueueStatus, StreamStatus, connect
+from pgmb import QueueStatus, ReaderStatus, SinkStatus, StreamStatus, connect
 from pgmb.cli import output
 from pgmb.cli.options import AsJson, Dsn
 
@@ -33,6 +33,26 @@ _STREAM = {
     "last_tick_age": "last tick",
     "bytes": "bytes",
 }
+_READER = {
+    "reader": "reader",
+    "stream": "stream",
+    "waiting": "waiting",
+    "waiting_bytes": "bytes",
+    "lag": "lag",
+    "confirmed_at": "confirmed",
+    "held_segments": "holds segments",
+    "held_for": "for",
+    "lost": "lost events",
+}
+_SINK = {
+    "app": "app",
+    "stream": "stream",
+    "version": "version",
+    "events": "events",
+    "committed_at": "committed",
+    "stages": "stages",
+    "staged_at": "staged",
+}
 
 
 def register(app: typer.Typer) -> None:
@@ -40,15 +60,20 @@ def register(app: typer.Typer) -> None:
 
 
 def status(dsn: Dsn = "", as_json: AsJson = False) -> None:
-    """Streams and queues: what waits, for how long, what is leased, retried and dead."""
+    """Streams, queues, durable readers and sinks: what waits, for how long, what is leased and dead."""
     with connect(dsn, max_size=1) as broker:
         streams, queues = broker.stream_status(), broker.queue_status()
+        readers, sinks = broker.reader_status(), broker.sink_status()
     if as_json:
-        output.json({"streams": streams, "queues": queues})
+        output.json({"streams": streams, "queues": queues, "readers": readers, "sinks": sinks})
         return
     console = output.console()
     console.print(stream_table(streams))
     console.print(queue_table(queues))
+    if readers:
+        console.print(reader_table(readers))
+    if sinks:
+        console.print(sink_table(sinks))
 
 
 def queue_table(found: Sequence[QueueStatus]) -> Table:
@@ -58,6 +83,14 @@ def queue_table(found: Sequence[QueueStatus]) -> Table:
 
 def stream_table(found: Sequence[StreamStatus]) -> Table:
     return output.tabulate("Streams", [*_STREAM.values()], [_cells(one, _STREAM) for one in found])
+
+
+def reader_table(found: Sequence[ReaderStatus]) -> Table:
+    return output.tabulate("Readers", [*_READER.values()], [_cells(one, _READER) for one in found])
+
+
+def sink_table(found: Sequence[SinkStatus]) -> Table:
+    return output.tabulate("Sinks", [*_SINK.values()], [_cells(one, _SINK) for one in found])
 
 
 def paused(queue: QueueStatus) -> str | None:

@@ -1,4 +1,4 @@
-"""pgmb top: streams and queues, live."""
+"""pgmb top: streams, queues and readers, live."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ _QUEUES = (
     "dead/s",
     "paused",
 )
+_READERS = ("reader", "stream", "read/s", "waiting", "bytes", "lag", "confirmed", "holds back")
 _ACTIVITY = "select queue, receives, events_per_receive from pgmb.queue_activity()"
 
 
@@ -51,7 +52,7 @@ def top(
     once: Annotated[bool, typer.Option("--once", help="One frame, measured over one interval.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON a refresh.")] = False,
 ) -> None:
-    """Watch streams and queues: rates, depth, oldest age, leases, failures. q quits, p pauses."""
+    """Watch streams, queues and readers: rates, depth, age, leases, failures. q quits, p pauses."""
     pause = 2.0 if interval is None else max(interval.total_seconds(), 0.1)
     with connect(dsn, max_size=1) as broker, interruptible():
         if once or as_json or not sys.stdout.isatty():
@@ -98,12 +99,13 @@ def _watch(broker: Broker, pause: float) -> None:
 def _look(broker: Broker) -> Look:
     with broker.connection() as conn:
         streams, queues = broker.stream_status(conn=conn), broker.queue_status(conn=conn)
+        readers = broker.reader_status(conn=conn)
         try:
             activity = {name: Activity(count, mean) for name, count, mean in conn.execute(_ACTIVITY)}
         except psycopg.errors.InsufficientPrivilege:
             # Then by what the leases that are still there say.
             activity = {}
-        return Look(datetime.now(UTC), time.monotonic(), streams, queues, activity)
+        return Look(datetime.now(UTC), time.monotonic(), streams, queues, readers, activity)
 
 
 def _render(seen: Frame, keyboard: bool = False, paused: bool = False) -> RenderableType:
@@ -126,10 +128,18 @@ def _render(seen: Frame, keyboard: bool = False, paused: bool = False) -> Render
         ]
         for one in seen.queues
     ]
+    readers: list[list[Any]] = [
+        [
+            *(one.reader, one.stream, one.read_per_second, one.waiting, one.waiting_bytes, one.lag),
+            *(one.confirmed_age, one.held_for),
+        ]
+        for one in seen.readers
+    ]
     state = "paused" if paused else seen.at.astimezone().strftime("%H:%M:%S")
     help_line = f"pgmb top  {state}" + ("  q quit, p pause" if keyboard else "")
     return Group(
         Text(help_line, style="bold"),
         output.tabulate("Streams", _STREAMS, streams),
         output.tabulate("Queues", _QUEUES, queues),
+        *([output.tabulate("Readers", _READERS, readers)] if readers else []),
     )

@@ -41,6 +41,8 @@ class Limits(msgspec.Struct, frozen=True):
     standing_for: timedelta = timedelta(minutes=5)
     """For how long maintenance and ticks may be behind."""
     unarchived_for: timedelta = timedelta(hours=1)
+    held_for: timedelta = timedelta(hours=1)
+    """For how long a reader may hold back retention."""
     waiting_for: timedelta = timedelta(minutes=5)
     expired: int = 10
     skew: timedelta = timedelta(seconds=2)

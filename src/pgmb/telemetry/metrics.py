@@ -1,4 +1,4 @@
-"""Prometheus: the state of queues and streams, asked of the database at each scrape."""
+"""Prometheus: the state of queues, streams and readers, asked of the database at each scrape."""
 
 from __future__ import annotations
 
@@ -57,6 +57,27 @@ STREAM_GAUGES: list[Column] = [
     ("pgmb_stream_bytes", "Size on disk, indexes included.", lambda stream: stream.bytes),
 ]
 
+READER_GAUGES: list[Column] = [
+    ("pgmb_reader_waiting", "Events not yet confirmed: an upper estimate.", lambda reader: reader.waiting),
+    ("pgmb_reader_waiting_bytes", "Their size on disk, estimated.", lambda reader: reader.waiting_bytes),
+    (
+        "pgmb_reader_lag_seconds",
+        "Age of the first unread event, 0 without.",
+        lambda reader: reader.lag or 0.0,
+    ),
+    (
+        "pgmb_reader_confirmed_age_seconds",
+        "Time since it last confirmed its position.",
+        lambda reader: reader.confirmed_age,
+    ),
+    (
+        "pgmb_reader_held_seconds",
+        "For how long it has held back retention, 0 if it does not.",
+        lambda reader: reader.held_for or 0.0,
+    ),
+    ("pgmb_reader_lost", "1 if retention dropped what it has not read.", lambda reader: float(reader.lost)),
+]
+
 XMIN_GAUGES: list[Column] = [
     ("pgmb_xmin_holders", "What keeps old row versions alive, by kind.", lambda holder: holder.count),
     ("pgmb_xmin_holder_age_seconds", "Age of the oldest one.", lambda holder: holder.age),
@@ -65,7 +86,7 @@ XMIN_GAUGES: list[Column] = [
 
 
 class StatusCollector(Collector):
-    """Exports what queue_status, stream_status and xmin_holders tell, and `pgmb_up`.
+    """Exports what queue_status, stream_status, reader_status and xmin_holders tell, and `pgmb_up`.
 
     One connection, one statement a scrape. A scrape never fails: without the database `pgmb_up` is 0 and the
     rest is left out. The role needs what a consumer has; it sees the queues that it may consume.
@@ -98,6 +119,7 @@ class StatusCollector(Collector):
         if snapshot is not None:
             yield from _families(QUEUE_GAUGES, ("queue", "stream"), snapshot.queues)
             yield from _families(STREAM_GAUGES, ("stream",), snapshot.streams)
+            yield from _families(READER_GAUGES, ("reader", "stream"), snapshot.readers)
             yield from _families(XMIN_GAUGES, ("kind",), snapshot.xmin_holders)
 
     def close(self) -> None:

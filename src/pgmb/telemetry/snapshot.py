@@ -18,6 +18,11 @@ select json_build_object(
     'events', events, 'delayed', delayed, 'published_per_second', published_per_second,
     'last_tick_age', extract(epoch from last_tick_age), 'bytes', bytes))
     from pgmb.stream_status), '[]'),
+  'readers', coalesce((select json_agg(json_build_object(
+    'reader', reader, 'stream', stream, 'waiting', waiting, 'waiting_bytes', waiting_bytes,
+    'lag', extract(epoch from lag), 'confirmed_age', extract(epoch from clock_timestamp() - confirmed_at),
+    'held_for', extract(epoch from held_for), 'lost', lost))
+    from pgmb.reader_status), '[]'),
   'xmin_holders', coalesce((select json_agg(json_build_object(
     'kind', kind, 'count', count, 'age', extract(epoch from age), 'xids', xids))
     from (select kind, count(*) count, max(age) age, max(xids) xids
@@ -50,6 +55,17 @@ class Stream(msgspec.Struct):
     bytes: float
 
 
+class Reader(msgspec.Struct):
+    reader: str
+    stream: str
+    waiting: float
+    waiting_bytes: float
+    lag: float | None
+    confirmed_age: float
+    held_for: float | None
+    lost: bool
+
+
 class XminHolders(msgspec.Struct):
     """Sessions, prepared transactions or replication slots that keep old row versions alive."""
 
@@ -62,6 +78,7 @@ class XminHolders(msgspec.Struct):
 class Snapshot(msgspec.Struct):
     queues: list[Queue]
     streams: list[Stream]
+    readers: list[Reader]
     xmin_holders: list[XminHolders]
 
 

@@ -20,6 +20,7 @@ APART = {
     "publisher",
     "queue_status",  # views
     "reader_status",
+    "sink_status",
     "stream_status",
     "tail",
 }

@@ -280,6 +280,33 @@ begin
   end loop;
 end $$;
 
+-- Every application that publishes by versions, as Spark's sink does, to the streams that the caller may publish to or
+-- read: the last version that it published (null: none yet), with how many events and when; how many stages it holds,
+-- of a version under way or left over by one that failed, and since when.
+create or replace function pgmb.describe_sinks(
+  out app text, out stream text, out version bigint, out events bigint, out committed_at timestamptz,
+  out stages bigint, out staged_at timestamptz
+)
+returns setof record
+language plpgsql stable security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+begin
+  return query
+  select coalesce(l.app, held.app), s.name, l.version, l.events, l.committed_at, coalesce(held.stages, 0), held.staged_at
+  from pgmb.ledger l
+  full join (
+    select g.app, g.stream, count(*) stages, min(g.claimed_at) staged_at
+    from pgmb.stage g where g.app is not null group by g.app, g.stream
+  ) held on held.app = l.app and held.stream = l.stream
+  join pgmb.stream s on s.id = coalesce(l.stream, held.stream)
+  where pgmb.caller_is_owner() or pgmb.caller_is('pgmb_admin') or pgmb.caller_is('pgmb_consumer')
+    or has_table_privilege(pgmb.caller(), format('pgmb.%I', 'log_' || s.name), 'select')
+    or has_any_column_privilege(pgmb.caller(), format('pgmb.%I', 'log_' || s.name), 'insert')
+  order by 2, 1;
+end $$;
+
 -- Exactly how many events wait in a queue: reads every one of them. Null where its filter or condition raises, so that
 -- it cannot be known.
 create or replace function pgmb.queue_depth(queue text)
@@ -333,6 +360,10 @@ select * from pgmb.describe_streams();
 -- Every durable reader of the streams that the caller may read, as describe_readers() tells.
 create or replace view pgmb.reader_status as
 select * from pgmb.describe_readers();
+
+-- Every application that publishes by versions, as describe_sinks() tells.
+create or replace view pgmb.sink_status as
+select * from pgmb.describe_sinks();
 
 -- Who keeps old row versions alive. pgmb's speed does not depend on it; the rest of the database may.
 create or replace view pgmb.xmin_holders as
