@@ -123,3 +123,112 @@ def test_an_idle_stream_runs_no_batches(
         assert json.loads(offsets[0].read_text().splitlines()[-1])["stream"] == "main"
     finally:
         query.stop()
+
+
+def test_several_databases_are_read_as_one(
+    spark: SparkSession, db: psycopg.Connection[Any], dsn: str, server: Any, template: str, tmp_path: Path
+) -> None:
+    from harness.databases import create_database, drop_database
+    from pgmb.spark import read, read_stream
+
+    other = create_database(server, template)
+    try:
+        with server.connect(other) as second:
+            publish(db, 30)
+            publish(second, 20, "second")
+            second.commit()
+            both = [dsn, server.dsn(other)]
+            assert read(spark, both).groupBy().count().collect()[0][0] == 50
+
+            def run() -> list[int]:
+                query = (
+                    read_stream(spark, both, startingOffsets="earliest", maxEventsPerTrigger=24)
+                    .writeStream.format("parquet")
+                    .option("path", str(tmp_path / "out"))
+                    .option("checkpointLocation", str(tmp_path / "checkpoint"))
+                    .trigger(availableNow=True)
+                    .start()
+                )
+                query.awaitTermination()
+                return [progress["numInputRows"] for progress in query.recentProgress]
+
+            assert max(run()) <= 24
+            publish(second, 5, "second")
+            second.commit()
+            assert sum(run()) == 5
+        found = spark.read.parquet(str(tmp_path / "out"))
+        assert found.count() == found.select("id").distinct().count() == 55
+        strange = (
+            spark.readStream.format("pgmb")
+            .option("url", dsn)
+            .load()
+            .writeStream.format("noop")
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        )
+        with pytest.raises(Exception, match="the checkpoint stands in"):
+            strange.trigger(availableNow=True).start().awaitTermination()
+    finally:
+        drop_database(server, other)
+
+
+def test_topics_times_and_filters_choose_events(
+    spark: SparkSession, db: psycopg.Connection[Any], dsn: str
+) -> None:
+    publish(db, 30, "a")
+    publish(db, 30, "b")
+    middle = db.execute("select min(published_at) from pgmb.log_main where topic like 'b.%'").fetchone()
+    assert middle is not None
+    assert table(spark, dsn, subscribe="a.*, b.0").count() == 40
+    assert table(spark, dsn, subscribePattern="^[ab]\\.1$").count() == 20
+    assert table(spark, dsn, startingTimestamp=middle[0].isoformat()).count() == 30
+    assert table(spark, dsn, endingTimestamp=middle[0].isoformat()).count() == 30
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    try:
+        chosen = table(spark, dsn).where("topic = 'a.1' and key is not null and seq <= 20")
+        assert chosen.count() == 6
+        assert table(spark, dsn).where("topic in ('a.1', 'b.2') or upper(key) = 'K1'").count() == 28
+        assert table(spark, dsn).where(f"published_at >= timestamp'{middle[0].isoformat()}'").count() == 30
+        assert table(spark, dsn).where("topic like 'a.%' and not (key = 'k1')").count() == 18
+    finally:
+        spark.conf.set("spark.sql.python.filterPushdown.enabled", "false")
+
+
+def test_payloads_are_decoded(spark: SparkSession, db: psycopg.Connection[Any], dsn: str) -> None:
+    from pgmb.spark import decode, read
+
+    db.execute(
+        "select pgmb.publish('t', p::json) from unnest(%s::text[]) p", [['{"n": 1}', '{"n": "x"}', "[1]"]]
+    )
+    by_number = read(spark, dsn, schema="n INT").orderBy("seq").select("payload.n").collect()
+    assert [row.n for row in by_number] == [1, None, None]
+    assert [row.payload.n for row in read(spark, dsn, schema="n INT", malformed="drop").collect()] == [1]
+    with pytest.raises(Exception, match=r"MALFORMED|FAILFAST"):
+        read(spark, dsn, schema="n INT", malformed="fail").collect()
+    variant = decode(read(spark, dsn), "variant").selectExpr("variant_get(payload, '$.n', 'string') n")
+    assert sorted(str(row.n) for row in variant.collect()) == ["1", "None", "x"]
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"url": ""}, "needs .option"),
+        ({"maxEvents": "1"}, "did you mean maxEventsPerTrigger"),
+        ({"stream": "nowhere"}, "nowhere"),
+        ({"startingOffsets": "soon"}, "earliest, latest or JSON"),
+        ({"startingOffsets": "{"}, "earliest, latest or JSON"),
+        ({"startingTimestamp": "noon"}, "startingTimestamp is a time"),
+        ({"subscribe": "a*b"}, "not a pattern"),
+        ({"minPartitions": "0"}, "above 0"),
+        ({"failOnDataLoss": "maybe"}, "true or false"),
+        ({"readUrl": "host=a\nhost=b"}, "readUrl names 2"),
+    ],
+)
+def test_nonsense_is_refused_with_a_reason(options: dict[str, str], told: str, dsn: str) -> None:
+    from pyspark.sql.types import StructType
+
+    from pgmb.errors import PgmbError
+    from pgmb.spark.source import BatchReader
+
+    schema = StructType().add("topic", "string")
+    with pytest.raises((ValueError, PgmbError), match=told):
+        BatchReader({"url": dsn, **options}, schema).partitions()

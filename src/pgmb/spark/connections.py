@@ -67,7 +67,7 @@ def _begun(url: str) -> Connection:
             kept.close()
         else:
             return kept
-    fresh = adbc_driver_postgresql.dbapi.connect(url, autocommit=True)
+    fresh: Connection = adbc_driver_postgresql.dbapi.connect(url, autocommit=True)
     _begin(fresh)
     return fresh
 

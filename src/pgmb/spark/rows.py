@@ -50,7 +50,10 @@ class Rows:
         derived = written(derived_ids(batch.column("seq"), batch.column("published_at"), self._salt))
         if given.null_count == len(given):
             return derived
-        return pc.if_else(pc.is_null(given), derived, written(_bytes_of(given.fill_null(bytes(16)))))
+        chosen: pa.Array[Any] = pc.if_else(
+            pc.is_null(given), derived, written(_bytes_of(given.fill_null(bytes(16))))
+        )
+        return chosen
 
 
 def derived_ids(seq: pa.Array[Any], published_at: pa.Array[Any], salt: int) -> NDArray[np.uint8]:
@@ -73,10 +76,9 @@ def written(ids: NDArray[np.uint8]) -> pa.Array[Any]:
     for place, start, end in ((0, 0, 8), (9, 8, 12), (14, 12, 16), (19, 16, 20), (24, 20, 32)):
         text[:, place : place + end - start] = digits[:, start:end]
     offsets = np.arange(0, 36 * rows + 1, 36, dtype=np.int32)
-    return pa.StringArray.from_buffers(rows, pa.py_buffer(offsets), pa.py_buffer(text))
+    return pa.StringArray.from_buffers(rows, pa.py_buffer(offsets.data), pa.py_buffer(text.data))
 
 
 def _bytes_of(ids: pa.Array[Any]) -> NDArray[np.uint8]:
-    data = ids.buffers()[1]
-    whole = np.frombuffer(data, dtype=np.uint8).reshape(-1, 16)
-    return whole[ids.offset : ids.offset + len(ids)]
+    whole: NDArray[np.uint8] = np.frombuffer(memoryview(ids.buffers()[1] or b""), dtype=np.uint8)
+    return whole.reshape(-1, 16)[ids.offset : ids.offset + len(ids)]

@@ -12,17 +12,17 @@ SCHEMA: Final = (
     "published_at TIMESTAMP, seq BIGINT, position STRING"
 )
 
-ARROW: Final = pa.schema(
+ARROW: Final[pa.Schema] = pa.schema(
     [
-        ("id", pa.string()),
-        ("stream", pa.string()),
-        ("topic", pa.string()),
-        ("key", pa.string()),
-        ("payload", pa.string()),
-        ("headers", pa.string()),
-        ("published_at", pa.timestamp("us", tz="UTC")),
-        ("seq", pa.int64()),
-        ("position", pa.string()),
+        pa.field("id", pa.string()),
+        pa.field("stream", pa.string()),
+        pa.field("topic", pa.string()),
+        pa.field("key", pa.string()),
+        pa.field("payload", pa.string()),
+        pa.field("headers", pa.string()),
+        pa.field("published_at", pa.timestamp("us", tz="UTC")),
+        pa.field("seq", pa.int64()),
+        pa.field("position", pa.string()),
     ]
 )
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import ItemsView
+from contextlib import ExitStack
+from typing import Self
 
 from pgmb.place import Place
 from pgmb.spark.log import Frontier, Log
@@ -17,12 +19,21 @@ class Shards:
         self._options = options
         self._logs: dict[str, Log] = {}
         self._read_urls: dict[str, str] = {}
-        for url, read_url in zip(options.urls, options.read_urls, strict=True):
-            log = Log(url, options.stream, options.fail_on_data_loss)
-            if log.home in self._logs:
-                raise ValueError(f"url names the database {log.home} twice")
-            self._logs[log.home] = log
-            self._read_urls[log.home] = read_url
+        with ExitStack() as undo:
+            for url, read_url in zip(options.urls, options.read_urls, strict=True):
+                log = Log(url, options.stream, options.fail_on_data_loss)
+                undo.callback(log.close)
+                if log.home in self._logs:
+                    raise ValueError(f"url names the database {log.home} twice")
+                self._logs[log.home] = log
+                self._read_urls[log.home] = read_url
+            undo.pop_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def __getitem__(self, home: str) -> Log:
         return self._logs[home]
@@ -71,7 +82,7 @@ class Shards:
         marks = {home: self._mark(home, self._options.starting, None) for home in added}
         return Offset(offset.stream, {**offset.shards, **marks})
 
-    def frontier_of(self, home: str, mark: Mark) -> Frontier:
+    def frontier_at(self, home: str, mark: Mark) -> Frontier:
         """The frontier at a position that was given."""
         now = self._logs[home].frontier()
         return Frontier(mark.done, now.last)

@@ -23,6 +23,7 @@ from pyspark.sql.streaming.datasource import (
 
 from pgmb.spark import journal
 from pgmb.spark.filters import condition
+from pgmb.spark.log import Frontier
 from pgmb.spark.offsets import Mark, Offset, Stretch, between
 from pgmb.spark.options import ReadOptions, offsets_given
 from pgmb.spark.reading import Reading, read
@@ -49,21 +50,6 @@ class _Reader:
         self._options = ReadOptions.of(options, streaming)
         self._names = schema.fieldNames()
         chosen(self._names)
-        self._pushed = ""
-
-    @cached_property
-    def _shards(self) -> Shards:
-        return Shards(self._options)
-
-    @cached_property
-    def _asked(self) -> str:
-        """What an event must be, for the WHERE clause."""
-        asked = self._shards.matching(self._options.subscribe) if self._options.subscribe else ""
-        if self._options.subscribe_pattern is not None:
-            asked += f" and e.topic ~ {sql.Literal(self._options.subscribe_pattern).as_string()}"
-        if self._options.until is not None:
-            asked += f" and e.published_at < {_moment(self._options.until)}"
-        return asked + self._pushed
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """On an executor."""
@@ -71,25 +57,32 @@ class _Reader:
             return iter(())
         return read(partition.value, chosen(self._names))
 
-    def _parts(self, home: str, stretch: Stretch) -> Iterator[PartPartition]:
-        since = "" if stretch.since is None else f" and e.published_at >= {_moment(stretch.since)}"
+    def _asked(self, shards: Shards) -> str:
+        """What an event must be, for the WHERE clause."""
+        asked = shards.matching(self._options.subscribe) if self._options.subscribe else ""
+        if self._options.subscribe_pattern is not None:
+            asked += f" and e.topic ~ {sql.Literal(self._options.subscribe_pattern).as_string()}"
+        if self._options.until is not None:
+            asked += f" and e.published_at < {_moment(self._options.until)}"
+        return asked
+
+    def _parts(self, shards: Shards, home: str, stretch: Stretch, asked: str) -> Iterator[PartPartition]:
+        if stretch.since is not None:
+            asked += f" and e.published_at >= {_moment(stretch.since)}"
         for part in stretch.parts:
             yield PartPartition(
                 Reading(
-                    url=self._shards.read_url(home),
+                    url=shards.read_url(home),
                     stream=self._options.stream,
-                    salt=self._shards[home].salt,
+                    salt=shards[home].salt,
                     after=stretch.after,
                     upto=stretch.upto,
                     part=part,
-                    asked=self._asked + since,
+                    asked=asked,
                     fail_on_data_loss=self._options.fail_on_data_loss,
                     replica_timeout=self._options.replica_timeout,
                 )
             )
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_shards"}
 
 
 class BatchReader(_Reader, DataSourceReader):
@@ -97,26 +90,26 @@ class BatchReader(_Reader, DataSourceReader):
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         super().__init__(options, schema, streaming=False)
+        self._pushed = ""
         self.pushFilters = _PushFilters(self)  # type: ignore[method-assign]
 
     def partitions(self) -> Sequence[InputPartition]:
-        parts: list[PartPartition] = []
-        start = self._shards.first(self._options.starting)
-        end = self._shards.first(self._options.ending) if offsets_given(self._options.ending) else None
-        for home, log in self._shards.items():
-            frontier = log.frontier() if end is None else self._shards.frontier_of(home, end.shards[home])
-            slice_ = log.advance(
-                start.shards[home],
-                frontier,
-                None,
-                self._options.partition_events,
-                self._options.min_partitions,
+        with Shards(self._options) as shards:
+            return list(self._planned(shards))
+
+    def _planned(self, shards: Shards) -> Iterator[PartPartition]:
+        asked = self._asked(shards) + self._pushed
+        start = shards.first(self._options.starting)
+        end = shards.first(self._options.ending) if offsets_given(self._options.ending) else None
+        for home, log in shards.items():
+            begun = start.shards[home]
+            frontier = log.frontier() if end is None else shards.frontier_at(home, end.shards[home])
+            sliced = log.advance(
+                begun, frontier, None, self._options.partition_events, self._options.min_partitions
             )
-            stretch = between(start.shards[home], slice_.mark)
+            stretch = between(begun, sliced.mark)
             if stretch is not None:
-                parts += self._parts(home, stretch)
-        self._shards.close()
-        return parts
+                yield from self._parts(shards, home, stretch, asked)
 
     def push(self, filters: list[Filter]) -> Iterable[Filter]:
         """Take over what PostgreSQL can do as well, and give back the rest."""
@@ -149,9 +142,17 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         super().__init__(options, schema, streaming=True)
-        self._frozen: dict[str, Any] | None = None
+        self._frozen: dict[str, Frontier] | None = None
         self._latest: dict[str, Any] | None = None
         self._moved_at = time.monotonic()
+
+    @cached_property
+    def _shards(self) -> Shards:
+        return Shards(self._options)
+
+    @cached_property
+    def _matching(self) -> str:
+        return self._asked(self._shards)
 
     def initialOffset(self) -> dict[str, Any]:
         first = self._shards.first(self._options.starting)
@@ -202,7 +203,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         for home, mark in ended.shards.items():
             stretch = between(begun.shards[home], mark)
             if stretch is not None:
-                parts += self._parts(home, stretch)
+                parts += self._parts(self._shards, home, stretch, self._matching)
         return parts
 
     def commit(self, end: dict[str, Any]) -> None:
