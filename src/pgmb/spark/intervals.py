@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Final, cast
+from typing import Final
 
 from pyspark.sql.types import DayTimeIntervalType
 
@@ -14,7 +14,7 @@ _MICROSECONDS: Final = (86_400_000_000, 3_600_000_000, 60_000_000)
 
 def day_time(kind: DayTimeIntervalType) -> Callable[[timedelta], str]:
     """What turns values of this type into quoted literals: "INTERVAL '1 02:03:04.5' DAY TO SECOND"."""
-    first, last = cast("int", kind.startField), cast("int", kind.endField)
+    first, last = int(kind.startField or 0), int(kind.endField or 0)
     units = _UNITS[first] if first == last else f"{_UNITS[first]} TO {_UNITS[last]}"
 
     def encode(value: timedelta) -> str:

@@ -1,7 +1,8 @@
 """Columns of any of Spark's types as JSON text, a column at a time. Values are those of Spark's `to_json`.
 
 Except where that loses something: timestamps keep their microseconds and are in UTC, and keys of maps are
-written as values are. Fields that are NULL are left out of objects; elements of arrays and values of maps are null.
+written as values are. Fields that are NULL are left out of objects; elements of arrays and values of maps are
+null.
 """
 
 from __future__ import annotations

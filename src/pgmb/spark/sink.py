@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 import psycopg
 from pyspark import TaskContext
@@ -35,58 +35,63 @@ class _Sink:
             )
         self.options = WriteOptions.of(options, streaming)
         self.columns = Columns(schema, self.options)
-        self.run: UUID = uuid4()
+        self.run = str(uuid4())
 
     def task(self, app: str, version: int | None, batches: Iterator[Any]) -> Written:
         context = cast("TaskContext", TaskContext.get())
         task = Task(self.options, self.columns, app, version, context.partitionId(), self.run)
-        return task.staged(batches)
+        return task.write(batches)
 
-    def publish(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+    def publish(self, messages: Sequence[WriterCommitMessage | None], forget: bool = False) -> None:
+        """Publish what the tasks have written, with the ledger, in one transaction."""
         told = _told(messages)
-        if not told:
+        if not told or self.options.mode == "at-least-once":
             return
-        tasks, stages, events, digests = zip(
-            *((m.task, m.stage, m.events, m.digest) for m in told), strict=True
-        )
         app, version = told[0].app, told[0].version
-        with psycopg.connect(self.options.url, autocommit=True) as connection, translated():
+        with psycopg.connect(self.options.url) as connection, translated():
             connection.execute(
                 _PUBLISH,
                 (
-                    self.options.stream,
-                    app,
-                    version,
-                    [*tasks],
-                    [*stages],
-                    [*events],
-                    [*digests],
+                    *(self.options.stream, app, version),
+                    [written.task for written in told],
+                    [written.stage for written in told],
+                    [written.events for written in told],
+                    [written.digest for written in told],
                     self.columns.delayed,
                 ),
             )
+            if forget:
+                connection.execute(_ABANDON, (self.options.stream, app, version, True))
+            connection.commit()
 
-    def abandon(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        told = _told(messages)
-        if told:
+    def abandon(self, app: str, version: int | None, forget: bool = False) -> None:
+        """Free what the tasks have written, after a failure."""
+        if self.options.mode != "at-least-once":
             with psycopg.connect(self.options.url, autocommit=True) as connection, translated():
-                connection.execute(_ABANDON, (self.options.stream, told[0].app, told[0].version, False))
+                connection.execute(_ABANDON, (self.options.stream, app, version, forget))
 
 
 class BatchWriter(_Sink, DataSourceArrowWriter):
-    """A write of a whole DataFrame: published once by txnAppId and txnVersion, if they are given."""
+    """A write of a whole DataFrame: published once by txnAppId and txnVersion, if they are given.
+
+    Without them it is an application of its own, which ends with it. In commitMode=direct that one is in the
+    ledger meanwhile, because of tasks that Spark repeats.
+    """
 
     def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool) -> None:
         super().__init__(options, schema, overwrite, streaming=False)
         self.app = self.options.app or str(uuid4())
+        self.forget = self.options.app is None and self.options.mode == "direct"
+        self.version = 0 if self.forget else self.options.version
 
     def write(self, iterator: Iterator[Any]) -> Written:
-        return self.task(self.app, self.options.version, iterator)
+        return self.task(self.app, self.version, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        self.publish(messages)
+        self.publish(messages, self.forget)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        self.abandon(messages)
+        self.abandon(self.app, self.version, self.forget)
 
 
 class StreamWriter(_Sink, DataSourceStreamArrowWriter):
@@ -108,7 +113,9 @@ class StreamWriter(_Sink, DataSourceStreamArrowWriter):
         self.publish(messages)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        self.abandon(messages)
+        told = _told(messages)
+        if told:
+            self.abandon(told[0].app, told[0].version)
 
 
 def _told(messages: Sequence[WriterCommitMessage | None]) -> list[Written]:

@@ -357,6 +357,19 @@ begin
   return found;
 end $$;
 
+-- Whether a task of a version has published directly.
+create or replace function pgmb.task_published(stream text, app text, version bigint, task integer)
+returns boolean
+language plpgsql stable security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_variable
+begin
+  perform pgmb.assert_publisher(stream);
+  return exists (select from pgmb.ledger_task t
+    where t.app = app and t.stream = pgmb.stream_id(stream) and t.version = version and t.task = task);
+end $$;
+
 -- Notes what a task has published directly, at the end of its transaction.
 create or replace function pgmb.finish_task(stream text, app text, version bigint, task integer, events bigint, digest bigint)
 returns void
@@ -447,5 +460,12 @@ begin
       null;
     end;
   end loop;
+  -- Lines of applications that ended before they published anything.
+  delete from pgmb.ledger l
+  where l.ctid = any (array(
+    select empty.ctid from pgmb.ledger empty
+    where empty.version is null and empty.begun_at < clock_timestamp() - older
+      and not exists (select from pgmb.ledger_task t where t.app = empty.app and t.stream = empty.stream)
+    for update skip locked));
   return freed;
 end $$;

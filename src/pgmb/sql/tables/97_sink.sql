@@ -14,6 +14,7 @@ create table pgmb.ledger (
   -- The version whose tasks publish on their own, and the run of it that may.
   under_way bigint,
   run uuid,
+  begun_at timestamptz not null default clock_timestamp(),
   primary key (app, stream)
 );
 create index ledger_stream on pgmb.ledger (stream);
