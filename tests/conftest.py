@@ -15,6 +15,8 @@ from harness.sessions import Sessions
 
 # Of several processes (`-n 2 --dist loadgroup`) one gets all of these: Spark is slow to start and large.
 SPARK = Path(__file__).parent / "spark"
+# Whatever has to do with a server rests on the first; the others ask for a database when they are called.
+_POSTGRES = {"pg_major", "connect", "run"}
 
 
 class Connect(Protocol):
@@ -53,14 +55,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not config.getoption("--split"):
         return
 
-    def elsewhere(item: pytest.Item) -> bool:
-        once = item.get_closest_marker("once")
-        return once is not None and (once.args or (18,))[0] != config.getoption("--pg")
-
-    left_out = [item for item in items if elsewhere(item)]
-    if left_out:
+    ours = (None, config.getoption("--pg"))
+    if left_out := [item for item in items if _only_on(item) not in ours]:
         config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if not elsewhere(item)]
+        items[:] = [item for item in items if _only_on(item) in ours]
+
+
+def _only_on(item: pytest.Item) -> int | None:
+    """The one major that is enough for a test: because it is marked so, or asks for no PostgreSQL at all."""
+    once = item.get_closest_marker("once")
+    if once is None and not _POSTGRES.isdisjoint(getattr(item, "fixturenames", ())):
+        return None
+    return once.args[0] if once is not None and once.args else 18
 
 
 def pytest_report_header(config: pytest.Config) -> str:

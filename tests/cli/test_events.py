@@ -18,6 +18,9 @@ import pytest
 from harness.terminal import Terminal
 from tests.cli.conftest import OpenTerminal, Run
 
+# What the commands ask of the server is tested on every major, elsewhere.
+pytestmark = pytest.mark.once(15)
+
 Done = Callable[..., str]
 
 

@@ -13,6 +13,9 @@ import pgmb
 if TYPE_CHECKING:
     from tests.cli.conftest import OpenTerminal, Run
 
+# What the commands ask of the server is tested on every major, elsewhere.
+pytestmark = pytest.mark.once(15)
+
 HANDLER = "import pgmb\napp = pgmb.App()\n@app.on({})\ndef f({}): ...\n"
 
 

@@ -20,6 +20,9 @@ from pgmb.cli import app, durations, output
 from scripts import cli_reference
 from tests.cli.conftest import OpenTerminal, Run
 
+# What the commands ask of the server is tested on every major, elsewhere.
+pytestmark = pytest.mark.once(15)
+
 Done = Callable[..., str]
 NOWHERE = "host=127.0.0.1 port=1 dbname=x connect_timeout=2"
 

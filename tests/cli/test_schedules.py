@@ -8,6 +8,9 @@ import pytest
 
 from tests.cli.conftest import Run
 
+# What the commands ask of the server is tested on every major, elsewhere.
+pytestmark = pytest.mark.once(15)
+
 Done = Callable[..., str]
 
 

@@ -191,3 +191,22 @@ def test_a_stepped_session_that_still_waits_is_closed(empty_dsn: str) -> None:
     with Sessions(empty_dsn) as sessions:
         sessions["holder"].run("select pg_advisory_lock(1)")
         sessions["waiter"].start("select pg_advisory_lock(1)").blocked()
+
+
+def test_split_leaves_no_test_out() -> None:
+    asks_for_none, marked, the_rest = chosen = [
+        "tests/unit/test_handling.py",
+        "tests/cli/test_schedules.py",
+        "tests/unit/test_catalog.py",
+    ]
+
+    def collected(major: str) -> dict[str, int]:
+        command = [sys.executable, "-m", "pytest", "--collect-only", "-qq", "--split", "--pg", major, *chosen]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+        lines = (line.rsplit(": ", 1) for line in done.stdout.splitlines() if line)
+        return {path: int(count) for path, count in lines}
+
+    on_15, on_18 = collected("15"), collected("18")
+    assert set(on_15) == {marked, the_rest}
+    assert set(on_18) == {asks_for_none, the_rest}
+    assert on_15[the_rest] == on_18[the_rest]
