@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -12,19 +12,18 @@ SCHEMA: Final = (
     "published_at TIMESTAMP, seq BIGINT, position STRING"
 )
 
-ARROW: Final[pa.Schema] = pa.schema(
-    [
-        pa.field("id", pa.string()),
-        pa.field("stream", pa.string()),
-        pa.field("topic", pa.string()),
-        pa.field("key", pa.string()),
-        pa.field("payload", pa.string()),
-        pa.field("headers", pa.string()),
-        pa.field("published_at", pa.timestamp("us", tz="UTC")),
-        pa.field("seq", pa.int64()),
-        pa.field("position", pa.string()),
-    ]
-)
+_FIELDS: Final[list[pa.Field[Any]]] = [
+    pa.field("id", pa.string()),
+    pa.field("stream", pa.string()),
+    pa.field("topic", pa.string()),
+    pa.field("key", pa.string()),
+    pa.field("payload", pa.string()),
+    pa.field("headers", pa.string()),
+    pa.field("published_at", pa.timestamp("us", tz="UTC")),
+    pa.field("seq", pa.int64()),
+    pa.field("position", pa.string()),
+]
+ARROW: Final = pa.schema(_FIELDS)
 
 
 def chosen(names: list[str]) -> pa.Schema:
