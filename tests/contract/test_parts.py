@@ -200,3 +200,19 @@ def test_a_statement_names_only_what_is_asked_for() -> None:
     assert columns_for(["stream", "position"]) == ["seq"]
     assert columns_for(["id"]) == ["seq", "id", "published_at"]
     assert columns_for(["payload", "topic"]) == ["topic", "payload"]
+
+
+def test_a_driver_outlives_a_connection_that_is_lost(log: Log, db: Db) -> None:
+    publish(db, 3)
+    before = log.frontier()
+    assert log.home
+    db.execute(
+        "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'pgmb spark'"
+        " and datname = current_database()"
+    )
+    assert log.frontier() == before
+
+
+def test_a_database_that_was_never_reached_is_told_at_once() -> None:
+    with pytest.raises(psycopg.OperationalError):
+        Log("host=127.0.0.1 port=1 dbname=nowhere", "main").frontier()

@@ -150,13 +150,11 @@ class Log:
             try:
                 with translated():
                     return self._connected().execute(statement, arguments).fetchall()
-            except psycopg.OperationalError as error:
-                # Refused by the server for what it is, or away: only the latter may pass.
-                away = self._connection is None or self._connection.closed
+            except psycopg.OperationalError:
+                lost = self._connection is None or self._connection.closed
                 self.close()
-                if not away or not (error.sqlstate or "08").startswith(("08", "57P")):
-                    raise
-                if time.monotonic() > until:
+                # A database that was never reached is not one that is away for a moment.
+                if not lost or self._home is None or time.monotonic() > until:
                     raise
                 time.sleep(0.5)
 
