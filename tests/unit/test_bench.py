@@ -21,7 +21,8 @@ from bench.rows import ROWS
 
 ROOT = Path(__file__).parents[2]
 
-pytestmark = pytest.mark.once
+# One process, one set of servers.
+pytestmark = [pytest.mark.once, pytest.mark.xdist_group("bench")]
 
 
 @pytest.fixture(scope="module")
