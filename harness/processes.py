@@ -72,6 +72,12 @@ def cpu_seconds(pid: int) -> float:
     return ticks / _TICKS
 
 
+def own_and_reaped(pid: int) -> float:
+    """User and system time of a process and of those children that have ended; 0 if it is gone."""
+    fields = _stat(pid)
+    return 0.0 if fields is None else sum(int(field) for field in fields[11:15]) / _TICKS
+
+
 def _running_ticks(pid: int) -> int:
     found = (_stat(child) for child in children(pid))
     return sum(int(fields[11]) + int(fields[12]) for fields in found if fields is not None)

@@ -34,7 +34,7 @@ from unittest import mock
 from harness import spark_settings
 from harness.ports import free_port
 from harness.processes import children_of, kill_group
-from harness.spark_settings import HOME, HOST
+from harness.spark_settings import HOST
 from harness.watchdog import watch
 
 if TYPE_CHECKING:
@@ -195,7 +195,11 @@ class Cluster(_Group):
         )
 
         def daemon(name: str, *arguments: str) -> None:
-            command = [str(HOME / "bin" / "spark-class"), f"org.apache.spark.deploy.{name}", *arguments]
+            command = [
+                f"{variables['SPARK_HOME']}/bin/spark-class",
+                f"org.apache.spark.deploy.{name}",
+                *arguments,
+            ]
             with (self.directory / "log").open("ab") as log:
                 self._spawn(command, variables, log)
 
