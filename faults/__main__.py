@@ -193,6 +193,59 @@ def filters(arguments: argparse.Namespace) -> bool:
     return result.holds
 
 
+def spark_late_commits(arguments: argparse.Namespace) -> bool:
+    from faults import spark_late_commits
+
+    return _killed_queries(arguments, spark_late_commits.run)
+
+
+def spark_republish(arguments: argparse.Namespace) -> bool:
+    from faults import spark_republish
+
+    return _killed_queries(arguments, spark_republish.run)
+
+
+def _killed_queries(arguments: argparse.Namespace, run: Any) -> bool:
+    from harness.spark import Cluster
+
+    with (
+        database(arguments.pg) as (_, dsn),
+        Cluster.start() as cluster,
+        tempfile.TemporaryDirectory(prefix="pgmb-faults-") as name,
+    ):
+        result = run(
+            dsn,
+            cluster,
+            Path(name),
+            writers=arguments.writers,
+            delay=arguments.delay,
+            size=arguments.size,
+            rotate_every=arguments.rotate_every,
+            drivers=1 if arguments.brief else arguments.drivers,
+            executors=2 if arguments.brief else arguments.executors,
+            per_trigger=arguments.per_trigger,
+            seed=arguments.seed,
+        )
+    print(result)
+    held: bool = result.holds
+    return held
+
+
+def spark_sink(arguments: argparse.Namespace) -> bool:
+    from faults import spark_sink
+    from harness.spark import Cluster
+
+    runs = spark_sink.BRIEF if arguments.brief else list(spark_sink.full(arguments.rounds))
+    with (
+        database(arguments.pg) as (_, dsn),
+        Cluster.start() as cluster,
+        tempfile.TemporaryDirectory(prefix="pgmb-faults-") as name,
+    ):
+        result = spark_sink.run(dsn, cluster, Path(name), runs, seed=arguments.seed)
+    print(result)
+    return result.holds
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m faults", description=__doc__)
     kinds = parser.add_subparsers(required=True, metavar="NAME")
@@ -270,6 +323,40 @@ def main() -> int:
     filtering.add_argument("--rounds", type=int, default=20, help="of one failing filter each")
     filtering.add_argument("--events", type=int, default=20, help="a round")
     filtering.add_argument("--consumers", type=int, default=4)
+
+    def killing_spark(made: argparse.ArgumentParser) -> None:
+        made.add_argument("--writers", type=int, default=20)
+        made.add_argument(
+            "--delay", type=float, default=3.0, help="the longest wait before a commit, in seconds"
+        )
+        made.add_argument("--size", type=int, default=12, help="events in one call, at most")
+        made.add_argument("--rotate-every", type=float, default=3.0)
+        made.add_argument("--drivers", type=int, default=10, help="to kill")
+        made.add_argument("--executors", type=int, default=20, help="to kill")
+        made.add_argument("--per-trigger", type=int, default=300, help="events in a batch, at most")
+        made.add_argument("--brief", action="store_true", help="one driver and two executors killed")
+
+    killing_spark(
+        command(
+            "spark-late-commits",
+            spark_late_commits,
+            "Spark reads what commits late, its driver and executors killed: each event once",
+        )
+    )
+    killing_spark(
+        command(
+            "spark-republish",
+            spark_republish,
+            "log to Spark to log to Spark under kills: each event once, every key in order",
+        )
+    )
+    sinking = command(
+        "spark-sink",
+        spark_sink,
+        "Spark publishes while tasks and drivers fail, repeat and are killed: each event once",
+    )
+    sinking.add_argument("--rounds", type=int, default=200)
+    sinking.add_argument("--brief", action="store_true", help="a few runs, one of each kind")
 
     arguments = parser.parse_args()
     held: bool = arguments.function(arguments)

@@ -48,6 +48,21 @@ def rows(folder: Path, *columns: str) -> Iterator[tuple[int, tuple[Any, ...]]]:
                 yield number, row
 
 
+class Count:
+    """How many rows there are; counts each file once."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._rows: dict[Path, int] = {}
+
+    def __call__(self) -> int:
+        for _, paths in batches(self._folder):
+            for path in paths:
+                if path not in self._rows:
+                    self._rows[path] = pq.ParquetFile(path).metadata.num_rows
+        return sum(self._rows.values())
+
+
 def committed(checkpoint: Path) -> int:
     """The number of batches that a query has committed to its checkpoint."""
     commits = checkpoint / "commits"

@@ -1,0 +1,1 @@
+"""Driver programs of the fault runs, each a process of its own."""
