@@ -14,6 +14,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from harness.postgres import binaries
+from harness.spark import Driver
 from pgmb import schema
 
 pytestmark = pytest.mark.once(15)
@@ -24,6 +25,7 @@ FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 PROGRAMS = "<!-- Each snippet is a program of its own. -->"
+ONE_PROGRAM = "<!-- The snippets are one program. -->"
 
 
 def snippets(page: Path, language: str) -> list[str]:
@@ -73,9 +75,18 @@ def run_each(programs: list[str], dsn: str) -> None:
         assert done.returncode == 0, done.stderr
 
 
+# A page on Spark takes a minute on a slow machine.
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("page", pages_with("python"))
-def test_python_snippets_run(page: Path, dsn: str, db: psycopg.Connection[Any], capsys: Any) -> None:
+def test_python_snippets_run(
+    page: Path, dsn: str, db: psycopg.Connection[Any], capsys: Any, tmp_path: Path
+) -> None:
     db.execute("create table orders (id int, paid boolean)")
+    if ONE_PROGRAM in page.read_text():
+        program = tmp_path / "program.py"
+        program.write_text("\n".join(snippets(page, "python")).replace("postgresql:///app", dsn))
+        Driver.start(program).finish(500)
+        return
     if PROGRAMS in page.read_text():
         run_each(snippets(page, "python"), dsn)
         if page.name == "outbox.md":
@@ -83,11 +94,11 @@ def test_python_snippets_run(page: Path, dsn: str, db: psycopg.Connection[Any], 
             assert db.execute("select count(*) from pgmb.log_main").fetchone() == (5,)
         return
     first, *rest = snippets(page, "python")
-    program = first.replace("postgresql:///app", dsn)
+    text = first.replace("postgresql:///app", dsn)
     # Further snippets go on inside the first one's `with`.
     for snippet in rest:
-        program += "".join(f"    {line}\n" if line else "\n" for line in snippet.splitlines())
-    exec(compile(program, str(page), "exec"), {})
+        text += "".join(f"    {line}\n" if line else "\n" for line in snippet.splitlines())
+    exec(compile(text, str(page), "exec"), {})
     if page.name == "README.md":
         assert capsys.readouterr().out == "order.paid 42 1\n"
 
