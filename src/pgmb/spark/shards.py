@@ -9,7 +9,7 @@ from typing import Self
 from pgmb.place import Place
 from pgmb.spark.log import Frontier, Log
 from pgmb.spark.offsets import Mark, Offset
-from pgmb.spark.options import ReadOptions, offsets_given
+from pgmb.spark.read_options import ReadOptions, offsets_given
 
 
 class Shards:

@@ -25,7 +25,7 @@ from pgmb.spark import journal
 from pgmb.spark.filters import condition
 from pgmb.spark.log import Frontier
 from pgmb.spark.offsets import Mark, Offset, Stretch, between
-from pgmb.spark.options import ReadOptions, offsets_given
+from pgmb.spark.read_options import ReadOptions, offsets_given
 from pgmb.spark.reading import Reading, read
 from pgmb.spark.schema import chosen
 from pgmb.spark.shards import Shards

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from typing import Final, Literal, TypeAlias, cast
 
 import msgspec
+
+from pgmb.spark.given import Given
 
 Mode: TypeAlias = Literal["staged", "direct", "at-least-once"]
 
@@ -49,56 +50,38 @@ class WriteOptions(msgspec.Struct, frozen=True):
     version: int | None = None
 
     @classmethod
-    def of(cls, given: Mapping[str, str], streaming: bool) -> WriteOptions:
-        options = {name.lower(): value for name, value in given.items()}
-        _refuse_unknown(options)
-        url = options.get("url", "").strip()
+    def of(cls, options: Mapping[str, str], streaming: bool) -> WriteOptions:
+        given = Given(options, KNOWN, _OF_SPARK)
+        url = (given.text("url") or "").strip()
         if not url or url.startswith("[") or "\n" in url:
             raise ValueError('writing to pgmb needs .option("url", "postgresql://…"), one database')
-        guarantee = _one_of(options, "deliveryGuarantee", "exactly-once", "at-least-once")
-        committed = _one_of(options, "commitMode", "staged", "direct")
-        if guarantee == "at-least-once" and "commitmode" in options:
+        guarantee = given.one_of("deliveryGuarantee", "exactly-once", "at-least-once")
+        committed = given.one_of("commitMode", "staged", "direct")
+        if guarantee == "at-least-once" and "commitMode" in given:
             raise ValueError(
                 "commitMode is about exactly-once: leave it out with deliveryGuarantee=at-least-once"
             )
-        app, version = options.get("txnappid"), _version(options)
+        app, version = given.text("txnAppId"), _version(given.text("txnVersion"))
         if app is not None and not 0 < len(app) <= 500:
             raise ValueError("txnAppId is a name of 1 to 500 characters")
         if streaming and version is not None:
             raise ValueError("txnVersion is for batch writes: the version of a stream is its batch")
         if not streaming and (app is None) != (version is None):
             raise ValueError("txnAppId and txnVersion go together")
+        named = {name: given.text(f"{name}Column") for name in COLUMNS}
         return cls(
             url=url,
-            stream=options.get("stream") or options.get("path") or "main",
-            topic=options.get("topic"),
-            key=options.get("key"),
-            columns={name: options.get(f"{name}column", name) for name in COLUMNS},
+            stream=given.text("stream") or given.text("path") or "main",
+            topic=given.text("topic"),
+            key=given.text("key"),
+            columns={name: name if column is None else column for name, column in named.items()},
             mode=cast("Mode", committed if guarantee == "exactly-once" else guarantee),
             app=app,
             version=version,
         )
 
 
-def _refuse_unknown(options: Mapping[str, str]) -> None:
-    known = {name.lower(): name for name in KNOWN}
-    for name in options:
-        if name not in known and name not in _OF_SPARK:
-            near = difflib.get_close_matches(name, known, 1)
-            hint = f": did you mean {known[near[0]]}?" if near else f"; there are {', '.join(KNOWN)}"
-            raise ValueError(f"pgmb does not know the option {name}{hint}")
-
-
-def _one_of(options: Mapping[str, str], name: str, *allowed: str) -> str:
-    """The first of those allowed is the default."""
-    value = options.get(name.lower(), allowed[0]).strip().lower()
-    if value not in allowed:
-        raise ValueError(f"{name} is {' or '.join(allowed)}, not {value!r}")
-    return value
-
-
-def _version(options: Mapping[str, str]) -> int | None:
-    text = options.get("txnversion")
+def _version(text: str | None) -> int | None:
     if text is None:
         return None
     if not text.strip().isdecimal() or int(text) >= 2**63:
