@@ -23,6 +23,7 @@ from pgmb.cli import (
     route,
     schedules,
     schema,
+    spark,
     status,
     streams,
     tail,
@@ -52,6 +53,7 @@ for group in (
     route,
     schedules,
     work,
+    spark,
     roles,
 ):
     group.register(app)
