@@ -12,7 +12,7 @@ from typing import Any, Self
 from harness.processes import children_of, send
 from harness.spark import Cluster
 
-PATIENCE = 600.0
+PATIENCE = 900.0
 """Seconds for one thing that was asked, on a machine that does much else."""
 
 

@@ -33,7 +33,7 @@ class Killed:
         self.driver_kills = 0
         self.executor_kills = 0
         self.restarts = 0
-        """Of a driver that was too slow, without a kill."""
+        """Of a query that was too slow, without a kill."""
         self.tasks_lost = 0
 
     def run(self, *, drivers: int, executors: int) -> None:
@@ -57,11 +57,11 @@ class Killed:
 
     def drain(self) -> None:
         """Reads to the end of what there is, without another kill."""
-        for _ in range(5):
+        for _ in range(20):
             try:
                 return self._running().do("drain", flows=self._flows)
             except NotDoneError as error:
-                self._again_if_slow(error)
+                self._only_slow(error)
         raise TimeoutError(f"the queries do not come to an end:\n{self._running().said()}")
 
     def close(self) -> None:
@@ -92,12 +92,11 @@ class Killed:
             try:
                 self._running().do("check")
             except NotDoneError as error:
-                self._again_if_slow(error)
+                self._only_slow(error)
+                self._running().do("start", flows=self._flows)
             time.sleep(0.1)
 
-    def _again_if_slow(self, error: NotDoneError) -> None:
+    def _only_slow(self, error: NotDoneError) -> None:
         if TOO_SLOW not in str(error):
             raise error
-        self.close()
-        self.start()
         self.restarts += 1

@@ -20,6 +20,7 @@ class Result:
     driver_kills: int
     executor_kills: int
     tasks_lost: int
+    restarts: int
     batches: int
     rotations: int
     dropped: int
@@ -35,8 +36,8 @@ class Result:
             f"spark late commits {'hold' if self.holds else 'VIOLATED'}: "
             f"{self.account.committed:,} committed, {self.rolled_back:,} rolled back, "
             f"{self.driver_kills} driver kills, {self.executor_kills} executor kills: {self.account} | "
-            f"{self.batches} batches, {self.tasks_lost} tasks lost, {self.rotations} rotations, "
-            f"{self.dropped} segments dropped in {self.seconds:.0f} s | "
+            f"{self.batches} batches, {self.tasks_lost} tasks lost, {self.restarts} slow starts, "
+            f"{self.rotations} rotations, {self.dropped} segments dropped in {self.seconds:.0f} s | "
             f"control by max(seq): {self.control.lost:,} lost"
         )
 
@@ -98,6 +99,7 @@ def run(
         queries.driver_kills,
         queries.executor_kills,
         queries.tasks_lost,
+        queries.restarts,
         spark_files.committed(folder / "checkpoint"),
         traffic.rotations,
         dropped,

@@ -29,6 +29,7 @@ class Result:
     driver_kills: int
     executor_kills: int
     tasks_lost: int
+    restarts: int
     dropped: int
     seconds: float
 
@@ -43,8 +44,8 @@ class Result:
             f"{self.account.committed:,} committed, {self.rolled_back:,} rolled back, "
             f"{self.driver_kills} driver kills, {self.executor_kills} executor kills: "
             f"second stream {self.second}; last sink {self.account}, {self.disordered:,} out of order | "
-            f"{self.staged} stages left, {self.tasks_lost} tasks lost, {self.dropped} segments dropped "
-            f"in {self.seconds:.0f} s"
+            f"{self.staged} stages left, {self.tasks_lost} tasks lost, {self.restarts} slow starts, "
+            f"{self.dropped} segments dropped in {self.seconds:.0f} s"
         )
 
 
@@ -123,6 +124,7 @@ def run(
         queries.driver_kills,
         queries.executor_kills,
         queries.tasks_lost,
+        queries.restarts,
         dropped,
         time.monotonic() - began,
     )

@@ -59,8 +59,10 @@ def follow_files(
 
 
 def start(spark: SparkSession, *, flows: list[Flow]) -> None:
-    """Starts queries that go on."""
+    """Starts queries that go on, those of them that do not run yet."""
     for flow in flows:
+        if (query := _running.get(flow["name"])) is not None and query.isActive:
+            continue
         _running[flow["name"]] = _query(spark, flow).trigger(processingTime="0 seconds").start()
 
 
