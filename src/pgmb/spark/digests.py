@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any, Final, cast
 
 import numpy as np
@@ -19,9 +20,7 @@ class Digest:
 
     def __init__(self) -> None:
         # Here, because it takes a while and only this needs it.
-        from pandas import util
-
-        self._sum, self._util = 0, cast("Any", util)
+        self._sum, self._util = 0, cast("Any", import_module("pandas.util"))
 
     def __call__(self, events: dict[str, Any], before: int, rows: int) -> None:
         """Take in a batch."""

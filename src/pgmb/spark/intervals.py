@@ -23,7 +23,8 @@ def day_time(kind: DayTimeIntervalType) -> Callable[[timedelta], str]:
         text = ""
         for field in range(first, min(last, 2) + 1):
             number, rest = divmod(rest, _MICROSECONDS[field])
-            text += f"{number}" if field == first else f"{' ' if field == 1 else ':'}{number:02}"
+            text += "" if field == first else " " if field == 1 else ":"
+            text += f"{number}" if field == 0 else f"{number:02}"
         if last == 3:
             seconds, fraction = divmod(rest, 1_000_000)
             text += f"{seconds:02}" if first == 3 else f":{seconds:02}"

@@ -28,7 +28,8 @@ Encoder: TypeAlias = Callable[[Any], Any]
 """From an Arrow array of values to one of JSON texts, NULL for NULL."""
 
 _PLAIN = (t.BooleanType, t.ByteType, t.ShortType, t.IntegerType, t.LongType, t.DecimalType)
-_AS_TEXT = (t.DateType, t.TimeType)
+_DAYS = 2_932_896
+_MICROSECONDS = (_DAYS + 1) * 86_400_000_000 - 1
 
 
 def encoder(kind: t.DataType) -> Encoder:
@@ -47,7 +48,9 @@ def encoder(kind: t.DataType) -> Encoder:
     for types, simple in _SIMPLE:
         if isinstance(kind, types):
             return simple
-    raise TypeError(f"{kind.simpleString()} cannot be written as JSON")
+    raise TypeError(
+        f"columns of type {kind.simpleString()} do not reach Python: make a string of it, as to_json does"
+    )
 
 
 def _key(kind: t.DataType) -> Encoder:
@@ -75,8 +78,11 @@ def _text(array: Any) -> Any:
 
 
 def _number(array: Any) -> Any:
-    """NaN and the infinities are strings."""
+    """NaN and the infinities are strings. A whole number keeps a fraction: it is a float."""
     text = array.cast(pa.string())
+    whole = pc.match_substring_regex(text, "^-?[0-9]+$")
+    if pc.any(whole).as_py():
+        text = pc.if_else(whole, _joined(text, ".0"), text)
     finite = pc.is_finite(array)
     if pc.all(finite).as_py() is not False:
         return text
@@ -84,8 +90,22 @@ def _number(array: Any) -> Any:
     return pc.if_else(finite, text, pc.if_else(pc.is_nan(array), '"NaN"', infinite))
 
 
-def _quoted(array: Any) -> Any:
-    return _joined('"', array.cast(pa.string()), '"')
+def _date(array: Any) -> Any:
+    return _joined('"', _signed(array.cast(pa.string()), array.cast(pa.int32()), _DAYS), '"')
+
+
+def _time(array: Any) -> Any:
+    text = array.cast(pa.time64("us")).cast(pa.string())
+    for zeros, short in ((r"\.0+$", ""), (r"(\.[0-9]*[1-9])0+$", r"\1")):
+        text = pc.replace_substring_regex(text, zeros, short)
+    return _joined('"', text, '"')
+
+
+def _signed(text: Any, number: Any, last: int) -> Any:
+    """Years of more than four digits have a sign."""
+    if (pc.max(number).as_py() or 0) <= last:
+        return text
+    return pc.replace_substring_regex(text, r"^([0-9]{5,})-", r"+\1-")
 
 
 def _timestamp(array: Any) -> Any:
@@ -97,6 +117,7 @@ def _timestamp(array: Any) -> Any:
     exact = pc.equal(short.cast(pa.timestamp("us", zone)), array)
     if pc.all(exact).as_py() is False:
         text = pc.if_else(exact, text, array.cast(pa.string()))
+    text = _signed(text, array.cast(pa.int64()), _MICROSECONDS)
     return _joined('"', pc.replace_substring(text, " ", "T", max_replacements=1), '"')
 
 
@@ -118,10 +139,13 @@ def _null(array: Any) -> Any:
 
 def _struct(fields: list[tuple[str, Encoder]], array: Any) -> Any:
     parts = [
-        _joined(name, encode(values)) for (name, encode), values in zip(fields, array.flatten(), strict=True)
+        pc.fill_null(_joined(",", name, encode(values)), "")
+        for (name, encode), values in zip(fields, array.flatten(), strict=True)
     ]
-    inside = pc.binary_join_element_wise(*parts, ",", null_handling="skip") if parts else ""
-    return pc.if_else(array.is_valid(), _joined("{", inside, "}"), pa.scalar(None, pa.string()))
+    # The comma before the first goes afterwards. To join without NULLs, Arrow also leaves out whole rows.
+    whole = _joined("{", *parts, "}") if parts else pa.repeat("{}", len(array))
+    whole = pc.replace_substring(whole, "{,", "{", max_replacements=1)
+    return pc.if_else(array.is_valid(), whole, pa.scalar(None, pa.string())) if array.null_count else whole
 
 
 def _array(element: Encoder, array: Any) -> Any:
@@ -147,7 +171,8 @@ _SIMPLE: list[tuple[Any, Encoder]] = [
     (t.StringType, _text),
     (_PLAIN, _plain),
     ((t.FloatType, t.DoubleType), _number),
-    (_AS_TEXT, _quoted),
+    (t.DateType, _date),
+    (t.TimeType, _time),
     ((t.TimestampType, t.TimestampNTZType), _timestamp),
     (t.BinaryType, _binary),
     (t.VariantType, _variant),

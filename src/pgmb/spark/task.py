@@ -96,7 +96,7 @@ class Task:
                 self._ask(cursor, _FINISH_TASK, self.number, out.events, digest.value)
 
     def _stage_missing(self, out: Outgoing) -> int | None:
-        """Write into a stage what an earlier run has not published. Whether the cut is the same shows later."""
+        """Write into a stage what an earlier run has not published; the driver compares the rest."""
         with transaction(self.options.url) as cursor:
             if self._ask(cursor, "select pgmb.task_published($1, $2, $3, $4::int)", self.number):
                 return None
