@@ -93,6 +93,33 @@ def test_refusals(
     assert told in outcome.err
 
 
+@pytest.mark.parametrize("words", [("read", "main"), ("publish", "rows.csv", "--topic", "t")], ids=" ".join)
+def test_no_server_or_stream_is_told_before_spark_starts(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    (tmp_path / "rows.csv").write_text("a\n1\n")
+    outcome = run("spark", *words, dsn=NOWHERE)
+    assert outcome.code == 1
+    assert [line.split(":")[0] for line in outcome.err.splitlines()] == ["Error", "Hint"]
+    assert "stream 'nope' does not exist" in run("spark", "read", "nope").err
+
+
+def test_without_java_it_says_so(dsn: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "pgmb", "spark", "read", "main"],
+        env={**os.environ, "PGMB_DSN": dsn, "JAVA_HOME": str(tmp_path / "none"), "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert [line.split(":")[0] for line in done.stderr.splitlines()] == ["Error", "Hint"]
+    assert "Java 17" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("words", [("read", "main"), ("publish", "empty.csv", "--topic", "t")], ids=" ".join)
 def test_without_the_extra_it_says_what_to_install(dsn: str, tmp_path: Path, words: tuple[str, ...]) -> None:
     (tmp_path / "empty.csv").write_text("a\n1\n")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from pgmb import connect
+from pgmb import SinkStatus, connect
 from pgmb.cli import output
 from pgmb.cli.options import Dsn, Stream
 from pgmb.cli.spark import files
@@ -75,12 +76,13 @@ def publish(
     options = {"url": dsn or UNTOLD, "stream": stream, **({} if topic is None else {"topic": topic})}
     if app is not None and version is not None:
         options |= {"txnAppId": app, "txnVersion": str(version)}
-        with connect(dsn, max_size=1) as broker:
-            done = (one.version for one in broker.sink_status() if (one.app, one.stream) == (app, stream))
-            if any(last is not None and last >= version for last in done):
-                output.note(f"{app} has published version {version} already.")
-                output.line("0")
-                return
+    # Said before Spark starts, if there is no such database or nothing to do.
+    with connect(dsn, max_size=1) as broker:
+        sinks = broker.sink_status()
+    if _published(sinks, app, stream, version):
+        output.note(f"{app} has published version {version} already.")
+        output.line("0")
+        return
     if chosen is not files.Format.JSONL:
         options |= {f"{role}Column": name for role, name in columns.items()}
     with session(master, conf) as spark:
@@ -89,3 +91,8 @@ def publish(
             rows.write.format("pgmb").options(**options).mode("append").save()
         total = count()
     output.line(str(total))
+
+
+def _published(sinks: Iterable[SinkStatus], app: str | None, stream: str, version: int | None) -> bool:
+    known = (one.version for one in sinks if (one.app, one.stream) == (app, stream))
+    return version is not None and any(last is not None and last >= version for last in known)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pgmb import Position
+from pgmb import Position, connect
 from pgmb.cli import moments, output
 from pgmb.cli.options import Dsn, StreamName
 from pgmb.cli.spark import lines
@@ -68,6 +68,9 @@ def read(
     options = {"url": dsn or UNTOLD, "stream": stream, **_starting(since, stream)}
     if topic:
         options["subscribe"] = ",".join(topic)
+    with connect(dsn, max_size=1) as broker:
+        # Said before Spark starts, if there is no such database or stream.
+        broker.earliest(stream)
     with session(master, conf) as spark:
         found = spark.read.format("pgmb").options(**options).load()
         if to is None:
