@@ -111,6 +111,7 @@ class Task:
         out = Outgoing(batches, self.columns, *ids)
         if not out.empty:
             with transaction(self.options.url) as cursor:
+                _value(cursor, "select pgmb.stream_id($1)", self.options.stream)
                 self._write_to_log(cursor, out)
         return self._written(events=out.events)
 
