@@ -20,7 +20,7 @@ _ROLES = ("topic", "key", "payload", "headers", "id", "at")
 
 
 def line() -> Column:
-    """A column: an event as `pgmb tail --json` has it."""
+    """A column: an event much as `pgmb tail --json` has it. Without headers they are null."""
     from pyspark.sql import functions as f
 
     at = f.date_format("published_at", "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX").alias("published_at")
@@ -28,7 +28,7 @@ def line() -> Column:
     return f.concat(
         f.substring(head, f.lit(1), f.length(head) - 1),
         *(f.lit(',"payload":'), _in_one_line("payload")),
-        *(f.lit(',"headers":'), f.coalesce(_in_one_line("headers"), f.lit("{}"))),
+        *(f.lit(',"headers":'), f.coalesce(_in_one_line("headers"), f.lit("null"))),
         f.lit("}"),
     ).alias("value")
 
