@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from harness import processes
 
+MYSELF = os.getpid()
 _TICK = 1 / os.sysconf("SC_CLK_TCK")
 
 
@@ -29,3 +31,9 @@ def _ended(pid: int) -> float:
     text = Path(f"/proc/{pid}/stat").read_text()
     fields = text[text.rindex(")") + 2 :].split()
     return (int(fields[13]) + int(fields[14])) * _TICK
+
+
+def of_families(roots: Iterable[int]) -> float:
+    """Seconds of these processes and all their descendants, to the tick, ended ones included once reaped."""
+    members = {pid for root in roots for pid in (root, *processes.descendants(root))}
+    return sum(processes.own_and_reaped(pid) for pid in members)

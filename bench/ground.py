@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Generator
+from functools import cached_property
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import psycopg
 
@@ -13,6 +14,9 @@ from bench.contenders import contender
 from bench.crew import Crew, Job
 from harness.databases import create_database, drop_database
 from harness.server import Server
+
+if TYPE_CHECKING:
+    from bench.spark.lab import Lab
 
 SETTINGS: dict[str, str | int | float | bool] = {
     "fsync": "on",
@@ -76,7 +80,16 @@ class Ground:
             server = self._servers[kind] = Server.start(self.major, settings=SETTINGS, name="bench")
         return Site(name, server)
 
+    @cached_property
+    def lab(self) -> Lab:
+        """Spark, for the rows that need it."""
+        from bench.spark.lab import Lab
+
+        return Lab()
+
     def close(self) -> None:
+        if "lab" in vars(self):
+            self.lab.close()
         for server in self._servers.values():
             server.close()
 

@@ -238,6 +238,8 @@ def session(
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
+    if SparkContext._active_spark_context is not None:  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+        raise RuntimeError("this process has a Spark session already")
     variables = spark_settings.environment(directory, master, conf)
     del variables["TMPDIR"]  # of this process, which outlives the directory
     with mock.patch.dict(os.environ, variables):

@@ -20,6 +20,9 @@ from bench.rows import (
     pinned_xmin,
     publish,
     receive_one,
+    spark_growth,
+    spark_read,
+    spark_write,
     steady,
     table_events,
 )
@@ -41,4 +44,7 @@ ROWS: dict[str, Row] = {
     "matching": matching.run,
     "compat": compat.run,
     "table-events": table_events.run,
+    "spark-read": spark_read.run,
+    "spark-write": spark_write.run,
+    "spark-growth": spark_growth.run,
 }

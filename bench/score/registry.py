@@ -8,9 +8,11 @@ from bench.score.core import CORE
 from bench.score.matching import MATCHING
 from bench.score.part import Part
 from bench.score.python import PYTHON
+from bench.score.spark import SPARK
 
 AREAS: Mapping[str, Sequence[Part]] = {
     "core": CORE,
     "python": PYTHON,
     "matching": MATCHING,
+    "spark": SPARK,
 }

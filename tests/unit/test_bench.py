@@ -31,8 +31,11 @@ def ground(pg_major):
         yield servers
 
 
+SPARK = [row for row in ROWS if row.startswith("spark-")]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize("row", [row for row in ROWS if row not in SPARK])
 def test_every_row_runs_and_gives_figures(ground, row):
     outcome = ROWS[row](ground, FORMS["tiny"])
     assert outcome.readings
@@ -40,6 +43,22 @@ def test_every_row_runs_and_gives_figures(ground, row):
     assert outcome.checks
     assert all(0 < check.figure < 1000 for check in outcome.checks)
     assert outcome.row in table(outcome)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_the_rows_of_spark_run_and_give_figures(tmp_path, pg_major):
+    # Apart: a process has one Spark session, and other tests may have theirs.
+    out = tmp_path / "out.json"
+    command = [sys.executable, "-m", "bench", *SPARK, "--tiny", "--pg", str(pg_major), "--json", str(out)]
+    done = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True, timeout=1400)
+    assert done.returncode == 0, done.stderr[-4000:]
+    rows = json.loads(out.read_text())["rows"]
+    assert [row["row"] for row in rows] == SPARK
+    for row in rows:
+        assert all(reading["messages"] > 0 and reading["server_cpu"] > 0 for reading in row["readings"])
+        assert row["checks"]
+        assert all(0 < check["figure"] < 1000 for check in row["checks"])
 
 
 @pytest.mark.slow

@@ -1,0 +1,1 @@
+"""What the rows about Spark share."""
