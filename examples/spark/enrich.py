@@ -21,7 +21,7 @@ CUSTOMER = "customer long, name string, country string"
 def main() -> None:
     arguments = parse()
     spark = SparkSession.builder.appName("enrich").getOrCreate()
-    customers = spark.read.csv(arguments.customers, schema=CUSTOMER, header=True)
+    customers = spark.read.csv(arguments.customers, schema=CUSTOMER, header=True, escape='"')
     orders = (
         spark.readStream.format("pgmb")
         .option("url", arguments.url)

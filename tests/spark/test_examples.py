@@ -1,0 +1,235 @@
+"""The programs of examples/spark do what they say, each as a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pyarrow.parquet
+import pytest
+
+from harness import spark_settings
+from harness.processes import kill_group
+from harness.spark import LOCAL, Driver
+
+FULL = bool(os.environ.get("FULL"))
+pytestmark = [pytest.mark.slow, pytest.mark.once(18), pytest.mark.timeout(12000 if FULL else 3600)]
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "spark"
+PATIENCE = 3000.0 if FULL else 800.0
+NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
+
+# Spark gives a Python worker ten seconds to start, whatever its settings: too few on one that is busy.
+# All these programs may be run again, and then go on.
+TOO_BUSY = "Python worker failed to connect back"
+
+
+def run(program: str, *arguments: object) -> None:
+    for _ in range(5):
+        try:
+            Driver.start(EXAMPLES / program, *map(str, arguments)).finish(PATIENCE)
+        except RuntimeError as failed:
+            if TOO_BUSY not in str(failed):
+                raise
+        else:
+            return
+    pytest.fail(TOO_BUSY)
+
+
+def submit(directory: Path, command: str, *arguments: object, **variables: str) -> None:
+    """One of Spark's own commands."""
+    environment = spark_settings.environment(directory, LOCAL) | variables
+    if command == "spark-pipelines":
+        # It starts a server of its own, and takes no master.
+        defaults = Path(environment["SPARK_CONF_DIR"], "spark-defaults.conf")
+        lines = defaults.read_text().splitlines(keepends=True)
+        defaults.write_text("".join(line for line in lines if not line.startswith("spark.master ")))
+    code, output = 1, TOO_BUSY
+    while code != 0 and TOO_BUSY in output:
+        code, output = shell([spark_settings.HOME / "bin" / command, *arguments], environment, directory)
+    assert code == 0, output[-4000:]
+
+
+def shell(command: list[object], environment: dict[str, str], directory: Path) -> tuple[int, str]:
+    """The exit code of a command and what it said. All of its processes are gone then."""
+    with subprocess.Popen(
+        [*map(str, command)],
+        env=environment,
+        cwd=directory,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        process_group=0,
+    ) as process:
+        try:
+            output, _ = process.communicate(timeout=PATIENCE)
+        finally:
+            kill_group(process.pid)
+    return process.returncode, output
+
+
+def publish(db: psycopg.Connection[Any], topic: str, key: str | None, payload: dict[str, Any]) -> None:
+    db.execute("select pgmb.publish(%s, %s::json, key => %s)", [topic, json.dumps(payload), key])
+
+
+def streamed(directory: Path) -> list[dict[str, Any]]:
+    """What a streaming query has written. Files of attempts that failed stay there, and do not count."""
+    written = [
+        json.loads(line)["path"].removeprefix("file://")
+        for batch in (directory / "_spark_metadata").glob("[0-9]*")
+        for line in batch.read_text().splitlines()[1:]
+    ]
+    return [row for path in written for row in pyarrow.parquet.read_table(path).to_pylist()]
+
+
+def test_counts_in_windows(db: psycopg.Connection[Any], dsn: str, tmp_path: Path) -> None:
+    def order(topic: str, minute: int) -> None:
+        at = NOON + timedelta(minutes=minute)
+        publish(db, topic, None, {"placed_at": at.isoformat()})
+
+    def counted() -> dict[tuple[int, str], int]:
+        return {
+            (round((row["start"] - NOON).total_seconds() / 60), row["topic"]): row["orders"]
+            for row in streamed(tmp_path / "data")
+        }
+
+    for minute in (0, 1, 4, 6):
+        order("order.paid", minute)
+    order("order.cancelled", 2)
+    publish(db, "user.registered", None, {"placed_at": NOON.isoformat()})
+    order("order.paid", 16)  # nothing before minute 6 is waited for any more
+    run("windowed_counts.py", "--url", dsn, "--to", tmp_path)
+    assert counted() == {(0, "order.paid"): 3, (0, "order.cancelled"): 1}
+
+    order("order.paid", 7)  # late, but not too late
+    order("order.paid", 3)  # too late
+    order("order.paid", 40)
+    run("windowed_counts.py", "--url", dsn, "--to", tmp_path)
+    assert counted() == {
+        (0, "order.paid"): 3,
+        (0, "order.cancelled"): 1,
+        (5, "order.paid"): 2,
+        (15, "order.paid"): 1,
+    }
+    reader = db.execute("select name from pgmb.reader").fetchall()
+    assert reader == [("windowed-counts",)]
+
+
+def test_sessions_end_with_silence(db: psycopg.Connection[Any], dsn: str, tmp_path: Path) -> None:
+    def view(visitor: str, minute: int) -> None:
+        publish(db, "page.viewed", visitor, {"at": (NOON + timedelta(minutes=minute)).isoformat()})
+
+    def sessions() -> list[tuple[str, int, int, int]]:
+        return sorted(
+            (
+                row["visitor"],
+                round((row["first"] - NOON).total_seconds() / 60),
+                round((row["last"] - NOON).total_seconds() / 60),
+                row["clicks"],
+            )
+            for row in streamed(tmp_path / "data")
+        )
+
+    for visitor, minute in [("ann", 0), ("bob", 5), ("ann", 40), ("ann", 20), ("ann", 80), ("bob", 100)]:
+        view(visitor, minute)
+    run("sessions.py", "--url", dsn, "--to", tmp_path)
+    # The watermark stands at minute 90: ann's second session may still grow.
+    assert sessions() == [("ann", 0, 40, 3), ("bob", 5, 5, 1)]
+
+    view("ann", 105)
+    view("cleo", 300)
+    run("sessions.py", "--url", dsn, "--to", tmp_path)
+    assert sessions() == [("ann", 0, 40, 3), ("ann", 80, 105, 2), ("bob", 5, 5, 1), ("bob", 100, 100, 1)]
+
+
+def test_orders_are_enriched_and_republished_once(
+    db: psycopg.Connection[Any], dsn: str, tmp_path: Path
+) -> None:
+    customers = tmp_path / "customers.csv"
+    customers.write_text('customer,name,country\n1,Ann,FR\n2,"Bob ""B"" Ltd",DE\n')
+    db.execute("select pgmb.create_stream('enriched')")
+
+    def order(number: int) -> None:
+        paid = {"order": number, "customer": number % 3 + 1, "total": number / 100}
+        publish(db, "order.paid", f"customer-{number % 3 + 1}", paid)
+
+    def enriched() -> list[tuple[Any, ...]]:
+        return db.execute(
+            "select (payload->>'order')::int, topic, key, payload from pgmb.log_enriched order by 1"
+        ).fetchall()
+
+    arguments = ("--url", dsn, "--customers", customers, "--checkpoint", tmp_path / "checkpoint")
+    for number in range(500):
+        order(number)
+    publish(db, "order.cancelled", None, {"order": 3})
+    submit(tmp_path, "spark-submit", EXAMPLES / "enrich.py", *arguments, "--batch", 130)
+    assert [row[0] for row in enriched()] == [*range(500)]
+
+    for number in range(500, 600):
+        order(number)
+    run("enrich.py", *arguments)
+    found = enriched()
+    assert [row[0] for row in found] == [*range(600)]
+    assert found[0] == (
+        0,
+        "order.enriched",
+        "customer-1",
+        {"order": 0, "total": 0, "customer": {"customer": 1, "name": "Ann", "country": "FR"}},
+    )
+    assert found[598][3] == {
+        "order": 598,
+        "total": 5.98,
+        "customer": {"customer": 2, "name": 'Bob "B" Ltd', "country": "DE"},
+    }
+    assert found[599][3] == {"order": 599, "total": 5.99, "customer": {"customer": 3}}
+
+
+def test_a_pipeline_runs(db: psycopg.Connection[Any], dsn: str, tmp_path: Path) -> None:
+    spec = tmp_path / "spark-pipeline.yml"
+    given = (EXAMPLES / "pipeline" / "spark-pipeline.yml").read_text()
+    spec.write_text(given.replace("file:///tmp/pgmb-orders-pipeline", f"file://{tmp_path}/storage"))
+    (tmp_path / "transformations").symlink_to(EXAMPLES / "pipeline" / "transformations")
+    catalog = ("--conf", "spark.sql.catalogImplementation=hive")
+
+    def totals() -> dict[str, float]:
+        rows = pyarrow.parquet.read_table(tmp_path / "warehouse" / "by_country").to_pylist()
+        return {row["country"]: float(row["total"]) for row in rows}
+
+    def order(number: int, country: str) -> None:
+        publish(db, "order.paid", None, {"order": number, "country": country, "total": 10.25})
+
+    for number in range(6):
+        order(number, "FR" if number % 3 else "DE")
+    submit(tmp_path, "spark-pipelines", *catalog, "run", "--spec", spec, PGMB_DSN=dsn)
+    assert totals() == {"FR": 41.0, "DE": 20.5}
+
+    order(6, "IT")
+    submit(tmp_path, "spark-pipelines", *catalog, "run", "--spec", spec, PGMB_DSN=dsn)
+    assert totals() == {"FR": 41.0, "DE": 20.5, "IT": 10.25}
+
+
+def test_a_backfill_takes_place_once(db: psycopg.Connection[Any], dsn: str, tmp_path: Path) -> None:
+    events = 5_000_000 if FULL else 5_000
+    db.execute("select pgmb.create_stream('orders')")
+    arguments = ("--url", dsn, "--parquet", tmp_path / "orders")
+
+    def found() -> tuple[Any, ...] | None:
+        return db.execute(
+            "select count(*), count(distinct (payload->>'order')::int),"
+            " count(*) filter (where topic = 'order.paid'), count(distinct key),"
+            " max((payload->>'placed_at')::timestamptz) from pgmb.log_orders"
+        ).fetchone()
+
+    last = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=events - 1)
+    once = (events, events, events * 9 // 10, min(events, 10_000), last)
+    run("backfill.py", *arguments, "--generate", "--events", events)
+    assert found() == once
+    run("backfill.py", *arguments)
+    assert found() == once
+    run("backfill.py", *arguments, "--version", 2, "--commit-mode", "direct")
+    assert found() == (2 * events, events, 2 * once[2], once[3], last)
