@@ -21,7 +21,6 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from pgmb.spark import journal
 from pgmb.spark.filters import condition
 from pgmb.spark.log import Frontier
 from pgmb.spark.offsets import Mark, Offset, Stretch, between
@@ -191,7 +190,6 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
             return start
         if marks != begun.shards:
             self._moved_at = time.monotonic()
-            journal.planned(self._options.stream, marks, numbers)
         return Offset(self._options.stream, marks).dump()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
@@ -218,7 +216,6 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
             return
         for home, mark in offset.shards.items():
             self._shards[home].confirm(self._options.reader, mark.done)
-        journal.confirmed(self._options.stream, self._options.reader, offset.shards)
 
     def _share(self, home: str, mark: Mark, limit: ReadLimit) -> int | None:
         """How many numbers of this shard may be read."""
