@@ -27,7 +27,7 @@ CHECKS = ["Spark read vs ADBC", "Spark read vs psql x2", "Spark read to Parquet 
 
 def run(ground: Ground, form: Form) -> Outcome:
     from bench.spark.events import fill
-    from bench.spark.lab import cpu_per_million
+    from bench.spark.lab import BY_CPU, cpu_notes
 
     events = EVENTS[form.name]
     outcome = Outcome(
@@ -46,7 +46,9 @@ def run(ground: Ground, form: Form) -> Outcome:
     ]
     outcome.notes = [
         f"streamed, availableNow: {outcome.ratio(STREAMED, ADBC, 'per_second'):.2f}x of ADBC",
-        *(cpu_per_million(name, outcome.of(name)) for name in CONTENDERS),
+        *cpu_notes(outcome, PSQL),
+        f"of ADBC by CPU: to noop {outcome.ratio(OURS, ADBC, BY_CPU):.2f}x",
+        f"of ADBC by CPU: to Parquet {outcome.ratio(OURS_PARQUET, ADBC_PARQUET, BY_CPU):.2f}x",
     ]
     return outcome
 

@@ -23,7 +23,7 @@ CHECKS = ["Spark write, direct vs psql x2", "Spark write, exactly once vs psql x
 
 
 def run(ground: Ground, form: Form) -> Outcome:
-    from bench.spark.lab import cpu_per_million
+    from bench.spark.lab import cpu_notes
 
     events = EVENTS[form.name]
     outcome = Outcome(
@@ -38,7 +38,7 @@ def run(ground: Ground, form: Form) -> Outcome:
         outcome.compare(CHECKS[0], DIRECT, PSQL, 0.8, "per_second"),
         outcome.compare(CHECKS[1], STAGED, PSQL, 0.5, "per_second"),
     ]
-    outcome.notes = [cpu_per_million(name, outcome.of(name)) for name in CONTENDERS]
+    outcome.notes = cpu_notes(outcome, PSQL)
     return outcome
 
 

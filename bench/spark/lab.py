@@ -12,13 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench import cpu
-from bench.outcome import Reading
+from bench.outcome import Outcome, Reading
 from bench.spark.reference import Reference
 from harness.server import Server
 from harness.spark import Cluster, session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+BY_CPU = "events by processor second, the server's and all others'"
 
 
 class Lab:
@@ -61,15 +64,23 @@ class Lab:
         work()
         wall = time.perf_counter() - started
         ours, theirs = self.cpu_seconds() - ours, cpu.of_server(server.postmaster_pid) - theirs
-        return Reading(name, events, wall, theirs, ours)
+        return Reading(name, events, wall, theirs, ours, {BY_CPU: events / (ours + theirs)})
 
     def close(self) -> None:
         self._stack.close()
 
 
-def cpu_per_million(name: str, readings: list[Reading]) -> str:
-    """Processor seconds for a million events, Spark's and the clients' apart from the server's."""
-    events = sum(reading.messages for reading in readings) / 1e6
-    clients = sum(reading.client_cpu for reading in readings) / events
-    server = sum(reading.server_cpu for reading in readings) / events
-    return f"{name}: CPU s per million {clients:.2f} app + {server:.2f} PostgreSQL"
+def cpu_notes(outcome: Outcome, limit: str) -> list[str]:
+    """Processor seconds for a million events, Spark's and the clients' apart from the server's; and what they
+    are all together beside those of the limit, which a busy machine changes less than the time it takes."""
+    notes = []
+    for name in outcome.contenders():
+        readings = outcome.of(name)
+        events = sum(reading.messages for reading in readings) / 1e6
+        clients = sum(reading.client_cpu for reading in readings) / events
+        server = sum(reading.server_cpu for reading in readings) / events
+        notes.append(
+            f"{name}: CPU s per million {clients:.2f} app + {server:.2f} PostgreSQL, "
+            f"{outcome.ratio(name, limit, BY_CPU):.2f}x of {limit} by CPU"
+        )
+    return notes
