@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from logging import getLogger
 from typing import TYPE_CHECKING, Any, cast
 from uuid import uuid4
 
@@ -18,6 +19,8 @@ from pgmb.spark.write_options import WriteOptions
 if TYPE_CHECKING:
     from pyspark.sql.datasource import WriterCommitMessage
     from pyspark.sql.types import StructType
+
+_logger = getLogger("pgmb.spark")
 
 _PUBLISH = "select pgmb.publish_tasks(%s, %s, %s, %s::int[], %s::int[], %s::bigint[], %s::bigint[], %s)"
 _ABANDON = "select pgmb.abandon_tasks(%s, %s, %s, %s)"
@@ -65,10 +68,13 @@ class _Sink:
             connection.commit()
 
     def abandon(self, app: str, version: int | None, forget: bool = False) -> None:
-        """Free what the tasks have written, after a failure."""
+        """Free what the tasks have written, after a failure, which an error of this would hide."""
         if self.options.mode != "at-least-once":
-            with psycopg.connect(self.options.url, autocommit=True) as connection, translated():
-                connection.execute(_ABANDON, (self.options.stream, app, version, forget))
+            try:
+                with psycopg.connect(self.options.url, autocommit=True) as connection:
+                    connection.execute(_ABANDON, (self.options.stream, app, version, forget))
+            except psycopg.Error as error:
+                _logger.warning("stages of application %s are left to pgmb.maintain(): %s", app, error)
 
 
 class BatchWriter(_Sink, DataSourceArrowWriter):
