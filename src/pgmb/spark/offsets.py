@@ -2,8 +2,8 @@
 
 An offset at rest stands at a position, `done`: everything before it was read. Between two of them lies a
 batch. A limit cuts a batch: then `batch` is the position where it ends, frozen until all of it is read, and
-`seq` how far. `parts` says how the stretch that ended here was divided among tasks, so that a batch that is run
-again, also after a restart with other settings, is divided the same.
+`seq` how far. `parts` says how the stretch that ended here was divided among tasks, so that a batch that is
+run again, also after a restart with other settings, is divided the same.
 """
 
 from __future__ import annotations
