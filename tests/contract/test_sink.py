@@ -354,3 +354,17 @@ def test_a_task_that_says_it_published_and_did_not_is_found_out(db: Connection) 
 @pytest.fixture(autouse=True)
 def no_endless_waits(db: Connection) -> None:
     db.execute("set statement_timeout = '60s'")
+
+
+def test_hundreds_of_tasks_publish_together(db: Connection) -> None:
+    """Each stage takes locks to the end of the transaction."""
+    payload = f'"{"x" * 5000}"'
+    made = [stage(db, [payload] * 3) for _ in range(500)]
+    assert publish(db, [*made], [3] * 500) == 1500
+    assert held(db) == 0
+    again = stage(db, ["1"], version=2)
+    assert again in made
+    assert publish(db, [again], [1], version=2) == 1
+    assert value(db, "select count(*) from pgmb.log_main") == 1501
+    db.execute("select pgmb.clear_stages('0 s')")
+    assert value(db, "select count(*) from pgmb.stage") == 400

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from logging import getLogger
 from typing import TYPE_CHECKING, Any, cast
 from uuid import uuid4
 
-import psycopg
+from adbc_driver_manager import Error
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter
 
-from pgmb.errors import translated
+from pgmb.errors import PgmbError
 from pgmb.spark.columns import Columns
-from pgmb.spark.task import Task, Written
+from pgmb.spark.connections import transaction
+from pgmb.spark.task import Task, Written, ask
 from pgmb.spark.write_options import WriteOptions
 
 if TYPE_CHECKING:
@@ -22,8 +23,11 @@ if TYPE_CHECKING:
 
 _logger = getLogger("pgmb.spark")
 
-_PUBLISH = "select pgmb.publish_tasks(%s, %s, %s, %s::int[], %s::int[], %s::bigint[], %s::bigint[], %s)"
-_ABANDON = "select pgmb.abandon_tasks(%s, %s, %s, %s)"
+_PUBLISH = (
+    "select pgmb.publish_tasks($1, $2, $3::bigint, $4::text::int[], $5::text::int[], $6::text::bigint[],"
+    " $7::text::bigint[], $8)"
+)
+_ABANDON = "select pgmb.abandon_tasks($1, $2, $3::bigint, $4)"
 
 
 class _Sink:
@@ -51,29 +55,22 @@ class _Sink:
         if not told or self.options.mode == "at-least-once":
             return
         app, version = told[0].app, told[0].version
-        with psycopg.connect(self.options.url) as connection, translated():
-            connection.execute(
-                _PUBLISH,
-                (
-                    *(self.options.stream, app, version),
-                    [written.task for written in told],
-                    [written.stage for written in told],
-                    [written.events for written in told],
-                    [written.digest for written in told],
-                    self.columns.delayed,
-                ),
-            )
+        arrays = [
+            _array(getattr(written, name) for written in told)
+            for name in ("task", "stage", "events", "digest")
+        ]
+        with transaction(self.options.url) as cursor:
+            ask(cursor, _PUBLISH, self.options.stream, app, version, *arrays, self.columns.delayed)
             if forget:
-                connection.execute(_ABANDON, (self.options.stream, app, version, True))
-            connection.commit()
+                ask(cursor, _ABANDON, self.options.stream, app, version, True)
 
     def abandon(self, app: str, version: int | None, forget: bool = False) -> None:
         """Free what the tasks have written, after a failure, which an error of this would hide."""
         if self.options.mode != "at-least-once":
             try:
-                with psycopg.connect(self.options.url, autocommit=True) as connection:
-                    connection.execute(_ABANDON, (self.options.stream, app, version, forget))
-            except psycopg.Error as error:
+                with transaction(self.options.url) as cursor:
+                    ask(cursor, _ABANDON, self.options.stream, app, version, forget)
+            except (PgmbError, Error) as error:
                 _logger.warning("stages of application %s are left to pgmb.maintain(): %s", app, error)
 
 
@@ -127,3 +124,8 @@ class StreamWriter(_Sink, DataSourceStreamArrowWriter):
 def _told(messages: Sequence[WriterCommitMessage | None]) -> list[Written]:
     """The messages of tasks that were done, in the tasks' order."""
     return sorted((m for m in messages if isinstance(m, Written)), key=lambda written: written.task)
+
+
+def _array(values: Iterable[int | None]) -> str:
+    """As PostgreSQL writes it."""
+    return "{" + ",".join("null" if value is None else str(value) for value in values) + "}"

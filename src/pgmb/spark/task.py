@@ -111,7 +111,7 @@ class Task:
         out = Outgoing(batches, self.columns, *ids)
         if not out.empty:
             with transaction(self.options.url) as cursor:
-                _value(cursor, "select pgmb.stream_id($1)", self.options.stream)
+                ask(cursor, "select pgmb.stream_id($1)", self.options.stream)
                 self._write_to_log(cursor, out)
         return self._written(events=out.events)
 
@@ -120,13 +120,13 @@ class Task:
             # The log takes no due time: what is due later waits elsewhere.
             stage = self._ask(cursor, "select pgmb.claim_stage($1, $2)", version=False)
             _write(cursor, f"stage_{stage}", out)
-            _value(cursor, _PUBLISH_STAGE, self.options.stream, stage, self.app, None, out.events)
+            ask(cursor, _PUBLISH_STAGE, self.options.stream, stage, self.app, None, out.events)
         else:
             _write(cursor, f"log_{self.options.stream}", out)
 
     def _ask(self, cursor: Any, statement: str, *parameters: Any, version: bool = True) -> Any:
         told = (self.options.stream, self.app, *([self.version] if version else []))
-        return _value(cursor, statement, *told, *parameters)
+        return ask(cursor, statement, *told, *parameters)
 
     def _written(self, **told: Any) -> Written:
         return Written(app=self.app, version=self.version, task=self.number, **told)
@@ -140,6 +140,7 @@ def _write(cursor: Any, table: str, out: Outgoing) -> None:
         raise
 
 
-def _value(cursor: Any, statement: str, *parameters: Any) -> Any:
+def ask(cursor: Any, statement: str, *parameters: Any) -> Any:
+    """The one value that a statement returns."""
     cursor.execute(statement, parameters)
     return cursor.fetchone()[0]

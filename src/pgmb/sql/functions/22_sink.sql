@@ -105,12 +105,13 @@ end $$;
 
 -- Publishes what is in a stage and frees it. Events with a due_at later than now are kept until then. Errors: MB050
 -- it does not hold as many events as were written. Internal.
-create or replace function pgmb.move_stage(stream text, stage integer, events bigint, delayed boolean, now timestamptz)
+create or replace function pgmb.move_stage(
+  stream text, stage integer, events bigint, delayed boolean, now timestamptz, truncated boolean default true
+)
 returns void
 language plpgsql
 -- The rows' order is that of the table's blocks.
 set synchronize_seqscans = off
-set enable_indexscan = off
 set jit = off
 as $$
 #variable_conflict use_variable
@@ -137,11 +138,11 @@ begin
     raise exception 'stage % holds % of the % events written into it', stage, moved + later, events
       using errcode = 'MB050', hint = 'The server crashed, which empties stages. Nothing was published: run it again.';
   end if;
-  perform pgmb.free_stage(stage);
+  perform pgmb.free_stage(stage, truncated);
 end $$;
 
 -- Frees a stage that the caller's transaction has locked, and its space if it has much. Internal.
-create or replace function pgmb.free_stage(stage integer)
+create or replace function pgmb.free_stage(stage integer, truncated boolean default true)
 returns void
 language plpgsql
 as $$
@@ -149,7 +150,7 @@ as $$
 begin
   update pgmb.stage s set stream = null, app = null, version = null
   where s.number = stage;
-  if pg_table_size(format('pgmb.stage_%s', stage)::regclass) > 1048576 then
+  if truncated and pg_table_size(format('pgmb.stage_%s', stage)::regclass) > 1048576 then
     execute format('truncate pgmb.stage_%s', stage);
   end if;
 end $$;
@@ -171,8 +172,8 @@ begin
       and (s.version <= version or (version is null and s.version is null))
     order by s.number for update skip locked
   loop
-    perform pgmb.free_stage(stage);
     freed := freed + 1;
+    perform pgmb.free_stage(stage, freed <= 100);
   end loop;
   return freed;
 end $$;
@@ -230,7 +231,9 @@ begin
     order by given.place
   loop
     perform pgmb.hold_stage(stream, staged.stage, app, version);
-    perform pgmb.move_stage(stream, staged.stage, staged.events, delayed, now);
+    -- Each truncate holds locks to the end, of which a server has a few thousand: thousands of stages are left to
+    -- those who claim them next.
+    perform pgmb.move_stage(stream, staged.stage, staged.events, delayed, now, cardinality(stages) <= 100);
     published := published + staged.events;
   end loop;
   if version is not null then
@@ -430,8 +433,8 @@ begin
   end if;
 end $$;
 
--- Frees stages that were written and not published within `older`, drops those that nobody used for as long, and returns
--- how many were freed. Those being written are left. maintain() calls it with the setting pgmb.keep_stages, a day.
+-- Frees stages that were written and not published within `older`, drops those that nobody used for as long, a hundred a
+-- call, and returns how many were freed. Those being written are left. maintain() calls it with the setting pgmb.keep_stages, a day.
 create or replace function pgmb.clear_stages(older interval default '1 day')
 returns integer
 language plpgsql security definer
@@ -446,7 +449,7 @@ begin
   perform pgmb.assert_admin();
   for old in
     select s.number, s.app from pgmb.stage s where s.claimed_at < clock_timestamp() - older
-    order by s.number for update skip locked
+    order by s.number limit 100 for update skip locked
   loop
     begin
       if old.app is not null then
