@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict
 
 from harness.postgres import Server, binaries
 from tests.conftest import FreshServer
@@ -21,8 +23,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.once(15), pytest.mark.timeout(600)]
 
 def restored(dsn: str, into: Server, dump: Path) -> str:
     """The same database in another cluster, under the same name."""
-    name = psycopg.conninfo.conninfo_to_dict(dsn)["dbname"]
-    into.admin().execute(psycopg.sql.SQL("create database {}").format(psycopg.sql.Identifier(str(name))))
+    name = conninfo_to_dict(dsn)["dbname"]
+    into.admin().execute(sql.SQL("create database {}").format(sql.Identifier(str(name))))
     programs = binaries(into.major)
     roles = subprocess.run(
         [programs / "pg_dumpall", "--roles-only", "-d", dsn], check=True, capture_output=True

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from importlib import import_module
+from typing import Any, Final
 
 import adbc_driver_manager
-import adbc_driver_postgresql.dbapi
 
 from pgmb.errors import BY_SQLSTATE
 
-if TYPE_CHECKING:
-    from adbc_driver_manager.dbapi import Connection, Cursor
+# It has no types.
+_driver: Any = import_module("adbc_driver_postgresql.dbapi")
 
 # By process and connection string: a worker may be a fork of one that had connections.
-_kept: Final[dict[tuple[int, str], Connection]] = {}
+_kept: Final[dict[tuple[int, str], Any]] = {}
 _SAID: Final = re.compile(
     r"ERROR:  (?P<message>.*?)(?:\nHINT:  (?P<hint>.*?))?(?:\n[A-Z ]+:  |\n?\. SQLSTATE|$)", re.DOTALL
 )
 
 
 @contextmanager
-def transaction(url: str) -> Iterator[Cursor]:
+def transaction(url: str) -> Generator[Any]:
     """A transaction on the connection that this process keeps for a database. Our errors are raised as ours.
 
     The connection is not used again after an error. BEGIN and COMMIT are said here: ADBC's own would leave it
@@ -42,7 +42,7 @@ def transaction(url: str) -> Iterator[Cursor]:
 
 
 @contextmanager
-def translated() -> Iterator[None]:
+def translated() -> Generator[None]:
     """Raise ADBC's errors that are ours as the exceptions of `pgmb.errors`."""
     try:
         yield
@@ -57,7 +57,7 @@ def translated() -> Iterator[None]:
         raise ours from error
 
 
-def _begun(url: str) -> Connection:
+def _begun(url: str) -> Any:
     """A connection in a new transaction: the one kept, unless the server has closed it."""
     kept = _kept.pop((os.getpid(), url), None)
     if kept is not None:
@@ -67,11 +67,11 @@ def _begun(url: str) -> Connection:
             kept.close()
         else:
             return kept
-    fresh: Connection = adbc_driver_postgresql.dbapi.connect(url, autocommit=True)
+    fresh = _driver.connect(url, autocommit=True)
     _begin(fresh)
     return fresh
 
 
-def _begin(connection: Connection) -> None:
+def _begin(connection: Any) -> None:
     with connection.cursor() as cursor:
         cursor.execute("begin isolation level read committed")

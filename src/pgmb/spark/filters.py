@@ -53,7 +53,9 @@ def condition(asked: Filter) -> str | None:
             name, value = asked.attribute[0], asked.value  # type: ignore[attr-defined]
             if len(asked.attribute) == 1 and name in _ORDERED and _fits(name, value):  # type: ignore[attr-defined]
                 return f"e.{name} {_COMPARED[type(asked)]} {_literal(value)}"
-    return None
+            return None
+        case _:
+            return None
 
 
 def _fits(name: str, value: Any) -> bool:

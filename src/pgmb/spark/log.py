@@ -49,23 +49,17 @@ class Log:
     def __init__(self, url: str, stream: str, fail_on_data_loss: bool = True) -> None:
         self._url, self.stream, self._strict = url, stream, fail_on_data_loss
         self._connection: psycopg.Connection[Any] | None = None
-        self._home: str | None = None
-        self._salt: int | None = None
+        self._identity: tuple[str, int] | None = None
 
     @property
     def home(self) -> str:
         """The cluster and database that its positions belong to."""
-        if self._home is None:
-            cluster, database, self._salt = self._row(_IDENTIFY, self.stream)
-            self._home = f"{cluster}/{database}"
-        return self._home
+        return self._identified()[0]
 
     @property
     def salt(self) -> int:
         """What ids that nobody gave are derived from."""
-        if self._salt is None:
-            _, _, self._salt = self._row(_IDENTIFY, self.stream)
-        return self._salt
+        return self._identified()[1]
 
     def frontier(self) -> Frontier:
         """Where the log stands now. The same as before if nothing happened."""
@@ -141,6 +135,12 @@ class Log:
             )
             raise
 
+    def _identified(self) -> tuple[str, int]:
+        if self._identity is None:
+            cluster, database, salt = self._row(_IDENTIFY, self.stream)
+            self._identity = (f"{cluster}/{database}", salt)
+        return self._identity
+
     def _row(self, statement: Any, *arguments: Any) -> tuple[Any, ...]:
         return self._rows(statement, *arguments)[0]
 
@@ -154,7 +154,7 @@ class Log:
                 lost = self._connection is None or self._connection.closed
                 self.close()
                 # A database that was never reached is not one that is away for a moment.
-                if not lost or self._home is None or time.monotonic() > until:
+                if not lost or self._identity is None or time.monotonic() > until:
                     raise
                 time.sleep(0.5)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from psycopg import sql
@@ -19,7 +19,6 @@ from pgmb.types import Position
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from adbc_driver_manager.dbapi import Cursor
 
 # Large enough for a batch to be worth its overhead, small enough for a handful of them to fit in any worker.
 _BATCH_BYTES: Final = 16 * 1024 * 1024
@@ -90,6 +89,6 @@ def _assert_between(reading: Reading, bounds: str = "") -> str:
     return f"select pgmb.assert_between({stream}, {after}::pgmb.position, {upto}::pgmb.position{bounds})"
 
 
-def _ask(cursor: Cursor, statement: str) -> None:
+def _ask(cursor: Any, statement: str) -> None:
     cursor.execute(statement)
     cursor.fetchall()

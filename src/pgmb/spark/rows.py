@@ -5,9 +5,13 @@ from __future__ import annotations
 from typing import Any, Final
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
+import pyarrow
+import pyarrow.compute
 from numpy.typing import NDArray
+
+# Their stubs know too little of what arrays may be.
+pa: Any = pyarrow
+pc: Any = pyarrow.compute
 
 _HEX: Final = np.array([int.from_bytes(b"%02x" % byte, "little") for byte in range(256)], dtype="<u2")
 _MAX_MILLIS: Final = (1 << 48) - 1
@@ -16,18 +20,18 @@ _MAX_MILLIS: Final = (1 << 48) - 1
 class Rows:
     """Turns record batches of the log's columns into those of a schema of ours."""
 
-    def __init__(self, schema: pa.Schema, stream: str, position: str, salt: int) -> None:
+    def __init__(self, schema: Any, stream: str, position: str, salt: int) -> None:
         self._schema, self._salt = schema, salt
         self._same = {"stream": stream, "position": position}
-        self._repeated: dict[str, pa.Array[Any]] = {}
+        self._repeated: dict[str, Any] = {}
 
-    def of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def of(self, batch: Any) -> Any:
         """The same events as Spark is to see them."""
         return pa.RecordBatch.from_arrays(
             [self._column(name, batch) for name in self._schema.names], schema=self._schema
         )
 
-    def _column(self, name: str, batch: pa.RecordBatch) -> pa.Array[Any]:
+    def _column(self, name: str, batch: Any) -> Any:
         if name in self._same:
             return self._repeat(name, batch.num_rows)
         if name == "id":
@@ -36,13 +40,13 @@ class Rows:
         # json is text with a name of its own.
         return column.storage if isinstance(column, pa.ExtensionArray) else column
 
-    def _repeat(self, name: str, rows: int) -> pa.Array[Any]:
+    def _repeat(self, name: str, rows: int) -> Any:
         made = self._repeated.get(name)
         if made is None or len(made) < rows:
             made = self._repeated[name] = pa.repeat(pa.scalar(self._same[name]), rows)
         return made.slice(0, rows)
 
-    def _ids(self, batch: pa.RecordBatch) -> pa.Array[Any]:
+    def _ids(self, batch: Any) -> Any:
         given = batch.column("id")
         given = given.storage if isinstance(given, pa.ExtensionArray) else given
         if given.null_count == 0:
@@ -50,13 +54,10 @@ class Rows:
         derived = written(derived_ids(batch.column("seq"), batch.column("published_at"), self._salt))
         if given.null_count == len(given):
             return derived
-        chosen: pa.Array[Any] = pc.if_else(
-            pc.is_null(given), derived, written(_bytes_of(given.fill_null(bytes(16))))
-        )
-        return chosen
+        return pc.if_else(pc.is_null(given), derived, written(_bytes_of(given.fill_null(bytes(16)))))
 
 
-def derived_ids(seq: pa.Array[Any], published_at: pa.Array[Any], salt: int) -> NDArray[np.uint8]:
+def derived_ids(seq: Any, published_at: Any, salt: int) -> NDArray[np.uint8]:
     """The ids of events that were published without one, 16 bytes each: what pgmb.derive_id makes."""
     micros = published_at.cast(pa.int64()).to_numpy(zero_copy_only=False)
     # In floating point, and rounded, as the server does it.
@@ -68,7 +69,7 @@ def derived_ids(seq: pa.Array[Any], published_at: pa.Array[Any], salt: int) -> N
     return pair.view(np.uint8).reshape(-1, 16)
 
 
-def written(ids: NDArray[np.uint8]) -> pa.Array[Any]:
+def written(ids: NDArray[np.uint8]) -> Any:
     """UUIDs as text."""
     rows = len(ids)
     digits = _HEX[ids].view(np.uint8).reshape(rows, 32)
@@ -79,6 +80,6 @@ def written(ids: NDArray[np.uint8]) -> pa.Array[Any]:
     return pa.StringArray.from_buffers(rows, pa.py_buffer(offsets.data), pa.py_buffer(text.data))
 
 
-def _bytes_of(ids: pa.Array[Any]) -> NDArray[np.uint8]:
+def _bytes_of(ids: Any) -> NDArray[np.uint8]:
     whole: NDArray[np.uint8] = np.frombuffer(memoryview(ids.buffers()[1] or b""), dtype=np.uint8)
     return whole.reshape(-1, 16)[ids.offset : ids.offset + len(ids)]

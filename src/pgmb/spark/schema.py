@@ -34,4 +34,5 @@ def chosen(names: list[str]) -> pa.Schema:
             f"an event has no column {', '.join(unknown)}: choose among {', '.join(ARROW.names)}, "
             "and decode payloads afterwards, for example with pgmb.spark.decode"
         )
-    return pa.schema([ARROW.field(name) for name in names])
+    fields: list[Any] = [_FIELDS[ARROW.names.index(name)] for name in names]
+    return pa.schema(fields)

@@ -63,7 +63,8 @@ class Shards:
         )
 
     def known(self, offset: Offset) -> Offset:
-        """The same offset, with shards added since at their start; or an error that says what differs."""
+        """The same offset, with shards added since from their earliest event on, as Kafka's source takes new
+        partitions; or an error that says what differs."""
         if offset.stream != self._options.stream:
             raise ValueError(
                 f"the checkpoint is of stream {offset.stream}, the query reads {self._options.stream}: "
@@ -79,7 +80,7 @@ class Shards:
         added = [home for home in self._logs if home not in offset.shards]
         if not added:
             return offset
-        marks = {home: self._mark(home, self._options.starting, None) for home in added}
+        marks = {home: Mark(self._logs[home].earliest()) for home in added}
         return Offset(offset.stream, {**offset.shards, **marks})
 
     def frontier_at(self, home: str, mark: Mark) -> Frontier:
