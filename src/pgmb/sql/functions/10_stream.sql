@@ -127,6 +127,8 @@ begin
     raise exception 'tables still publish to stream %', drop_stream.name
       using errcode = 'MB004', hint = 'Stop them first with pgmb.stop_table_mutations(tabl).';
   end if;
+  -- First, as whoever reads or ticks has it before the stream's row.
+  execute format('lock table pgmb.%I in access exclusive mode', 'log_' || drop_stream.name);
   delete from pgmb.delayed d where d.stream = drop_stream.name;
   delete from pgmb.dedup d where d.stream = drop_stream.name;
   delete from pgmb.stream s where s.id = gone;
