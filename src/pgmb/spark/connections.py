@@ -13,9 +13,6 @@ import adbc_driver_manager
 
 from pgmb.errors import BY_SQLSTATE
 
-# It has no types.
-_driver: Any = import_module("adbc_driver_postgresql.dbapi")
-
 # By process and connection string: a worker may be a fork of one that had connections.
 _kept: Final[dict[tuple[int, str], Any]] = {}
 _SAID: Final = re.compile(
@@ -67,7 +64,9 @@ def _begun(url: str) -> Any:
             kept.close()
         else:
             return kept
-    fresh = _driver.connect(url, autocommit=True)
+    # Not sooner: it imports pandas, and the processes in which Spark plans need neither. It has no types.
+    driver: Any = import_module("adbc_driver_postgresql.dbapi")
+    fresh = driver.connect(url, autocommit=True)
     _begin(fresh)
     return fresh
 
