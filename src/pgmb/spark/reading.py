@@ -10,10 +10,8 @@ import msgspec
 from psycopg import sql
 
 from pgmb.errors import HistoryGone, ReaderBehind
-from pgmb.spark.connections import transaction
 from pgmb.spark.log import ON_DATA_LOSS
 from pgmb.spark.offsets import Part
-from pgmb.spark.rows import Rows
 from pgmb.spark.statement import columns_for, select
 from pgmb.types import Position
 
@@ -62,6 +60,10 @@ def read(reading: Reading, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
 
 
 def _attempt(reading: Reading, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    # Here, because they take a while, and the processes in which Spark plans need neither.
+    from pgmb.spark.connections import transaction
+    from pgmb.spark.rows import Rows
+
     part = reading.part
     columns = columns_for(schema.names)
     rows = Rows(schema, reading.stream, str(reading.upto), reading.salt)
