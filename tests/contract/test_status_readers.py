@@ -188,9 +188,7 @@ def test_a_reader_that_lost_events_is_told_of(db: DB) -> None:
     assert seen.lost
     assert seen.waiting == 0
     with pytest.raises(psycopg.DatabaseError, match="dropped by retention"):
-        db.execute(
-            "select pgmb.between('main', (select position from pgmb.reader), pgmb.position())"
-        )
+        db.execute("select pgmb.between('main', (select position from pgmb.reader), pgmb.position())")
 
 
 def test_a_role_sees_the_readers_of_streams_that_it_may_read(db: DB, cast: Cast) -> None:
