@@ -10,6 +10,7 @@ from typing import Any
 
 from faults.spark_console import PATIENCE, Console, NotDoneError
 from faults.spark_files import committed
+from faults.spark_traffic import Traffic
 from harness.processes import send
 from harness.spark import Cluster
 
@@ -35,6 +36,20 @@ class Killed:
         self.restarts = 0
         """Of a query that was too slow, without a kill."""
         self.tasks_lost = 0
+
+    def withstand(self, traffic: Traffic, *, drivers: int, executors: int) -> int:
+        """Kills amid writers and retention, then reads to the end. Returns how many segments were dropped."""
+        try:
+            with traffic:
+                self.start()
+                self.wait_for_progress()
+                traffic.retain("1 second")
+                self.run(drivers=drivers, executors=executors)
+                traffic.quieten()
+                self.drain()
+                return traffic.dropped_segments(30)
+        finally:
+            self.close()
 
     def run(self, *, drivers: int, executors: int) -> None:
         """Kills, each time some while after every query has got on since the last."""

@@ -13,7 +13,7 @@ import psycopg
 from faults import spark_files
 from faults.history import Event
 from faults.spark_kills import Killed
-from faults.spark_traffic import Account, Traffic, account, dropped_segments
+from faults.spark_traffic import Account, Traffic, account
 from harness.spark import Cluster
 
 
@@ -92,17 +92,7 @@ def run(
         rotate_every=rotate_every,
         seed=seed,
     )
-    try:
-        with traffic:
-            queries.start()
-            queries.wait_for_progress()
-            traffic.retain("1 second")
-            queries.run(drivers=drivers, executors=executors)
-            traffic.quieten()
-            queries.drain()
-            dropped = dropped_segments(dsn, 30)
-    finally:
-        queries.close()
+    dropped = queries.withstand(traffic, drivers=drivers, executors=executors)
     truth = traffic.truth()
     with psycopg.connect(dsn, autocommit=True) as connection:
         logged = [

@@ -148,16 +148,15 @@ class Traffic:
         """What a reader by the highest sequence number made of the same traffic."""
         return account((delivery.event for delivery in self._control.deliveries), self.truth())
 
-
-def dropped_segments(dsn: str, patience: float) -> int:
-    """How many segments retention has dropped; waits a while for the first."""
-    deadline = time.monotonic() + patience
-    with psycopg.connect(dsn, autocommit=True) as connection:
-        while True:
-            row = connection.execute(
-                "select count(*) from pgmb.segment where dropped_at is not null"
-            ).fetchone()
-            assert row is not None
-            if row[0] or time.monotonic() >= deadline:
-                return int(row[0])
-            time.sleep(0.1)
+    def dropped_segments(self, patience: float) -> int:
+        """How many segments retention has dropped; waits a while for the first."""
+        deadline = time.monotonic() + patience
+        with psycopg.connect(self._dsn, autocommit=True) as connection:
+            while True:
+                row = connection.execute(
+                    "select count(*) from pgmb.segment where dropped_at is not null"
+                ).fetchone()
+                assert row is not None
+                if row[0] or time.monotonic() >= deadline:
+                    return int(row[0])
+                time.sleep(0.1)

@@ -31,22 +31,22 @@ class DefaultSource(DataSource):
         return "pgmb"
 
     def schema(self) -> str:
-        return str(_part("schema").SCHEMA)
+        return str(_part("source.schema").SCHEMA)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        reader: DataSourceReader = _part("source").BatchReader(self.options, schema)
+        reader: DataSourceReader = _part("source.readers").BatchReader(self.options, schema)
         return reader
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        reader: DataSourceStreamReader = _part("source").StreamReader(self.options, schema)
+        reader: DataSourceStreamReader = _part("source.readers").StreamReader(self.options, schema)
         return reader
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        writer: DataSourceWriter = _part("sink").BatchWriter(self.options, schema, overwrite)
+        writer: DataSourceWriter = _part("sink.writers").BatchWriter(self.options, schema, overwrite)
         return writer
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        writer: DataSourceStreamWriter = _part("sink").StreamWriter(self.options, schema, overwrite)
+        writer: DataSourceStreamWriter = _part("sink.writers").StreamWriter(self.options, schema, overwrite)
         return writer
 
 

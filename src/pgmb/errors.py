@@ -197,10 +197,18 @@ def translated() -> Generator[None]:
     except psycopg.Error as error:
         if error.sqlstate == "23502" and error.diag.schema_name == "pgmb":
             raise InvalidArgument(f"an event needs a {error.diag.column_name}") from error
-        kind = BY_SQLSTATE.get(error.sqlstate or "")
-        if kind is None:
+        ours = ours_for(error.sqlstate, error.diag.message_primary or str(error), error.diag.message_hint)
+        if ours is None:
             raise
-        ours = kind(error.diag.message_primary or str(error))
-        if error.diag.message_hint:
-            ours.advise(error.diag.message_hint)
         raise ours from error
+
+
+def ours_for(sqlstate: str | None, message: str, hint: str | None) -> PgmbError | None:
+    """The exception of this module for what a server said; None if it is not about us."""
+    kind = BY_SQLSTATE.get(sqlstate or "")
+    if kind is None:
+        return None
+    ours = kind(message)
+    if hint:
+        ours.advise(hint)
+    return ours

@@ -10,9 +10,9 @@ import psycopg
 import pytest
 
 from pgmb.errors import HistoryGone
-from pgmb.spark.log import Log
-from pgmb.spark.offsets import Mark, Part, between
-from pgmb.spark.statement import columns_for, select
+from pgmb.spark.source.log import Log
+from pgmb.spark.source.offsets import Mark, Part, between
+from pgmb.spark.source.statement import columns_for, select
 from pgmb.types import Position
 from tests.conftest import Connect
 

@@ -9,8 +9,8 @@ from uuid import uuid4
 import psycopg
 import pyarrow as pa
 
-from pgmb.spark.rows import Rows
-from pgmb.spark.schema import chosen
+from pgmb.spark.source.rows import Rows
+from pgmb.spark.source.schema import chosen
 
 
 def test_ids_are_those_of_the_server(db: psycopg.Connection[Any]) -> None:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 import pgmb
-from pgmb.spark.offsets import Mark, Offset
 from pgmb.spark.progress import line, log_progress
+from pgmb.spark.source.offsets import Mark, Offset
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

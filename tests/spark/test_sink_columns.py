@@ -12,12 +12,12 @@ import pytest
 from pyspark.sql import types as t
 
 from pgmb.errors import InvalidArgument
-from pgmb.spark.columns import Columns
-from pgmb.spark.digests import Digest
-from pgmb.spark.event_ids import EventIds
-from pgmb.spark.rows_as_json import encoder
-from pgmb.spark.sink import BatchWriter, StreamWriter
-from pgmb.spark.write_options import WriteOptions
+from pgmb.spark.sink.columns import Columns
+from pgmb.spark.sink.digests import Digest
+from pgmb.spark.sink.event_ids import EventIds
+from pgmb.spark.sink.options import WriteOptions
+from pgmb.spark.sink.rows_as_json import encoder
+from pgmb.spark.sink.writers import BatchWriter, StreamWriter
 
 URL = "postgresql://nowhere"
 TEXT, LONG = t.StringType(), t.LongType()

@@ -15,10 +15,10 @@ from pyspark.sql import types as t
 
 from harness.server import Server
 from pgmb.errors import InvalidArgument, PermissionDenied, StreamNotFound, TasksDiffer
-from pgmb.spark.columns import Columns
-from pgmb.spark.sink import BatchWriter
-from pgmb.spark.task import Task, Written
-from pgmb.spark.write_options import WriteOptions
+from pgmb.spark.sink.columns import Columns
+from pgmb.spark.sink.options import WriteOptions
+from pgmb.spark.sink.task import Task, Written
+from pgmb.spark.sink.writers import BatchWriter
 from tests.conftest import Connect
 from tests.contract.cast import Cast
 

@@ -227,7 +227,7 @@ def test_nonsense_is_refused_with_a_reason(options: dict[str, str], told: str, d
     from pyspark.sql.types import StructType
 
     from pgmb.errors import PgmbError
-    from pgmb.spark.source import BatchReader
+    from pgmb.spark.source.readers import BatchReader
 
     schema = StructType().add("topic", "string")
     with pytest.raises((ValueError, PgmbError), match=told):

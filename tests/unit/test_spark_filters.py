@@ -18,8 +18,8 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from pgmb.spark.filters import condition
-from pgmb.spark.source import BatchReader
+from pgmb.spark.source.filters import condition
+from pgmb.spark.source.readers import BatchReader
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Generator
 from contextlib import contextmanager
 from importlib import import_module
@@ -11,13 +10,10 @@ from typing import Any, Final
 
 import adbc_driver_manager
 
-from pgmb.errors import BY_SQLSTATE
+from pgmb.errors import ours_for
 
 # By process and connection string: a worker may be a fork of one that had connections.
 _kept: Final[dict[tuple[int, str], Any]] = {}
-_SAID: Final = re.compile(
-    r"ERROR:  (?P<message>.*?)(?:\nHINT:  (?P<hint>.*?))?(?:\n[A-Z ]+:  |\n?\. SQLSTATE|$)", re.DOTALL
-)
 
 
 @contextmanager
@@ -44,14 +40,22 @@ def translated() -> Generator[None]:
     try:
         yield
     except adbc_driver_manager.Error as error:
-        kind = BY_SQLSTATE.get(error.sqlstate or "")
-        if kind is None:
+        said = diagnosis(error)
+        ours = ours_for(error.sqlstate, said.get("MESSAGE_PRIMARY", str(error)), said.get("MESSAGE_HINT"))
+        if ours is None:
             raise
-        said = _SAID.search(str(error))
-        ours = kind(said["message"] if said else str(error))
-        if said and said["hint"]:
-            ours.advise(said["hint"])
         raise ours from error
+
+
+def diagnosis(error: adbc_driver_manager.Error) -> dict[str, str]:
+    """What the server said of an error, by PostgreSQL's names of its fields."""
+    details: Any = error.details or []
+    return {
+        (name.decode() if isinstance(name, bytes) else name).removeprefix("PG_DIAG_"): text.decode(
+            "utf-8", "replace"
+        )
+        for name, text in details
+    }
 
 
 def _begun(url: str) -> Any:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
-from pgmb.spark.offsets import Mark, Offset
+from pgmb.spark.source.offsets import Mark, Offset
 from pgmb.types import Position
 
 if TYPE_CHECKING:

@@ -38,8 +38,8 @@ def session(master: str, conf: Sequence[str] | None) -> Generator[SparkSession]:
     """A session on `master`. What Spark and its workers log goes to a file that is removed with it."""
     settings = _settings(conf)
     try:
-        import_module("pgmb.spark.source")
-        import_module("pgmb.spark.sink")
+        import_module("pgmb.spark.source.readers")
+        import_module("pgmb.spark.sink.writers")
         from pyspark.sql import SparkSession
     except ImportError as error:
         output.fail(f"this needs Spark and Arrow: {error}", 'Install them: pip install "pgmb[spark]".')

@@ -62,7 +62,7 @@ declare
 begin
   perform pgmb.assert_reader(stream);
   if place < floor then
-    straggling := pgmb.count_stragglers(stream_number, after, (upto).snapshot, place, floor, 10000);
+    straggling := (pgmb.stragglers(stream_number, after, (upto).snapshot, place, floor)).events;
     if straggling between 1 and least(budget, 10000) then
       lo := place;
       hi := floor;
@@ -97,42 +97,40 @@ begin
   end loop;
 end $$;
 
--- How many events of transactions unfinished at `after` and visible in `batch` there are with lo < seq <= hi: at most
--- `few` + 1 are counted. Internal.
-create or replace function pgmb.count_stragglers(
-  stream integer, after pgmb.position, batch pg_snapshot, lo bigint, hi bigint, few integer
+-- The events with lo < seq <= hi of transactions that were unfinished at `after` and have ended in `batch`: how many,
+-- counted up to 10000 a segment and a little beyond, and when the oldest of those was published. Internal.
+create or replace function pgmb.stragglers(
+  stream integer, after pgmb.position, batch pg_snapshot, lo bigint, hi bigint,
+  out events bigint, out oldest timestamptz
 )
-returns bigint
 language plpgsql
 as $$
 declare
   unfinished xid8[] := array(select x from pg_snapshot_xip((after).snapshot) x
     where x <= (after).next and pg_visible_in_snapshot(x, batch));
-  counted bigint := 0;
-  part bigint;
   leaf text;
+  part record;
 begin
-  if cardinality(unfinished) = 0 and (after).next < pg_snapshot_xmax((after).snapshot) then
-    return 0;
+  events := 0;
+  if lo >= hi or (cardinality(unfinished) = 0 and (after).next < pg_snapshot_xmax((after).snapshot)) then
+    return;
   end if;
   for leaf in
     select format('pgmb.segment_%s_%s', s.stream, s.number) from pgmb.segment s
-    where s.stream = count_stragglers.stream and s.number between lo >> 40 and hi >> 40
+    where s.stream = stragglers.stream and s.number between lo >> 40 and hi >> 40
       and s.dropped_at is null and (s.max_xid is null or s.max_xid >= pg_snapshot_xmin((after).snapshot))
   loop
-    exit when counted > few;
     -- seq + 0, so that a table never analyzed is not walked by seq instead.
-    execute format('select count(*) from (
-        select from %1$s e where e.xid = any ($1) and e.seq + 0 > $2 and e.seq + 0 <= $3
+    execute format('select count(*) events, min(straggler.published_at) oldest from (
+        select e.published_at from %1$s e where e.xid = any ($1) and e.seq + 0 > $2 and e.seq + 0 <= $3
         union all
-        select from %1$s e where e.xid >= $4 and e.xid <= $5 and pg_visible_in_snapshot(e.xid, $6)
+        select e.published_at from %1$s e where e.xid >= $4 and e.xid <= $5 and pg_visible_in_snapshot(e.xid, $6)
           and e.seq + 0 > $2 and e.seq + 0 <= $3
-        limit $7) straggler', leaf)
-      into part
-      using unfinished, lo, hi, pg_snapshot_xmax((after).snapshot), (after).next, batch, few + 1 - counted;
-    counted := counted + part;
+        limit 10001) straggler', leaf)
+      into part using unfinished, lo, hi, pg_snapshot_xmax((after).snapshot), (after).next, batch;
+    events := events + part.events;
+    oldest := least(oldest, part.oldest);
   end loop;
-  return counted;
 end $$;
 
 -- The number of the first event between two positions with lo < seq <= hi. Internal.

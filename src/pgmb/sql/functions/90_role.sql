@@ -69,6 +69,21 @@ begin
   end if;
 end $$;
 
+-- Raises 42501 unless the caller may publish to a stream. Internal.
+create or replace function pgmb.assert_publisher(stream text)
+returns void
+language plpgsql stable
+as $$
+begin
+  perform pgmb.stream_id(assert_publisher.stream);
+  if not (pgmb.caller_is_owner()
+    or has_any_column_privilege(pgmb.caller(), format('pgmb.%I', 'log_' || assert_publisher.stream), 'insert'))
+  then
+    raise exception 'role % may not publish to stream %', pgmb.caller(), assert_publisher.stream using errcode = '42501',
+      hint = 'Grant it with pgmb.grant_publish(stream, role), or the role pgmb_publisher for all streams.';
+  end if;
+end $$;
+
 -- The functions that each kind of role may call. Internal.
 create or replace function pgmb.functions_for(kind text)
 returns setof regprocedure

@@ -184,39 +184,6 @@ begin
   end loop;
 end $$;
 
--- The events up to a position's number that it has not passed, as their transactions ended after it: how many, counted
--- up to 10000 a segment, and when the oldest of those was published. Internal.
-create or replace function pgmb.stragglers(
-  stream integer, after pgmb.position, out events bigint, out oldest timestamptz
-)
-language plpgsql stable
-as $$
-declare
-  unfinished xid8[] := array(select x from pg_snapshot_xip((after).snapshot) x where x <= (after).next);
-  leaf text;
-  part record;
-begin
-  events := 0;
-  if (after).seq = 0 or (cardinality(unfinished) = 0 and (after).next < pg_snapshot_xmax((after).snapshot)) then
-    return;
-  end if;
-  for leaf in
-    select format('pgmb.segment_%s_%s', s.stream, s.number) from pgmb.segment s
-    where s.stream = stragglers.stream and s.number <= (after).seq >> 40 and s.dropped_at is null
-      and (s.max_xid is null or s.max_xid >= pg_snapshot_xmin((after).snapshot))
-  loop
-    execute format(
-        'select count(*) events, min(late.published_at) oldest from (
-          (select e.seq, e.published_at from %1$s e where e.xid = any ($1) limit 10000)
-          union all
-          (select e.seq, e.published_at from %1$s e where e.xid between $2 and $3 limit 10000)
-        ) late where late.seq <= $4', leaf)
-      into part using unfinished, pg_snapshot_xmax((after).snapshot), (after).next, (after).seq;
-    events := events + part.events;
-    oldest := least(oldest, part.oldest);
-  end loop;
-end $$;
-
 -- Every durable reader (pgmb.confirm) of the streams that the caller may read. waiting: events after its position, by
 -- their numbers from the first unread one on, so that what was rolled back since or is not yet committed counts;
 -- waiting_bytes: their share of what the segments take; lag: the age of the first unread event, null where there is
@@ -254,7 +221,7 @@ begin
       stream := s.name;
       position := r.position;
       confirmed_at := r.updated_at;
-      late := pgmb.stragglers(s.id, r.position);
+      late := pgmb.stragglers(s.id, r.position, pg_current_snapshot(), 0, (r.position).seq);
       first := pgmb.first_unread(s.id, r.position, last);
       waiting := late.events;
       waiting_bytes := pgmb.bytes_between(s.id, (r.position).seq - late.events, (r.position).seq, last);

@@ -12,10 +12,10 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter
 
 from pgmb.errors import PgmbError
-from pgmb.spark.columns import Columns
 from pgmb.spark.connections import transaction
-from pgmb.spark.task import Task, Written, ask
-from pgmb.spark.write_options import WriteOptions
+from pgmb.spark.sink.columns import Columns
+from pgmb.spark.sink.options import WriteOptions
+from pgmb.spark.sink.task import Task, Written, ask
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import WriterCommitMessage

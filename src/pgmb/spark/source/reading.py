@@ -10,9 +10,9 @@ import msgspec
 from psycopg import sql
 
 from pgmb.errors import HistoryGone, ReaderBehind
-from pgmb.spark.log import ON_DATA_LOSS
-from pgmb.spark.offsets import Part
-from pgmb.spark.statement import columns_for, select
+from pgmb.spark.source.log import ON_DATA_LOSS
+from pgmb.spark.source.offsets import Part
+from pgmb.spark.source.statement import columns_for, select
 from pgmb.types import Position
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def read(reading: Reading, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
 def _attempt(reading: Reading, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     # Here, because they take a while, and the processes in which Spark plans need neither.
     from pgmb.spark.connections import transaction
-    from pgmb.spark.rows import Rows
+    from pgmb.spark.source.rows import Rows
 
     part = reading.part
     columns = columns_for(schema.names)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from pgmb.spark.columns import Columns
+from pgmb.spark.sink.columns import Columns
 
 Extra = Callable[["dict[str, Any]", int, int], None]
 """Is shown the columns of each batch, how many rows went before and how many these are; may add columns."""

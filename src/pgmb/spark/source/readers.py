@@ -21,13 +21,13 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from pgmb.spark.filters import condition
-from pgmb.spark.log import Frontier
-from pgmb.spark.offsets import Mark, Offset, Stretch, between
-from pgmb.spark.read_options import ReadOptions, offsets_given
-from pgmb.spark.reading import Reading, read
-from pgmb.spark.schema import chosen
-from pgmb.spark.shards import Shards
+from pgmb.spark.source.filters import condition
+from pgmb.spark.source.log import Frontier
+from pgmb.spark.source.offsets import Mark, Offset, Stretch, between
+from pgmb.spark.source.options import ReadOptions, offsets_given
+from pgmb.spark.source.reading import Reading, read
+from pgmb.spark.source.schema import chosen
+from pgmb.spark.source.shards import Shards
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -137,7 +137,7 @@ class _PushFilters:
 
 
 class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """The log as it grows. Offsets are positions (`pgmb.spark.offsets`)."""
+    """The log as it grows. Offsets are positions (`pgmb.spark.source.offsets`)."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         super().__init__(options, schema, streaming=True)

@@ -8,13 +8,13 @@ from typing import Any
 
 from pyspark.sql.datasource import WriterCommitMessage
 
-from pgmb.spark.columns import Columns
 from pgmb.spark.connections import transaction
-from pgmb.spark.digests import Digest
-from pgmb.spark.event_ids import EventIds
-from pgmb.spark.outgoing import Outgoing
-from pgmb.spark.refusals import refusals
-from pgmb.spark.write_options import WriteOptions
+from pgmb.spark.sink.columns import Columns
+from pgmb.spark.sink.digests import Digest
+from pgmb.spark.sink.event_ids import EventIds
+from pgmb.spark.sink.options import WriteOptions
+from pgmb.spark.sink.outgoing import Outgoing
+from pgmb.spark.sink.refusals import refusals
 
 _BEGIN = "select pgmb.begin_tasks($1, $2, $3, $4::uuid)"
 _CLAIM_TASK = "select pgmb.claim_task($1, $2, $3, $4::int, $5::uuid)"

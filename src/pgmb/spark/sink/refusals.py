@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import Any
 
 from adbc_driver_manager import Error
 
 from pgmb.errors import InvalidArgument
+from pgmb.spark.connections import diagnosis
 
 _NOT_JSON = "22P02"
 _NOT_TEXT = "22021"
@@ -21,7 +21,7 @@ def refusals() -> Generator[None]:
     try:
         yield
     except Error as error:
-        said = _said(error)
+        said = diagnosis(error)
         message, place = said.get("MESSAGE_PRIMARY", str(error)), said.get("CONTEXT", "").replace("\n", "; ")
         if error.sqlstate == _NOT_JSON:
             detail = said.get("MESSAGE_DETAIL", "")
@@ -33,13 +33,3 @@ def refusals() -> Generator[None]:
                 f"topics and keys cannot hold the character NUL: {message}; {place[:_SHOWN]}"
             ) from error
         raise
-
-
-def _said(error: Error) -> dict[str, str]:
-    details: Any = error.details or []
-    return {
-        (name.decode() if isinstance(name, bytes) else name).removeprefix("PG_DIAG_"): text.decode(
-            "utf-8", "replace"
-        )
-        for name, text in details
-    }

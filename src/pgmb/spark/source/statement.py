@@ -10,7 +10,7 @@ from typing import Final
 
 from psycopg import sql
 
-from pgmb.spark.offsets import Part
+from pgmb.spark.source.offsets import Part
 from pgmb.types import Position
 
 # What a column of ours is made of. The others are the same for a whole batch.

@@ -11,7 +11,7 @@ from psycopg import sql
 
 from pgmb.errors import ClusterChanged, HistoryGone, translated
 from pgmb.place import later
-from pgmb.spark.offsets import Mark, Part
+from pgmb.spark.source.offsets import Mark, Part
 from pgmb.types import Position
 
 # How long a driver goes on trying to connect to a database that is away.

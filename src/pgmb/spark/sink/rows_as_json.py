@@ -18,7 +18,7 @@ import pyarrow.compute
 from pyspark.sql import types as t
 from pyspark.sql.variant_utils import VariantUtils
 
-from pgmb.spark import intervals
+from pgmb.spark.sink import intervals
 
 # Their stubs know too little of what arrays may be.
 pa: Any = pyarrow

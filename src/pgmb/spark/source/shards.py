@@ -7,9 +7,9 @@ from contextlib import ExitStack
 from typing import Self
 
 from pgmb.place import Place
-from pgmb.spark.log import Frontier, Log
-from pgmb.spark.offsets import Mark, Offset
-from pgmb.spark.read_options import ReadOptions, offsets_given
+from pgmb.spark.source.log import Frontier, Log
+from pgmb.spark.source.offsets import Mark, Offset
+from pgmb.spark.source.options import ReadOptions, offsets_given
 
 
 class Shards:

@@ -1,0 +1,119 @@
+-- Publishing from many tasks at once, as Spark's sink does: each writes into a stage, and one call publishes all stages
+-- and notes their version in the ledger, in one transaction.
+
+-- An application's line in the ledger, which is made, and locked to the end of the transaction. Waits for whoever holds
+-- it. Errors: 42501 another role began it. Internal.
+create or replace function pgmb.ledger_of(stream text, app text)
+returns pgmb.ledger
+language plpgsql
+as $$
+declare
+  line pgmb.ledger;
+begin
+  insert into pgmb.ledger (app, stream, role)
+  values (ledger_of.app, pgmb.stream_id(ledger_of.stream), pgmb.caller())
+  on conflict do nothing;
+  select * into strict line from pgmb.ledger l
+  where l.app = ledger_of.app and l.stream = pgmb.stream_id(ledger_of.stream) for update;
+  perform pgmb.assert_app(line);
+  return line;
+end $$;
+
+-- Raises 42501 unless the caller may go on with an application. One whose role is gone is anybody's. Internal.
+create or replace function pgmb.assert_app(line pgmb.ledger)
+returns void
+language plpgsql stable
+as $$
+begin
+  if not (pgmb.caller_is_owner() or pgmb.caller_is('pgmb_admin') or pgmb.caller_is(quote_ident((line).role))
+    or to_regrole(quote_ident((line).role)) is null)
+  then
+    raise exception 'application % belongs to role %, not to %', quote_literal((line).app), (line).role, pgmb.caller()
+      using errcode = '42501', hint = 'Publish as that role or a member of it, or under another txnAppId.';
+  end if;
+end $$;
+
+-- The last version that an application has published to a stream; null if it is none.
+create or replace function pgmb.published_version(stream text, app text)
+returns bigint
+language plpgsql stable security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_variable
+begin
+  perform pgmb.assert_publisher(stream);
+  return (select l.version from pgmb.ledger l where l.app = app and l.stream = pgmb.stream_id(stream));
+end $$;
+
+-- Publishes what the tasks of a version have written, all or nothing, in the order of the arrays: a stage each, or null
+-- for a task without events or one that published directly, then with its digest. Returns the number of events
+-- published by this call, or null if the application has published this version, or a later one, already. Frees these
+-- stages and those that dead tasks of it left. version null: without the ledger. Lock: the application's line in it.
+-- Errors: MB050 a stage lost its events, MB051 a task that published directly held other events, MB001, 42501, MB040.
+create or replace function pgmb.publish_tasks(
+  stream text, app text, version bigint, tasks integer[], stages integer[], events bigint[],
+  digests bigint[] default null, delayed boolean default false
+)
+returns bigint
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_variable
+declare
+  line pgmb.ledger;
+  now timestamptz := clock_timestamp();
+  staged record;
+  published bigint := 0;
+begin
+  perform pgmb.assert_publisher(stream);
+  if version is not null then
+    line := pgmb.ledger_of(stream, app);
+    if line.version >= version then
+      perform pgmb.free_stages(stream, app, line.version);
+      return null;
+    end if;
+    perform pgmb.assert_tasks(line, version, tasks, stages, events, digests);
+  end if;
+  for staged in
+    select given.stage, given.events
+    from unnest(stages, events) with ordinality given (stage, events, place)
+    where given.stage is not null
+    order by given.place
+  loop
+    perform pgmb.hold_stage(stream, staged.stage, app, version);
+    -- Each truncate holds locks to the end, of which a server has a few thousand: thousands of stages are left to
+    -- those who claim them next.
+    perform pgmb.move_stage(stream, staged.stage, staged.events, delayed, now, cardinality(stages) <= 100);
+    published := published + staged.events;
+  end loop;
+  if version is not null then
+    update pgmb.ledger l
+    set version = version, committed_at = now, under_way = null, run = null,
+      events = (select coalesce(sum(e), 0) from unnest(events) e)
+    where l.app = app and l.stream = line.stream;
+    delete from pgmb.ledger_task t where t.app = app and t.stream = line.stream;
+  end if;
+  perform pgmb.free_stages(stream, app, version);
+  return published;
+end $$;
+
+-- Gives up what the tasks of a version have written: frees their stages, except those being written. What tasks published
+-- directly stays published. forget: the application ends here, and so does its line in the ledger. Returns the number of
+-- stages freed.
+create or replace function pgmb.abandon_tasks(stream text, app text, version bigint, forget boolean default false)
+returns integer
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_variable
+declare
+  line pgmb.ledger;
+begin
+  perform pgmb.assert_publisher(stream);
+  if forget then
+    line := pgmb.ledger_of(stream, app);
+    delete from pgmb.ledger_task t where t.app = app and t.stream = line.stream;
+    delete from pgmb.ledger l where l.app = app and l.stream = line.stream;
+  end if;
+  return pgmb.free_stages(stream, app, version);
+end $$;
