@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -14,6 +15,14 @@ from pgmb.errors import ours_for
 
 # By process and connection string: a worker may be a fork of one that had connections.
 _kept: Final[dict[tuple[int, str], Any]] = {}
+
+
+@atexit.register
+def _close() -> None:
+    """A connection that outlives its interpreter's modules complains about it."""
+    for process, url in list(_kept):
+        if process == os.getpid():
+            _kept.pop((process, url)).close()
 
 
 @contextmanager
