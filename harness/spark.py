@@ -190,14 +190,14 @@ class Cluster(_Group):
         self.url = f"spark://{HOST}:{port}"
         variables = spark_settings.environment(self.directory, self.url)
         # The daemons take no settings of applications; a port taken meanwhile is an error, not another port.
-        Path(variables["SPARK_CONF_DIR"], "spark-defaults.conf").write_text(
-            "spark.port.maxRetries 0\nspark.master.rest.enabled false\n"
-        )
+        properties = self.directory / "daemons.properties"
+        properties.write_text("spark.port.maxRetries 0\nspark.master.rest.enabled false\n")
 
         def daemon(name: str, *arguments: str) -> None:
             command = [
                 f"{variables['SPARK_HOME']}/bin/spark-class",
                 f"org.apache.spark.deploy.{name}",
+                *("--properties-file", str(properties)),
                 *arguments,
             ]
             with (self.directory / "log").open("ab") as log:

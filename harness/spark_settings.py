@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,19 +14,14 @@ import pyspark
 ROOT = Path(__file__).resolve().parents[1]
 HOME = Path(pyspark.__file__).parent
 HOST = "127.0.0.1"
+PREPARED = ROOT / ".spark"
+"""What is made once and used by every JVM (harness.spark_classes)."""
+CLASSES = PREPARED / "classes.jsa"
 
 # Where most code runs a few times only, compiling less pays.
-_SHORT_LIVED = "-XX:TieredStopAtLevel=1"
+_SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
-_LOGGING = """\
-rootLogger.level = warn
-rootLogger.appenderRef.console.ref = console
-appender.console.type = Console
-appender.console.name = console
-appender.console.target = SYSTEM_ERR
-appender.console.layout.type = PatternLayout
-appender.console.layout.pattern = %d{HH:mm:ss.SSS} %p %c{1}: %m%n%ex
-"""
+_LOGGING = Path(__file__).with_name("spark_logging.properties")
 
 
 def environment(directory: Path, master: str, conf: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -33,21 +30,22 @@ def environment(directory: Path, master: str, conf: Mapping[str, str] | None = N
 
     Our packages (pgmb, harness, bench, faults, tests) can be imported in the driver and in Python workers.
     """
-    settings, temporary = directory / "conf", directory / "tmp"
-    settings.mkdir(parents=True, exist_ok=True)
-    temporary.mkdir(exist_ok=True)
+    temporary = directory / "tmp"
+    temporary.mkdir(parents=True, exist_ok=True)
+    properties = directory / "spark.properties"
     lines = (_settings(directory, master) | dict(conf or {})).items()
-    (settings / "spark-defaults.conf").write_text("".join(f"{key} {value}\n" for key, value in lines))
-    (settings / "log4j2.properties").write_text(_LOGGING)
+    properties.write_text("".join(f"{key} {value}\n" for key, value in lines))
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("SPARK_", "PYSPARK_"))}
     return kept | {
-        "SPARK_HOME": str(_home(directory)),
-        "SPARK_CONF_DIR": str(settings),
+        "SPARK_HOME": str(_home()),
+        # It comes first in the class path, and classes are shared among JVMs of the same class path alone.
+        "SPARK_CONF_DIR": str(PREPARED / "conf"),
+        "PYSPARK_SUBMIT_ARGS": f"--properties-file {shlex.quote(str(properties))} pyspark-shell",
         "SPARK_LOCAL_IP": HOST,
         "SPARK_LOCAL_DIRS": str(temporary),
         "SPARK_DAEMON_MEMORY": "256m",
         # An application whose executors are killed again and again is not given up.
-        "SPARK_DAEMON_JAVA_OPTS": f"{_java(temporary)} {_SHORT_LIVED} -Dspark.deploy.maxExecutorRetries=-1",
+        "SPARK_DAEMON_JAVA_OPTS": f"{java(temporary)} {_SHORT_LIVED} -Dspark.deploy.maxExecutorRetries=-1",
         "SPARK_LAUNCHER_OPTS": f"-XX:-UsePerfData {_SHORT_LIVED}",
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
@@ -56,20 +54,22 @@ def environment(directory: Path, master: str, conf: Mapping[str, str] | None = N
     }
 
 
-def _home(directory: Path) -> Path:
+def _home() -> Path:
     """PySpark's programs without its Python archive. Workers would import from that first, compiling it each
     time, which is two thirds of their start; without it they import the installed package."""
-    home = directory / "home"
-    if not home.exists():
-        home.mkdir()
-        for name in ("bin", "jars"):
-            (home / name).symlink_to(HOME / name)
+    home = PREPARED / "home"
+    home.mkdir(parents=True, exist_ok=True)
+    for name in ("bin", "jars"):
+        link = home / name
+        if not link.exists():
+            with contextlib.suppress(FileExistsError):
+                link.symlink_to(HOME / name)
     return home
 
 
 def _settings(directory: Path, master: str) -> dict[str, str]:
-    java = _java(directory / "tmp")
-    driver = f"{java} {_SHORT_LIVED}" if master.startswith("local") else java
+    options = java(directory / "tmp")
+    driver = f"{options} {_SHORT_LIVED}" if master.startswith("local") else options
     return {
         "spark.master": master,
         "spark.ui.enabled": "false",
@@ -81,7 +81,7 @@ def _settings(directory: Path, master: str) -> dict[str, str]:
         "spark.network.timeout": "600s",
         "spark.driver.extraJavaOptions": driver,
         "spark.executor.memory": "1g",
-        "spark.executor.extraJavaOptions": java,
+        "spark.executor.extraJavaOptions": options,
         "spark.sql.warehouse.dir": str(directory / "warehouse"),
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.session.timeZone": "UTC",
@@ -89,5 +89,9 @@ def _settings(directory: Path, master: str) -> dict[str, str]:
     }
 
 
-def _java(temporary: Path) -> str:
-    return f"-Djava.io.tmpdir={temporary} -XX:-UsePerfData"
+def java(temporary: Path) -> str:
+    """The options of every JVM."""
+    options = [f"-Djava.io.tmpdir={temporary}", f"-Dlog4j2.configurationFile={_LOGGING}", "-XX:-UsePerfData"]
+    if CLASSES.exists():
+        options += [f"-XX:SharedArchiveFile={CLASSES}", "-Xlog:disable", "-Xlog:all=error:stderr"]
+    return " ".join(options)

@@ -58,4 +58,5 @@ virtualenv() {
 system_packages
 virtualenv
 .venv/bin/python scripts/postgres18.py
+.venv/bin/python -m harness.spark_classes
 say "ready"

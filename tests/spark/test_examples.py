@@ -44,11 +44,18 @@ def run(program: str, *arguments: object) -> None:
 def submit(directory: Path, command: str, *arguments: object, **variables: str) -> None:
     """One of Spark's own commands."""
     environment = spark_settings.environment(directory, LOCAL) | variables
+    properties = directory / "spark.properties"
     if command == "spark-pipelines":
-        # It starts a server of its own, and takes no master.
-        defaults = Path(environment["SPARK_CONF_DIR"], "spark-defaults.conf")
-        lines = defaults.read_text().splitlines(keepends=True)
-        defaults.write_text("".join(line for line in lines if not line.startswith("spark.master ")))
+        # It starts a server of its own, and takes its settings from this place alone, without a master.
+        lines = properties.read_text().splitlines(keepends=True)
+        settings = directory / "conf"
+        settings.mkdir(exist_ok=True)
+        (settings / "spark-defaults.conf").write_text(
+            "".join(line for line in lines if not line.startswith("spark.master "))
+        )
+        environment["SPARK_CONF_DIR"] = str(settings)
+    else:
+        arguments = ("--properties-file", properties, *arguments)
     code, output = 1, TOO_BUSY
     while code != 0 and TOO_BUSY in output:
         code, output = shell([spark_settings.HOME / "bin" / command, *arguments], environment, directory)
