@@ -19,7 +19,7 @@ PREPARED = ROOT / ".spark"
 CLASSES = PREPARED / "classes.jsa"
 
 # Where most code runs a few times only, compiling less pays.
-_SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 _LOGGING = Path(__file__).with_name("spark_logging.properties")
 
@@ -45,8 +45,8 @@ def environment(directory: Path, master: str, conf: Mapping[str, str] | None = N
         "SPARK_LOCAL_DIRS": str(temporary),
         "SPARK_DAEMON_MEMORY": "256m",
         # An application whose executors are killed again and again is not given up.
-        "SPARK_DAEMON_JAVA_OPTS": f"{java(temporary)} {_SHORT_LIVED} -Dspark.deploy.maxExecutorRetries=-1",
-        "SPARK_LAUNCHER_OPTS": f"-XX:-UsePerfData {_SHORT_LIVED}",
+        "SPARK_DAEMON_JAVA_OPTS": f"{java(temporary)} {SHORT_LIVED} -Dspark.deploy.maxExecutorRetries=-1",
+        "SPARK_LAUNCHER_OPTS": f"-XX:-UsePerfData {SHORT_LIVED}",
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
         "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),
@@ -69,7 +69,7 @@ def _home() -> Path:
 
 def _settings(directory: Path, master: str) -> dict[str, str]:
     options = java(directory / "tmp")
-    driver = f"{options} {_SHORT_LIVED}" if master.startswith("local") else options
+    driver = f"{options} {SHORT_LIVED}" if master.startswith("local") else options
     return {
         "spark.master": master,
         "spark.ui.enabled": "false",

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 from datetime import UTC, datetime, timedelta
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -46,14 +47,13 @@ def submit(directory: Path, command: str, *arguments: object, **variables: str) 
     environment = spark_settings.environment(directory, LOCAL) | variables
     properties = directory / "spark.properties"
     if command == "spark-pipelines":
-        # It starts a server of its own, and takes its settings from this place alone, without a master.
-        lines = properties.read_text().splitlines(keepends=True)
-        settings = directory / "conf"
-        settings.mkdir(exist_ok=True)
-        (settings / "spark-defaults.conf").write_text(
-            "".join(line for line in lines if not line.startswith("spark.master "))
+        # It starts a server of its own, and takes neither a master nor a file of settings.
+        lines = [line for line in properties.read_text().splitlines() if not line.startswith("spark.master ")]
+        arguments = (
+            *chain.from_iterable(("--conf", line.replace(" ", "=", 1)) for line in lines),
+            *arguments,
         )
-        environment["SPARK_CONF_DIR"] = str(settings)
+        environment["JDK_JAVA_OPTIONS"] = f"{spark_settings.java(directory)} {spark_settings.SHORT_LIVED}"
     else:
         arguments = ("--properties-file", properties, *arguments)
     code, output = 1, TOO_BUSY
