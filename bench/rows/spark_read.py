@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from bench.spark.lab import Lab
 
 EVENTS = {"tiny": 4_000, "brief": 1_000_000, "quick": 1_000_000, "full": 5_000_000}
-ROUNDS = {"tiny": 1, "brief": 3, "quick": 5, "full": 7}
-STREAM = "main"
+ROUNDS = {"tiny": 1, "brief": 2, "quick": 4, "full": 4}
+STREAM, FEW = "main", "few"
 PSQL, ADBC, OURS = "psql", "adbc", "pgmb"
 ADBC_PARQUET, OURS_PARQUET, STREAMED = "adbc, Parquet", "pgmb, Parquet", "pgmb, stream"
 CONTENDERS = (PSQL, ADBC, OURS, STREAMED, ADBC_PARQUET, OURS_PARQUET)
@@ -34,10 +34,12 @@ def run(ground: Ground, form: Form) -> Outcome:
         "spark-read", f"{events:,} events of 200 bytes, 2 executors of 1 core, to noop and Parquet"
     )
     with contextlib.closing(ground.site("pgmb")) as site:
-        fill(site.connection, STREAM, events)
-        reads = _Reads(ground.lab, site, events)
+        site.connection.execute("select pgmb.create_stream(%s)", [FEW])
+        for stream, size in ((FEW, 4_000), (STREAM, events)):
+            fill(site.connection, stream, size)
         for name in CONTENDERS:
-            reads.measure(name)  # warms up
+            _Reads(ground.lab, site, FEW, 4_000).measure(name)  # warms up
+        reads = _Reads(ground.lab, site, STREAM, events)
         outcome.readings = interleave(CONTENDERS, ROUNDS[form.name], reads.measure)
     outcome.checks = [
         outcome.compare(CHECKS[0], OURS, ADBC, 0.9, "per_second"),
@@ -54,8 +56,8 @@ def run(ground: Ground, form: Form) -> Outcome:
 
 
 class _Reads:
-    def __init__(self, lab: Lab, site: Site, events: int) -> None:
-        self.lab, self.site, self.events = lab, site, events
+    def __init__(self, lab: Lab, site: Site, stream: str, events: int) -> None:
+        self.lab, self.site, self.stream, self.events = lab, site, stream, events
         # By TCP, as executors on other machines would.
         self.url = site.server.url(site.database)
 
@@ -82,17 +84,17 @@ class _Reads:
         from bench.spark.reference import ranges, statement
 
         parts = ranges(self.events, 2)
-        copy(self.url, [f"\\copy ({statement(STREAM, *part)}) to '/dev/null'" for part in parts])
+        copy(self.url, [f"\\copy ({statement(self.stream, *part)}) to '/dev/null'" for part in parts])
 
     def _adbc(self) -> DataFrame:
-        reader = self.lab.spark.read.format("reference").option("url", self.url).option("stream", STREAM)
+        reader = self.lab.spark.read.format("reference").option("url", self.url).option("stream", self.stream)
         return reader.option("events", self.events).option("partitions", 2).load()
 
     def _ours(self) -> DataFrame:
-        return self.lab.spark.read.format("pgmb").option("url", self.url).option("stream", STREAM).load()
+        return self.lab.spark.read.format("pgmb").option("url", self.url).option("stream", self.stream).load()
 
     def _streamed(self) -> None:
-        log = self.lab.spark.readStream.format("pgmb").option("url", self.url).option("stream", STREAM)
+        log = self.lab.spark.readStream.format("pgmb").option("url", self.url).option("stream", self.stream)
         writer = log.option("startingOffsets", "earliest").load().writeStream.format("noop")
         query = writer.trigger(availableNow=True).option("checkpointLocation", str(self.lab.folder())).start()
         query.awaitTermination()
