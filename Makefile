@@ -92,6 +92,6 @@ build: ## Build the wheel and the source archive into dist/
 	$(PYTHON) -m hatchling build
 
 .PHONY: clean
-clean: ## Remove what tools left behind; keeps .venv and .postgres
+clean: ## Remove what tools left behind; keeps .venv, .postgres and .spark
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find $(CODE) -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -222,7 +222,7 @@ def _killed_queries(arguments: argparse.Namespace, run: Any) -> bool:
             size=arguments.size,
             rotate_every=arguments.rotate_every,
             drivers=1 if arguments.brief else arguments.drivers,
-            executors=2 if arguments.brief else arguments.executors,
+            executors=1 if arguments.brief else arguments.executors,
             per_trigger=arguments.per_trigger,
             seed=arguments.seed,
         )

@@ -24,7 +24,7 @@ SIZES = {
     "full": (1_000_000, 5_000_000, 20_000_000),
 }
 NEW = {"tiny": 1_000, "brief": 20_000, "quick": 50_000, "full": 100_000}
-ROUNDS = {"tiny": 1, "brief": 7, "quick": 9, "full": 15}
+ROUNDS = {"tiny": 1, "brief": 5, "quick": 9, "full": 15}
 CHECKS = ["Spark batch time, 5x the log", "Spark batch time, 20x the log"]
 _PATIENCE = 300.0
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from bench.spark.lab import Lab
 
 EVENTS = {"tiny": 4_000, "brief": 500_000, "quick": 500_000, "full": 2_000_000}
-ROUNDS = {"tiny": 1, "brief": 3, "quick": 5, "full": 7}
+ROUNDS = {"tiny": 1, "brief": 2, "quick": 4, "full": 5}
 PSQL, DIRECT, STAGED = "psql", "pgmb, direct", "pgmb"
 CONTENDERS = (PSQL, DIRECT, STAGED)
 CHECKS = ["Spark write, direct vs psql x2", "Spark write, exactly once vs psql x2"]

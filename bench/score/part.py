@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -19,6 +21,8 @@ from bench.score.line import Line, missing
 ROOT = Path(__file__).parents[2]
 
 _PYTEST_COUNTS = re.compile(r"(\d+) (passed|failed|error|errors|skipped|xfailed|xpassed)\b")
+
+_CLUSTER = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -60,10 +64,23 @@ class Proved:
     alone: bool = False
     """It measures: nothing else runs beside it."""
 
+    heavy: bool = False
+    """It starts a cluster: one at a time of those."""
+    shows: Sequence[Proved] = ()
+    """What its short form shows as well; each has a complete run of its own."""
+
     def lines(self, full: bool) -> list[Line]:
         for pattern in self.needs:
             if not any(ROOT.glob(pattern)):
-                return [missing(self.name, self.goal)]
+                return [missing(proof.name, proof.goal) for proof in (self, *self.shows)]
+        with _CLUSTER if self.heavy else contextlib.nullcontext():
+            lines = self._run(full)
+        for proof in self.shows if full else ():
+            lines += proof.lines(full)
+        return lines
+
+    def _run(self, full: bool) -> list[Line]:
+        proofs = [self] if full else [self, *self.shows]
         command = self.full if full and self.full is not None else self.command
         files = [path for part in command for path in _expand(part)]
         started = time.monotonic()
@@ -77,15 +94,17 @@ class Proved:
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            return [missing(self.name, self.goal, f"not done in {self.seconds:g} s")]
-        figure = self.figure(done.stdout)
-        if figure is None:
-            print(done.stdout[-2000:], done.stderr[-2000:], file=sys.stderr)
-            return [missing(self.name, self.goal, f"shows nothing (exit {done.returncode})")]
-        took = f"{figure}, {time.monotonic() - started:.0f} s"
+            return [missing(proof.name, proof.goal, f"not done in {self.seconds:g} s") for proof in proofs]
         if done.returncode != 0:
             print(done.stdout[-4000:], done.stderr[-2000:], file=sys.stderr)
-        return [Line(self.name, took, self.goal, ok=done.returncode == 0)]
+        seconds = time.monotonic() - started
+        return [proof.shown(done, seconds) for proof in proofs]
+
+    def shown(self, done: subprocess.CompletedProcess[str], seconds: float) -> Line:
+        figure = self.figure(done.stdout)
+        if figure is None:
+            return missing(self.name, self.goal, f"shows nothing (exit {done.returncode})")
+        return Line(self.name, f"{figure}, {seconds:.0f} s", self.goal, ok=done.returncode == 0)
 
 
 Part = Measured | Proved
