@@ -334,7 +334,7 @@ def main() -> int:
         made.add_argument("--drivers", type=int, default=10, help="to kill")
         made.add_argument("--executors", type=int, default=20, help="to kill")
         made.add_argument("--per-trigger", type=int, default=300, help="events in a batch, at most")
-        made.add_argument("--brief", action="store_true", help="one driver and two executors killed")
+        made.add_argument("--brief", action="store_true", help="one driver and one executor killed")
 
     killing_spark(
         command(
