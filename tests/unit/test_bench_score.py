@@ -80,6 +80,15 @@ def test_a_proof_counts_only_with_its_figure_and_its_exit_code(capsys, part, ok,
     assert says in capsys.readouterr().out
 
 
+def test_a_short_run_may_show_two_things_and_complete_ones_each_their_own(capsys):
+    other = Proved("other", "1 kept", ["-c", "raise SystemExit(1)"], line_with(r"\d+ kept"))
+    both = proof("print('0 lost, 1 kept')", full=["-c", "print('0 lost')"], heavy=True, shows=[other])
+    assert card.fill([both])
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[:2]] == ["proof", "other"]
+    assert not card.fill([both], full=True)
+    assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()[:2]] == ["ok", "short"]
+
+
 def test_an_empty_card_shows_nothing():
     assert not card.fill([])
 
