@@ -232,15 +232,16 @@ def _workers_alive(page: int) -> int:
 
 @contextmanager
 def session(
-    directory: Path, master: str = LOCAL, conf: Mapping[str, str] | None = None
+    directory: Path, master: str = LOCAL, conf: Mapping[str, str] | None = None, *, lasting: bool = False
 ) -> Generator[SparkSession]:
-    """A session of this process on `master`; its JVM ends with it. One at a time."""
+    """A session of this process on `master`; its JVM ends with it. One at a time. `lasting`: see
+    `spark_settings.environment`."""
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
     if SparkContext._active_spark_context is not None:  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
         raise RuntimeError("this process has a Spark session already")
-    variables = spark_settings.environment(directory, master, conf)
+    variables = spark_settings.environment(directory, master, conf, lasting=lasting)
     del variables["TMPDIR"]  # of this process, which outlives the directory
     with mock.patch.dict(os.environ, variables):
         spark = SparkSession.builder.getOrCreate()

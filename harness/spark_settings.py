@@ -24,16 +24,19 @@ SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _LOGGING = Path(__file__).with_name("spark_logging.properties")
 
 
-def environment(directory: Path, master: str, conf: Mapping[str, str] | None = None) -> dict[str, str]:
+def environment(
+    directory: Path, master: str, conf: Mapping[str, str] | None = None, *, lasting: bool = False
+) -> dict[str, str]:
     """The variables with which a Python program that only says `SparkSession.builder.getOrCreate()` runs on
     `master`; all files of it, also what a killed one leaves, are in `directory`. `conf` overrides ours.
 
+    `lasting`: its JVMs run for minutes, and are to be as fast as Java can make them.
     Our packages (pgmb, harness, bench, faults, tests) can be imported in the driver and in Python workers.
     """
     temporary = directory / "tmp"
     temporary.mkdir(parents=True, exist_ok=True)
     properties = directory / "spark.properties"
-    lines = (_settings(directory, master) | dict(conf or {})).items()
+    lines = (_settings(directory, master, lasting) | dict(conf or {})).items()
     properties.write_text("".join(f"{key} {value}\n" for key, value in lines))
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("SPARK_", "PYSPARK_"))}
     return kept | {
@@ -67,9 +70,10 @@ def _home() -> Path:
     return home
 
 
-def _settings(directory: Path, master: str) -> dict[str, str]:
+def _settings(directory: Path, master: str, lasting: bool) -> dict[str, str]:
     options = java(directory / "tmp")
-    driver = f"{options} {SHORT_LIVED}" if master.startswith("local") else options
+    if not lasting:
+        options += f" {SHORT_LIVED}"
     return {
         "spark.master": master,
         "spark.ui.enabled": "false",
@@ -79,7 +83,7 @@ def _settings(directory: Path, master: str) -> dict[str, str]:
         "spark.driver.memory": "1g",
         # A machine with much else to do is slow, not broken.
         "spark.network.timeout": "600s",
-        "spark.driver.extraJavaOptions": driver,
+        "spark.driver.extraJavaOptions": options,
         "spark.executor.memory": "1g",
         "spark.executor.extraJavaOptions": options,
         "spark.sql.warehouse.dir": str(directory / "warehouse"),

@@ -44,6 +44,7 @@ class Lab:
                         "spark.sql.streaming.pollingDelay": "100ms",
                         "spark.sql.parquet.compression.codec": "zstd",
                     },
+                    lasting=True,
                 )
             )
         except BaseException:
