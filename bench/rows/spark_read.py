@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from bench.spark.lab import Lab
 
-EVENTS = {"tiny": 4_000, "brief": 1_000_000, "quick": 1_000_000, "full": 5_000_000}
+EVENTS = {"tiny": 4_000, "brief": 500_000, "quick": 1_000_000, "full": 5_000_000}
 ROUNDS = {"tiny": 1, "brief": 2, "quick": 4, "full": 4}
 STREAM, FEW = "main", "few"
 PSQL, ADBC, OURS = "psql", "adbc", "pgmb"

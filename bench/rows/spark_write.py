@@ -15,7 +15,7 @@ from bench.rounds import interleave
 if TYPE_CHECKING:
     from bench.spark.lab import Lab
 
-EVENTS = {"tiny": 4_000, "brief": 500_000, "quick": 500_000, "full": 2_000_000}
+EVENTS = {"tiny": 4_000, "brief": 250_000, "quick": 500_000, "full": 2_000_000}
 ROUNDS = {"tiny": 1, "brief": 2, "quick": 4, "full": 5}
 PSQL, DIRECT, STAGED = "psql", "pgmb, direct", "pgmb"
 CONTENDERS = (PSQL, DIRECT, STAGED)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -84,16 +85,8 @@ class Proved:
         command = self.full if full and self.full is not None else self.command
         files = [path for part in command for path in _expand(part)]
         started = time.monotonic()
-        try:
-            done = subprocess.run(
-                [sys.executable, *files],
-                cwd=ROOT,
-                capture_output=True,
-                text=True,
-                timeout=None if full else self.seconds,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
+        done = _finished([sys.executable, *files], None if full else self.seconds)
+        if done is None:
             return [missing(proof.name, proof.goal, f"not done in {self.seconds:g} s") for proof in proofs]
         if done.returncode != 0:
             print(done.stdout[-4000:], done.stderr[-2000:], file=sys.stderr)
@@ -108,6 +101,23 @@ class Proved:
 
 
 Part = Measured | Proved
+
+
+def _finished(command: list[str], seconds: float | None) -> subprocess.CompletedProcess[str] | None:
+    """What a program printed; none if it took too long. It is interrupted then, so that it leaves nothing."""
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            output, errors = process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGINT)
+            try:
+                process.communicate(timeout=30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+            return None
+    return subprocess.CompletedProcess(command, process.returncode, output, errors)
 
 
 def tests_passed(output: str) -> str | None:

@@ -80,6 +80,14 @@ def test_a_proof_counts_only_with_its_figure_and_its_exit_code(capsys, part, ok,
     assert says in capsys.readouterr().out
 
 
+def test_a_proof_that_takes_too_long_is_interrupted_and_short(capsys, tmp_path):
+    left = tmp_path / "left"
+    code = f"import time, pathlib\ntry: time.sleep(60)\nfinally: pathlib.Path({str(left)!r}).touch()"
+    assert not card.fill([proof(code, seconds=1.5)])
+    assert "not done in 1.5 s" in capsys.readouterr().out
+    assert left.exists()
+
+
 def test_a_short_run_may_show_two_things_and_complete_ones_each_their_own(capsys):
     other = Proved("other", "1 kept", ["-c", "raise SystemExit(1)"], line_with(r"\d+ kept"))
     both = proof("print('0 lost, 1 kept')", full=["-c", "print('0 lost')"], heavy=True, shows=[other])
