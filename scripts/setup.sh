@@ -58,5 +58,5 @@ virtualenv() {
 system_packages
 virtualenv
 .venv/bin/python scripts/postgres18.py
-.venv/bin/python -m harness.spark_classes
+.venv/bin/python -m harness.spark_classes || say "Spark's classes were not prepared: its JVMs start slowly"
 say "ready"
