@@ -12,15 +12,13 @@ from faults.spark_console import PATIENCE, Console, NotDoneError
 from faults.spark_files import committed
 from faults.spark_traffic import Traffic
 from harness.processes import send
-from harness.spark import Cluster
+from harness.spark import TOO_SLOW, Cluster
 
 SETTINGS = {
     # The sink's log keeps every entry: which file is of which batch is asked in the end.
     "spark.sql.streaming.fileSink.log.deletion": "false",
     "spark.task.maxFailures": "8",
 }
-# Spark gives the Python process of a source ten seconds to start: on a crowded machine not always enough.
-TOO_SLOW = "Python worker failed to connect back"
 
 
 class Killed:

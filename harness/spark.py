@@ -41,6 +41,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 LOCAL = "local[2]"
+# Spark gives the Python process of a source ten seconds to start, whatever its settings: on a crowded machine
+# not always enough. A query that failed with this may be started again.
+TOO_SLOW = "Python worker failed to connect back"
 
 _open: set[_Group] = set()
 

@@ -64,7 +64,6 @@ class Proved:
     seconds: float = 280.0
     alone: bool = False
     """It measures: nothing else runs beside it."""
-
     heavy: bool = False
     """It starts a cluster: one at a time of those."""
     shows: Sequence[Proved] = ()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from faults import spark_files
-from faults.spark_kills import TOO_SLOW
+from harness.spark import TOO_SLOW
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

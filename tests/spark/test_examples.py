@@ -22,9 +22,10 @@ import psycopg
 import pyarrow.parquet
 import pytest
 
+from faults.spark_files import rows
 from harness import spark_settings
 from harness.processes import kill_group
-from harness.spark import LOCAL, Driver
+from harness.spark import LOCAL, TOO_SLOW, Driver
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,10 +36,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.once(18), pytest.mark.timeout(12000 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "spark"
 PATIENCE = 3000.0 if FULL else 800.0
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
-
-# Spark gives a Python worker ten seconds to start, whatever its settings: too few on one that is busy.
-# All these programs may be run again, and then go on.
-TOO_BUSY = "Python worker failed to connect back"
 
 
 class Run(Protocol):
@@ -55,11 +52,11 @@ def run(request: pytest.FixtureRequest) -> Run:
             try:
                 start(EXAMPLES / program, *map(str, arguments))
             except Exception as failed:
-                if TOO_BUSY not in str(failed):
+                if TOO_SLOW not in str(failed):
                     raise
             else:
                 return
-        pytest.fail(TOO_BUSY)
+        pytest.fail(TOO_SLOW)
 
     return run
 
@@ -98,8 +95,8 @@ def submit(directory: Path, command: str, *arguments: object, **variables: str) 
         environment["JDK_JAVA_OPTIONS"] = f"{spark_settings.java(directory)} {spark_settings.SHORT_LIVED}"
     else:
         arguments = ("--properties-file", properties, *arguments)
-    code, output = 1, TOO_BUSY
-    while code != 0 and TOO_BUSY in output:
+    code, output = 1, TOO_SLOW
+    while code != 0 and TOO_SLOW in output:
         code, output = shell([spark_settings.HOME / "bin" / command, *arguments], environment, directory)
     assert code == 0, output[-4000:]
 
@@ -126,16 +123,6 @@ def publish(db: psycopg.Connection[Any], topic: str, key: str | None, payload: d
     db.execute("select pgmb.publish(%s, %s::json, key => %s)", [topic, json.dumps(payload), key])
 
 
-def streamed(directory: Path) -> list[dict[str, Any]]:
-    """What a streaming query has written. Files of attempts that failed stay there, and do not count."""
-    written = [
-        json.loads(line)["path"].removeprefix("file://")
-        for batch in (directory / "_spark_metadata").glob("[0-9]*")
-        for line in batch.read_text().splitlines()[1:]
-    ]
-    return [row for path in written for row in pyarrow.parquet.read_table(path).to_pylist()]
-
-
 def test_counts_in_windows(run: Run, db: psycopg.Connection[Any], dsn: str, tmp_path: Path) -> None:
     def order(topic: str, minute: int) -> None:
         at = NOON + timedelta(minutes=minute)
@@ -143,8 +130,8 @@ def test_counts_in_windows(run: Run, db: psycopg.Connection[Any], dsn: str, tmp_
 
     def counted() -> dict[tuple[int, str], int]:
         return {
-            (round((row["start"] - NOON).total_seconds() / 60), row["topic"]): row["orders"]
-            for row in streamed(tmp_path / "data")
+            (round((start - NOON).total_seconds() / 60), topic): orders
+            for _, (start, topic, orders) in rows(tmp_path / "data", "start", "topic", "orders")
         }
 
     for minute in (0, 1, 4, 6):
@@ -176,12 +163,14 @@ def test_sessions_end_with_silence(run: Run, db: psycopg.Connection[Any], dsn: s
     def sessions() -> list[tuple[str, int, int, int]]:
         return sorted(
             (
-                row["visitor"],
-                round((row["first"] - NOON).total_seconds() / 60),
-                round((row["last"] - NOON).total_seconds() / 60),
-                row["clicks"],
+                visitor,
+                round((first - NOON).total_seconds() / 60),
+                round((last - NOON).total_seconds() / 60),
+                clicks,
             )
-            for row in streamed(tmp_path / "data")
+            for _, (visitor, first, last, clicks) in rows(
+                tmp_path / "data", "visitor", "first", "last", "clicks"
+            )
         )
 
     for visitor, minute in [("ann", 0), ("bob", 5), ("ann", 40), ("ann", 20), ("ann", 80), ("bob", 100)]:
@@ -246,8 +235,8 @@ def test_a_pipeline_runs(db: psycopg.Connection[Any], dsn: str, tmp_path: Path) 
     catalog = ("--conf", "spark.sql.catalogImplementation=hive")
 
     def totals() -> dict[str, float]:
-        rows = pyarrow.parquet.read_table(tmp_path / "warehouse" / "by_country").to_pylist()
-        return {row["country"]: float(row["total"]) for row in rows}
+        table = pyarrow.parquet.read_table(tmp_path / "warehouse" / "by_country")
+        return {row["country"]: float(row["total"]) for row in table.to_pylist()}
 
     def order(number: int, country: str) -> None:
         publish(db, "order.paid", None, {"order": number, "country": country, "total": 10.25})
