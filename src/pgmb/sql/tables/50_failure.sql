@@ -42,6 +42,9 @@ create table pgmb.dead (
   key text,
   payload json not null,
   headers json,
-  published_at timestamptz not null
+  published_at timestamptz not null,
+  -- Of a queue that many endpoints share: the one that it did not reach.
+  endpoint uuid
 );
+create index dead_endpoint on pgmb.dead (endpoint, id) where endpoint is not null;
 create index dead_queue on pgmb.dead (queue, id);

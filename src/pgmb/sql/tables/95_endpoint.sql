@@ -1,12 +1,119 @@
--- Endpoints: HTTP destinations that queues feed (pgmb.queue.endpoint).
+-- Endpoints: HTTP destinations that queues feed, what waits for one of them, and what was tried.
 
+-- Of one with a queue of its own (pgmb.queue.endpoint) the queue says what it wants; the others are subscriptions of the
+-- group that has the name of the queue that they share.
 create table pgmb.endpoint (
   id uuid primary key default gen_random_uuid(),
   name text not null unique check (name ~ '^[^\x01-\x20\x7f]([^\x01-\x1f\x7f]{0,98}[^\x01-\x20\x7f])?$'),
   url text not null,
   rps integer check (rps > 0),
-  created_at timestamptz not null default now()
+  created_at timestamptz not null default now(),
+  subscription uuid references pgmb.subscription,
+  description text,
+  metadata jsonb not null default '{}',
+  -- What is posted: the payload with the rest in headers, or a CloudEvents document.
+  body text not null default 'payload' check (body in ('payload', 'cloudevents')),
+  -- At most so many events in a request.
+  batch integer not null default 1 check (batch between 1 and 1000),
+  timeout interval not null default '15 seconds' check (timeout > interval '0' and timeout <= interval '10 minutes'),
+  headers jsonb not null default '{}' check (jsonb_typeof(headers) = 'object'),
+  -- Bodies of more bytes than this are compressed.
+  gzip_above integer check (gzip_above >= 0),
+  max_in_flight integer not null default 16 check (max_in_flight > 0),
+  -- When to try again after each failure; null: as the queue says.
+  retry_after interval[] check (array_position(retry_after, null) is null and cardinality(retry_after) <= 100),
+  -- Which attempts are written down, and whether with what came back.
+  log text not null default 'failures' check (log in ('failures', 'all')),
+  keep_response boolean not null default false,
+  --   active     events are posted
+  --   paused     by an operator: they wait
+  --   tripped    it failed too often: they wait until probe_at, when one of them tries
+  --   disabled   it is gone, or failed for days: those that share a queue do not get events any more
+  state text not null default 'active' check (state in ('active', 'paused', 'tripped', 'disabled')),
+  reason text,
+  probe_at timestamptz,
+  trips integer not null default 0,
+  -- Of the row, for those who keep a copy.
+  changed_at timestamptz not null default clock_timestamp()
 );
+create index endpoint_subscription on pgmb.endpoint (subscription) where subscription is not null;
+
+-- What requests are signed with, sealed: the key is not in the database. Several while they are replaced.
+create table pgmb.endpoint_secret (
+  endpoint uuid not null references pgmb.endpoint on delete cascade,
+  id integer generated always as identity,
+  sealed bytea not null,
+  created_at timestamptz not null default clock_timestamp(),
+  expires_at timestamptz,
+  primary key (endpoint, id)
+);
+
+-- What an endpoint has done lately, and what it may do: written often, and by many.
+create table pgmb.endpoint_activity (
+  endpoint uuid primary key references pgmb.endpoint on delete cascade,
+  delivered bigint not null default 0,
+  failed bigint not null default 0,
+  delivered_at timestamptz,
+  failed_at timestamptz,
+  -- Since when nothing was delivered and something failed.
+  failing_since timestamptz,
+  error text,
+  -- Of rps: the requests up to this moment were given away.
+  paid_until timestamptz not null default '-infinity'
+) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02);
+
+-- Processes that deliver. Each says every few seconds that it lives.
+create table pgmb.dispatcher (
+  id uuid primary key,
+  host text not null,
+  pid integer not null,
+  started_at timestamptz not null default clock_timestamp(),
+  heartbeat_at timestamptz not null default clock_timestamp()
+);
+
+-- Events of a shared queue that wait for one endpoint: to be tried again, or because it could not take them. Rows carry
+-- the event itself, so that none holds back retention.
+create table pgmb.delivery (
+  id bigint generated always as identity primary key,
+  queue integer not null references pgmb.queue on delete cascade,
+  endpoint uuid not null references pgmb.endpoint on delete cascade,
+  -- While leased, the lease and its expiry; otherwise null and the time to try.
+  due_at timestamptz not null,
+  lease uuid,
+  attempt integer not null,
+  error text,
+  seq bigint not null,
+  event_id uuid not null,
+  topic text not null,
+  key text,
+  payload json not null,
+  headers json,
+  published_at timestamptz not null
+) with (autovacuum_vacuum_scale_factor = 0.02, vacuum_truncate = false);
+create index delivery_due on pgmb.delivery (endpoint, due_at);
+create index delivery_queue on pgmb.delivery (queue);
+create index delivery_lease on pgmb.delivery (lease) where lease is not null;
+
+-- What was tried: failures, and the rest where an endpoint asks for it.
+create table pgmb.attempt (
+  id bigint generated always as identity primary key,
+  endpoint uuid not null references pgmb.endpoint on delete cascade,
+  at timestamptz not null default clock_timestamp(),
+  seq bigint,
+  event_id uuid,
+  topic text,
+  attempt integer not null,
+  -- Null where nothing came back.
+  status integer,
+  seconds real not null,
+  -- What went wrong, in a word; null where nothing did.
+  error text,
+  detail text,
+  response text check (octet_length(response) <= 4096)
+) with (autovacuum_vacuum_scale_factor = 0.02);
+create index attempt_endpoint on pgmb.attempt (endpoint, id);
+create index attempt_at on pgmb.attempt (at);
+create index attempt_event on pgmb.attempt (event_id);
 
 -- The views that show a queue's messages: pgmb.<queue>_queue and the like (pgmb.create_queue_views).
 create table pgmb.queue_view (

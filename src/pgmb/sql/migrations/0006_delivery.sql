@@ -1,0 +1,101 @@
+-- Delivery over HTTP: what endpoints are, what waits for one of them, and what was tried.
+
+alter table pgmb.endpoint
+  add column subscription uuid references pgmb.subscription,
+  add column description text,
+  add column metadata jsonb not null default '{}',
+  add column body text not null default 'payload' check (body in ('payload', 'cloudevents')),
+  add column batch integer not null default 1 check (batch between 1 and 1000),
+  add column timeout interval not null default '15 seconds' check (timeout > interval '0' and timeout <= interval '10 minutes'),
+  add column headers jsonb not null default '{}' check (jsonb_typeof(headers) = 'object'),
+  add column gzip_above integer check (gzip_above >= 0),
+  add column max_in_flight integer not null default 16 check (max_in_flight > 0),
+  add column retry_after interval[] check (array_position(retry_after, null) is null and cardinality(retry_after) <= 100),
+  add column log text not null default 'failures' check (log in ('failures', 'all')),
+  add column keep_response boolean not null default false,
+  add column state text not null default 'active' check (state in ('active', 'paused', 'tripped', 'disabled')),
+  add column reason text,
+  add column probe_at timestamptz,
+  add column trips integer not null default 0,
+  add column changed_at timestamptz not null default clock_timestamp();
+create index endpoint_subscription on pgmb.endpoint (subscription) where subscription is not null;
+
+alter table pgmb.dead add column endpoint uuid;
+create index dead_endpoint on pgmb.dead (endpoint, id) where endpoint is not null;
+
+-- What requests are signed with, sealed: the key is not in the database. Several while they are replaced.
+create table pgmb.endpoint_secret (
+  endpoint uuid not null references pgmb.endpoint on delete cascade,
+  id integer generated always as identity,
+  sealed bytea not null,
+  created_at timestamptz not null default clock_timestamp(),
+  expires_at timestamptz,
+  primary key (endpoint, id)
+);
+
+-- What an endpoint has done lately, and what it may do: written often, and by many.
+create table pgmb.endpoint_activity (
+  endpoint uuid primary key references pgmb.endpoint on delete cascade,
+  delivered bigint not null default 0,
+  failed bigint not null default 0,
+  delivered_at timestamptz,
+  failed_at timestamptz,
+  -- Since when nothing was delivered and something failed.
+  failing_since timestamptz,
+  error text,
+  -- Of rps: the requests up to this moment were given away.
+  paid_until timestamptz not null default '-infinity'
+) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02);
+
+-- Processes that deliver. Each says every few seconds that it lives.
+create table pgmb.dispatcher (
+  id uuid primary key,
+  host text not null,
+  pid integer not null,
+  started_at timestamptz not null default clock_timestamp(),
+  heartbeat_at timestamptz not null default clock_timestamp()
+);
+
+-- Events of a shared queue that wait for one endpoint: to be tried again, or because it could not take them. Rows carry
+-- the event itself, so that none holds back retention.
+create table pgmb.delivery (
+  id bigint generated always as identity primary key,
+  queue integer not null references pgmb.queue on delete cascade,
+  endpoint uuid not null references pgmb.endpoint on delete cascade,
+  -- While leased, the lease and its expiry; otherwise null and the time to try.
+  due_at timestamptz not null,
+  lease uuid,
+  attempt integer not null,
+  error text,
+  seq bigint not null,
+  event_id uuid not null,
+  topic text not null,
+  key text,
+  payload json not null,
+  headers json,
+  published_at timestamptz not null
+) with (autovacuum_vacuum_scale_factor = 0.02, vacuum_truncate = false);
+create index delivery_due on pgmb.delivery (endpoint, due_at);
+create index delivery_queue on pgmb.delivery (queue);
+create index delivery_lease on pgmb.delivery (lease) where lease is not null;
+
+-- What was tried: failures, and the rest where an endpoint asks for it.
+create table pgmb.attempt (
+  id bigint generated always as identity primary key,
+  endpoint uuid not null references pgmb.endpoint on delete cascade,
+  at timestamptz not null default clock_timestamp(),
+  seq bigint,
+  event_id uuid,
+  topic text,
+  attempt integer not null,
+  -- Null where nothing came back.
+  status integer,
+  seconds real not null,
+  -- What went wrong, in a word; null where nothing did.
+  error text,
+  detail text,
+  response text check (octet_length(response) <= 4096)
+) with (autovacuum_vacuum_scale_factor = 0.02);
+create index attempt_endpoint on pgmb.attempt (endpoint, id);
+create index attempt_at on pgmb.attempt (at);
+create index attempt_event on pgmb.attempt (event_id);
