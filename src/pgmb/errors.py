@@ -23,6 +23,9 @@ PgmbError
 ├── PublishFailed               of a background publisher
 ├── PublisherFull
 ├── PublisherClosed
+├── AddressRefused              of an endpoint
+├── SecretKeyMissing
+├── SecretUnreadable
 ├── PermissionDenied            42501
 └── SchemaVersionError          MB030
 """
@@ -30,6 +33,7 @@ PgmbError
 from __future__ import annotations
 
 from contextlib import contextmanager
+from errno import EACCES
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -141,6 +145,25 @@ class PublisherFull(PgmbError):
 
 class PublisherClosed(PgmbError):
     """The background publisher was closed, or belongs to another process."""
+
+
+class AddressRefused(PgmbError, OSError):
+    """An endpoint's address is not one that may be connected to. It is raised where sockets are made."""
+
+    def __init__(self, said: str) -> None:
+        super().__init__(EACCES, said)
+        self.said = said
+
+    def __str__(self) -> str:
+        return self.said
+
+
+class SecretKeyMissing(PgmbError):
+    """The key that secrets are sealed with was not given, or is none."""
+
+
+class SecretUnreadable(PgmbError):
+    """A sealed secret cannot be opened: by another key, of another endpoint, or damaged."""
 
 
 class PermissionDenied(PgmbError):
