@@ -41,7 +41,7 @@ def fail(breaker: Breaker, times: int = 5) -> None:
 def test_five_failures_open_it_and_four_do_not(breaker: Breaker) -> None:
     fail(breaker, 4)
     assert state(breaker) == "closed"
-    assert breaker.reopen_at is None
+    assert not breaker.reopen_at
     assert breaker.allow()
     fail(breaker, 1)
     assert state(breaker) == "open"

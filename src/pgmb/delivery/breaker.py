@@ -20,10 +20,10 @@ _WIDTH = WINDOW / _BUCKETS
 class Breaker:
     """Opens at 5 failures that are at least half of the outcomes within the last minute.
 
-    Ask `allow` before each request, and `record` its outcome. An open breaker allows nothing until `reopen_at`,
-    then one request, the probe: its success closes the breaker, its failure doubles the wait. What was sent
-    before the breaker opened must have ended before a probe is asked for: whatever is recorded then counts as
-    the probe's outcome. The minute is counted in twelfths, so that recording always costs the same.
+    Ask `allow` before each request, and `record` its outcome. An open breaker allows nothing until
+    `reopen_at`, then one request, the probe: its success closes the breaker, its failure doubles the wait.
+    What was sent before the breaker opened must have ended before a probe is asked for: whatever is recorded
+    then counts as the probe's outcome. The minute is counted in twelfths: recording always costs the same.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
