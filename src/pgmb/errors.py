@@ -4,7 +4,8 @@ PgmbError
 ├── NotFound
 │   ├── StreamNotFound          MB001
 │   ├── QueueNotFound           MB002
-│   └── ScheduleNotFound        MB008
+│   ├── ScheduleNotFound        MB008
+│   └── EndpointNotFound        MB060
 ├── InvalidArgument             MB003 name, MB005 arrays, MB007 pattern, MB009 filter, MB010 condition
 ├── Conflict                    MB004 stream in use, MB006 queue differs
 ├── LeaseLost                   MB011
@@ -69,6 +70,10 @@ class QueueNotFound(NotFound):
 
 class ScheduleNotFound(NotFound):
     """There is no schedule of that name."""
+
+
+class EndpointNotFound(NotFound):
+    """There is no endpoint of that name."""
 
 
 class InvalidArgument(PgmbError):
@@ -194,6 +199,7 @@ BY_SQLSTATE: dict[str, type[PgmbError]] = {
     "MB006": Conflict,
     "MB007": InvalidArgument,
     "MB008": ScheduleNotFound,
+    "MB060": EndpointNotFound,
     "MB009": InvalidArgument,
     "MB010": InvalidArgument,
     "MB011": LeaseLost,

@@ -401,6 +401,7 @@ begin
     base := pgmb.lock_queue(moved.id);
     update pgmb.claim c set state = 'x' where c.queue = moved.id and c.state in ('l', 'o');
     delete from pgmb.retry r where r.queue = moved.id;
+    delete from pgmb.delivery d where d.queue = moved.id;
     base.done_snapshot := target.snapshot;
     base.done_seq := target.seq;
     base.done_next := target.next;

@@ -38,13 +38,21 @@ begin
       and (redrive.topic is null or pgmb.matches(redrive.topic, d.topic))
       and (redrive.error is null or d.error like redrive.error)
     returning d.*
+  ), delivered as (
+    -- What one endpoint did not get goes to that one alone.
+    insert into pgmb.delivery (queue, endpoint, due_at, attempt, error, seq, event_id, topic, key, payload, headers,
+      published_at)
+    select b.queue, b.endpoint, clock_timestamp(), 1, b.error, b.seq, b.event_id, b.topic, b.key, b.payload, b.headers,
+      b.published_at
+    from back b join pgmb.endpoint e on e.id = b.endpoint order by b.id
+  ), retried as (
+    insert into pgmb.retry (queue, due_at, attempt, error, seq, event_id, topic, key, payload, headers, published_at,
+      ordered)
+    select b.queue, clock_timestamp(), 1, b.error, b.seq, b.event_id, b.topic, b.key, b.payload, b.headers, b.published_at,
+      (select q.ordered from pgmb.queue q where q.id = b.queue)
+    from back b where b.endpoint is null order by b.id
   )
-  insert into pgmb.retry (queue, due_at, attempt, error, seq, event_id, topic, key, payload, headers, published_at,
-    ordered)
-  select b.queue, clock_timestamp(), 1, b.error, b.seq, b.event_id, b.topic, b.key, b.payload, b.headers, b.published_at,
-    (select q.ordered from pgmb.queue q where q.id = b.queue)
-  from back b order by b.id;
-  get diagnostics moved = row_count;
+  select count(*) into moved from back;
   return moved;
 end $$;
 

@@ -98,7 +98,8 @@ begin
       leases := leases + part.leases;
       leased_events := leased_events + part.leased_events;
       received_per_second := received_per_second + part.rate;
-      retries := retries + (select count(*) from (select from pgmb.retry r where r.queue = lane.id limit 10000) counted);
+      retries := retries + (select count(*) from (select from pgmb.retry r where r.queue = lane.id limit 10000) counted)
+        + (select count(*) from (select from pgmb.delivery d where d.queue = lane.id limit 10000) counted);
       dead := dead + (select count(*) from (select from pgmb.dead d where d.queue = lane.id limit 10000) counted);
     end loop;
     return next;
@@ -311,7 +312,8 @@ begin
     if q.when_full = 'drop_oldest' then
       part := least(part, q.max_length);
     end if;
-    depth := depth + part + (select count(*) from pgmb.retry r where r.queue = q.id and r.lease is null);
+    depth := depth + part + (select count(*) from pgmb.retry r where r.queue = q.id and r.lease is null)
+      + (select count(*) from pgmb.delivery d where d.queue = q.id and d.lease is null);
   end loop;
   return depth;
 end $$;

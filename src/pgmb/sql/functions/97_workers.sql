@@ -22,8 +22,9 @@ begin
   end if;
   insert into pgmb.endpoint as e (name, url, rps)
   values (worker.name, worker.endpoint, worker.rps)
-  on conflict (name) do update set url = excluded.url, rps = excluded.rps
+  on conflict (name) do update set url = excluded.url, rps = excluded.rps, changed_at = clock_timestamp()
   returning e.id into registered;
+  insert into pgmb.endpoint_activity (endpoint) values (registered) on conflict do nothing;
   return registered;
 end $$;
 
@@ -157,9 +158,10 @@ as $$
   select pgmb.send(id, routing_key, body, null::jsonb, null::timestamptz)
 $$;
 
--- The endpoints that queues feed. For admins.
+-- The endpoints that queues feed; last_heartbeat: when a dispatcher last said that it lives. For admins.
 create or replace view pgmb.workers as
-select e.id, e.name, e.rps, e.url endpoint, e.created_at, null::timestamptz last_heartbeat
+select e.id, e.name, e.rps, e.url endpoint, e.created_at,
+  (select max(d.heartbeat_at) from pgmb.dispatcher d) last_heartbeat
 from pgmb.endpoint e;
 
 -- Every queue, those without a worker too; several patterns have commas between them. For admins.

@@ -20,6 +20,8 @@ alter table pgmb.endpoint
   add column changed_at timestamptz not null default clock_timestamp();
 create index endpoint_subscription on pgmb.endpoint (subscription) where subscription is not null;
 
+create index queue_endpoint on pgmb.queue (endpoint) where endpoint is not null;
+
 alter table pgmb.dead add column endpoint uuid;
 create index dead_endpoint on pgmb.dead (endpoint, id) where endpoint is not null;
 
@@ -46,6 +48,8 @@ create table pgmb.endpoint_activity (
   -- Of rps: the requests up to this moment were given away.
   paid_until timestamptz not null default '-infinity'
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02);
+
+insert into pgmb.endpoint_activity (endpoint) select e.id from pgmb.endpoint e;
 
 -- Processes that deliver. Each says every few seconds that it lives.
 create table pgmb.dispatcher (

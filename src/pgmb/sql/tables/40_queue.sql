@@ -49,6 +49,7 @@ create table pgmb.queue (
   constraint queue_name check (name ~ '^[^\x01-\x20\x7f]([^\x01-\x1f\x7f]{0,98}[^\x01-\x20\x7f])?$')
 );
 create index queue_stream on pgmb.queue (stream);
+create index queue_endpoint on pgmb.queue (endpoint) where endpoint is not null;
 create index queue_lane_of on pgmb.queue (lane_of) where lane_of is not null;
 
 -- Patterns by version: a lease remembers the version under which it was claimed, so that changing a

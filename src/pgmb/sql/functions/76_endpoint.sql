@@ -1,0 +1,303 @@
+-- Endpoints: HTTP destinations that queues feed. The Dispatcher posts; nothing here waits for the network.
+
+-- Registers an endpoint that gets the events that match the patterns, fields, filter and condition (see create_queue),
+-- from now on, and returns its id. A name that is registered gets all of these settings and keeps its id, its state, its
+-- secrets and what waits for it.
+--   ordered          events of one key are posted one after the other
+--   batch            at most so many events in a request; a batch that failed is posted again as it was
+--   body             payload, with the rest in headers, or cloudevents: a structured CloudEvents document
+--   rps              at most so many requests a second, over all dispatchers
+--   max_in_flight    at most so many requests at a time, over all dispatchers
+--   timeout          for a request, up to 10 minutes
+--   headers          more headers of a request, by name
+--   gzip_above       bodies of more bytes are compressed
+--   retry_after      when to try again after each failure, with 20 % of jitter; after the last it is a dead letter
+--   log              failures, or all: which attempts are written down; keep_response: with 1 KB of what came back
+--   queue            that feeds it, and others like it: made where it does not exist. One that is ordered or takes
+--                    batches has a queue of its own, named endpoint/<name>
+-- Errors: MB001 no such stream, MB003 not a name, MB005 not a URL, header or number, MB006 it is fed by another kind of
+-- queue, MB007 not a pattern, MB009 not a filter, MB010 not a condition, 42501.
+create or replace function pgmb.create_endpoint(
+  name text, url text, patterns text[] default '{#}', equals jsonb default null, filter text default null,
+  condition text default null, params jsonb default null, stream text default 'main',
+  ordered boolean default false, batch integer default 1, body text default 'payload', rps integer default null,
+  max_in_flight integer default 16, timeout interval default '15 seconds', headers jsonb default '{}',
+  gzip_above integer default null,
+  retry_after interval[] default '{0 s,5 s,5 min,30 min,2 h,5 h,10 h,14 h,20 h,24 h}',
+  log text default 'failures', keep_response boolean default false, description text default null,
+  metadata jsonb default '{}', queue text default null
+)
+returns uuid
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+  former pgmb.endpoint;
+  made uuid;
+  asked uuid;
+  own text := case when create_endpoint.ordered or create_endpoint.batch > 1
+    then 'endpoint/' || create_endpoint.name end;
+begin
+  perform pgmb.assert_admin();
+  perform pgmb.assert_name('endpoint', create_endpoint.name);
+  perform pgmb.assert_url(create_endpoint.url);
+  perform pgmb.assert_headers(create_endpoint.headers);
+  select * into former from pgmb.endpoint e where e.name = create_endpoint.name for update;
+  if found and (former.subscription is null) <> (own is not null) then
+    raise exception 'endpoint % has % queue of its own', quote_literal(create_endpoint.name),
+      case when own is null then 'a' else 'no' end
+      using errcode = 'MB006', hint = 'Drop it and create it anew, or take another name.';
+  end if;
+  if own is null then
+    create_endpoint.queue := coalesce(create_endpoint.queue, pgmb.shared_queue(create_endpoint.stream));
+    if not exists (select from pgmb.queue q where q.name = create_endpoint.queue) then
+      perform pgmb.create_queue(create_endpoint.queue, stream => create_endpoint.stream, max_attempts => 100,
+        lease_for => '10 seconds');
+    end if;
+    if exists (select from pgmb.queue q join pgmb.stream s on s.id = q.stream
+      where q.name = create_endpoint.queue and (q.endpoint is not null or q.ordered or s.name <> create_endpoint.stream))
+    then
+      raise exception 'queue % cannot be shared by endpoints of stream %', quote_literal(create_endpoint.queue),
+        quote_literal(create_endpoint.stream) using errcode = 'MB006',
+        hint = 'It is ordered, feeds one endpoint, or reads another stream: name another queue.';
+    end if;
+    asked := pgmb.subscribe(create_endpoint.queue, create_endpoint.patterns, create_endpoint.equals, create_endpoint.filter,
+      create_endpoint.condition, create_endpoint.params, stream => create_endpoint.stream);
+  elsif create_endpoint.queue is not null then
+    raise exception 'an endpoint that is ordered or takes batches has a queue of its own' using errcode = 'MB005',
+      hint = 'Leave `queue` out.';
+  end if;
+  insert into pgmb.endpoint as e (name, url, rps, subscription, description, metadata, body, batch, timeout, headers,
+    gzip_above, max_in_flight, retry_after, log, keep_response)
+  values (create_endpoint.name, create_endpoint.url, create_endpoint.rps, asked, create_endpoint.description,
+    coalesce(create_endpoint.metadata, '{}'), create_endpoint.body, create_endpoint.batch, create_endpoint.timeout,
+    coalesce(create_endpoint.headers, '{}'), create_endpoint.gzip_above, create_endpoint.max_in_flight,
+    create_endpoint.retry_after, create_endpoint.log, create_endpoint.keep_response)
+  on conflict (name) do update
+  set url = excluded.url, rps = excluded.rps, subscription = excluded.subscription, description = excluded.description,
+    metadata = excluded.metadata, body = excluded.body, batch = excluded.batch, timeout = excluded.timeout,
+    headers = excluded.headers, gzip_above = excluded.gzip_above, max_in_flight = excluded.max_in_flight,
+    retry_after = excluded.retry_after, log = excluded.log, keep_response = excluded.keep_response,
+    changed_at = clock_timestamp()
+  returning e.id into made;
+  insert into pgmb.endpoint_activity (endpoint) values (made) on conflict do nothing;
+  if own is not null then
+    perform pgmb.feed_endpoint(made, own, create_endpoint.stream, create_endpoint.ordered,
+      cardinality(create_endpoint.retry_after) + 1, create_endpoint.patterns, create_endpoint.equals,
+      create_endpoint.filter, create_endpoint.condition, create_endpoint.params);
+  end if;
+  if former.subscription <> asked then
+    perform pgmb.forget_subscription(former.subscription);
+  end if;
+  return made;
+exception
+  when check_violation or not_null_violation then
+    raise exception 'not an endpoint: %', sqlerrm using errcode = 'MB005',
+      hint = 'docs/reference/sql.md says what each setting may be.';
+end $$;
+
+-- The queue that endpoints of a stream share unless they name another. Internal.
+create or replace function pgmb.shared_queue(stream text)
+returns text
+language sql immutable
+as $$
+  select case stream when 'main' then 'webhooks' else 'webhooks/' || stream end
+$$;
+
+-- Gives an endpoint a queue of its own, or has the one it has ask for this. Internal.
+create or replace function pgmb.feed_endpoint(
+  endpoint uuid, queue text, stream text, ordered boolean, max_attempts integer, patterns text[], equals jsonb, filter text,
+  condition text, params jsonb
+)
+returns void
+language plpgsql
+as $$
+#variable_conflict use_column
+begin
+  if not exists (select from pgmb.queue q where q.name = feed_endpoint.queue) then
+    perform pgmb.create_queue(feed_endpoint.queue, feed_endpoint.patterns, feed_endpoint.stream,
+      lease_for => '10 seconds', max_attempts => feed_endpoint.max_attempts, ordered => feed_endpoint.ordered,
+      equals => feed_endpoint.equals, filter => feed_endpoint.filter, condition => feed_endpoint.condition,
+      params => feed_endpoint.params);
+  else
+    if exists (select from pgmb.queue q where q.name = feed_endpoint.queue
+      and (q.ordered <> feed_endpoint.ordered or q.stream_name <> feed_endpoint.stream))
+    then
+      raise exception 'queue % exists with another order or stream', quote_literal(feed_endpoint.queue)
+        using errcode = 'MB006', hint = 'Drop the endpoint and create it anew, or take another name.';
+    end if;
+    perform pgmb.bind(feed_endpoint.queue, feed_endpoint.patterns, feed_endpoint.equals, feed_endpoint.filter,
+      feed_endpoint.condition, feed_endpoint.params);
+    update pgmb.queue q set max_attempts = feed_endpoint.max_attempts
+    where feed_endpoint.queue in (q.name, (select head.name from pgmb.queue head where head.id = q.lane_of));
+  end if;
+  update pgmb.queue q set endpoint = feed_endpoint.endpoint where q.name = feed_endpoint.queue;
+end $$;
+
+-- Ends a subscription that no endpoint has any more. Internal.
+create or replace function pgmb.forget_subscription(subscription uuid)
+returns void
+language sql
+as $$
+  delete from pgmb.subscription s
+  where s.id = forget_subscription.subscription
+    and not exists (select from pgmb.endpoint e where e.subscription = s.id)
+$$;
+
+-- Refuses headers that are not names with texts, or that a request sets itself. Errors: MB005. Internal.
+create or replace function pgmb.assert_headers(headers jsonb)
+returns void
+language plpgsql immutable
+as $$
+declare
+  wrong text;
+begin
+  if jsonb_typeof(headers) <> 'object' then
+    raise exception 'headers are an object of names and texts' using errcode = 'MB005';
+  end if;
+  select h.name into wrong
+  from jsonb_each(headers) h (name, value)
+  where h.name !~ '^[!#$%&''*+.^_`|~0-9A-Za-z-]{1,200}$'
+    or jsonb_typeof(h.value) <> 'string' or h.value #>> '{}' ~ '[\x01-\x08\x0a-\x1f\x7f]' or length(h.value #>> '{}') > 8000
+    or lower(h.name) ~ '^(ce-.*|webhook-.*|pgmb-.*|content-(type|length|encoding)|host|connection|keep-alive|te|trailer|transfer-encoding|upgrade|expect|proxy-.*|idempotency-key)$'
+  limit 1;
+  if wrong is not null then
+    raise exception 'not a header of an endpoint: %', quote_literal(left(wrong, 100)) using errcode = 'MB005',
+      hint = 'A name and a text without control characters; those that every request sets are not to be set.';
+  end if;
+end $$;
+
+-- The id of the endpoint of that name. Errors: MB060. Internal.
+create or replace function pgmb.endpoint_id(name text)
+returns uuid
+language plpgsql stable
+as $$
+#variable_conflict use_column
+declare
+  found_id uuid := (select e.id from pgmb.endpoint e where e.name = endpoint_id.name);
+begin
+  if found_id is null then
+    raise exception 'no endpoint is named %', coalesce(quote_literal(endpoint_id.name), 'null') using errcode = 'MB060',
+      hint = 'Create it with pgmb.create_endpoint(name, url).';
+  end if;
+  return found_id;
+end $$;
+
+-- Ends an endpoint, with what waits for it, its attempts and dead letters, and the queue of its own if it has one. True
+-- if there was one. A queue that was made for a worker stays and keeps its events.
+create or replace function pgmb.drop_endpoint(name text)
+returns boolean
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+  gone pgmb.endpoint;
+begin
+  perform pgmb.assert_admin();
+  delete from pgmb.endpoint e where e.name = drop_endpoint.name returning e.* into gone;
+  if gone.id is null then
+    return false;
+  end if;
+  perform pgmb.drop_queue(q.name) from pgmb.queue q
+  where q.endpoint = gone.id and q.name = 'endpoint/' || gone.name;
+  delete from pgmb.dead d where d.endpoint = gone.id;
+  perform pgmb.forget_subscription(gone.subscription);
+  return true;
+end $$;
+
+-- Has an endpoint wait, active again, or off for good, and says why.
+--   active    it gets what waited for it; failures of before are forgotten
+--   paused    events wait for it
+--   disabled  events do not wait for it, unless it has a queue of its own
+-- Returns whether that changed anything. Errors: MB060 no such endpoint, MB005 not a state.
+create or replace function pgmb.set_endpoint_state(name text, state text, reason text default null)
+returns boolean
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+  endpoint uuid;
+begin
+  perform pgmb.assert_admin();
+  endpoint := pgmb.endpoint_id(set_endpoint_state.name);
+  if not coalesce(set_endpoint_state.state in ('active', 'paused', 'disabled'), false) then
+    raise exception 'not a state of an endpoint: %', coalesce(quote_literal(set_endpoint_state.state), 'null')
+      using errcode = 'MB005', hint = 'active, paused or disabled.';
+  end if;
+  update pgmb.endpoint e
+  set state = set_endpoint_state.state, reason = set_endpoint_state.reason, probe_at = null, trips = 0,
+    changed_at = clock_timestamp()
+  where e.id = endpoint and (e.state, e.reason) is distinct from (set_endpoint_state.state, set_endpoint_state.reason);
+  if not found then
+    return false;
+  end if;
+  if set_endpoint_state.state = 'active' then
+    update pgmb.endpoint_activity a set failing_since = null where a.endpoint = endpoint;
+  end if;
+  return true;
+end $$;
+
+-- Adds a secret to sign with, sealed by whoever has the key; those before it sign beside it for `overlap`. Returns its
+-- number. Errors: MB060 no such endpoint.
+create or replace function pgmb.add_endpoint_secret(name text, sealed bytea, overlap interval default '1 day')
+returns integer
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+  endpoint uuid;
+  made integer;
+begin
+  perform pgmb.assert_admin();
+  endpoint := pgmb.endpoint_id(add_endpoint_secret.name);
+  update pgmb.endpoint e set changed_at = clock_timestamp() where e.id = endpoint;
+  delete from pgmb.endpoint_secret s where s.endpoint = endpoint and s.expires_at <= clock_timestamp();
+  update pgmb.endpoint_secret s set expires_at = clock_timestamp() + add_endpoint_secret.overlap
+  where s.endpoint = endpoint and s.expires_at is null;
+  insert into pgmb.endpoint_secret (endpoint, sealed) values (endpoint, add_endpoint_secret.sealed) returning id into made;
+  return made;
+end $$;
+
+-- Takes a secret away at once, or all of them. Returns how many. Errors: MB060 no such endpoint.
+create or replace function pgmb.drop_endpoint_secret(name text, secret integer default null)
+returns bigint
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+  endpoint uuid;
+  gone bigint;
+begin
+  perform pgmb.assert_admin();
+  endpoint := pgmb.endpoint_id(drop_endpoint_secret.name);
+  update pgmb.endpoint e set changed_at = clock_timestamp() where e.id = endpoint;
+  delete from pgmb.endpoint_secret s
+  where s.endpoint = endpoint and (drop_endpoint_secret.secret is null or s.id = drop_endpoint_secret.secret);
+  get diagnostics gone = row_count;
+  return gone;
+end $$;
+
+-- Every endpoint: what it wants, how it is, and what it did. `waiting` counts up to 10,000. For admins.
+create or replace view pgmb.endpoints as
+select e.id, e.name, e.url, e.state, e.reason, coalesce(own.name, s.group_id) queue,
+  coalesce(own.stream_name, t.name) stream, coalesce(b.patterns, h.patterns) patterns,
+  coalesce(b.filter, h.filter::text) as filter, coalesce(own.ordered, false) ordered, e.batch, e.body, e.rps,
+  e.max_in_flight, e.timeout, e.retry_after, e.gzip_above, e.log, e.keep_response, e.description, e.metadata,
+  (select count(*) from pgmb.endpoint_secret k
+    where k.endpoint = e.id and (k.expires_at is null or k.expires_at > clock_timestamp())) secrets,
+  a.delivered, a.failed, a.delivered_at, a.failed_at, a.failing_since, a.error,
+  (select count(*) from (select from pgmb.delivery d where d.endpoint = e.id limit 10000) counted) waiting,
+  e.probe_at, e.created_at, e.changed_at
+from pgmb.endpoint e
+left join pgmb.endpoint_activity a on a.endpoint = e.id
+left join lateral (
+  select q.* from pgmb.queue q where q.endpoint = e.id and q.lane_of is null order by q.id limit 1) own on true
+left join pgmb.binding b on b.queue = own.id and b.version = own.bindings
+left join pgmb.subscription s on s.id = e.subscription
+left join pgmb.shape h on h.id = s.shape
+left join pgmb.stream t on t.id = s.stream;

@@ -1,0 +1,266 @@
+-- What dispatchers share: who of them lives, how many requests a second are left, which endpoints have failed too often.
+
+-- Says that a dispatcher lives, and what its endpoints did since it last said so. One that failed for `give_up_after`
+-- without a success is disabled, and an event says so: pgmb.endpoint.disabled, on stream main. Returns the ids of the
+-- dispatchers that live. For admins.
+create or replace function pgmb.heartbeat(
+  dispatcher uuid, host text, pid integer, endpoints uuid[] default '{}', delivered bigint[] default '{}',
+  failed bigint[] default '{}', errors text[] default '{}', alive_for interval default '10 seconds',
+  give_up_after interval default '5 days'
+)
+returns uuid[]
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+  now timestamptz := clock_timestamp();
+  hopeless record;
+begin
+  perform pgmb.assert_admin();
+  insert into pgmb.dispatcher as d (id, host, pid) values (heartbeat.dispatcher, heartbeat.host, heartbeat.pid)
+  on conflict (id) do update set heartbeat_at = now;
+  delete from pgmb.dispatcher d where d.id = any (array(
+    select gone.id from pgmb.dispatcher gone where gone.heartbeat_at < now - interval '1 hour' for update skip locked));
+  -- In one order, so that no two dispatchers wait for each other.
+  perform from pgmb.endpoint_activity a where a.endpoint = any (heartbeat.endpoints) order by a.endpoint for no key update;
+  update pgmb.endpoint_activity a
+  set delivered = a.delivered + did.delivered, failed = a.failed + did.failed,
+    delivered_at = case when did.delivered > 0 then now else a.delivered_at end,
+    failed_at = case when did.failed > 0 then now else a.failed_at end,
+    failing_since = case when did.delivered > 0 then null when did.failed > 0 then coalesce(a.failing_since, now)
+      else a.failing_since end,
+    error = coalesce(did.error, a.error)
+  from unnest(heartbeat.endpoints, heartbeat.delivered, heartbeat.failed, heartbeat.errors)
+    did (endpoint, delivered, failed, error)
+  where a.endpoint = did.endpoint;
+  for hopeless in
+    update pgmb.endpoint e
+    set state = 'disabled', probe_at = null, changed_at = now,
+      reason = format('failed since %s', to_char(a.failing_since at time zone 'UTC', 'YYYY-MM-DD HH24:MI "UTC"'))
+    from pgmb.endpoint_activity a
+    where a.endpoint = e.id and e.id = any (heartbeat.endpoints) and e.state in ('active', 'tripped')
+      and a.failing_since < now - heartbeat.give_up_after
+    returning e.*
+  loop
+    perform pgmb.announce_disabled(hopeless.id, hopeless.name, hopeless.url, hopeless.reason);
+  end loop;
+  return array(
+    select d.id from pgmb.dispatcher d where d.heartbeat_at > now - heartbeat.alive_for order by d.id);
+end $$;
+
+-- Publishes that an endpoint was disabled. Internal.
+create or replace function pgmb.announce_disabled(endpoint uuid, name text, url text, reason text)
+returns void
+language sql
+as $$
+  select pgmb.publish('pgmb.endpoint.disabled',
+    json_build_object('endpoint', endpoint, 'name', name, 'url', url, 'reason', reason), key => name)
+$$;
+
+-- Says that a dispatcher stops. For admins.
+create or replace function pgmb.depart(dispatcher uuid)
+returns void
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  perform pgmb.assert_admin();
+  delete from pgmb.dispatcher d where d.id = depart.dispatcher;
+end $$;
+
+-- Gives away requests of endpoints that have a limit, at most as many as are wanted and as their rps allows by now: what
+-- nobody took is kept for half a second. Returns how many of each. For admins.
+create or replace function pgmb.take_requests(endpoints uuid[], wanted integer[])
+returns table (endpoint uuid, given integer)
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+  now timestamptz;
+begin
+  perform pgmb.assert_admin();
+  perform from pgmb.endpoint_activity a where a.endpoint = any (take_requests.endpoints)
+  order by a.endpoint for no key update;
+  -- Read when the rows are ours: who waited for them sees what was given meanwhile.
+  now := clock_timestamp();
+  return query
+  with due as (
+    select a.endpoint, e.rps, greatest(a.paid_until, now - make_interval(secs => greatest(0.5, 1.0 / e.rps))) since, w.wanted
+    from unnest(take_requests.endpoints, take_requests.wanted) w (endpoint, wanted)
+    join pgmb.endpoint_activity a on a.endpoint = w.endpoint
+    join pgmb.endpoint e on e.id = w.endpoint and e.rps is not null
+  ), taken as (
+    select d.endpoint, d.since, d.rps,
+      least(d.wanted, floor(extract(epoch from now - d.since) * d.rps + 1e-6)::integer) given
+    from due d
+  ), paid as (
+    update pgmb.endpoint_activity a set paid_until = t.since + make_interval(secs => t.given::double precision / t.rps)
+    from taken t where a.endpoint = t.endpoint and t.given > 0
+  )
+  select t.endpoint, t.given from taken t;
+end $$;
+
+-- Trips an endpoint: events wait for it until somebody may probe it, after a time that doubles from `first` to `longest`.
+-- Returns when that is; null if it is not active or tripped. For admins.
+create or replace function pgmb.trip_endpoint(
+  id uuid, reason text, first interval default '10 seconds', longest interval default '5 minutes'
+)
+returns timestamptz
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+  probe timestamptz;
+begin
+  perform pgmb.assert_admin();
+  update pgmb.endpoint e
+  set state = 'tripped', reason = trip_endpoint.reason, trips = e.trips + 1,
+    probe_at = clock_timestamp() + least(trip_endpoint.longest, trip_endpoint.first * power(2, least(e.trips, 20))),
+    changed_at = clock_timestamp()
+  where e.id = trip_endpoint.id
+    -- Somebody else may have found the same a moment ago.
+    and (e.state = 'active' or e.state = 'tripped' and e.probe_at <= clock_timestamp())
+  returning e.probe_at into probe;
+  if probe is null then
+    select e.probe_at into probe from pgmb.endpoint e where e.id = trip_endpoint.id and e.state = 'tripped';
+  end if;
+  return probe;
+end $$;
+
+-- Whether the caller may send one request to a tripped endpoint: one dispatcher at a time. Nobody else may for
+-- `busy_for`. For admins.
+create or replace function pgmb.probe_endpoint(id uuid, busy_for interval)
+returns boolean
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+begin
+  perform pgmb.assert_admin();
+  update pgmb.endpoint e set probe_at = clock_timestamp() + probe_endpoint.busy_for, changed_at = clock_timestamp()
+  where e.id = probe_endpoint.id and e.state = 'tripped' and e.probe_at <= clock_timestamp();
+  return found;
+end $$;
+
+-- Says what came of a probe: the endpoint is active again, or stays tripped, for longer. For admins.
+create or replace function pgmb.end_probe(
+  id uuid, succeeded boolean, reason text default null, first interval default '10 seconds',
+  longest interval default '5 minutes'
+)
+returns void
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+begin
+  perform pgmb.assert_admin();
+  update pgmb.endpoint e
+  set state = case when end_probe.succeeded then 'active' else 'tripped' end,
+    reason = case when end_probe.succeeded then null else coalesce(end_probe.reason, e.reason) end,
+    trips = case when end_probe.succeeded then 0 else e.trips + 1 end,
+    probe_at = case when not end_probe.succeeded then
+      clock_timestamp() + least(end_probe.longest, end_probe.first * power(2, least(e.trips, 20))) end,
+    changed_at = clock_timestamp()
+  where e.id = end_probe.id and e.state = 'tripped';
+end $$;
+
+-- Disables an endpoint that said it is gone, and publishes that. For admins.
+create or replace function pgmb.disable_endpoint(id uuid, reason text)
+returns void
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+  gone pgmb.endpoint;
+begin
+  perform pgmb.assert_admin();
+  update pgmb.endpoint e
+  set state = 'disabled', reason = disable_endpoint.reason, probe_at = null, changed_at = clock_timestamp()
+  where e.id = disable_endpoint.id and e.state <> 'disabled'
+  returning e.* into gone;
+  if gone.id is not null then
+    perform pgmb.announce_disabled(gone.id, gone.name, gone.url, gone.reason);
+  end if;
+end $$;
+
+-- Writes attempts down. For admins.
+create or replace function pgmb.log_attempts(
+  endpoints uuid[], seqs bigint[], event_ids uuid[], topics text[], attempts integer[], statuses integer[], seconds real[],
+  errors text[], details text[], responses text[]
+)
+returns void
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+begin
+  perform pgmb.assert_admin();
+  insert into pgmb.attempt (endpoint, seq, event_id, topic, attempt, status, seconds, error, detail, response)
+  select a.endpoint, a.seq, a.event_id, a.topic, a.attempt, a.status, a.seconds, a.error, left(a.detail, 500), left(a.response, 1024)
+  from unnest(log_attempts.endpoints, log_attempts.seqs, log_attempts.event_ids, log_attempts.topics, log_attempts.attempts,
+    log_attempts.statuses, log_attempts.seconds, log_attempts.errors, log_attempts.details, log_attempts.responses)
+    a (endpoint, seq, event_id, topic, attempt, status, seconds, error, detail, response)
+  join pgmb.endpoint e on e.id = a.endpoint;
+end $$;
+
+-- The endpoints that a dispatcher needs to know: all, or those that changed since a moment before. For admins.
+create or replace function pgmb.dispatched_endpoints(since timestamptz default '-infinity')
+returns table (id uuid, name text, url text, body text, batch integer, timeout interval, headers jsonb,
+  gzip_above integer, rps integer, max_in_flight integer, retry_after interval[], log text, keep_response boolean, state text,
+  probe_at timestamptz, ordered boolean, source text, secrets bytea[], changed_at timestamptz)
+language plpgsql stable security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+begin
+  perform pgmb.assert_admin();
+  return query
+  select e.id, e.name, e.url, e.body, e.batch, e.timeout, e.headers, e.gzip_above, e.rps, e.max_in_flight, e.retry_after,
+    e.log, e.keep_response, e.state, e.probe_at, coalesce(own.ordered, false),
+    '/pgmb/' || coalesce(own.stream_name, t.name, 'main'),
+    array(select k.sealed from pgmb.endpoint_secret k
+      where k.endpoint = e.id and (k.expires_at is null or k.expires_at > clock_timestamp()) order by k.id desc),
+    e.changed_at
+  from pgmb.endpoint e
+  left join lateral (
+    select q.ordered, q.stream_name from pgmb.queue q where q.endpoint = e.id and q.lane_of is null order by q.id limit 1) own on true
+  left join pgmb.subscription s on s.id = e.subscription
+  left join pgmb.stream t on t.id = s.stream
+  where e.changed_at >= dispatched_endpoints.since;
+end $$;
+
+-- The queues that feed endpoints: with the endpoint where it has the queue for itself. For admins.
+create or replace function pgmb.dispatched_queues()
+returns table (queue text, endpoint uuid)
+language plpgsql stable security definer
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  perform pgmb.assert_admin();
+  return query
+  select q.name, q.endpoint from pgmb.queue q
+  join pgmb.endpoint e on e.id = q.endpoint
+  where q.lane_of is null and q.paused_at is null
+  union
+  select q.name, null from pgmb.queue q
+  where q.paused_at is null and q.lane_of is null and q.endpoint is null and exists (
+    select from pgmb.endpoint e join pgmb.subscription s on s.id = e.subscription where s.group_id = q.name);
+end $$;
+
+-- Deletes attempts older than `keep`. Called by maintain. Internal.
+create or replace function pgmb.clear_attempts(keep interval, max integer default 10000)
+returns bigint
+language plpgsql
+as $$
+declare
+  gone bigint;
+begin
+  delete from pgmb.attempt a where a.id = any (array(
+    select old.id from pgmb.attempt old where old.at < clock_timestamp() - keep order by old.at limit max));
+  get diagnostics gone = row_count;
+  return gone;
+end $$;
