@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import psycopg
 from psycopg_pool import PoolTimeout
@@ -30,6 +30,13 @@ class Role(Protocol):
         ...
 
 
+@runtime_checkable
+class Ending(Protocol):
+    """A role that has something to give back when it ends."""
+
+    async def close(self, broker: AsyncBroker) -> None: ...
+
+
 async def serve(broker: AsyncBroker, roles: Sequence[Role], stop: asyncio.Event) -> None:
     """Run roles side by side until `stop` is set. Each finishes its turn."""
     async with asyncio.TaskGroup() as group:
@@ -50,3 +57,13 @@ async def _run(broker: AsyncBroker, role: Role, stop: asyncio.Event) -> None:
             logger.warning("%s: %s; again in %.1f s", role.name, error, pause)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), pause)
+    if isinstance(role, Ending):
+        await _close(broker, role)
+
+
+async def _close(broker: AsyncBroker, role: Ending) -> None:
+    try:
+        await role.close(broker)
+    except (psycopg.Error, PoolTimeout, PgmbError) as error:
+        # What it held comes back when its leases expire.
+        logger.warning("could not give back what was under way: %s", error)

@@ -1,0 +1,62 @@
+"""The Dispatcher posts events to HTTP endpoints."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from pgmb._async.broker import AsyncBroker
+
+if TYPE_CHECKING:
+    from pgmb.delivery.client import Poster
+    from pgmb.delivery.dispatch import Dispatch
+
+
+class Dispatcher:
+    """Any number may run: they share the events, and what endpoints allow. Needs the extra `delivery`.
+
+    allow: networks that endpoints may be in although they are not public, as `10.1.0.0/16`. Secrets are opened
+    with the key in the environment, where there is one.
+    """
+
+    name = "dispatcher"
+
+    def __init__(
+        self, allow: Sequence[str] = (), egress_proxy: str | None = None, lease_for: float = 10.0
+    ) -> None:
+        self._allow = allow
+        self._egress_proxy = egress_proxy
+        self._lease_for = lease_for
+        self._poster: Poster | None = None
+        self._dispatch: Dispatch | None = None
+
+    async def turn(self, broker: AsyncBroker) -> float:
+        if self._dispatch is None:
+            self._dispatch = await self._open()
+        await self._dispatch.turn(broker)
+        await self._dispatch.wait()
+        return 0.0
+
+    async def close(self, broker: AsyncBroker) -> None:
+        """Give back what was not posted."""
+        dispatch, self._dispatch = self._dispatch, None
+        poster, self._poster = self._poster, None
+        try:
+            if dispatch is not None:
+                await dispatch.stop(broker)
+        finally:
+            if poster is not None:
+                await poster.__aexit__(None, None, None)
+
+    async def _open(self) -> Dispatch:
+        # What delivery needs is an extra.
+        from pgmb.delivery.addresses import Guard
+        from pgmb.delivery.client import Poster
+        from pgmb.delivery.dispatch import Dispatch
+        from pgmb.delivery.sealing import VARIABLE, VARIABLE_OF_A_FILE, Key
+
+        given = os.environ.get(VARIABLE) or os.environ.get(VARIABLE_OF_A_FILE)
+        key = Key.from_environment() if given else None
+        self._poster = await Poster(Guard(self._allow), proxy=self._egress_proxy).__aenter__()
+        return Dispatch(self._poster, key, lease_for=self._lease_for)
