@@ -1,4 +1,4 @@
-"""Requests: payloads to the letter, CloudEvents around them, ids that outlive attempts, headers that stay ours."""
+"""Requests: payloads to the letter, CloudEvents around them, ids that outlive attempts, headers."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ _ENCODED.update({letter: f"%{letter:02X}" for letter in (*range(0x21), ord('"'),
 
 
 def percent_encoded(text: str) -> str:
-    """Text as a header's value: what is not printable ASCII, blanks, `"` and `%` encoded, as CloudEvents say."""
+    """Text as a header's value, as CloudEvents have it: blanks, quotes, percents and non-ASCII encoded."""
     return text if _PLAIN(text) else text.translate(_ENCODED)
 
 

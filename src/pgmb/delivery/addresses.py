@@ -1,0 +1,192 @@
+"""Where requests may go: only to addresses of the public internet, unless an operator allows others.
+
+The guard looks at the very address that a socket is made for, after names were resolved: neither a spelling,
+nor a resolver that changes its mind, nor a name that means an inner host gets past it. The ranges are written
+down here because `ipaddress` changes its opinion of them between releases of Python.
+"""
+
+from __future__ import annotations
+
+import socket
+import unicodedata
+from collections.abc import Sequence
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from typing import Any, TypeAlias
+
+from yarl import URL
+
+from pgmb.errors import AddressRefused, InvalidArgument
+
+Address: TypeAlias = IPv4Address | IPv6Address
+AddressInfo: TypeAlias = tuple[Any, Any, int, str, tuple[Any, ...]]
+"""As getaddrinfo gives it."""
+
+_REFUSED_4 = [
+    (IPv4Network(network), why)
+    for network, why in (
+        ("0.0.0.0/8", "unspecified"),
+        ("10.0.0.0/8", "private"),
+        ("100.64.0.0/10", "shared by carriers"),  # 100.100.100.200 tells metadata
+        ("127.0.0.0/8", "loopback"),
+        ("168.63.129.16/32", "metadata"),  # public by its number only
+        ("169.254.0.0/16", "link-local"),  # 169.254.169.254 tells metadata
+        ("172.16.0.0/12", "private"),
+        ("192.0.0.0/24", "reserved"),  # 192.0.0.192 tells metadata
+        ("192.0.2.0/24", "documentation"),
+        ("192.88.99.0/24", "6to4"),
+        ("192.168.0.0/16", "private"),
+        ("198.18.0.0/15", "benchmarks"),
+        ("198.51.100.0/24", "documentation"),
+        ("203.0.113.0/24", "documentation"),
+        ("224.0.0.0/4", "multicast"),
+        ("255.255.255.255/32", "broadcast"),
+        ("240.0.0.0/4", "reserved"),
+    )
+]
+
+# The first that holds an address names it.
+_REFUSED_6 = [
+    (IPv6Network(network), why)
+    for network, why in (
+        ("::/128", "unspecified"),
+        ("::1/128", "loopback"),
+        ("::ffff:0:0/96", "mapped"),
+        ("::ffff:0:0:0/96", "translated"),
+        ("::/96", "compatible"),
+        ("64:ff9b::/96", "NAT64"),
+        ("64:ff9b:1::/48", "NAT64"),
+        ("100::/64", "discard"),
+        ("2001::/32", "Teredo"),
+        ("2001:2::/48", "benchmarks"),
+        ("2001::/23", "reserved"),
+        ("2001:db8::/32", "documentation"),
+        ("2002::/16", "6to4"),
+        ("3fff::/20", "documentation"),
+        ("fc00::/7", "private"),  # fd00:ec2::254 tells metadata
+        ("fe80::/10", "link-local"),
+        ("fec0::/10", "site-local"),
+        ("ff00::/8", "multicast"),
+    )
+]
+_UNICAST_6 = IPv6Network("2000::/3")
+_MAPPED = IPv6Network("::ffff:0:0/96")
+_6TO4 = IPv6Network("2002::/16")
+# Of these the last 32 bits are an IPv4 address.
+_EMBEDDING = [
+    IPv6Network(network)
+    for network in ("::ffff:0:0/96", "::ffff:0:0:0/96", "::/96", "64:ff9b::/96", "64:ff9b:1::/48")
+]
+_LONGEST_URL = 2000
+
+
+class Guard:
+    """Refuses addresses that are not public, but for those that the CIDRs in `allowed` hold.
+
+    An IPv6 address with an IPv4 address inside is allowed only if that one may be connected to as well.
+    """
+
+    def __init__(self, allowed: Sequence[str] = ()) -> None:
+        self._allowed_4: list[IPv4Network] = []
+        self._allowed_6: list[IPv6Network] = []
+        for text in allowed:
+            try:
+                network = ip_network(text)
+            except ValueError as error:
+                refused = InvalidArgument(f"{text!r} is no range of addresses: {error}")
+                refused.advise("Write a CIDR such as 10.1.0.0/16 or fd00:1::/32.")
+                raise refused from None
+            if isinstance(network, IPv4Network):
+                self._allowed_4.append(network)
+            else:
+                self._allowed_6.append(network)
+
+    def check(self, address: str) -> None:
+        """Raise AddressRefused unless this address, which has to be an address, may be connected to."""
+        try:
+            parsed = ip_address(address.partition("%")[0])
+        except ValueError:
+            raise AddressRefused(f"{address!r} is no address") from None
+        why = self._why_not_4(parsed) if isinstance(parsed, IPv4Address) else self._why_not_6(parsed)
+        if why is not None:
+            refused = AddressRefused(f"{address} is not public ({why})")
+            refused.advise("Whoever runs the dispatcher may allow ranges of addresses.")
+            raise refused
+
+    def socket_factory(self, info: AddressInfo) -> socket.socket:
+        """For aiohttp's connector: a socket for an address that may be connected to."""
+        family, kind, protocol, _, address = info
+        if family not in (socket.AF_INET, socket.AF_INET6):
+            raise AddressRefused("only IPv4 and IPv6 are connected to")
+        self.check(str(address[0]))
+        return socket.socket(family, kind, protocol)
+
+    def _why_not_4(self, address: IPv4Address) -> str | None:
+        if any(address in network for network in self._allowed_4):
+            return None
+        return next((why for network, why in _REFUSED_4 if address in network), None)
+
+    def _why_not_6(self, address: IPv6Address) -> str | None:
+        inner = embedded(address)
+        if inner is not None and (why := self._why_not_4(inner)) is not None:
+            return why
+        if any(address in network for network in self._allowed_6):
+            return None
+        if address in _MAPPED and any(inner in network for network in self._allowed_4):
+            return None
+        for network, why in _REFUSED_6:
+            if address in network:
+                return why
+        return None if address in _UNICAST_6 else "reserved"
+
+
+def embedded(address: IPv6Address) -> IPv4Address | None:
+    """The IPv4 address inside an IPv6 address: where a translator or a tunnel would send it."""
+    if address in _6TO4:
+        return IPv4Address(int(address) >> 80 & 0xFFFF_FFFF)
+    if int(address) > 1 and any(address in network for network in _EMBEDDING):
+        return IPv4Address(int(address) & 0xFFFF_FFFF)
+    return None
+
+
+def check_url(url: str) -> URL:
+    """The URL, as it will be used. Raises InvalidArgument where it is none to post to, without showing it."""
+    if len(url) > _LONGEST_URL:
+        raise _refused(f"a url has at most {_LONGEST_URL} characters")
+    if "\\" in url or any(unicodedata.category(letter)[0] in "CZ" for letter in url):
+        raise _refused("a url has no blanks, control characters or backslashes")
+    try:
+        parsed = URL(url)
+        scheme, host, port = parsed.scheme, parsed.raw_host, parsed.port
+    except ValueError:
+        raise _refused("this is no url") from None
+    if scheme not in ("http", "https"):
+        raise _refused("a url begins with https:// or http://")
+    if not host or host.strip(".") == "":
+        raise _refused("a url names a host")
+    if "@" in parsed.raw_authority:
+        raise _refused("a url holds no user and no password")
+    if not port:
+        raise _refused("a url's port is between 1 and 65535")
+    return parsed
+
+
+def check_literal(guard: Guard, host: str) -> None:
+    """Raise AddressRefused if a host is an address, however it is spelled, that may not be connected to.
+
+    For where somebody else resolves names, such as a proxy.
+    """
+    name = host.rstrip(".").lower()
+    if name == "localhost" or name.endswith(".localhost"):
+        name = "127.0.0.1"
+    if ":" not in name:
+        try:
+            name = str(IPv4Address(socket.inet_aton(name)))
+        except OSError:
+            return
+    guard.check(name)
+
+
+def _refused(said: str) -> InvalidArgument:
+    error = InvalidArgument(said)
+    error.advise("Such as https://example.org/hooks/1.")
+    return error

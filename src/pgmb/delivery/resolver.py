@@ -1,0 +1,42 @@
+"""Names of hosts to addresses."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from concurrent.futures import ThreadPoolExecutor
+
+from aiohttp.abc import AbstractResolver, ResolveResult
+
+_LOOKUPS = 64
+
+
+class Resolver(AbstractResolver):
+    """Names by getaddrinfo, in threads of its own: some names that take long delay no others."""
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(_LOOKUPS, thread_name_prefix="pgmb-resolver")
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        """Every address of a name."""
+        found = await asyncio.get_running_loop().run_in_executor(self._threads, _look_up, host, port, family)
+        return [
+            ResolveResult(
+                hostname=host, host=address, port=port, family=kind, proto=0, flags=socket.AI_NUMERICHOST
+            )
+            for kind, address in found
+        ]
+
+    async def close(self) -> None:
+        """Wait for nobody."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _look_up(host: str, port: int, family: socket.AddressFamily) -> list[tuple[socket.AddressFamily, str]]:
+    found = socket.getaddrinfo(host, port, family, socket.SOCK_STREAM, 0, socket.AI_ADDRCONFIG)
+    return [
+        (kind, f"{address[0]}%{address[3]}" if len(address) == 4 and address[3] else str(address[0]))
+        for kind, _, _, _, address in found
+    ]
