@@ -78,7 +78,8 @@ BELOW: dict[str, set[str]] = {
     },
     "doctor": {"schema"},
     "telemetry": {"_async", "_sync", "app", "observer", "types", "wire"},
-    "roles": {"_async", "cron", "errors", "types"},
+    "delivery": {"_async", "errors", "types"},
+    "roles": {"_async", "cron", "delivery", "errors", "types"},
     "spark": {"_sync", *CLIENT},
 }
 

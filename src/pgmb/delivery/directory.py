@@ -58,9 +58,15 @@ class Directory:
                 del self.lanes[gone], self._seen[gone]
         if rows:
             self._changed_at = max(row[-1] for row in rows)
-        self.queues = await store.queues()
+        self.queues = [
+            (queue, endpoint)
+            for queue, endpoint in await store.queues()
+            if endpoint is None or endpoint in self.lanes
+        ]
         self.own = {endpoint: queue for queue, endpoint in self.queues if endpoint is not None}
         self.shared = {name: lane for name, lane in self.lanes.items() if name not in self.own}
+        for name, lane in self.lanes.items():
+            lane.shares_queue = name not in self.own
         self.limited = {name: lane for name, lane in self.lanes.items() if lane.endpoint.rps is not None}
 
     def _take(self, row: tuple[Any, ...]) -> None:
@@ -74,7 +80,7 @@ class Directory:
             secrets = self._open(row[0], sealed)
         except PgmbError as error:
             # Nothing is posted that its receiver could not verify.
-            logger.error("endpoint %s: %s", row[1], error)  # noqa: TRY400
+            logger.error("endpoint %s: %s", row[1], error)
             state = "sealed"
         endpoint = _endpoint(row, secrets)
         if lane is None:

@@ -26,6 +26,9 @@ class Lane:
 
     def __init__(self, endpoint: Endpoint, clock: Callable[[], float]) -> None:
         self.endpoint = endpoint
+        self.identity = str(endpoint.id)
+        self.shares_queue = True
+        """Whether other endpoints are fed by the same queue: then it must not hold them up."""
         self.state = "active"
         self.share = endpoint.max_in_flight
         """How many requests this process may have under way."""
@@ -58,13 +61,18 @@ class Lane:
     @property
     def room(self) -> int:
         """How many more deliveries it takes."""
-        if not self.open:
+        if not self.open or self.share < 1:
             return 0
         if self.endpoint.rps is not None:
             bound = max(1.0, self.endpoint.rps * _PATIENCE)
         else:
             bound = max(4.0 * self.share, self._rate * _PATIENCE)
         return max(0, int(bound) * self.endpoint.batch - self.waiting)
+
+    @property
+    def takes_fresh(self) -> bool:
+        """Whether it takes an event that did not wait."""
+        return self.probing or (not self.behind and self.room > 0)
 
     @property
     def wants(self) -> int:
@@ -111,6 +119,11 @@ class Lane:
         self.busy += 1
         self.waiting -= len(taken)
         return taken
+
+    def abandoned(self, taken: list[Delivery]) -> list[Delivery]:
+        """A request was given up before anything came back. Returns what goes back with it."""
+        self.busy -= 1
+        return []
 
     def finished(self, taken: list[Delivery], *, delivered: bool) -> list[Delivery]:
         """A request came back. Returns what is left behind with what failed."""
@@ -176,18 +189,25 @@ class OrderedLane(Lane):
             self._ready.append(key)
         queue.append(delivery)
 
+    def abandoned(self, taken: list[Delivery]) -> list[Delivery]:
+        super().abandoned(taken)
+        return self._end(taken[0].event.key)
+
     def finished(self, taken: list[Delivery], *, delivered: bool) -> list[Delivery]:
         super().finished(taken, delivered=delivered)
         key = taken[0].event.key
-        if key is None:
-            return []
-        queue = self._keys[key]
-        if delivered and queue:
+        if delivered and key is not None and self._keys[key]:
             self._ready.append(key)
             return []
-        del self._keys[key]
-        self.waiting -= len(queue)
-        return list(queue)
+        return self._end(key)
+
+    def _end(self, key: str | None) -> list[Delivery]:
+        """Lets go of a key with all that waits behind it."""
+        if key is None:
+            return []
+        behind = self._keys.pop(key)
+        self.waiting -= len(behind)
+        return list(behind)
 
     def clear(self) -> Iterator[Delivery]:
         while self._keyless:

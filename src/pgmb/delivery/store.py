@@ -24,17 +24,18 @@ _RECEIVE: Final = """
 select lease::text, seq, id::text, topic, key, payload, headers, published_at, attempt, endpoints::text[]
 from pgmb.receive_deliveries(%s, %s, %s::interval)"""
 _CLAIM: Final = """
-select lease::text, delivery, endpoint::text, seq, id::text, topic, key, payload, headers, published_at, attempt
-from pgmb.claim_deliveries(%s, %s::interval, %s, %s::uuid[], %s::integer[])"""
+select lease::text, delivery, endpoint::text, seq, id::text, topic, key, payload, headers, published_at,
+  attempt
+from pgmb.claim_deliveries(%s, %s::interval, 0, %s::uuid[], %s::integer[])"""
 _SETTLE: Final = """
-select pgmb.settle_deliveries(%s::uuid, %s::bigint[], %s::bigint[], %s::uuid[], %s::interval[], %s::text[],
-  %s::boolean[], %s::boolean[])"""
+select pgmb.settle_deliveries(%s::uuid, %s::bigint[], %s::bigint[], %s::uuid[], %s::interval[],
+  %s::text[], %s::boolean[], %s::boolean[])"""
 _SETTLE_CLAIMED: Final = """
 select pgmb.settle_claimed(%s::uuid, %s::bigint[], %s::bigint[], %s::interval[], %s::text[], %s::boolean[],
   %s::boolean[])"""
 _LOG: Final = """
-select pgmb.log_attempts(%s::uuid[], %s::bigint[], %s::uuid[], %s::text[], %s::integer[], %s::integer[], %s::real[],
-  %s::text[], %s::text[], %s::text[])"""
+select pgmb.log_attempts(%s::uuid[], %s::bigint[], %s::uuid[], %s::text[], %s::integer[], %s::integer[],
+  %s::real[], %s::text[], %s::text[], %s::text[])"""
 _HEARTBEAT: Final = """
 select pgmb.heartbeat(%s::uuid, %s, %s, %s::uuid[], %s::bigint[], %s::bigint[], %s::text[])::text[]"""
 _ENDPOINTS: Final = "select * from pgmb.dispatched_endpoints(coalesce(%s::timestamptz, '-infinity'))"
@@ -104,10 +105,10 @@ class Store:
             rows = await self._rows(_RECEIVE, (queue, most, self._lease_for))
         return [Received(row[0], row[1], Posted(*row[2:8]), row[8], row[9]) for row in rows]
 
-    async def claim(self, most: int, room: int, rooms: dict[str, int]) -> list[Claimed]:
-        given = (most, self._lease_for, room, list(rooms), list(rooms.values()))
-        rows = await self._rows(_CLAIM, given)
-        return [Claimed(*row[:4], Posted(*row[4:10]), row[10]) for row in rows]
+    async def claim(self, most: int, rooms: dict[str, int]) -> list[Claimed]:
+        """What waits for endpoints, of each at most so much."""
+        rows = await self._rows(_CLAIM, (most, self._lease_for, list(rooms), list(rooms.values())))
+        return [Claimed(row[0], row[1], row[2], row[3], Posted(*row[4:10]), row[10]) for row in rows]
 
     async def settle(self, reports: Sequence[Report], tried: Sequence[Tried]) -> int:
         """Settle leases and write attempts down, in one transaction. Returns how many leases were lost."""
@@ -137,7 +138,8 @@ class Store:
                 _SETTLE_CLAIMED, (report.lease, report.done or [], names, after, errors, tried, last)
             )
         else:
-            await self._rows(_SETTLE, (report.lease, report.done, names, endpoints, after, errors, tried, last))
+            given = (report.lease, report.done, names, endpoints, after, errors, tried, last)
+            await self._rows(_SETTLE, given)
 
     async def _log(self, tried: Sequence[Tried]) -> None:
         if tried:

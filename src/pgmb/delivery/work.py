@@ -1,4 +1,4 @@
-"""What a dispatcher holds: events under leases, each on its way to endpoints, and what became of them. No I/O."""
+"""Events under leases, each on its way to endpoints, and what became of them. No I/O."""
 
 from __future__ import annotations
 
@@ -35,7 +35,17 @@ class Report(NamedTuple):
 class Lease:
     """Events that were received together. Those of a shared queue may each be for many endpoints."""
 
-    __slots__ = ("_done", "_failures", "_left", "_unsettled", "id", "open", "reported_at", "taken_at", "waited")
+    __slots__ = (
+        "_done",
+        "_failures",
+        "_left",
+        "_unsettled",
+        "id",
+        "open",
+        "reported_at",
+        "taken_at",
+        "waited",
+    )
 
     def __init__(self, lease: str, now: float, *, waited: bool) -> None:
         self.id = lease

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 class Dispatcher:
     """Any number may run: they share the events, and what endpoints allow. Needs the extra `delivery`.
 
-    allow: networks that endpoints may be in although they are not public, as `10.1.0.0/16`. Secrets are opened
-    with the key in the environment, where there is one.
+    allow: networks that endpoints may be in although they are not public, as `10.1.0.0/16`. Secrets are
+    opened with the key in the environment, where there is one.
     """
 
     name = "dispatcher"
@@ -58,5 +58,5 @@ class Dispatcher:
 
         given = os.environ.get(VARIABLE) or os.environ.get(VARIABLE_OF_A_FILE)
         key = Key.from_environment() if given else None
-        self._poster = await Poster(Guard(self._allow), proxy=self._egress_proxy).__aenter__()
+        self._poster = await Poster(Guard(self._allow), connections=0, proxy=self._egress_proxy).__aenter__()
         return Dispatch(self._poster, key, lease_for=self._lease_for)
