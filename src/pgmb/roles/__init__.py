@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from pgmb.roles.dispatcher import Dispatcher
 from pgmb.roles.janitor import Janitor
 from pgmb.roles.role import Role, serve
 from pgmb.roles.scheduler import Scheduler
 from pgmb.roles.ticker import Ticker
 
-ROLES: dict[str, type[Janitor] | type[Scheduler] | type[Ticker]] = {
+ROLES: dict[str, type[Dispatcher] | type[Janitor] | type[Scheduler] | type[Ticker]] = {
+    "dispatcher": Dispatcher,
     "janitor": Janitor,
     "scheduler": Scheduler,
     "ticker": Ticker,
 }
 
-__all__ = ["ROLES", "Janitor", "Role", "Scheduler", "Ticker", "serve"]
+__all__ = ["ROLES", "Dispatcher", "Janitor", "Role", "Scheduler", "Ticker", "serve"]
