@@ -7,6 +7,7 @@ down here because `ipaddress` changes its opinion of them between releases of Py
 
 from __future__ import annotations
 
+import re
 import socket
 import unicodedata
 from collections.abc import Sequence
@@ -77,6 +78,7 @@ _EMBEDDING = [
     for network in ("::ffff:0:0/96", "::ffff:0:0:0/96", "::/96", "64:ff9b::/96", "64:ff9b:1::/48")
 ]
 _LONGEST_URL = 2000
+_AUTHORITY_END = re.compile(r"[/?#]")
 
 
 class Guard:
@@ -163,7 +165,7 @@ def check_url(url: str) -> URL:
         raise _refused("a url begins with https:// or http://")
     if not host or host.strip(".") == "":
         raise _refused("a url names a host")
-    if "@" in parsed.raw_authority:
+    if "@" in _AUTHORITY_END.split(url.partition("//")[2], maxsplit=1)[0]:
         raise _refused("a url holds no user and no password")
     if not port:
         raise _refused("a url's port is between 1 and 65535")

@@ -1,0 +1,184 @@
+"""No spelling, resolver or redirect leads to an address that is not public: a canary listens, unheard."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterable
+from contextlib import AsyncExitStack
+
+import pytest
+from aiohttp.abc import AbstractResolver, ResolveResult
+
+from pgmb.delivery.addresses import Guard
+from pgmb.delivery.client import Poster
+from pgmb.delivery.request import Request
+from tests.delivery.hostile import HOSTILE
+from tests.delivery.stranger import OK, listening, saying, status
+
+pytestmark = pytest.mark.once
+
+
+class Names(AbstractResolver):
+    """Answers in turn for the names it was told; else what getaddrinfo makes of an address."""
+
+    def __init__(self, answers: dict[str, list[list[str]]]) -> None:
+        self._answers = answers
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        name = host.rstrip(".")
+        if name in self._answers:
+            answers = self._answers[name]
+            addresses: Iterable[str] = answers.pop(0) if len(answers) > 1 else answers[0]
+        else:
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+            addresses = [str(info[4][0]) for info in found]
+        return [
+            ResolveResult(hostname=host, host=address, port=port, family=family, proto=0, flags=0)
+            for address in addresses
+        ]
+
+    async def close(self) -> None:
+        pass
+
+
+def has_ipv6() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
+
+
+async def test_hostile_urls_reach_nothing() -> None:
+    assert len(HOSTILE) >= 60
+    names = Names(
+        {
+            "localhost": [["127.0.0.1", "::1"]],
+            "inner.example": [["127.0.0.1"]],
+            "inner6.example": [["::1"]],
+            "both.example": [["127.0.0.1", "::1", "10.0.0.1"]],
+            "mapped.example": [["::ffff:127.0.0.1"]],
+            "nat64.example": [["64:ff9b::7f00:1"]],
+            "metadata.example": [["169.254.169.254"]],
+        }
+    )
+    hosts = ["0.0.0.0", "::"] if has_ipv6() else ["0.0.0.0"]
+    async with listening(saying(OK), hosts) as canary, AsyncExitStack() as stack:
+        guarded = await stack.enter_async_context(Poster(Guard(), resolver=names))
+        allowing = await stack.enter_async_context(Poster(Guard(["127.0.0.0/8"]), resolver=names))
+        requests = [Request(url.format(port=canary.port), b"{}", {}) for url in HOSTILE]
+        tried = await asyncio.gather(*(guarded.post(request, 30, False) for request in requests))
+        got_by = {
+            url: attempted
+            for url, attempted in zip(HOSTILE, tried, strict=True)
+            if attempted.error_class not in ("refused_address", "invalid_url", "dns")
+        }
+        assert got_by == {}
+        assert canary.connections == 0
+        # The canary would have sung.
+        assert (await allowing.post(requests[0], 30, False)).status == 200
+        assert canary.connections == 1
+
+
+@pytest.mark.parametrize("host", ["localhost", "0x7f.1", "0x7f000001"])
+async def test_what_the_system_resolves_is_looked_at_too(host: str) -> None:
+    async with listening(saying(OK)) as canary:
+        request = Request(f"http://{host}:{canary.port}/", b"{}", {})
+        async with Poster(Guard()) as poster:
+            assert (await poster.post(request, 30, False)).error_class == "refused_address"
+        assert canary.connections == 0
+        async with Poster(Guard(["127.0.0.0/8"])) as poster:
+            assert (await poster.post(request, 30, False)).kind == "delivered"
+
+
+async def test_a_resolver_that_changes_its_mind_gets_nowhere() -> None:
+    # 127.0.0.2 stands for an address that may be reached.
+    names = Names({"rebinding.example": [["127.0.0.2"], ["127.0.0.1"]]})
+    closing = saying(status(200, "Connection: close"))
+    async with listening(closing, ["127.0.0.2"]) as public, listening(saying(OK), port=public.port) as canary:
+        async with Poster(Guard(["127.0.0.2/32"]), resolver=names) as poster:
+            request = Request(f"http://rebinding.example:{public.port}/", b"{}", {})
+            assert (await poster.post(request, 30, False)).kind == "delivered"
+            connector = poster._session.connector
+            assert connector is not None
+            connector.clear_dns_cache()  # type: ignore[attr-defined]
+            again = await poster.post(request, 30, False)
+        assert again.error_class == "refused_address"
+        assert again.detail == "127.0.0.1 is not public (loopback)"
+        assert (public.connections, canary.connections) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    "order", [["127.0.0.1", "127.0.0.2"], ["127.0.0.2", "127.0.0.1"], ["::1", "127.0.0.2"]]
+)
+async def test_of_several_addresses_only_those_are_tried_that_may_be(order: list[str]) -> None:
+    names = Names({"mixed.example": [order]})
+    async with (
+        listening(saying(OK), ["127.0.0.2"]) as public,
+        listening(saying(OK), port=public.port) as canary,
+    ):
+        async with Poster(Guard(["127.0.0.2/32"]), resolver=names) as poster:
+            attempted = await poster.post(
+                Request(f"http://mixed.example:{public.port}/", b"{}", {}), 30, False
+            )
+        assert attempted.kind == "delivered"
+        assert (public.connections, canary.connections) == (1, 0)
+
+
+@pytest.mark.parametrize("code", [301, 302, 303, 307, 308])
+async def test_a_redirect_is_not_followed(code: int) -> None:
+    async with listening(saying(OK)) as canary:
+        away = saying(status(code, f"Location: http://127.0.0.1:{canary.port}/"))
+        async with listening(away, ["127.0.0.2"]) as public, Poster(Guard(["127.0.0.0/8"])) as poster:
+            attempted = await poster.post(Request(f"http://127.0.0.2:{public.port}/", b"{}", {}), 30, False)
+        assert attempted.kind == "failed"
+        assert attempted.error_class == "redirect"
+        assert canary.connections == 0
+
+
+async def test_proxies_of_the_environment_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with listening(saying(OK)) as canary, listening(saying(OK), ["127.0.0.2"]) as public:
+        for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+            monkeypatch.setenv(name, f"http://127.0.0.1:{canary.port}")
+        async with Poster(Guard(["127.0.0.0/8"])) as poster:
+            attempted = await poster.post(Request(f"http://127.0.0.2:{public.port}/", b"{}", {}), 30, False)
+        assert attempted.kind == "delivered"
+        assert (public.connections, canary.connections) == (1, 0)
+
+
+async def test_an_egress_proxy_gets_names_but_no_inner_addresses() -> None:
+    async with listening(saying(OK)) as proxy:
+        where = f"http://127.0.0.1:{proxy.port}"
+        async with Poster(Guard(), proxy=where) as poster:
+            assert (
+                await poster.post(Request("http://example.org/hook", b"{}", {}), 30, False)
+            ).kind == "delivered"
+            assert proxy.requests[0].startswith(b"POST http://example.org/hook HTTP/1.1\r\n")
+            for host in (
+                "127.0.0.1",
+                "0x7f.1",
+                "2130706433",
+                "[::1]",
+                "localhost",
+                "10.0.0.1",
+                "a.localhost.",
+            ):
+                attempted = await poster.post(Request(f"http://{host}/", b"{}", {}), 30, False)
+                assert attempted.error_class == "refused_address", host
+        assert len(proxy.requests) == 1
+        async with Poster(Guard(), proxy=where, guard_proxy=True) as poster:
+            attempted = await poster.post(Request("http://example.org/", b"{}", {}), 30, False)
+        assert attempted.error_class == "refused_address"
+        assert len(proxy.requests) == 1
+
+
+async def test_a_proxy_that_is_not_there_is_named_so() -> None:
+    async with listening(saying(OK)) as proxy:
+        pass
+    async with Poster(Guard(), proxy=f"http://127.0.0.1:{proxy.port}") as poster:
+        attempted = await poster.post(Request("http://example.org/", b"{}", {}), 30, False)
+    assert attempted.error_class == "proxy"
