@@ -17,6 +17,7 @@ class Stranger:
         self._tasks: set[asyncio.Task[None]] = set()
         self.connections = 0
         self.requests: list[bytes] = []
+        self.asked = asyncio.Event()
         self.port = 0
 
     async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -30,6 +31,7 @@ class Stranger:
                 length = [line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
                 body = await reader.readexactly(int(length[0].split(b":")[1])) if length else b""
                 self.requests.append(head + body)
+                self.asked.set()
                 await self._answer(reader, writer)
         except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
             pass

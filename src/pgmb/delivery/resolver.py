@@ -35,7 +35,11 @@ class Resolver(AbstractResolver):
 
 
 def _look_up(host: str, port: int, family: socket.AddressFamily) -> list[tuple[socket.AddressFamily, str]]:
-    found = socket.getaddrinfo(host, port, family, socket.SOCK_STREAM, 0, socket.AI_ADDRCONFIG)
+    try:
+        found = socket.getaddrinfo(host, port, family, socket.SOCK_STREAM, 0, socket.AI_ADDRCONFIG)
+    except UnicodeError:
+        # A label of no or too many letters.
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known") from None
     return [
         (kind, f"{address[0]}%{address[3]}" if len(address) == 4 and address[3] else str(address[0]))
         for kind, _, _, _, address in found
