@@ -63,6 +63,11 @@ class Dispatch:
         self._due: dict[str, float] = {}
         self._pauses: dict[str, float] = {}
 
+    @property
+    def busy(self) -> bool:
+        """Whether anything that was taken is not settled yet."""
+        return len(self._held) > 0
+
     async def turn(self, broker: AsyncBroker) -> None:
         """Settle what came back, and take what there is room for."""
         async with broker.connection() as connection:

@@ -1,0 +1,95 @@
+"""A dispatcher whose time passes only when a test says so, before a server that answers as it is told."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, Self
+
+import psycopg
+
+import pgmb
+from pgmb.delivery.addresses import Guard
+from pgmb.delivery.client import Poster
+from pgmb.delivery.dispatch import Dispatch
+from tests.delivery.receiver import Answer, Receiver
+
+LOOPBACK = ("127.0.0.0/8",)
+
+_MOVED = {
+    "delivery": ("due_at",),
+    "retry": ("due_at",),
+    "endpoint": ("probe_at",),
+    "endpoint_activity": ("failing_since", "paid_until"),
+}
+
+
+class Stage:
+    """The process's clock and whatever in the database waits for a time go by `advance`."""
+
+    def __init__(self, dsn: str, db: psycopg.Connection[Any], answer: Answer | None = None) -> None:
+        self.db = db
+        self.now = 1000.0
+        self.receiver = Receiver(answer)
+        self._dsn = dsn
+
+    async def __aenter__(self) -> Self:
+        await self.receiver.__aenter__()
+        self._poster = await Poster(Guard(LOOPBACK)).__aenter__()
+        self._broker = await pgmb.aconnect(self._dsn, max_size=1)
+        self._dispatch = Dispatch(self._poster, lease_for=3600.0, clock=lambda: self.now)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._dispatch.stop(self._broker)
+        await self._broker.close()
+        await self._poster.__aexit__(None, None, None)
+        await self.receiver.__aexit__(None, None, None)
+
+    def endpoint(self, name: str = "e", **settings: Any) -> None:
+        """Create one that gets all events of topic t."""
+        more = "".join(f", {setting} => %({setting})s" for setting in settings)
+        statement = f"select pgmb.create_endpoint(%(name)s, %(url)s, '{{t}}'{more})"  # noqa: S608
+        self.db.execute(statement, {"name": name, "url": f"{self.receiver.url}/{name}", **settings})
+
+    def publish(self, count: int = 1) -> None:
+        self.db.execute("select pgmb.publish('t', to_json(n)) from generate_series(1, %s) n", [count])
+
+    def value(self, statement: str) -> Any:
+        ((only,),) = self.db.execute(statement).fetchall()
+        return only
+
+    def waits(self) -> list[float]:
+        """In how many seconds each delivery that waits is due, soonest first."""
+        return [
+            seconds
+            for (seconds,) in self.db.execute(
+                "select extract(epoch from due_at - clock_timestamp())::float8 from pgmb.delivery"
+                " where lease is null order by due_at"
+            )
+        ]
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+        for table, columns in _MOVED.items():
+            moved = ", ".join(f"{column} = {column} - %s" for column in columns)
+            span = timedelta(seconds=seconds)
+            self.db.execute(f"update pgmb.{table} set {moved}", [span] * len(columns))  # noqa: S608
+
+    async def play(self) -> int:
+        """Let the dispatcher do all that is due now. Returns how many requests that made."""
+        before = len(self.receiver.got)
+        quiet = 0
+        async with asyncio.timeout(60):
+            while quiet < 3:
+                came = len(self.receiver.got)
+                await self._dispatch.turn(self._broker)
+                await asyncio.sleep(0.01)
+                # A little of its time, so that it looks again: far less than anything here waits for.
+                self.now += 0.3
+                busy = self._dispatch.busy or len(self.receiver.got) > came
+                quiet = 0 if busy else quiet + 1
+        return len(self.receiver.got) - before
