@@ -52,7 +52,7 @@ class Stage:
     def endpoint(self, name: str = "e", **settings: Any) -> None:
         """Create one that gets all events of topic t."""
         more = "".join(f", {setting} => %({setting})s" for setting in settings)
-        statement = f"select pgmb.create_endpoint(%(name)s, %(url)s, '{{t}}'{more})"  # noqa: S608
+        statement = f"select pgmb.create_endpoint(%(name)s, %(url)s, '{{t}}'{more})"
         self.db.execute(statement, {"name": name, "url": f"{self.receiver.url}/{name}", **settings})
 
     def publish(self, count: int = 1) -> None:
@@ -77,7 +77,7 @@ class Stage:
         for table, columns in _MOVED.items():
             moved = ", ".join(f"{column} = {column} - %s" for column in columns)
             span = timedelta(seconds=seconds)
-            self.db.execute(f"update pgmb.{table} set {moved}", [span] * len(columns))  # noqa: S608
+            self.db.execute(f"update pgmb.{table} set {moved}", [span] * len(columns))
 
     async def play(self) -> int:
         """Let the dispatcher do all that is due now. Returns how many requests that made."""
