@@ -8,6 +8,7 @@ import gzip
 import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 from cryptography import x509
@@ -17,7 +18,8 @@ from cryptography.x509.oid import NameOID
 
 from pgmb.delivery.addresses import Guard
 from pgmb.delivery.client import Attempted, Poster, as_text
-from pgmb.delivery.request import Request
+from pgmb.delivery.endpoint import Endpoint, Posted
+from pgmb.delivery.request import Request, build
 from tests.delivery.stranger import OK, Answer, listening, saying, status
 
 pytestmark = pytest.mark.once
@@ -76,18 +78,23 @@ def dropping(first: bytes, *, reset: bool) -> Answer:
     return answer
 
 
-async def test_what_is_sent(poster: Poster) -> None:
+async def test_what_is_built_is_sent_and_nothing_else(poster: Poster) -> None:
     async with listening(saying(OK)) as stranger:
-        request = Request(f"http://127.0.0.1:{stranger.port}/hook?a=b", b'{"n": 1}', {"x-a": "b"})
+        target = Endpoint(
+            UUID(int=1), "billing", f"http://127.0.0.1:{stranger.port}/hook?a=b", headers={"x-a": "b"}
+        )
+        event = Posted("1", "order.created", None, '{"n": 1}', None, datetime.datetime.now(datetime.UTC))
+        request = build(target, [event], 1, 1)
         attempted = await poster.post(request, LONG, False)
         assert attempted[0] == 200
         assert attempted[2:] == (None, None, None, None, "delivered")
         assert 0 < attempted.latency < LONG
         head, _, body = stranger.requests[0].partition(b"\r\n\r\n")
     assert body == b'{"n": 1}'
-    assert head.split(b"\r\n")[0] == b"POST /hook?a=b HTTP/1.1"
-    sent = {line.split(b":")[0].lower() for line in head.split(b"\r\n")[1:]}
-    assert sent == {b"host", b"x-a", b"content-length"}
+    first, *lines = head.decode().split("\r\n")
+    assert first == "POST /hook?a=b HTTP/1.1"
+    sent = {line.split(": ")[0].lower(): line.split(": ")[1] for line in lines}
+    assert sent == request.headers | {"host": f"127.0.0.1:{stranger.port}", "content-length": "8"}
 
 
 async def test_connections_are_used_again(poster: Poster) -> None:

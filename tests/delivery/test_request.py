@@ -43,6 +43,7 @@ def test_one_event_is_its_payload_with_cloudevents_in_headers() -> None:
     assert request.body == PAYLOAD.encode()
     assert request.headers.pop("user-agent").startswith("pgmb/")
     assert request.headers == {
+        "accept": "*/*",
         "accept-encoding": "identity",
         "content-type": "application/json",
         "ce-specversion": "1.0",

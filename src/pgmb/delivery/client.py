@@ -91,7 +91,6 @@ class Poster:
             timeout=_NO_LIMITS,
             auto_decompress=False,
             trust_env=False,
-            skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),
         )
         return self
 

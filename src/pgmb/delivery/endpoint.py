@@ -50,7 +50,9 @@ class Endpoint:
     """The headers of every request to it."""
 
     def __post_init__(self) -> None:
-        fixed = {"user-agent": USER_AGENT, **check_headers(self.headers), "accept-encoding": "identity"}
+        # The client would add some of its own that are missing here.
+        ours = {"accept": "*/*", "user-agent": USER_AGENT}
+        fixed = {**ours, **check_headers(self.headers), "accept-encoding": "identity"}
         if self.batch == 1 and self.body == "payload":
             fixed |= {"ce-specversion": "1.0", "ce-source": percent_encoded(self.source)}
         object.__setattr__(self, "fixed", fixed)
