@@ -1,0 +1,159 @@
+"""delivery: dispatchers to a fast endpoint against a bare aiohttp loop that posts the same bodies there.
+
+A worker has a queue of its own; webhooks share one. Timed is from the first request to the last, as the
+server sees them; time on processors until all is settled too. The server does nothing but answer 204.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from bench import cpu
+from bench.crew import Crew, Job
+from bench.delivery import bare
+from bench.forms import Form
+from bench.ground import Ground, Site
+from bench.outcome import Check, Outcome, Reading
+from bench.payload import payload
+from bench.rounds import interleave
+from harness.dispatchers import Dispatchers
+from harness.sink import Sink
+
+_AT_ONCE = 32
+_BARE, _BARE_TWO = "bare aiohttp", "bare aiohttp, 2"
+_WORKER, _WEBHOOK, _WEBHOOK_TWO = "worker", "webhook", "webhook, 2"
+_ALL = (_BARE, _WORKER, _WEBHOOK, _BARE_TWO, _WEBHOOK_TWO)
+_SCALE = "delivery, 2 processes vs 1"
+_SETTLED_WITHIN = 60.0
+
+CHECKS = ["delivery vs bare aiohttp", "delivery, shared queue, vs bare aiohttp", _SCALE]
+
+
+class _Sum(NamedTuple):
+    """Seconds on processors."""
+
+    posting: float
+    postgres: float
+    sink: float
+
+
+def run(ground: Ground, form: Form) -> Outcome:
+    # A round takes about two seconds: less would be all beginning.
+    events = 500 if form.name == "tiny" else 4_000 if form.name == "brief" else 10_000
+    rounds = {"tiny": 1, "brief": 5}.get(form.name, 9)
+    outcome = Outcome("delivery", f"{events:,} events over HTTP, {_AT_ONCE} at a time, events a second")
+    with contextlib.ExitStack() as stack:
+        sink = stack.enter_context(Sink())
+        sites: dict[str, Site] = {}
+        for name in ("one", "two"):
+            site = sites[name] = ground.site("pgmb")
+            stack.callback(site.close)
+            _prepare(site, sink.url)
+        one = stack.enter_context(Dispatchers(sites["one"].dsn, 1))
+        two = stack.enter_context(Dispatchers(sites["two"].dsn, 2))
+        loops = _bare_loops(stack, sites["one"], sink.url, events, 1)
+        more_loops = _bare_loops(stack, sites["one"], sink.url, events // 2, 2)
+        turns: dict[str, Callable[[], Reading]] = {
+            _BARE: lambda: _post(_BARE, sink, loops, events),
+            _BARE_TWO: lambda: _post(_BARE_TWO, sink, more_loops, events // 2 * 2),
+            _WORKER: lambda: _deliver(_WORKER, sites["one"], sink, one, events),
+            _WEBHOOK: lambda: _deliver(_WEBHOOK, sites["one"], sink, one, events),
+            _WEBHOOK_TWO: lambda: _deliver(_WEBHOOK_TWO, sites["two"], sink, two, events),
+        }
+        for name in _ALL:
+            turns[name]()  # the first only warms up
+        outcome.readings = interleave(_ALL, rounds, lambda name: turns[name]())
+    outcome.checks = [
+        outcome.compare(CHECKS[0], _WORKER, _BARE, 0.7, "per_second"),
+        outcome.compare(CHECKS[1], _WEBHOOK, _BARE, 0.7, "per_second"),
+        _scaling(outcome),
+    ]
+    outcome.notes += [_cost(outcome, name) for name in _ALL]
+    return outcome
+
+
+def _prepare(site: Site, url: str) -> None:
+    site.connection.execute(
+        "select pgmb.create('own', 'worker', 5, pgmb.worker('own', %s, null)),"
+        " pgmb.create_endpoint('shared', %s, '{webhook}', max_in_flight => %s)",
+        [url + "/own", url + "/shared", _AT_ONCE],
+    )
+    site.connection.execute("select pgmb.alter_endpoint('own', max_in_flight => %s)", [_AT_ONCE])
+
+
+def _bare_loops(stack: contextlib.ExitStack, site: Site, url: str, posts: int, processes: int) -> Crew:
+    arguments = {"url": url + "/bare", "posts": posts, "at_once": _AT_ONCE // processes}
+    crew = site.crew(*[Job(site.dsn, "pgmb", bare.post, arguments)] * processes)
+    stack.callback(crew.close)
+    return crew
+
+
+def _post(name: str, sink: Sink, crew: Crew, posts: int) -> Reading:
+    sink.clear()
+    before = cpu.of_process(sink.pid)
+    shift = crew.work()
+    served = cpu.of_process(sink.pid) - before
+    used = _Sum(shift.total("client_cpu"), shift.server_cpu, served)
+    return _reading(name, posts, sink.seconds(), used)
+
+
+def _deliver(name: str, site: Site, sink: Sink, dispatchers: Dispatchers, events: int) -> Reading:
+    topic = name.split(",", maxsplit=1)[0]
+    sink.clear()
+    site.connection.execute(
+        "insert into pgmb.log_main (topic, payload)"
+        " select %s, overlay(%s placing lpad(n::text, 9, '0') from 33)::json from generate_series(1, %s) n",
+        [topic, payload(0).decode(), events],
+    )
+    before = _used(site, sink, dispatchers.pids)
+    sink.wait_for(events)
+    _settled(site, "own" if topic == _WORKER else "webhooks")
+    after = _used(site, sink, dispatchers.pids)
+    used = _Sum(*(late - early for late, early in zip(after, before, strict=True)))
+    if (came := sink.count()) != events:
+        raise AssertionError(f"{name}: {came} requests for {events} events")
+    return _reading(name, events, sink.seconds(), used)
+
+
+def _used(site: Site, sink: Sink, posting: Sequence[int]) -> _Sum:
+    return _Sum(
+        sum(cpu.of_process(pid) for pid in posting),
+        cpu.of_server(site.server.postmaster_pid),
+        cpu.of_process(sink.pid),
+    )
+
+
+def _settled(site: Site, queue: str) -> None:
+    deadline = time.monotonic() + _SETTLED_WITHIN
+    while site.connection.execute("select pgmb.queue_depth(%s)", [queue]).fetchone() != (0,):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"queue {queue} was not settled within {_SETTLED_WITHIN:.0f} s")
+        time.sleep(0.02)
+
+
+def _reading(name: str, events: int, wall: float, used: _Sum) -> Reading:
+    extra = {f"{what}_us": seconds / events * 1e6 for what, seconds in used._asdict().items()}
+    return Reading(name, events, wall, used.postgres + used.sink, used.posting, extra)
+
+
+def _scaling(outcome: Outcome) -> Check:
+    """Two processes gain what one of them, its server and PostgreSQL leave of the machine, if not 1.2x."""
+    busy = sum(outcome.middle(_WEBHOOK, f"{what}_us") for what in _Sum._fields) / 1e6
+    left = (os.cpu_count() or 1) / (busy * outcome.middle(_WEBHOOK, "per_second"))
+    outcome.notes.append(
+        f"one process, the endpoint's server and PostgreSQL leave room for {left:.2f}x on this machine; "
+        f"two bare loops gain {outcome.ratio(_BARE_TWO, _BARE, 'per_second'):.2f}x"
+    )
+    check = outcome.compare(_SCALE, _WEBHOOK_TWO, _WEBHOOK, 1.2, "per_second")
+    return replace(check, goal=round(min(check.goal, 0.85 * left), 2))
+
+
+def _cost(outcome: Outcome, name: str) -> str:
+    parts = ", ".join(f"{what} {outcome.middle(name, f'{what}_us'):.0f}" for what in _Sum._fields)
+    rate = outcome.middle(name, "per_second")
+    return f"{name}: {rate:,.0f} events a second; us of a processor for each: {parts}"

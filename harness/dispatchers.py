@@ -1,0 +1,103 @@
+"""Processes that run `pgmb dispatcher`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import psycopg
+
+LOOPBACK = ("127.0.0.0/8",)
+_ROOT = Path(__file__).parents[1]
+_READY_WITHIN = 60.0
+_JOINED_AFTER = 4.5
+"""Seconds after which those that were not alone take part: two heartbeats, and some."""
+
+
+class Dispatchers:
+    """So many of them, at work when this returns. `pids` are theirs."""
+
+    def __init__(self, dsn: str, processes: int = 1, allow: Sequence[str] = LOOPBACK) -> None:
+        self._dsn = dsn
+        self._logs = tempfile.TemporaryDirectory(prefix="pgmb-dispatchers-")
+        self._running: list[subprocess.Popen[bytes]] = []
+        command = [sys.executable, "-m", "pgmb", "dispatcher"]
+        for network in allow:
+            command += ["--allow", network]
+        try:
+            for number in range(processes):
+                with self._log(number).open("wb") as log:
+                    self._running.append(
+                        subprocess.Popen(
+                            command, cwd=_ROOT, env={**os.environ, "PGMB_DSN": dsn}, stdout=log, stderr=log
+                        )
+                    )
+            self._wait(processes)
+        except BaseException:
+            self.kill()
+            raise
+
+    @property
+    def pids(self) -> list[int]:
+        return [process.pid for process in self._running]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.kill()
+
+    def close(self, within: float = 60.0) -> None:
+        """Ends them as an operator would, and raises what they said if they did not end well."""
+        try:
+            for process in self._running:
+                process.send_signal(signal.SIGTERM)
+            for number, process in enumerate(self._running):
+                if process.wait(within) != 0:
+                    raise RuntimeError(f"a dispatcher ended with {process.returncode}: {self.said(number)}")
+        finally:
+            self.kill()
+
+    def kill(self) -> None:
+        for process in self._running:
+            process.kill()
+            process.wait(10)
+        self._logs.cleanup()
+
+    def said(self, number: int) -> str:
+        """The end of what one of them wrote."""
+        return self._log(number).read_text()[-2000:]
+
+    def _log(self, number: int) -> Path:
+        return Path(self._logs.name) / str(number)
+
+    def _wait(self, processes: int) -> None:
+        deadline = time.monotonic() + _READY_WITHIN
+        with psycopg.connect(self._dsn, autocommit=True) as connection:
+            while True:
+                row = connection.execute("select count(*) from pgmb.dispatcher").fetchone()
+                if row is not None and row[0] >= processes:
+                    break
+                for number, process in enumerate(self._running):
+                    if process.poll() is not None:
+                        raise RuntimeError(
+                            f"a dispatcher ended with {process.returncode}: {self.said(number)}"
+                        )
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"no {processes} dispatchers within {_READY_WITHIN:.0f} s")
+                time.sleep(0.05)
+        if processes > 1:
+            time.sleep(_JOINED_AFTER)
