@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from pgmb.delivery.sealing import Key
     from pgmb.delivery.signature import Secret
-    from pgmb.delivery.store import Store
+    from pgmb.delivery.store import Feeding, Store
 
 logger = logging.getLogger("pgmb.delivery")
 
@@ -32,8 +32,7 @@ class Directory:
 
     def __init__(self, key: Key | None, clock: Callable[[], float]) -> None:
         self.lanes: dict[str, Lane] = {}
-        self.queues: list[tuple[str, str | None]] = []
-        """Each with the endpoint where it has the queue for itself."""
+        self.queues: list[Feeding] = []
         self.own: dict[str, str] = {}
         """The queue of each endpoint that has one for itself."""
         self.shared: dict[str, Lane] = {}
@@ -44,7 +43,8 @@ class Directory:
         self._all_again_at = float("-inf")
         self._seen: dict[str, datetime] = {}
 
-    async def reload(self, store: Store) -> None:
+    async def reload(self, store: Store) -> list[Lane]:
+        """Returns the lanes of endpoints that were dropped."""
         everything = self._clock() >= self._all_again_at
         if everything:
             self._all_again_at = self._clock() + _ALL_AGAIN_EVERY
@@ -52,22 +52,23 @@ class Directory:
         rows = await store.endpoints(since)
         for row in rows:
             self._take(row)
+        dropped: list[Lane] = []
         if everything:
             for gone in self.lanes.keys() - {str(row[0]) for row in rows}:
                 self.lanes[gone].state = "dropped"
-                del self.lanes[gone], self._seen[gone]
+                dropped.append(self.lanes.pop(gone))
+                del self._seen[gone]
         if rows:
             self._changed_at = max(row[-1] for row in rows)
         self.queues = [
-            (queue, endpoint)
-            for queue, endpoint in await store.queues()
-            if endpoint is None or endpoint in self.lanes
+            one for one in await store.queues() if one.endpoint is None or one.endpoint in self.lanes
         ]
-        self.own = {endpoint: queue for queue, endpoint in self.queues if endpoint is not None}
+        self.own = {one.endpoint: one.queue for one in self.queues if one.endpoint is not None}
         self.shared = {name: lane for name, lane in self.lanes.items() if name not in self.own}
         for name, lane in self.lanes.items():
             lane.shares_queue = name not in self.own
         self.limited = {name: lane for name, lane in self.lanes.items() if lane.endpoint.rps is not None}
+        return dropped
 
     def _take(self, row: tuple[Any, ...]) -> None:
         identity = str(row[0])

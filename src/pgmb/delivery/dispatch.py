@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import socket
 import time
@@ -15,6 +16,8 @@ from pgmb.delivery.held import Held
 from pgmb.delivery.posting import Posting
 from pgmb.delivery.shares import share_of
 from pgmb.delivery.store import Did, Store
+from pgmb.delivery.wakeups import Wakeups
+from pgmb.errors import PgmbError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,17 +27,22 @@ if TYPE_CHECKING:
     from pgmb.delivery.request import Serialiser
     from pgmb.delivery.sealing import Key
 
+logger = logging.getLogger("pgmb.delivery")
+
 HEARTBEAT_EVERY: Final = 2.0
 ALIVE_FOR: Final = 10.0
 """As in pgmb.heartbeat: one that was not heard of for so long does not count."""
 
 _RELOAD_EVERY: Final = 1.0
 _TAKE_EVERY: Final = 0.1
-_CLAIM_EVERY: Final = 0.25
+_CLAIM_EVERY: Final = 0.5
 _SOON: Final = 0.005
 _AT_REST: Final = 0.25
+_RELYING: Final = 1.0
+"""Between looks where a listener announces news: retries that fall due are not announced."""
 _LARGEST: Final = 500
 """Events that are asked for at once."""
+_TROUBLED: Final = 5.0
 _PROBE_LATITUDE: Final = 5.0
 
 
@@ -56,6 +64,7 @@ class Dispatch:
         self._directory = Directory(key, clock)
         self._posting = Posting(poster, clock, serialiser)
         self._held = Held(self._posting, clock, lease_for)
+        self._wakeups = Wakeups(self._posting.news)
         self._stopping = False
         self._alive: list[str] = []
         self._heard_at = float("-inf")
@@ -79,6 +88,7 @@ class Dispatch:
             if self._is_due("reload", _RELOAD_EVERY):
                 await self._reload(store)
                 await self._probe(store)
+                self._wakeups.follow(broker, {feeding.stream for feeding in self._directory.queues})
             await self._held.extend(store)
             if self._clock() > self._heard_at + ALIVE_FOR:
                 # The others have taken this one's share by now.
@@ -91,7 +101,7 @@ class Dispatch:
     async def wait(self) -> None:
         """Until something came back or there is reason to look again."""
         due = min((at for what, at in self._due.items() if what != "take" or len(self._held)), default=0.0)
-        pause = max(0.0, min(due - self._clock(), _AT_REST))
+        pause = max(0.0, min(due - self._clock(), _RELYING))
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._posting.news.wait(), pause)
         self._posting.news.clear()
@@ -99,6 +109,7 @@ class Dispatch:
     async def stop(self, broker: AsyncBroker, grace: float = 20.0) -> None:
         """Take nothing more, let requests come back, and give the rest back."""
         self._stopping = True
+        await self._wakeups.close()
         for lane in self._directory.lanes.values():
             self._posting.park(lane)
         await self._posting.stop(grace)
@@ -146,9 +157,9 @@ class Dispatch:
             self._posting.start(lane)
 
     async def _reload(self, store: Store) -> None:
-        await self._directory.reload(store)
+        dropped = await self._directory.reload(store)
         self._divide()
-        for lane in self._directory.lanes.values():
+        for lane in (*self._directory.lanes.values(), *dropped):
             if lane.waiting and not lane.open and not lane.probing:
                 self._posting.park(lane)
 
@@ -169,9 +180,9 @@ class Dispatch:
             else:
                 self._held.receive(await store.receive(queue, 1), self._directory.lanes)
             if not lane.busy:
-                # Nothing waits that could tell: the next event will.
+                # Nothing is due that could tell: the next event will.
                 lane.probing = False
-                await store.end_probe(identity, True, None)
+                await store.end_probe(identity, None, None)
 
     async def _take_requests(self, store: Store) -> None:
         wanted = {
@@ -202,17 +213,28 @@ class Dispatch:
         self._held.claim(claimed, self._directory.lanes)
 
     async def _receive(self, store: Store) -> None:
-        for queue, identity in self._directory.queues:
+        news = self._wakeups.heard()
+        for queue, identity, stream in self._directory.queues:
             most = 0 if self._stopping else self._room_for(identity)
             look = f"queue {queue}"
+            if stream in news:
+                self._due.pop(look, None)
+                self._pauses.pop(look, None)
             if most < 1:
                 # News will come when there is room again.
                 self._due.pop(look, None)
                 continue
             if not self._is_due(look, _SOON):
                 continue
-            received = await store.receive(queue, most)
-            pause = 0.0 if received else min(_AT_REST, 2 * self._pauses.get(look, _SOON / 2))
+            try:
+                received = await store.receive(queue, most)
+            except PgmbError as error:
+                # Dropped meanwhile, or what it asks for cannot be asked: nobody else's trouble.
+                logger.warning("queue %s: %s", queue, error)
+                self._due[look] = self._clock() + _TROUBLED
+                continue
+            longest = _RELYING if self._wakeups.relies_on(stream) else _AT_REST
+            pause = 0.0 if received else min(longest, 2 * self._pauses.get(look, _SOON / 2))
             self._pauses[look] = max(pause, _SOON / 2)
             self._due[look] = self._clock() + pause
             self._held.receive(received, self._directory.lanes)

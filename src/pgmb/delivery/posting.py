@@ -6,7 +6,7 @@ import asyncio
 import logging
 import random
 import time
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from pgmb.delivery.breaker import Breaker
 from pgmb.delivery.request import build
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from pgmb.delivery.store import Store
 
 logger = logging.getLogger("pgmb.delivery")
+
+_TOO_MANY: Final = 429
 
 Decision: TypeAlias = "Callable[[Store], Awaitable[Any]]"
 
@@ -82,7 +84,7 @@ class Posting:
             except Exception as error:
                 # A serialiser's, most likely: as any failure, and nobody else's trouble.
                 logger.exception("endpoint %s: no request could be made", endpoint.name)
-                self._fail(lane, taken, f"{type(error).__name__}: {error}", None)
+                self._fail(lane, taken, f"{type(error).__name__}: {error}")
             else:
                 self._judge(lane, taken, attempted)
             taken = lane.take()
@@ -99,7 +101,8 @@ class Posting:
         elif attempted.retry_after is not None:
             lane.held_until = max(lane.held_until, self._clock() + attempted.retry_after)
         said = filter(None, (attempted.error_class, attempted.detail))
-        self._fail(lane, taken, ": ".join(said), attempted.retry_after)
+        # One that asks for time answers: that is no reason to trip it.
+        self._fail(lane, taken, ": ".join(said), attempted.retry_after, counts=attempted.status != _TOO_MANY)
 
     def _delivered(self, lane: Lane, taken: list[Delivery]) -> None:
         lane.finished(taken, delivered=True)
@@ -111,7 +114,15 @@ class Posting:
         if lane.probing:
             self._end_probe(lane, True, None)
 
-    def _fail(self, lane: Lane, taken: list[Delivery], error: str, at_least: float | None) -> None:
+    def _fail(
+        self,
+        lane: Lane,
+        taken: list[Delivery],
+        error: str,
+        at_least: float | None = None,
+        *,
+        counts: bool = True,
+    ) -> None:
         lane.error = error
         behind = lane.finished(taken, delivered=False)
         after, last = self._next_try(lane, taken[0].attempt, at_least)
@@ -122,7 +133,7 @@ class Posting:
         self.news.set()
         if lane.probing:
             self._end_probe(lane, False, error)
-        else:
+        elif counts:
             lane.breaker.record(False)
             if lane.breaker.state != "closed" and lane.state == "active":
                 lane.state = "tripped"

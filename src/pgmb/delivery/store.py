@@ -39,11 +39,20 @@ select pgmb.log_attempts(%s::uuid[], %s::bigint[], %s::uuid[], %s::text[], %s::i
 _HEARTBEAT: Final = """
 select pgmb.heartbeat(%s::uuid, %s, %s, %s::uuid[], %s::bigint[], %s::bigint[], %s::text[])::text[]"""
 _ENDPOINTS: Final = "select * from pgmb.dispatched_endpoints(coalesce(%s::timestamptz, '-infinity'))"
-_QUEUES: Final = "select queue, endpoint::text from pgmb.dispatched_queues()"
+_QUEUES: Final = "select queue, endpoint::text, stream from pgmb.dispatched_queues()"
 _TAKE: Final = "select endpoint::text, given from pgmb.take_requests(%s::uuid[], %s::integer[])"
 _PROBE: Final = """
 select id::text from unnest(%s::uuid[], %s::interval[]) asked (id, busy_for)
 where pgmb.probe_endpoint(id, busy_for)"""
+
+
+class Feeding(NamedTuple):
+    """A queue that feeds endpoints."""
+
+    queue: str
+    endpoint: str | None
+    """The one that has it for itself."""
+    stream: str
 
 
 class Received(NamedTuple):
@@ -100,9 +109,10 @@ class Store:
 
     async def receive(self, queue: str, most: int) -> list[Received]:
         # One round trip; without a timeout nothing reads by an SQL condition.
-        async with self._connection.pipeline(), self._connection.transaction():
-            await self._connection.execute(_TIMEOUT)
-            rows = await self._rows(_RECEIVE, (queue, most, self._lease_for))
+        with translated():
+            async with self._connection.pipeline(), self._connection.transaction():
+                await self._connection.execute(_TIMEOUT)
+                rows = await self._rows(_RECEIVE, (queue, most, self._lease_for))
         return [Received(row[0], row[1], Posted(*row[2:8]), row[8], row[9]) for row in rows]
 
     async def claim(self, most: int, rooms: dict[str, int]) -> list[Claimed]:
@@ -169,9 +179,9 @@ class Store:
     async def endpoints(self, since: datetime | None) -> list[tuple[Any, ...]]:
         return await self._rows(_ENDPOINTS, (since,))
 
-    async def queues(self) -> list[tuple[str, str | None]]:
-        """The queues that feed endpoints, with the endpoint where it has the queue for itself."""
-        return [(queue, endpoint) for queue, endpoint in await self._rows(_QUEUES, ())]
+    async def queues(self) -> list[Feeding]:
+        """The queues that feed endpoints."""
+        return [Feeding(*row) for row in await self._rows(_QUEUES, ())]
 
     async def take_requests(self, wanted: dict[str, int]) -> dict[str, int]:
         return dict(await self._rows(_TAKE, (list(wanted), list(wanted.values()))))
@@ -184,7 +194,7 @@ class Store:
         spans = [timedelta(seconds=seconds) for seconds in busy_for.values()]
         return [endpoint for (endpoint,) in await self._rows(_PROBE, (list(busy_for), spans))]
 
-    async def end_probe(self, endpoint: str, succeeded: bool, reason: str | None) -> None:
+    async def end_probe(self, endpoint: str, succeeded: bool | None, reason: str | None) -> None:
         await self._rows("select pgmb.end_probe(%s::uuid, %s, %s)", (endpoint, succeeded, reason))
 
     async def disable(self, endpoint: str, reason: str) -> None:

@@ -49,14 +49,17 @@ begin
     select d.id from pgmb.dispatcher d where d.heartbeat_at > now - heartbeat.alive_for order by d.id);
 end $$;
 
--- Publishes that an endpoint was disabled. Internal.
+-- Publishes that an endpoint was disabled, unless a queue of the stream is full: that it is disabled matters more. Internal.
 create or replace function pgmb.announce_disabled(endpoint uuid, name text, url text, reason text)
 returns void
-language sql
+language plpgsql
 as $$
-  select pgmb.publish('pgmb.endpoint.disabled',
-    json_build_object('endpoint', endpoint, 'name', name, 'url', url, 'reason', reason), key => name)
-$$;
+begin
+  perform pgmb.publish('pgmb.endpoint.disabled',
+    json_build_object('endpoint', endpoint, 'name', name, 'url', url, 'reason', reason), key => name);
+exception when sqlstate 'MB040' then
+  raise warning 'that endpoint % was disabled is not published: %', quote_literal(name), sqlerrm;
+end $$;
 
 -- Says that a dispatcher stops. For admins.
 create or replace function pgmb.depart(dispatcher uuid)
@@ -87,13 +90,18 @@ begin
   now := clock_timestamp();
   return query
   with due as (
-    select a.endpoint, e.rps, greatest(a.paid_until, now - make_interval(secs => greatest(0.5, 1.0 / e.rps))) since, w.wanted
-    from unnest(take_requests.endpoints, take_requests.wanted) w (endpoint, wanted)
+    -- Nothing is given in advance: where it seems so, the clock was set back.
+    select a.endpoint, e.rps, w.wanted,
+      least(now, greatest(a.paid_until, now - make_interval(secs => greatest(0.5, 1.0 / e.rps)))) since
+    from (
+      select one.endpoint, sum(one.wanted) wanted from unnest(take_requests.endpoints, take_requests.wanted)
+        one (endpoint, wanted)
+      group by one.endpoint) w
     join pgmb.endpoint_activity a on a.endpoint = w.endpoint
     join pgmb.endpoint e on e.id = w.endpoint and e.rps is not null
   ), taken as (
     select d.endpoint, d.since, d.rps,
-      least(d.wanted, floor(extract(epoch from now - d.since) * d.rps + 1e-6)::integer) given
+      greatest(0, least(coalesce(d.wanted, 0), floor(extract(epoch from now - d.since) * d.rps + 1e-6)))::integer given
     from due d
   ), paid as (
     update pgmb.endpoint_activity a set paid_until = t.since + make_interval(secs => t.given::double precision / t.rps)
@@ -145,7 +153,8 @@ begin
   return found;
 end $$;
 
--- Says what came of a probe: the endpoint is active again, or stays tripped, for longer. For admins.
+-- Says what came of a probe: the endpoint is active again, or stays tripped, for longer. Null: nothing was due that
+-- could have been sent, so that another probe may come soon. For admins.
 create or replace function pgmb.end_probe(
   id uuid, succeeded boolean, reason text default null, first interval default '10 seconds',
   longest interval default '5 minutes'
@@ -160,9 +169,10 @@ begin
   update pgmb.endpoint e
   set state = case when end_probe.succeeded then 'active' else 'tripped' end,
     reason = case when end_probe.succeeded then null else coalesce(end_probe.reason, e.reason) end,
-    trips = case when end_probe.succeeded then 0 else e.trips + 1 end,
+    trips = case when end_probe.succeeded then 0 when not end_probe.succeeded then e.trips + 1 else e.trips end,
     probe_at = case when not end_probe.succeeded then
-      clock_timestamp() + least(end_probe.longest, end_probe.first * power(2, least(e.trips, 20))) end,
+        clock_timestamp() + least(end_probe.longest, end_probe.first * power(2, least(e.trips, 20)))
+      when end_probe.succeeded is null then clock_timestamp() + interval '1 second' end,
     changed_at = clock_timestamp()
   where e.id = end_probe.id and e.state = 'tripped';
 end $$;
@@ -187,7 +197,7 @@ begin
   end if;
 end $$;
 
--- Writes attempts down. For admins.
+-- Writes attempts down, in this order. For admins.
 create or replace function pgmb.log_attempts(
   endpoints uuid[], seqs bigint[], event_ids uuid[], topics text[], attempts integer[], statuses integer[], seconds real[],
   errors text[], details text[], responses text[]
@@ -199,15 +209,19 @@ as $$
 #variable_conflict use_column
 begin
   perform pgmb.assert_admin();
+  -- One that is being dropped is waited for.
+  perform from pgmb.endpoint e where e.id = any (log_attempts.endpoints) order by e.id for key share;
   insert into pgmb.attempt (endpoint, seq, event_id, topic, attempt, status, seconds, error, detail, response)
   select a.endpoint, a.seq, a.event_id, a.topic, a.attempt, a.status, a.seconds, a.error, left(a.detail, 500), left(a.response, 1024)
   from unnest(log_attempts.endpoints, log_attempts.seqs, log_attempts.event_ids, log_attempts.topics, log_attempts.attempts,
     log_attempts.statuses, log_attempts.seconds, log_attempts.errors, log_attempts.details, log_attempts.responses)
-    a (endpoint, seq, event_id, topic, attempt, status, seconds, error, detail, response)
-  join pgmb.endpoint e on e.id = a.endpoint;
+    with ordinality a (endpoint, seq, event_id, topic, attempt, status, seconds, error, detail, response, place)
+  join pgmb.endpoint e on e.id = a.endpoint
+  order by a.place;
 end $$;
 
--- The endpoints that a dispatcher needs to know: all, or those that changed since a moment before. For admins.
+-- The endpoints that a dispatcher needs to know: all, or those that changed since a moment before. The end of a secret is a
+-- change. For admins.
 create or replace function pgmb.dispatched_endpoints(since timestamptz default '-infinity')
 returns table (id uuid, name text, url text, body text, batch integer, timeout interval, headers jsonb,
   gzip_above integer, rps integer, max_in_flight integer, retry_after interval[], log text, keep_response boolean, state text,
@@ -224,29 +238,32 @@ begin
     '/pgmb/' || coalesce(own.stream_name, t.name, 'main'),
     array(select k.sealed from pgmb.endpoint_secret k
       where k.endpoint = e.id and (k.expires_at is null or k.expires_at > clock_timestamp()) order by k.id desc),
-    e.changed_at
+    changed.at
   from pgmb.endpoint e
+  cross join lateral (
+    select greatest(e.changed_at, max(k.expires_at)) at
+    from pgmb.endpoint_secret k where k.endpoint = e.id and k.expires_at <= clock_timestamp()) changed
   left join lateral (
     select q.ordered, q.stream_name from pgmb.queue q where q.endpoint = e.id and q.lane_of is null order by q.id limit 1) own on true
   left join pgmb.subscription s on s.id = e.subscription
   left join pgmb.stream t on t.id = s.stream
-  where e.changed_at >= dispatched_endpoints.since;
+  where changed.at >= dispatched_endpoints.since;
 end $$;
 
 -- The queues that feed endpoints: with the endpoint where it has the queue for itself. For admins.
 create or replace function pgmb.dispatched_queues()
-returns table (queue text, endpoint uuid)
+returns table (queue text, endpoint uuid, stream text)
 language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
 as $$
 begin
   perform pgmb.assert_admin();
   return query
-  select q.name, q.endpoint from pgmb.queue q
+  select q.name, q.endpoint, q.stream_name from pgmb.queue q
   join pgmb.endpoint e on e.id = q.endpoint
   where q.lane_of is null and q.paused_at is null
   union
-  select q.name, null from pgmb.queue q
+  select q.name, null, q.stream_name from pgmb.queue q
   where q.paused_at is null and q.lane_of is null and q.endpoint is null and exists (
     select from pgmb.endpoint e join pgmb.subscription s on s.id = e.subscription where s.group_id = q.name);
 end $$;
