@@ -21,10 +21,16 @@ from pgmb.testing.source import Source, dsn_of
 from pgmb.types import Duration
 
 _TIMES: dict[str, tuple[str, ...]] = {
+    "attempt": ("at",),
     "claim": ("at", "expires_at", "swept", "paid_until"),
     "dead": ("died_at",),
     "dedup": ("expires_at",),
     "delayed": ("due_at",),
+    "delivery": ("due_at",),
+    "dispatcher": ("heartbeat_at",),
+    "endpoint": ("probe_at",),
+    "endpoint_activity": ("paid_until", "failing_since", "delivered_at", "failed_at"),
+    "endpoint_secret": ("expires_at",),
     "retry": ("due_at",),
     "segment": ("attached_at", "closed_at", "sealed_at", "last_published_at", "dropped_at"),
     "tick": ("at",),
@@ -64,9 +70,10 @@ _STALE = timedelta(milliseconds=20)
 class FrozenClock:
     """For a database that belongs to one test: no time passes in it but by `advance`.
 
-    Delays, retries, leases, deduplication windows, times to live, rate limits, retention and schedules go by
-    it, whoever receives. It holds the rest still whenever `drain`, `hold` or `advance` is called. What was
-    written since then is as old as it really is: to the real time that a test takes.
+    Delays, retries, leases, deduplication windows, times to live, rate limits, retention, schedules and what
+    endpoints wait for go by it, whoever receives. It holds the rest still whenever `drain`, `hold` or
+    `advance` is called. What was written since then is as old as it really is: to the real time that a test
+    takes.
     """
 
     def __init__(self, broker: Source) -> None:

@@ -309,7 +309,7 @@ begin
 end $$;
 
 -- Drops a queue with its leases, retries, dead letters and views; waits for whoever reads those. The events stay in
--- the log. True if there was one.
+-- the log. True if there was one. Errors: MB004 endpoints share it, or one has it for its own.
 create or replace function pgmb.drop_queue(queue text)
 returns boolean
 language plpgsql security definer
@@ -320,6 +320,10 @@ declare
   gone pgmb.queue;
 begin
   perform pgmb.assert_admin();
+  if pgmb.feeds_endpoints(drop_queue.queue) then
+    raise exception 'queue % feeds endpoints', quote_literal(drop_queue.queue) using errcode = 'MB004',
+      hint = 'Drop them first with pgmb.drop_endpoint(name): pgmb.endpoints says which they are.';
+  end if;
   perform pgmb.drop_queue_views(drop_queue.queue);
   for gone in select q.* from pgmb.queue q join pgmb.queue head on head.id in (q.id, q.lane_of)
     where head.name = drop_queue.queue order by q.lane desc

@@ -52,7 +52,7 @@ begin
   return given;
 end $$;
 
--- Ends a subscription. True if there was one.
+-- Ends a subscription. True if there was one. Errors: MB004 it is an endpoint's.
 create or replace function pgmb.unsubscribe(id uuid)
 returns boolean
 language plpgsql security definer
@@ -62,6 +62,10 @@ as $$
 begin
   perform pgmb.assert_reader(t.name)
   from pgmb.subscription s join pgmb.stream t on t.id = s.stream where s.id = unsubscribe.id;
+  if exists (select from pgmb.endpoint e where e.subscription = unsubscribe.id) then
+    raise exception 'subscription % is an endpoint''s', unsubscribe.id using errcode = 'MB004',
+      hint = 'It ends with the endpoint: pgmb.drop_endpoint(name).';
+  end if;
   delete from pgmb.subscription s where s.id = unsubscribe.id;
   return found;
 end $$;
@@ -92,7 +96,8 @@ declare
   expired bigint;
 begin
   delete from pgmb.subscription s
-  where s.expires_after is not null and s.active_at < clock_timestamp() - s.expires_after;
+  where s.expires_after is not null and s.active_at < clock_timestamp() - s.expires_after
+    and not exists (select from pgmb.endpoint e where e.subscription = s.id);
   get diagnostics expired = row_count;
   delete from pgmb.shape h
   where h.id = any (array(

@@ -11,12 +11,13 @@
 --   timeout          for a request, up to 10 minutes
 --   headers          more headers of a request, by name
 --   gzip_above       bodies of more bytes are compressed
---   retry_after      when to try again after each failure, with 20 % of jitter; after the last it is a dead letter
+--   retry_after      when to try again after each failure, with 20 % of jitter; after the last it is a dead letter; null:
+--                    as the queue says
 --   log              failures, or all: which attempts are written down; keep_response: with 1 KB of what came back
---   queue            that feeds it, and others like it: made where it does not exist. One that is ordered or takes
---                    batches has a queue of its own, named endpoint/<name>
--- Errors: MB001 no such stream, MB003 not a name, MB005 not a URL, header or number, MB006 it is fed by another kind of
--- queue, MB007 not a pattern, MB009 not a filter, MB010 not a condition, 42501.
+--   queue            that feeds it, and others like it: made where it does not exist, and for endpoints alone. One that
+--                    is ordered or takes batches has a queue of its own, named endpoint/<name>
+-- Errors: MB001 no such stream, MB003 not a name, MB005 not a URL, header or number, MB006 it is fed by another queue,
+-- or another kind of queue, MB007 not a pattern, MB009 not a filter, MB010 not a condition, 42501.
 create or replace function pgmb.create_endpoint(
   name text, url text, patterns text[] default '{#}', equals jsonb default null, filter text default null,
   condition text default null, params jsonb default null, stream text default 'main',
@@ -36,6 +37,7 @@ declare
   former pgmb.endpoint;
   made uuid;
   asked uuid;
+  fed record;
   own text := case when create_endpoint.ordered or create_endpoint.batch > 1
     then 'endpoint/' || create_endpoint.name end;
 begin
@@ -43,25 +45,26 @@ begin
   perform pgmb.assert_name('endpoint', create_endpoint.name);
   perform pgmb.assert_url(create_endpoint.url);
   perform pgmb.assert_headers(create_endpoint.headers);
-  select * into former from pgmb.endpoint e where e.name = create_endpoint.name for update;
+  if length(own) > 90 then
+    raise exception 'not an endpoint name: %', quote_literal(create_endpoint.name) using errcode = 'MB003',
+      hint = 'Up to 81 characters, where a queue of its own is named after it.';
+  end if;
+  select * into former from pgmb.endpoint e where e.name = create_endpoint.name for no key update;
   if found and (former.subscription is null) <> (own is not null) then
     raise exception 'endpoint % has % queue of its own', quote_literal(create_endpoint.name),
       case when own is null then 'a' else 'no' end
       using errcode = 'MB006', hint = 'Drop it and create it anew, or take another name.';
   end if;
   if own is null then
-    create_endpoint.queue := coalesce(create_endpoint.queue, pgmb.shared_queue(create_endpoint.stream));
-    if not exists (select from pgmb.queue q where q.name = create_endpoint.queue) then
-      perform pgmb.create_queue(create_endpoint.queue, stream => create_endpoint.stream, max_attempts => 100,
-        lease_for => '10 seconds');
+    select s.group_id queue, t.name stream into fed
+    from pgmb.subscription s join pgmb.stream t on t.id = s.stream where s.id = former.subscription;
+    create_endpoint.queue := coalesce(create_endpoint.queue, fed.queue, pgmb.shared_queue(create_endpoint.stream));
+    if (fed.queue, fed.stream) <> (create_endpoint.queue, create_endpoint.stream) then
+      raise exception 'endpoint % is fed by queue % of stream %', quote_literal(create_endpoint.name),
+        quote_literal(fed.queue), quote_literal(fed.stream)
+        using errcode = 'MB006', hint = 'Drop it and create it anew, or take another name.';
     end if;
-    if exists (select from pgmb.queue q join pgmb.stream s on s.id = q.stream
-      where q.name = create_endpoint.queue and (q.endpoint is not null or q.ordered or s.name <> create_endpoint.stream))
-    then
-      raise exception 'queue % cannot be shared by endpoints of stream %', quote_literal(create_endpoint.queue),
-        quote_literal(create_endpoint.stream) using errcode = 'MB006',
-        hint = 'It is ordered, feeds one endpoint, or reads another stream: name another queue.';
-    end if;
+    perform pgmb.share_queue(create_endpoint.queue, create_endpoint.stream);
     asked := pgmb.subscribe(create_endpoint.queue, create_endpoint.patterns, create_endpoint.equals, create_endpoint.filter,
       create_endpoint.condition, create_endpoint.params, stream => create_endpoint.stream);
   elsif create_endpoint.queue is not null then
@@ -83,9 +86,9 @@ begin
   returning e.id into made;
   insert into pgmb.endpoint_activity (endpoint) values (made) on conflict do nothing;
   if own is not null then
-    perform pgmb.feed_endpoint(made, own, create_endpoint.stream, create_endpoint.ordered,
-      cardinality(create_endpoint.retry_after) + 1, create_endpoint.patterns, create_endpoint.equals,
-      create_endpoint.filter, create_endpoint.condition, create_endpoint.params);
+    perform pgmb.feed_endpoint(made, own, create_endpoint.stream, create_endpoint.ordered, create_endpoint.retry_after,
+      create_endpoint.patterns, create_endpoint.equals, create_endpoint.filter, create_endpoint.condition,
+      create_endpoint.params);
   end if;
   if former.subscription <> asked then
     perform pgmb.forget_subscription(former.subscription);
@@ -97,6 +100,86 @@ exception
       hint = 'docs/reference/sql.md says what each setting may be.';
 end $$;
 
+-- Changes some settings of an endpoint: see create_endpoint. Null leaves one as it is; rps => 0 and gzip_above => -1 take
+-- those away. Errors: MB060 no such endpoint, MB005 not a URL, header or number, MB006 batches for one that shares a
+-- queue.
+create or replace function pgmb.alter_endpoint(
+  name text, url text default null, batch integer default null, body text default null, rps integer default null,
+  max_in_flight integer default null, timeout interval default null, headers jsonb default null,
+  gzip_above integer default null, retry_after interval[] default null, log text default null,
+  keep_response boolean default null, description text default null, metadata jsonb default null
+)
+returns void
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+  altered pgmb.endpoint;
+begin
+  perform pgmb.assert_admin();
+  if alter_endpoint.url is not null then
+    perform pgmb.assert_url(alter_endpoint.url);
+  end if;
+  perform pgmb.assert_headers(alter_endpoint.headers);
+  update pgmb.endpoint e
+  set url = coalesce(alter_endpoint.url, e.url), batch = coalesce(alter_endpoint.batch, e.batch),
+    body = coalesce(alter_endpoint.body, e.body), rps = nullif(coalesce(alter_endpoint.rps, e.rps), 0),
+    max_in_flight = coalesce(alter_endpoint.max_in_flight, e.max_in_flight),
+    timeout = coalesce(alter_endpoint.timeout, e.timeout), headers = coalesce(alter_endpoint.headers, e.headers),
+    gzip_above = nullif(coalesce(alter_endpoint.gzip_above, e.gzip_above), -1),
+    retry_after = coalesce(alter_endpoint.retry_after, e.retry_after), log = coalesce(alter_endpoint.log, e.log),
+    keep_response = coalesce(alter_endpoint.keep_response, e.keep_response),
+    description = coalesce(alter_endpoint.description, e.description),
+    metadata = coalesce(alter_endpoint.metadata, e.metadata), changed_at = clock_timestamp()
+  where e.id = pgmb.endpoint_id(alter_endpoint.name)
+  returning e.* into altered;
+  if altered.batch > 1 and altered.subscription is not null then
+    raise exception 'endpoint % has no queue of its own', quote_literal(alter_endpoint.name)
+      using errcode = 'MB006', hint = 'One that takes batches must have it from the beginning: drop it and create it anew.';
+  end if;
+  if alter_endpoint.retry_after is not null then
+    perform pgmb.set_max_attempts('endpoint/' || altered.name, altered.id, altered.retry_after);
+  end if;
+exception
+  when check_violation then
+    raise exception 'not a setting of an endpoint: %', sqlerrm using errcode = 'MB005',
+      hint = 'docs/reference/sql.md says what each setting may be.';
+end $$;
+
+-- Replaces what an endpoint asks of events, patterns and filter, from its queue's position on. See create_queue. Errors:
+-- MB060 no such endpoint, MB002 a worker that has no queue of its own, MB007 not a pattern, MB009 not a filter, MB010 not a
+-- condition, 42501.
+create or replace function pgmb.bind_endpoint(
+  name text, patterns text[], equals jsonb default null, filter text default null, condition text default null,
+  params jsonb default null
+)
+returns void
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+  bound pgmb.endpoint;
+  asked uuid;
+begin
+  perform pgmb.assert_admin();
+  select * into bound from pgmb.endpoint e where e.id = pgmb.endpoint_id(bind_endpoint.name) for no key update;
+  if bound.subscription is null then
+    perform pgmb.bind('endpoint/' || bound.name, bind_endpoint.patterns, bind_endpoint.equals, bind_endpoint.filter,
+      bind_endpoint.condition, bind_endpoint.params);
+    return;
+  end if;
+  select pgmb.subscribe(s.group_id, bind_endpoint.patterns, bind_endpoint.equals, bind_endpoint.filter,
+    bind_endpoint.condition, bind_endpoint.params, stream => t.name)
+  into asked
+  from pgmb.subscription s join pgmb.stream t on t.id = s.stream where s.id = bound.subscription;
+  update pgmb.endpoint e set subscription = asked, changed_at = clock_timestamp() where e.id = bound.id;
+  if asked <> bound.subscription then
+    perform pgmb.forget_subscription(bound.subscription);
+  end if;
+end $$;
+
 -- The queue that endpoints of a stream share unless they name another. Internal.
 create or replace function pgmb.shared_queue(stream text)
 returns text
@@ -105,9 +188,70 @@ as $$
   select case stream when 'main' then 'webhooks' else 'webhooks/' || stream end
 $$;
 
+-- Makes a queue for endpoints to share where there is none, and keeps it from being dropped until this transaction ends.
+-- Errors: MB006 it cannot be shared. Internal.
+create or replace function pgmb.share_queue(name text, stream text)
+returns void
+language plpgsql
+as $$
+declare
+  shared pgmb.queue;
+begin
+  loop
+    select * into shared from pgmb.queue q where q.name = share_queue.name for key share;
+    exit when found;
+    perform pgmb.create_queue(share_queue.name, stream => share_queue.stream, max_attempts => 100, lease_for => '10 seconds');
+  end loop;
+  if shared.endpoint is not null or shared.ordered or shared.lane_of is not null or shared.stream_name <> share_queue.stream then
+    raise exception 'queue % cannot be shared by endpoints of stream %', quote_literal(share_queue.name),
+      quote_literal(share_queue.stream) using errcode = 'MB006',
+      hint = 'It is ordered, feeds one endpoint, or reads another stream: name another queue.';
+  end if;
+end $$;
+
+-- Drops the queue that endpoints of a stream share by default once none is left: nobody would move it on, and the log
+-- would be kept for it. Internal.
+create or replace function pgmb.unshare_queue(name text, stream text)
+returns void
+language plpgsql
+as $$
+begin
+  if name <> pgmb.shared_queue(stream) then
+    return;
+  end if;
+  -- Waits for those who are about to share it.
+  perform from pgmb.queue q where q.name = unshare_queue.name for update;
+  if found and not pgmb.feeds_endpoints(name) then
+    perform pgmb.drop_queue(name);
+  end if;
+end $$;
+
+-- Whether endpoints share a queue, or one has it for its own. Internal.
+create or replace function pgmb.feeds_endpoints(queue text)
+returns boolean
+language sql stable
+as $$
+  select exists (
+    select from pgmb.endpoint e join pgmb.subscription s on s.id = e.subscription where s.group_id = feeds_endpoints.queue)
+    or exists (
+      select from pgmb.queue q join pgmb.endpoint e on e.id = q.endpoint
+      where q.name = feeds_endpoints.queue and q.name = 'endpoint/' || e.name)
+$$;
+
+-- Has the queue of an endpoint's own try events as often as its schedule says. Internal.
+create or replace function pgmb.set_max_attempts(queue text, endpoint uuid, retry_after interval[])
+returns void
+language sql
+as $$
+  update pgmb.queue q set max_attempts = cardinality(retry_after) + 1
+  from pgmb.queue head
+  where head.name = set_max_attempts.queue and head.endpoint = set_max_attempts.endpoint and head.id in (q.id, q.lane_of)
+    and retry_after is not null
+$$;
+
 -- Gives an endpoint a queue of its own, or has the one it has ask for this. Internal.
 create or replace function pgmb.feed_endpoint(
-  endpoint uuid, queue text, stream text, ordered boolean, max_attempts integer, patterns text[], equals jsonb, filter text,
+  endpoint uuid, queue text, stream text, ordered boolean, retry_after interval[], patterns text[], equals jsonb, filter text,
   condition text, params jsonb
 )
 returns void
@@ -117,33 +261,35 @@ as $$
 begin
   if not exists (select from pgmb.queue q where q.name = feed_endpoint.queue) then
     perform pgmb.create_queue(feed_endpoint.queue, feed_endpoint.patterns, feed_endpoint.stream,
-      lease_for => '10 seconds', max_attempts => feed_endpoint.max_attempts, ordered => feed_endpoint.ordered,
-      equals => feed_endpoint.equals, filter => feed_endpoint.filter, condition => feed_endpoint.condition,
-      params => feed_endpoint.params);
+      lease_for => '10 seconds', ordered => feed_endpoint.ordered, equals => feed_endpoint.equals,
+      filter => feed_endpoint.filter, condition => feed_endpoint.condition, params => feed_endpoint.params);
+    update pgmb.queue q set endpoint = feed_endpoint.endpoint where q.name = feed_endpoint.queue;
   else
     if exists (select from pgmb.queue q where q.name = feed_endpoint.queue
-      and (q.ordered <> feed_endpoint.ordered or q.stream_name <> feed_endpoint.stream))
+      and ((q.ordered, q.stream_name) <> (feed_endpoint.ordered, feed_endpoint.stream)
+        or q.endpoint is distinct from feed_endpoint.endpoint))
     then
-      raise exception 'queue % exists with another order or stream', quote_literal(feed_endpoint.queue)
+      raise exception 'queue % exists with another order or stream, or for something else', quote_literal(feed_endpoint.queue)
         using errcode = 'MB006', hint = 'Drop the endpoint and create it anew, or take another name.';
     end if;
     perform pgmb.bind(feed_endpoint.queue, feed_endpoint.patterns, feed_endpoint.equals, feed_endpoint.filter,
       feed_endpoint.condition, feed_endpoint.params);
-    update pgmb.queue q set max_attempts = feed_endpoint.max_attempts
-    where feed_endpoint.queue in (q.name, (select head.name from pgmb.queue head where head.id = q.lane_of));
   end if;
-  update pgmb.queue q set endpoint = feed_endpoint.endpoint where q.name = feed_endpoint.queue;
+  perform pgmb.set_max_attempts(feed_endpoint.queue, feed_endpoint.endpoint, feed_endpoint.retry_after);
 end $$;
 
 -- Ends a subscription that no endpoint has any more. Internal.
 create or replace function pgmb.forget_subscription(subscription uuid)
 returns void
-language sql
+language plpgsql
 as $$
+begin
+  -- Waits for those who are about to ask the same.
+  perform from pgmb.subscription s where s.id = forget_subscription.subscription for update;
   delete from pgmb.subscription s
   where s.id = forget_subscription.subscription
-    and not exists (select from pgmb.endpoint e where e.subscription = s.id)
-$$;
+    and not exists (select from pgmb.endpoint e where e.subscription = s.id);
+end $$;
 
 -- Refuses headers that are not names with texts, or that a request sets itself. Errors: MB005. Internal.
 create or replace function pgmb.assert_headers(headers jsonb)
@@ -200,15 +346,17 @@ begin
   if gone.id is null then
     return false;
   end if;
+  delete from pgmb.dead d where d.endpoint = gone.id;
   perform pgmb.drop_queue(q.name) from pgmb.queue q
   where q.endpoint = gone.id and q.name = 'endpoint/' || gone.name;
-  delete from pgmb.dead d where d.endpoint = gone.id;
+  perform pgmb.unshare_queue(s.group_id, t.name)
+  from pgmb.subscription s join pgmb.stream t on t.id = s.stream where s.id = gone.subscription;
   perform pgmb.forget_subscription(gone.subscription);
   return true;
 end $$;
 
 -- Has an endpoint wait, active again, or off for good, and says why.
---   active    it gets what waited for it; failures of before are forgotten
+--   active    it gets what waited for it; failures of before are forgotten, also those of its filter or condition
 --   paused    events wait for it
 --   disabled  events do not wait for it, unless it has a queue of its own
 -- Returns whether that changed anything. Errors: MB060 no such endpoint, MB005 not a state.
@@ -220,6 +368,7 @@ as $$
 #variable_conflict use_column
 declare
   endpoint uuid;
+  changed boolean;
 begin
   perform pgmb.assert_admin();
   endpoint := pgmb.endpoint_id(set_endpoint_state.name);
@@ -227,17 +376,21 @@ begin
     raise exception 'not a state of an endpoint: %', coalesce(quote_literal(set_endpoint_state.state), 'null')
       using errcode = 'MB005', hint = 'active, paused or disabled.';
   end if;
+  if set_endpoint_state.state = 'active' then
+    -- Before the endpoint's own row, as a heartbeat has it.
+    update pgmb.endpoint_activity a set failing_since = null where a.endpoint = endpoint;
+    update pgmb.subscription s set paused_at = null, paused_reason = null
+    from pgmb.endpoint e where e.id = endpoint and s.id = e.subscription and s.paused_at is not null;
+    changed := found;
+    update pgmb.queue q set paused_at = null, paused_reason = null
+    where q.endpoint = endpoint and q.name = 'endpoint/' || set_endpoint_state.name and q.paused_at is not null;
+    changed := changed or found;
+  end if;
   update pgmb.endpoint e
   set state = set_endpoint_state.state, reason = set_endpoint_state.reason, probe_at = null, trips = 0,
     changed_at = clock_timestamp()
   where e.id = endpoint and (e.state, e.reason) is distinct from (set_endpoint_state.state, set_endpoint_state.reason);
-  if not found then
-    return false;
-  end if;
-  if set_endpoint_state.state = 'active' then
-    update pgmb.endpoint_activity a set failing_since = null where a.endpoint = endpoint;
-  end if;
-  return true;
+  return found or coalesce(changed, false);
 end $$;
 
 -- Adds a secret to sign with, sealed by whoever has the key; those before it sign beside it for `overlap`. Returns its
@@ -282,16 +435,32 @@ begin
   return gone;
 end $$;
 
--- Every endpoint: what it wants, how it is, and what it did. `waiting` counts up to 10,000. For admins.
+-- Every endpoint: what it wants, how it is, and what it did. One whose filter or condition raised is paused, and why is
+-- said. Of its headers the names; `waiting` counts up to 10,000. For admins.
 create or replace view pgmb.endpoints as
-select e.id, e.name, e.url, e.state, e.reason, coalesce(own.name, s.group_id) queue,
-  coalesce(own.stream_name, t.name) stream, coalesce(b.patterns, h.patterns) patterns,
-  coalesce(b.filter, h.filter::text) as filter, coalesce(own.ordered, false) ordered, e.batch, e.body, e.rps,
-  e.max_in_flight, e.timeout, e.retry_after, e.gzip_above, e.log, e.keep_response, e.description, e.metadata,
+select e.id, e.name, e.url,
+  case when e.state = 'active' and coalesce(own.paused_at, s.paused_at) is not null then 'paused' else e.state end state,
+  coalesce(e.reason, own.paused_reason, s.paused_reason) reason,
+  coalesce(own.name, s.group_id) queue, coalesce(own.stream_name, t.name) stream, coalesce(b.patterns, h.patterns) patterns,
+  (select jsonb_object_agg(f.field, f.value)
+    from (
+      select array_to_string(path, '.') field, value from pgmb.equal_fields(b.equals)
+      union all
+      select array_to_string(path::text[], '.'), s.equals -> (place - 1)::integer
+      from unnest(h.fields) with ordinality p (path, place)) f) equals,
+  coalesce(b.filter, h.filter::text) as filter, coalesce(b.condition, h.condition) condition,
+  coalesce(b.params, s.params, '{}') params, coalesce(own.ordered, false) ordered, e.batch, e.body, e.rps,
+  e.max_in_flight, e.timeout, array(select n from jsonb_object_keys(e.headers) n order by n) headers, e.retry_after,
+  e.gzip_above, e.log, e.keep_response, e.description, e.metadata,
   (select count(*) from pgmb.endpoint_secret k
     where k.endpoint = e.id and (k.expires_at is null or k.expires_at > clock_timestamp())) secrets,
   a.delivered, a.failed, a.delivered_at, a.failed_at, a.failing_since, a.error,
-  (select count(*) from (select from pgmb.delivery d where d.endpoint = e.id limit 10000) counted) waiting,
+  (select count(*) from (
+    select from pgmb.delivery d where d.endpoint = e.id
+    union all
+    select from pgmb.retry r join pgmb.queue q on q.id = r.queue
+    where own.id in (q.id, q.lane_of) and own.endpoint = e.id
+    limit 10000) counted) waiting,
   e.probe_at, e.created_at, e.changed_at
 from pgmb.endpoint e
 left join pgmb.endpoint_activity a on a.endpoint = e.id

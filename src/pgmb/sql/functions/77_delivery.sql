@@ -2,7 +2,8 @@
 -- no transaction open, and settles.
 
 -- As receive, from a queue that feeds endpoints: the next events, each with the endpoints that it is for. Of a queue that
--- many share those are matched here, once for all of them; an event that is for none is settled. For admins.
+-- many share those are matched here, once for all of them; an event that is for none is settled. One that waited to be
+-- tried again more than once, because it was sent again, comes once. For admins.
 create or replace function pgmb.receive_deliveries(queue text, max integer default 500, lease_for interval default null)
 returns table (lease uuid, seq bigint, id uuid, topic text, key text, payload text, headers text,
   published_at timestamptz, attempt integer, endpoints uuid[])
@@ -24,16 +25,24 @@ begin
   select s.salt into salt from pgmb.stream s where s.id = q.stream;
   if q.endpoint is not null then
     return query
-    select r.lease, r.seq, r.id, r.topic, r.key, r.payload::text, r.headers::text, r.published_at, r.attempt,
-      array[q.endpoint]
-    from pgmb.receive(receive_deliveries.queue, receive_deliveries.max, receive_deliveries.lease_for) r;
+    select once.lease, once.seq, once.id, once.topic, once.key, once.payload::text, once.headers::text, once.published_at,
+      once.attempt, array[q.endpoint]
+    from (
+      select distinct on (r.seq) r.*
+      from pgmb.receive(receive_deliveries.queue, receive_deliveries.max, receive_deliveries.lease_for) with ordinality
+        r (lease, seq, id, topic, key, payload, headers, published_at, attempt, place)
+      order by r.seq, r.place) once
+    order by once.place;
     return;
   end if;
   for turn in 1 .. 5 loop
     select min(r.lease::text)::uuid, array_agg((r.seq, r.id, r.topic, r.key, r.payload, r.headers, r.published_at)::pgmb.event),
       array_agg(r.attempt)
     into given, events, attempts
-    from pgmb.receive(receive_deliveries.queue, receive_deliveries.max, receive_deliveries.lease_for, raw => true) r;
+    from (
+      select distinct on (one.seq) one.*
+      from pgmb.receive(receive_deliveries.queue, receive_deliveries.max, receive_deliveries.lease_for, raw => true) one
+      order by one.seq) r;
     if given is null then
       return;
     end if;
@@ -66,7 +75,8 @@ end $$;
 -- Settles what became of a lease's events: those of `seqs`, or with null all that are left, are done with, but for what
 -- is listed here by event and endpoint. Such a one waits for its endpoint `after` that time, or is a dead letter where it
 -- is the last. tried => false: it was not posted, and that attempt does not count. after => null: as the queue says.
--- Returns how many events. Errors: MB011 the lease is lost.
+-- Returns how many events that settled; said again, it changes nothing. Errors: MB011 the lease is lost, MB005 an event
+-- failed that is not among `seqs`. For admins.
 create or replace function pgmb.settle_deliveries(
   lease uuid, seqs bigint[] default null, failed bigint[] default '{}', endpoints uuid[] default '{}',
   after interval[] default '{}', errors text[] default '{}', tried boolean[] default '{}', last boolean[] default '{}'
@@ -78,81 +88,159 @@ as $$
 #variable_conflict use_column
 declare
   q pgmb.queue;
-  held pgmb.claim;
-  failing pgmb.event[];
-  attempts integer[];
+  owner pgmb.endpoint;
+  settled record;
   salt bigint;
-  one record;
 begin
   perform pgmb.assert_admin();
   select * into q from pgmb.queue q where q.id = pgmb.lease_queue(settle_deliveries.lease);
-  if coalesce(q.endpoint, (select head.endpoint from pgmb.queue head where head.id = q.lane_of)) is not null then
-    -- What failed in one request fails together, and in one call.
-    for one in
-      select array_agg(f.seq) seqs, f.after, f.error, f.tried, f.last
-      from unnest(settle_deliveries.failed, settle_deliveries.after, settle_deliveries.errors, settle_deliveries.tried,
-        settle_deliveries.last) f (seq, after, error, tried, last)
-      group by f.after, f.error, f.tried, f.last
-      order by min(f.seq)
-    loop
-      perform case when one.last then pgmb.bury(settle_deliveries.lease, one.seqs, one.error)
-        when one.tried then pgmb.retry(settle_deliveries.lease, one.seqs, one.after, one.error,
-          together => cardinality(one.seqs) > 1)
-        else pgmb.release(settle_deliveries.lease, one.seqs) end;
-    end loop;
-    settle_deliveries.seqs := case when settle_deliveries.seqs is not null
-      then array(select unnest(settle_deliveries.seqs) except select unnest(settle_deliveries.failed)) end;
-    -- What failed may have been all that was left.
-    if settle_deliveries.seqs = '{}' or (settle_deliveries.failed <> '{}' and settle_deliveries.seqs is null
-      and pgmb.is_retry_lease(settle_deliveries.lease)
-      and not exists (select from pgmb.retry r where r.lease = settle_deliveries.lease))
-    then
-      return 0;
-    end if;
+  select e.* into owner from pgmb.queue head join pgmb.endpoint e on e.id = head.endpoint
+  where head.id = coalesce(q.lane_of, q.id);
+  if coalesce(settle_deliveries.failed, '{}') = '{}' then
     return pgmb.ack(settle_deliveries.lease, settle_deliveries.seqs);
   end if;
-
-  if settle_deliveries.failed <> '{}' then
-    if pgmb.is_retry_lease(settle_deliveries.lease) then
-      select array_agg((r.seq, r.event_id, r.topic, r.key, r.payload, r.headers, r.published_at)::pgmb.event),
-        array_agg(r.attempt)
-      into failing, attempts
-      from pgmb.retry r where r.lease = settle_deliveries.lease and r.seq = any (settle_deliveries.failed);
-    else
-      held := pgmb.hold_claim(settle_deliveries.lease);
-      if held.id is not null then
-        select array_agg(e), array_agg(1) into failing, attempts
-        from pgmb.claim_events(held) e where e.seq = any (settle_deliveries.failed);
-      end if;
-    end if;
-    select s.salt into salt from pgmb.stream s where s.id = q.stream;
-    with outcome as (
-      select f.endpoint, f.error, f.last, clock_timestamp() + coalesce(f.after, pgmb.backoff(q, e.attempt)) due_at,
-        e.attempt + case when f.tried and not f.last then 1 else 0 end attempt,
-        e.seq, coalesce(e.id, pgmb.derive_id(e.seq, e.published_at, salt)) event_id, e.topic, e.key, e.payload, e.headers,
-        e.published_at
-      from unnest(settle_deliveries.failed, settle_deliveries.endpoints, settle_deliveries.after, settle_deliveries.errors,
-        settle_deliveries.tried, settle_deliveries.last) f (seq, endpoint, after, error, tried, last)
-      join unnest(failing, attempts) e (seq, id, topic, key, payload, headers, published_at, attempt) on e.seq = f.seq
-      -- One that was dropped meanwhile gets nothing more.
-      join pgmb.endpoint still on still.id = f.endpoint
-    ), parked as (
-      insert into pgmb.delivery (queue, endpoint, due_at, attempt, error, seq, event_id, topic, key, payload, headers,
-        published_at)
-      select q.id, o.endpoint, o.due_at, o.attempt, o.error, o.seq, o.event_id, o.topic, o.key, o.payload, o.headers,
-        o.published_at
-      from outcome o where not o.last
-    )
-    insert into pgmb.dead (queue, endpoint, attempt, error, seq, event_id, topic, key, payload, headers, published_at)
-    select q.id, o.endpoint, o.attempt, o.error, o.seq, o.event_id, o.topic, o.key, o.payload, o.headers, o.published_at
-    from outcome o where o.last;
+  if owner.id is not null then
+    return pgmb.settle_own(settle_deliveries.lease, settle_deliveries.seqs, settle_deliveries.failed, settle_deliveries.after,
+      settle_deliveries.errors, settle_deliveries.tried, settle_deliveries.last, owner.batch > 1);
   end if;
-  return pgmb.ack(settle_deliveries.lease, settle_deliveries.seqs);
+  if settle_deliveries.seqs is not null
+    and exists (select unnest(settle_deliveries.failed) except select unnest(settle_deliveries.seqs))
+  then
+    raise exception 'an event failed that is not among those settled' using errcode = 'MB005';
+  end if;
+  settled := pgmb.settle_shared(settle_deliveries.lease, settle_deliveries.seqs, settle_deliveries.failed);
+  if settled.failing is null then
+    return settled.events;
+  end if;
+  select s.salt into salt from pgmb.stream s where s.id = q.stream;
+  -- One that was dropped meanwhile gets nothing more; one that is being dropped is waited for.
+  perform from pgmb.endpoint e where e.id = any (settle_deliveries.endpoints) order by e.id for key share;
+  with outcome as (
+    select f.endpoint, f.error, f.due_at, f.spent, e.attempt + case when f.tried and not f.spent then 1 else 0 end attempt,
+      e.seq, coalesce(e.id, pgmb.derive_id(e.seq, e.published_at, salt)) event_id, e.topic, e.key, e.payload, e.headers,
+      e.published_at
+    from unnest(settled.failing, settled.attempts) e (seq, id, topic, key, payload, headers, published_at, attempt)
+    join unnest(settle_deliveries.failed, settle_deliveries.endpoints, settle_deliveries.after, settle_deliveries.errors,
+      settle_deliveries.tried, settle_deliveries.last) said (seq, endpoint, after, error, tried, last) on said.seq = e.seq
+    cross join lateral pgmb.outcome(q, e.attempt, said.endpoint, said.after, said.error, said.tried, said.last) f
+    join pgmb.endpoint still on still.id = f.endpoint
+  ), parked as (
+    insert into pgmb.delivery (queue, endpoint, due_at, attempt, error, seq, event_id, topic, key, payload, headers,
+      published_at)
+    select q.id, o.endpoint, o.due_at, o.attempt, o.error, o.seq, o.event_id, o.topic, o.key, o.payload, o.headers,
+      o.published_at
+    from outcome o where not o.spent order by o.seq
+  )
+  insert into pgmb.dead (queue, endpoint, attempt, error, seq, event_id, topic, key, payload, headers, published_at)
+  select q.id, o.endpoint, o.attempt, o.error, o.seq, o.event_id, o.topic, o.key, o.payload, o.headers, o.published_at
+  from outcome o where o.spent order by o.seq;
+  return settled.events;
+end $$;
+
+-- What follows from one failure: when it is due, or that it is spent. Without a time the queue's backoff and its
+-- max_attempts count. Internal.
+create or replace function pgmb.outcome(
+  queue pgmb.queue, attempt integer, inout endpoint uuid, after interval, inout error text, inout tried boolean,
+  last boolean, out due_at timestamptz, out spent boolean
+)
+language sql volatile
+as $$
+  select endpoint, error, coalesce(tried, true),
+    clock_timestamp() + coalesce(after, case when tried is false then interval '0' else pgmb.backoff(queue, attempt) end),
+    coalesce(last, false) or (after is null and tried is not false and attempt >= (queue).max_attempts)
+$$;
+
+-- Settles events of a lease of a shared queue, and gives those of `failed` that this settled, with their attempts: what
+-- another call settled has its rows from there. Internal.
+create or replace function pgmb.settle_shared(
+  lease uuid, seqs bigint[], failed bigint[], out events bigint, out failing pgmb.event[], out attempts integer[]
+)
+language plpgsql
+as $$
+#variable_conflict use_column
+declare
+  held pgmb.claim;
+  settled bigint[];
+begin
+  if pgmb.is_retry_lease(lease) then
+    with gone as (
+      delete from pgmb.retry r
+      where r.lease = settle_shared.lease and (settle_shared.seqs is null or r.seq = any (settle_shared.seqs))
+      returning r.*
+    ), once as (
+      select distinct on (g.seq) g.* from gone g where g.seq = any (settle_shared.failed) order by g.seq, g.attempt desc
+    )
+    select (select count(distinct g.seq) from gone g),
+      array_agg((o.seq, o.event_id, o.topic, o.key, o.payload, o.headers, o.published_at)::pgmb.event), array_agg(o.attempt)
+    into events, failing, attempts
+    from once o;
+    if events = 0 and not exists (select from pgmb.retry r where r.lease = settle_shared.lease) then
+      perform pgmb.raise_lost(settle_shared.lease);
+    end if;
+    return;
+  end if;
+  held := pgmb.hold_claim(lease);
+  events := 0;
+  if held.id is null then
+    return;
+  end if;
+  failing := array(select e from pgmb.claim_events(held) e where e.seq = any (settle_shared.failed));
+  if settle_shared.seqs is null then
+    update pgmb.claim c set state = 's' where c.queue = held.queue and c.id = held.id and c.state in ('l', 'o');
+    if not found then
+      failing := null;
+      return;
+    end if;
+    events := held.events - count(*) from pgmb.settlement s where s.queue = held.queue and s.claim = held.id;
+  else
+    settled := pgmb.settle_claim(held, settle_shared.seqs);
+    events := cardinality(settled);
+    failing := array(select f from unnest(failing) f where f.seq = any (settled));
+  end if;
+  attempts := array_fill(1, array[cardinality(failing)]);
+end $$;
+
+-- As settle_deliveries, of a queue that one endpoint has for itself: what failed is tried again, or buried, in that queue.
+-- together: what failed in one request comes in one again. Internal.
+create or replace function pgmb.settle_own(
+  lease uuid, seqs bigint[], failed bigint[], after interval[], errors text[], tried boolean[], last boolean[],
+  together boolean
+)
+returns bigint
+language plpgsql
+as $$
+#variable_conflict use_column
+declare
+  one record;
+  settled bigint := 0;
+begin
+  for one in
+    select array_agg(f.seq) seqs, f.after, f.error,
+      case when f.last then 'bury' when f.tried is false then 'release' else 'retry' end manner
+    from unnest(settle_own.failed, settle_own.after, settle_own.errors, settle_own.tried, settle_own.last)
+      f (seq, after, error, tried, last)
+    group by f.after, f.error, 4
+    order by min(f.seq)
+  loop
+    settled := settled + pgmb.settle_as_failed(settle_own.lease, one.seqs,
+      case when one.manner = 'release' then coalesce(one.after, '0') else one.after end, one.error, one.manner,
+      case when settle_own.together and one.manner = 'retry' and cardinality(one.seqs) > 1
+        then nextval('pgmb.retry_id_seq') end);
+  end loop;
+  settle_own.seqs := case when settle_own.seqs is not null
+    then array(select unnest(settle_own.seqs) except select unnest(settle_own.failed)) end;
+  -- What failed may have been all that was left.
+  if settle_own.seqs = '{}' or (settle_own.seqs is null and pgmb.is_retry_lease(settle_own.lease)
+    and not exists (select from pgmb.retry r where r.lease = settle_own.lease))
+  then
+    return settled;
+  end if;
+  return settled + pgmb.ack(settle_own.lease, settle_own.seqs);
 end $$;
 
 -- Leases what waits for endpoints and is due, those first that waited longest: of each endpoint at most `room`, or what is
 -- given for it in `rooms`, and of none that is not active unless it is named there. A row whose lease expired counts as a
--- failed attempt. For admins.
+-- failed attempt. Rows that another leases at this moment are passed over. Nothing due: nothing written. For admins.
 create or replace function pgmb.claim_deliveries(
   max integer default 500, lease_for interval default '10 seconds', room integer default 10,
   endpoints uuid[] default '{}', rooms integer[] default '{}'
@@ -196,15 +284,18 @@ begin
       where d.endpoint = o.endpoint and d.due_at <= now
       order by d.due_at limit o.room for update skip locked) first
     limit claim_deliveries.max
+  ), leased as (
+    update pgmb.delivery d
+    set attempt = d.attempt + case when d.lease is null then 0 else 1 end,
+      error = case when d.lease is null then d.error else 'lease expired' end,
+      lease = given, due_at = now + claim_deliveries.lease_for
+    from due
+    where d.id = due.id
+    returning d.*
   )
-  update pgmb.delivery d
-  set attempt = d.attempt + case when d.lease is null then 0 else 1 end,
-    error = case when d.lease is null then d.error else 'lease expired' end,
-    lease = given, due_at = now + claim_deliveries.lease_for
-  from due
-  where d.id = due.id
-  returning d.lease, d.id, d.endpoint, d.seq, d.event_id, d.topic, d.key, d.payload::text, d.headers::text, d.published_at,
-    d.attempt;
+  select l.lease, l.id, l.endpoint, l.seq, l.event_id, l.topic, l.key, l.payload::text, l.headers::text, l.published_at,
+    l.attempt
+  from leased l order by l.seq, l.id;
 end $$;
 
 -- Settles what became of leased deliveries: those of `done` were delivered; the others wait again, or are dead letters, as
@@ -220,36 +311,40 @@ as $$
 #variable_conflict use_column
 declare
   settled bigint;
-  part bigint;
+  failures bigint;
 begin
   perform pgmb.assert_admin();
   delete from pgmb.delivery d where d.id = any (settle_claimed.done) and d.lease = settle_claimed.lease;
   get diagnostics settled = row_count;
-  if settle_claimed.failed = '{}' then
+  if coalesce(settle_claimed.failed, '{}') = '{}' then
     return settled;
   end if;
-  with outcome as (
-    select * from unnest(settle_claimed.failed, settle_claimed.after, settle_claimed.errors, settle_claimed.tried,
-      settle_claimed.last) f (id, after, error, tried, last)
+  with outcome as materialized (
+    select d.id, f.*
+    from unnest(settle_claimed.failed, settle_claimed.after, settle_claimed.errors, settle_claimed.tried,
+      settle_claimed.last) said (id, after, error, tried, last)
+    join pgmb.delivery d on d.id = said.id and d.lease = settle_claimed.lease
+    join pgmb.queue q on q.id = d.queue
+    cross join lateral pgmb.outcome(q, d.attempt, d.endpoint, said.after, said.error, said.tried, said.last) f
   ), spent as (
     delete from pgmb.delivery d using outcome o
-    where d.id = o.id and d.lease = settle_claimed.lease and o.last
+    where d.id = o.id and d.lease = settle_claimed.lease and o.spent
     returning d.*, o.error newest
+  ), buried as (
+    insert into pgmb.dead (queue, endpoint, attempt, error, seq, event_id, topic, key, payload, headers, published_at)
+    select s.queue, s.endpoint, s.attempt, coalesce(s.newest, s.error), s.seq, s.event_id, s.topic, s.key, s.payload,
+      s.headers, s.published_at
+    from spent s
+  ), waiting as (
+    update pgmb.delivery d
+    set lease = null, due_at = o.due_at, error = coalesce(o.error, d.error),
+      attempt = d.attempt + case when o.tried then 1 else 0 end
+    from outcome o
+    where d.id = o.id and d.lease = settle_claimed.lease and not o.spent
+    returning d.id
   )
-  insert into pgmb.dead (queue, endpoint, attempt, error, seq, event_id, topic, key, payload, headers, published_at)
-  select s.queue, s.endpoint, s.attempt, coalesce(s.newest, s.error), s.seq, s.event_id, s.topic, s.key, s.payload, s.headers,
-    s.published_at
-  from spent s;
-  get diagnostics part = row_count;
-  settled := settled + part;
-  update pgmb.delivery d
-  set lease = null, due_at = clock_timestamp() + coalesce(o.after, interval '0'), error = coalesce(o.error, d.error),
-    attempt = d.attempt + case when o.tried then 1 else 0 end
-  from unnest(settle_claimed.failed, settle_claimed.after, settle_claimed.errors, settle_claimed.tried,
-    settle_claimed.last) o (id, after, error, tried, last)
-  where d.id = o.id and d.lease = settle_claimed.lease and not o.last;
-  get diagnostics part = row_count;
-  return settled + part;
+  select (select count(*) from spent) + (select count(*) from waiting) into failures;
+  return settled + failures;
 end $$;
 
 -- Prolongs the leases of deliveries to `lease_for` from now. Returns how many rows. For admins.
