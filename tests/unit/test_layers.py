@@ -141,6 +141,11 @@ def test_only_the_spark_part_imports_spark(module: str) -> None:
     assert "pgmb.spark" not in loaded
 
 
+@pytest.mark.parametrize("module", ["pgmb", "pgmb.cli", "pgmb.roles", "pgmb.testing", "pgmb.delivery"])
+def test_only_delivery_itself_imports_what_its_extra_brings(module: str) -> None:
+    assert not packages(loaded_by(f"import {module}")) & {"aiohttp", "cryptography", "yarl"}
+
+
 def test_the_synchronous_client_is_what_the_asynchronous_one_gives() -> None:
     script = Path(__file__).resolve().parents[2] / "scripts" / "unasync.py"
     done = subprocess.run(
