@@ -14,9 +14,21 @@ from harness.postgres import Server, available, create_database, drop_database
 from harness.sessions import Sessions
 
 # Of several processes (`-n 2 --dist loadgroup`) one gets all of these: Spark is slow to start and large.
-SPARK = Path(__file__).parent / "spark"
+TESTS = Path(__file__).parent
+SPARK = TESTS / "spark"
 # Whatever has to do with a server rests on the first; the others ask for a database when they are called.
 _POSTGRES = {"pg_major", "connect", "run"}
+# What is tested here is Python's; what it asks of the database is tested on every major by tests/contract.
+_ONE_IS_ENOUGH = {
+    "app": 18,
+    "cli": 15,
+    "contract/client": 15,
+    "contract/outbox": 18,
+    "delivery": 15,
+    "readmes": 18,
+    "spark": 18,
+    "testing": 18,
+}
 
 
 class Connect(Protocol):
@@ -55,18 +67,25 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not config.getoption("--split"):
         return
 
-    ours = (None, config.getoption("--pg"))
-    if left_out := [item for item in items if _only_on(item) not in ours]:
+    major = config.getoption("--pg")
+    if left_out := [item for item in items if not _belongs(item, major)]:
         config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if _only_on(item) in ours]
+        items[:] = [item for item in items if _belongs(item, major)]
+
+
+def _belongs(item: pytest.Item, major: int) -> bool:
+    return item.get_closest_marker("minutes") is None and _only_on(item) in (None, major)
 
 
 def _only_on(item: pytest.Item) -> int | None:
-    """The one major that is enough for a test: because it is marked so, or asks for no PostgreSQL at all."""
+    """The one major that is enough for a test: it is marked so, lies where Python is tested, or asks for none."""
     once = item.get_closest_marker("once")
-    if once is None and not _POSTGRES.isdisjoint(getattr(item, "fixturenames", ())):
-        return None
-    return once.args[0] if once is not None and once.args else 18
+    if once is not None:
+        return once.args[0] if once.args else 18
+    for folder, major in _ONE_IS_ENOUGH.items():
+        if item.path.is_relative_to(TESTS / folder):
+            return major
+    return None if not _POSTGRES.isdisjoint(getattr(item, "fixturenames", ())) else 18
 
 
 def pytest_report_header(config: pytest.Config) -> str:

@@ -17,5 +17,5 @@ def test_a_queue_does_what_the_model_does(dsn: str) -> None:
 @pytest.mark.slow
 def test_an_ordered_queue_does_what_the_model_does(dsn: str) -> None:
     done = queue_machine.run(dsn, examples=25, steps=20, kind=ordered_machine.OrderedMachine)
-    assert done["deliveries"] > 60, done
+    assert done["deliveries"] > 20, done
     assert done["settled"] > 5, done

@@ -29,6 +29,7 @@ def cluster() -> Iterator[Cluster]:
         yield started
 
 
+@pytest.mark.minutes
 def test_what_spark_republishes_is_there_once_and_in_order(
     dsn: str, cluster: Cluster, tmp_path: Path
 ) -> None:

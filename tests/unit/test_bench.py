@@ -47,6 +47,7 @@ def test_every_row_runs_and_gives_figures(ground, row):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
+@pytest.mark.minutes
 def test_the_rows_of_spark_run_and_give_figures(tmp_path, pg_major):
     # Apart: a process has one Spark session, and other tests may have theirs.
     out = tmp_path / "out.json"
