@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import datetime
 import gzip
+import socket
 import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
 from uuid import UUID
 
 import pytest
+from aiohttp.abc import ResolveResult
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -20,6 +22,7 @@ from pgmb.delivery.addresses import Guard
 from pgmb.delivery.client import Attempted, Poster, as_text
 from pgmb.delivery.endpoint import Endpoint, Posted
 from pgmb.delivery.request import Request, build
+from pgmb.delivery.resolver import Resolver
 from tests.delivery.stranger import OK, Answer, listening, saying, status
 
 pytestmark = pytest.mark.once
@@ -119,6 +122,27 @@ async def test_large_bodies(poster: Poster) -> None:
         request = Request(f"http://127.0.0.1:{stranger.port}/", body, {"content-type": "text/plain"})
         assert (await poster.post(request, LONG, False)).kind == "delivered"
         assert stranger.requests[0].endswith(b"\r\n\r\n" + body)
+
+
+async def test_an_answer_before_the_body_was_sent(poster: Poster) -> None:
+    connections = 0
+    done = asyncio.Event()
+
+    async def hasty(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(status(413))
+        await done.wait()
+        writer.transport.abort()
+
+    async with await asyncio.start_server(hasty, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+        for _ in range(2):
+            attempted = await poster.post(Request(url, b"x" * 20_000_000, {}), LONG, False)
+            assert attempted.error_class == "http_413"
+        assert connections == 2
+        done.set()
 
 
 @pytest.mark.parametrize(
@@ -272,6 +296,22 @@ async def test_nobody_listens(poster: Poster) -> None:
 async def test_a_name_that_is_none(poster: Poster) -> None:
     attempted = await poster.post(Request("http://" + "a" * 64 + ".invalid/", b"{}", {}), LONG, False)
     assert attempted.error_class == "dns"
+
+
+class Lost(Resolver):
+    """Never finds anything."""
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        await asyncio.Event().wait()
+        return []
+
+
+async def test_a_name_that_takes_for_ever() -> None:
+    async with Poster(Guard(), resolver=Lost()) as poster:
+        attempted = await poster.post(Request("http://example.org/", b"{}", {}), 0.1, False)
+    assert attempted.error_class == "timeout"
 
 
 async def test_waiting_for_a_connection_counts_as_waiting() -> None:
