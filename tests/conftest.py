@@ -78,7 +78,7 @@ def _belongs(item: pytest.Item, major: int) -> bool:
 
 
 def _only_on(item: pytest.Item) -> int | None:
-    """The one major that is enough for a test: it is marked so, lies where Python is tested, or asks for none."""
+    """The one major that is enough for a test: it says so, lies where Python is tested, or asks for none."""
     once = item.get_closest_marker("once")
     if once is not None:
         return once.args[0] if once.args else 18
