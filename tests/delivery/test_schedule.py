@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pgmb.delivery.schedule import DEFAULT_SCHEDULE, delay_after, exponential
+from pgmb.delivery.schedule import DEFAULT_SCHEDULE, delay_after
 
 pytestmark = pytest.mark.once
 
@@ -37,9 +37,3 @@ def test_jitter_is_a_fifth_to_either_side(attempt: int, seed: int) -> None:
 def test_jitter_reaches_both_ends() -> None:
     assert delay_after((100.0,), 1, lambda: 0.0) == pytest.approx(80)
     assert delay_after((100.0,), 1, lambda: 0.999_999) == pytest.approx(120, rel=1e-3)
-
-
-def test_exponential_waits_grow_to_the_longest() -> None:
-    assert [exponential(1, 2, 10, attempt, middle) for attempt in range(1, 7)] == [1, 2, 4, 8, 10, 10]
-    assert exponential(1, 2, 10, 100_000, middle) == 10
-    assert exponential(1, 2.5, 10, 100_000, middle) == 10

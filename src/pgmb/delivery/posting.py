@@ -135,7 +135,7 @@ class Posting:
             self._end_probe(lane, False, error)
         elif counts:
             lane.breaker.record(False)
-            if lane.breaker.state != "closed" and lane.state == "active":
+            if lane.breaker.tripped and lane.state == "active":
                 lane.state = "tripped"
                 self.decisions.append(lambda store: store.trip(lane.identity, error))
         if not lane.open:

@@ -34,17 +34,6 @@ def delay_after(schedule: Sequence[float], attempt: int, random: Callable[[], fl
     return jittered(schedule[attempt - 1], random)
 
 
-def exponential(
-    base: float, factor: float, longest: float, attempt: int, random: Callable[[], float]
-) -> float:
-    """Seconds to wait after the failure of an attempt: `base` at first, then `factor` times as long."""
-    try:
-        delay = base * factor ** (attempt - 1)
-    except OverflowError:
-        delay = longest
-    return jittered(min(delay, longest), random)
-
-
 def jittered(delay: float, random: Callable[[], float]) -> float:
     """A fifth less to a fifth more."""
     return delay * (1 - _JITTER + 2 * _JITTER * random())
