@@ -45,7 +45,7 @@ class Receiver:
     async def until(self, done: Callable[[], bool], within: float = 60.0) -> None:
         """Wait until something is so."""
         async with asyncio.timeout(within):
-            while not done():
+            while not done():  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:

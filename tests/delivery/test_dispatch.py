@@ -47,7 +47,7 @@ async def test_a_worker_gets_what_its_queue_holds(dsn: str, db: psycopg.Connecti
         db.execute("select pgmb.publish('order.paid', to_json(n)) from generate_series(2, 100) n")
         async with dispatching(dsn):
             await receiver.until(lambda: len(receiver.got) >= 100)
-        assert sorted(len(request.body) for request in receiver.got)[-1] == 8
+        assert max(len(request.body) for request in receiver.got) == 8
         assert {request.path for request in receiver.got} == {"/process"}
         assert len({request.headers["webhook-id"] for request in receiver.got}) == 100
     assert value(db, "select pgmb.queue_depth('orders')") == 0
@@ -66,7 +66,7 @@ async def test_webhooks_that_share_a_queue_get_what_they_asked_for(
             )
         db.execute("select pgmb.create_endpoint('all', %s, '{t.#}')", [receiver.url + "/all"])
         db.execute(
-            "select pgmb.publish('t.x', json_build_object('n', n % 10, 'i', n)) from generate_series(0, 199) n"
+            "select pgmb.publish('t.x', json_build_object('n', n % 10)) from generate_series(0, 199) n"
         )
         async with dispatching(dsn):
             await receiver.until(lambda: len(receiver.got) >= 300)

@@ -1,6 +1,7 @@
 """A circuit breaker: whether an endpoint fails most of the time. No I/O.
 
-What follows, when to try again and who may, is for all dispatchers to agree on: pgmb.trip_endpoint, probe_endpoint.
+What follows, when to try again and who may, is for all dispatchers to agree on: pgmb.trip_endpoint and
+pgmb.probe_endpoint.
 """
 
 from __future__ import annotations

@@ -1,0 +1,134 @@
+"""The Dispatcher where something is in its way: states, keys, dropped things, a database that goes away."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+from uuid import UUID
+
+import psycopg
+import pytest
+
+from pgmb import schema
+from pgmb.delivery.sealing import Key, generate_key
+from pgmb.delivery.signature import generate_secret
+from tests.conftest import FreshServer
+from tests.delivery.receiver import Receiver, Request
+from tests.delivery.test_dispatch import dispatching, value
+
+
+def seal(db: psycopg.Connection[Any], name: str, key: str) -> str:
+    secret = generate_secret()
+    endpoint: UUID = value(db, "select id from pgmb.endpoint where name = %s", name)
+    db.execute("select pgmb.add_endpoint_secret(%s, %s)", [name, Key.parse(key).seal(secret, endpoint)])
+    return secret
+
+
+async def test_requests_are_signed_with_all_live_secrets(
+    dsn: str, db: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    standardwebhooks = pytest.importorskip("standardwebhooks")
+    key = generate_key()
+    monkeypatch.setenv("PGMB_SECRET_KEY", key)
+    async with Receiver() as receiver:
+        db.execute("select pgmb.create_endpoint('e', %s, '{t}')", [receiver.url])
+        secrets = [seal(db, "e", key), seal(db, "e", key)]
+        db.execute("select pgmb.publish('t', '{\"a\": 1}')")
+        async with dispatching(dsn):
+            await receiver.until(lambda: len(receiver.got) == 1)
+    (request,) = receiver.got
+    for secret in secrets:
+        assert standardwebhooks.Webhook(secret).verify(request.body, request.headers) == {"a": 1}
+
+
+async def test_nothing_is_posted_unsigned_for_want_of_the_key(
+    dsn: str, db: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PGMB_SECRET_KEY", raising=False)
+    async with Receiver() as receiver:
+        db.execute("select pgmb.create_endpoint('sealed', %s, '{t}')", [receiver.url + "/sealed"])
+        db.execute("select pgmb.create_endpoint('plain', %s, '{t}')", [receiver.url + "/plain"])
+        seal(db, "sealed", generate_key())
+        db.execute("select pgmb.publish('t', '1')")
+        async with dispatching(dsn):
+            await receiver.until(lambda: len(receiver.got) == 1)
+            await receiver.until(lambda: value(db, "select count(*) from pgmb.delivery") == 1)
+    assert [request.path for request in receiver.got] == ["/plain"]
+
+
+async def test_what_a_paused_endpoint_misses_waits_for_it(dsn: str, db: psycopg.Connection[Any]) -> None:
+    async with Receiver() as receiver:
+        db.execute("select pgmb.create_endpoint('e', %s, '{t}')", [receiver.url + "/e"])
+        db.execute("select pgmb.create_endpoint('f', %s, '{t}')", [receiver.url + "/f"])
+        db.execute("select pgmb.set_endpoint_state('e', 'paused')")
+        async with dispatching(dsn):
+            db.execute("select pgmb.publish('t', to_json(n)) from generate_series(1, 30) n")
+            await receiver.until(lambda: value(db, "select count(*) from pgmb.delivery") == 30)
+            assert {request.path for request in receiver.got} == {"/f"}
+            db.execute("select pgmb.set_endpoint_state('e', 'active')")
+            await receiver.until(lambda: len(receiver.got) == 60)
+            await receiver.until(lambda: value(db, "select count(*) from pgmb.delivery") == 0)
+
+
+async def test_an_endpoint_and_a_queue_that_are_dropped_trouble_nobody(
+    dsn: str, db: psycopg.Connection[Any]
+) -> None:
+    held = asyncio.Event()
+
+    async def answer(request: Request) -> int:
+        if request.path == "/gone":
+            await held.wait()
+        return 200
+
+    async with Receiver(answer) as receiver:
+        db.execute(
+            "select pgmb.create_endpoint('gone', %s, '{t}', max_in_flight => 1)", [receiver.url + "/gone"]
+        )
+        db.execute("select pgmb.create_endpoint('stays', %s, '{t}')", [receiver.url + "/stays"])
+        db.execute("select pgmb.create_endpoint('own', %s, '{t}', ordered => true)", [receiver.url + "/own"])
+        async with dispatching(dsn):
+            db.execute("select pgmb.publish('t', to_json(n)) from generate_series(1, 10) n")
+            await receiver.until(lambda: len(receiver.got) >= 21)
+            db.execute("select pgmb.drop_endpoint('gone')")
+            db.execute("select pgmb.drop_endpoint('own')")
+            held.set()
+            db.execute("select pgmb.publish('t', to_json(n)) from generate_series(11, 20) n")
+            await receiver.until(lambda: sum(request.path == "/stays" for request in receiver.got) == 20)
+            await receiver.until(lambda: value(db, "select pgmb.queue_depth('webhooks')") == 0)
+
+
+async def test_a_filter_that_raises_pauses_its_own_endpoint_alone(
+    dsn: str, db: psycopg.Connection[Any]
+) -> None:
+    async with Receiver() as receiver:
+        db.execute(
+            "select pgmb.create_endpoint('bad', %s, '{t}', condition => $$1 / (e.payload->>'n')::int > 0$$)",
+            [receiver.url + "/bad"],
+        )
+        db.execute("select pgmb.create_endpoint('good', %s, '{t}')", [receiver.url + "/good"])
+        async with dispatching(dsn):
+            db.execute("select pgmb.publish('t', json_build_object('n', n)) from generate_series(0, 5) n")
+            await receiver.until(lambda: sum(got.path == "/good" for got in receiver.got) == 6)
+    assert "division by zero" in value(
+        db, "select paused_reason from pgmb.subscriptions where paused_at is not null"
+    )
+
+
+@pytest.mark.crash
+async def test_a_database_that_restarts_costs_no_event(fresh_server: FreshServer) -> None:
+    server = fresh_server()
+    dsn = server.dsn()
+    schema.install(dsn)
+    async with Receiver() as receiver:
+        with psycopg.connect(dsn, autocommit=True) as db:
+            db.execute("select pgmb.create_endpoint('e', %s, '{t}')", [receiver.url])
+            db.execute("select pgmb.publish('t', to_json(n)) from generate_series(1, 300) n")
+        async with dispatching(dsn, lease_for=2.0):
+            await receiver.until(lambda: len(receiver.got) >= 20)
+            await asyncio.to_thread(server.restart, "immediate")
+            with psycopg.connect(dsn, autocommit=True) as db:
+                db.execute("select pgmb.publish('t', to_json(n)) from generate_series(301, 600) n")
+            await receiver.until(lambda: len({int(json.loads(got.body)) for got in receiver.got}) == 600, 120)
+    ids = {got.body: got.headers["webhook-id"] for got in receiver.got}
+    assert all(ids[got.body] == got.headers["webhook-id"] for got in receiver.got)
