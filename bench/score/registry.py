@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from bench.score.core import CORE
+from bench.score.delivery import DELIVERY
 from bench.score.matching import MATCHING
 from bench.score.part import Part
 from bench.score.python import PYTHON
@@ -15,4 +16,5 @@ AREAS: Mapping[str, Sequence[Part]] = {
     "python": PYTHON,
     "matching": MATCHING,
     "spark": SPARK,
+    "delivery": DELIVERY,
 }

@@ -1,0 +1,61 @@
+"""What delivery over HTTP must show: throughput, isolation, limits, and that kills lose nothing."""
+
+from __future__ import annotations
+
+from bench.rows import ROWS, delivery, delivery_isolation, delivery_matching
+from bench.score.core import proved_by_tests
+from bench.score.part import Measured, Part, Proved, line_with
+
+_FAULTS = ["faults/__main__.py"]
+
+DELIVERY: list[Part] = [
+    Measured("delivery", delivery.CHECKS, ROWS["delivery"]),
+    Measured("delivery-isolation", delivery_isolation.CHECKS, ROWS["delivery-isolation"]),
+    Measured("delivery-matching", delivery_matching.CHECKS, ROWS["delivery-matching"]),
+    Proved(
+        "limits, 3 dispatchers",
+        "within 6 %, <= 7",
+        ["-m", "faults", "delivery-limits", "--seconds", "8"],
+        line_with(r"([\d.]+ a second).*?(200 at [\d.-]+).*?(at most \d+ in flight)"),
+        needs=[*_FAULTS, "faults/delivery_limits.py"],
+        full=["-m", "faults", "delivery-limits"],
+        alone=True,
+    ),
+    Proved(
+        "dispatchers killed at 6 steps",
+        "0 lost, same id",
+        ["-m", "faults", "delivery-kills", "--times", "3"],
+        line_with(r"(\d+ kills).*?(\d+ lost).*?(\d+ unexplained)"),
+        needs=[*_FAULTS, "faults/delivery_kills.py"],
+        full=["-m", "faults", "delivery-kills"],
+    ),
+    Proved(
+        "endpoints that misbehave",
+        "others get all",
+        ["-m", "faults", "delivery-chaos", "--deliveries", "1000"],
+        line_with(r"(\d+ deliveries).*?(\d+ missed).*?(\d+ hits on the canary)"),
+        needs=[*_FAULTS, "faults/delivery_chaos.py"],
+        full=["-m", "faults", "delivery-chaos"],
+    ),
+    proved_by_tests(
+        "breaker, 410, Retry-After, schedule",
+        "tests/delivery/test_script*.py",
+        "tests/delivery/test_breaker*.py",
+        "tests/delivery/test_schedule*.py",
+        "tests/delivery/test_outcomes*.py",
+    ),
+    proved_by_tests(
+        "hostile URLs, rebinding, redirects",
+        "tests/delivery/test_addresses*.py",
+        "tests/delivery/test_hostile*.py",
+        "tests/delivery/test_client*.py",
+    ),
+    proved_by_tests(
+        "signatures beside standardwebhooks",
+        "tests/delivery/test_signature*.py",
+        "tests/delivery/test_request*.py",
+        "tests/delivery/test_sealing*.py",
+    ),
+    proved_by_tests("the Dispatcher's promises", "tests/delivery/test_dispatch*.py"),
+    proved_by_tests("the first seed's quick start", "tests/delivery/test_quick_start*.py"),
+]
