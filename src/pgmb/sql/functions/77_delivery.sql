@@ -263,16 +263,19 @@ begin
     return;
   end if;
   return query
-  with recursive waiting (endpoint) as (
-    (select d.endpoint from pgmb.delivery d order by d.endpoint limit 1)
+  with recursive waiting (endpoint, due_at) as (
+    (select d.endpoint, d.due_at from pgmb.delivery d order by d.endpoint, d.due_at limit 1)
     union all
-    select (select d.endpoint from pgmb.delivery d where d.endpoint > w.endpoint order by d.endpoint limit 1)
-    from waiting w where w.endpoint is not null
+    select next.endpoint, next.due_at
+    from waiting w
+    cross join lateral (
+      select d.endpoint, d.due_at from pgmb.delivery d
+      where d.endpoint > w.endpoint order by d.endpoint, d.due_at limit 1) next
   ), open as materialized (
     select w.endpoint, coalesce(named.room, claim_deliveries.room) room
-    from waiting w
-    join pgmb.endpoint e on e.id = w.endpoint
+    from (select w.endpoint from waiting w where w.due_at <= now) w
     left join unnest(claim_deliveries.endpoints, claim_deliveries.rooms) named (endpoint, room) on named.endpoint = w.endpoint
+    join pgmb.endpoint e on e.id = w.endpoint
     where (e.state = 'active' or named.room is not null) and coalesce(named.room, claim_deliveries.room) > 0
     -- Who comes first shall not always be the same.
     order by random()

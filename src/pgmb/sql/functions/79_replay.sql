@@ -1,0 +1,294 @@
+-- Replay: events of the log, and dead letters, go to one endpoint again. Whatever came of them before, they are tried at
+-- once and as if for the first time.
+
+-- Sends events of the log to an endpoint again, by their ids, whether it asks for them or not, and returns how many of
+-- them were found. Ids that publishers gave may have to be looked for in the whole log. Errors: MB060 no such endpoint,
+-- MB002 no queue feeds it. For admins.
+create or replace function pgmb.resend(endpoint text, ids uuid[])
+returns bigint
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+  feed pgmb.queue;
+begin
+  perform pgmb.assert_admin();
+  select * into feed from pgmb.endpoint_feeds(resend.endpoint) f order by f.id limit 1;
+  return pgmb.send_again(pgmb.endpoint_id(resend.endpoint), feed, pgmb.events_by_id(feed.stream, resend.ids));
+end $$;
+
+-- Sends an endpoint what it asks for of the log again, published from `since` until before `until`: at most `max` events,
+-- the oldest first, of the topics that match a pattern and pass a jsonpath filter. Returns how many. It is asked for as
+-- it is now. Reads the log from `since` on. Errors: MB060 no such endpoint, MB002 no queue feeds it, MB005 no `since`,
+-- MB007 not a pattern, MB009 not a filter, MB012 history since then is gone, MB024 it has an SQL condition and no
+-- statement_timeout is set. For admins.
+create or replace function pgmb.replay(
+  endpoint text, since timestamptz, until timestamptz default null, topic text default null, filter text default null,
+  max integer default 10000
+)
+returns bigint
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+  target uuid;
+  feed pgmb.queue;
+  asking text;
+  page pgmb.event[];
+  after bigint;
+  sent bigint := 0;
+begin
+  perform pgmb.assert_admin();
+  if replay.since is null then
+    raise exception 'a replay needs a time to begin at' using errcode = 'MB005',
+      hint = '''-infinity'' for all that is kept.';
+  end if;
+  perform pgmb.assert_filter(null, replay.filter, null);
+  target := pgmb.endpoint_id(replay.endpoint);
+  for feed in select * from pgmb.endpoint_feeds(replay.endpoint) f order by f.id loop
+    perform pgmb.assert_kept(feed.stream, replay.since);
+    if feed.condition is not null then
+      perform pgmb.assert_timeout();
+    end if;
+    asking := feed.matching || case when replay.topic is null then '' else pgmb.matching(array[replay.topic]) end
+      || pgmb.filtering(null, replay.filter, null) || pgmb.asking(feed);
+    -- Nothing that was published since has a lower number.
+    after := (pgmb.position_at(feed.stream_name, replay.since)).seq;
+    while sent < replay.max loop
+      page := pgmb.published_between(feed, replay.since, replay.until, asking, after, least(replay.max - sent, 1000));
+      exit when cardinality(page) = 0;
+      sent := sent + pgmb.send_again(target, feed, page);
+      after := page[cardinality(page)].seq;
+    end loop;
+  end loop;
+  return sent;
+end $$;
+
+-- Sends an endpoint's dead letters since a time to it again, and has what waits for it to be tried again be due at once.
+-- Returns how many. Errors: MB060 no such endpoint. For admins.
+create or replace function pgmb.redrive_failed(endpoint text, since timestamptz default '-infinity')
+returns bigint
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+  target uuid;
+  letters record;
+  moved bigint := 0;
+  part bigint;
+begin
+  perform pgmb.assert_admin();
+  target := pgmb.endpoint_id(redrive_failed.endpoint);
+  update pgmb.delivery d set due_at = clock_timestamp()
+  where d.endpoint = target and d.lease is null and d.attempt > 1 and d.due_at > clock_timestamp();
+  get diagnostics part = row_count;
+  moved := moved + part;
+  update pgmb.retry r set due_at = clock_timestamp()
+  from pgmb.queue q left join pgmb.queue head on head.id = q.lane_of
+  where target in (q.endpoint, head.endpoint) and r.queue = q.id and r.lease is null and r.attempt > 1
+    and r.due_at > clock_timestamp();
+  get diagnostics part = row_count;
+  moved := moved + part;
+  for letters in
+    select q.name, array_agg(d.id order by d.id) ids
+    from pgmb.dead d
+    join pgmb.queue q on q.id = d.queue
+    left join pgmb.queue head on head.id = q.lane_of
+    where (d.endpoint = target or d.endpoint is null and target in (q.endpoint, head.endpoint)) and d.died_at >= redrive_failed.since
+    group by q.name
+  loop
+    moved := moved + pgmb.redrive(letters.name, letters.ids);
+  end loop;
+  return moved;
+end $$;
+
+-- The queues that feed an endpoint, each with what it asks for: of a shared one, what the endpoint does. `matching` is of
+-- all its lanes. Errors: MB060 no such endpoint, MB002 no queue feeds it. Internal.
+create or replace function pgmb.endpoint_feeds(endpoint text)
+returns setof pgmb.queue
+language plpgsql stable
+as $$
+#variable_conflict use_column
+declare
+  fed pgmb.endpoint;
+  feed pgmb.queue;
+  asked record;
+begin
+  select * into fed from pgmb.endpoint e where e.id = pgmb.endpoint_id(endpoint_feeds.endpoint);
+  for feed in
+    select q.* from pgmb.queue q
+    where q.lane_of is null and (q.endpoint = fed.id
+      or q.name = (select s.group_id from pgmb.subscription s where s.id = fed.subscription))
+  loop
+    if feed.endpoint is null then
+      select h.patterns, h.filter, h.condition, s.params, pgmb.fields_object(h.fields, s.equals) equals into asked
+      from pgmb.subscription s join pgmb.shape h on h.id = s.shape where s.id = fed.subscription;
+      feed.equals := asked.equals;
+      feed.filter := asked.filter::text;
+      feed.condition := asked.condition;
+      feed.params := asked.params;
+    else
+      select b.patterns into asked from pgmb.binding b where b.queue = feed.id and b.version = feed.bindings;
+    end if;
+    feed.matching := pgmb.matching(asked.patterns);
+    return next feed;
+  end loop;
+  if not found then
+    raise exception 'no queue feeds endpoint %', quote_literal(endpoint_feeds.endpoint) using errcode = 'MB002',
+      hint = 'A worker is fed by a queue that pgmb.create(name, binding_key, max_retries, worker_id) makes.';
+  end if;
+end $$;
+
+-- Fields and their values as `equals` has them; null without fields. Internal.
+create or replace function pgmb.fields_object(fields text[], amounts jsonb)
+returns jsonb
+language plpgsql immutable
+as $$
+declare
+  path text[];
+  built jsonb;
+begin
+  for nth in 1 .. coalesce(cardinality(fields), 0) loop
+    path := fields[nth]::text[];
+    for depth in 1 .. cardinality(path) - 1 loop
+      if coalesce(built, '{}') #> path[:depth] is null then
+        built := jsonb_set(coalesce(built, '{}'), path[:depth], '{}');
+      end if;
+    end loop;
+    built := jsonb_set(coalesce(built, '{}'), path, amounts -> (nth - 1));
+  end loop;
+  return built;
+end $$;
+
+-- Refuses a time since when retention has dropped events; from -infinity on, what is still there counts. Errors: MB012.
+-- Internal.
+create or replace function pgmb.assert_kept(stream integer, since timestamptz)
+returns void
+language plpgsql stable
+as $$
+begin
+  if since > '-infinity' and exists (
+    select from pgmb.segment s
+    where s.stream = assert_kept.stream and s.dropped_at is not null
+      and coalesce(s.last_published_at, s.closed_at) >= assert_kept.since)
+  then
+    raise exception 'events published since % were dropped by retention', since using errcode = 'MB012',
+      hint = 'Begin later, or at ''-infinity'' for all that is kept.';
+  end if;
+end $$;
+
+-- The next events of a queue's stream above a number that were published from `since` until before `until` and that
+-- `asking` holds for, at most `most`. Internal.
+create or replace function pgmb.published_between(
+  feed pgmb.queue, since timestamptz, until timestamptz, asking text, after bigint, most bigint
+)
+returns pgmb.event[]
+language plpgsql
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_sort = off
+set jit = off
+as $$
+declare
+  -- Of a statement that ran for an hour, what came last is left out.
+  bound bigint := (
+    select (t.position).seq from pgmb.tick t
+    where t.stream = (feed).stream and t.at >= until + interval '1 hour' order by t.at, t.id limit 1);
+  page pgmb.event[];
+begin
+  execute format('select array(select (%s)::pgmb.event from pgmb.%I e
+      where e.seq > $1 and e.seq <= coalesce($2, 9223372036854775807) and e.published_at >= $3
+        and ($4 is null or e.published_at < $4) %s
+      order by e.seq limit $5)',
+    pgmb.event_columns((select s.salt from pgmb.stream s where s.id = (feed).stream)), 'log_' || (feed).stream_name, asking)
+  into page using after, bound, since, until, most;
+  return page;
+end $$;
+
+-- The events of a stream with these ids, as far as they are found. A derived id names its number; for one that was given,
+-- an attempt may; otherwise the log is read, from its end. Internal.
+create or replace function pgmb.events_by_id(stream integer, ids uuid[])
+returns pgmb.event[]
+language plpgsql
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+  read_from pgmb.stream;
+  columns text;
+  found_events pgmb.event[] := '{}';
+  part pgmb.event[];
+  wanted uuid[] := array(select distinct id from unnest(events_by_id.ids) id where id is not null);
+  leaf text;
+begin
+  select * into read_from from pgmb.stream s where s.id = events_by_id.stream;
+  columns := pgmb.event_columns(read_from.salt);
+  execute format('select array(select found from (select %s from pgmb.%I e where e.seq = any ($1)) found where found.id = any ($2))',
+    replace(columns, ', e.topic', ' id, e.topic'), 'log_' || read_from.name)
+  into found_events
+  using array(
+    select ((('x' || right(replace(one::text, '-', ''), 16))::bit(64)::bigint & 4611686018427387903) - read_from.salt)
+      & 4611686018427387903
+    from unnest(wanted) one
+    union
+    select a.seq from pgmb.attempt a where a.event_id = any (wanted)), wanted;
+  for leaf in
+    select format('pgmb.segment_%s_%s', s.stream, s.number) from pgmb.segment s
+    where s.stream = events_by_id.stream and s.dropped_at is null order by s.number desc
+  loop
+    wanted := array(select unnest(wanted) except select f.id from unnest(found_events) f);
+    exit when wanted = '{}';
+    execute format('select array(select (%s)::pgmb.event from %s e where e.id = any ($1))', columns, leaf)
+    into part using wanted;
+    found_events := found_events || part;
+  end loop;
+  return found_events;
+end $$;
+
+-- Has events wait for an endpoint, due at once, as if they had never been tried: those that wait already too, but for what
+-- is on its way. Returns how many. Internal.
+create or replace function pgmb.send_again(endpoint uuid, feed pgmb.queue, events pgmb.event[])
+returns bigint
+language plpgsql
+-- Nobody knows how many wait: to ask each event about each of them would be chosen in error.
+set enable_nestloop = off
+as $$
+#variable_conflict use_column
+begin
+  -- One that is being dropped is waited for.
+  perform from pgmb.endpoint e where e.id = send_again.endpoint for key share;
+  if not found then
+    return 0;
+  end if;
+  if feed.endpoint is null then
+    with again as (
+      update pgmb.delivery d set attempt = 1, due_at = clock_timestamp()
+      from unnest(send_again.events) e
+      where d.endpoint = send_again.endpoint and d.seq = e.seq and d.event_id = e.id and d.lease is null
+      returning d.seq
+    )
+    insert into pgmb.delivery (queue, endpoint, due_at, attempt, seq, event_id, topic, key, payload, headers, published_at)
+    select feed.id, send_again.endpoint, clock_timestamp(), 1, e.seq, e.id, e.topic, e.key, e.payload, e.headers, e.published_at
+    from unnest(send_again.events) e
+    where e.seq not in (select a.seq from again a)
+    order by e.seq;
+  else
+    with again as (
+      update pgmb.retry r set attempt = 1, due_at = clock_timestamp(), expiries = 0, together = null
+      from unnest(send_again.events) e, pgmb.queue lane
+      where feed.id in (lane.id, lane.lane_of) and r.queue = lane.id and r.seq = e.seq and r.lease is null
+      returning r.seq
+    )
+    insert into pgmb.retry (queue, due_at, attempt, seq, event_id, topic, key, payload, headers, published_at, ordered)
+    select lane.id, clock_timestamp(), 1, e.seq, e.id, e.topic, e.key, e.payload, e.headers, e.published_at, feed.ordered
+    from unnest(send_again.events) e
+    join pgmb.queue lane on feed.id in (lane.id, lane.lane_of) and case when feed.shards = 1 then lane.id = feed.id
+      else case when e.key is null then e.seq else hashtext(e.key)::bigint end & (feed.shards - 1) = lane.lane end
+    where e.seq not in (select a.seq from again a)
+    order by e.seq;
+  end if;
+  return cardinality(send_again.events);
+end $$;
