@@ -384,3 +384,19 @@ def test_a_terminal_gets_colours_and_columns(terminal: OpenTerminal) -> None:
         assert shown.finish() == 1
         assert "\x1b[3" not in shown.raw
         assert "→ alter system set fsync = on" in shown.text
+
+
+# -- endpoints -----------------------------------------------------------------------------------------------
+
+
+def test_endpoints_that_fail_and_nobody_who_delivers(db: psycopg.Connection[Any]) -> None:
+    for name in ("down", "gone", "well"):
+        db.execute("select pgmb.create_endpoint(%s, 'https://example.com/')", [name])
+    db.execute("select pgmb.trip_endpoint(id, 'http_500') from pgmb.endpoint where name = 'down'")
+    db.execute("select pgmb.disable_endpoint(id, '410 Gone') from pgmb.endpoint where name = 'gone'")
+    found = [finding.message for finding in doctor.examine(db, AT_ONCE) if finding.problem]
+    assert "endpoint down is tripped: http_500" in found
+    assert "endpoint gone is disabled: 410 Gone" in found
+    assert "there are 2 endpoints and no dispatcher runs" in found
+    db.execute("select pgmb.heartbeat(gen_random_uuid(), 'here', 1)")
+    assert checked(db, "dispatchers").level is Level.OK

@@ -11,7 +11,7 @@ from psycopg import AsyncConnection, Connection, errors
 from psycopg.rows import dict_row
 
 from pgmb import schema
-from pgmb.doctor import connection, installation, maintenance, queues, readers, server
+from pgmb.doctor import connection, endpoints, installation, maintenance, queues, readers, server
 from pgmb.doctor.finding import Check, Finding, Level, Limits, Look, Verdict, skip
 
 CHECKS: tuple[Check, ...] = (
@@ -20,6 +20,7 @@ CHECKS: tuple[Check, ...] = (
     *installation.CHECKS,
     *maintenance.CHECKS,
     *queues.CHECKS,
+    *endpoints.CHECKS,
     *readers.CHECKS,
 )
 
