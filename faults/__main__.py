@@ -246,6 +246,26 @@ def spark_sink(arguments: argparse.Namespace) -> bool:
     return result.holds
 
 
+def delivery_limits(arguments: argparse.Namespace) -> bool:
+    from faults import delivery_limits
+
+    with database(arguments.pg) as (_, dsn):
+        result = delivery_limits.run(
+            dsn, dispatchers=arguments.dispatchers, many=arguments.endpoints, measured=arguments.seconds
+        )
+    print(result)
+    return result.holds
+
+
+def delivery_kills(arguments: argparse.Namespace) -> bool:
+    from faults import delivery_kills
+
+    with database(arguments.pg) as (_, dsn), tempfile.TemporaryDirectory() as name:
+        result = delivery_kills.run(dsn, Path(name), times=arguments.times, seed=arguments.seed)
+    print(result)
+    return result.holds
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m faults", description=__doc__)
     kinds = parser.add_subparsers(required=True, metavar="NAME")
@@ -357,6 +377,16 @@ def main() -> int:
     )
     sinking.add_argument("--rounds", type=int, default=200)
     sinking.add_argument("--brief", action="store_true", help="a few runs, one of each kind")
+
+    limited = command("delivery-limits", delivery_limits, "limits of endpoints hold across dispatchers")
+    limited.add_argument("--dispatchers", type=int, default=3)
+    limited.add_argument("--endpoints", type=int, default=200, help="with a low limit each")
+    limited.add_argument("--seconds", type=float, default=20.0, help="over which rates are measured")
+
+    dispatching = command(
+        "delivery-kills", delivery_kills, "SIGKILL to dispatchers at each step of a delivery: nothing is lost"
+    )
+    dispatching.add_argument("--times", type=int, default=50, help="at each of the six steps")
 
     arguments = parser.parse_args()
     held: bool = arguments.function(arguments)

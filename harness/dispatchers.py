@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import psycopg
 
@@ -20,6 +20,21 @@ _ROOT = Path(__file__).parents[1]
 _READY_WITHIN = 60.0
 _JOINED_AFTER = 4.5
 """Seconds after which those that were not alone take part: two heartbeats, and some."""
+
+_UNSETTLED = """
+select exists (select from pgmb.delivery) or exists (select from pgmb.claim where state = 'l')
+  or exists (select from pgmb.retry)
+  or exists (select from pgmb.queue q where q.lane_of is null and pgmb.queue_depth(q.name) > 0)"""
+
+
+def wait_settled(connection: psycopg.Connection[Any], within: float = 120.0) -> float:
+    """Until nothing waits in any queue, for any endpoint, or is under a lease; how many seconds that took."""
+    began = time.monotonic()
+    while connection.execute(_UNSETTLED).fetchone() != (False,):
+        if time.monotonic() > began + within:
+            raise TimeoutError(f"not all was settled within {within:.0f} s")
+        time.sleep(0.02)
+    return time.monotonic() - began
 
 
 class Dispatchers:

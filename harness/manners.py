@@ -12,6 +12,7 @@ _HEAD = b"HTTP/1.1 200 OK\r\n"
 _DRIBBLE_EVERY = 0.5
 _CHUNK = b"4000\r\n" + b"x" * 0x4000 + b"\r\n"
 _CHUNK_EVERY = 0.01
+_failed: set[tuple[str, str]] = set()
 
 
 def slow(visit: Visit, seconds: float) -> None:
@@ -21,6 +22,17 @@ def slow(visit: Visit, seconds: float) -> None:
 
 def refusing(visit: Visit, status: int = 500, headers: tuple[str, ...] = ()) -> None:
     visit.answer(status, *headers)
+
+
+def failing_once(visit: Visit) -> None:
+    """500 to one event in four when it comes for the first time. Its `webhook-id` must be remembered."""
+    arrival = visit.arrival
+    event = (arrival.path, arrival.headers["webhook-id"])
+    if event[1][-1] in "048c" and event not in _failed:
+        _failed.add(event)
+        visit.answer(500)
+    else:
+        visit.answer()
 
 
 def redirecting(visit: Visit, to: str, status: int = 307) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -21,7 +20,7 @@ from bench.ground import Ground, Site
 from bench.outcome import Check, Outcome, Reading
 from bench.payload import payload
 from bench.rounds import interleave
-from harness.dispatchers import Dispatchers
+from harness.dispatchers import Dispatchers, wait_settled
 from harness.sink import Sink
 
 _AT_ONCE = 32
@@ -29,7 +28,6 @@ _BARE, _BARE_TWO = "bare aiohttp", "bare aiohttp, 2"
 _WORKER, _WEBHOOK, _WEBHOOK_TWO = "worker", "webhook", "webhook, 2"
 _ALL = (_BARE, _WORKER, _WEBHOOK, _BARE_TWO, _WEBHOOK_TWO)
 _SCALE = "delivery, 2 processes vs 1"
-_SETTLED_WITHIN = 60.0
 
 CHECKS = ["delivery vs bare aiohttp", "delivery, shared queue, vs bare aiohttp", _SCALE]
 
@@ -112,7 +110,7 @@ def _deliver(name: str, site: Site, sink: Sink, dispatchers: Dispatchers, events
     )
     before = _used(site, sink, dispatchers.pids)
     sink.wait_for(events)
-    _settled(site, "own" if topic == _WORKER else "webhooks")
+    wait_settled(site.connection)
     after = _used(site, sink, dispatchers.pids)
     used = _Sum(*(late - early for late, early in zip(after, before, strict=True)))
     if (came := sink.count()) != events:
@@ -126,14 +124,6 @@ def _used(site: Site, sink: Sink, posting: Sequence[int]) -> _Sum:
         cpu.of_server(site.server.postmaster_pid),
         cpu.of_process(sink.pid),
     )
-
-
-def _settled(site: Site, queue: str) -> None:
-    deadline = time.monotonic() + _SETTLED_WITHIN
-    while site.connection.execute("select pgmb.queue_depth(%s)", [queue]).fetchone() != (0,):
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"queue {queue} was not settled within {_SETTLED_WITHIN:.0f} s")
-        time.sleep(0.02)
 
 
 def _reading(name: str, events: int, wall: float, used: _Sum) -> Reading:

@@ -57,5 +57,5 @@ DELIVERY: list[Part] = [
         "tests/delivery/test_sealing*.py",
     ),
     proved_by_tests("the Dispatcher's promises", "tests/delivery/test_dispatch*.py"),
-    proved_by_tests("the first seed's quick start", "tests/delivery/test_quick_start*.py"),
+    proved_by_tests("the quick start of fraruiz/pgmb", "tests/delivery/test_quick_start*.py"),
 ]
