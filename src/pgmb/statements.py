@@ -86,24 +86,29 @@ TYPES: Final[dict[str, LiteralString]] = {
 
 
 @cache
-def _text(function: LiteralString, names: tuple[str, ...]) -> LiteralString:
-    arguments = ", ".join(f'"{name}" => %s::{TYPES[name]}' for name in names)
+def _text(function: LiteralString, kinds: tuple[tuple[str, str], ...]) -> LiteralString:
+    arguments = ", ".join(f'"{name}" => %s::{kind}' for name, kind in kinds)
     text: LiteralString = cast("Any", f"select pgmb.{function}({arguments})")
     return text
 
 
-def call(function: LiteralString, **arguments: Any) -> Statement:
+def call(
+    function: LiteralString, types: Mapping[str, LiteralString] = TYPES, /, **arguments: Any
+) -> Statement:
     """A call with the arguments that are not None."""
-    given = {name: _value(name, value) for name, value in arguments.items() if value is not None}
-    return Statement(_text(function, tuple(given)), tuple(given.values()))
+    given = {name: _value(types[name], value) for name, value in arguments.items() if value is not None}
+    return Statement(_text(function, tuple((name, types[name]) for name in given)), tuple(given.values()))
 
 
-def _value(name: str, value: Any) -> Any:
-    kind = TYPES[name]
+def _value(kind: str, value: Any) -> Any:
+    if isinstance(value, wire.Array):
+        return value
     if kind == "interval":
         return interval(value)
+    if kind == "interval[]":
+        return [interval(one) for one in value]
     if kind == "timestamptz":
-        return aware(value)
+        return value if isinstance(value, str) else aware(value)
     if kind == "pgmb.position":
         return str(value)
     if kind == "jsonb":

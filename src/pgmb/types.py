@@ -16,6 +16,12 @@ Duration: TypeAlias = timedelta | float
 WhenFull: TypeAlias = Literal["refuse", "drop_oldest"]
 """What becomes of a queue that has reached its length."""
 
+EndpointBody: TypeAlias = Literal["payload", "cloudevents"]
+"""What is posted: the payload with the rest in headers, or a CloudEvents document."""
+
+AttemptLog: TypeAlias = Literal["failures", "all"]
+"""Which attempts of an endpoint are written down."""
+
 _decode = msgspec.json.decode
 _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 _UNIX_EPOCH = 946_684_800_000_000
@@ -304,6 +310,101 @@ class DueSchedule(msgspec.Struct, frozen=True):
     missed: str
     due_at: datetime
     now: datetime
+
+
+class NewEndpoint(msgspec.Struct, frozen=True):
+    """An endpoint that was created, and the secret that was made for it. Its repr does not show that."""
+
+    id: UUID
+    secret: str | None
+    """What receivers verify signatures with; None where it has none, or had one before."""
+    public_key: str | None = None
+    """The same where the secret is a private key."""
+
+    def __repr__(self) -> str:
+        return f"NewEndpoint(id={self.id!r}, secret={None if self.secret is None else '…'})"
+
+
+class EndpointStatus(msgspec.Struct, frozen=True):
+    """An endpoint as `pgmb.endpoints` shows it: what it asks for, how it is, what it did."""
+
+    id: UUID
+    name: str
+    url: str
+    state: Literal["active", "paused", "tripped", "disabled"]
+    reason: str | None
+    queue: str | None
+    """That feeds it; None for a worker without one."""
+    stream: str | None
+    patterns: list[str] | None
+    equals: dict[str, Any] | None
+    """By the fields' paths: `{"payload.room": 7}`."""
+    filter: str | None
+    condition: str | None
+    params: dict[str, Any]
+    ordered: bool
+    batch: int
+    body: EndpointBody
+    rps: int | None
+    max_in_flight: int
+    timeout: timedelta
+    headers: list[str]
+    """The names of those that it adds."""
+    retry_after: list[timedelta] | None
+    """None: as the queue says."""
+    gzip_above: int | None
+    log: AttemptLog
+    keep_response: bool
+    description: str | None
+    metadata: Any
+    secrets: int
+    delivered: int
+    failed: int
+    error: str | None
+    """What went wrong last."""
+    waiting: int
+    """How many events wait for it apart from its queue, up to 10,000."""
+    delivered_at: datetime | None
+    failed_at: datetime | None
+    failing_since: datetime | None
+    probe_at: datetime | None
+    """When one that tripped is tried again."""
+    created_at: datetime
+    changed_at: datetime
+
+    @classmethod
+    def of(cls, row: tuple[Any, ...]) -> Self:
+        """From a row in the order of the fields, times and ids in binary, JSON decoded."""
+        id, *told = row[:-6]
+        times = [None if at is None else moment(at) for at in row[-6:]]
+        fields: list[Any] = [UUID(bytes=id), *told, *times]
+        return cls(*fields)
+
+
+class Attempt(msgspec.Struct, frozen=True):
+    """A request to an endpoint that was written down, for each event in it."""
+
+    id: int
+    at: datetime
+    seq: int | None
+    event_id: UUID | None
+    topic: str | None
+    attempt: int
+    status: int | None
+    """None where nothing came back."""
+    seconds: float
+    error: str | None
+    """What went wrong, in a word; None where nothing did."""
+    detail: str | None
+    response: str | None
+    """At most 1 KB of what came back, where the endpoint keeps it."""
+
+    @classmethod
+    def of(cls, row: tuple[Any, ...]) -> Self:
+        """From a row in the order of the fields, times and ids in binary."""
+        id, at, seq, event_id, *rest = row
+        fields: list[Any] = [id, moment(at), seq, None if event_id is None else UUID(bytes=event_id), *rest]
+        return cls(*fields)
 
 
 def moment(microseconds: int) -> datetime:

@@ -358,12 +358,13 @@ def test_secrets_are_replaced_with_an_overlap(db: psycopg.Connection[Any]) -> No
     assert value(db, "select changed_at from pgmb.dispatched_endpoints()") > changed, (
         "whoever has a copy hears"
     )
+    value(db, "select pgmb.add_endpoint_secret('hook', 'more', '1 day')")
     value(db, "select pgmb.add_endpoint_secret('hook', 'three', '0 s')")
     assert value(db, "select secrets from pgmb.dispatched_endpoints()") == [b"three"]
-    assert value(db, "select count(*) from pgmb.endpoint_secret") == 2, "the one that expired is gone"
+    assert value(db, "select count(*) from pgmb.endpoint_secret") == 3, "the one that expired is gone"
 
     assert value(db, "select pgmb.drop_endpoint_secret('hook', %s)", first) == 0
-    assert value(db, "select pgmb.drop_endpoint_secret('hook')") == 2
+    assert value(db, "select pgmb.drop_endpoint_secret('hook')") == 3
     assert value(db, "select secrets from pgmb.dispatched_endpoints()") == []
     for call in ("add_endpoint_secret('none', 'x')", "drop_endpoint_secret('none')"):
         with refused("MB060"):

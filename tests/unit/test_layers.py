@@ -18,6 +18,7 @@ CLIENT = {
     "batch",
     "concurrency",
     "cron",
+    "endpoints",
     "errors",
     "groups",
     "observer",
@@ -39,6 +40,8 @@ BELOW: dict[str, set[str]] = {
     "statements": {"wire", "errors", "types"},
     "cron": {"errors"},
     "groups": {"wire", "errors", "statements", "types"},
+    # Of delivery what seals and signs, when there is something to.
+    "endpoints": {"delivery", "wire", "errors", "statements"},
     "batch": {"wire", "errors", "types", "statements"},
     "outbox": {"errors"},
     "background": {"errors", "types", "wire"},

@@ -12,6 +12,7 @@ from psycopg_pool import AsyncConnectionPool
 from pgmb import batch, schema
 from pgmb._async.calls import Pool
 from pgmb._async.consuming import AsyncConsuming
+from pgmb._async.endpoints import AsyncEndpoints
 from pgmb._async.group import AsyncGroup
 from pgmb._async.positions import AsyncPositions
 from pgmb._async.publisher import AsyncPublisher
@@ -35,6 +36,7 @@ class AsyncBroker(
     AsyncPositions,
     AsyncStatus,
     AsyncSchedules,
+    AsyncEndpoints,
 ):
     """A broker in a PostgreSQL database. Made by `aconnect`; closes its connections at the end of `with`.
 

@@ -65,6 +65,21 @@ class AsyncCalls:
             async with self._pool.connection() as own, own.transaction():
                 return await _fetch_timed(own, statement)
 
+    @asynccontextmanager
+    async def _transaction(self, conn: AsyncConnectionLike | None) -> AsyncGenerator[AsyncConnection[Any]]:
+        """A connection for statements that belong together: the caller's, or one in its own transaction."""
+        with translated():
+            if conn is not None:
+                async with _joined(conn) as given:
+                    if not _idle(given):
+                        yield given
+                        return
+                    async with given.transaction():
+                        yield given
+                return
+            async with self._pool.connection() as own, own.transaction():
+                yield own
+
     async def _value(self, statement: Statement, conn: AsyncConnectionLike | None) -> Any:
         """The first column of the only row."""
         return (await self._rows(statement, conn))[0][0]

@@ -13,6 +13,7 @@ from psycopg_pool import ConnectionPool
 from pgmb import batch, schema
 from pgmb._sync.calls import Pool
 from pgmb._sync.consuming import Consuming
+from pgmb._sync.endpoints import Endpoints
 from pgmb._sync.group import Group
 from pgmb._sync.positions import Positions
 from pgmb._sync.publisher import Publisher
@@ -36,6 +37,7 @@ class Broker(
     Positions,
     Status,
     Schedules,
+    Endpoints,
 ):
     """A broker in a PostgreSQL database. Made by `connect`; closes its connections at the end of `with`.
 

@@ -66,6 +66,21 @@ class Calls:
             with self._pool.connection() as own, own.transaction():
                 return _fetch_timed(own, statement)
 
+    @contextmanager
+    def _transaction(self, conn: ConnectionLike | None) -> Generator[Connection[Any]]:
+        """A connection for statements that belong together: the caller's, or one in its own transaction."""
+        with translated():
+            if conn is not None:
+                with _joined(conn) as given:
+                    if not _idle(given):
+                        yield given
+                        return
+                    with given.transaction():
+                        yield given
+                return
+            with self._pool.connection() as own, own.transaction():
+                yield own
+
     def _value(self, statement: Statement, conn: ConnectionLike | None) -> Any:
         """The first column of the only row."""
         return (self._rows(statement, conn))[0][0]

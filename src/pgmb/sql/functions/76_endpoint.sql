@@ -409,8 +409,10 @@ begin
   endpoint := pgmb.endpoint_id(add_endpoint_secret.name);
   update pgmb.endpoint e set changed_at = clock_timestamp() where e.id = endpoint;
   delete from pgmb.endpoint_secret s where s.endpoint = endpoint and s.expires_at <= clock_timestamp();
-  update pgmb.endpoint_secret s set expires_at = clock_timestamp() + add_endpoint_secret.overlap
-  where s.endpoint = endpoint and s.expires_at is null;
+  -- None of them signs for longer than that, nor for longer than it was to.
+  update pgmb.endpoint_secret s
+  set expires_at = least(s.expires_at, clock_timestamp() + coalesce(add_endpoint_secret.overlap, interval '0'))
+  where s.endpoint = endpoint;
   insert into pgmb.endpoint_secret (endpoint, sealed) values (endpoint, add_endpoint_secret.sealed) returning id into made;
   return made;
 end $$;

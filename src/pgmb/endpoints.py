@@ -1,0 +1,135 @@
+"""What is asked about endpoints, and the secrets that their requests are signed with. No I/O."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final, LiteralString
+from uuid import UUID
+
+from pgmb import statements, wire
+from pgmb.errors import PgmbError, SecretKeyMissing
+from pgmb.statements import Statement
+
+if TYPE_CHECKING:
+    from pgmb.delivery.sealing import Key
+
+AUTO: Final = "auto"
+GENERATE: Final = "generate"
+
+_KEY: Final = ("PGMB_SECRET_KEY", "PGMB_SECRET_KEY_FILE")
+
+_TYPES: Final[Mapping[str, LiteralString]] = {
+    **statements.TYPES,
+    "batch": "integer",
+    "body": "text",
+    "description": "text",
+    "endpoint": "text",
+    "gzip_above": "integer",
+    "headers": "jsonb",
+    "ids": "uuid[]",
+    "keep_response": "boolean",
+    "log": "text",
+    "metadata": "jsonb",
+    "overlap": "interval",
+    "retry_after": "interval[]",
+    "rps": "integer",
+    "sealed": "bytea",
+    "since": "timestamptz",
+    "state": "text",
+    "timeout": "interval",
+    "until": "timestamptz",
+    "url": "text",
+}
+"""As in statements, but for what is of another type in the functions of endpoints."""
+
+_ENDPOINTS: Final = (
+    "select id, name, url, state, reason, queue, stream, patterns, equals, filter, condition, params,"
+    " ordered, batch, body, rps, max_in_flight, timeout, headers, retry_after, gzip_above, log,"
+    " keep_response, description, metadata, secrets, delivered, failed, error, waiting, delivered_at,"
+    " failed_at, failing_since, probe_at, created_at, changed_at from pgmb.endpoints"
+)
+_ATTEMPTS: Final = (
+    "select a.id, a.at, a.seq, a.event_id, a.topic, a.attempt, a.status, a.seconds, a.error, a.detail,"
+    " a.response from pgmb.attempt a where a.endpoint = %s::uuid order by a.id desc limit %s::bigint"
+)
+
+ENDPOINTS: Final = Statement(_ENDPOINTS + " order by name", ())
+
+
+def endpoint(name: str) -> Statement:
+    return Statement(_ENDPOINTS + " where name = %s::text", (name,))
+
+
+def attempts(endpoint: UUID, most: int) -> Statement:
+    return Statement(_ATTEMPTS, (endpoint, most))
+
+
+def sealed_secrets(name: str) -> Statement:
+    return Statement("select secrets from pgmb.dispatched_endpoints() where name = %s::text", (name,))
+
+
+def call(function: LiteralString, **arguments: Any) -> Statement:
+    """A call with the arguments that are not None."""
+    return statements.call(function, _TYPES, **arguments)
+
+
+def beginning(since: datetime | None) -> datetime | str:
+    """The time that a replay begins at: without one, that of all that is kept."""
+    return "-infinity" if since is None else since
+
+
+def uuids(ids: Iterable[UUID | str]) -> wire.UuidArray:
+    return wire.UuidArray([(id if isinstance(id, UUID) else UUID(id)).bytes for id in ids])
+
+
+def sealing_key() -> Key | None:
+    """The key of the environment, where there is one."""
+    if not any(os.environ.get(name) for name in _KEY):
+        return None
+    from pgmb.delivery.sealing import Key
+
+    return Key.from_environment()
+
+
+def required_key() -> Key:
+    key = sealing_key()
+    if key is None:
+        missing = SecretKeyMissing("there is no key to seal secrets with")
+        missing.advise("Set PGMB_SECRET_KEY: `pgmb endpoints key` makes one.")
+        raise missing
+    return key
+
+
+def new_secret(asked: str | None, key: Key | None) -> str | None:
+    """The text that is meant, checked: one that was given, a new one, or none."""
+    if asked is None or (asked == AUTO and key is None):
+        return None
+    from pgmb.delivery.signature import generate_secret, parse_secret
+
+    if asked in (AUTO, GENERATE):
+        return generate_secret()
+    parse_secret(asked)
+    return asked
+
+
+def public_key(secret: str | None) -> str | None:
+    """What receivers check with where that is not the secret itself."""
+    if secret is None:
+        return None
+    from pgmb.delivery.signature import parse_secret
+
+    return parse_secret(secret).public
+
+
+def knows(key: Key, endpoint: UUID, sealed: Sequence[bytes], secret: str) -> bool:
+    """Whether one of the sealed secrets is this one."""
+
+    def opened(one: bytes) -> str | None:
+        try:
+            return key.open(bytes(one), endpoint)
+        except PgmbError:
+            return None
+
+    return any(opened(one) == secret for one in sealed)
