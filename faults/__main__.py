@@ -266,6 +266,15 @@ def delivery_kills(arguments: argparse.Namespace) -> bool:
     return result.holds
 
 
+def delivery_chaos(arguments: argparse.Namespace) -> bool:
+    from faults import delivery_chaos
+
+    with database(arguments.pg) as (_, dsn):
+        result = delivery_chaos.run(dsn, deliveries=arguments.deliveries, dispatchers=arguments.dispatchers)
+    print(result)
+    return result.holds
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m faults", description=__doc__)
     kinds = parser.add_subparsers(required=True, metavar="NAME")
@@ -387,6 +396,12 @@ def main() -> int:
         "delivery-kills", delivery_kills, "SIGKILL to dispatchers at each step of a delivery: nothing is lost"
     )
     dispatching.add_argument("--times", type=int, default=50, help="at each of the six steps")
+
+    misbehaving = command(
+        "delivery-chaos", delivery_chaos, "endpoints that misbehave: the others get all, a canary nothing"
+    )
+    misbehaving.add_argument("--deliveries", type=int, default=20_000)
+    misbehaving.add_argument("--dispatchers", type=int, default=2)
 
     arguments = parser.parse_args()
     held: bool = arguments.function(arguments)

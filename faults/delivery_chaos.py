@@ -1,0 +1,189 @@
+"""Endpoints that misbehave beside some that do not: those get everything, in time, and once.
+
+The bad ones refuse, dribble, never end, are silent, reset, talk nonsense, redirect to a canary, or are urls
+of that canary, in many spellings, at an address that dispatchers may not reach.
+"""
+
+from __future__ import annotations
+
+import http.client
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from statistics import quantiles
+from typing import Any
+
+import psycopg
+
+from harness import manners
+from harness.dispatchers import Dispatchers
+from harness.sink import Sink
+from harness.visits import Manner
+
+WELL = 8
+ALLOWED = "127.0.0.2"
+ARRIVED_WITHIN = 60.0
+_RATE = 50
+_TIMEOUT = "2 s"
+_CANARY = (
+    "127.0.0.1",
+    "localhost",
+    "127.1",
+    "2130706433",
+    "0x7f000001",
+    "017700000001",
+    "[::ffff:127.0.0.1]",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    endpoints: Counter[str]
+    """How many are well, misbehave, and point to the canary."""
+    deliveries: int
+    missed: int
+    repeated: int
+    """Of those that are well."""
+    delay: float
+    """Theirs, the 99th percentile in seconds."""
+    hits: int
+    """On the canary."""
+    untried: list[str]
+    """Manners that were not met: then nothing is shown."""
+    unaccounted: list[str]
+    """Bad endpoints of whose events some are neither delivered, nor wait, nor are dead letters."""
+    canary_works: bool
+    seconds: float
+
+    @property
+    def holds(self) -> bool:
+        return (
+            not (self.missed or self.repeated or self.hits or self.untried or self.unaccounted)
+            and self.canary_works
+        )
+
+    def __str__(self) -> str:
+        kinds = ", ".join(f"{number} {kind}" for kind, number in self.endpoints.items())
+        return (
+            f"chaos {'holds' if self.holds else 'VIOLATED'}: {self.deliveries} deliveries to endpoints "
+            f"({kinds}) | {self.missed} missed, {self.repeated} repeated by those that are well, "
+            f"99 % of them within {self.delay * 1000:.0f} ms | {self.hits} hits on the canary | "
+            f"untried {self.untried or 'none'}, unaccounted {self.unaccounted or 'none'} | "
+            f"{self.seconds:.1f} s"
+        )
+
+
+def bad_manners(canary: str) -> dict[str, Manner]:
+    return {
+        "refusing": manners.refusing,
+        "unavailable": partial(manners.refusing, status=503, headers=("Retry-After: 1",)),
+        "redirecting": partial(manners.redirecting, to=canary),
+        "resetting": manners.resetting,
+        "silent": manners.silent,
+        "babbling": manners.babbling,
+        "dribbling": manners.dribbling,
+        "endless": manners.endless,
+    }
+
+
+def run(dsn: str, *, deliveries: int, dispatchers: int) -> Result:
+    began = time.monotonic()
+    with Sink(()) as canary:
+        bad = bad_manners(f"{canary.url}/redirected")
+        with (
+            Sink(("ce-time", "webhook-id"), bad, ALLOWED) as sink,
+            psycopg.connect(dsn, autocommit=True) as admin,
+        ):
+            endpoints = Counter(_prepare(admin, sink.url, canary.port, bad))
+            events = -(-deliveries // endpoints.total())
+            with Dispatchers(dsn, dispatchers, [f"{ALLOWED}/32"]):
+                _publish(admin, events)
+                _arrive(admin, sink, events)
+            arrivals = sink.arrivals()
+            unaccounted = _unaccounted(admin, events)
+        hits = canary.count()
+        works = _is_counted(canary)
+    of_the_well = [arrival for arrival in arrivals if arrival.path.startswith("/well/")]
+    delays = [
+        arrival.at - datetime.fromisoformat(arrival.headers["ce-time"]).timestamp() for arrival in of_the_well
+    ]
+    distinct = len({(arrival.path, arrival.headers["webhook-id"]) for arrival in of_the_well})
+    return Result(
+        endpoints,
+        events * endpoints.total(),
+        events * WELL - distinct,
+        len(of_the_well) - distinct,
+        quantiles(delays, n=100)[98],
+        hits,
+        sorted(bad.keys() - {arrival.path.split("/")[1] for arrival in arrivals}),
+        unaccounted,
+        works,
+        time.monotonic() - began,
+    )
+
+
+def _prepare(admin: psycopg.Connection[Any], url: str, port: int, bad: dict[str, Manner]) -> Iterator[str]:
+    """Yields what kind each endpoint is of."""
+    for number in range(WELL):
+        _create(admin, f"well-{number}", f"{url}/well/{number}")
+        yield "well"
+    for name in bad:
+        _create(admin, name, f"{url}/{name}/e")
+        yield "misbehaving"
+    for number, host in enumerate(_CANARY):
+        try:
+            _create(admin, f"canary-{number}", f"http://{host}:{port}/direct")
+        except psycopg.Error as error:
+            if error.sqlstate != "MB005":
+                raise
+            continue
+        yield "pointing at the canary"
+
+
+def _create(admin: psycopg.Connection[Any], name: str, url: str) -> None:
+    admin.execute(
+        "select pgmb.create_endpoint(%s, %s, '{chaos}', timeout => %s, retry_after => '{1 s,1 s}')",
+        [name, url, _TIMEOUT],
+    )
+
+
+def _publish(admin: psycopg.Connection[Any], events: int) -> None:
+    start = time.monotonic()
+    for number in range(events):
+        time.sleep(max(0.0, start + number / _RATE - time.monotonic()))
+        admin.execute("select pgmb.publish('chaos', to_json(%s::integer))", [number])
+
+
+def _arrive(admin: psycopg.Connection[Any], sink: Sink, events: int) -> None:
+    """Until those that are well have got everything and no event waits to be taken, or it takes too long."""
+    deadline = time.monotonic() + ARRIVED_WITHIN
+    while time.monotonic() < deadline:
+        came = sum(arrival.path.startswith("/well/") for arrival in sink.arrivals())
+        taken = admin.execute("select not exists (select from pgmb.claim where state = 'l')").fetchone()
+        if came >= events * WELL and taken == (True,):
+            return
+        time.sleep(0.2)
+
+
+def _unaccounted(admin: psycopg.Connection[Any], events: int) -> list[str]:
+    """After the dispatchers have given back what they held."""
+    rows = admin.execute(
+        "select e.name from pgmb.endpoint e join pgmb.endpoint_activity a on a.endpoint = e.id"
+        " where a.delivered + (select count(*) from pgmb.delivery d where d.endpoint = e.id)"
+        " + (select count(*) from pgmb.dead d where d.endpoint = e.id) <> %s order by 1",
+        [events],
+    )
+    return [name for (name,) in rows]
+
+
+def _is_counted(canary: Sink) -> bool:
+    """A canary that nobody could hit would prove nothing."""
+    before = canary.count()
+    connection = http.client.HTTPConnection("127.0.0.1", canary.port, timeout=10)
+    connection.request("POST", "/", b"{}", {"Content-Length": "2"})
+    connection.getresponse().read()
+    connection.close()
+    return canary.count() == before + 1
