@@ -76,6 +76,7 @@ def run(ground: Ground, form: Form) -> Outcome:
 
 
 def _prepare(site: Site, url: str) -> None:
+    site.connection.execute("select pgmb.drop_queue('bench')")
     site.connection.execute(
         "select pgmb.create('own', 'worker', 5, pgmb.worker('own', %s, null)),"
         " pgmb.create_endpoint('shared', %s, '{webhook}', max_in_flight => %s)",
