@@ -36,6 +36,8 @@ class Directory:
         self.own: dict[str, str] = {}
         """The queue of each endpoint that has one for itself."""
         self.shared: dict[str, Lane] = {}
+        self.sharing: dict[str, list[Lane]] = {}
+        """The lanes of those that share a queue, by its name."""
         self.limited: dict[str, Lane] = {}
         self._key = key
         self._clock = clock
@@ -65,8 +67,11 @@ class Directory:
         ]
         self.own = {one.endpoint: one.queue for one in self.queues if one.endpoint is not None}
         self.shared = {name: lane for name, lane in self.lanes.items() if name not in self.own}
+        self.sharing = {}
         for name, lane in self.lanes.items():
             lane.shares_queue = name not in self.own
+            if lane.shares_queue:
+                self.sharing.setdefault(lane.queue, []).append(lane)
         self.limited = {name: lane for name, lane in self.lanes.items() if lane.endpoint.rps is not None}
         return dropped
 
@@ -90,6 +95,7 @@ class Directory:
             lane.behind = True
         self._seen[identity] = row[-1]
         lane.endpoint = endpoint
+        lane.queue = row[18]
         lane.logs_all = row[11] == "all"
         if lane.probing:
             return

@@ -8,11 +8,13 @@ import logging
 import os
 import socket
 import time
+from collections import Counter
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
 from pgmb.delivery.directory import Directory
 from pgmb.delivery.held import Held
+from pgmb.delivery.lane import ROOM
 from pgmb.delivery.posting import Posting
 from pgmb.delivery.shares import share_of
 from pgmb.delivery.store import Did, Store
@@ -40,8 +42,13 @@ _SOON: Final = 0.005
 _AT_REST: Final = 0.25
 _RELYING: Final = 1.0
 """Between looks where a listener announces news: retries that fall due are not announced."""
+_SMALLEST: Final = 16
 _LARGEST: Final = 500
-"""Events that are asked for at once."""
+"""Events that are asked for at once: fewer where that was more than the lanes took."""
+_FEW: Final = 32
+"""So many lanes are looked at one by one before their queue is asked."""
+_MOST_HELD: Final = 10_000
+"""Deliveries in this process at a time, of a queue with more lanes."""
 _TROUBLED: Final = 5.0
 _PROBE_LATITUDE: Final = 5.0
 
@@ -71,6 +78,7 @@ class Dispatch:
         self._joins_at: float | None = None
         self._due: dict[str, float] = {}
         self._pauses: dict[str, float] = {}
+        self._batches: dict[str, int] = {}
 
     @property
     def busy(self) -> bool:
@@ -151,10 +159,13 @@ class Dispatch:
 
     def _divide(self) -> None:
         joined = self._joins_at is not None and self._clock() >= self._joins_at
+        alive = tuple(self._alive) if joined else ()
         for identity, lane in self._directory.lanes.items():
-            limit = lane.endpoint.max_in_flight
-            lane.share = share_of(limit, identity, str(self.id), self._alive) if joined else 0
-            self._posting.start(lane)
+            cut = (alive, lane.endpoint.max_in_flight)
+            if lane.cut != cut:
+                lane.cut = cut
+                lane.share = share_of(lane.endpoint.max_in_flight, identity, str(self.id), alive)
+                self._posting.start(lane)
 
     async def _reload(self, store: Store) -> None:
         dropped = await self._directory.reload(store)
@@ -176,7 +187,7 @@ class Dispatch:
             lane.probing = True
             queue = self._directory.own.get(identity)
             if queue is None:
-                self._held.claim(await store.claim(1, {identity: 1}), self._directory.lanes)
+                self._held.claim(await store.claim(1, 0, {identity: 1}), self._directory.lanes)
             else:
                 self._held.receive(await store.receive(queue, 1), self._directory.lanes)
             if not lane.busy:
@@ -185,10 +196,12 @@ class Dispatch:
                 await store.end_probe(identity, None, None)
 
     async def _take_requests(self, store: Store) -> None:
+        if not self._directory.limited or not self._is_due("take", _TAKE_EVERY):
+            return
         wanted = {
             identity: wants for identity, lane in self._directory.limited.items() if (wants := lane.wants) > 0
         }
-        if not wanted or not self._is_due("take", _TAKE_EVERY):
+        if not wanted:
             return
         for identity, given in (await store.take_requests(wanted)).items():
             lane = self._directory.lanes[identity]
@@ -196,26 +209,26 @@ class Dispatch:
             self._posting.start(lane)
 
     async def _claim(self, store: Store) -> None:
-        if self._stopping or not self._directory.shared or not self._is_due("claim", _CLAIM_EVERY):
+        shared = self._directory.shared
+        if self._stopping or not shared or not self._is_due("claim", _CLAIM_EVERY):
             return
-        rooms = {
-            identity: room for identity, lane in self._directory.shared.items() if (room := lane.room) > 0
-        }
-        claimed = await store.claim(_LARGEST, rooms)
+        # Of ten thousand lanes few are other than empty: those are named.
+        rooms = {name: room for name, lane in shared.items() if (room := lane.room) != ROOM}
+        claimed = await store.claim(_LARGEST, ROOM, rooms)
         if claimed:
             self._due["claim"] = self._clock() + 2 * _SOON
-        got: dict[str, int] = {}
-        for one in claimed:
-            got[one.endpoint] = got.get(one.endpoint, 0) + 1
+        got = Counter(one.endpoint for one in claimed)
         if len(claimed) < _LARGEST:
-            for identity, room in rooms.items():
-                self._directory.lanes[identity].behind = got.get(identity, 0) >= room
+            for identity, lane in shared.items():
+                room = rooms.get(identity, ROOM)
+                if room:
+                    lane.behind = got[identity] >= room
         self._held.claim(claimed, self._directory.lanes)
 
     async def _receive(self, store: Store) -> None:
         news = self._wakeups.heard()
         for queue, identity, stream in self._directory.queues:
-            most = 0 if self._stopping else self._room_for(identity)
+            most = 0 if self._stopping else self._room_for(queue, identity)
             look = f"queue {queue}"
             if stream in news:
                 self._due.pop(look, None)
@@ -237,15 +250,26 @@ class Dispatch:
             pause = 0.0 if received else min(longest, 2 * self._pauses.get(look, _SOON / 2))
             self._pauses[look] = max(pause, _SOON / 2)
             self._due[look] = self._clock() + pause
-            self._held.receive(received, self._directory.lanes)
+            overflowed = self._held.receive(received, self._directory.lanes)
+            if overflowed:
+                self._batches[queue] = max(_SMALLEST, most // 2)
+            elif len(received) == most:
+                self._batches[queue] = min(_LARGEST, most * 2)
 
-    def _room_for(self, identity: str | None) -> int:
+    def _room_for(self, queue: str, identity: str | None) -> int:
         """How many events to ask a queue for: none while what it feeds has enough."""
         if identity is not None:
             lane = self._directory.lanes[identity]
             # In one go rather than in many small ones.
             return min(lane.room, _LARGEST) if lane.room >= lane.waiting else 0
+        lanes = self._directory.sharing.get(queue, [])
+        batch = self._batches.get(queue, ROOM)
         if self._joins_at is None or self._clock() < self._joins_at or not self._alive:
             return 0
-        waiting = sum(lane.waiting for lane in self._directory.shared.values())
-        return _LARGEST if waiting < _LARGEST else 0
+        if len(lanes) > _FEW:
+            return batch if self._held.deliveries < _MOST_HELD else 0
+        room = max((lane.room for lane in lanes if lane.room >= lane.waiting), default=0)
+        if room == 0 and any(lane.state == "disabled" for lane in lanes):
+            # Events go past those that are disabled, and wait for the others.
+            return 0 if any(lane.open for lane in lanes) else batch
+        return min(room, batch)

@@ -33,9 +33,18 @@ class Held:
     def __len__(self) -> int:
         return len(self._leases)
 
-    def receive(self, received: Sequence[Received], lanes: dict[str, Lane]) -> None:
-        """Events of a queue. What a lane that shares its queue has no room for waits in the database."""
+    @property
+    def deliveries(self) -> int:
+        """How many are under way or wait in lanes."""
+        return sum(lease.open for lease in self._leases.values())
+
+    def receive(self, received: Sequence[Received], lanes: dict[str, Lane]) -> bool:
+        """Events of a queue. What a lane that shares its queue has no room for waits in the database.
+
+        Returns whether that was so for a lane that had some before.
+        """
         touched: dict[str, Lane] = {}
+        overflowed = False
         for one in received:
             lease = self._lease(one.lease, waited=False)
             lease.add(one.seq, len(one.endpoints))
@@ -43,6 +52,7 @@ class Held:
                 lane = lanes.get(identity)
                 if lane is None or (lane.shares_queue and not lane.takes_fresh):
                     if lane is not None:
+                        overflowed |= lane.open and not lane.behind
                         lane.behind = True
                     lease.failed(Failure(one.seq, identity, 0.0, None, False, False))
                     self._posting.news.set()
@@ -51,6 +61,7 @@ class Held:
                 touched[identity] = lane
         for lane in touched.values():
             self._posting.start(lane)
+        return overflowed
 
     def claim(self, claimed: Sequence[Claimed], lanes: dict[str, Lane]) -> None:
         """Events that waited for one endpoint each."""
@@ -58,7 +69,11 @@ class Held:
         for one in claimed:
             lease = self._lease(one.lease, waited=True)
             lease.add(one.row, 1)
-            lane = lanes[one.endpoint]
+            lane = lanes.get(one.endpoint)
+            if lane is None:
+                # Of an endpoint that is not known here yet.
+                lease.failed(Failure(one.row, one.endpoint, 0.0, None, False, False))
+                continue
             lane.put(Delivery(lane, lease, one.row, one.seq, one.attempt, one.event))
             touched[one.endpoint] = lane
         for lane in touched.values():

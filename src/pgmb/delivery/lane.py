@@ -13,8 +13,11 @@ if TYPE_CHECKING:
     from pgmb.delivery.endpoint import Endpoint
     from pgmb.delivery.work import Delivery
 
+ROOM: Final = 64
+"""How much a lane takes before it is known how fast it delivers."""
 _PATIENCE: Final = 0.5
 """A lane takes as much as it is likely to deliver within so many seconds."""
+_COUNTED_FOR: Final = 0.25
 _KEPT_FOR: Final = 1.0
 """Requests that the limit allowed are good for so many seconds."""
 
@@ -27,11 +30,14 @@ class Lane:
     def __init__(self, endpoint: Endpoint, clock: Callable[[], float]) -> None:
         self.endpoint = endpoint
         self.identity = str(endpoint.id)
+        self.queue = ""
         self.shares_queue = True
         """Whether other endpoints are fed by the same queue: then it must not hold them up."""
         self.state = "active"
-        self.share = endpoint.max_in_flight
+        self.share = 0
         """How many requests this process may have under way."""
+        self.cut: object = None
+        """What the share was computed from."""
         self.busy = 0
         self.behind = False
         """Whether some wait in the database: then the next ones wait behind them."""
@@ -66,7 +72,7 @@ class Lane:
         if self.endpoint.rps is not None:
             bound = max(1.0, self.endpoint.rps * _PATIENCE)
         else:
-            bound = max(4.0 * self.share, self._rate * _PATIENCE)
+            bound = max(float(ROOM), self._rate * _PATIENCE)
         return max(0, int(bound) * self.endpoint.batch - self.waiting)
 
     @property
@@ -130,7 +136,7 @@ class Lane:
         self.busy -= 1
         self._counted += len(taken)
         now = self._clock()
-        if now - self._counted_at >= 1.0:
+        if now - self._counted_at >= _COUNTED_FOR:
             self._rate = self._counted / (now - self._counted_at)
             self._counted, self._counted_at = 0, now
         if delivered:

@@ -26,7 +26,7 @@ from pgmb.receive_deliveries(%s, %s, %s::interval)"""
 _CLAIM: Final = """
 select lease::text, delivery, endpoint::text, seq, id::text, topic, key, payload, headers, published_at,
   attempt
-from pgmb.claim_deliveries(%s, %s::interval, 0, %s::uuid[], %s::integer[])"""
+from pgmb.claim_deliveries(%s, %s::interval, %s, %s::uuid[], %s::integer[])"""
 _SETTLE: Final = """
 select pgmb.settle_deliveries(%s::uuid, %s::bigint[], %s::bigint[], %s::uuid[], %s::interval[],
   %s::text[], %s::boolean[], %s::boolean[])"""
@@ -115,9 +115,9 @@ class Store:
                 rows = await self._rows(_RECEIVE, (queue, most, self._lease_for))
         return [Received(row[0], row[1], Posted(*row[2:8]), row[8], row[9]) for row in rows]
 
-    async def claim(self, most: int, rooms: dict[str, int]) -> list[Claimed]:
-        """What waits for endpoints, of each at most so much."""
-        rows = await self._rows(_CLAIM, (most, self._lease_for, list(rooms), list(rooms.values())))
+    async def claim(self, most: int, room: int, rooms: dict[str, int]) -> list[Claimed]:
+        """What waits for endpoints: of each at most `room`, or what is given for it."""
+        rows = await self._rows(_CLAIM, (most, self._lease_for, room, list(rooms), list(rooms.values())))
         return [Claimed(row[0], row[1], row[2], row[3], Posted(*row[4:10]), row[10]) for row in rows]
 
     async def settle(self, reports: Sequence[Report], tried: Sequence[Tried]) -> int:

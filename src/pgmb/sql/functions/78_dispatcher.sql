@@ -225,7 +225,7 @@ end $$;
 create or replace function pgmb.dispatched_endpoints(since timestamptz default '-infinity')
 returns table (id uuid, name text, url text, body text, batch integer, timeout interval, headers jsonb,
   gzip_above integer, rps integer, max_in_flight integer, retry_after interval[], log text, keep_response boolean, state text,
-  probe_at timestamptz, ordered boolean, source text, secrets bytea[], changed_at timestamptz)
+  probe_at timestamptz, ordered boolean, source text, secrets bytea[], queue text, changed_at timestamptz)
 language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
 as $$
@@ -238,13 +238,13 @@ begin
     '/pgmb/' || coalesce(own.stream_name, t.name, 'main'),
     array(select k.sealed from pgmb.endpoint_secret k
       where k.endpoint = e.id and (k.expires_at is null or k.expires_at > clock_timestamp()) order by k.id desc),
-    changed.at
+    coalesce(own.name, s.group_id), changed.at
   from pgmb.endpoint e
   cross join lateral (
     select greatest(e.changed_at, max(k.expires_at)) at
     from pgmb.endpoint_secret k where k.endpoint = e.id and k.expires_at <= clock_timestamp()) changed
   left join lateral (
-    select q.ordered, q.stream_name from pgmb.queue q where q.endpoint = e.id and q.lane_of is null order by q.id limit 1) own on true
+    select q.name, q.ordered, q.stream_name from pgmb.queue q where q.endpoint = e.id and q.lane_of is null order by q.id limit 1) own on true
   left join pgmb.subscription s on s.id = e.subscription
   left join pgmb.stream t on t.id = s.stream
   where changed.at >= dispatched_endpoints.since;
