@@ -338,7 +338,6 @@ class EndpointStatus(msgspec.Struct, frozen=True):
     stream: str | None
     patterns: list[str] | None
     equals: dict[str, Any] | None
-    """By the fields' paths: `{"payload.room": 7}`."""
     filter: str | None
     condition: str | None
     params: dict[str, Any]

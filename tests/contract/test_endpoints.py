@@ -63,7 +63,7 @@ def test_an_endpoint_is_what_it_was_said_to_be(db: psycopg.Connection[Any]) -> N
         "webhooks",
         "main",
         ["order.*", "invoice.#"],
-        {"payload.region": "eu"},
+        {"payload": {"region": "eu"}},
         '($."payload"."total" > $"least")',
         {"least": 10},
     )

@@ -15,6 +15,7 @@ from psycopg_pool import PoolTimeout
 from pgmb.cli import (
     dlq,
     doctor,
+    endpoints,
     output,
     publish,
     queues,
@@ -46,6 +47,7 @@ for group in (
     top,
     streams,
     queues,
+    endpoints,
     publish,
     receive,
     tail,

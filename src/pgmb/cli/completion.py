@@ -22,6 +22,10 @@ def streams(ctx: typer.Context, incomplete: str) -> list[str]:
     return _names(ctx, incomplete, "select stream from pgmb.stream_status")
 
 
+def endpoints(ctx: typer.Context, incomplete: str) -> list[str]:
+    return _names(ctx, incomplete, "select name from pgmb.endpoints")
+
+
 def _names(ctx: typer.Context, incomplete: str, query: LiteralString) -> list[str]:
     dsn = ctx.params.get("dsn") or next(
         (os.environ[name] for name in ENVIRONMENT if os.environ.get(name)), ""

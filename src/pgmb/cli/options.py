@@ -20,6 +20,9 @@ Dsn: TypeAlias = Annotated[
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Yes: TypeAlias = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 Queue: TypeAlias = Annotated[str, typer.Argument(help="The queue.", autocompletion=completion.queues)]
+Endpoint: TypeAlias = Annotated[
+    str, typer.Argument(help="The endpoint.", autocompletion=completion.endpoints)
+]
 StreamName: TypeAlias = Annotated[str, typer.Argument(help="The stream.", autocompletion=completion.streams)]
 Stream: TypeAlias = Annotated[
     str, typer.Option("--stream", help="The stream.", autocompletion=completion.streams)

@@ -68,7 +68,7 @@ async def test_an_endpoint_is_shown_as_it_was_created_and_changed(client: Client
     assert isinstance(shown, pgmb.EndpointStatus)
     assert (shown.id, shown.name, shown.url, shown.state) == (made.id, "hook", URL, "active")
     assert (shown.queue, shown.stream, shown.patterns) == ("endpoint/hook", "main", ["order.*"])
-    assert (shown.equals, shown.filter) == ({"payload.region": "eu"}, "$.payload.total > $least")
+    assert (shown.equals, shown.filter) == ({"payload": {"region": "eu"}}, "$.payload.total > $least")
     assert (shown.params, shown.ordered, shown.batch, shown.body) == ({"least": 10}, False, 5, "cloudevents")
     assert (shown.rps, shown.max_in_flight, shown.timeout) == (50, 4, timedelta(seconds=3))
     assert shown.retry_after == [timedelta(seconds=1), timedelta(minutes=1)]

@@ -437,6 +437,27 @@ begin
   return gone;
 end $$;
 
+-- Fields and their values as `equals` has them; null without fields. Internal.
+create or replace function pgmb.fields_object(fields text[], amounts jsonb)
+returns jsonb
+language plpgsql immutable
+as $$
+declare
+  path text[];
+  built jsonb;
+begin
+  for nth in 1 .. coalesce(cardinality(fields), 0) loop
+    path := fields[nth]::text[];
+    for depth in 1 .. cardinality(path) - 1 loop
+      if coalesce(built, '{}') #> path[:depth] is null then
+        built := jsonb_set(coalesce(built, '{}'), path[:depth], '{}');
+      end if;
+    end loop;
+    built := jsonb_set(coalesce(built, '{}'), path, amounts -> (nth - 1));
+  end loop;
+  return built;
+end $$;
+
 -- Every endpoint: what it wants, how it is, and what it did. One whose filter or condition raised is paused, and why is
 -- said. Of its headers the names; `waiting` counts up to 10,000. For admins.
 create or replace view pgmb.endpoints as
@@ -444,12 +465,7 @@ select e.id, e.name, e.url,
   case when e.state = 'active' and coalesce(own.paused_at, s.paused_at) is not null then 'paused' else e.state end state,
   coalesce(e.reason, own.paused_reason, s.paused_reason) reason,
   coalesce(own.name, s.group_id) queue, coalesce(own.stream_name, t.name) stream, coalesce(b.patterns, h.patterns) patterns,
-  (select jsonb_object_agg(f.field, f.value)
-    from (
-      select array_to_string(path, '.') field, value from pgmb.equal_fields(b.equals)
-      union all
-      select array_to_string(path::text[], '.'), s.equals -> (place - 1)::integer
-      from unnest(h.fields) with ordinality p (path, place)) f) equals,
+  coalesce(b.equals, pgmb.fields_object(h.fields, s.equals)) equals,
   coalesce(b.filter, h.filter::text) as filter, coalesce(b.condition, h.condition) condition,
   coalesce(b.params, s.params, '{}') params, coalesce(own.ordered, false) ordered, e.batch, e.body, e.rps,
   e.max_in_flight, e.timeout, array(select n from jsonb_object_keys(e.headers) n order by n) headers, e.retry_after,

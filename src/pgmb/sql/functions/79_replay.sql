@@ -142,27 +142,6 @@ begin
   end if;
 end $$;
 
--- Fields and their values as `equals` has them; null without fields. Internal.
-create or replace function pgmb.fields_object(fields text[], amounts jsonb)
-returns jsonb
-language plpgsql immutable
-as $$
-declare
-  path text[];
-  built jsonb;
-begin
-  for nth in 1 .. coalesce(cardinality(fields), 0) loop
-    path := fields[nth]::text[];
-    for depth in 1 .. cardinality(path) - 1 loop
-      if coalesce(built, '{}') #> path[:depth] is null then
-        built := jsonb_set(coalesce(built, '{}'), path[:depth], '{}');
-      end if;
-    end loop;
-    built := jsonb_set(coalesce(built, '{}'), path, amounts -> (nth - 1));
-  end loop;
-  return built;
-end $$;
-
 -- Refuses a time since when retention has dropped events; from -infinity on, what is still there counts. Errors: MB012.
 -- Internal.
 create or replace function pgmb.assert_kept(stream integer, since timestamptz)
@@ -255,6 +234,7 @@ returns bigint
 language plpgsql
 -- Nobody knows how many wait: to ask each event about each of them would be chosen in error.
 set enable_nestloop = off
+set jit = off
 as $$
 #variable_conflict use_column
 begin

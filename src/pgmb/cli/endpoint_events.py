@@ -1,0 +1,139 @@
+"""pgmb endpoints attempts, resend, replay, redrive, test: what was posted to one, and is again."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import TYPE_CHECKING, Annotated
+from uuid import UUID
+
+import typer
+
+from pgmb import aconnect, connect
+from pgmb.cli import output
+from pgmb.cli.filters import FilterBy
+from pgmb.cli.options import AsJson, Dsn, Endpoint
+from pgmb.cli.posting import Time, time
+from pgmb.cli.roles import Allow, EgressProxy
+from pgmb.endpoints import sealing_key
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pgmb.delivery.client import Attempted
+
+
+def register(endpoints: typer.Typer) -> None:
+    for command in (attempts, resend, replay, redrive):
+        endpoints.command()(command)
+    endpoints.command("test")(fire)
+
+
+def attempts(
+    endpoint: Endpoint,
+    dsn: Dsn = "",
+    max: Annotated[int, typer.Option(help="At most so many.", min=1)] = 20,
+    as_json: AsJson = False,
+) -> None:
+    """What was tried, the newest first: failures, or all with `--log all`."""
+    with connect(dsn, max_size=1) as broker:
+        found = broker.attempts(endpoint, max)
+    if as_json:
+        output.json(found)
+        return
+    if not found:
+        output.line("No attempts.")
+        return
+    columns = ("at", "event", "topic", "attempt", "status", "seconds", "error", "detail")
+    rows = [
+        (
+            one.at,
+            one.event_id,
+            one.topic,
+            one.attempt,
+            one.status,
+            round(one.seconds, 3),
+            one.error,
+            one.detail,
+        )
+        for one in found
+    ]
+    output.table(f"Attempts of {endpoint}", columns, rows)
+
+
+def resend(
+    endpoint: Endpoint,
+    ids: Annotated[list[UUID], typer.Argument(help="Ids of events.", show_default=False)],
+    dsn: Dsn = "",
+) -> None:
+    """Send events of the log to an endpoint again."""
+    with connect(dsn, max_size=1) as broker:
+        found = broker.resend(endpoint, ids)
+    output.line(f"Sending {_events(found)} again.")
+    if found < len(set(ids)):
+        output.note(f"{len(set(ids)) - found} were not found in the log.")
+
+
+def replay(
+    endpoint: Endpoint,
+    since: Time,
+    dsn: Dsn = "",
+    until: Time = None,
+    topic: Annotated[str | None, typer.Option(help="Those whose topic matches this pattern.")] = None,
+    filter: FilterBy = None,
+    max: Annotated[int, typer.Option(help="At most so many, the oldest first.", min=1)] = 10_000,
+) -> None:
+    """Send an endpoint what it asks for of the log again."""
+    with connect(dsn, max_size=1) as broker:
+        found = broker.replay(endpoint, time(since), time(until), topic=topic, filter=filter, max=max)
+    output.line(f"Sending {_events(found)} again.")
+    if found == max:
+        output.note("There may be more: --max")
+
+
+def redrive(endpoint: Endpoint, dsn: Dsn = "", since: Time = None) -> None:
+    """Send an endpoint its dead letters again, and at once what waits to be tried again."""
+    with connect(dsn, max_size=1) as broker:
+        found = broker.redrive_failed(endpoint, time(since))
+    output.line(f"Sending {_events(found)} again.")
+
+
+def fire(
+    endpoint: Endpoint,
+    dsn: Dsn = "",
+    allow: Allow = None,
+    egress_proxy: EgressProxy = None,
+    as_json: AsJson = False,
+) -> None:
+    """Post an event of topic pgmb.test to an endpoint, once, and print what came of it."""
+    found = asyncio.run(_fire(dsn, endpoint, allow or (), egress_proxy))
+    shown = {
+        "status": found.status,
+        "seconds": round(found.latency, 3),
+        "error": found.error_class,
+        "detail": found.detail,
+        "response": found.response,
+    }
+    if as_json:
+        output.json(shown)
+    else:
+        output.record(f"Endpoint {endpoint}", shown)
+    if found.error_class is not None:
+        sys.exit(1)
+
+
+async def _fire(dsn: str, endpoint: str, allow: Sequence[str], egress_proxy: str | None) -> Attempted:
+    from pgmb.delivery.addresses import Guard
+    from pgmb.delivery.client import Poster
+    from pgmb.delivery.trial import try_endpoint
+
+    key = sealing_key()
+    async with (
+        await aconnect(dsn, max_size=1) as broker,
+        Poster(Guard(allow), connections=1, proxy=egress_proxy) as poster,
+    ):
+        return await try_endpoint(broker, endpoint, poster, key)
+
+
+def _events(count: int) -> str:
+    return f"{count:,} event{'' if count == 1 else 's'}"

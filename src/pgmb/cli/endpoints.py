@@ -1,0 +1,271 @@
+"""pgmb endpoints: list, show, create, alter, bind, drop, pause, resume, disable, and rotate-secret, key."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Annotated
+
+import msgspec
+import typer
+
+from pgmb import connect
+from pgmb.cli import durations, endpoint_events, filters, output, posting
+from pgmb.cli.confirmation import confirm
+from pgmb.cli.filters import Condition, Equals, FilterBy, Params
+from pgmb.cli.options import AsJson, Dsn, Endpoint, Stream, Yes
+from pgmb.cli.posting import (
+    Batch,
+    BodyOf,
+    Description,
+    GzipAbove,
+    Headers,
+    KeepResponse,
+    LogOf,
+    MaxInFlight,
+    Metadata,
+    RetryAfter,
+    Rps,
+    SecretFile,
+    Timeout,
+)
+from pgmb.endpoints import AUTO, GENERATE
+from pgmb.errors import InvalidArgument
+
+endpoints = typer.Typer(
+    help="Endpoints: HTTP destinations that the Dispatcher posts events to.", no_args_is_help=True
+)
+
+_ONCE = "It is not shown again: give it to whoever verifies the requests."
+
+
+def register(app: typer.Typer) -> None:
+    endpoints.command("list")(list_endpoints)
+    for command in (show, create, alter, bind, drop, pause, resume, disable, rotate_secret, key):
+        endpoints.command()(command)
+    endpoint_events.register(endpoints)
+    app.add_typer(endpoints, name="endpoints")
+
+
+def list_endpoints(dsn: Dsn = "", as_json: AsJson = False) -> None:
+    """Every endpoint: how it is, what it did, what waits."""
+    with connect(dsn, max_size=1) as broker:
+        found = broker.endpoints()
+    if as_json:
+        output.json(found)
+        return
+    columns = ("name", "state", "url", "patterns", "waiting", "delivered", "failed", "delivered_at", "error")
+    rows = [[getattr(one, column) for column in columns] for one in found]
+    output.table("Endpoints", [column.replace("_", " ") for column in columns], rows)
+
+
+def show(endpoint: Endpoint, dsn: Dsn = "", as_json: AsJson = False) -> None:
+    """One endpoint: its settings, how it is, what it did."""
+    with connect(dsn, max_size=1) as broker:
+        found = broker.endpoint(endpoint)
+    if as_json:
+        output.json(found)
+        return
+    shown = msgspec.structs.asdict(found)
+    for name in ("equals", "params", "metadata"):
+        shown[name] = msgspec.json.encode(shown[name]).decode() if shown[name] else None
+    output.record(f"Endpoint {endpoint}", shown)
+
+
+def create(
+    endpoint: Annotated[str, typer.Argument(help="A name of up to 100 characters.")],
+    url: Annotated[str, typer.Argument(help="Where events are posted to, http or https.")],
+    patterns: Annotated[
+        list[str], typer.Argument(help="Topics: * is one word, # any number of words.", show_default=False)
+    ] = ["#"],  # noqa: B006 - typer copies it
+    dsn: Dsn = "",
+    stream: Stream = "main",
+    equals: Equals = None,
+    filter: FilterBy = None,
+    condition: Condition = None,
+    param: Params = None,
+    ordered: Annotated[
+        bool, typer.Option("--ordered", help="Events of one key one after the other.")
+    ] = False,
+    batch: Batch = None,
+    body: BodyOf = None,
+    rps: Rps = None,
+    max_in_flight: MaxInFlight = None,
+    timeout: Timeout = None,
+    header: Headers = None,
+    gzip_above: GzipAbove = None,
+    retry_after: RetryAfter = None,
+    log: LogOf = None,
+    keep_response: KeepResponse = None,
+    description: Description = None,
+    metadata: Metadata = None,
+    queue: Annotated[
+        str | None, typer.Option(help="The queue that it shares with others. [default: webhooks]")
+    ] = None,
+    secret_file: SecretFile = None,
+    unsigned: Annotated[bool, typer.Option("--unsigned", help="Without a secret.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Register an endpoint, or give one all of these settings.
+
+    It gets a secret if PGMB_SECRET_KEY is set and it has none.
+    """
+    given = posting.given(
+        header,
+        batch=batch,
+        body=body,
+        rps=rps,
+        max_in_flight=max_in_flight,
+        timeout=timeout,
+        gzip_above=gzip_above,
+        retry_after=retry_after,
+        log=log,
+        keep_response=keep_response,
+        description=description,
+        metadata=metadata,
+    )
+    with connect(dsn, max_size=1) as broker:
+        made = broker.create_endpoint(
+            endpoint,
+            url,
+            patterns,
+            stream=stream,
+            ordered=ordered,
+            queue=queue,
+            secret=None if unsigned else posting.read_secret(secret_file) or AUTO,
+            **given,
+            **filters.given(equals, filter, condition, param),
+        )
+    if as_json:
+        output.json(made)
+        return
+    output.line(f"Endpoint {output.printable(endpoint)} gets {', '.join(patterns)}.")
+    if made.secret is not None and secret_file is None:
+        output.line(f"Secret: {made.secret}")
+        output.note(_ONCE)
+    if made.public_key is not None:
+        output.line(f"Public key: {made.public_key}")
+
+
+def alter(
+    endpoint: Endpoint,
+    dsn: Dsn = "",
+    url: Annotated[str | None, typer.Option(help="Where events are posted to.")] = None,
+    batch: Batch = None,
+    body: BodyOf = None,
+    rps: Rps = None,
+    max_in_flight: MaxInFlight = None,
+    timeout: Timeout = None,
+    header: Headers = None,
+    gzip_above: GzipAbove = None,
+    retry_after: RetryAfter = None,
+    log: LogOf = None,
+    keep_response: KeepResponse = None,
+    description: Description = None,
+    metadata: Metadata = None,
+) -> None:
+    """Change settings of an endpoint; what is not named stays. --rps 0 takes the limit away."""
+    given = posting.given(
+        header,
+        url=url,
+        batch=batch,
+        body=body,
+        rps=rps,
+        max_in_flight=max_in_flight,
+        timeout=timeout,
+        gzip_above=gzip_above,
+        retry_after=retry_after,
+        log=log,
+        keep_response=keep_response,
+        description=description,
+        metadata=metadata,
+    )
+    if not given:
+        refused = InvalidArgument("nothing to change was named")
+        refused.advise("For example: pgmb endpoints alter NAME --rps 50. Patterns: pgmb endpoints bind")
+        raise refused
+    with connect(dsn, max_size=1) as broker:
+        broker.alter_endpoint(endpoint, **given)
+    output.line(f"Changed endpoint {output.printable(endpoint)}.")
+
+
+def bind(
+    endpoint: Endpoint,
+    patterns: Annotated[
+        list[str], typer.Argument(help="Topics: * is one word, # any number of words.", show_default=False)
+    ],
+    dsn: Dsn = "",
+    equals: Equals = None,
+    filter: FilterBy = None,
+    condition: Condition = None,
+    param: Params = None,
+) -> None:
+    """Replace an endpoint's patterns and filter."""
+    with connect(dsn, max_size=1) as broker:
+        broker.bind_endpoint(endpoint, patterns, **filters.given(equals, filter, condition, param))
+    output.line(f"Endpoint {output.printable(endpoint)} gets {', '.join(patterns)}.")
+
+
+def drop(endpoint: Endpoint, dsn: Dsn = "", yes: Yes = False) -> None:
+    """Drop an endpoint with what waits for it, its attempts and dead letters."""
+    with connect(dsn, max_size=1) as broker:
+        found = broker.endpoint(endpoint)
+        confirm(f"Drop endpoint {endpoint} with {found.waiting:,} events that wait for it?", yes)
+        broker.drop_endpoint(endpoint)
+    output.line(f"Dropped endpoint {output.printable(endpoint)}.")
+
+
+Reason = Annotated[str | None, typer.Option(help="Shown in the status.")]
+
+
+def pause(endpoint: Endpoint, dsn: Dsn = "", reason: Reason = None) -> None:
+    """Have events wait for an endpoint."""
+    with connect(dsn, max_size=1) as broker:
+        broker.pause_endpoint(endpoint, reason)
+    output.line(f"Paused endpoint {output.printable(endpoint)}.")
+
+
+def resume(endpoint: Endpoint, dsn: Dsn = "") -> None:
+    """Post to an endpoint again that was paused, tripped or disabled."""
+    with connect(dsn, max_size=1) as broker:
+        broker.resume_endpoint(endpoint)
+    output.line(f"Resumed endpoint {output.printable(endpoint)}.")
+
+
+def disable(endpoint: Endpoint, dsn: Dsn = "", reason: Reason = None) -> None:
+    """Have an endpoint get nothing more; what comes meanwhile does not wait for it."""
+    with connect(dsn, max_size=1) as broker:
+        broker.disable_endpoint(endpoint, reason)
+    output.line(f"Disabled endpoint {output.printable(endpoint)}.")
+
+
+def rotate_secret(
+    endpoint: Endpoint,
+    dsn: Dsn = "",
+    overlap: Annotated[
+        timedelta | None,
+        typer.Option(
+            parser=durations.parse,
+            metavar="DURATION",
+            help="How long the former secret signs beside it. [default: 1d]",
+        ),
+    ] = None,
+    secret_file: SecretFile = None,
+) -> None:
+    """Sign with a new secret, and for a while with the former too."""
+    with connect(dsn, max_size=1) as broker:
+        made = broker.rotate_secret(
+            endpoint,
+            posting.read_secret(secret_file) or GENERATE,
+            overlap=overlap,
+        )
+    output.line(f"Endpoint {output.printable(endpoint)} has a new secret.")
+    if secret_file is None:
+        output.line(f"Secret: {made}")
+        output.note(_ONCE)
+
+
+def key() -> None:
+    """Print a new key for PGMB_SECRET_KEY, which seals secrets in the database."""
+    from pgmb.delivery.sealing import generate_key
+
+    output.line(generate_key())
