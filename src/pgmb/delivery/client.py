@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from time import perf_counter
 from types import MappingProxyType, TracebackType
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self, cast
 
 import aiohttp
 from aiohttp.abc import AbstractResolver
@@ -18,6 +18,7 @@ from yarl import URL
 
 from pgmb.delivery import outcomes
 from pgmb.delivery.addresses import Guard, check_literal, check_url
+from pgmb.delivery.deadlines import Deadlines
 from pgmb.delivery.request import Request
 from pgmb.delivery.resolver import Resolver
 
@@ -73,6 +74,7 @@ class Poster:
         self._guarded = proxy is None or guard_proxy
         self._resolver = resolver
         self._tls = tls
+        self._deadlines = Deadlines()
 
     async def __aenter__(self) -> Self:
         self._own_resolver = Resolver() if self._resolver is None else None
@@ -109,30 +111,39 @@ class Poster:
         """
         started = perf_counter()
         response: aiohttp.ClientResponse | None = None
-        status, headers, error = None, _NOTHING, None
+        status, headers = None, _NOTHING
+        error: Exception | None = None
         kept = bytearray()
+        task = cast("asyncio.Task[Any]", asyncio.current_task())
+        self._deadlines.begin(task, timeout)
         try:
-            async with asyncio.timeout(timeout):
-                url = _checked(request.url)
-                if self._proxy is not None:
-                    check_literal(self._guard, url.raw_host or "")
-                response = await self._session.post(
-                    url,
-                    data=request.body if len(request.body) <= _LARGE else io.BytesIO(request.body),
-                    headers=request.headers,
-                    allow_redirects=False,
-                    proxy=self._proxy,
-                )
-                status, headers = response.status, response.headers
-                if keep_response or not response.content.is_eof():
-                    await _drain(response.content, kept)
+            url = _checked(request.url)
+            if self._proxy is not None:
+                check_literal(self._guard, url.raw_host or "")
+            response = await self._session.post(
+                url,
+                data=request.body if len(request.body) <= _LARGE else io.BytesIO(request.body),
+                headers=request.headers,
+                allow_redirects=False,
+                proxy=self._proxy,
+            )
+            status, headers = response.status, response.headers
+            if keep_response or not response.content.is_eof():
+                await _drain(response.content, kept)
+        except asyncio.CancelledError:
+            if not self._deadlines.ended(task):
+                raise
+            error = TimeoutError()
         except Exception as caught:  # whatever a stranger's server provokes is an outcome of this request
             error = caught
         finally:
+            self._deadlines.end(task)
             if response is not None:
                 # Where it was not read to its end, this closes the connection.
                 response.release()
         latency = perf_counter() - started
+        if status is not None and 200 <= status < 300 and not keep_response:
+            return Attempted(status, latency, None, None, None, None, "delivered")
         verdict = outcomes.judge(status, headers, error, datetime.now(UTC))
         return Attempted(
             status,

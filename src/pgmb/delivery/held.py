@@ -43,24 +43,27 @@ class Held:
 
         Returns whether that was so for a lane that had some before.
         """
-        touched: dict[str, Lane] = {}
+        rooms: dict[str, int] = {}
         overflowed = False
         for one in received:
             lease = self._lease(one.lease, waited=False)
             lease.add(one.seq, len(one.endpoints))
             for identity in one.endpoints:
                 lane = lanes.get(identity)
-                if lane is None or (lane.shares_queue and not lane.takes_fresh):
-                    if lane is not None:
-                        overflowed |= lane.open and not lane.behind
-                        lane.behind = True
-                    lease.failed(Failure(one.seq, identity, 0.0, None, False, False))
-                    self._posting.news.set()
+                room = rooms.get(identity)
+                if room is None:
+                    room = 0 if lane is None else lane.room_for_fresh
+                if lane is not None and room > 0:
+                    rooms[identity] = room - 1
+                    lane.put(Delivery(lane, lease, one.seq, one.seq, one.attempt, one.event))
                     continue
-                lane.put(Delivery(lane, lease, one.seq, one.seq, one.attempt, one.event))
-                touched[identity] = lane
-        for lane in touched.values():
-            self._posting.start(lane)
+                if lane is not None:
+                    overflowed |= lane.open and not lane.behind
+                    lane.behind = True
+                lease.failed(Failure(one.seq, identity, 0.0, None, False, False))
+                self._posting.news.set()
+        for identity in rooms:
+            self._posting.start(lanes[identity])
         return overflowed
 
     def claim(self, claimed: Sequence[Claimed], lanes: dict[str, Lane]) -> None:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 ROOM: Final = 64
 """How much a lane takes before it is known how fast it delivers."""
+_LARGEST_LEASE: Final = 1000
 _PATIENCE: Final = 0.5
 """A lane takes as much as it is likely to deliver within so many seconds."""
 _COUNTED_FOR: Final = 0.25
@@ -76,9 +77,11 @@ class Lane:
         return max(0, int(bound) * self.endpoint.batch - self.waiting)
 
     @property
-    def takes_fresh(self) -> bool:
-        """Whether it takes an event that did not wait."""
-        return self.probing or (not self.behind and self.room > 0)
+    def room_for_fresh(self) -> int:
+        """How many more events it takes that did not wait; with a queue of its own, what it asked for."""
+        if not self.shares_queue or self.probing:
+            return ROOM * self.endpoint.batch + _LARGEST_LEASE
+        return 0 if self.behind else self.room
 
     @property
     def wants(self) -> int:
