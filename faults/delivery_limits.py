@@ -62,14 +62,16 @@ class Result:
         )
 
 
-def run(dsn: str, *, dispatchers: int, many: int, measured: float) -> Result:
+def run(
+    dsn: str, *, dispatchers: int, many: int, measured: float, settling_in: float = SETTLING_IN
+) -> Result:
     began = time.monotonic()
     with (
         psycopg.connect(dsn, autocommit=True) as admin,
         Sink(("webhook-id",), {"slow": partial(slow, seconds=_ANSWERED_AFTER)}) as sink,
     ):
         _prepare(admin, sink.url, many)
-        lasts = SETTLING_IN + measured + 1
+        lasts = settling_in + measured + 1
         with Dispatchers(dsn, dispatchers):
             _publish(admin, "paced", int(RATE * (lasts + 10)))
             _publish(admin, "narrow", int(IN_FLIGHT / _ANSWERED_AFTER * lasts))
@@ -78,12 +80,12 @@ def run(dsn: str, *, dispatchers: int, many: int, measured: float) -> Result:
             _publish(admin, "many", int(MANY_RATE * (lasts + 10)))
             second = _watch(sink, lasts)
         everything = sink.arrivals()
-    (rate,) = _rates(first, "/paced", measured)
+    (rate,) = _rates(first, "/paced", settling_in, measured)
     return Result(
         dispatchers,
         measured,
         rate,
-        _rates(second, "/many", measured),
+        _rates(second, "/many", settling_in, measured),
         in_flight,
         sum(arrival.path == "/slow/narrow" for arrival in everything),
         len(everything) - len({(arrival.path, arrival.headers["webhook-id"]) for arrival in everything}),
@@ -124,11 +126,11 @@ def _watch(sink: Sink, seconds: float) -> list[Arrival]:
     return sink.arrivals()[before:]
 
 
-def _rates(arrivals: Iterable[Arrival], path: str, measured: float) -> list[float]:
+def _rates(arrivals: Iterable[Arrival], path: str, settling_in: float, measured: float) -> list[float]:
     """Requests a second of each path that begins so, once they have settled in."""
     times: dict[str, list[float]] = defaultdict(list)
     for arrival in arrivals:
         if arrival.path.startswith(path):
             times[arrival.path].append(arrival.at)
-    since = min(min(came) for came in times.values()) + SETTLING_IN
+    since = min(min(came) for came in times.values()) + settling_in
     return [sum(since <= at < since + measured for at in came) / measured for came in times.values()]
