@@ -10,7 +10,6 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 import aiohttp
@@ -19,8 +18,7 @@ import pgmb
 from pgmb.delivery import dispatch
 from pgmb.delivery.client import Attempted, Poster
 from pgmb.delivery.request import Request
-from pgmb.delivery.store import Store, Tried
-from pgmb.delivery.work import Report
+from pgmb.delivery.store import Store
 from pgmb.roles import Dispatcher, serve
 
 STEPS = ("received", "before the post", "posted", "answered", "settling", "settled")
@@ -51,28 +49,28 @@ def install(fuse: Fuse, step: str, name: str) -> None:
     """Into the classes of this process."""
     posts = 0
 
-    async def receive(store: Store, queue: str, most: int) -> Any:
-        got = await _receive(store, queue, most)
+    async def receive(store: Store, *given: Any) -> Any:
+        got = await _receive(store, *given)
         if got:
             fuse.reached("received")
         return got
 
-    async def claim(store: Store, most: int, rooms: dict[str, int]) -> Any:
-        got = await _claim(store, most, rooms)
+    async def claim(store: Store, *given: Any) -> Any:
+        got = await _claim(store, *given)
         if got:
             fuse.reached("received")
         return got
 
-    async def settle(store: Store, report: Report) -> None:
-        await _settle(store, report)
+    async def settle(store: Store, *given: Any) -> None:
+        await _settle(store, *given)
         fuse.reached("settling")
 
-    async def settle_all(store: Store, reports: Sequence[Report], tried: Sequence[Tried]) -> int:
-        lost = await _settle_all(store, reports, tried)
+    async def settle_all(store: Store, *given: Any) -> Any:
+        found = await _settle_all(store, *given)
         fuse.reached("settled")
-        return lost
+        return found
 
-    async def post(poster: Poster, request: Request, timeout: float, keep_response: bool) -> Attempted:  # noqa: ASYNC109
+    async def post(poster: Poster, request: Request, *given: Any) -> Attempted:
         nonlocal posts
         posts += 1
         request.headers[PROCESS] = name
@@ -80,8 +78,8 @@ def install(fuse: Fuse, step: str, name: str) -> None:
         if posts % 4 == 0 and step == LIAR:
             return Attempted(204, 0.0, None, None, None, None, "delivered")
         if posts % 4 == 2 and step == LIAR:
-            await _post(poster, request, timeout, keep_response)
-        attempted = await _post(poster, request, timeout, keep_response)
+            await _post(poster, request, *given)
+        attempted = await _post(poster, request, *given)
         fuse.reached("answered")
         return attempted
 
