@@ -189,7 +189,7 @@ class Dispatch:
             if queue is None:
                 self._held.claim(await store.claim(1, 0, {identity: 1}), self._directory.lanes)
             else:
-                self._held.receive(await store.receive(queue, 1), self._directory.lanes)
+                self._held.receive(await store.receive(queue, lane.endpoint.batch), self._directory.lanes)
             if not lane.busy:
                 # Nothing is due that could tell: the next event will.
                 lane.probing = False

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("pgmb.delivery")
 
 _TOO_MANY: Final = 429
+_APART: Final = 0.001
 
 Decision: TypeAlias = "Callable[[Store], Awaitable[Any]]"
 
@@ -151,7 +152,8 @@ class Posting:
         after = delay_after(schedule, attempt, random.random)
         if after is None:
             return None, True
-        return max(after, at_least or 0.0), False
+        # Two batches that fail at once must not be due at the very same moment: they would come again as one.
+        return max(after, at_least or 0.0) + random.random() * _APART, False  # noqa: S311
 
     def _end_probe(self, lane: Lane, succeeded: bool, reason: str | None) -> None:
         lane.probing = False

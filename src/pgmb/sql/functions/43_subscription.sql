@@ -23,6 +23,7 @@ declare
   given uuid;
   fields text[];
   amounts jsonb;
+  identity bytea;
   stream_number integer := pgmb.stream_id(subscribe.stream);
 begin
   perform pgmb.assert_reader(subscribe.stream);
@@ -42,10 +43,18 @@ begin
     on conflict (digest) do update set digest = excluded.digest
     returning h.id into made;
   end if;
+  identity := sha256(convert_to(jsonb_build_array(subscribe.group_id, stream_number, made,
+    coalesce(subscribe.params, '{}'), coalesce(amounts, '[]'))::text, 'UTF8'));
+  -- One that lasts is not written again by everybody who asks for the same.
+  select s.id into given from pgmb.subscription s
+  where s.digest = identity and num_nonnulls(s.expires_after, subscribe.expires_after, s.paused_at) = 0
+  for key share;
+  if given is not null then
+    return given;
+  end if;
   insert into pgmb.subscription as s (group_id, stream, shape, params, equals, expires_after, digest)
   values (subscribe.group_id, stream_number, made, coalesce(subscribe.params, '{}'), coalesce(amounts, '[]'),
-    subscribe.expires_after, sha256(convert_to(jsonb_build_array(subscribe.group_id, stream_number, made,
-      coalesce(subscribe.params, '{}'), coalesce(amounts, '[]'))::text, 'UTF8')))
+    subscribe.expires_after, identity)
   on conflict (digest) do update
   set expires_after = excluded.expires_after, active_at = clock_timestamp(), paused_at = null, paused_reason = null
   returning s.id into given;
