@@ -33,6 +33,12 @@ def _ended(pid: int) -> float:
     return (int(fields[13]) + int(fields[14])) * _TICK
 
 
+def idle() -> float:
+    """Seconds that the machine's processors had nothing to do, all of them together, to the tick."""
+    fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()
+    return (int(fields[4]) + int(fields[5])) * _TICK
+
+
 def of_families(roots: Iterable[int]) -> float:
     """Seconds of these processes and all their descendants, to the tick, ended ones included once reaped."""
     members = {pid for root in roots for pid in (root, *processes.descendants(root))}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
+from itertools import cycle
 from uuid import uuid4
 
 import aiohttp
@@ -22,21 +23,24 @@ _FIXED = {
 }
 
 
-def post(client: Client, contender: Contender, *, url: str, posts: int, at_once: int) -> Work:
-    bodies = [(str(uuid4()), payload(number)) for number in range(posts)]
+def post_for(client: Client, contender: Contender, *, url: str, seconds: float, at_once: int) -> Work:
+    bodies = cycle([(str(uuid4()), payload(number)) for number in range(10_000)])
 
     def measured() -> dict[str, float]:
-        asyncio.run(_post(url, iter(bodies), at_once))
-        return {"messages": posts}
+        return {"messages": asyncio.run(_post(url, bodies, seconds, at_once))}
 
     return measured
 
 
-async def _post(url: str, bodies: Iterator[tuple[str, bytes]], at_once: int) -> None:
+async def _post(url: str, bodies: Iterator[tuple[str, bytes]], seconds: float, at_once: int) -> int:
     """The headers that a dispatcher sends, those that differ from post to post made here as there."""
 
+    posted, end = 0, time.monotonic() + seconds
+
     async def one_after_the_other(session: aiohttp.ClientSession) -> None:
-        for identity, body in bodies:
+        nonlocal posted
+        while time.monotonic() < end:
+            identity, body = next(bodies)
             headers = {
                 **_FIXED,
                 "ce-id": identity,
@@ -50,8 +54,10 @@ async def _post(url: str, bodies: Iterator[tuple[str, bytes]], at_once: int) -> 
                 await response.read()
                 if response.status != 204:
                     raise RuntimeError(f"the server answered {response.status}")
+            posted += 1
 
     connector = aiohttp.TCPConnector(limit=at_once)
     async with aiohttp.ClientSession(connector=connector) as session, asyncio.TaskGroup() as group:
         for _ in range(at_once):
             group.create_task(one_after_the_other(session))
+    return posted

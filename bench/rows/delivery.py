@@ -7,7 +7,6 @@ server sees them; time on processors until all is settled too. The server does n
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -33,25 +32,26 @@ CHECKS = ["delivery vs bare aiohttp", "delivery, shared queue, vs bare aiohttp",
 
 
 class _Sum(NamedTuple):
-    """Seconds on processors."""
+    """Seconds on processors, and of processors that had nothing to do."""
 
     posting: float
     postgres: float
     sink: float
+    idle: float
 
 
 def run(ground: Ground, form: Form) -> Outcome:
-    # A round takes about two seconds: less would be all beginning.
-    events = 500 if form.name == "tiny" else 8_000 if form.name == "brief" else 20_000
+    # Less than a second or two would be all beginning.
+    seconds = {"tiny": 0.3, "brief": 1.5}.get(form.name, 4.0)
     rounds = {"tiny": 1, "brief": 5}.get(form.name, 9)
     # Those that are not alone take their part after seconds only.
     names = _ONE if form.name == "tiny" else (*_ONE, *_TWO)
-    outcome = Outcome("delivery", f"{events:,} events over HTTP, {_AT_ONCE} at a time, events a second")
+    outcome = Outcome("delivery", f"events over HTTP, {_AT_ONCE} at a time, for about {seconds:g} s")
     with contextlib.ExitStack() as stack:
         sink = stack.enter_context(Sink())
-        turns = _turns(stack, ground, sink, events, 1)
+        turns = _turns(stack, ground, sink, seconds, 1)
         if _WEBHOOK_TWO in names:
-            turns |= _turns(stack, ground, sink, events, 2)
+            turns |= _turns(stack, ground, sink, seconds, 2)
         for name in names:
             turns[name]()  # the first only warms up
         outcome.readings = interleave(names, rounds, lambda name: turns[name]())
@@ -66,23 +66,30 @@ def run(ground: Ground, form: Form) -> Outcome:
 
 
 def _turns(
-    stack: contextlib.ExitStack, ground: Ground, sink: Sink, events: int, processes: int
+    stack: contextlib.ExitStack, ground: Ground, sink: Sink, seconds: float, processes: int
 ) -> dict[str, Callable[[], Reading]]:
     """What is measured with so many processes, in a database of its own."""
     site = ground.site("pgmb")
     stack.callback(site.close)
     _prepare(site, sink.url)
     dispatchers = stack.enter_context(Dispatchers(site.dsn, processes))
-    posts = events // processes
-    arguments = {"url": sink.url + "/bare", "posts": posts, "at_once": _AT_ONCE // processes}
-    loops = site.crew(*[Job(site.dsn, "pgmb", bare.post, arguments)] * processes)
+    arguments = {"url": sink.url + "/bare", "seconds": seconds, "at_once": _AT_ONCE // processes}
+    loops = site.crew(*[Job(site.dsn, "pgmb", bare.post_for, arguments)] * processes)
     stack.callback(loops.close)
+    posted = 0
 
     def posting(name: str) -> Callable[[], Reading]:
-        return lambda: _post(name, sink, loops, posts * processes)
+        def post() -> Reading:
+            nonlocal posted
+            reading = _post(name, sink, loops)
+            posted = reading.messages
+            return reading
+
+        return post
 
     def delivering(name: str, topic: str) -> Callable[[], Reading]:
-        return lambda: _deliver(name, topic, site, sink, dispatchers, events)
+        # About as many as it takes as long for.
+        return lambda: _deliver(name, topic, site, sink, dispatchers, int(0.75 * posted))
 
     if processes == 1:
         return {
@@ -103,13 +110,13 @@ def _prepare(site: Site, url: str) -> None:
     site.connection.execute("select pgmb.alter_endpoint('own', max_in_flight => %s)", [_AT_ONCE])
 
 
-def _post(name: str, sink: Sink, crew: Crew, posts: int) -> Reading:
+def _post(name: str, sink: Sink, crew: Crew) -> Reading:
     sink.clear()
-    before = cpu.of_process(sink.pid)
+    before, idle = cpu.of_process(sink.pid), cpu.idle()
     shift = crew.work()
-    served = cpu.of_process(sink.pid) - before
-    used = _Sum(shift.total("client_cpu"), shift.server_cpu, served)
-    return _reading(name, posts, sink.seconds(), used)
+    served, idle = cpu.of_process(sink.pid) - before, cpu.idle() - idle
+    used = _Sum(shift.total("client_cpu"), shift.server_cpu, served, idle)
+    return _reading(name, int(shift.total("messages")), sink.seconds(), used)
 
 
 def _deliver(name: str, topic: str, site: Site, sink: Sink, dispatchers: Dispatchers, events: int) -> Reading:
@@ -134,6 +141,7 @@ def _used(site: Site, sink: Sink, posting: Sequence[int]) -> _Sum:
         sum(cpu.of_process(pid) for pid in posting),
         cpu.of_server(site.server.postmaster_pid),
         cpu.of_process(sink.pid),
+        cpu.idle(),
     )
 
 
@@ -144,8 +152,8 @@ def _reading(name: str, events: int, wall: float, used: _Sum) -> Reading:
 
 def _scaling(outcome: Outcome) -> Check:
     """Two processes gain what one of them, its server and PostgreSQL leave of the machine, if not 1.2x."""
-    busy = sum(outcome.middle(_WEBHOOK, f"{what}_us") for what in _Sum._fields) / 1e6
-    left = (os.cpu_count() or 1) / (busy * outcome.middle(_WEBHOOK, "per_second"))
+    spent = {what: outcome.middle(_WEBHOOK, f"{what}_us") for what in _Sum._fields}
+    left = sum(spent.values()) / (sum(spent.values()) - spent["idle"])
     outcome.notes.append(
         f"one process, the endpoint's server and PostgreSQL leave room for {left:.2f}x on this machine; "
         f"two bare loops gain {outcome.ratio(_BARE_TWO, _BARE, 'per_second'):.2f}x"

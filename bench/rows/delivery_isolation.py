@@ -37,8 +37,8 @@ CHECKS = ["delivery, p99 beside bad endpoints"]
 
 
 def run(ground: Ground, form: Form) -> Outcome:
-    tiny = form.name == "tiny"
-    endpoints, rate, seconds, wait = (50, 100, 0.5, 0.5) if tiny else (1_000, 200, 6.0, 5.0)
+    endpoints, rate, wait = (50, 100, 0.5) if form.name == "tiny" else (1_000, 200, 5.0)
+    seconds = {"tiny": 0.5, "brief": 4.0}.get(form.name, 10.0)
     rounds = {"tiny": 1, "brief": 3}.get(form.name, 9)
     outcome = Outcome(
         "delivery-isolation", f"{endpoints:,} endpoints, {rate} events a second; a tenth dead, a tenth slow"
