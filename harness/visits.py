@@ -112,8 +112,9 @@ class Connection(asyncio.Protocol):
         if self._rest:
             data = self._rest + data
         while (end := data.find(b"\r\n\r\n")) >= 0:
-            at = data.find(b"ontent-Length: ", 0, end)
-            length = int(data[at + 15 : data.index(b"\r\n", at)]) if at >= 0 else 0
+            # As aiohttp and the standard library spell it.
+            at = data.find(b"\r\nContent-Length: ", 0, end)
+            length = int(data[at + 18 : data.index(b"\r\n", at + 18)]) if at >= 0 else 0
             whole = end + 4 + length
             if len(data) < whole:
                 break

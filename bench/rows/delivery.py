@@ -28,7 +28,7 @@ _WORKER, _WEBHOOK, _WEBHOOK_TWO = "worker", "webhook", "webhook, 2"
 _ONE, _TWO = (_BARE, _WORKER, _WEBHOOK), (_BARE_TWO, _WEBHOOK_TWO)
 _SCALE = "delivery, 2 processes vs 1"
 
-CHECKS = ["delivery vs bare aiohttp", "delivery, shared queue, vs bare aiohttp", _SCALE]
+CHECKS = ["delivery vs bare aiohttp", "delivery, shared, vs bare aiohttp", _SCALE]
 
 
 class _Sum(NamedTuple):
