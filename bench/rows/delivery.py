@@ -61,6 +61,10 @@ def run(ground: Ground, form: Form) -> Outcome:
     ]
     if _WEBHOOK_TWO in names:
         outcome.checks.append(_scaling(outcome))
+    shares = (f"{name} {outcome.ratio(name, _BARE, 'per_client_cpu'):.2f}x" for name in (_WORKER, _WEBHOOK))
+    outcome.notes.append(
+        f"events a second of the posting process's own time, vs bare aiohttp: {', '.join(shares)}"
+    )
     outcome.notes += [_cost(outcome, name) for name in names]
     return outcome
 
@@ -147,6 +151,7 @@ def _used(site: Site, sink: Sink, posting: Sequence[int]) -> _Sum:
 
 def _reading(name: str, events: int, wall: float, used: _Sum) -> Reading:
     extra = {f"{what}_us": seconds / events * 1e6 for what, seconds in used._asdict().items()}
+    extra["per_client_cpu"] = events / used.posting
     return Reading(name, events, wall, used.postgres + used.sink, used.posting, extra)
 
 
