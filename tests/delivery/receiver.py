@@ -42,7 +42,7 @@ class Receiver:
     ) -> None:
         await self._runner.cleanup()
 
-    async def until(self, done: Callable[[], bool], within: float = 60.0) -> None:
+    async def until(self, done: Callable[[], bool], within: float = 120.0) -> None:
         """Wait until something is so."""
         async with asyncio.timeout(within):
             while not done():  # noqa: ASYNC110

@@ -83,7 +83,7 @@ class Stage:
         """Let the dispatcher do all that is due now. Returns how many requests that made."""
         before = len(self.receiver.got)
         quiet = 0
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             while quiet < 3:
                 came = len(self.receiver.got)
                 await self._dispatch.turn(self._broker)
