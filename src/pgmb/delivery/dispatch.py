@@ -19,7 +19,7 @@ from pgmb.delivery.posting import Posting
 from pgmb.delivery.shares import share_of
 from pgmb.delivery.store import Did, Store
 from pgmb.delivery.wakeups import Wakeups
-from pgmb.errors import PgmbError
+from pgmb.errors import PgmbError, TimeoutRequired
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pgmb.delivery.client import Poster
     from pgmb.delivery.request import Serialiser
     from pgmb.delivery.sealing import Key
+    from pgmb.delivery.store import Received
 
 logger = logging.getLogger("pgmb.delivery")
 
@@ -79,6 +80,7 @@ class Dispatch:
         self._due: dict[str, float] = {}
         self._pauses: dict[str, float] = {}
         self._batches: dict[str, int] = {}
+        self._timed: set[str] = set()
 
     @property
     def busy(self) -> bool:
@@ -189,7 +191,8 @@ class Dispatch:
             if queue is None:
                 self._held.claim(await store.claim(1, 0, {identity: 1}), self._directory.lanes)
             else:
-                self._held.receive(await store.receive(queue, lane.endpoint.batch), self._directory.lanes)
+                received = await self._received(store, queue, lane.endpoint.batch)
+                self._held.receive(received, self._directory.lanes)
             if not lane.busy:
                 # Nothing is due that could tell: the next event will.
                 lane.probing = False
@@ -240,7 +243,7 @@ class Dispatch:
             if not self._is_due(look, _SOON):
                 continue
             try:
-                received = await store.receive(queue, most)
+                received = await self._received(store, queue, most)
             except PgmbError as error:
                 # Dropped meanwhile, or what it asks for cannot be asked: nobody else's trouble.
                 logger.warning("queue %s: %s", queue, error)
@@ -255,6 +258,14 @@ class Dispatch:
                 self._batches[queue] = max(_SMALLEST, most // 2)
             elif len(received) == most:
                 self._batches[queue] = min(_LARGEST, most * 2)
+
+    async def _received(self, store: Store, queue: str, most: int) -> list[Received]:
+        try:
+            return await store.receive(queue, most, queue in self._timed)
+        except TimeoutRequired:
+            # It asks by an SQL condition. Few do, and the others are received in one round trip.
+            self._timed.add(queue)
+            return await store.receive(queue, most, True)
 
     def _room_for(self, queue: str, identity: str | None) -> int:
         """How many events to ask a queue for: none while what it feeds has enough."""

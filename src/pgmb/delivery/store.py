@@ -107,13 +107,15 @@ class Store:
         self._connection = connection
         self._lease_for = timedelta(seconds=lease_for)
 
-    async def receive(self, queue: str, most: int) -> list[Received]:
-        # One round trip; without a timeout nothing reads by an SQL condition.
+    async def receive(self, queue: str, most: int, timed: bool) -> list[Received]:
+        """The next events of a queue. With an SQL condition it raises TimeoutRequired unless `timed`."""
+        given = (queue, most, self._lease_for)
+        if not timed:
+            return _received(await self._rows(_RECEIVE, given))
         with translated():
-            async with self._connection.pipeline(), self._connection.transaction():
+            async with self._connection.transaction():
                 await self._connection.execute(_TIMEOUT)
-                rows = await self._rows(_RECEIVE, (queue, most, self._lease_for))
-        return [Received(row[0], row[1], Posted(*row[2:8]), row[8], row[9]) for row in rows]
+                return _received(await self._rows(_RECEIVE, given))
 
     async def claim(self, most: int, room: int, rooms: dict[str, int]) -> list[Claimed]:
         """What waits for endpoints: of each at most `room`, or what is given for it."""
@@ -205,6 +207,10 @@ class Store:
             async with self._connection.cursor(row_factory=tuple_row) as cursor:
                 await cursor.execute(statement, parameters)
                 return await cursor.fetchall()
+
+
+def _received(rows: Sequence[Any]) -> list[Received]:
+    return [Received(row[0], row[1], Posted(*row[2:8]), row[8], row[9]) for row in rows]
 
 
 def _columns(failures: Sequence[Failure]) -> list[list[Any]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -21,9 +20,12 @@ class Wakeups:
         self._subscriptions: dict[str, AsyncSubscription] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._heard: set[str] = set()
+        self._closing = False
 
     def follow(self, broker: AsyncBroker, streams: Iterable[str]) -> None:
         """Hear of these streams from now on."""
+        if self._closing:
+            return
         for stream in set(streams) - self._subscriptions.keys():
             subscription = self._subscriptions[stream] = broker.listener().subscribe(stream)
             self._tasks[stream] = asyncio.create_task(self._hear(stream, subscription))
@@ -39,18 +41,14 @@ class Wakeups:
         return heard
 
     async def close(self) -> None:
-        for task in self._tasks.values():
-            task.cancel()
-        for task in self._tasks.values():
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        """Hear no more."""
+        self._closing = True
         for subscription in self._subscriptions.values():
+            # Wakes whoever waits for it.
             subscription.close()
-        self._tasks.clear()
-        self._subscriptions.clear()
+        await asyncio.gather(*self._tasks.values())
 
     async def _hear(self, stream: str, subscription: AsyncSubscription) -> None:
-        while True:
-            await subscription.wait()
+        while await subscription.wait() and not self._closing:
             self._heard.add(stream)
             self._news.set()
