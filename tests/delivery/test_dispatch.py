@@ -152,8 +152,10 @@ async def test_an_endpoint_that_fails_is_tripped_probed_and_mended(
             tried = len(receiver.got)
             assert tried <= 5 + 16
             receiver.answer = lambda _: 200
-            db.execute("update pgmb.endpoint set probe_at = clock_timestamp()")
-            db.execute("update pgmb.delivery set due_at = clock_timestamp() where lease is null")
+            await asyncio.to_thread(db.execute, "update pgmb.endpoint set probe_at = clock_timestamp()")
+            await asyncio.to_thread(
+                db.execute, "update pgmb.delivery set due_at = clock_timestamp() where lease is null"
+            )
             await receiver.until(lambda: value(db, "select count(*) from pgmb.delivery") == 0)
             assert value(db, "select state from pgmb.endpoint") == "active"
         assert len(receiver.got) == tried + 50

@@ -1,4 +1,7 @@
-"""The Dispatcher where something is in its way: states, keys, dropped things, a database that goes away."""
+"""The Dispatcher where something is in its way: states, keys, dropped things, a database that goes away.
+
+It runs in the test's own loop: a statement that may have to wait for its locks runs in a thread.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +69,7 @@ async def test_what_a_paused_endpoint_misses_waits_for_it(dsn: str, db: psycopg.
             db.execute("select pgmb.publish('t', to_json(n)) from generate_series(1, 30) n")
             await receiver.until(lambda: value(db, "select count(*) from pgmb.delivery") == 30)
             assert {request.path for request in receiver.got} == {"/f"}
-            db.execute("select pgmb.set_endpoint_state('e', 'active')")
+            await asyncio.to_thread(db.execute, "select pgmb.set_endpoint_state('e', 'active')")
             await receiver.until(lambda: len(receiver.got) == 60)
             await receiver.until(lambda: value(db, "select count(*) from pgmb.delivery") == 0)
 
@@ -90,8 +93,8 @@ async def test_an_endpoint_and_a_queue_that_are_dropped_trouble_nobody(
         async with dispatching(dsn):
             db.execute("select pgmb.publish('t', to_json(n)) from generate_series(1, 10) n")
             await receiver.until(lambda: len(receiver.got) >= 21)
-            db.execute("select pgmb.drop_endpoint('gone')")
-            db.execute("select pgmb.drop_endpoint('own')")
+            await asyncio.to_thread(db.execute, "select pgmb.drop_endpoint('gone')")
+            await asyncio.to_thread(db.execute, "select pgmb.drop_endpoint('own')")
             held.set()
             db.execute("select pgmb.publish('t', to_json(n)) from generate_series(11, 20) n")
             await receiver.until(lambda: sum(request.path == "/stays" for request in receiver.got) == 20)
