@@ -155,18 +155,19 @@ class Lane:
             yield self._waiting.popleft()
 
     def _pick(self) -> list[Delivery]:
-        first = self._waiting.popleft()
-        if self.endpoint.batch == 1:
-            return [first]
-        taken = [first]
+        return self._request_of(self._waiting)
+
+    def _request_of(self, waiting: deque[Delivery]) -> list[Delivery]:
+        """What the next request takes of those that wait."""
+        taken = [waiting.popleft()]
         # One lease, one attempt: so a batch that failed comes again as it was.
         while (
-            self._waiting
+            waiting
             and len(taken) < self.endpoint.batch
-            and self._waiting[0].lease is first.lease
-            and self._waiting[0].attempt == first.attempt
+            and waiting[0].lease is taken[0].lease
+            and waiting[0].attempt == taken[0].attempt
         ):
-            taken.append(self._waiting.popleft())
+            taken.append(waiting.popleft())
         return taken
 
 
@@ -233,14 +234,4 @@ class OrderedLane(Lane):
         key = self._ready.popleft()
         if key is None:
             return [self._keyless.popleft()]
-        queue = self._keys[key]
-        first = queue.popleft()
-        taken = [first]
-        while (
-            queue
-            and len(taken) < self.endpoint.batch
-            and queue[0].lease is first.lease
-            and queue[0].attempt == first.attempt
-        ):
-            taken.append(queue.popleft())
-        return taken
+        return self._request_of(self._keys[key])
