@@ -118,6 +118,8 @@ def fire(
         output.json(shown)
     else:
         output.record(f"Endpoint {endpoint}", shown)
+    if found.error_class == "refused_address":
+        output.note("A network that is not public needs --allow CIDR, here and for the Dispatcher.")
     if found.error_class is not None:
         sys.exit(1)
 
