@@ -286,3 +286,15 @@ def test_a_lease_of_nothing_is_lost(queue: Sessions) -> None:
         for settle in ("ack(%s)", "ack(%s, '{1}')", "retry(%s)", "bury(%s)", "extend(%s)"):
             with lost():
                 session.run(f"select pgmb.{settle}", [lease])
+
+
+def test_who_waits_for_a_queue_that_is_dropped_is_told(queue: Sessions) -> None:
+    holder, other, admin = queue.open("holder", "other", "admin")
+    publish(admin, 1)
+    holder.run("begin")
+    receive(holder)
+    waiting = other.start("select payload from pgmb.receive('q')").blocked()
+    assert admin.value("select pgmb.drop_queue('q')")
+    holder.run("rollback")
+    with pytest.raises(psycopg.Error, check=lambda error: error.sqlstate == "MB002"):
+        waiting.result()

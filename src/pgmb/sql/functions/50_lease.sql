@@ -42,7 +42,8 @@ $$;
 
 -- Takes the queue's lock until the transaction ends and returns its newest claim, the queue's position. A
 -- receive in a transaction that stays open would hold up all others: they wait one second, then open a
--- new generation at the last committed position, and that receive's claim is void. Internal.
+-- new generation at the last committed position, and that receive's claim is void. Errors: MB002 it was dropped
+-- meanwhile. Internal.
 create or replace function pgmb.lock_queue(queue integer)
 returns pgmb.claim
 language plpgsql
@@ -66,6 +67,9 @@ begin
     end if;
     select * into base
     from pgmb.claim c where c.queue = lock_queue.queue order by c.id desc limit 1;
+    if base.id is null then
+      raise exception 'the queue was dropped' using errcode = 'MB002';
+    end if;
     exit when base.id >> 40 <= generation;
     generation := base.id >> 40;
   end loop;
