@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
     from importlib.resources.abc import Traversable
 
-VERSION = 6
+VERSION = 7
 """The schema version that this package installs and works with."""
 
 _SQL = files("pgmb") / "sql"

@@ -46,7 +46,8 @@ begin
     end if;
   end loop;
   if to_regrole('pgmb_admin') is not null then
-    grant select on pgmb.workers, pgmb.queues, pgmb.subscriptions, pgmb.endpoints, pgmb.attempt, pgmb.dispatcher to pgmb_admin;
+    grant select on pgmb.workers, pgmb.queues, pgmb.subscriptions, pgmb.endpoints, pgmb.attempt, pgmb.dispatcher, pgmb.api_keys,
+      pgmb.audit to pgmb_admin;
   end if;
 end $$;
 

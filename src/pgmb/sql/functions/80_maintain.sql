@@ -327,6 +327,7 @@ begin
   perform pgmb.clear_keys();
   perform pgmb.expire_subscriptions();
   perform pgmb.clear_attempts(coalesce(nullif(current_setting('pgmb.keep_attempts', true), ''), '7 days')::interval);
+  perform pgmb.clear_access(coalesce(nullif(current_setting('pgmb.keep_audit', true), ''), '90 days')::interval);
   perform pgmb.clear_stages(coalesce(nullif(current_setting('pgmb.keep_stages', true), ''), '1 day')::interval);
   update pgmb.queue q set generation = newest.generation
   from (select n.queue, max(n.generation) generation from pgmb.supersession n group by n.queue) newest
