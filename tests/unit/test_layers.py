@@ -82,7 +82,8 @@ BELOW: dict[str, set[str]] = {
     "doctor": {"schema"},
     "telemetry": {"_async", "_sync", "app", "observer", "types", "wire"},
     "delivery": {"_async", "errors", "types"},
-    "roles": {"_async", "cron", "delivery", "errors", "types"},
+    "server": {"_async", "delivery", "doctor", "telemetry", *CLIENT},
+    "roles": {"_async", "cron", "delivery", "errors", "server", "types"},
     "spark": {"_sync", *CLIENT},
 }
 

@@ -1,0 +1,152 @@
+"""Who asks: keys, sessions and tickets, looked up in the database and remembered for a moment."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterable
+from datetime import timedelta
+from typing import Any, Final, TypeAlias
+
+from psycopg.rows import tuple_row
+from starlette.requests import HTTPConnection
+
+from pgmb._async.broker import AsyncBroker
+from pgmb.errors import translated
+from pgmb.server import tokens
+from pgmb.server.problems import Problem, forbidden, unauthorised
+from pgmb.server.scopes import Principal, Verb
+
+COOKIE: Final = "pgmb_session"
+
+_REMEMBERED_FOR: Final = 5.0
+"""So long a key that was taken back may still work."""
+_MOST_REMEMBERED: Final = 10_000
+_Look: TypeAlias = Callable[[str], Awaitable[Principal | None]]
+
+_LONGEST: Final = 200
+"""Characters of what is looked at: nothing longer is one of ours."""
+
+
+class Access:
+    """Finds out who asks."""
+
+    def __init__(self, broker: AsyncBroker, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._broker = broker
+        self._clock = clock
+        self._known: OrderedDict[bytes, tuple[float, Principal | None]] = OrderedDict()
+
+    async def principal(self, connection: HTTPConnection, *, ticket: bool = False) -> Principal | None:
+        """Who asks: by `Authorization: Bearer`, by a session's cookie, or, where it is good, a ticket."""
+        scheme, _, given = connection.headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer":
+            return await self._remembered(given.strip(), self._key)
+        session = connection.cookies.get(COOKIE)
+        if session is not None:
+            return await self._remembered(session, self._session)
+        if ticket and (named := connection.query_params.get("ticket")):
+            return await self._ticket(named)
+        return None
+
+    async def need(
+        self, connection: HTTPConnection, verb: Verb, name: str | None = None, *, ticket: bool = False
+    ) -> Principal:
+        """Who asks, if it may do this."""
+        principal = await self.principal(connection, ticket=ticket)
+        if principal is None:
+            raise unauthorised()
+        if not principal.may(verb, name):
+            raise forbidden(verb, name)
+        return principal
+
+    async def login(self, key: str, lasts: timedelta = timedelta(hours=12)) -> tuple[str, Principal] | None:
+        """A session for a key's holder: what to put into the cookie. None if it is no key."""
+        holder = None if _odd(key) else await self._key(key)
+        if holder is None:
+            return None
+        session = tokens.generate(tokens.SESSION)
+        if not await self._give(holder, "session", session, holder.scopes, lasts):
+            return None
+        return session, Principal(holder.key, holder.name, holder.scopes, "session", tokens.csrf_of(session))
+
+    async def logout(self, session: str) -> None:
+        """End a session, here at once and elsewhere within seconds."""
+        digest = tokens.digest(session)
+        self._known.pop(digest, None)
+        await self._rows("select pgmb.end_session(%s)", (digest,))
+
+    async def ticket(self, holder: Principal, scopes: Iterable[str], lasts: timedelta) -> str:
+        """A ticket, good for one request: for what cannot send a header, as a browser's EventSource."""
+        wanted = frozenset(scopes)
+        if not holder.may_all(wanted):
+            raise forbidden("the scopes asked for")
+        text = tokens.generate(tokens.TICKET)
+        if not await self._give(holder, "ticket", text, wanted, lasts):
+            raise unauthorised()
+        return text
+
+    def check_csrf(self, principal: Principal, given: str | None) -> None:
+        """Refuses a change that a session did not ask for itself. Keys in a header need no such proof."""
+        if principal.csrf is not None and (given is None or not tokens.same(principal.csrf, given)):
+            raise Problem(403, "csrf", "the form is not of this session: load the page again")
+
+    async def _remembered(self, text: str, look: _Look) -> Principal | None:
+        if _odd(text):
+            return None
+        digest = tokens.digest(text)
+        found = self._known.get(digest)
+        now = self._clock()
+        if found is not None and now < found[0]:
+            return found[1]
+        principal = await look(text)
+        self._known[digest] = (now + _REMEMBERED_FOR, principal)
+        self._known.move_to_end(digest)
+        while len(self._known) > _MOST_REMEMBERED:
+            self._known.popitem(last=False)
+        return principal
+
+    async def _key(self, text: str) -> Principal | None:
+        if not text.startswith(tokens.KEY):
+            return None
+        rows = await self._rows("select id, name, scopes from pgmb.find_api_key(%s)", (tokens.digest(text),))
+        return Principal(rows[0][0], rows[0][1], frozenset(rows[0][2])) if rows else None
+
+    async def _session(self, text: str) -> Principal | None:
+        if not text.startswith(tokens.SESSION):
+            return None
+        rows = await self._rows(
+            "select api_key, name, scopes from pgmb.find_session(%s)", (tokens.digest(text),)
+        )
+        if not rows:
+            return None
+        key, name, scopes = rows[0]
+        return Principal(key, name, frozenset(scopes), "session", tokens.csrf_of(text))
+
+    async def _ticket(self, text: str) -> Principal | None:
+        if _odd(text) or not text.startswith(tokens.TICKET):
+            return None
+        rows = await self._rows(
+            "select api_key, name, scopes from pgmb.take_ticket(%s)", (tokens.digest(text),)
+        )
+        return Principal(rows[0][0], rows[0][1], frozenset(rows[0][2]), "ticket") if rows else None
+
+    async def _give(
+        self, holder: Principal, kind: str, text: str, scopes: Iterable[str], lasts: timedelta
+    ) -> bool:
+        rows = await self._rows(
+            "select pgmb.give_pass(%s, %s, %s, %s, %s)",
+            (holder.key, kind, tokens.digest(text), sorted(scopes), lasts),
+        )
+        return bool(rows[0][0])
+
+    async def _rows(self, statement: Any, parameters: tuple[Any, ...]) -> list[Any]:
+        with translated():
+            async with self._broker.connection() as connection:
+                cursor = connection.cursor(row_factory=tuple_row)
+                await cursor.execute(statement, parameters)
+                return await cursor.fetchall()
+
+
+def _odd(text: str) -> bool:
+    """Whether it cannot be one of ours: then nobody needs to look."""
+    return not text or len(text) > _LONGEST or not text.isascii()
