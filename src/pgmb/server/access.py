@@ -16,6 +16,7 @@ from pgmb.errors import translated
 from pgmb.server import tokens
 from pgmb.server.problems import Problem, forbidden, unauthorised
 from pgmb.server.scopes import Principal, Verb
+from pgmb.server.watching import KEY_NAME
 
 COOKIE: Final = "pgmb_session"
 
@@ -38,6 +39,12 @@ class Access:
 
     async def principal(self, connection: HTTPConnection, *, ticket: bool = False) -> Principal | None:
         """Who asks: by `Authorization: Bearer`, by a session's cookie, or, where it is good, a ticket."""
+        found = await self._found(connection, ticket)
+        if found is not None:
+            connection.scope[KEY_NAME] = found.name
+        return found
+
+    async def _found(self, connection: HTTPConnection, ticket: bool) -> Principal | None:
         scheme, _, given = connection.headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer":
             return await self._remembered(given.strip(), self._key)

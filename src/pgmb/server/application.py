@@ -14,13 +14,15 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pgmb._async.broker import AsyncBroker, aconnect
 from pgmb.errors import PgmbError
 from pgmb.server.context import Context
 from pgmb.server.limits import Limits
 from pgmb.server.problems import Problem, problem_of
+from pgmb.server.templates import Templates
+from pgmb.server.watching import REQUEST_ID, Watching
 
 logger = logging.getLogger("pgmb.server")
 
@@ -50,7 +52,8 @@ class Application:
         self._max_size = max_size
         self._lock = asyncio.Lock()
         self._closing: AsyncExitStack | None = None
-        self._app: Starlette | None = None
+        self._context: Context | None = None
+        self._app: ASGIApp | None = None
 
     async def start(self) -> None:
         """Connect, and begin what runs beside requests. Nothing changes if it has started."""
@@ -65,8 +68,7 @@ class Application:
                     )
                 context = Context(broker, self._limits, closing)
                 routes = [route for part in self._parts for route in part(context)]
-                self._closing = closing.pop_all()
-                self._app = Starlette(
+                app = Starlette(
                     routes=routes,
                     exception_handlers={
                         **dict.fromkeys((Problem, PgmbError, psycopg.Error, PoolTimeout), _foreseen),
@@ -75,10 +77,21 @@ class Application:
                         500: _unforeseen,
                     },
                 )
+                self._closing = closing.pop_all()
+                self._context = context
+                self._app = Watching(app, context.counts, Templates(routes))
+
+    async def drain(self) -> None:
+        """Before the end: /readyz says no, and those who wait for events are sent away.
+
+        Call it when the process is told to stop: a server waits for requests, and these would last for ever.
+        """
+        if self._context is not None:
+            await self._context.drain()
 
     async def close(self) -> None:
         """End what `start` began. May be called again."""
-        closing, self._closing, self._app = self._closing, None, None
+        closing, self._closing, self._app, self._context = self._closing, None, None, None
         if closing is not None:
             await closing.aclose()
 
@@ -135,5 +148,6 @@ async def _not_allowed(_: Request, error: Exception) -> Response:
 
 
 async def _unforeseen(request: Request, error: Exception) -> Response:
-    logger.error("%s %s: %s", request.method, request.url.path, type(error).__name__, exc_info=error)
+    asked = request.scope.get(REQUEST_ID, "-")
+    logger.error("request %s failed: %s", asked, type(error).__name__, exc_info=error)
     return Problem(500, "internal", "this should not have happened; the log says more").response()
