@@ -26,13 +26,16 @@ from pgmb.errors import (
     SchemaVersionError,
 )
 from pgmb.types import (
+    ApiKey,
     Attempt,
+    AuditEntry,
     DeadLetter,
     Duration,
     EndpointStatus,
     Event,
     NewEndpoint,
     NewEvent,
+    NewKey,
     Position,
     QueueStatus,
     ReaderStatus,
@@ -43,12 +46,14 @@ from pgmb.types import (
 )
 
 __all__ = [
+    "ApiKey",
     "App",
     "AsyncBroker",
     "AsyncGroup",
     "AsyncLease",
     "AsyncPublisher",
     "Attempt",
+    "AuditEntry",
     "Broker",
     "Conflict",
     "DeadLetter",
@@ -63,6 +68,7 @@ __all__ = [
     "LeaseLost",
     "NewEndpoint",
     "NewEvent",
+    "NewKey",
     "NotFound",
     "PermissionDenied",
     "PgmbError",

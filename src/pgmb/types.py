@@ -81,6 +81,16 @@ class Event(msgspec.Struct, frozen=True, eq=False, gc=False):
         return {} if self._headers is None else _decode(self._headers)
 
     @property
+    def raw_headers(self) -> bytes | None:
+        """The headers as they were sent."""
+        return self._headers
+
+    @property
+    def raw_headers(self) -> bytes | None:
+        """The headers as they were sent."""
+        return self._headers
+
+    @property
     def published_at(self) -> datetime:
         return moment(self._published_at)
 
@@ -404,6 +414,52 @@ class Attempt(msgspec.Struct, frozen=True):
         id, at, seq, event_id, *rest = row
         fields: list[Any] = [id, moment(at), seq, None if event_id is None else UUID(bytes=event_id), *rest]
         return cls(*fields)
+
+
+class NewKey(msgspec.Struct, frozen=True):
+    """A key for HTTP that was made. Its repr does not show it."""
+
+    name: str
+    key: str
+
+    def __repr__(self) -> str:
+        return f"NewKey(name={self.name!r}, key='…')"
+
+
+class ApiKey(msgspec.Struct, frozen=True):
+    """A key for HTTP as `pgmb.api_keys` shows it: what it may do, not the key itself."""
+
+    id: int
+    name: str
+    scopes: list[str]
+    created_at: datetime
+    expires_at: datetime | None
+    used_at: datetime | None
+    """To the minute; None if it never was."""
+
+    @classmethod
+    def of(cls, row: tuple[Any, ...]) -> Self:
+        """From a row in the order of the fields, times in binary."""
+        id, name, scopes, *times = row
+        created_at, expires_at, used_at = (None if at is None else moment(at) for at in times)
+        return cls(id, name, scopes, created_at, expires_at, used_at)  # type: ignore[arg-type]
+
+
+class AuditEntry(msgspec.Struct, frozen=True):
+    """Something that was changed, and by whom: `key:NAME` over HTTP, `cli:USER` on the command line."""
+
+    id: int
+    at: datetime
+    actor: str
+    action: str
+    subject: str | None
+    detail: dict[str, Any]
+
+    @classmethod
+    def of(cls, row: tuple[Any, ...]) -> Self:
+        """From a row in the order of the fields, times and JSON in binary."""
+        id, at, actor, action, subject, detail = row
+        return cls(id, moment(at), actor, action, subject, _decode(detail))
 
 
 def moment(microseconds: int) -> datetime:

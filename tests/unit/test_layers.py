@@ -21,6 +21,7 @@ CLIENT = {
     "endpoints",
     "errors",
     "groups",
+    "keys",
     "observer",
     "outbox",
     "patterns",
@@ -42,6 +43,7 @@ BELOW: dict[str, set[str]] = {
     "groups": {"wire", "errors", "statements", "types"},
     # Of delivery what seals and signs, when there is something to.
     "endpoints": {"delivery", "wire", "errors", "statements"},
+    "keys": {"statements"},
     "batch": {"wire", "errors", "types", "statements"},
     "outbox": {"errors"},
     "background": {"errors", "types", "wire"},

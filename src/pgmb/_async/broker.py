@@ -14,6 +14,7 @@ from pgmb._async.calls import Pool
 from pgmb._async.consuming import AsyncConsuming
 from pgmb._async.endpoints import AsyncEndpoints
 from pgmb._async.group import AsyncGroup
+from pgmb._async.keys import AsyncKeys
 from pgmb._async.positions import AsyncPositions
 from pgmb._async.publisher import AsyncPublisher
 from pgmb._async.publishing import AsyncPublishing
@@ -37,6 +38,7 @@ class AsyncBroker(
     AsyncStatus,
     AsyncSchedules,
     AsyncEndpoints,
+    AsyncKeys,
 ):
     """A broker in a PostgreSQL database. Made by `aconnect`; closes its connections at the end of `with`.
 

@@ -15,6 +15,7 @@ from pgmb._sync.calls import Pool
 from pgmb._sync.consuming import Consuming
 from pgmb._sync.endpoints import Endpoints
 from pgmb._sync.group import Group
+from pgmb._sync.keys import Keys
 from pgmb._sync.positions import Positions
 from pgmb._sync.publisher import Publisher
 from pgmb._sync.publishing import Publishing
@@ -38,6 +39,7 @@ class Broker(
     Status,
     Schedules,
     Endpoints,
+    Keys,
 ):
     """A broker in a PostgreSQL database. Made by `connect`; closes its connections at the end of `with`.
 

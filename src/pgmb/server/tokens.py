@@ -1,4 +1,4 @@
-"""Keys, sessions and tickets: random text that its holder keeps, and the digest that the database knows."""
+"""What stands for a key for a while: sessions and tickets, random text as keys are."""
 
 from __future__ import annotations
 
@@ -7,19 +7,12 @@ import hashlib
 import secrets
 from typing import Final
 
-KEY: Final = "pgmb_key_"
+from pgmb.keys import KEY, digest, generate
+
+__all__ = ["KEY", "SESSION", "TICKET", "csrf_of", "digest", "generate", "same"]
+
 SESSION: Final = "pgmb_session_"
 TICKET: Final = "pgmb_ticket_"
-
-
-def generate(prefix: str) -> str:
-    """A new one, of 256 random bits. The prefix says what it is, to people and to scanners for leaks."""
-    return prefix + secrets.token_urlsafe(32)
-
-
-def digest(text: str) -> bytes:
-    """What is stored. Plain SHA-256: there is nothing to guess in 256 random bits."""
-    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()
 
 
 def csrf_of(session: str) -> str:

@@ -117,10 +117,7 @@ class StatusCollector(Collector):
             value=time.perf_counter() - began,
         )
         if snapshot is not None:
-            yield from _families(QUEUE_GAUGES, ("queue", "stream"), snapshot.queues)
-            yield from _families(STREAM_GAUGES, ("stream",), snapshot.streams)
-            yield from _families(READER_GAUGES, ("reader", "stream"), snapshot.readers)
-            yield from _families(XMIN_GAUGES, ("kind",), snapshot.xmin_holders)
+            yield from families_of(snapshot)
 
     def close(self) -> None:
         """Close the connection. The next scrape opens another."""
@@ -184,6 +181,14 @@ class StatusCollector(Collector):
         held, self._held = self._held, None
         if held is not None:
             held.close()
+
+
+def families_of(snapshot: Snapshot) -> Iterator[GaugeMetricFamily]:
+    """What a scrape shows of the database."""
+    yield from _families(QUEUE_GAUGES, ("queue", "stream"), snapshot.queues)
+    yield from _families(STREAM_GAUGES, ("stream",), snapshot.streams)
+    yield from _families(READER_GAUGES, ("reader", "stream"), snapshot.readers)
+    yield from _families(XMIN_GAUGES, ("kind",), snapshot.xmin_holders)
 
 
 def _families(

@@ -1,0 +1,114 @@
+"""pgmb keys: list, create, drop; pgmb audit."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any, TypeAlias
+
+import typer
+from psycopg import Connection
+
+from pgmb import Broker, connect
+from pgmb.cli import durations, output
+from pgmb.cli.confirmation import confirm
+from pgmb.cli.options import AsJson, Dsn, Yes
+from pgmb.errors import translated
+
+keys = typer.Typer(
+    help="Keys for HTTP: who may publish, read, consume, look and operate.", no_args_is_help=True
+)
+
+Name: TypeAlias = Annotated[str, typer.Argument(help="The key's name.")]
+
+
+def register(app: typer.Typer) -> None:
+    keys.command("list")(list_keys)
+    for command in (create, drop):
+        keys.command()(command)
+    app.add_typer(keys, name="keys")
+    app.command()(audit)
+
+
+def list_keys(dsn: Dsn = "", as_json: AsJson = False) -> None:
+    """Every key: what it may do, and when it was used. Not the keys themselves: nobody has them but you."""
+    with connect(dsn, max_size=1) as broker:
+        found = broker.api_keys()
+    if as_json:
+        output.json(found)
+        return
+    columns = ("name", "scopes", "created_at", "expires_at", "used_at")
+    rows = [[getattr(key, column) for column in columns] for key in found]
+    output.table("Keys", [column.replace("_", " ") for column in columns], rows)
+
+
+def create(
+    name: Name,
+    scope: Annotated[
+        list[str],
+        typer.Option(
+            help="publish:STREAM, read:STREAM, consume:QUEUE (each may be *), inspect or operate;"
+            " may be repeated."
+        ),
+    ],
+    dsn: Dsn = "",
+    expires: Annotated[
+        timedelta | None,
+        typer.Option(parser=durations.parse, metavar="DURATION", help="After which it ends, as 30d."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a key and print it. It is shown this once."""
+    expires_at = None if expires is None else datetime.now(UTC) + expires
+    with connect(dsn, max_size=1) as broker, _changing(broker) as conn:
+        made = broker.create_api_key(name, scope, expires_at=expires_at, conn=conn)
+        _record(broker, conn, "create_api_key", name, {"scopes": scope})
+    if as_json:
+        output.json(made)
+        return
+    output.line(made.key)
+    output.note(f"key {name} is shown this once. Send it as `Authorization: Bearer KEY`.")
+
+
+def drop(name: Name, dsn: Dsn = "", yes: Yes = False) -> None:
+    """Take a key back, with its sessions. Servers notice within seconds."""
+    with connect(dsn, max_size=1) as broker:
+        confirm(f"Drop key {name}?", yes)
+        with _changing(broker) as conn:
+            dropped = broker.drop_api_key(name, conn=conn)
+            if dropped:
+                _record(broker, conn, "drop_api_key", name, {})
+    shown = output.printable(name)
+    output.line(f"Dropped key {shown}." if dropped else f"There is no key {shown}.")
+
+
+def audit(
+    dsn: Dsn = "",
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="So many, latest first.")] = 50,
+    as_json: AsJson = False,
+) -> None:
+    """What was changed over HTTP and of keys, and by whom."""
+    with connect(dsn, max_size=1) as broker:
+        entries = broker.audit(limit)
+    if as_json:
+        output.json(entries)
+        return
+    rows = [[entry.at, entry.actor, entry.action, entry.subject, _shown(entry.detail)] for entry in entries]
+    output.table("Audit", ["at", "by", "what", "of", "detail"], rows)
+
+
+@contextmanager
+def _changing(broker: Broker) -> Generator[Connection[Any]]:
+    """A transaction for a change and its record."""
+    with translated(), broker.connection() as conn, conn.transaction():
+        yield conn
+
+
+def _record(broker: Broker, conn: Connection[Any], action: str, subject: str, detail: dict[str, Any]) -> None:
+    row = conn.execute("select session_user").fetchone()
+    broker.record(f"cli:{row[0] if row else ''}", action, subject, detail, conn=conn)
+
+
+def _shown(detail: dict[str, Any]) -> str | None:
+    return "; ".join(f"{name}: {output.cell(value)}" for name, value in detail.items()) or None

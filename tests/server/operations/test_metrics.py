@@ -1,0 +1,60 @@
+"""/metrics: what is told, to whom, and that labels stay few."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+from prometheus_client.parser import text_string_to_metric_families
+
+from pgmb import aconnect
+from pgmb.server import create_app
+from tests.server.asking import asking, bearer, make_key, metrics
+
+
+async def test_metrics_need_a_key_that_may_look(dsn: str) -> None:
+    looks, reads = make_key(dsn, "looks", "inspect"), make_key(dsn, "reads", "read:main")
+    async with asking(create_app(dsn)) as client:
+        assert (await client.get("/metrics")).status_code == 401
+        assert (await client.get("/metrics", headers=bearer(reads))).status_code == 403
+        told = await client.get("/metrics", headers=bearer(looks))
+        assert told.status_code == 200
+        assert told.headers["content-type"].startswith("text/plain; version=")
+    async with asking(create_app(dsn, metrics_public=True)) as client:
+        assert (await client.get("/metrics")).status_code == 200
+
+
+async def test_a_scrape_shows_the_database_and_what_was_asked(dsn: str, db: psycopg.Connection[Any]) -> None:
+    db.execute("select pgmb.create_queue('mail', '{a.#}')")
+    db.execute("select pgmb.publish('a.b', '1') from generate_series(1, 3)")
+    async with asking(create_app(dsn, metrics_public=True)) as client:
+        for path in ("/livez", "/livez", "/nowhere", "/nowhere/else?secret=1"):
+            await client.get(path)
+        await client.request("BREW", "/livez")
+        text = (await client.get("/metrics")).text
+    told = metrics(text)
+    assert told["pgmb_up"] == 1
+    assert told['pgmb_queue_waiting{queue="mail",stream="main"}'] == 3
+    assert told['pgmb_http_requests_total{method="GET",route="/livez",status="2xx"}'] == 2
+    assert told['pgmb_http_requests_total{method="GET",route="unmatched",status="4xx"}'] == 2
+    assert told['pgmb_http_requests_total{method="OTHER",route="/livez",status="4xx"}'] == 1
+    assert told['pgmb_http_request_duration_seconds_count{route="/livez"}'] == 3
+    assert told['pgmb_http_request_duration_seconds_bucket{le="+Inf",route="/livez"}'] == 3
+    assert told["pgmb_http_requests_in_progress"] == 1, "the scrape itself"
+    assert told["pgmb_sse_clients"] == 0
+    assert told['pgmb_endpoints{state="active"}'] == 0
+    assert told['pgmb_endpoint_deliveries_total{outcome="delivered"}'] == 0
+    assert "secret" not in text
+    families = {family.name for family in text_string_to_metric_families(text)}
+    assert all(name.startswith(("pgmb_", "process_")) for name in families)
+
+
+async def test_a_scrape_without_the_database_is_an_answer(dsn: str) -> None:
+    async with (
+        await aconnect(dsn, min_size=0, max_size=1, max_wait=0.2) as broker,
+        asking(create_app(broker=broker, metrics_public=True)) as client,
+        broker.connection(),
+    ):
+        told = metrics((await client.get("/metrics")).text)
+    assert told["pgmb_up"] == 0
+    assert "pgmb_build_info" in next(iter(told))
