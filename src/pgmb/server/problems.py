@@ -85,6 +85,9 @@ _ANSWERS: Final[list[tuple[type[BaseException], int, str]]] = [
     (psycopg.errors.QueryCanceled, 503, "took_too_long"),
     # What a statement could not make of what it was given: a number out of range, a NUL in a text.
     (psycopg.errors.DataError, 422, "invalid_argument"),
+    (psycopg.errors.IntegrityError, 422, "invalid_argument"),
+    (psycopg.errors.ProgramLimitExceeded, 422, "invalid_argument"),
+    (psycopg.errors.StatementTooComplex, 422, "invalid_argument"),
     (psycopg.OperationalError, 503, "database_unavailable"),
 ]
 

@@ -1,0 +1,143 @@
+"""Dead letters: what a queue gave up, with the last error."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, Final
+
+import msgspec
+from psycopg import AsyncConnection
+from psycopg.rows import tuple_row
+
+from pgmb.errors import translated
+from pgmb.server.audit import told
+from pgmb.server.problems import invalid
+from pgmb.server.rest.documents import Counted, EventDocument
+from pgmb.server.rest.fields import Given, Name, Number, Numbers, Page, Text, Time, Topic
+from pgmb.server.rest.operation import Call, Need, Operations
+from pgmb.types import DeadLetter
+
+operations = Operations("dead letters")
+
+CONSUME: Final = Need("consume", "queue")
+_LETTERS: Final = "/v1/queues/{queue}/dead_letters"
+_CHOSEN: Final = (
+    "select array_agg(d.id) from pgmb.dead_letters(queue => %(queue)s, topic => %(topic)s,"
+    " error => %(error)s, max => 2147483647) d where (%(ids)s::bigint[] is null or d.id = any (%(ids)s))"
+    " and (%(before)s::timestamptz is null or d.died_at < %(before)s)"
+    " and (%(since)s::timestamptz is null or d.died_at >= %(since)s)"
+)
+
+
+class Listed(Given):
+    topic: Topic | None = None
+    """Those whose topic matches this pattern."""
+    error: Text | None = None
+    """Those whose error contains this, or with % is LIKE it."""
+    after: Number = 0
+    """Go on after the dead letter with this id."""
+    max: Page = 100
+
+
+class Chosen(Given):
+    """Those that all of these name."""
+
+    ids: Numbers | None = None
+    topic: Topic | None = None
+    error: Text | None = None
+    died_before: Time | None = None
+    died_since: Time | None = None
+
+
+class DropDead(Chosen):
+    all: bool = False
+    """Needed where nothing else says which."""
+
+
+class DeadLetterDocument(msgspec.Struct):
+    id: int
+    died_at: datetime
+    error: str | None
+    event: EventDocument
+
+    @classmethod
+    def of(cls, letter: DeadLetter) -> DeadLetterDocument:
+        return cls(letter.id, letter.died_at, letter.error, EventDocument.of(letter.event))
+
+
+class DeadLetters(msgspec.Struct):
+    """The oldest first. `next` is the `after` of the next page; null where this was the last."""
+
+    dead_letters: list[DeadLetterDocument]
+    next: int | None
+
+
+@operations.add("GET", _LETTERS, CONSUME, Need("inspect"))
+async def list_dead_letters(call: Call, queue: Name, query: Listed) -> DeadLetters:
+    """The dead letters of a queue, a page at a time."""
+    found = await call.broker.dead_letters(queue, query.topic, like(query.error), query.after, query.max)
+    if not found:
+        await call.broker.stream_of(queue)
+    following = found[-1].id if len(found) == query.max else None
+    return DeadLetters([DeadLetterDocument.of(letter) for letter in found], following)
+
+
+@operations.add("POST", f"{_LETTERS}/redrive", CONSUME)
+async def redrive(call: Call, queue: Name, body: Chosen) -> Counted:
+    """Send dead letters back to be tried again, as if for the first time: all, or those chosen."""
+    async with call.changing() as change:
+        ids = await _ids(change.conn, queue, body)
+        count = await call.broker.redrive(queue, ids, body.topic, like(body.error), conn=change.conn)
+        if count:
+            await change.record("redrive", queue, **_told(body), count=count)
+    return Counted(count)
+
+
+@operations.add("POST", f"{_LETTERS}/drop", CONSUME)
+async def drop_dead(call: Call, queue: Name, body: DropDead) -> Counted:
+    """Delete dead letters for good: those chosen, or all."""
+    if not body.all and not _told(body):
+        raise invalid("which dead letters was not said", "Name some, or say `all`.")
+    async with call.changing() as change:
+        ids = await _chosen(change.conn, queue, body)
+        count = await call.broker.drop_dead(queue, ids, conn=change.conn)
+        if count:
+            await change.record("drop_dead", queue, **_told(body), count=count)
+    return Counted(count)
+
+
+def like(error: str | None) -> str | None:
+    """What is LIKE an error that contains this, unless it is a pattern itself."""
+    if error is None or "%" in error:
+        # A pattern must not end in the middle of an escape.
+        return error if error is None or len(error) % 2 == len(error.rstrip("\\")) % 2 else error + "\\"
+    escaped = error.replace("\\", "\\\\").replace("_", "\\_")
+    return f"%{escaped}%"
+
+
+def _told(body: Chosen) -> dict[str, Any]:
+    return {name: value for name, value in told(body, "all").items() if value is not None}
+
+
+async def _ids(conn: AsyncConnection[Any], queue: str, chosen: Chosen) -> list[int] | None:
+    if chosen.died_before is None and chosen.died_since is None:
+        return chosen.ids
+    return await _chosen(conn, queue, chosen)
+
+
+async def _chosen(conn: AsyncConnection[Any], queue: str, chosen: Chosen) -> list[int]:
+    with translated():
+        cursor = conn.cursor(row_factory=tuple_row)
+        await cursor.execute(
+            _CHOSEN,
+            {
+                "queue": queue,
+                "topic": chosen.topic,
+                "error": like(chosen.error),
+                "ids": chosen.ids,
+                "before": chosen.died_before,
+                "since": chosen.died_since,
+            },
+        )
+        row = await cursor.fetchone()
+    return (row[0] if row else None) or []

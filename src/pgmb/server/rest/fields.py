@@ -1,0 +1,69 @@
+"""The kinds of values that requests bring, with their limits: checked on the way in, told by the document."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Annotated, Any, Final, TypeAlias
+from uuid import UUID
+
+import msgspec
+from msgspec import Meta
+
+MOST_IDS: Final = 100_000
+
+Name: TypeAlias = Annotated[
+    str,
+    Meta(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\x7f]*$", description="A name."),
+]
+StreamName: TypeAlias = Annotated[
+    str, Meta(min_length=1, max_length=40, pattern=r"^[A-Za-z0-9_.-]*$", description="A stream's name.")
+]
+Text: TypeAlias = Annotated[str, Meta(max_length=10_000, pattern=r"^[^\x00]*$")]
+# Short enough for the indexes that hold them.
+Topic: TypeAlias = Annotated[str, Meta(min_length=1, max_length=500, pattern=r"^[^\x00]*$")]
+Key: TypeAlias = Annotated[str, Meta(max_length=500, pattern=r"^[^\x00]*$")]
+Patterns: TypeAlias = Annotated[list[Topic], Meta(min_length=1, max_length=1000)]
+PositionText: TypeAlias = Annotated[
+    str, Meta(max_length=100_000, pattern=r"^[^\x00]*$", description="A position's text, as others gave it.")
+]
+Point: TypeAlias = Annotated[
+    str,
+    Meta(
+        max_length=100_000,
+        pattern=r"^[^\x00]*$",
+        description="`earliest`, `latest`, a time with its zone, or a position.",
+    ),
+]
+Duration: TypeAlias = timedelta | Annotated[float, Meta(ge=0)]
+"""Seconds, or an ISO 8601 duration in days, hours, minutes and seconds."""
+Time: TypeAlias = Annotated[datetime, Meta(tz=True)]
+Number: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Integer: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Rate: TypeAlias = Annotated[float, Meta(ge=0, le=1e9)]
+Numbers: TypeAlias = Annotated[list[Number], Meta(max_length=MOST_IDS)]
+Ids: TypeAlias = Annotated[list[UUID], Meta(min_length=1, max_length=MOST_IDS)]
+Page: TypeAlias = Annotated[int, Meta(ge=1, le=1000)]
+Object: TypeAlias = dict[str, Any]
+
+
+class Given(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """What a request brings: its query or its body."""
+
+
+class Nothing(Given):
+    """An empty object, or no body."""
+
+
+class NewEvent(Given):
+    """An event to publish."""
+
+    topic: Topic
+    payload: msgspec.Raw
+    """Any JSON; it is kept to the letter."""
+    key: Key | None = None
+    headers: Object | None = None
+    id: UUID | None = None
+    dedup_key: Annotated[str, Meta(min_length=1, max_length=500, pattern=r"^[^\x00]*$")] | None = None
+    """Not published if the stream had an event under this key within a day."""
+    delay: Duration | None = None
+    """It enters the log so much later."""

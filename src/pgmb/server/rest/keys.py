@@ -1,0 +1,97 @@
+"""Keys for HTTP, and tickets that stand for one, once."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Annotated, Final
+
+import msgspec
+
+from pgmb.errors import NotFound
+from pgmb.server.problems import Problem, forbidden
+from pgmb.server.rest.fields import Given, Name, Time
+from pgmb.server.rest.operation import Call, Need, Operations
+from pgmb.types import ApiKey
+
+operations = Operations("keys")
+
+OPERATE: Final = Need("operate")
+
+Scope = Annotated[
+    str,
+    msgspec.Meta(
+        max_length=200,
+        pattern=r"^(inspect|operate|(publish|read|consume):[^\x00-\x1f\x7f]+)$",
+        description="`publish:STREAM`, `read:STREAM`, `consume:QUEUE`, each with `*` for all; `inspect`;"
+        " `operate`.",
+    ),
+]
+Scopes = Annotated[list[Scope], msgspec.Meta(min_length=1, max_length=1000)]
+
+
+class Keys(msgspec.Struct):
+    keys: list[ApiKey]
+
+
+class CreateKey(Given):
+    name: Name
+    scopes: Scopes
+    expires_at: Time | None = None
+
+
+class NewKeyDocument(msgspec.Struct):
+    """The key, shown this once: the database knows its digest alone."""
+
+    name: str
+    key: str
+
+
+class AskTicket(Given):
+    scopes: Scopes
+    lasts: Annotated[float, msgspec.Meta(gt=0, le=60)] = 60
+    """Seconds."""
+
+
+class Ticket(msgspec.Struct):
+    """Good for one request, as `?ticket=`."""
+
+    ticket: str
+
+
+@operations.add("GET", "/v1/keys", OPERATE)
+async def list_keys(call: Call) -> Keys:
+    """Every key, without what would let one use it."""
+    return Keys(await call.broker.api_keys())
+
+
+@operations.add("POST", "/v1/keys", OPERATE)
+async def create_key(call: Call, body: CreateKey) -> NewKeyDocument:
+    """Make a key. It may not do more than the one that makes it, nor for longer."""
+    if not call.principal.may_all(body.scopes):
+        raise forbidden("the scopes asked for")
+    async with call.changing() as change:
+        for own in await call.broker.api_keys(conn=change.conn):
+            ends = own.expires_at if own.id == call.principal.key else None
+            if ends is not None and (body.expires_at is None or body.expires_at > ends):
+                raise Problem(403, "forbidden", "a key cannot outlive the one that makes it")
+        made = await call.broker.create_api_key(
+            body.name, body.scopes, expires_at=body.expires_at, conn=change.conn
+        )
+        await change.record("create_api_key", body.name, scopes=body.scopes, expires_at=body.expires_at)
+    return NewKeyDocument(made.name, made.key)
+
+
+@operations.add("DELETE", "/v1/keys/{key}", OPERATE)
+async def drop_key(call: Call, key: Name) -> None:
+    """Take a key back, with its sessions and tickets. It ends within seconds."""
+    async with call.changing() as change:
+        if not await call.broker.drop_api_key(key, conn=change.conn):
+            raise NotFound("there is no such key")
+        await change.record("drop_api_key", key)
+
+
+@operations.add("POST", "/v1/tickets")
+async def create_ticket(call: Call, body: AskTicket) -> Ticket:
+    """A ticket for one request, for what cannot send a header: a browser's EventSource."""
+    lasts = timedelta(seconds=body.lasts)
+    return Ticket(await call.context.access.ticket(call.principal, body.scopes, lasts))

@@ -1,0 +1,201 @@
+"""Operations, declared: what each needs, takes and answers. The routes and the document come of the same.
+
+An operation is a function. Its parameters say what it takes: those of the path by their names, `query` and
+`body` as structs; what it returns says what it answers, and its docstring what it does.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias, get_type_hints
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from pgmb._async.broker import AsyncBroker
+from pgmb.server.audit import Change, changing
+from pgmb.server.context import Context
+from pgmb.server.problems import forbidden, unauthorised
+from pgmb.server.rest import reading
+from pgmb.server.rest.reading import JSON
+from pgmb.server.rest.service import Service
+from pgmb.server.scopes import Principal, Verb
+
+_READS: Final = ("GET", "HEAD")
+
+
+class Need(msgspec.Struct, frozen=True):
+    """A scope that allows an operation: of a verb, and of what a path parameter names."""
+
+    verb: Verb
+    of: str | None = None
+    some: bool = False
+    """Whether a scope of that verb over anything will do: the answer holds no more than it covers."""
+
+    def met_by(self, principal: Principal, path: Mapping[str, str]) -> bool:
+        if self.some and any(scope.startswith(f"{self.verb}:") for scope in principal.scopes):
+            return True
+        return principal.may(self.verb, None if self.of is None else path[self.of])
+
+    def __str__(self) -> str:
+        if self.of is None:
+            return f"{self.verb}:…" if self.some else self.verb
+        return f"{self.verb}:{{{self.of}}}"
+
+
+class Call:
+    """A request that may be answered: it has a key that allows it, and is within its rate."""
+
+    def __init__(self, service: Service, request: Request, principal: Principal | None) -> None:
+        self.service = service
+        self.request = request
+        self._principal = principal
+
+    @property
+    def context(self) -> Context:
+        return self.service.context
+
+    @property
+    def broker(self) -> AsyncBroker:
+        return self.context.broker
+
+    @property
+    def principal(self) -> Principal:
+        if self._principal is None:
+            raise unauthorised()
+        return self._principal
+
+    def changing(self) -> AbstractAsyncContextManager[Change]:
+        """A transaction for a change that is recorded as the key's."""
+        return changing(self.broker, self.principal)
+
+
+Run: TypeAlias = Callable[..., Awaitable[Any]]
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One method of one path."""
+
+    method: str
+    path: str
+    run: Run
+    needs: tuple[Need, ...] | None
+    """Any of them will do. Empty: any key. None: no key."""
+    tag: str
+    media: Mapping[str, Sequence[Any]]
+    """What the body may be, where the operation reads it itself."""
+    problems: tuple[int, ...]
+    """Statuses that it answers beyond the usual ones."""
+    parameters: Mapping[str, Any] = field(init=False)
+    query: type[msgspec.Struct] | None = field(init=False)
+    body: Any = field(init=False)
+    answer: Any = field(init=False)
+    decoder: msgspec.json.Decoder[Any] | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        hints = get_type_hints(self.run, include_extras=True)
+        answer = hints.pop("return")
+        hints.pop("call")
+        query, body = hints.pop("query", None), hints.pop("body", None)
+        declared = {
+            "parameters": hints,
+            "query": query,
+            "body": body,
+            "answer": None if answer is type(None) else answer,
+            "decoder": msgspec.json.Decoder(body) if body not in (None, bytes) else None,
+        }
+        for name, value in declared.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def name(self) -> str:
+        return getattr(self.run, "__name__", "")
+
+    @property
+    def said(self) -> str:
+        return inspect.getdoc(self.run) or ""
+
+    async def __call__(self, service: Service, request: Request) -> Response:
+        context = service.context
+        principal = await self._admitted(context, request)
+        if principal is not None and request.method not in _READS:
+            context.access.check_csrf(principal, request.headers.get("x-csrf-token"))
+        given: dict[str, Any] = {
+            name: reading.path_value(name, request.path_params[name], kind)
+            for name, kind in self.parameters.items()
+        }
+        query = reading.query_values(request, self.query)
+        if self.query is not None:
+            given["query"] = query
+        if self.decoder is not None:
+            given["body"] = await reading.json_body(request, self.decoder, context.limits.body)
+        elif self.body is bytes:
+            given["body"] = await reading.body_bytes(request, context.limits.body)
+        answer = await self.run(Call(service, request, principal), **given)
+        if isinstance(answer, Response):
+            return answer
+        if answer is None:
+            return Response(status_code=204)
+        return Response(msgspec.json.encode(answer), media_type=JSON)
+
+    async def _admitted(self, context: Context, request: Request) -> Principal | None:
+        principal = None if self.needs is None else await context.access.principal(request)
+        if principal is not None:
+            context.rates.take(principal.key)
+        else:
+            context.rates.take("" if request.client is None else request.client.host)
+        if self.needs is None:
+            return None
+        if principal is None:
+            raise unauthorised()
+        if self.needs and not any(need.met_by(principal, request.path_params) for need in self.needs):
+            first = self.needs[0]
+            raise forbidden(first.verb, None if first.of is None else request.path_params[first.of])
+        return principal
+
+
+class Operations:
+    """The operations of one module, by `@operations.add(...)`."""
+
+    def __init__(self, tag: str) -> None:
+        self.tag = tag
+        self.all: list[Operation] = []
+
+    def add(
+        self,
+        method: str,
+        path: str,
+        *needs: Need,
+        public: bool = False,
+        media: Mapping[str, Sequence[Any]] | None = None,
+        problems: tuple[int, ...] = (),
+    ) -> Callable[[Run], Run]:
+        def declared(run: Run) -> Run:
+            self.all.append(
+                Operation(method, path, run, None if public else needs, self.tag, media or {}, problems)
+            )
+            return run
+
+        return declared
+
+
+def routes_of(service: Service, operations: Sequence[Operation]) -> list[Route]:
+    """One route a path, so that each knows all of its methods."""
+    paths: dict[str, dict[str, Operation]] = {}
+    for operation in operations:
+        paths.setdefault(operation.path, {})[operation.method] = operation
+    return [_route(service, path, methods) for path, methods in paths.items()]
+
+
+def _route(service: Service, path: str, methods: Mapping[str, Operation]) -> Route:
+    async def answer(request: Request) -> Response:
+        method = "GET" if request.method == "HEAD" else request.method
+        return await methods[method](service, request)
+
+    return Route(path, answer, methods=list(methods))

@@ -1,0 +1,111 @@
+"""Receiving from a queue, and settling what was received."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Final
+from uuid import UUID
+
+import msgspec
+
+from pgmb.server.problems import invalid
+from pgmb.server.rest.documents import Counted, EventDocument
+from pgmb.server.rest.fields import Duration, Given, Name, Numbers, Text
+from pgmb.server.rest.operation import Call, Need, Operations
+
+operations = Operations("receive")
+
+CONSUME: Final = Need("consume", "queue")
+_LEASE: Final = "/v1/queues/{queue}/leases/{lease}"
+_LONGEST_WAIT: Final = 60
+
+
+class Receive(Given):
+    max: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 100
+    wait: Annotated[float, msgspec.Meta(ge=0, le=_LONGEST_WAIT)] = 0
+    """How many seconds to wait for the first event."""
+    lease_for: Duration | None = None
+
+
+class Received(msgspec.Struct):
+    """Events under a lease, by which they are settled. Null where there are none."""
+
+    queue: str
+    lease: UUID | None
+    events: list[EventDocument]
+
+
+class Seqs(Given):
+    """Which events of the lease: by default all that are left."""
+
+    seqs: Numbers | None = None
+
+
+class Retry(Seqs):
+    after: Duration | None = None
+    error: Text | None = None
+    together: bool | None = None
+
+
+class Bury(Seqs):
+    error: Text | None = None
+
+
+class Extend(Given):
+    lease_for: Duration | None = None
+
+
+class Extended(msgspec.Struct):
+    expires_at: datetime
+
+
+@operations.add("POST", "/v1/queues/{queue}/receive", CONSUME)
+async def receive(call: Call, queue: Name, body: Receive) -> Received:
+    """The next events of a queue, under a lease. What is not settled in time is delivered again.
+
+    With `wait`, an empty queue is waited at, until there is something, or so many seconds have passed.
+    """
+    most = call.context.limits.events
+    if body.max > most:
+        raise invalid(f"a request may ask for {most} events")
+    lease = await call.service.polls.receive(call.request, queue, body.max, body.wait, body.lease_for)
+    events = [EventDocument.of(event) for event in lease.events]
+    return Received(queue, lease.id if events else None, events)
+
+
+@operations.add("POST", f"{_LEASE}/ack", CONSUME)
+async def ack(call: Call, queue: Name, lease: UUID, body: Seqs) -> Counted:
+    """Settle events of a lease as done. A repeated ack counts 0."""
+    await call.service.leases.check(lease, queue)
+    return Counted(await call.broker.ack(lease, body.seqs))
+
+
+@operations.add("POST", f"{_LEASE}/retry", CONSUME)
+async def retry(call: Call, queue: Name, lease: UUID, body: Retry) -> Counted:
+    """Send events of a lease to be tried again, by default after the queue's backoff.
+
+    Past the queue's max_attempts they become dead letters.
+    """
+    await call.service.leases.check(lease, queue)
+    return Counted(await call.broker.retry(lease, body.seqs, body.after, body.error, body.together))
+
+
+@operations.add("POST", f"{_LEASE}/bury", CONSUME)
+async def bury(call: Call, queue: Name, lease: UUID, body: Bury) -> Counted:
+    """Send events of a lease to the queue's dead letters."""
+    await call.service.leases.check(lease, queue)
+    return Counted(await call.broker.bury(lease, body.seqs, body.error))
+
+
+@operations.add("POST", f"{_LEASE}/release", CONSUME)
+async def release(call: Call, queue: Name, lease: UUID, body: Seqs) -> Counted:
+    """Give events of a lease back untried: due at once, the attempt not counted."""
+    await call.service.leases.check(lease, queue)
+    return Counted(await call.broker.release(lease, body.seqs))
+
+
+@operations.add("POST", f"{_LEASE}/extend", CONSUME)
+async def extend(call: Call, queue: Name, lease: UUID, body: Extend) -> Extended:
+    """Prolong a lease, from now, by default as long as the queue's own."""
+    await call.service.leases.check(lease, queue)
+    return Extended(await call.broker.extend(lease, body.lease_for))

@@ -1,0 +1,135 @@
+"""Streams, positions in them, and the events between two positions."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final
+
+import msgspec
+from psycopg.rows import tuple_row
+
+from pgmb.errors import translated
+from pgmb.server.audit import told
+from pgmb.server.rest.documents import Created, EventDocument, Settings
+from pgmb.server.rest.fields import Duration, Given, Number, PositionText, StreamName, Time
+from pgmb.server.rest.operation import Call, Need, Operations
+from pgmb.server.rest.points import position as parsed
+from pgmb.server.rest.points import taken_elsewhere
+from pgmb.types import StreamStatus
+
+operations = Operations("streams")
+
+READ: Final = Need("read", "stream")
+OPERATE: Final = Need("operate")
+
+
+class Streams(msgspec.Struct):
+    streams: list[StreamStatus]
+
+
+class StreamDocument(msgspec.Struct):
+    stream: str
+    status: StreamStatus | None
+    settings: Settings
+    """One for each column of `pgmb.stream`."""
+
+
+class CreateStream(Given):
+    name: StreamName
+    rotate_every: Duration | None = None
+    rotate_events: Number | None = None
+    keep_for: Duration | None = None
+    drop_unread: bool = False
+    archive: bool = False
+
+
+class At(Given):
+    at: Time | None = None
+    """The newest position that was recorded at or before this time; by default that of now."""
+
+
+class Between(Given):
+    after: PositionText
+    upto: PositionText
+    after_seq: Number = 0
+    max: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 1000
+
+
+class PositionDocument(msgspec.Struct):
+    stream: str
+    position: str
+
+
+class Events(msgspec.Struct):
+    events: list[EventDocument]
+
+
+@operations.add("GET", "/v1/streams", Need("read", some=True))
+async def list_streams(call: Call) -> Streams:
+    """Every stream that the key may read: events, segments, rates, size."""
+    found = await call.broker.stream_status()
+    return Streams([one for one in found if call.principal.may("read", one.stream)])
+
+
+@operations.add("GET", "/v1/streams/{stream}", READ)
+async def show_stream(call: Call, stream: StreamName) -> StreamDocument:
+    """One stream: its settings and where it stands."""
+    settings = await _settings(call, stream)
+    found = next((one for one in await call.broker.stream_status() if one.stream == stream), None)
+    return StreamDocument(stream, found, settings)
+
+
+@operations.add("POST", "/v1/streams", OPERATE)
+async def create_stream(call: Call, body: CreateStream) -> Created:
+    """Create a stream; nothing happens when it exists."""
+    existed = any(one.stream == body.name for one in await call.broker.stream_status())
+    async with call.changing() as change:
+        await call.broker.create_stream(
+            body.name,
+            rotate_every=body.rotate_every,
+            rotate_events=body.rotate_events,
+            keep_for=body.keep_for,
+            drop_unread=body.drop_unread,
+            archive=body.archive,
+            conn=change.conn,
+        )
+        if not existed:
+            await change.record("create_stream", body.name, **told(body, "name"))
+    return Created(not existed)
+
+
+@operations.add("GET", "/v1/streams/{stream}/position", READ)
+async def position(call: Call, stream: StreamName, query: At) -> PositionDocument:
+    """The stream's position now, or at a time: all that was committed by then lies before it."""
+    if query.at is None:
+        taken = await call.broker.position(stream)
+    else:
+        taken = await call.broker.position_at(stream, query.at)
+    return PositionDocument(stream, str(taken))
+
+
+@operations.add("GET", "/v1/streams/{stream}/earliest", READ)
+async def earliest(call: Call, stream: StreamName) -> PositionDocument:
+    """The position before the stream's first event."""
+    return PositionDocument(stream, str(await call.broker.earliest(stream)))
+
+
+@operations.add("GET", "/v1/streams/{stream}/between", READ, problems=(410,))
+async def between(call: Call, stream: StreamName, query: Between) -> Events:
+    """The events between two positions, in order; the same pair gives the same events.
+
+    To go on after a full page, pass the last event's `seq` as `after_seq`.
+    """
+    most = min(query.max, call.context.limits.events)
+    after, upto = parsed(query.after), parsed(query.upto)
+    with taken_elsewhere():
+        found = await call.broker.between(stream, after, upto, query.after_seq, most)
+    return Events([EventDocument.of(event) for event in found])
+
+
+async def _settings(call: Call, stream: str) -> dict[str, Any]:
+    with translated():
+        async with call.broker.connection() as conn:
+            cursor = conn.cursor(row_factory=tuple_row)
+            await cursor.execute("select pgmb.stream_settings(%s)::text", (stream,))
+            row = await cursor.fetchone()
+    return msgspec.json.decode(row[0], type=dict[str, Any]) if row else {}
