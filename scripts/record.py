@@ -72,7 +72,7 @@ def _load(dsn: str) -> Iterator[None]:
         ]
         working = [threading.Thread(target=job) for job in jobs]
         serving = subprocess.Popen(
-            [sys.executable, "-m", "pgmb", "serve"],
+            [sys.executable, "-m", "pgmb", "serve", "--port", "0"],
             env={**os.environ, "PGMB_DSN": dsn},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

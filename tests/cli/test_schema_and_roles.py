@@ -136,10 +136,10 @@ def test_errors_are_a_message_a_hint_and_exit_code_1(dsn: str, empty_dsn: str) -
     assert (failed.returncode, "json" in failed.stderr) == (1, True)
     failed = run("serve", "--roles", "ticker,cook", dsn=dsn)
     assert failed.returncode == 1
-    assert "Roles are dispatcher, janitor, scheduler, ticker" in failed.stderr
+    assert "Roles are dispatcher, http, janitor, scheduler, ticker" in failed.stderr
 
 
-@pytest.mark.parametrize("command", [["serve"], ["janitor"], ["ticker"], ["scheduler"]])
+@pytest.mark.parametrize("command", [["serve", "--port", "0"], ["janitor"], ["ticker"], ["scheduler"]])
 def test_roles_run_until_they_are_interrupted(dsn: str, command: list[str]) -> None:
     process = subprocess.Popen([*PGMB, *command, "--dsn", dsn], stdout=subprocess.PIPE, text=True)
     try:

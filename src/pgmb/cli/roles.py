@@ -1,11 +1,10 @@
-"""pgmb serve, dispatcher, janitor, scheduler, ticker."""
+"""pgmb serve, dispatcher, http, janitor, scheduler, ticker."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from typing import Annotated, TypeAlias
 
@@ -13,12 +12,29 @@ import typer
 
 from pgmb import aconnect
 from pgmb.cli import output
+from pgmb.cli.http import (
+    Connections,
+    DrainFor,
+    ForwardedAllowIps,
+    Host,
+    MetricsPublic,
+    Port,
+    ProxyHeaders,
+    SslCertfile,
+    SslKeyfile,
+)
+from pgmb.cli.logs import LogFormat, configure
 from pgmb.cli.options import Dsn
 from pgmb.errors import InvalidArgument
-from pgmb.roles import ROLES, Dispatcher, Role
+from pgmb.roles import ROLES, Dispatcher, Http, HttpSettings, Role
 from pgmb.roles import serve as serve_roles
 
-_EVERYWHERE = sorted(set(ROLES) - {"dispatcher"})
+_EXTRAS = {"dispatcher": "delivery", "http": "server"}
+_MODULES = {
+    "dispatcher": ("aiohttp", "cryptography"),
+    "http": ("starlette", "uvicorn", "jinja2", "prometheus_client"),
+}
+"""What a role imports that only an extra brings."""
 
 Allow: TypeAlias = Annotated[
     list[str] | None,
@@ -34,80 +50,163 @@ EgressProxy: TypeAlias = Annotated[
         help="Post through this HTTP proxy. It is trusted to refuse addresses that are not public.",
     ),
 ]
+Roles: TypeAlias = Annotated[
+    str | None,
+    typer.Option(help=f"Which of {', '.join(sorted(ROLES))}, with commas between. [default: all]"),
+]
+Log: TypeAlias = Annotated[LogFormat, typer.Option("--log-format", help="Lines for people, or JSON.")]
 
 
 def register(app: typer.Typer) -> None:
-    app.command()(serve)
-    app.command()(dispatcher)
-    app.command()(janitor)
-    app.command()(scheduler)
-    app.command()(ticker)
+    for command in (serve, dispatcher, http, janitor, scheduler, ticker):
+        app.command()(command)
 
 
 def serve(
     dsn: Dsn = "",
-    roles: Annotated[
-        str | None,
-        typer.Option(help=f"Which of {', '.join(sorted(ROLES))}, with commas between. [default: all]"),
-    ] = None,
+    roles: Roles = None,
     allow: Allow = None,
     egress_proxy: EgressProxy = None,
+    host: Host = "127.0.0.1",
+    port: Port = 8080,
+    connections: Connections = 10,
+    metrics_public: MetricsPublic = False,
+    proxy_headers: ProxyHeaders = False,
+    forwarded_allow_ips: ForwardedAllowIps = "127.0.0.1",
+    ssl_certfile: SslCertfile = None,
+    ssl_keyfile: SslKeyfile = None,
+    drain_for: DrainFor = None,
+    log_format: Log = LogFormat.TEXT,
 ) -> None:
-    """Run background roles in one process until it is interrupted. Several copies may run.
+    """Run background roles and serve HTTP in one process until it is interrupted. Several copies may run.
 
-    The dispatcher needs the extra `delivery`: without it the others run unless it is asked for.
+    The dispatcher needs the extra `delivery` and HTTP the extra `server`: without them the other roles run
+    unless these are asked for.
     """
-    names = _all_here() if roles is None else [name.strip() for name in roles.split(",") if name.strip()]
+    settings = HttpSettings(
+        host=host,
+        port=port,
+        connections=connections,
+        metrics_public=metrics_public,
+        proxy_headers=proxy_headers,
+        forwarded_allow_ips=forwarded_allow_ips,
+        ssl_certfile=ssl_certfile,
+        ssl_keyfile=ssl_keyfile,
+        drain_for=0.0 if drain_for is None else drain_for.total_seconds(),
+    )
+    names = sorted(filter(_here, ROLES)) if roles is None else _asked(roles)
+    made = [_role(name, dsn, allow or (), egress_proxy, settings) for name in names]
+    # Before anything runs: a port that is taken is known at once.
+    serving = next((role for role in made if isinstance(role, Http)), None)
+    if serving is not None:
+        serving.bind()
+    configure(log_format)
+    with asyncio.Runner(loop_factory=None if serving is None else _fast_loop()) as runner:
+        runner.run(_serve(dsn, made, serving))
+
+
+def dispatcher(
+    dsn: Dsn = "", allow: Allow = None, egress_proxy: EgressProxy = None, log_format: Log = LogFormat.TEXT
+) -> None:
+    """Run the Dispatcher: posts events to HTTP endpoints."""
+    serve(dsn, "dispatcher", allow, egress_proxy, log_format=log_format)
+
+
+def http(
+    dsn: Dsn = "",
+    host: Host = "127.0.0.1",
+    port: Port = 8080,
+    connections: Connections = 10,
+    metrics_public: MetricsPublic = False,
+    proxy_headers: ProxyHeaders = False,
+    forwarded_allow_ips: ForwardedAllowIps = "127.0.0.1",
+    ssl_certfile: SslCertfile = None,
+    ssl_keyfile: SslKeyfile = None,
+    drain_for: DrainFor = None,
+    log_format: Log = LogFormat.TEXT,
+) -> None:
+    """Serve HTTP: REST, server-sent events, the dashboard, metrics."""
+    serve(
+        dsn,
+        "http",
+        host=host,
+        port=port,
+        connections=connections,
+        metrics_public=metrics_public,
+        proxy_headers=proxy_headers,
+        forwarded_allow_ips=forwarded_allow_ips,
+        ssl_certfile=ssl_certfile,
+        ssl_keyfile=ssl_keyfile,
+        drain_for=drain_for,
+        log_format=log_format,
+    )
+
+
+def janitor(dsn: Dsn = "", log_format: Log = LogFormat.TEXT) -> None:
+    """Run the Janitor: rotation, retention, clearing."""
+    serve(dsn, "janitor", log_format=log_format)
+
+
+def scheduler(dsn: Dsn = "", log_format: Log = LogFormat.TEXT) -> None:
+    """Run the Scheduler: publishes what schedules say."""
+    serve(dsn, "scheduler", log_format=log_format)
+
+
+def ticker(dsn: Dsn = "", log_format: Log = LogFormat.TEXT) -> None:
+    """Run the Ticker: names positions and wakes sleepers."""
+    serve(dsn, "ticker", log_format=log_format)
+
+
+def _asked(roles: str) -> list[str]:
+    """The roles of a list that was given; refuses what is none, or cannot run here."""
+    names = list(dict.fromkeys(name.strip() for name in roles.split(",") if name.strip()))
     unknown = sorted(set(names) - set(ROLES))
     if unknown or not names:
         refused = InvalidArgument(f"not a role: {', '.join(unknown) or repr(roles)}")
         refused.advise(f"Roles are {', '.join(sorted(ROLES))}.")
         raise refused
-    if "dispatcher" in names and not _delivers():
-        missing = InvalidArgument("the dispatcher needs aiohttp and cryptography")
-        missing.advise("pip install 'pgmb[delivery]'")
-        raise missing
-    asyncio.run(_serve(dsn, [_role(name, allow or (), egress_proxy) for name in names]))
+    for name in names:
+        if not _here(name):
+            missing = InvalidArgument(f"the role {name} needs {', '.join(_MODULES[name])}")
+            missing.advise(f"pip install 'pgmb[{_EXTRAS[name]}]'")
+            raise missing
+    return names
 
 
-def dispatcher(dsn: Dsn = "", allow: Allow = None, egress_proxy: EgressProxy = None) -> None:
-    """Run the Dispatcher: posts events to HTTP endpoints."""
-    serve(dsn, "dispatcher", allow, egress_proxy)
+def _here(role: str) -> bool:
+    """Whether what it needs is installed."""
+    return all(find_spec(module) is not None for module in _MODULES.get(role, ()))
 
 
-def janitor(dsn: Dsn = "") -> None:
-    """Run the Janitor: rotation, retention, clearing."""
-    serve(dsn, "janitor")
+def _role(
+    name: str, dsn: str, allow: Sequence[str], egress_proxy: str | None, settings: HttpSettings
+) -> Role:
+    match name:
+        case "dispatcher":
+            return Dispatcher(allow, egress_proxy)
+        case "http":
+            return Http(dsn, settings)
+        case _:
+            return ROLES[name]()
 
 
-def scheduler(dsn: Dsn = "") -> None:
-    """Run the Scheduler: publishes what schedules say."""
-    serve(dsn, "scheduler")
+def _fast_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    if find_spec("uvloop") is None:
+        return None
+    import uvloop
+
+    return uvloop.new_event_loop
 
 
-def ticker(dsn: Dsn = "") -> None:
-    """Run the Ticker: names positions and wakes sleepers."""
-    serve(dsn, "ticker")
-
-
-def _delivers() -> bool:
-    return all(find_spec(name) is not None for name in ("aiohttp", "cryptography"))
-
-
-def _all_here() -> list[str]:
-    return sorted(ROLES) if _delivers() else _EVERYWHERE
-
-
-def _role(name: str, allow: Sequence[str], egress_proxy: str | None) -> Role:
-    return Dispatcher(allow, egress_proxy) if name == "dispatcher" else ROLES[name]()
-
-
-async def _serve(dsn: str, roles: Sequence[Role]) -> None:
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+async def _serve(dsn: str, roles: Sequence[Role], http: Http | None) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     async with await aconnect(dsn, max_size=len(roles) + 1) as broker:
         output.line(f"Serving {', '.join(role.name for role in roles)}.")
+        if http is not None:
+            output.line(f"HTTP at {http.url}, the dashboard at {http.url}/ui.")
+            if not await broker.api_keys():
+                output.line("There is no key yet: `pgmb keys create admin --scope operate` makes one.")
         await serve_roles(broker, roles, stop)

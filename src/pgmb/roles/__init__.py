@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from pgmb.roles.dispatcher import Dispatcher
+from pgmb.roles.http import Http, HttpSettings
 from pgmb.roles.janitor import Janitor
 from pgmb.roles.role import Role, serve
 from pgmb.roles.scheduler import Scheduler
 from pgmb.roles.ticker import Ticker
 
-ROLES: dict[str, type[Dispatcher] | type[Janitor] | type[Scheduler] | type[Ticker]] = {
+ROLES: dict[str, type[Dispatcher] | type[Http] | type[Janitor] | type[Scheduler] | type[Ticker]] = {
     "dispatcher": Dispatcher,
+    "http": Http,
     "janitor": Janitor,
     "scheduler": Scheduler,
     "ticker": Ticker,
 }
 
-__all__ = ["ROLES", "Dispatcher", "Janitor", "Role", "Scheduler", "Ticker", "serve"]
+__all__ = ["ROLES", "Dispatcher", "Http", "HttpSettings", "Janitor", "Role", "Scheduler", "Ticker", "serve"]

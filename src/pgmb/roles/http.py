@@ -1,0 +1,136 @@
+"""Http serves the HTTP side: REST, server-sent events, the dashboard, and what operators ask."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from pgmb._async.broker import AsyncBroker
+from pgmb.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    import uvicorn
+
+    from pgmb.server import Application
+
+_BACKLOG: Final = 2048
+_KEEP_ALIVE: Final = 75
+"""Seconds that an idle connection stays: longer than proxies keep theirs, who would use one that closes."""
+
+
+class HttpSettings(msgspec.Struct, frozen=True, kw_only=True):
+    host: str = "127.0.0.1"
+    port: int = 8080
+    """0: any that is free."""
+    connections: int = 10
+    """To the database, apart from those of other roles."""
+    metrics_public: bool = False
+    proxy_headers: bool = False
+    """Whether to believe X-Forwarded-For and X-Forwarded-Proto."""
+    forwarded_allow_ips: str = "127.0.0.1"
+    """From whom: addresses or networks with commas between, or *."""
+    ssl_certfile: str | None = None
+    ssl_keyfile: str | None = None
+    drain_for: float = 0.0
+    """Seconds between being told to stop and closing the port, for a balancer to see that it is not ready."""
+    finish_within: float = 10.0
+    """Seconds that requests under way have after that."""
+
+
+class Http:
+    """Any number may run, on one port each. Needs the extra `server`."""
+
+    name = "http"
+
+    def __init__(self, dsn: str = "", settings: HttpSettings | None = None) -> None:
+        self._dsn = dsn
+        self._settings = settings or HttpSettings()
+        self._socket: socket.socket | None = None
+        self._application: Application | None = None
+        self._server: uvicorn.Server | None = None
+        self._serving: asyncio.Task[None] | None = None
+
+    def bind(self) -> str:
+        """Take the port, and return where it is: who connects from now on waits until the role runs."""
+        if self._socket is None:
+            _check_certificate(self._settings.ssl_certfile, self._settings.ssl_keyfile)
+            self._socket = _listening(self._settings.host, self._settings.port)
+        return self.url
+
+    @property
+    def url(self) -> str:
+        """Where it serves."""
+        port = self._settings.port if self._socket is None else self._socket.getsockname()[1]
+        scheme = "https" if self._settings.ssl_certfile else "http"
+        host = f"[{self._settings.host}]" if ":" in self._settings.host else self._settings.host
+        return f"{scheme}://{host}:{port}"
+
+    async def turn(self, broker: AsyncBroker) -> float:
+        if self._serving is None:
+            await self._open()
+        elif self._serving.done():
+            # It ends when it is told to, and for no other reason.
+            self._serving.result()
+            raise RuntimeError("the HTTP server has ended by itself")
+        return 1.0
+
+    async def close(self, broker: AsyncBroker) -> None:
+        """Send away who stays, wait for requests under way, then end."""
+        application, self._application = self._application, None
+        server, self._server = self._server, None
+        serving, self._serving = self._serving, None
+        if application is None or server is None or serving is None:
+            if self._socket is not None:
+                self._socket.close()
+            return
+        try:
+            await application.drain()
+            await asyncio.wait({serving}, timeout=self._settings.drain_for)
+            server.should_exit = True
+            # It cancels by itself what has not finished in time.
+            await asyncio.wait({serving}, timeout=self._settings.finish_within + 5)
+            serving.cancel()
+            await asyncio.wait({serving}, timeout=1)
+        finally:
+            await application.close()
+
+    async def _open(self) -> None:
+        # What serving needs is an extra.
+        from pgmb.roles.listening import Server, configure
+        from pgmb.server import create_app
+
+        given = self._settings
+        self.bind()
+        application = create_app(self._dsn, metrics_public=given.metrics_public, max_size=given.connections)
+        await application.start()
+        self._application = application
+        self._server = Server(configure(application, given, _KEEP_ALIVE))
+        sockets = [] if self._socket is None else [self._socket]
+        self._serving = asyncio.create_task(self._server.serve(sockets), name="http server")
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        found = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        refused = InvalidArgument(f"cannot listen on {host} port {port}: {error.strerror or error}")
+        refused.advise("Another process may have it: choose one with --port (0: any that is free).")
+        raise refused from error
+    found.setblocking(False)
+    return found
+
+
+def _check_certificate(certificate: str | None, key: str | None) -> None:
+    if certificate is None:
+        return
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)
+    except OSError as error:
+        refused = InvalidArgument(f"cannot use {certificate}: {error}")
+        refused.advise("--ssl-certfile and --ssl-keyfile name PEM files: the chain, and its key.")
+        raise refused from error

@@ -1,0 +1,41 @@
+"""uvicorn as a part of our process: our signals, our log, our loop. Needs the extra `server`."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import uvicorn
+
+from pgmb.server import Application
+
+if TYPE_CHECKING:
+    from pgmb.roles.http import HttpSettings
+
+
+class Server(uvicorn.Server):
+    """Leaves signals to the process it runs in: other roles have to hear of them, too."""
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None]:
+        yield
+
+
+def configure(application: Application, settings: HttpSettings, keep_alive: int) -> uvicorn.Config:
+    return uvicorn.Config(
+        application,
+        # It is started and closed by the role, and logs requests itself.
+        lifespan="off",
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        ws="none",
+        server_header=False,
+        proxy_headers=settings.proxy_headers,
+        forwarded_allow_ips=settings.forwarded_allow_ips,
+        ssl_certfile=settings.ssl_certfile,
+        ssl_keyfile=settings.ssl_keyfile,
+        timeout_keep_alive=keep_alive,
+        timeout_graceful_shutdown=max(1, round(settings.finish_within)),
+    )
