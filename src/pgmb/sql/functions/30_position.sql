@@ -124,6 +124,41 @@ as $$
     pgmb.earliest(position_at.stream))
 $$;
 
+-- The stream's newest tick; before the first, number 0 at the earliest position. Errors: MB001 no such stream, 42501.
+create or replace function pgmb.newest_tick(
+  stream text default 'main', out tick bigint, out at timestamptz, out "position" pgmb.position
+)
+language plpgsql stable security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  stream_number integer := pgmb.stream_id(newest_tick.stream);
+  newest pgmb.tick;
+begin
+  perform pgmb.assert_reader(newest_tick.stream);
+  select t.* into newest from pgmb.tick t where t.stream = stream_number order by t.id desc limit 1;
+  newest_tick.tick := coalesce(newest.id, 0);
+  newest_tick.at := newest.at;
+  newest_tick.position := case when newest.id is null then pgmb.earliest(newest_tick.stream) else newest.position end;
+end $$;
+
+-- The ticks of these numbers that are still there, number 0 being the earliest position. Errors: as newest_tick.
+create or replace function pgmb.ticks(stream text, numbers bigint[])
+returns table (tick bigint, at timestamptz, "position" pgmb.position)
+language plpgsql stable security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+  stream_number integer := pgmb.stream_id(ticks.stream);
+begin
+  perform pgmb.assert_reader(ticks.stream);
+  return query
+  select t.id, t.at, t.position from pgmb.tick t where t.stream = stream_number and t.id = any (ticks.numbers)
+  union all
+  select 0, null, pgmb.earliest(ticks.stream) where 0 = any (ticks.numbers);
+end $$;
+
 -- The position that a tick's id names. Errors: MB012 it is gone.
 create or replace function pgmb.position_of(stream text, tick bigint)
 returns pgmb.position

@@ -1,0 +1,75 @@
+"""What is read of the database: ticks, the events between two of them, and which of those pass a filter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any, Final, NamedTuple
+
+from psycopg.rows import tuple_row
+
+from pgmb import statements
+from pgmb._async.broker import AsyncBroker
+from pgmb.errors import StandbyError, translated
+from pgmb.server.sse.interest import Question, filter_of
+from pgmb.types import Event, Position
+
+PAGE: Final = 1000
+
+_NEWEST: Final = "select tick, at, position::text from pgmb.newest_tick(%s)"
+_TICKS: Final = "select tick, at, position::text from pgmb.ticks(%s, %s)"
+
+
+class Tick(NamedTuple):
+    """A position under its number."""
+
+    number: int
+    at: datetime | None
+    position: Position
+
+
+class Log:
+    """One stream, as those who serve its readers see it."""
+
+    def __init__(self, broker: AsyncBroker, stream: str) -> None:
+        self.stream = stream
+        self._broker = broker
+
+    async def tick(self) -> None:
+        """Name what happened since; on a replica others do."""
+        try:
+            await self._broker.tick(self.stream)
+        except StandbyError:
+            return
+
+    async def newest(self) -> Tick:
+        (row,) = await self._rows(_NEWEST, (self.stream,))
+        return Tick(row[0], row[1], Position.parse(row[2]))
+
+    async def ticks(self, numbers: Iterable[int]) -> dict[int, Tick]:
+        """Those that are still there."""
+        rows = await self._rows(_TICKS, (self.stream, list(numbers)))
+        return {row[0]: Tick(row[0], row[1], Position.parse(row[2])) for row in rows}
+
+    async def between(self, after: Tick, upto: Tick, seq: int) -> list[Event]:
+        """A page of the events between two ticks."""
+        return await self._broker.between(self.stream, after.position, upto.position, seq, PAGE)
+
+    async def passing(self, question: Question, after: Tick, upto: Tick, seq: int) -> set[int]:
+        """The numbers of those on that page that pass a filter."""
+        asked = filter_of(question)
+        text, parameters = statements.between_filtered(
+            self.stream, after.position, upto.position, seq, PAGE, asked
+        )
+        return {row[0] for row in await self._rows(text, parameters) if row[2] is not None}
+
+    async def check(self, question: Question) -> None:
+        """Refuse what is not a filter."""
+        await self._rows(*statements.between_filtered(self.stream, None, None, 0, 0, filter_of(question)))
+
+    async def _rows(self, statement: Any, parameters: Any) -> list[Any]:
+        with translated():
+            async with self._broker.connection() as connection:
+                cursor = connection.cursor(row_factory=tuple_row)
+                await cursor.execute(statement, parameters)
+                return await cursor.fetchall()

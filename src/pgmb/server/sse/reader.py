@@ -1,0 +1,107 @@
+"""A client: what waits for it, within bounds."""
+
+from __future__ import annotations
+
+import asyncio
+
+from pgmb.server.limits import Limits
+from pgmb.server.sse.interest import Interest
+
+
+class Reader:
+    """Given frames by the tail, which never waits; emptied by whoever sends them on."""
+
+    __slots__ = (
+        "_limits",
+        "_pending",
+        "_size",
+        "_task",
+        "_waiter",
+        "asleep",
+        "beaten",
+        "dropped",
+        "ended",
+        "interest",
+        "named",
+        "sending",
+    )
+
+    def __init__(self, interest: Interest, named: bool, limits: Limits) -> None:
+        self.interest = interest
+        self.named = named
+        self.ended = False
+        self.dropped = False
+        """Whether it was too slow."""
+        self.asleep = True
+        """Whether nothing came for it since the last beat."""
+        self.beaten = False
+        """Whether there was a beat since it last looked."""
+        self.sending = False
+        """Whether what was taken is on its way to the client."""
+        self._limits = limits
+        self._pending: list[bytes] = []
+        self._size = 0
+        self._waiter: asyncio.Future[None] | None = None
+        self._task = asyncio.current_task()
+
+    @property
+    def pending(self) -> int:
+        return len(self._pending)
+
+    def give(self, frame: bytes) -> None:
+        """One more. It is told by `wake`, after all that there is at once."""
+        self._pending.append(frame)
+        self._size += len(frame)
+
+    def wake(self) -> None:
+        """There is something to take, or too much for somebody so slow."""
+        if len(self._pending) > self._limits.pending_events or self._size > self._limits.pending_bytes:
+            self.drop()
+            return
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def take(self) -> bytes:
+        """All that waits."""
+        if not self._pending:
+            return b""
+        taken = self._pending[0] if len(self._pending) == 1 else b"".join(self._pending)
+        self._pending.clear()
+        self._size = 0
+        return taken
+
+    async def wait(self) -> None:
+        """Until there is something to take, or it ended."""
+        if self._pending or self.ended or self.beaten:
+            return
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def beat(self, frame: bytes) -> None:
+        """Now and then: says that the connection is alive, if nothing else did."""
+        if self.asleep and not self._pending:
+            self.give(frame)
+        self.asleep = True
+        self.beaten = True
+        self.wake()
+
+    def end(self) -> None:
+        """Nothing more comes; what waits is still sent."""
+        self.ended = True
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def drop(self) -> None:
+        """Let go of what waits, and of the client, which comes back for it when it can."""
+        self.dropped = True
+        self._pending.clear()
+        self._size = 0
+        self.end()
+        if self.sending and self._task is not None:
+            # The client does not take what was sent: nothing else would end that.
+            self._task.cancel()

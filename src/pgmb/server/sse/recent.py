@@ -1,0 +1,143 @@
+"""What was read lately, kept in memory for readers that come back. No I/O."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from pgmb.server.sse import frame
+from pgmb.server.sse.interest import Interest, Question
+from pgmb.server.sse.mark import Mark
+from pgmb.types import Event
+
+_MOST_EVENTS: Final = 20_000
+_MOST_BYTES: Final = 16 << 20
+_MOST_BATCHES: Final = 5_000
+
+
+class Entry:
+    """An event with its place. It is written out once, however many read it."""
+
+    __slots__ = ("_named", "_plain", "event", "mark")
+
+    def __init__(self, event: Event, mark: Mark) -> None:
+        self.event = event
+        self.mark = mark
+        self._plain: bytes | None = None
+        self._named: bytes | None = None
+
+    def frame(self, named: bool) -> bytes:
+        """As bytes; named: under its topic."""
+        if named:
+            if self._named is None:
+                data = frame.document(self.event)
+                self._named = frame.frame(data, id=str(self.mark), event=self.event.topic)
+            return self._named
+        if self._plain is None:
+            self._plain = frame.frame(frame.document(self.event), id=str(self.mark))
+        return self._plain
+
+
+class Batch:
+    """The events between two ticks, as far as they were read."""
+
+    def __init__(self, done: int, upto: int) -> None:
+        self.done = done
+        self.upto = upto
+        self.entries: list[Entry] = []
+        self.passing: dict[Question, set[int]] = {}
+        self.size = 0
+
+    def matching(self, interest: Interest, after: int = 0) -> list[Entry] | None:
+        """Those with a higher number that a reader asks for; None if nobody asked by its filter then."""
+        found = [entry for entry in self.entries if entry.event.seq > after]
+        if interest.question is not None and found:
+            passed = self.passing.get(interest.question)
+            if passed is None:
+                return None
+            found = [entry for entry in found if entry.event.seq in passed]
+        return [entry for entry in found if interest.matches(entry.event)]
+
+
+class Recent:
+    """Batches that follow each other, the newest ones."""
+
+    def __init__(self, epoch: int, at: int, most: int = _MOST_EVENTS, most_bytes: int = _MOST_BYTES) -> None:
+        self.epoch = epoch
+        self.at = at
+        """The tick that all before the batch under way was read up to."""
+        self._batches: deque[Batch] = deque()
+        self._most = most
+        self._most_bytes = most_bytes
+        self._events = 0
+        self._size = 0
+
+    @property
+    def mark(self) -> Mark:
+        """Where a reader stands that has all that was read."""
+        if self._batches and self._batches[-1].upto != self.at:
+            under_way = self._batches[-1]
+            last = under_way.entries[-1].event.seq if under_way.entries else 0
+            return Mark(self.epoch, under_way.done, under_way.upto, last)
+        return Mark(self.epoch, self.at, self.at)
+
+    def begin(self, upto: int) -> None:
+        """A batch, from where the last one ended."""
+        self._batches.append(Batch(self.at, upto))
+
+    def add(self, events: Iterable[Event], passing: Mapping[Question, set[int]]) -> list[Entry]:
+        """A page of the batch under way."""
+        batch = self._batches[-1]
+        added = [Entry(event, Mark(self.epoch, batch.done, batch.upto, event.seq)) for event in events]
+        size = sum(len(entry.event.raw) + 300 for entry in added)
+        batch.entries.extend(added)
+        batch.size += size
+        for question, passed in passing.items():
+            # Asked for the first time in the middle of a batch: of what came before nothing is known.
+            if question in batch.passing or len(batch.entries) == len(added):
+                batch.passing.setdefault(question, set()).update(passed)
+        self._events += len(added)
+        self._size += size
+        return added
+
+    def end(self) -> None:
+        """The batch is read to its end."""
+        batch = self._batches[-1]
+        self.at = batch.upto
+        while len(self._batches) > 1 and (
+            self._events > self._most or self._size > self._most_bytes or len(self._batches) > _MOST_BATCHES
+        ):
+            gone = self._batches.popleft()
+            self._events -= len(gone.entries)
+            self._size -= gone.size
+
+    def since(self, mark: Mark, interest: Interest) -> list[Entry] | None:
+        """What a reader missed that comes back with a mark; None if memory does not hold it."""
+        if mark.epoch != self.epoch:
+            return None
+        missed: list[Entry] = []
+        if mark.done != mark.batch:
+            batches = list(self._batches)
+            for place, batch in enumerate(batches):
+                if (batch.done, batch.upto) == (mark.done, mark.batch):
+                    rest = batch.matching(interest, mark.seq)
+                    later = batches[place + 1 :]
+                    break
+            else:
+                return None
+            if rest is None:
+                return None
+            missed.extend(rest)
+        else:
+            later = list(self._batches)
+            while later and later[0].done != mark.done:
+                del later[0]
+            if not later:
+                return [] if mark.done == self.at else None
+        for batch in later:
+            found = batch.matching(interest)
+            if found is None:
+                return None
+            missed.extend(found)
+        return missed

@@ -1,0 +1,121 @@
+"""What a reader missed: out of memory, or read from the log, until it can join the tail."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import Final
+
+from pgmb.errors import HistoryGone, PositionAhead
+from pgmb.place import later
+from pgmb.server.counts import Counts
+from pgmb.server.limits import Limits
+from pgmb.server.sse.interest import Interest, Question
+from pgmb.server.sse.log import PAGE, Tick
+from pgmb.server.sse.mark import Mark
+from pgmb.server.sse.reader import Reader
+from pgmb.server.sse.recent import Entry
+from pgmb.server.sse.shared import Shared
+from pgmb.server.sse.tail import Tail
+from pgmb.types import Event
+
+_AT_ONCE: Final = 4
+"""Reads at a time: the broker's connections are for others too."""
+_PATIENCE: Final = 1.0
+
+
+class Gone(Exception):  # noqa: N818
+    """What was missed cannot be had: the reader has to start anew."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Replay:
+    """Of one tail. Readers come back in crowds: what several of them missed is read once."""
+
+    def __init__(self, tail: Tail, limits: Limits, counts: Counts) -> None:
+        self._tail = tail
+        self._limits = limits
+        self._counts = counts
+        gate = asyncio.Semaphore(_AT_ONCE)
+        self._ticks: Shared[tuple[int, int], dict[int, Tick]] = Shared(gate)
+        self._pages: Shared[tuple[int, int, int], list[Event]] = Shared(gate)
+        self._passing: Shared[tuple[int, int, int, Question], set[int]] = Shared(gate)
+
+    async def catch_up(self, reader: Reader, mark: Mark) -> AsyncGenerator[list[Entry]]:
+        """What it missed since the mark, in order. At its end the reader has joined the tail."""
+        tail = self._tail
+        looked_at = 0
+        while not reader.ended:
+            missed = tail.join(reader, mark)
+            if missed is not None:
+                self._counts.sse_replayed += len(missed)
+                yield missed
+                return
+            after, upto = await self._span(mark)
+            if after.number == upto.number and not later(tail.at.position, after.position):
+                if not later(after.position, tail.at.position):
+                    # Two ticks of the same moment.
+                    mark = Mark(mark.epoch, tail.at.number, tail.at.number)
+                else:
+                    # Another process was ahead of this one.
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(tail.advanced(), _PATIENCE)
+                continue
+            if after.number == upto.number:
+                upto, mark = tail.at, Mark(mark.epoch, mark.done, tail.at.number)
+            seq = mark.seq if mark.done != mark.batch else 0
+            while True:
+                events = await self._page(after, upto, seq)
+                looked_at += len(events)
+                if looked_at > self._limits.replay_events:
+                    raise Gone("too_many")
+                entries = await self._matching(reader.interest, events, after, upto, seq)
+                self._counts.sse_replayed += len(entries)
+                if entries:
+                    yield entries
+                if len(events) < PAGE:
+                    break
+                seq = events[-1].seq
+            mark = Mark(mark.epoch, upto.number, upto.number)
+
+    async def _span(self, mark: Mark) -> tuple[Tick, Tick]:
+        """The ticks that a mark names."""
+        if mark.epoch != self._tail.at.position.epoch:
+            raise Gone("epoch")
+        numbers = (mark.done, mark.batch)
+        ticks = await self._ticks.get(numbers, partial(self._tail.log.ticks, numbers))
+        after, upto = ticks.get(mark.done), ticks.get(mark.batch)
+        if after is None or upto is None or later(after.position, upto.position):
+            raise Gone("history_gone")
+        oldest = datetime.now(UTC) - timedelta(seconds=self._limits.replay_age)
+        if after.at is not None and after.at < oldest:
+            raise Gone("too_old")
+        return after, upto
+
+    async def _page(self, after: Tick, upto: Tick, seq: int) -> list[Event]:
+        try:
+            return await self._pages.get(
+                (after.number, upto.number, seq), partial(self._tail.log.between, after, upto, seq)
+            )
+        except (HistoryGone, PositionAhead) as error:
+            raise Gone("history_gone") from error
+
+    async def _matching(
+        self, interest: Interest, events: list[Event], after: Tick, upto: Tick, seq: int
+    ) -> list[Entry]:
+        found = [event for event in events if interest.matches(event)]
+        question = interest.question
+        if question is not None and found:
+            passed = await self._passing.get(
+                (after.number, upto.number, seq, question),
+                partial(self._tail.log.passing, question, after, upto, seq),
+            )
+            found = [event for event in found if event.seq in passed]
+        epoch = after.position.epoch
+        return [Entry(event, Mark(epoch, after.number, upto.number, event.seq)) for event in found]

@@ -1,0 +1,160 @@
+"""Server-sent events to one client: what it asks for, and its connection until either end leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, Final, TypeAlias
+
+import msgspec
+from starlette.requests import Request
+from starlette.types import Receive, Scope, Send
+
+from pgmb.server.context import Context
+from pgmb.server.sse import frame
+from pgmb.server.sse.hub import Hub, Source
+from pgmb.server.sse.interest import Interest
+from pgmb.server.sse.mark import Mark
+from pgmb.server.sse.reader import Reader
+from pgmb.server.sse.recent import Entry
+from pgmb.server.sse.replay import Gone
+
+_HEADERS: Final = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-store, no-transform"),
+    # nginx, and what imitates it, would hold events back.
+    (b"x-accel-buffering", b"no"),
+    (b"x-content-type-options", b"nosniff"),
+]
+_COME_BACK_AFTER: Final = (1000, 3000)
+"""Milliseconds, at random between: not all at once when a process ends."""
+_AT_ONCE: Final = 256
+EARLIEST: Final = "earliest"
+
+
+class Subscription(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request may see. `named`: events come under their topics instead of as messages."""
+
+    stream: str = "main"
+    topics: tuple[str, ...] = ()
+    equals: Mapping[str, Any] | None = None
+    filter: str | None = None
+    params: Mapping[str, Any] | None = None
+    named: bool = False
+
+    def interest(self) -> Interest:
+        """InvalidArgument if it is none."""
+        return Interest.of(self.topics, self.equals, self.filter, self.params)
+
+
+Check: TypeAlias = Callable[[Request], Awaitable[bool]]
+Ask: TypeAlias = Callable[[Request], Awaitable[Subscription | None]]
+
+
+class Serving:
+    """An ASGI endpoint. `ask` says what a request may see, or None for 204, after which browsers do not come
+    back; `check` is asked now and then whether it still may.
+    """
+
+    def __init__(self, context: Context, hub: Hub, ask: Ask, check: Check) -> None:
+        self._context = context
+        self._hub = hub
+        self._ask = ask
+        self._check = check
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        subscription = await self._ask(request)
+        if subscription is None:
+            await send({"type": "http.response.start", "status": 204, "headers": []})
+            await send({"type": "http.response.body", "body": b""})
+            return
+        interest = subscription.interest()
+        source = await self._hub.source(subscription.stream)
+        await self._hub.announce(source, interest)
+        reader = Reader(interest, subscription.named, self._context.limits)
+        counts = self._context.counts
+        counts.sse_clients += 1
+        gone = asyncio.ensure_future(_left(receive))
+        gone.add_done_callback(lambda _: reader.end())
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+            await self._serve(Connection(reader, send, counts), source, request)
+        except asyncio.CancelledError:
+            # Too slow a client is let go: it holds what it has, and comes back for the rest.
+            if not reader.dropped:
+                raise
+        finally:
+            gone.cancel()
+            source.tail.leave(reader)
+            source.tail.withdraw(interest)
+            counts.sse_clients -= 1
+            counts.sse_dropped += reader.dropped
+
+    async def _serve(self, connection: Connection, source: Source, request: Request) -> None:
+        reader, tail = connection.reader, source.tail
+        await connection.send(frame.retry(random.randint(*_COME_BACK_AFTER)))  # noqa: S311
+        given = request.headers.get("last-event-id") or request.query_params.get("last_event_id")
+        mark = None if not given else _parsed(given, tail.at.position.epoch)
+        try:
+            if not given:
+                tail.join(reader)
+                await connection.send(frame.place(str(tail.mark)))
+            elif mark is None:
+                raise Gone("unknown")
+            else:
+                self._context.counts.sse_resumed += 1
+                async for entries in source.replay.catch_up(reader, mark):
+                    await connection.send_all(entries)
+        except Gone as error:
+            self._context.counts.sse_reset += 1
+            tail.join(reader)
+            await connection.send(frame.reset(str(tail.mark), error.reason))
+        # It may have joined after the others were sent away.
+        while not reader.ended and not self._context.draining:
+            await connection.send(reader.take())
+            if reader.beaten:
+                reader.beaten = False
+                if not await self._check(request):
+                    break
+            await reader.wait()
+        if not reader.dropped:
+            await connection.send(reader.take(), more=False)
+
+
+class Connection:
+    """The way to one client."""
+
+    def __init__(self, reader: Reader, send: Send, counts: Any) -> None:
+        self.reader = reader
+        self._send = send
+        self._counts = counts
+
+    async def send(self, body: bytes, *, more: bool = True) -> None:
+        if not body and more:
+            return
+        self.reader.sending = True
+        try:
+            await self._send({"type": "http.response.body", "body": body, "more_body": more})
+        finally:
+            self.reader.sending = False
+        self._counts.sse_bytes += len(body)
+
+    async def send_all(self, entries: Iterable[Entry]) -> None:
+        """Those that were missed. The client's pace is the pace."""
+        frames = [entry.frame(self.reader.named) for entry in entries]
+        for first in range(0, len(frames), _AT_ONCE):
+            part = frames[first : first + _AT_ONCE]
+            await self.send(b"".join(part))
+            self._counts.sse_events += len(part)
+
+
+async def _left(receive: Receive) -> None:
+    """Until the client is gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _parsed(given: str, epoch: int) -> Mark | None:
+    return Mark(epoch, 0, 0) if given == EARLIEST else Mark.parse(given)

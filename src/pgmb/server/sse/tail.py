@@ -1,0 +1,210 @@
+"""One stream, read once for all of its readers in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final
+
+import psycopg
+from psycopg_pool import PoolClosed, PoolTimeout
+
+from pgmb._async.listener import AsyncSubscription
+from pgmb.errors import HistoryGone, PgmbError, PositionAhead
+from pgmb.place import later
+from pgmb.polling import Pace
+from pgmb.server.counts import Counts
+from pgmb.server.sse import frame
+from pgmb.server.sse.index import Index
+from pgmb.server.sse.interest import Interest, Question
+from pgmb.server.sse.log import PAGE, Log, Tick
+from pgmb.server.sse.mark import Mark
+from pgmb.server.sse.reader import Reader
+from pgmb.server.sse.recent import Entry, Recent
+
+logger = logging.getLogger("pgmb.server")
+
+_RELYING: Final = 10.0
+_FIRST_PAUSE: Final = 0.1
+_LONGEST_PAUSE: Final = 5.0
+_LONGEST_REST: Final = 0.1
+"""Between two reads, when sending takes long: more events go together, and each costs less."""
+
+
+class Tail:
+    """Reads from tick to tick, and gives every event to those who ask for it."""
+
+    def __init__(self, log: Log, subscription: AsyncSubscription, counts: Counts) -> None:
+        self.log = log
+        self.readers: set[Reader] = set()
+        self.questions: Counter[Question] = Counter()
+        """The filters that readers have, which the database answers."""
+        self._subscription = subscription
+        self._counts = counts
+        self._index: Index[Reader] = Index()
+        self._at: Tick
+        self._upto: Tick | None = None
+        self._seq = 0
+        self._recent: Recent
+        self._advanced = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Begin where the stream is now. StreamNotFound if there is none."""
+        await self.log.tick()
+        self._begin(await self.log.newest())
+        self._task = asyncio.create_task(self._run(), name=f"pgmb tail {self.log.stream}")
+
+    async def close(self) -> None:
+        """Read no more. Readers are ended."""
+        self._subscription.close()
+        for reader in list(self.readers):
+            reader.end()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    @property
+    def at(self) -> Tick:
+        """The tick that was read up to."""
+        return self._at
+
+    @property
+    def mark(self) -> Mark:
+        """Where a reader stands that joins now."""
+        return self._recent.mark
+
+    def join(self, reader: Reader, mark: Mark | None = None) -> list[Entry] | None:
+        """Give a reader what comes from now on. Returns what it missed; None, and it is not joined, if that
+        is not in memory.
+        """
+        missed = [] if mark is None else self._recent.since(mark, reader.interest)
+        if missed is not None:
+            self.readers.add(reader)
+            self._index.add(reader, reader.interest)
+        return missed
+
+    def leave(self, reader: Reader) -> None:
+        self.readers.discard(reader)
+        self._index.remove(reader, reader.interest)
+
+    async def announce(self, interest: Interest) -> None:
+        """A reader with this interest is about to come: its filter is asked from now on."""
+        if interest.question is not None:
+            if interest.question not in self.questions:
+                await self.log.check(interest.question)
+            self.questions[interest.question] += 1
+
+    def withdraw(self, interest: Interest) -> None:
+        if interest.question is not None:
+            self.questions[interest.question] -= 1
+            if not self.questions[interest.question]:
+                del self.questions[interest.question]
+
+    async def advanced(self) -> None:
+        """Until it has read up to another tick."""
+        await self._advanced.wait()
+
+    def beat(self) -> None:
+        """Tell readers that nothing came for where they stand."""
+        quiet = frame.place(str(self.mark))
+        for reader in list(self.readers):
+            reader.beat(quiet)
+
+    def _begin(self, tick: Tick) -> None:
+        self._at = tick
+        self._upto = None
+        self._recent = Recent(tick.position.epoch, tick.number)
+
+    async def _run(self) -> None:
+        pace = Pace(0.03)
+        failures = 0
+        woken = False
+        while True:
+            try:
+                if not woken:
+                    await self.log.tick()
+                if await self._read():
+                    pace.found()
+                failures = 0
+                relying = pace.at_rest and self._subscription.healthy
+                woken = await self._subscription.wait(_RELYING if relying else pace.pause())
+            except (HistoryGone, PositionAhead) as error:
+                logger.warning("stream %s: %s", self.log.stream, error)
+                await self._start_over("history_gone")
+            except PoolClosed:
+                return
+            except (psycopg.Error, PoolTimeout, PgmbError, OSError) as error:
+                pause = min(_FIRST_PAUSE * 2**failures, _LONGEST_PAUSE)
+                failures += 1
+                logger.warning("stream %s: %s; again in %.1f s", self.log.stream, error, pause)
+                woken = False
+                await asyncio.sleep(pause)
+
+    async def _start_over(self, reason: str) -> None:
+        """Events are gone that nobody here has read."""
+        try:
+            newest = await self.log.newest()
+        except (psycopg.Error, PoolTimeout, PgmbError, OSError):
+            await asyncio.sleep(_FIRST_PAUSE)
+            return
+        self._begin(newest)
+        said = frame.reset(str(self.mark), reason)
+        for reader in list(self.readers):
+            self._counts.sse_reset += 1
+            reader.give(said)
+            reader.wake()
+
+    async def _read(self) -> bool:
+        """On to the newest tick. A batch that was begun is read to its end, whatever happened between."""
+        if self._upto is None:
+            newest = await self.log.newest()
+            if newest.position.epoch != self._at.position.epoch:
+                await self._start_over("epoch")
+                return True
+            if not later(newest.position, self._at.position):
+                return False
+            self._upto, self._seq = newest, 0
+            self._recent.begin(newest.number)
+        upto = self._upto
+        while True:
+            began = time.monotonic()
+            events = await self.log.between(self._at, upto, self._seq)
+            passing = {
+                question: await self.log.passing(question, self._at, upto, self._seq)
+                for question in list(self.questions)
+            }
+            if events:
+                self._give(self._recent.add(events, passing), passing)
+                self._seq = events[-1].seq
+                # Whoever was woken sends now.
+                await asyncio.sleep(0)
+                await asyncio.sleep(min(time.monotonic() - began, _LONGEST_REST))
+            if len(events) < PAGE:
+                break
+        self._recent.end()
+        self._at, self._upto = upto, None
+        advanced, self._advanced = self._advanced, asyncio.Event()
+        advanced.set()
+        return True
+
+    def _give(self, entries: Sequence[Entry], passing: dict[Question, set[int]]) -> None:
+        touched: set[Reader] = set()
+        for entry in entries:
+            plain: bytes | None = None
+            for readers in self._index.matching(entry.event, passing):
+                for reader in readers:
+                    if reader.named:
+                        reader.give(entry.frame(True))
+                    else:
+                        if plain is None:
+                            plain = entry.frame(False)
+                        reader.give(plain)
+                touched |= readers
+                self._counts.sse_events += len(readers)
+        for reader in touched:
+            reader.asleep = False
+            reader.wake()
