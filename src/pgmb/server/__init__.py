@@ -8,11 +8,12 @@ from __future__ import annotations
 from functools import partial
 
 from pgmb._async.broker import AsyncBroker
-from pgmb.server import operations
-from pgmb.server.application import Application
+from pgmb.server import operations, rest, root, sse
+from pgmb.server.application import Application, Part
 from pgmb.server.limits import Limits
+from pgmb.server.sse import Subscription, create_sse_app
 
-__all__ = ["Application", "Limits", "create_app"]
+__all__ = ["Application", "Limits", "Subscription", "create_app", "create_sse_app"]
 
 
 def create_app(
@@ -28,5 +29,10 @@ def create_app(
     It connects to `dsn` with up to `max_size` connections when it starts, or uses the broker that it is given
     and leaves it open. `metrics_public`: /metrics answers without a key.
     """
-    parts = [partial(operations.routes, metrics_public=metrics_public)]
+    parts: list[Part] = [
+        root.routes,
+        partial(operations.routes, metrics_public=metrics_public),
+        rest.routes,
+        sse.routes,
+    ]
     return Application(dsn, parts=parts, broker=broker, limits=limits, max_size=max_size)
