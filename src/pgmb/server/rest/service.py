@@ -54,6 +54,7 @@ class Service:
         self.context = context
         self.polls = LongPolls(context.broker, context.limits.long_polls)
         self.leases = LeaseQueues(context.broker)
+        context.on_drain(self.polls.drain)
 
 
 def _lost(lease: UUID) -> LeaseLost:

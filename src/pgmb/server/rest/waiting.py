@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from weakref import WeakValueDictionary
 
 from starlette.requests import Request
 
 from pgmb._async.broker import AsyncBroker
 from pgmb._async.lease import AsyncLease
-from pgmb._async.listener import AsyncSubscription
 from pgmb.polling import RELYING_PAUSE, Pace
 from pgmb.server.problems import Problem
 from pgmb.types import Duration
@@ -25,80 +24,99 @@ class LongPolls:
         self._broker = broker
         self._most = most
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self.waiting = 0
+        self._waiting: set[_Waiter] = set()
+        self._draining = False
+
+    @property
+    def waiting(self) -> int:
+        """How many wait now."""
+        return len(self._waiting)
 
     async def receive(
         self, request: Request, queue: str, max: int, wait: float, lease_for: Duration | None
     ) -> AsyncLease:
         """The next events of a queue; an empty lease if none come in time, or the client goes away."""
-        lease = await self._broker.receive(queue, max, lease_for)
-        if lease.events or wait <= 0:
-            return lease
         ends = time.monotonic() + wait
-        with self._place():
+        lease = await self._broker.receive(queue, max, lease_for)
+        if lease.events or wait <= 0 or self._draining:
+            return lease
+        async with self._place(request) as waiter:
             source = await self._broker.stream_of(queue)
-            async with self._broker.listener().subscribe(source) as subscription:
-                gone = asyncio.create_task(_disconnected(request, subscription))
-                try:
-                    # A look is never cut short: its lease would be nobody's until it expires.
-                    async with _Turn(self._turns.setdefault(queue, asyncio.Lock()), gone, ends) as turn:
-                        pace = Pace()
-                        while turn.has and not gone.done() and (left := ends - time.monotonic()) > 0:
-                            lease = await self._broker.receive(queue, max, lease_for)
-                            if lease.events:
-                                break
-                            relying = pace.at_rest and subscription.healthy
-                            await subscription.wait(min(left, RELYING_PAUSE if relying else pace.pause()))
-                    if gone.done() and lease.events:
-                        await lease.release()
-                finally:
-                    gone.cancel()
+            turn = self._turns.setdefault(queue, asyncio.Lock())
+            if not await waiter.takes(turn, ends):
+                return lease
+            try:
+                async with self._broker.listener().subscribe(source) as subscription:
+                    waiter.leaves.add_done_callback(lambda _: subscription.notify())
+                    pace = Pace()
+                    while not waiter.leaves.done() and (left := ends - time.monotonic()) > 0:
+                        # Never cut short: its lease would be nobody's until it expires.
+                        lease = await self._broker.receive(queue, max, lease_for)
+                        if lease.events:
+                            break
+                        relying = pace.at_rest and subscription.healthy
+                        await subscription.wait(min(left, RELYING_PAUSE if relying else pace.pause()))
+            finally:
+                turn.release()
+            if lease.events and waiter.gone:
+                await lease.release()
         return lease
 
-    @contextmanager
-    def _place(self) -> Generator[None]:
-        if self.waiting >= self._most:
+    async def drain(self) -> None:
+        """Send those who wait away, with nothing. Nobody waits from now on."""
+        self._draining = True
+        for waiter in list(self._waiting):
+            waiter.leave()
+
+    @asynccontextmanager
+    async def _place(self, request: Request) -> AsyncGenerator[_Waiter]:
+        if len(self._waiting) >= self._most:
             raise Problem(
                 503, "too_many_wait", "too many requests wait for events", headers={"Retry-After": "1"}
             )
-        self.waiting += 1
+        waiter = _Waiter()
+        self._waiting.add(waiter)
+        watching = asyncio.create_task(waiter.watch(request))
         try:
-            yield
+            yield waiter
         finally:
-            self.waiting -= 1
+            watching.cancel()
+            self._waiting.discard(waiter)
 
 
-class _Turn:
-    """A lock that is waited for until a time, or until somebody is gone: `has` says whether it was got."""
+class _Waiter:
+    """One request that waits."""
 
-    def __init__(self, lock: asyncio.Lock, gone: asyncio.Task[None], ends: float) -> None:
-        self._lock = lock
-        self._gone = gone
-        self._ends = ends
-        self.has = False
+    def __init__(self) -> None:
+        self.leaves: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.gone = False
+        """Whether its client is."""
 
-    async def __aenter__(self) -> _Turn:
-        taking = asyncio.create_task(self._lock.acquire())
+    def leave(self) -> None:
+        if not self.leaves.done():
+            self.leaves.set_result(None)
+
+    async def watch(self, request: Request) -> None:
+        # The body was read: all that can come is the end.
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        self.gone = True
+        self.leave()
+
+    async def takes(self, turn: asyncio.Lock, ends: float) -> bool:
+        """Whether its turn comes before it leaves, or its time is over."""
+        taking = asyncio.ensure_future(turn.acquire())
         try:
             await asyncio.wait(
-                {taking, self._gone},
-                timeout=self._ends - time.monotonic(),
+                (taking, self.leaves),
+                timeout=max(0, ends - time.monotonic()),
                 return_when=asyncio.FIRST_COMPLETED,
             )
-        finally:
+        except asyncio.CancelledError:
             if taking.done():
-                self.has = True
-            else:
-                taking.cancel()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        if self.has:
-            self._lock.release()
-
-
-async def _disconnected(request: Request, subscription: AsyncSubscription) -> None:
-    # The body was read: all that can come is the end.
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-    subscription.notify()
+                turn.release()
+            taking.cancel()
+            raise
+        if not taking.done():
+            taking.cancel()
+        return taking.done()
