@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -19,30 +14,12 @@ import pytest
 from pgmb.cli import roles
 from pgmb.roles import ROLES
 from tests.cli.conftest import Run
-
-
-@contextmanager
-def serving(dsn: str, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """`pgmb serve` on any free port; its address."""
-    with subprocess.Popen(
-        [sys.executable, "-m", "pgmb", *arguments, "--port", "0"],
-        env={**os.environ, "PGMB_DSN": dsn},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline().startswith("Serving ")
-            said = process.stdout.readline()
-            assert said.startswith("HTTP at "), said
-            yield process, said.split()[2].rstrip(",")
-        finally:
-            process.kill()
+from tests.server.process import serving
 
 
 def test_all_roles_and_http_in_one_process(dsn: str) -> None:
-    with serving(dsn, "serve", "--log-format", "json", "--drain-for", "2s") as (process, url):
+    with serving(dsn, "serve", "--log-format", "json", "--drain-for", "2s") as served:
+        process, url = served.process, served.url
         assert process.stdout is not None
         assert "pgmb keys create" in process.stdout.readline()
         with httpx.Client(base_url=url, timeout=30) as client:
@@ -64,9 +41,10 @@ def test_all_roles_and_http_in_one_process(dsn: str) -> None:
 
 def test_http_alone_ends_when_interrupted_with_a_connection_open(dsn: str) -> None:
     with (
-        serving(dsn, "http", "--metrics-public") as (process, url),
-        httpx.Client(base_url=url, timeout=30) as client,
+        serving(dsn, "http", "--metrics-public") as served,
+        httpx.Client(base_url=served.url, timeout=30) as client,
     ):
+        process = served.process
         assert client.get("/metrics").status_code == 200
         process.send_signal(signal.SIGINT)
         _, log = process.communicate(timeout=60)
