@@ -1,0 +1,98 @@
+"""Endpoints: how each is, what was tried, and what an operator may do."""
+
+from __future__ import annotations
+
+from urllib.parse import quote
+from uuid import UUID
+
+from starlette.responses import Response
+
+from pgmb.server.dashboard.desk import Desk
+from pgmb.server.dashboard.formats import plural
+from pgmb.server.dashboard.gate import Form, Visit
+from pgmb.server.problems import invalid
+
+_ATTEMPTS = 100
+_SHOWN = 200
+
+
+async def listing(desk: Desk, visit: Visit) -> Response:
+    sample = await desk.sampler.latest()
+    state, wanted = visit.given("state"), visit.given("search")
+    found = [
+        endpoint
+        for endpoint in await desk.broker.endpoints()
+        if (state is None or endpoint.state == state)
+        and (wanted is None or wanted.lower() in f"{endpoint.name} {endpoint.url}".lower())
+    ]
+    worst = {"tripped": 0, "disabled": 1, "paused": 2, "active": 3}
+    found.sort(key=lambda endpoint: (worst[endpoint.state], endpoint.name))
+    return desk.render(
+        visit,
+        "endpoints.html",
+        endpoints=found[:_SHOWN],
+        more=max(0, len(found) - _SHOWN),
+        sample=sample,
+        state_asked=state,
+        search=wanted,
+        searching=state is not None or wanted is not None,
+    )
+
+
+async def show(desk: Desk, visit: Visit) -> Response:
+    name = visit.needed("name")
+    endpoint = await desk.broker.endpoint(name)
+    attempts = await desk.broker.attempts(name, _ATTEMPTS)
+    return desk.render(
+        visit,
+        "endpoint.html",
+        endpoint=endpoint,
+        attempts=attempts,
+        slowest=max((attempt.seconds for attempt in attempts), default=0.0),
+    )
+
+
+async def change(desk: Desk, visit: Visit, form: Form) -> Response:
+    """Pause, resume, disable, send again."""
+    name, action = form.get("name"), form.get("action")
+    if name is None:
+        raise invalid("the form names no endpoint")
+    said = await _changed(desk, visit, form, name, action)
+    return desk.done(visit, f"/ui/endpoint?name={quote(name, safe='')}", said)
+
+
+async def _changed(desk: Desk, visit: Visit, form: Form, name: str, action: str | None) -> str:
+    broker, reason = desk.broker, form.get("reason")
+    if action == "pause":
+        async with desk.changing(visit, "pause_endpoint", name, {"reason": reason}) as conn:
+            await broker.pause_endpoint(name, reason, conn=conn)
+        return f"{name} is paused: events wait for it"
+    if action == "resume":
+        async with desk.changing(visit, "resume_endpoint", name) as conn:
+            await broker.resume_endpoint(name, conn=conn)
+        return f"{name} is active"
+    if action == "disable":
+        if form.get("confirm") != "yes":
+            raise invalid("this needs to be confirmed")
+        async with desk.changing(visit, "disable_endpoint", name, {"reason": reason}) as conn:
+            await broker.disable_endpoint(name, reason, conn=conn)
+        return f"{name} is disabled"
+    if action == "resend":
+        return await _resent(desk, visit, form, name)
+    if action == "redrive-failed":
+        detail: dict[str, object] = {}
+        async with desk.changing(visit, "redrive_failed", name, detail) as conn:
+            detail["count"] = count = await broker.redrive_failed(name, conn=conn)
+        return f"{plural(count, 'event')} sent to {name} again"
+    raise invalid("there is no such action")
+
+
+async def _resent(desk: Desk, visit: Visit, form: Form, name: str) -> str:
+    try:
+        ids = [UUID(text) for text in form.all("event")]
+    except ValueError:
+        raise invalid("not the id of an event") from None
+    detail: dict[str, object] = {"ids": [str(id) for id in ids]}
+    async with desk.changing(visit, "resend", name, detail) as conn:
+        detail["count"] = count = await desk.broker.resend(name, ids, conn=conn)
+    return f"{plural(count, 'event')} sent to {name} again" if count else "The event is no longer in the log."

@@ -1,0 +1,64 @@
+"""Samples as server-sent events: first all that is remembered, then each as it is taken."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+
+import msgspec
+from starlette.responses import Response, StreamingResponse
+
+from pgmb.server.dashboard import curves
+from pgmb.server.dashboard.desk import Desk
+from pgmb.server.dashboard.gate import Visit
+from pgmb.server.dashboard.headers import PAGE
+from pgmb.server.dashboard.sampler import Sample
+from pgmb.server.problems import Problem
+from pgmb.server.sse.frame import frame, retry
+
+_HEARTBEAT = 15.0
+_MOST_VIEWERS = 200
+
+
+async def stream(desk: Desk, visit: Visit) -> Response:
+    if desk.sampler.watchers >= _MOST_VIEWERS:
+        raise Problem(503, "busy", "too many look at this process already", headers={"Retry-After": "10"})
+    headers = {**PAGE, "Cache-Control": "no-store, no-transform", "X-Accel-Buffering": "no"}
+    return StreamingResponse(_told(desk, visit), headers=headers, media_type="text/event-stream")
+
+
+async def _told(desk: Desk, visit: Visit) -> AsyncGenerator[bytes]:
+    sampler = desk.sampler
+    queue, named = visit.given("queue"), visit.given("stream")
+
+    def drawn(samples: Sequence[Sample]) -> curves.Curves:
+        if queue is not None:
+            return curves.of_queue(samples, queue)
+        if named is not None:
+            return curves.of_stream(samples, named)
+        return curves.of_overview(samples)
+
+    with sampler.watching():
+        newest = await sampler.latest()
+        samples = list(sampler.samples)
+        yield retry(2000)
+        yield _message(
+            "history",
+            {
+                "at": [round(sample.at, 1) for sample in samples],
+                "curves": drawn(samples),
+                "marks": newest.marks,
+            },
+        )
+        async for sample in sampler.following(newest.number, _HEARTBEAT):
+            if sample is None:
+                yield b": \n\n"
+            else:
+                told = curves.last(drawn(list(sampler.samples)))
+                yield _message("sample", {"at": round(sample.at, 1), "curves": told, "marks": sample.marks})
+            # A key that was taken back, or a session that ended elsewhere, is no longer told.
+            if await desk.context.access.principal(visit.request) is None:
+                return
+
+
+def _message(event: str, told: object) -> bytes:
+    return frame(msgspec.json.encode(told), event=event)

@@ -1,0 +1,145 @@
+"""Queues: what they ask for, what is under way, what failed, and what an operator may do with them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any, Final
+from urllib.parse import quote
+
+from starlette.responses import Response
+
+from pgmb.errors import QueueNotFound
+from pgmb.server.dashboard.desk import Desk
+from pgmb.server.dashboard.gate import Form, Visit
+from pgmb.server.dashboard.retries import schedule
+from pgmb.server.problems import Problem, invalid
+
+_SORTED_BY: Final = {
+    "queue": "Queue",
+    "stream": "Stream",
+    "rate": "Received",
+    "waiting": "Waiting",
+    "oldest": "Oldest",
+    "leased": "Leased",
+    "retries": "Retries",
+    "dead": "Dead",
+}
+_LEASES = 100
+
+
+async def listing(desk: Desk, visit: Visit) -> Response:
+    sample = await desk.sampler.latest()
+    wanted = visit.given("search")
+    column = visit.given("sort") or "queue"
+    if column not in _SORTED_BY:
+        column = "queue"
+    down = visit.given("down") is not None
+    queues = [queue for queue in sample.queues if wanted is None or wanted.lower() in queue["queue"].lower()]
+    queues.sort(key=lambda queue: queue["queue"])
+    queues.sort(key=lambda queue: _key(queue[column]), reverse=down)
+    return desk.render(
+        visit,
+        "queues.html",
+        queues=queues,
+        columns=_SORTED_BY,
+        sort=column,
+        down=down,
+        search=wanted,
+        known=len(sample.queues),
+    )
+
+
+async def show(desk: Desk, visit: Visit) -> Response:
+    name = visit.needed("name")
+    sample = await desk.sampler.latest()
+    settings = (await desk.rows("select pgmb.queue_settings(%s) settings", (name,)))[0]["settings"]
+    leases = await desk.rows("select * from pgmb.queue_leases(%s, %s)", (name, _LEASES))
+    curve = await desk.rows("select * from pgmb.retry_curve(%s)", (name,))
+    queue = sample.queue(name) or (await desk.sampler.latest(0)).queue(name)
+    if queue is None:
+        raise QueueNotFound(f"there is no queue {name!r}")
+    return desk.render(
+        visit,
+        "queue.html",
+        name=name,
+        queue=queue,
+        settings=settings,
+        leases=leases,
+        most_leases=_LEASES,
+        now=datetime.now(UTC),
+        curve=curve,
+        due=sum(bucket["events"] for bucket in curve),
+        schedule=schedule(settings),
+    )
+
+
+async def change(desk: Desk, visit: Visit, form: Form) -> Response:
+    """Pause, resume, seek, purge."""
+    name, action = form.get("name"), form.get("action")
+    if name is None:
+        raise invalid("the form names no queue")
+    said = await _changed(desk, visit, form, name, action)
+    return desk.done(visit, f"/ui/queue?name={quote(name, safe='')}", said)
+
+
+async def _changed(desk: Desk, visit: Visit, form: Form, name: str, action: str | None) -> str:
+    broker = desk.broker
+    if action == "pause":
+        reason = form.get("reason")
+        async with desk.changing(visit, "pause", name, {"reason": reason}) as conn:
+            await broker.pause(name, reason, conn=conn)
+        return f"{name} is paused"
+    if action == "resume":
+        async with desk.changing(visit, "resume", name) as conn:
+            await broker.resume(name, conn=conn)
+        return f"{name} is resumed"
+    _confirmed(form)
+    if action == "purge":
+        async with desk.changing(visit, "purge", name) as conn:
+            await broker.purge(name, conn=conn)
+        return f"{name} is purged: it goes on with what is published from now on"
+    if action == "seek":
+        return await _sought(desk, visit, form, name)
+    raise Problem(422, "invalid_argument", "there is no such action")
+
+
+async def _sought(desk: Desk, visit: Visit, form: Form, name: str) -> str:
+    to = form.get("to")
+    at = moment_of(form.get("at")) if to == "time" else None
+    if to not in ("earliest", "now", "time") or (to == "time" and at is None):
+        raise invalid("seek to earliest, now, or a time")
+    found = await desk.rows("select pgmb.queue_settings(%s) settings", (name,))
+    stream = found[0]["settings"]["stream_name"]
+    said = at.strftime("%Y-%m-%d %H:%M:%S UTC") if at else to
+    async with desk.changing(visit, "seek", name, {"to": said}) as conn:
+        if to == "earliest":
+            position = await desk.broker.earliest(stream, conn=conn)
+        elif at is None:
+            position = await desk.broker.position(stream, conn=conn)
+        else:
+            position = await desk.broker.position_at(stream, at, conn=conn)
+        await desk.broker.seek(name, position, conn=conn)
+    return f"{name} reads on from {said}"
+
+
+def moment_of(text: str | None) -> datetime | None:
+    """A time as a form or an address has it; without a zone it is UTC."""
+    if text is None:
+        return None
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise invalid(f"not a time: {text[:40]}", "Write 2026-01-31T13:45, in UTC.") from None
+    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    if not datetime(1970, 1, 1, tzinfo=UTC) < moment < datetime(9000, 1, 1, tzinfo=UTC):
+        raise invalid(f"not a time that an event may have: {text[:40]}")
+    return moment
+
+
+def _confirmed(form: Form) -> None:
+    if form.get("confirm") != "yes":
+        raise invalid("this needs to be confirmed")
+
+
+def _key(value: Any) -> tuple[bool, Any]:
+    return (value is not None, "" if value is None else value)
