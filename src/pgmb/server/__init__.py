@@ -11,9 +11,10 @@ from pgmb._async.broker import AsyncBroker
 from pgmb.server import operations, rest, root, sse
 from pgmb.server.application import Application, Part
 from pgmb.server.limits import Limits
+from pgmb.server.mounting import mounted_at
 from pgmb.server.sse import Subscription, create_sse_app
 
-__all__ = ["Application", "Limits", "Subscription", "create_app", "create_sse_app"]
+__all__ = ["Application", "Limits", "Subscription", "create_app", "create_sse_app", "mounted_at"]
 
 
 def create_app(

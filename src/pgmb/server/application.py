@@ -21,6 +21,7 @@ from pgmb.errors import PgmbError
 from pgmb.server.context import Context
 from pgmb.server.limits import Limits
 from pgmb.server.problems import Problem, problem_of
+from pgmb.server.signals import draining
 from pgmb.server.templates import Templates
 from pgmb.server.watching import REQUEST_ID, Watching
 
@@ -97,10 +98,11 @@ class Application:
 
     @asynccontextmanager
     async def lifespan(self, _host: Any = None) -> AsyncGenerator[None]:
-        """For the host's `lifespan=`, or for `async with`."""
+        """For the host's `lifespan=`, or for `async with`. When the process is told to stop, it drains."""
         await self.start()
         try:
-            yield
+            with draining(self.drain):
+                yield
         finally:
             await self.close()
 
@@ -127,9 +129,9 @@ class Application:
         except Exception as error:
             await send({"type": "lifespan.startup.failed", "message": str(error)})
             raise
-        await send({"type": "lifespan.startup.complete"})
-        await receive()
-        await self.close()
+        async with self.lifespan():
+            await send({"type": "lifespan.startup.complete"})
+            await receive()
         await send({"type": "lifespan.shutdown.complete"})
 
 
