@@ -60,13 +60,11 @@ class _Tree:
         self._left -= 1
         name = name if name is None or len(name) <= _MOST_TEXT else name[:_MOST_TEXT] + "…"
         if isinstance(value, dict):
-            fields: dict[str, Any] = value
-            return self._members("object", name, list(cast("dict[str, Any]", value).items()), depth)
+            fields: Any = value
+            return self._members("object", name, list(fields.items()), depth)
         if isinstance(value, list):
-            several: list[Any] = value
-            return self._members(
-                "array", name, [(None, member) for member in cast("list[Any]", value)], depth
-            )
+            several: Any = value
+            return self._members("array", name, [(None, member) for member in several], depth)
         if isinstance(value, str):
             return Node("string", name, value[:_MOST_TEXT], max(0, len(value) - _MOST_TEXT))
         if isinstance(value, bool) or value is None:

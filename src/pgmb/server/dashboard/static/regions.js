@@ -74,7 +74,9 @@ export class Regions {
 function inUse(region) {
   const focused = document.activeElement;
   const writing = focused && region.contains(focused) && focused.matches("input:not([type=checkbox]), select, textarea");
-  return writing || region.querySelector("details.confirm[open]") !== null;
+  // Rows that move away from under the eye cannot be read.
+  const read = "hold" in region.dataset && (region.matches(":hover") || region.querySelector("tr.current"));
+  return writing || read || region.querySelector("details.confirm[open]") !== null;
 }
 
 function keep(region) {
