@@ -93,6 +93,13 @@ def test_a_host_serves_all_of_it_under_its_prefix_and_ends_in_good_order(dsn: st
             assert client.get("/broker/nowhere").json()["code"] == "not_found"
             root = client.get("/broker/", headers={"Accept": "text/html"})
             assert (root.status_code, root.headers["location"]) == (303, "/broker/ui")
+            login = client.get("/broker/ui/login")
+            assert login.status_code == 200
+            static = set(re.findall(r'(?:href|src)="([^"]*/static/[^"]*)"', login.text))
+            assert static
+            for address in static:
+                assert address.startswith("/broker/ui/static/")
+                assert client.get(address).status_code == 200
 
             process.send_signal(signal.SIGTERM)
             assert events.ended()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import partial
 
 from pgmb._async.broker import AsyncBroker
-from pgmb.server import operations, rest, root, sse
+from pgmb.server import dashboard, operations, rest, root, sse
 from pgmb.server.application import Application, Part
 from pgmb.server.limits import Limits
 from pgmb.server.mounting import mounted_at
@@ -35,5 +35,6 @@ def create_app(
         partial(operations.routes, metrics_public=metrics_public),
         rest.routes,
         sse.routes,
+        dashboard.routes,
     ]
     return Application(dsn, parts=parts, broker=broker, limits=limits, max_size=max_size)
