@@ -27,7 +27,7 @@ class Desk:
 
     async def ask(self, method: str, path: str, *, key: str | None = "", **options: Any) -> httpx.Response:
         """With the key that may do all, another one, or None for none."""
-        headers = {} if key is None else bearer(key or self.key)
+        headers: dict[str, Any] = {} if key is None else bearer(key or self.key)
         headers.update(options.pop("headers", {}))
         return await self.client.request(method, path, headers=headers, **options)
 

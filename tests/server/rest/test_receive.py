@@ -166,8 +166,8 @@ async def test_many_long_polls_hold_no_connection_of_the_pool(dsn: str) -> None:
             await two.execute("select 1")
         await polls.drain()
         async with asyncio.timeout(30):
-            for one in waiting:
-                assert not (await one).events
+            for waiter in waiting:
+                assert not (await waiter).events
         assert polls.waiting == 0
 
 

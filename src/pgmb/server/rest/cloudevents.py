@@ -15,7 +15,7 @@ from uuid import NAMESPACE_URL, UUID, uuid5
 
 import msgspec
 
-from pgmb.server.rest.fields import NewEvent
+from pgmb.server.rest.fields import Key, NewEvent, Topic
 
 STRUCTURED: Final = "application/cloudevents+json"
 BATCH: Final = "application/cloudevents-batch+json"
@@ -98,14 +98,9 @@ def _event(attributes: dict[str, Any], data: msgspec.Raw) -> NewEvent:
     if id is None:
         headers[PREFIX + "id"] = given["id"]
         id = uuid5(NAMESPACE_URL, f"{given['source']} {given['id']}")
-    event = {
-        "topic": given["type"],
-        "key": given.get("partitionkey"),
-        "headers": headers,
-        "id": id,
-        "payload": None,
-    }
-    return msgspec.structs.replace(msgspec.convert(event, NewEvent), payload=data)
+    topic: str = msgspec.convert(given["type"], Topic)
+    key: str | None = msgspec.convert(given.get("partitionkey"), Key | None)
+    return NewEvent(topic=topic, payload=data, key=key, headers=headers, id=id)
 
 
 def _uuid(text: str) -> UUID | None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
-from typing import Any, Final, cast
+from functools import cache
+from typing import Any, Final
 
 import msgspec
+from msgspec.inspect import IntType, Type, UnionType, type_info
 from starlette.requests import ClientDisconnect, Request
 
 from pgmb.server.limits import read_body, too_large
@@ -18,6 +21,7 @@ JSON: Final = "application/json"
 _LONGEST: Final = timedelta(days=36_525)
 _SAID: Final = 300
 _GZIP: Final = 31
+_INTEGER: Final = re.compile(r"-?(?:0|[1-9][0-9]{0,30})")
 
 
 def checked(read: Callable[[], Any], what: str) -> Any:
@@ -35,7 +39,7 @@ def checked(read: Callable[[], Any], what: str) -> Any:
 
 
 def path_value(name: str, text: str, kind: Any) -> Any:
-    return checked(lambda: msgspec.convert(text, kind, strict=False), f"path's {name}")
+    return checked(lambda: msgspec.convert(text, kind), f"path's {name}")
 
 
 def query_values(request: Request, kind: type[msgspec.Struct] | None) -> Any:
@@ -48,7 +52,25 @@ def query_values(request: Request, kind: type[msgspec.Struct] | None) -> Any:
         if given:
             raise invalid("there are no query parameters here", next(iter(given))[:_SAID])
         return None
-    return checked(lambda: msgspec.convert(given, kind, strict=False), "query")
+    integers = _integers(kind)
+    values = {name: _integer(value) if name in integers else value for name, value in given.items()}
+    return checked(lambda: msgspec.convert(values, kind), "query")
+
+
+@cache
+def _integers(kind: type[msgspec.Struct]) -> frozenset[str]:
+    """The parameters that are integers: all others are text, or written as text."""
+
+    def is_integer(told: Type) -> bool:
+        several = told.types if isinstance(told, UnionType) else (told,)
+        return any(isinstance(one, IntType) for one in several)
+
+    fields = msgspec.structs.fields(kind)
+    return frozenset(field.encode_name for field in fields if is_integer(type_info(field.type)))
+
+
+def _integer(text: str) -> int | str:
+    return int(text) if _INTEGER.fullmatch(text) else text
 
 
 def media_type(request: Request) -> str:
@@ -96,22 +118,19 @@ def _unzipped(body: bytes, most: int) -> bytes:
 
 
 def _check_durations(given: Any) -> None:
-    if isinstance(given, msgspec.Struct):
+    for one in _within(given):
+        if not timedelta() <= one <= _LONGEST:
+            raise invalid("not a duration: less than nothing, or more than a hundred years")
+
+
+def _within(given: Any) -> Iterator[timedelta]:
+    """The durations in what was read."""
+    if isinstance(given, timedelta):
+        yield given
+    elif isinstance(given, msgspec.Struct):
         fields: tuple[str, ...] = given.__struct_fields__
         for name in fields:
-            value = getattr(given, name)
-            if isinstance(value, timedelta):
-                _check_duration(name, value)
-            elif isinstance(value, list):
-                _check_durations(value)
-    elif isinstance(given, list):
-        for one in cast("list[Any]", given):
-            if isinstance(one, timedelta):
-                _check_duration("duration", one)
-            else:
-                _check_durations(one)
-
-
-def _check_duration(name: str, value: timedelta) -> None:
-    if not timedelta() <= value <= _LONGEST:
-        raise invalid("not a duration: less than nothing, or more than a hundred years", name)
+            yield from _within(getattr(given, name))
+    elif type(given) is list:
+        for one in given:
+            yield from _within(one)

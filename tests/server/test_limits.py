@@ -1,0 +1,105 @@
+"""How much one may ask for: a rate for each key, and for an address without one; bodies of a size."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from starlette.requests import Request
+
+from pgmb.server.limits import Limits, Rates, read_body
+from pgmb.server.problems import Problem
+from tests.server.rest.desk import opened, problem
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.mark.once
+def test_a_bucket_allows_its_burst_and_then_its_rate() -> None:
+    clock = Clock()
+    rates = Rates(2, 5, clock=clock)
+    for _ in range(5):
+        rates.take("a")
+    with pytest.raises(Problem) as refused:
+        rates.take("a")
+    assert (refused.value.status, refused.value.code) == (429, "too_many_requests")
+    assert refused.value.headers["Retry-After"] == "1"
+    rates.take("b")
+    clock.now += 0.5
+    rates.take("a")
+    with pytest.raises(Problem):
+        rates.take("a")
+    clock.now += 1000
+    for _ in range(5):
+        rates.take("a")
+    with pytest.raises(Problem):
+        rates.take("a")
+
+
+@pytest.mark.once
+def test_buckets_do_not_grow_without_bound() -> None:
+    rates = Rates(1, 1, most=10)
+    for number in range(1000):
+        rates.take(number)
+    assert len(rates._buckets) == 10  # pyright: ignore[reportPrivateUsage]
+
+
+async def test_each_key_has_a_rate_of_its_own_and_so_has_an_address(dsn: str) -> None:
+    async with opened(dsn, Limits(requests_per_second=0.001, burst=3)) as desk:
+        other = desk.make_key("other", "inspect")
+        for key in (desk.key, other, None):
+            statuses = [(await desk.ask("GET", "/v1/queues", key=key)).status_code for _ in range(3)]
+            assert statuses == [401 if key is None else 200] * 3
+            answer = await desk.ask("GET", "/v1/queues", key=key)
+            assert problem(answer) == (429, "too_many_requests")
+            assert int(answer.headers["retry-after"]) >= 1
+
+
+def arriving(*parts: bytes, declared: str | None = None) -> Request:
+    headers = [] if declared is None else [(b"content-length", declared.encode())]
+    messages: list[dict[str, Any]] = [
+        {"type": "http.request", "body": part, "more_body": True} for part in parts
+    ]
+    messages.append({"type": "http.request", "body": b"", "more_body": False})
+    coming = iter(messages)
+
+    async def receive() -> dict[str, Any]:
+        return next(coming)
+
+    return Request({"type": "http", "method": "POST", "path": "/", "headers": headers}, receive)
+
+
+@pytest.mark.once
+async def test_no_more_of_a_body_is_read_than_it_may_have() -> None:
+    assert await read_body(arriving(b"ab", b"c"), 3) == b"abc"
+    for request in (
+        arriving(b"ab", b"cd"),
+        arriving(b"", declared="4"),
+        arriving(b"", declared="9" * 10_000),
+        arriving(*[b"x"] * 1000, declared="nonsense"),
+    ):
+        with pytest.raises(Problem) as refused:
+            await read_body(request, 3)
+        assert refused.value.status == 413
+
+
+async def test_an_endless_body_is_cut_off(dsn: str) -> None:
+    sent = 0
+
+    async def endless() -> AsyncIterator[bytes]:
+        nonlocal sent
+        while True:
+            sent += 1
+            yield b"x" * 1000
+
+    async with opened(dsn, Limits(body=10_000)) as desk:
+        headers = {"Content-Type": "application/json"}
+        answer = await desk.ask("POST", "/v1/queues", content=endless(), headers=headers)
+        assert problem(answer) == (413, "too_large")
+        assert sent <= 12
