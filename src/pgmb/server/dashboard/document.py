@@ -12,7 +12,7 @@ _MOST_NODES = 1500
 _MOST_TEXT = 500
 _DEEPEST = 40
 _MOST_RAW = 100_000
-_UNFOLDED = 2
+_UNFOLDED = 3
 """How deep a tree is open from the start."""
 
 
@@ -59,12 +59,10 @@ class _Tree:
     def node(self, name: str | None, value: Any, depth: int) -> Node:
         self._left -= 1
         name = name if name is None or len(name) <= _MOST_TEXT else name[:_MOST_TEXT] + "…"
-        if isinstance(value, dict):
-            fields: Any = value
-            return self._members("object", name, list(fields.items()), depth)
-        if isinstance(value, list):
-            several: Any = value
-            return self._members("array", name, [(None, member) for member in several], depth)
+        if _is(value, dict):
+            return self._members("object", name, list(value.items()), depth)
+        if _is(value, list):
+            return self._members("array", name, [(None, member) for member in value], depth)
         if isinstance(value, str):
             return Node("string", name, value[:_MOST_TEXT], max(0, len(value) - _MOST_TEXT))
         if isinstance(value, bool) or value is None:
@@ -106,6 +104,11 @@ def curl(base: str, stream: str, event: dict[str, Any]) -> str | None:
         "  -H 'Content-Type: application/json' \\\n"
         f"  -d {shlex.quote(body)}"
     )
+
+
+def _is(value: object, kind: type) -> bool:
+    """`isinstance`, after which the value is still anything to those who check types."""
+    return isinstance(value, kind)
 
 
 def _json(text: str) -> str:

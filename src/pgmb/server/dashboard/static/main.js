@@ -71,7 +71,7 @@ document.addEventListener("toggle", (event) => {
 keys({ theme });
 tickTimes();
 
-if (body.dataset.live) {
+if (body.dataset.live && !("still" in body.dataset)) {
   const charts = new Charts(document.querySelectorAll("[data-chart]"));
   const regions = new Regions(() => {
     for (const hidden of document.querySelectorAll("[data-copy], [data-choose-all]")) hidden.hidden = false;
