@@ -1,0 +1,123 @@
+"""What is in deploy/: that it asks for what there is, and starts what can be started."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from typer.core import TyperGroup
+from typer.main import get_command
+
+from pgmb.cli import app
+from pgmb.server import create_app
+from tests.server.asking import asking
+from tests.server.process import serving
+
+ROOT = Path(__file__).parents[3]
+DEPLOY = ROOT / "deploy"
+
+
+def dashboard() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((DEPLOY / "grafana" / "pgmb.json").read_text())
+    return found
+
+
+def accepted(arguments: list[str]) -> str:
+    """The command that these arguments of `pgmb` name; fails if it does not take them."""
+    group = get_command(app)
+    assert isinstance(group, TyperGroup)
+    with group.make_context("pgmb", list(arguments)) as context:
+        name, command, rest = group.resolve_command(context, arguments)
+        assert name is not None
+        assert command is not None
+        command.make_context(name, rest, parent=context)
+        return name
+
+
+def test_the_grafana_dashboard_is_one() -> None:
+    told = dashboard()
+    assert (told["title"], told["uid"]) == ("pgmb", "pgmb")
+    assert told["schemaVersion"] >= 36
+    panels = told["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    variables = {variable["name"] for variable in told["templating"]["list"]}
+    taken: set[tuple[int, int]] = set()
+    for panel in panels:
+        place = panel["gridPos"]
+        cells = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert place["x"] + place["w"] <= 24
+        assert not cells & taken, panel["title"]
+        taken |= cells
+        if panel["type"] == "row":
+            continue
+        assert panel["targets"], panel["title"]
+        for target in panel["targets"]:
+            used = set(re.findall(r"\$(\w+)", target["expr"])) - {"__rate_interval"}
+            assert used <= variables
+
+
+async def test_every_metric_that_grafana_asks_for_is_there(dsn: str) -> None:
+    async with asking(create_app(dsn, metrics_public=True)) as client:
+        # A route is counted once it was asked for.
+        await client.get("/livez")
+        text = (await client.get("/metrics")).text
+    told: set[str] = set()
+    for name, kind in re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE):
+        told |= {f"{name}_{part}" for part in ("bucket", "sum", "count")} if kind == "histogram" else {name}
+    written = json.dumps(dashboard())
+    asked = set(re.findall(r"\b((?:pgmb|process)_[a-z_]+)", written))
+    assert len(asked) > 30
+    assert asked <= told
+
+
+def test_the_unit_starts_a_command_that_there_is() -> None:
+    text = (DEPLOY / "systemd" / "pgmb.service").read_text()
+    program, *arguments = re.findall(r"^ExecStart=(.*)$", text, re.MULTILINE)[0].split()
+    assert program.endswith("/bin/pgmb")
+    assert accepted(arguments) == "serve"
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not here")
+def test_systemd_takes_the_unit(tmp_path: Path) -> None:
+    unit = tmp_path / "pgmb.service"
+    text = (DEPLOY / "systemd" / "pgmb.service").read_text()
+    unit.write_text(text.replace("/opt/pgmb/bin/pgmb", str(Path(sys.executable).with_name("pgmb"))))
+    checked = subprocess.run(
+        ["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (checked.returncode, checked.stderr) == (0, "")
+
+
+def test_the_image_starts_and_checks_what_there_is(dsn: str) -> None:
+    text = (DEPLOY / "docker" / "Dockerfile").read_text().replace("\\\n", " ")
+    final = text.rpartition("\nFROM ")[2]
+    assert re.search(r"^USER (?!root)\w+$", final, re.MULTILINE)
+    assert json.loads(re.findall(r"^ENTRYPOINT (.*)$", final, re.MULTILINE)[0]) == ["pgmb"]
+    assert accepted(json.loads(re.findall(r"^CMD (.*)$", final, re.MULTILINE)[0])) == "serve"
+    for path in " ".join(re.findall(r"^COPY (?!--)(.*) \S+$", text, re.MULTILINE)).split():
+        assert (ROOT / path).exists(), path
+    assert "[server,delivery]" in final
+    (health,) = re.findall(r"^HEALTHCHECK .*CMD (\[.*\])$", final, re.MULTILINE)
+    interpreter, *rest = json.loads(health)
+    assert interpreter == "python"
+
+    def healthy(port: int) -> bool:
+        arguments = [part.replace(":8080", f":{port}") for part in rest]
+        ran = subprocess.run([sys.executable, *arguments], capture_output=True, timeout=60, check=False)
+        return ran.returncode == 0
+
+    with serving(dsn, "serve", "--roles", "http") as served:
+        assert httpx.get(f"{served.url}/livez").status_code == 200
+        assert healthy(served.port)
+    assert not healthy(served.port)
