@@ -79,7 +79,9 @@ class Hub:
     async def _open(self, stream: str) -> Source:
         broker, counts = self._context.broker, self._context.counts
         subscription = broker.listener().subscribe(stream)
-        tail = Tail(Log(broker, stream), subscription, counts)
+        # Far less than what may wait for a reader.
+        at_once = max(1, min(100, self._context.limits.pending_events // 4))
+        tail = Tail(Log(broker, stream), subscription, counts, at_once)
         try:
             await tail.start()
         except BaseException:

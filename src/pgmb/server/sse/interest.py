@@ -11,7 +11,6 @@ import msgspec
 
 from pgmb.errors import InvalidArgument
 from pgmb.patterns import compiled
-from pgmb.statements import Filter
 from pgmb.types import Event
 
 Path: TypeAlias = tuple[str, ...]
@@ -165,8 +164,3 @@ def _not_fields() -> InvalidArgument:
         ' {"payload": {"status": "paid"}}.'
     )
     return refused
-
-
-def filter_of(question: Question) -> Filter:
-    filter, params = question
-    return Filter(None, filter, None if params is None else msgspec.json.decode(params))

@@ -8,15 +8,19 @@ from typing import Any, Final, NamedTuple
 
 from psycopg.rows import tuple_row
 
-from pgmb import statements
 from pgmb._async.broker import AsyncBroker
 from pgmb.errors import StandbyError, translated
-from pgmb.server.sse.interest import Question, filter_of
+from pgmb.server.sse.interest import Question
 from pgmb.types import Event, Position
 
 PAGE: Final = 1000
 
 _NEWEST: Final = "select tick, at, position::text from pgmb.newest_tick(%s)"
+_FILTERED: Final = (
+    "select seq, topic from pgmb.between_filtered(stream => %s::text, after => %s::pgmb.position,"
+    " upto => %s::pgmb.position, after_seq => %s::bigint, max => %s::bigint, filter => %s::text,"
+    " params => %s::jsonb)"
+)
 _TICKS: Final = "select tick, at, position::text from pgmb.ticks(%s, %s)"
 
 
@@ -57,15 +61,17 @@ class Log:
 
     async def passing(self, question: Question, after: Tick, upto: Tick, seq: int) -> set[int]:
         """The numbers of those on that page that pass a filter."""
-        asked = filter_of(question)
-        text, parameters = statements.between_filtered(
-            self.stream, after.position, upto.position, seq, PAGE, asked
-        )
-        return {row[0] for row in await self._rows(text, parameters) if row[2] is not None}
+        rows = await self._filtered(question, str(after.position), str(upto.position), seq, PAGE)
+        return {seq for seq, topic in rows if topic is not None}
 
     async def check(self, question: Question) -> None:
         """Refuse what is not a filter."""
-        await self._rows(*statements.between_filtered(self.stream, None, None, 0, 0, filter_of(question)))
+        await self._filtered(question, None, None, 0, 0)
+
+    async def _filtered(
+        self, question: Question, after: str | None, upto: str | None, seq: int, most: int
+    ) -> list[Any]:
+        return await self._rows(_FILTERED, (self.stream, after, upto, seq, most, *question))
 
     async def _rows(self, statement: Any, parameters: Any) -> list[Any]:
         with translated():

@@ -14,6 +14,7 @@ from pgmb.types import Event
 _MOST_EVENTS: Final = 20_000
 _MOST_BYTES: Final = 16 << 20
 _MOST_BATCHES: Final = 5_000
+_END: Final = 1 << 63
 
 
 class Entry:
@@ -112,6 +113,11 @@ class Recent:
             self._events -= len(gone.entries)
             self._size -= gone.size
 
+    def _read_up_to(self, batch: Batch) -> int:
+        if batch.upto == self.at or batch is not self._batches[-1]:
+            return _END
+        return batch.entries[-1].event.seq if batch.entries else 0
+
     def since(self, mark: Mark, interest: Interest) -> list[Entry] | None:
         """What a reader missed that comes back with a mark; None if memory does not hold it."""
         if mark.epoch != self.epoch:
@@ -126,7 +132,8 @@ class Recent:
                     break
             else:
                 return None
-            if rest is None:
+            if rest is None or mark.seq > self._read_up_to(batch):
+                # It is ahead of what was read here.
                 return None
             missed.extend(rest)
         else:

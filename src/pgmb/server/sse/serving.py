@@ -100,13 +100,14 @@ class Serving:
         try:
             if not given:
                 tail.join(reader)
-                await connection.send(frame.place(str(tail.mark)))
             elif mark is None:
                 raise Gone("unknown")
             else:
                 self._context.counts.sse_resumed += 1
                 async for entries in source.replay.catch_up(reader, mark):
                     await connection.send_all(entries)
+            if not reader.pending:
+                await connection.send(frame.place(str(tail.mark)))
         except Gone as error:
             self._context.counts.sse_reset += 1
             tail.join(reader)

@@ -37,13 +37,16 @@ _LONGEST_REST: Final = 0.1
 class Tail:
     """Reads from tick to tick, and gives every event to those who ask for it."""
 
-    def __init__(self, log: Log, subscription: AsyncSubscription, counts: Counts) -> None:
+    def __init__(
+        self, log: Log, subscription: AsyncSubscription, counts: Counts, at_once: int = 100
+    ) -> None:
         self.log = log
         self.readers: set[Reader] = set()
         self.questions: Counter[Question] = Counter()
         """The filters that readers have, which the database answers."""
         self._subscription = subscription
         self._counts = counts
+        self._at_once = at_once
         self._index: Index[Reader] = Index()
         self._at: Tick
         self._upto: Tick | None = None
@@ -177,11 +180,13 @@ class Tail:
                 question: await self.log.passing(question, self._at, upto, self._seq)
                 for question in list(self.questions)
             }
-            if events:
-                self._give(self._recent.add(events, passing), passing)
-                self._seq = events[-1].seq
-                # Whoever was woken sends now.
+            # Not all at once: between, those who were woken send, and are not taken for slow.
+            for first in range(0, len(events), self._at_once):
+                part = events[first : first + self._at_once]
+                self._give(self._recent.add(part, passing), passing)
+                self._seq = part[-1].seq
                 await asyncio.sleep(0)
+            if events:
                 await asyncio.sleep(min(time.monotonic() - began, _LONGEST_REST))
             if len(events) < PAGE:
                 break
