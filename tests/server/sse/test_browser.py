@@ -16,7 +16,7 @@ import pgmb
 from pgmb import aconnect
 from pgmb.server.access import COOKIE, Access
 from tests.server.asking import make_key
-from tests.server.process import serving
+from harness.serving import serving
 
 CHROMIUM = "/usr/bin/chromium"
 KEYS = 5
@@ -89,9 +89,13 @@ async def test_an_eventsource_misses_nothing_while_the_server_restarts(dsn: str)
                 await until(page, "() => seen.length > 20", None)
             # The end of `with` has killed it, in the middle of everything.
             for turn in range(RESTARTS):
-                with serving(dsn, *roles, port=port):
+                with serving(dsn, *roles, port=port) as served:
                     await until(page, "(turn) => opened === turn + 2", turn)
                     await until(page, "(most) => seen.at(-1).number > most", published[0])
+                    if turn == 1:
+                        # Once in good order.
+                        served.process.terminate()
+                        await asyncio.to_thread(served.process.wait, 60)
             feed.close()
             with serving(dsn, *roles, port=port):
                 await until(page, "(total) => seen.length >= total", published[0])

@@ -71,6 +71,12 @@ class Serving:
             await send({"type": "http.response.body", "body": b""})
             return
         interest = subscription.interest()
+        if self._context.draining:
+            # Browsers give up for good on a 503. What ends has them come back, to another process.
+            later = frame.retry(random.randint(*_COME_BACK_AFTER))  # noqa: S311
+            await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+            await send({"type": "http.response.body", "body": later})
+            return
         source = await self._hub.source(subscription.stream)
         await self._hub.announce(source, interest)
         reader = Reader(interest, subscription.named, self._context.limits)
