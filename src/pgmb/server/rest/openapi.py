@@ -13,6 +13,7 @@ from pgmb.server.rest.operation import Operation
 from pgmb.server.rest.reading import JSON
 
 _REF: Final = "#/components/schemas/{name}"
+_DURATION: Final = r"^-?P([0-9]+D)?(T([0-9]+H)?([0-9]+M)?([0-9]+(\.[0-9]+)?S)?)?$"
 _PROBLEMS: Final = {
     400: "The request could not be read.",
     401: "There is no key, or it is none.",
@@ -71,7 +72,9 @@ class _Schemas:
             if operation.decoder is not None:
                 taken.append(operation.body)
             self._types += [kind for kind in (*named, *taken) if kind is not None]
-        self._schemas, self.components = msgspec.json.schema_components(self._types, ref_template=_REF)
+        schemas, components = msgspec.json.schema_components(self._types, ref_template=_REF)
+        self._schemas: list[dict[str, Any]] = _told(schemas)
+        self.components: dict[str, Any] = _told(components)
 
     def of(self, kind: Any) -> dict[str, Any]:
         return self._schemas[self._types.index(kind)]
@@ -79,6 +82,15 @@ class _Schemas:
     def fields(self, kind: type[msgspec.Struct]) -> dict[str, Any]:
         fields: dict[str, Any] = self.components[kind.__name__]
         return fields
+
+
+def _told(schema: Any) -> Any:
+    """The schema with durations as they are: the format of that name knows no fractions of a second."""
+    if schema.__class__ is dict:
+        if schema.get("format") == "duration":
+            return {"type": "string", "pattern": _DURATION}
+        return {name: _told(value) for name, value in schema.items()}
+    return [_told(one) for one in schema] if schema.__class__ in (list, tuple) else schema
 
 
 def _operation(operation: Operation, schemas: _Schemas) -> dict[str, Any]:

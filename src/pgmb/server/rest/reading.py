@@ -131,6 +131,6 @@ def _within(given: Any) -> Iterator[timedelta]:
         fields: tuple[str, ...] = given.__struct_fields__
         for name in fields:
             yield from _within(getattr(given, name))
-    elif type(given) is list:
+    elif given.__class__ is list:
         for one in given:
             yield from _within(one)
