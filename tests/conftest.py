@@ -26,6 +26,7 @@ _ONE_IS_ENOUGH = {
     "contract/outbox": 18,
     "delivery": 15,
     "readmes": 18,
+    "server": 18,
     "spark": 18,
     "testing": 18,
 }
