@@ -11,10 +11,10 @@ import httpx
 import msgspec
 import pytest
 
+from harness.serving import serving
 from pgmb.cli import roles
 from pgmb.roles import ROLES
 from tests.cli.conftest import Run
-from tests.server.process import serving
 
 
 def test_all_roles_and_http_in_one_process(dsn: str) -> None:
@@ -32,7 +32,7 @@ def test_all_roles_and_http_in_one_process(dsn: str) -> None:
             while (ended := client.get("/readyz")).status_code == 200:
                 time.sleep(0.02)
             assert ended.json()["checks"]["staying"]["ok"] is False
-        _, log = process.communicate(timeout=60)
+        log = served.ended()
         assert process.returncode == 0, log
         told = [msgspec.json.decode(line) for line in log.splitlines()]
         assert {"GET"} == {line["method"] for line in told if line["logger"] == "pgmb.access"}
@@ -47,7 +47,7 @@ def test_http_alone_ends_when_interrupted_with_a_connection_open(dsn: str) -> No
         process = served.process
         assert client.get("/metrics").status_code == 200
         process.send_signal(signal.SIGINT)
-        _, log = process.communicate(timeout=60)
+        log = served.ended()
         assert process.returncode == 0, log
         assert "Traceback" not in log
 

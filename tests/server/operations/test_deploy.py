@@ -15,10 +15,10 @@ import pytest
 from typer.core import TyperGroup
 from typer.main import get_command
 
+from harness.serving import serving
 from pgmb.cli import app
 from pgmb.server import create_app
 from tests.server.asking import asking
-from tests.server.process import serving
 
 ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"

@@ -122,3 +122,12 @@ async def test_a_look_that_hangs_holds_nobody_and_is_not_begun_twice() -> None:
             await shared.get(0.01)
     assert begun == 1
     await shared.close()
+
+
+async def test_a_look_that_fails_fails_for_all_who_share_it() -> None:
+    async def look() -> None:
+        raise ValueError("no")
+
+    shared = Shared(look)
+    found = await asyncio.gather(*(shared.get(5) for _ in range(3)), return_exceptions=True)
+    assert [type(error) for error in found] == [ValueError] * 3

@@ -13,10 +13,10 @@ from typing import Any
 from playwright.async_api import Page, async_playwright
 
 import pgmb
+from harness.serving import serving
 from pgmb import aconnect
 from pgmb.server.access import COOKIE, Access
 from tests.server.asking import make_key
-from harness.serving import serving
 
 CHROMIUM = "/usr/bin/chromium"
 KEYS = 5

@@ -31,6 +31,7 @@ class Shared(Generic[Seen]):
         task = self._task
         if task is None or (task.done() and self._clock() >= self._until):
             task = self._task = asyncio.create_task(self._seen())
+            task.add_done_callback(_heard)
         await asyncio.wait({task}, timeout=within)
         if not task.done():
             raise TimeoutError
@@ -49,3 +50,9 @@ class Shared(Generic[Seen]):
             return await self._look()
         finally:
             self._until = self._clock() + self._lasts
+
+
+def _heard(task: asyncio.Task[object]) -> None:
+    """What went wrong is told to whoever still waits; if nobody does, that is no news."""
+    if not task.cancelled():
+        task.exception()
