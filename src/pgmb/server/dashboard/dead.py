@@ -8,6 +8,7 @@ from urllib.parse import urlencode
 import msgspec
 from starlette.responses import Response
 
+from pgmb.errors import InvalidArgument
 from pgmb.server.dashboard.desk import Desk
 from pgmb.server.dashboard.document import read
 from pgmb.server.dashboard.events import download
@@ -57,11 +58,18 @@ async def search(desk: Desk, visit: Visit) -> Response:
     asked = Asked(*(visit.given(name) for name in Asked.__struct_fields__))
     before = visit.number("before")
     sample = await desk.sampler.latest(2.0)
-    found = (await desk.rows(_FIND, asked.parameters(before, _SHOWN)))[0]
+    found: dict[str, Any] = {"ids": [], "looked": 0, "next": None}
+    refused = None
+    try:
+        found = (await desk.rows(_FIND, asked.parameters(before, _SHOWN)))[0]
+    except (InvalidArgument, Problem) as error:
+        refused = str(error)
     letters = await desk.rows("select * from pgmb.browse_dead(%s)", (found["ids"],))
     return desk.render(
         visit,
         "dead.html",
+        status=422 if refused else 200,
+        refused=refused,
         asked=asked,
         before=before,
         letters=letters,

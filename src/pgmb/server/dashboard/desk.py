@@ -133,6 +133,7 @@ class Desk:
 
     def done(self, visit: Visit, path: str, note: str | None = None) -> Response:
         """Back to a page, which says what was done."""
+        self.sampler.outdate()
         response = RedirectResponse(visit.root + path, 303, PAGE)
         if note is not None:
             response.set_cookie(

@@ -7,6 +7,7 @@ from uuid import UUID
 
 from starlette.responses import Response
 
+from pgmb.errors import InvalidArgument
 from pgmb.server.dashboard.desk import Desk
 from pgmb.server.dashboard.document import curl, read
 from pgmb.server.dashboard.gate import Visit
@@ -36,26 +37,17 @@ async def search(desk: Desk, visit: Visit) -> Response:
         "until": visit.given("until"),
     }
     before = visit.number("before")
-    found = (
-        await desk.rows(
-            "select pgmb.browse(stream => %s, topic => %s, key => %s, id => %s, since => %s, until => %s,"
-            " before => %s, max => %s, look => %s) found",
-            (
-                stream,
-                asked["topic"],
-                asked["key"],
-                _id(asked["id"]),
-                moment_of(asked["since"]),
-                moment_of(asked["until"]),
-                before,
-                _SHOWN,
-                _LOOKED_AT,
-            ),
-        )
-    )[0]["found"]
+    found: dict[str, Any] = {"events": [], "looked": 0, "next": None}
+    refused = None
+    try:
+        found = await _found(desk, stream, asked, before)
+    except (InvalidArgument, Problem) as error:
+        refused = str(error)
     return desk.render(
         visit,
         "events.html",
+        status=422 if refused else 200,
+        refused=refused,
         streams=streams,
         stream=stream,
         asked=asked,
@@ -63,6 +55,17 @@ async def search(desk: Desk, visit: Visit) -> Response:
         before=before,
         found=found,
     )
+
+
+async def _found(desk: Desk, stream: str, asked: dict[str, str | None], before: int | None) -> dict[str, Any]:
+    statement = (
+        "select pgmb.browse(stream => %s, topic => %s, key => %s, id => %s, since => %s, until => %s,"
+        " before => %s, max => %s, look => %s) found"
+    )
+    since, until = moment_of(asked["since"]), moment_of(asked["until"])
+    given = (stream, asked["topic"], asked["key"], _id(asked["id"]), since, until, before, _SHOWN, _LOOKED_AT)
+    found: dict[str, Any] = (await desk.rows(statement, given))[0]["found"]
+    return found
 
 
 async def show(desk: Desk, visit: Visit) -> Response:

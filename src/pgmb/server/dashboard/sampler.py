@@ -94,6 +94,7 @@ class Sampler:
         self._task: asyncio.Task[None] | None = None
         self._numbers: dict[str, int] = {}
         self.samples: deque[Sample] = deque()
+        self._outdated = False
         self.watchers = 0
         self.closed = False
 
@@ -121,9 +122,13 @@ class Sampler:
         most = self._watched if older is None else older
         async with self._lock:
             newest = self.newest
-            if newest is None or time.monotonic() - newest.seen > most:
+            if newest is None or self._outdated or time.monotonic() - newest.seen > most:
                 newest = await self._look()
         return newest
+
+    def outdate(self) -> None:
+        """Something was changed: what was seen before is not to be shown any more."""
+        self._outdated = True
 
     @contextmanager
     def watching(self) -> Generator[None]:
@@ -163,6 +168,7 @@ class Sampler:
         return self._watched if self.watchers else self._unwatched
 
     async def _look(self) -> Sample:
+        self._outdated = False
         with translated():
             async with self._broker.connection() as connection:
                 cursor = connection.cursor(row_factory=tuple_row)

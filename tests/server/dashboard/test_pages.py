@@ -1,0 +1,213 @@
+"""Every page: complete, escaped, without anything that a browser would have to trust."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import urlencode
+
+import psycopg
+import pytest
+
+import pgmb
+from tests.server.dashboard.visitor import HOSTILE, Markup, Visitor, visiting
+
+DB = psycopg.Connection[Any]
+
+
+def address(path: str, **query: Any) -> str:
+    return f"{path}?{urlencode(query)}"
+
+
+@pytest.fixture
+def pages(dsn: str, db: DB) -> list[str]:
+    """The addresses of every page, over a broker in which everything has a hostile name."""
+    with pgmb.connect(dsn, max_size=1) as broker:
+        broker.create_queue(HOSTILE, ["#"])
+        broker.create_queue("filtered", ["#"], filter='$.key == "<script>alert(1)</script>"')
+        payload = {HOSTILE: [HOSTILE, {"deep": HOSTILE * 50}], "long": "w" * 2_000_000}
+        for _ in range(3):
+            broker.publish(HOSTILE, payload, key=HOSTILE, headers={HOSTILE: HOSTILE})
+        lease = broker.receive(HOSTILE, max=1)
+        seq = next(iter(lease)).seq
+        broker.bury(lease, [seq], error=HOSTILE * 3)
+        retried = broker.receive(HOSTILE, max=1)
+        broker.retry(retried, after=100, error=HOSTILE)
+        broker.receive(HOSTILE, max=1)
+        broker.pause(HOSTILE, HOSTILE)
+        broker.create_endpoint(HOSTILE, "https://a.example/hook", secret=None, description=HOSTILE)
+        broker.confirm("main", HOSTILE, broker.position())
+    db.execute("select pgmb.record(%s, %s, %s, jsonb_build_object(%s::text, %s::text))", (HOSTILE,) * 5)
+    db.execute(
+        "insert into pgmb.attempt (endpoint, seq, event_id, topic, attempt, seconds, error, detail, response)"
+        " select e.id, v.seq, v.id, v.topic, 1, 1, %s, %s, %s from pgmb.endpoint e,"
+        " pgmb.browse_event('main', %s) v",
+        (HOSTILE, HOSTILE, HOSTILE, seq),
+    )
+    db.execute("update pgmb.endpoint set state = 'tripped', reason = %s", (HOSTILE,))
+    dead = db.execute("select id from pgmb.dead").fetchone()
+    assert dead is not None
+    return [
+        "/ui",
+        "/ui/streams",
+        "/ui/stream?name=main",
+        "/ui/queues",
+        address("/ui/queues", search=HOSTILE, sort="dead", down="1"),
+        address("/ui/queue", name=HOSTILE),
+        "/ui/queue?name=filtered",
+        "/ui/events",
+        address("/ui/events", stream="main", topic="#", key=HOSTILE, since="2020-01-01T00:00"),
+        address("/ui/event", stream="main", seq=seq),
+        "/ui/dead",
+        address("/ui/dead", queue=HOSTILE, topic="*.#", error=HOSTILE),
+        address("/ui/dead-letter", id=dead[0]),
+        "/ui/endpoints",
+        address("/ui/endpoint", name=HOSTILE),
+        "/ui/audit",
+        address("/ui/audit", actor=HOSTILE, action=HOSTILE, subject=HOSTILE),
+    ]
+
+
+async def test_hostile_names_are_text_on_every_page(dsn: str, pages: list[str]) -> None:
+    async with visiting(dsn) as visitor:
+        for path in pages:
+            answer = await visitor.get(path)
+            assert answer.status_code == 200, (path, answer.text[:400])
+            check(path, answer.text)
+            assert len(answer.content) < 500_000, path
+            headers = answer.headers
+            assert headers["cache-control"] == "no-store"
+            assert headers["x-content-type-options"] == "nosniff"
+            assert headers["referrer-policy"] == "same-origin"
+            policy = headers["content-security-policy"]
+            assert "default-src 'none'" in policy
+            assert "unsafe" not in policy
+            fragment = await visitor.page(path, headers={"X-Pgmb-Fragment": "1"})
+            assert "<html" not in fragment
+            assert "<h1" in fragment
+
+
+def check(path: str, text: str, root: str = "") -> None:
+    markup = Markup(text)
+    assert "<script>alert" not in text, path
+    assert markup.inline == [], path
+    for tag, attributes in markup.tags:
+        assert "style" not in attributes, (path, tag)
+        assert not any(name.startswith("on") for name in attributes), (path, tag, attributes)
+        if tag == "script":
+            assert (attributes.get("src") or "").startswith(f"{root}/ui/static/"), path
+    for one in markup.addresses():
+        assert one.startswith((f"{root}/ui", "#content")), (path, one)
+        assert "://" not in one.partition("?")[0], (path, one)
+
+
+async def test_under_a_prefix_everything_stays_below_it(dsn: str, pages: list[str]) -> None:
+    async with visiting(dsn, root="/broker/one") as visitor:
+        for path in pages:
+            check(path, await visitor.page(path), "/broker/one")
+        assert visitor.client.cookies.jar is not None
+        assert {cookie.path for cookie in visitor.client.cookies.jar} == {"/broker/one"}
+        done = await visitor.send("/ui/queue", name=HOSTILE, action="resume")
+        assert done.url.path == "/broker/one/ui/queue"
+        assert 'class="note"' in done.text
+        assert 'class="note"' not in await visitor.page(address("/ui/queue", name=HOSTILE))
+        await visitor.send("/ui/logout")
+        away = await visitor.get(address("/ui/queue", name=HOSTILE))
+        assert away.headers["location"].startswith("/broker/one/ui/login?next=/ui/queue%3Fname%3D")
+
+
+async def test_links_lead_where_they_say(dsn: str, pages: list[str]) -> None:
+    seen: set[str] = set()
+    async with visiting(dsn) as visitor:
+        for path in pages:
+            for one in Markup(await visitor.page(path)).addresses("href"):
+                if one.startswith("/ui") and one not in seen:
+                    seen.add(one)
+                    answer = await visitor.get(one.partition("#")[0])
+                    assert answer.status_code == 200, (path, one)
+    assert len(seen) > 20
+
+
+async def test_an_empty_broker_says_so_on_every_page(dsn: str) -> None:
+    async with visiting(dsn, "inspect") as visitor:
+        for path, said in (
+            ("/ui", "No queue yet"),
+            ("/ui/streams", "main"),
+            ("/ui/stream?name=main", "Nobody reads it"),
+            ("/ui/queues", "No queue yet"),
+            ("/ui/events", "No events"),
+            ("/ui/dead", "No dead letters"),
+            ("/ui/endpoints", "No endpoint yet"),
+            ("/ui/audit", "Nothing was changed yet"),
+        ):
+            text = await visitor.page(path)
+            assert said in text, path
+            assert text.count("<h1") == 1, path
+
+
+async def test_what_is_not_there_and_what_cannot_be_asked(dsn: str) -> None:
+    async with visiting(dsn) as visitor:
+        for path, status in (
+            ("/ui/queue?name=gone", 404),
+            ("/ui/queue", 404),
+            ("/ui/stream?name=gone", 404),
+            ("/ui/endpoint?name=gone", 404),
+            ("/ui/event?stream=main&seq=1", 404),
+            ("/ui/event?stream=main&seq=x", 422),
+            ("/ui/event?stream=main", 404),
+            ("/ui/dead-letter?id=1", 404),
+            ("/ui/dead?topic=a..b%20%00", 422),
+            ("/ui/events?id=nonsense", 422),
+            ("/ui/events?since=yesterday", 422),
+            ("/ui/events?since=0001-01-01T00:00", 422),
+            ("/ui/events?before=99999999999999999999", 422),
+            ("/ui/events?stream=gone", 404),
+            (address("/ui/events", topic=HOSTILE), 422),
+            (address("/ui/dead", topic=HOSTILE), 422),
+            ("/ui/nothing", 404),
+        ):
+            answer = await visitor.get(path)
+            assert answer.status_code == status, (path, answer.text[:300])
+            assert answer.headers["content-type"].startswith("text/html"), path
+            check(path, answer.text)
+
+
+async def test_a_payload_is_given_to_the_letter(dsn: str, db: DB) -> None:
+    letters = '{"a":1.10,  "a":2, "big":123456789012345678901234567890, "\\u0041": "\\ud83d\\ude00"}'
+    db.execute("select pgmb.publish('a', %s::json)", (letters,))
+    async with visiting(dsn, "inspect") as visitor:
+        seq = (db.execute("select pgmb.browse() -> 'events' -> 0 ->> 'seq'").fetchone() or [0])[0]
+        answer = await visitor.get(f"/ui/event/raw?stream=main&seq={seq}")
+        assert answer.text == letters
+        assert answer.headers["content-disposition"].startswith("attachment")
+        assert answer.headers["content-type"].startswith("application/json")
+
+
+async def test_static_files_are_kept_for_ever_and_pages_name_them(dsn: str) -> None:
+    async with visiting(dsn, None) as visitor:
+        text = await visitor.page("/ui/login")
+        loaded = [one for one in Markup(text).addresses() if "/static/" in one]
+        assert len(loaded) >= 3
+        for one in loaded:
+            answer = await visitor.get(one.partition("#")[0])
+            assert answer.status_code == 200
+            assert "immutable" in answer.headers["cache-control"]
+            if one.endswith(".js"):
+                assert "./regions." in answer.text
+                assert '"./regions.js"' not in answer.text
+        assert (await visitor.get("/ui/static/main.js")).status_code == 404
+        assert (await visitor.get("/ui/static/..%2fdesk.py")).status_code in (303, 404)
+
+
+async def test_a_reader_sees_no_controls(dsn: str, pages: list[str]) -> None:
+    async def forms(visitor: Visitor) -> set[str]:
+        found: set[str] = set()
+        for path in pages:
+            for tag, attributes in Markup(await visitor.page(path)).tags:
+                if tag == "button" and attributes.get("name") == "action":
+                    found.add(str(attributes["value"]))
+        return found
+
+    async with visiting(dsn, "inspect") as visitor:
+        assert await forms(visitor) == set()
+    async with visiting(dsn, "operate") as visitor:
+        assert await forms(visitor) >= {"resume", "seek", "purge", "redrive-chosen", "redrive-matching"}

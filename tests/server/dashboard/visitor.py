@@ -1,0 +1,98 @@
+"""Somebody who looks at the dashboard, without a browser."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from html import unescape
+from html.parser import HTMLParser
+from typing import Any
+
+import httpx
+
+from pgmb.server import dashboard
+from pgmb.server.application import Application
+from tests.server.asking import make_key
+
+HOSTILE = "\"><script>alert(1)</script>'/../%2F?#&\u202edne"
+"""A name that a queue, a topic or a key may have."""
+
+
+class Visitor:
+    """Signed in by a key with one scope. Paths are below where the application is mounted."""
+
+    def __init__(self, client: httpx.AsyncClient, root: str = "") -> None:
+        self.client = client
+        self.root = root
+
+    async def get(self, path: str, **options: Any) -> httpx.Response:
+        return await self.client.get(self.root + path, **options)
+
+    async def page(self, path: str, **options: Any) -> str:
+        answer = await self.get(path, **options)
+        assert answer.status_code == 200, (path, answer.status_code, answer.text[:300])
+        return answer.text
+
+    async def csrf(self) -> str:
+        found = re.search(r'name="csrf" value="([^"]+)"', await self.page("/ui/audit"))
+        assert found is not None
+        return unescape(found[1])
+
+    async def send(self, path: str, **fields: Any) -> httpx.Response:
+        """A form of the session's own."""
+        sent = {"csrf": await self.csrf(), **fields}
+        return await self.client.post(
+            self.root + path, data=sent, headers={"Sec-Fetch-Site": "same-origin"}, follow_redirects=True
+        )
+
+
+async def sign_in(client: httpx.AsyncClient, key: str, root: str = "", **fields: str) -> httpx.Response:
+    return await client.post(f"{root}/ui/login", data={"key": key, **fields})
+
+
+@asynccontextmanager
+async def visiting(
+    dsn: str, scope: str | None = "operate", root: str = "", **options: Any
+) -> AsyncGenerator[Visitor]:
+    """The dashboard alone, mounted at `root`, and somebody who is signed in unless the scope is None."""
+    application = Application(dsn, parts=[dashboard.routes], max_size=4, **options)
+    transport = httpx.ASGITransport(application, root_path=root)
+    async with (
+        application.lifespan(),
+        httpx.AsyncClient(transport=transport, base_url="http://pgmb.test") as client,
+    ):
+        if scope is not None:
+            answer = await sign_in(client, make_key(dsn, f"{scope}er", scope), root)
+            assert answer.status_code == 303
+        yield Visitor(client, root)
+
+
+class Markup(HTMLParser):
+    """What a page is made of: its tags with their attributes, and what its scripts hold."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.within: list[str] = []
+        self.inline: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag in ("script", "style"):
+            self.within.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if self.within and self.within[-1] == tag:
+            self.within.pop()
+
+    def handle_data(self, data: str) -> None:
+        if self.within and data.strip():
+            self.inline.append(data)
+
+    def addresses(self, *named: str) -> list[str]:
+        """Where it leads, and what it loads."""
+        named = named or ("href", "src", "action", "formaction", "data-live")
+        return [value for _, attrs in self.tags for name in named if (value := attrs.get(name))]
