@@ -275,6 +275,15 @@ def delivery_chaos(arguments: argparse.Namespace) -> bool:
     return result.holds
 
 
+def server_fuzz(arguments: argparse.Namespace) -> bool:
+    from faults import server_fuzz
+
+    with database(arguments.pg) as (_, dsn):
+        result = server_fuzz.run(dsn, requests=arguments.requests, seed=arguments.seed)
+    print(result)
+    return result.holds
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m faults", description=__doc__)
     kinds = parser.add_subparsers(required=True, metavar="NAME")
@@ -402,6 +411,11 @@ def main() -> int:
     )
     misbehaving.add_argument("--deliveries", type=int, default=20_000)
     misbehaving.add_argument("--dispatchers", type=int, default=2)
+
+    fuzzing = command(
+        "server-fuzz", server_fuzz, "malformed requests of all kinds: no server error, no leak between keys"
+    )
+    fuzzing.add_argument("--requests", type=int, default=100_000)
 
     arguments = parser.parse_args()
     held: bool = arguments.function(arguments)

@@ -1,4 +1,4 @@
-"""Writes docs/reference: sql.md from the headers of the SQL functions, cli.md from the commands.
+"""Writes docs/reference: sql.md from the headers of the functions, cli.md from the commands, http.md of REST.
 
 `--check` fails if one of them is stale.
 """
@@ -9,7 +9,7 @@ import re
 import sys
 from pathlib import Path
 
-from scripts import cli_reference
+from scripts import cli_reference, http_reference
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ROOT / "src" / "pgmb" / "sql" / "functions"
@@ -77,7 +77,8 @@ def render() -> str:
 
 def main() -> int:
     stale = 0
-    for name, rendered in (("sql.md", render()), ("cli.md", cli_reference.render())):
+    pages = {"sql.md": render(), "cli.md": cli_reference.render(), "http.md": http_reference.render()}
+    for name, rendered in pages.items():
         target = REFERENCE / name
         if "--check" not in sys.argv:
             target.parent.mkdir(parents=True, exist_ok=True)
