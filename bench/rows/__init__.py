@@ -26,6 +26,7 @@ from bench.rows import (
     spark_growth,
     spark_read,
     spark_write,
+    sse,
     steady,
     table_events,
 )
@@ -50,6 +51,7 @@ ROWS: dict[str, Row] = {
     "delivery": delivery.run,
     "delivery-isolation": delivery_isolation.run,
     "delivery-matching": delivery_matching.run,
+    "sse": sse.run,
     "spark-read": spark_read.run,
     "spark-write": spark_write.run,
     "spark-growth": spark_growth.run,

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pgmb._async.broker import AsyncBroker, aconnect
 from pgmb.errors import PgmbError
-from pgmb.server.context import Context
+from pgmb.server.context import WAY_OUT, Context
 from pgmb.server.limits import Limits
 from pgmb.server.problems import Problem, problem_of
 from pgmb.server.signals import draining
@@ -120,6 +120,7 @@ class Application:
             await answer.response()(scope, receive, send)
             return
         assert self._app is not None  # noqa: S101
+        scope[WAY_OUT] = send
         await self._app(scope, receive, send)
 
     async def _live(self, receive: Receive, send: Send) -> None:

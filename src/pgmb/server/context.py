@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from typing import Final
 
 from pgmb._async.broker import AsyncBroker
 from pgmb.server.access import Access
 from pgmb.server.counts import Counts
 from pgmb.server.limits import Limits, Rates
+
+WAY_OUT: Final = "pgmb.send"
+"""In the scope: what the host gave to send by. Bodies of many parts go that way, past what we put around."""
 
 
 class Context:

@@ -30,8 +30,7 @@ def routes(context: Context) -> list[BaseRoute]:
 
     async def ask(request: Request) -> Subscription:
         stream = request.path_params["stream"]
-        asker = await context.access.need(request, "read", stream, ticket=True)
-        context.rates.take(asker.key)
+        await context.access.need(request, "read", stream, ticket=True)
         return _asked(request, stream)
 
     async def check(request: Request) -> bool:

@@ -51,10 +51,9 @@ class Index(Generic[Reader]):
                 self._topics.remove(pattern, interest.patterns)
 
     def matching(
-        self, event: Event, passing: Mapping[Question, set[int]] | None = None
+        self, event: Event, document: Document, passing: Mapping[Question, set[int]] | None = None
     ) -> Iterator[set[Reader]]:
         """Sets of readers that ask for an event. `passing`: the numbers of events that pass each filter."""
-        document = Document(event)
         for patterns in self._topics.matching(event.topic):
             for fields, by_values in self._patterns[patterns].items():
                 values = values_of(event, document, fields)

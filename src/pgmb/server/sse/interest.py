@@ -68,11 +68,11 @@ class Interest(NamedTuple):
         """What the database has to be asked; None where looking at the event suffices."""
         return None if self.filter is None else (self.filter, self.params)
 
-    def matches(self, event: Event) -> bool:
+    def matches(self, event: Event, document: Document) -> bool:
         """Whether an event is asked for, but for the filter."""
         if not any(compiled(pattern).fullmatch(event.topic) for pattern in self.patterns):
             return False
-        return not self.fields or values_of(event, Document(event), self.fields) == self.values
+        return not self.fields or values_of(event, document, self.fields) == self.values
 
 
 class Document:

@@ -12,10 +12,10 @@ class Reader:
     """Given frames by the tail, which never waits; emptied by whoever sends them on."""
 
     __slots__ = (
+        "_events",
         "_limits",
         "_pending",
         "_size",
-        "_task",
         "_waiter",
         "asleep",
         "beaten",
@@ -24,6 +24,7 @@ class Reader:
         "interest",
         "named",
         "sending",
+        "task",
     )
 
     def __init__(self, interest: Interest, named: bool, limits: Limits) -> None:
@@ -40,22 +41,25 @@ class Reader:
         """Whether what was taken is on its way to the client."""
         self._limits = limits
         self._pending: list[bytes] = []
+        self._events = 0
         self._size = 0
         self._waiter: asyncio.Future[None] | None = None
-        self._task = asyncio.current_task()
+        self.task: asyncio.Task[None] | None = None
+        """Whose sending a client that takes nothing holds up."""
 
     @property
     def pending(self) -> int:
         return len(self._pending)
 
-    def give(self, frame: bytes) -> None:
-        """One more. It is told by `wake`, after all that there is at once."""
-        self._pending.append(frame)
-        self._size += len(frame)
+    def give(self, frames: bytes, events: int = 0) -> None:
+        """More to send, so many events. It is told by `wake`, after all that there is at once."""
+        self._pending.append(frames)
+        self._events += events
+        self._size += len(frames)
 
     def wake(self) -> None:
         """There is something to take, or too much for somebody so slow."""
-        if len(self._pending) > self._limits.pending_events or self._size > self._limits.pending_bytes:
+        if self._events > self._limits.pending_events or self._size > self._limits.pending_bytes:
             self.drop()
             return
         waiter = self._waiter
@@ -68,7 +72,7 @@ class Reader:
             return b""
         taken = self._pending[0] if len(self._pending) == 1 else b"".join(self._pending)
         self._pending.clear()
-        self._size = 0
+        self._events = self._size = 0
         return taken
 
     async def wait(self) -> None:
@@ -100,8 +104,8 @@ class Reader:
         """Let go of what waits, and of the client, which comes back for it when it can."""
         self.dropped = True
         self._pending.clear()
-        self._size = 0
+        self._events = self._size = 0
         self.end()
-        if self.sending and self._task is not None:
+        if self.sending and self.task is not None:
             # The client does not take what was sent: nothing else would end that.
-            self._task.cancel()
+            self.task.cancel()

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from pgmb.server.sse import frame
-from pgmb.server.sse.interest import Interest, Question
+from pgmb.server.sse.interest import Document, Interest, Question
 from pgmb.server.sse.mark import Mark
 from pgmb.types import Event
 
@@ -20,11 +20,12 @@ _END: Final = 1 << 63
 class Entry:
     """An event with its place. It is written out once, however many read it."""
 
-    __slots__ = ("_named", "_plain", "event", "mark")
+    __slots__ = ("_named", "_plain", "document", "event", "mark")
 
     def __init__(self, event: Event, mark: Mark) -> None:
         self.event = event
         self.mark = mark
+        self.document = Document(event)
         self._plain: bytes | None = None
         self._named: bytes | None = None
 
@@ -58,7 +59,7 @@ class Batch:
             if passed is None:
                 return None
             found = [entry for entry in found if entry.event.seq in passed]
-        return [entry for entry in found if interest.matches(entry.event)]
+        return [entry for entry in found if interest.matches(entry.event, entry.document)]
 
 
 class Recent:

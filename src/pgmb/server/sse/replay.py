@@ -13,7 +13,7 @@ from pgmb.errors import HistoryGone, PositionAhead
 from pgmb.place import later
 from pgmb.server.counts import Counts
 from pgmb.server.limits import Limits
-from pgmb.server.sse.interest import Interest, Question
+from pgmb.server.sse.interest import Document, Interest, Question
 from pgmb.server.sse.log import PAGE, Tick
 from pgmb.server.sse.mark import Mark
 from pgmb.server.sse.reader import Reader
@@ -109,7 +109,7 @@ class Replay:
     async def _matching(
         self, interest: Interest, events: list[Event], after: Tick, upto: Tick, seq: int
     ) -> list[Entry]:
-        found = [event for event in events if interest.matches(event)]
+        found = [event for event in events if interest.matches(event, Document(event))]
         question = interest.question
         if question is not None and found:
             passed = await self._passing.get(

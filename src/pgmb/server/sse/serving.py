@@ -11,7 +11,8 @@ import msgspec
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
-from pgmb.server.context import Context
+from pgmb.server.context import WAY_OUT, Context
+from pgmb.server.problems import problem_of
 from pgmb.server.sse import frame
 from pgmb.server.sse.hub import Hub, Source
 from pgmb.server.sse.interest import Interest
@@ -29,6 +30,9 @@ _HEADERS: Final = [
 ]
 _COME_BACK_AFTER: Final = (1000, 3000)
 """Milliseconds, at random between: not all at once when a process ends."""
+_COME_BACK_MUCH_LATER: Final = (3000, 10_000)
+_PASSING: Final = (429, 503)
+"""What is otherwise in a while: the database restarts, this process ends, or is full."""
 _AT_ONCE: Final = 256
 EARLIEST: Final = "earliest"
 
@@ -65,20 +69,21 @@ class Serving:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
-        subscription = await self._ask(request)
-        if subscription is None:
-            await send({"type": "http.response.start", "status": 204, "headers": []})
-            await send({"type": "http.response.body", "body": b""})
+        try:
+            subscription = await self._ask(request)
+            if subscription is None:
+                await send({"type": "http.response.start", "status": 204, "headers": []})
+                await send({"type": "http.response.body", "body": b""})
+                return
+            interest = subscription.interest()
+            source = await self._hub.source(subscription.stream)
+            await self._hub.announce(source, interest)
+        except Exception as error:
+            answer = problem_of(error)
+            if answer is None or answer.status not in _PASSING:
+                raise
+            await _later(send)
             return
-        interest = subscription.interest()
-        if self._context.draining:
-            # Browsers give up for good on a 503. What ends has them come back, to another process.
-            later = frame.retry(random.randint(*_COME_BACK_AFTER))  # noqa: S311
-            await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
-            await send({"type": "http.response.body", "body": later})
-            return
-        source = await self._hub.source(subscription.stream)
-        await self._hub.announce(source, interest)
         reader = Reader(interest, subscription.named, self._context.limits)
         counts = self._context.counts
         counts.sse_clients += 1
@@ -86,7 +91,10 @@ class Serving:
         gone.add_done_callback(lambda _: reader.end())
         try:
             await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
-            await self._serve(Connection(reader, send, counts), source, request)
+            connection = Connection(reader, scope.get(WAY_OUT, send), counts)
+            # In a task of its own: each time that it is woken, it is not woken through all that lies around.
+            reader.task = asyncio.create_task(self._serve(connection, source, request))
+            await reader.task
         except asyncio.CancelledError:
             # Too slow a client is let go: it holds what it has, and comes back for the rest.
             if not reader.dropped:
@@ -155,6 +163,13 @@ class Connection:
             part = frames[first : first + _AT_ONCE]
             await self.send(b"".join(part))
             self._counts.sse_events += len(part)
+
+
+async def _later(send: Send) -> None:
+    """Has a client come back. A browser that is told 503 never would."""
+    await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+    body = frame.retry(random.randint(*_COME_BACK_MUCH_LATER))  # noqa: S311
+    await send({"type": "http.response.body", "body": body})
 
 
 async def _left(receive: Receive) -> None:

@@ -37,9 +37,7 @@ _LONGEST_REST: Final = 0.1
 class Tail:
     """Reads from tick to tick, and gives every event to those who ask for it."""
 
-    def __init__(
-        self, log: Log, subscription: AsyncSubscription, counts: Counts, at_once: int = 100
-    ) -> None:
+    def __init__(self, log: Log, subscription: AsyncSubscription, counts: Counts, at_once: int = 100) -> None:
         self.log = log
         self.readers: set[Reader] = set()
         self.questions: Counter[Question] = Counter()
@@ -197,19 +195,20 @@ class Tail:
         return True
 
     def _give(self, entries: Sequence[Entry], passing: dict[Question, set[int]]) -> None:
-        touched: set[Reader] = set()
+        # Those who ask for the same get the same: what is written is written once for all of them.
+        wanted: dict[int, tuple[set[Reader], list[Entry]]] = {}
         for entry in entries:
-            plain: bytes | None = None
-            for readers in self._index.matching(entry.event, passing):
-                for reader in readers:
-                    if reader.named:
-                        reader.give(entry.frame(True))
-                    else:
-                        if plain is None:
-                            plain = entry.frame(False)
-                        reader.give(plain)
-                touched |= readers
-                self._counts.sse_events += len(readers)
-        for reader in touched:
-            reader.asleep = False
-            reader.wake()
+            for readers in self._index.matching(entry.event, entry.document, passing):
+                wanted.setdefault(id(readers), (readers, []))[1].append(entry)
+        for readers, wants in wanted.values():
+            written: dict[bool, bytes] = {}
+            # A reader that is dropped leaves the set.
+            for reader in tuple(readers):
+                frames = written.get(reader.named)
+                if frames is None:
+                    frames = b"".join([entry.frame(reader.named) for entry in wants])
+                    written[reader.named] = frames
+                reader.give(frames, len(wants))
+                reader.asleep = False
+                reader.wake()
+            self._counts.sse_events += len(readers) * len(wants)

@@ -1,0 +1,143 @@
+"""sse: thousands of readers of server-sent events on one process, each of whom asks for one event in ten.
+
+Events are published at an even pace. A tenth of the readers leave and come back with their last id. Every
+reader checks that it gets each of its events once and in order. Compared are the database's transactions with
+one reader and with all of them, at the same pace.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import psycopg
+
+import pgmb
+from bench import cpu
+from bench.forms import Form
+from bench.ground import Ground
+from bench.outcome import Check, Outcome, Reading
+from bench.sse.crowd import GROUPS
+from harness.serving import serving
+
+CHECKS = [
+    "sse, gaps of all readers",
+    "sse, p99 from publish to reader",
+    "sse, queries with all vs one reader",
+]
+_ROOT = Path(__file__).parents[2]
+_RATE = 200
+
+
+class Crowd:
+    """The readers' process."""
+
+    def __init__(self, port: int, key: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "bench.sse.crowd", str(port), key],
+            cwd=_ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def tell(self, *words: object) -> dict[str, Any]:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        print(*words, file=self.process.stdin, flush=True)
+        answer = self.process.stdout.readline()
+        if not answer:
+            raise RuntimeError(f"the readers ended with {self.process.wait(10)}")
+        told: dict[str, Any] = json.loads(answer)
+        return told
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+def run(ground: Ground, form: Form) -> Outcome:
+    readers = {"tiny": 50}.get(form.name, 5_000)
+    seconds = {"tiny": 1.0, "brief": 12.0}.get(form.name, 60.0)
+    outcome = Outcome(
+        "sse", f"{readers:,} readers on one process, {_RATE} events a second, each for 1 reader in {GROUPS}"
+    )
+    with contextlib.ExitStack() as stack:
+        site = ground.site("pgmb")
+        stack.callback(site.close)
+        with pgmb.connect(site.dsn, max_size=1) as broker:
+            key = broker.create_api_key("readers", ["read:main"]).key
+        served = stack.enter_context(serving(site.dsn, "serve", "--roles", "http,ticker"))
+        server = psutil.Process(served.process.pid)
+        crowd = Crowd(served.port, key)
+        stack.callback(crowd.close)
+        crowd.tell("connect", 1, 0)
+        _publish(site.dsn, 0, GROUPS * 20)  # it warms up
+        crowd.tell("finish", GROUPS * 20)
+
+        def measure(name: str, number: int, churn: int) -> tuple[Reading, int, dict[str, Any]]:
+            if churn:
+                crowd.tell("churn", churn, seconds)
+            before = cpu.of_process(server.pid), _transactions(site.connection), time.monotonic()
+            upto = _publish(site.dsn, number, int(_RATE * seconds))
+            wall = time.monotonic() - before[2]
+            queries = (_transactions(site.connection) - before[1]) / wall - _RATE
+            report = crowd.tell("finish", upto)
+            used = cpu.of_process(server.pid) - before[0]
+            extra = {"queries": queries, **{n: report[n] * 1000 for n in ("p50", "p99", "p999", "most")}}
+            return Reading(name, report["events"], wall, used, 0.0, extra), upto, report
+
+        one, number, _ = measure("one reader", GROUPS * 20, 0)
+        empty = server.memory_info().rss
+        crowd.tell("connect", readers - 1, number)
+        each = (server.memory_info().rss - empty) / max(1, readers - 1)
+        all_of_them, number, report = measure("all readers", number, readers // 10)
+    outcome.readings = [one, all_of_them]
+    outcome.checks = [
+        Check(CHECKS[0], report["gaps"], 0, at_least=False, unit=""),
+        Check(CHECKS[1], all_of_them.extra["p99"], 250, at_least=False, unit=" ms"),
+        Check(
+            CHECKS[2],
+            all_of_them.extra["queries"] / max(1.0, one.extra["queries"]),
+            1.1,
+            at_least=False,
+        ),
+    ]
+    told = {name: f"{all_of_them.extra[name]:.0f} ms" for name in ("p50", "p99", "most")}
+    outcome.notes = [
+        f"{report['events']:,} events to readers; {report['came_back']} came back, {report['lost']} dropped",
+        f"p50 {told['p50']}, p99 {told['p99']}, most {told['most']}; alone p50 {one.extra['p50']:.0f} ms",
+        f"memory of the process: {each / 1024:.1f} KB a reader",
+        f"queries a second: {one.extra['queries']:.0f} for one, {all_of_them.extra['queries']:.0f} for all",
+        f"CPU of the process: {all_of_them.server_cpu / all_of_them.wall:.2f} of a core",
+        *report["complaints"],
+    ]
+    return outcome
+
+
+def _publish(dsn: str, first: int, count: int) -> int:
+    """One event a transaction, at an even pace. Returns the number after the last."""
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        start = time.monotonic()
+        for place in range(count):
+            ahead = start + place / _RATE - time.monotonic()
+            if ahead > 0:
+                time.sleep(ahead)
+            number = first + place
+            payload = f'{{"n":{number},"group":{number % GROUPS},"at":{time.time():.6f}}}'
+            connection.execute("select pgmb.publish('readers', %s)", [payload], prepare=True)
+    return first + count
+
+
+def _transactions(connection: psycopg.Connection[Any]) -> int:
+    connection.execute("select pg_stat_clear_snapshot()")
+    row = connection.execute(
+        "select xact_commit + xact_rollback from pg_stat_database where datname = current_database()"
+    ).fetchone()
+    return int(row[0]) if row is not None else 0

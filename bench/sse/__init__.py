@@ -1,0 +1,1 @@
+"""Crowds of readers of server-sent events."""
