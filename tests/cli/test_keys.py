@@ -41,7 +41,7 @@ def test_a_key_from_its_making_to_its_end(done: Done, run: Run, db: psycopg.Conn
         (f"cli:{user}", "create_api_key", "js"),
         (f"cli:{user}", "create_api_key", "ci"),
     ]
-    assert told[2]["detail"] == {"scopes": ["publish:main", "consume:*"]}
+    assert told[2]["detail"]["scopes"] == ["publish:main", "consume:*"]
     assert "scopes: publish:main consume:*" in done("audit")
     assert len(run("audit", "--json", "--limit", "1").json) == 1
 
@@ -69,3 +69,44 @@ def test_a_name_that_is_taken_is_refused(run: Run) -> None:
     assert (again.code, again.out) == (1, "")
     assert "there is a key 'k'" in again.err
     assert len(run("audit", "--json").json) == 1
+
+
+def test_what_is_changed_on_the_command_line_is_in_the_audit(done: Done, run: Run) -> None:
+    for arguments in (
+        ("streams", "create", "orders", "--keep-for", "7d"),
+        ("queues", "create", "mail", "order.*", "user.#", "--stream", "orders"),
+        ("queues", "create", "mail", "order.*", "user.#", "--stream", "orders"),
+        ("queues", "pause", "mail", "--reason", "moving"),
+        ("schedules", "create", "nightly", "0 3 * * *", "report.due", '{"password": "hush"}'),
+        ("schedules", "create", "nightly", "0 4 * * *", "report.due", "--headers", '{"token": "hush"}'),
+        ("schedules", "drop", "nightly", "--yes"),
+        ("schedules", "drop", "nightly", "--yes"),
+        ("queues", "drop", "mail", "--yes"),
+    ):
+        done(*arguments)
+    assert run("queues", "pause", "mail").code == 1
+    told = run("audit", "--json").json[::-1]
+    assert [(entry["action"], entry["subject"]) for entry in told] == [
+        ("create_stream", "orders"),
+        ("create_queue", "mail"),
+        ("pause", "mail"),
+        ("create_schedule", "nightly"),
+        ("create_schedule", "nightly"),
+        ("drop_schedule", "nightly"),
+        ("drop_queue", "mail"),
+    ], "each change once, and nothing that changed nothing"
+    assert told[1]["detail"]["patterns"] == ["order.*", "user.#"]
+    assert told[2]["detail"] == {"reason": "moving"}
+    assert "hush" not in str(told)
+
+
+def test_a_role_without_the_audit_still_changes_what_it_may(
+    done: Done, db: psycopg.Connection[Any], dsn: str
+) -> None:
+    done("queues", "create", "mail")
+    db.execute("create role carrier login; select pgmb.grant_consume('mail', 'carrier')")
+    try:
+        assert done("dlq", "redrive", "mail", dsn=f"{dsn} user=carrier").startswith("Redrove 0")
+        assert db.execute("select count(*) from pgmb.audit").fetchone() == (1,)
+    finally:
+        db.execute("drop owned by carrier; drop role carrier")

@@ -9,6 +9,7 @@ import typer
 
 from pgmb import Broker, DeadLetter, connect
 from pgmb.cli import documents, output
+from pgmb.cli.changes import change
 from pgmb.cli.confirmation import confirm
 from pgmb.cli.options import AsJson, Dsn, Queue, Yes
 from pgmb.errors import NotFound
@@ -84,7 +85,7 @@ def show(
 def redrive(queue: Queue, dsn: Dsn = "", topic: Topic = None, error: Error = None, id: Ids = None) -> None:
     """Send dead letters back to be tried again: all, or those that every filter names."""
     with connect(dsn, max_size=1) as broker:
-        count = broker.redrive(queue, id or None, topic, _like(error))
+        count = change(broker.redrive, queue, id or None, topic, _like(error))
     output.line(f"Redrove {count:,} dead letter{'' if count == 1 else 's'} of queue {queue}.")
 
 
@@ -95,7 +96,7 @@ def drop(
     with connect(dsn, max_size=1) as broker:
         chosen = _chosen(broker, queue, topic, _like(error), id)
         confirm(f"Delete {len(chosen):,} dead letters of queue {queue} for good?", yes)
-        count = broker.drop_dead(queue, chosen)
+        count = change(broker.drop_dead, queue, chosen)
     output.line(f"Dropped {count:,} dead letters of queue {queue}.")
 
 

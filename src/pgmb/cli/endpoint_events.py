@@ -11,6 +11,7 @@ import typer
 
 from pgmb import aconnect, connect
 from pgmb.cli import output
+from pgmb.cli.changes import change
 from pgmb.cli.filters import FilterBy
 from pgmb.cli.options import AsJson, Dsn, Endpoint
 from pgmb.cli.posting import Time, time
@@ -68,7 +69,7 @@ def resend(
 ) -> None:
     """Send events of the log to an endpoint again."""
     with connect(dsn, max_size=1) as broker:
-        found = broker.resend(endpoint, ids)
+        found = change(broker.resend, endpoint, ids)
     output.line(f"Sending {_events(found)} again.")
     if found < len(set(ids)):
         output.note(f"{len(set(ids)) - found} were not found in the log.")
@@ -85,7 +86,7 @@ def replay(
 ) -> None:
     """Send an endpoint what it asks for of the log again."""
     with connect(dsn, max_size=1) as broker:
-        found = broker.replay(endpoint, time(since), time(until), topic=topic, filter=filter, max=max)
+        found = change(broker.replay, endpoint, time(since), time(until), topic=topic, filter=filter, max=max)
     output.line(f"Sending {_events(found)} again.")
     if found == max:
         output.note("There may be more: --max")
@@ -94,7 +95,7 @@ def replay(
 def redrive(endpoint: Endpoint, dsn: Dsn = "", since: Time = None) -> None:
     """Send an endpoint its dead letters again, and at once what waits to be tried again."""
     with connect(dsn, max_size=1) as broker:
-        found = broker.redrive_failed(endpoint, time(since))
+        found = change(broker.redrive_failed, endpoint, time(since))
     output.line(f"Sending {_events(found)} again.")
 
 

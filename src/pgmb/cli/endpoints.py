@@ -10,6 +10,7 @@ import typer
 
 from pgmb import connect
 from pgmb.cli import durations, endpoint_events, filters, output, posting
+from pgmb.cli.changes import change
 from pgmb.cli.confirmation import confirm
 from pgmb.cli.filters import Condition, Equals, FilterBy, Params
 from pgmb.cli.options import AsJson, Dsn, Endpoint, Stream, Yes
@@ -124,7 +125,8 @@ def create(
         metadata=metadata,
     )
     with connect(dsn, max_size=1) as broker:
-        made = broker.create_endpoint(
+        made = change(
+            broker.create_endpoint,
             endpoint,
             url,
             patterns,
@@ -184,7 +186,7 @@ def alter(
         refused.advise("For example: pgmb endpoints alter NAME --rps 50. Patterns: pgmb endpoints bind")
         raise refused
     with connect(dsn, max_size=1) as broker:
-        broker.alter_endpoint(endpoint, **given)
+        change(broker.alter_endpoint, endpoint, **given)
     output.line(f"Changed endpoint {output.printable(endpoint)}.")
 
 
@@ -201,7 +203,7 @@ def bind(
 ) -> None:
     """Replace an endpoint's patterns and filter."""
     with connect(dsn, max_size=1) as broker:
-        broker.bind_endpoint(endpoint, patterns, **filters.given(equals, filter, condition, param))
+        change(broker.bind_endpoint, endpoint, patterns, **filters.given(equals, filter, condition, param))
     output.line(f"Endpoint {output.printable(endpoint)} gets {', '.join(patterns)}.")
 
 
@@ -210,7 +212,7 @@ def drop(endpoint: Endpoint, dsn: Dsn = "", yes: Yes = False) -> None:
     with connect(dsn, max_size=1) as broker:
         found = broker.endpoint(endpoint)
         confirm(f"Drop endpoint {endpoint} with {found.waiting:,} events that wait for it?", yes)
-        broker.drop_endpoint(endpoint)
+        change(broker.drop_endpoint, endpoint)
     output.line(f"Dropped endpoint {output.printable(endpoint)}.")
 
 
@@ -220,21 +222,21 @@ Reason = Annotated[str | None, typer.Option(help="Shown in the status.")]
 def pause(endpoint: Endpoint, dsn: Dsn = "", reason: Reason = None) -> None:
     """Have events wait for an endpoint."""
     with connect(dsn, max_size=1) as broker:
-        broker.pause_endpoint(endpoint, reason)
+        change(broker.pause_endpoint, endpoint, reason)
     output.line(f"Paused endpoint {output.printable(endpoint)}.")
 
 
 def resume(endpoint: Endpoint, dsn: Dsn = "") -> None:
     """Post to an endpoint again that was paused, tripped or disabled."""
     with connect(dsn, max_size=1) as broker:
-        broker.resume_endpoint(endpoint)
+        change(broker.resume_endpoint, endpoint)
     output.line(f"Resumed endpoint {output.printable(endpoint)}.")
 
 
 def disable(endpoint: Endpoint, dsn: Dsn = "", reason: Reason = None) -> None:
     """Have an endpoint get nothing more; what comes meanwhile does not wait for it."""
     with connect(dsn, max_size=1) as broker:
-        broker.disable_endpoint(endpoint, reason)
+        change(broker.disable_endpoint, endpoint, reason)
     output.line(f"Disabled endpoint {output.printable(endpoint)}.")
 
 
@@ -253,7 +255,8 @@ def rotate_secret(
 ) -> None:
     """Sign with a new secret, and for a while with the former too."""
     with connect(dsn, max_size=1) as broker:
-        made = broker.rotate_secret(
+        made = change(
+            broker.rotate_secret,
             endpoint,
             posting.read_secret(secret_file) or GENERATE,
             overlap=overlap,

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, TypeAlias
 
 import typer
-from psycopg import Connection
 
-from pgmb import Broker, connect
+from pgmb import connect
 from pgmb.cli import durations, output
+from pgmb.cli.changes import change
 from pgmb.cli.confirmation import confirm
 from pgmb.cli.options import AsJson, Dsn, Yes
-from pgmb.errors import translated
 
 keys = typer.Typer(
     help="Keys for HTTP: who may publish, read, consume, look and operate.", no_args_is_help=True
@@ -61,9 +58,8 @@ def create(
 ) -> None:
     """Make a key and print it. It is shown this once."""
     expires_at = None if expires is None else datetime.now(UTC) + expires
-    with connect(dsn, max_size=1) as broker, _changing(broker) as conn:
-        made = broker.create_api_key(name, scope, expires_at=expires_at, conn=conn)
-        _record(broker, conn, "create_api_key", name, {"scopes": scope})
+    with connect(dsn, max_size=1) as broker:
+        made = change(broker.create_api_key, name, scope, expires_at=expires_at)
     if as_json:
         output.json(made)
         return
@@ -75,10 +71,7 @@ def drop(name: Name, dsn: Dsn = "", yes: Yes = False) -> None:
     """Take a key back, with its sessions. Servers notice within seconds."""
     with connect(dsn, max_size=1) as broker:
         confirm(f"Drop key {name}?", yes)
-        with _changing(broker) as conn:
-            dropped = broker.drop_api_key(name, conn=conn)
-            if dropped:
-                _record(broker, conn, "drop_api_key", name, {})
+        dropped = change(broker.drop_api_key, name)
     shown = output.printable(name)
     output.line(f"Dropped key {shown}." if dropped else f"There is no key {shown}.")
 
@@ -88,7 +81,7 @@ def audit(
     limit: Annotated[int, typer.Option(min=1, max=10_000, help="So many, latest first.")] = 50,
     as_json: AsJson = False,
 ) -> None:
-    """What was changed over HTTP and of keys, and by whom."""
+    """What was changed over HTTP and on the command line, and by whom."""
     with connect(dsn, max_size=1) as broker:
         entries = broker.audit(limit)
     if as_json:
@@ -96,18 +89,6 @@ def audit(
         return
     rows = [[entry.at, entry.actor, entry.action, entry.subject, _shown(entry.detail)] for entry in entries]
     output.table("Audit", ["at", "by", "what", "of", "detail"], rows)
-
-
-@contextmanager
-def _changing(broker: Broker) -> Generator[Connection[Any]]:
-    """A transaction for a change and its record."""
-    with translated(), broker.connection() as conn, conn.transaction():
-        yield conn
-
-
-def _record(broker: Broker, conn: Connection[Any], action: str, subject: str, detail: dict[str, Any]) -> None:
-    row = conn.execute("select session_user").fetchone()
-    broker.record(f"cli:{row[0] if row else ''}", action, subject, detail, conn=conn)
 
 
 def _shown(detail: dict[str, Any]) -> str | None:

@@ -9,6 +9,7 @@ import typer
 
 from pgmb import Broker, QueueStatus, connect
 from pgmb.cli import filters, moments, output, policies, settings, status
+from pgmb.cli.changes import change
 from pgmb.cli.confirmation import confirm
 from pgmb.cli.filters import Condition, Equals, FilterBy, Params
 from pgmb.cli.options import AsJson, Dsn, Queue, Stream, Yes
@@ -123,7 +124,8 @@ def create(
     )
     with connect(dsn, max_size=1) as broker:
         at = None if starting is None else starting.position(broker, stream)
-        made = broker.create_queue(
+        made = change(
+            broker.create_queue,
             queue,
             patterns,
             stream=stream,
@@ -168,7 +170,7 @@ def alter(
         refused.advise("For example: pgmb queues alter NAME --lease-for 5m")
         raise refused
     with connect(dsn, max_size=1) as broker:
-        broker.alter_queue(queue, **given)
+        change(broker.alter_queue, queue, **given)
     output.line(f"Changed queue {queue}.")
 
 
@@ -183,7 +185,7 @@ def bind(
 ) -> None:
     """Replace a queue's patterns and filter, from its position on."""
     with connect(dsn, max_size=1) as broker:
-        broker.bind(queue, patterns, **filters.given(equals, filter, condition, param))
+        change(broker.bind, queue, patterns, **filters.given(equals, filter, condition, param))
     output.line(f"Queue {queue} gets {', '.join(patterns)}.")
 
 
@@ -194,14 +196,14 @@ def pause(
 ) -> None:
     """Stop delivery; leases in flight can still be settled."""
     with connect(dsn, max_size=1) as broker:
-        broker.pause(queue, reason)
+        change(broker.pause, queue, reason)
     output.line(f"Paused queue {queue}.")
 
 
 def resume(queue: Queue, dsn: Dsn = "") -> None:
     """Take up delivery again."""
     with connect(dsn, max_size=1) as broker:
-        broker.resume(queue)
+        change(broker.resume, queue)
     output.line(f"Resumed queue {queue}.")
 
 
@@ -211,7 +213,7 @@ def purge(queue: Queue, dsn: Dsn = "", yes: Yes = False) -> None:
         found = _standing(broker, queue)
         waiting = f"up to {found.waiting:,} events and {found.retries:,} retries"
         confirm(f"Skip what waits in queue {queue}, {waiting}?", yes)
-        broker.purge(queue)
+        change(broker.purge, queue)
     output.line(f"Purged queue {queue}.")
 
 
@@ -230,7 +232,7 @@ def seek(
             f"Move queue {queue} to {to}? Its {found.leases:,} leases and {found.retries:,} retries end.", yes
         )
         position = to.position(broker, found.stream)
-        broker.seek(queue, position)
+        change(broker.seek, queue, position)
         beginning = to.named != "earliest" and position == broker.earliest(found.stream)
     output.line(f"Moved queue {queue} to {to}.")
     if beginning:
@@ -242,7 +244,7 @@ def drop(queue: Queue, dsn: Dsn = "", yes: Yes = False) -> None:
     with connect(dsn, max_size=1) as broker:
         found = _standing(broker, queue)
         confirm(f"Drop queue {queue} with {found.retries:,} retries and {found.dead:,} dead letters?", yes)
-        broker.drop_queue(queue)
+        change(broker.drop_queue, queue)
     output.line(f"Dropped queue {queue}.")
 
 

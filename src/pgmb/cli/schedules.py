@@ -10,6 +10,7 @@ import typer
 
 from pgmb import connect
 from pgmb.cli import output
+from pgmb.cli.changes import change
 from pgmb.cli.confirmation import confirm
 from pgmb.cli.options import AsJson, Dsn, Stream, Yes
 
@@ -60,7 +61,8 @@ def create(
 ) -> None:
     """Create a schedule, or change the one of that name."""
     with connect(dsn, max_size=1) as broker:
-        made = broker.create_schedule(
+        made = change(
+            broker.create_schedule,
             name,
             cron,
             topic,
@@ -80,19 +82,19 @@ def drop(name: Name, dsn: Dsn = "", yes: Yes = False) -> None:
     """Drop a schedule."""
     with connect(dsn, max_size=1) as broker:
         confirm(f"Drop schedule {name}?", yes)
-        dropped = broker.drop_schedule(name)
+        dropped = change(broker.drop_schedule, name)
     output.line(f"Dropped schedule {name}." if dropped else f"There is no schedule {name}.")
 
 
 def pause(name: Name, dsn: Dsn = "") -> None:
     """Stop a schedule until it is resumed."""
     with connect(dsn, max_size=1) as broker:
-        broker.pause_schedule(name)
+        change(broker.pause_schedule, name)
     output.line(f"Paused schedule {name}.")
 
 
 def resume(name: Name, dsn: Dsn = "") -> None:
     """Let a schedule go on from now; what was due meanwhile is not made up for."""
     with connect(dsn, max_size=1) as broker:
-        broker.resume_schedule(name)
+        change(broker.resume_schedule, name)
     output.line(f"Resumed schedule {name}.")

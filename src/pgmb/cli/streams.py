@@ -10,6 +10,7 @@ import typer
 
 from pgmb import connect
 from pgmb.cli import durations, output, settings, status
+from pgmb.cli.changes import change
 from pgmb.cli.confirmation import confirm
 from pgmb.cli.options import AsJson, Dsn, StreamName, Yes
 
@@ -87,7 +88,8 @@ def create(
     """Create a stream; nothing happens when it exists."""
     with connect(dsn, max_size=1) as broker:
         existed = any(one.stream == name for one in broker.stream_status())
-        broker.create_stream(
+        change(
+            broker.create_stream,
             name,
             rotate_every=rotate_every,
             rotate_events=rotate_events,
@@ -111,7 +113,8 @@ def alter(
 ) -> None:
     """Change how a stream rotates and what it keeps; what is not named stays."""
     with connect(dsn, max_size=1) as broker:
-        broker.alter_stream(
+        change(
+            broker.alter_stream,
             name,
             rotate_every=rotate_every,
             rotate_events=rotate_events,
@@ -127,5 +130,5 @@ def drop(name: StreamName, dsn: Dsn = "", yes: Yes = False) -> None:
     with connect(dsn, max_size=1) as broker:
         count = next((one.events for one in broker.stream_status() if one.stream == name), 0)
         confirm(f"Drop stream {name} with its {count:,} events?", yes)
-        broker.drop_stream(name)
+        change(broker.drop_stream, name)
     output.line(f"Dropped stream {name}.")
