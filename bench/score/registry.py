@@ -9,6 +9,7 @@ from bench.score.delivery import DELIVERY
 from bench.score.matching import MATCHING
 from bench.score.part import Part
 from bench.score.python import PYTHON
+from bench.score.server import SERVER
 from bench.score.spark import SPARK
 
 AREAS: Mapping[str, Sequence[Part]] = {
@@ -17,4 +18,5 @@ AREAS: Mapping[str, Sequence[Part]] = {
     "matching": MATCHING,
     "spark": SPARK,
     "delivery": DELIVERY,
+    "server": SERVER,
 }

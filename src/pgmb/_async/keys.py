@@ -53,5 +53,5 @@ class AsyncKeys(AsyncCalls):
     async def audit(
         self, limit: int = 100, *, before: int | None = None, conn: AsyncConnectionLike | None = None
     ) -> list[AuditEntry]:
-        """What was changed over HTTP and on the command line, latest first; `before` an id, for what comes after it."""
+        """What was changed over HTTP and on the command line, latest first; `before` an id, for more."""
         return [AuditEntry.of(row) for row in await self._rows(keys.audit(limit, before), conn)]

@@ -54,5 +54,5 @@ class Keys(Calls):
     def audit(
         self, limit: int = 100, *, before: int | None = None, conn: ConnectionLike | None = None
     ) -> list[AuditEntry]:
-        """What was changed over HTTP and on the command line, latest first; `before` an id, for what comes after it."""
+        """What was changed over HTTP and on the command line, latest first; `before` an id, for more."""
         return [AuditEntry.of(row) for row in self._rows(keys.audit(limit, before), conn)]
