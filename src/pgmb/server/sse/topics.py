@@ -9,9 +9,10 @@ Item = TypeVar("Item", bound=Hashable)
 
 
 class _Node(Generic[Item]):
-    __slots__ = ("below", "items")
+    __slots__ = ("below", "is_hash", "items")
 
-    def __init__(self) -> None:
+    def __init__(self, is_hash: bool = False) -> None:
+        self.is_hash = is_hash
         self.below: dict[str, _Node[Item]] = {}
         self.items: set[Item] = set()
 
@@ -25,7 +26,9 @@ class Topics(Generic[Item]):
     def add(self, pattern: str, item: Item) -> None:
         node = self._root
         for word in pattern.split("."):
-            node = node.below.setdefault(word, _Node())
+            if word not in node.below:
+                node.below[word] = _Node(word == "#")
+            node = node.below[word]
         node.items.add(item)
 
     def remove(self, pattern: str, item: Item) -> None:
@@ -48,7 +51,7 @@ class Topics(Generic[Item]):
         for word in topic.split("."):
             reached: set[_Node[Item]] = set()
             for node in nodes:
-                if "#" in node.below:
+                if node.is_hash:
                     # It takes this word too, and stays where it is.
                     reached.add(node)
                 if "*" in node.below:
