@@ -29,9 +29,8 @@ class Source(NamedTuple):
 class Hub:
     """Made by `routes`; ends with the application."""
 
-    def __init__(self, context: Context, beat_every: float = BEAT_EVERY) -> None:
+    def __init__(self, context: Context) -> None:
         self._context = context
-        self._beat_every = beat_every
         self._sources: dict[str, Source] = {}
         self._idle: dict[str, int] = {}
         self._opening = asyncio.Lock()
@@ -93,7 +92,7 @@ class Hub:
 
     async def _beat(self) -> None:
         while True:
-            await asyncio.sleep(self._beat_every)
+            await asyncio.sleep(BEAT_EVERY)
             for stream, source in list(self._sources.items()):
                 source.tail.beat()
                 self._idle[stream] = 0 if source.tail.readers else self._idle[stream] + 1
