@@ -63,6 +63,10 @@ check-sync: ## Check that the synchronous client is what `make sync` writes
 docs: ## Write the generated parts of the documentation anew
 	$(PYTHON) -m scripts.docs
 
+.PHONY: screenshots
+screenshots: ## Take the pictures of the dashboard anew (needs Chromium; about three minutes)
+	$(PYTHON) -m scripts.screenshots
+
 .PHONY: check-docs
 check-docs: ## Check that the generated documentation is what `make docs` writes
 	$(PYTHON) -m scripts.docs --check

@@ -151,6 +151,8 @@ def test_dead_letters_are_found_across_queues_and_sent_back_by_id(db: DB) -> Non
         find(db, queue="c")
     assert raised.value.sqlstate == "MB002"
 
+    common = db.execute("select error, letters from pgmb.common_errors(%s)", (find(db)[0],)).fetchall()
+    assert dict(common) == dict.fromkeys(("bad value", "no", "timeout", "Timeout after", "TIMEOUT!"), 1)
     names = db.execute("select queue, error from pgmb.browse_dead(%s)", (ids,)).fetchall()
     assert names == [("b", "TIMEOUT!"), ("b", "timeout"), ("a", "Timeout after 3 s")]
     assert one(db, "select pgmb.redrive_dead(%s)", [*ids, 999_999]) == 3
@@ -204,6 +206,7 @@ def test_a_sample_tells_what_was_published_since(db: DB) -> None:
         "select pgmb.browse_event('main', 1)",
         "select pgmb.find_dead()",
         "select pgmb.browse_dead('{1}')",
+        "select pgmb.common_errors('{1}')",
         "select pgmb.redrive_dead('{1}')",
         "select pgmb.drop_dead_letters('{1}')",
         "select pgmb.stream_segments('main')",

@@ -203,7 +203,7 @@ SHEET = Path(dashboard.__file__).parent / "static" / "style.css"
 GROUNDS = ("ground", "panel", "raised", "current", "row")
 PAIRS = [
     *((text, ground) for text in ("text", "soft", "accent") for ground in GROUNDS),
-    *((text, "panel") for text in ("good", "warn", "bad", *(f"series-{n}" for n in range(6)))),
+    *((text, "panel") for text in ("good", "warn", "bad", *(f"series-{n}" for n in range(8)))),
     ("bad", "row"),
     ("good", "good-ground"),
     ("warn", "warn-ground"),

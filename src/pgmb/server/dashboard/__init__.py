@@ -29,6 +29,7 @@ def routes(context: Context) -> list[BaseRoute]:
         Route("/ui/login", desk.open(login.enter), methods=["POST"]),
         desk.change("/ui/logout", login.leave, "inspect"),
         desk.page("/ui", overview.show),
+        desk.page("/ui/", overview.show),
         desk.page("/ui/streams", streams.listing),
         desk.page("/ui/stream", streams.show),
         desk.page("/ui/queues", queues.listing),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-from pgmb.server.dashboard.sampler import Point, Sample
+from pgmb.server.dashboard.sampler import Point, Posted, Sample
 
 _MOST_CURVES = 6
 """In one chart: more cannot be told apart."""
@@ -44,6 +44,17 @@ def of_queue(samples: Sequence[Sample], name: str) -> Curves:
 
 def of_stream(samples: Sequence[Sample], name: str) -> Curves:
     return {"published": {name: [_rounded(sample.published.get(name)) for sample in samples]}}
+
+
+def of_endpoints(samples: Sequence[Sample], name: str | None) -> Curves:
+    """Of one, or of all together."""
+    posted = [sample.posted if name is None else sample.busy.get(name, Posted()) for sample in samples]
+    return {
+        "posted": {
+            "delivered": [_rounded(one.delivered) for one in posted],
+            "failed": [_rounded(one.failed) for one in posted],
+        }
+    }
 
 
 def last(curves: Curves) -> dict[str, dict[str, float | None]]:

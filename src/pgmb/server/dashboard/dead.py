@@ -19,6 +19,8 @@ from pgmb.server.problems import Problem, invalid
 
 _SHOWN = 50
 _LOOKED_AT = 20_000
+_COMPARED = 2000
+"""The newest so many tell what is common."""
 _BATCH = 500
 _MOST_AT_ONCE = 10_000
 
@@ -65,6 +67,10 @@ async def search(desk: Desk, visit: Visit) -> Response:
     except (InvalidArgument, Problem) as error:
         refused = str(error)
     letters = await desk.rows("select * from pgmb.browse_dead(%s)", (found["ids"],))
+    common: list[dict[str, Any]] = []
+    if before is None and not asked.error and len(letters) > 1:
+        newest = (await desk.rows(_FIND, asked.parameters(None, _COMPARED)))[0]
+        common = await desk.rows("select * from pgmb.common_errors(%s)", (newest["ids"],))
     return desk.render(
         visit,
         "dead.html",
@@ -74,6 +80,8 @@ async def search(desk: Desk, visit: Visit) -> Response:
         before=before,
         letters=letters,
         found=found,
+        common=common,
+        compared=_COMPARED,
         queues=[queue for queue in sample.queues if queue["dead"] or queue["queue"] == asked.queue],
         upto=found["ids"][0] if found["ids"] else None,
     )

@@ -62,6 +62,17 @@ def age(value: timedelta | float | None) -> str | Markup:
     return f"{whole} s"
 
 
+def roughly(value: timedelta | float | None) -> str | Markup:
+    """A duration by one unit, for where there is little room."""
+    span = seconds(value)
+    if span is None or span < 60:
+        return age(span)
+    for unit_size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if span >= unit_size:
+            return Markup('{:.1f}<span class="unit"> {}</span>').format(span / unit_size, unit)
+    raise AssertionError
+
+
 def interval(text: str | None) -> str | Markup:
     """A duration that PostgreSQL wrote as ISO 8601."""
     return NONE if text is None else age(duration(text))
@@ -129,6 +140,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "counted": counted,
     "rate": rate,
     "age": age,
+    "roughly": roughly,
     "interval": interval,
     "size": size,
     "moment": moment,

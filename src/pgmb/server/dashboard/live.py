@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Sequence
 
 import msgspec
@@ -28,17 +29,21 @@ async def stream(desk: Desk, visit: Visit) -> Response:
 
 async def _told(desk: Desk, visit: Visit) -> AsyncGenerator[bytes]:
     sampler = desk.sampler
-    queue, named = visit.given("queue"), visit.given("stream")
+    queue, named, endpoint = (visit.given(name) for name in ("queue", "stream", "endpoint"))
+    endpoints = visit.given("endpoints") is not None
 
     def drawn(samples: Sequence[Sample]) -> curves.Curves:
         if queue is not None:
             return curves.of_queue(samples, queue)
         if named is not None:
             return curves.of_stream(samples, named)
+        if endpoints or endpoint is not None:
+            return curves.of_endpoints(samples, endpoint)
         return curves.of_overview(samples)
 
     with sampler.watching():
-        newest = await sampler.latest()
+        # A viewer who goes away in the middle of a statement must not take its connection along.
+        newest = await asyncio.shield(sampler.latest())
         samples = list(sampler.samples)
         yield retry(2000)
         yield _message(
@@ -56,7 +61,7 @@ async def _told(desk: Desk, visit: Visit) -> AsyncGenerator[bytes]:
                 told = curves.last(drawn(list(sampler.samples)))
                 yield _message("sample", {"at": round(sample.at, 1), "curves": told, "marks": sample.marks})
             # A key that was taken back, or a session that ended elsewhere, is no longer told.
-            if await desk.context.access.principal(visit.request) is None:
+            if await asyncio.shield(desk.context.access.principal(visit.request)) is None:
                 return
 
 

@@ -41,6 +41,13 @@ class Point(msgspec.Struct, frozen=True, gc=False):
     rate: float
 
 
+class Posted(msgspec.Struct, frozen=True, gc=False):
+    """Events that were delivered and attempts that failed, a second."""
+
+    delivered: float = 0.0
+    failed: float = 0.0
+
+
 class Sample(msgspec.Struct, frozen=True):
     """Everything at one moment."""
 
@@ -51,8 +58,10 @@ class Sample(msgspec.Struct, frozen=True):
     """By this process's."""
     published: dict[str, float]
     """Events a second, by stream."""
-    delivered: float
-    """Requests to endpoints that went well, a second."""
+    posted: Posted
+    """To endpoints."""
+    busy: dict[str, Posted]
+    """The same by endpoint, of those that do something."""
     queues: list[dict[str, Any]]
     readers: list[dict[str, Any]]
     endpoints: dict[str, Any]
@@ -93,6 +102,8 @@ class Sampler:
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._numbers: dict[str, int] = {}
+        self._counted: dict[str, dict[str, Any]] = {}
+        self._failing = False
         self.samples: deque[Sample] = deque()
         self._outdated = False
         self.watchers = 0
@@ -158,8 +169,12 @@ class Sampler:
         while True:
             try:
                 await self.latest(self._pause() * 0.5)
+                self._failing = False
             except (psycopg.Error, PgmbError, PoolTimeout) as error:
-                logger.warning("the dashboard could not look at the database: %s", error)
+                # Said once, not every few seconds until it is over.
+                if not self._failing:
+                    logger.warning("the dashboard cannot look at the database: %s", error)
+                self._failing = True
             self._hurry.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._hurry.wait(), self._pause())
@@ -190,9 +205,14 @@ class Sampler:
             stream["stream"]: stream["published"] / passed if passed else 0.0 for stream in found["streams"]
         }
         endpoints = found["endpoints"]
-        delivered = 0.0
-        if before and passed:
-            delivered = max(0.0, (endpoints["delivered"] - before.endpoints["delivered"]) / passed)
+        posted = _posted(before.endpoints, endpoints, passed) if before and passed else Posted()
+        counted = {one["endpoint"]: one for one in found["busy"]}
+        busy = {
+            name: _posted(self._counted[name], one, passed) if passed and name in self._counted else Posted()
+            for name, one in counted.items()
+        }
+        # Who did nothing for a while begins anew.
+        self._counted = counted
         busiest = sorted(found["queues"], key=lambda queue: -(queue["waiting"] + queue["rate"]))
         points = {
             queue["queue"]: Point(
@@ -219,7 +239,8 @@ class Sampler:
             at=found["at"],
             seen=time.monotonic(),
             published=published,
-            delivered=delivered,
+            posted=posted,
+            busy=busy,
             queues=found["queues"],
             readers=found["readers"],
             endpoints=endpoints,
@@ -227,6 +248,14 @@ class Sampler:
             marks=marks,
             points=points,
         )
+
+
+def _posted(before: dict[str, Any], after: dict[str, Any], passed: float) -> Posted:
+    # Fewer than before: one was dropped.
+    return Posted(
+        max(0.0, (after["delivered"] - before["delivered"]) / passed),
+        max(0.0, (after["failed"] - before["failed"]) / passed),
+    )
 
 
 def _mark(*values: Any) -> str:

@@ -248,3 +248,24 @@ begin
   end loop;
   return gone;
 end $$;
+
+-- What dead letters have in common: how their errors begin, up to the first digit, and how many of these do, the commonest
+-- first. Looks at those given by id. For admins.
+create or replace function pgmb.common_errors(ids bigint[], max integer default 6)
+returns table (error text, letters bigint)
+language plpgsql stable security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+#variable_conflict use_column
+begin
+  perform pgmb.assert_admin();
+  return query
+  select case when length(said.prefix) < 8 then said.line else said.prefix end, count(*)
+  from pgmb.dead d
+  cross join lateral (select left(split_part(d.error, e'\n', 1), 80) line) first
+  cross join lateral (select first.line, rtrim(substring(first.line from '^\D*')) prefix) said
+  where d.id = any (common_errors.ids) and d.error <> ''
+  group by 1 order by 2 desc, 1 limit common_errors.max;
+end $$;

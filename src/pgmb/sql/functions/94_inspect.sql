@@ -120,6 +120,14 @@ begin
         'delivered', coalesce(sum(a.delivered), 0), 'failed', coalesce(sum(a.failed), 0),
         'changed', max(extract(epoch from e.changed_at)))
       from pgmb.endpoint e left join pgmb.endpoint_activity a on a.endpoint = e.id),
+    -- Those that did something lately, the latest first.
+    'busy', (
+      select coalesce(json_agg(json_build_object('endpoint', b.name, 'delivered', b.delivered, 'failed', b.failed)), '[]')
+      from (
+        select e.name, a.delivered, a.failed
+        from pgmb.endpoint_activity a join pgmb.endpoint e on e.id = a.endpoint
+        where greatest(a.delivered_at, a.failed_at) > clock_timestamp() - interval '1 minute'
+        order by greatest(a.delivered_at, a.failed_at) desc limit 200) b),
     'dispatchers', (
       select coalesce(json_agg(json_build_object('host', d.host, 'pid', d.pid,
         'started', extract(epoch from d.started_at), 'heard', extract(epoch from d.heartbeat_at))

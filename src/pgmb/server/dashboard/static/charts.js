@@ -9,10 +9,12 @@ const LEFT = 46;
 const RIGHT = 10;
 const TOP = 8;
 const BOTTOM = 20;
+const COLOURS = 8;
 
 export class Charts {
   constructor(figures) {
     this.at = [];
+    this.preferred = new Map();
     this.charts = [...figures].map((figure) => new Chart(figure, this));
     new ResizeObserver(() => this.draw()).observe(document.body);
   }
@@ -33,6 +35,20 @@ export class Charts {
 
   draw() {
     for (const chart of this.charts) chart.draw();
+  }
+
+  // The same name has the same colour in every chart and for as long as the page is open.
+  colours(names) {
+    const taken = new Set();
+    const given = new Map();
+    for (const name of names) {
+      if (!this.preferred.has(name)) this.preferred.set(name, this.preferred.size % COLOURS);
+      let colour = this.preferred.get(name);
+      while (taken.has(colour)) colour = (colour + 1) % COLOURS;
+      taken.add(colour);
+      given.set(name, colour);
+    }
+    return given;
   }
 }
 
@@ -85,7 +101,8 @@ class Chart {
     if (!at.length || !width) return;
     const end = at[at.length - 1];
     const span = Math.max(LEAST_SPAN, Math.min(KEPT, end - at[0]));
-    const names = [...this.curves.keys()].sort();
+    const names = [...this.curves.keys()].sort().slice(0, COLOURS);
+    const colours = this.charts.colours(names);
     let highest = 0;
     for (const curve of this.curves.values()) for (const value of curve) if (value > highest) highest = value;
     const steps = ticks(highest, this.unit);
@@ -105,13 +122,14 @@ class Chart {
       const anchor = ago === 0 ? "end" : x < LEFT + 16 ? "start" : "middle";
       parts.push(make("text", { class: "axis", x, y: HEIGHT - 5, "text-anchor": anchor }, ago ? `−${ago} min` : "now"));
     }
-    names.forEach((name, place) => {
+    names.forEach((name) => {
+      const colour = colours.get(name);
       const line = this.path(at, this.curves.get(name), end - span);
       if (names.length === 1 && line) {
         const base = this.y(0);
-        parts.push(make("path", { class: `area s${place}`, d: `${line.d}L${line.last},${base}L${line.first},${base}Z` }));
+        parts.push(make("path", { class: `area s${colour}`, d: `${line.d}L${line.last},${base}L${line.first},${base}Z` }));
       }
-      if (line) parts.push(make("path", { class: `line s${place}`, d: line.d }));
+      if (line) parts.push(make("path", { class: `line s${colour}`, d: line.d }));
     });
     this.cross = make("line", { class: "cross", y1: TOP, y2: HEIGHT - BOTTOM, visibility: "hidden" });
     parts.push(this.cross);
@@ -119,7 +137,7 @@ class Chart {
     this.svg.setAttribute("viewBox", `0 0 ${width} ${HEIGHT}`);
     this.svg.setAttribute("aria-label", this.summary(names));
     this.svg.replaceChildren(...parts);
-    this.tell(names);
+    this.tell(names, colours);
     if (this.pointed !== null) this.point(this.pointed);
   }
 
@@ -137,12 +155,13 @@ class Chart {
     return first === null ? null : { d, first, last };
   }
 
-  tell(names) {
-    const items = names.map((name, place) => {
+  tell(names, colours) {
+    this.shown = colours;
+    const items = names.map((name) => {
       const item = document.createElement("li");
       const curve = this.curves.get(name);
       const swatch = document.createElement("i");
-      swatch.className = `s${place}`;
+      swatch.className = `s${colours.get(name)}`;
       const label = document.createElement("bdi");
       label.textContent = name.length > 32 ? `${name.slice(0, 32)}…` : name;
       label.title = name.slice(0, 500);
@@ -188,10 +207,10 @@ class Chart {
     this.cross.setAttribute("x2", x);
     const rows = [document.createElement("p")];
     rows[0].textContent = new Date(moment * 1000).toLocaleTimeString();
-    [...this.curves.keys()].sort().forEach((name, color) => {
+    this.shown.forEach((colour, name) => {
       const row = document.createElement("p");
       const swatch = document.createElement("i");
-      swatch.className = `s${color}`;
+      swatch.className = `s${colour}`;
       const label = document.createElement("bdi");
       label.textContent = name.length > 24 ? `${name.slice(0, 24)}…` : name;
       const value = document.createElement("b");
@@ -221,7 +240,8 @@ class Chart {
 }
 
 function ticks(highest, unit) {
-  const aim = Math.max(highest, 1) / 3;
+  if (!highest) return [0, 1];
+  const aim = (unit === "/s" ? highest : Math.max(highest, 1)) / 3;
   let step;
   if (unit === "s") {
     step = [1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 21600, 43200, 86400].find((one) => one >= aim)
