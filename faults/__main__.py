@@ -246,6 +246,15 @@ def spark_sink(arguments: argparse.Namespace) -> bool:
     return result.holds
 
 
+def sse(arguments: argparse.Namespace) -> bool:
+    from faults import sse
+
+    with database(arguments.pg) as (_, dsn):
+        result = sse.run(dsn, readers=arguments.readers, seconds=arguments.seconds, seed=arguments.seed)
+    print(result)
+    return result.holds
+
+
 def delivery_limits(arguments: argparse.Namespace) -> bool:
     from faults import delivery_limits
 
@@ -395,6 +404,10 @@ def main() -> int:
     )
     sinking.add_argument("--rounds", type=int, default=200)
     sinking.add_argument("--brief", action="store_true", help="a few runs, one of each kind")
+
+    readers = command("sse", sse, "readers of server-sent events come back, and each gets every event once")
+    readers.add_argument("--readers", type=int, default=1000)
+    readers.add_argument("--seconds", type=float, default=180.0)
 
     limited = command("delivery-limits", delivery_limits, "limits of endpoints hold across dispatchers")
     limited.add_argument("--dispatchers", type=int, default=3)

@@ -1,1 +1,0 @@
-"""Crowds of readers of server-sent events."""
