@@ -100,10 +100,11 @@ class Http:
 
     async def _open(self) -> None:
         # What serving needs is an extra.
-        from pgmb.roles.listening import Server, configure
+        from pgmb.roles.listening import Server, allow_connections, configure
         from pgmb.server import create_app
 
         given = self._settings
+        allow_connections()
         self.bind()
         application = create_app(self._dsn, metrics_public=given.metrics_public, max_size=given.connections)
         await application.start()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import uvicorn
@@ -20,6 +20,16 @@ class Server(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Generator[None]:
         yield
+
+
+def allow_connections() -> None:
+    """Take as many open files as this process may have: each connection is one."""
+    with suppress(ImportError, OSError, ValueError):
+        # Not on every system.
+        import resource
+
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def configure(application: Application, settings: HttpSettings, keep_alive: int) -> uvicorn.Config:
