@@ -12,7 +12,9 @@ from faults.fuzz_requests import Made
 NEVER: Final = 0
 """The status of what was never answered."""
 _LENGTH: Final = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
-_CHUNKED: Final = re.compile(rb"\r\ntransfer-encoding: *chunked", re.IGNORECASE)
+_ENDLESS: Final = re.compile(
+    rb"\r\n(?:transfer-encoding: *chunked|content-type: *text/event-stream)", re.IGNORECASE
+)
 _CLOSES: Final = re.compile(rb"\r\nconnection: *close", re.IGNORECASE)
 _STATUS: Final = re.compile(rb"(?:^|\r\n|\})HTTP/1\.1 (\d{3})")
 _LONGEST: Final = 64 << 20
@@ -52,7 +54,7 @@ class Connection:
                     if not made.head and length is not None:
                         body = await reader.readexactly(int(length[1]))
                     answers.append(Answer(made, status, head + body))
-                    if made.last or _CLOSES.search(head) or _CHUNKED.search(head):
+                    if made.last or _CLOSES.search(head) or _ENDLESS.search(head):
                         # A stream has no end.
                         await self.close()
                         break
@@ -60,7 +62,9 @@ class Connection:
             await self.close()
         except TimeoutError:
             await self.close()
-            answers.append(Answer(several[len(answers)], NEVER, b""))
+            # What came before it may be why.
+            sent = b" then ".join(made.data[:300] for made in several[: len(answers)])
+            answers.append(Answer(several[len(answers)], NEVER, sent))
         except BaseException:
             await self.close()
             raise

@@ -91,7 +91,7 @@ def run(dsn: str, *, requests: int, seed: int) -> Result:
         marks, texts, lease = _prepare(admin)
         before = _kept(admin)
         with _served(dsn) as (process, address):
-            fuzz = _Fuzz(address, random.Random(seed), marks, texts, lease)
+            fuzz = _Fuzz(address, random.Random(seed), marks, texts, lease, admin)
             memory = asyncio.run(fuzz.drive(requests * 5 // 6, process.pid))
             changed = _kept(admin) != before or admin.execute(_STRANGE).fetchone() != (0,)
             asyncio.run(fuzz.drive_operator(requests, OPERATOR))
@@ -119,7 +119,9 @@ class _Fuzz:
         marks: dict[str, bytes],
         texts: dict[str, str],
         lease: str,
+        admin: psycopg.Connection[Any],
     ) -> None:
+        self._admin = admin
         self._address = address
         self._chance = chance
         names = [name.encode() for name in ("main", "endpoint", *marks)]
@@ -153,8 +155,16 @@ class _Fuzz:
 
     async def _until(self, requests: int) -> None:
         async with asyncio.TaskGroup() as group:
-            for _ in range(CONNECTIONS):
-                group.create_task(self._connection(requests))
+            ticking = group.create_task(self._ticks())
+            asking = [group.create_task(self._connection(requests)) for _ in range(CONNECTIONS)]
+            await asyncio.wait(asking)
+            ticking.cancel()
+
+    async def _ticks(self) -> None:
+        # Or it is not ready, and says so.
+        while True:
+            await asyncio.to_thread(self._admin.execute, "select pgmb.tick(s.name) from pgmb.stream s")
+            await asyncio.sleep(1)
 
     async def _connection(self, requests: int) -> None:
         connection = Connection(self._address)
@@ -185,7 +195,7 @@ class _Fuzz:
             if answer.status >= 500 or answer.status == NEVER:
                 self.server_errors += 1
                 self._example(answer)
-            if any(mark in answer.text for mark in self._foreign[answer.made.key]):
+            elif any(mark in answer.text for mark in self._foreign[answer.made.key]):
                 self.leaks += 1
                 self._example(answer)
             if (at := answer.text.find(_LEASE)) >= 0 and len(self._maker.leases) < 100:

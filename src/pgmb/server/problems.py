@@ -88,6 +88,10 @@ _ANSWERS: Final[list[tuple[type[BaseException], int, str]]] = [
     (psycopg.errors.IntegrityError, 422, "invalid_argument"),
     (psycopg.errors.ProgramLimitExceeded, 422, "invalid_argument"),
     (psycopg.errors.StatementTooComplex, 422, "invalid_argument"),
+    # Another transaction was in the way: again, then.
+    (psycopg.errors.SerializationFailure, 503, "busy"),
+    (psycopg.errors.DeadlockDetected, 503, "busy"),
+    (psycopg.errors.LockNotAvailable, 503, "busy"),
     (psycopg.OperationalError, 503, "database_unavailable"),
 ]
 

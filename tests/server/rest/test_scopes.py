@@ -6,7 +6,7 @@ from uuid import UUID
 
 from pgmb.server.rest import OPERATIONS
 from pgmb.server.rest.operation import Operation
-from tests.server.rest.desk import opened
+from tests.server.rest.desk import opened, problem
 
 OTHERS = [
     "publish:other",
@@ -83,3 +83,18 @@ async def test_a_scope_opens_what_it_names(dsn: str) -> None:
             assert (answer.status_code not in (401, 403)) == (
                 named or not operation.needs or any(need.some for need in operation.needs)
             ), operation.name
+
+
+async def test_a_path_tells_which_methods_it_has(dsn: str) -> None:
+    paths: dict[str, set[str]] = {}
+    for operation in OPERATIONS:
+        paths.setdefault(path_of(operation), set()).add(operation.method)
+    async with opened(dsn) as desk:
+        for path, methods in paths.items():
+            answer = await desk.ask("PUT", path)
+            assert problem(answer) == (405, "method_not_allowed")
+            told = set(answer.headers["allow"].replace(" ", "").split(","))
+            assert told == methods | ({"HEAD"} if "GET" in methods else set())
+        head = await desk.ask("HEAD", "/v1/queues")
+        assert (head.status_code, head.content) == (200, b"")
+        assert await desk.refused("GET", "/v1/none") == (404, "not_found")
