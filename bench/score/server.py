@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from bench.rows import ROWS, sse
 from bench.score.core import proved_by_tests
 from bench.score.part import Measured, Part, Proved, line_with
@@ -24,7 +26,10 @@ SERVER: list[Part] = [
         needs=["faults/__main__.py", "faults/sse.py"],
         full=["-m", "faults", "sse"],
     ),
-    proved_by_tests("OpenAPI, by schemathesis: no 5xx", "tests/server/rest/test_openapi*.py"),
+    # Every operation, which takes minutes beside others.
+    replace(
+        proved_by_tests("OpenAPI, by schemathesis: no 5xx", "tests/server/rest/test_openapi*.py"), seconds=900
+    ),
     proved_by_tests("the dashboard in Chromium, end to end", "tests/server/dashboard/test_*.py"),
     proved_by_tests("EventSource in Chromium, restarts", "tests/server/sse/test_browser*.py"),
     proved_by_tests("resume elsewhere, rotation, reset", "tests/server/sse/test_resume*.py"),
