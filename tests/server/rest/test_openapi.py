@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.strategies import SearchStrategy
 from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
+from schemathesis.core.parameters import ParameterLocation
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
     negative_data_rejection,
@@ -89,7 +90,9 @@ class Examiner:
             self.asked += 1
             _without_waiting(case)
             answer = case.call(base_url=self.address, session=self.session, headers=self.headers)
-            case.validate_response(answer, checks=[*CHECKS, *checks])
+            # What is odd in a query may be lost on the way: an empty list is no parameter.
+            refused = checks if ParameterLocation.QUERY not in _wrong(case) else ()
+            case.validate_response(answer, checks=[*CHECKS, *refused])
 
         ask()
 
@@ -106,7 +109,7 @@ def test_no_answer_of_any_operation_contradicts_it(dsn: str, address: str) -> No
 
 
 def _examine(address: str, headers: dict[str, str], names: set[str], examples: int) -> None:
-    schema = schemathesis.openapi.from_dict(rest.document())
+    schema = schemathesis.openapi.from_dict(_without_keys(rest.document()))
     with requests.Session() as session:
         examiner = Examiner(address, headers, session, examples)
         for found in schema.get_all_operations():
@@ -122,6 +125,19 @@ def _examine(address: str, headers: dict[str, str], names: set[str], examples: i
             if named and "{lease}" not in operation.path and operation.method != "delete":
                 examiner.examine(operation.as_strategy(path_parameters=named))
     assert examiner.asked > len(names)
+
+
+def _wrong(case: Any) -> set[ParameterLocation]:
+    return {place for place, told in case.meta.components.items() if told.mode is GenerationMode.NEGATIVE}
+
+
+def _without_keys(document: dict[str, Any]) -> dict[str, Any]:
+    """Keys are tested elsewhere: here one that may do all is always sent."""
+    operations = [operation for path in document["paths"].values() for operation in path.values()]
+    for described in (*operations, document["components"]):
+        described.pop("security", None)
+        described.pop("securitySchemes", None)
+    return document
 
 
 def _without_waiting(case: Any) -> None:

@@ -23,14 +23,14 @@ Text: TypeAlias = Annotated[str, Meta(max_length=10_000, pattern=r"^[^\x00]*$")]
 Topic: TypeAlias = Annotated[str, Meta(min_length=1, max_length=500, pattern=r"^[^\x00]*$")]
 Key: TypeAlias = Annotated[str, Meta(max_length=500, pattern=r"^[^\x00]*$")]
 Patterns: TypeAlias = Annotated[list[Topic], Meta(min_length=1, max_length=1000)]
+_POSITION: Final = r'\([0-9]+,"?[0-9]+:[0-9]+:[0-9,]*"?,[0-9]+,[0-9]+,[0-9A-F]+/[0-9A-F]+\)'
 PositionText: TypeAlias = Annotated[
-    str, Meta(max_length=100_000, pattern=r"^[^\x00]*$", description="A position's text, as others gave it.")
+    str, Meta(pattern=f"^{_POSITION}$", description="A position's text, as another answer gave it.")
 ]
 Point: TypeAlias = Annotated[
     str,
     Meta(
-        max_length=100_000,
-        pattern=r"^[^\x00]*$",
+        pattern=rf"^(earliest|latest|[0-9]{{4}}-[^\x00]{{6,50}}|{_POSITION})$",
         description="`earliest`, `latest`, a time with its zone, or a position.",
     ),
 ]
