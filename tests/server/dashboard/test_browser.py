@@ -108,7 +108,7 @@ async def test_a_failing_message_appears_is_inspected_redriven_and_gone(dsn: str
         await broker.bury(lease, error="TimeoutError: no answer from <bank>")
         # Nobody loads the page again.
         await expect(page.locator("td.error")).to_have_text("TimeoutError: no answer from <bank>")
-        await expect(page.locator("#badge-dead")).to_have_text("1")
+        await expect(page.locator("[data-badge=dead]")).to_have_text("1")
 
         await page.keyboard.press("j")
         await expect(page.locator("tr.current")).to_have_count(1)

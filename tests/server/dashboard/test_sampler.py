@@ -12,6 +12,7 @@ import pytest_asyncio
 
 from pgmb import AsyncBroker, NewEvent, aconnect
 from pgmb.server.dashboard import curves
+from pgmb.server.dashboard.curves import Drawn, Scope
 from pgmb.server.dashboard.sampler import Sampler
 from tests.server.dashboard.visitor import visiting
 
@@ -41,10 +42,10 @@ async def test_rates_are_what_happened_between_two_looks(broker: AsyncBroker) ->
     assert after.total("waiting") == 50
     assert after.marks["queues"] != before.marks["queues"]
     assert after.marks["dead"] == before.marks["dead"]
-    drawn = curves.of_overview(sampler.samples)
+    drawn = curves.draw(list(sampler.samples), Scope())
     assert drawn["waiting"] == {"q": [0.0, 50.0]}
-    assert curves.last(curves.of_queue(sampler.samples, "q"))["waiting"]["waiting"] == 50
-    assert curves.of_queue(sampler.samples, "gone")["received"] == {"received": [None, None]}
+    assert curves.last(curves.of_queue(list(sampler.samples), "q"))["waiting"]["waiting"] == 50
+    assert curves.of_queue(list(sampler.samples), "gone")["received"] == {"received": [None, None]}
 
 
 async def test_what_is_old_is_forgotten(broker: AsyncBroker) -> None:
@@ -73,7 +74,31 @@ async def test_curves_are_few_and_the_largest(broker: AsyncBroker) -> None:
     sampler = Sampler(broker)
     await broker.publish("t3", 1)
     await sampler.latest(0)
-    assert len(curves.of_overview(sampler.samples)["waiting"]) == 6
+    assert len(curves.draw(list(sampler.samples), Scope())["waiting"]) == 6
+
+
+async def test_endpoints_have_their_rates(broker: AsyncBroker) -> None:
+    for name in ("a", "*"):
+        await broker.create_endpoint(name, "https://a.example/", secret=None)
+    sampler, done = (
+        Sampler(broker),
+        "update pgmb.endpoint_activity set delivered = delivered + 8, failed = 2,",
+    )
+    drawn = Drawn(sampler)
+    for _ in range(2):
+        async with broker.connection() as connection:
+            await connection.execute(f"{done} delivered_at = clock_timestamp()".encode())
+        sample = await sampler.latest(0)
+    passed = sample.at - sampler.samples[0].at
+    assert sample.busy["*"].delivered * passed == pytest.approx(8)
+    assert sample.posted.delivered * passed == pytest.approx(16)
+    assert sample.posted.failed == 0
+    together = drawn.of(Scope(endpoints=True))["posted"]["delivered"][-1]
+    one = drawn.of(Scope(endpoint="*"))["posted"]["delivered"][-1]
+    assert together is not None
+    assert one is not None
+    assert together > one > 0
+    assert drawn.of(Scope(endpoint="gone"))["posted"]["failed"] == [0.0, 0.0]
 
 
 async def test_live_tells_history_then_samples_and_ends_with_the_session(dsn: str) -> None:
@@ -113,7 +138,7 @@ async def test_live_tells_history_then_samples_and_ends_with_the_session(dsn: st
         await asyncio.wait_for(told.wait(), 60)
         history = next(one for one in messages if b"event: history" in one)
         document = msgspec.json.decode(history.partition(b"data: ")[2])
-        assert set(document) == {"at", "curves", "marks"}
+        assert set(document) == {"at", "curves", "marks", "badges"}
         assert len(document["at"]) == len(document["curves"]["published"]["main"])
         await visitor.send("/ui/logout")
         await asyncio.wait_for(live, 60)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-from pgmb.server.dashboard.sampler import Point, Posted, Sample
+import msgspec
+
+from pgmb.server.dashboard.sampler import Point, Posted, Sample, Sampler
 
 _MOST_CURVES = 6
 """In one chart: more cannot be told apart."""
@@ -14,9 +16,47 @@ Curves: TypeAlias = dict[str, dict[str, list[float | None]]]
 """By chart, by name, one value a sample."""
 
 
+class Scope(msgspec.Struct, frozen=True):
+    """Of what the charts of a page are: one queue, stream or endpoint, all endpoints; else the overview's."""
+
+    queue: str | None = None
+    stream: str | None = None
+    endpoint: str | None = None
+    endpoints: bool = False
+
+
+class Drawn:
+    """The curves of each scope that somebody looks at, drawn once a sample for all of them."""
+
+    def __init__(self, sampler: Sampler) -> None:
+        self._sampler = sampler
+        self._number = 0
+        self._drawn: dict[Scope, Curves] = {}
+
+    def of(self, scope: Scope) -> Curves:
+        newest = self._sampler.newest
+        number = newest.number if newest else 0
+        if number != self._number:
+            self._number = number
+            self._drawn.clear()
+        if scope not in self._drawn:
+            self._drawn[scope] = draw(list(self._sampler.samples), scope)
+        return self._drawn[scope]
+
+
+def draw(samples: Sequence[Sample], scope: Scope) -> Curves:
+    if scope.queue is not None:
+        return of_queue(samples, scope.queue)
+    if scope.stream is not None:
+        return of_stream(samples, scope.stream)
+    if scope.endpoint is not None or scope.endpoints:
+        return of_endpoints(samples, scope.endpoint)
+    return of_overview(samples)
+
+
 def of_overview(samples: Sequence[Sample]) -> Curves:
     """Rates by stream and queue, depth and age of the queues that stand out."""
-    streams = _busiest(samples, lambda sample: sample.published)
+    streams = _largest([sample.published for sample in _thinned(samples)])
     return {
         "published": {name: [_rounded(sample.published.get(name)) for sample in samples] for name in streams},
         "received": _by_queue(samples, lambda point: point.rate),
@@ -66,16 +106,19 @@ def last(curves: Curves) -> dict[str, dict[str, float | None]]:
 
 
 def _by_queue(samples: Sequence[Sample], value: Callable[[Point], float]) -> dict[str, list[float | None]]:
-    def of(sample: Sample) -> dict[str, float]:
-        return {name: value(point) for name, point in sample.points.items()}
+    names = _largest(
+        [{name: value(point) for name, point in sample.points.items()} for sample in _thinned(samples)]
+    )
+    points = {name: [sample.points.get(name) for sample in samples] for name in names}
+    return {
+        name: [None if point is None else _rounded(value(point)) for point in curve]
+        for name, curve in points.items()
+    }
 
-    named = [of(sample) for sample in samples]
-    names = _largest(named)
-    return {name: [_rounded(values.get(name)) for values in named] for name in names}
 
-
-def _busiest(samples: Sequence[Sample], of: Callable[[Sample], dict[str, float]]) -> list[str]:
-    return _largest([of(sample) for sample in samples])
+def _thinned(samples: Sequence[Sample]) -> list[Sample]:
+    """Enough to tell who stands out."""
+    return [*samples[::10], *samples[-1:]]
 
 
 def _largest(named: Sequence[dict[str, Any]]) -> list[str]:

@@ -17,6 +17,7 @@ from pgmb.errors import translated
 from pgmb.server.audit import changing
 from pgmb.server.context import Context
 from pgmb.server.dashboard.assets import Assets
+from pgmb.server.dashboard.curves import Drawn
 from pgmb.server.dashboard.gate import Form, NobodyError, Visit, admit, check_origin, read_form
 from pgmb.server.dashboard.headers import PAGE
 from pgmb.server.dashboard.health import Health
@@ -37,6 +38,7 @@ class Desk:
         self.context = context
         self.broker = context.broker
         self.sampler = Sampler(context.broker)
+        self.curves = Drawn(self.sampler)
         self.pages = Pages(assets)
         self.health = Health(context.broker)
         self.attempts = Rates(0.5, 10)
@@ -44,6 +46,7 @@ class Desk:
 
     async def close(self) -> None:
         await self.sampler.close()
+        await self.health.close()
 
     async def drain(self) -> None:
         """Those who watch would stay for ever."""

@@ -96,8 +96,15 @@ def moment(value: datetime | float | str | None) -> Markup:
         return NONE
     at = when(value)
     ago = (datetime.now(UTC) - at).total_seconds()
-    said = f"in {age(-ago)}" if ago < 0 else f"{age(ago)} ago" if ago >= 1 else "now"
+    said = f"in {_about(-ago)}" if ago < 0 else f"{_about(ago)} ago" if ago >= 1 else "now"
     return Markup('<time datetime="{}" title="{}">{}</time>').format(at.isoformat(), clock(at), said)
+
+
+def _about(span: float) -> str:
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if span >= size:
+            return f"{span // size:.0f} {unit}"
+    return f"{span:.0f} s"
 
 
 def clock(value: datetime | float | str | None) -> str | Markup:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 
 import msgspec
 from starlette.responses import Response, StreamingResponse
 
 from pgmb.server.dashboard import curves
+from pgmb.server.dashboard.curves import Scope
 from pgmb.server.dashboard.desk import Desk
+from pgmb.server.dashboard.formats import counted
 from pgmb.server.dashboard.gate import Visit
 from pgmb.server.dashboard.headers import PAGE
 from pgmb.server.dashboard.sampler import Sample
@@ -29,41 +31,29 @@ async def stream(desk: Desk, visit: Visit) -> Response:
 
 async def _told(desk: Desk, visit: Visit) -> AsyncGenerator[bytes]:
     sampler = desk.sampler
-    queue, named, endpoint = (visit.given(name) for name in ("queue", "stream", "endpoint"))
-    endpoints = visit.given("endpoints") is not None
-
-    def drawn(samples: Sequence[Sample]) -> curves.Curves:
-        if queue is not None:
-            return curves.of_queue(samples, queue)
-        if named is not None:
-            return curves.of_stream(samples, named)
-        if endpoints or endpoint is not None:
-            return curves.of_endpoints(samples, endpoint)
-        return curves.of_overview(samples)
-
+    scope = Scope(
+        visit.given("queue"),
+        visit.given("stream"),
+        visit.given("endpoint"),
+        visit.given("endpoints") is not None,
+    )
     with sampler.watching():
         # A viewer who goes away in the middle of a statement must not take its connection along.
         newest = await asyncio.shield(sampler.latest())
-        samples = list(sampler.samples)
         yield retry(2000)
-        yield _message(
-            "history",
-            {
-                "at": [round(sample.at, 1) for sample in samples],
-                "curves": drawn(samples),
-                "marks": newest.marks,
-            },
-        )
+        at = [round(sample.at, 1) for sample in sampler.samples]
+        yield _message("history", newest, {"at": at, "curves": desk.curves.of(scope)})
         async for sample in sampler.following(newest.number, _HEARTBEAT):
             if sample is None:
                 yield b": \n\n"
             else:
-                told = curves.last(drawn(list(sampler.samples)))
-                yield _message("sample", {"at": round(sample.at, 1), "curves": told, "marks": sample.marks})
+                told = curves.last(desk.curves.of(scope))
+                yield _message("sample", sample, {"at": round(sample.at, 1), "curves": told})
             # A key that was taken back, or a session that ended elsewhere, is no longer told.
             if await asyncio.shield(desk.context.access.principal(visit.request)) is None:
                 return
 
 
-def _message(event: str, told: object) -> bytes:
-    return frame(msgspec.json.encode(told), event=event)
+def _message(event: str, sample: Sample, told: dict[str, object]) -> bytes:
+    badges = {"dead": counted(int(sample.total("dead"))), "tripped": counted(sample.endpoints["tripped"])}
+    return frame(msgspec.json.encode({**told, "marks": sample.marks, "badges": badges}), event=event)

@@ -185,8 +185,12 @@ class Sampler:
     async def _look(self) -> Sample:
         self._outdated = False
         with translated():
-            async with self._broker.connection() as connection:
-                cursor = connection.cursor(row_factory=tuple_row)
+            async with (
+                self._broker.connection() as connection,
+                connection.transaction(),
+                connection.cursor(row_factory=tuple_row) as cursor,
+            ):
+                await cursor.execute("set local statement_timeout = '10s'")
                 await cursor.execute("select pgmb.sample(%s)", (Jsonb(self._numbers),))
                 rows = await cursor.fetchall()
         sample = self._made(rows[0][0])

@@ -68,6 +68,16 @@ document.addEventListener("toggle", (event) => {
   }
 }, true);
 
+function badges(counts) {
+  for (const badge of document.querySelectorAll("[data-badge]")) {
+    const count = counts[badge.dataset.badge];
+    const shown = document.createElement("b");
+    shown.textContent = count;
+    badge.replaceChildren(...(count === "0" ? [] : [shown]));
+  }
+}
+
+document.querySelector("nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
 keys({ theme });
 tickTimes();
 
@@ -89,12 +99,14 @@ if (body.dataset.live && !("still" in body.dataset)) {
     const told = JSON.parse(event.data);
     charts.begin(told.at, told.curves);
     regions.told(told.marks);
+    badges(told.badges);
     say("live");
   });
   source.addEventListener("sample", (event) => {
     const told = JSON.parse(event.data);
     charts.add(told.at, told.curves);
     regions.told(told.marks);
+    badges(told.badges);
   });
   source.addEventListener("error", () => say(source.readyState === EventSource.CLOSED ? "offline" : "reconnecting"));
   addEventListener("pagehide", () => source.close());

@@ -20,9 +20,8 @@ export class Regions {
     this.marks = marks;
     const watched = new Set();
     for (const region of document.querySelectorAll("[data-region][data-watch]")) watched.add(region.dataset.watch);
-    watched.add("dead");
     // The page was made before the first marks came: anything may have changed since.
-    if (before === null || [...watched].some((subject) => before[subject] !== marks[subject])) this.refresh();
+    if ([...watched].some((subject) => before?.[subject] !== marks[subject])) this.refresh();
   }
 
   refresh() {

@@ -13,6 +13,13 @@ export function age(seconds) {
   return `${whole} s`;
 }
 
+function about(span) {
+  for (const [size, unit] of [[86400, "d"], [3600, "h"], [60, "min"]]) {
+    if (span >= size) return `${Math.floor(span / size)} ${unit}`;
+  }
+  return `${Math.round(span)} s`;
+}
+
 let ticking = null;
 
 export function tickTimes() {
@@ -20,7 +27,7 @@ export function tickTimes() {
   const tick = () => {
     for (const time of document.querySelectorAll("time[datetime]")) {
       const ago = (Date.now() - Date.parse(time.dateTime)) / 1000;
-      const said = ago < 0 ? `in ${age(-ago)}` : ago >= 1 ? `${age(ago)} ago` : "now";
+      const said = ago < 0 ? `in ${about(-ago)}` : ago >= 1 ? `${about(ago)} ago` : "now";
       if (time.textContent !== said) time.textContent = said;
     }
   };
