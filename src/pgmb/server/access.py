@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable
@@ -35,6 +36,7 @@ class Access:
     def __init__(self, broker: AsyncBroker, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._broker = broker
         self._clock = clock
+        self._looking: dict[bytes, asyncio.Future[Principal | None]] = {}
         self._known: OrderedDict[bytes, tuple[float, Principal | None]] = OrderedDict()
 
     async def principal(self, connection: HTTPConnection, *, ticket: bool = False) -> Principal | None:
@@ -105,7 +107,12 @@ class Access:
         now = self._clock()
         if found is not None and now < found[0]:
             return found[1]
-        principal = await look(text)
+        # Many may ask for the same at once, as readers that are all checked do: one look tells all.
+        looking = self._looking.get(digest)
+        if looking is None:
+            looking = self._looking[digest] = asyncio.ensure_future(look(text))
+            looking.add_done_callback(lambda _: self._looking.pop(digest, None))
+        principal = await asyncio.shield(looking)
         self._known[digest] = (now + _REMEMBERED_FOR, principal)
         self._known.move_to_end(digest)
         while len(self._known) > _MOST_REMEMBERED:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from typing import Final, NamedTuple
 
 from pgmb.server.context import Context
@@ -13,6 +14,8 @@ from pgmb.server.sse.replay import Replay
 from pgmb.server.sse.tail import Tail
 
 BEAT_EVERY: Final = 15.0
+_PARTS: Final = 15
+"""Not all hearts beat at once."""
 _IDLE_BEATS: Final = 4
 """A tail that nobody read for so many beats is given up."""
 _MOST_FILTERS: Final = 100
@@ -91,13 +94,18 @@ class Hub:
         return Source(tail, Replay(tail, self._context.limits, counts))
 
     async def _beat(self) -> None:
-        while True:
-            await asyncio.sleep(BEAT_EVERY)
+        for part in itertools.cycle(range(_PARTS)):
+            await asyncio.sleep(BEAT_EVERY / _PARTS)
             for stream, source in list(self._sources.items()):
-                source.tail.beat()
-                self._idle[stream] = 0 if source.tail.readers else self._idle[stream] + 1
-                if self._idle[stream] > _IDLE_BEATS:
-                    async with self._opening:
-                        if not source.tail.readers and self._idle[stream] > _IDLE_BEATS:
-                            del self._sources[stream], self._idle[stream]
-                            await source.tail.close()
+                source.tail.beat(part, _PARTS)
+                if source.tail.readers:
+                    self._idle[stream] = 0
+                elif part == 0:
+                    await self._give_up(stream, source)
+
+    async def _give_up(self, stream: str, source: Source) -> None:
+        async with self._opening:
+            self._idle[stream] += 1
+            if self._idle[stream] > _IDLE_BEATS and not source.tail.readers:
+                del self._sources[stream], self._idle[stream]
+                await source.tail.close()

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import count
 
 from pgmb.server.limits import Limits
 from pgmb.server.sse.interest import Interest
+
+_numbers = count()
 
 
 class Reader:
@@ -23,11 +26,13 @@ class Reader:
         "ended",
         "interest",
         "named",
+        "number",
         "sending",
         "task",
     )
 
     def __init__(self, interest: Interest, named: bool, limits: Limits) -> None:
+        self.number = next(_numbers)
         self.interest = interest
         self.named = named
         self.ended = False

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Final, TypeAlias
 
 import msgspec
+import psycopg
+from psycopg_pool import PoolTimeout
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
+from pgmb.errors import PgmbError
 from pgmb.server.context import WAY_OUT, Context
 from pgmb.server.problems import problem_of
 from pgmb.server.sse import frame
@@ -20,6 +24,8 @@ from pgmb.server.sse.mark import Mark
 from pgmb.server.sse.reader import Reader
 from pgmb.server.sse.recent import Entry
 from pgmb.server.sse.replay import Gone
+
+logger = logging.getLogger("pgmb.server")
 
 _HEADERS: Final = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -126,6 +132,10 @@ class Serving:
             self._context.counts.sse_reset += 1
             tail.join(reader)
             await connection.send(frame.reset(str(tail.mark), error.reason))
+        except (psycopg.Error, PoolTimeout, PgmbError) as error:
+            # It comes back with where it is by now.
+            logger.info("a reader could not be served what it missed: %s", error)
+            reader.end()
         # It may have joined after the others were sent away.
         while not reader.ended and not self._context.draining:
             await connection.send(reader.take())

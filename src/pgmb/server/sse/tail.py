@@ -109,11 +109,12 @@ class Tail:
         """Until it has read up to another tick."""
         await self._advanced.wait()
 
-    def beat(self) -> None:
-        """Tell readers that nothing came for where they stand."""
+    def beat(self, part: int, parts: int) -> None:
+        """Tell readers that nothing came for where they stand: one part of them at a time."""
         quiet = frame.place(str(self.mark))
         for reader in list(self.readers):
-            reader.beat(quiet)
+            if reader.number % parts == part:
+                reader.beat(quiet)
 
     def _begin(self, tick: Tick) -> None:
         self._at = tick
