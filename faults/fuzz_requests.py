@@ -35,6 +35,11 @@ _OTHER_PATHS: Final = [
     b"/.git/config",
     b"/etc/passwd",
 ]
+_PLAIN: Final = [
+    (b"GET", b"/v1/queues/KEY/dead_letters"),
+    (b"GET", b"/v1/queues/KEY"),
+    (b"POST", b"/v1/queues/KEY/receive"),
+]
 _OPEN: Final = [
     operation for operation in OPERATIONS if operation.needs and any(need.of for need in operation.needs)
 ]
@@ -70,8 +75,13 @@ class Maker:
         """One that is framed well."""
         chance = self.chance
         key = chance.choice(("", *self.keys, *self.keys, *self.keys))
-        if chance.random() < 0.1:
+        drawn = chance.random()
+        if drawn < 0.1:
             return self._elsewhere(key)
+        if key and drawn < 0.14:
+            # Nothing is wrong with it: there is an answer to look at.
+            method, path = chance.choice(_PLAIN)
+            return self._framed(method, path.replace(b"KEY", key.encode()), key, b"")
         operation = chance.choice(_OPEN if key and chance.random() < 0.6 else OPERATIONS)
         method = chance.choice(METHODS) if chance.random() < 0.08 else operation.method.encode()
         path = self._path(operation, key) + self._query(operation)

@@ -14,13 +14,14 @@ import secrets
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import psycopg
 from psycopg.types.json import Jsonb
@@ -59,6 +60,8 @@ class Result:
     answers: Counter[int]
     server_errors: int
     leaks: int
+    own: int
+    """Answers that held marks of the key's own: what is looked for is there to be found."""
     changed: bool
     """Whether anything changed of what is nobody's."""
     answers_still: bool
@@ -68,8 +71,10 @@ class Result:
 
     @property
     def holds(self) -> bool:
-        fine = not self.server_errors and not self.leaks and not self.changed and self.answers_still
-        return fine and self.memory[1] - self.memory[0] < _MAY_GROW
+        fine = (
+            not self.server_errors and not self.leaks and self.own and not self.changed and self.answers_still
+        )
+        return bool(fine) and self.memory[1] - self.memory[0] < _MAY_GROW
 
     def __str__(self) -> str:
         hundreds = Counter({status // 100: 0 for status in self.answers})
@@ -78,6 +83,7 @@ class Result:
         statuses = ", ".join(f"{count} {hundred}xx" for hundred, count in sorted(hundreds.items()))
         told = (
             f"requests {self.requests}, {self.server_errors} server errors, {self.leaks} leaks"
+            f" | {self.own} answers with marks of the key's own"
             f" | {'CHANGED' if self.changed else 'nothing changed'} of what is nobody's"
             f" | {statuses} | {'answers' if self.answers_still else 'DOES NOT ANSWER'} at the end"
             f" | {self.memory[0]:.0f} MB, then {self.memory[1]:.0f} MB | {self.seconds:.1f} s"
@@ -90,17 +96,21 @@ def run(dsn: str, *, requests: int, seed: int) -> Result:
     with psycopg.connect(dsn, autocommit=True) as admin:
         marks, texts, lease = _prepare(admin)
         before = _kept(admin)
-        with _served(dsn) as (process, address):
+        with tempfile.TemporaryFile() as log, _served(dsn, log) as (process, address):
             fuzz = _Fuzz(address, random.Random(seed), marks, texts, lease, admin)
             memory = asyncio.run(fuzz.drive(requests * 5 // 6, process.pid))
             changed = _kept(admin) != before or admin.execute(_STRANGE).fetchone() != (0,)
             asyncio.run(fuzz.drive_operator(requests, OPERATOR))
+            if fuzz.server_errors:
+                log.seek(0)
+                fuzz.examples.append(log.read().decode(errors="replace")[-3000:])
             answers_still = process.poll() is None and asyncio.run(_answers(address))
     return Result(
         fuzz.asked,
         fuzz.answers,
         fuzz.server_errors,
         fuzz.leaks,
+        fuzz.own,
         changed,
         answers_still,
         memory,
@@ -122,6 +132,7 @@ class _Fuzz:
         admin: psycopg.Connection[Any],
     ) -> None:
         self._admin = admin
+        self._marks = marks
         self._address = address
         self._chance = chance
         names = [name.encode() for name in ("main", "endpoint", *marks)]
@@ -135,6 +146,7 @@ class _Fuzz:
         self.answers: Counter[int] = Counter()
         self.server_errors = 0
         self.leaks = 0
+        self.own = 0
         self.examples: list[str] = []
 
     async def drive(self, requests: int, pid: int) -> tuple[float, float]:
@@ -198,6 +210,8 @@ class _Fuzz:
             elif any(mark in answer.text for mark in self._foreign[answer.made.key]):
                 self.leaks += 1
                 self._example(answer)
+            elif (mark := self._marks.get(answer.made.key)) and mark in answer.text:
+                self.own += 1
             if (at := answer.text.find(_LEASE)) >= 0 and len(self._maker.leases) < 100:
                 begins = at + len(_LEASE)
                 self._maker.leases.append(answer.text[begins : begins + 36])
@@ -245,13 +259,14 @@ def _kept(admin: psycopg.Connection[Any]) -> Any:
 
 
 @contextmanager
-def _served(dsn: str) -> Iterator[tuple[subprocess.Popen[bytes], tuple[str, int]]]:
+def _served(dsn: str, log: IO[bytes]) -> Iterator[tuple[subprocess.Popen[bytes], tuple[str, int]]]:
     with socket.create_server(("127.0.0.1", 0), backlog=1024) as listening:
         descriptor = listening.fileno()
         process = subprocess.Popen(
             [sys.executable, "-m", "faults.fuzz_app", str(descriptor)],
             env={**os.environ, "PGMB_DSN": dsn},
             pass_fds=[descriptor],
+            stderr=log,
         )
         try:
             address = listening.getsockname()

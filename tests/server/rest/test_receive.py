@@ -16,7 +16,7 @@ from pgmb.server.application import Application
 from pgmb.server.limits import Limits
 from pgmb.server.rest import routes
 from pgmb.server.rest.waiting import LongPolls
-from tests.server.asking import bearer, make_key
+from tests.server.asking import asking, bearer, make_key
 from tests.server.rest.desk import Desk, opened
 
 SETTLEMENTS = ("ack", "retry", "bury", "release", "extend")
@@ -232,3 +232,17 @@ async def test_a_disconnect_ends_the_wait_over_real_http(dsn: str) -> None:
     async with asyncio.timeout(30):
         await serving
     assert not await reader.read()
+
+
+async def test_a_server_that_drains_sends_those_who_wait_away(dsn: str) -> None:
+    key = make_key(dsn, "k", "operate")
+    application = Application(dsn, parts=[routes])
+    async with asking(application, headers=bearer(key), timeout=None) as client:
+        await client.post("/v1/queues", json={"name": "q"})
+        waiting = asyncio.create_task(client.post("/v1/queues/q/receive", json={"wait": 60}))
+        # It may come before or after: nobody waits from then on.
+        await asyncio.sleep(0)
+        await application.drain()
+        async with asyncio.timeout(30):
+            answer = await waiting
+        assert (answer.status_code, answer.json()["lease"]) == (200, None)
