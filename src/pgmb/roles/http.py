@@ -100,7 +100,7 @@ class Http:
 
     async def _open(self) -> None:
         # What serving needs is an extra.
-        from pgmb.roles.listening import Server, allow_connections, configure
+        from pgmb.roles.listening import Server, allow_connections, configure, spare_the_collector
         from pgmb.server import create_app
 
         given = self._settings
@@ -109,6 +109,7 @@ class Http:
         application = create_app(self._dsn, metrics_public=given.metrics_public, max_size=given.connections)
         await application.start()
         self._application = application
+        spare_the_collector()
         self._server = Server(configure(application, given, _KEEP_ALIVE))
         sockets = [] if self._socket is None else [self._socket]
         self._serving = asyncio.create_task(self._server.serve(sockets), name="http server")

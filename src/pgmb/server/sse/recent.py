@@ -14,6 +14,7 @@ from pgmb.types import Event
 _MOST_EVENTS: Final = 20_000
 _MOST_BYTES: Final = 16 << 20
 _MOST_BATCHES: Final = 5_000
+_MOST_INTERESTS: Final = 64
 _END: Final = 1 << 63
 
 
@@ -50,10 +51,24 @@ class Batch:
         self.entries: list[Entry] = []
         self.passing: dict[Question, set[int]] = {}
         self.size = 0
+        self.complete = False
+        self._matching: dict[Interest, list[Entry] | None] = {}
 
     def matching(self, interest: Interest, after: int = 0) -> list[Entry] | None:
         """Those with a higher number that a reader asks for; None if nobody asked by its filter then."""
-        found = [entry for entry in self.entries if entry.event.seq > after]
+        if interest in self._matching:
+            found = self._matching[interest]
+        else:
+            found = self._found(interest)
+            if self.complete and len(self._matching) < _MOST_INTERESTS:
+                # Readers come back in crowds, and many ask for the same.
+                self._matching[interest] = found
+        if found is None or not after:
+            return found
+        return [entry for entry in found if entry.event.seq > after]
+
+    def _found(self, interest: Interest) -> list[Entry] | None:
+        found = self.entries
         if interest.question is not None and found:
             passed = self.passing.get(interest.question)
             if passed is None:
@@ -106,6 +121,7 @@ class Recent:
     def end(self) -> None:
         """The batch is read to its end."""
         batch = self._batches[-1]
+        batch.complete = True
         self.at = batch.upto
         while len(self._batches) > 1 and (
             self._events > self._most or self._size > self._most_bytes or len(self._batches) > _MOST_BATCHES
