@@ -39,6 +39,7 @@ export class Charts {
 
   // The same name has the same colour in every chart and for as long as the page is open.
   colours(names) {
+    if (names.length === 1) return new Map([[names[0], 0]]);
     const taken = new Set();
     const given = new Map();
     for (const name of names) {
