@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -108,6 +109,15 @@ async def test_what_is_not_a_question_is_refused(
         await client.ended.wait()
     assert client.status == status
     assert client.answered["content-type"] == "application/problem+json"
+
+
+async def test_a_look_at_the_headers_ends(port: int, key: str) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    for _ in range(2):
+        writer.write(f"HEAD {EVENTS} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\n\r\n".encode())
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 30)
+        assert head.startswith(b"HTTP/1.1 200")
+    writer.close()
 
 
 async def test_who_may_not_read_sees_nothing(port: int, db: psycopg.Connection[Any]) -> None:

@@ -90,6 +90,11 @@ class Serving:
                 raise
             await _later(send)
             return
+        if scope["method"] == "HEAD":
+            await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+            await send({"type": "http.response.body", "body": b""})
+            source.tail.withdraw(interest)
+            return
         reader = Reader(interest, subscription.named, self._context.limits)
         counts = self._context.counts
         counts.sse_clients += 1
@@ -162,6 +167,10 @@ class Connection:
         self.reader.sending = True
         try:
             await self._send({"type": "http.response.body", "body": body, "more_body": more})
+        except (OSError, RuntimeError):
+            # The client has just left: uvloop says so where it writes.
+            self.reader.end()
+            return
         finally:
             self.reader.sending = False
         self._counts.sse_bytes += len(body)
