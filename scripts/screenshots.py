@@ -48,6 +48,10 @@ PAGES = {
     "audit": "/ui/audit",
 }
 
+DELIVERED = """
+update pgmb.endpoint_activity a set delivered = delivered + %s, delivered_at = clock_timestamp()
+from pgmb.endpoint e where e.id = a.endpoint and e.state = 'active'"""
+
 # Pixels of a PNG as places in a palette of its commonest colours: a fraction of what Chromium writes.
 REDUCED = """async (encoded) => {
   const image = await createImageBitmap(await (await fetch(`data:image/png;base64,${encoded}`)).blob());
@@ -110,6 +114,7 @@ async def work(dsn: str, seconds: float) -> None:
                     await lease.ack()
             async with broker.connection() as connection:
                 await connection.execute("update pgmb.dispatcher set heartbeat_at = clock_timestamp()")
+                await connection.execute(DELIVERED, (count // 3,))
             await asyncio.sleep(0.5)
 
 

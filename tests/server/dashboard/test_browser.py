@@ -135,9 +135,10 @@ async def test_a_failing_message_appears_is_inspected_redriven_and_gone(dsn: str
 
 async def test_every_page_small_dark_and_by_keyboard_under_a_prefix(dsn: str) -> None:
     seed(dsn)
+    long = fill_with_long_words(dsn)
     async with staged(dsn, "/broker") as stage:
         page = await stage.enter(viewport={"width": 375, "height": 740}, color_scheme="dark")
-        for path in PATHS:
+        for path in [*PATHS, *long]:
             await page.goto(f"{stage.url}/ui{path}")
             wide = await page.evaluate("document.documentElement.scrollWidth")
             assert wide <= 375, path
@@ -169,6 +170,20 @@ async def test_every_page_small_dark_and_by_keyboard_under_a_prefix(dsn: str) ->
         await use_without_scripts(stage)
         complaints = [one for one in stage.complaints if "404" not in one]
         assert complaints == []
+
+
+def fill_with_long_words(dsn: str) -> list[str]:
+    """Words without a place to break in everything that is shown; the pages that show them."""
+    name = "W" * 100
+    with pgmb.connect(dsn, max_size=1) as broker:
+        broker.create_queue(name, ["t" * 200, "#"])
+        broker.publish("T" * 900, {"N" * 900: "V" * 9000}, key="K" * 900)
+        lease = broker.receive(name, max=1)
+        seq = next(iter(lease)).seq
+        broker.bury(lease, error="E" * 9000)
+        broker.pause(name, "R" * 900)
+        letter = broker.dead_letters(name)[0].id
+    return [f"/queue?name={name}", f"/event?stream=main&seq={seq}", f"/dead-letter?id={letter}"]
 
 
 async def check_accessible(page: Page, path: str) -> None:
