@@ -198,6 +198,13 @@ async def test_static_files_are_kept_for_ever_and_pages_name_them(dsn: str) -> N
         assert (await visitor.get("/ui/static/..%2fdesk.py")).status_code in (303, 404)
 
 
+async def test_a_head_of_what_is_live_ends(dsn: str) -> None:
+    async with visiting(dsn, "inspect") as visitor:
+        answer = await visitor.client.head("/ui/live")
+        assert answer.status_code == 200
+        assert answer.headers["content-type"].startswith("text/event-stream")
+
+
 async def test_a_reader_sees_no_controls(dsn: str, pages: list[str]) -> None:
     async def forms(visitor: Visitor) -> set[str]:
         found: set[str] = set()

@@ -26,6 +26,8 @@ async def stream(desk: Desk, visit: Visit) -> Response:
     if desk.sampler.watchers >= _MOST_VIEWERS:
         raise Problem(503, "busy", "too many look at this process already", headers={"Retry-After": "10"})
     headers = {**PAGE, "Cache-Control": "no-store, no-transform", "X-Accel-Buffering": "no"}
+    if visit.request.method == "HEAD":
+        return Response(headers=headers, media_type="text/event-stream")
     return StreamingResponse(_told(desk, visit), headers=headers, media_type="text/event-stream")
 
 
