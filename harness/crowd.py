@@ -30,9 +30,7 @@ import uvloop
 
 GROUPS: Final = 10
 """Each reader asks for one event in so many."""
-_FRAME: Final = re.compile(
-    rb'(?:id: (\S+)\n)(?:data: [^\n]*"payload":\{"n":(\d+),"group":\d+,"at":([\d.]+)\}|event: (reset))?'
-)
+_PAYLOAD: Final = re.compile(rb'"n":(\d+),"group":\d,"at":([\d.]+)')
 _CONNECTING: Final = 200
 """Connections that are being made at a time."""
 _PATIENCE: Final = 90.0
@@ -112,12 +110,13 @@ class _Reader(asyncio.Protocol):
         self._rest = rest
         if not found:
             return
-        for last_id, number, at, reset in _FRAME.findall(whole + b"\n\n"):
-            self.last_id = last_id
-            if number:
-                self._take(int(number), now, float(at))
-            self.readers.resets += bool(reset)
-        self.placed.set()
+        for number, at in _PAYLOAD.findall(whole):
+            self._take(int(number), now, float(at))
+        place = whole.rfind(b"\nid: ")
+        if place >= 0:
+            self.last_id = whole[place + 5 :].partition(b"\n")[0]
+            self.readers.resets += b"event: reset" in whole
+            self.placed.set()
 
     def _take(self, number: int, now: float, at: float) -> None:
         if number < self.last:
