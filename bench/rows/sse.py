@@ -8,7 +8,10 @@ one reader and with all of them, at the same pace.
 from __future__ import annotations
 
 import contextlib
+import subprocess
+import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import psutil
@@ -41,7 +44,8 @@ def run(ground: Ground, form: Form) -> Outcome:
         stack.callback(site.close)
         with pgmb.connect(site.dsn, max_size=1) as broker:
             key = broker.create_api_key("readers", ["read:main"]).key
-        served = stack.enter_context(serving(site.dsn, "serve", "--roles", "http,ticker"))
+        served = stack.enter_context(serving(site.dsn, "http"))
+        stack.enter_context(_ticker(site.dsn))
         server = psutil.Process(served.process.pid)
         crowd = Crowd([served.port], key)
         stack.callback(crowd.close)
@@ -107,3 +111,13 @@ def _transactions(connection: psycopg.Connection[Any]) -> int:
         "select xact_commit + xact_rollback from pg_stat_database where datname = current_database()"
     ).fetchone()
     return int(row[0]) if row is not None else 0
+
+
+@contextlib.contextmanager
+def _ticker(dsn: str) -> Iterator[None]:
+    """Roles apart, as where many readers are served: one process has one core."""
+    with subprocess.Popen([sys.executable, "-m", "pgmb", "ticker", "--dsn", dsn]) as process:
+        try:
+            yield
+        finally:
+            process.terminate()

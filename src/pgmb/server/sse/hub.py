@@ -97,7 +97,7 @@ class Hub:
         for part in itertools.cycle(range(_PARTS)):
             await asyncio.sleep(BEAT_EVERY / _PARTS)
             for stream, source in list(self._sources.items()):
-                source.tail.beat(part, _PARTS)
+                await source.tail.beat(part, _PARTS)
                 if source.tail.readers:
                     self._idle[stream] = 0
                 elif part == 0:

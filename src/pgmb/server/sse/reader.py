@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from itertools import count
+
+from starlette.types import Message
 
 from pgmb.server.limits import Limits
 from pgmb.server.sse.interest import Interest
+from pgmb.server.sse.stepping import Rest
 
 _numbers = count()
 
@@ -24,10 +28,12 @@ class Reader:
         "beaten",
         "dropped",
         "ended",
+        "held_up",
         "interest",
         "named",
         "number",
         "sending",
+        "straight",
         "task",
     )
 
@@ -49,6 +55,9 @@ class Reader:
         self._events = 0
         self._size = 0
         self._waiter: asyncio.Future[None] | None = None
+        self.straight: Callable[[Message], Rest | None] | None = None
+        """Sends at once, while whoever sends for it sleeps; what is left of it if that takes long."""
+        self.held_up: Rest | None = None
         self.task: asyncio.Task[None] | None = None
         """Whose sending a client that takes nothing holds up."""
 
@@ -69,6 +78,18 @@ class Reader:
             return
         waiter = self._waiter
         if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def offer(self, message: Message, events: int) -> None:
+        """Some events, as a part of the answer: sent at once if nothing is in the way, or given."""
+        self.asleep = False
+        waiter = self._waiter
+        if waiter is None or self.straight is None or self._pending or waiter.done():
+            self.give(message["body"], events)
+            self.wake()
+            return
+        self.held_up = self.straight(message)
+        if self.held_up is not None or self.ended:
             waiter.set_result(None)
 
     def take(self) -> bytes:

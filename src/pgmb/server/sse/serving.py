@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Any, Final, TypeAlias
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from typing import Any, Final, TypeAlias, cast
 
 import msgspec
 import psycopg
 from psycopg_pool import PoolTimeout
 from starlette.requests import Request
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from pgmb.errors import PgmbError
 from pgmb.server.context import WAY_OUT, Context
@@ -24,6 +24,7 @@ from pgmb.server.sse.mark import Mark
 from pgmb.server.sse.reader import Reader
 from pgmb.server.sse.recent import Entry
 from pgmb.server.sse.replay import Gone
+from pgmb.server.sse.stepping import Rest
 
 logger = logging.getLogger("pgmb.server")
 
@@ -125,14 +126,18 @@ class Serving:
         try:
             if not given:
                 tail.join(reader)
+                joined_at = tail.mark
             elif mark is None:
                 raise Gone("unknown")
             else:
                 self._context.counts.sse_resumed += 1
+                joined_at = tail.mark
                 async for entries in source.replay.catch_up(reader, mark):
+                    # Of the last ones it has just joined.
+                    joined_at = tail.mark
                     await connection.send_all(entries)
             if not reader.pending:
-                await connection.send(frame.place(str(tail.mark)))
+                await connection.send(frame.place(str(joined_at)))
         except Gone as error:
             self._context.counts.sse_reset += 1
             tail.join(reader)
@@ -141,6 +146,7 @@ class Serving:
             # It comes back with where it is by now.
             logger.info("a reader could not be served what it missed: %s", error)
             reader.end()
+        reader.straight = connection.straight
         # It may have joined after the others were sent away.
         while not reader.ended and not self._context.draining:
             await connection.send(reader.take())
@@ -149,6 +155,8 @@ class Serving:
                 if not await self._check(request):
                     break
             await reader.wait()
+            if reader.held_up is not None:
+                await connection.finish(reader.held_up)
         if not reader.dropped:
             await connection.send(reader.take(), more=False)
 
@@ -174,6 +182,36 @@ class Connection:
         finally:
             self.reader.sending = False
         self._counts.sse_bytes += len(body)
+
+    @property
+    def straight(self) -> Callable[[Message], Rest | None] | None:
+        """How to send without waking anybody, where it is known what sending does: uvicorn's own writes, and
+        waits only for a client that takes too little.
+        """
+        owner = getattr(self._send, "__self__", None)
+        return self._step if type(owner).__module__.startswith("uvicorn.protocols.") else None
+
+    def _step(self, message: Message) -> Rest | None:
+        coroutine = cast("Coroutine[Any, Any, None]", self._send(message))
+        try:
+            waits_for = coroutine.send(None)
+        except StopIteration:
+            return None
+        except (OSError, RuntimeError):
+            self.reader.end()
+            return None
+        return Rest(coroutine, waits_for)
+
+    async def finish(self, rest: Rest) -> None:
+        """Wait for a client that takes too little."""
+        self.reader.held_up = None
+        self.reader.sending = True
+        try:
+            await rest
+        except (OSError, RuntimeError):
+            self.reader.end()
+        finally:
+            self.reader.sending = False
 
     async def send_all(self, entries: Iterable[Entry]) -> None:
         """Those that were missed. The client's pace is the pace."""

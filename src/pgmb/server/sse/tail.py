@@ -7,10 +7,11 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, TypeAlias
 
 import psycopg
 from psycopg_pool import PoolClosed, PoolTimeout
+from starlette.types import Message
 
 from pgmb._async.listener import AsyncSubscription
 from pgmb.errors import HistoryGone, PgmbError, PositionAhead
@@ -32,6 +33,10 @@ _FIRST_PAUSE: Final = 0.1
 _LONGEST_PAUSE: Final = 5.0
 _LONGEST_REST: Final = 0.1
 """Between two reads, when sending takes long: more events go together, and each costs less."""
+_IN_ONE_GO: Final = 200
+"""Readers that are given something before others get their turn."""
+
+_Gift: TypeAlias = tuple[Reader, Message, int]
 
 
 class Tail:
@@ -51,6 +56,8 @@ class Tail:
         self._seq = 0
         self._recent: Recent
         self._advanced = asyncio.Event()
+        self._giving = asyncio.Lock()
+        """Held while some have been given what others are still to get."""
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -109,12 +116,13 @@ class Tail:
         """Until it has read up to another tick."""
         await self._advanced.wait()
 
-    def beat(self, part: int, parts: int) -> None:
+    async def beat(self, part: int, parts: int) -> None:
         """Tell readers that nothing came for where they stand: one part of them at a time."""
-        quiet = frame.place(str(self.mark))
-        for reader in list(self.readers):
-            if reader.number % parts == part:
-                reader.beat(quiet)
+        async with self._giving:
+            quiet = frame.place(str(self.mark))
+            for reader in list(self.readers):
+                if reader.number % parts == part:
+                    reader.beat(quiet)
 
     def _begin(self, tick: Tick) -> None:
         self._at = tick
@@ -182,11 +190,12 @@ class Tail:
             # Not all at once: between, those who were woken send, and are not taken for slow.
             for first in range(0, len(events), self._at_once):
                 part = events[first : first + self._at_once]
-                self._give(self._recent.add(part, passing), passing)
-                self._seq = part[-1].seq
-                await asyncio.sleep(0)
+                async with self._giving:
+                    gifts = self._gifts(self._recent.add(part, passing), passing)
+                    self._seq = part[-1].seq
+                    await self._give(gifts)
             if events:
-                await asyncio.sleep(min(time.monotonic() - began, _LONGEST_REST))
+                await asyncio.sleep(min((time.monotonic() - began) / 16, _LONGEST_REST))
             if len(events) < PAGE:
                 break
         self._recent.end()
@@ -195,21 +204,30 @@ class Tail:
         advanced.set()
         return True
 
-    def _give(self, entries: Sequence[Entry], passing: dict[Question, set[int]]) -> None:
+    def _gifts(self, entries: Sequence[Entry], passing: dict[Question, set[int]]) -> list[_Gift]:
+        """What is for whom. Whoever joins from now on has these events already."""
         # Those who ask for the same get the same: what is written is written once for all of them.
         wanted: dict[int, tuple[set[Reader], list[Entry]]] = {}
         for entry in entries:
             for readers in self._index.matching(entry.event, entry.document, passing):
                 wanted.setdefault(id(readers), (readers, []))[1].append(entry)
+        gifts: list[_Gift] = []
         for readers, wants in wanted.values():
-            written: dict[bool, bytes] = {}
-            # A reader that is dropped leaves the set.
-            for reader in tuple(readers):
-                frames = written.get(reader.named)
-                if frames is None:
+            written: dict[bool, Message] = {}
+            for reader in readers:
+                message = written.get(reader.named)
+                if message is None:
                     frames = b"".join([entry.frame(reader.named) for entry in wants])
-                    written[reader.named] = frames
-                reader.give(frames, len(wants))
-                reader.asleep = False
-                reader.wake()
+                    message = {"type": "http.response.body", "body": frames, "more_body": True}
+                    written[reader.named] = message
+                gifts.append((reader, message, len(wants)))
             self._counts.sse_events += len(readers) * len(wants)
+        self._counts.sse_bytes += sum(len(message["body"]) for _, message, _ in gifts)
+        return gifts
+
+    async def _give(self, gifts: Sequence[_Gift]) -> None:
+        for first in range(0, len(gifts), _IN_ONE_GO):
+            for reader, message, events in gifts[first : first + _IN_ONE_GO]:
+                reader.offer(message, events)
+            # Others have to go on meanwhile, not least whoever ticks.
+            await asyncio.sleep(0)
