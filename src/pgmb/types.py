@@ -86,11 +86,6 @@ class Event(msgspec.Struct, frozen=True, eq=False, gc=False):
         return self._headers
 
     @property
-    def raw_headers(self) -> bytes | None:
-        """The headers as they were sent."""
-        return self._headers
-
-    @property
     def published_at(self) -> datetime:
         return moment(self._published_at)
 
