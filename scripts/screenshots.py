@@ -151,7 +151,7 @@ async def show(page: Page, address: str) -> None:
 
 async def take(dsn: str, folder: Path, seconds: float) -> None:
     with psycopg.connect(dsn, autocommit=True) as connection:
-        operator = key(connection, "ada", "operate")
+        operator = key(connection, "on-call", "operate")
         found = connection.execute("select pgmb.browse(topic => 'order.paid') -> 'events' -> 0 ->> 'seq'")
         event = (found.fetchone() or ("",))[0]
         letter = (connection.execute("select max(id) from pgmb.dead").fetchone() or (0,))[0]
