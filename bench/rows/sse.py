@@ -116,7 +116,9 @@ def _transactions(connection: psycopg.Connection[Any]) -> int:
 @contextlib.contextmanager
 def _ticker(dsn: str) -> Iterator[None]:
     """Roles apart, as where many readers are served: one process has one core."""
-    with subprocess.Popen([sys.executable, "-m", "pgmb", "ticker", "--dsn", dsn]) as process:
+    with subprocess.Popen(
+        [sys.executable, "-m", "pgmb", "ticker", "--dsn", dsn], stdout=subprocess.DEVNULL
+    ) as process:
         try:
             yield
         finally:

@@ -103,7 +103,7 @@ def test_a_role_that_may_not_create_databases_is_told_so(
 
 def test_tests_that_do_not_use_it_do_not_pay_for_it(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(
-        "import sys\ndef test_it():\n    assert not {'pgmb', 'psycopg', 'msgspec'} & sys.modules.keys()\n"
+        "import sys\ndef test_it():\n    assert not {'pgmb', 'psycopg'} & sys.modules.keys()\n"
     )
     done = run(tmp_path)
     assert done.returncode == 0, done.stdout

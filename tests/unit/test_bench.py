@@ -41,7 +41,7 @@ def test_every_row_runs_and_gives_figures(ground, row):
     assert outcome.readings
     assert all(reading.messages > 0 and reading.server_cpu > 0 for reading in outcome.readings)
     assert outcome.checks
-    assert all(0 < check.figure < 1000 for check in outcome.checks)
+    assert all(0 < check.figure < 1000 or check.goal == 0 for check in outcome.checks)
     assert outcome.row in table(outcome)
 
 

@@ -12,10 +12,13 @@ import pgmb
 from pgmb import statements
 
 APART = {
-    "attempts",  # views
+    "api_keys",  # views
+    "attempts",
+    "audit",
     "close",  # of the client itself
     "connection",
     "consume",
+    "create_api_key",  # makes the key, and passes its digest on
     "disable_endpoint",  # set_endpoint_state
     "endpoint",
     "endpoints",
