@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from statistics import median, quantiles
 from typing import Any
 
 import psutil
@@ -31,11 +32,13 @@ CHECKS = [
     "sse, queries with all vs one reader",
 ]
 _RATE = 200
+_COUNTED = ("events", "missing", "repeated", "out_of_order", "came_back", "lost")
 
 
 def run(ground: Ground, form: Form) -> Outcome:
     readers = {"tiny": 50}.get(form.name, 5_000)
-    seconds = {"tiny": 1.0, "brief": 12.0}.get(form.name, 60.0)
+    seconds = {"tiny": 1.0, "brief": 6.0}.get(form.name, 20.0)
+    rounds = {"tiny": 1, "brief": 3}.get(form.name, 5)
     outcome = Outcome(
         "sse", f"{readers:,} readers on one process, {_RATE} events a second, each for 1 reader in {GROUPS}"
     )
@@ -62,33 +65,40 @@ def run(ground: Ground, form: Form) -> Outcome:
             queries = (_transactions(site.connection) - before[1]) / wall - _RATE
             report = crowd.tell("finish", upto)
             used = cpu.of_process(server.pid) - before[0]
-            extra = {"queries": queries, **{n: report[n] * 1000 for n in ("p50", "p99", "most")}}
+            extra = {
+                "queries": queries,
+                "cores": used / wall,
+                **{n: report[n] * 1000 for n in ("p50", "p99", "most")},
+            }
             return Reading(name, report["events"], wall, used, 0.0, extra), upto, report
 
         one, number, _ = measure("one reader", GROUPS * 20, 0)
         empty = server.memory_info().rss
         crowd.tell("connect", readers - 1, number)
         each = (server.memory_info().rss - empty) / max(1, readers - 1)
-        all_of_them, number, report = measure("all readers", number, readers // 10)
-    outcome.readings = [one, all_of_them]
+        outcome.readings = [one]
+        reports: list[dict[str, Any]] = []
+        for _ in range(rounds):
+            reading, number, report = measure("all readers", number, readers // 10)
+            outcome.readings.append(reading)
+            reports.append(report)
+    late = outcome.figures("all readers", "p99")
+    low, _, high = quantiles(late, n=4, method="inclusive") if len(late) > 1 else late * 3
+    queries = outcome.middle("all readers", "queries")
+    told = {name: sum(report[name] for report in reports) for name in reports[0] if name in _COUNTED}
     outcome.checks = [
-        Check(CHECKS[0], report["missing"] + report["repeated"] + report["out_of_order"], 0, False, unit=""),
-        Check(CHECKS[1], all_of_them.extra["p99"], 250, at_least=False, unit=" ms"),
-        Check(
-            CHECKS[2],
-            all_of_them.extra["queries"] / max(1.0, one.extra["queries"]),
-            1.1,
-            at_least=False,
-        ),
+        Check(CHECKS[0], told["missing"] + told["repeated"] + told["out_of_order"], 0, False, unit=""),
+        Check(CHECKS[1], median(late), 250, False, unit=" ms", rounds=(low, high)),
+        Check(CHECKS[2], queries / max(1.0, one.extra["queries"]), 1.1, at_least=False),
     ]
-    told = {name: f"{all_of_them.extra[name]:.0f} ms" for name in ("p50", "p99", "most")}
+    most = max(outcome.figures("all readers", "most"))
     outcome.notes = [
-        f"{report['events']:,} events to readers; {report['came_back']} came back, {report['lost']} dropped",
-        f"p50 {told['p50']}, p99 {told['p99']}, most {told['most']}; alone p50 {one.extra['p50']:.0f} ms",
+        f"{told['events']:,} events to readers; {told['came_back']} came back, {told['lost']} dropped",
+        f"p50 {outcome.middle('all readers', 'p50'):.0f} ms, most {most:.0f} ms, alone {one.extra['p50']:.0f} ms",
         f"memory of the process: {each / 1024:.1f} KB a reader",
-        f"queries a second: {one.extra['queries']:.0f} for one, {all_of_them.extra['queries']:.0f} for all",
-        f"CPU of the process: {all_of_them.server_cpu / all_of_them.wall:.2f} of a core",
-        *report["complaints"],
+        f"queries a second: {one.extra['queries']:.0f} for one, {queries:.0f} for all",
+        f"CPU of the process: {outcome.middle('all readers', 'cores'):.2f} of a core",
+        *(complaint for report in reports for complaint in report["complaints"]),
     ]
     return outcome
 

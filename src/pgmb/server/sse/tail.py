@@ -31,6 +31,7 @@ logger = logging.getLogger("pgmb.server")
 _RELYING: Final = 10.0
 _FIRST_PAUSE: Final = 0.1
 _LONGEST_PAUSE: Final = 5.0
+_LONG: Final = 0.05
 _LONGEST_REST: Final = 0.1
 """Between two reads, when sending takes long: more events go together, and each costs less."""
 _IN_ONE_GO: Final = 200
@@ -54,6 +55,8 @@ class Tail:
         self._at: Tick
         self._upto: Tick | None = None
         self._seq = 0
+        self._took = 0.0
+        """Seconds that the last page took, to read and to give to all."""
         self._recent: Recent
         self._advanced = asyncio.Event()
         self._giving = asyncio.Lock()
@@ -171,6 +174,9 @@ class Tail:
     async def _read(self) -> bool:
         """On to the newest tick. A batch that was begun is read to its end, whatever happened between."""
         if self._upto is None:
+            if self._took > _LONG:
+                # Whoever ticks did so a while ago by now, and the next read is as far away.
+                await self.log.tick()
             newest = await self.log.newest()
             if newest.position.epoch != self._at.position.epoch:
                 await self._start_over("epoch")
@@ -194,8 +200,9 @@ class Tail:
                     gifts = self._gifts(self._recent.add(part, passing), passing)
                     self._seq = part[-1].seq
                     await self._give(gifts)
+            self._took = time.monotonic() - began
             if events:
-                await asyncio.sleep(min((time.monotonic() - began) / 16, _LONGEST_REST))
+                await asyncio.sleep(min(self._took / 16, _LONGEST_REST))
             if len(events) < PAGE:
                 break
         self._recent.end()
