@@ -69,8 +69,26 @@ class Crowd:
         self._process.communicate()
 
 
-class _Reader(asyncio.Protocol):
-    """One reader, over as many connections as it takes."""
+class _Connection(asyncio.Protocol):
+    """One connection of a reader. What comes of one that the reader has left counts no more."""
+
+    def __init__(self, reader: _Reader) -> None:
+        self._reader = reader
+        self.transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+        self._reader.begin(self)
+
+    def data_received(self, data: bytes) -> None:
+        self._reader.receive(self, data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._reader.lose(self)
+
+
+class _Reader:
+    """One reader, over as many connections as it takes, one at a time."""
 
     def __init__(self, readers: _Readers, group: int, first: int) -> None:
         self.readers = readers
@@ -84,31 +102,40 @@ class _Reader(asyncio.Protocol):
         self.placed = asyncio.Event()
         self._chunks: list[tuple[float, bytes]] = []
         self._rest = b""
-        self._transport: asyncio.Transport | None = None
-        self._leaving = False
+        self._current: _Connection | None = None
 
     async def connect(self) -> None:
-        self._leaving = False
         while True:
             port = random.choice(self.readers.ports)
             try:
-                await asyncio.get_running_loop().create_connection(lambda: self, "127.0.0.1", port)
+                await asyncio.get_running_loop().create_connection(
+                    lambda: _Connection(self), "127.0.0.1", port
+                )
                 return
             except OSError:
                 await asyncio.sleep(random.random() * 0.5)
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+    def begin(self, connection: _Connection) -> None:
         self.digest()
         self._rest = b""
+        self._current = connection
         self.since = time.time()
-        self._transport = cast("asyncio.Transport", transport)
-        self._transport.write(self.readers.request(self.group, self.last_id))
+        assert connection.transport is not None
+        connection.transport.write(self.readers.request(self.group, self.last_id))
 
-    def data_received(self, data: bytes) -> None:
+    def receive(self, connection: _Connection, data: bytes) -> None:
+        if connection is not self._current:
+            return
         # Looked at later: readers are many, have one core, and must not be what is measured.
         self._chunks.append((time.time(), data))
         if not self.placed.is_set() and b"\nid: " in data:
             self.placed.set()
+
+    def lose(self, connection: _Connection) -> None:
+        if connection is self._current:
+            self._current = None
+            self.readers.lost += 1
+            self.readers.spawn(self.come_back(random.random()))
 
     def digest(self) -> None:
         """Look at what came."""
@@ -142,16 +169,12 @@ class _Reader(asyncio.Protocol):
             # What it missed while it was away is not late.
             self.readers.delays.append(now - at)
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        if not self._leaving:
-            self.readers.lost += 1
-            self.readers.spawn(self.come_back(random.random()))
-
     async def leave(self) -> None:
-        self._leaving = True
-        if self._transport is not None:
-            self._transport.abort()
-        await self.come_back(random.random() * 0.5)
+        """Go, and come back; unless it is on its way back already."""
+        left, self._current = self._current, None
+        if left is not None and left.transport is not None:
+            left.transport.abort()
+            await self.come_back(random.random() * 0.5)
 
     async def come_back(self, after: float) -> None:
         await asyncio.sleep(after)
@@ -159,7 +182,8 @@ class _Reader(asyncio.Protocol):
         await self.connect()
 
     async def stop(self, seconds: float) -> None:
-        transport = self._transport
+        connection = self._current
+        transport = None if connection is None else connection.transport
         if transport is not None and not transport.is_closing():
             transport.pause_reading()
             await asyncio.sleep(seconds)
