@@ -19,7 +19,11 @@ MATCHING: list[Part] = [
         needs=["faults/__main__.py", "faults/filters.py"],
         full=["-m", "faults", "filters"],
     ),
-    proved_by_tests("rights: an attempt a test", "tests/contract/test_matching_privileges*.py"),
+    proved_by_tests(
+        "rights: an attempt a test",
+        "tests/contract/test_definers*.py",
+        "tests/contract/test_matching_privileges*.py",
+    ),
     proved_by_tests(
         "filters and conditions",
         "tests/contract/test_filters*.py",

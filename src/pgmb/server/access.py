@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from datetime import timedelta
+from functools import partial
 from typing import Any, Final, TypeAlias
 
-from psycopg.rows import tuple_row
 from starlette.requests import HTTPConnection
 
 from pgmb._async.broker import AsyncBroker
-from pgmb.errors import translated
 from pgmb.server import tokens
+from pgmb.server.asking import rows
 from pgmb.server.problems import Problem, forbidden, unauthorised
+from pgmb.server.remembered import Remembered
 from pgmb.server.scopes import Principal, Verb
 from pgmb.server.watching import KEY_NAME
 
@@ -24,7 +23,7 @@ COOKIE: Final = "pgmb_session"
 _REMEMBERED_FOR: Final = 5.0
 """So long a key that was taken back may still work."""
 _MOST_REMEMBERED: Final = 10_000
-_Look: TypeAlias = Callable[[str], Awaitable[Principal | None]]
+_Look: TypeAlias = Callable[[str], Coroutine[Any, Any, Principal | None]]
 
 _LONGEST: Final = 200
 """Characters of what is looked at: nothing longer is one of ours."""
@@ -35,9 +34,10 @@ class Access:
 
     def __init__(self, broker: AsyncBroker, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._broker = broker
-        self._clock = clock
-        self._looking: dict[bytes, asyncio.Future[Principal | None]] = {}
-        self._known: OrderedDict[bytes, tuple[float, Principal | None]] = OrderedDict()
+        # Many may ask for the same at once, as readers that are all checked do: one look tells all.
+        self._known: Remembered[bytes, Principal | None] = Remembered(
+            _MOST_REMEMBERED, _REMEMBERED_FOR, clock
+        )
 
     async def principal(self, connection: HTTPConnection, *, ticket: bool = False) -> Principal | None:
         """Who asks: by `Authorization: Bearer`, by a session's cookie, or, where it is good, a ticket."""
@@ -81,8 +81,8 @@ class Access:
     async def logout(self, session: str) -> None:
         """End a session, here at once and elsewhere within seconds."""
         digest = tokens.digest(session)
-        self._known.pop(digest, None)
-        await self._rows("select pgmb.end_session(%s)", (digest,))
+        self._known.forget(digest)
+        await rows(self._broker, "select pgmb.end_session(%s)", (digest,))
 
     async def ticket(self, holder: Principal, scopes: Iterable[str], lasts: timedelta) -> str:
         """A ticket, good for one request: for what cannot send a header, as a browser's EventSource."""
@@ -102,63 +102,44 @@ class Access:
     async def _remembered(self, text: str, look: _Look) -> Principal | None:
         if _odd(text):
             return None
-        digest = tokens.digest(text)
-        found = self._known.get(digest)
-        now = self._clock()
-        if found is not None and now < found[0]:
-            return found[1]
-        # Many may ask for the same at once, as readers that are all checked do: one look tells all.
-        looking = self._looking.get(digest)
-        if looking is None:
-            looking = self._looking[digest] = asyncio.ensure_future(look(text))
-            looking.add_done_callback(lambda _: self._looking.pop(digest, None))
-        principal = await asyncio.shield(looking)
-        self._known[digest] = (now + _REMEMBERED_FOR, principal)
-        self._known.move_to_end(digest)
-        while len(self._known) > _MOST_REMEMBERED:
-            self._known.popitem(last=False)
-        return principal
+        return await self._known.get(tokens.digest(text), partial(look, text))
 
     async def _key(self, text: str) -> Principal | None:
         if not text.startswith(tokens.KEY):
             return None
-        rows = await self._rows("select id, name, scopes from pgmb.find_api_key(%s)", (tokens.digest(text),))
-        return Principal(rows[0][0], rows[0][1], frozenset(rows[0][2])) if rows else None
+        found = await rows(
+            self._broker, "select id, name, scopes from pgmb.find_api_key(%s)", (tokens.digest(text),)
+        )
+        return Principal(found[0][0], found[0][1], frozenset(found[0][2])) if found else None
 
     async def _session(self, text: str) -> Principal | None:
         if not text.startswith(tokens.SESSION):
             return None
-        rows = await self._rows(
-            "select api_key, name, scopes from pgmb.find_session(%s)", (tokens.digest(text),)
+        found = await rows(
+            self._broker, "select api_key, name, scopes from pgmb.find_session(%s)", (tokens.digest(text),)
         )
-        if not rows:
+        if not found:
             return None
-        key, name, scopes = rows[0]
+        key, name, scopes = found[0]
         return Principal(key, name, frozenset(scopes), "session", tokens.csrf_of(text))
 
     async def _ticket(self, text: str) -> Principal | None:
         if _odd(text) or not text.startswith(tokens.TICKET):
             return None
-        rows = await self._rows(
-            "select api_key, name, scopes from pgmb.take_ticket(%s)", (tokens.digest(text),)
+        found = await rows(
+            self._broker, "select api_key, name, scopes from pgmb.take_ticket(%s)", (tokens.digest(text),)
         )
-        return Principal(rows[0][0], rows[0][1], frozenset(rows[0][2]), "ticket") if rows else None
+        return Principal(found[0][0], found[0][1], frozenset(found[0][2]), "ticket") if found else None
 
     async def _give(
         self, holder: Principal, kind: str, text: str, scopes: Iterable[str], lasts: timedelta
     ) -> bool:
-        rows = await self._rows(
+        found = await rows(
+            self._broker,
             "select pgmb.give_pass(%s, %s, %s, %s, %s)",
             (holder.key, kind, tokens.digest(text), sorted(scopes), lasts),
         )
-        return bool(rows[0][0])
-
-    async def _rows(self, statement: Any, parameters: tuple[Any, ...]) -> list[Any]:
-        with translated():
-            async with self._broker.connection() as connection:
-                cursor = connection.cursor(row_factory=tuple_row)
-                await cursor.execute(statement, parameters)
-                return await cursor.fetchall()
+        return bool(found[0][0])
 
 
 def _odd(text: str) -> bool:

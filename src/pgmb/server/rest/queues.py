@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Annotated, Any, Final
 
 import msgspec
-from psycopg.rows import tuple_row
 
-from pgmb.errors import QueueNotFound, translated
+from pgmb.errors import QueueNotFound
+from pgmb.server.asking import rows
 from pgmb.server.audit import told
 from pgmb.server.problems import invalid
 from pgmb.server.rest.documents import Created, Dropped, Settings
@@ -203,9 +203,5 @@ async def _standing(call: Call, queue: str) -> QueueStatus:
 
 
 async def _settings(call: Call, queue: str) -> dict[str, Any]:
-    with translated():
-        async with call.broker.connection() as conn:
-            cursor = conn.cursor(row_factory=tuple_row)
-            await cursor.execute("select pgmb.queue_settings(%s)::text", (queue,))
-            row = await cursor.fetchone()
-    return msgspec.json.decode(row[0], type=dict[str, Any]) if row else {}
+    ((found,),) = await rows(call.broker, "select pgmb.queue_settings(%s)::text", (queue,))
+    return msgspec.json.decode(found, type=dict[str, Any])

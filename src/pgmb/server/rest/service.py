@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 from uuid import UUID
 
-from psycopg.rows import tuple_row
-
 from pgmb._async.broker import AsyncBroker
-from pgmb.errors import LeaseLost, translated
+from pgmb.errors import LeaseLost
+from pgmb.server.asking import rows
 from pgmb.server.context import Context
 from pgmb.server.rest.waiting import LongPolls
 
@@ -30,21 +29,14 @@ class LeaseQueues:
         """Refuses a lease of another queue just as one that never was: nobody learns whether it is there."""
         name = self._names.get(lease.bytes[:3])
         if name is None:
-            row = await self._row(lease)
-            name = None if row is None else row[0]
+            found = await rows(self._broker, _QUEUE_OF, (lease,))
+            name = found[0][0] if found else None
             if name is not None:
                 if len(self._names) >= _MOST_REMEMBERED:
                     self._names.clear()
                 self._names[lease.bytes[:3]] = name
         if name != queue:
             raise _lost(lease)
-
-    async def _row(self, lease: UUID) -> Any:
-        with translated():
-            async with self._broker.connection() as connection:
-                cursor = connection.cursor(row_factory=tuple_row)
-                await cursor.execute(_QUEUE_OF, (lease,))
-                return await cursor.fetchone()
 
 
 class Service:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Annotated, Any, Final
 
 import msgspec
-from psycopg.rows import tuple_row
 
-from pgmb.errors import translated
+from pgmb.server.asking import rows
 from pgmb.server.audit import told
 from pgmb.server.rest.documents import Created, EventDocument, Settings
 from pgmb.server.rest.fields import Duration, Given, Number, PositionText, StreamName, Time
@@ -127,9 +126,5 @@ async def between(call: Call, stream: StreamName, query: Between) -> Events:
 
 
 async def _settings(call: Call, stream: str) -> dict[str, Any]:
-    with translated():
-        async with call.broker.connection() as conn:
-            cursor = conn.cursor(row_factory=tuple_row)
-            await cursor.execute("select pgmb.stream_settings(%s)::text", (stream,))
-            row = await cursor.fetchone()
-    return msgspec.json.decode(row[0], type=dict[str, Any]) if row else {}
+    ((found,),) = await rows(call.broker, "select pgmb.stream_settings(%s)::text", (stream,))
+    return msgspec.json.decode(found, type=dict[str, Any])

@@ -6,10 +6,9 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
-from psycopg.rows import tuple_row
-
 from pgmb._async.broker import AsyncBroker
-from pgmb.errors import StandbyError, translated
+from pgmb.errors import StandbyError
+from pgmb.server.asking import rows
 from pgmb.server.sse.interest import Question
 from pgmb.types import Event, Position
 
@@ -47,13 +46,13 @@ class Log:
             return
 
     async def newest(self) -> Tick:
-        (row,) = await self._rows(_NEWEST, (self.stream,))
+        (row,) = await rows(self._broker, _NEWEST, (self.stream,))
         return Tick(row[0], row[1], Position.parse(row[2]))
 
     async def ticks(self, numbers: Iterable[int]) -> dict[int, Tick]:
         """Those that are still there."""
-        rows = await self._rows(_TICKS, (self.stream, list(numbers)))
-        return {row[0]: Tick(row[0], row[1], Position.parse(row[2])) for row in rows}
+        found = await rows(self._broker, _TICKS, (self.stream, list(numbers)))
+        return {row[0]: Tick(row[0], row[1], Position.parse(row[2])) for row in found}
 
     async def between(self, after: Tick, upto: Tick, seq: int) -> list[Event]:
         """A page of the events between two ticks."""
@@ -61,8 +60,8 @@ class Log:
 
     async def passing(self, question: Question, after: Tick, upto: Tick, seq: int) -> set[int]:
         """The numbers of those on that page that pass a filter."""
-        rows = await self._filtered(question, str(after.position), str(upto.position), seq, PAGE)
-        return {seq for seq, topic in rows if topic is not None}
+        page = await self._filtered(question, str(after.position), str(upto.position), seq, PAGE)
+        return {seq for seq, topic in page if topic is not None}
 
     async def check(self, question: Question) -> None:
         """Refuse what is not a filter."""
@@ -71,11 +70,4 @@ class Log:
     async def _filtered(
         self, question: Question, after: str | None, upto: str | None, seq: int, most: int
     ) -> list[Any]:
-        return await self._rows(_FILTERED, (self.stream, after, upto, seq, most, *question))
-
-    async def _rows(self, statement: Any, parameters: Any) -> list[Any]:
-        with translated():
-            async with self._broker.connection() as connection:
-                cursor = connection.cursor(row_factory=tuple_row)
-                await cursor.execute(statement, parameters)
-                return await cursor.fetchall()
+        return await rows(self._broker, _FILTERED, (self.stream, after, upto, seq, most, *question))

@@ -4,26 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from pgmb.errors import HistoryGone, PositionAhead
 from pgmb.place import later
 from pgmb.server.counts import Counts
 from pgmb.server.limits import Limits
+from pgmb.server.remembered import Remembered
 from pgmb.server.sse.interest import Document, Interest, Question
 from pgmb.server.sse.log import PAGE, Tick
 from pgmb.server.sse.mark import Mark
 from pgmb.server.sse.reader import Reader
 from pgmb.server.sse.recent import Entry
-from pgmb.server.sse.shared import Shared
 from pgmb.server.sse.tail import Tail
 from pgmb.types import Event
 
+Found = TypeVar("Found")
+
 _AT_ONCE: Final = 4
 """Reads at a time: the broker's connections are for others too."""
+_KEPT: Final = 64
+"""Of each kind of read, the last ones: what they found does not change."""
 _PATIENCE: Final = 1.0
 
 
@@ -42,10 +46,10 @@ class Replay:
         self._tail = tail
         self._limits = limits
         self._counts = counts
-        gate = asyncio.Semaphore(_AT_ONCE)
-        self._ticks: Shared[tuple[int, int], dict[int, Tick]] = Shared(gate)
-        self._pages: Shared[tuple[int, int, int], list[Event]] = Shared(gate)
-        self._passing: Shared[tuple[int, int, int, Question], set[int]] = Shared(gate)
+        self._gate = asyncio.Semaphore(_AT_ONCE)
+        self._ticks: Remembered[tuple[int, int], dict[int, Tick]] = Remembered(_KEPT)
+        self._pages: Remembered[tuple[int, int, int], list[Event]] = Remembered(_KEPT)
+        self._passing: Remembered[tuple[int, int, int, Question], set[int]] = Remembered(_KEPT)
 
     async def catch_up(self, reader: Reader, mark: Mark) -> AsyncGenerator[list[Entry]]:
         """What it missed since the mark, in order. At its end the reader has joined the tail."""
@@ -89,7 +93,7 @@ class Replay:
         if mark.epoch != self._tail.at.position.epoch:
             raise Gone("epoch")
         numbers = (mark.done, mark.batch)
-        ticks = await self._ticks.get(numbers, partial(self._tail.log.ticks, numbers))
+        ticks = await self._ticks.get(numbers, partial(self._read, self._tail.log.ticks, numbers))
         after, upto = ticks.get(mark.done), ticks.get(mark.batch)
         if after is None or upto is None or later(after.position, upto.position):
             raise Gone("history_gone")
@@ -101,10 +105,15 @@ class Replay:
     async def _page(self, after: Tick, upto: Tick, seq: int) -> list[Event]:
         try:
             return await self._pages.get(
-                (after.number, upto.number, seq), partial(self._tail.log.between, after, upto, seq)
+                (after.number, upto.number, seq),
+                partial(self._read, self._tail.log.between, after, upto, seq),
             )
         except (HistoryGone, PositionAhead) as error:
             raise Gone("history_gone") from error
+
+    async def _read(self, read: Callable[..., Coroutine[Any, Any, Found]], *given: Any) -> Found:
+        async with self._gate:
+            return await read(*given)
 
     async def _matching(
         self, interest: Interest, events: list[Event], after: Tick, upto: Tick, seq: int
@@ -114,7 +123,7 @@ class Replay:
         if question is not None and found:
             passed = await self._passing.get(
                 (after.number, upto.number, seq, question),
-                partial(self._tail.log.passing, question, after, upto, seq),
+                partial(self._read, self._tail.log.passing, question, after, upto, seq),
             )
             found = [event for event in found if event.seq in passed]
         epoch = after.position.epoch

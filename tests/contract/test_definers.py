@@ -1,0 +1,254 @@
+"""Functions that run with the owner's rights: each is known here, and gives hostile callers nothing."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import psycopg
+import pytest
+
+from tests.contract.cast import Cast
+from tests.contract.secret import SECRET, hide
+from tests.contract.test_privileges import rows
+
+
+@pytest.fixture(autouse=True)
+def stage(db: psycopg.Connection[Any]) -> None:
+    hide(db)
+
+
+# Every function that runs with the owner's rights, by who may call it. One that is not here fails the test
+# below: think of what a hostile caller could do with it first.
+CONSUMER = [
+    "ack",
+    "assert_between",
+    "between",
+    "between_filtered",
+    "between_group",
+    "bury",
+    "confirm",
+    "dead_letters",
+    "describe_queues",
+    "describe_readers",
+    "describe_sinks",
+    "describe_streams",
+    "divide",
+    "drop_dead",
+    "earliest",
+    "extend",
+    "forget",
+    "identify",
+    "keep_subscriptions",
+    "newest",
+    "newest_tick",
+    "pause",
+    "pending_messages",
+    "position",
+    "position_at",
+    "position_of",
+    "queue_activity",
+    "queue_depth",
+    "queue_health",
+    "queue_settings",
+    "receive",
+    "receive_group",
+    "redrive",
+    "release",
+    "resume",
+    "resume_subscriptions",
+    "retry",
+    "stream_of",
+    "stream_settings",
+    "subscribe",
+    "tick",
+    "ticks",
+    "unsubscribe",
+]
+PUBLISHER = [
+    "abandon_tasks",
+    "attach_mutations",
+    "begin_tasks",
+    "claim_stage",
+    "claim_task",
+    "describe_sinks",
+    "finish_task",
+    "holder_of_key",
+    "publish_stage",
+    "publish_tasks",
+    "published_version",
+    "task_published",
+]
+ADMIN = [
+    "add_endpoint_secret",
+    "alter_endpoint",
+    "alter_queue",
+    "alter_stream",
+    "bind",
+    "bind_endpoint",
+    "browse",
+    "browse_dead",
+    "browse_event",
+    "claim_deliveries",
+    "clear_keys",
+    "clear_settled",
+    "clear_stages",
+    "cluster_health",
+    "common_errors",
+    "create",
+    "create_api_key",
+    "create_endpoint",
+    "create_queue",
+    "create_schedule",
+    "create_stream",
+    "depart",
+    "detach_dropped",
+    "disable_endpoint",
+    "dispatched_endpoints",
+    "dispatched_queues",
+    "drop_api_key",
+    "drop_dead_letters",
+    "drop_endpoint",
+    "drop_endpoint_secret",
+    "drop_queue",
+    "drop_schedule",
+    "drop_segments",
+    "drop_stream",
+    "droppable",
+    "due_schedules",
+    "end_probe",
+    "end_session",
+    "extend_claimed",
+    "find_api_key",
+    "find_dead",
+    "find_session",
+    "fire",
+    "give_pass",
+    "grant_consume",
+    "grant_publish",
+    "grant_read",
+    "heartbeat",
+    "log_attempts",
+    "maintain",
+    "pause_schedule",
+    "probe_endpoint",
+    "publish_mutations",
+    "purge",
+    "queue_leases",
+    "rebase",
+    "receive_deliveries",
+    "record",
+    "redrive_dead",
+    "redrive_failed",
+    "refuse_full",
+    "refuse_void",
+    "release_due",
+    "replay",
+    "resend",
+    "resume_schedule",
+    "retry_curve",
+    "revoke_consume",
+    "revoke_stream",
+    "rotate",
+    "sample",
+    "schedules",
+    "seal",
+    "seek",
+    "set_endpoint_state",
+    "settle_claimed",
+    "settle_deliveries",
+    "stream_health",
+    "stream_segments",
+    "take_requests",
+    "take_ticket",
+    "trip_endpoint",
+    "worker",
+]
+MATCHER = ["compile", "forget", "match"]
+
+_DEFINERS = (
+    "select p.proname::text, p.oid::regprocedure::text, p.prorettype = 'trigger'::regtype,"
+    " array(select format_type(t, null) from unnest(p.proargtypes) with ordinality a (t, n) order by n)"
+    " from pg_proc p where p.prosecdef and p.pronamespace = %s::regnamespace order by 2"
+)
+
+
+def test_every_definer_function_has_a_case_here(db: psycopg.Connection[Any], cast: Cast) -> None:
+    assert {row[0] for row in rows(db, _DEFINERS, "pgmb")} == {*CONSUMER, *PUBLISHER, *ADMIN}
+    assert {row[0] for row in rows(db, _DEFINERS, "pgmb_condition")} == set(MATCHER)
+    for group, allowed in (("pgmb_consumer", CONSUMER), ("pgmb_publisher", PUBLISHER)):
+        callable_ = rows(
+            db,
+            "select distinct p.proname::text from pg_proc p where p.prosecdef"
+            " and p.pronamespace in ('pgmb'::regnamespace, 'pgmb_condition'::regnamespace)"
+            " and has_function_privilege(%s, p.oid, 'execute')",
+            group,
+        )
+        assert {row[0] for row in callable_} == set(allowed)
+
+
+INJECTED = "q'); insert into public.secret values ('taken'); --"
+HOSTILE: dict[str, list[str]] = {
+    "text": [INJECTED, "public.secret", "q", 'x" ; drop table public.secret; --', "main"],
+    "text[]": ["{#}", json.dumps([INJECTED]).replace("[", "{").replace("]", "}")],
+    "jsonb": [
+        '{"payload": {"a": "\'); drop table public.secret; --"}}',
+        '{"headers": {"x\' or true --": 1}}',
+    ],
+    "json": ["{}"],
+    "uuid": ["00000000-0000-0000-0000-000000000000", "000001ff-0000-4000-8000-000000000000"],
+    "uuid[]": ["{00000000-0000-0000-0000-000000000000}"],
+    "regclass": ["public.secret", "pgmb.queue"],
+    "bigint": ["1"],
+    "bigint[]": ["{1,2}"],
+    "integer": ["1", "-1"],
+    "integer[]": ["{1}", "{}"],
+    "interval": ["1 s"],
+    "interval[]": ["{1 s}"],
+    "bytea": ["x"],
+    "boolean[]": ["{t}"],
+    "real[]": ["{1}"],
+    "double precision": ["1"],
+    "double precision[]": ["{1}"],
+    "boolean": ["true"],
+    "timestamp with time zone": ["now"],
+    'pgmb."position"': [""],
+    "pgmb.document[]": ["{}"],
+}
+
+
+@pytest.mark.parametrize("group", ["stranger", "pgmb_publisher", "pgmb_consumer"])
+def test_hostile_arguments_gain_nothing(db: psycopg.Connection[Any], cast: Cast, group: str) -> None:
+    """Each definer function, with texts made to break out of what it puts together."""
+    plain = cast.acting(cast.role("plain", *([] if group == "stranger" else [group])))
+    plain.execute("set statement_timeout = '60s'; set standard_conforming_strings = off")
+    # Who may publish may have stages.
+    relations = (
+        "select count(*) from pg_class where relname !~ '^stage_[0-9]+$'"
+        " and relnamespace <> 'pg_toast'::regnamespace"
+    )
+    before = rows(db, relations), rows(db, "select count(*) from pg_proc")
+    allowed = {"stranger": [], "pgmb_publisher": PUBLISHER, "pgmb_consumer": CONSUMER}[group]
+    called = 0
+    for schema in ("pgmb", "pgmb_condition"):
+        for name, signature, trigger, types in rows(db, _DEFINERS, schema):
+            if trigger:
+                continue
+            most = max((len(HOSTILE[kind]) for kind in types), default=1)
+            for nth in range(most):
+                values = [HOSTILE[kind][nth % len(HOSTILE[kind])] or None for kind in types]
+                arguments = ", ".join(f"%s::{kind}" for kind in types)
+                function = f'{schema}."{name}"'
+                mine = schema == "pgmb" and name in allowed
+                try:
+                    got: Any = plain.execute(f"select * from {function}({arguments})", values).fetchall()
+                    denied = False
+                except psycopg.Error as error:
+                    got, denied = str(error), error.sqlstate == "42501"
+                assert mine or denied, (group, signature, got)
+                assert SECRET not in str(got), (signature, values)
+                called += 1
+    assert called > 100
+    assert rows(db, "select text from public.secret") == [(SECRET,)]
+    assert (rows(db, relations), rows(db, "select count(*) from pg_proc")) == before
+    assert rows(db, "select count(*) from pgmb.queue") == [(1,)]
