@@ -64,19 +64,20 @@ class Watching:
             "route": route,
             "status": answer.status,
             "seconds": round(seconds, 6),
-            "bytes": answer.bytes,
+            # Most of what a stream sends goes another way: see WAY_OUT.
+            "bytes": None if answer.is_stream else answer.bytes,
             "key": scope.get(KEY_NAME),
             "request_id": scope[REQUEST_ID],
         }
         logger.log(
             level,
-            "%s %s %s %d, %.1f ms, %d bytes, key %s, request %s",
+            "%s %s %s %d, %.1f ms, %s bytes, key %s, request %s",
             fields["client"] or "-",
             _shown(fields["method"]),
             route,
             answer.status,
             seconds * 1000,
-            answer.bytes,
+            "-" if fields["bytes"] is None else fields["bytes"],
             fields["key"] or "-",
             fields["request_id"],
             extra={"fields": fields},
