@@ -17,6 +17,7 @@ PgmbError
 ├── PositionAhead               MB023
 ├── TimeoutRequired             MB024
 ├── ConditionsUnavailable       MB025
+├── IsolationLevelError         MB029
 ├── SubscriptionPaused          of a feed
 ├── QueueFull                   MB040
 ├── StageLost                   MB050
@@ -120,6 +121,10 @@ class ConditionsUnavailable(PgmbError):
     """SQL conditions cannot run here: there is no role pgmb_matcher, or the schema's owner is no member."""
 
 
+class IsolationLevelError(PgmbError):
+    """The function needs READ COMMITTED: a REPEATABLE READ or SERIALIZABLE snapshot may be too old."""
+
+
 class SubscriptionPaused(PgmbError):
     """The filter or condition of a feed raised, so that it hears nothing more."""
 
@@ -210,6 +215,7 @@ BY_SQLSTATE: dict[str, type[PgmbError]] = {
     "MB023": PositionAhead,
     "MB024": TimeoutRequired,
     "MB025": ConditionsUnavailable,
+    "MB029": IsolationLevelError,
     "MB030": SchemaVersionError,
     "MB040": QueueFull,
     "MB050": StageLost,

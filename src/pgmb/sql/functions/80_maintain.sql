@@ -293,11 +293,10 @@ returns void
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 declare
-  s pgmb.stream;
+  maintained pgmb.stream;
+  newest_seq bigint;
   opened_at timestamptz;
-  number integer;
 begin
   perform pgmb.assert_admin();
   perform pgmb.assert_primary();
@@ -305,18 +304,19 @@ begin
     return;
   end if;
   -- Sealing comes first: it needs an xid younger than the last rotation.
-  perform pgmb.seal(stream.name) from pgmb.stream;
-  for s in select * from pgmb.stream loop
-    perform pgmb.release_due(s.name, clock_timestamp(), 100000);
-    number := pgmb.last_seq(s.name) >> 40;
-    select coalesce(max(g.closed_at), s.created_at) into opened_at
-    from pgmb.segment g where g.stream = s.id and g.number = number - 1;
-    if (pgmb.last_seq(s.name) & 1099511627775) > 0
-      and (clock_timestamp() > opened_at + s.rotate_every
-        or (pgmb.last_seq(s.name) & 1099511627775) >= s.rotate_events)
+  perform pgmb.seal(s.name) from pgmb.stream s;
+  for maintained in select * from pgmb.stream loop
+    perform pgmb.release_due(maintained.name, clock_timestamp(), 100000);
+    newest_seq := pgmb.last_seq(maintained.name);
+    -- The current segment opened when the one before it was closed.
+    select coalesce(max(g.closed_at), maintained.created_at) into opened_at
+    from pgmb.segment g where g.stream = maintained.id and g.number = (newest_seq >> 40) - 1;
+    if (newest_seq & 1099511627775) > 0
+      and (clock_timestamp() > opened_at + maintained.rotate_every
+        or (newest_seq & 1099511627775) >= maintained.rotate_events)
     then
       begin
-        perform pgmb.rotate(s.name);
+        perform pgmb.rotate(maintained.name);
       exception when lock_not_available then
         null;
       end;
@@ -333,9 +333,9 @@ begin
   from (select n.queue, max(n.generation) generation from pgmb.supersession n group by n.queue) newest
   where q.id = newest.queue and q.generation <> newest.generation;
   -- Last, because these keep readers, then publishers, out until the end of the transaction.
-  for s in select * from pgmb.stream loop
-    perform pgmb.guard_stream(s.name, 1);
-    perform pgmb.drop_segments(s.name);
-    perform pgmb.detach_dropped(s.name);
+  for maintained in select * from pgmb.stream loop
+    perform pgmb.guard_stream(maintained.name, 1);
+    perform pgmb.drop_segments(maintained.name);
+    perform pgmb.detach_dropped(maintained.name);
   end loop;
 end $$;

@@ -1,0 +1,16 @@
+-- Isolation levels. Functions that decide by looking at rows which other sessions change need a fresh snapshot in
+-- every statement: they run in READ COMMITTED (or READ UNCOMMITTED, which PostgreSQL treats the same) only.
+
+-- Refuses a transaction whose snapshot may be older than this statement. Errors: MB029. Internal.
+create or replace function pgmb.assert_read_committed()
+returns void
+language plpgsql stable
+as $$
+begin
+  if pg_catalog.current_setting('transaction_isolation') in ('repeatable read', 'serializable') then
+    raise exception 'this function needs READ COMMITTED, the transaction is %',
+      pg_catalog.upper(pg_catalog.current_setting('transaction_isolation'))
+      using errcode = 'MB029',
+        hint = 'Call it in a READ COMMITTED transaction: begin isolation level read committed.';
+  end if;
+end $$;
