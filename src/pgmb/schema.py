@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
     from importlib.resources.abc import Traversable
 
-VERSION = 7
+VERSION = 1
 """The schema version that this package installs and works with."""
 
 _SQL = files("pgmb") / "sql"
@@ -198,7 +198,12 @@ def _read(folder: str) -> list[str]:
 
 
 def _migrations() -> list[tuple[int, str]]:
-    """Each file NNNN_what.sql brings the tables from version NNNN - 1 to NNNN."""
+    """The migrations in order: NNNN_what.sql brings the tables from version NNNN - 1 to NNNN.
+
+    The first version has none, and a package cannot hold an empty folder.
+    """
+    if not (_SQL / "migrations").is_dir():
+        return []
     return [(int(entry.name.split("_")[0]), entry.read_text()) for entry in _sorted("migrations")]
 
 

@@ -20,6 +20,7 @@ from pgmb.doctor import Finding, Level, Limits, connection, server
 from pgmb.doctor.finding import Look
 from tests.cli.conftest import OpenTerminal, Run
 from tests.conftest import Connect, FreshServer
+from tests.migration.versions import become, next_version
 
 AT_ONCE = Limits(
     pinned_for=timedelta(0),
@@ -29,7 +30,6 @@ AT_ONCE = Limits(
     waiting_for=timedelta(0),
     expired=2,
 )
-V2 = Path(__file__).resolve().parents[1] / "migration" / "fixtures" / "v2.sql"
 
 
 def problems(db: psycopg.Connection[Any], limits: Limits = AT_ONCE) -> dict[str, Finding]:
@@ -185,20 +185,22 @@ def test_a_database_without_the_schema(empty_dsn: str, run: Run) -> None:
     assert "backlog" not in told
 
 
-def test_schemas_of_other_versions(empty_dsn: str, run: Run) -> None:
-    with psycopg.connect(empty_dsn, autocommit=True) as db:
-        db.execute(V2.read_text())
-        old = problems(db)["schema version"]
-        assert f"at version 2, this package works with {schema.VERSION}" in old.message
-        assert old.fix == "pgmb upgrade"
-        assert run("upgrade", dsn=empty_dsn).code == 0
-        assert "schema version" not in problems(db)
-        db.execute("update pgmb.installation set version = 99")
-        assert "Upgrade the pgmb package" in str(problems(db)["schema version"].fix)
-        db.execute("update pgmb.installation set version = %s", [schema.VERSION])
-        db.execute("drop function pgmb.stream_health()")
-        assert checked(db, "ticker").level is Level.SKIP
-        assert "pgmb install" in str(checked(db, "ticker").fix)
+def test_schemas_of_other_versions(
+    dsn: str, db: psycopg.Connection[Any], run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    become(monkeypatch, next_version(tmp_path), schema.VERSION + 1)
+    old = problems(db)["schema version"]
+    assert f"at version {schema.VERSION - 1}, this package works with {schema.VERSION}" in old.message
+    assert old.fix == "pgmb upgrade"
+    upgraded = run("upgrade", dsn=dsn)
+    assert f"from version {schema.VERSION - 1} to {schema.VERSION}" in upgraded.out
+    assert "schema version" not in problems(db)
+    db.execute("update pgmb.installation set version = 99")
+    assert "Upgrade the pgmb package" in str(problems(db)["schema version"].fix)
+    db.execute("update pgmb.installation set version = %s", [schema.VERSION])
+    db.execute("drop function pgmb.stream_health()")
+    assert checked(db, "ticker").level is Level.SKIP
+    assert "pgmb install" in str(checked(db, "ticker").fix)
 
 
 def test_a_log_from_another_cluster(db: psycopg.Connection[Any]) -> None:
