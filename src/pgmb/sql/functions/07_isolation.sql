@@ -11,6 +11,6 @@ begin
     raise exception 'this function needs READ COMMITTED, the transaction is %',
       pg_catalog.upper(pg_catalog.current_setting('transaction_isolation'))
       using errcode = 'MB029',
-        hint = 'Call it in a READ COMMITTED transaction: begin isolation level read committed.';
+        hint = 'Begin the transaction with isolation level READ COMMITTED, or check default_transaction_isolation.';
   end if;
 end $$;

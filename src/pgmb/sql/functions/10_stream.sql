@@ -114,6 +114,7 @@ as $$
 declare
   gone integer := pgmb.stream_id(drop_stream.name);
 begin
+  perform pgmb.assert_read_committed();
   perform pgmb.assert_admin();
   if exists (select from pgmb.queue q where q.stream = gone) then
     raise exception 'queues still read stream %', drop_stream.name

@@ -13,6 +13,7 @@ as $$
 declare
   stage integer;
 begin
+  perform pgmb.assert_read_committed();
   perform pgmb.assert_publisher(stream);
   if version <= pgmb.published_version(stream, app) then
     return null;
@@ -106,6 +107,7 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 begin
+  perform pgmb.assert_read_committed();
   perform pgmb.assert_publisher(stream);
   perform pgmb.hold_stage(stream, stage, app, version);
   perform pgmb.move_stage(stream, stage, events, delayed, clock_timestamp());
@@ -162,6 +164,7 @@ declare
   old record;
   freed integer := 0;
 begin
+  perform pgmb.assert_read_committed();
   perform pgmb.assert_admin();
   for old in
     select s.number, s.app from pgmb.stage s where s.claimed_at < clock_timestamp() - older

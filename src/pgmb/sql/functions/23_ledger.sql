@@ -65,6 +65,7 @@ declare
   staged record;
   published bigint := 0;
 begin
+  perform pgmb.assert_read_committed();
   perform pgmb.assert_publisher(stream);
   if version is not null then
     line := pgmb.ledger_of(stream, app);
@@ -109,6 +110,7 @@ as $$
 declare
   line pgmb.ledger;
 begin
+  perform pgmb.assert_read_committed();
   perform pgmb.assert_publisher(stream);
   if forget then
     line := pgmb.ledger_of(stream, app);

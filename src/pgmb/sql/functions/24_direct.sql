@@ -16,6 +16,7 @@ as $$
 declare
   line pgmb.ledger;
 begin
+  perform pgmb.assert_read_committed();
   perform pgmb.assert_publisher(stream);
   -- The first task of a run locks the line, the others only look.
   select * into line from pgmb.ledger l where l.app = app and l.stream = pgmb.stream_id(stream);
@@ -45,6 +46,7 @@ as $$
 declare
   line pgmb.ledger;
 begin
+  perform pgmb.assert_read_committed();
   perform pgmb.assert_publisher(stream);
   -- Held to the end: no other run begins while this task publishes.
   select * into line from pgmb.ledger l where l.app = app and l.stream = pgmb.stream_id(stream) for share;
@@ -79,6 +81,7 @@ set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_variable
 begin
+  perform pgmb.assert_read_committed();
   perform pgmb.assert_publisher(stream);
   perform pgmb.assert_app(l) from pgmb.ledger l where l.app = app and l.stream = pgmb.stream_id(stream);
   update pgmb.ledger_task t set events = events, digest = digest, committed_at = clock_timestamp()

@@ -70,6 +70,7 @@ as $$
 declare
   cleared bigint;
 begin
+  perform pgmb.assert_read_committed();
   perform pgmb.assert_admin();
   delete from pgmb.dedup d
   where d.ctid = any (array(

@@ -94,6 +94,7 @@ declare
   taken pgmb.position;
   given bigint;
 begin
+  perform pgmb.assert_read_committed();
   perform pgmb.assert_primary();
   perform pgmb.release_due(tick.stream, clock_timestamp());
   select * into newest from pgmb.tick t where t.stream = stream_number order by t.id desc limit 1;

@@ -151,6 +151,7 @@ declare
   stream_number integer := pgmb.stream_id(create_queue.stream);
   start pgmb.position := coalesce(create_queue.starting, pgmb.position(create_queue.stream));
 begin
+  perform pgmb.assert_read_committed();
   perform pgmb.assert_admin();
   perform pgmb.matching(create_queue.patterns);
   if create_queue.lanes is not null then
@@ -243,6 +244,7 @@ declare
   bound pgmb.queue;
   asked record;
 begin
+  perform pgmb.assert_read_committed();
   perform pgmb.assert_admin();
   perform pgmb.assert_filter(bind.equals, bind.filter, bind.params);
   bind.condition := pgmb.compile_condition(bind.condition);
@@ -281,6 +283,7 @@ as $$
 declare
   altered pgmb.queue;
 begin
+  perform pgmb.assert_read_committed();
   perform pgmb.assert_admin();
   for altered in select * from pgmb.lanes_for_consumer(alter_queue.queue) loop
     if alter_queue.max_length > 0 and (altered.lanes is not null or altered.shards > 1
@@ -319,6 +322,7 @@ as $$
 declare
   gone pgmb.queue;
 begin
+  perform pgmb.assert_read_committed();
   perform pgmb.assert_admin();
   if pgmb.feeds_endpoints(drop_queue.queue) then
     raise exception 'queue % feeds endpoints', quote_literal(drop_queue.queue) using errcode = 'MB004',
@@ -395,6 +399,7 @@ declare
   base pgmb.claim;
   target pgmb.position := seek."to";
 begin
+  perform pgmb.assert_read_committed();
   perform pgmb.assert_admin();
   if target is null or target.epoch is distinct from (select i.epoch from pgmb.installation i) then
     raise exception 'not a position of this log' using errcode = 'MB021',
@@ -429,6 +434,7 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 begin
+  perform pgmb.assert_read_committed();
   perform pgmb.seek(purge.queue, pgmb.position(q.stream_name))
   from pgmb.queue q
   where q.name = purge.queue;

@@ -88,6 +88,7 @@ set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
 begin
+  perform pgmb.assert_read_committed();
   perform pgmb.assert_reader(t.name)
   from pgmb.stream t where t.id in (select s.stream from pgmb.subscription s where s.id = any (keep_subscriptions.ids));
   update pgmb.subscription s set active_at = clock_timestamp()

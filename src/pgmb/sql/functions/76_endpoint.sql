@@ -41,6 +41,7 @@ declare
   own text := case when create_endpoint.ordered or create_endpoint.batch > 1
     then 'endpoint/' || create_endpoint.name end;
 begin
+  perform pgmb.assert_read_committed();
   perform pgmb.assert_admin();
   perform pgmb.assert_name('endpoint', create_endpoint.name);
   perform pgmb.assert_url(create_endpoint.url);
@@ -163,6 +164,7 @@ declare
   bound pgmb.endpoint;
   asked uuid;
 begin
+  perform pgmb.assert_read_committed();
   perform pgmb.assert_admin();
   select * into bound from pgmb.endpoint e where e.id = pgmb.endpoint_id(bind_endpoint.name) for no key update;
   if bound.subscription is null then
@@ -341,6 +343,7 @@ as $$
 declare
   gone pgmb.endpoint;
 begin
+  perform pgmb.assert_read_committed();
   perform pgmb.assert_admin();
   delete from pgmb.endpoint e where e.name = drop_endpoint.name returning e.* into gone;
   if gone.id is null then

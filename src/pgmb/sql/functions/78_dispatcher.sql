@@ -17,6 +17,7 @@ declare
   now timestamptz := clock_timestamp();
   hopeless record;
 begin
+  perform pgmb.assert_read_committed();
   perform pgmb.assert_admin();
   insert into pgmb.dispatcher as d (id, host, pid) values (heartbeat.dispatcher, heartbeat.host, heartbeat.pid)
   on conflict (id) do update set heartbeat_at = now;
@@ -83,6 +84,7 @@ as $$
 declare
   now timestamptz;
 begin
+  perform pgmb.assert_read_committed();
   perform pgmb.assert_admin();
   perform from pgmb.endpoint_activity a where a.endpoint = any (take_requests.endpoints)
   order by a.endpoint for no key update;
@@ -147,6 +149,7 @@ set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
 begin
+  perform pgmb.assert_read_committed();
   perform pgmb.assert_admin();
   update pgmb.endpoint e set probe_at = clock_timestamp() + probe_endpoint.busy_for, changed_at = clock_timestamp()
   where e.id = probe_endpoint.id and e.state = 'tripped' and e.probe_at <= clock_timestamp();

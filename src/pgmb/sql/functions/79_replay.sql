@@ -13,6 +13,7 @@ as $$
 declare
   feed pgmb.queue;
 begin
+  perform pgmb.assert_read_committed();
   perform pgmb.assert_admin();
   select * into feed from pgmb.endpoint_feeds(resend.endpoint) f order by f.id limit 1;
   return pgmb.send_again(pgmb.endpoint_id(resend.endpoint), feed, pgmb.events_by_id(feed.stream, resend.ids));
@@ -40,6 +41,7 @@ declare
   after bigint;
   sent bigint := 0;
 begin
+  perform pgmb.assert_read_committed();
   perform pgmb.assert_admin();
   if replay.since is null then
     raise exception 'a replay needs a time to begin at' using errcode = 'MB005',

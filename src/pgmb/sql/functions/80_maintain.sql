@@ -22,6 +22,7 @@ declare
   committed integer;
   age interval;
 begin
+  perform pgmb.assert_read_committed();
   perform pgmb.assert_admin();
   perform pgmb.stream_id(rotate.stream);
   -- Not FOR UPDATE: a tick in an open transaction holds the row's key.
@@ -72,6 +73,7 @@ declare
   leaf text;
   sealed integer := 0;
 begin
+  perform pgmb.assert_read_committed();
   perform pgmb.assert_admin();
   if fresh and exists (select from pgmb.segment s where s.closed_at is not null and s.closed_xid is null) then
     -- Only an xid taken after the rotation bounds those of its writers: this transaction's, if new. For all
@@ -199,6 +201,7 @@ declare
   old integer;
   dropped integer := 0;
 begin
+  perform pgmb.assert_read_committed();
   for old in select * from pgmb.droppable(drop_segments.stream) loop
     begin
       execute format('truncate pgmb.segment_%s_%s', stream_number, old);
@@ -228,6 +231,7 @@ declare
   leaf text;
   detached integer := 0;
 begin
+  perform pgmb.assert_read_committed();
   perform pgmb.assert_admin();
   for leaf in
     select format('pgmb.segment_%s_%s', s.stream, s.number) from pgmb.segment s
@@ -260,6 +264,7 @@ declare
   cleared bigint := 0;
   part bigint;
 begin
+  perform pgmb.assert_read_committed();
   perform pgmb.assert_admin();
   for q in
     select queue.id, newest.id position
@@ -298,6 +303,7 @@ declare
   newest_seq bigint;
   opened_at timestamptz;
 begin
+  perform pgmb.assert_read_committed();
   perform pgmb.assert_admin();
   perform pgmb.assert_primary();
   if not pg_try_advisory_xact_lock((28749::bigint << 48) - 1) then

@@ -17,6 +17,7 @@ declare
   last bigint;
   place bigint;
 begin
+  perform pgmb.assert_read_committed();
   perform pgmb.assert_admin();
   if pg_is_in_recovery() then
     perform pgmb.assert_primary();

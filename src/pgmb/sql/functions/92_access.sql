@@ -69,6 +69,7 @@ set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
 begin
+  perform pgmb.assert_read_committed();
   perform pgmb.assert_admin();
   if not pg_is_in_recovery() then
     update pgmb.api_key k set used_at = clock_timestamp()
@@ -89,6 +90,7 @@ set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
 begin
+  perform pgmb.assert_read_committed();
   perform pgmb.assert_admin();
   perform pgmb.assert_scopes(give_pass.scopes);
   if not coalesce(give_pass.kind in ('session', 'ticket'), false) or coalesce(octet_length(give_pass.digest), 0) <> 32 then
@@ -109,6 +111,7 @@ set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
 begin
+  perform pgmb.assert_read_committed();
   perform pgmb.assert_admin();
   return query
   select k.id, k.name, p.scopes, p.expires_at
@@ -124,6 +127,7 @@ set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
 begin
+  perform pgmb.assert_read_committed();
   perform pgmb.assert_admin();
   return query
   with taken as (

@@ -60,6 +60,7 @@ as $$
 declare
   made pgmb.queue;
 begin
+  perform pgmb.assert_read_committed();
   perform pgmb.assert_admin();
   if "create".worker_id is null then
     raise exception 'a queue needs a worker' using errcode = 'MB005',

@@ -1,0 +1,279 @@
+"""Promise: every function says which isolation levels it supports, and raises MB029 in the others.
+
+A function that decides by looking at rows that other sessions change needs a fresh snapshot in every
+statement: it refuses REPEATABLE READ and SERIALIZABLE. Publishing, reading between positions and functions
+that only show something work at every level. docs/explanation/isolation.md has the same table.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import psycopg
+import pytest
+
+from harness.postgres import Server, create_database, drop_database
+from harness.sessions import Sessions
+from scripts import docs
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "explanation" / "isolation.md"
+STRICTER = ("repeatable read", "serializable")
+
+ENDPOINT = "(select id from pgmb.endpoint where name = 'e')"
+SUBSCRIPTION = "(select id from pgmb.subscription limit 1)"
+LEASE = "current_setting('test.lease')::uuid"
+RUN = "'00000000-0000-0000-0000-000000000001'"
+DIGEST = "decode(repeat('00', 32), 'hex')"
+NOW = "clock_timestamp()"
+BETWEEN = "'main', pgmb.earliest(), pgmb.position_at('main', 'infinity')"
+
+# A call of each function, by the function's name. In READ COMMITTED each of them succeeds.
+ANY_LEVEL = {
+    "create_stream": "'another'",
+    "alter_stream": "'main', keep_for => '1 day'",
+    "publish": "'t', '1', delay => '1 hour', dedup_key => 'k'",
+    "publish_many": "'t', array['1']::json[]",
+    "cancel": "gen_random_uuid()",
+    "send": "gen_random_uuid(), 't', '{}'::jsonb",
+    "published_version": "'main', 'app'",
+    "task_published": "'main', 'app', 1, 0",
+    "create_schedule": "'another', '* * * * *', 't', '1', now()",
+    "drop_schedule": "'s'",
+    "pause_schedule": "'s'",
+    "resume_schedule": "'s', now()",
+    "schedules": "",
+    "due_schedules": "",
+    "fire": "'s', now() - interval '1 hour', now()",
+    "push_table_mutations": "'public.watched'",
+    "stop_table_mutations": "'public.watched'",
+    "table_mutations": "",
+    "position": "",
+    "earliest": "",
+    "position_at": "'main', now()",
+    "newest_tick": "",
+    "ticks": "'main', '{0}'",
+    "position_of": "'main', (select max(id) from pgmb.tick)",
+    "between": BETWEEN,
+    "assert_between": BETWEEN,
+    "between_filtered": BETWEEN,
+    "between_group": f"'g', {BETWEEN}",
+    "confirm": "'main', 'r', pgmb.position()",
+    "forget": "'main', 'r'",
+    "identify": "'main'",
+    "newest": "'main'",
+    "divide": f"{BETWEEN}, 0, 10",
+    "matches": "'a.*', 'a.b'",
+    "stream_of": "'q'",
+    "pause": "'q'",
+    "resume": "'q'",
+    "subscribe": "'g', '{a}'",
+    "unsubscribe": "gen_random_uuid()",
+    "resume_subscriptions": "'g'",
+    "receive": "'q'",
+    "receive_any": "'{q}'",
+    "receive_group": "'g'",
+    "ack": LEASE,
+    "retry": LEASE,
+    "bury": LEASE,
+    "release": LEASE,
+    "extend": LEASE,
+    "dead_letters": "'q'",
+    "redrive": "'q'",
+    "drop_dead": "'q'",
+    "alter_endpoint": "'e', rps => 5",
+    "set_endpoint_state": "'e', 'paused'",
+    "add_endpoint_secret": "'e', '\\x00'",
+    "drop_endpoint_secret": "'e'",
+    "receive_deliveries": "'webhooks'",
+    "settle_deliveries": "current_setting('test.deliveries')::uuid",
+    "claim_deliveries": "",
+    "settle_claimed": "gen_random_uuid(), '{}'",
+    "extend_claimed": "array[gen_random_uuid()]",
+    "depart": RUN,
+    "trip_endpoint": f"{ENDPOINT}, 'it fails'",
+    "end_probe": f"{ENDPOINT}, true",
+    "disable_endpoint": f"{ENDPOINT}, 'it is gone'",
+    "log_attempts": ", ".join(["'{}'"] * 10),
+    "dispatched_endpoints": "",
+    "dispatched_queues": "",
+    "redrive_failed": "'e'",
+    "droppable": "",
+    "grant_publish": "'main', 'pgmb_consumer'",
+    "grant_read": "'main', 'pgmb_publisher'",
+    "grant_consume": "'q', 'pgmb_publisher'",
+    "revoke_stream": "'main', 'pgmb_consumer'",
+    "revoke_consume": "'q', 'pgmb_consumer'",
+    "create_api_key": f"'another', {DIGEST}, '{{inspect}}'",
+    "drop_api_key": "'k'",
+    "end_session": DIGEST,
+    "record": "'somebody', 'something'",
+    "browse": "",
+    "browse_event": "'main', 1",
+    "find_dead": "'q'",
+    "browse_dead": "'{1}'",
+    "redrive_dead": "'{1}'",
+    "drop_dead_letters": "'{1}'",
+    "common_errors": "'{1}'",
+    "stream_segments": "'main'",
+    "queue_leases": "'q'",
+    "retry_curve": "'q'",
+    "sample": "",
+    "describe_queues": "",
+    "describe_streams": "",
+    "describe_readers": "",
+    "describe_sinks": "",
+    "queue_depth": "'q'",
+    "cluster_health": "",
+    "stream_health": "",
+    "queue_health": "",
+    "queue_activity": "",
+    "queue_settings": "'q'",
+    "stream_settings": "'main'",
+    "worker": "'w', 'https://worker.example/'",
+    "as_jsonb": "'{}'",
+    "pending_messages": "'q'",
+}
+READ_COMMITTED = {
+    "drop_stream": "'unread'",
+    "claim_stage": "'main', 'app', 1",
+    "publish_stage": "'main', pgmb.claim_stage('main', 'app', 1), 'app', 1, 0",
+    "clear_stages": "",
+    "publish_tasks": "'main', 'app', 1, '{}', '{}', '{}'",
+    "abandon_tasks": "'main', 'app', 1",
+    "begin_tasks": f"'main', 'app', 1, {RUN}",
+    "claim_task": f"'main', 'begun', 1, 0, {RUN}",
+    "finish_task": "'main', 'begun', 1, 0, 0, 0",
+    "clear_keys": "",
+    "tick": "",
+    "create_queue": "'another'",
+    "alter_queue": "'q', max_attempts => 3",
+    "bind": "'q', '{a}'",
+    "drop_queue": "'q'",
+    "seek": "'q', pgmb.earliest()",
+    "purge": "'q'",
+    "keep_subscriptions": f"array[{SUBSCRIPTION}]",
+    "create_endpoint": "'another', 'https://another.example/'",
+    "bind_endpoint": "'e', '{a}'",
+    "drop_endpoint": "'e'",
+    "heartbeat": f"{RUN}, 'host', 1",
+    "take_requests": f"array[{ENDPOINT}], '{{1}}'",
+    "probe_endpoint": f"{ENDPOINT}, '1 s'",
+    "resend": "'e', array[gen_random_uuid()]",
+    "replay": "'e', '-infinity'",
+    "rotate": "",
+    "seal": "",
+    "drop_segments": "",
+    "detach_dropped": "",
+    "clear_settled": "",
+    "maintain": "",
+    "rebase": "",
+    "find_api_key": DIGEST,
+    "give_pass": f"1, 'ticket', {DIGEST}, '{{inspect}}', '1 hour'",
+    "find_session": DIGEST,
+    "take_ticket": DIGEST,
+    "create": f"'made', 'a.*', 3, {ENDPOINT}",
+}
+
+SETTING = [
+    "create table public.watched (id int primary key)",
+    "select pgmb.create_stream('unread')",
+    "select pgmb.create_queue('q'), pgmb.create_queue('g'), pgmb.subscribe('g', '{t}')",
+    "select pgmb.create_schedule('s', '* * * * *', 't', '1', now() - interval '1 hour')",
+    "select pgmb.create_endpoint('e', 'https://endpoint.example/')",
+    "select pgmb.create_api_key('k', decode(repeat('11', 32), 'hex'), '{inspect}')",
+    f"select pgmb.begin_tasks('main', 'begun', 1, {RUN})",
+    "select pgmb.publish('t', '1')",
+    "select pgmb.tick()",
+]
+
+
+@pytest.fixture(scope="module")
+def caller(server: Server, template: str) -> Iterator[psycopg.Connection[Any]]:
+    """A connection to a database with one of everything; its transactions are rolled back."""
+    name = create_database(server, template)
+    with psycopg.connect(server.dsn(name), autocommit=True) as connection:
+        for statement in SETTING:
+            connection.execute(cast("Any", statement))
+        for setting, function, queue in (
+            ("test.lease", "receive", "q"),
+            ("test.deliveries", "receive_deliveries", "webhooks"),
+        ):
+            connection.execute(
+                cast("Any", f"select set_config(%s, min(lease::text), false) from pgmb.{function}(%s)"),
+                [setting, queue],
+            )
+        yield connection
+    drop_database(server, name)
+
+
+def call(caller: psycopg.Connection[Any], level: str, function: str, arguments: str) -> None:
+    """Call a function in a transaction of that level whose snapshot was taken earlier, and roll back."""
+    with caller.transaction(force_rollback=True):
+        caller.execute(cast("Any", f"set transaction isolation level {level}"))
+        caller.execute("select from pgmb.queue")
+        caller.execute(cast("Any", f'select * from pgmb."{function}"({arguments})'))
+
+
+def documented() -> set[str]:
+    """The names of the public functions: those that the SQL reference has."""
+    entries = [entry for path in docs.SOURCES.glob("*.sql") for entry in docs.functions(path.read_text())]
+    names = {entry.split("\n", 1)[0].removeprefix("### ") for entry in entries}
+    return {name for name in names if not name.endswith(" (view)")}
+
+
+def test_every_public_function_has_its_levels_listed_here() -> None:
+    assert {*ANY_LEVEL} & {*READ_COMMITTED} == set()
+    assert {*ANY_LEVEL, *READ_COMMITTED} == documented()
+
+
+def test_the_documentation_lists_the_same_functions() -> None:
+    listed: dict[str, set[str]] = {"any": set(), "read committed": set()}
+    rows = [line.split("|")[1:-1] for line in PAGE.read_text().splitlines() if line.startswith("| ")]
+    for _, anywhere, committed in rows[1:]:
+        listed["any"] |= set(re.findall(r"`(\w+)`", anywhere))
+        listed["read committed"] |= set(re.findall(r"`(\w+)`", committed))
+    assert listed == {"any": {*ANY_LEVEL}, "read committed": {*READ_COMMITTED}}
+
+
+@pytest.mark.parametrize("function", sorted(READ_COMMITTED))
+def test_a_function_that_looks_at_others_rows_refuses_an_old_snapshot(
+    caller: psycopg.Connection[Any], function: str
+) -> None:
+    call(caller, "read committed", function, READ_COMMITTED[function])
+    for level in STRICTER:
+        with pytest.raises(psycopg.Error) as refusal:
+            call(caller, level, function, READ_COMMITTED[function])
+        assert refusal.value.sqlstate == "MB029", refusal.value
+        assert "READ COMMITTED" in (refusal.value.diag.message_hint or "")
+
+
+@pytest.mark.parametrize("function", sorted(ANY_LEVEL))
+def test_the_others_work_at_every_isolation_level(caller: psycopg.Connection[Any], function: str) -> None:
+    for level in ("read uncommitted", "read committed", *STRICTER):
+        call(caller, level, function, ANY_LEVEL[function])
+
+
+@pytest.mark.parametrize("step", ["maintain", "seal"])
+def test_an_event_committed_after_a_janitors_snapshot_is_not_dropped(sessions: Sessions, step: str) -> None:
+    """A seal that does not see it would take the segment for one that every queue has passed."""
+    admin, writer, janitor = sessions.open("admin", "writer", "janitor")
+    admin.run("select pgmb.create_queue('q')")
+    admin.run("select pgmb.alter_stream('main', keep_for => '0 s')")
+    writer.run("begin")
+    writer.run("select pgmb.publish('t', '1')")
+    admin.run("select pgmb.rotate()")
+    janitor.run("begin isolation level repeatable read")
+    janitor.run("select count(*) from pgmb.queue")
+    writer.run("commit")
+    refused = ""
+    try:
+        janitor.run(f"select pgmb.{step}()")
+    except psycopg.Error as error:
+        refused = error.sqlstate or ""
+    janitor.run("commit")
+    admin.run("select pgmb.maintain()")
+    assert admin.run("select payload from pgmb.receive('q')") == [(1,)]
+    assert refused == "MB029"
