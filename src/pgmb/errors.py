@@ -6,7 +6,8 @@ PgmbError
 │   ├── QueueNotFound           MB002
 │   ├── ScheduleNotFound        MB008
 │   └── EndpointNotFound        MB060
-├── InvalidArgument             MB003 name, MB005 arrays, MB007 pattern, MB009 filter, MB010 condition
+├── InvalidArgument             MB003 name, MB005 arrays, MB007 pattern, MB009 filter, MB010 condition,
+│                               MB041 topic or key too long
 ├── Conflict                    MB004 stream in use, MB006 queue differs
 ├── LeaseLost                   MB011
 ├── HistoryGone                 MB012
@@ -218,10 +219,14 @@ BY_SQLSTATE: dict[str, type[PgmbError]] = {
     "MB029": IsolationLevelError,
     "MB030": SchemaVersionError,
     "MB040": QueueFull,
+    "MB041": InvalidArgument,
     "MB050": StageLost,
     "MB051": TasksDiffer,
     "42501": PermissionDenied,
 }
+
+_MOST_BYTES = {"topic_size": "a topic has at most 255 bytes", "key_size": "a key has at most 1000 bytes"}
+"""What the log's constraints say, where no function of pgmb spoke first."""
 
 
 @contextmanager
@@ -232,6 +237,8 @@ def translated() -> Generator[None]:
     except psycopg.Error as error:
         if error.sqlstate == "23502" and error.diag.schema_name == "pgmb":
             raise InvalidArgument(f"an event needs a {error.diag.column_name}") from error
+        if error.sqlstate == "23514" and (most := _MOST_BYTES.get(error.diag.constraint_name or "")):
+            raise InvalidArgument(most) from error
         ours = ours_for(error.sqlstate, error.diag.message_primary or str(error), error.diag.message_hint)
         if ours is None:
             raise

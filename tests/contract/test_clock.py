@@ -168,10 +168,10 @@ def test_a_clock_of_another_century_publishes_and_delivers(
 
 
 @pytest.mark.parametrize("published_at", ["infinity", "-infinity", "1815-12-10", "9999-12-31"])
-def test_no_publisher_can_stop_a_stream_by_an_odd_time(
+def test_an_odd_time_does_not_stop_a_stream(
     db: psycopg.Connection[Any], published_at: str
 ) -> None:
-    """Ids are made of it where none was given; publishers may set it, for example when they copy history."""
+    """Ids are made of it where none was given. Only the owner can set it, for example to copy history."""
     db.execute("select pgmb.create_queue('q')")
     db.execute(
         "insert into pgmb.log_main (topic, payload, published_at) values ('t', '1', %s)", [published_at]

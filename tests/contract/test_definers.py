@@ -69,6 +69,7 @@ PUBLISHER = [
     "abandon_tasks",
     "attach_mutations",
     "begin_tasks",
+    "cancel",
     "claim_stage",
     "claim_task",
     "describe_sinks",

@@ -23,13 +23,13 @@ create constraint trigger refuse_void after update of xid on pgmb.claim
   for each row execute function pgmb.refuse_void();
 
 drop policy if exists publish on pgmb.delayed;
-create policy publish on pgmb.delayed
-  using (has_any_column_privilege(current_user, format('pgmb.%I', 'log_' || stream), 'insert'))
+create policy publish on pgmb.delayed for insert
   with check (has_any_column_privilege(current_user, format('pgmb.%I', 'log_' || stream), 'insert'));
 
 drop policy if exists publish on pgmb.dedup;
 create policy publish on pgmb.dedup for insert
-  with check (has_any_column_privilege(current_user, format('pgmb.%I', 'log_' || stream), 'insert'));
+  with check (has_any_column_privilege(current_user, format('pgmb.%I', 'log_' || stream), 'insert')
+    and expires_at <= clock_timestamp() + interval '366 days');
 
 revoke all on all functions in schema pgmb from public;
 revoke all on all tables in schema pgmb from public;

@@ -17,9 +17,10 @@ begin
     raise exception 'a deduplication key of % characters', pg_catalog.length(claim_key.key)
       using errcode = 'MB005', hint = 'It has 1 to 500 characters. Use a digest of what is longer.';
   end if;
-  if not coalesce(claim_key.dedup_for > interval '0', false) then
-    raise exception 'a key cannot be remembered for %', coalesce(claim_key.dedup_for::text, 'null')
-      using errcode = 'MB005', hint = 'dedup_for is a duration, such as ''1 day''.';
+  -- The policy of pgmb.dedup has the same limit.
+  if not coalesce(claim_key.dedup_for > interval '0' and claim_key.dedup_for <= interval '366 days', false) then
+    raise exception 'dedup_for is more than zero and at most 366 days, got %', coalesce(claim_key.dedup_for::text, 'null')
+      using errcode = 'MB005', hint = 'It is a duration, such as ''1 day''.';
   end if;
   loop
     insert into pgmb.dedup (stream, key, id, expires_at)

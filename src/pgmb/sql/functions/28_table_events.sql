@@ -266,6 +266,15 @@ begin
   plain := plain and not pgmb.serialiser_is_custom();
 end $$;
 
+-- An ordering key that the log accepts: the key, or a digest of one that is too long. Internal.
+create or replace function pgmb.bounded_key(key text)
+returns text
+language sql immutable
+as $$
+  select case when octet_length(key) <= 1000 then key
+    else 'sha256:' || encode(sha256(convert_to(key, 'UTF8')), 'hex') end
+$$;
+
 -- The ordering key of a row: the text of its primary key, or of an array of its columns where there are several.
 -- Internal.
 create or replace function pgmb.key_of_row("row" json, keys text[])
@@ -273,11 +282,11 @@ returns text
 language plpgsql immutable
 as $$
 begin
-  return case cardinality(keys)
+  return pgmb.bounded_key(case cardinality(keys)
     when 0 then null
     when 1 then "row" ->> keys[1]
     else (select '[' || string_agg(("row" -> k.name)::text, ', ' order by k.place) || ']'
-      from unnest(keys) with ordinality k (name, place)) end;
+      from unnest(keys) with ordinality k (name, place)) end);
 end $$;
 
 -- Whether the user has replaced the serialiser. Internal.
@@ -312,8 +321,8 @@ declare
 begin
   select case count(*)
       when 0 then 'null'
-      when 1 then format($sql$(to_json(%s.%I) #>> '{}')$sql$, side, min(k.name))
-      else format('json_build_array(%s)::text', string_agg(format('%s.%I', side, k.name), ', ' order by k.place)) end
+      when 1 then format($sql$pgmb.bounded_key(to_json(%s.%I) #>> '{}')$sql$, side, min(k.name))
+      else format('pgmb.bounded_key(json_build_array(%s)::text)', string_agg(format('%s.%I', side, k.name), ', ' order by k.place)) end
   into key
   from unnest((pgmb.shape_of_rows(mutation_statement.tabl)).keys) with ordinality k (name, place);
 

@@ -69,6 +69,15 @@ begin
   end if;
 end $$;
 
+-- Whether the caller may publish to a stream, which must exist. Internal.
+create or replace function pgmb.may_publish(stream text)
+returns boolean
+language sql stable
+as $$
+  select pgmb.caller_is_owner()
+    or has_any_column_privilege(pgmb.caller(), format('pgmb.%I', 'log_' || stream), 'insert')
+$$;
+
 -- Raises 42501 unless the caller may publish to a stream. Internal.
 create or replace function pgmb.assert_publisher(stream text)
 returns void
@@ -76,9 +85,7 @@ language plpgsql stable
 as $$
 begin
   perform pgmb.stream_id(assert_publisher.stream);
-  if not (pgmb.caller_is_owner()
-    or has_any_column_privilege(pgmb.caller(), format('pgmb.%I', 'log_' || assert_publisher.stream), 'insert'))
-  then
+  if not pgmb.may_publish(assert_publisher.stream) then
     raise exception 'role % may not publish to stream %', pgmb.caller(), assert_publisher.stream using errcode = '42501',
       hint = 'Grant it with pgmb.grant_publish(stream, role), or the role pgmb_publisher for all streams.';
   end if;
@@ -125,11 +132,11 @@ language plpgsql
 as $$
 begin
   if publisher is not null then
-    execute format('grant insert (id, topic, key, payload, headers, published_at), select (seq, published_at) on pgmb.%I to %I',
+    execute format('grant insert (id, topic, key, payload, headers), select (seq, published_at) on pgmb.%I to %I',
       'log_' || stream, publisher);
     execute format('grant usage on sequence pgmb.%I to %I', 'seq_' || stream, publisher);
     execute format('grant select (id, name, salt) on pgmb.stream to %I', publisher);
-    execute format('grant insert, delete, select (id) on pgmb.delayed to %I', publisher);
+    execute format('grant insert on pgmb.delayed to %I', publisher);
     execute format('grant insert on pgmb.dedup to %I', publisher);
   end if;
   if reader is not null then

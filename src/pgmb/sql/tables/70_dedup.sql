@@ -3,7 +3,7 @@
 
 create table pgmb.dedup (
   stream text not null,
-  key text not null,
+  key text not null check (length(key) between 1 and 500),
   id uuid not null,
   expires_at timestamptz not null,
   primary key (stream, key)
