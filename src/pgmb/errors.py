@@ -115,7 +115,7 @@ class PositionAhead(PgmbError):
 
 
 class TimeoutRequired(PgmbError):
-    """The queue or group reads by an SQL condition, which runs under a statement_timeout only."""
+    """The queue or group reads by an SQL condition or a costly filter: those need a statement_timeout."""
 
 
 class ConditionsUnavailable(PgmbError):

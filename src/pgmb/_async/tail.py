@@ -54,13 +54,13 @@ class AsyncLooks(AsyncPositions):
             found = await self.between(stream, after, upto, after_seq, _PAGE)
             return found, found[-1].seq if len(found) == _PAGE else None
         statement = statements.between_filtered(stream, after, upto, after_seq, _PAGE, asked)
-        rows = await self._rows(statement, None)
+        rows = await self._timed_rows(statement, None)
         passing = wire.events((row for row in rows if row[2] is not None), Source(stream, 0))
         return passing, rows[-1][0] if len(rows) == _PAGE else None
 
     async def check(self, stream: str, asked: Filter) -> None:
         """Refuse what is not a filter."""
-        await self._rows(statements.between_filtered(stream, None, None, 0, 0, asked), None)
+        await self._timed_rows(statements.between_filtered(stream, None, None, 0, 0, asked), None)
 
     async def newest_tick(self, stream: str) -> Position:
         """The position of the newest tick, whoever made it."""

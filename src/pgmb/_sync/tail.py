@@ -55,13 +55,13 @@ class Looks(Positions):
             found = self.between(stream, after, upto, after_seq, _PAGE)
             return found, found[-1].seq if len(found) == _PAGE else None
         statement = statements.between_filtered(stream, after, upto, after_seq, _PAGE, asked)
-        rows = self._rows(statement, None)
+        rows = self._timed_rows(statement, None)
         passing = wire.events((row for row in rows if row[2] is not None), Source(stream, 0))
         return passing, rows[-1][0] if len(rows) == _PAGE else None
 
     def check(self, stream: str, asked: Filter) -> None:
         """Refuse what is not a filter."""
-        self._rows(statements.between_filtered(stream, None, None, 0, 0, asked), None)
+        self._timed_rows(statements.between_filtered(stream, None, None, 0, 0, asked), None)
 
     def newest_tick(self, stream: str) -> Position:
         """The position of the newest tick, whoever made it."""

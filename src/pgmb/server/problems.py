@@ -110,6 +110,10 @@ def problem_of(error: BaseException) -> Problem | None:
     return None
 
 
+def busy(title: str) -> Problem:
+    return Problem(503, "busy", title, headers={"Retry-After": "5"})
+
+
 def unauthorised() -> Problem:
     return Problem(
         401,

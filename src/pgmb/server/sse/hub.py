@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Hashable
 from typing import Final, NamedTuple
 
 from pgmb.server.context import Context
-from pgmb.server.problems import Problem
+from pgmb.server.problems import Problem, busy
 from pgmb.server.sse.interest import Interest
 from pgmb.server.sse.log import Log
 from pgmb.server.sse.replay import Replay
@@ -46,7 +47,7 @@ class Hub:
         if self._context.draining:
             raise Problem(503, "draining", "this process is about to end", headers={"Retry-After": "1"})
         if self._context.counts.sse_clients >= self._context.limits.clients:
-            raise Problem(503, "busy", "no more readers fit in here", headers={"Retry-After": "5"})
+            raise busy("no more readers fit in here")
         async with self._opening:
             found = self._sources.get(stream)
             if found is None:
@@ -54,15 +55,13 @@ class Hub:
             self._idle[stream] = 0
         return found
 
-    async def announce(self, source: Source, interest: Interest) -> None:
+    async def announce(self, source: Source, interest: Interest, who: Hashable) -> None:
         """A reader with this interest is about to come."""
         tail = source.tail
         fresh = interest.question is not None and interest.question not in tail.questions
         if fresh and len(tail.questions) >= _MOST_FILTERS:
-            raise Problem(
-                503, "busy", "too many different filters are read here", headers={"Retry-After": "5"}
-            )
-        await tail.announce(interest)
+            raise busy("too many different filters are read here")
+        await tail.announce(interest, who)
 
     async def drain(self) -> None:
         """Send readers away: they come back, to another process or to this one when it is back."""

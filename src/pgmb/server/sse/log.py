@@ -7,12 +7,16 @@ from datetime import datetime
 from typing import Any, Final, NamedTuple
 
 from pgmb._async.broker import AsyncBroker
-from pgmb.errors import StandbyError
+from pgmb.errors import StandbyError, TimeoutRequired
 from pgmb.server.asking import rows
 from pgmb.server.sse.interest import Question
 from pgmb.types import Event, Position
 
 PAGE: Final = 1000
+FILTER_WITHIN: Final = 2.0
+"""Seconds that a filter has for a page."""
+COSTLY_WITHIN: Final = 0.5
+"""Seconds that one has that might take longer: see pgmb.is_costly."""
 
 _NEWEST: Final = "select tick, at, position::text from pgmb.newest_tick(%s)"
 _FILTERED: Final = (
@@ -58,16 +62,25 @@ class Log:
         """A page of the events between two ticks."""
         return await self._broker.between(self.stream, after.position, upto.position, seq, PAGE)
 
-    async def passing(self, question: Question, after: Tick, upto: Tick, seq: int) -> set[int]:
-        """The numbers of those on that page that pass a filter."""
-        page = await self._filtered(question, str(after.position), str(upto.position), seq, PAGE)
+    async def passing(
+        self, question: Question, after: Tick, upto: Tick, seq: int, *, costly: bool = True
+    ) -> set[int]:
+        """The numbers of those on that page that pass a filter. QueryCanceled if that takes too long."""
+        within = COSTLY_WITHIN if costly else FILTER_WITHIN
+        page = await self._filtered(question, str(after.position), str(upto.position), seq, PAGE, within)
         return {seq for seq, topic in page if topic is not None}
 
-    async def check(self, question: Question) -> None:
-        """Refuse what is not a filter."""
-        await self._filtered(question, None, None, 0, 0)
+    async def check(self, question: Question) -> bool:
+        """Refuse what is not a filter. Returns whether it might take long."""
+        try:
+            # Without positions nothing is read, and without a limit it tells whether it needs one.
+            await self._filtered(question, None, None, 0, 0, 0)
+        except TimeoutRequired:
+            return True
+        return False
 
     async def _filtered(
-        self, question: Question, after: str | None, upto: str | None, seq: int, most: int
+        self, question: Question, after: str | None, upto: str | None, seq: int, most: int, within: float
     ) -> list[Any]:
-        return await rows(self._broker, _FILTERED, (self.stream, after, upto, seq, most, *question))
+        given = (self.stream, after, upto, seq, most, *question)
+        return await rows(self._broker, _FILTERED, given, within=within)

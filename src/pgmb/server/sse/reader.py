@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from itertools import count
 
 from starlette.types import Message
@@ -35,10 +35,13 @@ class Reader:
         "sending",
         "straight",
         "task",
+        "who",
     )
 
-    def __init__(self, interest: Interest, named: bool, limits: Limits) -> None:
+    def __init__(self, interest: Interest, named: bool, limits: Limits, who: Hashable = None) -> None:
         self.number = next(_numbers)
+        self.who = who
+        """The key that it came with, or its address."""
         self.interest = interest
         self.named = named
         self.ended = False

@@ -9,12 +9,14 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, Final, TypeVar
 
+import psycopg
+
 from pgmb.errors import HistoryGone, PositionAhead
 from pgmb.place import later
 from pgmb.server.counts import Counts
 from pgmb.server.limits import Limits
 from pgmb.server.remembered import Remembered
-from pgmb.server.sse.interest import Document, Interest, Question
+from pgmb.server.sse.interest import Document, Question
 from pgmb.server.sse.log import PAGE, Tick
 from pgmb.server.sse.mark import Mark
 from pgmb.server.sse.reader import Reader
@@ -79,7 +81,7 @@ class Replay:
                 looked_at += len(events)
                 if looked_at > self._limits.replay_events:
                     raise Gone("too_many")
-                entries = await self._matching(reader.interest, events, after, upto, seq)
+                entries = await self._matching(reader, events, after, upto, seq)
                 self._counts.sse_replayed += len(entries)
                 if entries:
                     yield entries
@@ -116,15 +118,20 @@ class Replay:
             return await read(*given)
 
     async def _matching(
-        self, interest: Interest, events: list[Event], after: Tick, upto: Tick, seq: int
+        self, reader: Reader, events: list[Event], after: Tick, upto: Tick, seq: int
     ) -> list[Entry]:
+        interest = reader.interest
         found = [event for event in events if interest.matches(event, Document(event))]
         question = interest.question
         if question is not None and found:
-            passed = await self._passing.get(
-                (after.number, upto.number, seq, question),
-                partial(self._read, self._tail.log.passing, question, after, upto, seq),
-            )
+            try:
+                passed = await self._passing.get(
+                    (after.number, upto.number, seq, question),
+                    partial(self._read, self._tail.log.passing, question, after, upto, seq),
+                )
+            except psycopg.errors.QueryCanceled:
+                self._tail.refuse(question, reader)
+                raise
             found = [event for event in found if event.seq in passed]
         epoch = after.position.epoch
         return [Entry(event, Mark(epoch, after.number, upto.number, event.seq)) for event in found]

@@ -25,6 +25,7 @@ from pgmb.server.sse.reader import Reader
 from pgmb.server.sse.recent import Entry
 from pgmb.server.sse.replay import Gone
 from pgmb.server.sse.stepping import Rest
+from pgmb.server.watching import KEY_NAME
 
 logger = logging.getLogger("pgmb.server")
 
@@ -84,7 +85,8 @@ class Serving:
                 return
             interest = subscription.interest()
             source = await self._hub.source(subscription.stream)
-            await self._hub.announce(source, interest)
+            who = scope.get(KEY_NAME) or scope.get("client", ("",))[0]
+            await self._hub.announce(source, interest, who)
         except Exception as error:
             answer = problem_of(error)
             if answer is None or answer.status not in _PASSING:
@@ -96,7 +98,7 @@ class Serving:
             await send({"type": "http.response.body", "body": b""})
             source.tail.withdraw(interest)
             return
-        reader = Reader(interest, subscription.named, self._context.limits)
+        reader = Reader(interest, subscription.named, self._context.limits, who)
         counts = self._context.counts
         counts.sse_clients += 1
         gone = asyncio.ensure_future(_left(receive))

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Final, TypeAlias
 
 import psycopg
@@ -18,6 +18,7 @@ from pgmb.errors import HistoryGone, PgmbError, PositionAhead
 from pgmb.place import later
 from pgmb.polling import Pace
 from pgmb.server.counts import Counts
+from pgmb.server.problems import Problem, busy
 from pgmb.server.sse import frame
 from pgmb.server.sse.index import Index
 from pgmb.server.sse.interest import Interest, Question
@@ -34,6 +35,12 @@ _LONGEST_PAUSE: Final = 5.0
 _LONG: Final = 0.05
 _LONGEST_REST: Final = 0.1
 """Between two reads, when sending takes long: more events go together, and each costs less."""
+_MOST_COSTLY: Final = 4
+"""Filters of a stream that might take long. Each may use half a second of a page's way to all readers."""
+_COSTLY_AT_ONCE: Final = 2
+"""Of them: the broker's connections are for others too."""
+_REFUSED_FOR: Final = 60.0
+_MOST_REFUSED: Final = 10_000
 _IN_ONE_GO: Final = 200
 """Readers that are given something before others get their turn."""
 
@@ -48,6 +55,11 @@ class Tail:
         self.readers: set[Reader] = set()
         self.questions: Counter[Question] = Counter()
         """The filters that readers have, which the database answers."""
+        self.costly: set[Question] = set()
+        """Those of them that might take long."""
+        self.too_slow: dict[Hashable, float] = {}
+        """Filters that took too long and whose they were, and until when they are refused."""
+        self._costly_at_once = asyncio.Semaphore(_COSTLY_AT_ONCE)
         self._subscription = subscription
         self._counts = counts
         self._at_once = at_once
@@ -102,18 +114,48 @@ class Tail:
         self.readers.discard(reader)
         self._index.remove(reader, reader.interest)
 
-    async def announce(self, interest: Interest) -> None:
+    async def announce(self, interest: Interest, who: Hashable = None) -> None:
         """A reader with this interest is about to come: its filter is asked from now on."""
-        if interest.question is not None:
-            if interest.question not in self.questions:
-                await self.log.check(interest.question)
-            self.questions[interest.question] += 1
+        question = interest.question
+        if question is None:
+            return
+        self._assert_fast(question)
+        if question not in self.questions:
+            costly = await self.log.check(question)
+            # Others came meanwhile.
+            if question not in self.questions and costly:
+                self._assert_fast(who)
+                if len(self.costly) >= _MOST_COSTLY:
+                    raise busy("too many costly filters are read here")
+                self.costly.add(question)
+        self.questions[question] += 1
 
     def withdraw(self, interest: Interest) -> None:
         if interest.question is not None:
             self.questions[interest.question] -= 1
             if not self.questions[interest.question]:
                 del self.questions[interest.question]
+                self.costly.discard(interest.question)
+
+    def refuse(self, question: Question, *readers: Reader) -> None:
+        """A filter took too long: its readers are sent away. It is refused for a while, and so are other
+        filters of theirs that might take long.
+        """
+        now = time.monotonic()
+        logger.warning("stream %s: a filter took too long: %.200s", self.log.stream, question[0])
+        self.too_slow = {slow: until for slow, until in self.too_slow.items() if until > now}
+        theirs = {*readers, *(one for one in self.readers if one.interest.question == question)}
+        for slow in (question, *{one.who for one in theirs}):
+            if len(self.too_slow) < _MOST_REFUSED:
+                self.too_slow[slow] = now + _REFUSED_FOR
+        for reader in theirs:
+            reader.drop()
+
+    def _assert_fast(self, slow: Hashable) -> None:
+        if self.too_slow.get(slow, 0.0) > time.monotonic():
+            raise Problem(
+                422, "filter_too_slow", "the filter takes too long", hint="Ask for less, or create a queue."
+            )
 
     async def advanced(self) -> None:
         """Until it has read up to another tick."""
@@ -189,10 +231,7 @@ class Tail:
         while True:
             began = time.monotonic()
             events = await self.log.between(self._at, upto, self._seq)
-            passing = {
-                question: await self.log.passing(question, self._at, upto, self._seq)
-                for question in list(self.questions)
-            }
+            passing = await self._passing(upto) if events else {}
             # Not all at once: between, those who were woken send, and are not taken for slow.
             for first in range(0, len(events), self._at_once):
                 part = events[first : first + self._at_once]
@@ -210,6 +249,26 @@ class Tail:
         advanced, self._advanced = self._advanced, asyncio.Event()
         advanced.set()
         return True
+
+    async def _passing(self, upto: Tick) -> dict[Question, set[int]]:
+        """What passes each filter, of a page. Each has a time limit of its own."""
+        asked = [
+            await self._ask(question, upto, costly=False)
+            for question in list(self.questions)
+            if question not in self.costly
+        ]
+        asked += await asyncio.gather(*[self._ask(question, upto, costly=True) for question in self.costly])
+        return {question: passed for question, passed in asked if passed is not None}
+
+    async def _ask(self, question: Question, upto: Tick, *, costly: bool) -> tuple[Question, set[int] | None]:
+        try:
+            if not costly:
+                return question, await self.log.passing(question, self._at, upto, self._seq, costly=False)
+            async with self._costly_at_once:
+                return question, await self.log.passing(question, self._at, upto, self._seq)
+        except psycopg.errors.QueryCanceled:
+            self.refuse(question)
+            return question, None
 
     def _gifts(self, entries: Sequence[Entry], passing: dict[Question, set[int]]) -> list[_Gift]:
         """What is for whom. Whoever joins from now on has these events already."""

@@ -70,6 +70,7 @@ as $$
 declare
   path jsonpath;
   missing text;
+  variables jsonb;
 begin
   if equals is not null and (
     jsonb_typeof(equals) <> 'object' or octet_length(equals::text) > 8000 or equals = '{}' or exists (
@@ -95,9 +96,9 @@ begin
     -- One that is not given would raise at the first event: name it now.
     select string_agg('$' || name, ', ') into missing
     from pgmb.filter_variables(path) name where not coalesce(params, '{}') ? name;
-    if missing is null then
-      perform jsonb_path_exists('{}', path, coalesce(params, '{}'), true);
-    end if;
+    -- Without the values of params: over those alone a filter can run for hours.
+    select jsonb_object_agg(name, null) into variables from pgmb.filter_variables(path) name;
+    perform jsonb_path_exists('{}', path, coalesce(variables, '{}'), true);
   exception when others then
     raise exception 'not a filter: %', sqlerrm using errcode = 'MB009',
       hint = 'A jsonpath predicate over topic, key, payload and headers: $.payload.amount > $least.';
@@ -140,6 +141,42 @@ as $$
   from regexp_matches(filter::text, '(\$?"(?:[^"\\]|\\.)*")', 'g') quoted
   where quoted[1] like '$%'
 $$;
+
+-- Whether a filter may take more than a few steps for each item of a document, so that it runs under a statement_timeout
+-- only: `.**`, a filter inside a filter that starts again at the root, lists compared with lists, params or alternatives
+-- that multiply to more than 64, patterns with back references, bounds or lookahead. Internal.
+create or replace function pgmb.is_costly(filter jsonpath, params jsonb)
+returns boolean
+language plpgsql immutable
+set standard_conforming_strings = on
+as $$
+declare
+  -- Without names and strings: ' stands for one of those, $' for a variable.
+  bare text := regexp_replace(filter::text, '(\$?)"(?:[^"\\]|\\.)*"', '\1''', 'g');
+  weight numeric;
+  variable text;
+  items bigint;
+begin
+  if bare is null then
+    return false;
+  end if;
+  weight := (select count(*) from regexp_matches(bare, '&&|\|\|', 'g')) + 1;
+  for variable in
+    select substr(name[1], 2)::jsonb #>> '{}' from regexp_matches(filter::text, '(\$?"(?:[^"\\]|\\.)*")', 'g') name
+    where name[1] like '$%'
+  loop
+    select count(*) into items from jsonb_path_query(params -> variable, 'strict $.**');
+    weight := weight * greatest(items, 1);
+    exit when weight > 64;
+  end loop;
+  return weight > 64
+    or bare ~ '\*\*'
+    or bare ~ '\?.*\$(?!'')'
+    or exists (
+      select from regexp_split_to_table(bare, '&&|\|\|') part
+      where part ~ '@.*@' or part ~ '\?.*\?' or part ~ '\$(?!'').*\$(?!'')')
+    or filter::text ~ 'like_regex "(?:[^"\\]|\\.)*(\{|\(\?|\\\\[0-9])';
+end $$;
 
 -- Whether an error is the server's or the session's own, and no filter is to blame: lost locks and conflicts, too little
 -- memory or disk, a cancel, damaged data. Internal.

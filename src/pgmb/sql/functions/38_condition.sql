@@ -111,14 +111,23 @@ as $$
       (queue).name, coalesce((queue).params, '{}')) end
 $$;
 
--- Conditions may take long: whoever runs them must have said how long. Internal.
+-- Whether reading a queue needs a statement_timeout: it asks in SQL, or by a costly filter. Internal.
+create or replace function pgmb.needs_timeout(queue pgmb.queue)
+returns boolean
+language sql stable
+as $$
+  select (queue).condition is not null
+    or (queue).filter is not null and pgmb.is_costly(pgmb.predicate((queue).filter), (queue).params)
+$$;
+
+-- Conditions and costly filters may take long: the caller must have said how long. Errors: MB024. Internal.
 create or replace function pgmb.assert_timeout()
 returns void
 language plpgsql stable
 as $$
 begin
   if current_setting('statement_timeout') = '0' then
-    raise exception 'this reads by an SQL condition, which needs a statement_timeout' using errcode = 'MB024',
+    raise exception 'this reads by an SQL condition or a costly filter, which needs a statement_timeout' using errcode = 'MB024',
       hint = 'set local statement_timeout = ''5s'', in a statement before this one. The clients of pgmb do so.';
   end if;
 end $$;

@@ -2,7 +2,8 @@
 
 -- What `between` gives, by fields and a filter as create_queue takes them: a page of at most `max` events, of which
 -- those that do not pass come as their seq alone, so that a page costs the same whatever passes. Without positions
--- it only checks the filter. Errors: those of between, MB009 not a filter, 42501.
+-- it only checks the filter. Errors: those of between, MB009 not a filter, MB024 the filter is costly
+-- and no statement_timeout is set, 42501.
 create or replace function pgmb.between_filtered(
   stream text, after pgmb.position, upto pgmb.position, after_seq bigint default 0, max bigint default 1000,
   equals jsonb default null, filter text default null, params jsonb default null
@@ -14,6 +15,11 @@ as $$
 begin
   perform pgmb.assert_reader(between_filtered.stream);
   perform pgmb.assert_filter(between_filtered.equals, between_filtered.filter, between_filtered.params);
+  if between_filtered.filter is not null
+    and pgmb.is_costly(pgmb.predicate(between_filtered.filter), between_filtered.params)
+  then
+    perform pgmb.assert_timeout();
+  end if;
   if between_filtered.after is null or between_filtered.upto is null then
     return;
   end if;

@@ -349,7 +349,7 @@ create or replace function pgmb.stream_of(queue text, out stream text, out salt 
 language sql stable security definer
 set search_path = pg_catalog, pg_temp
 as $$
-  select s.name, s.salt, q.condition is not null
+  select s.name, s.salt, pgmb.needs_timeout(q)
   from pgmb.queue_for_consumer(queue) q join pgmb.stream s on s.id = q.stream
 $$;
 

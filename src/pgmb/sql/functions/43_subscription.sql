@@ -15,6 +15,35 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 set jit = off
 as $$
+begin
+  perform pgmb.assert_reader(subscribe.stream);
+  perform pgmb.assert_name('group', subscribe.group_id);
+  perform pgmb.assert_no_endpoints(subscribe.group_id);
+  return pgmb.add_subscription(subscribe.group_id, subscribe.patterns, subscribe.equals, subscribe.filter,
+    subscribe.condition, subscribe.params, subscribe.expires_after, subscribe.stream);
+end $$;
+
+-- Refuses a group that feeds endpoints, or has a name that is kept for one: what is subscribed there is matched by the
+-- Dispatcher, for all of its endpoints. Errors: 42501. Internal.
+create or replace function pgmb.assert_no_endpoints(group_id text)
+returns void
+language plpgsql stable
+as $$
+begin
+  if group_id ~ '^(webhooks|endpoint)(/|$)' or pgmb.feeds_endpoints(group_id) then
+    raise exception 'group % feeds endpoints', quote_literal(group_id) using errcode = '42501',
+      hint = 'What it asks for is changed with pgmb.create_endpoint and pgmb.bind_endpoint, by admins.';
+  end if;
+end $$;
+
+-- What subscribe does, of any group. Internal.
+create or replace function pgmb.add_subscription(
+  group_id text, patterns text[], equals jsonb, filter text, condition text, params jsonb, expires_after interval,
+  stream text
+)
+returns uuid
+language plpgsql
+as $$
 #variable_conflict use_column
 declare
   compiled record;
@@ -24,37 +53,45 @@ declare
   fields text[];
   amounts jsonb;
   identity bytea;
-  stream_number integer := pgmb.stream_id(subscribe.stream);
+  stream_number integer := pgmb.stream_id(add_subscription.stream);
+  -- A condition is matched by itself already.
+  heavy boolean := add_subscription.condition is null and add_subscription.filter is not null;
 begin
-  perform pgmb.assert_reader(subscribe.stream);
-  perform pgmb.assert_name('group', subscribe.group_id);
-  compiled := pgmb.compile_patterns(subscribe.patterns);
-  perform pgmb.assert_filter(subscribe.equals, subscribe.filter, subscribe.params);
-  subscribe.condition := pgmb.compile_condition(subscribe.condition);
+  compiled := pgmb.compile_patterns(add_subscription.patterns);
+  perform pgmb.assert_filter(add_subscription.equals, add_subscription.filter, add_subscription.params);
+  heavy := heavy and pgmb.is_costly(pgmb.predicate(add_subscription.filter), add_subscription.params);
+  if heavy and (
+    select count(*) >= 100 from pgmb.subscription s
+    where s.stream = stream_number and s.group_id = add_subscription.group_id and s.costly)
+  then
+    raise exception 'group % has 100 costly filters', quote_literal(add_subscription.group_id) using errcode = 'MB009',
+      hint = 'A filter costs little without .**, a filter inside another, and long lists in params.';
+  end if;
+  add_subscription.condition := pgmb.compile_condition(add_subscription.condition);
   select array_agg(f.path::text order by f.path), jsonb_agg(f.value order by f.path) into fields, amounts
-  from pgmb.equal_fields(subscribe.equals) f;
-  asked := jsonb_build_array(subscribe.patterns, fields, pgmb.predicate(subscribe.filter)::text, subscribe.condition);
+  from pgmb.equal_fields(add_subscription.equals) f;
+  asked := jsonb_build_array(add_subscription.patterns, fields, pgmb.predicate(add_subscription.filter)::text, add_subscription.condition);
   select h.id into made from pgmb.shape h where h.digest = sha256(convert_to(asked::text, 'UTF8'))
   for key share;
   if made is null then
     insert into pgmb.shape as h (patterns, topics, regex, fields, filter, payload_filter, condition, digest)
-    values (subscribe.patterns, compiled.topics, compiled.regex, coalesce(fields, '{}'), pgmb.predicate(subscribe.filter),
-      pgmb.payload_predicate(pgmb.predicate(subscribe.filter)), subscribe.condition, sha256(convert_to(asked::text, 'UTF8')))
+    values (add_subscription.patterns, compiled.topics, compiled.regex, coalesce(fields, '{}'), pgmb.predicate(add_subscription.filter),
+      pgmb.payload_predicate(pgmb.predicate(add_subscription.filter)), add_subscription.condition, sha256(convert_to(asked::text, 'UTF8')))
     on conflict (digest) do update set digest = excluded.digest
     returning h.id into made;
   end if;
-  identity := sha256(convert_to(jsonb_build_array(subscribe.group_id, stream_number, made,
-    coalesce(subscribe.params, '{}'), coalesce(amounts, '[]'))::text, 'UTF8'));
+  identity := sha256(convert_to(jsonb_build_array(add_subscription.group_id, stream_number, made,
+    coalesce(add_subscription.params, '{}'), coalesce(amounts, '[]'))::text, 'UTF8'));
   -- One that lasts is not written again by everybody who asks for the same.
   select s.id into given from pgmb.subscription s
-  where s.digest = identity and num_nonnulls(s.expires_after, subscribe.expires_after, s.paused_at) = 0
+  where s.digest = identity and num_nonnulls(s.expires_after, add_subscription.expires_after, s.paused_at) = 0
   for key share;
   if given is not null then
     return given;
   end if;
-  insert into pgmb.subscription as s (group_id, stream, shape, params, equals, expires_after, digest)
-  values (subscribe.group_id, stream_number, made, coalesce(subscribe.params, '{}'), coalesce(amounts, '[]'),
-    subscribe.expires_after, identity)
+  insert into pgmb.subscription as s (group_id, stream, shape, params, equals, costly, expires_after, digest)
+  values (add_subscription.group_id, stream_number, made, coalesce(add_subscription.params, '{}'), coalesce(amounts, '[]'),
+    heavy, add_subscription.expires_after, identity)
   on conflict (digest) do update
   set expires_after = excluded.expires_after, active_at = clock_timestamp(), paused_at = null, paused_reason = null
   returning s.id into given;
@@ -141,6 +178,7 @@ begin
   perform pgmb.assert_reader(t.name)
   from pgmb.stream t
   where t.id in (select s.stream from pgmb.subscription s where s.group_id = resume_subscriptions.group_id);
+  perform pgmb.assert_no_endpoints(resume_subscriptions.group_id);
   update pgmb.subscription s set paused_at = null, paused_reason = null
   where s.group_id = resume_subscriptions.group_id and s.paused_at is not null
     and (resume_subscriptions.id is null or s.id = resume_subscriptions.id);

@@ -14,7 +14,7 @@ declare
   began timestamptz := clock_timestamp();
   timeout interval := nullif(current_setting('statement_timeout'), '0')::interval;
   -- The first events tell how long the others will take.
-  page bigint := case when q.condition is null then least(greatest(most, 16), 1024) else 16 end;
+  page bigint := case when not pgmb.needs_timeout(q) then least(greatest(most, 16), 1024) else 16 end;
   asking text;
   looked record;
 begin

@@ -131,7 +131,7 @@ declare
   asked pgmb.queue := q;
   token bigint := (random() * 281474976710655)::bigint;
 begin
-  if q.condition is not null then
+  if asks and pgmb.needs_timeout(q) then
     perform pgmb.assert_timeout();
   end if;
   base.swept := least(base.swept, now);

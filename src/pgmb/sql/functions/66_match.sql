@@ -71,11 +71,12 @@ as $$
       'select e.seq, s.id from (select * from doc e where %s offset 0) e', pgmb.shape_topics(shape))
       || case when found.way is not null
       then format(' cross join lateral (select s.id from pgmb.subscription s where %1$s and case when'
-        ' s.shape = %2$s and s.group_id = $2 and s.stream = $3 and s.paused_at is null and ($4 is null or s.id = any ($4))'
+        ' s.shape = %2$s and s.group_id = $2 and s.stream = $3 and s.paused_at is null'
+        ' and case when $4 is null then not s.costly else s.id = any ($4) end'
         ' and %1$s then %3$s else false end offset 0) s', found.way, (shape).id, asked.rest)
       else format(' join (select s.id, s.group_id, s.params from pgmb.subscription s'
         ' where s.shape = %s and s.group_id = $2 and s.stream = $3 and s.paused_at is null'
-        ' and ($4 is null or s.id = any ($4)) offset 0) s on %s',
+        ' and case when $4 is null then not s.costly else s.id = any ($4) end offset 0) s on %s',
         (shape).id, asked.rest)
       end, ' union all ') || ') matched'
   from unnest(shapes) shape
@@ -124,7 +125,9 @@ begin
   if shapes is null or cardinality(match.events) = 0 then
     return;
   end if;
-  if exists (select from unnest(shapes) h where h.condition is not null) then
+  if exists (select from unnest(shapes) h where h.condition is not null)
+    or exists (select from pgmb.subscription s where s.stream = match.stream and s.group_id = match.group_id and s.costly)
+  then
     perform pgmb.assert_timeout();
   end if;
   documents := pgmb.documents(match.events,
@@ -152,8 +155,56 @@ begin
     seqs := seqs || found_here.seqs;
     ids := ids || found_here.matching;
   end loop;
+  found_here := pgmb.match_costly(match.group_id, match.stream, documents, shapes);
+  seqs := seqs || found_here.seqs;
+  ids := ids || found_here.matching;
   return query
   select pair.seq, array_agg(pair.id order by pair.id) from unnest(seqs, ids) pair (seq, id) group by pair.seq;
+end $$;
+
+-- As match, for the subscriptions with a costly filter, one at a time. Together they have half of the statement's time:
+-- one that has used more than its share of it when it is over is paused, and so are those that it left no time for.
+-- Internal.
+create or replace function pgmb.match_costly(
+  group_id text, stream integer, documents pgmb.document[], shapes pgmb.shape[], out seqs bigint[], out matching uuid[]
+)
+language plpgsql
+as $$
+#variable_conflict use_column
+declare
+  began timestamptz := clock_timestamp();
+  turn timestamptz;
+  budget interval := nullif(current_setting('statement_timeout'), '0')::interval / 2;
+  costly record;
+  half record;
+  slow uuid[] := '{}';
+  late uuid[] := '{}';
+begin
+  seqs := '{}';
+  matching := '{}';
+  for costly in
+    select s.id, h shape, count(*) over () among
+    from pgmb.subscription s join unnest(match_costly.shapes) h on h.id = s.shape
+    where s.stream = match_costly.stream and s.group_id = match_costly.group_id and s.costly and s.paused_at is null
+    order by s.created_at, s.id
+  loop
+    turn := clock_timestamp();
+    if turn > began + budget then
+      late := late || costly.id;
+      continue;
+    end if;
+    half := pgmb.match_shapes(match_costly.group_id, match_costly.stream, match_costly.documents,
+      array[costly.shape], array[costly.id]);
+    seqs := seqs || half.seqs;
+    matching := matching || half.matching;
+    if clock_timestamp() - turn > budget / costly.among then
+      slow := slow || costly.id;
+    end if;
+  end loop;
+  if clock_timestamp() > began + budget then
+    perform pgmb.pause_subscriptions(slow, 'its filter took too long');
+    perform pgmb.pause_subscriptions(late, 'the costly filters of the group took too long');
+  end if;
 end $$;
 
 -- As match, for some shapes of one kind, and for the subscriptions named alone if any are. Where something raises, each
@@ -197,7 +248,7 @@ begin
       from interest i
       join pgmb.subscription s on s.shape = i.id and s.group_id = match_shapes.group_id
         and s.stream = match_shapes.stream and s.paused_at is null
-        and (match_shapes.named is null or s.id = any (match_shapes.named))
+        and case when match_shapes.named is null then not s.costly else s.id = any (match_shapes.named) end
       join doc d on d.topic = i.topic
       where case when i.payload_filter is not null then jsonb_path_match(d.payload, i.payload_filter, s.params, true)
         when i.filter is not null then jsonb_path_match(d.event, i.filter, s.params, true) else true end;

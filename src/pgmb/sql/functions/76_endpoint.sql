@@ -66,8 +66,8 @@ begin
         using errcode = 'MB006', hint = 'Drop it and create it anew, or take another name.';
     end if;
     perform pgmb.share_queue(create_endpoint.queue, create_endpoint.stream);
-    asked := pgmb.subscribe(create_endpoint.queue, create_endpoint.patterns, create_endpoint.equals, create_endpoint.filter,
-      create_endpoint.condition, create_endpoint.params, stream => create_endpoint.stream);
+    asked := pgmb.add_subscription(create_endpoint.queue, create_endpoint.patterns, create_endpoint.equals,
+      create_endpoint.filter, create_endpoint.condition, create_endpoint.params, null, create_endpoint.stream);
   elsif create_endpoint.queue is not null then
     raise exception 'an endpoint that is ordered or takes batches has a queue of its own' using errcode = 'MB005',
       hint = 'Leave `queue` out.';
@@ -172,8 +172,8 @@ begin
       bind_endpoint.condition, bind_endpoint.params);
     return;
   end if;
-  select pgmb.subscribe(s.group_id, bind_endpoint.patterns, bind_endpoint.equals, bind_endpoint.filter,
-    bind_endpoint.condition, bind_endpoint.params, stream => t.name)
+  select pgmb.add_subscription(s.group_id, bind_endpoint.patterns, bind_endpoint.equals, bind_endpoint.filter,
+    bind_endpoint.condition, bind_endpoint.params, null, t.name)
   into asked
   from pgmb.subscription s join pgmb.stream t on t.id = s.stream where s.id = bound.subscription;
   update pgmb.endpoint e set subscription = asked, changed_at = clock_timestamp() where e.id = bound.id;
@@ -209,6 +209,9 @@ begin
       quote_literal(share_queue.stream) using errcode = 'MB006',
       hint = 'It is ordered, feeds one endpoint, or reads another stream: name another queue.';
   end if;
+  -- Readers subscribed to the group before endpoints shared it.
+  delete from pgmb.subscription s
+  where s.group_id = share_queue.name and not exists (select from pgmb.endpoint e where e.subscription = s.id);
 end $$;
 
 -- Drops the queue that endpoints of a stream share by default once none is left: nobody would move it on, and the log

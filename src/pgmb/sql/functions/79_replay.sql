@@ -22,8 +22,8 @@ end $$;
 -- Sends an endpoint what it asks for of the log again, published from `since` until before `until`: at most `max` events,
 -- the oldest first, of the topics that match a pattern and pass a jsonpath filter. Returns how many. It is asked for as
 -- it is now. Reads the log from `since` on. Errors: MB060 no such endpoint, MB002 no queue feeds it, MB005 no `since`,
--- MB007 not a pattern, MB009 not a filter, MB012 history since then is gone, MB024 it has an SQL condition and no
--- statement_timeout is set. For admins.
+-- MB007 not a pattern, MB009 not a filter, MB012 history since then is gone, MB024 an SQL condition or a costly
+-- filter is asked and no statement_timeout is set. For admins.
 create or replace function pgmb.replay(
   endpoint text, since timestamptz, until timestamptz default null, topic text default null, filter text default null,
   max integer default 10000
@@ -51,7 +51,7 @@ begin
   target := pgmb.endpoint_id(replay.endpoint);
   for feed in select * from pgmb.endpoint_feeds(replay.endpoint) f order by f.id loop
     perform pgmb.assert_kept(feed.stream, replay.since);
-    if feed.condition is not null then
+    if pgmb.needs_timeout(feed) or replay.filter is not null and pgmb.is_costly(pgmb.predicate(replay.filter), null) then
       perform pgmb.assert_timeout();
     end if;
     asking := feed.matching || case when replay.topic is null then '' else pgmb.matching(array[replay.topic]) end

@@ -62,7 +62,7 @@ declare
 begin
   for turn in 1 .. 2 loop
     begin
-      if turn = 1 and (q.condition is null or current_setting('statement_timeout') <> '0') then
+      if turn = 1 and (current_setting('statement_timeout') <> '0' or not pgmb.needs_timeout(q)) then
         asked := q.matching || pgmb.asking(q);
       end if;
       if newest.place < newest.upto then

@@ -59,7 +59,8 @@ end $$;
 
 -- The messages of a queue that are not acknowledged: those that wait, those under a lease, those to be tried again.
 -- Reads every one of them and changes nothing. seq is null for one that was delayed, is due and is not in the log yet.
--- Errors: MB002 no such queue, MB024 it has an SQL condition and the caller no statement_timeout, 42501.
+-- Errors: MB002 no such queue, MB024 it has an SQL condition or a costly filter and the caller no
+-- statement_timeout, 42501.
 create or replace function pgmb.pending_messages(queue text)
 returns table (seq bigint, id uuid, attempt integer, leased boolean, topic text, payload json, headers json,
   published_at timestamptz, error text)
@@ -81,7 +82,7 @@ begin
   for q in select * from pgmb.lanes_for_consumer(pending_messages.queue) loop
     select * into newest from pgmb.claim c where c.queue = q.id order by c.id desc limit 1;
     last := pgmb.last_seq(q.stream_name);
-    if q.condition is not null then
+    if pgmb.needs_timeout(q) then
       perform pgmb.assert_timeout();
     end if;
     q.matching := q.matching || pgmb.asking(q);

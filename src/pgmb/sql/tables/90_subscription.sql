@@ -53,7 +53,9 @@ create table pgmb.subscription (
   shape integer not null references pgmb.shape,
   params jsonb not null default '{}',
   equals jsonb not null default '[]',
-  -- SHA-256 of all of the above: equal subscriptions are one.
+  -- Whether its filter may take long with these params (pgmb.is_costly): it is matched by itself, within a time.
+  costly boolean not null default false,
+  -- SHA-256 of group, stream, shape and values: equal subscriptions are one.
   digest bytea not null unique,
   expires_after interval check (expires_after > interval '0'),
   active_at timestamptz not null default clock_timestamp(),
