@@ -20,8 +20,8 @@ INTRODUCTION = """\
 
 Made from the headers in `src/pgmb/sql/functions` by `make docs`; do not edit. Parameters can be named:
 `pgmb.publish('order.paid', '{}', delay => '10 minutes')`. Errors have SQLSTATEs of their own class, `MB…`,
-listed in `pgmb.errors`, and carry a hint. [Isolation levels](../explanation/isolation.md) says which functions
-need READ COMMITTED; in a stricter transaction these raise MB029.
+listed in `pgmb.errors`, and carry a hint. [Isolation levels](../explanation/isolation.md) lists the functions
+that need READ COMMITTED and raise MB029 in a stricter transaction.
 """
 
 FUNCTION = re.compile(

@@ -67,7 +67,7 @@ class AsyncStreams(AsyncCalls):
         await self._value(call("drop_stream", name=name), conn)
 
     async def rotate(self, stream: str = "main", *, conn: AsyncConnectionLike | None = None) -> int | None:
-        """Open the stream's next segment and return its number; None if it had to be attached first."""
+        """Open the next segment and return its number; None if open publishers cannot see it yet."""
         number: int | None = await self._value(call("rotate", stream=stream), conn)
         return number
 

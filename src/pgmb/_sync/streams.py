@@ -68,7 +68,7 @@ class Streams(Calls):
         self._value(call("drop_stream", name=name), conn)
 
     def rotate(self, stream: str = "main", *, conn: ConnectionLike | None = None) -> int | None:
-        """Open the stream's next segment and return its number; None if it had to be attached first."""
+        """Open the next segment and return its number; None if open publishers cannot see it yet."""
         number: int | None = self._value(call("rotate", stream=stream), conn)
         return number
 

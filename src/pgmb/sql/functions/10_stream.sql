@@ -76,7 +76,9 @@ begin
   execute format('create index stream_%s_seq on pgmb.%I (seq)', made.id, 'log_' || made.name);
   execute format('create index stream_%s_xid on pgmb.%I (xid)', made.id, 'log_' || made.name);
   execute format('alter sequence pgmb.%I owned by pgmb.%I.seq', 'seq_' || made.name, 'log_' || made.name);
-  perform pgmb.attach_segment(made, number) from generate_series(0, 1) number;
+  perform pgmb.attach_segment(made, nth) from generate_series(0, 1) nth;
+  -- Who comes to the new log sees both.
+  update pgmb.segment s set writers = '{}' where s.stream = made.id;
   perform pgmb.grant_stream(made.name, roles.publisher, roles.consumer)
   from (select to_regrole('pgmb_publisher')::text publisher, to_regrole('pgmb_consumer')::text consumer) roles;
 end $$;

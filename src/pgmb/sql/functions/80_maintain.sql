@@ -1,10 +1,10 @@
 -- Maintenance: rotation, sealing, retention, and clearing what is settled. Nothing here is needed for
 -- publishing or receiving to go on; any role allowed to may call maintain() from cron or a janitor.
 
--- Opens the stream's next segment: publishers' numbers go there from this call on, without waiting for
--- its commit or for one another. A few segments are always attached ahead: a statement that began before
--- must find the segment that its numbers fall into. Returns the number opened; null if the one attached
--- ahead is not there yet (it is then attached). Lock: the stream's row; SHARE UPDATE EXCLUSIVE on the log.
+-- Opens the stream's next segment: publishers' numbers go there from this call on, without waiting for its
+-- commit or for one another. Segments are attached ahead, and one is opened only when every transaction that
+-- writes to the log can see it (note_writers). Returns the number opened; null if that is not yet so: try again.
+-- Lock: the stream's row; SHARE UPDATE EXCLUSIVE on the log.
 create or replace function pgmb.rotate(stream text default 'main')
 returns integer
 language plpgsql security definer
@@ -12,46 +12,77 @@ set search_path = pg_catalog, pg_temp
 set client_min_messages = warning
 set lock_timeout = '50ms'
 as $$
-#variable_conflict use_column
 declare
+  log text := format('pgmb.%I', 'log_' || rotate.stream);
   rotated pgmb.stream;
+  next_one pgmb.segment;
+  newest_seq bigint;
   current_number integer;
-  last bigint;
   opened integer;
-  ahead integer;
-  committed integer;
   age interval;
 begin
   perform pgmb.assert_read_committed();
   perform pgmb.assert_admin();
   perform pgmb.stream_id(rotate.stream);
+  execute format('lock table %s in share update exclusive mode', log);
   -- Not FOR UPDATE: a tick in an open transaction holds the row's key.
   select * into rotated from pgmb.stream s where s.name = rotate.stream for no key update;
-  last := pgmb.last_seq(rotate.stream);
-  current_number := last >> 40;
-  select max(s.number), max(s.number) filter (where s.attached_xid <> pg_current_xact_id())
-  into ahead, committed
-  from pgmb.segment s where s.stream = rotated.id;
-  if committed > current_number then
-    opened := current_number + 1;
-    -- Not transactional, on purpose: the next number drawn anywhere is in the new segment. It was attached
-    -- by a transaction that has committed, so publishers see it.
+  perform pgmb.note_writers(rotated);
+  newest_seq := pgmb.last_seq(rotate.stream);
+  current_number := newest_seq >> 40;
+  select * into next_one from pgmb.segment s where s.stream = rotated.id and s.number = current_number + 1;
+  if not next_one.writers && pgmb.log_writers(log::regclass) then
+    opened := next_one.number;
+    -- Not transactional, on purpose: the next number drawn anywhere is in the new segment.
     perform setval(format('pgmb.%I', 'seq_' || rotate.stream)::regclass, opened::bigint << 40);
     -- Also those before it: a rotation that was rolled back has moved the numbers on but closed nothing.
     update pgmb.segment s
-    set closed_at = clock_timestamp(), last_seq = case when s.number = current_number then last end
+    set closed_at = clock_timestamp(), last_seq = case when s.number = current_number then newest_seq end
     where s.stream = rotated.id and s.number <= current_number and s.closed_at is null;
     select clock_timestamp() - max(s.closed_at) into age
     from pgmb.segment s where s.stream = rotated.id and s.number = current_number - 1;
   end if;
-  -- As many ahead as open within a minute at the present pace.
-  for number in ahead + 1 ..
+  -- As many ahead as open within a minute at the present pace: a long transaction then delays no rotation.
+  for nth in (select max(s.number) + 1 from pgmb.segment s where s.stream = rotated.id) ..
     coalesce(opened, current_number) + greatest(1, least(16, ceil(60 / greatest(extract(epoch from coalesce(age, '1 hour')), 1))::integer))
   loop
-    perform pgmb.attach_segment(rotated, number);
+    perform pgmb.attach_segment(rotated, nth);
   end loop;
   return opened;
 end $$;
+
+-- Notes, for segments that were attached since the last call, which transactions are writing to the log. These may not
+-- see the segment: a transaction looks for new partitions when it first locks the log, and not again. All that lock
+-- the log later see it. Lock: SHARE UPDATE EXCLUSIVE on the log if there is such a segment: an attach whose commit is
+-- visible, but not yet announced to other sessions, still holds it. Internal.
+create or replace function pgmb.note_writers(noted pgmb.stream)
+returns void
+language plpgsql
+set lock_timeout = '50ms'
+as $$
+declare
+  log text := format('pgmb.%I', 'log_' || (noted).name);
+begin
+  if exists (select from pgmb.segment s where s.stream = (noted).id and s.writers is null) then
+    execute format('lock table %s in share update exclusive mode', log);
+    -- Not those of this transaction: nobody else sees them before it commits.
+    update pgmb.segment s set writers = pgmb.log_writers(log::regclass)
+    where s.stream = (noted).id and s.writers is null
+      and s.attached_xid is distinct from pg_current_xact_id_if_assigned();
+  end if;
+end $$;
+
+-- The other transactions that hold a write lock on the log; one that is prepared writes no more. Internal.
+create or replace function pgmb.log_writers(log regclass)
+returns text[]
+language sql volatile
+as $$
+  select coalesce(array_agg(distinct l.virtualtransaction), '{}')
+  from pg_locks l
+  where l.locktype = 'relation' and l.relation = log and l.mode = 'RowExclusiveLock' and l.granted
+    and l.database = (select d.oid from pg_database d where d.datname = current_database())
+    and l.pid <> pg_backend_pid()
+$$;
 
 -- Seals closed segments of a stream that no writer can reach any more, and returns how many. A writer that
 -- took its number before the rotation had its xid before it too: once no transaction up to an xid taken
@@ -317,16 +348,17 @@ begin
     -- The current segment opened when the one before it was closed.
     select coalesce(max(g.closed_at), maintained.created_at) into opened_at
     from pgmb.segment g where g.stream = maintained.id and g.number = (newest_seq >> 40) - 1;
-    if (newest_seq & 1099511627775) > 0
-      and (clock_timestamp() > opened_at + maintained.rotate_every
-        or (newest_seq & 1099511627775) >= maintained.rotate_events)
-    then
-      begin
+    begin
+      perform pgmb.note_writers(maintained);
+      if (newest_seq & 1099511627775) > 0
+        and (clock_timestamp() > opened_at + maintained.rotate_every
+          or (newest_seq & 1099511627775) >= maintained.rotate_events)
+      then
         perform pgmb.rotate(maintained.name);
-      exception when lock_not_available then
-        null;
-      end;
-    end if;
+      end if;
+    exception when lock_not_available then
+      null;
+    end;
   end loop;
   -- Those of the last seconds tell status how fast queues are received.
   perform pgmb.clear_settled(keep => '10 seconds');

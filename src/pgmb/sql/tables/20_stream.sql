@@ -21,6 +21,9 @@ create table pgmb.segment (
   number integer not null,
   attached_at timestamptz not null default clock_timestamp(),
   attached_xid xid8 not null default pg_current_xact_id(),
+  -- Transactions that may not see the segment: they held the log when it was first seen attached. It opens when
+  -- they have ended.
+  writers text[],
   -- Set when the next segment opened: no transaction with a higher xid can have a number of this one.
   closed_at timestamptz,
   closed_xid xid8,
