@@ -217,5 +217,20 @@ begin
   using release_due.stream, release_due.now, release_due.max;
   get diagnostics released = row_count;
   perform set_config('pgmb.releasing', 'off', true);
+  if released > 0 then
+    -- Readers see the events as soon as this commits. A crash must not take that back: they would be released again.
+    perform set_config('pgmb.released', 'on', true);
+    if current_setting('synchronous_commit') = 'off' then
+      perform set_config('synchronous_commit', c.reset_val, true) from pg_settings c where c.name = 'synchronous_commit';
+    end if;
+  end if;
   return released;
 end $$;
+
+-- Lets the transaction commit without waiting for the disk, unless it has released delayed events. Internal.
+create or replace function pgmb.commit_lazily()
+returns text
+language sql volatile
+as $$
+  select case when coalesce(current_setting('pgmb.released', true), '') = '' then set_config('synchronous_commit', 'off', true) end
+$$;

@@ -140,8 +140,8 @@ end $$;
 -- The next events of a queue, at most `max`, leased for `lease_for` (default: the queue's own). Settle
 -- them by ack, retry or bury with the lease; what is not settled in time is delivered again. Retries that
 -- are due come first. `ack` settles an earlier lease in the same round trip and commit. durable => false
--- lets the transaction commit without waiting for the disk: only for a receive alone in its transaction,
--- where a lost claim means redelivery. raw => true leaves ids that nobody gave null, for clients that
+-- lets the transaction commit without waiting for the disk, unless it brought delayed events into the log: only for a
+-- receive alone in its transaction, where a lost claim means redelivery. raw => true leaves ids that nobody gave null, for clients that
 -- derive them themselves as pgmb.derive_id does. Nothing to receive: no rows, nothing written, no transaction id.
 -- Lock: one a queue, to the end of the transaction; others wait at most a second (pgmb.lock_queue).
 -- Errors: MB002 no such queue, MB011 the ack's lease is lost, MB020 standby, MB021 another cluster.
@@ -210,7 +210,7 @@ begin
     return;
   end if;
   if not receive.durable then
-    columns := set_config('synchronous_commit', 'off', true);
+    columns := pgmb.commit_lazily();
   end if;
 
   if not q.plain then
