@@ -119,7 +119,7 @@ class TimeoutRequired(PgmbError):
 
 
 class ConditionsUnavailable(PgmbError):
-    """SQL conditions cannot run here: there is no role pgmb_matcher, or the schema's owner is no member."""
+    """SQL conditions cannot run here: roles pgmb_matcher and pgmb_parser are missing, or not the owner's."""
 
 
 class IsolationLevelError(PgmbError):

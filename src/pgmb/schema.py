@@ -83,6 +83,7 @@ def emit_uninstall() -> str:
         "set client_min_messages = warning;\n"
         "drop schema if exists pgmb cascade;\n"
         "drop schema if exists pgmb_condition cascade;\n"
+        "drop schema if exists pgmb_parser cascade;\n"
         + "".join(_REMOVAL.format(name=name) for name in COMPATIBLE)
     )
 

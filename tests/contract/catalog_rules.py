@@ -10,7 +10,7 @@ from typing import Any
 
 import psycopg
 
-SCHEMAS = "('pgmb', 'pgmb_condition', 'pgmq')"
+SCHEMAS = "('pgmb', 'pgmb_condition', 'pgmb_parser', 'pgmq')"
 """Every schema that an installation makes."""
 
 HARMFUL = ("UPDATE", "DELETE", "TRUNCATE", "REFERENCES", "TRIGGER", "MAINTAIN")

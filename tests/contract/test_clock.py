@@ -168,9 +168,7 @@ def test_a_clock_of_another_century_publishes_and_delivers(
 
 
 @pytest.mark.parametrize("published_at", ["infinity", "-infinity", "1815-12-10", "9999-12-31"])
-def test_an_odd_time_does_not_stop_a_stream(
-    db: psycopg.Connection[Any], published_at: str
-) -> None:
+def test_an_odd_time_does_not_stop_a_stream(db: psycopg.Connection[Any], published_at: str) -> None:
     """Ids are made of it where none was given. Only the owner can set it, for example to copy history."""
     db.execute("select pgmb.create_queue('q')")
     db.execute(

@@ -60,7 +60,10 @@ def test_a_plain_owner_has_them_if_it_may_make_roles(fresh_server: FreshServer, 
         assert len(conn.execute("select * from pgmb.receive('f')").fetchall()) == 1
         conn.execute("select pgmb.maintain()")
         # What the hint says is what it takes.
-        server.admin().execute("create role pgmb_matcher nologin; grant pgmb_matcher to owner")
+        server.admin().execute(
+            "create role pgmb_matcher nologin; create role pgmb_parser nologin;"
+            " grant pgmb_matcher, pgmb_parser to owner"
+        )
         server.admin().execute("create role pgmb_conditions nologin")
         schema.upgrade(conn)
         ask(conn)

@@ -165,7 +165,8 @@ ADMIN = [
     "trip_endpoint",
     "worker",
 ]
-MATCHER = ["compile", "forget", "match"]
+MATCHER = ["match"]
+PARSER = ["parse"]
 
 _DEFINERS = (
     "select p.proname::text, p.oid::regprocedure::text, p.prorettype = 'trigger'::regtype,"
@@ -177,6 +178,7 @@ _DEFINERS = (
 def test_every_definer_function_has_a_case_here(db: psycopg.Connection[Any], cast: Cast) -> None:
     assert {row[0] for row in rows(db, _DEFINERS, "pgmb")} == {*CONSUMER, *PUBLISHER, *ADMIN}
     assert {row[0] for row in rows(db, _DEFINERS, "pgmb_condition")} == set(MATCHER)
+    assert {row[0] for row in rows(db, _DEFINERS, "pgmb_parser")} == set(PARSER)
     for group, allowed in (("pgmb_consumer", CONSUMER), ("pgmb_publisher", PUBLISHER)):
         callable_ = rows(
             db,

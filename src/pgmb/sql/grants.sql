@@ -4,7 +4,7 @@ do $$
 declare
   wanted text;
 begin
-  foreach wanted in array '{pgmb_publisher,pgmb_consumer,pgmb_admin,pgmb_conditions,pgmb_matcher}'::text[] loop
+  foreach wanted in array '{pgmb_publisher,pgmb_consumer,pgmb_admin,pgmb_conditions,pgmb_matcher,pgmb_parser}'::text[] loop
     begin
       if to_regrole(wanted) is null then
         execute format('create role %I nologin', wanted);

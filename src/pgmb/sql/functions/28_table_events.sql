@@ -5,7 +5,7 @@
 -- case; in the names, dots, blanks, * and # become _. payload: the row (of an update the new one); key: its primary
 -- key; an update's headers: {"old": the old row, "changed": the fields that changed, with their new values}. Called
 -- again, changes what is published, and where. The caller is an admin with the right TRIGGER on the table, or owns the
--- table and may publish to the stream. Lock: SHARE ROW EXCLUSIVE on the table, ACCESS EXCLUSIVE to publish less than
+-- table and may publish to the stream: once it may no longer, writes to the table fail (42501). Lock: SHARE ROW EXCLUSIVE on the table, ACCESS EXCLUSIVE to publish less than
 -- before. Errors: MB001 no such stream, MB005 not a table, 42501.
 create or replace function pgmb.push_table_mutations(
   tabl regclass, insert boolean default true, update boolean default true, delete boolean default true,
@@ -38,7 +38,9 @@ begin
   end if;
   for wanted in
     select given.op, coalesce(given.flag, false) flag, t.oid is not null made,
-      t.tgargs = convert_to(push_table_mutations.stream, 'UTF8') || '\x00' and t.tgenabled <> 'D' as same
+      t.tgargs in (convert_to(push_table_mutations.stream, 'UTF8') || '\x00',
+        convert_to(push_table_mutations.stream, 'UTF8') || '\x00' || convert_to(current_user, 'UTF8') || '\x00')
+      and t.tgenabled <> 'D' as same
     from (values ('insert', push_table_mutations.insert), ('update', push_table_mutations.update),
       ('delete', push_table_mutations.delete), ('truncate', push_table_mutations.truncate)) given (op, flag)
     left join pg_trigger t on t.tgrelid = target.oid and t.tgname = 'pgmb_' || given.op and not t.tgisinternal
@@ -94,7 +96,7 @@ as $$
   from pg_trigger t
   join pg_class c on c.oid = t.tgrelid
   join pg_namespace n on n.oid = c.relnamespace
-  cross join lateral (select convert_from(substr(t.tgargs, 1, length(t.tgargs) - 1), 'UTF8')) to_ (stream)
+  cross join lateral (select convert_from(substr(t.tgargs, 1, position('\x00'::bytea in t.tgargs) - 1), 'UTF8')) to_ (stream)
   where t.tgfoid = to_regprocedure('pgmb.publish_mutations()') and t.tgenabled <> 'D' and not t.tgisinternal
   group by t.tgrelid, to_.stream, n.nspname, c.relname
   order by n.nspname, c.relname, to_.stream
@@ -110,42 +112,45 @@ begin
     || regexp_replace(lower(tabl::text collate "C"), '[.*#[:space:][:cntrl:]]', '_', 'g');
 end $$;
 
--- The statement that makes a table's trigger for an operation. Internal.
-create or replace function pgmb.mutation_trigger(tabl regclass, op text, stream text)
+-- The statement that makes a table's trigger for an operation. publisher: the role that must be allowed to publish to the
+-- stream whenever it fires; null: an admin made it. Internal.
+create or replace function pgmb.mutation_trigger(tabl regclass, op text, stream text, publisher text default null)
 returns text
 language sql stable
 as $$
   select format('create or replace trigger %I after %s on %s%s for each statement'
-      ' execute function pgmb.publish_mutations(%L)',
+      ' execute function pgmb.publish_mutations(%L%s)',
     'pgmb_' || op, op, tabl, case op
       when 'insert' then ' referencing new table as new_rows'
       when 'update' then ' referencing old table as old_rows new table as new_rows'
       when 'delete' then ' referencing old table as old_rows'
-      else '' end, stream)
+      else '' end, stream, ', ' || quote_literal(publisher))
 $$;
 
--- Makes the trigger for a caller who is no admin. Only admins may execute the trigger's function, and so put it on a
--- table with a stream of their choice; here the caller owns the table and may publish to the stream. Internal.
+-- Makes the trigger for a caller other than the owner of pgmb: a role that could execute the trigger's function could put
+-- it on a table in ways that this does not. The caller owns the table and may publish to the stream, or is an admin with
+-- the right TRIGGER on the table. Internal.
 create or replace function pgmb.attach_mutations(tabl regclass, op text, stream text)
 returns void
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-  log text := format('pgmb.%I', 'log_' || attach_mutations.stream);
+  caller name := pgmb.caller();
+  admin boolean := pgmb.caller_is_owner() or pgmb.caller_is('pgmb_admin');
 begin
   if attach_mutations.op is null or attach_mutations.op <> all ('{insert,update,delete,truncate}') then
     raise exception 'not a mutation: %', coalesce(quote_literal(attach_mutations.op), 'null') using errcode = 'MB005';
   end if;
-  if not exists (
-    select from pg_class c where c.oid = attach_mutations.tabl and pg_has_role(pgmb.caller(), c.relowner, 'usage'))
+  perform pgmb.stream_id(attach_mutations.stream);
+  if not (admin and has_table_privilege(caller, attach_mutations.tabl, 'trigger') or exists (
+    select from pg_class c where c.oid = attach_mutations.tabl and pg_has_role(caller, c.relowner, 'usage')))
   then
-    raise exception 'role % does not own table %', pgmb.caller(), attach_mutations.tabl using errcode = '42501',
+    raise exception 'role % does not own table %', caller, attach_mutations.tabl using errcode = '42501',
       hint = 'A table''s owner, or an admin with the right TRIGGER on it, has it publish its mutations.';
   end if;
-  if not has_column_privilege(pgmb.caller(), log, 'payload', 'insert') then
-    raise exception 'role % may not publish to stream %', pgmb.caller(), attach_mutations.stream
-      using errcode = '42501', hint = 'Grant it with pgmb.grant_publish(stream, role).';
+  if not admin then
+    perform pgmb.assert_publisher(attach_mutations.stream);
   end if;
   if not has_table_privilege(attach_mutations.tabl, 'trigger')
     or not has_schema_privilege((select c.relnamespace from pg_class c where c.oid = attach_mutations.tabl), 'usage')
@@ -156,11 +161,13 @@ begin
             ' call again; revoke both if you like.', c.relnamespace::regnamespace, current_user, attach_mutations.tabl)
         from pg_class c where c.oid = attach_mutations.tabl);
   end if;
-  execute pgmb.mutation_trigger(attach_mutations.tabl, attach_mutations.op, attach_mutations.stream);
+  execute pgmb.mutation_trigger(attach_mutations.tabl, attach_mutations.op, attach_mutations.stream,
+    case when not admin then caller end);
 end $$;
 
 -- Publishes a statement's mutations: the trigger that push_table_mutations makes, once a statement. What it writes does
--- not depend on the writer's settings. Errors: MB040 a queue is full; whatever the serialiser raises.
+-- not depend on the writer's settings. Errors: MB040 a queue is full; 42501 the table's owner may no longer publish to
+-- the stream; whatever the serialiser raises.
 create or replace function pgmb.publish_mutations()
 returns trigger
 language plpgsql security definer
@@ -181,6 +188,23 @@ declare
   events refcursor;
   event record;
 begin
+  -- Without its transition tables, new_rows would be found by name: a view of the caller's, run as the owner.
+  if tg_level <> 'STATEMENT' or tg_when <> 'AFTER' or not exists (
+    select from pg_trigger t
+    where t.tgrelid = tg_relid and t.tgname = tg_name and not t.tgisinternal
+      and t.tgnewtable is not distinct from case when tg_op in ('INSERT', 'UPDATE') then 'new_rows'::name end
+      and t.tgoldtable is not distinct from case when tg_op in ('UPDATE', 'DELETE') then 'old_rows'::name end)
+  then
+    raise exception 'trigger % was not made by pgmb.push_table_mutations', tg_name using errcode = '42501',
+      hint = 'Drop it, and call pgmb.push_table_mutations(tabl).';
+  end if;
+  if tg_nargs > 1 and not coalesce(has_any_column_privilege(to_regrole(quote_ident(tg_argv[1])),
+    format('pgmb.%I', 'log_' || tg_argv[0]), 'insert'), false)
+  then
+    raise exception 'role %, which has table % publish its mutations, may not publish to stream %',
+      tg_argv[1], tg_relid::regclass, tg_argv[0] using errcode = '42501',
+      hint = 'Stop it with pgmb.stop_table_mutations(tabl), or grant it with pgmb.grant_publish(stream, role).';
+  end if;
   if tg_op = 'TRUNCATE' then
     perform pgmb.publish(topic || 'truncate', 'null', stream => tg_argv[0]);
     return null;

@@ -158,9 +158,9 @@ begin
   where not exists (select from pgmb.shape h where h.condition = c.compiled)
     and not exists (select from pgmb.binding b where b.condition = c.compiled);
   if found then
-    execute 'select pgmb_condition.forget($1)' using array(
+    perform pgmb.forget_conditions(array(
       select pgmb.condition_name(h.condition) from pgmb.shape h where h.condition is not null
-      union select pgmb.condition_name(b.condition) from pgmb.binding b where b.condition is not null);
+      union select pgmb.condition_name(b.condition) from pgmb.binding b where b.condition is not null));
   end if;
   return expired;
 end $$;

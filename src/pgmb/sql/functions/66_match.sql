@@ -231,7 +231,7 @@ begin
   end if;
   begin
     if match_shapes.shapes[1].condition is not null then
-      execute format('select * from %s($1, $2, $3, $4, $5)', pgmb.run_as_matcher('match')) into seqs, matching
+      execute format('select * from %s($1, $2, $3, $4, $5)', pgmb.run_as('pgmb_matcher', 'pgmb_condition', 'match')) into seqs, matching
       using pgmb.match_statement(match_shapes.shapes), match_shapes.documents, match_shapes.group_id, match_shapes.stream,
         match_shapes.named;
     elsif match_shapes.shapes[1].fields <> '{}' then
@@ -341,7 +341,7 @@ language plpgsql
 as $$
 begin
   if shapes[1].condition is not null then
-    execute format('select %s($1, $2, $3, $4, $5)', pgmb.run_as_matcher('match'))
+    execute format('select %s($1, $2, $3, $4, $5)', pgmb.run_as('pgmb_matcher', 'pgmb_condition', 'match'))
     using pgmb.match_statement(shapes), documents, group_id, stream, named;
   else
     perform from unnest(documents) d, pgmb.subscription s
