@@ -1,4 +1,4 @@
-"""What the author of an SQL condition tries: to have the server run code of the author's while it reads the text."""
+"""The author of an SQL condition tries to have the server run the author's code while it reads the text."""
 
 from __future__ import annotations
 
@@ -26,8 +26,10 @@ def author(db: psycopg.Connection[Any], cast: Cast) -> psycopg.Connection[Any]:
         "grant usage on schema tools, e to public",
         "create sequence e.ran",
         "grant usage on sequence e.ran to public",
-        "create function tools.run(int) returns boolean language plpgsql immutable as"
-        " $$begin perform nextval('e.ran'); return true; end$$",
+        (
+            "create function tools.run(int) returns boolean language plpgsql immutable as"
+            " $$begin perform nextval('e.ran'); return true; end$$"
+        ),
         "create domain tools.evil as int check (tools.run(value))",
         "create domain e.topic as int check (tools.run(value))",
         'create domain tools."e" as int check (tools.run(value))',
