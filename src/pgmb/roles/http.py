@@ -35,6 +35,8 @@ class HttpSettings(msgspec.Struct, frozen=True, kw_only=True):
     """From whom: addresses or networks with commas between, or *."""
     ssl_certfile: str | None = None
     ssl_keyfile: str | None = None
+    head_within: float = 10.0
+    """Seconds that a request's line and headers may take to arrive."""
     drain_for: float = 0.0
     """Seconds between being told to stop and closing the port, for a balancer to see that it is not ready."""
     finish_within: float = 10.0

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 
+from pgmb.roles.protocol import limited
 from pgmb.server import Application
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ def spare_the_collector() -> None:
 def configure(application: Application, settings: HttpSettings, keep_alive: int) -> uvicorn.Config:
     return uvicorn.Config(
         application,
+        http=limited(settings.head_within),
         # It is started and closed by the role, and logs requests itself.
         lifespan="off",
         log_config=None,

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Generator, Iterable
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from typing import Any, Final, TypeAlias
 
+import psycopg
+from psycopg_pool import PoolTimeout
 from starlette.requests import HTTPConnection
 
 from pgmb._async.broker import AsyncBroker
+from pgmb.errors import PgmbError
 from pgmb.server import tokens
 from pgmb.server.asking import rows
 from pgmb.server.problems import Problem, forbidden, unauthorised
@@ -18,7 +24,19 @@ from pgmb.server.remembered import Remembered
 from pgmb.server.scopes import Principal, Verb
 from pgmb.server.watching import KEY_NAME
 
+logger = logging.getLogger("pgmb.server")
+
 COOKIE: Final = "pgmb_session"
+SWEEP_EVERY: Final = 2.0
+"""Seconds between two looks at the keys of requests that stay."""
+_GOOD_KEYS: Final = (
+    "select k.id from pgmb.api_keys k"
+    " where k.id = any (%s) and (k.expires_at is null or k.expires_at > clock_timestamp())"
+)
+_GOOD_SESSIONS: Final = (
+    "select s.digest from unnest(%s::bytea[]) s (digest)"
+    " where exists (select from pgmb.find_session(s.digest))"
+)
 
 _REMEMBERED_FOR: Final = 5.0
 """So long a key that was taken back may still work."""
@@ -34,8 +52,10 @@ class Access:
 
     def __init__(self, broker: AsyncBroker, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._broker = broker
+        self._watches: set[tuple[Principal, Callable[[], None]]] = set()
+        self._sweeping: asyncio.Task[None] | None = None
         # Many may ask for the same at once, as readers that are all checked do: one look tells all.
-        self._known: Remembered[bytes, Principal | None] = Remembered(
+        self._known: Remembered[tuple[str, bytes], Principal | None] = Remembered(
             _MOST_REMEMBERED, _REMEMBERED_FOR, clock
         )
 
@@ -49,10 +69,10 @@ class Access:
     async def _found(self, connection: HTTPConnection, ticket: bool) -> Principal | None:
         scheme, _, given = connection.headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer":
-            return await self._remembered(given.strip(), self._key)
+            return await self._remembered(tokens.KEY, given.strip(), self._key)
         session = connection.cookies.get(COOKIE)
         if session is not None:
-            return await self._remembered(session, self._session)
+            return await self._remembered(tokens.SESSION, session, self._session)
         if ticket and (named := connection.query_params.get("ticket")):
             return await self._ticket(named)
         return None
@@ -76,12 +96,12 @@ class Access:
         session = tokens.generate(tokens.SESSION)
         if not await self._give(holder, "session", session, holder.scopes, lasts):
             return None
-        return session, Principal(holder.key, holder.name, holder.scopes, "session", tokens.csrf_of(session))
+        return session, _of_session(session, holder.key, holder.name, holder.scopes)
 
     async def logout(self, session: str) -> None:
         """End a session, here at once and elsewhere within seconds."""
         digest = tokens.digest(session)
-        self._known.forget(digest)
+        self._known.forget((tokens.SESSION, digest))
         await rows(self._broker, "select pgmb.end_session(%s)", (digest,))
 
     async def ticket(self, holder: Principal, scopes: Iterable[str], lasts: timedelta) -> str:
@@ -94,15 +114,52 @@ class Access:
             raise unauthorised()
         return text
 
+    @contextmanager
+    def watching(self, principal: Principal, revoked: Callable[[], None]) -> Generator[None]:
+        """While a request lasts: `revoked` is called once its key or session is taken back or over."""
+        watch = (principal, revoked)
+        self._watches.add(watch)
+        if self._sweeping is None or self._sweeping.done():
+            self._sweeping = asyncio.create_task(self._sweep(), name="pgmb access")
+        try:
+            yield
+        finally:
+            self._watches.discard(watch)
+
+    async def close(self) -> None:
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+            await asyncio.wait([self._sweeping])
+
+    async def _sweep(self) -> None:
+        while self._watches:
+            await asyncio.sleep(SWEEP_EVERY)
+            keys = {principal.key for principal, _ in self._watches}
+            sessions = {principal.session for principal, _ in self._watches if principal.session is not None}
+            try:
+                good = {one for (one,) in await rows(self._broker, _GOOD_KEYS, (list(keys),))}
+                if sessions:
+                    found = await rows(self._broker, _GOOD_SESSIONS, (list(sessions),))
+                    good |= {bytes(one) for (one,) in found}
+            except (psycopg.Error, PoolTimeout, PgmbError) as error:
+                # Nothing is read from a database that does not answer.
+                logger.info("cannot check the keys of open requests: %s", error)
+                continue
+            for principal, revoked in list(self._watches):
+                asked = principal.key in keys and (principal.session is None or principal.session in sessions)
+                if asked and not {principal.key, principal.session or principal.key} <= good:
+                    revoked()
+
     def check_csrf(self, principal: Principal, given: str | None) -> None:
         """Refuses a change that a session did not ask for itself. Keys in a header need no such proof."""
         if principal.csrf is not None and (given is None or not tokens.same(principal.csrf, given)):
             raise Problem(403, "csrf", "the form is not of this session: load the page again")
 
-    async def _remembered(self, text: str, look: _Look) -> Principal | None:
+    async def _remembered(self, kind: str, text: str, look: _Look) -> Principal | None:
         if _odd(text):
             return None
-        return await self._known.get(tokens.digest(text), partial(look, text))
+        # By what it was given as, too: a key is none in a cookie, where forms need a proof.
+        return await self._known.get((kind, tokens.digest(text)), partial(look, text))
 
     async def _key(self, text: str) -> Principal | None:
         if not text.startswith(tokens.KEY):
@@ -121,7 +178,7 @@ class Access:
         if not found:
             return None
         key, name, scopes = found[0]
-        return Principal(key, name, frozenset(scopes), "session", tokens.csrf_of(text))
+        return _of_session(text, key, name, frozenset(scopes))
 
     async def _ticket(self, text: str) -> Principal | None:
         if _odd(text) or not text.startswith(tokens.TICKET):
@@ -140,6 +197,10 @@ class Access:
             (holder.key, kind, tokens.digest(text), sorted(scopes), lasts),
         )
         return bool(found[0][0])
+
+
+def _of_session(text: str, key: int, name: str, scopes: frozenset[str]) -> Principal:
+    return Principal(key, name, scopes, "session", tokens.csrf_of(text), tokens.digest(text))
 
 
 def _odd(text: str) -> bool:

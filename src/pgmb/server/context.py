@@ -22,6 +22,7 @@ class Context:
         self.broker = broker
         self.limits = limits
         self.access = Access(broker)
+        closing.push_async_callback(self.access.close)
         self.rates = Rates(limits.requests_per_second, limits.burst)
         self.counts = Counts()
         self.draining = False

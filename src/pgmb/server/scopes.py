@@ -31,6 +31,8 @@ class Principal(msgspec.Struct, frozen=True):
     kind: Literal["key", "session", "ticket"] = "key"
     csrf: str | None = None
     """What a form of this session has to bring."""
+    session: bytes | None = None
+    """The digest of the session."""
 
     def may(self, verb: Verb, name: str | None = None) -> bool:
         return covers(self.scopes, verb, name)

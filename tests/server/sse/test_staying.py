@@ -44,18 +44,58 @@ async def test_a_quiet_connection_is_kept_alive_and_its_place_young(
             assert await back.numbers(1) == [4]
 
 
-@pytest.mark.usefixtures("beats")
-async def test_a_key_that_is_taken_back_ends_what_it_reads(
-    dsn: str, key: str, db: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+ENDS = {
+    "dropped": "select pgmb.drop_api_key('k')",
+    "expired": "update pgmb.api_key set expires_at = clock_timestamp() where name = 'k'",
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("way", ["key", "ticket", "cookie", "cookie and a ticket that is none"])
+async def test_what_a_key_reads_ends_within_seconds_of_it(
+    dsn: str, key: str, db: psycopg.Connection[Any], way: str, end: str
 ) -> None:
-    monkeypatch.setattr("pgmb.server.access._REMEMBERED_FOR", 0.1)
-    async with (
-        served(Application(dsn, parts=[sse.routes])) as port,
-        Client(port, EVENTS, key=key) as client,
-    ):
-        await client.until(lambda: client.last_id != "")
-        await asyncio.to_thread(db.execute, "select pgmb.drop_api_key('k')")
-        await asyncio.wait_for(client.ended.wait(), 30)
+    made: list[Context] = []
+
+    def also(context: Context) -> list[Any]:
+        made.append(context)
+        return []
+
+    other = make_key(db, "read:main", name="other")
+    async with served(Application(dsn, parts=[sse.routes, also])) as port:
+        access, options = made[0].access, dict[str, Any](key=key)
+        holder = await access._key(key)
+        assert holder is not None
+        if way == "ticket":
+            options = {"ticket": await access.ticket(holder, ["read:main"], timedelta(minutes=1))}
+        elif way.startswith("cookie"):
+            session, _ = await access.login(key) or ("", None)
+            options = {"headers": {"Cookie": f"pgmb_session={session}"}}
+            if "ticket" in way:
+                options["ticket"] = "none"
+        async with Client(port, EVENTS, **options) as client, Client(port, EVENTS, key=other) as stays:
+            await client.until(lambda: client.last_id != "")
+            await stays.until(lambda: stays.last_id != "")
+            await asyncio.to_thread(db.execute, ENDS[end].encode())
+            await asyncio.wait_for(client.ended.wait(), 10)
+            publish(db, 1)
+            assert await stays.numbers(1) == [1]
+            assert client.messages == []
+
+
+async def test_a_session_that_ends_ends_what_it_reads(dsn: str, key: str) -> None:
+    made: list[Context] = []
+
+    def also(context: Context) -> list[Any]:
+        made.append(context)
+        return []
+
+    async with served(Application(dsn, parts=[sse.routes, also])) as port:
+        session, _ = await made[0].access.login(key) or ("", None)
+        async with Client(port, EVENTS, headers={"Cookie": f"pgmb_session={session}"}) as client:
+            await client.until(lambda: client.last_id != "")
+            await made[0].access.logout(session)
+            await asyncio.wait_for(client.ended.wait(), 10)
 
 
 async def test_a_ticket_is_good_once(dsn: str, key: str, db: psycopg.Connection[Any]) -> None:

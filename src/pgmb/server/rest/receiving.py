@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from functools import partial
 from typing import Annotated, Final
 from uuid import UUID
 
@@ -68,7 +69,10 @@ async def receive(call: Call, queue: Name, body: Receive) -> Received:
     most = call.context.limits.events
     if body.max > most:
         raise invalid(f"a request may ask for {most} events")
-    lease = await call.service.polls.receive(call.request, queue, body.max, body.wait, body.lease_for)
+    watching = partial(call.context.access.watching, call.principal)
+    lease = await call.service.polls.receive(
+        call.request, queue, body.max, body.wait, body.lease_for, watching
+    )
     events = [EventDocument.of(event) for event in lease.events]
     return Received(queue, lease.id if events else None, events)
 

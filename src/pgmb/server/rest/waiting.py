@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from weakref import WeakValueDictionary
 
 from starlette.requests import Request
 
 from pgmb._async.broker import AsyncBroker
-from pgmb._async.lease import AsyncLease
+from pgmb._async.lease import NO_LEASE, AsyncLease
 from pgmb.polling import RELYING_PAUSE, Pace
 from pgmb.server.problems import Problem
 from pgmb.types import Duration
+
+
+def _unwatched(_: Callable[[], None]) -> AbstractContextManager[None]:
+    return nullcontext()
 
 
 class LongPolls:
@@ -33,33 +37,48 @@ class LongPolls:
         return len(self._waiting)
 
     async def receive(
-        self, request: Request, queue: str, max: int, wait: float, lease_for: Duration | None
+        self,
+        request: Request,
+        queue: str,
+        max: int,
+        wait: float,
+        lease_for: Duration | None,
+        watching: Callable[[Callable[[], None]], AbstractContextManager[None]] = _unwatched,
     ) -> AsyncLease:
-        """The next events of a queue; an empty lease if none come in time, or the client goes away."""
+        """The next events of a queue; an empty lease if none come in time, the client goes away, or what
+        `watching` watches is taken back.
+        """
         ends = time.monotonic() + wait
         lease = await self._broker.receive(queue, max, lease_for)
         if lease.events or wait <= 0 or self._draining:
             return lease
         async with self._place(request) as waiter:
-            source = await self._broker.stream_of(queue)
-            turn = self._turns.setdefault(queue, asyncio.Lock())
-            if not await waiter.takes(turn, ends):
-                return lease
-            try:
-                async with self._broker.listener().subscribe(source) as subscription:
-                    waiter.leaves.add_done_callback(lambda _: subscription.notify())
-                    pace = Pace()
-                    while not waiter.leaves.done() and (left := ends - time.monotonic()) > 0:
-                        # Never cut short: its lease would be nobody's until it expires.
-                        lease = await self._broker.receive(queue, max, lease_for)
-                        if lease.events:
-                            break
-                        relying = pace.at_rest and subscription.healthy
-                        await subscription.wait(min(left, RELYING_PAUSE if relying else pace.pause()))
-            finally:
-                turn.release()
-            if lease.events and waiter.gone:
-                await lease.release()
+            with watching(waiter.leave):
+                return await self._wait(waiter, queue, max, ends, lease_for)
+
+    async def _wait(
+        self, waiter: _Waiter, queue: str, max: int, ends: float, lease_for: Duration | None
+    ) -> AsyncLease:
+        source = await self._broker.stream_of(queue)
+        turn = self._turns.setdefault(queue, asyncio.Lock())
+        lease = AsyncLease(self._broker, "", NO_LEASE, [])
+        if not await waiter.takes(turn, ends):
+            return lease
+        try:
+            async with self._broker.listener().subscribe(source) as subscription:
+                waiter.leaves.add_done_callback(lambda _: subscription.notify())
+                pace = Pace()
+                while not waiter.leaves.done() and (left := ends - time.monotonic()) > 0:
+                    # Never cut short: its lease would be nobody's until it expires.
+                    lease = await self._broker.receive(queue, max, lease_for)
+                    if lease.events:
+                        break
+                    relying = pace.at_rest and subscription.healthy
+                    await subscription.wait(min(left, RELYING_PAUSE if relying else pace.pause()))
+        finally:
+            turn.release()
+        if lease.events and waiter.gone:
+            await lease.release()
         return lease
 
     async def drain(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
 from typing import Any, Final, TypeAlias, TypeVar
 
 import msgspec
@@ -21,6 +22,7 @@ from pgmb.server.sse.serving import Serving, Subscription
 Value = TypeVar("Value")
 Decision: TypeAlias = Callable[[Request], "Value | Awaitable[Value]"]
 
+_PRINCIPAL: Final = "pgmb.principal"
 _KNOWN: Final = {"topic", "equals", "filter", "params", "event", "ticket", "last_event_id"}
 
 
@@ -30,17 +32,14 @@ def routes(context: Context) -> list[BaseRoute]:
 
     async def ask(request: Request) -> Subscription:
         stream = request.path_params["stream"]
-        await context.access.need(request, "read", stream, ticket=True)
+        request.scope[_PRINCIPAL] = await context.access.need(request, "read", stream, ticket=True)
         return _asked(request, stream)
 
-    async def check(request: Request) -> bool:
-        # A ticket was good for one request, which is this one.
-        if "ticket" in request.query_params and "authorization" not in request.headers:
-            return True
-        asker = await context.access.principal(request)
-        return asker is not None and asker.may("read", request.path_params["stream"])
+    def watch(request: Request, revoked: Callable[[], None]) -> AbstractContextManager[None]:
+        # A ticket was good for one request, which is this one: what counts is the key it was handed out for.
+        return context.access.watching(request.scope[_PRINCIPAL], revoked)
 
-    serving = Serving(context, hub, ask, check)
+    serving = Serving(context, hub, ask, watch=watch)
     return [Route("/v1/streams/{stream}/events", serving, methods=["GET"], name="events")]
 
 

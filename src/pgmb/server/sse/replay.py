@@ -76,7 +76,7 @@ class Replay:
             if after.number == upto.number:
                 upto, mark = tail.at, Mark(mark.epoch, mark.done, tail.at.number)
             seq = mark.seq if mark.done != mark.batch else 0
-            while True:
+            while not reader.ended:
                 events = await self._page(after, upto, seq)
                 looked_at += len(events)
                 if looked_at > self._limits.replay_events:

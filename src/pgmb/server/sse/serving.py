@@ -6,6 +6,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final, TypeAlias, cast
 
 import msgspec
@@ -61,19 +62,23 @@ class Subscription(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Check: TypeAlias = Callable[[Request], Awaitable[bool]]
+Watch: TypeAlias = Callable[[Request, Callable[[], None]], AbstractContextManager[None]]
 Ask: TypeAlias = Callable[[Request], Awaitable[Subscription | None]]
 
 
 class Serving:
     """An ASGI endpoint. `ask` says what a request may see, or None for 204, after which browsers do not come
-    back; `check` is asked now and then whether it still may.
+    back; `check` is asked now and then whether it still may; `watch` calls back once it may not.
     """
 
-    def __init__(self, context: Context, hub: Hub, ask: Ask, check: Check) -> None:
+    def __init__(
+        self, context: Context, hub: Hub, ask: Ask, check: Check | None = None, watch: Watch | None = None
+    ) -> None:
         self._context = context
         self._hub = hub
         self._ask = ask
         self._check = check
+        self._watch = watch
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
@@ -107,8 +112,9 @@ class Serving:
             await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
             connection = Connection(reader, scope.get(WAY_OUT, send), counts)
             # In a task of its own: each time that it is woken, it is not woken through all that lies around.
-            reader.task = asyncio.create_task(self._serve(connection, source, request))
-            await reader.task
+            with nullcontext() if self._watch is None else self._watch(request, reader.drop):
+                reader.task = asyncio.create_task(self._serve(connection, source, request))
+                await reader.task
         except asyncio.CancelledError:
             # Too slow a client is let go: it holds what it has, and comes back for the rest.
             if not reader.dropped:
@@ -154,7 +160,7 @@ class Serving:
             await connection.send(reader.take())
             if reader.beaten:
                 reader.beaten = False
-                if not await self._check(request):
+                if self._check is not None and not await self._check(request):
                     break
             await reader.wait()
             if reader.held_up is not None:

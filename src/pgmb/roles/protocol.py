@@ -1,0 +1,99 @@
+"""HTTP connections with bounds on what arrives before anybody knows whose request it is."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, ClassVar, Final
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+HEAD_BYTES: Final = 64 << 10
+"""Of a request's line and headers."""
+HEAD_FIELDS: Final = 200
+HALF_OPEN: Final = 512
+"""Connections whose request's head has not arrived: beyond that the oldest of them is closed."""
+BODY_WITHIN: Final = 60.0
+"""Seconds that a body may take to arrive."""
+
+
+def limited(head_within: float) -> type[HttpToolsProtocol]:
+    """uvicorn's protocol for one server, where a request's head has to arrive in so many seconds."""
+    return type("LimitedProtocol", (_Limited,), {"head_within": head_within, "half_open": {}})
+
+
+class _Limited(HttpToolsProtocol):
+    """A connection waits for a head, then for a body, then for nothing. The first two have an end."""
+
+    head_within: ClassVar[float]
+    half_open: ClassVar[dict[_Limited, None]]
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self._in_head = False
+        self._head = 0
+        self._refused = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._wait_for_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._wait_no_more()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._refused:
+            return
+        super().data_received(data)
+        if self._in_head and not self._refused:
+            # The parser keeps a field until all of it is there.
+            self._head += len(data)
+            if self._head > HEAD_BYTES:
+                self.refuse(431)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._wait_for_head()
+
+    def on_headers_complete(self) -> None:
+        size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+        if size > HEAD_BYTES or len(self.headers) > HEAD_FIELDS:
+            self.refuse(431)
+            return
+        self._wait_no_more()
+        self._timer = self.loop.call_later(BODY_WITHIN, self.transport.abort)
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        if not self._refused:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._wait_no_more()
+        if not self._refused:
+            super().on_message_complete()
+
+    def _wait_for_head(self) -> None:
+        if self._in_head:
+            return
+        self._wait_no_more()
+        self._in_head, self._head = True, 0
+        self._timer = self.loop.call_later(self.head_within, self.refuse, 408)
+        self.half_open[self] = None
+        if len(self.half_open) > HALF_OPEN:
+            next(iter(self.half_open)).refuse(503)
+
+    def _wait_no_more(self) -> None:
+        self._in_head = False
+        self.half_open.pop(self, None)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def refuse(self, status: int) -> None:
+        self._wait_no_more()
+        self._refused = True
+        if not self.transport.is_closing():
+            self.transport.write(STATUS_LINE[status] + b"content-length: 0\r\nconnection: close\r\n\r\n")
+            self.transport.close()
