@@ -18,8 +18,15 @@ help: ## List the targets
 		| awk -F ':.*## ' '{ printf "  %-14s %s\n", $$1, $$2 }'
 
 .PHONY: setup
-setup: ## Prepare a bare Debian 12 machine: system packages, .venv, PostgreSQL 15 and 18
+setup: setup-base setup-spark ## Prepare a bare Debian 12 machine: system packages, .venv, PostgreSQL 15 and 18
+
+.PHONY: setup-base
+setup-base: ## The part of setup that all but Spark's tests need
 	scripts/setup.sh
+
+.PHONY: setup-spark
+setup-spark: ## The part of setup that lets Spark's JVMs start quickly
+	$(PYTHON) -m harness.spark_classes || echo "setup: Spark's classes were not prepared: its JVMs start slowly"
 
 .PHONY: lock
 lock: ## Write requirements/dev.txt anew from pyproject.toml (ARGS=--upgrade takes newer versions)
@@ -36,9 +43,9 @@ format: ## Format the code and apply safe fixes
 	$(PYTHON) -m ruff check --fix $(CODE)
 
 .PHONY: types
-types: ## Check types with mypy and pyright
+types: ## Check types: all code with mypy, with pyright what others import and the harness
 	$(PYTHON) -m mypy $(CODE)
-	.venv/bin/pyright $(CODE)
+	.venv/bin/pyright src harness examples tests/typing
 
 .PHONY: test
 test: test-15 test-18 ## Run the tests on PostgreSQL 15 and 18

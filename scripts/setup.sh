@@ -49,14 +49,31 @@ virtualenv() {
     [[ -f $stamp && $(<"$stamp") == "$digest" ]] && return 0
     say "filling .venv"
     [[ -x .venv/bin/python ]] || python3 -m venv .venv
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation \
-        --no-index --editable .
+    # PySpark comes as source and takes as long as all others together: it is built beside them. The lock names
+    # every package, so pip need not look for what they depend on.
+    local lists pip=(.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps) spark
+    lists=$(mktemp -d)
+    awk -v lists="$lists" '/^[^ ]/ { list = /^pyspark==/ ? "spark" : "others" } { print > (lists "/" list) }' \
+        requirements/dev.txt
+    "${pip[@]}" --require-hashes -r "$lists/spark" &
+    spark=$!
+    "${pip[@]}" --require-hashes -r "$lists/others"
+    wait "$spark"
+    rm -rf "$lists"
+    "${pip[@]}" --no-build-isolation --no-index --editable .
     printf '%s\n' "$digest" >"$stamp"
 }
 
-system_packages
-virtualenv
-.venv/bin/python scripts/postgres18.py
-.venv/bin/python -m harness.spark_classes || say "Spark's classes were not prepared: its JVMs start slowly"
+# Without Debian's python3-venv there is no .venv to fill; else both are done at once.
+if python3 -c 'import ensurepip' 2>/dev/null; then
+    virtualenv &
+    filling=$!
+    system_packages
+else
+    system_packages
+    virtualenv &
+    filling=$!
+fi
+python3 scripts/postgres18.py
+wait "$filling"
 say "ready"

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from bench.score.core import CORE
 from bench.score.delivery import DELIVERY
+from bench.score.house import HOUSE
 from bench.score.matching import MATCHING
 from bench.score.part import Part
 from bench.score.python import PYTHON
@@ -19,4 +20,5 @@ AREAS: Mapping[str, Sequence[Part]] = {
     "spark": SPARK,
     "delivery": DELIVERY,
     "server": SERVER,
+    "house": HOUSE,
 }

@@ -18,7 +18,7 @@ TOPICS = st.lists(WORDS, min_size=1, max_size=5).map(".".join)
 
 
 @settings(
-    max_examples=400,
+    max_examples=150,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
     derandomize=True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import os
 import sys
@@ -10,9 +11,13 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import pytest
+import typer.main
 
 from harness.terminal import Terminal
 from pgmb import cli
+
+# Typer builds all commands at every call, a tenth of a second; a process calls it once, a test many times.
+_commands = functools.cache(typer.main.get_command)
 
 
 class Outcome(NamedTuple):
@@ -44,6 +49,7 @@ def run(
         monkeypatch.setenv("PGMB_DSN", target)
         monkeypatch.setattr(sys, "argv", ["pgmb", *arguments])
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin or b"")))
+        monkeypatch.setattr(typer.main, "get_command", _commands)
         capsys.readouterr()
         code: Any = 0
         try:

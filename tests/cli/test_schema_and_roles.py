@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,31 +15,11 @@ import pytest
 
 import pgmb
 from harness.postgres import Server, create_database, drop_database
+from tests.cli.conftest import Run
+
+Done = Callable[..., str]
 
 PGMB = [sys.executable, "-m", "pgmb"]
-
-
-def run(*arguments: str, dsn: str | None = None, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    environment = {
-        name: value for name, value in os.environ.items() if name not in ("PGMB_DSN", "DATABASE_URL")
-    }
-    if dsn is not None:
-        environment["PGMB_DSN"] = dsn
-    return subprocess.run(
-        [*PGMB, *arguments],
-        input=stdin,
-        text=True,
-        capture_output=True,
-        env=environment,
-        timeout=60,
-        check=False,
-    )
-
-
-def done(*arguments: str, dsn: str | None = None, stdin: str = "") -> str:
-    result = run(*arguments, dsn=dsn, stdin=stdin)
-    assert result.returncode == 0, result.stderr
-    return result.stdout
 
 
 def shape(dsn: str) -> list[tuple[Any, ...]]:
@@ -59,27 +39,14 @@ def shape(dsn: str) -> list[tuple[Any, ...]]:
         ).fetchall()
 
 
-def test_the_schema_is_installed_upgraded_and_removed(empty_dsn: str) -> None:
-    assert run("upgrade", dsn=empty_dsn).returncode == 1
-    assert "Installed schema pgmb" in done("install", dsn=empty_dsn)
-    assert "is at version" in done("upgrade", dsn=empty_dsn)
-    assert f"schema {pgmb.schema.VERSION}" in done("version", dsn=empty_dsn)
-    refused = run("uninstall", dsn=empty_dsn)
-    assert (refused.returncode, "--yes" in refused.stderr) == (2, True)
-    assert pgmb.schema.installed_version(empty_dsn) == pgmb.schema.VERSION
-    done("uninstall", "--yes", dsn=empty_dsn)
-    assert pgmb.schema.installed_version(empty_dsn) is None
-    assert "not installed" in done("version", dsn=empty_dsn)
-
-
 def test_the_emitted_script_run_by_psql_is_what_python_installs(
-    server: Server, empty_dsn: str, tmp_path: Path
+    done: Done, server: Server, empty_dsn: str, tmp_path: Path
 ) -> None:
     other = create_database(server)
     dsn = server.dsn(other)
     psql = ["psql", "-X", "-q", "-v", "ON_ERROR_STOP=1", empty_dsn, "-f"]
     script = tmp_path / "install.sql"
-    script.write_text(done("schema", "emit"))
+    script.write_text(done("schema", "emit", dsn=""))
     for _ in range(2):
         ran = subprocess.run([*psql, str(script)], capture_output=True, text=True, check=False)
         assert (ran.returncode, ran.stderr) == (0, "")
@@ -90,16 +57,16 @@ def test_the_emitted_script_run_by_psql_is_what_python_installs(
         broker.create_queue("q")
         broker.publish("a", 1)
         assert len(broker.receive("q")) == 1
-    script.write_text(done("schema", "emit", "--uninstall"))
+    script.write_text(done("schema", "emit", "--uninstall", dsn=""))
     subprocess.run([*psql, str(script)], check=True)
     assert pgmb.schema.installed_version(empty_dsn) is None
 
 
-def test_events_are_published_and_received(dsn: str) -> None:
+def test_events_are_published_and_received(done: Done, dsn: str) -> None:
     with pgmb.connect(dsn) as broker:
         broker.create_queue("q")
     identifier = done("publish", "a.b", '{"x":  1}', "--key", "k", "--headers", '{"h":1}', dsn=dsn).strip()
-    assert done("publish", "a.c", "-", dsn=dsn, stdin='1\n"zwei"\n\n').strip() == "2"
+    assert done("publish", "a.c", "-", dsn=dsn, stdin=b'1\n"zwei"\n\n').strip() == "2"
     first, *rest = done("receive", "q", "--max", "10", dsn=dsn).splitlines()
     assert '"payload":{"x":  1}' in first
     event = json.loads(first)
@@ -108,7 +75,7 @@ def test_events_are_published_and_received(dsn: str) -> None:
     assert done("receive", "q", dsn=dsn) == ""
 
 
-def test_status_is_a_table_or_json(dsn: str) -> None:
+def test_status_is_a_table_or_json(done: Done, dsn: str) -> None:
     with pgmb.connect(dsn) as broker:
         broker.create_queue("mail", ["a.#"])
         broker.publish_many("a", range(3))
@@ -121,22 +88,22 @@ def test_status_is_a_table_or_json(dsn: str) -> None:
     assert told["streams"][0]["stream"] == "main"
 
 
-def test_errors_are_a_message_a_hint_and_exit_code_1(dsn: str, empty_dsn: str) -> None:
+def test_errors_are_a_message_a_hint_and_exit_code_1(run: Run, dsn: str, empty_dsn: str) -> None:
     failed = run("receive", "nowhere", dsn=dsn)
-    assert failed.returncode == 1
-    assert failed.stdout == ""
-    assert "queue 'nowhere' does not exist" in failed.stderr
-    assert "Hint: Create it with" in failed.stderr
-    assert "Traceback" not in failed.stderr
+    assert failed.code == 1
+    assert failed.out == ""
+    assert "queue 'nowhere' does not exist" in failed.err
+    assert "Hint: Create it with" in failed.err
+    assert "Traceback" not in failed.err
     failed = run("status", dsn=empty_dsn)
-    assert (failed.returncode, "pgmb install" in failed.stderr) == (1, True)
-    failed = run("status", "--dsn", "host=/nonexistent")
-    assert (failed.returncode, "Traceback" in failed.stderr) == (1, False)
+    assert (failed.code, "pgmb install" in failed.err) == (1, True)
+    failed = run("status", "--dsn", "host=/nonexistent", dsn="")
+    assert (failed.code, "Traceback" in failed.err) == (1, False)
     failed = run("publish", "a", "{not json", dsn=dsn)
-    assert (failed.returncode, "json" in failed.stderr) == (1, True)
+    assert (failed.code, "json" in failed.err) == (1, True)
     failed = run("serve", "--roles", "ticker,cook", dsn=dsn)
-    assert failed.returncode == 1
-    assert "Roles are dispatcher, http, janitor, scheduler, ticker" in failed.stderr
+    assert failed.code == 1
+    assert "Roles are dispatcher, http, janitor, scheduler, ticker" in failed.err
 
 
 @pytest.mark.parametrize("command", [["serve", "--port", "0"], ["janitor"], ["ticker"], ["scheduler"]])

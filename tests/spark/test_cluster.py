@@ -16,7 +16,8 @@ from harness.processes import alive, descendants, send, wait_gone
 from harness.spark import Cluster, Driver
 from harness.spark_settings import ROOT
 
-pytestmark = [pytest.mark.slow, pytest.mark.once(15), pytest.mark.timeout(900)]
+# It starts some twenty JVMs: `make score-spark` and a plain run have it.
+pytestmark = [pytest.mark.slow, pytest.mark.minutes, pytest.mark.timeout(900)]
 
 COUNTING = """
 import os, sys
@@ -87,7 +88,6 @@ def test_a_driver_program_runs_on_it(cluster: Cluster, tmp_path: Path) -> None:
     assert "arguments one two" in said
 
 
-@pytest.mark.minutes
 def test_a_killed_executor_is_replaced_and_its_task_done_again(cluster: Cluster, tmp_path: Path) -> None:
     path, touched, go = long_program(tmp_path)
     with cluster.submit(path) as driver:
@@ -102,7 +102,6 @@ def test_a_killed_executor_is_replaced_and_its_task_done_again(cluster: Cluster,
         assert "sum 45" in driver.finish(400)
 
 
-@pytest.mark.minutes
 def test_a_killed_driver_takes_its_executors_along(cluster: Cluster, tmp_path: Path) -> None:
     path, touched, _ = long_program(tmp_path)
     with cluster.submit(path) as driver:
@@ -121,7 +120,6 @@ def test_a_failing_program_raises_with_what_it_said(tmp_path: Path) -> None:
         Driver.start(program(tmp_path, "raise SystemExit('no luck')")).finish(400)
 
 
-@pytest.mark.minutes
 def test_a_module_runs_on_a_local_master(tmp_path: Path) -> None:
     program(tmp_path, COUNTING)
     said = Driver.start("program", env={"PYTHONPATH": f"{tmp_path}:{ROOT}:{ROOT}/src"}).finish(400)

@@ -20,7 +20,7 @@ from harness.spark import Cluster
 
 TRUTH = {name: Event(name, "k", name, "t") for name in (1, 2, 3)}
 
-pytestmark = [pytest.mark.slow, pytest.mark.once(15), pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.slow, pytest.mark.once(18), pytest.mark.timeout(1800)]
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from tests.spark.stored import Stored
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.slow, pytest.mark.once(15), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.once(18), pytest.mark.timeout(600)]
 
 
 @pytest.fixture

@@ -67,7 +67,7 @@ def attempt(held: Pending, log: Log, batch: Batch, fault: str, now: float) -> No
         held.refused(batch, error, now)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(
     total=st.integers(1, 60),
     max_batch=st.integers(1, 20),

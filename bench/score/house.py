@@ -1,0 +1,18 @@
+"""What the repository itself must show: one schema version, and a gate that stays short."""
+
+from __future__ import annotations
+
+from bench.score.part import Part, Proved, line_with
+from scripts.house import LONGEST_GATE, LONGEST_TEST
+
+
+def _fact(name: str, goal: str, fact: str) -> Proved:
+    return Proved(name, goal, ["-m", "scripts.house", fact], line_with(r".+"), needs=["scripts/house.py"])
+
+
+HOUSE: list[Part] = [
+    _fact("schema versions", "1", "schema-versions"),
+    _fact("lines of the repository", "a figure", "lines"),
+    _fact("gate, last run here", f"< {LONGEST_GATE} s", "gate"),
+    _fact("slowest tests of that run", f"< {LONGEST_TEST} s each", "slowest"),
+]

@@ -1,0 +1,74 @@
+"""python -m scripts.house FACT: a figure about the repository itself. Exit code 1 if it misses its goal.
+
+The duration of the gate is that of its last run here (scripts.durations); without one it is not measured.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pgmb import schema
+from scripts.durations import REPORT
+
+ROOT = Path(__file__).resolve().parents[1]
+LONGEST_GATE = 900
+LONGEST_TEST = 30
+
+
+def schema_versions() -> bool:
+    migrations = list((ROOT / "src/pgmb/sql").glob("migrations/*.sql"))
+    print(f"version {schema.VERSION}, {len(migrations)} migrations")
+    return schema.VERSION == 1 and not migrations
+
+
+def lines() -> bool:
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True)
+    files = [ROOT / name for name in listed.stdout.split("\0") if name]
+    count = sum(path.read_bytes().count(b"\n") for path in files if path.is_file())
+    print(f"{count:,} lines in {len(files):,} files")
+    return True
+
+
+def gate() -> bool:
+    report = _report()
+    if report is None:
+        return False
+    steps, failed = dict(report["steps"]), report["failed"]
+    whole = steps.pop("all")
+    outcome = f"failed: {', '.join(failed)}" if failed else "passed"
+    print(f"{whole} s, {outcome} at {report['commit']} ({', '.join(f'{n} {s} s' for n, s in steps.items())})")
+    return whole < LONGEST_GATE and not failed
+
+
+def slowest() -> bool:
+    report = _report()
+    if report is None:
+        return False
+    tests: list[list[Any]] = report["slowest"]
+    print("; ".join(f"{seconds:.0f} s {test.rpartition('::')[2]}" for seconds, test in tests[:3]))
+    return bool(tests) and tests[0][0] < LONGEST_TEST
+
+
+FACTS: dict[str, Callable[[], bool]] = {
+    "schema-versions": schema_versions,
+    "lines": lines,
+    "gate": gate,
+    "slowest": slowest,
+}
+
+
+def _report() -> dict[str, Any] | None:
+    if REPORT.exists():
+        found: dict[str, Any] = json.loads(REPORT.read_text())
+        return found
+    print("not measured: run .ci/run")
+    return None
+
+
+if __name__ == "__main__":
+    sys.exit(0 if FACTS[sys.argv[1]]() else 1)
