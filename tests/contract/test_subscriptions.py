@@ -294,7 +294,10 @@ def test_they_expire_unless_kept(db: psycopg.Connection[Any]) -> None:
     kept = subscribe(db, params={"a": 1}, expires_after="1 hour")
     again = subscribe(db, params={"a": 2}, expires_after="1 hour")
     gone = subscribe(db, params={"a": 3}, expires_after="1 hour")
-    db.execute("update pgmb.subscription set active_at = now() - interval '2 hours'")
+    db.execute(
+        "update pgmb.subscription set active_at = now() - interval '2 hours',"
+        " expires_at = now() - interval '2 hours' + expires_after"
+    )
     assert db.execute("select * from pgmb.keep_subscriptions(%s)", [[kept, for_ever]]).fetchall() != []
     assert subscribe(db, params={"a": 2}, expires_after="1 hour") == again
     db.execute("select pgmb.maintain()")

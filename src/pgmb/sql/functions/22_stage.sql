@@ -163,11 +163,12 @@ as $$
 declare
   old record;
   freed integer := 0;
+  before timestamptz := clock_timestamp() - older;
 begin
   perform pgmb.assert_read_committed();
   perform pgmb.assert_admin();
   for old in
-    select s.number, s.app from pgmb.stage s where s.claimed_at < clock_timestamp() - older
+    select s.number, s.app from pgmb.stage s where s.claimed_at < before
     order by s.number limit 100 for update skip locked
   loop
     begin
@@ -186,7 +187,7 @@ begin
   delete from pgmb.ledger l
   where l.ctid = any (array(
     select empty.ctid from pgmb.ledger empty
-    where empty.version is null and empty.begun_at < clock_timestamp() - older
+    where empty.version is null and empty.begun_at < before
       and not exists (select from pgmb.ledger_task t where t.app = empty.app and t.stream = empty.stream)
     for update skip locked));
   return freed;

@@ -47,12 +47,13 @@ as $$
 #variable_conflict use_column
 declare
   holder pgmb.dedup;
+  now timestamptz := clock_timestamp();
 begin
   select * into holder from pgmb.dedup d
   where d.stream = holder_of_key.stream and d.key = holder_of_key.key;
-  if holder.expires_at <= clock_timestamp() then
+  if holder.expires_at <= now then
     delete from pgmb.dedup d
-    where d.stream = holder_of_key.stream and d.key = holder_of_key.key and d.expires_at <= clock_timestamp();
+    where d.stream = holder_of_key.stream and d.key = holder_of_key.key and d.expires_at <= now;
     return null;
   end if;
   return holder.id;
@@ -70,12 +71,14 @@ set plan_cache_mode = force_generic_plan
 as $$
 declare
   cleared bigint;
+  -- A variable: an index is not used to compare with a volatile function.
+  now timestamptz := clock_timestamp();
 begin
   perform pgmb.assert_read_committed();
   perform pgmb.assert_admin();
   delete from pgmb.dedup d
   where d.ctid = any (array(
-    select old.ctid from pgmb.dedup old where old.expires_at <= clock_timestamp()
+    select old.ctid from pgmb.dedup old where old.expires_at <= now
     order by old.expires_at limit clear_keys.max for update skip locked));
   get diagnostics cleared = row_count;
   return cleared;

@@ -134,11 +134,13 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
+declare
+  before timestamptz := clock_timestamp() + ahead;
 begin
   perform pgmb.assert_admin();
   return query select c.name, c.cron, c.timezone, c.missed, c.next_at, clock_timestamp()
     from pgmb.schedule c
-    where c.paused_at is null and c.next_at <= clock_timestamp() + ahead
+    where c.paused_at is null and c.next_at <= before
     order by c.next_at;
 end $$;
 
@@ -157,13 +159,14 @@ as $$
 declare
   fired pgmb.schedule;
   stands_for timestamptz := coalesce(fire.stands_for, fire.due_at);
+  now timestamptz := clock_timestamp();
 begin
   perform pgmb.assert_admin();
   if fire.next_at <= fire.due_at then
     raise exception 'a schedule moves on, not from % to %', fire.due_at, fire.next_at using errcode = 'MB005';
   end if;
   update pgmb.schedule c set next_at = fire.next_at, last_at = stands_for
-  where c.name = fire.name and c.next_at = fire.due_at and c.next_at <= clock_timestamp() and c.paused_at is null
+  where c.name = fire.name and c.next_at = fire.due_at and c.next_at <= now and c.paused_at is null
   returning * into fired;
   if not found then
     return null;

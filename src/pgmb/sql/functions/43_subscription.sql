@@ -89,11 +89,12 @@ begin
   if given is not null then
     return given;
   end if;
-  insert into pgmb.subscription as s (group_id, stream, shape, params, equals, costly, expires_after, digest)
+  insert into pgmb.subscription as s (group_id, stream, shape, params, equals, costly, expires_after, expires_at, digest)
   values (add_subscription.group_id, stream_number, made, coalesce(add_subscription.params, '{}'), coalesce(amounts, '[]'),
-    heavy, add_subscription.expires_after, identity)
+    heavy, add_subscription.expires_after, clock_timestamp() + add_subscription.expires_after, identity)
   on conflict (digest) do update
-  set expires_after = excluded.expires_after, active_at = clock_timestamp(), paused_at = null, paused_reason = null
+  set expires_after = excluded.expires_after, active_at = clock_timestamp(), expires_at = excluded.expires_at,
+    paused_at = null, paused_reason = null
   returning s.id into given;
   return given;
 end $$;
@@ -124,12 +125,14 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
+declare
+  now timestamptz := clock_timestamp();
 begin
   perform pgmb.assert_read_committed();
   perform pgmb.assert_reader(t.name)
   from pgmb.stream t where t.id in (select s.stream from pgmb.subscription s where s.id = any (keep_subscriptions.ids));
-  update pgmb.subscription s set active_at = clock_timestamp()
-  where s.id = any (keep_subscriptions.ids) and s.active_at < clock_timestamp() - s.expires_after / 4;
+  update pgmb.subscription s set active_at = now, expires_at = now + s.expires_after
+  where s.id = any (keep_subscriptions.ids) and s.active_at < now - s.expires_after / 4;
   return query select s.id from pgmb.subscription s where s.id = any (keep_subscriptions.ids);
 end $$;
 
@@ -141,9 +144,10 @@ language plpgsql
 as $$
 declare
   expired bigint;
+  now timestamptz := clock_timestamp();
 begin
   delete from pgmb.subscription s
-  where s.expires_after is not null and s.active_at < clock_timestamp() - s.expires_after
+  where s.expires_at < now
     and not exists (select from pgmb.endpoint e where e.subscription = s.id);
   get diagnostics expired = row_count;
   delete from pgmb.shape h

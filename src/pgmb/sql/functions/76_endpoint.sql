@@ -410,11 +410,12 @@ as $$
 declare
   endpoint uuid;
   made integer;
+  now timestamptz := clock_timestamp();
 begin
   perform pgmb.assert_admin();
   endpoint := pgmb.endpoint_id(add_endpoint_secret.name);
   update pgmb.endpoint e set changed_at = clock_timestamp() where e.id = endpoint;
-  delete from pgmb.endpoint_secret s where s.endpoint = endpoint and s.expires_at <= clock_timestamp();
+  delete from pgmb.endpoint_secret s where s.endpoint = endpoint and s.expires_at <= now;
   -- None of them signs for longer than that, nor for longer than it was to.
   update pgmb.endpoint_secret s
   set expires_at = least(s.expires_at, clock_timestamp() + coalesce(add_endpoint_secret.overlap, interval '0'))
@@ -477,7 +478,7 @@ select e.id, e.name, e.url,
   e.max_in_flight, e.timeout, array(select n from jsonb_object_keys(e.headers) n order by n) headers, e.retry_after,
   e.gzip_above, e.log, e.keep_response, e.description, e.metadata,
   (select count(*) from pgmb.endpoint_secret k
-    where k.endpoint = e.id and (k.expires_at is null or k.expires_at > clock_timestamp())) secrets,
+    where k.endpoint = e.id and (k.expires_at is null or k.expires_at > statement_timestamp())) secrets,
   a.delivered, a.failed, a.delivered_at, a.failed_at, a.failing_since, a.error,
   (select count(*) from (
     select from pgmb.delivery d where d.endpoint = e.id

@@ -124,6 +124,7 @@ as $$
 #variable_conflict use_column
 declare
   probe timestamptz;
+  now timestamptz := clock_timestamp();
 begin
   perform pgmb.assert_admin();
   update pgmb.endpoint e
@@ -132,7 +133,7 @@ begin
     changed_at = clock_timestamp()
   where e.id = trip_endpoint.id
     -- Somebody else may have found the same a moment ago.
-    and (e.state = 'active' or e.state = 'tripped' and e.probe_at <= clock_timestamp())
+    and (e.state = 'active' or e.state = 'tripped' and e.probe_at <= now)
   returning e.probe_at into probe;
   if probe is null then
     select e.probe_at into probe from pgmb.endpoint e where e.id = trip_endpoint.id and e.state = 'tripped';
@@ -148,11 +149,13 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
+declare
+  now timestamptz := clock_timestamp();
 begin
   perform pgmb.assert_read_committed();
   perform pgmb.assert_admin();
-  update pgmb.endpoint e set probe_at = clock_timestamp() + probe_endpoint.busy_for, changed_at = clock_timestamp()
-  where e.id = probe_endpoint.id and e.state = 'tripped' and e.probe_at <= clock_timestamp();
+  update pgmb.endpoint e set probe_at = now + probe_endpoint.busy_for, changed_at = now
+  where e.id = probe_endpoint.id and e.state = 'tripped' and e.probe_at <= now;
   return found;
 end $$;
 
@@ -233,6 +236,8 @@ language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
+declare
+  now timestamptz := clock_timestamp();
 begin
   perform pgmb.assert_admin();
   return query
@@ -240,12 +245,12 @@ begin
     e.log, e.keep_response, e.state, e.probe_at, coalesce(own.ordered, false),
     '/pgmb/' || coalesce(own.stream_name, t.name, 'main'),
     array(select k.sealed from pgmb.endpoint_secret k
-      where k.endpoint = e.id and (k.expires_at is null or k.expires_at > clock_timestamp()) order by k.id desc),
+      where k.endpoint = e.id and (k.expires_at is null or k.expires_at > now) order by k.id desc),
     coalesce(own.name, s.group_id), changed.at
   from pgmb.endpoint e
   cross join lateral (
     select greatest(e.changed_at, max(k.expires_at)) at
-    from pgmb.endpoint_secret k where k.endpoint = e.id and k.expires_at <= clock_timestamp()) changed
+    from pgmb.endpoint_secret k where k.endpoint = e.id and k.expires_at <= now) changed
   left join lateral (
     select q.name, q.ordered, q.stream_name from pgmb.queue q where q.endpoint = e.id and q.lane_of is null order by q.id limit 1) own on true
   left join pgmb.subscription s on s.id = e.subscription
@@ -275,12 +280,16 @@ end $$;
 create or replace function pgmb.clear_attempts(keep interval, max integer default 10000)
 returns bigint
 language plpgsql
+set enable_seqscan = off
+set enable_bitmapscan = off
+set plan_cache_mode = force_generic_plan
 as $$
 declare
   gone bigint;
+  before timestamptz := clock_timestamp() - keep;
 begin
   delete from pgmb.attempt a where a.id = any (array(
-    select old.id from pgmb.attempt old where old.at < clock_timestamp() - keep order by old.at limit max));
+    select old.id from pgmb.attempt old where old.at < before order by old.at limit max));
   get diagnostics gone = row_count;
   return gone;
 end $$;

@@ -81,17 +81,18 @@ declare
   letters record;
   moved bigint := 0;
   part bigint;
+  now timestamptz := clock_timestamp();
 begin
   perform pgmb.assert_admin();
   target := pgmb.endpoint_id(redrive_failed.endpoint);
-  update pgmb.delivery d set due_at = clock_timestamp()
-  where d.endpoint = target and d.lease is null and d.attempt > 1 and d.due_at > clock_timestamp();
+  update pgmb.delivery d set due_at = now
+  where d.endpoint = target and d.lease is null and d.attempt > 1 and d.due_at > now;
   get diagnostics part = row_count;
   moved := moved + part;
-  update pgmb.retry r set due_at = clock_timestamp()
+  update pgmb.retry r set due_at = now
   from pgmb.queue q left join pgmb.queue head on head.id = q.lane_of
   where target in (q.endpoint, head.endpoint) and r.queue = q.id and r.lease is null and r.attempt > 1
-    and r.due_at > clock_timestamp();
+    and r.due_at > now;
   get diagnostics part = row_count;
   moved := moved + part;
   for letters in

@@ -261,12 +261,13 @@ declare
   stream_number integer := pgmb.stream_id(detach_dropped.stream);
   leaf text;
   detached integer := 0;
+  before timestamptz := clock_timestamp() - interval '1 minute';
 begin
   perform pgmb.assert_read_committed();
   perform pgmb.assert_admin();
   for leaf in
     select format('pgmb.segment_%s_%s', s.stream, s.number) from pgmb.segment s
-    where s.stream = stream_number and s.dropped_at < clock_timestamp() - interval '1 minute' order by s.number
+    where s.stream = stream_number and s.dropped_at < before order by s.number
   loop
     continue when to_regclass(leaf) is null;
     begin
@@ -294,6 +295,7 @@ declare
   q record;
   cleared bigint := 0;
   part bigint;
+  before timestamptz := clock_timestamp() - clear_settled.keep;
 begin
   perform pgmb.assert_read_committed();
   perform pgmb.assert_admin();
@@ -309,7 +311,7 @@ begin
         select old.ctid from pgmb.claim old
         where old.queue = q.id and old.id < q.position
           and (old.state in ('s', 'x', 'p') or pgmb.is_void(old.queue, old.id))
-          and old.at <= clock_timestamp() - clear_settled.keep
+          and old.at <= before
         order by old.id limit clear_settled.max - cleared
         for update skip locked))
       returning c.queue, c.id, c.events

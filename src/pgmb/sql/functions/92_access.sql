@@ -68,17 +68,19 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
+declare
+  now timestamptz := clock_timestamp();
 begin
   perform pgmb.assert_read_committed();
   perform pgmb.assert_admin();
   if not pg_is_in_recovery() then
-    update pgmb.api_key k set used_at = clock_timestamp()
+    update pgmb.api_key k set used_at = now
     where k.digest = find_api_key.digest
-      and (k.used_at is null or k.used_at < clock_timestamp() - interval '1 minute');
+      and (k.used_at is null or k.used_at < now - interval '1 minute');
   end if;
   return query
   select k.id, k.name, k.scopes, k.expires_at from pgmb.api_key k
-  where k.digest = find_api_key.digest and (k.expires_at is null or k.expires_at > clock_timestamp());
+  where k.digest = find_api_key.digest and (k.expires_at is null or k.expires_at > now);
 end $$;
 
 -- Hands out a pass on behalf of a key: kind session, or ticket, which is good once. It ends with the key at the latest.
@@ -89,6 +91,8 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
+declare
+  now timestamptz := clock_timestamp();
 begin
   perform pgmb.assert_read_committed();
   perform pgmb.assert_admin();
@@ -97,9 +101,9 @@ begin
     raise exception 'not a pass' using errcode = 'MB005';
   end if;
   insert into pgmb.pass (digest, api_key, kind, scopes, expires_at)
-  select give_pass.digest, k.id, give_pass.kind, give_pass.scopes, least(clock_timestamp() + give_pass.lasts, k.expires_at)
+  select give_pass.digest, k.id, give_pass.kind, give_pass.scopes, least(now + give_pass.lasts, k.expires_at)
   from pgmb.api_key k
-  where k.id = give_pass.api_key and (k.expires_at is null or k.expires_at > clock_timestamp());
+  where k.id = give_pass.api_key and (k.expires_at is null or k.expires_at > now);
   return found;
 end $$;
 
@@ -116,7 +120,7 @@ begin
   return query
   select k.id, k.name, p.scopes, p.expires_at
   from pgmb.pass p join pgmb.api_key k on k.id = p.api_key
-  where p.digest = find_session.digest and p.kind = 'session' and p.expires_at > clock_timestamp();
+  where p.digest = find_session.digest and p.kind = 'session' and p.expires_at > statement_timestamp();
 end $$;
 
 -- Uses a ticket up. Of several that use it at once, one gets it. For admins.
@@ -137,7 +141,7 @@ begin
   )
   select k.id, k.name, t.scopes
   from taken t join pgmb.api_key k on k.id = t.api_key
-  where t.expires_at > clock_timestamp();
+  where t.expires_at > statement_timestamp();
 end $$;
 
 -- Ends a session. Returns whether there was one. For admins.
@@ -171,17 +175,23 @@ begin
 end $$;
 
 -- Removes passes that are over, and what was changed longer ago than that. Returns how many rows. Internal.
-create or replace function pgmb.clear_access(keep interval)
+create or replace function pgmb.clear_access(keep interval, max integer default 10000)
 returns bigint
 language plpgsql
+set enable_seqscan = off
+set enable_bitmapscan = off
+set plan_cache_mode = force_generic_plan
 as $$
 declare
   passes bigint;
   entries bigint;
+  now timestamptz := clock_timestamp();
 begin
-  delete from pgmb.pass p where p.expires_at < clock_timestamp();
+  delete from pgmb.pass p where p.digest = any (array(
+    select old.digest from pgmb.pass old where old.expires_at < now order by old.expires_at limit max));
   get diagnostics passes = row_count;
-  delete from pgmb.audit a where a.at < clock_timestamp() - keep;
+  delete from pgmb.audit a where a.id = any (array(
+    select old.id from pgmb.audit old where old.at < now - keep order by old.at limit max));
   get diagnostics entries = row_count;
   return passes + entries;
 end $$;

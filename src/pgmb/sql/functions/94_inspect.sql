@@ -39,6 +39,8 @@ set enable_seqscan = off
 set jit = off
 as $$
 #variable_conflict use_column
+declare
+  now timestamptz := clock_timestamp();
 begin
   perform pgmb.assert_admin();
   return query
@@ -48,7 +50,7 @@ begin
   cross join lateral (
     (select 'event', (c.id & 1099511627775)::text, c.events::bigint, c.at, c.expires_at
     from pgmb.claim c
-    where c.queue + 0 = q.id and c.expires_at > least(newest.swept, clock_timestamp()) and c.expires_at < 'infinity'
+    where c.queue + 0 = q.id and c.expires_at > least(newest.swept, now) and c.expires_at < 'infinity'
       and c.state in ('l', 'o') and not pgmb.is_void(c.queue, c.id)
     order by c.expires_at limit queue_leases.max)
     union all
@@ -126,13 +128,13 @@ begin
       from (
         select e.name, a.delivered, a.failed
         from pgmb.endpoint_activity a join pgmb.endpoint e on e.id = a.endpoint
-        where greatest(a.delivered_at, a.failed_at) > clock_timestamp() - interval '1 minute'
+        where greatest(a.delivered_at, a.failed_at) > statement_timestamp() - interval '1 minute'
         order by greatest(a.delivered_at, a.failed_at) desc limit 200) b),
     'dispatchers', (
       select coalesce(json_agg(json_build_object('host', d.host, 'pid', d.pid,
         'started', extract(epoch from d.started_at), 'heard', extract(epoch from d.heartbeat_at))
         order by d.started_at), '[]')
-      from pgmb.dispatcher d where d.heartbeat_at > clock_timestamp() - interval '30 seconds'),
+      from pgmb.dispatcher d where d.heartbeat_at > statement_timestamp() - interval '30 seconds'),
     'newest', json_build_object('dead', (select max(d.id) from pgmb.dead d), 'audit', (select max(a.id) from pgmb.audit a),
       'attempt', (select max(a.id) from pgmb.attempt a)));
 end $$;

@@ -91,7 +91,7 @@ begin
       oldest_age := greatest(oldest_age, clock_timestamp() - pgmb.first_published(q.stream, place, last));
       select count(*) filter (where c.state in ('l', 'o')) leases,
         coalesce(sum(c.events) filter (where c.state in ('l', 'o')), 0) leased_events,
-        coalesce(sum(c.events) filter (where c.at > clock_timestamp() - interval '10 seconds'), 0) / 10.0 rate
+        coalesce(sum(c.events) filter (where c.at > statement_timestamp() - interval '10 seconds'), 0) / 10.0 rate
       into part
       from pgmb.claim c
       where c.queue + 0 = lane.id and c.expires_at > statement_timestamp() and c.expires_at < 'infinity';
@@ -239,7 +239,7 @@ begin
           and (not s.archive or g.archived_at is not null)
           and g.max_xid >= pg_snapshot_xmin((r.position).snapshot)
       ) old
-      where old.due_at < clock_timestamp();
+      where old.due_at < statement_timestamp();
       lost := pg_snapshot_xmin((r.position).snapshot) > '3' and exists (
         select from pgmb.segment g where g.stream = s.id and g.dropped_at is not null
           and g.max_xid >= pg_snapshot_xmin((r.position).snapshot));

@@ -40,7 +40,7 @@ begin
     -- An empty segment stays open.
     unrotated_for := case when unrotated_for > '0 s' and last & 1099511627775 > 0 then unrotated_for end;
     select count(*), clock_timestamp() - min(d.due_at) into overdue, overdue_for
-    from (select due_at from pgmb.delayed d where d.stream = s.name and d.due_at < clock_timestamp()
+    from (select due_at from pgmb.delayed d where d.stream = s.name and d.due_at < statement_timestamp()
       order by due_at limit 10000) d;
     select * into ticked from pgmb.tick t where t.stream = s.id order by t.id desc limit 1;
     unticked := pgmb.numbers_between(s.id, coalesce((ticked.position).seq, 0), last);
@@ -123,7 +123,7 @@ begin
       waiting_for := greatest(waiting_for, clock_timestamp() - first);
       lapsed_for := greatest(lapsed_for, (
         select clock_timestamp() - min(c.expires_at) from pgmb.claim c
-        where c.queue + 0 = q.id and c.expires_at > newest.swept and c.expires_at < clock_timestamp()
+        where c.queue + 0 = q.id and c.expires_at > newest.swept and c.expires_at < statement_timestamp()
           and c.state in ('l', 'o')));
       uncleared_for := greatest(uncleared_for, case when oldest.id < newest.id and oldest.state in ('s', 'x', 'p')
         then clock_timestamp() - greatest(oldest.at, case when oldest.state = 'x' then oldest.expires_at end) end);

@@ -59,6 +59,8 @@ create table pgmb.subscription (
   digest bytea not null unique,
   expires_after interval check (expires_after > interval '0'),
   active_at timestamptz not null default clock_timestamp(),
+  -- active_at + expires_after.
+  expires_at timestamptz,
   created_at timestamptz not null default now(),
   -- A subscription whose filter or condition raised is passed over until it is resumed.
   paused_at timestamptz,
@@ -69,4 +71,4 @@ create index subscription_group on pgmb.subscription (stream, group_id, shape);
 create index subscription_shape on pgmb.subscription (shape);
 create index subscription_equals on pgmb.subscription using hash (equals) where equals <> '[]';
 create index subscription_params on pgmb.subscription using gin (params jsonb_path_ops) with (fastupdate = off);
-create index subscription_expiry on pgmb.subscription (active_at) where expires_after is not null;
+create index subscription_expiry on pgmb.subscription (expires_at);

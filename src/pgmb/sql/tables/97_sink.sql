@@ -18,6 +18,7 @@ create table pgmb.ledger (
   primary key (app, stream)
 );
 create index ledger_stream on pgmb.ledger (stream);
+create index ledger_unpublished on pgmb.ledger (begun_at) where version is null;
 
 -- Tasks that published on their own, of the version under way: all in one run. Another run may cut the version
 -- into other tasks, so that it first has to show that it holds the same events in each of these.

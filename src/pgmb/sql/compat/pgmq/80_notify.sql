@@ -74,11 +74,12 @@ set search_path = pg_catalog, pg_temp
 as $$
 declare
   listened text;
+  now timestamptz := clock_timestamp();
 begin
-  update pgmq.notify_insert_throttle t set last_notified_at = clock_timestamp()
+  update pgmq.notify_insert_throttle t set last_notified_at = now
   from pgmq.queue q join pgmb.stream s on s.name = q.stream
   where s.id = new.stream and t.queue_name = q.queue_name
-    and t.last_notified_at <= clock_timestamp() - t.throttle_interval_ms * interval '1 millisecond'
+    and t.last_notified_at <= now - t.throttle_interval_ms * interval '1 millisecond'
   returning t.queue_name into listened;
   if listened is not null then
     perform pg_notify('pgmq.' || pgmq.format_table_name(listened, 'q') || '.INSERT', '');

@@ -159,7 +159,7 @@ begin
     t.visible + u.messages, null
   into counted
   from pgmq.count_unread(asked) u, (
-    select count(*) messages, count(*) filter (where m.vt <= clock_timestamp()) visible,
+    select count(*) messages, count(*) filter (where m.vt <= statement_timestamp()) visible,
       min(m.enqueued_at) oldest, max(m.enqueued_at) newest
     from pgmq.touched(asked, false) m) t;
   -- Numbers begin anew at each segment.

@@ -1,0 +1,147 @@
+"""Promise: maintenance costs the same however many rows are kept.
+
+Every step that clears rows finds those that are due through an index. An index is used only if the value to
+compare with does not change within the statement: no condition calls a volatile function such as
+clock_timestamp().
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, cast
+
+import psycopg
+import pytest
+
+import pgmb
+
+SOURCES = Path(pgmb.__file__).parent / "sql"
+ROWS = 100_000
+# A scan of any of the tables below reads more than 1,000 pages.
+FEW_PAGES = 150
+
+# Rows that are kept, and the call that looks for others.
+KEPT = {
+    "clear_keys()": "insert into pgmb.dedup (stream, key, id, expires_at)"
+    " select 'main', 'k' || n, gen_random_uuid(), now() + interval '1 day' from generate_series(1, %s) n",
+    "clear_attempts('7 days')": "insert into pgmb.attempt (endpoint, attempt, seconds)"
+    " select (select id from pgmb.endpoint), 1, 0 from generate_series(1, %s)",
+    "clear_access('90 days')": "with audited as (insert into pgmb.audit (actor, action)"
+    " select 'a', 'b' from generate_series(1, %s) returning id)"
+    " insert into pgmb.pass (digest, api_key, kind, scopes, expires_at)"
+    " select sha256(id::text::bytea), 1, 'ticket', '{inspect}', now() + interval '1 day' from audited",
+    "clear_stages('1 day')": "insert into pgmb.ledger (app, stream, role)"
+    " select 'app ' || n, 1, 'pgmb_publisher' from generate_series(1, %s) n",
+    "expire_subscriptions()": "insert into pgmb.subscription"
+    " (group_id, stream, shape, params, expires_after, expires_at, digest)"
+    " select 'g', 1, (select min(id) from pgmb.shape), '{}', '1 day', now() + interval '1 day',"
+    "  sha256(n::text::bytea) from generate_series(1, %s) n",
+    "release_due('main', clock_timestamp())": "insert into pgmb.delayed (id, stream, due_at, topic, payload)"
+    " select gen_random_uuid(), 'main', now() + interval '1 day', 't', '1' from generate_series(1, %s)",
+}
+
+
+def pages(db: psycopg.Connection[Any], call: str) -> int:
+    """The pages that a call reads, all of its statements together."""
+    explained = db.execute(
+        cast("Any", f"explain (analyze, buffers, format json) select pgmb.{call}")
+    ).fetchone()
+    assert explained is not None
+    plan = explained[0][0]["Plan"]
+    return int(plan["Shared Hit Blocks"]) + int(plan["Shared Read Blocks"])
+
+
+@pytest.mark.parametrize("call", KEPT)
+def test_a_step_reads_no_more_pages_for_a_hundred_thousand_rows_that_are_kept(
+    db: psycopg.Connection[Any], call: str
+) -> None:
+    db.execute("select pgmb.create_endpoint('e', 'https://endpoint.example/')")
+    db.execute("select pgmb.create_api_key('k', sha256('k'), '{inspect}')")
+    db.execute(cast("Any", KEPT[call]), [ROWS])
+    # The first call fills caches.
+    assert min(pages(db, call) for _ in range(2)) < FEW_PAGES
+    db.execute("analyze")
+    assert min(pages(db, call) for _ in range(2)) < FEW_PAGES
+
+
+# Between these words lies a condition; strings are read as well, because some of them are statements.
+TOKEN = re.compile(r"--[^\n]*|[a-z_][a-z0-9_.]*(?=\s*\(\s*\))|[a-z_][a-z0-9_]*|[();]", re.IGNORECASE)
+BEGINS = {"where", "on", "having"}
+ENDS = {
+    *(
+        "select",
+        "from",
+        "set",
+        "values",
+        "returning",
+        "group",
+        "order",
+        "limit",
+        "union",
+        "except",
+        "intersect",
+    ),
+    *("into", "loop", "begin", "window", "offset", "do", "for", ";"),
+}
+
+
+def conditions_that_call(text: str, volatile: set[str]) -> list[str]:
+    """The lines on which a condition of a statement calls one of these functions."""
+    found: list[str] = []
+    states = [False]
+    for token in TOKEN.finditer(text):
+        word = token.group().lower()
+        if word == "(":
+            states.append(states[-1])
+        elif word == ")":
+            states = states[:-1] or [False]
+        elif word in BEGINS:
+            states[-1] = True
+        elif word in ENDS:
+            states[-1] = False
+            if word == ";":
+                states = [False]
+        elif (
+            states[-1] and word.rsplit(".", 1)[-1] in volatile and "." not in word.replace("pg_catalog.", "")
+        ):
+            begin = text.rfind("\n", 0, token.start()) + 1
+            found.append(text[begin : text.find("\n", begin)].strip())
+    return found
+
+
+def test_no_condition_compares_with_a_volatile_function(db: psycopg.Connection[Any]) -> None:
+    """Bind the time to a variable before the statement, or use statement_timestamp()."""
+    volatile = {
+        name
+        for (name,) in db.execute(
+            "select distinct proname from pg_proc"
+            " where provolatile = 'v' and pronargs = 0 and pronamespace = 'pg_catalog'::regnamespace"
+        )
+    }
+    assert {"clock_timestamp", "random", "gen_random_uuid"} <= volatile
+    offences = [
+        f"{path.relative_to(SOURCES)}: {line}"
+        for path in sorted(SOURCES.rglob("*.sql"))
+        if path.parent.name != "tables" and path.name not in ("50_lease.sql", "70_settle.sql")
+        for line in conditions_that_call(path.read_text(), volatile)
+    ]
+    assert offences == []
+
+
+@pytest.mark.parametrize(
+    ("text", "flagged"),
+    [
+        ("select 1 from t where t.at < clock_timestamp();", True),
+        ("delete from t where t.id = any (array(select o.id from t o where o.at < random() limit 1));", True),
+        ("execute format('delete from %s where at < pg_catalog.clock_timestamp()', leaf);", True),
+        ("select t.a from t join u on t.at < clock_timestamp();", True),
+        ("now := clock_timestamp(); delete from t where t.at < now;", False),
+        ("update t set at = clock_timestamp() where t.id = 1;", False),
+        ("select clock_timestamp() - t.at from t where t.id = 1 order by random();", False),
+        ("if exists (select from t where t.id = 1) then at := clock_timestamp(); end if;", False),
+        ("-- where at < clock_timestamp()\nselect 1;", False),
+    ],
+)
+def test_the_check_itself(text: str, flagged: bool) -> None:
+    assert bool(conditions_that_call(text, {"clock_timestamp", "random"})) is flagged
