@@ -293,6 +293,14 @@ def server_fuzz(arguments: argparse.Namespace) -> bool:
     return result.holds
 
 
+def effects(arguments: argparse.Namespace) -> bool:
+    from faults.correctness import programs
+
+    result = programs.run(arguments.program, major=arguments.pg, seed=arguments.seed, full=arguments.full)
+    print(result)
+    return result.holds
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m faults", description=__doc__)
     kinds = parser.add_subparsers(required=True, metavar="NAME")
@@ -429,6 +437,20 @@ def main() -> int:
         "server-fuzz", server_fuzz, "malformed requests of all kinds: no server error, no leak between keys"
     )
     fuzzing.add_argument("--requests", type=int, default=100_000)
+
+    counting = command(
+        "effects",
+        effects,
+        "effects committed with their ack are counted under one kind of fault: each event once",
+    )
+    counting.add_argument(
+        "program",
+        choices=(
+            *("control", "expiry", "supersession", "keys", "shortened", "positions", "synchronous-failover"),
+            *("asynchronous-failover", "spark-failover", "isolation", "cancels", "two-phase"),
+        ),
+    )
+    counting.add_argument("--full", action="store_true", help="the complete counts")
 
     arguments = parser.parse_args()
     held: bool = arguments.function(arguments)

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from harness.processes import children_of, send
-from harness.spark import Cluster
+from harness.spark import Cluster, Driver
 
 PATIENCE = 900.0
 """Seconds for one thing that was asked, on a machine that does much else."""
@@ -21,10 +21,11 @@ class NotDoneError(Exception):
 
 
 class Console:
-    """A driver on the cluster, see `faults.spark_programs.console`. One thing asked at a time."""
+    """A driver on the cluster, or without one, see `faults.spark_programs.console`. One thing asked at a time."""
 
-    def __init__(self, cluster: Cluster, conf: Mapping[str, str] | None = None) -> None:
-        self._driver = cluster.submit("faults.spark_programs.console", conf=conf)
+    def __init__(self, cluster: Cluster | None, conf: Mapping[str, str] | None = None) -> None:
+        submit = Driver.start if cluster is None else cluster.submit
+        self._driver = submit("faults.spark_programs.console", conf=conf)
         self._folder = self._driver.directory / "asked"
         self._folder.mkdir(exist_ok=True)
         self._asked = 0

@@ -1,0 +1,1 @@
+"""Programs that count effects committed with their ack: the checker shares no code with the product."""
