@@ -21,7 +21,7 @@ class NotDoneError(Exception):
 
 
 class Console:
-    """A driver on the cluster, or without one, see `faults.spark_programs.console`. One thing asked at a time."""
+    """A driver, on a cluster or without one, see `faults.spark_programs.console`. One thing at a time."""
 
     def __init__(self, cluster: Cluster | None, conf: Mapping[str, str] | None = None) -> None:
         submit = Driver.start if cluster is None else cluster.submit

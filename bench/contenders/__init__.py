@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bench.contender import Contender
 from bench.contenders.bare import BareLog, BareTable
-from bench.contenders.broker import Pgmb, PgmbAckApart, PgmbIdsBySql
+from bench.contenders.broker import Pgmb, PgmbAckApart, PgmbAckApartBefore, PgmbBefore, PgmbIdsBySql
 from bench.contenders.compat import Compat, CompatArchive
 from bench.contenders.pgmq import Pgmq, PgmqArchive, PgmqAsyncRead
 from bench.contenders.skip_locked import SkipLocked
@@ -12,6 +12,8 @@ from bench.contenders.skip_locked import SkipLocked
 _ALL: list[Contender] = [
     Pgmb(),
     PgmbAckApart(),
+    PgmbBefore(),
+    PgmbAckApartBefore(),
     PgmbIdsBySql(),
     BareLog(),
     BareTable(),

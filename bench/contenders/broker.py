@@ -10,6 +10,7 @@ import psycopg
 from bench.contender import Consume, Publish, Receive, Settle
 from bench.contenders.filling import fill
 from bench.payload import TOPIC
+from bench.revision import BEFORE, install
 from bench.wire import Client, integer, json_array
 from pgmb import schema
 
@@ -97,6 +98,20 @@ class PgmbAckApart(Pgmb):
             return got.ntuples
 
         return consume
+
+
+class PgmbBefore(Pgmb):
+    """pgmb as an earlier revision has it."""
+
+    name = "pgmb, before"
+
+    def install(self, connection: psycopg.Connection[Any]) -> None:
+        install(connection.info.dsn, BEFORE)
+        connection.execute("select pgmb.create_queue(%s)", [self.queue])
+
+
+class PgmbAckApartBefore(PgmbBefore, PgmbAckApart):
+    name = "pgmb, ack apart, before"
 
 
 class PgmbIdsBySql(Pgmb):

@@ -9,6 +9,7 @@ from bench.ground import Ground
 from bench.outcome import Outcome
 from bench.rows import (
     backlog,
+    before,
     compat,
     consume,
     copy,
@@ -34,6 +35,7 @@ from bench.rows import (
 Row = Callable[[Ground, Form], Outcome]
 
 ROWS: dict[str, Row] = {
+    "before": before.run,
     "publish": publish.run,
     "copy": copy.run,
     "consume": consume.run,

@@ -17,6 +17,7 @@ from pathlib import Path
 from bench.forms import FORMS, Form
 from bench.ground import Ground
 from bench.outcome import Check, Outcome
+from bench.revision import NotMeasurableError
 from bench.score.line import Line, missing
 
 ROOT = Path(__file__).parents[2]
@@ -37,6 +38,8 @@ class Measured:
     def lines(self, ground: Ground, full: bool) -> list[Line]:
         try:
             outcome = self.run(ground, FORMS["full" if full else "brief"])
+        except NotMeasurableError as error:
+            return [missing(name, "-", str(error)) for name in self.checks]
         except Exception:
             traceback.print_exc()
             return [missing(name, "-", f"row {self.row} failed") for name in self.checks]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from bench.score.core import CORE
+from bench.score.correctness import CORRECTNESS
 from bench.score.delivery import DELIVERY
 from bench.score.house import HOUSE
 from bench.score.matching import MATCHING
@@ -15,6 +16,7 @@ from bench.score.spark import SPARK
 
 AREAS: Mapping[str, Sequence[Part]] = {
     "core": CORE,
+    "correctness": CORRECTNESS,
     "python": PYTHON,
     "matching": MATCHING,
     "spark": SPARK,

@@ -1,0 +1,42 @@
+"""The schema of an earlier revision of this repository, to be measured beside the present one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+_ROOT = Path(__file__).parents[1]
+
+BEFORE = os.environ.get("PGMB_BEFORE", "92a451f")
+"""The revision that the cost rows compare with. PGMB_BEFORE names another."""
+
+
+class NotMeasurableError(Exception):
+    """What a row needs is not there. The message says what, and stands in the row's place."""
+
+
+def install(dsn: str, revision: str) -> None:
+    """Installs the schema as that revision has it, by that revision's own code."""
+    with tempfile.TemporaryDirectory(prefix="pgmb-revision-") as folder:
+        archive = subprocess.run(
+            ["git", "archive", revision, "src/pgmb"], cwd=_ROOT, capture_output=True, check=False
+        )
+        if archive.returncode != 0:
+            raise NotMeasurableError(
+                f"revision {revision} is not in this clone; fetch the whole history, or set PGMB_BEFORE"
+            )
+        subprocess.run(["tar", "-x", "-C", folder], input=archive.stdout, check=True)
+        code = "import sys\nfrom pgmb import schema\nschema.install(sys.argv[1])\n"
+        done = subprocess.run(
+            [sys.executable, "-c", code, dsn],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": str(Path(folder) / "src")},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode != 0:
+            raise NotMeasurableError(f"revision {revision} could not be installed: {done.stderr[-300:]}")

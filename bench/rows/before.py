@@ -1,0 +1,45 @@
+"""before: publish, and receive + ack, beside the same calls of an earlier revision, on one server."""
+
+from __future__ import annotations
+
+from bench import loops
+from bench.crew import Job
+from bench.forms import Form
+from bench.ground import Ground, Site
+from bench.outcome import Outcome
+from bench.revision import BEFORE
+from bench.rounds import backends_only, contest
+
+CHECKS = ["publish vs before", "receive + ack vs before"]
+_PUBLISHED, _BATCH = 200, 20
+_RECEIVED, _LEASE = 4000, 20
+_ROUNDS = 5
+"""Times the form's rounds: three per cent is less than what a neighbour on the machine takes of one round."""
+_GOAL = 0.97
+
+
+def run(ground: Ground, form: Form) -> Outcome:
+    outcome = Outcome(
+        "before", f"publish {_BATCH} a call, receive {_LEASE} and ack in two calls, against {BEFORE}"
+    )
+    rounds = form.rounds if form.name == "tiny" else form.rounds * _ROUNDS
+
+    def publishing(name: str, site: Site) -> list[Job]:
+        return [Job(site.dsn, name, loops.publish, {"batches": _PUBLISHED, "size": _BATCH})]
+
+    def receiving(name: str, site: Site) -> list[Job]:
+        site.fill((_RECEIVED + _LEASE) * rounds + loops.WARM_BATCHES * _LEASE)
+        site.settle()
+        return [Job(site.dsn, name, loops.consume, {"events": _RECEIVED, "size": _LEASE})]
+
+    for check, (now, before), jobs in zip(
+        CHECKS,
+        (("pgmb", "pgmb, before"), ("pgmb, ack apart", "pgmb, ack apart, before")),
+        (publishing, receiving),
+        strict=True,
+    ):
+        with ground.sites(now, before) as sites:
+            part = Outcome("", "", readings=contest(sites, rounds, jobs, backends_only))
+        outcome.readings += part.readings
+        outcome.checks.append(part.compare(check, now, before, _GOAL))
+    return outcome

@@ -1,0 +1,57 @@
+"""What the promises must show: effects counted under faults, mutations caught, and what it costs."""
+
+from __future__ import annotations
+
+from bench.rows import ROWS
+from bench.rows.before import CHECKS
+from bench.score.core import proved_by_tests
+from bench.score.part import Measured, Part, Proved, line_with
+
+_VERDICT = line_with(r": (\d+ events, .*?longest stall [\d.]+ s)")
+_GOAL = "0, stall < 2 s"
+
+
+def _effects(name: str, program: str, goal: str = _GOAL, *, heavy: bool = False) -> Proved:
+    command = ["-m", "faults", "effects", program]
+    return Proved(
+        name,
+        goal,
+        command,
+        _VERDICT,
+        needs=["faults/__main__.py", "faults/correctness/programs.py"],
+        full=[*command, "--full"],
+        heavy=heavy,
+    )
+
+
+def _model(name: str, *options: str, examples: int) -> Proved:
+    command = ["-m", "faults", "model", *options]
+    return Proved(
+        name,
+        "holds",
+        [*command, "--examples", str(examples), "--steps", "30"],
+        line_with(r"model holds: (\d+ examples), (\d+ steps)"),
+        needs=["faults/queue_machine.py"],
+        full=[*command, "--examples", "5000"],
+    )
+
+
+CORRECTNESS: list[Part] = [
+    Measured("before", CHECKS, ROWS["before"]),
+    # The longest first: they run side by side.
+    _effects("failover, asynchronous, with Spark", "spark-failover", heavy=True),
+    _effects("effects at expiry", "expiry"),
+    _effects("supersession storm", "supersession", "0, stall < 4 s"),
+    _effects("ordered keys, settled in parts", "keys"),
+    _effects("leases shortened in open transactions", "shortened"),
+    _effects("server killed after positions", "positions"),
+    _effects("failover, synchronous", "synchronous-failover"),
+    _effects("failover, asynchronous", "asynchronous-failover"),
+    _effects("REPEATABLE READ callers", "isolation"),
+    _effects("cancels and terminations", "cancels"),
+    _effects("two-phase commit, late commits", "two-phase"),
+    _effects("control: cheating consumers", "control", "reported"),
+    _model("model of a queue", examples=60),
+    _model("model of an ordered queue", "--ordered", examples=25),
+    proved_by_tests("mutations caught", "tests/concurrency/test_mutations*.py"),
+]
