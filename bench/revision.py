@@ -10,8 +10,10 @@ from pathlib import Path
 
 _ROOT = Path(__file__).parents[1]
 
-BEFORE = os.environ.get("PGMB_BEFORE", "92a451f")
-"""The revision that the cost rows compare with. PGMB_BEFORE names another."""
+
+def before() -> str:
+    """The revision that the cost rows compare with. PGMB_BEFORE names another."""
+    return os.environ.get("PGMB_BEFORE", "92a451f")
 
 
 class NotMeasurableError(Exception):

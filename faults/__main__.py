@@ -14,6 +14,12 @@ from typing import Any
 
 from harness.postgres import Server, create_database
 
+EFFECTS = (
+    *("control", "expiry", "supersession", "keys", "shortened", "positions", "synchronous-failover"),
+    *("asynchronous-failover", "spark-failover", "isolation", "cancels", "two-phase"),
+)
+"""The programs of `faults.correctness`, which is imported only when it is needed."""
+
 
 @contextmanager
 def database(major: int, settings: dict[str, Any] | None = None) -> Iterator[tuple[Server, str]]:
@@ -445,10 +451,7 @@ def main() -> int:
     )
     counting.add_argument(
         "program",
-        choices=(
-            *("control", "expiry", "supersession", "keys", "shortened", "positions", "synchronous-failover"),
-            *("asynchronous-failover", "spark-failover", "isolation", "cancels", "two-phase"),
-        ),
+        choices=EFFECTS,
     )
     counting.add_argument("--full", action="store_true", help="the complete counts")
 

@@ -10,7 +10,7 @@ import psycopg
 from bench.contender import Consume, Publish, Receive, Settle
 from bench.contenders.filling import fill
 from bench.payload import TOPIC
-from bench.revision import BEFORE, install
+from bench.revision import before, install
 from bench.wire import Client, integer, json_array
 from pgmb import schema
 
@@ -106,7 +106,7 @@ class PgmbBefore(Pgmb):
     name = "pgmb, before"
 
     def install(self, connection: psycopg.Connection[Any]) -> None:
-        install(connection.info.dsn, BEFORE)
+        install(connection.info.dsn, before())
         connection.execute("select pgmb.create_queue(%s)", [self.queue])
 
 

@@ -7,7 +7,7 @@ from bench.crew import Job
 from bench.forms import Form
 from bench.ground import Ground, Site
 from bench.outcome import Outcome
-from bench.revision import BEFORE
+from bench.revision import before
 from bench.rounds import backends_only, contest
 
 CHECKS = ["publish vs before", "receive + ack vs before"]
@@ -20,7 +20,7 @@ _GOAL = 0.97
 
 def run(ground: Ground, form: Form) -> Outcome:
     outcome = Outcome(
-        "before", f"publish {_BATCH} a call, receive {_LEASE} and ack in two calls, against {BEFORE}"
+        "before", f"publish {_BATCH} a call, receive {_LEASE} and ack in two calls, against {before()}"
     )
     rounds = form.rounds if form.name == "tiny" else form.rounds * _ROUNDS
 
@@ -32,14 +32,14 @@ def run(ground: Ground, form: Form) -> Outcome:
         site.settle()
         return [Job(site.dsn, name, loops.consume, {"events": _RECEIVED, "size": _LEASE})]
 
-    for check, (now, before), jobs in zip(
+    for check, (now, then), jobs in zip(
         CHECKS,
         (("pgmb", "pgmb, before"), ("pgmb, ack apart", "pgmb, ack apart, before")),
         (publishing, receiving),
         strict=True,
     ):
-        with ground.sites(now, before) as sites:
+        with ground.sites(now, then) as sites:
             part = Outcome("", "", readings=contest(sites, rounds, jobs, backends_only))
         outcome.readings += part.readings
-        outcome.checks.append(part.compare(check, now, before, _GOAL))
+        outcome.checks.append(part.compare(check, now, then, _GOAL))
     return outcome

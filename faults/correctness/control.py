@@ -18,7 +18,7 @@ def run(dsn: str, *, events: int, seed: int) -> Result:
     run = Run(dsn, seed=seed, options=f"lease_for => '{_LEASE} s'")
     run.publish(1, events, size=10, pause=0.0)
     run.start("worker", partial(_work, run))
-    run.end(patience=3.0)
+    run.end(patience=1.5)
     found = run.result("control")
     reported = bool(found.verdict.lost and found.verdict.doubled)
     return replace(found, what="control: cheating consumers", landed=reported, reports=True)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from bench.outcome import Check, Outcome
+from bench.revision import install
 from bench.rows import ROWS
 from bench.score import card, registry
 from bench.score.__main__ import main
@@ -58,6 +59,14 @@ def test_a_row_that_breaks_or_gives_no_figure_is_short(capsys):
     assert not card.fill([Measured("fake", ["speed"], breaks)])
     assert not card.fill([row()])
     assert capsys.readouterr().out.count("short: ") == 2
+
+
+def test_a_row_that_cannot_be_measured_here_says_why(capsys):
+    def compares(_ground, _form):
+        install("unused", "0123456789abcdef0123456789abcdef01234567")
+
+    assert not card.fill([Measured("fake", ["speed"], compares)])
+    assert "is not in this clone" in capsys.readouterr().out
 
 
 def test_a_figure_that_is_not_a_number_is_short():

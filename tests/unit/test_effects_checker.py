@@ -45,9 +45,7 @@ def verdict(
 def test_each_event_with_one_effect_holds() -> None:
     found = verdict([event(A), event(B)], [effect(A), effect(B)], [delivery(A), delivery(B)])
     assert found.holds
-    assert str(found) == (
-        "2 events, 0 lost, 0 doubled, 0 unexplained, 0 out of order, longest stall 0.0 s"
-    )
+    assert str(found) == ("2 events, 0 lost, 0 doubled, 0 unexplained, 0 out of order, longest stall 0.0 s")
 
 
 def test_nothing_published_shows_nothing() -> None:
