@@ -29,7 +29,7 @@ PgmbError
 ├── AddressRefused              of an endpoint
 ├── SecretKeyMissing
 ├── SecretUnreadable
-├── PermissionDenied            42501
+├── PermissionDenied            42501, MB042 in a restricted operation
 └── SchemaVersionError          MB030
 """
 
@@ -220,6 +220,7 @@ BY_SQLSTATE: dict[str, type[PgmbError]] = {
     "MB030": SchemaVersionError,
     "MB040": QueueFull,
     "MB041": InvalidArgument,
+    "MB042": PermissionDenied,
     "MB050": StageLost,
     "MB051": TasksDiffer,
     "42501": PermissionDenied,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import psycopg
@@ -72,3 +72,67 @@ def test_nothing_is_open_to_public(installed: psycopg.Connection[Any]) -> None:
 def test_the_rule_on_public_catches_a_grant(installed: psycopg.Connection[Any], granted: str) -> None:
     installed.execute(granted)
     assert len(rules.open_to_public(installed)) == 1
+
+
+MUTATIONS = {
+    rules.lesser_owners: [
+        "alter function pgmb.tick owner to pgmb_matcher",
+        "alter function pgmb_parser.parse security invoker",
+        "grant create on schema pgmb to pgmb_admin",
+        "alter schema pgmb_condition owner to pgmb_matcher",
+        "alter table pgmb.binding owner to pgmb_admin",
+    ],
+    rules.unchecked_calls: [
+        (
+            "create function pgmb.added() returns void language plpgsql as"
+            " $$begin execute 'select pgmb_parser.parse($1)' using 'true'; end$$"
+        )
+    ],
+    rules.loose_definers: [
+        "alter function pgmb.receive reset search_path",
+        "alter function pgmb.ack(uuid, bigint[]) set search_path = pg_temp, pg_catalog",
+        "create function pgmb.added() returns void language sql security definer as ''",
+    ],
+    rules.unqualified_names: [
+        (
+            "create function pgmb.added() returns bigint language plpgsql as"
+            " $$begin return (select count(*) from queue); end$$"
+        ),
+        (
+            "create function pgmb.added() returns void language plpgsql as"
+            " $$begin execute format('delete from claim where id = %s', 1); end$$"
+        ),
+        "create function pgmb.added() returns text language sql as $$select 'x'::event$$",
+        "create function pgmb.added() returns void language sql as $$update retry set id = 1$$",
+    ],
+    rules.trusting_the_session: [
+        "create function pgmb.added() returns boolean language sql as $$select session_user = 'postgres'$$",
+        "create function pgmb.added() returns text language sql as $$select current_setting('role')$$",
+    ],
+    rules.admin_calls_for_others: [
+        "grant execute on function pgmb.maintain to pgmb_consumer",
+        "grant execute on function pgmb.create_api_key to public",
+    ],
+    rules.untimed: [
+        (
+            "create function pgmb.added() returns text language sql security definer as"
+            " $$select pgmb.asking(q) from pgmb.queue q$$"
+        ),
+    ],
+}
+
+
+def test_every_other_rule_holds(installed: psycopg.Connection[Any]) -> None:
+    """Nothing is owned by a lesser role, found by search path, decided by the session, or run without end."""
+    assert {rule.__name__: rule(installed) for rule in MUTATIONS} == {rule.__name__: [] for rule in MUTATIONS}
+
+
+@pytest.mark.parametrize("rule", MUTATIONS, ids=lambda rule: rule.__name__)
+def test_each_rule_catches_a_violation(
+    installed: psycopg.Connection[Any], rule: Callable[[psycopg.Connection[Any]], list[str]]
+) -> None:
+    installed.execute("set check_function_bodies = off")
+    for mutation in MUTATIONS[rule]:
+        with installed.transaction(force_rollback=True):
+            installed.execute(mutation)
+            assert len(rule(installed)) == 1, mutation

@@ -22,7 +22,7 @@ end $$;
 -- Raises 42501 unless the caller may go on with an application. One whose role is gone is anybody's. Internal.
 create or replace function pgmb.assert_app(line pgmb.ledger)
 returns void
-language plpgsql stable
+language plpgsql
 as $$
 begin
   if not (pgmb.caller_is_owner() or pgmb.caller_is('pgmb_admin') or pgmb.caller_is(quote_ident((line).role))

@@ -31,7 +31,7 @@ $$;
 -- Refuses callers who were not granted to write conditions: being an admin is not enough. Internal.
 create or replace function pgmb.assert_author()
 returns void
-language plpgsql stable
+language plpgsql
 as $$
 begin
   if not (pgmb.caller_is_owner() or pgmb.caller_is('pgmb_conditions')) then

@@ -200,9 +200,10 @@ begin
   into q
   from pgmb.queue q, lateral (values (('pgmb.' || quote_ident('seq_' || q.stream_name))::regclass)) numbers (sequence)
   where q.name = receive.queue;
-  if q.id is null or not pg_has_role(pgmb.caller(), current_user, 'usage') then
+  if q.id is null then
     perform pgmb.queue_for_consumer(receive.queue);
   end if;
+  perform pgmb.assert_consumer(q.id, receive.queue);
   if receive.ack is not null then
     perform pgmb.ack_lease(receive.ack);
   end if;

@@ -99,9 +99,7 @@ declare
   acked record;
   held pgmb.claim;
 begin
-  if not pg_has_role(pgmb.caller(), current_user, 'usage') then
-    perform pgmb.assert_consumer(pgmb.lease_queue(lease), null);
-  end if;
+  perform pgmb.assert_consumer(pgmb.lease_queue(lease), null);
   -- The common way: not expired, so no takeover is at it.
   update pgmb.claim c set state = 's'
   where c.queue = pgmb.lease_queue(lease) and c.id = pgmb.lease_claim(lease) and c.token = pgmb.lease_token(lease)

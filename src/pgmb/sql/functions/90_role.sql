@@ -1,70 +1,98 @@
--- Roles: who may do what. Publishing is a grant on the log itself. Everything that runs with the owner's
--- rights asks here first, about the role that the session acts as, not the owner.
+-- Roles: who may do what. Publishing is a grant on the log itself. Everything that runs with the owner's rights asks here
+-- first, about the role that the session acts as, not the owner (docs/adr/0027).
 
--- The role that the caller acts as, inside a definer function too. Internal.
+-- The role that the caller acts as, inside a definer function too. Errors: MB042 in an operation that PostgreSQL
+-- restricts (ANALYZE, REINDEX, REFRESH MATERIALIZED VIEW, also autovacuum's): it runs code of a table's owner in the
+-- session of another role, and the session's role says nothing about the caller. Internal.
 create or replace function pgmb.caller()
 returns name
+language plpgsql volatile
+as $$
+begin
+  -- There is no such cursor. But PostgreSQL refuses CLOSE in a restricted operation before it looks, and SQL has no
+  -- other way to ask that leaves nothing behind.
+  execute 'close "pgmb: no cursor has this name"';
+  raise invalid_cursor_name;
+exception
+  when invalid_cursor_name then
+    return coalesce(nullif(pg_catalog.current_setting('role'), 'none'), session_user);
+  when insufficient_privilege then
+    raise exception 'pgmb cannot tell which role calls it during ANALYZE, REINDEX, REFRESH and the like'
+      using errcode = 'MB042', hint = 'Call it in a statement of its own: create table … as select …, or a plain view.';
+end $$;
+
+-- Whether a role acts for another, which may not exist. Internal.
+create or replace function pgmb.acts_for(caller name, role text)
+returns boolean
 language sql stable
 as $$
-  select coalesce(nullif(pg_catalog.current_setting('role'), 'none'), session_user)::name
+  select coalesce(pg_catalog.pg_has_role(caller, pg_catalog.to_regrole(role), 'usage'), false)
 $$;
 
 -- Whether the caller acts for a role, which may not exist. Internal.
 create or replace function pgmb.caller_is(role text)
 returns boolean
-language sql stable
+language sql volatile
 as $$
-  select coalesce(pg_catalog.pg_has_role(pgmb.caller(), pg_catalog.to_regrole(role), 'usage'), false)
+  select pgmb.acts_for(pgmb.caller(), role)
 $$;
 
 -- Whether the caller acts for the owner. Called inside definer functions, where the owner is the current
 -- user. Internal.
 create or replace function pgmb.caller_is_owner()
 returns boolean
-language sql stable
+language sql volatile
 as $$
   select pg_catalog.pg_has_role(pgmb.caller(), current_user, 'usage')
 $$;
 
 create or replace function pgmb.assert_admin()
 returns void
-language plpgsql stable
+language plpgsql
 as $$
+declare
+  caller name := pgmb.caller();
 begin
-  if not (pgmb.caller_is_owner() or pgmb.caller_is('pgmb_admin')) then
-    raise exception 'role % is not a pgmb admin', pgmb.caller() using errcode = '42501',
+  if not (pg_has_role(caller, current_user, 'usage') or pgmb.acts_for(caller, 'pgmb_admin')) then
+    raise exception 'role % is not a pgmb admin', caller using errcode = '42501',
       hint = 'Grant it pgmb_admin.';
   end if;
 end $$;
 
 create or replace function pgmb.assert_consumer(queue integer, name text)
 returns void
-language plpgsql stable
+language plpgsql
 as $$
+declare
+  caller name := pgmb.caller();
 begin
-  if pgmb.caller_is_owner() or pgmb.caller_is('pgmb_consumer') or pgmb.caller_is('pgmb_admin') then
+  if pg_has_role(caller, current_user, 'usage') or pgmb.acts_for(caller, 'pgmb_consumer')
+    or pgmb.acts_for(caller, 'pgmb_admin')
+  then
     return;
   end if;
   if not exists (
     select from pgmb.queue_grant g
     -- A lane belongs to the queue that the user named.
     where g.queue in (assert_consumer.queue, (select q.lane_of from pgmb.queue q where q.id = assert_consumer.queue))
-      and pg_has_role(pgmb.caller(), to_regrole(quote_ident(g.role)), 'usage')
+      and pg_has_role(caller, to_regrole(quote_ident(g.role)), 'usage')
   ) then
-    raise exception 'role % may not consume queue %', pgmb.caller(), coalesce(name, queue::text) using errcode = '42501',
+    raise exception 'role % may not consume queue %', caller, coalesce(name, queue::text) using errcode = '42501',
       hint = 'Grant it with pgmb.grant_consume(queue, role), or the role pgmb_consumer for all queues.';
   end if;
 end $$;
 
 create or replace function pgmb.assert_reader(stream text)
 returns void
-language plpgsql stable
+language plpgsql
 as $$
+declare
+  caller name := pgmb.caller();
 begin
-  if not (pgmb.caller_is_owner() or pgmb.caller_is('pgmb_consumer') or pgmb.caller_is('pgmb_admin')
-    or has_table_privilege(pgmb.caller(), format('pgmb.%I', 'log_' || stream), 'select'))
+  if not (pg_has_role(caller, current_user, 'usage') or pgmb.acts_for(caller, 'pgmb_consumer')
+    or pgmb.acts_for(caller, 'pgmb_admin') or has_table_privilege(caller, format('pgmb.%I', 'log_' || stream), 'select'))
   then
-    raise exception 'role % may not read stream %', pgmb.caller(), stream using errcode = '42501',
+    raise exception 'role % may not read stream %', caller, stream using errcode = '42501',
       hint = 'Grant it with pgmb.grant_read(stream, role), or the role pgmb_consumer for all streams.';
   end if;
 end $$;
@@ -72,7 +100,7 @@ end $$;
 -- Whether the caller may publish to a stream, which must exist. Internal.
 create or replace function pgmb.may_publish(stream text)
 returns boolean
-language sql stable
+language sql volatile
 as $$
   select pgmb.caller_is_owner()
     or has_any_column_privilege(pgmb.caller(), format('pgmb.%I', 'log_' || stream), 'insert')
@@ -81,7 +109,7 @@ $$;
 -- Raises 42501 unless the caller may publish to a stream. Internal.
 create or replace function pgmb.assert_publisher(stream text)
 returns void
-language plpgsql stable
+language plpgsql
 as $$
 begin
   perform pgmb.stream_id(assert_publisher.stream);

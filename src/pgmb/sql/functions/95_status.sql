@@ -275,8 +275,8 @@ begin
   order by 2, 1;
 end $$;
 
--- Exactly how many events wait in a queue: reads every one of them. Null where its filter or condition raises, so that
--- it cannot be known.
+-- Exactly how many events wait in a queue: reads every one of them. Null where that cannot be known: its filter or
+-- condition raises, or needs a statement_timeout and none is set.
 create or replace function pgmb.queue_depth(queue text)
 returns bigint
 language plpgsql security definer
@@ -294,6 +294,9 @@ begin
     select * into newest from pgmb.claim c where c.queue = q.id order by c.id desc limit 1;
     last := pgmb.last_seq(q.stream_name);
     begin
+      if pgmb.needs_timeout(q) then
+        perform pgmb.assert_timeout();
+      end if;
       q.matching := q.matching || pgmb.asking(q);
       select count(*) into part from pgmb.batch_events(q.stream, newest.batch_snapshot, newest.batch_seq,
         newest.batch_next, pgmb.snapshot(), newest.own, newest.own_seq, 0, last, q.matching,

@@ -71,9 +71,7 @@ as $$
 declare
   named pgmq.queue := pgmq.queue_named(queue_name);
 begin
-  if not pg_has_role(pgmb.caller(), current_user, 'usage') then
-    perform pgmb.assert_consumer(named.id, named.stream);
-  end if;
+  perform pgmb.assert_consumer(named.id, named.stream);
   return named;
 end $$;
 

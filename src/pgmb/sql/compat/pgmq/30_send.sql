@@ -8,14 +8,15 @@ language plpgsql stable
 as $$
 declare
   named pgmq.queue := pgmq.queue_named(queue_name);
+  caller name := pgmb.caller();
 begin
-  if not pg_has_role(pgmb.caller(), current_user, 'usage')
-    and not pgmb.caller_is('pgmb_publisher') and not pgmb.caller_is('pgmb_admin')
+  if not pg_has_role(caller, current_user, 'usage')
+    and not pgmb.acts_for(caller, 'pgmb_publisher') and not pgmb.acts_for(caller, 'pgmb_admin')
     and not exists (
       select from pgmq.sender s
-      where s.queue = named.id and pg_has_role(pgmb.caller(), to_regrole(quote_ident(s.role)), 'usage'))
+      where s.queue = named.id and pg_has_role(caller, to_regrole(quote_ident(s.role)), 'usage'))
   then
-    raise exception 'role % may not send to queue %', pgmb.caller(), named.queue_name using errcode = '42501',
+    raise exception 'role % may not send to queue %', caller, named.queue_name using errcode = '42501',
       hint = 'Grant it with pgmq.grant_send(queue_name, role), or the role pgmb_publisher for all queues.';
   end if;
   return named;
