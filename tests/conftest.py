@@ -34,7 +34,7 @@ _ONE_IS_ENOUGH = {
     "contract/test_workers.py": 15,
     "contract/test_workers_send.py": 15,
     "contract/test_workers_views.py": 15,
-    "delivery": 15,
+    "delivery": 18,
     "readmes": 18,
     "server": 18,
     "spark": 18,
@@ -71,6 +71,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Files of which no test belongs to this major are not even imported: that takes seconds per process."""
+    if not config.getoption("--split"):
+        return None
+    elsewhere = {_left_to(collection_path)} - {None, config.getoption("--pg")}
+    return True if elsewhere else None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(SPARK):
@@ -89,14 +97,21 @@ def _belongs(item: pytest.Item, major: int) -> bool:
 
 
 def _only_on(item: pytest.Item) -> int | None:
-    """The one major that is enough for a test: it says so, lies where Python is tested, or asks for none."""
+    """The one major that is enough for a test: it lies where Python is tested, says so, or asks for none."""
+    major = _left_to(item.path)
+    if major is not None:
+        return major
     once = item.get_closest_marker("once")
     if once is not None:
-        return once.args[0] if once.args else 18
-    for folder, major in _ONE_IS_ENOUGH.items():
-        if item.path.is_relative_to(TESTS / folder):
-            return major
+        return int(once.args[0]) if once.args else 18
     return None if not _POSTGRES.isdisjoint(getattr(item, "fixturenames", ())) else 18
+
+
+def _left_to(path: Path) -> int | None:
+    """The major that all tests of a file or folder are left to, if they are."""
+    return next(
+        (major for folder, major in _ONE_IS_ENOUGH.items() if path.is_relative_to(TESTS / folder)), None
+    )
 
 
 def pytest_report_header(config: pytest.Config) -> str:

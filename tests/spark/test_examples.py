@@ -123,6 +123,7 @@ def publish(db: psycopg.Connection[Any], topic: str, key: str | None, payload: d
     db.execute("select pgmb.publish(%s, %s::json, key => %s)", [topic, json.dumps(payload), key])
 
 
+@pytest.mark.minutes
 def test_counts_in_windows(run: Run, db: psycopg.Connection[Any], dsn: str, tmp_path: Path) -> None:
     def order(topic: str, minute: int) -> None:
         at = NOON + timedelta(minutes=minute)
@@ -156,6 +157,7 @@ def test_counts_in_windows(run: Run, db: psycopg.Connection[Any], dsn: str, tmp_
     assert reader == [("windowed-counts",)]
 
 
+@pytest.mark.minutes
 def test_sessions_end_with_silence(run: Run, db: psycopg.Connection[Any], dsn: str, tmp_path: Path) -> None:
     def view(visitor: str, minute: int) -> None:
         publish(db, "page.viewed", visitor, {"at": (NOON + timedelta(minutes=minute)).isoformat()})
@@ -227,6 +229,7 @@ def test_orders_are_enriched_and_republished_once(
     assert found[599][3] == {"order": 599, "total": 5.99, "customer": {"customer": 3}}
 
 
+@pytest.mark.minutes
 def test_a_pipeline_runs(db: psycopg.Connection[Any], dsn: str, tmp_path: Path) -> None:
     spec = tmp_path / "spark-pipeline.yml"
     given = (EXAMPLES / "pipeline" / "spark-pipeline.yml").read_text()

@@ -42,6 +42,8 @@ def restored(dsn: str, into: Server, dump: Path) -> str:
     return into.dsn(str(name))
 
 
+# `make score-spark` has it, on 15: the build of 18 has no pg_dump.
+@pytest.mark.minutes
 def test_a_query_refuses_a_restored_database(
     spark: SparkSession, dsn: str, pg_major: int, fresh_server: FreshServer, tmp_path: Path
 ) -> None:
