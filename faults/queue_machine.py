@@ -346,7 +346,7 @@ class QueueMachine(RuleBasedStateMachine):
         """Two positions have the same events between them whenever they are read."""
         if not self.positions:
             return
-        begin, seen = ("(1,3:3:,0,3,0/0)", frozenset[int]())
+        begin, seen = (str(self.value("select pgmb.earliest(%s)::text", self.stream)), frozenset[int]())
         if after < len(self.positions):
             begin, seen = self.positions[-1 - after]
         end, behind = self.positions[-1 - upto % len(self.positions)]

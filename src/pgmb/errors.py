@@ -15,7 +15,8 @@ PgmbError
 │   ├── StandbyError            MB020
 │   ├── ClusterChanged          MB021
 │   └── ReaderBehind            MB022
-├── PositionAhead               MB023
+├── PositionLost                MB023
+├── ForeignPosition             MB026
 ├── TimeoutRequired             MB024
 ├── ConditionsUnavailable       MB025
 ├── IsolationLevelError         MB029
@@ -110,8 +111,12 @@ class ReaderBehind(WrongServer):
     """The replica, or the transaction's snapshot, is older than the position asked for."""
 
 
-class PositionAhead(PgmbError):
-    """The position was taken on a primary whose last transactions were lost in a failover."""
+class PositionLost(PgmbError):
+    """The position's transaction did not commit, or was lost in a failover or a point-in-time recovery."""
+
+
+class ForeignPosition(PgmbError):
+    """The position was taken from another stream, or from one of the same name that was dropped."""
 
 
 class TimeoutRequired(PgmbError):
@@ -213,9 +218,10 @@ BY_SQLSTATE: dict[str, type[PgmbError]] = {
     "MB020": StandbyError,
     "MB021": ClusterChanged,
     "MB022": ReaderBehind,
-    "MB023": PositionAhead,
+    "MB023": PositionLost,
     "MB024": TimeoutRequired,
     "MB025": ConditionsUnavailable,
+    "MB026": ForeignPosition,
     "MB029": IsolationLevelError,
     "MB030": SchemaVersionError,
     "MB040": QueueFull,

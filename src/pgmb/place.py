@@ -10,9 +10,10 @@ from pgmb.statements import Statement
 from pgmb.types import Position
 
 _LOOK: Final = (
-    "select pgmb.tick(stream => %s::text), pgmb.position_at(stream => %s::text, at => 'infinity')::text"
+    "select pgmb.tick(stream => %s::text),"
+    " (select newest.position::text from pgmb.newest_tick(stream => %s::text) newest)"
 )
-_NEWEST_TICK: Final = "select pgmb.position_at(stream => %s::text, at => 'infinity')::text"
+_NEWEST_TICK: Final = "select newest.position::text from pgmb.newest_tick(stream => %s::text) newest"
 
 
 class Place(msgspec.Struct, frozen=True):

@@ -134,28 +134,38 @@ class DeadLetter(msgspec.Struct, frozen=True):
         return self.event.attempt
 
 
-_POSITION = re.compile(r'\((\d+),"?(\d+:\d+:[\d,]*)"?,(\d+),(\d+),([0-9A-F]+/[0-9A-F]+)\)')
+_POSITION = re.compile(r'\((\d+),(\d+),(\d+),(\d+),"?(\d+:\d+:[\d,]*)"?,(\d+),(\d+)\)', re.ASCII)
 
 
 class Position(msgspec.Struct, frozen=True):
-    """A point in a stream's history. `str(position)` is its text in SQL, `Position.parse` reads it back."""
+    """A point in a stream's history. `str(position)` is its text in SQL, `Position.parse` reads it back.
+
+    `epoch`, `stream`, `tick` and `proof` say where it belongs: the database refuses a position of another
+    stream, of a log that was restored, and of a history that a failover lost.
+    """
 
     epoch: int
+    stream: int
+    tick: int
+    proof: int
     snapshot: str
     seq: int
     next: int
-    lsn: str
 
     @classmethod
     def parse(cls, text: str) -> Self:
         found = _POSITION.fullmatch(text)
         if found is None:
-            raise ValueError(f"not a position: {text!r}")
-        epoch, snapshot, seq, following, lsn = found.groups()
-        return cls(int(epoch), snapshot, int(seq), int(following), lsn)
+            raise ValueError(
+                f"not a position: {text!r}; expected (epoch,stream,tick,proof,snapshot,seq,next)"
+                " as pgmb.position() returns it"
+            )
+        epoch, stream, tick, proof, snapshot, seq, following = found.groups()
+        return cls(int(epoch), int(stream), int(tick), int(proof), snapshot, int(seq), int(following))
 
     def __str__(self) -> str:
-        return f'({self.epoch},"{self.snapshot}",{self.seq},{self.next},{self.lsn})'
+        belongs = f"{self.epoch},{self.stream},{self.tick},{self.proof}"
+        return f'({belongs},"{self.snapshot}",{self.seq},{self.next})'
 
 
 class QueueStatus(msgspec.Struct, frozen=True):

@@ -150,7 +150,7 @@ def test_rates(before: Look | None, now: Look, published: float, received: float
 
 def reading(clock: float, events: int, *waiting: int) -> Look:
     at = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=clock)
-    position = Position.parse("(1,3:3:,0,3,0/0)")
+    position = Position.parse("(1,5,0,0,3:3:,0,3)")
     readers = [ReaderStatus("r", "main", position, at, one, 0, None, 0, None, False) for one in waiting]
     return Look(at, clock, [stream(events)], [], readers, {})
 

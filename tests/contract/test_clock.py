@@ -235,3 +235,21 @@ def test_retention_counts_from_the_last_event_and_waits_for_the_archive(db: psyc
     assert db.execute("select pgmb.droppable()").fetchall() == [], "not archived yet"
     db.execute("update pgmb.segment set archived_at = now() where number = 0")
     assert db.execute("select pgmb.droppable()").fetchall() == [(0,)]
+
+
+def test_a_time_names_the_newest_tick_after_the_clock_is_set_back(
+    stepping: tuple[psycopg.Connection[Any], Step],
+) -> None:
+    """What was published and ticked by now lies before the position of now, and of the end of time."""
+    db, step = stepping
+    newest = (
+        "select payload from pgmb.between('main', pgmb.earliest(), pgmb.position_at('main', {}))"
+        " order by payload::text::int"
+    )
+    for number, offset in enumerate(("+0", "-10m", "-9m", "+200y", "+0", "-1m")):
+        step(offset)
+        publish(db, number)
+        db.execute("select pgmb.tick()")
+        for moment in ("clock_timestamp()", "'infinity'"):
+            rows = db.execute(newest.format(moment)).fetchall()
+            assert rows == [(n,) for n in range(number + 1)], (offset, moment)

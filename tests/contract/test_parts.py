@@ -193,7 +193,7 @@ def test_what_retention_took_is_named(log: Log, db: Db) -> None:
 
 
 def test_a_statement_names_only_what_is_asked_for() -> None:
-    at = Position.parse('(1,"10:12:10,11",5,12,0/10)')
+    at = Position.parse('(1,5,7,9,"10:12:10,11",5,12)')
     late = select("main", ["seq"], at, at, Part(0, 5, late=True), " and e.topic = 't'")
     assert "'{10,11}'::xid8[]" in late
     assert "e.topic = 't'" in late

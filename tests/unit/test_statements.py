@@ -54,13 +54,13 @@ def test_what_a_lease_settles() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ['(1,"10:20:11,12",5,21,0/1A2B)', '(1,"3:3:",0,3,0/0)', '(2,"743:743:",10007,743,FF/183E530)']
+    "text", ['(1,5,7,9,"10:20:11,12",5,21)', '(1,5,0,0,"3:3:",0,3)', '(2,5,7,9,"743:743:",10007,743)']
 )
 def test_positions_are_read_and_written(text: str) -> None:
     assert str(Position.parse(text)) == text
 
 
-@pytest.mark.parametrize("text", ["", "(1,2)", '(1,"a:b:",1,2,0/0)', "null"])
+@pytest.mark.parametrize("text", ["", "(1,2)", '(1,5,7,9,"a:b:",1,2)', '(1,"10:20:",5,21,0/1A2B)', "null"])
 def test_what_is_no_position_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="not a position"):
         Position.parse(text)

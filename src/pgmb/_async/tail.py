@@ -216,7 +216,10 @@ class AsyncTail:
         else:
             newest = await self._looks.look(self.stream)
             self._look_at = time.monotonic() + _LOOKS_APART
-        return newest if place.later(newest, done) else None
+        if place.later(newest, done):
+            return newest
+        # A tick that is newer than the newest here was lost, which reading says; or this replica is behind.
+        return newest if 0 < newest.tick < done.tick else None
 
     def _matches(self, topic: str) -> bool:
         return not self._matching or any(pattern.fullmatch(topic) for pattern in self._matching)

@@ -270,14 +270,17 @@ async def test_a_replica_serves_a_tail(fresh_server: FreshServer, install: Calla
 # -- the pure parts ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("text", ["", "x", '(1,"3:3:",0,3,0/0)|', '(1,"3:3:",0,3,0/0)|(1,"3:3:",0,3,0/0)@-1'])
+EARLIEST = '(1,5,0,0,"3:3:",0,3)'
+
+
+@pytest.mark.parametrize("text", ["", "x", EARLIEST + "|", f"{EARLIEST}|{EARLIEST}@-1", '(1,"3:3:",0,3,0/0)'])
 def test_what_is_not_a_place(text: str) -> None:
     with pytest.raises(ValueError, match="not a p"):
         Place.parse(text)
 
 
 def position(snapshot: str) -> pgmb.Position:
-    return pgmb.Position(1, snapshot, 0, 3, "0/0")
+    return pgmb.Position(1, 5, 0, 0, snapshot, 0, 3)
 
 
 @pytest.mark.parametrize(

@@ -66,9 +66,10 @@ async def test_what_is_no_position_is_refused(dsn: str) -> None:
         for upto, status in (
             (good.replace("(1,", "(2,"), 410),
             (good.replace("(1,", "(99999999999999,"), 422),
-            ('(1,"999999999999:999999999999:",0,0,0/0)', 410),
-            ('(1,"9:3:1,2",0,0,0/0)', 422),
-            ('(1,"3:3:",0,0,FFFFFFFF/FFFFFFFF)', 410),
+            ('(1,5,7,9,"999999999999:999999999999:",0,0)', 410),
+            ('(1,5,7,9,"9:3:1,2",0,0)', 422),
+            ('(1,"3:3:",0,0,FFFFFFFF/FFFFFFFF)', 422),
+            (",".join([*good.split(",")[:2], "7", *good.split(",")[3:]]), 410),
         ):
             refused = await desk.refused("GET", BETWEEN, params={"after": good, "upto": upto})
             assert refused[0] == status, upto

@@ -20,9 +20,9 @@ PATIENCE = 30.0
 EVENTS = "/v1/streams/main/events"
 
 
-def publish(db: psycopg.Connection[Any], *numbers: int, topic: str = "t") -> None:
+def publish(db: psycopg.Connection[Any], *numbers: int, topic: str = "t", stream: str = "main") -> None:
     for number in numbers:
-        db.execute("select pgmb.publish(%s, %s)", [topic, json.dumps(number)])
+        db.execute("select pgmb.publish(%s, %s, stream => %s)", [topic, json.dumps(number), stream])
 
 
 def make_key(db: psycopg.Connection[Any], *scopes: str, name: str = "k") -> str:

@@ -16,11 +16,12 @@ from pgmb.server.limits import Limits
 from pgmb.server.sse import frame
 from pgmb.server.sse.index import Index
 from pgmb.server.sse.interest import Document, Interest
+from pgmb.server.sse.log import Tick
 from pgmb.server.sse.mark import Mark
 from pgmb.server.sse.reader import Reader
 from pgmb.server.sse.recent import Recent
 from pgmb.server.sse.topics import Topics
-from pgmb.types import Event, Source
+from pgmb.types import Event, Position, Source
 
 WORDS = st.sampled_from(["a", "b", "", "ab"])
 PATTERNS = st.lists(st.one_of(WORDS, st.sampled_from(["*", "#"])), min_size=1, max_size=5).map(".".join)
@@ -101,9 +102,9 @@ def test_what_are_not_fields_is_refused(equals: dict[str, Any]) -> None:
         Interest.of(equals=equals)
 
 
-@given(st.integers(0, 2**31), *[st.integers(0, 2**63 - 1)] * 3)
-def test_a_mark_comes_back_as_it_went(epoch: int, done: int, batch: int, seq: int) -> None:
-    mark = Mark(epoch, done, batch, seq)
+@given(st.integers(0, 2**31), *[st.integers(0, 2**63 - 1)] * 3, st.integers(0, 2**32 - 1))
+def test_a_mark_comes_back_as_it_went(epoch: int, done: int, batch: int, seq: int, check: int) -> None:
+    mark = Mark(epoch, done, batch, seq, check)
     assert Mark.parse(str(mark)) == mark
 
 
@@ -124,38 +125,46 @@ def test_a_frame_holds_one_event(data: bytes, id: str, name: str) -> None:
     assert set(fields[2:]) == {b"data"}
 
 
+def tick(number: int, proof: int = 0) -> Tick:
+    position = Position(1, 5, number, proof or number << 40 | number, f"{number}:{number}:", 0, 3)
+    return Tick(number, None, position)
+
+
 def test_memory_gives_what_was_missed_or_says_that_it_cannot() -> None:
-    recent = Recent(1, 10, most=4)
+    recent = Recent(tick(10), most=4)
     everything = Interest.of()
 
-    def since(*numbers: int) -> list[int] | None:
-        found = recent.since(Mark(*numbers), everything)
+    def since(epoch: int, done: int, batch: int, seq: int = 0) -> list[int] | None:
+        mark = tick(done).mark(tick(batch), seq)._replace(epoch=epoch)
+        found = recent.since(mark, everything)
         return None if found is None else [entry.event.seq for entry in found]
 
-    assert recent.mark == (1, 10, 10, 0)
-    recent.begin(11)
+    assert recent.mark[:4] == (1, 10, 10, 0)
+    recent.begin(tick(11))
     assert since(1, 10, 11, 5) is None, "it is ahead of what was read here"
     recent.add([event(1), event(2)], {})
-    assert recent.mark == (1, 10, 11, 2)
+    assert recent.mark[:4] == (1, 10, 11, 2)
     assert since(1, 10, 10) == [1, 2]
     assert since(1, 10, 11, 1) == [2]
     assert since(1, 10, 11, 2) == []
     recent.end()
-    assert recent.mark == (1, 11, 11, 0)
+    assert recent.mark[:4] == (1, 11, 11, 0)
     assert since(1, 10, 11, 7) == []
-    recent.begin(12)
+    recent.begin(tick(12))
     recent.add([event(3), event(4)], {})
     recent.end()
     assert since(1, 10, 11, 1) == [2, 3, 4]
     assert since(1, 11, 11) == [3, 4]
     assert since(1, 10, 12, 1) is None, "another process read these together"
     assert since(2, 11, 11) is None
-    recent.begin(13)
+    recent.begin(tick(13))
     recent.add([event(5)], {})
     recent.end()
     assert since(1, 10, 11, 1) is None, "the oldest are gone"
     assert since(1, 11, 11) == [3, 4, 5]
     assert since(1, 13, 13) == []
+    assert recent.since(tick(13, proof=1).mark(), everything) is None, "a tick of that number was lost"
+    assert recent.since(tick(11, proof=1).mark(tick(12)), everything) is None
 
 
 async def test_what_waits_for_a_reader_is_bounded() -> None:

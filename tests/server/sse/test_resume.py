@@ -10,7 +10,7 @@ import psycopg
 from pgmb.server import sse
 from pgmb.server.application import Application
 from pgmb.server.limits import Limits
-from tests.server.sse.stage import EVENTS, Client, publish, served
+from tests.server.sse.stage import EVENTS, Client, make_key, publish, served
 
 
 async def test_whoever_comes_back_misses_nothing(port: int, key: str, db: psycopg.Connection[Any]) -> None:
@@ -59,9 +59,11 @@ async def test_what_is_too_old_is_said(dsn: str, key: str, db: psycopg.Connectio
         publish(db, *range(100))
         odd = {
             "nonsense": "unknown",
-            f"{int(epoch, 16) + 1:x}-1-1-0": "epoch",
-            f"{epoch}-fffffff-fffffff-0": "history_gone",
-            f"{epoch}-0-0-0": "too_many",
+            f"{epoch}-1-1-0": "unknown",
+            f"{int(epoch, 16) + 1:x}-1-1-0-0": "epoch",
+            f"{epoch}-fffffff-fffffff-0-0": "history_gone",
+            f"{begun.rpartition('-')[0]}-0": "lost",
+            "earliest": "too_many",
         }
         for given, reason in odd.items():
             async with Client(port, EVENTS, key=key, last_event_id=given) as client:
@@ -70,6 +72,28 @@ async def test_what_is_too_old_is_said(dsn: str, key: str, db: psycopg.Connectio
                 publish(db, 1000)
                 await client.until(lambda: client.messages[-1:] == [1000])
                 assert client.got[0].id != given
+
+
+async def test_a_stream_that_was_created_again_is_a_reset(dsn: str, db: psycopg.Connection[Any]) -> None:
+    """For a reader that comes back, and for one that stayed."""
+    db.execute("select pgmb.create_stream('s')")
+    key = make_key(db, "read:s")
+    path = EVENTS.replace("main", "s")
+    async with served(Application(dsn, parts=[sse.routes])) as port:
+        async with Client(port, path, key=key) as client:
+            await client.until(lambda: client.last_id != "")
+            publish(db, 1, 2, stream="s")
+            await client.numbers(2)
+            begun = client.last_id
+            db.execute("select pgmb.drop_stream('s')")
+            db.execute("select pgmb.create_stream('s')")
+            publish(db, *range(10), stream="s")
+            db.execute("select pgmb.tick('s')")
+            await client.until(lambda: client.got[-1].event == "reset")
+            assert client.got[-1].json == {"reason": "lost"}
+        async with Client(port, path, key=key, last_event_id=begun) as client:
+            await client.until(lambda: bool(client.got))
+            assert client.got[0].event == "reset"
 
 
 async def test_history_that_retention_dropped_is_a_reset(

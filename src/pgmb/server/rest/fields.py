@@ -23,7 +23,7 @@ Text: TypeAlias = Annotated[str, Meta(max_length=10_000, pattern=r"^[^\x00]*$")]
 Topic: TypeAlias = Annotated[str, Meta(min_length=1, max_length=500, pattern=r"^[^\x00]*$")]
 Key: TypeAlias = Annotated[str, Meta(max_length=500, pattern=r"^[^\x00]*$")]
 Patterns: TypeAlias = Annotated[list[Topic], Meta(min_length=1, max_length=1000)]
-_POSITION: Final = r'\([0-9]+,"?[0-9]+:[0-9]+:[0-9,]*"?,[0-9]+,[0-9]+,[0-9A-F]+/[0-9A-F]+\)'
+_POSITION: Final = r'\([0-9]+,[0-9]+,[0-9]+,[0-9]+,"?[0-9]+:[0-9]+:[0-9,]*"?,[0-9]+,[0-9]+\)'
 PositionText: TypeAlias = Annotated[
     str, Meta(pattern=f"^{_POSITION}$", description="A position's text, as another answer gave it.")
 ]

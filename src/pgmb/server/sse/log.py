@@ -10,6 +10,7 @@ from pgmb._async.broker import AsyncBroker
 from pgmb.errors import StandbyError, TimeoutRequired
 from pgmb.server.asking import rows
 from pgmb.server.sse.interest import Question
+from pgmb.server.sse.mark import Mark, check_of
 from pgmb.types import Event, Position
 
 PAGE: Final = 1000
@@ -33,6 +34,12 @@ class Tick(NamedTuple):
     number: int
     at: datetime | None
     position: Position
+
+    def mark(self, upto: Tick | None = None, seq: int = 0) -> Mark:
+        """Where a reader stands that has read all before this tick, and up to `seq` what `upto` adds."""
+        upto = upto or self
+        check = check_of(self.position, upto.position)
+        return Mark(self.position.epoch, self.number, upto.number, seq, check)
 
 
 class Log:

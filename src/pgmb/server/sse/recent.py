@@ -8,6 +8,7 @@ from typing import Final
 
 from pgmb.server.sse import frame
 from pgmb.server.sse.interest import Document, Interest, Question
+from pgmb.server.sse.log import Tick
 from pgmb.server.sse.mark import Mark
 from pgmb.types import Event
 
@@ -45,9 +46,11 @@ class Entry:
 class Batch:
     """The events between two ticks, as far as they were read."""
 
-    def __init__(self, done: int, upto: int) -> None:
+    def __init__(self, done: Tick, upto: Tick) -> None:
         self.done = done
         self.upto = upto
+        self.begin = done.mark()
+        self.mark = done.mark(upto)
         self.entries: list[Entry] = []
         self.passing: dict[Question, set[int]] = {}
         self.size = 0
@@ -80,8 +83,7 @@ class Batch:
 class Recent:
     """Batches that follow each other, the newest ones."""
 
-    def __init__(self, epoch: int, at: int, most: int = _MOST_EVENTS, most_bytes: int = _MOST_BYTES) -> None:
-        self.epoch = epoch
+    def __init__(self, at: Tick, most: int = _MOST_EVENTS, most_bytes: int = _MOST_BYTES) -> None:
         self.at = at
         """The tick that all before the batch under way was read up to."""
         self._batches: deque[Batch] = deque()
@@ -93,20 +95,20 @@ class Recent:
     @property
     def mark(self) -> Mark:
         """Where a reader stands that has all that was read."""
-        if self._batches and self._batches[-1].upto != self.at:
+        if self._batches and self._batches[-1].upto is not self.at:
             under_way = self._batches[-1]
             last = under_way.entries[-1].event.seq if under_way.entries else 0
-            return Mark(self.epoch, under_way.done, under_way.upto, last)
-        return Mark(self.epoch, self.at, self.at)
+            return under_way.mark._replace(seq=last)
+        return self.at.mark()
 
-    def begin(self, upto: int) -> None:
+    def begin(self, upto: Tick) -> None:
         """A batch, from where the last one ended."""
         self._batches.append(Batch(self.at, upto))
 
     def add(self, events: Iterable[Event], passing: Mapping[Question, set[int]]) -> list[Entry]:
         """A page of the batch under way."""
         batch = self._batches[-1]
-        added = [Entry(event, Mark(self.epoch, batch.done, batch.upto, event.seq)) for event in events]
+        added = [Entry(event, batch.mark._replace(seq=event.seq)) for event in events]
         size = sum(len(entry.event.raw) + 300 for entry in added)
         batch.entries.extend(added)
         batch.size += size
@@ -131,19 +133,20 @@ class Recent:
             self._size -= gone.size
 
     def _read_up_to(self, batch: Batch) -> int:
-        if batch.upto == self.at or batch is not self._batches[-1]:
+        if batch.upto is self.at or batch is not self._batches[-1]:
             return _END
         return batch.entries[-1].event.seq if batch.entries else 0
 
     def since(self, mark: Mark, interest: Interest) -> list[Entry] | None:
         """What a reader missed that comes back with a mark; None if memory does not hold it."""
-        if mark.epoch != self.epoch:
+        if mark.epoch != self.at.position.epoch:
             return None
         missed: list[Entry] = []
+        whole = mark._replace(seq=0)
         if mark.done != mark.batch:
             batches = list(self._batches)
             for place, batch in enumerate(batches):
-                if (batch.done, batch.upto) == (mark.done, mark.batch):
+                if batch.mark == whole:
                     rest = batch.matching(interest, mark.seq)
                     later = batches[place + 1 :]
                     break
@@ -155,10 +158,10 @@ class Recent:
             missed.extend(rest)
         else:
             later = list(self._batches)
-            while later and later[0].done != mark.done:
+            while later and later[0].begin != whole:
                 del later[0]
             if not later:
-                return [] if mark.done == self.at else None
+                return [] if whole == self.at.mark() else None
         for batch in later:
             found = batch.matching(interest)
             if found is None:

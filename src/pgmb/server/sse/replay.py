@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 
 import psycopg
 
-from pgmb.errors import HistoryGone, PositionAhead
+from pgmb.errors import ForeignPosition, HistoryGone, PositionLost
 from pgmb.place import later
 from pgmb.server.counts import Counts
 from pgmb.server.limits import Limits
@@ -67,14 +67,15 @@ class Replay:
             if after.number == upto.number and not later(tail.at.position, after.position):
                 if not later(after.position, tail.at.position):
                     # Two ticks of the same moment.
-                    mark = Mark(mark.epoch, tail.at.number, tail.at.number)
+                    mark = tail.at.mark()
                 else:
                     # Another process was ahead of this one.
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(tail.advanced(), _PATIENCE)
                 continue
             if after.number == upto.number:
-                upto, mark = tail.at, Mark(mark.epoch, mark.done, tail.at.number)
+                upto = tail.at
+                mark = after.mark(upto)
             seq = mark.seq if mark.done != mark.batch else 0
             while not reader.ended:
                 events = await self._page(after, upto, seq)
@@ -88,7 +89,7 @@ class Replay:
                 if len(events) < PAGE:
                     break
                 seq = events[-1].seq
-            mark = Mark(mark.epoch, upto.number, upto.number)
+            mark = upto.mark()
 
     async def _span(self, mark: Mark) -> tuple[Tick, Tick]:
         """The ticks that a mark names."""
@@ -99,6 +100,8 @@ class Replay:
         after, upto = ticks.get(mark.done), ticks.get(mark.batch)
         if after is None or upto is None or later(after.position, upto.position):
             raise Gone("history_gone")
+        if after.mark(upto, mark.seq) != mark:
+            raise Gone("lost")
         oldest = datetime.now(UTC) - timedelta(seconds=self._limits.replay_age)
         if after.at is not None and after.at < oldest:
             raise Gone("too_old")
@@ -110,8 +113,10 @@ class Replay:
                 (after.number, upto.number, seq),
                 partial(self._read, self._tail.log.between, after, upto, seq),
             )
-        except (HistoryGone, PositionAhead) as error:
+        except HistoryGone as error:
             raise Gone("history_gone") from error
+        except (PositionLost, ForeignPosition) as error:
+            raise Gone("lost") from error
 
     async def _read(self, read: Callable[..., Coroutine[Any, Any, Found]], *given: Any) -> Found:
         async with self._gate:
@@ -133,5 +138,4 @@ class Replay:
                 self._tail.refuse(question, reader)
                 raise
             found = [event for event in found if event.seq in passed]
-        epoch = after.position.epoch
-        return [Entry(event, Mark(epoch, after.number, upto.number, event.seq)) for event in found]
+        return [Entry(event, after.mark(upto, event.seq)) for event in found]

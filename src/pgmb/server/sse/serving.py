@@ -26,6 +26,7 @@ from pgmb.server.sse.reader import Reader
 from pgmb.server.sse.recent import Entry
 from pgmb.server.sse.replay import Gone
 from pgmb.server.sse.stepping import Rest
+from pgmb.server.sse.tail import Tail
 from pgmb.server.watching import KEY_NAME
 
 logger = logging.getLogger("pgmb.server")
@@ -130,7 +131,7 @@ class Serving:
         reader, tail = connection.reader, source.tail
         await connection.send(frame.retry(random.randint(*_COME_BACK_AFTER)))  # noqa: S311
         given = request.headers.get("last-event-id") or request.query_params.get("last_event_id")
-        mark = None if not given else _parsed(given, tail.at.position.epoch)
+        mark = None if not given else _parsed(given, tail)
         try:
             if not given:
                 tail.join(reader)
@@ -243,5 +244,5 @@ async def _left(receive: Receive) -> None:
         pass
 
 
-def _parsed(given: str, epoch: int) -> Mark | None:
-    return Mark(epoch, 0, 0) if given == EARLIEST else Mark.parse(given)
+def _parsed(given: str, tail: Tail) -> Mark | None:
+    return tail.earliest if given == EARLIEST else Mark.parse(given)

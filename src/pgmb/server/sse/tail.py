@@ -14,7 +14,7 @@ from psycopg_pool import PoolClosed, PoolTimeout
 from starlette.types import Message
 
 from pgmb._async.listener import AsyncSubscription
-from pgmb.errors import HistoryGone, PgmbError, PositionAhead
+from pgmb.errors import ForeignPosition, HistoryGone, PgmbError, PositionLost
 from pgmb.place import later
 from pgmb.polling import Pace
 from pgmb.server.counts import Counts
@@ -26,6 +26,7 @@ from pgmb.server.sse.log import PAGE, Log, Tick
 from pgmb.server.sse.mark import Mark
 from pgmb.server.sse.reader import Reader
 from pgmb.server.sse.recent import Entry, Recent
+from pgmb.types import Position
 
 logger = logging.getLogger("pgmb.server")
 
@@ -100,6 +101,12 @@ class Tail:
         """Where a reader stands that joins now."""
         return self._recent.mark
 
+    @property
+    def earliest(self) -> Mark:
+        """Where a reader stands that has nothing of what is kept."""
+        at = self._at.position
+        return Tick(0, None, Position(at.epoch, at.stream, 0, 0, "3:3:", 0, 3)).mark()
+
     def join(self, reader: Reader, mark: Mark | None = None) -> list[Entry] | None:
         """Give a reader what comes from now on. Returns what it missed; None, and it is not joined, if that
         is not in memory.
@@ -172,7 +179,7 @@ class Tail:
     def _begin(self, tick: Tick) -> None:
         self._at = tick
         self._upto = None
-        self._recent = Recent(tick.position.epoch, tick.number)
+        self._recent = Recent(tick)
 
     async def _run(self) -> None:
         pace = Pace(0.03)
@@ -187,9 +194,9 @@ class Tail:
                 failures = 0
                 relying = pace.at_rest and self._subscription.healthy
                 woken = await self._subscription.wait(_RELYING if relying else pace.pause())
-            except (HistoryGone, PositionAhead) as error:
+            except (HistoryGone, PositionLost, ForeignPosition) as error:
                 logger.warning("stream %s: %s", self.log.stream, error)
-                await self._start_over("history_gone")
+                await self._start_over("history_gone" if isinstance(error, HistoryGone) else "lost")
             except PoolClosed:
                 return
             except (psycopg.Error, PoolTimeout, PgmbError, OSError) as error:
@@ -223,10 +230,16 @@ class Tail:
             if newest.position.epoch != self._at.position.epoch:
                 await self._start_over("epoch")
                 return True
+            if newest.position.stream != self._at.position.stream:
+                await self._start_over("lost")
+                return True
             if not later(newest.position, self._at.position):
+                if 0 < newest.number < self._at.number:
+                    # This one was lost in a failover, and is refused; or it has not come to this replica.
+                    await self.log.between(self._at, newest, 0)
                 return False
             self._upto, self._seq = newest, 0
-            self._recent.begin(newest.number)
+            self._recent.begin(newest)
         upto = self._upto
         while True:
             began = time.monotonic()

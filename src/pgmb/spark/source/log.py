@@ -9,7 +9,7 @@ import msgspec
 import psycopg
 from psycopg import sql
 
-from pgmb.errors import ClusterChanged, HistoryGone, translated
+from pgmb.errors import ClusterChanged, ForeignPosition, HistoryGone, PositionLost, translated
 from pgmb.place import later
 from pgmb.spark.source.offsets import Mark, Part
 from pgmb.types import Position
@@ -76,12 +76,15 @@ class Log:
     def advance(self, mark: Mark, frontier: Frontier, max: int | None, size: int, parts: int) -> Slice:
         """The next mark, at most `max` numbers on: the rest of a batch that was begun, or a new one."""
         if mark.batch is None:
-            if not later(Position.parse(frontier.position), Position.parse(mark.done)):
+            if frontier.position == mark.done:
                 return Slice(mark, 0)
             upto, last = frontier.position, frontier.last
         else:
             upto, last = mark.batch, mark.last
+        # Before they are compared: a position that was lost may be ahead of the log for a while.
         self._assert_kept(mark, upto, last)
+        if mark.batch is None and not later(Position.parse(upto), Position.parse(mark.done)):
+            return Slice(mark, 0)
         rows = self._rows(_DIVIDE, self.stream, mark.done, upto, mark.seq, last, max, size, parts)
         cut = [Part(lo, hi, late) for lo, hi, late, _ in rows]
         numbers = sum(row[3] for row in rows)
@@ -129,8 +132,8 @@ class Log:
             gone.add_note(f"The query stands at {mark.done}, number {mark.seq}.")
             gone.add_note(ON_DATA_LOSS)
             raise
-        except ClusterChanged as changed:
-            changed.add_note(
+        except (ClusterChanged, ForeignPosition, PositionLost) as refused:
+            refused.add_note(
                 "The checkpoint belongs to the log before. Start the query with a new checkpoint."
             )
             raise

@@ -14,7 +14,7 @@ import msgspec
 
 from pgmb.types import Position
 
-VERSION: Final = 1
+VERSION: Final = 2
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True):

@@ -56,6 +56,7 @@ begin
   if made.id is null then
     return;
   end if;
+  insert into pgmb.history (stream) values (made.id);
   execute format('create sequence pgmb.%I as bigint cache 1', 'seq_' || made.name);
   -- xid before seq, on purpose: defaults are evaluated in this order, and a reader relies on an event's
   -- transaction having its xid before the event has its number. published_at is stable within a

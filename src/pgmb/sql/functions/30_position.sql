@@ -31,25 +31,24 @@ begin
   perform pg_catalog.set_config('pgmb.cluster_checked', pg_catalog.current_database(), false);
 end $$;
 
--- The stream's position now: everything that was committed by this moment lies before it.
--- Takes a transaction id, no lock. Errors: MB001 no such stream, MB020 standby, MB021 another cluster.
-create or replace function pgmb.position(stream text default 'main')
+-- Where the stream stands now, without a tick: for whoever stores it in the database in this transaction. Internal.
+create or replace function pgmb.take_position(stream text)
 returns pgmb.position
-language plpgsql security definer
+language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 as $$
 declare
   taken pgmb.position;
-  stream_number integer := pgmb.stream_id(position.stream);
+  stream_number integer := pgmb.stream_id(take_position.stream);
   newest pgmb.position;
 begin
   perform pgmb.assert_primary();
-  perform pgmb.assert_reader(position.stream);
-  select i.epoch into taken.epoch from pgmb.installation i;
+  select i.epoch, s.salt into taken.epoch, taken.stream
+  from pgmb.installation i, pgmb.stream s where s.id = stream_number;
   if pg_current_xact_id_if_assigned() is null then
-    -- The order is the guarantee: the sequence, then an xid of our own. Whoever takes a higher xid draws higher
+    -- The order is the guarantee: the sequence, then an xid of our own. A transaction with a higher xid draws higher
     -- numbers, and so does this transaction itself.
-    taken.seq := pgmb.last_seq(position.stream);
+    taken.seq := pgmb.last_seq(take_position.stream);
     taken.next := (pg_current_xact_id()::text::bigint - 1)::text::xid8;
   else
     -- Our xid is older than the numbers given out since: keep the newest tick's pair, a longer walk.
@@ -59,8 +58,76 @@ begin
     taken.next := coalesce(newest.next, '3');
   end if;
   taken.snapshot := pgmb.snapshot();
-  taken.lsn := pg_current_wal_insert_lsn();
   return taken;
+end $$;
+
+-- The stream's newest tick, or a new one where something happened since, which wakes listeners. Takes no lock that
+-- outlives the statement but the row's own: a tick in a long transaction stalls no other session. Its commit is
+-- flushed even under synchronous_commit = off, so that its transaction ids are never given again. Internal.
+create or replace function pgmb.make_tick(stream text, out made boolean, out "position" pgmb.position)
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+#variable_conflict use_column
+declare
+  stream_number integer := pgmb.stream_id(make_tick.stream);
+  newest pgmb.tick;
+  latest timestamptz;
+  present timestamptz;
+  finished bigint;
+begin
+  select * into newest from pgmb.tick t where t.stream = stream_number order by t.id desc limit 1;
+  made := newest.id is null or pgmb.last_seq(make_tick.stream) > (newest.position).seq or exists (
+    select from pgmb.batch_events(stream_number, (newest.position).snapshot, (newest.position).seq,
+      (newest.position).next, pg_current_snapshot(), null, null, 0, (newest.position).seq, '', 1));
+  if not made then
+    position := newest.position;
+    return;
+  end if;
+  position := pgmb.take_position(make_tick.stream);
+  position.proof := hashtextextended(gen_random_uuid()::text, 0) & 9223372036854775807;
+  finished := pg_snapshot_xmax(position.snapshot)::text::bigint
+    - (select count(*) from pg_snapshot_xip(position.snapshot));
+  -- The clock after the latest tick was seen: only a clock that was set back is before that tick.
+  select t.at into latest from pgmb.tick t where t.stream = stream_number order by t.at desc limit 1;
+  present := clock_timestamp();
+  if latest > present and current_setting('transaction_isolation') not in ('repeatable read', 'serializable') then
+    -- Times that have not come yet count as now. A row that another session is changing has its turn next time.
+    update pgmb.tick t set at = present
+    where t.stream = stream_number and t.id in (
+      select ahead.id from pgmb.tick ahead
+      where ahead.stream = stream_number and ahead.at > present and ahead.id <= newest.id
+      for no key update skip locked);
+  end if;
+  if current_setting('synchronous_commit') = 'off' then
+    perform set_config('synchronous_commit', 'local', true);
+  end if;
+  loop
+    position.tick := (finished << 16) | (hashtextextended(gen_random_uuid()::text, 0) & 65535);
+    insert into pgmb.tick (stream, id, at, position)
+    values (stream_number, (make_tick.position).tick, present, make_tick.position)
+    on conflict do nothing;
+    exit when found;
+  end loop;
+  perform pg_notify('pgmb', make_tick.stream);
+end $$;
+
+-- The stream's position now: everything that was committed by this moment lies before it. It is a tick's, the newest
+-- one where nothing happened since, and holds from this transaction's commit on, also after a crash or failover.
+-- Errors: MB001 no such stream, MB020 standby, MB021 another cluster, 42501.
+create or replace function pgmb.position(stream text default 'main')
+returns pgmb.position
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  perform pgmb.stream_id(position.stream);
+  perform pgmb.assert_primary();
+  perform pgmb.assert_reader(position.stream);
+  return (select t.position from pgmb.make_tick(position.stream) t);
 end $$;
 
 -- The position before a stream's first event that is still kept.
@@ -69,47 +136,27 @@ returns pgmb.position
 language sql stable security definer
 set search_path = pg_catalog, pg_temp
 as $$
-  select i.epoch, '3:3:'::pg_snapshot, 0::bigint, '3'::xid8, '0/0'::pg_lsn
-  from pgmb.installation i
-  where pgmb.stream_id(stream) is not null
+  select i.epoch, s.salt, 0::bigint, 0::bigint, '3:3:'::pg_snapshot, 0::bigint, '3'::xid8
+  from pgmb.installation i, pgmb.stream s
+  where s.id = pgmb.stream_id(earliest.stream)
 $$;
 
--- Stores the stream's position under a short name, the tick's id, and wakes sleepers by one NOTIFY on
--- channel pgmb with the stream's name. Does nothing, and returns null, when nothing happened since the
--- last tick. Takes no lock that outlives the statement but the row's own: a tick in a long transaction
--- stalls nobody (an id that is taken is skipped). One tick a transaction: a second one in it names the same
--- bounds, which only makes the walk from there longer.
+-- Publishes what is due and stores the stream's position under a short name, the tick's id, with one NOTIFY on channel
+-- pgmb that carries the stream's name. Does nothing, and returns null, when nothing happened since the last tick.
+-- Takes no lock that outlives the statement but the row's own: a tick in a long transaction stalls no other session.
+-- Errors: those of position.
 create or replace function pgmb.tick(stream text default 'main')
 returns bigint
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set enable_bitmapscan = off
-set plan_cache_mode = force_generic_plan
 as $$
-#variable_conflict use_column
-declare
-  stream_number integer := pgmb.stream_id(tick.stream);
-  newest pgmb.tick;
-  taken pgmb.position;
-  given bigint;
 begin
   perform pgmb.assert_read_committed();
+  perform pgmb.stream_id(tick.stream);
   perform pgmb.assert_primary();
+  perform pgmb.assert_reader(tick.stream);
   perform pgmb.release_due(tick.stream, clock_timestamp());
-  select * into newest from pgmb.tick t where t.stream = stream_number order by t.id desc limit 1;
-  if newest.id is not null and pgmb.last_seq(tick.stream) <= (newest.position).seq
-    and not exists (
-      select from pgmb.batch_events(stream_number, (newest.position).snapshot, (newest.position).seq,
-        (newest.position).next, pg_current_snapshot(), null, null, 0, (newest.position).seq, '', 1))
-  then
-    return null;
-  end if;
-  taken := pgmb.position(tick.stream);
-  insert into pgmb.tick (stream, id, position) values (stream_number, nextval('pgmb.tick_id'), taken)
-  returning id into given;
-  perform pg_notify('pgmb', tick.stream);
-  return given;
+  return (select case when t.made then (t.position).tick end from pgmb.make_tick(tick.stream) t);
 end $$;
 
 -- The newest position that a tick recorded at or before `at`; before the first tick, the earliest.
@@ -180,8 +227,9 @@ end $$;
 
 -- The events between two positions, in the order of their numbers: visible in `upto`, not in `after`. The
 -- same pair gives the same events whenever it is read. To go on after a full page, pass the last event's
--- seq as after_seq. Works on a replica that has replayed `upto`. Takes no lock, writes nothing.
--- Errors: MB012 history is gone, MB021 another cluster, MB022 the reader is behind, MB023 ahead of the log.
+-- seq as after_seq. Works on a replica that has replayed both. Takes no lock, writes nothing.
+-- Errors: MB012 history is gone, MB021 another epoch, MB022 the reader is behind, MB023 the position was lost,
+-- MB026 another stream's.
 create or replace function pgmb.between(
   stream text, after pgmb.position, upto pgmb.position, after_seq bigint default 0, max bigint default 1000
 )
@@ -197,7 +245,9 @@ as $$
 declare
   stream_number integer := pgmb.stream_id(stream);
 begin
-  perform pgmb.assert_between(stream, after, upto);
+  perform pgmb.assert_reader(stream);
+  perform pgmb.assert_position(stream_number, after);
+  perform pgmb.assert_position(stream_number, upto);
   return query select * from pgmb.batch_events(
     stream_number, (after).snapshot, (after).seq, (after).next, (upto).snapshot,
     null, null, coalesce(after_seq, 0), 9223372036854775807, '', max);
@@ -214,9 +264,9 @@ begin
   perform pgmb.assert_history(stream_number, (after).snapshot);
 end $$;
 
--- Refuses to read between two positions where they do not apply, or not yet: the checks of pgmb.between, for who reads
+-- Refuses to read between two positions where they do not apply, or not yet: the checks of pgmb.between, for readers of
 -- the log itself. With lo and hi, afterwards, refuses if retention took of the events between them with
--- lo < seq <= hi. The errors are those of between.
+-- lo < seq <= hi; without, dropped history is accepted. The errors are those of between.
 create or replace function pgmb.assert_between(
   stream text, after pgmb.position, upto pgmb.position, lo bigint default null, hi bigint default null
 )
@@ -225,39 +275,19 @@ language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-  current_epoch integer;
-  seen pg_snapshot := pg_current_snapshot();
+  stream_number integer := pgmb.stream_id(assert_between.stream);
   gone record;
 begin
-  perform pgmb.assert_reader(stream);
-  select i.epoch into current_epoch from pgmb.installation i;
-  if (after).epoch is distinct from current_epoch or (upto).epoch is distinct from current_epoch then
-    raise exception 'position of epoch %, the log is at %', coalesce((after).epoch, (upto).epoch), current_epoch
-      using errcode = 'MB021', hint = 'The log was rebased after a restore: positions from before do not apply.';
-  end if;
-  if pg_is_in_recovery() then
-    if (upto).lsn > pg_last_wal_replay_lsn() or current_setting('transaction_isolation') <> 'read committed' then
-      raise exception 'this replica has not yet replayed %', (upto).lsn using errcode = 'MB022',
-        hint = 'Try again shortly, in READ COMMITTED, or read from the primary.';
-    end if;
-  elsif (upto).lsn > pg_current_wal_insert_lsn() then
-    raise exception 'position % is ahead of the log', (upto).lsn using errcode = 'MB023',
-      hint = 'It was taken on a primary whose last transactions were lost in a failover.';
-  elsif pg_snapshot_xmax((upto).snapshot) > pg_snapshot_xmax(seen) or exists (
-    select from pg_snapshot_xip(seen) unfinished
-    where unfinished <> coalesce(pg_current_xact_id_if_assigned(), '0')
-      and pg_visible_in_snapshot(unfinished, (upto).snapshot))
-  then
-    raise exception 'this transaction''s snapshot is older than the position' using errcode = 'MB022',
-      hint = 'Read in READ COMMITTED, or take the position before the REPEATABLE READ transaction begins.';
-  end if;
+  perform pgmb.assert_reader(assert_between.stream);
+  perform pgmb.assert_position(stream_number, assert_between.after);
+  perform pgmb.assert_position(stream_number, assert_between.upto);
   select greatest(assert_between.lo, min(s.number::bigint << 40),
       -- Up to there only stragglers can be among them.
       case when max(s.last_seq) > (after).seq then (after).seq end) lo,
     max(s.last_seq) hi, max(s.last_published_at) last_published_at
   into gone
   from pgmb.segment s
-  where s.stream = pgmb.stream_id(assert_between.stream) and s.dropped_at is not null
+  where s.stream = stream_number and s.dropped_at is not null
     and s.max_xid >= pg_snapshot_xmin((after).snapshot)
     and s.number between assert_between.lo >> 40 and assert_between.hi >> 40 and s.last_seq > assert_between.lo;
   if gone.hi is not null then
@@ -267,20 +297,93 @@ begin
   end if;
 end $$;
 
+-- Refuses a position that was not taken from this stream's history as it is here: two look-ups by primary key. Whether
+-- retention dropped what lies after it is for assert_history to say. Errors: MB005 none given, MB021 another epoch,
+-- MB022 not here yet, MB023 lost, MB026 another stream. Internal.
+create or replace function pgmb.assert_position(stream integer, given pgmb.position)
+returns void
+language plpgsql
+as $$
+declare
+  here record;
+  kept bigint;
+begin
+  if (given).epoch is null or (given).snapshot is null or (given).seq is null or (given).next is null then
+    raise exception 'a position is expected, null was given' using errcode = 'MB005',
+      hint = 'Take it with pgmb.position, pgmb.position_at or pgmb.earliest.';
+  end if;
+  select i.epoch, s.salt, s.name into here from pgmb.installation i, pgmb.stream s where s.id = assert_position.stream;
+  if (given).epoch <> here.epoch then
+    raise exception 'position of epoch %, the log is at %', (given).epoch, here.epoch using errcode = 'MB021',
+      hint = 'The log was rebased after a restore: positions from before do not apply. Start again from '
+        'pgmb.earliest() or pgmb.position_at().';
+  end if;
+  if (given).stream is distinct from here.salt then
+    raise exception 'not a position of this stream %', here.name using errcode = 'MB026',
+      hint = 'It was taken from another stream, or from one of this name that was dropped. Start again from '
+        'pgmb.earliest() or pgmb.position_at().';
+  end if;
+  if (given).tick = 0 then
+    return;
+  end if;
+  select (t.position).proof into kept from pgmb.tick t
+  where t.stream = assert_position.stream and t.id = (given).tick;
+  if kept = (given).proof then
+    return;
+  end if;
+  -- Retention deletes ticks by the same rule.
+  if kept is null and pgmb.is_dropped(assert_position.stream, (given).snapshot) then
+    return;
+  end if;
+  if kept is null and pg_is_in_recovery() then
+    raise exception 'this replica has not yet replayed tick %', (given).tick using errcode = 'MB022',
+      hint = 'Try again shortly, or read from the primary.';
+  end if;
+  if kept is null and current_setting('transaction_isolation') in ('repeatable read', 'serializable') then
+    raise exception 'this transaction''s snapshot does not hold the position''s tick %', (given).tick
+      using errcode = 'MB022',
+        hint = 'Read in READ COMMITTED, or take the position before the REPEATABLE READ transaction begins.';
+  end if;
+  raise exception 'the history of this position was lost: stream % has no such tick %', here.name, (given).tick
+    using errcode = 'MB023',
+      hint = 'Its transaction did not commit, or was lost in a failover or a recovery to an earlier time. Start again '
+        'from pgmb.position_at(), with a time before that, or from pgmb.earliest().';
+end $$;
+
+-- Refuses a position from which a queue or durable reader cannot start, and keeps retention from dropping what lies
+-- after it until this transaction ends. Waits for a drop that is under way. Errors: those of between. Internal.
+create or replace function pgmb.hold_history(stream integer, given pgmb.position)
+returns void
+language plpgsql
+as $$
+begin
+  perform pgmb.assert_read_committed();
+  perform from pgmb.history h where h.stream = hold_history.stream for share;
+  perform pgmb.assert_position(hold_history.stream, given);
+  perform pgmb.assert_history(hold_history.stream, (given).snapshot);
+end $$;
+
 -- Refuses a position whose events retention has dropped. From the earliest on, what is still there counts.
--- Internal.
+-- Errors: MB012. Internal.
 create or replace function pgmb.assert_history(stream integer, after pg_snapshot)
 returns void
 language plpgsql
 as $$
 begin
-  if pg_snapshot_xmin(after) > '3' and exists (
-    select from pgmb.segment s
-    where s.stream = assert_history.stream and s.dropped_at is not null and s.max_xid >= pg_snapshot_xmin(after)
-  ) then
+  if pg_snapshot_xmin(after) > '3' and pgmb.is_dropped(stream, after) then
     perform pgmb.raise_gone();
   end if;
 end $$;
+
+-- Whether retention dropped events that the snapshot may not have seen. Internal.
+create or replace function pgmb.is_dropped(stream integer, after pg_snapshot)
+returns boolean
+language sql volatile
+as $$
+  select exists (
+    select from pgmb.segment s
+    where s.stream = is_dropped.stream and s.dropped_at is not null and s.max_xid >= pg_snapshot_xmin(after))
+$$;
 
 create or replace function pgmb.raise_gone()
 returns void
@@ -291,7 +394,7 @@ begin
     hint = 'Start again from pgmb.earliest() or pgmb.position().';
 end $$;
 
--- Records how far a reader outside the database has come: retention keeps what lies after it.
+-- Records how far a reader outside the database has come: retention keeps what lies after it. Errors: those of between.
 create or replace function pgmb.confirm(stream text, reader text, "at" pgmb.position)
 returns void
 language plpgsql security definer
@@ -300,6 +403,7 @@ as $$
 #variable_conflict use_variable
 begin
   perform pgmb.assert_reader(stream);
+  perform pgmb.hold_history(pgmb.stream_id(stream), confirm."at");
   insert into pgmb.reader as r (stream, name, position)
   values (pgmb.stream_id(stream), reader, confirm."at")
   on conflict on constraint reader_pkey do update

@@ -26,7 +26,7 @@ set search_path = pg_catalog, pg_temp
 as $$
 begin
   perform pgmb.assert_reader(newest.stream);
-  newest."position" := pgmb.position_at(newest.stream, 'infinity');
+  newest."position" := (select t."position" from pgmb.newest_tick(newest.stream) t);
   -- Second: what the position holds drew its numbers before.
   newest.last := pgmb.last_seq(newest.stream);
 end $$;
@@ -36,7 +36,7 @@ end $$;
 -- part holds transactions that were unfinished at `after`, to be found by their xids; the others are walked by number. max:
 -- so many numbers in all; the last part then ends before `last`, and the rest is for after_seq => its hi. Numbers that
 -- nothing committed holds count too, but a stretch is never empty while events remain. The cost depends on neither
--- the backlog nor the log's size. Errors: MB001 no such stream.
+-- the backlog nor the log's size. Errors: those of assert_between without lo and hi.
 create or replace function pgmb.divide(
   stream text, after pgmb.position, upto pgmb.position, after_seq bigint, last bigint,
   max bigint default null, size bigint default 500000, parts integer default 1,
@@ -60,7 +60,7 @@ declare
   first bigint;
   straggling bigint;
 begin
-  perform pgmb.assert_reader(stream);
+  perform pgmb.assert_between(stream, after, upto);
   if place < floor then
     straggling := (pgmb.stragglers(stream_number, after, (upto).snapshot, place, floor)).events;
     if straggling between 1 and least(budget, 10000) then

@@ -126,7 +126,8 @@ $$;
 --   filter          a jsonpath predicate over {topic, key, payload, headers}, with variables from params
 --   condition       an SQL expression over e, the event, and s.params; for roles that were granted pgmb_conditions
 -- Errors: MB001 no such stream, MB003 not a name, MB005 settings that exclude each other, MB006 it exists and
--- differs, MB007 not a pattern, MB009 not a filter, MB010 not a condition, MB025 no conditions here.
+-- differs, MB007 not a pattern, MB009 not a filter, MB010 not a condition, MB025 no conditions here, and, where it is
+-- created, those of between for `starting`.
 create or replace function pgmb.create_queue(
   name text, patterns text[] default '{#}', stream text default 'main', starting pgmb.position default null,
   lease_for interval default '30 seconds', max_attempts integer default 10,
@@ -149,7 +150,7 @@ declare
   -- One that has a length counts what waits in one place.
   parts integer := coalesce(create_queue.shards, case when create_queue.ordered and create_queue.max_length is null then 4 else 1 end);
   stream_number integer := pgmb.stream_id(create_queue.stream);
-  start pgmb.position := coalesce(create_queue.starting, pgmb.position(create_queue.stream));
+  start pgmb.position := coalesce(create_queue.starting, pgmb.take_position(create_queue.stream));
 begin
   perform pgmb.assert_read_committed();
   perform pgmb.assert_admin();
@@ -201,6 +202,9 @@ begin
           using errcode = 'MB006', hint = 'Change its patterns with pgmb.bind(queue, patterns), the rest by dropping it.';
       end if;
       return false;
+    end if;
+    if head is null and create_queue.starting is not null then
+      perform pgmb.hold_history(stream_number, start);
     end if;
     head := coalesce(head, made);
     insert into pgmb.binding (queue, version, patterns, matching, equals, filter, condition, params)
@@ -382,10 +386,25 @@ begin
 end $$;
 
 -- Moves a queue to a position: pgmb.earliest(stream), pgmb.position_at(stream, time), pgmb.position(stream).
--- Leases in flight end (settling them is stale), retries are dropped; dead letters stay.
+-- Leases in flight end (settling them is stale), retries are dropped; dead letters stay. Waits for retention that is
+-- dropping segments. Errors: MB002 no such queue, those of between.
 create or replace function pgmb.seek(queue text, "to" pgmb.position)
 returns void
 language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+set lock_timeout = '1s'
+as $$
+begin
+  perform pgmb.assert_read_committed();
+  perform pgmb.assert_admin();
+  perform pgmb.hold_history((pgmb.queue_for_consumer(seek.queue)).stream, seek."to");
+  perform pgmb.move_queue(seek.queue, seek."to");
+end $$;
+
+-- Moves a queue to a position that was checked. Internal.
+create or replace function pgmb.move_queue(queue text, target pgmb.position)
+returns void
+language plpgsql
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set jit = off
@@ -397,16 +416,8 @@ as $$
 declare
   moved pgmb.queue;
   base pgmb.claim;
-  target pgmb.position := seek."to";
 begin
-  perform pgmb.assert_read_committed();
-  perform pgmb.assert_admin();
-  if target is null or target.epoch is distinct from (select i.epoch from pgmb.installation i) then
-    raise exception 'not a position of this log' using errcode = 'MB021',
-      hint = 'Take it with pgmb.earliest, pgmb.position_at or pgmb.position.';
-  end if;
-  for moved in select * from pgmb.lanes_for_consumer(seek.queue) loop
-    perform pgmb.assert_history(moved.stream, target.snapshot);
+  for moved in select * from pgmb.lanes_for_consumer(move_queue.queue) loop
     base := pgmb.lock_queue(moved.id);
     update pgmb.claim c set state = 'x' where c.queue = moved.id and c.state in ('l', 'o');
     delete from pgmb.retry r where r.queue = moved.id;
@@ -435,10 +446,6 @@ set search_path = pg_catalog, pg_temp
 as $$
 begin
   perform pgmb.assert_read_committed();
-  perform pgmb.seek(purge.queue, pgmb.position(q.stream_name))
-  from pgmb.queue q
-  where q.name = purge.queue;
-  if not found then
-    perform pgmb.queue_for_consumer(purge.queue);
-  end if;
+  perform pgmb.assert_admin();
+  perform pgmb.move_queue(purge.queue, pgmb.take_position((pgmb.queue_for_consumer(purge.queue)).stream_name));
 end $$;

@@ -219,7 +219,7 @@ begin
 end $$;
 
 -- Empties the segments that droppable() names, and returns how many. The space is free at once; only the
--- segment itself is locked. Empty segments are detached by detach_dropped() or by the Janitor.
+-- segment itself is locked, and positions cannot be moved back meanwhile. Empty segments are detached by detach_dropped() or by the Janitor.
 create or replace function pgmb.drop_segments(stream text default 'main')
 returns integer
 language plpgsql security definer
@@ -233,6 +233,12 @@ declare
   dropped integer := 0;
 begin
   perform pgmb.assert_read_committed();
+  begin
+    -- First: what droppable() sees is then all that positions hold.
+    perform from pgmb.history h where h.stream = stream_number for update;
+  exception when lock_not_available then
+    return 0;
+  end;
   for old in select * from pgmb.droppable(drop_segments.stream) loop
     begin
       execute format('truncate pgmb.segment_%s_%s', stream_number, old);

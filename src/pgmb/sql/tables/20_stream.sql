@@ -37,3 +37,9 @@ create table pgmb.segment (
   dropped_at timestamptz,
   primary key (stream, number)
 );
+
+-- A row for each stream, to be locked: by retention FOR UPDATE before it looks which segments it may drop, by a
+-- transaction that moves a queue or durable reader to a position FOR SHARE before it looks whether its history is kept.
+create table pgmb.history (
+  stream integer primary key references pgmb.stream on delete cascade
+);

@@ -1,17 +1,23 @@
 -- Positions and ticks.
 
 -- A point in a stream's history: everything visible in `snapshot` lies before it.
---   seq, next   every event with xid > next has a sequence number above seq (whichever transaction took
---               them read seq first, then took an xid of its own), so the walk starts above seq and only
---               transactions unfinished in the snapshot, up to next, are looked up by xid;
---   lsn         the write-ahead log position by which all of it was written: a replica that has
---               replayed so far can serve it.
+--   epoch       of the installation: pgmb.rebase() raises it, and positions from before no longer apply;
+--   stream      the stream's salt: a stream that is created again under its name has another;
+--   tick, proof the row of pgmb.tick that was committed with the position, and a random number that only this row
+--               holds. Where the row is visible, so is everything before the position: on a replica, after a crash,
+--               after a failover. Where it is missing, the position belongs to a history that was lost or dropped.
+--               The earliest position has neither (0);
+--   seq, next   every event with xid > next has a sequence number above seq (every transaction that takes
+--               positions reads seq first, then takes an xid of its own), so the walk starts above seq and only
+--               transactions unfinished in the snapshot, up to next, are looked up by xid.
 create type pgmb.position as (
   epoch integer,
+  stream bigint,
+  tick bigint,
+  proof bigint,
   snapshot pg_snapshot,
   seq bigint,
-  next xid8,
-  lsn pg_lsn
+  next xid8
 );
 
 -- What a reader gets. seq is the event's place in its stream: reading order, and the name by which a lease
@@ -26,7 +32,9 @@ create type pgmb.event as (
   published_at timestamptz
 );
 
--- A tick gives a position a short name and a time. Append-only; old ones are thinned by retention.
+-- A tick makes a position durable and gives it a number and a time. Its id follows from its snapshot: how many
+-- transactions had finished, and 16 random bits. So a tick with a higher id covers at least as much, whatever the
+-- order in which sessions write their ticks. Append-only; deleted with the history that they name.
 create table pgmb.tick (
   stream integer not null references pgmb.stream on delete cascade,
   id bigint not null,
@@ -35,7 +43,6 @@ create table pgmb.tick (
   primary key (stream, id)
 );
 create index tick_at on pgmb.tick (stream, at);
-create sequence pgmb.tick_id owned by pgmb.tick.id;
 
 -- Readers outside the database (Spark, the lake, a tail that must not lose its place): retention keeps
 -- what the slowest of them has not confirmed.
