@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -90,6 +91,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out := [item for item in items if not _belongs(item, major)]:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if _belongs(item, major)]
+
+
+def pytest_collection_finish() -> None:
+    """Thousands of tests and all modules stay to the end: the garbage collector need not look at them."""
+    gc.collect()
+    gc.freeze()
 
 
 def _belongs(item: pytest.Item, major: int) -> bool:
@@ -190,6 +197,16 @@ def db(dsn: str) -> Iterator[psycopg.Connection[Any]]:
     """An autocommit connection to the test's database."""
     with psycopg.connect(dsn, autocommit=True) as connection:
         yield connection
+
+
+@pytest.fixture(scope="module")
+def module_db(server: Server, template: str) -> Iterator[psycopg.Connection[Any]]:
+    """An autocommit connection to a database that a module's tests share: for many small cases, none of which
+    leaves something that another one could see. To make a database costs more than most of them."""
+    name = create_database(server, template)
+    with psycopg.connect(server.dsn(name), autocommit=True) as connection:
+        yield connection
+    drop_database(server, name)
 
 
 @pytest.fixture

@@ -152,12 +152,13 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("why", REFUSED)
-def test_these_are_none(db: psycopg.Connection[Any], why: str) -> None:
+def test_these_are_none(module_db: psycopg.Connection[Any], why: str) -> None:
+    module_db.execute("set statement_timeout = '60s'")
     with pytest.raises(psycopg.Error) as refusal:
-        compiled(db, REFUSED[why])
+        compiled(module_db, REFUSED[why])
     assert refusal.value.sqlstate == "MB010", str(refusal.value)
     assert (
-        db.execute(
+        module_db.execute(
             "select proname from pg_proc where pronamespace = 'pgmb_condition'::regnamespace"
             " and proname !~ '^(compile|match|forget)$'"
         ).fetchall()

@@ -120,9 +120,9 @@ PATHS: list[tuple[str, Any, list[int]]] = [
 
 @pytest.mark.parametrize(("path", "params", "expected"), PATHS, ids=[one[0] for one in PATHS])
 def test_paths_and_predicates(
-    db: psycopg.Connection[Any], path: str, params: Any, expected: list[int]
+    module_db: psycopg.Connection[Any], path: str, params: Any, expected: list[int]
 ) -> None:
-    assert matching(db, Asked(filter=path, params=params), NUMBERS) == expected
+    assert matching(module_db, Asked(filter=path, params=params), NUMBERS) == expected
 
 
 def test_fields_and_a_filter_are_asked_together(db: psycopg.Connection[Any]) -> None:
