@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.."
 say() { printf '%s\n' "setup: $*"; }
 
 system_packages() {
-    local wanted=(postgresql-15 postgresql-client-15 pgbouncer faketime chromium python3-venv make)
+    local wanted=(postgresql-15 postgresql-client-15 postgresql-15-plpgsql-check pgbouncer faketime chromium python3-venv make)
     local missing=() package
     for package in "${wanted[@]}"; do
         dpkg-query --show --showformat='${db:Status-Status}' "$package" 2>/dev/null | grep -qx installed \

@@ -36,7 +36,6 @@ create or replace function pgmb.publish(
 returns uuid
 language plpgsql
 as $$
-#variable_conflict use_column
 declare
   given uuid;
   due timestamptz;

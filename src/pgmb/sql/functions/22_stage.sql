@@ -9,7 +9,6 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 set client_min_messages = warning
 as $$
-#variable_conflict use_variable
 declare
   stage integer;
 begin
@@ -38,7 +37,8 @@ begin
     execute format('truncate pgmb.stage_%s', stage);
   end if;
   update pgmb.stage s
-  set stream = pgmb.stream_id(stream), app = app, version = version, claimed_at = clock_timestamp()
+  set stream = pgmb.stream_id(claim_stage.stream), app = claim_stage.app, version = claim_stage.version,
+    claimed_at = clock_timestamp()
   where s.number = stage;
   return stage;
 end $$;
@@ -48,11 +48,10 @@ create or replace function pgmb.hold_stage(stream text, stage integer, app text,
 returns void
 language plpgsql
 as $$
-#variable_conflict use_variable
 begin
   perform from pgmb.stage s
-  where s.number = stage and s.role = pgmb.caller() and s.stream = pgmb.stream_id(stream)
-    and s.app = app and s.version is not distinct from version
+  where s.number = stage and s.role = pgmb.caller() and s.stream = pgmb.stream_id(hold_stage.stream)
+    and s.app = hold_stage.app and s.version is not distinct from hold_stage.version
   for update;
   if not found then
     raise exception 'stage % is not held by application %', stage, quote_literal(app) using errcode = 'MB050',
@@ -71,7 +70,6 @@ language plpgsql
 set synchronize_seqscans = off
 set jit = off
 as $$
-#variable_conflict use_variable
 declare
   moved bigint;
   later bigint := 0;
@@ -119,7 +117,6 @@ create or replace function pgmb.free_stage(stage integer, truncated boolean defa
 returns void
 language plpgsql
 as $$
-#variable_conflict use_variable
 begin
   update pgmb.stage s set stream = null, app = null, version = null
   where s.number = stage;
@@ -134,15 +131,14 @@ create or replace function pgmb.free_stages(stream text, app text, version bigin
 returns integer
 language plpgsql
 as $$
-#variable_conflict use_variable
 declare
   freed integer := 0;
   stage integer;
 begin
   for stage in
     select s.number from pgmb.stage s
-    where s.app = app and s.stream = pgmb.stream_id(stream) and s.role = pgmb.caller()
-      and (s.version <= version or (version is null and s.version is null))
+    where s.app = free_stages.app and s.stream = pgmb.stream_id(free_stages.stream) and s.role = pgmb.caller()
+      and (s.version <= free_stages.version or (free_stages.version is null and s.version is null))
     order by s.number for update skip locked
   loop
     freed := freed + 1;
@@ -159,7 +155,6 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 set lock_timeout = '50ms'
 as $$
-#variable_conflict use_variable
 declare
   old record;
   freed integer := 0;

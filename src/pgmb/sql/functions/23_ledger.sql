@@ -39,10 +39,10 @@ returns bigint
 language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_variable
 begin
   perform pgmb.assert_publisher(stream);
-  return (select l.version from pgmb.ledger l where l.app = app and l.stream = pgmb.stream_id(stream));
+  return (select l.version from pgmb.ledger l where l.app = published_version.app
+    and l.stream = pgmb.stream_id(published_version.stream));
 end $$;
 
 -- Publishes what the tasks of a version have written, all or nothing, in the order of the arrays: a stage each, or null
@@ -58,7 +58,6 @@ returns bigint
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_variable
 declare
   line pgmb.ledger;
   now timestamptz := clock_timestamp();
@@ -89,10 +88,10 @@ begin
   end loop;
   if version is not null then
     update pgmb.ledger l
-    set version = version, committed_at = now, under_way = null, run = null,
-      events = (select coalesce(sum(e), 0) from unnest(events) e)
-    where l.app = app and l.stream = line.stream;
-    delete from pgmb.ledger_task t where t.app = app and t.stream = line.stream;
+    set version = publish_tasks.version, committed_at = now, under_way = null, run = null,
+      events = (select coalesce(sum(e), 0) from unnest(publish_tasks.events) e)
+    where l.app = publish_tasks.app and l.stream = line.stream;
+    delete from pgmb.ledger_task t where t.app = publish_tasks.app and t.stream = line.stream;
   end if;
   perform pgmb.free_stages(stream, app, version);
   return published;
@@ -106,7 +105,6 @@ returns integer
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_variable
 declare
   line pgmb.ledger;
 begin
@@ -114,8 +112,8 @@ begin
   perform pgmb.assert_publisher(stream);
   if forget then
     line := pgmb.ledger_of(stream, app);
-    delete from pgmb.ledger_task t where t.app = app and t.stream = line.stream;
-    delete from pgmb.ledger l where l.app = app and l.stream = line.stream;
+    delete from pgmb.ledger_task t where t.app = abandon_tasks.app and t.stream = line.stream;
+    delete from pgmb.ledger l where l.app = abandon_tasks.app and l.stream = line.stream;
   end if;
   return pgmb.free_stages(stream, app, version);
 end $$;

@@ -12,25 +12,26 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 set lock_timeout = '1min'
 as $$
-#variable_conflict use_variable
 declare
   line pgmb.ledger;
 begin
   perform pgmb.assert_read_committed();
   perform pgmb.assert_publisher(stream);
   -- The first task of a run locks the line, the others only look.
-  select * into line from pgmb.ledger l where l.app = app and l.stream = pgmb.stream_id(stream);
+  select * into line from pgmb.ledger l where l.app = begin_tasks.app and l.stream = pgmb.stream_id(begin_tasks.stream);
   if line.app is null or (line.under_way, line.run) is distinct from (version, run) then
     line := pgmb.ledger_of(stream, app);
     if line.version is null or line.version < version then
       perform pgmb.assert_whole(line, version);
-      update pgmb.ledger l set under_way = version, run = run where l.app = app and l.stream = line.stream;
+      update pgmb.ledger l set under_way = begin_tasks.version, run = begin_tasks.run
+      where l.app = begin_tasks.app and l.stream = line.stream;
     end if;
   end if;
   return case
     when line.version >= version then 'published'
     when exists (select from pgmb.ledger_task t
-      where t.app = app and t.stream = line.stream and t.version = version and t.run <> run) then 'staged'
+      where t.app = begin_tasks.app and t.stream = line.stream and t.version = begin_tasks.version
+        and t.run <> begin_tasks.run) then 'staged'
     else 'direct' end;
 end $$;
 
@@ -42,14 +43,14 @@ returns boolean
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_variable
 declare
   line pgmb.ledger;
 begin
   perform pgmb.assert_read_committed();
   perform pgmb.assert_publisher(stream);
   -- Held to the end: no other run begins while this task publishes.
-  select * into line from pgmb.ledger l where l.app = app and l.stream = pgmb.stream_id(stream) for share;
+  select * into line from pgmb.ledger l where l.app = claim_task.app and l.stream = pgmb.stream_id(claim_task.stream)
+  for share;
   perform pgmb.assert_app(line);
   if (line.under_way, line.run) is distinct from (version, run) then
     raise exception 'another run of application % has begun', quote_literal(app) using errcode = 'MB051',
@@ -66,11 +67,11 @@ returns boolean
 language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_variable
 begin
   perform pgmb.assert_publisher(stream);
   return exists (select from pgmb.ledger_task t
-    where t.app = app and t.stream = pgmb.stream_id(stream) and t.version = version and t.task = task);
+    where t.app = task_published.app and t.stream = pgmb.stream_id(task_published.stream)
+      and t.version = task_published.version and t.task = task_published.task);
 end $$;
 
 -- Notes what a task has published directly, at the end of its transaction.
@@ -79,13 +80,14 @@ returns void
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_variable
 begin
   perform pgmb.assert_read_committed();
   perform pgmb.assert_publisher(stream);
-  perform pgmb.assert_app(l) from pgmb.ledger l where l.app = app and l.stream = pgmb.stream_id(stream);
-  update pgmb.ledger_task t set events = events, digest = digest, committed_at = clock_timestamp()
-  where t.app = app and t.stream = pgmb.stream_id(stream) and t.version = version and t.task = task and t.events is null;
+  perform pgmb.assert_app(l) from pgmb.ledger l
+  where l.app = finish_task.app and l.stream = pgmb.stream_id(finish_task.stream);
+  update pgmb.ledger_task t set events = finish_task.events, digest = finish_task.digest, committed_at = clock_timestamp()
+  where t.app = finish_task.app and t.stream = pgmb.stream_id(finish_task.stream) and t.version = finish_task.version
+    and t.task = finish_task.task and t.events is null;
 end $$;
 
 -- Raises MB051 if tasks of another version than this have published directly and the rest of them has not. Internal.
@@ -93,13 +95,12 @@ create or replace function pgmb.assert_whole(line pgmb.ledger, version bigint)
 returns void
 language plpgsql stable
 as $$
-#variable_conflict use_variable
 declare
   part record;
 begin
   select t.version, count(*) tasks, sum(t.events) events into part
   from pgmb.ledger_task t
-  where t.app = (line).app and t.stream = (line).stream and t.version <> version
+  where t.app = (line).app and t.stream = (line).stream and t.version <> assert_whole.version
   group by t.version limit 1;
   if found then
     raise exception 'version % of application % was published in part only: % events of % tasks',
@@ -116,7 +117,6 @@ create or replace function pgmb.assert_tasks(
 returns void
 language plpgsql stable
 as $$
-#variable_conflict use_variable
 declare
   other record;
 begin
@@ -125,9 +125,9 @@ begin
   into other
   from (
     select t.task, t.events, t.digest, count(*) over () tasks from pgmb.ledger_task t
-    where t.app = (line).app and t.stream = (line).stream and t.version = version
+    where t.app = (line).app and t.stream = (line).stream and t.version = assert_tasks.version
   ) done
-  left join unnest(tasks, stages, events, digests) now (task, stage, events, digest) on now.task = done.task
+  left join unnest(assert_tasks.tasks, assert_tasks.stages, assert_tasks.events, assert_tasks.digests) now (task, stage, events, digest) on now.task = done.task
   where now.task is null or now.stage is not null
     or (now.events, now.digest) is distinct from (done.events, done.digest)
   order by done.task limit 1;
@@ -144,9 +144,9 @@ begin
         ' promised, commitMode=staged needs no such promise, from the next version on.';
   end if;
   select now.task, now.events into other
-  from unnest(tasks, stages, events) now (task, stage, events)
+  from unnest(assert_tasks.tasks, assert_tasks.stages, assert_tasks.events) now (task, stage, events)
   where now.stage is null and now.events > 0 and not exists (select from pgmb.ledger_task t
-    where t.app = (line).app and t.stream = (line).stream and t.version = version and t.task = now.task)
+    where t.app = (line).app and t.stream = (line).stream and t.version = assert_tasks.version and t.task = now.task)
   limit 1;
   if found then
     raise exception 'task % of application % neither published its % events nor has a stage', other.task,

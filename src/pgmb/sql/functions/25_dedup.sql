@@ -9,7 +9,6 @@ create or replace function pgmb.claim_key(stream text, key text, id uuid, dedup_
 returns uuid
 language plpgsql
 as $$
-#variable_conflict use_column
 declare
   earlier uuid;
 begin
@@ -44,7 +43,6 @@ returns uuid
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 declare
   holder pgmb.dedup;
   now timestamptz := clock_timestamp();

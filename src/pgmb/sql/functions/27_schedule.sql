@@ -13,7 +13,6 @@ returns boolean
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 declare
   made boolean;
 begin
@@ -38,7 +37,7 @@ begin
   values (create_schedule.name, create_schedule.cron, create_schedule.timezone, create_schedule.stream,
     create_schedule.topic, create_schedule.key, create_schedule.payload, create_schedule.headers,
     create_schedule.next_at, create_schedule.missed)
-  on conflict (name) do update
+  on conflict on constraint schedule_pkey do update
   set cron = excluded.cron, timezone = excluded.timezone, stream = excluded.stream, topic = excluded.topic,
     key = excluded.key, payload = excluded.payload, headers = excluded.headers, missed = excluded.missed,
     next_at = case when (c.cron, c.timezone) = (excluded.cron, excluded.timezone) then c.next_at
@@ -84,7 +83,6 @@ returns void
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 begin
   perform pgmb.assert_admin();
   update pgmb.schedule c
@@ -115,7 +113,6 @@ returns setof record
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 begin
   perform pgmb.assert_admin();
   return query select c.name, c.cron, c.timezone, c.stream, c.topic, c.key, c.payload, c.headers, c.missed,
@@ -133,7 +130,6 @@ returns setof record
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 declare
   before timestamptz := clock_timestamp() + ahead;
 begin
@@ -155,17 +151,16 @@ returns uuid
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 declare
   fired pgmb.schedule;
-  stands_for timestamptz := coalesce(fire.stands_for, fire.due_at);
+  stood_for timestamptz := coalesce(fire.stands_for, fire.due_at);
   now timestamptz := clock_timestamp();
 begin
   perform pgmb.assert_admin();
   if fire.next_at <= fire.due_at then
     raise exception 'a schedule moves on, not from % to %', fire.due_at, fire.next_at using errcode = 'MB005';
   end if;
-  update pgmb.schedule c set next_at = fire.next_at, last_at = stands_for
+  update pgmb.schedule c set next_at = fire.next_at, last_at = stood_for
   where c.name = fire.name and c.next_at = fire.due_at and c.next_at <= now and c.paused_at is null
   returning * into fired;
   if not found then
@@ -173,5 +168,5 @@ begin
   end if;
   return pgmb.publish(fired.topic, fired.payload, fired.key, (coalesce(fired.headers, '{}')::jsonb
     || jsonb_build_object('schedule', fired.name,
-      'due_at', to_char(stands_for at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"')))::json, fired.stream);
+      'due_at', to_char(stood_for at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"')))::json, fired.stream);
 end $$;

@@ -62,7 +62,6 @@ create or replace function pgmb.batch_events(
 returns setof pgmb.event
 language plpgsql volatile
 as $$
-#variable_conflict use_variable
 declare
   filter text := matching || pgmb.without_own(own, own_seq);
   columns text;

@@ -50,7 +50,6 @@ language plpgsql
 set enable_seqscan = off
 set enable_bitmapscan = off
 as $$
-#variable_conflict use_variable
 declare
   newest pgmb.claim;
   last bigint := pgmb.last_seq((queue).stream_name);
@@ -62,7 +61,7 @@ declare
   leaf text;
   part bigint;
 begin
-  select * into newest from pgmb.claim c where c.queue = (queue).id order by c.id desc limit 1;
+  select * into newest from pgmb.claim c where c.queue = (waiting_upto.queue).id order by c.id desc limit 1;
   if newest.place >= newest.upto then
     place := greatest(newest.upto, newest.batch_seq);
     consumed := newest.batch_snapshot;
@@ -71,7 +70,7 @@ begin
     consumed := newest.done_snapshot;
   end if;
   select count(*) into retries from (
-    select from pgmb.retry r where r.queue = (queue).id and r.lease is null limit most) unleased;
+    select from pgmb.retry r where r.queue = (waiting_upto.queue).id and r.lease is null limit most) unleased;
   estimate := retries + pgmb.numbers_between((queue).stream, place, last);
   if estimate < most then
     return estimate;

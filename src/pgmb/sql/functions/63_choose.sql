@@ -9,7 +9,6 @@ create or replace function pgmb.choose(
 )
 language plpgsql
 as $$
-#variable_conflict use_variable
 declare
   began timestamptz := clock_timestamp();
   timeout interval := nullif(current_setting('statement_timeout'), '0')::interval;

@@ -105,7 +105,6 @@ set enable_nestloop = off
 set plan_cache_mode = auto
 set standard_conforming_strings = on
 as $$
-#variable_conflict use_column
 declare
   shapes pgmb.shape[];
   part pgmb.shape[];
@@ -170,7 +169,6 @@ create or replace function pgmb.match_costly(
 )
 language plpgsql
 as $$
-#variable_conflict use_column
 declare
   began timestamptz := clock_timestamp();
   turn timestamptz;
@@ -216,7 +214,6 @@ create or replace function pgmb.match_shapes(
 )
 language plpgsql
 as $$
-#variable_conflict use_column
 declare
   began timestamptz := clock_timestamp();
   timeout interval;

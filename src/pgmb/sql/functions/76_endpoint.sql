@@ -32,7 +32,6 @@ returns uuid
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 declare
   former pgmb.endpoint;
   made uuid;
@@ -78,7 +77,7 @@ begin
     coalesce(create_endpoint.metadata, '{}'), create_endpoint.body, create_endpoint.batch, create_endpoint.timeout,
     coalesce(create_endpoint.headers, '{}'), create_endpoint.gzip_above, create_endpoint.max_in_flight,
     create_endpoint.retry_after, create_endpoint.log, create_endpoint.keep_response)
-  on conflict (name) do update
+  on conflict on constraint endpoint_name_key do update
   set url = excluded.url, rps = excluded.rps, subscription = excluded.subscription, description = excluded.description,
     metadata = excluded.metadata, body = excluded.body, batch = excluded.batch, timeout = excluded.timeout,
     headers = excluded.headers, gzip_above = excluded.gzip_above, max_in_flight = excluded.max_in_flight,
@@ -114,7 +113,6 @@ returns void
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 declare
   altered pgmb.endpoint;
 begin
@@ -159,7 +157,6 @@ returns void
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 declare
   bound pgmb.endpoint;
   asked uuid;
@@ -262,7 +259,6 @@ create or replace function pgmb.feed_endpoint(
 returns void
 language plpgsql
 as $$
-#variable_conflict use_column
 begin
   if not exists (select from pgmb.queue q where q.name = feed_endpoint.queue) then
     perform pgmb.create_queue(feed_endpoint.queue, feed_endpoint.patterns, feed_endpoint.stream,
@@ -324,7 +320,6 @@ create or replace function pgmb.endpoint_id(name text)
 returns uuid
 language plpgsql stable
 as $$
-#variable_conflict use_column
 declare
   found_id uuid := (select e.id from pgmb.endpoint e where e.name = endpoint_id.name);
 begin
@@ -342,7 +337,6 @@ returns boolean
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 declare
   gone pgmb.endpoint;
 begin
@@ -371,31 +365,30 @@ returns boolean
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 declare
-  endpoint uuid;
+  target uuid;
   changed boolean;
 begin
   perform pgmb.assert_admin();
-  endpoint := pgmb.endpoint_id(set_endpoint_state.name);
+  target := pgmb.endpoint_id(set_endpoint_state.name);
   if not coalesce(set_endpoint_state.state in ('active', 'paused', 'disabled'), false) then
     raise exception 'not a state of an endpoint: %', coalesce(quote_literal(set_endpoint_state.state), 'null')
       using errcode = 'MB005', hint = 'active, paused or disabled.';
   end if;
   if set_endpoint_state.state = 'active' then
     -- Before the endpoint's own row, as a heartbeat has it.
-    update pgmb.endpoint_activity a set failing_since = null where a.endpoint = endpoint;
+    update pgmb.endpoint_activity a set failing_since = null where a.endpoint = target;
     update pgmb.subscription s set paused_at = null, paused_reason = null
-    from pgmb.endpoint e where e.id = endpoint and s.id = e.subscription and s.paused_at is not null;
+    from pgmb.endpoint e where e.id = target and s.id = e.subscription and s.paused_at is not null;
     changed := found;
     update pgmb.queue q set paused_at = null, paused_reason = null
-    where q.endpoint = endpoint and q.name = 'endpoint/' || set_endpoint_state.name and q.paused_at is not null;
+    where q.endpoint = target and q.name = 'endpoint/' || set_endpoint_state.name and q.paused_at is not null;
     changed := changed or found;
   end if;
   update pgmb.endpoint e
   set state = set_endpoint_state.state, reason = set_endpoint_state.reason, probe_at = null, trips = 0,
     changed_at = clock_timestamp()
-  where e.id = endpoint and (e.state, e.reason) is distinct from (set_endpoint_state.state, set_endpoint_state.reason);
+  where e.id = target and (e.state, e.reason) is distinct from (set_endpoint_state.state, set_endpoint_state.reason);
   return found or coalesce(changed, false);
 end $$;
 
@@ -406,21 +399,20 @@ returns integer
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 declare
-  endpoint uuid;
+  target uuid;
   made integer;
   now timestamptz := clock_timestamp();
 begin
   perform pgmb.assert_admin();
-  endpoint := pgmb.endpoint_id(add_endpoint_secret.name);
-  update pgmb.endpoint e set changed_at = clock_timestamp() where e.id = endpoint;
-  delete from pgmb.endpoint_secret s where s.endpoint = endpoint and s.expires_at <= now;
+  target := pgmb.endpoint_id(add_endpoint_secret.name);
+  update pgmb.endpoint e set changed_at = clock_timestamp() where e.id = target;
+  delete from pgmb.endpoint_secret s where s.endpoint = target and s.expires_at <= now;
   -- None of them signs for longer than that, nor for longer than it was to.
   update pgmb.endpoint_secret s
   set expires_at = least(s.expires_at, clock_timestamp() + coalesce(add_endpoint_secret.overlap, interval '0'))
-  where s.endpoint = endpoint;
-  insert into pgmb.endpoint_secret (endpoint, sealed) values (endpoint, add_endpoint_secret.sealed) returning id into made;
+  where s.endpoint = target;
+  insert into pgmb.endpoint_secret (endpoint, sealed) values (target, add_endpoint_secret.sealed) returning id into made;
   return made;
 end $$;
 
@@ -430,16 +422,15 @@ returns bigint
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 declare
-  endpoint uuid;
+  target uuid;
   gone bigint;
 begin
   perform pgmb.assert_admin();
-  endpoint := pgmb.endpoint_id(drop_endpoint_secret.name);
-  update pgmb.endpoint e set changed_at = clock_timestamp() where e.id = endpoint;
+  target := pgmb.endpoint_id(drop_endpoint_secret.name);
+  update pgmb.endpoint e set changed_at = clock_timestamp() where e.id = target;
   delete from pgmb.endpoint_secret s
-  where s.endpoint = endpoint and (drop_endpoint_secret.secret is null or s.id = drop_endpoint_secret.secret);
+  where s.endpoint = target and (drop_endpoint_secret.secret is null or s.id = drop_endpoint_secret.secret);
   get diagnostics gone = row_count;
   return gone;
 end $$;

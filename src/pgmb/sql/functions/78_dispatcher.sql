@@ -12,7 +12,6 @@ returns uuid[]
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 declare
   now timestamptz := clock_timestamp();
   hopeless record;
@@ -80,7 +79,6 @@ returns table (endpoint uuid, given integer)
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 declare
   now timestamptz;
 begin
@@ -121,7 +119,6 @@ returns timestamptz
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 declare
   probe timestamptz;
   now timestamptz := clock_timestamp();
@@ -148,7 +145,6 @@ returns boolean
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 declare
   now timestamptz := clock_timestamp();
 begin
@@ -169,7 +165,6 @@ returns void
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 begin
   perform pgmb.assert_admin();
   update pgmb.endpoint e
@@ -189,7 +184,6 @@ returns void
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 declare
   gone pgmb.endpoint;
 begin
@@ -212,7 +206,6 @@ returns void
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 begin
   perform pgmb.assert_admin();
   -- One that is being dropped is waited for.
@@ -235,7 +228,6 @@ returns table (id uuid, name text, url text, body text, batch integer, timeout i
 language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 declare
   now timestamptz := clock_timestamp();
 begin

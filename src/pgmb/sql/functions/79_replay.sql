@@ -9,7 +9,6 @@ returns bigint
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 declare
   feed pgmb.queue;
 begin
@@ -32,7 +31,6 @@ returns bigint
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 declare
   target uuid;
   feed pgmb.queue;
@@ -75,7 +73,6 @@ returns bigint
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 declare
   target uuid;
   letters record;
@@ -114,7 +111,6 @@ create or replace function pgmb.endpoint_feeds(endpoint text)
 returns setof pgmb.queue
 language plpgsql stable
 as $$
-#variable_conflict use_column
 declare
   fed pgmb.endpoint;
   feed pgmb.queue;
@@ -197,7 +193,6 @@ returns pgmb.event[]
 language plpgsql
 set jit = off
 as $$
-#variable_conflict use_column
 declare
   read_from pgmb.stream;
   columns text;
@@ -239,7 +234,6 @@ language plpgsql
 set enable_nestloop = off
 set jit = off
 as $$
-#variable_conflict use_column
 begin
   -- One that is being dropped is waited for.
   perform from pgmb.endpoint e where e.id = send_again.endpoint for key share;

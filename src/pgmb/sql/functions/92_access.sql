@@ -27,7 +27,6 @@ returns integer
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 declare
   made integer;
 begin
@@ -54,7 +53,6 @@ returns boolean
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 begin
   perform pgmb.assert_admin();
   delete from pgmb.api_key k where k.name = drop_api_key.name;
@@ -67,7 +65,6 @@ returns table (id integer, name text, scopes text[], expires_at timestamptz)
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 declare
   now timestamptz := clock_timestamp();
 begin
@@ -90,7 +87,6 @@ returns boolean
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 declare
   now timestamptz := clock_timestamp();
 begin
@@ -113,7 +109,6 @@ returns table (api_key integer, name text, scopes text[], expires_at timestamptz
 language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 begin
   perform pgmb.assert_read_committed();
   perform pgmb.assert_admin();
@@ -129,7 +124,6 @@ returns table (api_key integer, name text, scopes text[])
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 begin
   perform pgmb.assert_read_committed();
   perform pgmb.assert_admin();
@@ -150,7 +144,6 @@ returns boolean
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 begin
   perform pgmb.assert_admin();
   delete from pgmb.pass p where p.digest = end_session.digest and p.kind = 'session';
@@ -163,7 +156,6 @@ returns bigint
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 declare
   written bigint;
 begin

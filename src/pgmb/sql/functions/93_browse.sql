@@ -17,7 +17,6 @@ set enable_seqscan = off
 set enable_bitmapscan = off
 set jit = off
 as $$
-#variable_conflict use_column
 declare
   most integer := least(browse.max, 200);
   budget bigint := least(browse.look, 100000);
@@ -125,7 +124,6 @@ set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set jit = off
 as $$
-#variable_conflict use_column
 begin
   perform pgmb.assert_admin();
   perform pgmb.stream_id(browse_event.stream);
@@ -149,7 +147,6 @@ set enable_seqscan = off
 set enable_bitmapscan = off
 set jit = off
 as $$
-#variable_conflict use_column
 declare
   asked integer[] := case when find_dead.queue is not null
     then array(select q.id from pgmb.lanes_for_consumer(find_dead.queue) q) end;
@@ -197,7 +194,6 @@ set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set jit = off
 as $$
-#variable_conflict use_column
 begin
   perform pgmb.assert_admin();
   return query
@@ -219,7 +215,6 @@ returns bigint
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 declare
   part record;
   moved bigint := 0;
@@ -237,7 +232,6 @@ returns bigint
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 declare
   part record;
   gone bigint := 0;
@@ -258,7 +252,6 @@ set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set jit = off
 as $$
-#variable_conflict use_column
 begin
   perform pgmb.assert_admin();
   return query

@@ -48,7 +48,6 @@ set jit = off
 set enable_bitmapscan = off
 set plan_cache_mode = force_generic_plan
 as $$
-#variable_conflict use_column
 declare
   q record;
   lane pgmb.queue;
@@ -115,7 +114,6 @@ returns setof record
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 declare
   s pgmb.stream;
 begin
@@ -202,7 +200,6 @@ set enable_seqscan = off
 set jit = off
 set enable_bitmapscan = off
 as $$
-#variable_conflict use_column
 declare
   s pgmb.stream;
   r pgmb.reader;
@@ -259,7 +256,6 @@ returns setof record
 language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 begin
   return query
   select coalesce(l.app, held.app), s.name, l.version, l.events, l.committed_at, coalesce(held.stages, 0), held.staged_at
@@ -282,7 +278,6 @@ returns bigint
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_variable
 declare
   q pgmb.queue;
   newest pgmb.claim;

@@ -22,7 +22,6 @@ returns setof record
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 declare
   s pgmb.stream;
   ticked pgmb.tick;
@@ -55,7 +54,6 @@ create or replace function pgmb.first_waiting(q pgmb.queue, newest pgmb.claim)
 returns timestamptz
 language plpgsql
 as $$
-#variable_conflict use_variable
 declare
   first timestamptz;
   asked text := q.matching;
@@ -97,7 +95,6 @@ set enable_seqscan = off
 set jit = off
 set enable_bitmapscan = off
 as $$
-#variable_conflict use_column
 declare
   head pgmb.queue;
   q pgmb.queue;
@@ -145,7 +142,6 @@ set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set jit = off
 as $$
-#variable_conflict use_column
 declare
   head pgmb.queue;
 begin

@@ -9,7 +9,6 @@ returns uuid
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 declare
   registered uuid;
 begin
@@ -22,7 +21,7 @@ begin
   end if;
   insert into pgmb.endpoint as e (name, url, rps)
   values (worker.name, worker.endpoint, worker.rps)
-  on conflict (name) do update set url = excluded.url, rps = excluded.rps, changed_at = clock_timestamp()
+  on conflict on constraint endpoint_name_key do update set url = excluded.url, rps = excluded.rps, changed_at = clock_timestamp()
   returning e.id into registered;
   insert into pgmb.endpoint_activity (endpoint) values (registered) on conflict do nothing;
   return registered;
@@ -56,7 +55,6 @@ returns uuid
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 declare
   made pgmb.queue;
 begin

@@ -13,7 +13,6 @@ set enable_bitmapscan = off
 set plan_cache_mode = force_generic_plan
 set jit = off
 as $$
-#variable_conflict use_column
 declare
   asked pgmq.queue := pgmq.queue_for_reader(read.queue_name);
   now timestamptz := clock_timestamp();
@@ -71,7 +70,6 @@ create or replace function pgmq.lock_due(queue pgmq.queue, now timestamptz, cond
 returns bigint[]
 language plpgsql
 as $$
-#variable_conflict use_column
 begin
   if exists (
     select from pgmq.parked p where p.queue = (lock_due.queue).id and p.vt <= lock_due.now
@@ -112,7 +110,6 @@ set enable_bitmapscan = off
 set plan_cache_mode = force_generic_plan
 set jit = off
 as $$
-#variable_conflict use_column
 declare
   asked pgmq.queue := pgmq.queue_for_reader(pop.queue_name);
   now timestamptz := clock_timestamp();

@@ -7,7 +7,6 @@ create or replace function pgmq.park_fresh(queue pgmq.queue, max integer)
 returns void
 language plpgsql
 as $$
-#variable_conflict use_column
 declare
   moved bigint;
 begin
@@ -42,7 +41,6 @@ set enable_bitmapscan = off
 set plan_cache_mode = force_generic_plan
 set jit = off
 as $$
-#variable_conflict use_column
 declare
   asked pgmq.queue := pgmq.queue_for_reader(read_by_group.queue_name);
   now timestamptz := clock_timestamp();
@@ -69,21 +67,21 @@ begin
       select from pgmq.parked p where p.queue = asked.id and p.vt <= now order by p.vt, p.msg_id offset 1000)
     then
       open heads for
-        select head.msg_id, head.fifo from pgmq.parked head
-        where head.queue = asked.id and head.vt <= now and head.msg_id < bound
+        select p.msg_id, p.fifo from pgmq.parked p
+        where p.queue = asked.id and p.vt <= now and p.msg_id < bound
           and not exists (
             select from pgmq.parked ahead
-            where ahead.queue = asked.id and ahead.fifo = head.fifo and ahead.msg_id < head.msg_id)
-        order by head.vt, head.msg_id
+            where ahead.queue = asked.id and ahead.fifo = p.fifo and ahead.msg_id < p.msg_id)
+        order by p.vt, p.msg_id
         for update skip locked;
     else
       open heads for
-        select head.msg_id, head.fifo from pgmq.parked head
-        where head.queue = asked.id and head.vt <= now and head.msg_id < bound
+        select p.msg_id, p.fifo from pgmq.parked p
+        where p.queue = asked.id and p.vt <= now and p.msg_id < bound
           and not exists (
             select from pgmq.parked ahead
-            where ahead.queue = asked.id and ahead.fifo = head.fifo and ahead.msg_id < head.msg_id)
-        order by head.msg_id + 0
+            where ahead.queue = asked.id and ahead.fifo = p.fifo and ahead.msg_id < p.msg_id)
+        order by p.msg_id + 0
         for update skip locked;
     end if;
     loop

@@ -53,7 +53,6 @@ returns void
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 begin
   perform pgmb.assert_admin();
   perform pgmq.validate_topic_pattern(bind_topic.pattern);
@@ -68,7 +67,6 @@ returns boolean
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 begin
   perform pgmb.assert_admin();
   if coalesce(unbind_topic.pattern, '') = '' or coalesce(unbind_topic.queue_name, '') = '' then
@@ -105,7 +103,6 @@ returns table (pattern text, queue_name text, compiled_regex text)
 language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 begin
   perform pgmq.validate_routing_key(routing_key);
   return query
@@ -128,7 +125,6 @@ returns table (queue_name text, msg_id bigint)
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 declare
   bound text;
 begin

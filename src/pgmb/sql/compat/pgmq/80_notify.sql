@@ -8,7 +8,6 @@ returns void
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 begin
   perform pgmb.assert_admin();
   if enable_notify_insert.throttle_interval_ms < 0 then
@@ -17,7 +16,7 @@ begin
   end if;
   insert into pgmq.notify_insert_throttle as t (queue_name, throttle_interval_ms)
   values ((pgmq.queue_named(enable_notify_insert.queue_name)).queue_name, enable_notify_insert.throttle_interval_ms)
-  on conflict (queue_name) do update
+  on conflict on constraint notify_insert_throttle_pkey do update
   set throttle_interval_ms = excluded.throttle_interval_ms, last_notified_at = excluded.last_notified_at;
 end $$;
 
@@ -27,7 +26,6 @@ returns void
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 begin
   perform pgmb.assert_admin();
   delete from pgmq.notify_insert_throttle t
@@ -41,7 +39,6 @@ returns void
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 begin
   perform pgmb.assert_admin();
   if update_notify_insert.throttle_interval_ms < 0 then

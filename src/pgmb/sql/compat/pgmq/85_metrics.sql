@@ -6,7 +6,6 @@ create or replace function pgmq.unread(queue pgmq.queue, max bigint default 9223
 returns setof pgmb.event
 language plpgsql
 as $$
-#variable_conflict use_variable
 declare
   q pgmb.queue;
   newest pgmb.claim;
@@ -56,7 +55,6 @@ set enable_seqscan = off
 set enable_bitmapscan = off
 set jit = off
 as $$
-#variable_conflict use_variable
 declare
   q pgmb.queue;
   at pgmb.claim;
@@ -99,7 +97,6 @@ set enable_seqscan = off
 set enable_bitmapscan = off
 set jit = off
 as $$
-#variable_conflict use_column
 declare
   held pgmq.reading;
 begin
@@ -147,7 +144,6 @@ returns pgmq.metrics_result
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 declare
   asked pgmq.queue := pgmq.queue_for_reader(metrics.queue_name);
   last bigint := pgmb.last_seq(asked.stream);
