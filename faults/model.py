@@ -61,18 +61,16 @@ class Failure:
     """How often in a row its lease expired."""
 
     def comes_alone(self, max_attempts: int) -> bool:
-        """Whoever held it may have died of it, twice, or it is about to have its last attempt."""
-        expired = self.lease is not None
-        last = self.attempt + expired >= max_attempts
-        return self.expiries + expired >= 2 or (self.expiries + expired == 1 and last)
+        """It may have crashed its consumer: its lease expired twice, or once before its last attempt."""
+        return self.expiries >= 2 or (self.expiries == 1 and self.attempt >= max_attempts)
 
 
 @dataclass(slots=True)
 class Lease:
-    """Events delivered for the first time. Those tried again are found among the failures."""
+    """retried: its events are those failures that name it; otherwise `left`."""
 
-    names: list[int]
     left: set[int]
+    retried: bool = False
     lapsed: bool = False
     lost: bool = False
     settled: bool = False
@@ -101,11 +99,8 @@ class Model:
     """Did not match when a receive came by. Whether the position went past them is the queue's own affair
     until something later is delivered."""
     leases: dict[str, Lease] = field(default_factory=dict)
-    retry_leases: set[str] = field(default_factory=set)
     failures: list[Failure] = field(default_factory=list)
     dead: list[tuple[int, int, str | None]] = field(default_factory=list)
-    doomed: list[Failure] = field(default_factory=list)
-    """Spent, and to become dead letters at this receive or a later one."""
     paused: bool = False
     seqs: dict[int, int] = field(default_factory=dict)
     forgotten: bool = False
@@ -160,6 +155,11 @@ class Model:
             name for name in self.committed() - self.passed if matches(self.patterns, self.log[name].topic)
         }
 
+    def quiet(self) -> bool:
+        """Nothing but fresh events is there to be received."""
+        lapsed = any(lease.lapsed and not lease.lost and not lease.settled for lease in self.leases.values())
+        return not (self.paused or lapsed or self.due() or self.delayed)
+
     def due(self) -> list[Failure]:
         return [failure for failure in self.failures if failure.due <= self.step]
 
@@ -176,7 +176,7 @@ class Model:
         _require(len({row.lease for row in rows}) <= 1, "one lease a receive", rows)
         _require(all(a.seq <= b.seq for a, b in itertools.pairwise(rows)), "order of a lease", rows)
         for row in rows:
-            _require(row.lease not in self.leases and row.lease not in self.retry_leases, "an old lease", row)
+            _require(row.lease not in self.leases, "an old lease", row)
             _require(self.seqs.setdefault(row.name, row.seq) == row.seq, "another seq than before", row)
             _require(row.attempt <= self.max_attempts, "more attempts than allowed", row)
         if self.due():
@@ -185,13 +185,19 @@ class Model:
             self._receive_fresh(rows, own)
 
     def _expire(self) -> None:
-        for lease in self.leases.values():
-            if lease.lapsed and not lease.lost and not lease.settled:
-                lease.lost = True
+        """A lease that has ended is lost as a whole, whatever is received of it."""
+        for token, lease in self.leases.items():
+            if not lease.lapsed or lease.lost or lease.settled:
+                continue
+            lease.lost = True
+            if not lease.retried:
                 self._fail(lease.left, 1, self.step, "lease expired", expiries=1)
-        spent = [f for f in self.due() if f.lease is not None and f.attempt >= self.max_attempts]
-        self.doomed += spent
-        self.failures = [failure for failure in self.failures if not any(failure is s for s in spent)]
+                continue
+            for failure in self._take(token, None):
+                said = "lease expired"
+                if failure.attempt >= self.max_attempts and failure.error is not None:
+                    said += f"; before: {failure.error}"
+                self._fail([failure.name], failure.attempt, self.step, said, expiries=failure.expiries + 1)
 
     def _fail(
         self, names: Iterable[int], attempt: int, due: float, error: str | None, *, expiries: int = 0
@@ -208,7 +214,7 @@ class Model:
         taken: list[Failure] = []
         for row in rows:
             candidates = [f for f in due if f.name == row.name and not any(f is t for t in taken)]
-            candidates = [f for f in candidates if f.attempt + (f.lease is not None) == row.attempt]
+            candidates = [f for f in candidates if f.attempt == row.attempt]
             _require(bool(candidates), "a retry that is not due, or of another attempt", (row, due))
             taken.append(min(candidates, key=lambda failure: failure.due))
         if any(f.comes_alone(self.max_attempts) for f in taken):
@@ -219,12 +225,8 @@ class Model:
         if left:
             longest = min(failure.due for failure in left)
             _require(all(f.due <= longest for f in taken), "waited longest, comes first", (taken, left))
-        self.retry_leases.add(rows[0].lease)
+        self.leases[rows[0].lease] = Lease(set(), retried=True)
         for failure in taken:
-            if failure.lease is not None:
-                failure.attempt += 1
-                failure.expiries += 1
-                failure.error = "lease expired"
             failure.lease = rows[0].lease
             failure.due = NEVER
 
@@ -256,75 +258,45 @@ class Model:
                 self.doubtful.add(name)
         self.doubtful -= self.passed
         if rows:
-            self.leases[rows[0].lease] = Lease(got, set(got))
+            self.leases[rows[0].lease] = Lease(set(got))
 
     # -- settling --------------------------------------------------------------------------------------------
 
     def ack(self, lease: str, names: set[int] | None) -> int:
         """How many events that settles."""
-        if lease in self.retry_leases:
-            return len(self._take(lease, names))
-        held = self._held(lease)
-        if held is None:
-            return 0
-        chosen = held.left if names is None else held.left & names
-        held.left = held.left - chosen
-        held.settled = names is None
-        return len(chosen)
+        return len(self._settle(lease, names))
 
     def fail(self, lease: str, names: set[int] | None, *, later: bool, error: str | None, final: bool) -> int:
         """Retry or, if `final`, bury."""
         self.step += 1
         due = self.step + (LONG if later else 0)
-        if lease in self.retry_leases:
-            taken = self._take(lease, names)
-            for failure in taken:
-                said = failure.error if error is None else error
-                if final:
-                    self.dead.append((failure.name, failure.attempt, said))
-                else:
-                    self._fail([failure.name], failure.attempt, due, said)
-            return len(taken)
-        held = self._held(lease)
-        if held is None:
-            return 0
-        chosen = held.left if names is None else held.left & names
-        held.left = held.left - chosen
-        held.settled = names is None
-        if final:
-            self.dead.extend((name, 1, error) for name in chosen)
-        else:
-            self._fail(chosen, 1, due, error)
-        return len(chosen)
+        taken = self._settle(lease, names)
+        for failure in taken:
+            said = failure.error if error is None else error
+            if final:
+                self.dead.append((failure.name, failure.attempt, said))
+            else:
+                self._fail([failure.name], failure.attempt, due, said)
+        return len(taken)
 
     def give_back(self, lease: str, names: set[int] | None) -> int:
         """Release: untried, due at once."""
         self.step += 1
-        if lease in self.retry_leases:
-            taken = self._take(lease, names)
-            for failure in taken:
-                self.failures.append(Failure(failure.name, failure.attempt, self.step, failure.error))
-            return len(taken)
-        held = self._held(lease)
-        if held is None:
-            return 0
-        chosen = held.left if names is None else held.left & names
-        held.left = held.left - chosen
-        held.settled = names is None
-        self.failures.extend(Failure(name, 1, self.step, None) for name in chosen)
-        return len(chosen)
+        taken = self._settle(lease, names)
+        for failure in taken:
+            self.failures.append(Failure(failure.name, failure.attempt, self.step, failure.error))
+        return len(taken)
 
     def extend(self, lease: str, *, lapse: bool) -> None:
         self.step += 1
-        if lease in self.retry_leases:
-            for failure in (rows := self._take(lease, None)):
-                failure.due = self.step if lapse else NEVER
-            self.failures += rows
-            return
         held = self._held(lease)
         if held is None:
             raise Lost
         held.lapsed = lapse
+
+    def lose(self, lease: str) -> None:
+        """The transaction that received it was superseded."""
+        self.leases[lease] = Lease(set(), lost=True)
 
     def _held(self, lease: str) -> Lease | None:
         held = self.leases.get(lease)
@@ -332,13 +304,21 @@ class Model:
             raise Lost
         return None if held.settled else held
 
+    def _settle(self, lease: str, names: set[int] | None) -> list[Failure]:
+        """The events that a call settles, with their attempts."""
+        held = self._held(lease)
+        if held is None:
+            return []
+        held.settled = names is None
+        if held.retried:
+            return self._take(lease, names)
+        chosen = held.left if names is None else held.left & names
+        held.left = held.left - chosen
+        return [Failure(name, 1, 0, None) for name in chosen]
+
     def _take(self, lease: str, names: set[int] | None) -> list[Failure]:
-        rows = [failure for failure in self.failures + self.doomed if failure.lease == lease]
-        if not rows:
-            raise Lost
-        taken = [row for row in rows if names is None or row.name in names]
+        taken = [f for f in self.failures if f.lease == lease and (names is None or f.name in names)]
         self.failures = [f for f in self.failures if not any(f is t for t in taken)]
-        self.doomed = [f for f in self.doomed if not any(f is t for t in taken)]
         return taken
 
     # -- the operator ----------------------------------------------------------------------------------------
@@ -348,7 +328,6 @@ class Model:
         self.passed = set(behind)
         self.doubtful.clear()
         self.failures.clear()
-        self.doomed.clear()
         for lease in self.leases.values():
             lease.lost = lease.lost or not lease.settled
 
@@ -364,15 +343,6 @@ class Model:
         return len(back)
 
     def dead_letters(self, found: Sequence[tuple[int, int, str | None]]) -> None:
-        """Compares the dead letters; some of what is doomed may be among them by now."""
-        surplus = Counter(found) - Counter(self.dead)
-        for failure in list(self.doomed):
-            said = "lease expired" + (f"; before: {failure.error}" if failure.error is not None else "")
-            letter = (failure.name, failure.attempt, said)
-            if surplus[letter]:
-                surplus -= Counter([letter])
-                self.dead.append(letter)
-                self.doomed = [doomed for doomed in self.doomed if doomed is not failure]
         _require(Counter(found) == Counter(self.dead), "other dead letters", (found, self.dead))
 
     def copy(self) -> Model:

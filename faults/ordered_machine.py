@@ -108,7 +108,12 @@ class OrderedMachine(RuleBasedStateMachine):
         ]
         type(self).done["receives"] += 1
         type(self).done["deliveries"] += len(rows)
-        self.model.receive(rows, limit)
+        retried = bool(rows) and self.value(
+            "select state = 'r' from pgmb.claim"
+            " where queue = pgmb.lease_queue(%(lease)s) and id = pgmb.lease_claim(%(lease)s)",
+            lease=rows[0].lease,
+        )
+        self.model.receive(rows, limit, retried=retried)
         self.seqs |= {row.name: row.seq for row in rows}
         self.look_at_the_dead()
         if not rows:
@@ -225,8 +230,8 @@ class OrderedMachine(RuleBasedStateMachine):
         self.name += count
         return list(range(self.name - count + 1, self.name + 1))
 
-    def value(self, statement: Any, *parameters: Any) -> Any:
-        row = self._main.execute(statement, parameters).fetchone()
+    def value(self, statement: Any, *parameters: Any, **named: Any) -> Any:
+        row = self._main.execute(statement, named or parameters).fetchone()
         assert row is not None
         return row[0]
 
@@ -242,7 +247,7 @@ class OrderedMachine(RuleBasedStateMachine):
         if error.sqlstate != "MB011":
             raise error
         held = self.model.leases[lease]
-        if held.lost or held.closed or (held.retried and self.model.held_nothing(lease)):
+        if held.lost or held.closed:
             return
         raise Wrong(f"lease {lease} was refused, but is held")
 

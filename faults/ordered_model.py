@@ -24,8 +24,6 @@ class Entry:
     tried: int = 0
     due: int = 0
     lease: str | None = None
-    lapsed: bool = False
-    """Retried, and its lease has expired: its holder may still settle it, until somebody takes it over."""
     ended: bool = False
     """Settled, or a dead letter."""
     redriven: bool = False
@@ -74,7 +72,7 @@ class OrderedModel:
 
     # -- receiving -------------------------------------------------------------------------------------------
 
-    def receive(self, rows: Sequence[Delivered], limit: int) -> None:
+    def receive(self, rows: Sequence[Delivered], limit: int, *, retried: bool) -> None:
         self.step += 1
         self._expire()
         _require(len(rows) <= limit, "more than asked for", rows)
@@ -88,30 +86,17 @@ class OrderedModel:
         for row in rows:
             entry = self.log[row.name]
             _require(entry.committed <= self.step, "not committed", row)
-            _require(
-                not entry.ended and (entry.lease is None or entry.lapsed), "settled or held", (row, entry)
-            )
+            _require(not entry.ended and entry.lease is None, "settled or held", (row, entry))
             _require(not entry.due, "not due", (row, entry))
             _require(entry.key is None or entry.key not in held, "its key is held by another lease", row)
             ahead = [other for other in self.ahead_of(entry) if other.lease != lease]
             _require(not ahead, "overtakes", (row, ahead))
-            entry.tried += entry.lapsed
             _require(row.attempt == entry.tried + 1 <= self.max_attempts, "another attempt", (row, entry))
-            entry.lapsed = False
             entry.lease = lease
-        # Six digits for the queue, then ff: see pgmb.retry_lease.
-        self.leases[lease] = Lease([row.name for row in rows], retried=lease[6:8] == "ff")
+        self.leases[lease] = Lease([row.name for row in rows], retried)
 
     def held_keys(self) -> set[str]:
-        return {
-            entry.key
-            for entry in self.log.values()
-            if entry.lease is not None and not entry.lapsed and entry.key is not None
-        }
-
-    def doomed(self, entry: Entry) -> bool:
-        """Its last attempt ended with its lease: a dead letter at the next receive or a later one."""
-        return entry.lapsed and entry.tried + 1 >= self.max_attempts
+        return {entry.key for entry in self.log.values() if entry.lease is not None and entry.key is not None}
 
     def ahead_of(self, entry: Entry) -> list[Entry]:
         """What must be settled before it. Of two whose transactions ran at once neither is."""
@@ -122,15 +107,12 @@ class OrderedModel:
             for other in self.log.values()
             if other.key == entry.key
             and not other.ended
-            and not self.doomed(other)
             and other is not entry
             and (other.committed < entry.published if other.redriven == entry.redriven else other.redriven)
         ]
 
     def deliverable(self) -> list[Entry]:
-        """What a receive must find one of. Where something is doomed the call may spend itself on that."""
-        if any(self.doomed(entry) for entry in self.log.values()):
-            return []
+        """What a receive must find one of."""
         # A lease of fresh events holds all its keys until the last of its events is settled.
         held = self.held_keys() | {
             self.log[name].key
@@ -145,15 +127,15 @@ class OrderedModel:
             for entry in self.log.values()
             if entry.committed <= self.step
             and not entry.ended
-            and (entry.lease is None or entry.lapsed)
+            and entry.lease is None
             and not entry.due
             and (entry.key is None or (entry.key not in held and entry.key not in put_off))
         ]
 
     def _expire(self) -> None:
-        """Leases of fresh events are taken back by the next receive, whatever it gives."""
+        """A lease that has ended is taken back as a whole by the next receive, whatever that gives."""
         for token, lease in self.leases.items():
-            if lease.lapsed and not lease.retried and not lease.lost:
+            if lease.lapsed and not lease.lost and not lease.closed:
                 lease.lost = True
                 for entry in self._left(token):
                     self._failed(entry, due=0)
@@ -167,7 +149,6 @@ class OrderedModel:
         chosen = [entry for entry in left if names is None or entry.name in names]
         held.closed = held.closed or names is None
         for entry in chosen:
-            entry.lapsed = False
             if how == "ack":
                 entry.ended, entry.lease = True, None
             elif how == "bury":
@@ -184,26 +165,20 @@ class OrderedModel:
                     for other in chosen
                     if not (held.retried and other.ended)
                 ):
-                    entry.lease, entry.lapsed = None, False
+                    entry.lease = None
         return len(chosen)
 
     def lapse(self, lease: str) -> None:
         held = self._held(lease)
         if held.closed:
             raise Lost
-        if held.retried:
-            for entry in self._left(lease):
-                entry.lapsed = True
         held.lapsed = True
 
     def _held(self, lease: str) -> Lease:
         held = self.leases[lease]
-        if held.lost or (held.retried and not self._left(lease)):
+        if held.lost:
             raise Lost
         return held
-
-    def held_nothing(self, lease: str) -> bool:
-        return not self._left(lease)
 
     def _left(self, lease: str) -> list[Entry]:
         """In the order of delivery."""
@@ -218,16 +193,12 @@ class OrderedModel:
 
     def _bury(self, entry: Entry, attempt: int) -> None:
         entry.ended, entry.lease, entry.tried, entry.due = True, None, 0, 0
-        entry.lapsed = entry.redriven = False
+        entry.redriven = False
         self.dead[entry.name] = attempt
 
     # -- the operator ----------------------------------------------------------------------------------------
 
     def dead_letters(self, found: dict[int, int]) -> None:
-        for name in found.keys() - self.dead.keys():
-            entry = self.log[name]
-            _require(self.doomed(entry), "a dead letter that should live", (entry, found[name]))
-            self._bury(entry, self.max_attempts)
         _require(found == self.dead, "other dead letters", (found, self.dead))
 
     def redrive(self) -> int:

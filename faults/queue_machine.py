@@ -55,6 +55,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.positions: list[tuple[str, frozenset[int]]] = []
         self.name = 0
         self.open: list[int] | None = None
+        self.superseded = False
         self.value("select pgmb.create_stream(%s)", self.stream)
         self.value(
             "select pgmb.create_queue(%s, %s, %s, lease_for => '1 hour', max_attempts => %s)",
@@ -215,6 +216,25 @@ class QueueMachine(RuleBasedStateMachine):
             self.model.commit([*names, *later])  # not before now, for everybody else
         self.look_at_the_dead()
 
+    @precondition(lambda self: self.open is None and not self.superseded and self.model.quiet())
+    @rule(topics=topics, limit=st.sampled_from((1, 3, 20)), commits=st.booleans(), chance=st.integers(0, 5))
+    def supersede(self, topics: list[str], limit: int, commits: bool, chance: int) -> None:
+        """A receive in a transaction that stays open: others have its events after a second."""
+        if chance:
+            return
+        self.superseded = True
+        self.publish(topics, "many", True)
+        self._second.execute("begin")
+        rows = self._second.execute(
+            "select lease::text, seq, payload::text::int from pgmb.receive(%s, %s)", [self.queue, limit]
+        ).fetchall()
+        self.judge(self.fetch(limit), limit)
+        self._second.execute("commit" if commits else "rollback")
+        if rows:
+            self.leases.append(rows[0][0])
+            self.names_of[rows[0][0]] = {name: seq for _, seq, name in rows}
+            self.model.lose(rows[0][0])
+
     @rule(topics=topics)
     def exhaust(self, topics: list[str]) -> None:
         """Leases that expire after a last attempt, so that the next receive finds many of them."""
@@ -291,11 +311,11 @@ class QueueMachine(RuleBasedStateMachine):
         self.settle("select 0 from pgmb.extend(%s)", lease, None, lambda: self.prolong(lease, lapse=False))
 
     @precondition(lambda self: self.leases)
-    @rule(which=pick)
-    def expire(self, which: int) -> None:
+    @rule(which=pick, less=st.sampled_from(("1 microsecond", "0 seconds", "-1 minute")))
+    def expire(self, which: int, less: str = "1 microsecond") -> None:
         lease = self.lease(which)
         self.settle(
-            "select 0 from pgmb.extend(%s, '1 microsecond')",
+            f"select 0 from pgmb.extend(%s, '{less}')",
             lease,
             None,
             lambda: self.prolong(lease, lapse=True),
@@ -481,8 +501,11 @@ class QueueMachine(RuleBasedStateMachine):
     def settle(self, statement: Any, lease: str, names: set[int] | None, expected: Any, *rest: Any) -> None:
         parameters: list[Any] = [lease]
         if statement.count("%s") > 1:
-            # A number that is none of the lease's changes nothing.
-            parameters.append(None if names is None else [0, *(self.names_of[lease][name] for name in names)])
+            # Numbers that are none of the lease's change nothing.
+            others = {seq for held in self.names_of.values() for seq in held.values()}
+            others -= set(self.names_of[lease].values())
+            chosen = None if names is None else [0, *others, *(self.names_of[lease][name] for name in names)]
+            parameters.append(chosen)
         try:
             settled = self.value(statement, *parameters, *rest)
         except psycopg.Error as error:

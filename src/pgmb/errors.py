@@ -11,6 +11,7 @@ PgmbError
 ├── Conflict                    MB004 stream in use, MB006 queue differs
 ├── LeaseLost                   MB011
 ├── HistoryGone                 MB012
+├── QueueHeld                   MB013
 ├── WrongServer
 │   ├── StandbyError            MB020
 │   ├── ClusterChanged          MB021
@@ -93,6 +94,10 @@ class LeaseLost(PgmbError):
 
 class HistoryGone(PgmbError):
     """Retention dropped events after this position."""
+
+
+class QueueHeld(PgmbError):
+    """Transactions that received from the queue stay open, or are prepared after they settled."""
 
 
 class WrongServer(PgmbError):
@@ -215,6 +220,7 @@ BY_SQLSTATE: dict[str, type[PgmbError]] = {
     "MB010": InvalidArgument,
     "MB011": LeaseLost,
     "MB012": HistoryGone,
+    "MB013": QueueHeld,
     "MB020": StandbyError,
     "MB021": ClusterChanged,
     "MB022": ReaderBehind,

@@ -62,7 +62,7 @@ def test_opposite_orders_do_not_wait_for_each_other(one: Consumer, dsn: str) -> 
     for thread in threads:
         thread.join(120)
     assert len(taken) == len(set(taken)) == 1200
-    assert one.session.value("select count(*) from pgmb.supersession") == 0
+    assert one.session.value("select count(*) from pgmb.generation where base is not null") == 0
 
 
 def test_settling_dead_letters_seek_and_drop_reach_every_lane(one: Consumer) -> None:

@@ -17,7 +17,7 @@ from psycopg.errors import Diagnostic
 
 Plan = dict[str, Any]
 
-HOT = re.compile(r"^(segment_\d+_\d+|claim|retry|delayed|settlement|supersession)$")
+HOT = re.compile(r"^(segment_\d+_\d+|claim|retry|delayed|settlement|generation|shortened)$")
 WALK = re.compile(r"^segment_")
 
 

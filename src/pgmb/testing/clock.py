@@ -46,7 +46,7 @@ _MOVED = (
 )
 # A claim that is settled and not its queue's newest waits for nothing.
 _WHICH = {
-    "claim": " where state in ('l', 'o') or (queue, id) in"
+    "claim": " where state in ('l', 'o', 'r') or (queue, id) in"
     " (select newest.queue, max(newest.id) from pgmb.claim newest group by newest.queue)"
 }
 

@@ -59,7 +59,7 @@ begin
   end if;
   perform pgmb.assert_author();
   -- Until this commits none is forgotten: see expire_subscriptions.
-  perform pg_advisory_xact_lock_shared(28749, 4);
+  perform pg_advisory_xact_lock_shared(pgmb.lock_key('conditions'));
   select c.compiled into compiled from pgmb.condition c where c.digest = sha256(convert_to(condition, 'UTF8'));
   -- A transaction with an old snapshot may see one whose function is gone.
   if compiled is null or to_regproc('pgmb_condition.' || pgmb.condition_name(compiled)) is null then

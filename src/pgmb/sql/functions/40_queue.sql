@@ -215,6 +215,9 @@ begin
     values (made, 1, 0, 'p', 1, 0, 0, 0, 0, 0,
       start.snapshot, start.seq, start.next, start.snapshot, start.seq, start.next,
       'infinity', clock_timestamp());
+    update pgmb.queue q set lock_key = pgmb.queue_lock(q.id, q.generation) where q.id = made;
+    insert into pgmb.generation (queue, number) values (made, -1);
+    perform pgmb.add_generations(made);
   end loop;
   if create_queue.max_length is not null then
     perform pgmb.guard_stream(create_queue.stream);
@@ -339,6 +342,7 @@ begin
     delete from pgmb.queue q where q.id = gone.id;
     delete from pgmb.claim c where c.queue = gone.id;
     delete from pgmb.settlement s where s.queue = gone.id;
+    delete from pgmb.shortened h where h.queue = gone.id;
     delete from pgmb.retry r where r.queue = gone.id;
   end loop;
   if gone.max_length is not null then
@@ -419,7 +423,7 @@ declare
 begin
   for moved in select * from pgmb.lanes_for_consumer(move_queue.queue) loop
     base := pgmb.lock_queue(moved.id);
-    update pgmb.claim c set state = 'x' where c.queue = moved.id and c.state in ('l', 'o');
+    update pgmb.claim c set state = 'x' where c.queue = moved.id and c.state in ('l', 'o', 'r');
     delete from pgmb.retry r where r.queue = moved.id;
     delete from pgmb.delivery d where d.queue = moved.id;
     base.done_snapshot := target.snapshot;

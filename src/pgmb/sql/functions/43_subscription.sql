@@ -155,7 +155,7 @@ begin
     select unused.id from pgmb.shape unused
     where not exists (select from pgmb.subscription s where s.shape = unused.id) for update skip locked));
   -- Not while somebody is about to ask one of them.
-  if not pgmb.conditions_available() or not pg_try_advisory_xact_lock(28749, 4) then
+  if not pgmb.conditions_available() or not pg_try_advisory_xact_lock(pgmb.lock_key('conditions')) then
     return expired;
   end if;
   delete from pgmb.condition c

@@ -1,13 +1,13 @@
 -- Leases: the lock under which a queue's position moves, the tokens, and what happens when one expires.
 --
--- A claim's id is (generation << 40) + number. A lease is a UUID of the queue's id (6 hex digits), the
--- claim's id (14) and a random token (12); the lease of retried events has ff and 24 random digits there.
+-- A claim's id is (generation << 40) + number. A lease is a UUID of the queue's id (6 hex digits), the claim's id (16)
+-- and a random token (10).
 
 create or replace function pgmb.lease_of(queue integer, claim bigint, token bigint)
 returns uuid
 language sql immutable parallel safe
 as $$
-  select (lpad(to_hex(queue), 6, '0') || lpad(to_hex(claim), 14, '0') || lpad(to_hex(token), 12, '0'))::uuid
+  select (lpad(to_hex(queue), 6, '0') || lpad(to_hex(claim), 16, '0') || lpad(to_hex(token), 10, '0'))::uuid
 $$;
 
 create or replace function pgmb.lease_queue(lease uuid)
@@ -22,119 +22,281 @@ returns bigint
 language sql immutable parallel safe
 as $$
   select ('x' || substr(lease::text, 7, 2) || substr(lease::text, 10, 4) || substr(lease::text, 15, 4)
-    || substr(lease::text, 20, 4))::bit(56)::bigint
+    || substr(lease::text, 20, 4) || substr(lease::text, 25, 2))::bit(64)::bigint
 $$;
 
 create or replace function pgmb.lease_token(lease uuid)
 returns bigint
 language sql immutable parallel safe
 as $$
-  select ('x' || substr(lease::text, 25))::bit(48)::bigint
+  select ('x' || substr(lease::text, 27))::bit(40)::bigint
 $$;
 
--- Whether a lease is one of retried events. Internal.
-create or replace function pgmb.is_retry_lease(lease uuid)
-returns boolean
-language sql immutable parallel safe
-as $$
-  select substr(lease::text, 7, 2) = 'ff'
-$$;
-
--- Takes the queue's lock until the transaction ends and returns its newest claim, the queue's position. A
--- receive in a transaction that stays open would hold up all others: they wait one second, then open a
--- new generation at the last committed position, and that receive's claim is void. Errors: MB002 it was dropped
--- meanwhile. Internal.
+-- Takes the queue's lock until the transaction ends and returns its newest claim, the queue's position. A receive in a
+-- transaction that stays open would hold up all others: they wait for one second, then open a new generation at the last
+-- committed position, and that receive's claim is void. A generation that another session is opening is waited for.
+-- Errors: MB002 the queue was dropped meanwhile, MB013 no generation can be opened. Internal.
 create or replace function pgmb.lock_queue(queue integer)
 returns pgmb.claim
 language plpgsql
 as $$
 declare
   base pgmb.claim;
-  generation bigint := -1;
-  newest bigint;
+  hint record;
+  newest record;
+  wanted integer;
+  given_up integer := -1;
+  openings bigint;
 begin
+  -- The common way: nobody holds the lock, and nobody opened a generation since the last claim.
+  select q.generation, q.lock_key into hint from pgmb.queue q where q.id = lock_queue.queue;
+  if pg_try_advisory_xact_lock(hint.lock_key) then
+    select * into base from pgmb.claim c where c.queue = lock_queue.queue order by c.id desc limit 1;
+    if base.openings = pg_sequence_last_value('pgmb.opening'::regclass) and base.id >> 40 = hint.generation then
+      return base;
+    end if;
+    base := null;
+  end if;
   loop
-    select c.id >> 40 into newest from pgmb.claim c where c.queue = lock_queue.queue order by c.id desc limit 1;
-    -- A generation that another session opened since is the one to lock.
-    generation := greatest(generation, newest);
-    if not pg_try_advisory_xact_lock(pgmb.queue_lock(queue, generation)) then
+    newest := pgmb.newest_generation(lock_queue.queue);
+    wanted := greatest(newest.opened, newest.opening, given_up + 1);
+    if not pg_try_advisory_xact_lock(pgmb.queue_lock(lock_queue.queue, wanted)) then
       begin
-        perform pg_advisory_xact_lock(pgmb.queue_lock(queue, generation));
+        perform pg_advisory_xact_lock(pgmb.queue_lock(lock_queue.queue, wanted));
       exception when lock_not_available or deadlock_detected then
-        generation := generation + 1;
+        given_up := wanted;
         continue;
       end;
     end if;
-    select * into base
-    from pgmb.claim c where c.queue = lock_queue.queue order by c.id desc limit 1;
-    if base.id is null then
-      raise exception 'the queue was dropped' using errcode = 'MB002';
+    -- Looked at again under the lock: whoever opens a generation from here on sees what was committed before. Those
+    -- whose number is drawn by now have marked theirs before.
+    openings := pg_sequence_last_value('pgmb.opening'::regclass);
+    newest := pgmb.newest_generation(lock_queue.queue);
+    continue when greatest(newest.opened, newest.opening) > wanted;
+    if newest.opened = wanted then
+      select * into base from pgmb.claim c where c.queue = lock_queue.queue order by c.id desc limit 1;
+    else
+      base := pgmb.open_generation(lock_queue.queue, wanted);
     end if;
-    exit when base.id >> 40 <= generation;
-    generation := base.id >> 40;
+    exit when base.id is not null;
   end loop;
-  if base.id >> 40 < generation then
-    insert into pgmb.supersession (queue, generation, floor)
-    values (lock_queue.queue, generation, (base.id & 1099511627775) + 1)
-    on conflict do nothing;
-    if not found then
-      perform pgmb.raise_moved_on();
-    end if;
-    -- The new generation's first claim is written at once, whatever the caller finds to receive: without
-    -- it the void claim, once committed, would be the newest and so the queue's position.
-    base.id := (generation << 40) + (base.id & 1099511627775);
-    perform pgmb.write_claim(base, 0, 'p', base.bindings, 0, base.place, base.place, 'infinity');
-    base.id := base.id + 1;
-  end if;
+  base.openings := openings;
   return base;
 end $$;
 
--- The advisory lock of a queue's generation; 28749 in the high bits keeps clear of applications' own keys.
--- Internal.
-create or replace function pgmb.queue_lock(queue integer, generation bigint)
-returns bigint
-language sql immutable parallel safe
+-- The newest generation of a queue that was opened, and the newest that another transaction is opening at this moment or
+-- has just opened. Errors: MB002 the queue was dropped. Internal.
+create or replace function pgmb.newest_generation(queue integer, out opened integer, out opening integer)
+language plpgsql
 as $$
-  select (28749::bigint << 48) | (queue::bigint << 24) | (generation & 16777215)
+begin
+  select coalesce(max(g.number) filter (where g.base is not null), q.generation),
+    max(g.number) filter (where g.base is null and g.xmax <> '0'::xid and pgmb.fate(g.xmax) <> 'aborted')
+  into opened, opening
+  from pgmb.queue q left join pgmb.generation g on g.queue = q.id and g.number >= q.generation
+  where q.id = newest_generation.queue
+  group by q.id;
+  if opened is null then
+    raise exception 'the queue was dropped' using errcode = 'MB002';
+  end if;
+end $$;
+
+-- What became of a transaction, by the 32 bits that a row shows of its id: in progress, committed or aborted. Internal.
+create or replace function pgmb.fate(xid xid)
+returns text
+language sql volatile
+as $$
+  -- Within 2^31 of the next one, on either side: a snapshot may be older than the row.
+  select coalesce(pg_xact_status((near.next
+    + ((fate.xid::text::bigint - near.next + 2147483648) & 4294967295) - 2147483648)::text::xid8), 'aborted')
+  from (select pg_snapshot_xmax(pg_current_snapshot())::text::bigint next) near
 $$;
 
--- Whether a claim was made void by a newer generation. Internal.
+-- Opens a generation under its lock and returns its first claim, the queue's position; null if a newer one is there by
+-- now. First its row is marked, which every session sees; then transactions that are committing what they received are
+-- waited for; then the position is read. So a claim that this does not find was not committed when it was marked.
+-- Errors: MB013. Internal.
+create or replace function pgmb.open_generation(queue integer, number integer)
+returns pgmb.claim
+language plpgsql
+as $$
+declare
+  base pgmb.claim;
+begin
+  begin
+    perform from pgmb.generation g
+    where g.queue = open_generation.queue and g.number = open_generation.number and g.base is null
+    for no key update;
+    if not found then
+      perform pgmb.raise_held(open_generation.queue);
+    end if;
+    perform nextval('pgmb.opening');
+    perform pgmb.await_commits(open_generation.queue);
+    select * into base from pgmb.claim c where c.queue = open_generation.queue order by c.id desc limit 1;
+    if base.id is null or base.id >> 40 >= open_generation.number then
+      -- The mark goes with this block.
+      raise exception 'overtaken' using errcode = 'MB000';
+    end if;
+    update pgmb.generation g set base = base.id, opened_at = clock_timestamp()
+    where g.queue = open_generation.queue and g.number = open_generation.number;
+    if not exists (select from pgmb.generation g
+      where g.queue = open_generation.queue and g.number = open_generation.number + 1)
+    then
+      perform pgmb.add_generations(open_generation.queue);
+    end if;
+  exception
+    when sqlstate 'MB000' then
+      return null;
+    when lock_not_available then
+      perform pgmb.raise_held(open_generation.queue);
+  end;
+  -- The new generation's first claim is written at once, whatever the caller finds to receive: without
+  -- it the void claim, once committed, would be the newest and so the queue's position.
+  base.id := (open_generation.number::bigint << 40) + (base.id & 1099511627775);
+  perform pgmb.write_claim(base, 0, 'p', base.bindings, 0, base.place, base.place, 'infinity');
+  base.id := base.id + 1;
+  return base;
+end $$;
+
+-- Waits until no transaction is committing that settled what it received of a queue. Internal.
+create or replace function pgmb.await_commits(queue integer)
+returns void
+language plpgsql
+as $$
+begin
+  perform from pgmb.generation g where g.queue = await_commits.queue and g.number = -1 for update;
+  -- Rolled back at once: others who open a generation must not wait for this transaction.
+  raise exception 'waited' using errcode = 'MB000';
+exception when sqlstate 'MB000' then
+  null;
+end $$;
+
+-- Gives a queue rows for its next generations. Internal.
+create or replace function pgmb.add_generations(queue integer)
+returns void
+language sql
+as $$
+  insert into pgmb.generation (queue, number)
+  select add_generations.queue, ahead
+  from (select coalesce(max(g.number), -1) last from pgmb.generation g
+    where g.queue = add_generations.queue and (g.base is not null or g.number = -1)) newest,
+    generate_series(greatest(newest.last, 0) + 1, greatest(newest.last, 0) + 4) ahead
+  on conflict do nothing
+$$;
+
+-- Raises that a queue can neither be received from nor be taken over at this moment. Internal.
+create or replace function pgmb.raise_held(queue integer)
+returns void
+language plpgsql
+as $$
+begin
+  raise exception 'queue % is held by transactions that stay open',
+    (select quote_literal(q.name) from pgmb.queue q where q.id = raise_held.queue)
+    using errcode = 'MB013',
+      hint = 'One received and settled and is prepared: commit or roll it back (pg_prepared_xacts). Or several received and stay open.';
+end $$;
+
+-- The advisory lock of a queue's generation. A stranger who saw it in pg_locks and holds it delays receivers for a
+-- second: then they open the next generation, which has another. Internal.
+create or replace function pgmb.queue_lock(queue integer, generation integer)
+returns bigint
+language sql stable
+as $$
+  select pgmb.lock_key('queue ' || queue || ' generation ' || generation)
+$$;
+
+-- Whether a claim was made void: a newer generation that counts went on from a claim before it. The newest generation
+-- counts, and so does each that the base of one that counts belongs to. Internal.
 create or replace function pgmb.is_void(queue integer, claim bigint)
 returns boolean
 language sql stable
 as $$
-  select exists (
-    select from pgmb.supersession s
-    where s.queue = is_void.queue and s.generation > claim >> 40 and s.floor <= claim & 1099511627775
+  with recursive counting (number, base) as (
+    (select g.number, g.base from pgmb.generation g
+    where g.queue = is_void.queue and g.number > is_void.claim >> 40 and g.base is not null
+    order by g.number desc limit 1)
+    union all
+    select g.number, g.base from counting c
+    join pgmb.generation g on g.queue = is_void.queue and g.number = c.base >> 40 and g.base is not null
+    where g.number > is_void.claim >> 40
   )
+  select exists (select from counting c where c.base < is_void.claim)
 $$;
 
--- Whether a claim was made void or is about to be: whoever opens a new generation holds its lock, and while
--- this transaction holds it too nobody can. Internal.
-create or replace function pgmb.may_be_void(queue integer, claim bigint)
-returns boolean
+-- How a committed claim stands: h it holds, whatever happens; v it is void; u undecided: a transaction is opening a
+-- generation and may not have seen it. Asked after the claim committed, h stays true: a generation that is opened later
+-- goes on from this claim or a later one. Errors: 40001 by the caller's snapshot this cannot be told. Internal.
+create or replace function pgmb.standing(queue integer, claim bigint)
+returns "char"
 language plpgsql
+set enable_seqscan = off
+set enable_bitmapscan = off
 as $$
+declare
+  newer record;
 begin
-  return not pg_try_advisory_xact_lock_shared(pgmb.queue_lock(queue, (claim >> 40) + 1))
-    or pgmb.is_void(queue, claim);
+  loop
+    select bool_or(g.base is not null) opened, bool_or(g.base is null and pgmb.fate(g.xmax) = 'in progress') opening,
+      bool_or(g.base is null and pgmb.fate(g.xmax) = 'committed') unseen
+    into newer
+    from pgmb.generation g
+    where g.queue = standing.queue and g.number > standing.claim >> 40
+      and (g.base is not null or g.xmax <> '0'::xid);
+    exit when newer.unseen is not true;
+    -- It committed after this statement's snapshot: the next statement sees it, unless they share one.
+    if current_setting('transaction_isolation') in ('repeatable read', 'serializable') then
+      perform pgmb.raise_moved_on();
+    end if;
+  end loop;
+  if newer.opened and pgmb.is_void(standing.queue, standing.claim) then
+    return 'v';
+  end if;
+  -- A later claim of the same generation by another transaction was made after this one committed, and looked for
+  -- openers first: whoever opens now saw it.
+  if newer.opening and not exists (
+    select from pgmb.claim later
+    where later.queue = standing.queue and later.id > standing.claim and later.id < ((standing.claim >> 40) + 1) << 40
+      and later.xid <> (select own.xid from pgmb.claim own where own.queue = standing.queue and own.id = standing.claim))
+  then
+    return 'u';
+  end if;
+  return 'h';
 end $$;
 
+-- Whether a claim was made void or may be. Internal.
+create or replace function pgmb.may_be_void(queue integer, claim bigint)
+returns boolean
+language sql volatile
+as $$
+  select pgmb.standing(may_be_void.queue, may_be_void.claim) <> 'h'
+$$;
+
 -- A transaction that received and settled in one go may have been superseded while it stayed open: it must
--- not commit then, or its effects would happen twice. Runs at commit; holds the next generation's lock so
--- that nobody supersedes between this check and the commit.
+-- not commit then, or its effects would happen twice. Runs at commit; holds a row that whoever opens a generation
+-- waits for (pgmb.await_commits), so that nobody supersedes between this check and the commit.
 create or replace function pgmb.refuse_void()
 returns trigger
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 begin
+  perform pgmb.hold_generation(new.queue);
   if pgmb.may_be_void(new.queue, new.id) then
     raise exception 'the lease was superseded: this transaction stayed open for too long after its receive'
       using errcode = 'MB011', hint = 'Receive in a transaction of its own, or finish within a second.';
   end if;
   return null;
 end $$;
+
+-- Keeps generations of a queue from being opened until this transaction ends, but for those that are marked already.
+-- Internal.
+create or replace function pgmb.hold_generation(queue integer)
+returns void
+language sql
+set enable_seqscan = off
+as $$
+  select from pgmb.generation g where g.queue = hold_generation.queue and g.number = -1 for share
+$$;
 
 -- Raises that another session moved the queue's position behind this transaction's snapshot. Internal.
 create or replace function pgmb.raise_moved_on()
@@ -159,12 +321,12 @@ as $$
 begin
   insert into pgmb.claim (queue, id, token, state, bindings, events, lo, hi, place, upto,
     done_snapshot, done_seq, done_next, batch_snapshot, batch_seq, batch_next,
-    own, own_seq, expires_at, swept, held, keys, open, paid_until, chosen)
+    own, own_seq, expires_at, swept, held, keys, open, paid_until, chosen, openings)
   values (base.queue, base.id + 1, write_claim.token, write_claim.state, write_claim.bindings, write_claim.events,
     write_claim.lo, write_claim.hi, base.place, base.upto,
     base.done_snapshot, base.done_seq, base.done_next, base.batch_snapshot, base.batch_seq, base.batch_next,
     base.own, base.own_seq, write_claim.expires_at, base.swept, base.held, write_claim.keys, base.open, base.paid_until,
-    write_claim.chosen)
+    write_claim.chosen, base.openings)
   on conflict do nothing;
   if not found then
     perform pgmb.raise_moved_on();
@@ -197,13 +359,14 @@ as $$
   select case when key is null then 0 else coalesce(nullif(hashtext(key), 0), 1) end
 $$;
 
--- The events of a claim that are not settled yet. Internal.
-create or replace function pgmb.claim_events(claim pgmb.claim)
+-- The events of a claim that are not settled yet; `numbers`: those of them alone. Internal.
+create or replace function pgmb.claim_events(claim pgmb.claim, numbers bigint[] default null)
 returns setof pgmb.event
 language plpgsql
 as $$
 #variable_conflict use_variable
 declare
+  only_these text := case when numbers is null then '' else pgmb.among(numbers) end;
   q pgmb.queue;
   b pgmb.binding;
   columns text;
@@ -222,7 +385,7 @@ begin
       return query execute format('select * from (select %s from %s e
           where e.xid = $1 and e.seq + 0 > $2 and e.seq + 0 <= $3 %s) own
           where not exists (select from pgmb.settlement s where s.queue = $4 and s.claim = $5 and s.seq = own.seq)
-          order by seq + 0', columns, leaf, b.matching)
+          order by seq + 0', columns, leaf, b.matching || only_these)
         using (claim).xid, (claim).lo, (claim).hi, (claim).queue, (claim).id;
     end loop;
   else
@@ -235,7 +398,7 @@ begin
     return query
     select e.* from pgmb.batch_events(q.stream, (claim).done_snapshot, (claim).done_seq, (claim).done_next,
       (claim).batch_snapshot, (claim).own, (claim).own_seq, (claim).lo, (claim).hi,
-      b.matching, 9223372036854775807) e
+      b.matching || only_these, 9223372036854775807) e
     where not exists (
       select from pgmb.settlement s where s.queue = (claim).queue and s.claim = (claim).id and s.seq = e.seq);
   end if;
@@ -275,25 +438,32 @@ begin
   end if;
 end $$;
 
--- In an ordered queue, has the first event of each key that waited behind one now settled come up at once.
--- Internal.
-create or replace function pgmb.wake_keys(queue integer, keys text[])
+-- Sends the retried events that a lease holds to be tried again at once, or to the dead letters where that was their last
+-- attempt: the lease expired, or the reason that `error` gives. Runs under the lock of the lease's claim. Internal.
+create or replace function pgmb.fail_leased(queue pgmb.queue, claim bigint, now timestamptz, error text, expired integer)
 returns void
 language sql
 as $$
-  update pgmb.retry r set due_at = clock_timestamp()
-  where r.due_at > clock_timestamp() and r.id = any (array(
-    select head.id from unnest(wake_keys.keys) settled (key)
-    cross join lateral (
-      select first.id, first.lease, first.attempt from pgmb.retry first
-      where first.queue = wake_keys.queue and first.ordered and first.key = settled.key
-      order by first.origin, first.seq limit 1) head
-    -- One that was tried waits by its own backoff.
-    where head.lease is null and head.attempt = 1))
+  with spent as (
+    delete from pgmb.retry r
+    where r.queue = (fail_leased.queue).id and r.lease = fail_leased.claim and r.attempt >= (fail_leased.queue).max_attempts
+    returning r.*
+  ), back as (
+    update pgmb.retry r
+    set lease = null, due_at = fail_leased.now, attempt = r.attempt + 1, error = fail_leased.error,
+      expiries = r.expiries + fail_leased.expired
+    where r.queue = (fail_leased.queue).id and r.lease = fail_leased.claim and r.attempt < (fail_leased.queue).max_attempts
+  )
+  insert into pgmb.dead (queue, attempt, error, seq, event_id, topic, key, payload, headers, published_at)
+  select s.queue, s.attempt, fail_leased.error || coalesce('; before: ' || s.error, ''), s.seq, s.event_id, s.topic,
+    s.key, s.payload, s.headers, s.published_at
+  from spent s order by s.id
 $$;
 
--- Examines leases that expired since the last sweep, at most about 200, and sends their unsettled events
--- to be tried again at once. Runs under the queue's lock. `examined` counts the claims looked at. Internal.
+-- Examines leases that expired since the last sweep, at most about 200, and sends their unsettled events to be tried
+-- again at once: all of a lease, under the lock of its claim, so that its holder has the whole of it or nothing. Those
+-- that were made shorter are looked at in any case. Runs under the queue's lock. `examined` counts the claims that
+-- expired. Internal.
 create or replace function pgmb.sweep(
   queue integer, base pgmb.claim, now timestamptz, out swept timestamptz, out held bigint[], out examined integer
 )
@@ -303,6 +473,7 @@ as $$
 declare
   passing record;
   expired pgmb.claim;
+  swept_queue pgmb.queue;
 begin
   swept := (base).swept;
   examined := 0;
@@ -314,7 +485,7 @@ begin
   loop
     examined := examined + 1;
     swept := passing.expires_at;
-    if passing.state in ('l', 'o') then
+    if passing.state in ('l', 'o', 'r') then
       held := held || passing.id;
     end if;
   end loop;
@@ -322,23 +493,34 @@ begin
     swept := greatest(swept, sweep.now);
   end if;
   held := (base).held || held;
-  if held is null then
-    return;
-  end if;
-  for passing in select id from unnest(held) id loop
+  for passing in
+    select one.id, false short from unnest(held) one (id)
+    union all
+    select distinct s.claim, true from pgmb.shortened s where s.queue = sweep.queue
+  loop
     select * into expired from pgmb.claim c
     where c.queue = sweep.queue and c.id = passing.id for update skip locked;
     if found then
-      held := nullif(array_remove(held, passing.id), '{}');
-      if expired.state in ('l', 'o') and expired.expires_at <= swept then
-        if not pgmb.is_void(expired.queue, expired.id) then
-          perform pgmb.fail_event((select q from pgmb.queue q where q.id = sweep.queue), e, expired.id, 1, sweep.now,
-            'lease expired', expiries => 1)
+      if expired.state in ('l', 'o', 'r') and expired.expires_at <= (case when passing.short then sweep.now else swept end) then
+        select * into swept_queue from pgmb.queue q where q.id = sweep.queue;
+        if expired.state = 'r' then
+          perform pgmb.fail_leased(swept_queue, expired.id, sweep.now, 'lease expired', 1);
+        elsif not pgmb.is_void(expired.queue, expired.id) then
+          perform pgmb.fail_event(swept_queue, e, expired.id, 1, sweep.now, 'lease expired', expiries => 1)
           from pgmb.claim_events(expired) e;
         end if;
         update pgmb.claim c set state = 'x' where c.queue = expired.queue and c.id = expired.id;
+        expired.state := 'x';
       end if;
-    elsif not exists (select from pgmb.claim c where c.queue = sweep.queue and c.id = passing.id) then
+    else
+      -- Locked by its holder, or cleared.
+      continue when exists (select from pgmb.claim c where c.queue = sweep.queue and c.id = passing.id);
+      expired.state := 'x';
+    end if;
+    if passing.short then
+      delete from pgmb.shortened s
+      where s.queue = sweep.queue and s.claim = passing.id and expired.state not in ('l', 'o', 'r');
+    else
       held := nullif(array_remove(held, passing.id), '{}');
     end if;
   end loop;

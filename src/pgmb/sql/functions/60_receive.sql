@@ -1,98 +1,64 @@
 -- Receiving: the next events of a queue, under a lease.
 
--- Leases retried events that are due, those first that waited longest. A row whose lease expired counts as
--- a failed attempt. Whoever held an event whose lease expired twice in a row, or before its last attempt, may
--- have died of it: it comes alone, so that it takes no other along. Internal.
+-- Leases retried events that are due, those first that waited longest, in a claim that follows `base`, and returns how
+-- many. An event whose lease expired twice in a row, or before its last attempt, may have crashed its consumer, so it is
+-- leased alone. Internal.
 create or replace function pgmb.lease_due(
-  queue integer, max integer, now timestamptz, expires_at timestamptz, max_attempts integer,
-  out lease uuid, out events bigint
+  base pgmb.claim, bindings integer, max integer, now timestamptz, expires_at timestamptz, max_attempts integer, token bigint
 )
+returns bigint
 language plpgsql
 as $$
-#variable_conflict use_column
+declare
+  leased bigint[];
 begin
-  perform pgmb.bury_spent(queue, max, now, max_attempts);
-  lease := pgmb.retry_lease(queue);
   with due as materialized (
     select later.id, later.due_at, later.together,
       later.together is null and pgmb.comes_alone(later, lease_due.max_attempts) alone
     from pgmb.retry later
-    where later.queue = lease_due.queue and later.due_at <= lease_due.now
-      -- Not those that are spent too, but were too many for this call.
-      and (later.lease is null or later.attempt < lease_due.max_attempts)
+    where later.queue = (lease_due.base).queue and later.due_at <= lease_due.now
     order by later.due_at, later.together
     limit lease_due.max
     for update skip locked
-  ), chosen as (
-    -- What failed together comes together, and by itself.
-    select c.id
-    from (
-      select d.id, row_number() over w place, bool_or(d.alone) over w stopped
-      from due d
-      where d.together is not distinct from (
-        select first.together from due first order by first.due_at, first.together, first.id limit 1)
-      window w as (order by d.due_at, d.id)) c
-    where c.place = 1 or not c.stopped
-  ), leased as (
-    update pgmb.retry r
-    set attempt = r.attempt + case when r.lease is null then 0 else 1 end,
-      error = case when r.lease is null then r.error else 'lease expired' end,
-      expiries = r.expiries + case when r.lease is null then 0 else 1 end,
-      lease = lease_due.lease, due_at = lease_due.expires_at
-    from chosen
-    where r.id = chosen.id
-    returning 1
   )
-  select count(*) into events from leased;
+  -- What failed together comes together, and by itself.
+  select array_agg(c.id) into leased
+  from (
+    select d.id, row_number() over w place, bool_or(d.alone) over w stopped
+    from due d
+    where d.together is not distinct from (
+      select first.together from due first order by first.due_at, first.together, first.id limit 1)
+    window w as (order by d.due_at, d.id)) c
+  where c.place = 1 or not c.stopped;
+  return pgmb.lease_retried(lease_due.base, lease_due.bindings, leased, lease_due.expires_at, lease_due.token);
 end $$;
 
--- A new lease of retried events. Internal.
-create or replace function pgmb.retry_lease(queue integer)
-returns uuid
-language sql volatile
+-- Leases rows of pgmb.retry, which the caller has locked, in a claim that follows `base`. Returns how many. If this
+-- transaction is superseded it cannot commit: its claim would be void, and no sweep would give the rows back. Internal.
+create or replace function pgmb.lease_retried(
+  base pgmb.claim, bindings integer, leased bigint[], expires_at timestamptz, token bigint
+)
+returns bigint
+language plpgsql
 as $$
-  select (lpad(to_hex(queue), 6, '0') || 'ff' || substr(replace(gen_random_uuid()::text, '-', ''), 9))::uuid
-$$;
+begin
+  if leased is null then
+    return 0;
+  end if;
+  update pgmb.retry r set lease = (lease_retried.base).id + 1, due_at = 'infinity' where r.id = any (lease_retried.leased);
+  perform pgmb.write_claim(lease_retried.base, lease_retried.token, 'r', lease_retried.bindings, cardinality(leased),
+    (lease_retried.base).place, (lease_retried.base).place, lease_retried.expires_at);
+  perform pgmb.recheck_at_commit((lease_retried.base).queue, (lease_retried.base).id + 1);
+  return cardinality(leased);
+end $$;
 
 -- Whether a retried event is to be leased without others. Internal.
 create or replace function pgmb.comes_alone(retried pgmb.retry, max_attempts integer)
 returns boolean
 language sql immutable
 as $$
-  select case when (retried).lease is null then (retried).expiries >= 2
-      or ((retried).expiries = 1 and (retried).attempt >= max_attempts)
-    else (retried).expiries >= 1 or (retried).attempt + 1 >= max_attempts
-  end
+  select (retried).expiries >= 2 or ((retried).expiries = 1 and (retried).attempt >= max_attempts)
 $$;
-
--- Sends retried events whose last attempt ended with their lease to the dead letters. Internal.
-create or replace function pgmb.bury_spent(queue integer, max integer, now timestamptz, max_attempts integer)
-returns void
-language plpgsql
-as $$
-#variable_conflict use_column
-declare
-  keys text[];
-begin
-  with spent as (
-    delete from pgmb.retry r
-    where r.id = any (array(
-      select late.id from pgmb.retry late
-      where late.queue = bury_spent.queue and late.due_at <= bury_spent.now
-        and late.lease is not null and late.attempt >= bury_spent.max_attempts
-      order by late.due_at limit bury_spent.max for update skip locked))
-    returning r.*
-  ), buried as (
-    insert into pgmb.dead (queue, attempt, error, seq, event_id, topic, key, payload, headers, published_at)
-    select s.queue, s.attempt, 'lease expired' || coalesce('; before: ' || s.error, ''), s.seq, s.event_id, s.topic,
-      s.key, s.payload, s.headers, s.published_at
-    from spent s
-  )
-  select array_agg(distinct s.key) filter (where s.ordered and s.key is not null) into keys from spent s;
-  if keys is not null then
-    perform pgmb.wake_keys(bury_spent.queue, keys);
-  end if;
-end $$;
 
 -- Events that this transaction published itself and received none of yet: no snapshot shows them, they are
 -- found by xid (seq + 0: never by a walk of the log). Writes their claim. Internal.
@@ -144,7 +110,8 @@ end $$;
 -- receive alone in its transaction, where a lost claim means redelivery. raw => true leaves ids that nobody gave null, for clients that
 -- derive them themselves as pgmb.derive_id does. Nothing to receive: no rows, nothing written, no transaction id.
 -- Lock: one a queue, to the end of the transaction; others wait at most a second (pgmb.lock_queue).
--- Errors: MB002 no such queue, MB011 the ack's lease is lost, MB020 standby, MB021 another cluster.
+-- Needs READ COMMITTED. Errors: MB002 no such queue, MB011 the ack's lease is lost, MB013 the queue is held by prepared
+-- transactions, MB020 standby, MB021 another cluster, MB029 another isolation level.
 create or replace function pgmb.receive(
   queue text, max integer default 100, lease_for interval default null, ack uuid default null,
   durable boolean default true, raw boolean default false
@@ -167,7 +134,7 @@ declare
   locked boolean;
   base pgmb.claim;
   now timestamptz;
-  token bigint := (random() * 281474976710655)::bigint;
+  token bigint := (random() * 1099511627775)::bigint;
   given uuid;
   got bigint;
   ending bigint;
@@ -191,9 +158,13 @@ begin
   if pg_is_in_recovery() or current_setting('pgmb.cluster_checked', true) is distinct from current_database() then
     perform pgmb.assert_primary();
   end if;
+  if current_setting('transaction_isolation') in ('repeatable read', 'serializable') then
+    perform pgmb.assert_read_committed();
+  end if;
   now := clock_timestamp();
-  select q.id, q.stream, q.stream_name, q.bindings, q.matching, q.generation, q.paused_at, q.max_attempts, q.plain,
-    coalesce(receive.lease_for, q.lease_for) lease_for,
+  select q.id, q.stream, q.stream_name, q.bindings, q.matching, q.generation, q.lock_key, q.paused_at, q.max_attempts, q.plain,
+    -- At least a moment: a lease that ends where the sweep stands would never be examined.
+    greatest(coalesce(receive.lease_for, q.lease_for), interval '1 millisecond') lease_for,
     -- The sequence, read before this transaction has an xid: what the next batch may start from.
     numbers.sequence, coalesce(pg_sequence_last_value(numbers.sequence), 0) noted,
     exists (select from pgmb.retry r where r.queue = q.id and r.due_at <= now) due
@@ -216,10 +187,11 @@ begin
 
   if not q.plain then
     swept := pgmb.claim_by_policy(q.id, entry_xid, q.noted, receive.max, q.lease_for);
-    if pgmb.is_retry_lease(swept.lease) then
+    if swept.retried then
       return query
-      select r.lease, r.seq, r.event_id, r.topic, r.key, r.payload, r.headers, r.published_at, r.attempt
-      from pgmb.retry r where r.lease = swept.lease order by r.origin, r.seq;
+      select swept.lease, r.seq, r.event_id, r.topic, r.key, r.payload, r.headers, r.published_at, r.attempt
+      from pgmb.retry r
+      where r.queue = pgmb.lease_queue(swept.lease) and r.lease = pgmb.lease_claim(swept.lease) order by r.origin, r.seq;
     elsif swept.lease is not null then
       base := swept.claim;
       if cardinality(swept.rows) > 0 then
@@ -241,13 +213,15 @@ begin
   -- Others hold the lock for a fraction of a millisecond: trying again now and then lets whoever runs go on,
   -- where a queue of waiters would have each wait for the next to be woken.
   for attempt in 1 .. 10 loop
-    locked := pg_try_advisory_xact_lock(pgmb.queue_lock(q.id, q.generation));
+    locked := pg_try_advisory_xact_lock(q.lock_key);
     exit when locked;
     if attempt = 1 then
       -- Or the hint is old: a long transaction holds a generation that others have left behind.
-      select max(n.generation) into look from pgmb.supersession n where n.queue = q.id;
+      select max(n.number) into look from pgmb.generation n
+      where n.queue = q.id and n.number > q.generation and n.base is not null;
       if look > q.generation then
         q.generation := look;
+        q.lock_key := pgmb.queue_lock(q.id, q.generation);
         continue;
       end if;
     end if;
@@ -256,7 +230,10 @@ begin
   if locked then
     select c.* into base from pgmb.claim c where c.queue = q.id order by c.id desc limit 1;
   end if;
-  if base.id >> 40 is distinct from q.generation then
+  -- Or somebody has begun to open a generation since the last claim.
+  if base.id >> 40 is distinct from q.generation
+    or base.openings is distinct from pg_sequence_last_value('pgmb.opening'::regclass)
+  then
     base := pgmb.lock_queue(q.id);
     now := clock_timestamp();
   end if;
@@ -273,7 +250,6 @@ begin
   -- at most that many and needs no limit and no count.
   if base.own is null and not q.due and base.held is null
     and now between base.swept and base.swept + interval '50 milliseconds'
-    and current_setting('transaction_isolation') = 'read committed'
   then
     if base.place >= base.upto and pg_current_xact_id_if_assigned() is null
       and pg_snapshot_xmin(base.batch_snapshot) = pg_snapshot_xmax(base.batch_snapshot)
@@ -300,10 +276,10 @@ begin
       get diagnostics got = row_count;
       if got * 2 >= ending - lo and opened is null then
         insert into pgmb.claim (queue, id, token, state, bindings, events, lo, hi, place, upto,
-          done_snapshot, done_seq, done_next, batch_snapshot, batch_seq, batch_next, expires_at, swept)
+          done_snapshot, done_seq, done_next, batch_snapshot, batch_seq, batch_next, expires_at, swept, openings)
         values (q.id, base.id + 1, token, 'l', q.bindings, got, lo, ending, ending, base.upto,
           base.done_snapshot, base.done_seq, base.done_next, base.batch_snapshot, base.batch_seq, base.batch_next,
-          now + q.lease_for, base.swept);
+          now + q.lease_for, base.swept, base.openings);
         return;
       end if;
       scanned := ending - lo;
@@ -326,14 +302,10 @@ begin
   end if;
 
   if q.due and got = 0 then
-    swept := pgmb.lease_due(q.id, receive.max, now, now + q.lease_for, q.max_attempts);
-    if swept.events > 0 then
+    if pgmb.lease_due(base, q.bindings, receive.max, now, now + q.lease_for, q.max_attempts, token) > 0 then
       return query
-      select r.lease, r.seq, r.event_id, r.topic, r.key, r.payload, r.headers, r.published_at, r.attempt
-      from pgmb.retry r where r.lease = swept.lease order by r.seq;
-      if pending then
-        perform pgmb.write_claim(base, 0, 'p', q.bindings, 0, base.place, base.place, 'infinity');
-      end if;
+      select given, r.seq, r.event_id, r.topic, r.key, r.payload, r.headers, r.published_at, r.attempt
+      from pgmb.retry r where r.queue = q.id and r.lease = base.id + 1 order by r.seq;
       return;
     end if;
   end if;
@@ -448,17 +420,13 @@ begin
   end if;
 
   if got > 0 then
-    if current_setting('transaction_isolation') = 'read committed' then
-      -- As pgmb.write_claim, without the call: here the lock alone keeps the number ours.
-      insert into pgmb.claim (queue, id, token, state, bindings, events, lo, hi, place, upto,
-        done_snapshot, done_seq, done_next, batch_snapshot, batch_seq, batch_next,
-        own, own_seq, expires_at, swept, held)
-      values (q.id, base.id + 1, token, 'l', q.bindings, got, lo, base.place, base.place, base.upto,
-        base.done_snapshot, base.done_seq, base.done_next, base.batch_snapshot, base.batch_seq, base.batch_next,
-        base.own, base.own_seq, now + q.lease_for, base.swept, base.held);
-    else
-      perform pgmb.write_claim(base, token, 'l', q.bindings, got, lo, base.place, now + q.lease_for);
-    end if;
+    -- As pgmb.write_claim, without the call.
+    insert into pgmb.claim (queue, id, token, state, bindings, events, lo, hi, place, upto,
+      done_snapshot, done_seq, done_next, batch_snapshot, batch_seq, batch_next,
+      own, own_seq, expires_at, swept, held, openings)
+    values (q.id, base.id + 1, token, 'l', q.bindings, got, lo, base.place, base.place, base.upto,
+      base.done_snapshot, base.done_seq, base.done_next, base.batch_snapshot, base.batch_seq, base.batch_next,
+      base.own, base.own_seq, now + q.lease_for, base.swept, base.held, base.openings);
     return;
   end if;
 

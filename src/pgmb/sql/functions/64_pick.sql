@@ -13,8 +13,7 @@ as $$
 #variable_conflict use_column
 begin
   if in_flight.named is null and not exists (
-    select from pgmb.retry r
-    where r.queue = in_flight.queue and r.lease is not null and r.due_at > in_flight.now)
+    select from pgmb.retry r where r.queue = in_flight.queue and r.lease is not null)
   then
     events := 0;
     keys := '{}';
@@ -28,39 +27,37 @@ begin
     select c.events - count(*) events from pgmb.settlement s where s.queue = c.queue and s.claim = c.id) held
   where c.state in ('l', 'o') and held.events > 0;
   select coalesce(array_agg(distinct held.hash) filter (where held.hash <> 0), '{}'),
-    in_flight.events + count(*) filter (where held.retried),
-    -- A retried event's lease began so long before its end, if neither was chosen otherwise.
-    greatest(in_flight.youngest, max(held.since) filter (where held.since <= in_flight.now))
+    in_flight.events + count(*) filter (where held.retried), greatest(in_flight.youngest, max(held.since))
   into keys, events, youngest
   from (
     select one hash, false retried, null::timestamptz since from pgmb.claim c, unnest(c.keys) one
     where c.queue = in_flight.queue and c.id = any (in_flight.open)
     union all
     -- Also those of a key ahead of which a dead letter was put back.
-    select case when r.ordered then pgmb.key_hash(r.key) else 0 end, true,
-      r.due_at - (select q.lease_for from pgmb.queue q where q.id = in_flight.queue)
-    from pgmb.retry r
-    where r.queue = in_flight.queue and r.lease is not null and r.due_at > in_flight.now) held;
+    select case when r.ordered then pgmb.key_hash(r.key) else 0 end, c.expires_at > in_flight.now, c.at
+    from pgmb.retry r join pgmb.claim c on c.queue = r.queue and c.id = r.lease
+    where r.queue = in_flight.queue and r.lease is not null) held;
 end $$;
 
 -- As lease_due, in an ordered queue: of each key the first event that waits, if it is due and no lease holds
--- the key, and those behind it. Internal.
+-- the key, and those behind it. The next of each key that stays is due from now on, and only blocked: nothing has to
+-- wake it when those ahead are settled, and so no settlement can miss it. Internal.
 create or replace function pgmb.lease_due_in_order(
-  queue integer, max integer, now timestamptz, expires_at timestamptz, max_attempts integer, busy integer[],
-  out lease uuid, out events bigint
+  base pgmb.claim, bindings integer, max integer, now timestamptz, expires_at timestamptz, max_attempts integer,
+  token bigint, busy integer[]
 )
+returns bigint
 language plpgsql
 as $$
-#variable_conflict use_column
+declare
+  leased bigint[];
+  events bigint;
 begin
-  perform pgmb.bury_spent(queue, max, now, max_attempts);
-  lease := pgmb.retry_lease(queue);
   with head as materialized (
     select later.id, later.key, later.due_at, later.origin, later.seq,
       pgmb.comes_alone(later, lease_due_in_order.max_attempts) alone
     from pgmb.retry later
-    where later.queue = lease_due_in_order.queue and later.due_at <= lease_due_in_order.now
-      and (later.lease is null or later.attempt < lease_due_in_order.max_attempts)
+    where later.queue = (lease_due_in_order.base).queue and later.due_at <= lease_due_in_order.now
       and (later.key is null or (
         pgmb.key_hash(later.key) <> all (lease_due_in_order.busy)
         and not exists (
@@ -84,31 +81,35 @@ begin
       select r.id, r.origin, r.seq, bool_and(r.lease is null) over (order by r.origin, r.seq) free
       from (
         select * from pgmb.retry one
-        where one.queue = lease_due_in_order.queue and one.ordered and one.key = c.key
+        where one.queue = (lease_due_in_order.base).queue and one.ordered and one.key = c.key
           and (one.origin, one.seq) > (c.origin, c.seq)
         order by one.origin, one.seq
         limit lease_due_in_order.max) r) b
     where b.free and not exists (select from head h where h.alone)
-  ), taken as (
-    select t.id
+  )
+  select array_agg(t.id) into leased
+  from (
+    select taken.id
     from (
       select c.id, c.due_at, c.origin, c.seq from chosen c
       union all
-      select b.id, b.due_at, b.origin, b.seq from behind b) t
+      select b.id, b.due_at, b.origin, b.seq from behind b) taken
     -- Heads first sort before what is behind them: a limit never parts a key's first from its second.
-    order by t.due_at, t.origin, t.seq
-    limit lease_due_in_order.max
-  ), leased as (
-    update pgmb.retry r
-    set attempt = r.attempt + case when r.lease is null then 0 else 1 end,
-      error = case when r.lease is null then r.error else 'lease expired' end,
-      expiries = r.expiries + case when r.lease is null then 0 else 1 end,
-      lease = lease_due_in_order.lease, due_at = lease_due_in_order.expires_at
-    from taken
-    where r.id = taken.id
-    returning 1
-  )
-  select count(*) into events from leased;
+    order by taken.due_at, taken.origin, taken.seq
+    limit lease_due_in_order.max) t;
+  events := pgmb.lease_retried(lease_due_in_order.base, lease_due_in_order.bindings, leased, lease_due_in_order.expires_at,
+    lease_due_in_order.token);
+  if events > 0 then
+    update pgmb.retry r set due_at = lease_due_in_order.now
+    from (select distinct t.key from pgmb.retry t where t.id = any (leased) and t.key is not null) taken
+    cross join lateral (
+      select first.id from pgmb.retry first
+      where first.queue = (lease_due_in_order.base).queue and first.ordered and first.key = taken.key and first.lease is null
+      order by first.origin, first.seq limit 1) waiting
+    -- One that was tried waits by its own backoff.
+    where r.id = waiting.id and r.attempt = 1 and r.due_at > lease_due_in_order.now;
+  end if;
+  return events;
 end $$;
 
 -- Which events of a queue above its position and up to `hi` are to be delivered now, at most `allowed`: those up to
@@ -217,8 +218,7 @@ begin
   end if;
   if behind is not null then
     insert into pgmb.retry (queue, due_at, attempt, seq, event_id, topic, key, payload, headers, published_at, ordered, origin)
-    -- The first behind a lease is due: nobody need wake it, so that a transaction which is settling that lease and
-    -- cannot see it yet leaves none behind. Whatever settles a parked event wakes the next.
+    -- The first behind a lease is due and only blocked: nothing has to wake it (see pgmb.lease_due_in_order).
     select q.id,
       case when e.key_place = 1 and ahead.due_at is null then now else greatest(ahead.due_at, now) + interval '1 minute' end,
       1, e.seq, e.id, e.topic, e.key, e.payload, e.headers, e.published_at, true, base.id + 1

@@ -5,7 +5,7 @@
 -- all. entry_xid, noted: as receive found them. Gives what pgmb.claim_lane gives. Internal.
 create or replace function pgmb.claim_by_policy(
   queue integer, entry_xid xid8, noted bigint, max integer, lease_for interval,
-  out lease uuid, out claim pgmb.claim, out matching text, out rows tid[]
+  out lease uuid, out retried boolean, out claim pgmb.claim, out matching text, out rows tid[]
 )
 language plpgsql
 as $$
@@ -24,7 +24,7 @@ declare
   paid timestamptz;
   claimed record;
 begin
-  select null::uuid lease, null::pgmb.claim claim, null matching, null::tid[] rows into claimed;
+  select null::uuid lease, false retried, null::pgmb.claim claim, null matching, null::tid[] rows into claimed;
   if head.max_in_flight is not null or head.rps is not null then
     -- One after another: a limit is everybody's.
     base := pgmb.lock_queue(head.id);
@@ -70,6 +70,7 @@ begin
     claimed := pgmb.claim_lane(passed_over, entry_xid, noted, max, lease_for);
   end if;
   lease := claimed.lease;
+  retried := claimed.retried;
   claim := claimed.claim;
   matching := claimed.matching;
   rows := claimed.rows;
@@ -85,7 +86,7 @@ create or replace function pgmb.try_queue(queue integer)
 returns boolean
 language sql volatile
 as $$
-  select pg_try_advisory_xact_lock(pgmb.queue_lock(try_queue.queue, newest.id >> 40))
+  select pg_try_advisory_xact_lock(pgmb.queue_lock(try_queue.queue, (newest.id >> 40)::integer))
   from (select c.id from pgmb.claim c where c.queue = try_queue.queue order by c.id desc limit 1) newest
 $$;
 
@@ -100,12 +101,12 @@ as $$
   from unnest(lanes) lane
 $$;
 
--- Leases the next events of a queue, or of one of its lanes, within its limits: retried ones, then fresh ones,
+-- Leases the next events of a queue, or of one of its lanes, within its limits: `retried` ones, or fresh ones,
 -- for which `claim`, `matching` and `rows` say what the lease holds. Null if there is nothing. A transaction's own
 -- events come once it has committed. Internal.
 create or replace function pgmb.claim_lane(
   q pgmb.queue, entry_xid xid8, noted bigint, max integer, lease_for interval,
-  out lease uuid, out claim pgmb.claim, out matching text, out rows tid[], out events bigint
+  out lease uuid, out retried boolean, out claim pgmb.claim, out matching text, out rows tid[], out events bigint
 )
 language plpgsql
 as $$
@@ -115,7 +116,6 @@ declare
   now timestamptz := clock_timestamp();
   flight record;
   swept record;
-  due record;
   picked record;
   trimmed pgmb.claim;
   taken bigint := 0;
@@ -129,7 +129,7 @@ declare
   choice record;
   chosen bigint[];
   asked pgmb.queue := q;
-  token bigint := (random() * 281474976710655)::bigint;
+  token bigint := (random() * 1099511627775)::bigint;
 begin
   if asks and pgmb.needs_timeout(q) then
     perform pgmb.assert_timeout();
@@ -147,16 +147,13 @@ begin
   base.open := flight.open;
   if exists (select from pgmb.retry r where r.queue = q.id and r.due_at <= now) then
     if q.ordered then
-      due := pgmb.lease_due_in_order(q.id, max, now, now + lease_for, q.max_attempts, flight.keys);
+      events := pgmb.lease_due_in_order(base, q.bindings, max, now, now + lease_for, q.max_attempts, token, flight.keys);
     else
-      due := pgmb.lease_due(q.id, max, now, now + lease_for, q.max_attempts);
+      events := pgmb.lease_due(base, q.bindings, max, now, now + lease_for, q.max_attempts, token);
     end if;
-    if due.events > 0 then
-      lease := due.lease;
-      events := due.events;
-      if pending then
-        perform pgmb.write_claim(base, 0, 'p', q.bindings, 0, base.place, base.place, 'infinity');
-      end if;
+    if events > 0 then
+      lease := pgmb.lease_of(q.id, base.id + 1, token);
+      retried := true;
       return;
     end if;
   end if;

@@ -57,13 +57,10 @@ returns void
 language plpgsql
 as $$
 begin
-  if pgmb.is_retry_lease(lease) then
-    perform pgmb.ack_retried(lease, passed);
-    return;
-  end if;
-  update pgmb.claim c set chosen = kept, events = c.events - cardinality(passed)
+  update pgmb.claim c set chosen = case c.state when 'l' then kept end, events = c.events - cardinality(passed)
   where c.queue = pgmb.lease_queue(lease) and c.id = pgmb.lease_claim(lease) and c.token = pgmb.lease_token(lease)
-    and c.state = 'l';
+    and c.state in ('l', 'r');
+  perform pgmb.ack_retried(pgmb.lease_queue(lease), pgmb.lease_claim(lease), passed);
 end $$;
 
 -- As between, for a group: the events between two positions that match a subscription of the group, each with the

@@ -1,5 +1,11 @@
 -- Settling: ack, retry, bury and extend what a lease holds. Every call names the lease; a lease that was
--- lost (expired and taken over, superseded, sought past) changes nothing and raises MB011.
+-- lost (expired and taken over, superseded, sought past) changes nothing and raises MB011. A lease is the caller's as a
+-- whole or not at all: what holds it is the row of its claim, which every call locks first.
+--   some events, ack              FOR KEY SHARE: other settlements of parts, and extend, pass
+--   some events, retry or bury    FOR SHARE: as well, but extend and an ack of the whole wait
+--   the whole, ack                by its update, which waits for the latter
+--   the whole, retry or bury      FOR UPDATE: waits for all of them, so that what they settled is known
+--   the sweep of what expired     FOR UPDATE SKIP LOCKED
 
 -- Raises that a lease no longer holds. Internal.
 create or replace function pgmb.raise_lost(lease uuid)
@@ -11,44 +17,97 @@ begin
     hint = 'It expired and its events were delivered again, or the queue was moved. Roll back; extend() long work in time.';
 end $$;
 
--- The claim of a lease, its row locked so that no takeover can pass while this transaction settles: by
--- KEY SHARE, which lets other transactions settle other events of the lease at once. Null if it was settled
--- before. Errors: MB011 lost. Internal.
-create or replace function pgmb.hold_claim(lease uuid)
+-- The claim of a lease, its row locked as `mode` says (key share, share, update) so that no takeover can pass while this
+-- transaction settles. Null if it was settled before. A generation that is being opened and may make it void is waited
+-- for, at most a second. Errors: MB011 lost, 40001 the caller's snapshot is too old to tell. Internal.
+create or replace function pgmb.hold_claim(lease uuid, mode text)
 returns pgmb.claim
 language plpgsql
 as $$
 declare
   held pgmb.claim;
+  queue_id integer := pgmb.lease_queue(lease);
+  claim_id bigint := pgmb.lease_claim(lease);
+  stands "char";
 begin
-  select * into held from pgmb.claim c
-  where c.queue = pgmb.lease_queue(lease) and c.id = pgmb.lease_claim(lease) and c.token = pgmb.lease_token(lease)
-  for key share skip locked;
-  if not found then
-    -- Locked, gone, or never there. A takeover locks only what has expired: that is lost. Another
-    -- transaction settling the whole lease is waited for.
+  if not pgmb.lock_claim(queue_id, claim_id, mode, false) then
+    -- Locked, gone, or never there. A takeover locks only what has expired: that is lost. Other transactions that
+    -- settle it are waited for.
     select * into held from pgmb.claim c
-    where c.queue = pgmb.lease_queue(lease) and c.id = pgmb.lease_claim(lease) and c.token = pgmb.lease_token(lease);
-    if not found or held.expires_at <= clock_timestamp() then
+    where c.queue = queue_id and c.id = claim_id and c.token = pgmb.lease_token(lease);
+    if not found and current_setting('transaction_isolation') in ('repeatable read', 'serializable') then
+      perform pgmb.raise_moved_on();
+    end if;
+    if not found or (held.expires_at <= clock_timestamp() and pgmb.is_being_taken(queue_id, claim_id)) then
       perform pgmb.raise_lost(lease);
     end if;
-    select * into held from pgmb.claim c
-    where c.queue = pgmb.lease_queue(lease) and c.id = pgmb.lease_claim(lease) and c.token = pgmb.lease_token(lease)
-    for key share;
+    perform pgmb.lock_claim(queue_id, claim_id, mode, true);
   end if;
+  -- Read again under the lock: KEY SHARE may have locked an older version of the row.
+  select * into held from pgmb.claim c
+  where c.queue = queue_id and c.id = claim_id and c.token = pgmb.lease_token(lease);
   if held.state = 's' then
     return null;
   end if;
-  if held.state not in ('l', 'o') or pgmb.may_be_void(held.queue, held.id) then
+  if held.id is null or held.state not in ('l', 'o', 'r') then
     perform pgmb.raise_lost(lease);
   end if;
+  -- A lease of retried events cannot have committed void: see pgmb.lease_retried.
   if held.xid = pg_current_xact_id() then
     perform pgmb.recheck_at_commit(held.queue, held.id);
+  end if;
+  if held.state <> 'r' then
+    for look in 1 .. 200 loop
+      stands := pgmb.standing(held.queue, held.id);
+      exit when stands <> 'u';
+      perform pg_sleep(0.005);
+    end loop;
+    if stands <> 'h' then
+      perform pgmb.raise_lost(lease);
+    end if;
   end if;
   return held;
 end $$;
 
--- Ends a claim, or settles some events of it. Returns how many events that settled now. Internal.
+-- Locks the row of a claim, or says false where it is locked otherwise, unless `waits`. Internal.
+create or replace function pgmb.lock_claim(queue integer, claim bigint, mode text, waits boolean)
+returns boolean
+language plpgsql
+as $$
+begin
+  if waits then
+    if mode = 'key share' then
+      perform from pgmb.claim c where c.queue = lock_claim.queue and c.id = lock_claim.claim for key share;
+    elsif mode = 'share' then
+      perform from pgmb.claim c where c.queue = lock_claim.queue and c.id = lock_claim.claim for share;
+    else
+      perform from pgmb.claim c where c.queue = lock_claim.queue and c.id = lock_claim.claim for update;
+    end if;
+  elsif mode = 'key share' then
+    perform from pgmb.claim c where c.queue = lock_claim.queue and c.id = lock_claim.claim for key share skip locked;
+  elsif mode = 'share' then
+    perform from pgmb.claim c where c.queue = lock_claim.queue and c.id = lock_claim.claim for share skip locked;
+  else
+    perform from pgmb.claim c where c.queue = lock_claim.queue and c.id = lock_claim.claim for update skip locked;
+  end if;
+  return found;
+end $$;
+
+-- Whether another transaction has a claim's row locked FOR UPDATE. Takes no lock that stays. Internal.
+create or replace function pgmb.is_being_taken(queue integer, claim bigint)
+returns boolean
+language plpgsql
+as $$
+begin
+  if pgmb.lock_claim(is_being_taken.queue, is_being_taken.claim, 'key share', false) then
+    raise exception 'free' using errcode = 'MB000';
+  end if;
+  return true;
+exception when sqlstate 'MB000' then
+  return false;
+end $$;
+
+-- Settles some events of a claim, of those named the ones that it holds. Returns those that this settled. Internal.
 create or replace function pgmb.settle_claim(claim pgmb.claim, seqs bigint[])
 returns bigint[]
 language plpgsql
@@ -57,6 +116,10 @@ as $$
 declare
   settled bigint[];
 begin
+  -- Where the claim holds every number of its range, the range tells; otherwise the log.
+  if (settle_claim.claim).events < (settle_claim.claim).hi - (settle_claim.claim).lo then
+    seqs := array(select e.seq from pgmb.claim_events(settle_claim.claim, seqs) e);
+  end if;
   with fresh as (
     insert into pgmb.settlement (queue, claim, seq)
     select distinct (settle_claim.claim).queue, (settle_claim.claim).id, one
@@ -69,28 +132,22 @@ begin
   return coalesce(settled, '{}');
 end $$;
 
--- Deletes retried events of a lease, which settles them. Returns how many. Internal.
-create or replace function pgmb.ack_retried(lease uuid, seqs bigint[])
+-- Deletes retried events that a claim holds, which settles them: all, or those named. Returns how many. Internal.
+create or replace function pgmb.ack_retried(queue integer, claim bigint, seqs bigint[] default null)
 returns bigint
 language plpgsql
 as $$
 declare
-  acked record;
+  acked bigint;
 begin
-  with gone as (
-    delete from pgmb.retry r
-    where r.lease = ack_retried.lease and (seqs is null or r.seq = any (seqs))
-    returning r.key, r.ordered
-  )
-  select count(*) events, array_agg(distinct gone.key) filter (where gone.ordered and gone.key is not null) keys
-  into acked from gone;
-  if acked.keys is not null then
-    perform pgmb.wake_keys(pgmb.lease_queue(lease), acked.keys);
-  end if;
-  return acked.events;
+  delete from pgmb.retry r
+  where r.queue = ack_retried.queue and r.lease = ack_retried.claim
+    and (ack_retried.seqs is null or r.seq = any (ack_retried.seqs));
+  get diagnostics acked = row_count;
+  return acked;
 end $$;
 
--- Settles a whole lease as done. Returns how many events it held, settled one by one or not. Internal.
+-- Settles a whole lease as done. Returns how many events it held, those of the log settled one by one or not. Internal.
 create or replace function pgmb.ack_lease(lease uuid)
 returns bigint
 language plpgsql
@@ -100,35 +157,32 @@ declare
   held pgmb.claim;
 begin
   perform pgmb.assert_consumer(pgmb.lease_queue(lease), null);
-  -- The common way: not expired, so no takeover is at it.
+  -- The common way: not expired, so no takeover is at it, and nobody has begun to open a generation since
+  -- (see pgmb.opening).
   update pgmb.claim c set state = 's'
   where c.queue = pgmb.lease_queue(lease) and c.id = pgmb.lease_claim(lease) and c.token = pgmb.lease_token(lease)
-    and c.state in ('l', 'o') and c.expires_at > clock_timestamp()
-  returning c.events, c.queue, c.id, c.xid = pg_current_xact_id() own,
-    c.at < clock_timestamp() - interval '900 milliseconds' old
+    and c.state in ('l', 'o', 'r') and c.expires_at > clock_timestamp()
+    and c.openings = pg_sequence_last_value('pgmb.opening'::regclass)
+  returning c.events, c.queue, c.id, c.xid = pg_current_xact_id() own, c.lo = c.hi retried
   into acked;
   if acked.id is not null then
     if acked.own then
       perform pgmb.recheck_at_commit(acked.queue, acked.id);
     end if;
-    -- Only a transaction that stayed open for a second can have been superseded.
-    if acked.old and pgmb.may_be_void(acked.queue, acked.id) then
-      perform pgmb.raise_lost(lease);
+    if acked.retried then
+      return pgmb.ack_retried(acked.queue, acked.id);
     end if;
     return acked.events;
   end if;
-  if pgmb.is_retry_lease(lease) then
-    held.events := pgmb.ack_retried(lease, null);
-    if held.events = 0 then
-      perform pgmb.raise_lost(lease);
-    end if;
-    return held.events;
-  end if;
-  held := pgmb.hold_claim(lease);
-  if held.id is null then
+  held := pgmb.hold_claim(lease, 'key share');
+  update pgmb.claim c set state = 's'
+  where c.queue = held.queue and c.id = held.id and c.state in ('l', 'o', 'r');
+  if not found then
     return 0;
   end if;
-  update pgmb.claim c set state = 's' where c.queue = held.queue and c.id = held.id;
+  if held.state = 'r' then
+    return pgmb.ack_retried(held.queue, held.id);
+  end if;
   return held.events;
 end $$;
 
@@ -140,9 +194,10 @@ as $$
   update pgmb.claim c set xid = c.xid where c.queue = recheck_at_commit.queue and c.id = recheck_at_commit.claim
 $$;
 
--- Settles a lease's events as done: all of them, or those named by seq. Returns how many; repeating an ack
--- changes nothing and returns 0 (for retried events, which leave no trace, it raises MB011). Atomic with the caller's transaction. Writes one row for a whole lease,
--- one an event otherwise. Errors: MB011 the lease is lost, 42501.
+-- Settles a lease's events as done: all of them, or those named by seq; numbers that the lease does not hold are passed
+-- over. Returns how many; repeating an ack changes nothing and returns 0. Atomic with the caller's transaction. Writes
+-- one row for a whole lease, one an event otherwise. In REPEATABLE READ and SERIALIZABLE it raises 40001 where the
+-- snapshot is older than the lease or its settlement by others. Errors: MB011 the lease is lost, 42501.
 create or replace function pgmb.ack(lease uuid, seqs bigint[] default null)
 returns bigint
 language plpgsql security definer
@@ -163,16 +218,12 @@ begin
     return settled;
   end if;
   perform pgmb.assert_consumer(pgmb.lease_queue(lease), null);
-  if pgmb.is_retry_lease(lease) then
-    settled := pgmb.ack_retried(ack.lease, ack.seqs);
-    if settled = 0 and not exists (select from pgmb.retry r where r.lease = ack.lease) then
-      perform pgmb.raise_lost(ack.lease);
-    end if;
-    return settled;
-  end if;
-  held := pgmb.hold_claim(ack.lease);
+  held := pgmb.hold_claim(ack.lease, 'key share');
   if held.id is null then
     return 0;
+  end if;
+  if held.state = 'r' then
+    return pgmb.ack_retried(held.queue, held.id, ack.seqs);
   end if;
   return cardinality(pgmb.settle_claim(held, ack.seqs));
 end $$;
@@ -180,8 +231,8 @@ end $$;
 -- Sends events of a lease (all that are left, or those named) to be tried again `after` that time, by
 -- default the queue's backoff; past the queue's max_attempts they become dead letters with this error. In an
 -- ordered queue, what the lease holds behind them of the same keys goes back too, untried. together => true has
--- these events, and no others, come together again: the same set. Returns how many of those asked for. Errors: MB011
--- the lease is lost, 42501.
+-- these events, and no others, come together again: the same set. Returns how many of those asked for. Isolation levels
+-- as ack. Errors: MB011 the lease is lost, 42501.
 create or replace function pgmb.retry(
   lease uuid, seqs bigint[] default null, after interval default null, error text default null,
   together boolean default false
@@ -199,7 +250,7 @@ begin
 end $$;
 
 -- Sends events of a lease (all that are left, or those named) to the queue's dead letters with the error.
--- Returns how many. Errors: MB011 the lease is lost, 42501.
+-- Returns how many. Isolation levels as ack. Errors: MB011 the lease is lost, 42501.
 create or replace function pgmb.bury(lease uuid, seqs bigint[] default null, error text default null)
 returns bigint
 language plpgsql security definer
@@ -213,7 +264,7 @@ begin
 end $$;
 
 -- Gives events of a lease (all that are left, or those named) back untried: they are due at once and the
--- attempt does not count. Returns how many. Errors: MB011 the lease is lost, 42501.
+-- attempt does not count. Returns how many. Isolation levels as ack. Errors: MB011 the lease is lost, 42501.
 create or replace function pgmb.release(lease uuid, seqs bigint[] default null)
 returns bigint
 language plpgsql security definer
@@ -245,32 +296,25 @@ declare
 begin
   perform pgmb.assert_consumer(pgmb.lease_queue(lease), null);
   select * into q from pgmb.queue where id = pgmb.lease_queue(lease);
-  if pgmb.is_retry_lease(lease) then
-    failed := pgmb.fail_retried(q, lease, seqs, after, error, manner, together);
-    if failed = 0 and not exists (select from pgmb.retry r where r.lease = settle_as_failed.lease) then
-      perform pgmb.raise_lost(lease);
-    end if;
-    return failed;
-  end if;
-  held := pgmb.hold_claim(lease);
+  held := pgmb.hold_claim(lease, case when seqs is null then 'update' else 'share' end);
   if held.id is null then
     return 0;
   end if;
   if seqs is null then
-    update pgmb.claim c set state = 's'
-    where c.queue = held.queue and c.id = held.id and c.state in ('l', 'o');
-    if not found then
-      return 0;
-    end if;
-    failing := array(select e from pgmb.claim_events(held) e);
-  else
-    failing := array(select e from pgmb.claim_events(held) e where e.seq = any (seqs));
-    if q.ordered and manner <> 'bury' then
-      behind := array(
-        select e from pgmb.claim_events(held) e
-        where e.seq <> all (seqs)
-          and e.key in (select f.key from unnest(failing) f where f.seq < e.seq));
-    end if;
+    update pgmb.claim c set state = 's' where c.queue = held.queue and c.id = held.id;
+  end if;
+  if held.state = 'r' then
+    return pgmb.fail_retried(q, held.id, seqs, after, error, manner, together);
+  end if;
+  failing := array(select e from pgmb.claim_events(held, seqs) e);
+  if seqs is not null and q.ordered and manner <> 'bury' then
+    behind := array(
+      select e from pgmb.claim_events(held) e
+      where e.seq <> all (seqs)
+        and e.key in (select f.key from unnest(failing) f where f.seq < e.seq));
+  end if;
+  -- An older snapshot does not show what others settled since: the conflict with their rows raises 40001.
+  if seqs is not null or current_setting('transaction_isolation') in ('repeatable read', 'serializable') then
     settled := pgmb.settle_claim(held, array(select f.seq from unnest(failing || behind) f));
   end if;
   if together is not null then
@@ -286,9 +330,9 @@ begin
   return failed;
 end $$;
 
--- The same for retried events, which have rows of their own. Internal.
+-- The same for retried events, which have rows of their own, under the lock of their claim. Internal.
 create or replace function pgmb.fail_retried(
-  queue pgmb.queue, lease uuid, seqs bigint[], after interval, error text, manner text, together bigint
+  queue pgmb.queue, claim bigint, seqs bigint[], after interval, error text, manner text, together bigint
 )
 returns bigint
 language plpgsql
@@ -297,46 +341,42 @@ as $$
 declare
   dead bigint;
   failed bigint;
-  keys text[];
   now timestamptz := clock_timestamp();
 begin
   with spent as (
     delete from pgmb.retry r
-    where r.lease = fail_retried.lease and (seqs is null or r.seq = any (seqs))
+    where r.queue = (queue).id and r.lease = claim and (seqs is null or r.seq = any (seqs))
       and (manner = 'bury' or (manner = 'retry' and r.attempt >= (queue).max_attempts))
     returning r.*
-  ), buried as (
-    insert into pgmb.dead (queue, attempt, error, seq, event_id, topic, key, payload, headers, published_at)
-    select s.queue, s.attempt, coalesce(fail_retried.error, s.error), s.seq, s.event_id, s.topic, s.key, s.payload,
-      s.headers, s.published_at
-    from spent s
   )
-  select count(*), array_agg(distinct s.key) filter (where s.ordered and s.key is not null) into dead, keys from spent s;
+  insert into pgmb.dead (queue, attempt, error, seq, event_id, topic, key, payload, headers, published_at)
+  select s.queue, s.attempt, coalesce(fail_retried.error, s.error), s.seq, s.event_id, s.topic, s.key, s.payload,
+    s.headers, s.published_at
+  from spent s;
+  get diagnostics dead = row_count;
   if together is not null then
-    after := coalesce(after, (select pgmb.backoff(queue, max(r.attempt)) from pgmb.retry r where r.lease = fail_retried.lease));
+    after := coalesce(after, (
+      select pgmb.backoff(queue, max(r.attempt)) from pgmb.retry r where r.queue = (queue).id and r.lease = claim));
   end if;
   update pgmb.retry r
   set lease = null, due_at = now + coalesce(after, pgmb.backoff(queue, r.attempt)),
     attempt = r.attempt + case manner when 'release' then 0 else 1 end, expiries = 0,
     together = case manner when 'release' then r.together else fail_retried.together end,
     error = coalesce(fail_retried.error, r.error)
-  where r.lease = fail_retried.lease and (seqs is null or r.seq = any (seqs));
+  where r.queue = (queue).id and r.lease = claim and (seqs is null or r.seq = any (seqs));
   get diagnostics failed = row_count;
   if (queue).ordered and seqs is not null and failed > 0 then
     update pgmb.retry r
     set lease = null, due_at = ahead.due_at
     from pgmb.retry ahead
-    where r.lease = fail_retried.lease and ahead.queue = r.queue and ahead.ordered and ahead.key = r.key
+    where r.queue = (queue).id and r.lease = claim and ahead.queue = r.queue and ahead.ordered and ahead.key = r.key
       and ahead.lease is null and ahead.seq = any (seqs) and (ahead.origin, ahead.seq) < (r.origin, r.seq);
-  end if;
-  if keys is not null then
-    perform pgmb.wake_keys((queue).id, keys);
   end if;
   return dead + failed;
 end $$;
 
--- Prolongs a lease to `lease_for` from now (default: the queue's own). Returns when it expires.
--- Errors: MB011 the lease is lost, 42501.
+-- Makes a lease end `lease_for` from now (default: the queue's own), later or sooner than before. Returns when it
+-- expires. Isolation levels as ack. Errors: MB011 the lease is lost, 42501.
 create or replace function pgmb.extend(lease uuid, lease_for interval default null)
 returns timestamptz
 language plpgsql security definer
@@ -352,20 +392,17 @@ begin
   perform pgmb.assert_consumer(pgmb.lease_queue(lease), null);
   select clock_timestamp() + coalesce(extend.lease_for, q.lease_for) into expires
   from pgmb.queue q where q.id = pgmb.lease_queue(extend.lease);
-  if pgmb.is_retry_lease(lease) then
-    update pgmb.retry r set due_at = expires where r.lease = extend.lease;
-    if not found then
-      perform pgmb.raise_lost(extend.lease);
-    end if;
-    return expires;
+  held := pgmb.hold_claim(extend.lease, 'key share');
+  if held.id is not null then
+    update pgmb.claim c set expires_at = expires
+    where c.queue = held.queue and c.id = held.id and c.state in ('l', 'o', 'r');
   end if;
-  held := pgmb.hold_claim(extend.lease);
-  if held.id is null then
+  if held.id is null or not found then
     perform pgmb.raise_lost(extend.lease);
   end if;
-  -- Never behind the sweep: a clock set back must not hide the lease from it.
-  select greatest(expires, c.swept + (expires - clock_timestamp())) into expires
-  from pgmb.claim c where c.queue = held.queue order by c.id desc limit 1;
-  update pgmb.claim c set expires_at = expires where c.queue = held.queue and c.id = held.id;
+  if expires < held.expires_at then
+    -- Sweeps may pass the new end before this commits.
+    insert into pgmb.shortened (queue, claim) values (held.queue, held.id);
+  end if;
   return expires;
 end $$;

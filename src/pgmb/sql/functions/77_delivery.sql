@@ -76,7 +76,7 @@ end $$;
 -- is listed here by event and endpoint. Such a one waits for its endpoint `after` that time, or is a dead letter where it
 -- is the last. tried => false: it was not posted, and that attempt does not count. after => null: as the queue says.
 -- Returns how many events that settled; said again, it changes nothing. Errors: MB011 the lease is lost, MB005 an event
--- failed that is not among `seqs`. For admins.
+-- failed that is not among `seqs`, MB029 not READ COMMITTED. For admins.
 create or replace function pgmb.settle_deliveries(
   lease uuid, seqs bigint[] default null, failed bigint[] default '{}', endpoints uuid[] default '{}',
   after interval[] default '{}', errors text[] default '{}', tried boolean[] default '{}', last boolean[] default '{}'
@@ -92,6 +92,7 @@ declare
   settled record;
   salt bigint;
 begin
+  perform pgmb.assert_read_committed();
   perform pgmb.assert_admin();
   select * into q from pgmb.queue q where q.id = pgmb.lease_queue(settle_deliveries.lease);
   select e.* into owner from pgmb.queue head join pgmb.endpoint e on e.id = head.endpoint
@@ -162,10 +163,19 @@ declare
   held pgmb.claim;
   settled bigint[];
 begin
-  if pgmb.is_retry_lease(lease) then
+  held := pgmb.hold_claim(lease, case when settle_shared.seqs is null then 'update' else 'share' end);
+  events := 0;
+  if held.id is null then
+    return;
+  end if;
+  if settle_shared.seqs is null then
+    update pgmb.claim c set state = 's' where c.queue = held.queue and c.id = held.id;
+  end if;
+  if held.state = 'r' then
     with gone as (
       delete from pgmb.retry r
-      where r.lease = settle_shared.lease and (settle_shared.seqs is null or r.seq = any (settle_shared.seqs))
+      where r.queue = held.queue and r.lease = held.id
+        and (settle_shared.seqs is null or r.seq = any (settle_shared.seqs))
       returning r.*
     ), once as (
       select distinct on (g.seq) g.* from gone g where g.seq = any (settle_shared.failed) order by g.seq, g.attempt desc
@@ -174,23 +184,10 @@ begin
       array_agg((o.seq, o.event_id, o.topic, o.key, o.payload, o.headers, o.published_at)::pgmb.event), array_agg(o.attempt)
     into events, failing, attempts
     from once o;
-    if events = 0 and not exists (select from pgmb.retry r where r.lease = settle_shared.lease) then
-      perform pgmb.raise_lost(settle_shared.lease);
-    end if;
     return;
   end if;
-  held := pgmb.hold_claim(lease);
-  events := 0;
-  if held.id is null then
-    return;
-  end if;
-  failing := array(select e from pgmb.claim_events(held) e where e.seq = any (settle_shared.failed));
+  failing := array(select e from pgmb.claim_events(held, settle_shared.failed) e);
   if settle_shared.seqs is null then
-    update pgmb.claim c set state = 's' where c.queue = held.queue and c.id = held.id and c.state in ('l', 'o');
-    if not found then
-      failing := null;
-      return;
-    end if;
     events := held.events - count(*) from pgmb.settlement s where s.queue = held.queue and s.claim = held.id;
   else
     settled := pgmb.settle_claim(held, settle_shared.seqs);
@@ -229,10 +226,7 @@ begin
   end loop;
   settle_own.seqs := case when settle_own.seqs is not null
     then array(select unnest(settle_own.seqs) except select unnest(settle_own.failed)) end;
-  -- What failed may have been all that was left.
-  if settle_own.seqs = '{}' or (settle_own.seqs is null and pgmb.is_retry_lease(settle_own.lease)
-    and not exists (select from pgmb.retry r where r.lease = settle_own.lease))
-  then
+  if settle_own.seqs = '{}' then
     return settled;
   end if;
   return settled + pgmb.ack(settle_own.lease, settle_own.seqs);

@@ -316,7 +316,7 @@ begin
       where c.ctid = any (array(
         select old.ctid from pgmb.claim old
         where old.queue = q.id and old.id < q.position
-          and (old.state in ('s', 'x', 'p') or pgmb.is_void(old.queue, old.id))
+          and (old.state in ('s', 'x', 'p') or (old.state in ('l', 'o') and pgmb.is_void(old.queue, old.id)))
           and old.at <= before
         order by old.id limit clear_settled.max - cleared
         for update skip locked))
@@ -345,7 +345,8 @@ begin
   perform pgmb.assert_read_committed();
   perform pgmb.assert_admin();
   perform pgmb.assert_primary();
-  if not pg_try_advisory_xact_lock((28749::bigint << 48) - 1) then
+  -- Another key each minute: a stranger who saw one in pg_locks and holds it stops nothing for longer.
+  if not pg_try_advisory_xact_lock(pgmb.lock_key('maintain ' || extract(epoch from clock_timestamp())::bigint / 60)) then
     return;
   end if;
   -- Sealing comes first: it needs an xid younger than the last rotation.
@@ -375,9 +376,11 @@ begin
   perform pgmb.clear_attempts(coalesce(nullif(current_setting('pgmb.keep_attempts', true), ''), '7 days')::interval);
   perform pgmb.clear_access(coalesce(nullif(current_setting('pgmb.keep_audit', true), ''), '90 days')::interval);
   perform pgmb.clear_stages(coalesce(nullif(current_setting('pgmb.keep_stages', true), ''), '1 day')::interval);
-  update pgmb.queue q set generation = newest.generation
-  from (select n.queue, max(n.generation) generation from pgmb.supersession n group by n.queue) newest
-  where q.id = newest.queue and q.generation <> newest.generation;
+  update pgmb.queue q set generation = newest.number, lock_key = pgmb.queue_lock(q.id, newest.number)
+  from (select n.queue, max(n.number) number from pgmb.generation n where n.base is not null group by n.queue) newest
+  where q.id = newest.queue and q.generation <> newest.number;
+  perform pgmb.add_generations(q.id) from pgmb.queue q
+  where not exists (select from pgmb.generation n where n.queue = q.id and n.number = q.generation + 4);
   -- Last, because these keep readers, then publishers, out until the end of the transaction.
   for maintained in select * from pgmb.stream loop
     perform pgmb.guard_stream(maintained.name, 1);

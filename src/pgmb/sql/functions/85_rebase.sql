@@ -48,9 +48,11 @@ begin
           format('%s:%s:', 9223372036854775807, 9223372036854775807)::pg_snapshot, newest.own, newest.own_seq,
           0, place, q.matching, 9223372036854775807) e;
       end;
+      perform pgmb.fail_leased(q, c.id, clock_timestamp(), 'rebased', 0)
+      from pgmb.claim c where c.queue = q.id and c.state = 'r';
       delete from pgmb.claim c where c.queue = q.id;
+      delete from pgmb.shortened h where h.queue = q.id;
       delete from pgmb.settlement t where t.queue = q.id;
-      delete from pgmb.supersession n where n.queue = q.id;
       insert into pgmb.claim (queue, id, token, state, bindings, events, lo, hi, place, upto,
         done_snapshot, done_seq, done_next, batch_snapshot, batch_seq, batch_next, expires_at, swept)
       values (q.id, newest.id + 1, 0, 'p', q.bindings, 0, place, place,

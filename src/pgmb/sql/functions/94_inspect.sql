@@ -48,14 +48,13 @@ begin
   cross join lateral (
     select c.swept from pgmb.claim c where c.queue = q.id order by c.id desc limit 1) newest
   cross join lateral (
-    (select 'event', (c.id & 1099511627775)::text, c.events::bigint, c.at, c.expires_at
+    (select case c.state when 'r' then 'retry' else 'event' end, (c.id & 1099511627775)::text,
+      case c.state when 'r' then (select count(*) from pgmb.retry r where r.queue = c.queue and r.lease = c.id)
+        else c.events::bigint end, c.at, c.expires_at
     from pgmb.claim c
     where c.queue + 0 = q.id and c.expires_at > least(newest.swept, now) and c.expires_at < 'infinity'
-      and c.state in ('l', 'o') and not pgmb.is_void(c.queue, c.id)
+      and c.state in ('l', 'o', 'r') and not pgmb.is_void(c.queue, c.id)
     order by c.expires_at limit queue_leases.max)
-    union all
-    (select 'retry', r.lease::text, count(*), null, min(r.due_at)
-    from pgmb.retry r where r.queue = q.id and r.lease is not null group by r.lease limit queue_leases.max)
     union all
     (select 'delivery', d.lease::text, count(*), null, min(d.due_at)
     from pgmb.delivery d where d.queue = q.id and d.lease is not null group by d.lease limit queue_leases.max)

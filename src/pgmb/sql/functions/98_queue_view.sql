@@ -117,8 +117,9 @@ begin
       where e.seq <> all (settled);
     end loop;
     return query
-    select r.seq, r.event_id, r.attempt, r.lease is not null and r.due_at > now, r.topic, r.payload, r.headers,
-      r.published_at, r.error
+    select r.seq, r.event_id, r.attempt, exists (
+        select from pgmb.claim c where c.queue = r.queue and c.id = r.lease and c.expires_at > now), r.topic, r.payload,
+      r.headers, r.published_at, r.error
     from pgmb.retry r
     where r.queue = q.id;
   end loop;

@@ -10,6 +10,8 @@ create table pgmb.queue (
   stream_name text not null,
   bindings integer not null default 1,
   generation integer not null default 0,
+  -- The advisory lock of that generation (pgmb.queue_lock).
+  lock_key bigint,
   paused_at timestamptz,
   paused_reason text,
   lease_for interval not null default interval '30 seconds' check (lease_for > interval '0'),
@@ -69,14 +71,14 @@ create table pgmb.binding (
 );
 
 -- The newest claim of a queue is its position. Append-only but for the one update that settles it: a
--- pinned xmin does not slow it. id carries a generation in its high bits (see pgmb.supersession).
+-- pinned xmin does not slow it. id carries a generation in its high bits (see pgmb.generation).
 --   done_*, batch_*   the batch being read: events visible in batch_snapshot and not in done_snapshot
 --   upto              no event of the batch lies above it
 --   place             of the batch, everything up to here is consumed or leased
 --   lo, hi            the range that this claim leases, (lo, hi] of the batch
 --   own, own_seq      events of transaction own up to own_seq were received inside that transaction
---   state             l leased, o leased of the claiming transaction's own events, s settled, x expired: its
---                     rest went to retry or the dead letters, p a position alone
+--   state             l leased, o leased of the claiming transaction's own events, r a lease of the rows of pgmb.retry
+--                     that name it, s settled, x expired: its rest went to retry or the dead letters, p a position alone
 --   swept, held       leases that expired up to swept were examined, except those held by a settling
 --                     transaction at that moment
 create table pgmb.claim (
@@ -109,7 +111,9 @@ create table pgmb.claim (
   open bigint[],
   paid_until timestamptz,
   -- Of a queue with a filter or condition: the numbers that passed it. It is asked once, at the claim.
-  chosen bigint[]
+  chosen bigint[],
+  -- The last number of pgmb.opening before the claim was made. While that has not changed, nobody opens a generation.
+  openings bigint not null default 0
 ) with (
   fillfactor = 60,
   autovacuum_vacuum_scale_factor = 0.02,
@@ -121,16 +125,31 @@ create unique index claim_newest on pgmb.claim (queue, id);
 -- On an expression, so that no statement that looks a claim up by its id can be planned to walk this one.
 create index claim_expiry on pgmb.claim ((queue + 0), expires_at);
 
--- A receive in a transaction that stays open would hold up the queue. The others wait a second, then
--- open a new generation from the last committed position: claims of an older generation numbered at or
--- above `floor` are void.
-create table pgmb.supersession (
+-- A receive in a transaction that stays open would hold up the queue. The others wait a second, then open a new
+-- generation at the last committed position: `base`, the claim that it goes on from. Claims of older generations above
+-- base are void. Rows ahead of the newest generation exist with base null. To open one is to update its row, which every
+-- session sees at once, committed or not, in the xmax of the row that it reads (pgmb.standing); nothing else locks these
+-- rows, and no foreign key refers to them. Row -1 is locked at commit by transactions that settled what they received.
+create table pgmb.generation (
   queue integer not null references pgmb.queue on delete cascade,
-  generation integer not null,
-  floor bigint not null,
-  at timestamptz not null default clock_timestamp(),
-  primary key (queue, generation)
-);
+  number integer not null,
+  base bigint,
+  opened_at timestamptz,
+  primary key (queue, number)
+) with (autovacuum_vacuum_threshold = 10, autovacuum_vacuum_scale_factor = 0.1, vacuum_truncate = false);
+
+-- A number for each generation of any queue that somebody begins to open, drawn when its row is marked. It changes at once
+-- for all sessions, so that a receive or an ack need not look at pgmb.generation where it is what it was.
+create sequence pgmb.opening;
+select nextval('pgmb.opening');
+
+-- Leases that extend() made shorter. A sweep may have passed their new end before the extension committed, so every
+-- sweep looks at these, whatever `swept` says, until the lease has ended.
+create table pgmb.shortened (
+  queue integer not null,
+  claim bigint not null
+) with (autovacuum_vacuum_scale_factor = 0.02, vacuum_truncate = false);
+create index shortened_queue on pgmb.shortened (queue, claim);
 
 -- Events of a lease that were settled one by one.
 create table pgmb.settlement (

@@ -4,9 +4,9 @@
 create table pgmb.retry (
   id bigint generated always as identity primary key,
   queue integer not null,
-  -- While leased, the lease and its expiry; otherwise null and the time to try again.
+  -- When to try again; while leased infinity, and the claim (pgmb.claim.id) that holds the row.
   due_at timestamptz not null,
-  lease uuid,
+  lease bigint,
   attempt integer not null,
   error text,
   seq bigint not null,
@@ -26,8 +26,7 @@ create table pgmb.retry (
   together bigint
 ) with (autovacuum_vacuum_scale_factor = 0.02, vacuum_truncate = false);
 create index retry_due on pgmb.retry (queue, due_at);
-create index retry_lease on pgmb.retry (lease) where lease is not null;
-create index retry_leased on pgmb.retry (queue, due_at) where lease is not null;
+create index retry_lease on pgmb.retry (queue, lease) where lease is not null;
 create index retry_key on pgmb.retry (queue, key, origin, seq) where ordered;
 
 create table pgmb.dead (

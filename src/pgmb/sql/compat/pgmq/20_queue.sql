@@ -27,9 +27,10 @@ end $$;
 -- Waits until no other transaction creates or drops a queue of that name.
 create or replace function pgmq.acquire_queue_lock(queue_name text)
 returns void
-language sql
+language sql security definer
+set search_path = pg_catalog, pg_temp
 as $$
-  select pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended('pgmq.queue_' || pg_catalog.lower(queue_name), 0))
+  select pg_advisory_xact_lock(pgmb.lock_key('pgmq queue ' || lower(queue_name)))
 $$;
 
 -- The stream of a queue: its name where that is a stream's name, else as much of it as there is room for beside a

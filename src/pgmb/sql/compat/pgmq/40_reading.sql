@@ -198,6 +198,7 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 begin
+  perform pgmb.hold_generation(new.queue);
   if pgmb.may_be_void(new.queue, new.claim) then
     raise exception 'the read was superseded: this transaction stayed open for too long after it'
       using errcode = 'MB011', hint = 'Read in a transaction of its own, or finish within a second.';

@@ -77,8 +77,11 @@ begin
   elsif not (numbers @> held.ids) then
     return null;
   end if;
-  -- Only one whose transaction stayed open for a second can have been superseded.
-  if held.read_at < clock_timestamp() - interval '900 milliseconds' and pgmb.may_be_void(held.queue, held.claim) then
+  if exists (
+    select from pgmb.generation n
+    where n.queue = held.queue and n.number > held.claim >> 40 and (n.base is not null or n.xmax <> '0'::xid))
+    and pgmb.may_be_void(held.queue, held.claim)
+  then
     return null;
   end if;
   return held;
@@ -145,7 +148,7 @@ begin
       if (pgmq.claim_of(held)).id is null then
         continue;
       end if;
-      claimed := pgmb.hold_claim(pgmq.lease(held));
+      claimed := pgmb.hold_claim(pgmq.lease(held), 'key share');
       continue when claimed.id is null;
       settled := pgmb.settle_claim(claimed, settled);
       if content then
