@@ -33,7 +33,7 @@ where p.pronamespace = any ('{pgmb,pgmb_condition,pgmq}'::regnamespace[])
 # Functions with a record that dynamic SQL fills, whose columns plpgsql_check cannot know.
 DYNAMIC = {"pgmb.choose", "pgmb.count_newest", "pgmb.stragglers", "pgmb.receive"}
 UNDER_WORK = {
-    *("10_stream.sql", "20_queue.sql", "30_position.sql", "36_parts.sql", "38_condition.sql", "40_queue.sql"),
+    *("20_queue.sql", "30_position.sql", "36_parts.sql", "38_condition.sql", "40_queue.sql"),
     *(
         "40_reading.sql",
         "43_subscription.sql",

@@ -33,7 +33,6 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 set client_min_messages = warning
 as $$
-#variable_conflict use_column
 declare
   made pgmb.stream;
 begin
@@ -94,7 +93,6 @@ returns void
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 begin
   perform pgmb.assert_admin();
   update pgmb.stream s
@@ -116,7 +114,6 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 set client_min_messages = warning
 as $$
-#variable_conflict use_column
 declare
   gone integer := pgmb.stream_id(drop_stream.name);
 begin
