@@ -23,6 +23,7 @@ PgmbError
 ├── IsolationLevelError         MB029
 ├── SubscriptionPaused          of a feed
 ├── QueueFull                   MB040
+├── TooManyStages               MB043
 ├── StageLost                   MB050
 ├── TasksDiffer                 MB051
 ├── PublishFailed               of a background publisher
@@ -144,6 +145,10 @@ class QueueFull(PgmbError):
     """A queue of the stream has reached its max_length and refuses more."""
 
 
+class TooManyStages(PgmbError):
+    """The role holds as many stages as one may. Publish or abandon some first."""
+
+
 class StageLost(PgmbError):
     """What tasks wrote in order to publish it together is not there any more. Nothing was published."""
 
@@ -233,6 +238,7 @@ BY_SQLSTATE: dict[str, type[PgmbError]] = {
     "MB040": QueueFull,
     "MB041": InvalidArgument,
     "MB042": PermissionDenied,
+    "MB043": TooManyStages,
     "MB050": StageLost,
     "MB051": TasksDiffer,
     "42501": PermissionDenied,

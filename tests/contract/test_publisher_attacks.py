@@ -130,3 +130,21 @@ def test_a_deduplication_key_is_not_taken_for_longer_than_a_year(
         " else now() + interval '400 days' end)",
         dedup_for,
     )
+
+
+def test_a_publisher_cannot_set_how_much_room_a_queue_has(
+    db: psycopg.Connection[Any], publisher: psycopg.Connection[Any]
+) -> None:
+    db.execute("select pgmb.create_queue('q', max_length => 2)")
+    ((queue,),) = rows(db, "select id from pgmb.queue where name = 'q'")
+    for room in ("2/1000000", "2/1000000/", "2/1000000/x"):
+        publisher.execute("select set_config(%s, %s, false)", [f"pgmb.room_{queue}", room])
+        publisher.execute("select pgmb.publish('t', '1')")
+        ((noted,),) = rows(publisher, "select current_setting(%s)", f"pgmb.room_{queue}")
+        assert noted != room, "the queue was counted"
+        db.execute("select pgmb.purge('q')")
+    publisher.execute("select pgmb.publish('t', '1'), pgmb.publish('t', '1')")
+    forged = noted.replace(noted.split("/")[1], "1000000", 1)
+    publisher.execute("select set_config(%s, %s, false)", [f"pgmb.room_{queue}", forged])
+    with pytest.raises(psycopg.Error, match="is full"):
+        publisher.execute("select pgmb.publish('t', '1')")

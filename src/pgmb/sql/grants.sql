@@ -86,5 +86,5 @@ begin
     where a.privilege_type = 'SELECT' and a.grantee <> c.relowner
   ) held;
   perform pgmb.grant_functions('consume', held.role)
-  from (select distinct r.rolname::text role from pgmb.queue_grant g join pg_roles r on r.rolname = g.role) held;
+  from (select distinct r.rolname::text role from pgmb.queue_grant g join pg_roles r on r.oid = g.role_id) held;
 end $$;

@@ -18,9 +18,13 @@ begin
     return null;
   end if;
   select s.number into stage from pgmb.stage s
-  where s.app is null and s.role = pgmb.caller()
+  where s.app is null and s.role = (select pgmb.caller())
   order by s.number limit 1 for update skip locked;
   if stage is null then
+    if (select count(*) from pgmb.stage s where s.role = (select pgmb.caller())) >= 10000 then
+      raise exception 'role % has 10000 stages', pgmb.caller() using errcode = 'MB043',
+        hint = 'Publish or abandon what is staged (pgmb.publish_tasks, pgmb.abandon_tasks); maintain() frees what is old.';
+    end if;
     insert into pgmb.stage (role) values (pgmb.caller()) returning number into stage;
     execute format('create unlogged table pgmb.stage_%s (
         id uuid,
@@ -50,7 +54,7 @@ language plpgsql
 as $$
 begin
   perform from pgmb.stage s
-  where s.number = stage and s.role = pgmb.caller() and s.stream = pgmb.stream_id(hold_stage.stream)
+  where s.number = stage and s.role = (select pgmb.caller()) and s.stream = pgmb.stream_id(hold_stage.stream)
     and s.app = hold_stage.app and s.version is not distinct from hold_stage.version
   for update;
   if not found then
@@ -137,7 +141,7 @@ declare
 begin
   for stage in
     select s.number from pgmb.stage s
-    where s.app = free_stages.app and s.stream = pgmb.stream_id(free_stages.stream) and s.role = pgmb.caller()
+    where s.app = free_stages.app and s.stream = pgmb.stream_id(free_stages.stream) and s.role = (select pgmb.caller())
       and (s.version <= free_stages.version or (free_stages.version is null and s.version is null))
     order by s.number for update skip locked
   loop

@@ -138,7 +138,7 @@ set search_path = pg_catalog, pg_temp
 as $$
   select i.epoch, s.salt, 0::bigint, 0::bigint, '3:3:'::pg_snapshot, 0::bigint, '3'::xid8
   from pgmb.installation i, pgmb.stream s
-  where s.id = pgmb.stream_id(earliest.stream)
+  where s.id = (select pgmb.readable_stream(earliest.stream))
 $$;
 
 -- Publishes what is due and stores the stream's position under a short name, the tick's id, with one NOTIFY on channel
@@ -167,7 +167,7 @@ set search_path = pg_catalog, pg_temp
 as $$
   select coalesce(
     (select t.position from pgmb.tick t
-     where t.stream = pgmb.stream_id(position_at.stream) and t.at <= position_at.at
+     where t.stream = (select pgmb.readable_stream(position_at.stream)) and t.at <= position_at.at
      order by t.at desc, t.id desc limit 1),
     pgmb.earliest(position_at.stream))
 $$;
@@ -403,9 +403,10 @@ as $$
 #variable_conflict use_variable
 begin
   perform pgmb.assert_reader(stream);
+  perform pgmb.assert_own_reader(stream, reader);
   perform pgmb.hold_history(pgmb.stream_id(stream), confirm."at");
-  insert into pgmb.reader as r (stream, name, position)
-  values (pgmb.stream_id(stream), reader, confirm."at")
+  insert into pgmb.reader as r (stream, name, position, role)
+  values (pgmb.stream_id(stream), reader, confirm."at", pgmb.caller())
   on conflict on constraint reader_pkey do update
   set position = excluded.position, updated_at = clock_timestamp();
 end $$;
@@ -419,6 +420,7 @@ as $$
 #variable_conflict use_variable
 begin
   perform pgmb.assert_reader(stream);
+  perform pgmb.assert_own_reader(stream, reader);
   delete from pgmb.reader r where r.stream = pgmb.stream_id(forget.stream) and r.name = reader;
   return found;
 end $$;

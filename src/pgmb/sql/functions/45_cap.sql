@@ -104,22 +104,28 @@ declare
   waiting bigint;
   last bigint;
   room text;
+  secret text := (select i.secret from pgmb.installation i);
 begin
   for capped in
     select q.* from pgmb.queue q
     where q.stream = tg_argv[0]::integer and q.max_length is not null and q.when_full = 'refuse'
   loop
-    -- A session that found room once need not look again before so many numbers are gone.
+    -- A session that found room need not look again before that many numbers are gone. It could set this itself, and so
+    -- the note is signed.
     room := current_setting('pgmb.room_' || capped.id, true);
     last := pgmb.last_seq(capped.stream_name);
-    continue when split_part(room, '/', 1) = capped.max_length::text and split_part(room, '/', 2)::bigint > last;
+    continue when split_part(room, '/', 1) = capped.max_length::text
+      and split_part(room, '/', 3) = md5(concat_ws('/', secret, capped.uid, capped.max_length, split_part(room, '/', 2)))
+      and split_part(room, '/', 2)::bigint > last;
     waiting := pgmb.waiting_upto(capped, capped.max_length);
     if waiting >= capped.max_length then
       raise exception 'queue % is full: % events wait, at most %', quote_literal(capped.name), waiting, capped.max_length
         using errcode = 'MB040',
           hint = 'Consume it, purge it, or raise max_length with pgmb.alter_queue(queue, max_length => …).';
     end if;
-    perform set_config('pgmb.room_' || capped.id, capped.max_length || '/' || last + capped.max_length - waiting, false);
+    last := last + capped.max_length - waiting;
+    perform set_config('pgmb.room_' || capped.id, concat_ws('/', capped.max_length, last,
+      md5(concat_ws('/', secret, capped.uid, capped.max_length, last))), false);
   end loop;
   return null;
 end $$;

@@ -22,6 +22,11 @@ begin
   if pg_is_in_recovery() then
     perform pgmb.assert_primary();
   end if;
+  -- Another cluster numbers roles in another way.
+  update pgmb.queue_grant g set role_id = r.oid from pg_roles r where r.rolname = g.role and r.oid <> g.role_id;
+  if to_regclass('pgmq.sender') is not null then
+    execute 'update pgmq.sender g set role_id = r.oid from pg_roles r where r.rolname = g.role and r.oid <> g.role_id';
+  end if;
   for s in select * from pgmb.stream order by id loop
     execute format('lock table pgmb.%I in share row exclusive mode', 'log_' || s.name);
     last := pgmb.last_seq(s.name);

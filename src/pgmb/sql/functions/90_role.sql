@@ -75,7 +75,7 @@ begin
     select from pgmb.queue_grant g
     -- A lane belongs to the queue that the user named.
     where g.queue in (assert_consumer.queue, (select q.lane_of from pgmb.queue q where q.id = assert_consumer.queue))
-      and pg_has_role(caller, to_regrole(quote_ident(g.role)), 'usage')
+      and pg_has_role(caller, g.role_id, 'usage')
   ) then
     raise exception 'role % may not consume queue %', caller, coalesce(name, queue::text) using errcode = '42501',
       hint = 'Grant it with pgmb.grant_consume(queue, role), or the role pgmb_consumer for all queues.';
@@ -94,6 +94,37 @@ begin
   then
     raise exception 'role % may not read stream %', caller, stream using errcode = '42501',
       hint = 'Grant it with pgmb.grant_read(stream, role), or the role pgmb_consumer for all streams.';
+  end if;
+end $$;
+
+-- The id of a stream that the caller may read. Errors: MB001 no such stream, 42501. Internal.
+create or replace function pgmb.readable_stream(name text)
+returns integer
+language plpgsql
+as $$
+declare
+  found_id integer := pgmb.stream_id(name);
+begin
+  perform pgmb.assert_reader(name);
+  return found_id;
+end $$;
+
+-- Raises 42501 where another role confirmed a durable reader first: to move or forget it would have retention drop what
+-- that role has not read. One whose role is gone belongs to no one. Internal.
+create or replace function pgmb.assert_own_reader(stream text, reader text)
+returns void
+language plpgsql
+as $$
+declare
+  caller name := pgmb.caller();
+  holder name := (select r.role from pgmb.reader r
+    where r.stream = pgmb.stream_id(assert_own_reader.stream) and r.name = assert_own_reader.reader);
+begin
+  if to_regrole(quote_ident(holder)) is not null and not (pg_has_role(caller, current_user, 'usage')
+    or pgmb.acts_for(caller, 'pgmb_admin') or pgmb.acts_for(caller, quote_ident(holder)))
+  then
+    raise exception 'reader % of stream % belongs to role %', quote_literal(reader), stream, holder using errcode = '42501',
+      hint = 'Use another name for the reader, act as that role, or ask an admin to forget it.';
   end if;
 end $$;
 
@@ -211,9 +242,9 @@ begin
   perform pgmb.assert_admin();
   perform pgmb.grant_functions('consume', role);
   execute format('grant select on pgmb.queue_status, pgmb.stream_status to %I', role);
-  insert into pgmb.queue_grant (queue, role)
-  select (pgmb.queue_for_consumer(grant_consume.queue)).id, grant_consume.role
-  on conflict do nothing;
+  insert into pgmb.queue_grant as g (queue, role, role_id)
+  select (pgmb.queue_for_consumer(grant_consume.queue)).id, grant_consume.role, to_regrole(quote_ident(grant_consume.role))
+  on conflict on constraint queue_grant_pkey do update set role_id = excluded.role_id;
   perform pgmb.grant_queue_views((pgmb.queue_for_consumer(grant_consume.queue)).id, role);
 end $$;
 

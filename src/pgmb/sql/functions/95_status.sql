@@ -265,9 +265,11 @@ begin
     from pgmb.stage g where g.app is not null group by g.app, g.stream
   ) held on held.app = l.app and held.stream = l.stream
   join pgmb.stream s on s.id = coalesce(l.stream, held.stream)
-  where pgmb.caller_is_owner() or pgmb.caller_is('pgmb_admin') or pgmb.caller_is('pgmb_consumer')
-    or has_table_privilege(pgmb.caller(), format('pgmb.%I', 'log_' || s.name), 'select')
-    or has_any_column_privilege(pgmb.caller(), format('pgmb.%I', 'log_' || s.name), 'insert')
+  cross join (select pgmb.caller() as role offset 0) c
+  where pg_has_role(c.role, current_user, 'usage') or pgmb.acts_for(c.role, 'pgmb_admin')
+    or pgmb.acts_for(c.role, 'pgmb_consumer')
+    or has_table_privilege(c.role, format('pgmb.%I', 'log_' || s.name), 'select')
+    or has_any_column_privilege(c.role, format('pgmb.%I', 'log_' || s.name), 'insert')
   order by 2, 1;
 end $$;
 

@@ -175,7 +175,7 @@ begin
   end loop;
   for consumer in
     select r.rolname from pg_roles r where r.rolname in ('pgmb_consumer', 'pgmb_admin')
-      or r.rolname in (select g.role from pgmb.queue_grant g where g.queue = made.id)
+      or r.oid in (select g.role_id from pgmb.queue_grant g where g.queue = made.id)
   loop
     perform pgmb.grant_queue_views(made.id, consumer);
   end loop;

@@ -9,6 +9,8 @@ create table pgmb.installation (
   -- the data was restored or copied elsewhere: readers refuse until pgmb.rebase() raises the epoch.
   epoch integer not null default 1,
   system_identifier bigint not null,
+  -- Signs what a session remembers in its settings, which it could set itself: see refuse_full.
+  secret uuid not null default gen_random_uuid(),
   installed_at timestamptz not null default now(),
   upgraded_at timestamptz not null default now()
 );

@@ -50,6 +50,8 @@ create table pgmb.reader (
   stream integer not null references pgmb.stream on delete cascade,
   name text not null,
   position pgmb.position not null,
+  -- The role that confirmed it first: no other may move or forget it.
+  role name not null,
   updated_at timestamptz not null default clock_timestamp(),
   primary key (stream, name)
 );

@@ -162,5 +162,7 @@ create table pgmb.settlement (
 create table pgmb.queue_grant (
   queue integer not null references pgmb.queue on delete cascade,
   role name not null,
+  -- A role that is created under the name of one that was dropped inherits nothing.
+  role_id oid not null,
   primary key (queue, role)
 );

@@ -32,6 +32,7 @@ select queue_name, is_partitioned, is_unlogged, created_at from pgmq.queue;
 create table pgmq.sender (
   queue integer not null references pgmq.queue on delete cascade,
   role name not null,
+  role_id oid not null,
   primary key (queue, role)
 );
 

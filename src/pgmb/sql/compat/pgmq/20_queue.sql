@@ -22,6 +22,10 @@ begin
   if pg_catalog.length(queue_name) > 47 then
     raise exception 'queue name is too long, maximum length is 47 characters' using errcode = '22023';
   end if;
+  -- PostgreSQL cuts names at 63 bytes: two queues would share one archive.
+  if pg_catalog.octet_length(pg_catalog.lower(queue_name)) > 61 then
+    raise exception 'queue name is too long, maximum length is 61 bytes' using errcode = '22023';
+  end if;
 end $$;
 
 -- Waits until no other transaction creates or drops a queue of that name.

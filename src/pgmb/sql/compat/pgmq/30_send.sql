@@ -14,7 +14,7 @@ begin
     and not pgmb.acts_for(caller, 'pgmb_publisher') and not pgmb.acts_for(caller, 'pgmb_admin')
     and not exists (
       select from pgmq.sender s
-      where s.queue = named.id and pg_has_role(caller, to_regrole(quote_ident(s.role)), 'usage'))
+      where s.queue = named.id and pg_has_role(caller, s.role_id, 'usage'))
   then
     raise exception 'role % may not send to queue %', caller, named.queue_name using errcode = '42501',
       hint = 'Grant it with pgmq.grant_send(queue_name, role), or the role pgmb_publisher for all queues.';

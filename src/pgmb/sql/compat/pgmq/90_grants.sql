@@ -43,7 +43,9 @@ set search_path = pg_catalog, pg_temp
 as $$
 begin
   perform pgmb.assert_admin();
-  insert into pgmq.sender (queue, role) values ((pgmq.queue_named(queue_name)).id, grant_send.role) on conflict do nothing;
+  insert into pgmq.sender (queue, role, role_id)
+  values ((pgmq.queue_named(queue_name)).id, grant_send.role, to_regrole(quote_ident(grant_send.role)))
+  on conflict on constraint sender_pkey do update set role_id = excluded.role_id;
   perform pgmq.grant_functions('{send,look}', role);
 end $$;
 
@@ -80,9 +82,9 @@ begin
   -- A function that an upgrade made anew may be called by its owner alone.
   perform pgmq.keep_to_itself(q.stream) from pgmq.queue q;
   perform pgmq.grant_functions('{send,look}', held.role)
-  from (select distinct r.rolname::text role from pgmq.sender s join pg_roles r on r.rolname = s.role) held;
+  from (select distinct r.rolname::text role from pgmq.sender s join pg_roles r on r.oid = s.role_id) held;
   perform pgmq.grant_functions('{read,look}', held.role)
   from (
     select distinct r.rolname::text role
-    from pgmq.queue q join pgmb.queue_grant g on g.queue = q.id join pg_roles r on r.rolname = g.role) held;
+    from pgmq.queue q join pgmb.queue_grant g on g.queue = q.id join pg_roles r on r.oid = g.role_id) held;
 end $$;
