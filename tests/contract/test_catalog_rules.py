@@ -74,7 +74,7 @@ def test_the_rule_on_public_catches_a_grant(installed: psycopg.Connection[Any], 
     assert len(rules.open_to_public(installed)) == 1
 
 
-MUTATIONS = {
+MUTATIONS: dict[Callable[[psycopg.Connection[Any]], list[str]], list[str]] = {
     rules.lesser_owners: [
         "alter function pgmb.tick owner to pgmb_matcher",
         "alter function pgmb_parser.parse security invoker",

@@ -139,7 +139,7 @@ def test_code_of_a_table_gets_nothing_by_the_session_it_runs_in(
     if session is not owner:
         session.close()
     with psycopg.connect(server.dsn(owner.info.dbname)) as looking:
-        said = dict(looking.execute("select attempt, said from lair.log").fetchall())
+        said: dict[str, str] = dict(looking.execute("select attempt, said from lair.log").fetchall())
     assert said.keys() == ATTEMPTS.keys()
     assert {name: text for name, text in said.items() if text.startswith("worked")} == {}
     assert owner.execute("select count(*) from pgmb.receive('theirs')").fetchone() == (1,)
