@@ -72,13 +72,13 @@ def _work(run: Run, name: str, old: bool, chance: random.Random) -> None:
     with Consumer(
         run.dsn, QUEUE, name, run.history, _LEASE, refusals=_REFUSALS, repeatable_read=old
     ) as consumer:
-        while not run.drained.is_set():
+        while not (run.stop if old else run.drained).is_set():
             try:
                 with consumer.connection.transaction():
                     if old:
                         _age(consumer.connection, chance)
                     began = time.time()
-                    held = consumer.take(chance.choice((1, 5)))
+                    held = consumer.take(20 if run.stop.is_set() else chance.choice((1, 5)))
             except psycopg.Error as error:
                 consumer.failed(error, ())
                 continue
@@ -88,7 +88,7 @@ def _work(run: Run, name: str, old: bool, chance: random.Random) -> None:
                 time.sleep(0.005)
                 continue
             consumer.record(held)
-            if chance.random() < 0.2:
+            if chance.random() < 0.2 and not run.stop.is_set():
                 time.sleep(_LEASE * chance.uniform(0.5, 1.3))
             try:
                 with consumer.connection.transaction():
@@ -113,7 +113,8 @@ def _call(run: Run, said: dict[str, set[str]], problems: list[str], chance: rand
             for name, call in CALLS.items():
                 connection.execute("begin isolation level repeatable read")
                 try:
-                    _age(connection, chance)
+                    connection.execute("select 1")
+                    time.sleep(chance.uniform(0, 0.05))
                     connection.execute(call)
                     connection.execute("commit")
                     said[name].add("ok")

@@ -167,8 +167,10 @@ class Run:
                 ordered=ordered,
                 stall_goal=stall_goal,
             )
-        said = f"{verdict.deliveries} deliveries, {verdict.dead} dead letters" + (
-            f", {notes}" if notes else ""
+        longest = max(history.longest_call for history in self.histories.values())
+        said = (
+            f"{verdict.deliveries} deliveries, {verdict.dead} dead letters, longest receive {longest:.1f} s"
+            + (f", {notes}" if notes else "")
         )
         return Result(what, verdict, landed, said, time.monotonic() - self._began, problems)
 

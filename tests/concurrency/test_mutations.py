@@ -1,0 +1,199 @@
+"""Promise: a defect that was once found is caught when it comes back.
+
+Each mutation changes the text of an installed function so that a known defect returns. The test that holds
+the promise must then fail: a check that cannot fail proves nothing.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from tests.concurrency import test_stepped_fencing as fencing
+from tests.concurrency import test_stepped_rotation as rotation
+from tests.contract import test_isolation_levels as isolation
+from tests.contract import test_positions_belong as belonging
+from tests.contract import test_positions_durable as durable
+from tests.contract import test_rotation as rotating
+
+queue, s, lost = fencing.queue, belonging.s, durable.lost
+"""Fixtures of the tests that catch."""
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """In `function`, `old` becomes `new`; then `caught_by` fails. Its other arguments are fixtures."""
+
+    defect: str
+    function: str
+    old: str
+    new: str
+    caught_by: Callable[..., None]
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+    def apply(self, connection: psycopg.Connection[Any]) -> None:
+        rows = connection.execute(
+            "select pg_get_functiondef(oid) from pg_proc"
+            " where pronamespace = 'pgmb'::regnamespace and proname = %s",
+            [self.function],
+        ).fetchall()
+        texts = [text for (text,) in rows if self.old in text]
+        assert len(texts) == 1, f"pgmb.{self.function} has {len(texts)} times: {self.old}"
+        connection.execute(sql.SQL(texts[0].replace(self.old, self.new)))
+
+
+MUTATIONS = [
+    Mutation(
+        "R1: the ack of a young lease does not ask whether it was superseded",
+        "ack_lease",
+        "and c.openings = pg_sequence_last_value('pgmb.opening'::regclass)",
+        "",
+        fencing.test_a_superseded_lease_is_lost_however_young_it_is,
+        {"how": "ack(%s)"},
+    ),
+    Mutation(
+        "R1: other settling calls do not ask whether it was superseded",
+        "hold_claim",
+        "if stands <> 'h' then",
+        "if false then",
+        fencing.test_a_superseded_lease_is_lost_however_young_it_is,
+        {"how": "retry(%s, after => '0 s')"},
+    ),
+    Mutation(
+        "R1: a generation that is being opened counts for nothing",
+        "standing",
+        "if newer.opening and not exists (",
+        "if false and not exists (",
+        fencing.test_a_lease_that_another_may_be_taking_over_is_not_settled,
+        {"how": "ack(%s)"},
+    ),
+    Mutation(
+        "R1: a superseded transaction commits what it received",
+        "refuse_void",
+        "if pgmb.may_be_void(new.queue, new.id) then",
+        "if false then",
+        fencing.test_a_superseded_receive_of_retried_events_gives_them_back,
+    ),
+    Mutation(
+        "R2: a retry lease that was taken over can be settled",
+        "hold_claim",
+        "held.state not in ('l', 'o', 'r')",
+        "held.state not in ('l', 'o', 'r', 'x')",
+        fencing.test_a_retry_lease_is_lost_as_a_whole,
+        {"how": "ack(%s)"},
+    ),
+    Mutation(
+        "R3: the next event of a key waits to be woken",
+        "lease_due_in_order",
+        "if events > 0 then",
+        "if false then",
+        fencing.test_what_waits_behind_a_key_comes_when_its_parts_are_settled_at_once,
+        {"first": "ack(%s, array[%s])", "second": "ack(%s, array[%s])"},
+    ),
+    Mutation(
+        "R4: maintain() rotates at every call",
+        "maintain",
+        "g.number = (newest_seq >> 40) - 1",
+        "g.number = g.number - 1",
+        rotating.test_a_stream_older_than_rotate_every_rotates_once_per_period,
+    ),
+    Mutation(
+        "R5: a position of a lost timeline is accepted",
+        "assert_position",
+        "if kept = (given).proof then",
+        "if true then",
+        durable.test_readers_refuse_a_position_that_a_failover_lost,
+    ),
+    Mutation(
+        "R6: the commit of a position is not flushed",
+        "make_tick",
+        "if current_setting('synchronous_commit') = 'off' then",
+        "if false then",
+        durable.test_a_position_holds_after_a_crash,
+        {"commit": "off"},
+    ),
+    Mutation(
+        "R7: the sweep passes a lease that is being shortened",
+        "extend",
+        "if expires < held.expires_at then",
+        "if false then",
+        fencing.test_a_lease_made_shorter_while_sweeps_pass_is_taken_over,
+        {"lease_for": "0 s", "of": "fresh"},
+    ),
+    Mutation(
+        "R8: a janitor with an old snapshot is let in",
+        "assert_read_committed",
+        "in ('repeatable read', 'serializable')",
+        "in ('none')",
+        isolation.test_an_event_committed_after_a_janitors_snapshot_is_not_dropped,
+        {"step": "maintain"},
+    ),
+    Mutation(
+        "R9: a segment opens although a publisher does not see it",
+        "rotate",
+        "if not next_one.writers && pgmb.log_writers(log::regclass) then",
+        "if true then",
+        rotation.test_a_transaction_publishes_across_any_number_of_rotations,
+        {"how": "publish", "level": "read committed"},
+    ),
+    Mutation(
+        "R10: a lease has room for 16 bits of the generation",
+        "lease_claim",
+        "::bit(64)::bigint",
+        "::bit(64)::bigint & 72057594037927935",
+        fencing.test_leases_are_settled_after_any_number_of_supersessions,
+    ),
+    Mutation(
+        "R11: the whole lease is given up beside an open ack of a part",
+        "settle_as_failed",
+        "case when seqs is null then 'update' else 'share' end",
+        "'key share'",
+        fencing.test_an_event_that_is_being_acked_does_not_come_again,
+        {"how": "release(%s)", "of": "fresh"},
+    ),
+    Mutation(
+        "D2: a position of a stream that was created again is accepted",
+        "assert_position",
+        "if (given).stream is distinct from here.salt then",
+        "if false then",
+        belonging.test_a_stream_that_was_created_again_refuses_positions_of_the_one_before,
+        {"entry": "seek", "taken": "earliest"},
+    ),
+    Mutation(
+        "R11: numbers in the range that the lease does not hold are settled",
+        "settle_claim",
+        "if (settle_claim.claim).events < (settle_claim.claim).hi - (settle_claim.claim).lo then",
+        "if false then",
+        fencing.test_numbers_that_a_lease_does_not_hold_are_not_settled,
+    ),
+]
+
+
+@pytest.fixture
+def install(install: Callable[[str], None], request: pytest.FixtureRequest) -> Callable[[str], None]:
+    """Installs the schema on a server of the test's own, with the mutation."""
+
+    def install_mutated(dsn: str) -> None:
+        install(dsn)
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            request.node.callspec.params["mutation"].apply(connection)
+
+    return install_mutated
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.defect)
+def test_a_defect_that_comes_back_is_caught(mutation: Mutation, request: pytest.FixtureRequest) -> None:
+    wanted = set(inspect.signature(mutation.caught_by).parameters) - set(mutation.arguments)
+    fixtures = {name: request.getfixturevalue(name) for name in wanted}
+    if not wanted & {"install", "lost"}:
+        with psycopg.connect(request.getfixturevalue("dsn"), autocommit=True) as connection:
+            mutation.apply(connection)
+    with pytest.raises((AssertionError, psycopg.Error, pytest.fail.Exception)):
+        mutation.caught_by(**fixtures, **mutation.arguments)
