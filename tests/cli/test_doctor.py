@@ -205,6 +205,7 @@ def test_schemas_of_other_versions(
 
 def test_a_log_from_another_cluster(db: psycopg.Connection[Any]) -> None:
     db.execute("update pgmb.installation set system_identifier = 1")
+    db.execute("update pgmb.lineage set written = written")
     assert "pgmb.rebase()" in str(problems(db)["cluster"].fix)
 
 

@@ -17,6 +17,13 @@ begin
   end loop;
 end $$;
 
+do $$
+begin
+  if not exists (select from pgmb.lineage) then
+    perform pgmb.write_lineage();
+  end if;
+end $$;
+
 drop trigger if exists refuse_void on pgmb.claim;
 create constraint trigger refuse_void after update of xid on pgmb.claim
   deferrable initially deferred

@@ -73,7 +73,7 @@ class Shards:
         strange = [home for home in offset.shards if home not in self._logs]
         if strange:
             raise ValueError(
-                f"the checkpoint stands in {', '.join(strange)} (system identifier and database), but "
+                f"the checkpoint stands in {', '.join(strange)} (installation and database), but "
                 f"url leads to {', '.join(self._logs)}: a database that was restored or copied, or another. "
                 "Positions belong to the cluster that gave them: start the query with a new checkpoint"
             )

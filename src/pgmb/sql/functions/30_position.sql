@@ -7,6 +7,50 @@ as $$
   select coalesce(pg_sequence_last_value(format('pgmb.%I', 'seq_' || stream)::regclass), 0)
 $$;
 
+-- Whether the log's transaction ids are this cluster's: it is the same one, or pg_upgrade made it of the same files.
+-- Internal.
+create or replace function pgmb.is_home()
+returns boolean
+language sql volatile
+set search_path = pg_catalog, pg_temp
+as $$
+  select i.system_identifier = c.system_identifier or pgmb.is_same_lineage()
+  from pgmb.installation i, pg_control_system() c
+$$;
+
+-- Whether the rows of pgmb.lineage are where they were written, in a cluster that has given the ids that ticks hold.
+-- Internal.
+create or replace function pgmb.is_same_lineage()
+returns boolean
+language sql volatile
+set search_path = pg_catalog, pg_temp
+as $$
+  select (select count(*) = 3 and bool_and(l.written = l.xmin) from pgmb.lineage l)
+    and not exists (
+      select from pgmb.stream s
+      cross join lateral (select t.position from pgmb.tick t where t.stream = s.id order by t.id desc limit 1) newest
+      where pg_snapshot_xmax((newest.position).snapshot) > pg_snapshot_xmax(pg_current_snapshot()))
+$$;
+
+-- Writes the rows of pgmb.lineage. Internal.
+create or replace function pgmb.write_lineage()
+returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  delete from pgmb.lineage;
+  for number in 1 .. 3 loop
+    -- A block that could catch something is a subtransaction, with an id of its own.
+    begin
+      insert into pgmb.lineage (id, written) values (number, '0');
+      update pgmb.lineage l set written = l.xmin where l.id = number;
+    exception when division_by_zero then
+      raise;
+    end;
+  end loop;
+end $$;
+
 -- Refuses to read positions where they cannot be right: on a standby, whose snapshots do not show what is
 -- in progress on the primary, and on a cluster other than the one that gave the log its xids.
 -- Errors: MB020 standby, MB021 another cluster. Internal.
@@ -22,9 +66,7 @@ begin
   if pg_catalog.current_setting('pgmb.cluster_checked', true) = pg_catalog.current_database() then
     return;
   end if;
-  if (select i.system_identifier from pgmb.installation i)
-    <> (select c.system_identifier from pg_catalog.pg_control_system() c)
-  then
+  if not pgmb.is_home() then
     raise exception 'this database was restored or copied from another cluster' using errcode = 'MB021',
       hint = 'Its positions hold the other cluster''s transaction ids. Stop publishers and run pgmb.rebase().';
   end if;

@@ -1,7 +1,7 @@
 -- Reading in parts: how a batch between two positions is divided among readers that work side by side (Spark), each
 -- with a plain SELECT of its own on the log. What they read is what pgmb.between would give.
 
--- Where a stream lives: the cluster, the database and the epoch to which its positions belong, and the salt of derived
+-- Where a stream lives: the installation, the database and the epoch to which its positions belong, and the salt of derived
 -- ids (pgmb.derive_id). On a replica too. Errors: MB001 no such stream.
 create or replace function pgmb.identify(
   stream text, out cluster text, out database text, out epoch integer, out salt bigint
@@ -12,9 +12,9 @@ as $$
 begin
   perform pgmb.stream_id(identify.stream);
   perform pgmb.assert_reader(identify.stream);
-  select c.system_identifier::text, current_database()::text, i.epoch, s.salt
+  select i.identity::text, current_database()::text, i.epoch, s.salt
   into identify.cluster, identify.database, identify.epoch, identify.salt
-  from pgmb.installation i, pg_control_system() c, pgmb.stream s
+  from pgmb.installation i, pgmb.stream s
   where s.name = identify.stream;
 end $$;
 

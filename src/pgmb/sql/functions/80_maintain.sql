@@ -349,6 +349,9 @@ begin
   if not pg_try_advisory_xact_lock(pgmb.lock_key('maintain ' || extract(epoch from clock_timestamp())::bigint / 60)) then
     return;
   end if;
+  -- pg_upgrade gave the cluster another identifier.
+  update pgmb.installation i set system_identifier = c.system_identifier
+  from pg_control_system() c where i.system_identifier <> c.system_identifier and pgmb.is_same_lineage();
   -- Sealing comes first: it needs an xid younger than the last rotation.
   perform pgmb.seal(s.name) from pgmb.stream s;
   for maintained in select * from pgmb.stream loop

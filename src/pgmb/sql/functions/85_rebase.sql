@@ -72,7 +72,11 @@ begin
   delete from pgmb.tick;
   delete from pgmb.reader;
   update pgmb.installation i
-  set epoch = i.epoch + 1, system_identifier = (select c.system_identifier from pg_control_system() c);
+  set epoch = i.epoch + 1, system_identifier = c.system_identifier,
+    -- A copy elsewhere is another installation than the one that it was made of.
+    identity = case when i.system_identifier = c.system_identifier then i.identity else gen_random_uuid() end
+  from pg_control_system() c;
+  perform pgmb.write_lineage();
   perform set_config('pgmb.cluster_checked', '', false);
 end $$;
 

@@ -7,9 +7,9 @@ set search_path = pg_catalog, pg_temp
 as $$
 begin
   perform pgmb.assert_admin();
-  select i.epoch, i.system_identifier = c.system_identifier, pg_is_in_recovery()
+  select i.epoch, pgmb.is_home(), pg_is_in_recovery()
   into epoch, same_cluster, in_recovery
-  from pgmb.installation i, pg_control_system() c;
+  from pgmb.installation i;
 end $$;
 
 -- Every stream: for how long segments wait to be sealed and archived, rotation is due and events with a delay

@@ -5,12 +5,22 @@ create schema pgmb;
 create table pgmb.installation (
   only_one boolean primary key default true check (only_one),
   version integer not null,
-  -- xid8 values belong to one cluster. When the system identifier differs from the running server's,
-  -- the data was restored or copied elsewhere: readers refuse until pgmb.rebase() raises the epoch.
+  -- xid8 values belong to one cluster. When the system identifier differs from the running server's and the rows of
+  -- pgmb.lineage were written anew, the data was restored elsewhere: readers refuse until pgmb.rebase() raises the epoch.
   epoch integer not null default 1,
   system_identifier bigint not null,
   -- Signs what a session remembers in its settings, which it could set itself: see refuse_full.
   secret uuid not null default gen_random_uuid(),
+  -- What offsets of Spark name. pg_upgrade keeps it, rebase() after a restore does not.
+  identity uuid not null default gen_random_uuid(),
   installed_at timestamptz not null default now(),
   upgraded_at timestamptz not null default now()
+);
+
+-- Rows that hold the id of the transaction that wrote them, as their xmin does. pg_upgrade, a base backup and a copy by
+-- CREATE DATABASE keep both alike, and the cluster's transaction ids with them. A dump writes the rows anew: all of them
+-- in one transaction, while the ids that they hold differ.
+create table pgmb.lineage (
+  id integer primary key,
+  written xid not null
 );
