@@ -50,7 +50,6 @@ create or replace function pgmb.compile_condition(condition text)
 returns text
 language plpgsql
 as $$
-#variable_conflict use_variable
 declare
   compiled text;
 begin

@@ -143,7 +143,6 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 set jit = off
 as $$
-#variable_conflict use_column
 declare
   made integer;
   head integer;
@@ -246,7 +245,6 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 set jit = off
 as $$
-#variable_conflict use_column
 declare
   bound pgmb.queue;
   asked record;
@@ -286,7 +284,6 @@ returns void
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 declare
   altered pgmb.queue;
 begin
@@ -325,7 +322,6 @@ returns boolean
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 declare
   gone pgmb.queue;
 begin
@@ -367,7 +363,6 @@ returns void
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 declare
   paused pgmb.queue := pgmb.queue_for_consumer(pause.queue);
 begin
@@ -382,7 +377,6 @@ returns void
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 declare
   resumed pgmb.queue := pgmb.queue_for_consumer(resume.queue);
 begin
@@ -416,7 +410,6 @@ set enable_bitmapscan = off
 set plan_cache_mode = force_generic_plan
 set lock_timeout = '1s'
 as $$
-#variable_conflict use_column
 declare
   moved pgmb.queue;
   base pgmb.claim;

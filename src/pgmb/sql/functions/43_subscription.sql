@@ -44,7 +44,6 @@ create or replace function pgmb.add_subscription(
 returns uuid
 language plpgsql
 as $$
-#variable_conflict use_column
 declare
   compiled record;
   asked jsonb;
@@ -105,7 +104,6 @@ returns boolean
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 begin
   perform pgmb.assert_reader(t.name)
   from pgmb.subscription s join pgmb.stream t on t.id = s.stream where s.id = unsubscribe.id;
@@ -124,7 +122,6 @@ returns setof uuid
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 declare
   now timestamptz := clock_timestamp();
 begin
@@ -175,7 +172,6 @@ returns bigint
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 declare
   resumed bigint;
 begin

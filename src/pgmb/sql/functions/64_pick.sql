@@ -10,7 +10,6 @@ create or replace function pgmb.in_flight(
 )
 language plpgsql
 as $$
-#variable_conflict use_column
 begin
   if in_flight.named is null and not exists (
     select from pgmb.retry r where r.queue = in_flight.queue and r.lease is not null)
@@ -125,7 +124,6 @@ create or replace function pgmb.pick(
 )
 language plpgsql
 as $$
-#variable_conflict use_variable
 declare
   source text := 'select null::tid ctid, e.seq, e.key, e.published_at from pgmb.batch_events($8, $5, $9, $10, $3, $11, $12, $1, $2, $13, $7, true) e';
   retried boolean := q.ordered and exists (select from pgmb.retry r where r.queue = q.id and r.ordered);

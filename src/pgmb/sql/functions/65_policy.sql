@@ -9,7 +9,6 @@ create or replace function pgmb.claim_by_policy(
 )
 language plpgsql
 as $$
-#variable_conflict use_variable
 declare
   lanes pgmb.queue[] := array(
     select l from pgmb.queue l
@@ -110,7 +109,6 @@ create or replace function pgmb.claim_lane(
 )
 language plpgsql
 as $$
-#variable_conflict use_variable
 declare
   base pgmb.claim := pgmb.lock_queue(q.id);
   now timestamptz := clock_timestamp();

@@ -12,7 +12,6 @@ returns table (lease uuid, seq bigint, id uuid, topic text, key text, payload js
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 declare
   given uuid;
   events pgmb.event[];
@@ -75,7 +74,6 @@ returns table (seq bigint, id uuid, topic text, key text, payload json, headers 
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 declare
   events pgmb.event[] := array(
     select e from pgmb.between(between_group.stream, between_group.after, between_group.upto, between_group.after_seq,

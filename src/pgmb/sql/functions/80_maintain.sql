@@ -96,7 +96,6 @@ set lock_timeout = '50ms'
 set enable_seqscan = off
 set jit = off
 as $$
-#variable_conflict use_column
 declare
   stream_number integer := pgmb.stream_id(seal.stream);
   fresh boolean := pg_current_xact_id_if_assigned() is null;
@@ -182,7 +181,6 @@ returns setof integer
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 declare
   asked pgmb.stream;
   old pgmb.segment;
@@ -226,7 +224,6 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 set lock_timeout = '50ms'
 as $$
-#variable_conflict use_column
 declare
   stream_number integer := pgmb.stream_id(drop_segments.stream);
   old integer;
@@ -262,7 +259,6 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 set lock_timeout = '20ms'
 as $$
-#variable_conflict use_column
 declare
   stream_number integer := pgmb.stream_id(detach_dropped.stream);
   leaf text;

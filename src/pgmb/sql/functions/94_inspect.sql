@@ -8,7 +8,6 @@ returns table (number integer, state text, events bigint, bytes bigint, attached
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 declare
   asked integer := pgmb.stream_id(stream_segments.stream);
   last bigint := pgmb.last_seq(stream_segments.stream);
@@ -38,7 +37,6 @@ set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set jit = off
 as $$
-#variable_conflict use_column
 declare
   now timestamptz := clock_timestamp();
 begin
@@ -71,7 +69,6 @@ set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set jit = off
 as $$
-#variable_conflict use_column
 begin
   perform pgmb.assert_admin();
   return query

@@ -67,7 +67,6 @@ create or replace function pgmq.park_readings(queue pgmq.queue, upto timestamptz
 returns void
 language plpgsql
 as $$
-#variable_conflict use_column
 declare
   ended pgmq.reading;
   held pgmb.claim;
@@ -139,7 +138,6 @@ create or replace function pgmq.take_fresh(
 returns setof pgmq.message_record
 language plpgsql
 as $$
-#variable_conflict use_column
 declare
   claimed pgmb.claim;
   fresh pgmb.event[];
