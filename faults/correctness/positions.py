@@ -36,7 +36,7 @@ def run(server: Server, dsn: str, *, crashes: int, seed: int) -> Result:
             publisher.publish(connection, 5)
             # Nothing may flush the positions by accident.
             connection.execute("checkpoint")
-        taken = _taken_until_killed(server, dsn, chance.uniform(0.05, 0.2))
+        taken = _taken_until_killed(server, dsn, chance.uniform(0.0, 0.1))
         taken_in_all += len(taken)
         server.start_again()
         with psycopg.connect(dsn, autocommit=True) as connection:
@@ -98,6 +98,9 @@ def _taken_until_killed(server: Server, dsn: str, seconds: float) -> list[str]:
     crew = Crew()
     threads = [crew.start(f"taker {number}", partial(take, number)) for number in range(_TAKERS)]
     ready.wait(20)
+    while not all(taken.values()):
+        crew.check()
+        time.sleep(0.002)
     time.sleep(seconds)
     server.kill()
     crew.join(*threads)
