@@ -58,6 +58,10 @@ _ATTEMPTS: Final = (
 ENDPOINTS: Final = Statement(_ENDPOINTS + " order by name", ())
 
 
+def endpoint_id(name: str) -> Statement:
+    return Statement("select id from pgmb.endpoints where name = %s::text", (name,))
+
+
 def endpoint(name: str) -> Statement:
     return Statement(_ENDPOINTS + " where name = %s::text", (name,))
 
@@ -112,6 +116,13 @@ def new_secret(asked: str | None, key: Key | None) -> str | None:
         return generate_secret()
     parse_secret(asked)
     return asked
+
+
+def sealed_headers(key: Key, endpoint: UUID, headers: Mapping[str, str]) -> dict[str, str]:
+    """An endpoint's headers as they are stored."""
+    from pgmb.delivery.sealing import seal_headers
+
+    return seal_headers(key, endpoint, headers)
 
 
 def public_key(secret: str | None) -> str | None:

@@ -13,11 +13,11 @@ import pytest
 from starlette.requests import Request
 
 from pgmb import aconnect
-from pgmb.server import create_app, tokens
+from pgmb.server import tokens
 from pgmb.server.access import COOKIE, Access
 from pgmb.server.problems import Problem
 from pgmb.server.scopes import Principal, covers
-from tests.server.asking import asking, bearer, make_key
+from tests.server.asking import make_key
 from tests.server.rest.desk import opened, problem
 
 
@@ -168,13 +168,3 @@ async def test_a_session_needs_its_proof_for_anything_but_reading(dsn: str) -> N
         assert (await desk.ask("POST", "/v1/queues/q/pause", key=None, headers=proof)).status_code == 204
         # A key in the header counts before a cookie that came along.
         assert (await desk.ask("POST", "/v1/queues/q/resume")).status_code == 204
-
-
-async def test_a_key_in_the_sessions_cookie_is_none_even_right_after_it_was_used(dsn: str) -> None:
-    key = make_key(dsn, "k", "operate")
-    async with asking(create_app(dsn)) as client:
-        assert (await client.get("/v1/queues", headers=bearer(key))).status_code == 200
-        cookie = {"Cookie": f"pgmb_session={key}"}
-        assert (await client.get("/v1/queues", headers=cookie)).status_code == 401
-        made = await client.post("/v1/queues", headers=cookie, json={"name": "q"})
-        assert made.status_code == 401

@@ -22,6 +22,7 @@ CLIENT = {
     "errors",
     "groups",
     "keys",
+    "masking",
     "observer",
     "outbox",
     "patterns",
@@ -36,6 +37,7 @@ CLIENT = {
 # Each module may import itself and what is named here, of this package.
 BELOW: dict[str, set[str]] = {
     "types": set(),
+    "masking": set(),
     "errors": {"types"},
     "wire": {"types"},
     "statements": {"wire", "errors", "types"},
@@ -83,7 +85,7 @@ BELOW: dict[str, set[str]] = {
     },
     "doctor": {"schema"},
     "telemetry": {"_async", "_sync", "app", "observer", "types", "wire"},
-    "delivery": {"_async", "errors", "types"},
+    "delivery": {"_async", "errors", "masking", "types"},
     "server": {"_async", "delivery", "doctor", "telemetry", *CLIENT},
     "roles": {"_async", "cron", "delivery", "errors", "server", "types"},
     "spark": {"_sync", *CLIENT},

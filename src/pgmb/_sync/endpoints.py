@@ -88,6 +88,9 @@ class Endpoints(Calls):
         # Together: nothing is posted before it can be signed.
         with self._transaction(conn) as own:
             id = wire.uuid(self._value(statement, own))
+            if headers and key is not None:
+                stored = asked.sealed_headers(key, id, headers)
+                self._value(call("alter_endpoint", name=name, headers=stored), own)
             if plain is None or key is None:
                 return NewEndpoint(id, None)
             sealed = self._value(asked.sealed_secrets(name), own)
@@ -117,6 +120,9 @@ class Endpoints(Calls):
         conn: ConnectionLike | None = None,
     ) -> None:
         """Change settings of an endpoint. None leaves one; `rps=0` and `gzip_above=-1` take those away."""
+        if headers and (key := asked.sealing_key()):
+            found = self._rows(asked.endpoint_id(name), conn)
+            headers = asked.sealed_headers(key, wire.uuid(found[0][0]), headers) if found else headers
         self._value(
             call(
                 "alter_endpoint",

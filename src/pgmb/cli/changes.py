@@ -12,6 +12,7 @@ from psycopg import Connection
 
 from pgmb import Broker
 from pgmb.errors import PermissionDenied, translated
+from pgmb.masking import masked_url
 
 Options = ParamSpec("Options")
 Result = TypeVar("Result")
@@ -54,7 +55,7 @@ def _record(
     row = conn.execute("select session_user").fetchone()
     named = inspect.signature(method).bind(subject, *arguments, **options).arguments
     detail = {
-        name: _told(value)
+        name: masked_url(value) if name == "url" else _told(value)
         for name, value in list(named.items())[1:]
         if value is not None and name not in _UNTOLD
     }

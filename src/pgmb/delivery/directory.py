@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pgmb.delivery.breaker import Breaker
 from pgmb.delivery.endpoint import Endpoint
 from pgmb.delivery.lane import Lane, OrderedLane
+from pgmb.delivery.sealing import open_headers
 from pgmb.delivery.signature import parse_secret
 from pgmb.errors import PgmbError, SecretKeyMissing
 
@@ -82,13 +83,15 @@ class Directory:
             return
         state, ordered, sealed = row[13], row[15], row[17]
         secrets: tuple[Secret, ...] = ()
+        headers: dict[str, str] = {}
         try:
             secrets = self._open(row[0], sealed)
+            headers = open_headers(self._key, row[0], row[6])
         except PgmbError as error:
             # Nothing is posted that its receiver could not verify.
             logger.error("endpoint %s: %s", row[1], error)
             state = "sealed"
-        endpoint = _endpoint(row, secrets)
+        endpoint = _endpoint(row, secrets, headers)
         if lane is None:
             lane = self.lanes[identity] = (OrderedLane if ordered else Lane)(endpoint, self._clock)
             lane.share = 0
@@ -112,7 +115,7 @@ class Directory:
         return tuple(parse_secret(self._key.open(bytes(one), endpoint)) for one in sealed)
 
 
-def _endpoint(row: tuple[Any, ...], secrets: tuple[Secret, ...]) -> Endpoint:
+def _endpoint(row: tuple[Any, ...], secrets: tuple[Secret, ...], headers: dict[str, str]) -> Endpoint:
     retry_after = row[10]
     return Endpoint(
         id=row[0],
@@ -121,7 +124,7 @@ def _endpoint(row: tuple[Any, ...], secrets: tuple[Secret, ...]) -> Endpoint:
         body=row[3],
         batch=row[4],
         timeout=row[5].total_seconds(),
-        headers=row[6],
+        headers=headers,
         secrets=secrets,
         gzip_above=row[7],
         rps=row[8],

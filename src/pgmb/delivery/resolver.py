@@ -5,23 +5,37 @@ from __future__ import annotations
 import asyncio
 import socket
 from concurrent.futures import ThreadPoolExecutor
+from weakref import WeakValueDictionary
 
 from aiohttp.abc import AbstractResolver, ResolveResult
 
-_LOOKUPS = 64
+_LOOKUPS = 256
+_OF_ONE_DOMAIN = 4
+"""Lookups at a time: a domain whose servers do not answer takes these threads and no others."""
 
 
 class Resolver(AbstractResolver):
-    """Names by getaddrinfo, in threads of its own: some names that take long delay no others."""
+    """Names by getaddrinfo, in threads of its own, a few for each domain."""
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(_LOOKUPS, thread_name_prefix="pgmb-resolver")
+        self._domains: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[ResolveResult]:
         """Every address of a name."""
-        found = await asyncio.get_running_loop().run_in_executor(self._threads, _look_up, host, port, family)
+        domain = ".".join(host.rstrip(".").lower().split(".")[-2:])
+        place = self._domains.setdefault(domain, asyncio.Semaphore(_OF_ONE_DOMAIN))
+        await place.acquire()
+        try:
+            looking = asyncio.get_running_loop().run_in_executor(self._threads, _look_up, host, port, family)
+        except BaseException:
+            place.release()
+            raise
+        # A request that gives up leaves its thread behind: the place is free when that ends.
+        looking.add_done_callback(lambda _: place.release())
+        found = await asyncio.shield(looking)
         return [
             ResolveResult(
                 hostname=host, host=address, port=port, family=kind, proto=0, flags=socket.AI_NUMERICHOST

@@ -18,6 +18,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from pgmb.errors import PgmbError, SecretKeyMissing, SecretUnreadable
+from pgmb.masking import SEALED, is_secret
 
 VARIABLE = "PGMB_SECRET_KEY"
 VARIABLE_OF_A_FILE = "PGMB_SECRET_KEY_FILE"
@@ -99,6 +100,29 @@ class Key:
     def sealed_by_the_first(self, sealed: bytes) -> bool:
         """Whether the key that seals now sealed this; otherwise the older key is still needed."""
         return sealed[1 : 1 + _ID] == self._first
+
+
+def seal_headers(key: Key, endpoint_id: UUID, headers: Mapping[str, str]) -> dict[str, str]:
+    """An endpoint's headers as they are stored: those that commonly hold secrets are sealed."""
+    return {
+        name: SEALED + b64encode(key.seal(value, endpoint_id)).decode()
+        if is_secret(name) and not value.startswith(SEALED)
+        else value
+        for name, value in headers.items()
+    }
+
+
+def open_headers(key: Key | None, endpoint_id: UUID, headers: Mapping[str, str]) -> dict[str, str]:
+    """What seal_headers() stored, as it is sent."""
+    opened = dict(headers)
+    for name, value in headers.items():
+        if value.startswith(SEALED):
+            if key is None:
+                raise _advised(
+                    SecretKeyMissing("it has sealed headers, and there is no key to open them"), _ADVICE
+                )
+            opened[name] = key.open(b64decode(value.removeprefix(SEALED)), endpoint_id)
+    return opened
 
 
 def generate_key() -> str:

@@ -78,6 +78,8 @@ class Application:
                         500: _unforeseen,
                     },
                 )
+                # Its redirects name the host that the request named.
+                app.router.redirect_slashes = False
                 self._closing = closing.pop_all()
                 self._context = context
                 self._app = Watching(app, context.counts, Templates(routes))

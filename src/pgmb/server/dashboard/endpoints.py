@@ -11,6 +11,7 @@ from pgmb.server.dashboard.desk import Desk
 from pgmb.server.dashboard.formats import plural
 from pgmb.server.dashboard.gate import Form, Visit
 from pgmb.server.problems import invalid
+from pgmb.server.rest.endpoints import shown
 
 _ATTEMPTS = 100
 _SHOWN = 200
@@ -21,7 +22,7 @@ async def listing(desk: Desk, visit: Visit) -> Response:
     state, wanted = visit.given("state"), visit.given("search")
     found = [
         endpoint
-        for endpoint in await desk.broker.endpoints()
+        for endpoint in [shown(one, visit.principal) for one in await desk.broker.endpoints()]
         if (state is None or endpoint.state == state)
         and (wanted is None or wanted.lower() in f"{endpoint.name} {endpoint.url}".lower())
     ]
@@ -41,7 +42,7 @@ async def listing(desk: Desk, visit: Visit) -> Response:
 
 async def show(desk: Desk, visit: Visit) -> Response:
     name = visit.needed("name")
-    endpoint = await desk.broker.endpoint(name)
+    endpoint = shown(await desk.broker.endpoint(name), visit.principal)
     attempts = await desk.broker.attempts(name, _ATTEMPTS)
     return desk.render(
         visit,

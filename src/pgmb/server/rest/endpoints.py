@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
 from pgmb import endpoints as asked
+from pgmb.masking import masked_url
 from pgmb.server.audit import told
 from pgmb.server.problems import invalid
 from pgmb.server.rest.documents import Changed, Counted, Dropped
@@ -26,6 +27,7 @@ from pgmb.server.rest.fields import (
     Topic,
 )
 from pgmb.server.rest.operation import Call, Need, Operations
+from pgmb.server.scopes import Principal
 from pgmb.types import Attempt, AttemptLog, EndpointBody, EndpointStatus, NewEndpoint
 
 operations = Operations("endpoints")
@@ -131,16 +133,28 @@ class AttemptsQuery(Given):
     max: Page = 100
 
 
+def shown(endpoint: EndpointStatus, principal: Principal | None) -> EndpointStatus:
+    """An endpoint as a key may see it: urls often hold tokens."""
+    if principal is not None and principal.may("operate"):
+        return endpoint
+    return msgspec.structs.replace(endpoint, url=masked_url(endpoint.url))
+
+
+def _audited(body: CreateEndpoint | AlterEndpoint) -> dict[str, Any]:
+    url = None if body.url is None else masked_url(body.url)
+    return {**told(body, *_HIDDEN), "url": url}
+
+
 @operations.add("GET", "/v1/endpoints", INSPECT)
 async def list_endpoints(call: Call) -> Endpoints:
     """Every endpoint: what it asks for, how it is, what it did."""
-    return Endpoints(await call.broker.endpoints())
+    return Endpoints([shown(one, call.principal) for one in await call.broker.endpoints()])
 
 
 @operations.add("GET", _ENDPOINT, INSPECT)
 async def show_endpoint(call: Call, endpoint: Name) -> EndpointStatus:
-    """One endpoint."""
-    return await call.broker.endpoint(endpoint)
+    """One endpoint. Its url is masked for keys without the scope operate."""
+    return shown(await call.broker.endpoint(endpoint), call.principal)
 
 
 @operations.add("POST", "/v1/endpoints", OPERATE)
@@ -152,7 +166,7 @@ async def create_endpoint(call: Call, body: CreateEndpoint) -> NewEndpoint:
     """
     async with call.changing() as change:
         made = await call.broker.create_endpoint(**told(body), conn=change.conn)
-        await change.record("create_endpoint", body.name, **told(body, *_HIDDEN))
+        await change.record("create_endpoint", body.name, **_audited(body))
     return made
 
 
@@ -164,7 +178,7 @@ async def alter_endpoint(call: Call, endpoint: Name, body: AlterEndpoint) -> Non
         raise invalid("nothing to change was named")
     async with call.changing() as change:
         await call.broker.alter_endpoint(endpoint, **given, conn=change.conn)
-        await change.record("alter_endpoint", endpoint, **told(body, *_HIDDEN))
+        await change.record("alter_endpoint", endpoint, **_audited(body))
 
 
 @operations.add("POST", f"{_ENDPOINT}/bind", OPERATE)

@@ -56,7 +56,9 @@ language plpgsql
 as $$
 begin
   perform pgmb.publish('pgmb.endpoint.disabled',
-    json_build_object('endpoint', endpoint, 'name', name, 'url', url, 'reason', reason), key => name);
+    json_build_object('endpoint', endpoint, 'name', name,
+      -- Where it is, without what may be a secret.
+      'url', substring(url from '^[a-zA-Z]+://[^/?#]*'), 'reason', reason), key => name);
 exception when sqlstate 'MB040' then
   raise warning 'that endpoint % was disabled is not published: %', quote_literal(name), sqlerrm;
 end $$;

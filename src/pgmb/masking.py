@@ -1,0 +1,32 @@
+"""What is shown of urls and headers that may hold secrets. No I/O."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+HIDDEN: Final = "…"
+SEALED: Final = "pgmb-sealed:"
+"""Before the base64 of a header's value that was sealed."""
+
+_URL: Final = re.compile(
+    r"(?P<scheme>[a-z]+)://(?:[^/?#@]*@)?(?P<host>[^/?#]*)(?P<path>[^?#]*)(?P<rest>.*)",
+    re.IGNORECASE | re.DOTALL,
+)
+_PLAIN_SEGMENT: Final = re.compile(r"[A-Za-z._-]{0,20}|v\d{1,2}")
+_SECRET_NAME: Final = re.compile(r"auth|cookie|token|secret|key|pass|signature|credential", re.IGNORECASE)
+
+
+def masked_url(url: str) -> str:
+    """The scheme, the host and those parts of the path that are plain words."""
+    found = _URL.fullmatch(url)
+    if found is None:
+        return HIDDEN
+    path = "/".join(part if _PLAIN_SEGMENT.fullmatch(part) else HIDDEN for part in found["path"].split("/"))
+    rest = f"?{HIDDEN}" if found["rest"] else ""
+    return f"{found['scheme']}://{found['host']}{path}{rest}"
+
+
+def is_secret(header: str) -> bool:
+    """Whether a header of this name commonly holds a secret."""
+    return _SECRET_NAME.search(header) is not None
