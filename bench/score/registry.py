@@ -11,6 +11,7 @@ from bench.score.house import HOUSE
 from bench.score.matching import MATCHING
 from bench.score.part import Part
 from bench.score.python import PYTHON
+from bench.score.security import SECURITY
 from bench.score.server import SERVER
 from bench.score.spark import SPARK
 
@@ -23,4 +24,5 @@ AREAS: Mapping[str, Sequence[Part]] = {
     "delivery": DELIVERY,
     "server": SERVER,
     "house": HOUSE,
+    "security": SECURITY,
 }

@@ -148,7 +148,9 @@ async def test_a_form_of_another_site_changes_nothing(dsn: str, client: httpx.As
         assert made.status_code == 403
 
 
-async def test_no_redirect_names_the_host_of_the_request(client: httpx.AsyncClient) -> None:
+async def test_no_redirect_names_the_host_of_the_request(dsn: str, client: httpx.AsyncClient) -> None:
+    key = make_key(dsn, "operator", "operate")
+    assert (await client.get("/v1/queues", headers=bearer(key))).status_code == 200
     for path in ("/", "/ui", "/ui/queues", "/ui/queues/", "/v1/queues/", "/livez/", "/ui//evil.example"):
         said = await client.get(path, headers={"Host": "evil.example", "Accept": "text/html"})
         target = said.headers.get("location", "/")

@@ -12,11 +12,12 @@ from uuid import uuid4
 
 import psycopg
 import pytest
+from psycopg import sql
 
 from harness.pgbouncer import PgBouncer
 from harness.server import Server
 from pgmb import doctor, schema
-from pgmb.doctor import Finding, Level, Limits, connection, server
+from pgmb.doctor import Finding, Level, Limits, connection, security, server
 from pgmb.doctor.finding import Look
 from tests.cli.conftest import OpenTerminal, Run
 from tests.conftest import Connect, FreshServer
@@ -403,3 +404,34 @@ def test_endpoints_that_fail_and_nobody_who_delivers(db: psycopg.Connection[Any]
     assert "there are 2 endpoints and no dispatcher runs" in found
     db.execute("select pgmb.heartbeat(gen_random_uuid(), 'here', 1)")
     assert checked(db, "dispatchers").level is Level.OK
+
+
+def test_what_remains_the_operators_affair(db: psycopg.Connection[Any]) -> None:
+    name = sql.Identifier(db.info.dbname)
+    open_to_all = checked(db, "who may connect")
+    assert (open_to_all.level, "revoke connect" in str(open_to_all.fix)) == (Level.NOTE, True)
+    db.execute(sql.SQL("revoke connect on database {} from public").format(name))
+    assert checked(db, "who may connect").level is Level.OK
+    locks = checked(db, "advisory locks")
+    assert locks.level is Level.NOTE
+    assert "every role may take any advisory lock" in locks.message
+    assert checked(db, "owner").level is Level.NOTE
+    assert "superuser" in checked(db, "owner").message
+    assert checked(db, "encryption").level is Level.OK
+    assert checked(db, "signatures").level is Level.OK
+    db.execute("select pgmb.create_endpoint('plain', 'https://example.com/')")
+    assert "1 endpoints have no secret" in checked(db, "signatures").message
+    with db.transaction(force_rollback=True):
+        db.execute("create role plain_owner; alter schema pgmb owner to plain_owner")
+        assert checked(db, "owner").level is Level.OK
+
+
+def test_connections_over_a_network_without_tls() -> None:
+    far = {"remote": "192.0.2.7", "encrypted": False, "plain": 0}
+    (told,) = security._tls(look(far))
+    assert told.level is Level.WARN
+    assert "192.0.2.7" in told.message
+    assert list(security._tls(look({**far, "encrypted": True}))) == []
+    assert list(security._tls(look({**far, "remote": None}))) == []
+    (others,) = security._tls(look({**far, "remote": None, "plain": 3}))
+    assert "3 other connections" in others.message

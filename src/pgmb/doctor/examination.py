@@ -11,7 +11,7 @@ from psycopg import AsyncConnection, Connection, errors
 from psycopg.rows import dict_row
 
 from pgmb import schema
-from pgmb.doctor import connection, endpoints, installation, maintenance, queues, readers, server
+from pgmb.doctor import connection, endpoints, installation, maintenance, queues, readers, security, server
 from pgmb.doctor.finding import Check, Finding, Level, Limits, Look, Verdict, skip
 
 CHECKS: tuple[Check, ...] = (
@@ -22,6 +22,7 @@ CHECKS: tuple[Check, ...] = (
     *queues.CHECKS,
     *endpoints.CHECKS,
     *readers.CHECKS,
+    *security.CHECKS,
 )
 
 _PATIENCE = "set local statement_timeout = '10s'; set local lock_timeout = '1s'"

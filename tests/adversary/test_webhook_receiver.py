@@ -1,4 +1,7 @@
-"""No spelling, resolver or redirect leads to an address that is not public: a canary listens, unheard."""
+"""The receiver of a webhook, or the author of its url, tries to have requests reach inner addresses.
+
+No spelling, resolver or redirect leads to an address that is not public: a canary listens, unheard.
+"""
 
 from __future__ import annotations
 

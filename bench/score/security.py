@@ -1,0 +1,28 @@
+"""What security must show: each attacker's attempts, the rules over the catalog, and the fuzz over grants."""
+
+from __future__ import annotations
+
+from bench.score.core import proved_by_tests
+from bench.score.part import Part, Proved, line_with
+from tests.adversary.tally import ATTACKERS
+
+SECURITY: list[Part] = [
+    *[
+        Proved(
+            f"attacker: {attacker}",
+            "0 got through",
+            ["-m", "tests.adversary.tally", attacker],
+            line_with(r"(\d+ attempts), (\d+ got through)"),
+            needs=["tests/adversary/tally.py"],
+        )
+        for attacker in ATTACKERS
+    ],
+    proved_by_tests("catalog rules, and a mutation for each", "tests/contract/test_catalog_rules*.py"),
+    Proved(
+        "random grants and calls",
+        "0 outside the model",
+        ["-m", "tests.adversary.fuzz", "100"],
+        line_with(r"(\d+ grant sets), (\d+ calls), (\d+ outside the model)"),
+        full=["-m", "tests.adversary.fuzz", "2000"],
+    ),
+]
