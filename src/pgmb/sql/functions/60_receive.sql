@@ -155,10 +155,10 @@ declare
   pending boolean;                           -- the position moved enough to be worth writing
   look bigint;
 begin
-  if pg_is_in_recovery() or current_setting('pgmb.cluster_checked', true) is distinct from current_database() then
+  if pg_is_in_recovery() or current_setting('pgmb.cluster_checked', true) is distinct from current_database()
+    or current_setting('transaction_isolation') <> 'read committed'
+  then
     perform pgmb.assert_primary();
-  end if;
-  if current_setting('transaction_isolation') in ('repeatable read', 'serializable') then
     perform pgmb.assert_read_committed();
   end if;
   now := clock_timestamp();
