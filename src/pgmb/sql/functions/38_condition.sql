@@ -270,7 +270,7 @@ begin
   execute 'drop function ' || checked;
   name := pgmb.condition_name(expression);
   -- Others may be about to make the same.
-  perform pg_advisory_xact_lock(28749, hashtext(name));
+  perform pg_advisory_xact_lock(pgmb.lock_key('condition ' || name));
   if to_regprocedure(format('pgmb_condition.%I(pgmb.document, pgmb.subscriber)', name)) is null then
     execute format('create function pgmb_condition.%I(e pgmb.document, s pgmb.subscriber) returns boolean
       language plpgsql stable security definer set search_path = pg_catalog, pg_temp set standard_conforming_strings = on
