@@ -1,9 +1,11 @@
-"""What security must show: each attacker's attempts, the rules over the catalog, and the fuzz over grants."""
+"""What security must show: attempts of each attacker, rules over the catalog, random grants, the cost."""
 
 from __future__ import annotations
 
+from bench.rows import ROWS
+from bench.rows.before import CHECKS
 from bench.score.core import proved_by_tests
-from bench.score.part import Part, Proved, line_with
+from bench.score.part import Measured, Part, Proved, line_with
 from tests.adversary.tally import ATTACKERS
 
 SECURITY: list[Part] = [
@@ -21,8 +23,9 @@ SECURITY: list[Part] = [
     Proved(
         "random grants and calls",
         "0 outside the model",
-        ["-m", "tests.adversary.fuzz", "100"],
+        ["-m", "tests.adversary.fuzz", "50"],
         line_with(r"(\d+ grant sets), (\d+ calls), (\d+ outside the model)"),
-        full=["-m", "tests.adversary.fuzz", "2000"],
+        full=["-m", "tests.adversary.fuzz", "1000"],
     ),
+    Measured("before", CHECKS, ROWS["before"]),
 ]

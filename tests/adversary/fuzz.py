@@ -1,4 +1,6 @@
-"""`python -m tests.adversary.fuzz SETS`: as many random sets of grants, and what they let through."""
+"""`python -m tests.adversary.fuzz SETS`: as many random sets of grants on each of the two installations,
+and what they let through.
+"""
 
 from __future__ import annotations
 
