@@ -26,6 +26,10 @@ queue, s, lost = fencing.queue, belonging.s, durable.lost
 """Fixtures of the tests that catch."""
 
 
+# Which test catches a mutation does not depend on PostgreSQL's version.
+pytestmark = pytest.mark.once
+
+
 @dataclass(frozen=True)
 class Mutation:
     """In `function`, `old` becomes `new`; then `caught_by` fails. Its other arguments are fixtures."""
