@@ -113,7 +113,6 @@ set enable_seqscan = off
 set enable_bitmapscan = off
 set plan_cache_mode = force_generic_plan
 as $$
-#variable_conflict use_column
 declare
   stream_number integer := pgmb.stream_id(make_tick.stream);
   newest pgmb.tick;
@@ -238,7 +237,6 @@ returns table (tick bigint, at timestamptz, "position" pgmb.position)
 language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 declare
   stream_number integer := pgmb.stream_id(ticks.stream);
 begin
@@ -283,7 +281,6 @@ set enable_bitmapscan = off
 set plan_cache_mode = force_generic_plan
 set jit = off
 as $$
-#variable_conflict use_variable
 declare
   stream_number integer := pgmb.stream_id(stream);
 begin
@@ -442,7 +439,6 @@ returns void
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_variable
 begin
   perform pgmb.assert_reader(stream);
   perform pgmb.assert_own_reader(stream, reader);
@@ -459,7 +455,6 @@ returns boolean
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_variable
 begin
   perform pgmb.assert_reader(stream);
   perform pgmb.assert_own_reader(stream, reader);

@@ -50,7 +50,6 @@ set enable_bitmapscan = off
 set plan_cache_mode = force_generic_plan
 set jit = off
 as $$
-#variable_conflict use_variable
 declare
   stream_number integer := pgmb.stream_id(stream);
   place bigint := coalesce(after_seq, 0);

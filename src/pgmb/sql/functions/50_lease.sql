@@ -364,21 +364,21 @@ create or replace function pgmb.claim_events(claim pgmb.claim, numbers bigint[] 
 returns setof pgmb.event
 language plpgsql
 as $$
-#variable_conflict use_variable
 declare
-  only_these text := case when numbers is null then '' else pgmb.among(numbers) end;
+  held pgmb.claim := claim_events.claim;
+  only_these text := case when claim_events.numbers is null then '' else pgmb.among(claim_events.numbers) end;
   q pgmb.queue;
   b pgmb.binding;
   columns text;
   leaf text;
 begin
-  select * into q from pgmb.queue where id = (claim).queue;
-  select * into b from pgmb.binding where queue = q.id and version = (claim).bindings;
-  if (claim).state = 'o' then
+  select * into q from pgmb.queue where id = held.queue;
+  select * into b from pgmb.binding where queue = q.id and version = held.bindings;
+  if held.state = 'o' then
     select pgmb.event_columns(s.salt) into columns from pgmb.stream s where s.id = q.stream;
     for leaf in
       select format('pgmb.segment_%s_%s', s.stream, s.number) from pgmb.segment s
-      where s.stream = q.stream and s.number between (claim).lo >> 40 and (claim).hi >> 40
+      where s.stream = q.stream and s.number between held.lo >> 40 and held.hi >> 40
         and s.dropped_at is null
       order by s.number
     loop
@@ -386,21 +386,21 @@ begin
           where e.xid = $1 and e.seq + 0 > $2 and e.seq + 0 <= $3 %s) own
           where not exists (select from pgmb.settlement s where s.queue = $4 and s.claim = $5 and s.seq = own.seq)
           order by seq + 0', columns, leaf, b.matching || only_these)
-        using (claim).xid, (claim).lo, (claim).hi, (claim).queue, (claim).id;
+        using held.xid, held.lo, held.hi, held.queue, held.id;
     end loop;
   else
-    if (claim).chosen is not null then
-      b.matching := pgmb.among((claim).chosen);
+    if held.chosen is not null then
+      b.matching := pgmb.among(held.chosen);
     end if;
-    if (claim).keys is not null then
-      b.matching := b.matching || pgmb.with_keys((claim).keys);
+    if held.keys is not null then
+      b.matching := b.matching || pgmb.with_keys(held.keys);
     end if;
     return query
-    select e.* from pgmb.batch_events(q.stream, (claim).done_snapshot, (claim).done_seq, (claim).done_next,
-      (claim).batch_snapshot, (claim).own, (claim).own_seq, (claim).lo, (claim).hi,
+    select e.* from pgmb.batch_events(q.stream, held.done_snapshot, held.done_seq, held.done_next,
+      held.batch_snapshot, held.own, held.own_seq, held.lo, held.hi,
       b.matching || only_these, 9223372036854775807) e
     where not exists (
-      select from pgmb.settlement s where s.queue = (claim).queue and s.claim = (claim).id and s.seq = e.seq);
+      select from pgmb.settlement s where s.queue = held.queue and s.claim = held.id and s.seq = e.seq);
   end if;
 end $$;
 
@@ -469,7 +469,6 @@ create or replace function pgmb.sweep(
 )
 language plpgsql
 as $$
-#variable_conflict use_column
 declare
   passing record;
   expired pgmb.claim;

@@ -70,7 +70,6 @@ returns table (lease uuid, seq bigint, id uuid, topic text, key text, payload js
   published_at timestamptz, attempt integer)
 language plpgsql
 as $$
-#variable_conflict use_column
 declare
   leaf text;
   lo bigint;
@@ -126,7 +125,6 @@ set plan_cache_mode = force_generic_plan
 set jit = off
 set lock_timeout = '1s'
 as $$
-#variable_conflict use_column
 declare
   -- Fewer expressions, on purpose: each costs anew in every transaction.
   entry_xid xid8 := pg_current_xact_id_if_assigned();
@@ -162,15 +160,15 @@ begin
     perform pgmb.assert_read_committed();
   end if;
   now := clock_timestamp();
-  select q.id, q.stream, q.stream_name, q.bindings, q.matching, q.generation, q.lock_key, q.paused_at, q.max_attempts, q.plain,
+  select asked.id, asked.stream, asked.stream_name, asked.bindings, asked.matching, asked.generation, asked.lock_key, asked.paused_at, asked.max_attempts, asked.plain,
     -- At least a moment: a lease that ends where the sweep stands would never be examined.
-    greatest(coalesce(receive.lease_for, q.lease_for), interval '1 millisecond') lease_for,
+    greatest(coalesce(receive.lease_for, asked.lease_for), interval '1 millisecond') lease_for,
     -- The sequence, read before this transaction has an xid: what the next batch may start from.
     numbers.sequence, coalesce(pg_sequence_last_value(numbers.sequence), 0) noted,
-    exists (select from pgmb.retry r where r.queue = q.id and r.due_at <= now) due
+    exists (select from pgmb.retry r where r.queue = asked.id and r.due_at <= now) due
   into q
-  from pgmb.queue q, lateral (values (('pgmb.' || quote_ident('seq_' || q.stream_name))::regclass)) numbers (sequence)
-  where q.name = receive.queue;
+  from pgmb.queue asked, lateral (values (('pgmb.' || quote_ident('seq_' || asked.stream_name))::regclass)) numbers (sequence)
+  where asked.name = receive.queue;
   if q.id is null then
     perform pgmb.queue_for_consumer(receive.queue);
   end if;
@@ -456,7 +454,6 @@ returns table (queue text, lease uuid, seq bigint, id uuid, topic text, key text
   published_at timestamptz, attempt integer)
 language plpgsql
 as $$
-#variable_conflict use_column
 declare
   asked text;
 begin

@@ -112,7 +112,6 @@ create or replace function pgmb.settle_claim(claim pgmb.claim, seqs bigint[])
 returns bigint[]
 language plpgsql
 as $$
-#variable_conflict use_variable
 declare
   settled bigint[];
 begin
@@ -284,7 +283,6 @@ create or replace function pgmb.settle_as_failed(
 returns bigint
 language plpgsql
 as $$
-#variable_conflict use_variable
 declare
   q pgmb.queue;
   held pgmb.claim;
@@ -337,7 +335,6 @@ create or replace function pgmb.fail_retried(
 returns bigint
 language plpgsql
 as $$
-#variable_conflict use_variable
 declare
   dead bigint;
   failed bigint;
@@ -345,8 +342,9 @@ declare
 begin
   with spent as (
     delete from pgmb.retry r
-    where r.queue = (queue).id and r.lease = claim and (seqs is null or r.seq = any (seqs))
-      and (manner = 'bury' or (manner = 'retry' and r.attempt >= (queue).max_attempts))
+    where r.queue = (fail_retried.queue).id and r.lease = fail_retried.claim
+      and (seqs is null or r.seq = any (seqs))
+      and (manner = 'bury' or (manner = 'retry' and r.attempt >= (fail_retried.queue).max_attempts))
     returning r.*
   )
   insert into pgmb.dead (queue, attempt, error, seq, event_id, topic, key, payload, headers, published_at)
@@ -354,22 +352,23 @@ begin
     s.headers, s.published_at
   from spent s;
   get diagnostics dead = row_count;
-  if together is not null then
+  if fail_retried.together is not null then
     after := coalesce(after, (
-      select pgmb.backoff(queue, max(r.attempt)) from pgmb.retry r where r.queue = (queue).id and r.lease = claim));
+      select pgmb.backoff(fail_retried.queue, max(r.attempt)) from pgmb.retry r
+      where r.queue = (fail_retried.queue).id and r.lease = fail_retried.claim));
   end if;
   update pgmb.retry r
-  set lease = null, due_at = now + coalesce(after, pgmb.backoff(queue, r.attempt)),
+  set lease = null, due_at = now + coalesce(after, pgmb.backoff(fail_retried.queue, r.attempt)),
     attempt = r.attempt + case manner when 'release' then 0 else 1 end, expiries = 0,
     together = case manner when 'release' then r.together else fail_retried.together end,
     error = coalesce(fail_retried.error, r.error)
-  where r.queue = (queue).id and r.lease = claim and (seqs is null or r.seq = any (seqs));
+  where r.queue = (fail_retried.queue).id and r.lease = fail_retried.claim and (seqs is null or r.seq = any (seqs));
   get diagnostics failed = row_count;
-  if (queue).ordered and seqs is not null and failed > 0 then
+  if (fail_retried.queue).ordered and seqs is not null and failed > 0 then
     update pgmb.retry r
     set lease = null, due_at = ahead.due_at
     from pgmb.retry ahead
-    where r.queue = (queue).id and r.lease = claim and ahead.queue = r.queue and ahead.ordered and ahead.key = r.key
+    where r.queue = (fail_retried.queue).id and r.lease = fail_retried.claim and ahead.queue = r.queue and ahead.ordered and ahead.key = r.key
       and ahead.lease is null and ahead.seq = any (seqs) and (ahead.origin, ahead.seq) < (r.origin, r.seq);
   end if;
   return dead + failed;

@@ -10,7 +10,6 @@ returns table (lease uuid, seq bigint, id uuid, topic text, key text, payload te
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 declare
   q pgmb.queue;
   given uuid;
@@ -85,7 +84,6 @@ returns bigint
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 declare
   q pgmb.queue;
   owner pgmb.endpoint;
@@ -94,7 +92,7 @@ declare
 begin
   perform pgmb.assert_read_committed();
   perform pgmb.assert_admin();
-  select * into q from pgmb.queue q where q.id = pgmb.lease_queue(settle_deliveries.lease);
+  select shared.* into q from pgmb.queue shared where shared.id = pgmb.lease_queue(settle_deliveries.lease);
   select e.* into owner from pgmb.queue head join pgmb.endpoint e on e.id = head.endpoint
   where head.id = coalesce(q.lane_of, q.id);
   if coalesce(settle_deliveries.failed, '{}') = '{}' then
@@ -158,7 +156,6 @@ create or replace function pgmb.settle_shared(
 )
 language plpgsql
 as $$
-#variable_conflict use_column
 declare
   held pgmb.claim;
   settled bigint[];
@@ -206,7 +203,6 @@ create or replace function pgmb.settle_own(
 returns bigint
 language plpgsql
 as $$
-#variable_conflict use_column
 declare
   one record;
   settled bigint := 0;
@@ -246,7 +242,6 @@ set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set jit = off
 as $$
-#variable_conflict use_column
 declare
   given uuid := gen_random_uuid();
   now timestamptz := clock_timestamp();
@@ -305,7 +300,6 @@ returns bigint
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 declare
   settled bigint;
   failures bigint;
@@ -350,7 +344,6 @@ returns bigint
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 declare
   extended bigint;
 begin

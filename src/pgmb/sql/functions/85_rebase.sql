@@ -9,7 +9,6 @@ returns void
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 declare
   s pgmb.stream;
   q pgmb.queue;

@@ -69,7 +69,6 @@ set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set jit = off
 as $$
-#variable_conflict use_column
 declare
   q pgmb.queue;
   newest pgmb.claim;

@@ -55,7 +55,6 @@ create or replace function pgmq.queue_named(queue_name text)
 returns pgmq.queue
 language plpgsql stable
 as $$
-#variable_conflict use_column
 declare
   named pgmq.queue;
 begin
@@ -88,7 +87,6 @@ create or replace function pgmq.make_queue(
 returns void
 language plpgsql
 as $$
-#variable_conflict use_column
 declare
   contents text := pgmq.format_table_name(make_queue.queue_name, 'q');
   archive text := pgmq.format_table_name(make_queue.queue_name, 'a');
@@ -212,7 +210,6 @@ returns boolean
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 declare
   gone pgmq.queue;
 begin
@@ -253,7 +250,6 @@ returns bigint
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 declare
   purged pgmq.queue := pgmq.queue_named(purge_queue.queue_name);
   messages bigint;

@@ -117,7 +117,6 @@ create or replace function pgmq.take(queue pgmq.queue, numbers bigint[], content
 returns setof pgmq.message_record
 language plpgsql
 as $$
-#variable_conflict use_column
 declare
   held pgmq.reading;
   claimed pgmb.claim;
@@ -273,7 +272,6 @@ set enable_bitmapscan = off
 set plan_cache_mode = force_generic_plan
 set jit = off
 as $$
-#variable_conflict use_column
 declare
   asked pgmq.queue := pgmq.queue_for_reader(set_vt.queue_name);
   held pgmq.reading := pgmq.reading_of(asked.id, set_vt.msg_ids);
@@ -305,10 +303,10 @@ begin
   end loop;
   if cardinality(rest) > 0 then
     return query
-    insert into pgmq.parked (queue, msg_id, read_ct, enqueued_at, last_read_at, vt, message, headers)
+    insert into pgmq.parked as p (queue, msg_id, read_ct, enqueued_at, last_read_at, vt, message, headers)
     select asked.id, t.msg_id, t.read_ct, t.enqueued_at, t.last_read_at, set_vt.vt, t.message, t.headers
     from pgmq.take(asked, rest, true) t
-    returning msg_id, read_ct, enqueued_at, last_read_at, vt, message, headers;
+    returning p.msg_id, p.read_ct, p.enqueued_at, p.last_read_at, p.vt, p.message, p.headers;
   end if;
 end $$;
 
