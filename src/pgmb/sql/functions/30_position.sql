@@ -110,6 +110,7 @@ create or replace function pgmb.make_tick(stream text, out made boolean, out "po
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
+set jit = off
 set enable_bitmapscan = off
 set plan_cache_mode = force_generic_plan
 as $$

@@ -48,6 +48,7 @@ create or replace function pgmb.waiting_upto(queue pgmb.queue, most bigint)
 returns bigint
 language plpgsql
 set enable_seqscan = off
+set jit = off
 set enable_bitmapscan = off
 as $$
 declare

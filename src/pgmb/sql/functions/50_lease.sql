@@ -230,6 +230,7 @@ create or replace function pgmb.standing(queue integer, claim bigint)
 returns "char"
 language plpgsql
 set enable_seqscan = off
+set jit = off
 set enable_bitmapscan = off
 as $$
 declare
@@ -294,6 +295,7 @@ create or replace function pgmb.hold_generation(queue integer)
 returns void
 language sql
 set enable_seqscan = off
+set jit = off
 as $$
   select from pgmb.generation g where g.queue = hold_generation.queue and g.number = -1 for share
 $$;

@@ -171,6 +171,7 @@ create or replace function pgmb.clear_access(keep interval, max integer default 
 returns bigint
 language plpgsql
 set enable_seqscan = off
+set jit = off
 set enable_bitmapscan = off
 set plan_cache_mode = force_generic_plan
 as $$
