@@ -51,7 +51,7 @@ def test_every_definer_function_pins_its_search_path(db: psycopg.Connection[Any]
 
 
 def test_a_function_that_pins_its_plans_does_not_compile_them(db: psycopg.Connection[Any]) -> None:
-    """A forbidden kind of scan costs 10^10, so every plan that needs one would be compiled, at 0.1 s a time."""
+    """A forbidden kind of scan costs 10^10, so JIT would compile every plan that needs one."""
     pinning = f"{FUNCTIONS} and 'enable_seqscan=off' = any (p.proconfig)"
     assert len(names(db, f"select p.proname from {pinning}")) > 10
     assert names(db, f"select p.proname from {pinning} and not 'jit=off' = any (p.proconfig)") == []
