@@ -17,6 +17,8 @@ from harness.sessions import Sessions
 # Of several processes (`-n 2 --dist loadgroup`) one gets all of these: Spark is slow to start and large.
 TESTS = Path(__file__).parent
 SPARK = TESTS / "spark"
+CONTRACT = TESTS / "contract"
+_MANY_CASES = 6
 # Whatever has to do with a server rests on the first; the others ask for a database when they are called.
 _POSTGRES = {"pg_major", "connect", "run"}
 # What is tested here is Python's; what it asks of the database is tested on every major by tests/contract.
@@ -88,15 +90,30 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
 
     major = config.getoption("--pg")
-    if left_out := [item for item in items if not _belongs(item, major)]:
+    dealt = _dealt_to_the_other(items, major)
+    if left_out := [item for item in items if item in dealt or not _belongs(item, major)]:
         config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if _belongs(item, major)]
+        items[:] = [item for item in items if item not in dealt and _belongs(item, major)]
 
 
 def pytest_collection_finish() -> None:
     """Thousands of tests and all modules stay to the end: the garbage collector need not look at them."""
     gc.collect()
     gc.freeze()
+
+
+def _dealt_to_the_other(items: list[pytest.Item], major: int) -> set[pytest.Item]:
+    """A contract with many cases runs on both majors, each case on one: every second of them on either."""
+    cases: dict[tuple[Path, str], list[pytest.Item]] = {}
+    for item in items:
+        if item.path.is_relative_to(CONTRACT) and item.name.endswith("]") and _only_on(item) is None:
+            cases.setdefault((item.path, item.name.partition("[")[0]), []).append(item)
+    return {
+        case
+        for several in cases.values()
+        if len(several) >= _MANY_CASES
+        for case in sorted(several, key=lambda case: case.nodeid)[major == 18 :: 2]
+    }
 
 
 def _belongs(item: pytest.Item, major: int) -> bool:
