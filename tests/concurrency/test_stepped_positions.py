@@ -293,18 +293,21 @@ def test_a_prepared_publish_outlives_rotation_and_holds_off_sealing(sessions: Se
 
 
 def test_a_publisher_stopped_across_rotations_is_delivered(sessions: Sessions, reader: Any) -> None:
-    """The publisher took its number in segment 0 and sits there while two more segments open."""
+    """It took its number in segment 0 and sits there. The second segment after it waits for its end."""
     slow, other, janitor = sessions.open("slow", "other", "janitor")
     slow.run("begin")
     publish(slow, 1)
+    opened = []
     for number in (2, 3):
-        assert janitor.value("select pgmb.rotate()") is not None
+        opened.append(janitor.value("select pgmb.rotate()"))
         publish(other, number)
         janitor.run("select pgmb.seal()")
         assert reader() == [number]
+    assert opened == [1, None]
     assert janitor.value("select count(*) from pgmb.segment where sealed_at is not null and number = 0") == 0
     publish(slow, 4)
     slow.run("commit")
+    assert janitor.value("select pgmb.rotate()") == 2
     janitor.run("select pgmb.seal()")
     assert janitor.value("select count(*) from pgmb.segment where sealed_at is not null") == 2
     assert reader() == [1, 4]

@@ -61,7 +61,7 @@ def test_installs_into_five_databases_at_once_all_succeed(fresh_server: Any) -> 
             catalogs.append(catalog(connection))
     assert all(each == catalogs[0] for each in catalogs)
     roles = server.admin().execute("select count(*) from pg_roles where rolname ~ '^pgmb_'").fetchone()
-    assert roles == (5,)
+    assert roles == (6,)
 
 
 def test_installing_again_changes_nothing(empty_dsn: str) -> None:
@@ -213,7 +213,7 @@ def test_a_plain_owner_can_install_where_the_roles_do_not_exist(fresh_server: An
     dsn = server.dsn("mine", "owner")
     schema.install(dsn)
     roles = server.admin().execute("select count(*) from pg_roles where rolname ~ '^pgmb_'").fetchone()
-    assert roles == ((5,) if createrole else (0,))
+    assert roles == ((6,) if createrole else (0,))
     works(dsn)
 
 

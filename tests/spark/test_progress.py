@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.once(18), pytest.mark.timeout(300)]
 
 
 def position(seq: int) -> str:
-    return f'(1,"90:90:",{seq},90,0/1A0)'
+    return f'(1,7,5,9,"90:90:",{seq},90)'
 
 
 def offset(*marks: Mark) -> str:

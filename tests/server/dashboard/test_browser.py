@@ -177,7 +177,7 @@ def fill_with_long_words(dsn: str) -> list[str]:
     name = "W" * 100
     with pgmb.connect(dsn, max_size=1) as broker:
         broker.create_queue(name, ["t" * 200, "#"])
-        broker.publish("T" * 900, {"N" * 900: "V" * 9000}, key="K" * 900)
+        broker.publish("T" * 255, {"N" * 900: "V" * 9000}, key="K" * 900)
         lease = broker.receive(name, max=1)
         seq = next(iter(lease)).seq
         broker.bury(lease, error="E" * 9000)
