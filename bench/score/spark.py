@@ -58,5 +58,6 @@ SPARK: list[Part] = [
     proved_by_tests("retention and a query that lags", "tests/spark/test_retention*.py"),
     proved_by_tests("restored database is refused", "tests/spark/test_restored*.py", pg=15),
     proved_by_tests("replica, PostgreSQL 15", "tests/spark/test_replica*.py", pg=15),
+    proved_by_tests("pgmb spark, as programs", "tests/spark/test_cli*.py"),
     proved_by_tests("a cluster's processes, killed", "tests/spark/test_cluster*.py"),
 ]

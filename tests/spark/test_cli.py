@@ -189,6 +189,7 @@ def test_errors_are_a_line(
     assert logged(db, "main") == []
 
 
+@pytest.mark.minutes
 def test_as_programs_they_are_quiet_and_leave_nothing(dsn: str, db: DB, tmp_path: Path) -> None:
     """One reads into Parquet, the other publishes it, in a terminal."""
     db.execute("select pgmb.create_stream('copy')")

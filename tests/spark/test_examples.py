@@ -187,6 +187,7 @@ def test_sessions_end_with_silence(run: Run, db: psycopg.Connection[Any], dsn: s
     assert sessions() == [("ann", 0, 40, 3), ("ann", 80, 105, 2), ("bob", 5, 5, 1), ("bob", 100, 100, 1)]
 
 
+@pytest.mark.minutes
 def test_orders_are_enriched_and_republished_once(
     run: Run, db: psycopg.Connection[Any], dsn: str, tmp_path: Path
 ) -> None:

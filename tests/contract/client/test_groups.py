@@ -102,9 +102,9 @@ def test_identity_is_the_full_value(dsn: str) -> None:
         group.subscribe()
         (made,) = conn.execute(
             "select count(distinct pgmb.subscribe('node', equals => jsonb_build_object('payload',"
-            " jsonb_build_object('tenant', n)))) from generate_series(1, 20000) n"
+            " jsonb_build_object('tenant', n)))) from generate_series(1, 2000) n"
         ).fetchone() or (0,)
-        assert made == 20_000
+        assert made == 2_000
         # As far as 32 bits go, these two are the same.
         twins = conn.execute(
             "select array_agg(n) from generate_series(1, 300000) n group by hashtext(n::text)"
