@@ -154,7 +154,7 @@ def pg_major(pytestconfig: pytest.Config) -> int:
 @pytest.fixture(scope="session")
 def server(pg_major: int) -> Iterator[Server]:
     """The server all tests of this run share. Leave its settings and its roles as they are."""
-    # JIT costs the catalog queries of tests a tenth of a second each. Functions of pgmb turn it off themselves.
+    # JIT costs catalog queries of the tests 0.1 s each. Functions of pgmb turn it off themselves.
     settings = {"max_wal_size": "256MB", "jit": "off"}
     with Server.start(pg_major, name="tests", settings=settings, memory=True) as started:
         yield started
