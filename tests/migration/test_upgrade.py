@@ -206,7 +206,7 @@ def test_a_role_that_was_granted_a_stream_or_a_queue_keeps_it(
     [
         "drop index pgmb.claim_expiry",
         "alter table pgmb.queue alter max_attempts set default 11",
-        "alter function pgmb.ack(uuid, bigint[]) set jit = off",
+        "alter function pgmb.ack(uuid, bigint[]) set jit = on",
         "grant select on pgmb.dead to public",
         "alter table pgmb.retry alter error set not null",
         "drop policy publish on pgmb.delayed",

@@ -22,6 +22,7 @@ from pgmb.server.asking import rows
 from pgmb.server.problems import Problem, forbidden, unauthorised
 from pgmb.server.remembered import Remembered
 from pgmb.server.scopes import Principal, Verb
+from pgmb.server.tasks import end
 from pgmb.server.watching import KEY_NAME
 
 logger = logging.getLogger("pgmb.server")
@@ -128,8 +129,7 @@ class Access:
 
     async def close(self) -> None:
         if self._sweeping is not None:
-            self._sweeping.cancel()
-            await asyncio.wait([self._sweeping])
+            await end(self._sweeping)
 
     async def _sweep(self) -> None:
         while self._watches:

@@ -20,6 +20,7 @@ from psycopg_pool import PoolTimeout
 
 from pgmb._async.broker import AsyncBroker
 from pgmb.errors import PgmbError, translated
+from pgmb.server.tasks import end
 
 logger = logging.getLogger("pgmb.server.dashboard")
 
@@ -116,9 +117,7 @@ class Sampler:
         """Also sends those away who watch."""
         self.leave()
         if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+            await end(self._task)
 
     def leave(self) -> None:
         self.closed = True

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from typing import Generic, TypeVar
+
+from pgmb.server.tasks import end
 
 Seen = TypeVar("Seen")
 
@@ -41,9 +42,7 @@ class Shared(Generic[Seen]):
         """End the look that is under way."""
         task, self._task = self._task, None
         if task is not None:
-            task.cancel()
-            with suppress(asyncio.CancelledError, Exception):
-                await task
+            await end(task)
 
     async def _seen(self) -> Seen:
         try:

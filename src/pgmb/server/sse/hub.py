@@ -13,6 +13,7 @@ from pgmb.server.sse.interest import Interest
 from pgmb.server.sse.log import Log
 from pgmb.server.sse.replay import Replay
 from pgmb.server.sse.tail import Tail
+from pgmb.server.tasks import end
 
 BEAT_EVERY: Final = 15.0
 _PARTS: Final = 15
@@ -71,8 +72,7 @@ class Hub:
 
     async def close(self) -> None:
         if self._beating is not None:
-            self._beating.cancel()
-            await asyncio.wait([self._beating])
+            await end(self._beating)
         sources, self._sources = self._sources, {}
         for source in sources.values():
             await source.tail.close()

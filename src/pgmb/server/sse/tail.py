@@ -26,6 +26,7 @@ from pgmb.server.sse.log import PAGE, Log, Tick
 from pgmb.server.sse.mark import Mark
 from pgmb.server.sse.reader import Reader
 from pgmb.server.sse.recent import Entry, Recent
+from pgmb.server.tasks import end
 from pgmb.types import Position
 
 logger = logging.getLogger("pgmb.server")
@@ -88,8 +89,7 @@ class Tail:
         for reader in list(self.readers):
             reader.end()
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+            await end(self._task)
 
     @property
     def at(self) -> Tick:
