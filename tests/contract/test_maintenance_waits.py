@@ -18,7 +18,7 @@ from harness.sessions import Sessions
 
 
 class Watched:
-    """Runs statements over and over in a session of its own and keeps what the server says about its waits."""
+    """Repeats statements in a session of its own and keeps what the server says about its waits."""
 
     def __init__(self, dsn: str, *statements: str) -> None:
         self._dsn, self._statements = dsn, statements
@@ -123,7 +123,7 @@ def test_an_open_maintenance_step_holds_nobody_up(sessions: Sessions, step: str)
 
 
 def test_maintenance_with_much_to_do_holds_nobody_up(sessions: Sessions, dsn: str) -> None:
-    """A cron job that had not run for long: segments to seal, drop and detach, claims to clear, delays due."""
+    """A cron job that had not run for long: segments to seal, drop and detach, claims to clear, delays."""
     janitor = sessions["janitor"]
     janitor.run("select pgmb.create_queue('q')")
     janitor.run("select pgmb.create_queue('lagging', max_attempts => 3)")
