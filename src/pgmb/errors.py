@@ -7,7 +7,7 @@ PgmbError
 │   ├── ScheduleNotFound        MB008
 │   └── EndpointNotFound        MB060
 ├── InvalidArgument             MB003 name, MB005 arrays, MB007 pattern, MB009 filter, MB010 condition,
-│                               MB041 topic or key too long
+│                               23514 topic or key too long
 ├── Conflict                    MB004 stream in use, MB006 queue differs
 ├── LeaseLost                   MB011
 ├── HistoryGone                 MB012
@@ -236,7 +236,6 @@ BY_SQLSTATE: dict[str, type[PgmbError]] = {
     "MB029": IsolationLevelError,
     "MB030": SchemaVersionError,
     "MB040": QueueFull,
-    "MB041": InvalidArgument,
     "MB042": PermissionDenied,
     "MB043": TooManyStages,
     "MB050": StageLost,
@@ -244,8 +243,11 @@ BY_SQLSTATE: dict[str, type[PgmbError]] = {
     "42501": PermissionDenied,
 }
 
-_MOST_BYTES = {"topic_size": "a topic has at most 255 bytes", "key_size": "a key has at most 1000 bytes"}
-"""What the log's constraints say, where no function of pgmb spoke first."""
+_MOST_BYTES = {
+    "topic_has_at_most_255_bytes": "a topic has at most 255 bytes",
+    "key_has_at_most_1000_bytes": "a key has at most 1000 bytes",
+}
+"""What the domains of a topic and a key check."""
 
 
 @contextmanager

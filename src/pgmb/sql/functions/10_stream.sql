@@ -11,7 +11,7 @@ declare
   leaf text := format('pgmb.segment_%s_%s', (stream).id, number);
 begin
   -- An insert-only table: vacuum only to freeze and to set visibility, in one pass after it is filled.
-  execute format('create table %s (like %s including defaults including constraints) with (
+  execute format('create table %s (like %s including defaults) with (
       autovacuum_vacuum_insert_scale_factor = 0.5, autovacuum_vacuum_insert_threshold = 1000000,
       autovacuum_analyze_scale_factor = 0.5, autovacuum_analyze_threshold = 1000000,
       autovacuum_freeze_min_age = 0, toast.autovacuum_freeze_min_age = 0)', leaf, log);
@@ -64,14 +64,11 @@ begin
       xid xid8 not null default pg_current_xact_id(),
       seq bigint not null default nextval(%L),
       id uuid,
-      topic text not null,
-      key text,
+      topic pgmb.event_topic not null,
+      key pgmb.event_key,
       payload json not null,
       headers json,
-      published_at timestamptz not null default statement_timestamp(),
-      -- Ordered queues index the key: an index row holds 2,704 bytes. pgmb.delayed has the same checks.
-      constraint topic_size check (octet_length(topic) <= 255),
-      constraint key_size check (octet_length(key) <= 1000)
+      published_at timestamptz not null default statement_timestamp()
     ) partition by range (seq)', 'log_' || made.name, format('pgmb.%I', 'seq_' || made.name));
   execute format('create index stream_%s_seq on pgmb.%I (seq)', made.id, 'log_' || made.name);
   execute format('create index stream_%s_xid on pgmb.%I (xid)', made.id, 'log_' || made.name);

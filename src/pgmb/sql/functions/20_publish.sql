@@ -27,7 +27,8 @@ $$;
 -- delay, at: when it enters the log; no limit. dedup_key: if the stream had an event under this key within
 -- dedup_for, publishes nothing and returns that event's id; waits for a transaction that is publishing
 -- under the same key. Writes the stream's log, or pgmb.delayed, and pgmb.dedup. No other lock. Errors: MB001 no
--- such stream, MB005 not a key, MB040 a queue of the stream is full, MB041 the topic or key is too long.
+-- such stream, MB005 not a key, MB040 a queue of the stream is full, 23514 the topic has
+-- more than 255 bytes, or the key more than 1,000.
 create or replace function pgmb.publish(
   topic text, payload json, key text default null, headers json default null,
   stream text default 'main', id uuid default null, delay interval default null, at timestamptz default null,
@@ -40,11 +41,6 @@ declare
   given uuid;
   due timestamptz;
 begin
-  if pg_catalog.octet_length(publish.topic) > 255 or pg_catalog.octet_length(publish.key) > 1000 then
-    raise exception 'a topic has at most 255 bytes and a key at most 1000 bytes, got % and %',
-      pg_catalog.octet_length(publish.topic), coalesce(pg_catalog.octet_length(publish.key), 0)
-      using errcode = 'MB041', hint = 'Put what is longer into the payload; use a digest of it as the key.';
-  end if;
   if publish.dedup_key is not null then
     perform pgmb.stream_id(publish.stream);
     publish.id := coalesce(publish.id, pgmb.fresh_id());

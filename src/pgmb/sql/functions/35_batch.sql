@@ -49,7 +49,7 @@ as $$
     || '(substr(to_hex(greatest(0, least(date_part(''epoch'', e.published_at) * 1000, 281474976710655))::bigint'
     || ' | 281474976710656), 2) || ''7' || substr(to_hex(salt | (-9223372036854775808)::bigint), 14)
     || ''' || to_hex(((e.seq + ' || salt || ') & 4611686018427387903) | (-9223372036854775808)::bigint))::uuid)'
-    || ', e.topic, e.key, e.payload, e.headers, e.published_at'
+    || ', e.topic::text, e.key::text, e.payload, e.headers, e.published_at'
 $$;
 
 -- The events of the batch done -> batch with lo < seq <= hi, in seq order, at most `max`. Stragglers,
@@ -72,7 +72,7 @@ declare
   place bigint;
 begin
   if raw then
-    columns := 'e.seq, e.id, e.topic, e.key, e.payload, e.headers, e.published_at';
+    columns := 'e.seq, e.id, e.topic::text, e.key::text, e.payload, e.headers, e.published_at';
   else
     select pgmb.event_columns(s.salt) into columns from pgmb.stream s where s.id = stream;
   end if;

@@ -14,22 +14,21 @@ create or replace function pgmb.lease_queue(lease uuid)
 returns integer
 language sql immutable parallel safe
 as $$
-  select ('x' || substr(lease::text, 1, 6))::bit(24)::integer
+  select ('x' || encode(substr(uuid_send(lease), 1, 3), 'hex'))::bit(24)::integer
 $$;
 
 create or replace function pgmb.lease_claim(lease uuid)
 returns bigint
 language sql immutable parallel safe
 as $$
-  select ('x' || substr(lease::text, 7, 2) || substr(lease::text, 10, 4) || substr(lease::text, 15, 4)
-    || substr(lease::text, 20, 4) || substr(lease::text, 25, 2))::bit(64)::bigint
+  select ('x' || encode(substr(uuid_send(lease), 4, 8), 'hex'))::bit(64)::bigint
 $$;
 
 create or replace function pgmb.lease_token(lease uuid)
 returns bigint
 language sql immutable parallel safe
 as $$
-  select ('x' || substr(lease::text, 27))::bit(40)::bigint
+  select ('x' || encode(substr(uuid_send(lease), 12, 5), 'hex'))::bit(40)::bigint
 $$;
 
 -- Takes the queue's lock until the transaction ends and returns its newest claim, the queue's position. A receive in a

@@ -169,10 +169,12 @@ begin
   into q
   from pgmb.queue asked, lateral (values (('pgmb.' || quote_ident('seq_' || asked.stream_name))::regclass)) numbers (sequence)
   where asked.name = receive.queue;
-  if q.id is null then
-    perform pgmb.queue_for_consumer(receive.queue);
+  if q.id is null or not pg_has_role(pgmb.caller(), current_user, 'usage') then
+    if q.id is null then
+      perform pgmb.queue_for_consumer(receive.queue);
+    end if;
+    perform pgmb.assert_consumer(q.id, receive.queue);
   end if;
-  perform pgmb.assert_consumer(q.id, receive.queue);
   if receive.ack is not null then
     perform pgmb.ack_lease(receive.ack);
   end if;
@@ -193,7 +195,7 @@ begin
     elsif swept.lease is not null then
       base := swept.claim;
       if cardinality(swept.rows) > 0 then
-        columns := case when receive.raw then 'e.seq, e.id, e.topic, e.key, e.payload, e.headers, e.published_at'
+        columns := case when receive.raw then 'e.seq, e.id, e.topic::text, e.key::text, e.payload, e.headers, e.published_at'
           else pgmb.event_columns((select s.salt from pgmb.stream s where s.id = q.stream)) end;
         return query execute 'select $1, ' || columns || ', 1 from pgmb.segment_' || q.stream || '_' || (base.hi >> 40)
             || ' e where e.ctid = any ($2) order by e.seq + 0'
@@ -238,7 +240,7 @@ begin
   given := pgmb.lease_of(q.id, base.id + 1, token);
 
   if receive.raw then
-    columns := 'e.seq, e.id, e.topic, e.key, e.payload, e.headers, e.published_at';
+    columns := 'e.seq, e.id, e.topic::text, e.key::text, e.payload, e.headers, e.published_at';
   else
     columns := pgmb.event_columns(s.salt) from pgmb.stream s where s.id = q.stream;
   end if;

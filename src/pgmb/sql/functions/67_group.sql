@@ -37,7 +37,7 @@ begin
         perform pgmb.narrow_lease(given, seqs, array(select e.seq from unnest(events) e except select unnest(seqs)));
       end if;
       return query
-      select given, e.seq, coalesce(e.id, pgmb.derive_id(e.seq, e.published_at, source.salt)), e.topic, e.key, e.payload,
+      select given, e.seq, coalesce(e.id, pgmb.derive_id(e.seq, e.published_at, source.salt)), e.topic::text, e.key::text, e.payload,
         e.headers, e.published_at, e.attempt, matched.subscriptions::uuid[]
       from unnest(seqs, matching) matched (seq, subscriptions)
       join unnest(events, attempts) e (seq, id, topic, key, payload, headers, published_at, attempt)
@@ -81,7 +81,7 @@ declare
 begin
   perform pgmb.assert_reader(between_group.stream);
   return query
-  select e.seq, e.id, e.topic, e.key, e.payload, e.headers, e.published_at, coalesce(matched.subscriptions, '{}')
+  select e.seq, e.id, e.topic::text, e.key::text, e.payload, e.headers, e.published_at, coalesce(matched.subscriptions, '{}')
   from unnest(events) e
   left join pgmb.match(between_group.group_id, pgmb.stream_id(between_group.stream), events) matched
     on matched.seq = e.seq

@@ -155,7 +155,9 @@ declare
   acked record;
   held pgmb.claim;
 begin
-  perform pgmb.assert_consumer(pgmb.lease_queue(lease), null);
+  if not pg_has_role(pgmb.caller(), current_user, 'usage') then
+    perform pgmb.assert_consumer(pgmb.lease_queue(lease), null);
+  end if;
   -- The common way: not expired, so no takeover is at it, and nobody has begun to open a generation since
   -- (see pgmb.opening).
   update pgmb.claim c set state = 's'

@@ -59,7 +59,7 @@ begin
         perform pgmb.narrow_lease(given, seqs, array(select e.seq from unnest(events) e except select unnest(seqs)));
       end if;
       return query
-      select given, e.seq, coalesce(e.id, pgmb.derive_id(e.seq, e.published_at, salt)), e.topic, e.key, e.payload::text,
+      select given, e.seq, coalesce(e.id, pgmb.derive_id(e.seq, e.published_at, salt)), e.topic::text, e.key::text, e.payload::text,
         e.headers::text, e.published_at, e.attempt, m.endpoints::uuid[]
       from unnest(seqs, meant) m (seq, endpoints)
       join unnest(events, attempts) e (seq, id, topic, key, payload, headers, published_at, attempt)
@@ -116,7 +116,7 @@ begin
   perform from pgmb.endpoint e where e.id = any (settle_deliveries.endpoints) order by e.id for key share;
   with outcome as (
     select f.endpoint, f.error, f.due_at, f.spent, e.attempt + case when f.tried and not f.spent then 1 else 0 end attempt,
-      e.seq, coalesce(e.id, pgmb.derive_id(e.seq, e.published_at, salt)) event_id, e.topic, e.key, e.payload, e.headers,
+      e.seq, coalesce(e.id, pgmb.derive_id(e.seq, e.published_at, salt)) event_id, e.topic::text, e.key::text, e.payload, e.headers,
       e.published_at
     from unnest(settled.failing, settled.attempts) e (seq, id, topic, key, payload, headers, published_at, attempt)
     join unnest(settle_deliveries.failed, settle_deliveries.endpoints, settle_deliveries.after, settle_deliveries.errors,

@@ -20,7 +20,7 @@ language plpgsql
 as $$
 begin
   create or replace view pgmb.messages as
-  select coalesce(e.id, pgmb.derive_id(e.seq, e.published_at, s.salt)) id, e.topic routing_key,
+  select coalesce(e.id, pgmb.derive_id(e.seq, e.published_at, s.salt)) id, e.topic::text routing_key,
     pgmb.as_jsonb(e.payload) body, pgmb.as_jsonb(e.headers) headers, e.published_at enqueued_at,
     e.published_at occurred_at
   from pgmb.log_main e
@@ -86,7 +86,7 @@ begin
     end if;
     q.matching := q.matching || pgmb.asking(q);
     return query
-    select e.seq, e.id, 1, false, e.topic, e.payload, e.headers, e.published_at, null::text
+    select e.seq, e.id, 1, false, e.topic::text, e.payload, e.headers, e.published_at, null::text
     from (
       select b.* from pgmb.batch_events(q.stream, newest.done_snapshot, newest.done_seq, newest.done_next,
         newest.batch_snapshot, newest.own, newest.own_seq, newest.place, newest.upto, q.matching, 9223372036854775807) b
@@ -97,7 +97,7 @@ begin
     ) e
     order by case when q.when_full = 'drop_oldest' then e.seq end desc
     limit case when q.when_full = 'drop_oldest' then q.max_length end;
-    return query execute format('select e.seq, e.id, 1, false, e.topic, e.payload, e.headers, e.published_at, null::text
+    return query execute format('select e.seq, e.id, 1, false, e.topic::text, e.payload, e.headers, e.published_at, null::text
         from (
           select null::bigint seq, d.id, d.topic, d.key, d.payload, d.headers, d.due_at published_at
           from pgmb.delayed d where d.stream = $1 and d.due_at <= $2) e
@@ -111,7 +111,7 @@ begin
       -- No claim has this number: claim_events finds nothing settled by a newer snapshot.
       held.id := 0;
       return query
-      select e.seq, e.id, 1, held.expires_at > now, e.topic, e.payload, e.headers, e.published_at, null::text
+      select e.seq, e.id, 1, held.expires_at > now, e.topic::text, e.payload, e.headers, e.published_at, null::text
       from pgmb.claim_events(held) e
       where e.seq <> all (settled);
     end loop;

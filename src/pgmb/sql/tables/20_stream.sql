@@ -2,6 +2,11 @@
 -- see pgmb.create_stream. Segment n holds the events with seq in [n << 40, (n + 1) << 40), so a number
 -- taken from the sequence names its segment and rotation is one setval.
 
+-- What the log and every table that feeds it accept as an event's topic and key. Ordered queues index the key: an index row
+-- holds 2,704 bytes. Domains, because a table's CHECK is prepared again by every statement: 14 of 80 µs an insert.
+create domain pgmb.event_topic as text constraint topic_has_at_most_255_bytes check (octet_length(value) <= 255);
+create domain pgmb.event_key as text constraint key_has_at_most_1000_bytes check (octet_length(value) <= 1000);
+
 create table pgmb.stream (
   id integer generated always as identity (maxvalue 16777215) primary key,
   name text not null unique,
