@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,12 +14,15 @@ from typing import Any
 
 import httpx
 import pytest
+import yaml
+from psycopg.conninfo import conninfo_to_dict
 from typer.core import TyperGroup
 from typer.main import get_command
 
 from harness.serving import serving
 from pgmb.cli import app
 from pgmb.server import create_app
+from tests.app.stage import until_true
 from tests.server.asking import asking
 
 ROOT = Path(__file__).parents[3]
@@ -151,3 +156,87 @@ def test_the_image_installs_what_was_tested() -> None:
         "uvicorn",
     } <= set(served)
     assert all("--hash=sha256:" in block for block in served.values())
+
+
+COMPOSE = DEPLOY / "compose"
+
+
+def services() -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = yaml.safe_load((COMPOSE / "compose.yaml").read_text())["services"]
+    return found
+
+
+def commands() -> dict[str, list[str]]:
+    """The arguments of `pgmb` in each service of its image."""
+    return {name: service["command"] for name, service in services().items() if "build" in service}
+
+
+def test_the_services_of_compose_run_commands_that_exist() -> None:
+    assert {name: accepted(command) for name, command in commands().items()} == {
+        "install": "install",
+        "serve": "serve",
+        "worker": "work",
+    }
+    for service in services().values():
+        assert set(service.get("depends_on", {})) <= set(services())
+        for volume in service.get("volumes", []):
+            source = volume.split(":")[0]
+            assert source == "database" or (COMPOSE / source).is_file()
+        if "build" in service:
+            context = (COMPOSE / service["build"]["context"]).resolve()
+            assert context == ROOT
+            assert (context / service["build"]["dockerfile"]).is_file()
+    started = services()["postgres"]["environment"]
+    told = services()["serve"]["environment"]
+    assert told["PGHOST"] == "postgres"
+    for variable in ("DB", "USER", "PASSWORD"):
+        assert told[f"PG{variable}".replace("PGDB", "PGDATABASE")] == started[f"POSTGRES_{variable}"]
+
+
+def test_the_worker_of_compose_is_checked_without_http() -> None:
+    """The image's check asks for /livez, which only `serve` answers."""
+    unchecked = {
+        name for name, service in services().items() if service.get("healthcheck") == {"disable": True}
+    }
+    assert unchecked == set(commands()) - {"serve"}
+
+
+def test_what_compose_starts_works_together(empty_dsn: str, tmp_path: Path) -> None:
+    given = conninfo_to_dict(empty_dsn)
+    names = {"host": "PGHOST", "port": "PGPORT", "user": "PGUSER", "dbname": "PGDATABASE"}
+    database = {variable: str(given[name]) for name, variable in names.items() if name in given}
+    assert set(database) - {"PGPORT"} == set(services()["serve"]["environment"]) - {"PGPASSWORD"}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
+    environment = {**inherited, **database}
+
+    def pgmb(*arguments: str) -> None:
+        done = subprocess.run(
+            [sys.executable, "-m", "pgmb", *arguments],
+            env=environment,
+            capture_output=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+
+    pgmb(*commands()["install"])
+    served = [part for part in commands()["serve"] if part not in ("--port", "8080")]
+    printed = tmp_path / "printed.txt"
+    with serving(empty_dsn, *served) as server, printed.open("w") as output:
+        assert httpx.get(f"http://127.0.0.1:{server.port}/livez").status_code == 200
+        worker = subprocess.Popen(
+            [sys.executable, "-m", "pgmb", *commands()["worker"]],
+            cwd=COMPOSE,
+            env={**environment, "PYTHONDONTWRITEBYTECODE": "1"},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            until_true(lambda: "working on greet" in printed.read_text())
+            pgmb("publish", "greet", '"world"')
+            until_true(lambda: "hello world" in printed.read_text())
+            worker.send_signal(signal.SIGTERM)
+            assert worker.wait(60) == 0
+        finally:
+            worker.kill()
+            worker.wait()
