@@ -14,7 +14,7 @@ env -u PIP_FIND_LINKS -u PIP_EXTRA_INDEX_URL -u PIP_INDEX_URL -u UV_FIND_LINKS -
     --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-annotate
 # What the image installs, of the same versions.
 env -u PIP_FIND_LINKS -u PIP_EXTRA_INDEX_URL -u PIP_INDEX_URL -u UV_FIND_LINKS -u UV_INDEX -u UV_INDEX_URL \
-    .venv/bin/uv pip compile pyproject.toml --extra server --extra delivery --constraint "$lock" \
+    .venv/bin/uv pip compile pyproject.toml --extra binary --extra server --extra webhooks --constraint "$lock" \
     --output-file "$served" --quiet --universal --python-version 3.11 --no-config --no-sources \
     --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-annotate
 

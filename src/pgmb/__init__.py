@@ -2,6 +2,16 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+try:
+    # The first import that needs libpq.
+    import_module("psycopg")
+except ImportError as error:
+    error.add_note("pgmb needs libpq: pip install 'pgmb[binary]', or install your system's (Debian: libpq5).")
+    raise
+
 from pgmb import errors, schema
 from pgmb._async.broker import AsyncBroker, aconnect
 from pgmb._async.group import AsyncGroup
@@ -44,6 +54,19 @@ from pgmb.types import (
     StreamStatus,
     Subscription,
 )
+
+if TYPE_CHECKING:
+    __version__: str
+else:
+
+    def __getattr__(name: str) -> str:
+        """The version, from the package's metadata, which an archive of the sources lacks."""
+        if name == "__version__":
+            from importlib.metadata import version
+
+            return version("pgmb")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 __all__ = [
     "ApiKey",

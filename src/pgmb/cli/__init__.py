@@ -7,11 +7,13 @@ import os
 import sys
 from io import TextIOWrapper
 from pathlib import Path
+from typing import Annotated
 
 import psycopg
 import typer
 from psycopg_pool import PoolTimeout
 
+import pgmb
 from pgmb.cli import (
     dlq,
     doctor,
@@ -61,6 +63,22 @@ for group in (
     roles,
 ):
     group.register(app)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        output.line(f"pgmb {pgmb.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
+    ] = False,
+) -> None:
+    pass
 
 
 def main() -> None:

@@ -29,7 +29,7 @@ from pgmb.errors import InvalidArgument
 from pgmb.roles import ROLES, Dispatcher, Http, HttpSettings, Role
 from pgmb.roles import serve as serve_roles
 
-_EXTRAS = {"dispatcher": "delivery", "http": "server"}
+_EXTRAS = {"dispatcher": "webhooks", "http": "server"}
 _MODULES = {
     "dispatcher": ("aiohttp", "cryptography"),
     "http": ("starlette", "uvicorn", "jinja2", "prometheus_client"),

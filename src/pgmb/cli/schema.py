@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version as package_version
 from typing import Annotated, TypeAlias
 
 import psycopg
 import typer
 
+import pgmb
 from pgmb import schema
 from pgmb.cli import output
 from pgmb.cli.confirmation import confirm
@@ -81,8 +81,8 @@ def version(dsn: Dsn = "", as_json: AsJson = False) -> None:
     """Print the package's version, the schema version it works with, and the database's if there is one."""
     found = schema.installed_version(dsn) if dsn else None
     if as_json:
-        output.json({"pgmb": package_version("pgmb"), "schema": schema.VERSION, "database": found})
+        output.json({"pgmb": pgmb.__version__, "schema": schema.VERSION, "database": found})
         return
-    output.line(f"pgmb {package_version('pgmb')}, schema {schema.VERSION}")
+    output.line(f"pgmb {pgmb.__version__}, schema {schema.VERSION}")
     if dsn:
         output.line(f"database: {'not installed' if found is None else f'schema {found}'}")
