@@ -1,43 +1,58 @@
-"""The stage: pgmb with streams, queues and events of others, installed by a superuser or by a plain owner."""
+"""pgmb with streams, queues and events of other roles, installed by a superuser and by a plain owner.
+
+Each installation is made once per process. Every module attacks a copy, which must be unchanged afterwards.
+"""
 
 from __future__ import annotations
 
-import itertools
-import os
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
-import psycopg
 import pytest
-from psycopg import sql
+import pytest_asyncio
 
+from harness.databases import create_database, drop_database
 from harness.server import Server
-from pgmb import schema
-from tests.adversary.stage import Stage
-
-_numbers = itertools.count(1)
+from tests.adversary.serving import Served, serving
+from tests.adversary.stage import INSTALLATIONS, Installations, Stage
 
 
-@pytest.fixture(params=["superuser", "plain owner"])
-def stage(request: pytest.FixtureRequest, server: Server) -> Iterator[Stage]:
-    suffix = f"{os.getpid()}_{next(_numbers)}"
-    database = f"adversary_{suffix}"
-    admin = server.admin()
-    owner: str | None = None
-    # Roles belong to the server: a plain owner finds those that an administrator made.
-    if request.param == "plain owner":
-        owner = f"plain_{suffix}"
-        admin.execute(sql.SQL("create role {} login").format(sql.Identifier(owner)))
-    admin.execute(
-        sql.SQL("create database {} owner {}").format(
-            sql.Identifier(database), sql.Identifier(owner or "postgres")
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A module's tests share a database, so one process runs them all."""
+    for item in items:
+        if item.path.parent.name == "adversary":
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+
+
+@pytest.fixture(scope="session")
+def installations(server: Server, template: str) -> Iterator[Installations]:
+    """Installed on demand. `template` has created the roles of pgmb, as an administrator would."""
+    made = Installations(server)
+    yield made
+    made.drop()
+
+
+@pytest.fixture(scope="module", params=INSTALLATIONS)
+def stage(request: pytest.FixtureRequest, installations: Installations) -> Iterator[Stage]:
+    """A copy of an installation for the attempts of one module, each of which must leave it as it was."""
+    with installations.copy(request.param) as copied:
+        before = copied.standing()
+        yield copied
+        assert copied.standing() == before
+        assert copied.db.execute("select pgmb.ack(lease) from held").fetchall() == [(1,)], (
+            "the lease of another consumer was lost"
         )
-    )
-    with psycopg.connect(server.dsn(database, owner), autocommit=True) as db:
-        schema.install(db)
-        made = Stage(server, database, db, suffix)
-        made.prepare()
+
+
+@pytest.fixture(scope="module")
+def module_dsn(server: Server, template: str) -> Iterator[str]:
+    """A database with pgmb that the tests of a module share."""
+    name = create_database(server, template)
+    yield server.dsn(name)
+    drop_database(server, name)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def served(module_dsn: str) -> AsyncIterator[Served]:
+    """An HTTP server that the tests of a module share."""
+    async with serving(module_dsn) as made:
         yield made
-        made.leave()
-    admin.execute(sql.SQL("drop database {} with (force)").format(sql.Identifier(database)))
-    for role in [*made.roles, *([owner] if owner else [])]:
-        admin.execute(sql.SQL("drop role {}").format(sql.Identifier(role)))

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from tests.adversary.stage import Stage, got_through
+from typing import Any
+
+import psycopg
+import pytest
+
+from tests.adversary.stage import Stage, shortened
 
 ATTEMPTS = [
     "select * from pgmb.receive('yours')",
@@ -38,10 +43,16 @@ ATTEMPTS = [
 ]
 
 
-def test_nothing_gets_through(stage: Stage) -> None:
-    before = stage.standing()
-    consumer = stage.role("consumer", "select pgmb.grant_consume('mine', '{}')")
-    assert got_through(consumer, ATTEMPTS, lease=stage.lease) == []
-    assert stage.standing() == before
-    assert stage.db.execute("select pgmb.ack(lease) from held").fetchall() == [(1,)]
-    assert len(consumer.execute("select * from pgmb.receive('mine')").fetchall()) == 1
+@pytest.fixture(scope="module")
+def consumer(stage: Stage) -> psycopg.Connection[Any]:
+    return stage.role("consumer", "select pgmb.grant_consume('mine', '{}')")
+
+
+@pytest.mark.parametrize("attempt", ATTEMPTS, ids=shortened)
+def test_a_consumer_is_refused(stage: Stage, consumer: psycopg.Connection[Any], attempt: str) -> None:
+    stage.refuses(consumer, attempt)
+
+
+def test_it_may_receive_from_its_queue(consumer: psycopg.Connection[Any]) -> None:
+    with consumer.transaction(force_rollback=True):
+        assert len(consumer.execute("select * from pgmb.receive('mine')").fetchall()) == 1

@@ -5,8 +5,8 @@ PGMB_GRANT_EXAMPLES says how many sets of grants are tried.
 
 from __future__ import annotations
 
-import itertools
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import psycopg
@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.adversary.stage import REFUSED, Stage
+from tests.adversary.stage import INSTALLATIONS, REFUSED, Installations, Stage
 
 EXAMPLES = int(os.environ.get("PGMB_GRANT_EXAMPLES", "100"))
 
@@ -67,12 +67,17 @@ MODEL: list[tuple[str, str | None]] = [
 ]
 """Each call, and the grant without which it is refused. None: it always is."""
 
-_numbers = itertools.count(1)
+
+@pytest.fixture(params=INSTALLATIONS)
+def stage(request: pytest.FixtureRequest, installations: Installations) -> Iterator[Stage]:
+    """A copy of its own: what a grant allows changes it."""
+    with installations.copy(request.param) as copied:
+        yield copied
 
 
 @pytest.fixture
 def attacker(stage: Stage) -> psycopg.Connection[Any]:
-    return stage.role(f"fuzzed_{next(_numbers)}")
+    return stage.role("fuzzed")
 
 
 def test_a_role_does_what_its_grants_say(stage: Stage, attacker: psycopg.Connection[Any]) -> None:

@@ -5,19 +5,18 @@ No spelling, resolver or redirect leads to an address that is not public: a cana
 
 from __future__ import annotations
 
-import asyncio
 import socket
-from collections.abc import Iterable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Iterable
 
 import pytest
+import pytest_asyncio
 from aiohttp.abc import AbstractResolver, ResolveResult
 
 from pgmb.delivery.addresses import Guard
 from pgmb.delivery.client import Poster
 from pgmb.delivery.request import Request
 from tests.delivery.hostile import HOSTILE
-from tests.delivery.stranger import OK, listening, saying, status
+from tests.delivery.stranger import OK, Stranger, listening, saying, status
 
 pytestmark = pytest.mark.once
 
@@ -56,35 +55,46 @@ def has_ipv6() -> bool:
     return True
 
 
-async def test_hostile_urls_reach_nothing() -> None:
-    assert len(HOSTILE) >= 60
-    names = Names(
-        {
-            "localhost": [["127.0.0.1", "::1"]],
-            "inner.example": [["127.0.0.1"]],
-            "inner6.example": [["::1"]],
-            "both.example": [["127.0.0.1", "::1", "10.0.0.1"]],
-            "mapped.example": [["::ffff:127.0.0.1"]],
-            "nat64.example": [["64:ff9b::7f00:1"]],
-            "metadata.example": [["169.254.169.254"]],
-        }
-    )
-    hosts = ["0.0.0.0", "::"] if has_ipv6() else ["0.0.0.0"]
-    async with listening(saying(OK), hosts) as canary, AsyncExitStack() as stack:
-        guarded = await stack.enter_async_context(Poster(Guard(), resolver=names))
-        allowing = await stack.enter_async_context(Poster(Guard(["127.0.0.0/8"]), resolver=names))
-        requests = [Request(url.format(port=canary.port), b"{}", {}) for url in HOSTILE]
-        tried = await asyncio.gather(*(guarded.post(request, 30, False) for request in requests))
-        got_by = {
-            url: attempted
-            for url, attempted in zip(HOSTILE, tried, strict=True)
-            if attempted.error_class not in ("refused_address", "invalid_url", "dns")
-        }
-        assert got_by == {}
-        assert canary.connections == 0
-        # The canary would have sung.
-        assert (await allowing.post(requests[0], 30, False)).status == 200
-        assert canary.connections == 1
+NAMES = {
+    "localhost": [["127.0.0.1", "::1"]],
+    "inner.example": [["127.0.0.1"]],
+    "inner6.example": [["::1"]],
+    "both.example": [["127.0.0.1", "::1", "10.0.0.1"]],
+    "mapped.example": [["::ffff:127.0.0.1"]],
+    "nat64.example": [["64:ff9b::7f00:1"]],
+    "metadata.example": [["169.254.169.254"]],
+}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def canary() -> AsyncIterator[Stranger]:
+    """Listens on every address of this machine."""
+    async with listening(saying(OK), ["0.0.0.0", "::"] if has_ipv6() else ["0.0.0.0"]) as stranger:
+        yield stranger
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def guarded() -> AsyncIterator[Poster]:
+    async with Poster(Guard(), resolver=Names(NAMES)) as poster:
+        yield poster
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("url", HOSTILE, ids=ascii)
+async def test_a_hostile_url_reaches_nothing(canary: Stranger, guarded: Poster, url: str) -> None:
+    before = canary.connections
+    attempted = await guarded.post(Request(url.format(port=canary.port), b"{}", {}), 30, False)
+    assert attempted.error_class in ("refused_address", "invalid_url", "dns"), attempted
+    assert canary.connections == before
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_the_canary_is_heard_where_its_address_is_allowed(canary: Stranger) -> None:
+    async with Poster(Guard(["127.0.0.0/8"]), resolver=Names(NAMES)) as allowing:
+        request = Request(HOSTILE[0].format(port=canary.port), b"{}", {})
+        before = canary.connections
+        assert (await allowing.post(request, 30, False)).status == 200
+    assert canary.connections == before + 1
 
 
 @pytest.mark.parametrize("host", ["localhost", "0x7f.1", "0x7f000001"])
@@ -153,30 +163,32 @@ async def test_proxies_of_the_environment_are_not_used(monkeypatch: pytest.Monke
         assert (public.connections, canary.connections) == (1, 0)
 
 
-async def test_an_egress_proxy_gets_names_but_no_inner_addresses() -> None:
-    async with listening(saying(OK)) as proxy:
-        where = f"http://127.0.0.1:{proxy.port}"
-        async with Poster(Guard(), proxy=where) as poster:
-            assert (
-                await poster.post(Request("http://example.org/hook", b"{}", {}), 30, False)
-            ).kind == "delivered"
-            assert proxy.requests[0].startswith(b"POST http://example.org/hook HTTP/1.1\r\n")
-            for host in (
-                "127.0.0.1",
-                "0x7f.1",
-                "2130706433",
-                "[::1]",
-                "localhost",
-                "10.0.0.1",
-                "a.localhost.",
-            ):
-                attempted = await poster.post(Request(f"http://{host}/", b"{}", {}), 30, False)
-                assert attempted.error_class == "refused_address", host
-        assert len(proxy.requests) == 1
-        async with Poster(Guard(), proxy=where, guard_proxy=True) as poster:
-            attempted = await poster.post(Request("http://example.org/", b"{}", {}), 30, False)
+async def test_an_egress_proxy_gets_names() -> None:
+    async with listening(saying(OK)) as proxy, Poster(Guard(), proxy=at(proxy)) as poster:
+        attempted = await poster.post(Request("http://example.org/hook", b"{}", {}), 30, False)
+        assert attempted.kind == "delivered"
+        assert proxy.requests[0].startswith(b"POST http://example.org/hook HTTP/1.1\r\n")
+
+
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1", "0x7f.1", "2130706433", "[::1]", "localhost", "10.0.0.1", "a.localhost."]
+)
+async def test_an_egress_proxy_gets_no_inner_addresses(host: str) -> None:
+    async with listening(saying(OK)) as proxy, Poster(Guard(), proxy=at(proxy)) as poster:
+        attempted = await poster.post(Request(f"http://{host}/", b"{}", {}), 30, False)
         assert attempted.error_class == "refused_address"
-        assert len(proxy.requests) == 1
+        assert proxy.requests == []
+
+
+async def test_the_address_of_a_proxy_is_checked_if_asked() -> None:
+    async with listening(saying(OK)) as proxy, Poster(Guard(), proxy=at(proxy), guard_proxy=True) as poster:
+        attempted = await poster.post(Request("http://example.org/", b"{}", {}), 30, False)
+        assert attempted.error_class == "refused_address"
+        assert proxy.requests == []
+
+
+def at(proxy: Stranger) -> str:
+    return f"http://127.0.0.1:{proxy.port}"
 
 
 async def test_a_proxy_that_is_not_there_is_named_so() -> None:
