@@ -130,8 +130,11 @@ class Consumer:
             ],
         )
 
-    def record(self, held: Held) -> None:
+    def record(self, held: Held, *, settled: bool = False) -> None:
+        """Records deliveries whose receive has committed, and their ack with it if they are `settled`."""
         self._history.deliveries.extend(leased.delivery for leased in held.events)
+        if settled:
+            _end(held.events, Ended.SETTLED)
 
     def write_effects(self, lease: UUID, events: Sequence[Leased]) -> None:
         self.connection.execute(
@@ -230,4 +233,6 @@ def _end(events: Sequence[Leased], ended: Ended, after: float = 0.0) -> None:
     for leased in events:
         leased.delivery.ended = ended
         leased.delivery.ended_at = now
+        if ended is Ended.SETTLED:
+            leased.delivery.settled_by = now
         leased.delivery.due_at = now + after

@@ -15,7 +15,7 @@ import psycopg
 
 from faults.correctness import application
 from faults.correctness.application import Publisher
-from faults.correctness.verdict import LONGEST_STALL, Ask, Ended, History, Verdict, judge
+from faults.correctness.verdict import Ask, Ended, History, Verdict, judge
 from faults.crew import Crew
 
 QUEUE = "work-0"
@@ -154,7 +154,6 @@ class Run:
         *,
         landed: bool = True,
         ordered: bool = False,
-        stall_goal: float = LONGEST_STALL,
         problems: Sequence[str] = (),
     ) -> Result:
         """The verdict on all that was published and settled."""
@@ -165,7 +164,6 @@ class Run:
                 application.dead_letters(connection, self.queues),
                 self.histories.values(),
                 ordered=ordered,
-                stall_goal=stall_goal,
             )
         longest = max(history.longest_call for history in self.histories.values())
         said = (

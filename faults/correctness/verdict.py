@@ -64,6 +64,8 @@ class Delivery:
     """The lease has expired by this time."""
     ended: Ended = Ended.HELD
     ended_at: float = math.inf
+    settled_by: float = -math.inf
+    """When the consumer knew that its settling call had committed."""
     due_at: float | None = None
     """When a returned event is due again."""
 
@@ -101,13 +103,12 @@ class Verdict:
     longest_stall: float
     deliveries: int = 0
     dead: int = 0
-    stall_goal: float = LONGEST_STALL
 
     @property
     def holds(self) -> bool:
         return (
             self.events > 0
-            and self.longest_stall < self.stall_goal
+            and self.longest_stall < LONGEST_STALL
             and not (self.lost or self.doubled or self.phantom or self.unexplained or self.disordered)
         )
 
@@ -127,7 +128,6 @@ def judge(
     histories: Iterable[History],
     *,
     ordered: bool = False,
-    stall_goal: float = LONGEST_STALL,
 ) -> Verdict:
     """The verdict on a run that has been drained: an event without effect or dead letter counts as lost."""
     events = {one.event: one for one in published}
@@ -161,17 +161,23 @@ def judge(
         longest_stall=longest_stall,
         deliveries=made,
         dead=len(dead),
-        stall_goal=stall_goal,
     )
 
 
 def _all_explained(made: Sequence[Delivery], history: History) -> bool:
     """Whether each delivery of an event but the last gave a reason for the next."""
-    return all(
-        one.ended in (Ended.RETURNED, Ended.UNKNOWN)
-        or (one.ended is not Ended.SETTLED and (history.superseding or two.at >= one.expires_from))
-        for one, two in itertools.pairwise(made)
-    )
+    return all(_explains(one, two, history) for one, two in itertools.pairwise(made))
+
+
+def _explains(one: Delivery, two: Delivery, history: History) -> bool:
+    match one.ended:
+        case Ended.RETURNED | Ended.UNKNOWN:
+            return True
+        case Ended.SETTLED:
+            # A transaction that supersedes another may be superseded itself. Then the first lease holds again.
+            return history.superseding and two.ended is not Ended.SETTLED and two.at < one.settled_by
+        case Ended.HELD | Ended.LOST:
+            return history.superseding or two.at >= one.expires_from
 
 
 def _disordered(effects: Sequence[Effect], events: Mapping[UUID, Published]) -> list[UUID]:

@@ -94,6 +94,24 @@ def test_a_lease_may_be_lost_early_only_where_transactions_stay_open() -> None:
     assert verdict([event(A)], [effect(A, 2)], twice, superseding=True).unexplained == []
 
 
+@pytest.mark.parametrize(
+    ("again", "ended", "superseding", "explained"),
+    [
+        (103.0, Ended.LOST, True, True),
+        (103.0, Ended.LOST, False, False),
+        (105.0, Ended.LOST, True, False),
+        (103.0, Ended.SETTLED, True, False),
+    ],
+)
+def test_a_settled_event_may_only_have_been_delivered_before_by_a_superseding_transaction(
+    again: float, ended: Ended, superseding: bool, explained: bool
+) -> None:
+    first, second = delivery(A, 1, ended=Ended.SETTLED), delivery(A, 2, at=again, ended=ended)
+    first.settled_by = 104.0
+    found = verdict([event(A)], [effect(A, 1)], [first, second], superseding=superseding)
+    assert (found.unexplained == []) is explained
+
+
 def test_an_effect_proves_a_settlement_whose_answer_was_lost() -> None:
     twice = [delivery(A, 1, ended=Ended.UNKNOWN), delivery(A, 2, at=130.0)]
     assert verdict([event(A)], [effect(A, 1)], twice).unexplained == [A]

@@ -33,7 +33,8 @@ $$;
 
 -- Takes the queue's lock until the transaction ends and returns its newest claim, the queue's position. A receive in a
 -- transaction that stays open would hold up all others: they wait for one second, then open a new generation at the last
--- committed position, and that receive's claim is void. A generation that another session is opening is waited for.
+-- committed position, and that receive's claim is void. If a second such transaction holds the newer generation by then,
+-- they wait a quarter of a second for that one. A generation that another session is opening is waited for.
 -- Errors: MB002 the queue was dropped meanwhile, MB013 no generation can be opened. Internal.
 create or replace function pgmb.lock_queue(queue integer)
 returns pgmb.claim
@@ -44,6 +45,7 @@ declare
   hint record;
   newest record;
   wanted integer;
+  waited boolean := false;
   given_up integer := -1;
   openings bigint;
 begin
@@ -61,7 +63,12 @@ begin
     wanted := greatest(newest.opened, newest.opening, given_up + 1);
     if not pg_try_advisory_xact_lock(pgmb.queue_lock(lock_queue.queue, wanted)) then
       begin
-        perform pg_advisory_xact_lock(pgmb.queue_lock(lock_queue.queue, wanted));
+        if not waited then
+          waited := true;
+          perform pg_advisory_xact_lock(pgmb.queue_lock(lock_queue.queue, wanted));
+        else
+          perform pgmb.lock_after_waiting(pgmb.queue_lock(lock_queue.queue, wanted));
+        end if;
       exception when lock_not_available or deadlock_detected then
         given_up := wanted;
         continue;
@@ -82,6 +89,15 @@ begin
   base.openings := openings;
   return base;
 end $$;
+
+-- Takes an advisory lock for the transaction, for a caller that has waited for another one already. Internal.
+create or replace function pgmb.lock_after_waiting(key bigint)
+returns void
+language sql
+set lock_timeout = '250ms'
+as $$
+  select pg_advisory_xact_lock(key)
+$$;
 
 -- The newest generation of a queue that was opened, and the newest that another transaction is opening at this moment or
 -- has just opened. Errors: MB002 the queue was dropped. Internal.
