@@ -174,7 +174,7 @@ def _explains(one: Delivery, two: Delivery, history: History) -> bool:
         case Ended.RETURNED | Ended.UNKNOWN:
             return True
         case Ended.SETTLED:
-            # A transaction that supersedes another may be superseded itself. Then the first lease holds again.
+            # A transaction that supersedes another may be superseded itself: the first lease holds again.
             return history.superseding and two.ended is not Ended.SETTLED and two.at < one.settled_by
         case Ended.HELD | Ended.LOST:
             return history.superseding or two.at >= one.expires_from
