@@ -15,11 +15,11 @@ from typing import Any
 import aiohttp
 
 import pgmb
-from pgmb.delivery import dispatch
-from pgmb.delivery.client import Attempted, Poster
-from pgmb.delivery.request import Request
-from pgmb.delivery.store import Store
 from pgmb.roles import Dispatcher, serve
+from pgmb.webhooks import dispatcher
+from pgmb.webhooks.client import AttemptResult, WebhookClient
+from pgmb.webhooks.request import Request
+from pgmb.webhooks.store import Store
 
 STEPS = ("received", "before the post", "posted", "answered", "settling", "settled")
 LIVE, LIAR = "live", "liar"
@@ -28,7 +28,7 @@ LEASE_FOR = 3.0
 """Seconds: what a killed one held comes again soon; one that lives keeps what it has, however slow."""
 _HEARTBEAT_EVERY = 0.5
 _receive, _claim, _settle, _settle_all = Store.receive, Store.claim, Store._settle, Store.settle  # noqa: SLF001
-_post, _write = Poster.post, aiohttp.ClientRequest.write_bytes
+_post, _write = WebhookClient.post, aiohttp.ClientRequest.write_bytes
 
 
 class Fuse:
@@ -70,13 +70,13 @@ def install(fuse: Fuse, step: str, name: str) -> None:
         fuse.reached("settled")
         return found
 
-    async def post(poster: Poster, request: Request, *given: Any) -> Attempted:
+    async def post(poster: WebhookClient, request: Request, *given: Any) -> AttemptResult:
         nonlocal posts
         posts += 1
         request.headers[PROCESS] = name
         fuse.reached("before the post")
         if posts % 4 == 0 and step == LIAR:
-            return Attempted(204, 0.0, None, None, None, None, "delivered")
+            return AttemptResult(204, 0.0, None, None, None, None, "delivered")
         if posts % 4 == 2 and step == LIAR:
             await _post(poster, request, *given)
         attempted = await _post(poster, request, *given)
@@ -92,7 +92,7 @@ def install(fuse: Fuse, step: str, name: str) -> None:
         (Store, "claim", claim),
         (Store, "_settle", settle),
         (Store, "settle", settle_all),
-        (Poster, "post", post),
+        (WebhookClient, "post", post),
         (aiohttp.ClientRequest, "write_bytes", write),
     ):
         setattr(owner, method, replacement)
@@ -101,7 +101,7 @@ def install(fuse: Fuse, step: str, name: str) -> None:
 async def main(step: str, time: int, name: str) -> None:
     install(Fuse(step, time), step, name)
     # So that one that was started takes its part at once.
-    dispatch.HEARTBEAT_EVERY = _HEARTBEAT_EVERY  # type: ignore[misc]
+    dispatcher.HEARTBEAT_EVERY = _HEARTBEAT_EVERY  # type: ignore[misc]
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     async with await pgmb.aconnect(os.environ["PGMB_DSN"], max_size=2) as broker:

@@ -37,11 +37,11 @@ _ONE_IS_ENOUGH = {
     "contract/test_workers.py": 15,
     "contract/test_workers_send.py": 15,
     "contract/test_workers_views.py": 15,
-    "delivery": 18,
     "readmes": 18,
     "server": 18,
     "spark": 18,
     "testing": 18,
+    "webhooks": 18,
 }
 
 

@@ -13,7 +13,7 @@ from pgmb.errors import PgmbError, SecretKeyMissing
 from pgmb.statements import Statement
 
 if TYPE_CHECKING:
-    from pgmb.delivery.sealing import Key
+    from pgmb.webhooks.secrets import SealingKey
 
 AUTO: Final = "auto"
 GENERATE: Final = "generate"
@@ -88,16 +88,16 @@ def uuids(ids: Iterable[UUID | str]) -> wire.UuidArray:
     return wire.UuidArray([(id if isinstance(id, UUID) else UUID(id)).bytes for id in ids])
 
 
-def sealing_key() -> Key | None:
+def sealing_key() -> SealingKey | None:
     """The key of the environment, where there is one."""
     if not any(os.environ.get(name) for name in _KEY):
         return None
-    from pgmb.delivery.sealing import Key
+    from pgmb.webhooks.secrets import SealingKey
 
-    return Key.from_environment()
+    return SealingKey.from_environment()
 
 
-def required_key() -> Key:
+def required_key() -> SealingKey:
     key = sealing_key()
     if key is None:
         missing = SecretKeyMissing("there is no key to seal secrets with")
@@ -106,11 +106,11 @@ def required_key() -> Key:
     return key
 
 
-def new_secret(asked: str | None, key: Key | None) -> str | None:
+def new_secret(asked: str | None, key: SealingKey | None) -> str | None:
     """The text that is meant, checked: one that was given, a new one, or none."""
     if asked is None or (asked == AUTO and key is None):
         return None
-    from pgmb.delivery.signature import generate_secret, parse_secret
+    from pgmb.webhooks.secrets import generate_secret, parse_secret
 
     if asked in (AUTO, GENERATE):
         return generate_secret()
@@ -118,9 +118,9 @@ def new_secret(asked: str | None, key: Key | None) -> str | None:
     return asked
 
 
-def sealed_headers(key: Key, endpoint: UUID, headers: Mapping[str, str]) -> dict[str, str]:
+def sealed_headers(key: SealingKey, endpoint: UUID, headers: Mapping[str, str]) -> dict[str, str]:
     """An endpoint's headers as they are stored."""
-    from pgmb.delivery.sealing import seal_headers
+    from pgmb.webhooks.secrets import seal_headers
 
     return seal_headers(key, endpoint, headers)
 
@@ -129,12 +129,12 @@ def public_key(secret: str | None) -> str | None:
     """What receivers check with where that is not the secret itself."""
     if secret is None:
         return None
-    from pgmb.delivery.signature import parse_secret
+    from pgmb.webhooks.secrets import parse_secret
 
     return parse_secret(secret).public
 
 
-def knows(key: Key, endpoint: UUID, sealed: Sequence[bytes], secret: str) -> bool:
+def knows(key: SealingKey, endpoint: UUID, sealed: Sequence[bytes], secret: str) -> bool:
     """Whether one of the sealed secrets is this one."""
 
     def opened(one: bytes) -> str | None:

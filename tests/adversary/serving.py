@@ -11,10 +11,10 @@ import httpx
 import pytest
 
 import pgmb
-from pgmb.delivery.sealing import generate_key
 from pgmb.server import create_app
 from pgmb.server.access import COOKIE
 from pgmb.server.application import Application
+from pgmb.webhooks.secrets import generate_key
 from tests.server.asking import asking, bearer, make_key
 
 TOKEN = "T0KEN-a1b2c3d4e5f6"

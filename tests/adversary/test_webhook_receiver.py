@@ -12,11 +12,11 @@ import pytest
 import pytest_asyncio
 from aiohttp.abc import AbstractResolver, ResolveResult
 
-from pgmb.delivery.addresses import Guard
-from pgmb.delivery.client import Poster
-from pgmb.delivery.request import Request
-from tests.delivery.hostile import HOSTILE
-from tests.delivery.stranger import OK, Stranger, listening, saying, status
+from pgmb.webhooks.client import WebhookClient
+from pgmb.webhooks.egress import Guard
+from pgmb.webhooks.request import Request
+from tests.webhooks.hostile import HOSTILE
+from tests.webhooks.stranger import OK, Stranger, listening, saying, status
 
 pytestmark = pytest.mark.once
 
@@ -74,14 +74,14 @@ async def canary() -> AsyncIterator[Stranger]:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def guarded() -> AsyncIterator[Poster]:
-    async with Poster(Guard(), resolver=Names(NAMES)) as poster:
+async def guarded() -> AsyncIterator[WebhookClient]:
+    async with WebhookClient(Guard(), resolver=Names(NAMES)) as poster:
         yield poster
 
 
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("url", HOSTILE, ids=ascii)
-async def test_a_hostile_url_reaches_nothing(canary: Stranger, guarded: Poster, url: str) -> None:
+async def test_a_hostile_url_reaches_nothing(canary: Stranger, guarded: WebhookClient, url: str) -> None:
     before = canary.connections
     attempted = await guarded.post(Request(url.format(port=canary.port), b"{}", {}), 30, False)
     assert attempted.error_class in ("refused_address", "invalid_url", "dns"), attempted
@@ -90,7 +90,7 @@ async def test_a_hostile_url_reaches_nothing(canary: Stranger, guarded: Poster, 
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_the_canary_is_heard_where_its_address_is_allowed(canary: Stranger) -> None:
-    async with Poster(Guard(["127.0.0.0/8"]), resolver=Names(NAMES)) as allowing:
+    async with WebhookClient(Guard(["127.0.0.0/8"]), resolver=Names(NAMES)) as allowing:
         request = Request(HOSTILE[0].format(port=canary.port), b"{}", {})
         before = canary.connections
         assert (await allowing.post(request, 30, False)).status == 200
@@ -101,10 +101,10 @@ async def test_the_canary_is_heard_where_its_address_is_allowed(canary: Stranger
 async def test_what_the_system_resolves_is_looked_at_too(host: str) -> None:
     async with listening(saying(OK)) as canary:
         request = Request(f"http://{host}:{canary.port}/", b"{}", {})
-        async with Poster(Guard()) as poster:
+        async with WebhookClient(Guard()) as poster:
             assert (await poster.post(request, 30, False)).error_class == "refused_address"
         assert canary.connections == 0
-        async with Poster(Guard(["127.0.0.0/8"])) as poster:
+        async with WebhookClient(Guard(["127.0.0.0/8"])) as poster:
             assert (await poster.post(request, 30, False)).kind == "delivered"
 
 
@@ -113,7 +113,7 @@ async def test_a_resolver_that_changes_its_mind_gets_nowhere() -> None:
     names = Names({"rebinding.example": [["127.0.0.2"], ["127.0.0.1"]]})
     closing = saying(status(200, "Connection: close"))
     async with listening(closing, ["127.0.0.2"]) as public, listening(saying(OK), port=public.port) as canary:
-        async with Poster(Guard(["127.0.0.2/32"]), resolver=names) as poster:
+        async with WebhookClient(Guard(["127.0.0.2/32"]), resolver=names) as poster:
             request = Request(f"http://rebinding.example:{public.port}/", b"{}", {})
             assert (await poster.post(request, 30, False)).kind == "delivered"
             connector = poster._session.connector
@@ -134,7 +134,7 @@ async def test_of_several_addresses_only_those_are_tried_that_may_be(order: list
         listening(saying(OK), ["127.0.0.2"]) as public,
         listening(saying(OK), port=public.port) as canary,
     ):
-        async with Poster(Guard(["127.0.0.2/32"]), resolver=names) as poster:
+        async with WebhookClient(Guard(["127.0.0.2/32"]), resolver=names) as poster:
             attempted = await poster.post(
                 Request(f"http://mixed.example:{public.port}/", b"{}", {}), 30, False
             )
@@ -146,7 +146,7 @@ async def test_of_several_addresses_only_those_are_tried_that_may_be(order: list
 async def test_a_redirect_is_not_followed(code: int) -> None:
     async with listening(saying(OK)) as canary:
         away = saying(status(code, f"Location: http://127.0.0.1:{canary.port}/"))
-        async with listening(away, ["127.0.0.2"]) as public, Poster(Guard(["127.0.0.0/8"])) as poster:
+        async with listening(away, ["127.0.0.2"]) as public, WebhookClient(Guard(["127.0.0.0/8"])) as poster:
             attempted = await poster.post(Request(f"http://127.0.0.2:{public.port}/", b"{}", {}), 30, False)
         assert attempted.kind == "failed"
         assert attempted.error_class == "redirect"
@@ -157,14 +157,14 @@ async def test_proxies_of_the_environment_are_not_used(monkeypatch: pytest.Monke
     async with listening(saying(OK)) as canary, listening(saying(OK), ["127.0.0.2"]) as public:
         for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
             monkeypatch.setenv(name, f"http://127.0.0.1:{canary.port}")
-        async with Poster(Guard(["127.0.0.0/8"])) as poster:
+        async with WebhookClient(Guard(["127.0.0.0/8"])) as poster:
             attempted = await poster.post(Request(f"http://127.0.0.2:{public.port}/", b"{}", {}), 30, False)
         assert attempted.kind == "delivered"
         assert (public.connections, canary.connections) == (1, 0)
 
 
 async def test_an_egress_proxy_gets_names() -> None:
-    async with listening(saying(OK)) as proxy, Poster(Guard(), proxy=at(proxy)) as poster:
+    async with listening(saying(OK)) as proxy, WebhookClient(Guard(), proxy=at(proxy)) as poster:
         attempted = await poster.post(Request("http://example.org/hook", b"{}", {}), 30, False)
         assert attempted.kind == "delivered"
         assert proxy.requests[0].startswith(b"POST http://example.org/hook HTTP/1.1\r\n")
@@ -174,14 +174,17 @@ async def test_an_egress_proxy_gets_names() -> None:
     "host", ["127.0.0.1", "0x7f.1", "2130706433", "[::1]", "localhost", "10.0.0.1", "a.localhost."]
 )
 async def test_an_egress_proxy_gets_no_inner_addresses(host: str) -> None:
-    async with listening(saying(OK)) as proxy, Poster(Guard(), proxy=at(proxy)) as poster:
+    async with listening(saying(OK)) as proxy, WebhookClient(Guard(), proxy=at(proxy)) as poster:
         attempted = await poster.post(Request(f"http://{host}/", b"{}", {}), 30, False)
         assert attempted.error_class == "refused_address"
         assert proxy.requests == []
 
 
 async def test_the_address_of_a_proxy_is_checked_if_asked() -> None:
-    async with listening(saying(OK)) as proxy, Poster(Guard(), proxy=at(proxy), guard_proxy=True) as poster:
+    async with (
+        listening(saying(OK)) as proxy,
+        WebhookClient(Guard(), proxy=at(proxy), guard_proxy=True) as poster,
+    ):
         attempted = await poster.post(Request("http://example.org/", b"{}", {}), 30, False)
         assert attempted.error_class == "refused_address"
         assert proxy.requests == []
@@ -194,6 +197,6 @@ def at(proxy: Stranger) -> str:
 async def test_a_proxy_that_is_not_there_is_named_so() -> None:
     async with listening(saying(OK)) as proxy:
         pass
-    async with Poster(Guard(), proxy=f"http://127.0.0.1:{proxy.port}") as poster:
+    async with WebhookClient(Guard(), proxy=f"http://127.0.0.1:{proxy.port}") as poster:
         attempted = await poster.post(Request("http://example.org/", b"{}", {}), 30, False)
     assert attempted.error_class == "proxy"

@@ -12,8 +12,7 @@ import psycopg
 import pytest
 from standardwebhooks.webhooks import Webhook
 
-from pgmb.delivery.sealing import generate_key
-from pgmb.delivery.signature import generate_secret, parse_secret
+from pgmb.webhooks.secrets import generate_key, generate_secret, parse_secret
 from tests.cli.conftest import Run
 from tests.contract.endpoints import claim, receive, settle, settle_claimed
 

@@ -43,8 +43,8 @@ BELOW: dict[str, set[str]] = {
     "statements": {"wire", "errors", "types"},
     "cron": {"errors"},
     "groups": {"wire", "errors", "statements", "types"},
-    # Of delivery what seals and signs, when there is something to.
-    "endpoints": {"delivery", "wire", "errors", "statements"},
+    # webhooks.secrets seals and signs, imported on demand.
+    "endpoints": {"webhooks", "wire", "errors", "statements"},
     "keys": {"statements"},
     "batch": {"wire", "errors", "types", "statements"},
     "outbox": {"errors"},
@@ -85,9 +85,9 @@ BELOW: dict[str, set[str]] = {
     },
     "doctor": {"schema"},
     "telemetry": {"_async", "_sync", "app", "observer", "types", "wire"},
-    "delivery": {"_async", "errors", "masking", "types"},
-    "server": {"_async", "delivery", "doctor", "telemetry", *CLIENT},
-    "roles": {"_async", "cron", "delivery", "errors", "server", "types"},
+    "webhooks": {"_async", "errors", "masking", "types"},
+    "server": {"_async", "doctor", "telemetry", "webhooks", *CLIENT},
+    "roles": {"_async", "cron", "errors", "server", "types", "webhooks"},
     "spark": {"_sync", *CLIENT},
 }
 
@@ -149,8 +149,8 @@ def test_only_the_spark_part_imports_spark(module: str) -> None:
     assert "pgmb.spark" not in loaded
 
 
-@pytest.mark.parametrize("module", ["pgmb", "pgmb.cli", "pgmb.roles", "pgmb.testing", "pgmb.delivery"])
-def test_only_delivery_itself_imports_what_its_extra_brings(module: str) -> None:
+@pytest.mark.parametrize("module", ["pgmb", "pgmb.cli", "pgmb.roles", "pgmb.testing", "pgmb.webhooks"])
+def test_only_webhooks_imports_what_its_extra_brings(module: str) -> None:
     assert not packages(loaded_by(f"import {module}")) & {"aiohttp", "cryptography", "yarl"}
 
 

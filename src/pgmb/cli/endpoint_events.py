@@ -21,7 +21,7 @@ from pgmb.endpoints import sealing_key
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pgmb.delivery.client import Attempted
+    from pgmb.webhooks.client import AttemptResult
 
 
 def register(endpoints: typer.Typer) -> None:
@@ -125,15 +125,15 @@ def fire(
         sys.exit(1)
 
 
-async def _fire(dsn: str, endpoint: str, allow: Sequence[str], egress_proxy: str | None) -> Attempted:
-    from pgmb.delivery.addresses import Guard
-    from pgmb.delivery.client import Poster
-    from pgmb.delivery.trial import try_endpoint
+async def _fire(dsn: str, endpoint: str, allow: Sequence[str], egress_proxy: str | None) -> AttemptResult:
+    from pgmb.webhooks.client import WebhookClient
+    from pgmb.webhooks.egress import Guard
+    from pgmb.webhooks.sender import try_endpoint
 
     key = sealing_key()
     async with (
         await aconnect(dsn, max_size=1) as broker,
-        Poster(Guard(allow), connections=1, proxy=egress_proxy) as poster,
+        WebhookClient(Guard(allow), connections=1, proxy=egress_proxy) as poster,
     ):
         return await try_endpoint(broker, endpoint, poster, key)
 

@@ -269,6 +269,6 @@ def rotate_secret(
 
 def key() -> None:
     """Print a new key for PGMB_SECRET_KEY, which seals secrets in the database."""
-    from pgmb.delivery.sealing import generate_key
+    from pgmb.webhooks.secrets import generate_key
 
     output.line(generate_key())

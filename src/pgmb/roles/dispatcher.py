@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from pgmb._async.broker import AsyncBroker
 
 if TYPE_CHECKING:
-    from pgmb.delivery.client import Poster
-    from pgmb.delivery.dispatch import Dispatch
+    from pgmb.webhooks.client import WebhookClient
+    from pgmb.webhooks.dispatcher import DispatchLoop
 
 
 class Dispatcher:
@@ -28,8 +28,8 @@ class Dispatcher:
         self._allow = allow
         self._egress_proxy = egress_proxy
         self._lease_for = lease_for
-        self._poster: Poster | None = None
-        self._dispatch: Dispatch | None = None
+        self._poster: WebhookClient | None = None
+        self._dispatch: DispatchLoop | None = None
 
     async def turn(self, broker: AsyncBroker) -> float:
         if self._dispatch is None:
@@ -49,14 +49,16 @@ class Dispatcher:
             if poster is not None:
                 await poster.__aexit__(None, None, None)
 
-    async def _open(self) -> Dispatch:
+    async def _open(self) -> DispatchLoop:
         # What delivery needs is an extra.
-        from pgmb.delivery.addresses import Guard
-        from pgmb.delivery.client import Poster
-        from pgmb.delivery.dispatch import Dispatch
-        from pgmb.delivery.sealing import VARIABLE, VARIABLE_OF_A_FILE, Key
+        from pgmb.webhooks.client import WebhookClient
+        from pgmb.webhooks.dispatcher import DispatchLoop
+        from pgmb.webhooks.egress import Guard
+        from pgmb.webhooks.secrets import KEY_FILE_VARIABLE, KEY_VARIABLE, SealingKey
 
-        given = os.environ.get(VARIABLE) or os.environ.get(VARIABLE_OF_A_FILE)
-        key = Key.from_environment() if given else None
-        self._poster = await Poster(Guard(self._allow), connections=0, proxy=self._egress_proxy).__aenter__()
-        return Dispatch(self._poster, key, lease_for=self._lease_for)
+        given = os.environ.get(KEY_VARIABLE) or os.environ.get(KEY_FILE_VARIABLE)
+        key = SealingKey.from_environment() if given else None
+        self._poster = await WebhookClient(
+            Guard(self._allow), connections=0, proxy=self._egress_proxy
+        ).__aenter__()
+        return DispatchLoop(self._poster, key, lease_for=self._lease_for)

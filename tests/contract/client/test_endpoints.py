@@ -11,9 +11,8 @@ import psycopg
 import pytest
 
 import pgmb
-from pgmb.delivery.sealing import Key, generate_key
-from pgmb.delivery.signature import generate_secret, parse_secret
 from pgmb.errors import EndpointNotFound, SecretKeyMissing
+from pgmb.webhooks.secrets import SealingKey, generate_key, generate_secret, parse_secret
 from tests.contract.client.adapters import AsyncClient, Client, SyncClient
 from tests.contract.endpoints import claim, receive, settle, settle_claimed, value
 
@@ -31,14 +30,14 @@ async def client(request: pytest.FixtureRequest, dsn: str) -> AsyncGenerator[Cli
 
 
 @pytest.fixture(autouse=True)
-def key(monkeypatch: pytest.MonkeyPatch) -> Key:
+def key(monkeypatch: pytest.MonkeyPatch) -> SealingKey:
     text = generate_key()
     monkeypatch.setenv("PGMB_SECRET_KEY", text)
     monkeypatch.delenv("PGMB_SECRET_KEY_FILE", raising=False)
-    return Key.parse(text)
+    return SealingKey.parse(text)
 
 
-def opened(db: psycopg.Connection[Any], key: Key, id: UUID) -> list[str]:
+def opened(db: psycopg.Connection[Any], key: SealingKey, id: UUID) -> list[str]:
     sealed = value(db, "select secrets from pgmb.dispatched_endpoints() where id = %s", id)
     return [key.open(one, id) for one in sealed]
 
@@ -106,7 +105,7 @@ async def test_it_is_held_let_go_and_dropped(client: Client) -> None:
 
 
 async def test_a_secret_is_made_sealed_and_shown_once(
-    client: Client, db: psycopg.Connection[Any], key: Key
+    client: Client, db: psycopg.Connection[Any], key: SealingKey
 ) -> None:
     made = await client.create_endpoint("hook", URL)
     assert isinstance(made, pgmb.NewEndpoint)
@@ -134,7 +133,7 @@ async def test_a_secret_is_made_sealed_and_shown_once(
 
 
 async def test_a_secret_is_replaced_while_the_former_still_signs(
-    client: Client, db: psycopg.Connection[Any], key: Key
+    client: Client, db: psycopg.Connection[Any], key: SealingKey
 ) -> None:
     made = await client.create_endpoint("hook", URL)
     second = await client.rotate_secret("hook")

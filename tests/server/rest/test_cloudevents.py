@@ -8,12 +8,11 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from pgmb.delivery.endpoint import Endpoint, Posted
-from pgmb.delivery.request import build
+from pgmb.webhooks.request import Endpoint, WebhookEvent, build_request
 from tests.server.rest.desk import Desk, opened
 
 EVENTS = "/v1/streams/main/events"
-POSTED = Posted(
+POSTED = WebhookEvent(
     "0190a1b2-0000-7000-8000-00000000000a",
     "orders.größe 100%",
     'key "ü"',
@@ -44,7 +43,7 @@ async def test_what_a_dispatcher_posts_can_be_posted_back(dsn: str, body: Any) -
     async with opened(dsn) as desk:
         await desk.done("POST", "/v1/queues", json={"name": "q"})
         for posted in (POSTED, plain):
-            request = build(endpoint, [posted], 1, 0)
+            request = build_request(endpoint, [posted], 1, 0)
             answer = await desk.done("POST", EVENTS, content=request.body, headers=request.headers)
             assert answer["ids"] == [posted.id]
         event, simple = await received(desk)
@@ -60,7 +59,7 @@ async def test_what_a_dispatcher_posts_can_be_posted_back(dsn: str, body: Any) -
 async def test_a_batch_that_a_dispatcher_posts_can_be_posted_back(dsn: str) -> None:
     endpoint = Endpoint(uuid4(), "e", "http://x.test", body="cloudevents", batch=10, gzip_above=0)
     second = POSTED._replace(id=str(uuid4()), payload='"two"')
-    request = build(endpoint, [POSTED, second], 1, 0)
+    request = build_request(endpoint, [POSTED, second], 1, 0)
     assert request.headers["content-encoding"] == "gzip"
     async with opened(dsn) as desk:
         await desk.done("POST", "/v1/queues", json={"name": "q"})

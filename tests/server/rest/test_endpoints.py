@@ -7,7 +7,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from pgmb.delivery.sealing import generate_key
+from pgmb.webhooks.secrets import generate_key
 from tests.server.rest.desk import opened
 
 URL = "https://hooks.example.com/x"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pgmb.delivery.breaker import Breaker
+from pgmb.webhooks.outcomes import CircuitBreaker
 
 pytestmark = pytest.mark.once
 
@@ -25,29 +25,29 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def breaker(clock: Clock) -> Breaker:
-    return Breaker(clock)
+def breaker(clock: Clock) -> CircuitBreaker:
+    return CircuitBreaker(clock)
 
 
-def tripped_by(breaker: Breaker, failures: int) -> bool:
+def tripped_by(breaker: CircuitBreaker, failures: int) -> bool:
     for _ in range(failures):
         breaker.record(False)
     return breaker.tripped
 
 
-def test_five_failures_trip_it_and_four_do_not(breaker: Breaker) -> None:
+def test_five_failures_trip_it_and_four_do_not(breaker: CircuitBreaker) -> None:
     assert not tripped_by(breaker, 4)
     assert tripped_by(breaker, 1)
 
 
-def test_less_than_half_failing_does_not(breaker: Breaker) -> None:
+def test_less_than_half_failing_does_not(breaker: CircuitBreaker) -> None:
     for _ in range(8):
         breaker.record(True)
     assert not tripped_by(breaker, 7)
     assert tripped_by(breaker, 1)
 
 
-def test_what_is_older_than_a_minute_does_not_count(breaker: Breaker, clock: Clock) -> None:
+def test_what_is_older_than_a_minute_does_not_count(breaker: CircuitBreaker, clock: Clock) -> None:
     assert not tripped_by(breaker, 4)
     clock.now += 61
     assert not tripped_by(breaker, 1)
@@ -55,14 +55,14 @@ def test_what_is_older_than_a_minute_does_not_count(breaker: Breaker, clock: Clo
     assert not tripped_by(breaker, 4)
 
 
-def test_successes_do_not_mend_it(breaker: Breaker) -> None:
+def test_successes_do_not_mend_it(breaker: CircuitBreaker) -> None:
     assert tripped_by(breaker, 5)
     for _ in range(100):
         breaker.record(True)
     assert breaker.tripped
 
 
-def test_a_clock_that_goes_back_does_no_harm(breaker: Breaker, clock: Clock) -> None:
+def test_a_clock_that_goes_back_does_no_harm(breaker: CircuitBreaker, clock: Clock) -> None:
     clock.now = 500
     assert not tripped_by(breaker, 4)
     assert tripped_by(breaker, 1)
@@ -94,7 +94,7 @@ STEPS = st.lists(
 @given(steps=STEPS)
 def test_it_does_what_a_naive_one_does(steps: list[tuple[float, bool]]) -> None:
     clock, naive = Clock(), Naive()
-    breaker = Breaker(clock)
+    breaker = CircuitBreaker(clock)
     for passed, ok in steps:
         clock.now += passed
         breaker.record(ok)

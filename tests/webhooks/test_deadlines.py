@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from pgmb.delivery.deadlines import Deadlines
+from pgmb.webhooks.client import Deadlines
 
 pytestmark = pytest.mark.once
 

@@ -14,17 +14,18 @@ import psycopg
 import pytest
 
 from pgmb import schema
-from pgmb.delivery.sealing import Key, generate_key
-from pgmb.delivery.signature import generate_secret
+from pgmb.webhooks.secrets import SealingKey, generate_key, generate_secret
 from tests.conftest import FreshServer
-from tests.delivery.receiver import Receiver, Request
-from tests.delivery.test_dispatch import dispatching, value
+from tests.webhooks.receiver import Receiver, Request
+from tests.webhooks.test_dispatch import dispatching, value
 
 
 def seal(db: psycopg.Connection[Any], name: str, key: str) -> str:
     secret = generate_secret()
     endpoint: UUID = value(db, "select id from pgmb.endpoint where name = %s", name)
-    db.execute("select pgmb.add_endpoint_secret(%s, %s)", [name, Key.parse(key).seal(secret, endpoint)])
+    db.execute(
+        "select pgmb.add_endpoint_secret(%s, %s)", [name, SealingKey.parse(key).seal(secret, endpoint)]
+    )
     return secret
 
 

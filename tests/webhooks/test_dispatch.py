@@ -15,7 +15,7 @@ import pytest
 import pgmb
 from pgmb.roles import serve
 from pgmb.roles.dispatcher import Dispatcher
-from tests.delivery.receiver import Receiver, Request
+from tests.webhooks.receiver import Receiver, Request
 
 LOOPBACK = ("127.0.0.0/8",)
 

@@ -17,10 +17,15 @@ from hypothesis import strategies as st
 from standardwebhooks import Webhook
 
 from pgmb import InvalidArgument
-from pgmb.delivery.endpoint import Endpoint, Posted
-from pgmb.delivery.headers import percent_encoded
-from pgmb.delivery.request import build, check_headers, message_id
-from pgmb.delivery.signature import generate_secret, parse_secret
+from pgmb.webhooks.request import (
+    Endpoint,
+    WebhookEvent,
+    build_request,
+    check_headers,
+    message_id,
+    percent_encoded,
+)
+from pgmb.webhooks.secrets import generate_secret, parse_secret
 
 pytestmark = pytest.mark.once
 
@@ -32,13 +37,13 @@ def endpoint(**options: Any) -> Endpoint:
     return Endpoint(UUID(int=1), "billing", "https://example.org/hook", **options)
 
 
-def posted(number: int = 1, **options: Any) -> Posted:
+def posted(number: int = 1, **options: Any) -> WebhookEvent:
     given = {"topic": "order.created", "key": "k-1", "payload": PAYLOAD, "headers": None}
-    return Posted(id=str(UUID(int=number)), published_at=PUBLISHED, **(given | options))
+    return WebhookEvent(id=str(UUID(int=number)), published_at=PUBLISHED, **(given | options))
 
 
 def test_one_event_is_its_payload_with_cloudevents_in_headers() -> None:
-    request = build(endpoint(), [posted()], 3, 1_700_000_000)
+    request = build_request(endpoint(), [posted()], 3, 1_700_000_000)
     assert request.url == "https://example.org/hook"
     assert request.body == PAYLOAD.encode()
     assert request.headers.pop("user-agent").startswith("pgmb/")
@@ -61,7 +66,7 @@ def test_one_event_is_its_payload_with_cloudevents_in_headers() -> None:
 
 def test_a_structured_event_holds_the_payload_to_the_letter() -> None:
     event = posted(key='a"b', headers='{"source": "web"}')
-    request = build(endpoint(body="cloudevents", source="/pgmb/orders"), [event], 1, 1)
+    request = build_request(endpoint(body="cloudevents", source="/pgmb/orders"), [event], 1, 1)
     assert request.headers["content-type"] == "application/cloudevents+json"
     assert not [name for name in request.headers if name.startswith("ce-")]
     assert PAYLOAD.encode() in request.body
@@ -81,10 +86,10 @@ def test_a_structured_event_holds_the_payload_to_the_letter() -> None:
 @pytest.mark.parametrize("count", [1, 3])
 def test_batches_are_arrays_however_many_there_are(count: int) -> None:
     events = [posted(number, payload=str(number), key=None) for number in range(count)]
-    plain = build(endpoint(batch=10), events, 1, 1)
+    plain = build_request(endpoint(batch=10), events, 1, 1)
     assert plain.body == ("[" + ",".join(str(number) for number in range(count)) + "]").encode()
     assert plain.headers["content-type"] == "application/json"
-    documents = build(endpoint(batch=10, body="cloudevents"), events, 1, 1)
+    documents = build_request(endpoint(batch=10, body="cloudevents"), events, 1, 1)
     assert documents.headers["content-type"] == "application/cloudevents-batch+json"
     assert [document["id"] for document in json.loads(documents.body)] == [event.id for event in events]
     assert all("partitionkey" not in document for document in json.loads(documents.body))
@@ -95,12 +100,15 @@ def test_batches_are_arrays_however_many_there_are(count: int) -> None:
 
 def test_more_than_one_event_needs_an_endpoint_that_takes_batches() -> None:
     with pytest.raises(ValueError, match="unpack"):
-        build(endpoint(), [posted(1), posted(2)], 1, 1)
+        build_request(endpoint(), [posted(1), posted(2)], 1, 1)
 
 
 def test_ids_are_the_same_at_every_attempt_and_of_no_other_batch() -> None:
     batch = [posted(1), posted(2)]
-    first, again = build(endpoint(batch=5), batch, 1, 1), build(endpoint(batch=5), batch, 2, 99)
+    first, again = (
+        build_request(endpoint(batch=5), batch, 1, 1),
+        build_request(endpoint(batch=5), batch, 2, 99),
+    )
     assert first.headers["webhook-id"] == again.headers["webhook-id"] == first.headers["idempotency-key"]
     others = [[posted(1)], [posted(2)], [posted(2), posted(1)], [posted(1), posted(2), posted(3)]]
     ids = {message_id(events) for events in [batch, *others]}
@@ -117,7 +125,7 @@ def test_the_reference_library_verifies_what_a_receiver_gets(
     old, new = generate_secret(), generate_secret()
     secrets = (parse_secret(new), parse_secret(old), parse_secret(generate_secret("v1a")))
     target = endpoint(body=body, batch=batch, gzip_above=gzip_above, secrets=secrets)
-    request = build(target, [posted(number) for number in range(batch)], 1, int(time.time()))
+    request = build_request(target, [posted(number) for number in range(batch)], 1, int(time.time()))
     assert ("content-encoding" in request.headers) == (gzip_above is not None)
     received = gzip.decompress(request.body) if gzip_above is not None else request.body
     for secret in (old, new):
@@ -126,20 +134,22 @@ def test_the_reference_library_verifies_what_a_receiver_gets(
 
 def test_bodies_are_compressed_above_the_size_only() -> None:
     event = posted(payload='"' + "x" * 998 + '"')
-    assert "content-encoding" not in build(endpoint(gzip_above=1000), [event], 1, 1).headers
-    request = build(endpoint(gzip_above=999), [event], 1, 1)
+    assert "content-encoding" not in build_request(endpoint(gzip_above=1000), [event], 1, 1).headers
+    request = build_request(endpoint(gzip_above=999), [event], 1, 1)
     assert request.headers["content-encoding"] == "gzip"
     assert len(request.body) < 100
     assert gzip.decompress(request.body).decode() == event.payload
-    assert request.body == build(endpoint(gzip_above=999), [event], 2, 9).body
+    assert request.body == build_request(endpoint(gzip_above=999), [event], 2, 9).body
 
 
 def test_a_serialiser_makes_body_and_type_and_is_signed() -> None:
-    def as_text(target: Endpoint, events: Sequence[Posted]) -> tuple[bytes, str]:
+    def as_text(target: Endpoint, events: Sequence[WebhookEvent]) -> tuple[bytes, str]:
         return f"{target.name}: {events[0].topic}".encode(), "text/plain"
 
     secret = generate_secret()
-    request = build(endpoint(secrets=(parse_secret(secret),)), [posted()], 1, int(time.time()), as_text)
+    request = build_request(
+        endpoint(secrets=(parse_secret(secret),)), [posted()], 1, int(time.time()), as_text
+    )
     assert request.body == b"billing: order.created"
     assert request.headers["content-type"] == "text/plain"
     assert request.headers["ce-type"] == "order.created"
@@ -164,18 +174,21 @@ def test_any_text_becomes_a_header_and_comes_back(text: str) -> None:
     ],
 )
 def test_headers_are_encoded_as_cloudevents_has_it(text: str, encoded: str) -> None:
-    assert build(endpoint(), [posted(key=text)], 1, 1).headers["ce-partitionkey"] == encoded
+    assert build_request(endpoint(), [posted(key=text)], 1, 1).headers["ce-partitionkey"] == encoded
 
 
 def test_headers_of_events_travel_unless_they_are_too_long_for_a_header() -> None:
-    short = build(endpoint(), [posted(headers='{"tenant": "é"}')], 1, 1).headers["ce-pgmbheaders"]
+    short = build_request(endpoint(), [posted(headers='{"tenant": "é"}')], 1, 1).headers["ce-pgmbheaders"]
     assert unquote(short) == '{"tenant": "é"}'
-    assert "ce-pgmbheaders" not in build(endpoint(), [posted(headers='"' + "x" * 5000 + '"')], 1, 1).headers
+    assert (
+        "ce-pgmbheaders"
+        not in build_request(endpoint(), [posted(headers='"' + "x" * 5000 + '"')], 1, 1).headers
+    )
 
 
 def test_an_endpoint_adds_headers_and_names_the_agent() -> None:
     target = endpoint(headers={"Authorization": "Bearer x", "User-Agent": "shop/1.0", "x-list": " a, b "})
-    headers = build(target, [posted()], 1, 1).headers
+    headers = build_request(target, [posted()], 1, 1).headers
     assert headers["authorization"] == "Bearer x"
     assert headers["user-agent"] == "shop/1.0"
     assert headers["x-list"] == "a, b"
@@ -223,7 +236,7 @@ def test_nothing_that_may_be_secret_shows() -> None:
     target = Endpoint(
         uuid4(), "billing", "https://h/hidden", headers={"a": "hidden"}, secrets=(parse_secret(secret),)
     )
-    request = build(target, [posted(payload='"hidden"')], 1, 1)
+    request = build_request(target, [posted(payload='"hidden"')], 1, 1)
     assert "billing" in repr(target)
     for shown in (repr(target), str(target), repr(request), str(request)):
         assert "hidden" not in shown

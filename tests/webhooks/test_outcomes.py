@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from multidict import CIMultiDict
 
-from pgmb.delivery.outcomes import Verdict, judge, retry_after
+from pgmb.webhooks.outcomes import Verdict, judge, retry_after
 
 pytestmark = pytest.mark.once
 

@@ -9,8 +9,8 @@ import psycopg
 import pytest
 from aiohttp import web
 
-from pgmb.delivery.schedule import DEFAULT_SCHEDULE
-from tests.delivery.stage import Stage
+from pgmb.webhooks.outcomes import DEFAULT_SCHEDULE
+from tests.webhooks.stage import Stage
 
 pytestmark = pytest.mark.once()
 

@@ -1,4 +1,4 @@
-"""What became of a request: delivered, failed, to be left alone for a while, or gone. No I/O."""
+"""Judges responses, schedules retries, and trips the circuit breaker. No I/O."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import errno
 import re
 import socket
 import ssl
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Literal, NamedTuple, TypeAlias
@@ -16,7 +16,7 @@ from aiohttp import http_exceptions
 
 from pgmb.errors import AddressRefused, InvalidArgument
 
-Kind: TypeAlias = Literal["delivered", "failed", "throttled", "gone"]
+OutcomeKind: TypeAlias = Literal["delivered", "failed", "throttled", "gone"]
 
 SHORTEST_WAIT, LONGEST_WAIT = 1.0, 86_400.0
 
@@ -27,19 +27,19 @@ _TLS = (ssl.SSLError, ssl.CertificateError, aiohttp.ClientSSLError, aiohttp.Serv
 
 
 class Verdict(NamedTuple):
-    """What is to be done about a request that ended."""
+    """The outcome of a request."""
 
-    kind: Kind
+    kind: OutcomeKind
     error_class: str | None = None
-    """What went wrong, in a word; None where nothing did."""
+    """The kind of failure; None on success."""
     retry_after: float | None = None
-    """Of one that is throttled: in how many seconds the endpoint wants to be asked again, if it said so."""
+    """Seconds to wait, if a throttled response had a Retry-After."""
 
 
 def judge(
     status: int | None, headers: Mapping[str, str], error: BaseException | None, now: datetime
 ) -> Verdict:
-    """Judge by the status where there is one: what went wrong after it arrived changes nothing."""
+    """Judge a request. A status decides alone: an error while reading the rest changes nothing."""
     if status is None:
         return Verdict("failed", "protocol" if error is None else classify(error))
     if 200 <= status < 300:
@@ -57,26 +57,26 @@ _DELIVERED = Verdict("delivered")
 
 
 def retry_after(value: str | None, now: datetime) -> float | None:
-    """Seconds that a Retry-After header asks for, within a second and a day; None if it says nothing."""
+    """Seconds from a Retry-After header, between one second and one day; None if it is not valid."""
     if value is None:
         return None
     value = value.strip()
     if _SECONDS.fullmatch(value):
         return _clamped(float(value))
     try:
-        moment = parsedate_to_datetime(value)
-        if moment.tzinfo is None:
-            moment = moment.replace(tzinfo=UTC)
-        return _clamped((moment - now).total_seconds())
+        when = parsedate_to_datetime(value)
+        if when.tzinfo is None:
+            when = when.replace(tzinfo=UTC)
+        return _clamped((when - now).total_seconds())
     except (ValueError, TypeError, IndexError, OverflowError):
         return None
 
 
 def classify(error: BaseException) -> str:
-    """What went wrong, in a word.
+    """The class of an error, for the log and the metrics.
 
     `invalid_url`, `refused_address`, `dns`, `connect`, `proxy`, `tls`, `timeout`, `disconnected`, `too_large`
-    (headers), `protocol`, or `internal`, which is a mistake of ours.
+    (headers), `protocol`, or `internal` (a bug in pgmb).
     """
     if isinstance(error, InvalidArgument | aiohttp.InvalidURL):
         return "invalid_url"
@@ -100,7 +100,7 @@ def classify(error: BaseException) -> str:
 
 
 def describe(error: BaseException) -> str:
-    """What went wrong, in a few words of which none came from the url, the headers or the response."""
+    """A short text without any part of the url, the headers or the response, which may hold secrets."""
     if isinstance(error, InvalidArgument | AddressRefused):
         return str(error)
     if isinstance(error, aiohttp.InvalidURL):
@@ -118,7 +118,7 @@ def describe(error: BaseException) -> str:
 
 def _is_refused_address(error: BaseException) -> bool:
     if isinstance(error, aiohttp.ClientConnectorError):
-        # Where several addresses were refused, aiohttp raises one error with their number instead of them.
+        # If several addresses were refused, aiohttp raises one OSError with their common errno.
         return isinstance(error.os_error, AddressRefused) or error.os_error.errno == errno.EACCES
     return isinstance(error, AddressRefused)
 
@@ -132,3 +132,87 @@ def _is_too_large(error: BaseException) -> bool:
 
 def _clamped(seconds: float) -> float:
     return min(max(seconds, SHORTEST_WAIT), LONGEST_WAIT)
+
+
+MINUTE, HOUR = 60.0, 3600.0
+
+DEFAULT_SCHEDULE = (
+    0.0,
+    5.0,
+    5 * MINUTE,
+    30 * MINUTE,
+    2 * HOUR,
+    5 * HOUR,
+    10 * HOUR,
+    14 * HOUR,
+    20 * HOUR,
+    24 * HOUR,
+)
+"""The schedule that Standard Webhooks recommends: eleven attempts within a little over three days."""
+
+_JITTER = 0.2
+
+
+def delay_after(schedule: Sequence[float], attempt: int, random: Callable[[], float]) -> float | None:
+    """Seconds to wait after a failed attempt, counted from 1; None after the last one.
+
+    `random` returns numbers from 0 up to 1. Jitter of 20 % keeps deliveries that failed together from being
+    retried together.
+    """
+    if attempt > len(schedule):
+        return None
+    return jittered(schedule[attempt - 1], random)
+
+
+def jittered(delay: float, random: Callable[[], float]) -> float:
+    """The delay with up to 20 % jitter."""
+    return delay * (1 - _JITTER + 2 * _JITTER * random())
+
+
+WINDOW_SECONDS = 60.0
+MIN_FAILURES = 5
+MIN_FAILURE_RATIO = 0.5
+
+_BUCKETS = 12
+_BUCKET_SECONDS = WINDOW_SECONDS / _BUCKETS
+
+
+class CircuitBreaker:
+    """Trips when at least 5 requests, and at least half of them, failed within a minute. It stays tripped.
+
+    It only decides whether an endpoint fails. Dispatchers agree on the consequences in the database, through
+    `pgmb.trip_endpoint` and `pgmb.probe_endpoint`. Outcomes are counted in 12 buckets, so that recording
+    has a constant cost.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.tripped = False
+        self._clock = clock
+        self._bucket = int(clock() // _BUCKET_SECONDS)
+        self._total = [0] * _BUCKETS
+        self._failed = [0] * _BUCKETS
+        self._outcomes = self._failures = 0
+
+    def record(self, ok: bool) -> None:
+        """Record the outcome of a request."""
+        current = int(self._clock() // _BUCKET_SECONDS)
+        if current > self._bucket:
+            self._advance(current)
+        bucket = self._bucket % _BUCKETS
+        self._total[bucket] += 1
+        self._outcomes += 1
+        if ok:
+            return
+        self._failed[bucket] += 1
+        self._failures += 1
+        if self._failures >= MIN_FAILURES and self._failures >= MIN_FAILURE_RATIO * self._outcomes:
+            self.tripped = True
+
+    def _advance(self, current: int) -> None:
+        """Clear the buckets that are older than the window."""
+        for passed in range(max(self._bucket + 1, current - _BUCKETS + 1), current + 1):
+            bucket = passed % _BUCKETS
+            self._outcomes -= self._total[bucket]
+            self._failures -= self._failed[bucket]
+            self._total[bucket] = self._failed[bucket] = 0
+        self._bucket = current

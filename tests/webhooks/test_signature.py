@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from standardwebhooks import Webhook, WebhookVerificationError
 
 from pgmb import InvalidArgument
-from pgmb.delivery.signature import Secret, generate_secret, parse_secret, sign
+from pgmb.webhooks.secrets import Secret, generate_secret, parse_secret, sign
 
 pytestmark = pytest.mark.once
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pgmb.delivery.schedule import DEFAULT_SCHEDULE, delay_after
+from pgmb.webhooks.outcomes import DEFAULT_SCHEDULE, delay_after
 
 pytestmark = pytest.mark.once
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pgmb import InvalidArgument
-from pgmb.delivery.addresses import Guard, check_literal, check_url
 from pgmb.errors import AddressRefused
+from pgmb.webhooks.egress import Guard, check_literal, check_url
 
 pytestmark = pytest.mark.once
 

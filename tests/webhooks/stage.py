@@ -10,10 +10,10 @@ from typing import Any, Self
 import psycopg
 
 import pgmb
-from pgmb.delivery.addresses import Guard
-from pgmb.delivery.client import Poster
-from pgmb.delivery.dispatch import Dispatch
-from tests.delivery.receiver import Answer, Receiver
+from pgmb.webhooks.client import WebhookClient
+from pgmb.webhooks.dispatcher import DispatchLoop
+from pgmb.webhooks.egress import Guard
+from tests.webhooks.receiver import Answer, Receiver
 
 LOOPBACK = ("127.0.0.0/8",)
 
@@ -36,9 +36,9 @@ class Stage:
 
     async def __aenter__(self) -> Self:
         await self.receiver.__aenter__()
-        self._poster = await Poster(Guard(LOOPBACK)).__aenter__()
+        self._poster = await WebhookClient(Guard(LOOPBACK)).__aenter__()
         self._broker = await pgmb.aconnect(self._dsn, max_size=1)
-        self._dispatch = Dispatch(self._poster, lease_for=3600.0, clock=lambda: self.now)
+        self._dispatch = DispatchLoop(self._poster, lease_for=3600.0, clock=lambda: self.now)
         return self
 
     async def __aexit__(

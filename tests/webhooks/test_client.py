@@ -18,12 +18,10 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from pgmb.delivery.addresses import Guard
-from pgmb.delivery.client import Attempted, Poster, as_text
-from pgmb.delivery.endpoint import Endpoint, Posted
-from pgmb.delivery.request import Request, build
-from pgmb.delivery.resolver import Resolver
-from tests.delivery.stranger import OK, Answer, listening, saying, status
+from pgmb.webhooks.client import AttemptResult, WebhookClient, as_text
+from pgmb.webhooks.egress import Guard, Resolver
+from pgmb.webhooks.request import Endpoint, Request, WebhookEvent, build_request
+from tests.webhooks.stranger import OK, Answer, listening, saying, status
 
 pytestmark = pytest.mark.once
 
@@ -32,12 +30,14 @@ LONG = 30.0
 
 
 @pytest.fixture
-async def poster() -> AsyncIterator[Poster]:
-    async with Poster(Guard(["127.0.0.0/8"])) as poster:
+async def poster() -> AsyncIterator[WebhookClient]:
+    async with WebhookClient(Guard(["127.0.0.0/8"])) as poster:
         yield poster
 
 
-async def tried(poster: Poster, answer: Answer, wait: float = LONG, *, keep: bool = False) -> Attempted:
+async def tried(
+    poster: WebhookClient, answer: Answer, wait: float = LONG, *, keep: bool = False
+) -> AttemptResult:
     async with listening(answer) as stranger:
         request = Request(f"http://127.0.0.1:{stranger.port}/hook?a=b", b'{"n": 1}', {"x-a": "b"})
         async with asyncio.timeout(LONG + 10):
@@ -81,13 +81,15 @@ def dropping(first: bytes, *, reset: bool) -> Answer:
     return answer
 
 
-async def test_what_is_built_is_sent_and_nothing_else(poster: Poster) -> None:
+async def test_what_is_built_is_sent_and_nothing_else(poster: WebhookClient) -> None:
     async with listening(saying(OK)) as stranger:
         target = Endpoint(
             UUID(int=1), "billing", f"http://127.0.0.1:{stranger.port}/hook?a=b", headers={"x-a": "b"}
         )
-        event = Posted("1", "order.created", None, '{"n": 1}', None, datetime.datetime.now(datetime.UTC))
-        request = build(target, [event], 1, 1)
+        event = WebhookEvent(
+            "1", "order.created", None, '{"n": 1}', None, datetime.datetime.now(datetime.UTC)
+        )
+        request = build_request(target, [event], 1, 1)
         attempted = await poster.post(request, LONG, False)
         assert attempted[0] == 200
         assert attempted[2:] == (None, None, None, None, "delivered")
@@ -100,7 +102,7 @@ async def test_what_is_built_is_sent_and_nothing_else(poster: Poster) -> None:
     assert sent == request.headers | {"host": f"127.0.0.1:{stranger.port}", "content-length": "8"}
 
 
-async def test_connections_are_used_again(poster: Poster) -> None:
+async def test_connections_are_used_again(poster: WebhookClient) -> None:
     async with listening(saying(status(200, body=b"x" * 1000))) as stranger:
         request = Request(f"http://127.0.0.1:{stranger.port}/", b"{}", {})
         for keep in (True, False, True):
@@ -108,7 +110,7 @@ async def test_connections_are_used_again(poster: Poster) -> None:
         assert (stranger.connections, len(stranger.requests)) == (1, 3)
 
 
-async def test_cookies_are_not_kept(poster: Poster) -> None:
+async def test_cookies_are_not_kept(poster: WebhookClient) -> None:
     async with listening(saying(status(200, "Set-Cookie: a=b; Path=/"))) as stranger:
         request = Request(f"http://127.0.0.1:{stranger.port}/", b"{}", {})
         for _ in range(2):
@@ -116,7 +118,7 @@ async def test_cookies_are_not_kept(poster: Poster) -> None:
         assert not any(b"cookie" in sent.lower() for sent in stranger.requests)
 
 
-async def test_large_bodies(poster: Poster) -> None:
+async def test_large_bodies(poster: WebhookClient) -> None:
     body = b"x" * 3_000_000
     async with listening(saying(OK)) as stranger:
         request = Request(f"http://127.0.0.1:{stranger.port}/", body, {"content-type": "text/plain"})
@@ -124,7 +126,7 @@ async def test_large_bodies(poster: Poster) -> None:
         assert stranger.requests[0].endswith(b"\r\n\r\n" + body)
 
 
-async def test_an_answer_before_the_body_was_sent(poster: Poster) -> None:
+async def test_an_answer_before_the_body_was_sent(poster: WebhookClient) -> None:
     connections = 0
     done = asyncio.Event()
 
@@ -154,12 +156,12 @@ async def test_an_answer_before_the_body_was_sent(poster: Poster) -> None:
         (500, "failed", "http_500"),
     ],
 )
-async def test_statuses(poster: Poster, code: int, kind: str, word: str | None) -> None:
+async def test_statuses(poster: WebhookClient, code: int, kind: str, word: str | None) -> None:
     attempted = await tried(poster, saying(status(code) if code != 204 else b"HTTP/1.1 204 No\r\n\r\n"))
     assert (attempted.status, attempted.kind, attempted.error_class) == (code, kind, word)
 
 
-async def test_a_server_that_asks_to_wait(poster: Poster) -> None:
+async def test_a_server_that_asks_to_wait(poster: WebhookClient) -> None:
     attempted = await tried(poster, saying(status(503, "Retry-After: 120")))
     assert attempted.kind == "throttled"
     assert attempted.retry_after == 120
@@ -174,7 +176,7 @@ SILENT = {
 }
 
 
-async def test_servers_that_never_say_a_status_are_left_in_time(poster: Poster) -> None:
+async def test_servers_that_never_say_a_status_are_left_in_time(poster: WebhookClient) -> None:
     attempts = await asyncio.gather(*(tried(poster, answer, SOON) for answer in SILENT.values()))
     for name, attempted in zip(SILENT, attempts, strict=True):
         assert attempted.status is None, name
@@ -194,7 +196,7 @@ STUCK = {
 }
 
 
-async def test_once_there_is_a_status_the_rest_changes_nothing(poster: Poster) -> None:
+async def test_once_there_is_a_status_the_rest_changes_nothing(poster: WebhookClient) -> None:
     attempts = await asyncio.gather(
         *(tried(poster, answer, 5 * SOON, keep=True) for answer in STUCK.values())
     )
@@ -211,14 +213,14 @@ async def test_once_there_is_a_status_the_rest_changes_nothing(poster: Poster) -
         b"HTTP/1.1 200 OK\r\nContent-Length: 1000000000000\r\n\r\n",
     ],
 )
-async def test_an_endless_body_is_cut_off(poster: Poster, first: bytes) -> None:
+async def test_an_endless_body_is_cut_off(poster: WebhookClient, first: bytes) -> None:
     attempted = await tried(poster, endless(first, b"x" * 10_000), keep=True)
     assert attempted.kind == "delivered"
     assert attempted.latency < LONG
     assert attempted.response == "x" * 1024
 
 
-async def test_a_connection_with_an_unread_body_is_not_used_again(poster: Poster) -> None:
+async def test_a_connection_with_an_unread_body_is_not_used_again(poster: WebhookClient) -> None:
     async with listening(saying(status(200, body=b"x" * 1_000_000))) as stranger:
         request = Request(f"http://127.0.0.1:{stranger.port}/", b"{}", {})
         for _ in range(2):
@@ -226,7 +228,7 @@ async def test_a_connection_with_an_unread_body_is_not_used_again(poster: Poster
         assert stranger.connections == 2
 
 
-async def test_a_compressed_bomb_stays_compressed(poster: Poster) -> None:
+async def test_a_compressed_bomb_stays_compressed(poster: WebhookClient) -> None:
     bomb = gzip.compress(bytes(20_000_000))
     assert len(bomb) < 65_536
     attempted = await tried(poster, saying(status(200, "Content-Encoding: gzip", body=bomb)), keep=True)
@@ -255,7 +257,7 @@ async def test_a_compressed_bomb_stays_compressed(poster: Poster) -> None:
         (dropping(b"HTTP/1.1 200 OK\r\nX-A", reset=False), {"disconnected", "protocol"}),
     ],
 )
-async def test_garbage_instead_of_http(poster: Poster, answer: Answer, words: set[str]) -> None:
+async def test_garbage_instead_of_http(poster: WebhookClient, answer: Answer, words: set[str]) -> None:
     attempted = await tried(poster, answer)
     assert attempted.status is None
     assert attempted.error_class in words
@@ -264,26 +266,26 @@ async def test_garbage_instead_of_http(poster: Poster, answer: Answer, words: se
     assert "secret" not in attempted.detail
 
 
-async def test_answers_that_precede_the_status_are_skipped(poster: Poster) -> None:
+async def test_answers_that_precede_the_status_are_skipped(poster: WebhookClient) -> None:
     hints = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n"
     assert (await tried(poster, saying(hints, OK))).kind == "delivered"
 
 
-async def test_another_protocol_is_not_delivery(poster: Poster) -> None:
+async def test_another_protocol_is_not_delivery(poster: WebhookClient) -> None:
     switching = saying(b"HTTP/1.1 101 Switching\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n")
     attempted = await tried(poster, switching, SOON)
     assert attempted.kind == "failed"
     assert attempted.error_class == "http_101"
 
 
-async def test_redirects_that_go_round_are_one_failure(poster: Poster) -> None:
+async def test_redirects_that_go_round_are_one_failure(poster: WebhookClient) -> None:
     async with listening(saying(status(302, "Location: /hook"))) as stranger:
         request = Request(f"http://127.0.0.1:{stranger.port}/hook", b"{}", {})
         assert (await poster.post(request, LONG, False)).error_class == "redirect"
         assert len(stranger.requests) == 1
 
 
-async def test_nobody_listens(poster: Poster) -> None:
+async def test_nobody_listens(poster: WebhookClient) -> None:
     async with listening(saying(OK)) as stranger:
         pass
     attempted = await poster.post(Request(f"http://127.0.0.1:{stranger.port}/", b"{}", {}), LONG, False)
@@ -293,7 +295,7 @@ async def test_nobody_listens(poster: Poster) -> None:
     )
 
 
-async def test_a_name_that_is_none(poster: Poster) -> None:
+async def test_a_name_that_is_none(poster: WebhookClient) -> None:
     attempted = await poster.post(Request("http://" + "a" * 64 + ".invalid/", b"{}", {}), LONG, False)
     assert attempted.error_class == "dns"
 
@@ -309,20 +311,23 @@ class Lost(Resolver):
 
 
 async def test_a_name_that_takes_for_ever() -> None:
-    async with Poster(Guard(), resolver=Lost()) as poster:
+    async with WebhookClient(Guard(), resolver=Lost()) as poster:
         attempted = await poster.post(Request("http://example.org/", b"{}", {}), 0.1, False)
     assert attempted.error_class == "timeout"
 
 
 async def test_waiting_for_a_connection_counts_as_waiting() -> None:
-    async with listening(saying(b"")) as silent, Poster(Guard(["127.0.0.0/8"]), connections=1) as poster:
+    async with (
+        listening(saying(b"")) as silent,
+        WebhookClient(Guard(["127.0.0.0/8"]), connections=1) as poster,
+    ):
         request = Request(f"http://127.0.0.1:{silent.port}/", b"{}", {})
         tried = await asyncio.gather(*(poster.post(request, SOON, False) for _ in range(3)))
         assert [attempted.error_class for attempted in tried] == ["timeout"] * 3
         assert silent.connections <= 3
 
 
-async def test_cancelling_a_post_leaves_nothing_behind(poster: Poster) -> None:
+async def test_cancelling_a_post_leaves_nothing_behind(poster: WebhookClient) -> None:
     async with listening(saying(b"")) as silent:
         request = Request(f"http://127.0.0.1:{silent.port}/", b"{}", {})
         task = asyncio.create_task(poster.post(request, LONG, False))
@@ -355,7 +360,7 @@ def certificate(tmp_path: Path) -> Path:
     return file
 
 
-async def test_certificates_are_checked(poster: Poster, certificate: Path) -> None:
+async def test_certificates_are_checked(poster: WebhookClient, certificate: Path) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate)
 
@@ -371,7 +376,7 @@ async def test_certificates_are_checked(poster: Poster, certificate: Path) -> No
     assert "certificate" in attempted.detail
 
 
-async def test_tls_where_there_is_none(poster: Poster) -> None:
+async def test_tls_where_there_is_none(poster: WebhookClient) -> None:
     async def plain(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(OK)
         await writer.drain()

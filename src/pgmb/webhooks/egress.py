@@ -1,38 +1,42 @@
-"""Where requests may go: only to addresses of the public internet, unless an operator allows others.
+"""Egress control: name resolution, and connections to public addresses only unless an operator allows more.
 
-The guard looks at the very address that a socket is made for, after names were resolved: neither a spelling,
-nor a resolver that changes its mind, nor a name that means an inner host gets past it. The ranges are written
-down here because `ipaddress` changes its opinion of them between releases of Python.
+The guard checks the address that a socket is created for, after name resolution. Unusual spellings, DNS
+rebinding and names of internal hosts do not get past it. The ranges are listed here because `ipaddress`
+classifies some of them differently between Python releases.
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
 import socket
 import unicodedata
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Any, TypeAlias
+from weakref import WeakValueDictionary
 
+from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
 from pgmb.errors import AddressRefused, InvalidArgument
 
 Address: TypeAlias = IPv4Address | IPv6Address
 AddressInfo: TypeAlias = tuple[Any, Any, int, str, tuple[Any, ...]]
-"""As getaddrinfo gives it."""
+"""A result of getaddrinfo."""
 
 _REFUSED_4 = [
     (IPv4Network(network), why)
     for network, why in (
         ("0.0.0.0/8", "unspecified"),
         ("10.0.0.0/8", "private"),
-        ("100.64.0.0/10", "shared by carriers"),  # 100.100.100.200 tells metadata
+        ("100.64.0.0/10", "shared by carriers"),  # 100.100.100.200: cloud metadata
         ("127.0.0.0/8", "loopback"),
-        ("168.63.129.16/32", "metadata"),  # public by its number only
-        ("169.254.0.0/16", "link-local"),  # 169.254.169.254 tells metadata
+        ("168.63.129.16/32", "metadata"),  # Azure's host, in a public range
+        ("169.254.0.0/16", "link-local"),  # 169.254.169.254: cloud metadata
         ("172.16.0.0/12", "private"),
-        ("192.0.0.0/24", "reserved"),  # 192.0.0.192 tells metadata
+        ("192.0.0.0/24", "reserved"),  # 192.0.0.192: cloud metadata
         ("192.0.2.0/24", "documentation"),
         ("192.88.99.0/24", "6to4"),
         ("192.168.0.0/16", "private"),
@@ -45,7 +49,7 @@ _REFUSED_4 = [
     )
 ]
 
-# The first that holds an address names it.
+# The first range that contains an address gives the reason, so narrower ranges come first.
 _REFUSED_6 = [
     (IPv6Network(network), why)
     for network, why in (
@@ -63,7 +67,7 @@ _REFUSED_6 = [
         ("2001:db8::/32", "documentation"),
         ("2002::/16", "6to4"),
         ("3fff::/20", "documentation"),
-        ("fc00::/7", "private"),  # fd00:ec2::254 tells metadata
+        ("fc00::/7", "private"),  # fd00:ec2::254: cloud metadata
         ("fe80::/10", "link-local"),
         ("fec0::/10", "site-local"),
         ("ff00::/8", "multicast"),
@@ -72,7 +76,7 @@ _REFUSED_6 = [
 _UNICAST_6 = IPv6Network("2000::/3")
 _MAPPED = IPv6Network("::ffff:0:0/96")
 _6TO4 = IPv6Network("2002::/16")
-# Of these the last 32 bits are an IPv4 address.
+# The last 32 bits are an IPv4 address.
 _EMBEDDING = [
     IPv6Network(network)
     for network in ("::ffff:0:0/96", "::ffff:0:0:0/96", "::/96", "64:ff9b::/96", "64:ff9b:1::/48")
@@ -82,9 +86,9 @@ _AUTHORITY_END = re.compile(r"[/?#]")
 
 
 class Guard:
-    """Refuses addresses that are not public, but for those that the CIDRs in `allowed` hold.
+    """Refuses addresses that are not public, except those in the networks of `allowed` (CIDR notation).
 
-    An IPv6 address with an IPv4 address inside is allowed only if that one may be connected to as well.
+    An IPv6 address that embeds an IPv4 address is permitted only if the embedded one is permitted too.
     """
 
     def __init__(self, allowed: Sequence[str] = ()) -> None:
@@ -103,7 +107,7 @@ class Guard:
                 self._allowed_6.append(network)
 
     def check(self, address: str) -> None:
-        """Raise AddressRefused unless this address, which has to be an address, may be connected to."""
+        """Raise AddressRefused unless this IP address may be connected to."""
         try:
             parsed = ip_address(address.partition("%")[0])
         except ValueError:
@@ -115,7 +119,7 @@ class Guard:
             raise refused
 
     def socket_factory(self, info: AddressInfo) -> socket.socket:
-        """For aiohttp's connector: a socket for an address that may be connected to."""
+        """Create a socket for a permitted address. aiohttp's connector calls it for every connection."""
         family, kind, protocol, _, address = info
         if family not in (socket.AF_INET, socket.AF_INET6):
             raise AddressRefused("only IPv4 and IPv6 are connected to")
@@ -142,7 +146,7 @@ class Guard:
 
 
 def embedded(address: IPv6Address) -> IPv4Address | None:
-    """The IPv4 address inside an IPv6 address: where a translator or a tunnel would send it."""
+    """The IPv4 address that a translator or tunnel would send this address's packets to."""
     if address in _6TO4:
         return IPv4Address(int(address) >> 80 & 0xFFFF_FFFF)
     if int(address) > 1 and any(address in network for network in _EMBEDDING):
@@ -151,31 +155,31 @@ def embedded(address: IPv6Address) -> IPv4Address | None:
 
 
 def check_url(url: str) -> URL:
-    """The URL, as it will be used. Raises InvalidArgument where it is none to post to, without showing it."""
+    """Parse a URL. Raises InvalidArgument, without quoting it, unless requests can be posted to it."""
     if len(url) > _LONGEST_URL:
-        raise _refused(f"a url has at most {_LONGEST_URL} characters")
+        raise _invalid_url(f"a url has at most {_LONGEST_URL} characters")
     if "\\" in url or any(unicodedata.category(letter)[0] in "CZ" for letter in url):
-        raise _refused("a url has no blanks, control characters or backslashes")
+        raise _invalid_url("a url has no blanks, control characters or backslashes")
     try:
         parsed = URL(url)
         scheme, host, port = parsed.scheme, parsed.raw_host, parsed.port
     except ValueError:
-        raise _refused("this is no url") from None
+        raise _invalid_url("this is no url") from None
     if scheme not in ("http", "https"):
-        raise _refused("a url begins with https:// or http://")
+        raise _invalid_url("a url begins with https:// or http://")
     if not host or host.strip(".") == "":
-        raise _refused("a url names a host")
+        raise _invalid_url("a url names a host")
     if "@" in _AUTHORITY_END.split(url.partition("//")[2], maxsplit=1)[0]:
-        raise _refused("a url holds no user and no password")
+        raise _invalid_url("a url holds no user and no password")
     if not port:
-        raise _refused("a url's port is between 1 and 65535")
+        raise _invalid_url("a url's port is between 1 and 65535")
     return parsed
 
 
 def check_literal(guard: Guard, host: str) -> None:
-    """Raise AddressRefused if a host is an address, however it is spelled, that may not be connected to.
+    """Raise AddressRefused if a host is an IP address, in any spelling, that may not be connected to.
 
-    For where somebody else resolves names, such as a proxy.
+    With a proxy, which resolves names itself, this is the only check that can be made here.
     """
     name = host.rstrip(".").lower()
     if name == "localhost" or name.endswith(".localhost"):
@@ -188,7 +192,58 @@ def check_literal(guard: Guard, host: str) -> None:
     guard.check(name)
 
 
-def _refused(said: str) -> InvalidArgument:
+def _invalid_url(said: str) -> InvalidArgument:
     error = InvalidArgument(said)
     error.advise("Such as https://example.org/hooks/1.")
     return error
+
+
+_MOST_LOOKUPS = 256
+_MOST_LOOKUPS_PER_DOMAIN = 4
+"""A domain whose name servers do not answer occupies this many threads at most."""
+
+
+class Resolver(AbstractResolver):
+    """Resolves names with getaddrinfo in its own threads, at most 4 per domain."""
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(_MOST_LOOKUPS, thread_name_prefix="pgmb-resolver")
+        self._domains: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        """All addresses of a host name."""
+        domain = ".".join(host.rstrip(".").lower().split(".")[-2:])
+        slots = self._domains.setdefault(domain, asyncio.Semaphore(_MOST_LOOKUPS_PER_DOMAIN))
+        await slots.acquire()
+        try:
+            lookup = asyncio.get_running_loop().run_in_executor(self._threads, _look_up, host, port, family)
+        except BaseException:
+            slots.release()
+            raise
+        # A cancelled request does not stop its thread: the slot is free when the lookup ends.
+        lookup.add_done_callback(lambda _: slots.release())
+        found = await asyncio.shield(lookup)
+        return [
+            ResolveResult(
+                hostname=host, host=address, port=port, family=kind, proto=0, flags=socket.AI_NUMERICHOST
+            )
+            for kind, address in found
+        ]
+
+    async def close(self) -> None:
+        """Discard queued lookups without waiting for running ones."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _look_up(host: str, port: int, family: socket.AddressFamily) -> list[tuple[socket.AddressFamily, str]]:
+    try:
+        found = socket.getaddrinfo(host, port, family, socket.SOCK_STREAM, 0, socket.AI_ADDRCONFIG)
+    except UnicodeError:
+        # An empty label, or one that is too long.
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known") from None
+    return [
+        (kind, f"{address[0]}%{address[3]}" if len(address) == 4 and address[3] else str(address[0]))
+        for kind, _, _, _, address in found
+    ]

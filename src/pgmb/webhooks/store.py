@@ -1,14 +1,14 @@
-"""What a dispatcher reads and writes in the database. It posts with no transaction open."""
+"""The SQL calls of a dispatcher, and the rows that they take and return."""
 
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from psycopg.rows import tuple_row
 
-from pgmb.delivery.endpoint import Posted
 from pgmb.errors import LeaseLost, translated
+from pgmb.webhooks.request import WebhookEvent
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from psycopg import AsyncConnection
 
-    from pgmb.delivery.work import Failure, Report
+    from pgmb.webhooks.leases import DeliveryFailure, Settlement
 
 _TIMEOUT: Final = "select set_config('statement_timeout', '10s', true)"
 _RECEIVE: Final = """
@@ -38,7 +38,10 @@ select pgmb.log_attempts(%s::uuid[], %s::bigint[], %s::uuid[], %s::text[], %s::i
   %s::real[], %s::text[], %s::text[], %s::text[])"""
 _HEARTBEAT: Final = """
 select pgmb.heartbeat(%s::uuid, %s, %s, %s::uuid[], %s::bigint[], %s::bigint[], %s::text[])::text[]"""
-_ENDPOINTS: Final = "select * from pgmb.dispatched_endpoints(coalesce(%s::timestamptz, '-infinity'))"
+_ENDPOINTS: Final = """
+select id, name, url, body, batch, timeout, headers, gzip_above, rps, max_in_flight, retry_after, log,
+  keep_response, state, ordered, source, secrets, queue, changed_at
+from pgmb.dispatched_endpoints(coalesce(%s::timestamptz, '-infinity'))"""
 _QUEUES: Final = "select queue, endpoint::text, stream from pgmb.dispatched_queues()"
 _TAKE: Final = "select endpoint::text, given from pgmb.take_requests(%s::uuid[], %s::integer[])"
 _PROBE: Final = """
@@ -46,38 +49,62 @@ select id::text from unnest(%s::uuid[], %s::interval[]) asked (id, busy_for)
 where pgmb.probe_endpoint(id, busy_for)"""
 
 
-class Feeding(NamedTuple):
+class SourceQueue(NamedTuple):
     """A queue that feeds endpoints."""
 
     queue: str
     endpoint: str | None
-    """The one that has it for itself."""
+    """The only endpoint that it feeds; None if several share it."""
     stream: str
 
 
-class Received(NamedTuple):
-    """An event, under a lease, with the endpoints that it is for."""
+class EndpointRow(NamedTuple):
+    """An endpoint as `pgmb.dispatched_endpoints` returns it, its secrets still sealed."""
+
+    id: UUID
+    name: str
+    url: str
+    body: Literal["payload", "cloudevents"]
+    batch: int
+    timeout: timedelta
+    headers: dict[str, str]
+    gzip_above: int | None
+    rps: int | None
+    max_in_flight: int
+    retry_after: list[timedelta] | None
+    log: str
+    keep_response: bool
+    state: str
+    ordered: bool
+    source: str
+    secrets: list[bytes]
+    queue: str
+    changed_at: datetime
+
+
+class ReceivedEvent(NamedTuple):
+    """An event of a queue, under a lease, and the endpoints that it is for."""
 
     lease: str
     seq: int
-    event: Posted
+    event: WebhookEvent
     attempt: int
     endpoints: list[str]
 
 
-class Claimed(NamedTuple):
-    """An event that waited for one endpoint, under a lease."""
+class ClaimedEvent(NamedTuple):
+    """A row of `pgmb.delivery`, under a lease: an event for one endpoint."""
 
     lease: str
     row: int
     endpoint: str
     seq: int
-    event: Posted
+    event: WebhookEvent
     attempt: int
 
 
-class Tried(NamedTuple):
-    """An attempt, to be written down."""
+class AttemptRecord(NamedTuple):
+    """An attempt to log."""
 
     endpoint: str
     seq: int
@@ -91,8 +118,8 @@ class Tried(NamedTuple):
     response: str | None
 
 
-class Did(NamedTuple):
-    """What an endpoint did since the last heartbeat."""
+class EndpointCounts(NamedTuple):
+    """An endpoint's counts since the last heartbeat."""
 
     endpoint: str
     delivered: int
@@ -101,14 +128,14 @@ class Did(NamedTuple):
 
 
 class Store:
-    """The calls of schema pgmb that a dispatcher makes, over one connection in autocommit mode."""
+    """A dispatcher's SQL calls, over one connection in autocommit mode."""
 
     def __init__(self, connection: AsyncConnection[Any], lease_for: float) -> None:
         self._connection = connection
         self._lease_for = timedelta(seconds=lease_for)
 
-    async def receive(self, queue: str, most: int, timed: bool) -> list[Received]:
-        """The next events of a queue. With an SQL condition it raises TimeoutRequired unless `timed`."""
+    async def receive(self, queue: str, most: int, timed: bool) -> list[ReceivedEvent]:
+        """Lease the next events of a queue. Raises TimeoutRequired for SQL conditions unless `timed`."""
         given = (queue, most, self._lease_for)
         if not timed:
             return _received(await self._rows(_RECEIVE, given))
@@ -117,73 +144,79 @@ class Store:
                 await self._connection.execute(_TIMEOUT)
                 return _received(await self._rows(_RECEIVE, given))
 
-    async def claim(self, most: int, room: int, rooms: dict[str, int]) -> list[Claimed]:
-        """What waits for endpoints: of each at most `room`, or what is given for it."""
+    async def claim(self, most: int, room: int, rooms: dict[str, int]) -> list[ClaimedEvent]:
+        """Lease waiting deliveries: at most `room` per endpoint, or its entry in `rooms`."""
         rows = await self._rows(_CLAIM, (most, self._lease_for, room, list(rooms), list(rooms.values())))
-        return [Claimed(row[0], row[1], row[2], row[3], Posted(*row[4:10]), row[10]) for row in rows]
+        return [
+            ClaimedEvent(lease, row, endpoint, seq, WebhookEvent(*event), attempt)
+            for lease, row, endpoint, seq, *event, attempt in rows
+        ]
 
-    async def settle(self, reports: Sequence[Report], tried: Sequence[Tried]) -> int:
-        """Settle leases and write attempts down, in one transaction. Returns how many leases were lost."""
+    async def settle(self, reports: Sequence[Settlement], attempts: Sequence[AttemptRecord]) -> int:
+        """Settle leases and log attempts in one transaction. Returns how many leases had expired."""
         try:
             async with self._connection.transaction():
                 for report in reports:
                     await self._settle(report)
-                await self._log(tried)
+                await self._log(attempts)
             return 0
         except LeaseLost:
-            return await self._settle_apart(reports, tried)
+            return await self._settle_apart(reports, attempts)
 
-    async def _settle_apart(self, reports: Sequence[Report], tried: Sequence[Tried]) -> int:
+    async def _settle_apart(self, reports: Sequence[Settlement], attempts: Sequence[AttemptRecord]) -> int:
         lost = 0
         for report in reports:
             try:
                 await self._settle(report)
             except LeaseLost:
                 lost += 1
-        await self._log(tried)
+        await self._log(attempts)
         return lost
 
-    async def _settle(self, report: Report) -> None:
-        names, endpoints, after, errors, tried, last = _columns(report.failures)
-        if report.waited:
+    async def _settle(self, report: Settlement) -> None:
+        items, endpoints, after, errors, attempted, last = _columns(report.failures)
+        if report.claimed:
             await self._rows(
-                _SETTLE_CLAIMED, (report.lease, report.done or [], names, after, errors, tried, last)
+                _SETTLE_CLAIMED, (report.lease, report.done or [], items, after, errors, attempted, last)
             )
         else:
-            given = (report.lease, report.done, names, endpoints, after, errors, tried, last)
+            given = (report.lease, report.done, items, endpoints, after, errors, attempted, last)
             await self._rows(_SETTLE, given)
 
-    async def _log(self, tried: Sequence[Tried]) -> None:
-        if tried:
-            await self._rows(_LOG, tuple(list(column) for column in zip(*tried, strict=True)))
+    async def _log(self, attempts: Sequence[AttemptRecord]) -> None:
+        if attempts:
+            await self._rows(_LOG, tuple(list(column) for column in zip(*attempts, strict=True)))
 
-    async def extend(self, leases: Sequence[str], waited: Sequence[str]) -> None:
-        """Keep leases for as long again. Those that were lost are found out when they are settled."""
+    async def extend(self, leases: Sequence[str], claimed: Sequence[str]) -> None:
+        """Renew leases. Expired ones are noticed when they are settled."""
         for lease in leases:
             try:
                 await self._rows("select pgmb.extend(%s::uuid, %s::interval)", (lease, self._lease_for))
             except LeaseLost:
                 continue
-        if waited:
+        if claimed:
             await self._rows(
-                "select pgmb.extend_claimed(%s::uuid[], %s::interval)", (list(waited), self._lease_for)
+                "select pgmb.extend_claimed(%s::uuid[], %s::interval)", (list(claimed), self._lease_for)
             )
 
-    async def heartbeat(self, dispatcher: UUID, host: str, pid: int, did: Sequence[Did]) -> list[str]:
-        """Say that this dispatcher lives, and what it did. Returns the ids of all that live."""
-        columns = [list(column) for column in zip(*did, strict=True)] or [[], [], [], []]
+    async def heartbeat(
+        self, dispatcher: UUID, host: str, pid: int, counts: Sequence[EndpointCounts]
+    ) -> list[str]:
+        """Report this dispatcher alive, with its counts. Returns the ids of all live dispatchers."""
+        columns = [list(column) for column in zip(*counts, strict=True)] or [[], [], [], []]
         ((alive,),) = await self._rows(_HEARTBEAT, (dispatcher, host, pid, *columns))
         return list(alive)
 
     async def depart(self, dispatcher: UUID) -> None:
         await self._rows("select pgmb.depart(%s::uuid)", (dispatcher,))
 
-    async def endpoints(self, since: datetime | None) -> list[tuple[Any, ...]]:
-        return await self._rows(_ENDPOINTS, (since,))
+    async def endpoints(self, since: datetime | None) -> list[EndpointRow]:
+        """The endpoints that changed since a time; None: all."""
+        return [EndpointRow(*row) for row in await self._rows(_ENDPOINTS, (since,))]
 
-    async def queues(self) -> list[Feeding]:
+    async def queues(self) -> list[SourceQueue]:
         """The queues that feed endpoints."""
-        return [Feeding(*row) for row in await self._rows(_QUEUES, ())]
+        return [SourceQueue(*row) for row in await self._rows(_QUEUES, ())]
 
     async def take_requests(self, wanted: dict[str, int]) -> dict[str, int]:
         return dict(await self._rows(_TAKE, (list(wanted), list(wanted.values()))))
@@ -192,7 +225,7 @@ class Store:
         await self._rows("select pgmb.trip_endpoint(%s::uuid, %s)", (endpoint, reason))
 
     async def probe(self, busy_for: dict[str, float]) -> list[str]:
-        """Which tripped endpoints this dispatcher, and no other, may try with one request."""
+        """The tripped endpoints that this dispatcher may probe. No other dispatcher may meanwhile."""
         spans = [timedelta(seconds=seconds) for seconds in busy_for.values()]
         return [endpoint for (endpoint,) in await self._rows(_PROBE, (list(busy_for), spans))]
 
@@ -209,16 +242,19 @@ class Store:
                 return await cursor.fetchall()
 
 
-def _received(rows: Sequence[Any]) -> list[Received]:
-    return [Received(row[0], row[1], Posted(*row[2:8]), row[8], row[9]) for row in rows]
+def _received(rows: Sequence[Any]) -> list[ReceivedEvent]:
+    return [
+        ReceivedEvent(lease, seq, WebhookEvent(*event), attempt, endpoints)
+        for lease, seq, *event, attempt, endpoints in rows
+    ]
 
 
-def _columns(failures: Sequence[Failure]) -> list[list[Any]]:
+def _columns(failures: Sequence[DeliveryFailure]) -> list[list[Any]]:
     if not failures:
         return [[], [], [], [], [], []]
-    names, endpoints, after, *rest = ([*column] for column in zip(*failures, strict=True))
+    items, endpoints, after, *rest = ([*column] for column in zip(*failures, strict=True))
     return [
-        names,
+        items,
         endpoints,
         [None if seconds is None else timedelta(seconds=seconds) for seconds in after],
         *rest,

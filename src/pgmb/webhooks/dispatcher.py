@@ -1,0 +1,346 @@
+"""The dispatcher's loop: lease events, hand them to the endpoints' lanes, settle the leases.
+
+`DispatchLoop.turn` does the database work. Requests run in between, with no transaction open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import os
+import socket
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+from uuid import uuid4
+
+from pgmb.errors import PgmbError, TimeoutRequired
+from pgmb.webhooks.lanes import ROOM, EndpointDirectory
+from pgmb.webhooks.leases import LeaseTracker
+from pgmb.webhooks.sender import Sender
+from pgmb.webhooks.store import EndpointCounts, Store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from pgmb._async.broker import AsyncBroker
+    from pgmb._async.listener import AsyncSubscription
+    from pgmb.webhooks.client import WebhookClient
+    from pgmb.webhooks.request import Serialiser
+    from pgmb.webhooks.secrets import SealingKey
+    from pgmb.webhooks.store import ReceivedEvent
+
+logger = logging.getLogger("pgmb.webhooks")
+
+HEARTBEAT_EVERY: Final = 2.0
+ALIVE_FOR: Final = 10.0
+"""Seconds after its last heartbeat that a dispatcher counts as alive, as in `pgmb.heartbeat`."""
+
+_RELOAD_EVERY: Final = 1.0
+_TAKE_EVERY: Final = 0.1
+_CLAIM_EVERY: Final = 0.5
+_SHORTEST_PAUSE: Final = 0.005
+_LONGEST_PAUSE: Final = 0.25
+_LONGEST_PAUSE_WITH_LISTENER: Final = 1.0
+"""With a listener too a queue is polled, because retries that fall due send no notification."""
+_SMALLEST_BATCH: Final = 16
+_LARGEST_BATCH: Final = 500
+"""Events per receive. The size halves when the lanes overflow and doubles when a batch is full."""
+_LANES_CHECKED_ONE_BY_ONE: Final = 32
+"""For a queue that feeds up to this many lanes, the batch size follows the room in each."""
+_MOST_DELIVERIES: Final = 10_000
+"""Deliveries per process above which queues that feed more lanes are not read."""
+_PAUSE_AFTER_ERROR: Final = 5.0
+_PROBE_MARGIN: Final = 5.0
+
+
+class DispatchLoop:
+    """One dispatcher process. Call `turn` and `wait` in a loop, then `stop`."""
+
+    def __init__(
+        self,
+        client: WebhookClient,
+        key: SealingKey | None = None,
+        *,
+        lease_for: float = 10.0,
+        serialiser: Serialiser | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.id = uuid4()
+        self._lease_for = lease_for
+        self._clock = clock
+        self._directory = EndpointDirectory(key, clock)
+        self._sender = Sender(client, clock, serialiser)
+        self._leases = LeaseTracker(self._sender, clock, lease_for)
+        self._wakeups = StreamWakeups(self._sender.wake)
+        self._stopping = False
+        self._alive: list[str] = []
+        self._heartbeat_at = float("-inf")
+        self._joins_at: float | None = None
+        self._due: dict[str, float] = {}
+        self._pauses: dict[str, float] = {}
+        self._batches: dict[str, int] = {}
+        self._timed: set[str] = set()
+
+    @property
+    def busy(self) -> bool:
+        """Whether any leased event is not settled yet."""
+        return len(self._leases) > 0
+
+    async def turn(self, broker: AsyncBroker) -> None:
+        """Write results to the database, and lease as many events as the lanes have room for."""
+        async with broker.connection() as connection:
+            store = Store(connection, self._lease_for)
+            await self._write_decisions(store)
+            await self._leases.report(store)
+            if self._is_due("heartbeat", HEARTBEAT_EVERY):
+                await self._heartbeat(store)
+            if self._is_due("reload", _RELOAD_EVERY):
+                await self._reload(store)
+                await self._probe(store)
+                self._wakeups.follow(broker, {queue.stream for queue in self._directory.queues})
+            await self._leases.extend(store)
+            if self._clock() > self._heartbeat_at + ALIVE_FOR:
+                # The other dispatchers consider this one dead and use its share.
+                self._alive = []
+                self._divide()
+            await self._take_requests(store)
+            await self._claim(store)
+            await self._receive(store)
+
+    async def wait(self) -> None:
+        """Wait for a result, a notification or the next scheduled step."""
+        due = min((at for what, at in self._due.items() if what != "take" or len(self._leases)), default=0.0)
+        pause = max(0.0, min(due - self._clock(), _LONGEST_PAUSE_WITH_LISTENER))
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._sender.wake.wait(), pause)
+        self._sender.wake.clear()
+
+    async def stop(self, broker: AsyncBroker, grace: float = 20.0) -> None:
+        """Stop leasing, wait `grace` seconds for requests in flight, and return the other events."""
+        self._stopping = True
+        await self._wakeups.close()
+        for lane in self._directory.lanes.values():
+            self._sender.park(lane)
+        await self._sender.stop(grace)
+        for lane in self._directory.lanes.values():
+            self._sender.park(lane)
+        async with broker.connection() as connection:
+            store = Store(connection, self._lease_for)
+            await self._write_decisions(store)
+            await self._leases.report(store, everything=True)
+            await self._heartbeat(store)
+            await store.depart(self.id)
+
+    def _is_due(self, what: str, every: float) -> bool:
+        now = self._clock()
+        if now < self._due.get(what, 0.0):
+            return False
+        self._due[what] = now + every
+        return True
+
+    async def _write_decisions(self, store: Store) -> None:
+        decisions = self._sender.decisions
+        while decisions:
+            await decisions[0](store)
+            del decisions[0]
+
+    async def _heartbeat(self, store: Store) -> None:
+        counts: list[EndpointCounts] = []
+        for endpoint_id, lane in self._directory.lanes.items():
+            if lane.delivered or lane.failed:
+                counts.append(EndpointCounts(endpoint_id, lane.delivered, lane.failed, lane.error))
+                lane.delivered, lane.failed, lane.error = 0, 0, None
+        self._alive = await store.heartbeat(self.id, socket.gethostname(), os.getpid(), counts)
+        self._heartbeat_at = self._clock()
+        if self._joins_at is None:
+            # The others must see this heartbeat and reduce their shares before this one uses its own.
+            alone = self._alive == [str(self.id)]
+            self._joins_at = self._heartbeat_at + (0.0 if alone else 2 * HEARTBEAT_EVERY)
+        self._divide()
+
+    def _divide(self) -> None:
+        joined = self._joins_at is not None and self._clock() >= self._joins_at
+        alive = tuple(self._alive) if joined else ()
+        for endpoint_id, lane in self._directory.lanes.items():
+            basis = (alive, lane.endpoint.max_in_flight)
+            if lane.share_basis != basis:
+                lane.share_basis = basis
+                lane.share = share_of(lane.endpoint.max_in_flight, endpoint_id, str(self.id), alive)
+                self._sender.start(lane)
+
+    async def _reload(self, store: Store) -> None:
+        dropped = await self._directory.reload(store)
+        self._divide()
+        for lane in (*self._directory.lanes.values(), *dropped):
+            if lane.waiting and not lane.open and not lane.probing:
+                self._sender.park(lane)
+
+    async def _probe(self, store: Store) -> None:
+        tripped = {
+            endpoint_id: lane.endpoint.timeout + _PROBE_MARGIN
+            for endpoint_id, lane in self._directory.lanes.items()
+            if lane.state == "tripped" and not lane.probing and lane.share > 0 and not lane.in_flight
+        }
+        if not tripped or self._stopping:
+            return
+        for endpoint_id in await store.probe(tripped):
+            lane = self._directory.lanes[endpoint_id]
+            lane.probing = True
+            queue = self._directory.own.get(endpoint_id)
+            if queue is None:
+                self._leases.claim(await store.claim(1, 0, {endpoint_id: 1}), self._directory.lanes)
+            else:
+                received = await self._received(store, queue, lane.endpoint.batch)
+                self._leases.receive(received, self._directory.lanes)
+            if not lane.in_flight:
+                # No event is due: a later one serves as the probe.
+                lane.probing = False
+                await store.end_probe(endpoint_id, None, None)
+
+    async def _take_requests(self, store: Store) -> None:
+        if not self._directory.limited or not self._is_due("take", _TAKE_EVERY):
+            return
+        wanted = {
+            endpoint_id: wants
+            for endpoint_id, lane in self._directory.limited.items()
+            if (wants := lane.wanted_requests) > 0
+        }
+        if not wanted:
+            return
+        for endpoint_id, given in (await store.take_requests(wanted)).items():
+            lane = self._directory.lanes[endpoint_id]
+            lane.allow(given)
+            self._sender.start(lane)
+
+    async def _claim(self, store: Store) -> None:
+        shared = self._directory.shared
+        if self._stopping or not shared or not self._is_due("claim", _CLAIM_EVERY):
+            return
+        # Most of thousands of lanes are empty: only the others are sent.
+        rooms = {name: room for name, lane in shared.items() if (room := lane.room) != ROOM}
+        claimed = await store.claim(_LARGEST_BATCH, ROOM, rooms)
+        if claimed:
+            self._due["claim"] = self._clock() + 2 * _SHORTEST_PAUSE
+        got = Counter(one.endpoint for one in claimed)
+        if len(claimed) < _LARGEST_BATCH:
+            for endpoint_id, lane in shared.items():
+                room = rooms.get(endpoint_id, ROOM)
+                if room:
+                    lane.has_backlog = got[endpoint_id] >= room
+        self._leases.claim(claimed, self._directory.lanes)
+
+    async def _receive(self, store: Store) -> None:
+        notified = self._wakeups.take_notified()
+        for queue, endpoint_id, stream in self._directory.queues:
+            most = 0 if self._stopping else self._room_for(queue, endpoint_id)
+            step = f"queue {queue}"
+            if stream in notified:
+                self._due.pop(step, None)
+                self._pauses.pop(step, None)
+            if most < 1:
+                # A finished request sets `wake` when there is room again.
+                self._due.pop(step, None)
+                continue
+            if not self._is_due(step, _SHORTEST_PAUSE):
+                continue
+            try:
+                received = await self._received(store, queue, most)
+            except PgmbError as error:
+                # The queue was dropped, or its condition fails. The other queues go on.
+                logger.warning("queue %s: %s", queue, error)
+                self._due[step] = self._clock() + _PAUSE_AFTER_ERROR
+                continue
+            longest = _LONGEST_PAUSE_WITH_LISTENER if self._wakeups.is_listening(stream) else _LONGEST_PAUSE
+            pause = 0.0 if received else min(longest, 2 * self._pauses.get(step, _SHORTEST_PAUSE / 2))
+            self._pauses[step] = max(pause, _SHORTEST_PAUSE / 2)
+            self._due[step] = self._clock() + pause
+            overflowed = self._leases.receive(received, self._directory.lanes)
+            if overflowed:
+                self._batches[queue] = max(_SMALLEST_BATCH, most // 2)
+            elif len(received) == most:
+                self._batches[queue] = min(_LARGEST_BATCH, most * 2)
+
+    async def _received(self, store: Store, queue: str, most: int) -> list[ReceivedEvent]:
+        try:
+            return await store.receive(queue, most, queue in self._timed)
+        except TimeoutRequired:
+            # The queue has an SQL condition. Without one, receiving takes one round trip less.
+            self._timed.add(queue)
+            return await store.receive(queue, most, True)
+
+    def _room_for(self, queue: str, endpoint_id: str | None) -> int:
+        """How many events to receive from a queue: 0 while the lanes that it feeds have enough."""
+        if endpoint_id is not None:
+            lane = self._directory.lanes[endpoint_id]
+            # Only when at least half is free: one large batch is cheaper than many small ones.
+            return min(lane.room, _LARGEST_BATCH) if lane.room >= lane.waiting else 0
+        lanes = self._directory.sharing.get(queue, [])
+        batch = self._batches.get(queue, ROOM)
+        if self._joins_at is None or self._clock() < self._joins_at or not self._alive:
+            return 0
+        if len(lanes) > _LANES_CHECKED_ONE_BY_ONE:
+            return batch if self._leases.deliveries < _MOST_DELIVERIES else 0
+        room = max((lane.room for lane in lanes if lane.room >= lane.waiting), default=0)
+        if room == 0 and any(lane.state == "disabled" for lane in lanes):
+            # Events for disabled endpoints are still received, unless they would wait for an open lane.
+            return 0 if any(lane.open for lane in lanes) else batch
+        return min(room, batch)
+
+
+class StreamWakeups:
+    """Listens for notifications of streams, and sets `wake`, so that an idle dispatcher polls rarely."""
+
+    def __init__(self, wake: asyncio.Event) -> None:
+        self._wake = wake
+        self._subscriptions: dict[str, AsyncSubscription] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._notified: set[str] = set()
+        self._closing = False
+
+    def follow(self, broker: AsyncBroker, streams: Iterable[str]) -> None:
+        """Listen to these streams too."""
+        if self._closing:
+            return
+        for stream in set(streams) - self._subscriptions.keys():
+            subscription = self._subscriptions[stream] = broker.listener().subscribe(stream)
+            self._tasks[stream] = asyncio.create_task(self._listen(stream, subscription))
+
+    def is_listening(self, stream: str) -> bool:
+        """Whether the listener of a stream is connected."""
+        subscription = self._subscriptions.get(stream)
+        return subscription is not None and subscription.healthy
+
+    def take_notified(self) -> set[str]:
+        """The streams notified since the last call."""
+        notified, self._notified = self._notified, set()
+        return notified
+
+    async def close(self) -> None:
+        """Stop listening."""
+        self._closing = True
+        for subscription in self._subscriptions.values():
+            subscription.close()
+        await asyncio.gather(*self._tasks.values())
+
+    async def _listen(self, stream: str, subscription: AsyncSubscription) -> None:
+        while await subscription.wait() and not self._closing:
+            self._notified.add(stream)
+            self._wake.set()
+
+
+def share_of(limit: int, endpoint: str, dispatcher: str, alive: Sequence[str]) -> int:
+    """A dispatcher's share of `limit` concurrent requests. The shares of all live dispatchers add up to it.
+
+    The remainder goes to the dispatchers with the lowest hash for this endpoint, so it differs by endpoint.
+    """
+    if dispatcher not in alive:
+        return 0
+    each, rest = divmod(limit, len(alive))
+    if rest == 0:
+        return each
+    ranked = sorted(alive, key=lambda one: hashlib.blake2b(f"{endpoint} {one}".encode()).digest())
+    return each + (ranked.index(dispatcher) < rest)

@@ -1,0 +1,362 @@
+"""One lane per endpoint: its pending deliveries, its limits and its circuit breaker.
+
+The directory reads the endpoints from the database and keeps a lane for each.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Final
+
+from pgmb.errors import PgmbError, SecretKeyMissing
+from pgmb.webhooks.outcomes import CircuitBreaker
+from pgmb.webhooks.request import Endpoint
+from pgmb.webhooks.secrets import open_headers, parse_secret
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from uuid import UUID
+
+    from pgmb.webhooks.leases import WebhookDelivery
+    from pgmb.webhooks.secrets import SealingKey, Secret
+    from pgmb.webhooks.store import EndpointRow, SourceQueue, Store
+
+ROOM: Final = 64
+"""Deliveries that a lane takes before its delivery rate is known."""
+_LARGEST_LEASE: Final = 1000
+_ROOM_SECONDS: Final = 0.5
+"""A lane takes the deliveries that it is likely to finish within this time."""
+_RATE_SECONDS: Final = 0.25
+_ALLOWED_SECONDS: Final = 1.0
+"""Requests granted by the rate limit expire after this time."""
+
+
+class Lane:
+    """Pending deliveries to one endpoint, first in, first out."""
+
+    ordered = False
+
+    def __init__(self, endpoint: Endpoint, clock: Callable[[], float]) -> None:
+        self.endpoint = endpoint
+        self.endpoint_id = str(endpoint.id)
+        self.queue = ""
+        self.shares_queue = True
+        """Whether the queue feeds other endpoints too, which this lane must not hold up."""
+        self.state = "active"
+        self.share = 0
+        """Requests that this process may have in flight."""
+        self.share_basis: object = None
+        """The inputs that the share was computed from."""
+        self.in_flight = 0
+        self.has_backlog = False
+        """Whether deliveries wait in the database. New events then wait there too, behind them."""
+        self.probing = False
+        self.logs_all = False
+        """Whether successful attempts are logged too."""
+        self.throttled_until = float("-inf")
+        """When the endpoint may be called again, from its Retry-After."""
+        self.delivered = 0
+        self.failed = 0
+        self.error: str | None = None
+        self.breaker = CircuitBreaker(clock)
+        self.waiting = 0
+        self._clock = clock
+        self._waiting: deque[WebhookDelivery] = deque()
+        self._allowed = 0
+        self._allowed_at = 0.0
+        self._rate = 0.0
+        self._counted = 0
+        self._counted_at = clock()
+
+    @property
+    def open(self) -> bool:
+        """Whether requests may be sent now."""
+        return self.state == "active" and self._clock() >= self.throttled_until
+
+    @property
+    def room(self) -> int:
+        """How many more deliveries fit."""
+        if not self.open or self.share < 1:
+            return 0
+        if self.endpoint.rps is not None:
+            bound = max(1.0, self.endpoint.rps * _ROOM_SECONDS)
+        else:
+            bound = max(float(ROOM), self._rate * _ROOM_SECONDS)
+        return max(0, int(bound) * self.endpoint.batch - self.waiting)
+
+    @property
+    def room_for_received(self) -> int:
+        """How many newly received events fit. An endpoint with its own queue takes all: it asked for them."""
+        if not self.shares_queue or self.probing:
+            return ROOM * self.endpoint.batch + _LARGEST_LEASE
+        return 0 if self.has_backlog else self.room
+
+    @property
+    def wanted_requests(self) -> int:
+        """Requests to ask the rate limit for."""
+        if self.endpoint.rps is None or not self.open:
+            return 0
+        requests = -(-self.waiting // self.endpoint.batch)
+        return max(0, min(requests, self.share - self.in_flight) - self.allowed)
+
+    @property
+    def allowed(self) -> int:
+        if self._allowed and self._clock() > self._allowed_at + _ALLOWED_SECONDS:
+            self._allowed = 0
+        return self._allowed
+
+    def allow(self, requests: int) -> None:
+        """Add requests that the rate limit granted."""
+        self._allowed = self.allowed + requests
+        self._allowed_at = self._clock()
+
+    def put(self, delivery: WebhookDelivery) -> None:
+        self.waiting += 1
+        self._waiting.append(delivery)
+
+    @property
+    def startable(self) -> int:
+        """How many requests can start now."""
+        if not self.probing and not self.open:
+            return 0
+        free = min(self.share - self.in_flight, self.waiting)
+        if self.endpoint.rps is not None and not self.probing:
+            free = min(free, self.allowed)
+        return max(0, free)
+
+    def take(self) -> list[WebhookDelivery] | None:
+        """The deliveries of the next request; None if no request can start now."""
+        if self.startable < 1:
+            return None
+        taken = self._pick()
+        if not taken:
+            return None
+        if self.endpoint.rps is not None and not self.probing:
+            self._allowed -= 1
+        self.in_flight += 1
+        self.waiting -= len(taken)
+        return taken
+
+    def abandon(self, taken: list[WebhookDelivery]) -> list[WebhookDelivery]:
+        """End a cancelled request. Returns the deliveries that were pending behind it."""
+        self.in_flight -= 1
+        return []
+
+    def finish(self, taken: list[WebhookDelivery], *, delivered: bool) -> list[WebhookDelivery]:
+        """End a request. Returns the deliveries that a failure takes along: those behind it in its key."""
+        self.in_flight -= 1
+        self._counted += len(taken)
+        now = self._clock()
+        if now - self._counted_at >= _RATE_SECONDS:
+            self._rate = self._counted / (now - self._counted_at)
+            self._counted, self._counted_at = 0, now
+        if delivered:
+            self.delivered += len(taken)
+        else:
+            self.failed += len(taken)
+        return []
+
+    def clear(self) -> Iterator[WebhookDelivery]:
+        """Remove and return all pending deliveries."""
+        while self._waiting:
+            self.waiting -= 1
+            yield self._waiting.popleft()
+
+    def _pick(self) -> list[WebhookDelivery]:
+        return self._request_of(self._waiting)
+
+    def _request_of(self, waiting: deque[WebhookDelivery]) -> list[WebhookDelivery]:
+        """Take one request's deliveries from the front."""
+        taken = [waiting.popleft()]
+        # One lease and one attempt per batch, so that a retried batch has the same events and the same id.
+        while (
+            waiting
+            and len(taken) < self.endpoint.batch
+            and waiting[0].lease is taken[0].lease
+            and waiting[0].attempt == taken[0].attempt
+        ):
+            taken.append(waiting.popleft())
+        return taken
+
+
+class OrderedLane(Lane):
+    """Pending deliveries to one endpoint, one request at a time per key."""
+
+    ordered = True
+
+    def __init__(self, endpoint: Endpoint, clock: Callable[[], float]) -> None:
+        super().__init__(endpoint, clock)
+        self._keys: dict[str, deque[WebhookDelivery]] = {}
+        self._ready: deque[str | None] = deque()
+        self._keyless: deque[WebhookDelivery] = deque()
+
+    @property
+    def startable(self) -> int:
+        return min(super().startable, len(self._ready))
+
+    def put(self, delivery: WebhookDelivery) -> None:
+        self.waiting += 1
+        key = delivery.event.key
+        if key is None:
+            self._keyless.append(delivery)
+            self._ready.append(None)
+            return
+        queue = self._keys.get(key)
+        if queue is None:
+            queue = self._keys[key] = deque()
+            self._ready.append(key)
+        queue.append(delivery)
+
+    def abandon(self, taken: list[WebhookDelivery]) -> list[WebhookDelivery]:
+        super().abandon(taken)
+        return self._end(taken[0].event.key)
+
+    def finish(self, taken: list[WebhookDelivery], *, delivered: bool) -> list[WebhookDelivery]:
+        super().finish(taken, delivered=delivered)
+        key = taken[0].event.key
+        if delivered and key is not None and self._keys[key]:
+            self._ready.append(key)
+            return []
+        return self._end(key)
+
+    def _end(self, key: str | None) -> list[WebhookDelivery]:
+        """Remove a key. Returns its pending deliveries."""
+        if key is None:
+            return []
+        behind = self._keys.pop(key)
+        self.waiting -= len(behind)
+        return list(behind)
+
+    def clear(self) -> Iterator[WebhookDelivery]:
+        while self._keyless:
+            self.waiting -= 1
+            yield self._keyless.popleft()
+        # Keys with a request in flight are removed when it ends.
+        for key in [key for key in self._ready if key is not None]:
+            queue = self._keys.pop(key)
+            self.waiting -= len(queue)
+            yield from queue
+        self._ready.clear()
+
+    def _pick(self) -> list[WebhookDelivery]:
+        key = self._ready.popleft()
+        if key is None:
+            return [self._keyless.popleft()]
+        return self._request_of(self._keys[key])
+
+
+logger = logging.getLogger("pgmb.webhooks")
+
+_OVERLAP: Final = timedelta(seconds=10)
+"""Reloads go back this far before the last change seen, because changes may commit late."""
+_FULL_RELOAD_EVERY: Final = 30.0
+
+
+class EndpointDirectory:
+    """The endpoints and their lanes. `reload` reads changes, and everything every 30 seconds."""
+
+    def __init__(self, key: SealingKey | None, clock: Callable[[], float]) -> None:
+        self.lanes: dict[str, Lane] = {}
+        self.queues: list[SourceQueue] = []
+        self.own: dict[str, str] = {}
+        """Queue by endpoint, for endpoints with a queue of their own."""
+        self.shared: dict[str, Lane] = {}
+        self.sharing: dict[str, list[Lane]] = {}
+        """Lanes by the queue that they share."""
+        self.limited: dict[str, Lane] = {}
+        self._key = key
+        self._clock = clock
+        self._changed_at: datetime | None = None
+        self._all_again_at = float("-inf")
+        self._seen: dict[str, datetime] = {}
+
+    async def reload(self, store: Store) -> list[Lane]:
+        """Read changed endpoints and all queues. Returns the lanes of dropped endpoints."""
+        everything = self._clock() >= self._all_again_at
+        if everything:
+            self._all_again_at = self._clock() + _FULL_RELOAD_EVERY
+        since = None if everything or self._changed_at is None else self._changed_at - _OVERLAP
+        rows = await store.endpoints(since)
+        for row in rows:
+            self._update(row)
+        dropped: list[Lane] = []
+        if everything:
+            for gone in self.lanes.keys() - {str(row.id) for row in rows}:
+                self.lanes[gone].state = "dropped"
+                dropped.append(self.lanes.pop(gone))
+                del self._seen[gone]
+        if rows:
+            self._changed_at = max(row.changed_at for row in rows)
+        self.queues = [
+            one for one in await store.queues() if one.endpoint is None or one.endpoint in self.lanes
+        ]
+        self.own = {one.endpoint: one.queue for one in self.queues if one.endpoint is not None}
+        self.shared = {name: lane for name, lane in self.lanes.items() if name not in self.own}
+        self.sharing = {}
+        for name, lane in self.lanes.items():
+            lane.shares_queue = name not in self.own
+            if lane.shares_queue:
+                self.sharing.setdefault(lane.queue, []).append(lane)
+        self.limited = {name: lane for name, lane in self.lanes.items() if lane.endpoint.rps is not None}
+        return dropped
+
+    def _update(self, row: EndpointRow) -> None:
+        endpoint_id = str(row.id)
+        lane = self.lanes.get(endpoint_id)
+        if lane is not None and self._seen[endpoint_id] == row.changed_at and lane.state == row.state:
+            return
+        state = row.state
+        secrets: tuple[Secret, ...] = ()
+        headers: dict[str, str] = {}
+        try:
+            secrets = self._open(row.id, row.secrets)
+            headers = open_headers(self._key, row.id, row.headers)
+        except PgmbError as error:
+            # No unsigned request is sent to a receiver that expects a signature.
+            logger.error("endpoint %s: %s", row.name, error)
+            state = "sealed"
+        endpoint = _endpoint(row, secrets, headers)
+        if lane is None:
+            lane = self.lanes[endpoint_id] = (OrderedLane if row.ordered else Lane)(endpoint, self._clock)
+            lane.share = 0
+            lane.has_backlog = True
+        self._seen[endpoint_id] = row.changed_at
+        lane.endpoint = endpoint
+        lane.queue = row.queue
+        lane.logs_all = row.log == "all"
+        if lane.probing:
+            return
+        if state == "active" and lane.state != "active":
+            lane.breaker = CircuitBreaker(self._clock)
+            lane.has_backlog = True
+        lane.state = state
+
+    def _open(self, endpoint: UUID, sealed: list[bytes]) -> tuple[Secret, ...]:
+        if not sealed:
+            return ()
+        if self._key is None:
+            raise SecretKeyMissing("it has secrets, and no key is set to open them")
+        return tuple(parse_secret(self._key.open(bytes(one), endpoint)) for one in sealed)
+
+
+def _endpoint(row: EndpointRow, secrets: tuple[Secret, ...], headers: dict[str, str]) -> Endpoint:
+    return Endpoint(
+        id=row.id,
+        name=row.name,
+        url=row.url,
+        body=row.body,
+        batch=row.batch,
+        timeout=row.timeout.total_seconds(),
+        headers=headers,
+        secrets=secrets,
+        gzip_above=row.gzip_above,
+        rps=row.rps,
+        max_in_flight=row.max_in_flight,
+        retry_after=None
+        if row.retry_after is None
+        else tuple(wait.total_seconds() for wait in row.retry_after),
+        keep_response=row.keep_response,
+        source=row.source,
+    )
