@@ -110,7 +110,8 @@ class OrderedMachine(RuleBasedStateMachine):
         type(self).done["deliveries"] += len(rows)
         retried = bool(rows) and self.value(
             "select state = 'r' from pgmb.claim"
-            " where queue = pgmb.lease_queue(%(lease)s) and id = pgmb.lease_claim(%(lease)s)",
+            " where queue = pgmb_internal.lease_queue(%(lease)s)"
+            " and id = pgmb_internal.lease_claim(%(lease)s)",
             lease=rows[0].lease,
         )
         self.model.receive(rows, limit, retried=retried)

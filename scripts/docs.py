@@ -22,11 +22,22 @@ Made from the headers in `src/pgmb/sql/functions` by `make docs`; do not edit. P
 `pgmb.publish('order.paid', '{}', delay => '10 minutes')`. Errors have SQLSTATEs of their own class, `MB…`,
 listed in `pgmb.errors`, and carry a hint. [Isolation levels](../explanation/isolation.md) lists the functions
 that need READ COMMITTED and raise MB029 in a stricter transaction.
+
+This page lists every function in schema `pgmb`. Only these functions call those in schema `pgmb_internal`
+([ADR 26](../adr/0026-internal-functions-have-a-schema.md)).
+"""
+
+SUPPORT = " Support."
+SUPPORTING = """\
+## Support functions, called by clients
+
+Clients and the functions above call these with the caller's own rights, so the caller must be able to
+execute them. Applications rarely need one.
 """
 
 FUNCTION = re.compile(
-    r"(?P<header>(?:^--[^\n]*\n)+)"
-    r"create or replace function pgmb\.(?P<name>\w+)\s*\((?P<parameters>.*?)\)\s*"
+    r"(?P<header>(?:^ *--[^\n]*\n)+)"
+    r" *create or replace function pgmb\.(?P<name>\w+)\s*\((?P<parameters>.*?)\)\s*"
     r"(?:returns (?P<returns>.*?)\s*)?language ",
     re.MULTILINE | re.DOTALL,
 )
@@ -44,35 +55,43 @@ def title(path: Path, text: str) -> tuple[str, str]:
 
 
 def prose(header: str) -> str:
-    return " ".join(line.removeprefix("--").strip() for line in header.splitlines()).strip()
+    return " ".join(line.strip().removeprefix("--").strip() for line in header.splitlines()).strip()
 
 
 def squeeze(sql: str) -> str:
     return re.sub(r"\s+", " ", sql).strip()
 
 
-def functions(text: str) -> list[str]:
+def functions(text: str, *, support: bool = False) -> list[str]:
+    """The entries of a file's functions, or of those that only clients call: their headers end so."""
     entries = []
     for found in FUNCTION.finditer(text):
         words = prose(found["header"])
-        if words.endswith("Internal.") or found["returns"] == "trigger":
+        if words.endswith(SUPPORT) is not support:
             continue
+        words = words.removesuffix(SUPPORT)
         returns = f" → {squeeze(found['returns'])}" if found["returns"] else ""
         call = f"pgmb.{found['name']}({squeeze(found['parameters'])}){returns}"
         entries.append(f"### {found['name']}\n\n```\n{call}\n```\n\n{words}\n")
-    entries += [f"### {view['name']} (view)\n\n{prose(view['header'])}\n" for view in VIEW.finditer(text)]
     return entries
+
+
+def views(text: str) -> list[str]:
+    return [f"### {view['name']} (view)\n\n{prose(view['header'])}\n" for view in VIEW.finditer(text)]
 
 
 def render() -> str:
     parts = [INTRODUCTION]
-    for path in sorted(SOURCES.glob("*.sql")):
+    sources = sorted(SOURCES.glob("*.sql"))
+    for path in sources:
         text = path.read_text()
-        entries = functions(text)
+        entries = functions(text) + views(text)
         if entries:
             heading, opening = title(path, text)
             parts.append(f"## {heading}\n\n{opening}\n" if opening else f"## {heading}\n")
             parts += entries
+    parts.append(SUPPORTING)
+    parts += [entry for path in sources for entry in functions(path.read_text(), support=True)]
     return "\n".join(parts)
 
 

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from harness import boundary
+from harness.postgres import Server
 from pgmb import schema
 from scripts.durations import REPORT
 
@@ -24,6 +26,15 @@ def schema_versions() -> bool:
     migrations = list((ROOT / "src/pgmb/sql").glob("migrations/*.sql"))
     print(f"version {schema.VERSION}, {len(migrations)} migrations")
     return schema.VERSION == 1 and not migrations
+
+
+def boundary_kept() -> bool:
+    with Server.start(18, name="house", memory=True) as server:
+        schema.install(server.dsn())
+        with server.connect() as db:
+            undocumented, open_ = boundary.undocumented(db), boundary.open_internals(db)
+    print(f"{len(undocumented)} undocumented, {len(open_)} open")
+    return not undocumented and not open_
 
 
 def lines() -> bool:
@@ -56,6 +67,7 @@ def slowest() -> bool:
 
 FACTS: dict[str, Callable[[], bool]] = {
     "schema-versions": schema_versions,
+    "boundary": boundary_kept,
     "lines": lines,
     "gate": gate,
     "slowest": slowest,

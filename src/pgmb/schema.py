@@ -1,4 +1,4 @@
-"""Install, upgrade, verify and uninstall the schema `pgmb`.
+"""Install, upgrade, verify and uninstall the schema `pgmb`, and `pgmb_internal` beside it.
 
 One script does both install and upgrade, the same whether Python, the command line or `psql -f` runs it:
 pending migrations, then every function, in one transaction under one advisory lock.
@@ -81,7 +81,7 @@ def emit_uninstall() -> str:
     """The script that removes the schema with every event in it. Roles stay: other databases may use them."""
     return (
         "set client_min_messages = warning;\n"
-        "drop schema if exists pgmb cascade;\n"
+        "drop schema if exists pgmb, pgmb_internal cascade;\n"
         "drop schema if exists pgmb_condition cascade;\n"
         "drop schema if exists pgmb_parser cascade;\n"
         + "".join(_REMOVAL.format(name=name) for name in COMPATIBLE)

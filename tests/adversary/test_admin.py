@@ -11,7 +11,7 @@ from tests.adversary.stage import Stage, shortened
 
 ATTEMPTS = [
     "create function pgmb.evil() returns int language sql as 'select 1'",
-    "create or replace function pgmb.assert_admin() returns void language sql as ''",
+    "create or replace function pgmb_internal.assert_admin() returns void language sql as ''",
     "alter function pgmb.maintain() owner to current_user",
     "alter function pgmb.maintain() security invoker",
     "drop function pgmb.maintain()",
@@ -26,10 +26,13 @@ ATTEMPTS = [
     "select digest from pgmb.api_key",
     "select sealed from pgmb.endpoint_secret",
     "lock table pgmb.queue in access exclusive mode",
-    "create trigger evil after insert on pgmb.log_main execute function pgmb.publish_mutations()",
-    "create trigger evil after insert on admins execute function pgmb.publish_mutations()",
-    "create trigger evil before insert on admins for each row execute function pgmb.publish_mutations()",
-    "select pgmb.publish_mutations()",
+    "create trigger evil after insert on pgmb.log_main execute function pgmb_internal.publish_mutations()",
+    "create trigger evil after insert on admins execute function pgmb_internal.publish_mutations()",
+    (
+        "create trigger evil before insert on admins for each row"
+        " execute function pgmb_internal.publish_mutations()"
+    ),
+    "select pgmb_internal.publish_mutations()",
     "select pgmb_condition.match('select 1', null, null, 1, null)",
     "select pgmb.create_queue('evil', condition => 'true')",
     "select pgmb.subscribe('g', condition => 'true')",

@@ -56,7 +56,10 @@ ATTEMPTS = [
     "truncate pgmb.delayed",
     "create table pgmb.evil (n int)",
     "create function pgmb.evil() returns int language sql as 'select 1'",
-    "create or replace function pgmb.caller() returns name language sql as $$select 'postgres'::name$$",
+    (
+        "create or replace function pgmb_internal.caller() returns name language sql as"
+        " $$select 'postgres'::name$$"
+    ),
     "drop schema pgmb cascade",
     "alter schema pgmb owner to current_user",
     "set role pgmb_admin",

@@ -164,7 +164,7 @@ async def test_the_token_in_a_header_is_not_stored(served: Served) -> None:
 
 async def test_the_event_about_a_disabled_endpoint_has_no_token(served: Served) -> None:
     with pgmb.connect(served.dsn) as broker, broker.connection() as conn:
-        conn.execute("select pgmb.announce_disabled(id, name, url, 'gone') from pgmb.endpoint")
+        conn.execute("select pgmb_internal.announce_disabled(id, name, url, 'gone') from pgmb.endpoint")
         (told,) = conn.execute(
             "select payload::text from pgmb.log_main where topic = 'pgmb.endpoint.disabled'"
         ).fetchone() or ("",)

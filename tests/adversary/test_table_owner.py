@@ -17,13 +17,13 @@ ATTEMPTS = [
     "select pgmb.push_table_mutations('pg_authid')",
     "select pgmb.push_table_mutations('own; drop table foreign_one')",
     "select pgmb.stop_table_mutations('foreign_one')",
-    "create trigger evil after insert on own execute function pgmb.publish_mutations()",
+    "create trigger evil after insert on own execute function pgmb_internal.publish_mutations()",
     (
         "create trigger evil after insert on own referencing new table as new_rows"
-        " for each statement execute function pgmb.publish_mutations('other')"
+        " for each statement execute function pgmb_internal.publish_mutations('other')"
     ),
-    "create trigger evil after insert on foreign_one execute function pgmb.publish_mutations()",
-    "select pgmb.publish_mutations()",
+    "create trigger evil after insert on foreign_one execute function pgmb_internal.publish_mutations()",
+    "select pgmb_internal.publish_mutations()",
     "create or replace function pgmb.serialise_record_for_event() returns int language sql as 'select 1'",
     "select * from foreign_one",
     "select * from pgmb.receive('yours')",

@@ -27,7 +27,7 @@ def shape(dsn: str) -> list[tuple[Any, ...]]:
     with psycopg.connect(dsn) as conn:
         return conn.execute(
             "select 'function', oid::regprocedure::text, pg_get_functiondef(oid), proacl::text from pg_proc"
-            " where pronamespace = 'pgmb'::regnamespace"
+            " where pronamespace = any ('{pgmb,pgmb_internal}'::regnamespace[])"
             " union all select 'relation', c.relname, string_agg(a.attname || ' ' || format_type(a.atttypid,"
             " a.atttypmod), ',' order by a.attnum), c.relacl::text from pg_class c"
             " join pg_attribute a on a.attrelid = c.oid where relnamespace = 'pgmb'::regnamespace"

@@ -90,7 +90,7 @@ def test_a_receive_that_acks_first_keeps_the_bounds_of_one_that_passed_it(
     slow, fast, late = sessions.open("slow", "fast", "late")
     ((lease, _),) = slow.run(RECEIVE)
     fast.run("begin")
-    fast.run("select pgmb.lock_queue((select id from pgmb.queue))")
+    fast.run("select pgmb_internal.lock_queue((select id from pgmb.queue))")
     waiting = slow.start("select lease, payload::text from pgmb.receive('q', ack => %s)", [lease]).blocked()
     late.run("begin")
     late.run("select pgmb.publish('t', 'null')")

@@ -44,11 +44,11 @@ class Mutation:
     def apply(self, connection: psycopg.Connection[Any]) -> None:
         rows = connection.execute(
             "select pg_get_functiondef(oid) from pg_proc"
-            " where pronamespace = 'pgmb'::regnamespace and proname = %s",
+            " where pronamespace = any ('{pgmb,pgmb_internal}'::regnamespace[]) and proname = %s",
             [self.function],
         ).fetchall()
         texts = [text for (text,) in rows if self.old in text]
-        assert len(texts) == 1, f"pgmb.{self.function} has {len(texts)} times: {self.old}"
+        assert len(texts) == 1, f"{self.function} has {len(texts)} times: {self.old}"
         connection.execute(sql.SQL(texts[0].replace(self.old, self.new)))
 
 
@@ -80,7 +80,7 @@ MUTATIONS = [
     Mutation(
         "R1: a superseded transaction commits what it received",
         "refuse_void",
-        "if pgmb.may_be_void(new.queue, new.id) then",
+        "if pgmb_internal.may_be_void(new.queue, new.id) then",
         "if false then",
         fencing.test_a_superseded_receive_of_retried_events_gives_them_back,
     ),
@@ -141,7 +141,7 @@ MUTATIONS = [
     Mutation(
         "R9: a segment opens although a publisher does not see it",
         "rotate",
-        "if not next_one.writers && pgmb.log_writers(log::regclass) then",
+        "if not next_one.writers && pgmb_internal.log_writers(log::regclass) then",
         "if true then",
         rotation.test_a_transaction_publishes_across_any_number_of_rotations,
         {"how": "publish", "level": "read committed"},

@@ -232,7 +232,7 @@ def test_leases_are_settled_after_any_number_of_supersessions(queue: Sessions) -
     one, two = queue.open("one", "two")
     one.run("update pgmb.claim set id = id + (70000::bigint << 40)")
     one.run("insert into pgmb.generation (queue, number, base) select id, 70000, 1 from pgmb.queue")
-    one.run("select pgmb.add_generations(id) from pgmb.queue")
+    one.run("select pgmb_internal.add_generations(id) from pgmb.queue")
     for number, how in enumerate(SETTLE, 1):
         publish(one, number)
         lease, got = receive(one)

@@ -11,7 +11,7 @@ from typing import Any
 
 import psycopg
 
-SCHEMAS = "('pgmb', 'pgmb_condition', 'pgmb_parser', 'pgmq')"
+SCHEMAS = "('pgmb', 'pgmb_internal', 'pgmb_condition', 'pgmb_parser', 'pgmq')"
 """Every schema that an installation makes."""
 
 HARMFUL = ("UPDATE", "DELETE", "TRUNCATE", "REFERENCES", "TRIGGER", "MAINTAIN")
@@ -113,12 +113,12 @@ def lesser_owners(db: psycopg.Connection[Any]) -> list[str]:
 
 
 def unchecked_calls(db: psycopg.Connection[Any]) -> list[str]:
-    """Functions that name pgmb_condition or pgmb_parser without pgmb.run_as, which checks what will run."""
+    """Functions that name pgmb_condition or pgmb_parser without run_as(), which checks what will run."""
     return [
         name
         for name, body in _bodies(db)
         if re.search(r"(select|perform|from)\s+pgmb_(condition|parser)\.", body)
-        or (re.search(r"'match'|'parse'", body) and "pgmb.run_as(" not in body)
+        or (re.search(r"'match'|'parse'", body) and "pgmb_internal.run_as(" not in body)
     ]
 
 
@@ -148,7 +148,7 @@ def unqualified_names(db: psycopg.Connection[Any]) -> list[str]:
     for function, body in _bodies(db):
         text = re.sub(r"\braise exception .*?;\n", "", _without_comments(body), flags=re.DOTALL)
         own = {*_CTE.findall(text), *_VARIABLE.findall(text)}
-        if re.match(r"pgmb\.(publish_mutations|mutation_statement)\(", function):
+        if re.match(r"pgmb_internal\.(publish_mutations|mutation_statement)\(", function):
             # The transition tables, which publish_mutations makes sure of.
             own |= {"new_rows", "old_rows"}
         found += [
@@ -159,11 +159,11 @@ def unqualified_names(db: psycopg.Connection[Any]) -> list[str]:
 
 
 def trusting_the_session(db: psycopg.Connection[Any]) -> list[str]:
-    """Functions but pgmb.caller() that decide by the session's role."""
+    """Functions but pgmb_internal.caller() that decide by the session's role."""
     return [
         name
         for name, body in _bodies(db)
-        if name != "pgmb.caller()"
+        if name != "pgmb_internal.caller()"
         and re.search(
             r"\bsession_user\b|current_setting\(\s*'role'|\bsession_authorization\b", _without_comments(body)
         )
@@ -180,7 +180,7 @@ def admin_calls_for_others(db: psycopg.Connection[Any]) -> list[str]:
         cross join lateral aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a
         left join pg_roles r on r.oid = a.grantee
         where p.pronamespace in (select oid from pg_namespace where nspname in {SCHEMAS})
-          and p.prosrc like '%%perform pgmb.assert_admin();%%'
+          and p.prosrc like '%%perform pgmb_internal.assert_admin();%%'
           and a.grantee not in (p.proowner, 'pgmb_admin'::regrole)
         order by 1
         """,
@@ -197,10 +197,12 @@ def untimed(db: psycopg.Connection[Any]) -> list[str]:
         text = re.sub(r"\braise exception .*?;\n", "", _without_comments(body), flags=re.DOTALL)
         bodies[signature.split("(")[0]] = bodies.get(signature.split("(")[0], "") + text
     calls = {
-        name: set() if re.search(r"pgmb\.(assert|needs)_timeout\(", text) else set(_CALL.findall(text))
+        name: set()
+        if re.search(r"pgmb_internal\.(assert|needs)_timeout\(", text)
+        else set(_CALL.findall(text))
         for name, text in bodies.items()
     }
-    writing = {"pgmb.asking", "pgmb.filtering"}
+    writing = {"pgmb_internal.asking", "pgmb_internal.filtering"}
     reached = {name for name, called in calls.items() if called & writing} - writing
     while more := {name for name, called in calls.items() if called & reached} - reached:
         reached |= more
@@ -208,7 +210,7 @@ def untimed(db: psycopg.Connection[Any]) -> list[str]:
     return sorted(reached & set(lines(db, definers)) - {"pgmb.rebase"})
 
 
-_CALL = re.compile(r"(pgm[bq]\.\w+)\(")
+_CALL = re.compile(r"(pgm(?:b|b_internal|q)\.\w+)\(")
 _CTE = re.compile(
     r"(?:with(?: recursive)?|,|\))\s*(\w+)\s*(?:\([^()]*\))?\s+as\s+(?:(?:not )?materialized )?\("
 )

@@ -129,7 +129,7 @@ def test_what_is_over_is_cleared_with_the_audit_of_long_ago(db: psycopg.Connecti
     one(db, "select pgmb.record('key:k', 'pause', 'q', '{\"reason\": \"x\"}')")
     one(db, "select pgmb.record('key:k', 'resume', 'q')")
     db.execute("update pgmb.audit set at = at - interval '1 year' where action = 'pause'")
-    assert one(db, "select pgmb.clear_access('90 days')") == 2
+    assert one(db, "select pgmb_internal.clear_access('90 days')") == 2
     assert one(db, "select count(*) from pgmb.pass") == 1
     assert one(db, "select action, detail from pgmb.audit") == ("resume", {})
 
@@ -137,15 +137,15 @@ def test_what_is_over_is_cleared_with_the_audit_of_long_ago(db: psycopg.Connecti
 def test_plain_roles_neither_call_nor_read_any_of_it(db: psycopg.Connection[Any], connect: Connect) -> None:
     create(db)
     functions = (
-        ("create_api_key('x', '\\x00', '{operate}')"),
-        ("drop_api_key('k')"),
-        ("find_api_key('\\x00')"),
-        ("give_pass(1, 'ticket', '\\x00', '{operate}', '1s')"),
-        ("find_session('\\x00')"),
-        ("take_ticket('\\x00')"),
-        ("end_session('\\x00')"),
-        ("record('a', 'b')"),
-        ("clear_access('1s')"),
+        ("pgmb.create_api_key('x', '\\x00', '{operate}')"),
+        ("pgmb.drop_api_key('k')"),
+        ("pgmb.find_api_key('\\x00')"),
+        ("pgmb.give_pass(1, 'ticket', '\\x00', '{operate}', '1s')"),
+        ("pgmb.find_session('\\x00')"),
+        ("pgmb.take_ticket('\\x00')"),
+        ("pgmb.end_session('\\x00')"),
+        ("pgmb.record('a', 'b')"),
+        ("pgmb_internal.clear_access('1s')"),
     )
     role = f"plain_{db.info.dbname}"
     db.execute(sql.SQL("create role {}").format(sql.Identifier(role)))
@@ -155,7 +155,7 @@ def test_plain_roles_neither_call_nor_read_any_of_it(db: psycopg.Connection[Any]
         plain.execute(sql.SQL("set role {}").format(sql.Identifier(role)))
         for call in functions:
             with pytest.raises(errors.InsufficientPrivilege):
-                plain.execute(f"select pgmb.{call}".encode())
+                plain.execute(f"select {call}".encode())
         for table in ("api_key", "api_keys", "pass", "audit"):
             with pytest.raises(errors.InsufficientPrivilege):
                 plain.execute(f"select * from pgmb.{table}".encode())

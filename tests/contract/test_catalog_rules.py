@@ -116,7 +116,7 @@ MUTATIONS: dict[Callable[[psycopg.Connection[Any]], list[str]], list[str]] = {
     rules.untimed: [
         (
             "create function pgmb.added() returns text language sql security definer as"
-            " $$select pgmb.asking(q) from pgmb.queue q$$"
+            " $$select pgmb_internal.asking(q) from pgmb.queue q$$"
         ),
     ],
 }

@@ -23,30 +23,29 @@ FEW_PAGES = 150
 
 # Rows that are kept, and the call that looks for others.
 KEPT = {
-    "clear_keys()": "insert into pgmb.dedup (stream, key, id, expires_at)"
+    "pgmb.clear_keys()": "insert into pgmb.dedup (stream, key, id, expires_at)"
     " select 'main', 'k' || n, gen_random_uuid(), now() + interval '1 day' from generate_series(1, %s) n",
-    "clear_attempts('7 days')": "insert into pgmb.attempt (endpoint, attempt, seconds)"
+    "pgmb_internal.clear_attempts('7 days')": "insert into pgmb.attempt (endpoint, attempt, seconds)"
     " select (select id from pgmb.endpoint), 1, 0 from generate_series(1, %s)",
-    "clear_access('90 days')": "with audited as (insert into pgmb.audit (actor, action)"
+    "pgmb_internal.clear_access('90 days')": "with audited as (insert into pgmb.audit (actor, action)"
     " select 'a', 'b' from generate_series(1, %s) returning id)"
     " insert into pgmb.pass (digest, api_key, kind, scopes, expires_at)"
     " select sha256(id::text::bytea), 1, 'ticket', '{inspect}', now() + interval '1 day' from audited",
-    "clear_stages('1 day')": "insert into pgmb.ledger (app, stream, role)"
+    "pgmb.clear_stages('1 day')": "insert into pgmb.ledger (app, stream, role)"
     " select 'app ' || n, 1, 'pgmb_publisher' from generate_series(1, %s) n",
-    "expire_subscriptions()": "insert into pgmb.subscription"
+    "pgmb_internal.expire_subscriptions()": "insert into pgmb.subscription"
     " (group_id, stream, shape, params, expires_after, expires_at, digest)"
     " select 'g', 1, (select min(id) from pgmb.shape), '{}', '1 day', now() + interval '1 day',"
     "  sha256(n::text::bytea) from generate_series(1, %s) n",
-    "release_due('main', clock_timestamp())": "insert into pgmb.delayed (id, stream, due_at, topic, payload)"
+    "pgmb_internal.release_due('main', clock_timestamp())": "insert into pgmb.delayed"
+    " (id, stream, due_at, topic, payload)"
     " select gen_random_uuid(), 'main', now() + interval '1 day', 't', '1' from generate_series(1, %s)",
 }
 
 
 def pages(db: psycopg.Connection[Any], call: str) -> int:
     """The pages that a call reads, all of its statements together."""
-    explained = db.execute(
-        cast("Any", f"explain (analyze, buffers, format json) select pgmb.{call}")
-    ).fetchone()
+    explained = db.execute(cast("Any", f"explain (analyze, buffers, format json) select {call}")).fetchone()
     assert explained is not None
     plan = explained[0][0]["Plan"]
     return int(plan["Shared Hit Blocks"]) + int(plan["Shared Read Blocks"])

@@ -19,7 +19,7 @@ def db(db: psycopg.Connection[Any]) -> psycopg.Connection[Any]:
 
 
 def compiled(db: psycopg.Connection[Any], condition: str) -> str:
-    row = db.execute("select pgmb.compile_condition(%s)", [condition]).fetchone()
+    row = db.execute("select pgmb_internal.compile_condition(%s)", [condition]).fetchone()
     assert row is not None
     return str(row[0])
 

@@ -88,7 +88,7 @@ def test_two_databases_have_their_own(fresh_server: FreshServer) -> None:
     for name in ("one", "two"):
         with psycopg.connect(server.dsn(name, name), autocommit=True) as conn:
             conn.execute("select pgmb.create_queue('plain')")
-            if conn.execute("select pgmb.conditions_available()").fetchone() == (True,):
+            if conn.execute("select pgmb_internal.conditions_available()").fetchone() == (True,):
                 ask(conn)
                 works(conn)
 

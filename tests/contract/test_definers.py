@@ -133,7 +133,6 @@ ADMIN = [
     "maintain",
     "pause_schedule",
     "probe_endpoint",
-    "publish_mutations",
     "purge",
     "queue_leases",
     "rebase",
@@ -141,9 +140,6 @@ ADMIN = [
     "record",
     "redrive_dead",
     "redrive_failed",
-    "refuse_full",
-    "refuse_void",
-    "release_due",
     "replay",
     "resend",
     "resume_schedule",
@@ -165,6 +161,7 @@ ADMIN = [
     "trip_endpoint",
     "worker",
 ]
+INTERNAL = ["publish_mutations", "refuse_full", "refuse_void", "release_due"]
 MATCHER = ["match"]
 PARSER = ["parse"]
 
@@ -177,13 +174,14 @@ _DEFINERS = (
 
 def test_every_definer_function_has_a_case_here(db: psycopg.Connection[Any], cast: Cast) -> None:
     assert {row[0] for row in rows(db, _DEFINERS, "pgmb")} == {*CONSUMER, *PUBLISHER, *ADMIN}
+    assert {row[0] for row in rows(db, _DEFINERS, "pgmb_internal")} == set(INTERNAL)
     assert {row[0] for row in rows(db, _DEFINERS, "pgmb_condition")} == set(MATCHER)
     assert {row[0] for row in rows(db, _DEFINERS, "pgmb_parser")} == set(PARSER)
     for group, allowed in (("pgmb_consumer", CONSUMER), ("pgmb_publisher", PUBLISHER)):
         callable_ = rows(
             db,
             "select distinct p.proname::text from pg_proc p where p.prosecdef"
-            " and p.pronamespace in ('pgmb'::regnamespace, 'pgmb_condition'::regnamespace)"
+            " and p.pronamespace = any ('{pgmb,pgmb_internal,pgmb_condition}'::regnamespace[])"
             " and has_function_privilege(%s, p.oid, 'execute')",
             group,
         )
@@ -233,7 +231,7 @@ def test_hostile_arguments_gain_nothing(db: psycopg.Connection[Any], cast: Cast,
     before = rows(db, relations), rows(db, "select count(*) from pg_proc")
     allowed = {"stranger": [], "pgmb_publisher": PUBLISHER, "pgmb_consumer": CONSUMER}[group]
     called = 0
-    for schema in ("pgmb", "pgmb_condition"):
+    for schema in ("pgmb", "pgmb_internal", "pgmb_condition"):
         for name, signature, trigger, types in rows(db, _DEFINERS, schema):
             if trigger:
                 continue

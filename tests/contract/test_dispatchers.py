@@ -251,7 +251,7 @@ def test_attempts_are_written_down_and_cleared_by_age(db: psycopg.Connection[Any
         db.execute("select pgmb.maintain()")
         assert value(db, "select count(*) from pgmb.attempt") == 2
         clock.advance(86400)
-        assert value(db, "select pgmb.clear_attempts('7 days', 1)") == 1
+        assert value(db, "select pgmb_internal.clear_attempts('7 days', 1)") == 1
         db.execute("select pgmb.maintain()")
         assert value(db, "select count(*) from pgmb.attempt") == 0
 

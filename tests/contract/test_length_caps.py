@@ -157,7 +157,7 @@ def test_delayed_events_that_were_accepted_are_not_refused(db: psycopg.Connectio
     db.execute("select pgmb.publish('t', '1', delay => '1 hour')")
     db.execute("select pgmb.publish_many('t', '{1,2}'::json[])")
     db.execute("update pgmb.delayed set due_at = clock_timestamp()")
-    assert db.execute("select pgmb.release_due('main', clock_timestamp())").fetchone() == (1,)
+    assert db.execute("select pgmb_internal.release_due('main', clock_timestamp())").fetchone() == (1,)
     refused(db)
 
 
@@ -208,7 +208,7 @@ def test_rebasing_makes_the_trigger_anew(db: psycopg.Connection[Any]) -> None:
     db.execute("drop trigger refuse_full on pgmb.log_main")
     db.execute(
         "create trigger refuse_full before insert on pgmb.log_main for each statement"
-        " when (current_user <> 'somebody else') execute function pgmb.refuse_full(1)"
+        " when (current_user <> 'somebody else') execute function pgmb_internal.refuse_full(1)"
     )
     db.execute("select pgmb.rebase()")
     assert db.execute(definition).fetchone() == made

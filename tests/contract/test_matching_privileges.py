@@ -48,7 +48,7 @@ def test_being_granted_conditions_alone_gives_nothing(db: psycopg.Connection[Any
     for statement in (
         "select pgmb.subscribe('g', condition => 'true')",
         "select pgmb.create_queue('r', condition => 'true')",
-        "select pgmb.compile_condition('true')",
+        "select pgmb_internal.compile_condition('true')",
         "select pgmb_parser.parse('true')",
         "select * from pgmb.subscription",
     ):
@@ -63,7 +63,7 @@ def test_nobody_may_act_as_the_matcher(db: psycopg.Connection[Any], cast: Cast) 
         "set role pgmb_matcher",
         "set role pgmb_parser",
         "select pgmb_parser.parse('true')",
-        "select pgmb.make_condition('true')",
+        "select pgmb_internal.make_condition('true')",
         "select pgmb_condition.match('select 1', '{}', 'g', 1, null)",
         "create function pgmb_condition.more() returns int language sql as 'select 1'",
         "select * from pgmb.subscription",

@@ -118,10 +118,12 @@ def test_a_restored_dump_is_not_taken_for_an_upgrade(
     # The roles that the dump names, and as many transactions as there.
     with new.connect("template1") as db:
         install(new.dsn("template1"))
-        db.execute("drop schema pgmb cascade")
+        db.execute("drop schema pgmb, pgmb_internal cascade")
     programs = binaries(old.major)
     dump = subprocess.run(
-        [programs / "pg_dump", *form, "-n", "pgmb", "-d", old.dsn()], check=True, capture_output=True
+        [programs / "pg_dump", *form, "-n", "pgmb", "-n", "pgmb_internal", "-d", old.dsn()],
+        check=True,
+        capture_output=True,
     ).stdout
     subprocess.run(
         [programs / "psql", "-X", "-q", "-v", "ON_ERROR_STOP=1", "-d", new.dsn()],

@@ -27,11 +27,11 @@ join pg_language l on l.oid = p.prolang and l.lanname = 'plpgsql'
 left join lateral (select t.tgrelid from pg_trigger t where t.tgfoid = p.oid limit 1) used on true
 cross join lateral plpgsql_check_function_tb(p.oid, coalesce(used.tgrelid, 0), fatal_errors => false,
   extra_warnings => true, performance_warnings => false) found
-where p.pronamespace = any ('{pgmb,pgmb_condition,pgmq}'::regnamespace[])
+where p.pronamespace = any ('{pgmb,pgmb_internal,pgmb_condition,pgmq}'::regnamespace[])
   and (p.prorettype <> 'trigger'::regtype or used.tgrelid is not null)
 """
 # Functions with a record that dynamic SQL fills, whose columns plpgsql_check cannot know.
-DYNAMIC = {"pgmb.choose", "pgmb.count_newest", "pgmb.stragglers", "pgmb.receive"}
+DYNAMIC = {"pgmb_internal.choose", "pgmb_internal.count_newest", "pgmb_internal.stragglers", "pgmb.receive"}
 
 
 def findings(connection: psycopg.Connection[Any], condition: str) -> list[str]:

@@ -110,7 +110,7 @@ def test_a_publisher_cannot_read_nor_forge_the_order(db: psycopg.Connection[Any]
         "select * from pgmb.receive('q')",
         "select * from pgmb.between('main', pgmb.earliest(), pgmb.position())",
         "select pgmb.create_queue('mine')",
-        "select pgmb.release_due('main', now())",
+        "select pgmb_internal.release_due('main', now())",
         "select pgmb.rotate()",
     ):
         refused(publisher, statement)

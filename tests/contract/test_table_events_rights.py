@@ -88,7 +88,10 @@ def test_nobody_watches_the_table_of_another(
         watch(other, "app.users")
     for statement in (
         "select pgmb.attach_mutations('app.users', 'insert', 'main')",
-        "create trigger forged after insert on app.users execute function pgmb.publish_mutations('main')",
+        (
+            "create trigger forged after insert on app.users"
+            " execute function pgmb_internal.publish_mutations('main')"
+        ),
     ):
         with pytest.raises(DENIED):
             other.execute(statement)
@@ -113,10 +116,10 @@ def test_nobody_but_an_admin_puts_the_trigger_on_a_table_himself(
         with pytest.raises(DENIED):
             mallory.execute(
                 f"create trigger forged {timing} on mine.t for each statement"
-                " execute function pgmb.publish_mutations('main')"
+                " execute function pgmb_internal.publish_mutations('main')"
             )
     with pytest.raises(DENIED):
-        mallory.execute("select pgmb.publish_mutations()")
+        mallory.execute("select pgmb_internal.publish_mutations()")
 
 
 def test_an_admin_who_is_no_superuser_needs_the_right_to_make_triggers(
@@ -209,7 +212,7 @@ def test_types_that_are_trusted_read_as_json(
     "op",
     [
         "insert or update",
-        "insert on app.users execute function pgmb.refuse_full(); create role mallory superuser; --",
+        "insert on app.users execute function pgmb_internal.refuse_full(); create role mallory superuser; --",
         "INSERT",
         "",
     ],

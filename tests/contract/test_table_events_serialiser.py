@@ -175,7 +175,7 @@ def test_an_upgrade_keeps_it(users: psycopg.Connection[Any]) -> None:
     users.execute("update users set email = 'b'")
     assert [m.changed for m in mutations(users)] == [{"email": "b"}]
     schema.install(users)
-    assert users.execute("select pgmb.serialiser_is_custom()").fetchone() == (False,)
+    assert users.execute("select pgmb_internal.serialiser_is_custom()").fetchone() == (False,)
     users.execute("update users set email = 'c'")
     assert [m.changed for m in mutations(users)] == [{"email": "c"}]
 

@@ -34,7 +34,7 @@ PARTS: dict[str, str] = {
         select oid::regprocedure, pg_get_functiondef(oid), proconfig, prosecdef, provolatile, proparallel,
           (select array_agg(x::text order by x::text)
            from unnest(coalesce(proacl, acldefault('f', proowner))) x)
-        from pg_proc where pronamespace = 'pgmb'::regnamespace and prokind <> 'a'""",
+        from pg_proc where pronamespace = any ('{pgmb,pgmb_internal}'::regnamespace[]) and prokind <> 'a'""",
     "triggers": """
         select t.tgrelid::regclass, t.tgname, pg_get_triggerdef(t.oid), t.tgenabled
         from pg_trigger t join pg_class c on c.oid = t.tgrelid
@@ -55,12 +55,13 @@ PARTS: dict[str, str] = {
         from pg_class c where c.relnamespace = 'pgmb'::regnamespace and c.relkind not in ('i', 'I', 'c')""",
     "schema rights": """
         select nspname, (select array_agg(x::text order by x::text) from unnest(nspacl) x)
-        from pg_namespace where nspname = 'pgmb'""",
+        from pg_namespace where nspname in ('pgmb', 'pgmb_internal')""",
     "views": "select viewname, definition from pg_views where schemaname = 'pgmb'",
     "comments": """
         select d.classoid::regclass, d.objsubid, d.description from pg_description d
         where d.objoid in (select oid from pg_class where relnamespace = 'pgmb'::regnamespace
-          union all select oid from pg_proc where pronamespace = 'pgmb'::regnamespace)""",
+          union all select oid from pg_proc
+            where pronamespace = any ('{pgmb,pgmb_internal}'::regnamespace[]))""",
     "version": "select version, epoch from pgmb.installation",
     "streams": """
         select id, name, rotate_every, rotate_events, keep_for, drop_unread, archive

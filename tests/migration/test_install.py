@@ -17,7 +17,7 @@ from psycopg import sql
 from harness.databases import create_database, drop_database
 from harness.server import Server
 from pgmb import schema
-from pgmb.errors import SchemaVersionError
+from pgmb.errors import Conflict, SchemaVersionError
 from tests.migration.catalog import catalog
 
 _numbers = itertools.count(1)
@@ -241,6 +241,18 @@ def test_a_failure_half_way_leaves_nothing(empty_dsn: str) -> None:
             connection.execute(script)
         connection.execute("rollback")
         assert connection.execute("select to_regnamespace('pgmb')").fetchone() == (None,)
+        assert connection.execute("select to_regnamespace('pgmb_internal')").fetchone() == (None,)
+
+
+def test_a_schema_of_another_role_is_not_filled_with_functions_of_the_owner(empty_dsn: str) -> None:
+    """Its owner could replace functions that run with the rights of the owner of pgmb."""
+    with psycopg.connect(empty_dsn, autocommit=True) as connection:
+        connection.execute("create role squatter")
+        connection.execute("create schema pgmb_internal authorization squatter")
+        with pytest.raises(Conflict, match="belongs to squatter"):
+            schema.install(connection)
+        connection.execute("drop schema pgmb_internal; drop role squatter")
+        schema.install(connection)
 
 
 def test_every_function_compiles(dsn: str) -> None:
@@ -248,7 +260,7 @@ def test_every_function_compiles(dsn: str) -> None:
     with psycopg.connect(dsn, autocommit=True) as connection:
         rows = connection.execute(
             "select oid::regprocedure::text, pg_get_functiondef(oid) from pg_proc"
-            " where pronamespace = 'pgmb'::regnamespace"
+            " where pronamespace = any ('{pgmb,pgmb_internal}'::regnamespace[])"
         ).fetchall()
         connection.execute("set check_function_bodies = on")
         for _, definition in rows:
@@ -289,7 +301,7 @@ def test_no_function_is_defined_twice() -> None:
         found += [
             " ".join(match.split())
             for match in re.findall(
-                r"^create or replace function (pgmb\.\w+\([^$]*?\))\n", text, re.MULTILINE
+                r"^create or replace function (pgmb(?:_internal)?\.\w+\([^$]*?\))\n", text, re.MULTILINE
             )
         ]
     assert len(found) > 40

@@ -20,14 +20,14 @@ end $$;
 do $$
 begin
   if not exists (select from pgmb.lineage) then
-    perform pgmb.write_lineage();
+    perform pgmb_internal.write_lineage();
   end if;
 end $$;
 
 drop trigger if exists refuse_void on pgmb.claim;
 create constraint trigger refuse_void after update of xid on pgmb.claim
   deferrable initially deferred
-  for each row execute function pgmb.refuse_void();
+  for each row execute function pgmb_internal.refuse_void();
 
 drop policy if exists publish on pgmb.delayed;
 create policy publish on pgmb.delayed for insert
@@ -38,9 +38,9 @@ create policy publish on pgmb.dedup for insert
   with check (has_any_column_privilege(current_user, format('pgmb.%I', 'log_' || stream), 'insert')
     and expires_at <= clock_timestamp() + interval '366 days');
 
-revoke all on all functions in schema pgmb from public;
+revoke all on all functions in schema pgmb, pgmb_internal from public;
 revoke all on all tables in schema pgmb from public;
-revoke all on schema pgmb from public;
+revoke all on schema pgmb, pgmb_internal from public;
 
 do $$
 declare
@@ -49,7 +49,7 @@ begin
   foreach role in array '{pgmb_consumer,pgmb_admin}'::text[] loop
     if to_regrole(role) is not null then
       execute format('grant select on pgmb.queue_status, pgmb.stream_status, pgmb.xmin_holders to %I', role);
-      perform pgmb.grant_queue_views(q.id, role) from pgmb.queue q;
+      perform pgmb_internal.grant_queue_views(q.id, role) from pgmb.queue q;
     end if;
   end loop;
   if to_regrole('pgmb_admin') is not null then
@@ -60,13 +60,13 @@ end $$;
 
 do $$
 begin
-  perform pgmb.grant_functions(kind, role)
+  perform pgmb_internal.grant_functions(kind, role)
   from (values ('publish', 'pgmb_publisher'), ('consume', 'pgmb_consumer'), ('read', 'pgmb_consumer'),
     ('admin', 'pgmb_admin')) rights (kind, role)
   where to_regrole(role) is not null;
   perform pgmb.create_stream('main');
-  perform pgmb.create_messages_view();
-  perform pgmb.grant_stream(s.name, to_regrole('pgmb_publisher')::text, to_regrole('pgmb_consumer')::text)
+  perform pgmb_internal.create_messages_view();
+  perform pgmb_internal.grant_stream(s.name, to_regrole('pgmb_publisher')::text, to_regrole('pgmb_consumer')::text)
   from pgmb.stream s;
 end $$;
 
@@ -74,7 +74,7 @@ end $$;
 -- a queue gets what belongs to it again.
 do $$
 begin
-  perform pgmb.grant_functions('publish', held.role), pgmb.grant_stream(held.stream, held.role, null)
+  perform pgmb_internal.grant_functions('publish', held.role), pgmb_internal.grant_stream(held.stream, held.role, null)
   from (
     select distinct s.name stream, r.rolname::text role
     from pgmb.stream s
@@ -83,7 +83,7 @@ begin
     join pg_roles r on r.oid = a.grantee
     where a.privilege_type = 'INSERT'
   ) held;
-  perform pgmb.grant_functions('read', held.role)
+  perform pgmb_internal.grant_functions('read', held.role)
   from (
     select distinct r.rolname::text role
     from pgmb.stream s
@@ -92,6 +92,6 @@ begin
     join pg_roles r on r.oid = a.grantee
     where a.privilege_type = 'SELECT' and a.grantee <> c.relowner
   ) held;
-  perform pgmb.grant_functions('consume', held.role)
+  perform pgmb_internal.grant_functions('consume', held.role)
   from (select distinct r.rolname::text role from pgmb.queue_grant g join pg_roles r on r.oid = g.role_id) held;
 end $$;

@@ -85,7 +85,7 @@ begin
 
   perform set_config('role', acting, true);
   perform set_config('role', 'pgmb_matcher', true);
-  -- Runs a statement of pgmb.match_statement: conditions of subscriptions, against documents $1 for group $2 of
+  -- Runs a statement of pgmb_internal.match_statement: conditions of subscriptions, against documents $1 for group $2 of
   -- stream $3, and for the subscriptions $4 alone if there are any.
   create or replace function pgmb_condition.match(
     statement text, documents pgmb.document[], group_id text, stream integer, subscriptions uuid[],
@@ -109,8 +109,8 @@ begin
 
   perform set_config('role', acting, true);
   -- What is asked already, as this version writes it.
-  perform pgmb.make_condition(asked.condition)
+  perform pgmb_internal.make_condition(asked.condition)
   from (select h.condition from pgmb.shape h union select b.condition from pgmb.binding b) asked
   where asked.condition is not null
-    and to_regproc('pgmb_condition.' || pgmb.condition_name(asked.condition)) is null;
+    and to_regproc('pgmb_condition.' || pgmb_internal.condition_name(asked.condition)) is null;
 end $matcher$;

@@ -14,7 +14,7 @@ from pgmb.server.rest.waiting import LongPolls
 _MOST_REMEMBERED: Final = 10_000
 _QUEUE_OF: Final = (
     "select coalesce(head.name, q.name) from pgmb.queue q left join pgmb.queue head on head.id = q.lane_of"
-    " where q.id = pgmb.lease_queue(%s)"
+    " where q.id = %s"
 )
 
 
@@ -29,7 +29,7 @@ class LeaseQueues:
         """Refuses a lease of another queue just as one that never was: nobody learns whether it is there."""
         name = self._names.get(lease.bytes[:3])
         if name is None:
-            found = await rows(self._broker, _QUEUE_OF, (lease,))
+            found = await rows(self._broker, _QUEUE_OF, (int.from_bytes(lease.bytes[:3]),))
             name = found[0][0] if found else None
             if name is not None:
                 if len(self._names) >= _MOST_REMEMBERED:

@@ -17,7 +17,7 @@ PAGE: Final = 1000
 FILTER_WITHIN: Final = 2.0
 """Seconds that a filter has for a page."""
 COSTLY_WITHIN: Final = 0.5
-"""Seconds that one has that might take longer: see pgmb.is_costly."""
+"""Seconds that one has that might take longer: see pgmb_internal.is_costly."""
 
 _NEWEST: Final = "select tick, at, position::text from pgmb.newest_tick(%s)"
 _FILTERED: Final = (

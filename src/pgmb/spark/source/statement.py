@@ -1,7 +1,7 @@
 """The SQL that reads one part of a batch: a plain SELECT on the log, so that it can be a COPY. Pure.
 
 What it gives is what `pgmb.between` gives of that stretch: the events that are visible in the snapshot of
-`upto` and not in that of `after`. See the header of `pgmb.main_part`.
+`upto` and not in that of `after`. See the header of `pgmb_internal.main_part`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 -- Names that people give.
 
--- Refuses what cannot be the name of a queue, a group, a schedule or a worker. Errors: MB003. Internal.
-create or replace function pgmb.assert_name(kind text, name text)
+-- Refuses what cannot be the name of a queue, a group, a schedule or a worker. Errors: MB003.
+create or replace function pgmb_internal.assert_name(kind text, name text)
 returns void
 language plpgsql immutable
 as $$

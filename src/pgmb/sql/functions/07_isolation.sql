@@ -1,8 +1,8 @@
 -- Isolation levels. Functions that decide by looking at rows which other sessions change need a fresh snapshot in
 -- every statement: they run in READ COMMITTED (or READ UNCOMMITTED, which PostgreSQL treats the same) only.
 
--- Refuses a transaction whose snapshot may be older than this statement. Errors: MB029. Internal.
-create or replace function pgmb.assert_read_committed()
+-- Refuses a transaction whose snapshot may be older than this statement. Errors: MB029.
+create or replace function pgmb_internal.assert_read_committed()
 returns void
 language plpgsql stable
 as $$

@@ -1,8 +1,8 @@
 -- Streams: create, alter, drop; the segments a log is made of.
 
 -- Attaches segment `number` to the stream's log. Takes SHARE UPDATE EXCLUSIVE on the log: publishers and
--- readers pass. Internal.
-create or replace function pgmb.attach_segment(stream pgmb.stream, number integer)
+-- readers pass.
+create or replace function pgmb_internal.attach_segment(stream pgmb.stream, number integer)
 returns void
 language plpgsql
 as $$
@@ -36,7 +36,7 @@ as $$
 declare
   made pgmb.stream;
 begin
-  perform pgmb.assert_admin();
+  perform pgmb_internal.assert_admin();
   if create_stream.name is null or create_stream.name !~ '^[A-Za-z0-9][A-Za-z0-9_.-]{0,39}$' then
     raise exception 'not a stream name: %', coalesce(quote_literal(create_stream.name), 'null')
       using errcode = 'MB003',
@@ -73,10 +73,10 @@ begin
   execute format('create index stream_%s_seq on pgmb.%I (seq)', made.id, 'log_' || made.name);
   execute format('create index stream_%s_xid on pgmb.%I (xid)', made.id, 'log_' || made.name);
   execute format('alter sequence pgmb.%I owned by pgmb.%I.seq', 'seq_' || made.name, 'log_' || made.name);
-  perform pgmb.attach_segment(made, nth) from generate_series(0, 1) nth;
+  perform pgmb_internal.attach_segment(made, nth) from generate_series(0, 1) nth;
   -- Who comes to the new log sees both.
   update pgmb.segment s set writers = '{}' where s.stream = made.id;
-  perform pgmb.grant_stream(made.name, roles.publisher, roles.consumer)
+  perform pgmb_internal.grant_stream(made.name, roles.publisher, roles.consumer)
   from (select to_regrole('pgmb_publisher')::text publisher, to_regrole('pgmb_consumer')::text consumer) roles;
 end $$;
 
@@ -91,7 +91,7 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-  perform pgmb.assert_admin();
+  perform pgmb_internal.assert_admin();
   update pgmb.stream s
   set rotate_every = case when alter_stream.rotate_every < '0 s' then null
       else coalesce(alter_stream.rotate_every, s.rotate_every) end,
@@ -114,8 +114,8 @@ as $$
 declare
   gone integer := pgmb.stream_id(drop_stream.name);
 begin
-  perform pgmb.assert_read_committed();
-  perform pgmb.assert_admin();
+  perform pgmb_internal.assert_read_committed();
+  perform pgmb_internal.assert_admin();
   if exists (select from pgmb.queue q where q.stream = gone) then
     raise exception 'queues still read stream %', drop_stream.name
       using errcode = 'MB004', hint = 'Drop them first with pgmb.drop_queue(name).';
@@ -139,7 +139,8 @@ begin
   execute format('drop table pgmb.%I', 'log_' || drop_stream.name);
 end $$;
 
--- The id of a stream. Raises MB001 when there is none. Internal.
+-- The id of a stream. Called by pgmb.publish and by clients that write the log themselves. Errors: MB001 no such stream.
+-- Support.
 create or replace function pgmb.stream_id(name text)
 returns integer
 language plpgsql stable

@@ -2,8 +2,8 @@
 -- COPY pgmb.log_<stream> (topic, payload) needs and gets the same.
 
 -- The id of an event that was published without one: a version 7 UUID made of its time and number, the
--- same whenever it is read; times that 48 bits of milliseconds cannot hold are cut off. Inlined
--- where it is hot. Internal.
+-- same whenever it is read; times that 48 bits of milliseconds cannot hold are cut off. Called by pgmb.publish and by
+-- readers of the log itself; salt: see pgmb.identify. Support.
 create or replace function pgmb.derive_id(seq bigint, published_at timestamptz, salt bigint)
 returns uuid
 language sql stable parallel safe
@@ -14,7 +14,7 @@ as $$
     || to_hex(((seq + salt) & 4611686018427387903) | (-9223372036854775808)::bigint))::uuid
 $$;
 
--- A fresh version 7 UUID for an event that has no number yet. Internal.
+-- A fresh version 7 UUID for an event that has no number yet. Called by pgmb.publish. Support.
 create or replace function pgmb.fresh_id()
 returns uuid
 language sql volatile
@@ -176,13 +176,13 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-  delete from pgmb.delayed d where d.id = cancel.id and pgmb.may_publish(d.stream);
+  delete from pgmb.delayed d where d.id = cancel.id and pgmb_internal.may_publish(d.stream);
   return found;
 end $$;
 
 -- Moves events that are due into the log, at most `max`. Called by receive, tick and maintain; several
--- may call at once. Returns how many. Internal.
-create or replace function pgmb.release_due(stream text, now timestamptz, max integer default 1000)
+-- may call at once. Returns how many.
+create or replace function pgmb_internal.release_due(stream text, now timestamptz, max integer default 1000)
 returns bigint
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
@@ -223,8 +223,8 @@ begin
   return released;
 end $$;
 
--- Lets the transaction commit without waiting for the disk, unless it has released delayed events. Internal.
-create or replace function pgmb.commit_lazily()
+-- Lets the transaction commit without waiting for the disk, unless it has released delayed events.
+create or replace function pgmb_internal.commit_lazily()
 returns text
 language sql volatile
 as $$

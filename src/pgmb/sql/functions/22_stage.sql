@@ -12,20 +12,20 @@ as $$
 declare
   stage integer;
 begin
-  perform pgmb.assert_read_committed();
-  perform pgmb.assert_publisher(stream);
+  perform pgmb_internal.assert_read_committed();
+  perform pgmb_internal.assert_publisher(stream);
   if version <= pgmb.published_version(stream, app) then
     return null;
   end if;
   select s.number into stage from pgmb.stage s
-  where s.app is null and s.role = (select pgmb.caller())
+  where s.app is null and s.role = (select pgmb_internal.caller())
   order by s.number limit 1 for update skip locked;
   if stage is null then
-    if (select count(*) from pgmb.stage s where s.role = (select pgmb.caller())) >= 10000 then
-      raise exception 'role % has 10000 stages', pgmb.caller() using errcode = 'MB043',
+    if (select count(*) from pgmb.stage s where s.role = (select pgmb_internal.caller())) >= 10000 then
+      raise exception 'role % has 10000 stages', pgmb_internal.caller() using errcode = 'MB043',
         hint = 'Publish or abandon what is staged (pgmb.publish_tasks, pgmb.abandon_tasks); maintain() frees what is old.';
     end if;
-    insert into pgmb.stage (role) values (pgmb.caller()) returning number into stage;
+    insert into pgmb.stage (role) values (pgmb_internal.caller()) returning number into stage;
     execute format('create unlogged table pgmb.stage_%s (
         id uuid,
         topic text not null,
@@ -34,7 +34,7 @@ begin
         headers json,
         due_at timestamptz
       ) using heap with (autovacuum_enabled = off, toast.autovacuum_enabled = off)', stage);
-    execute format('grant insert on pgmb.stage_%s to %I', stage, pgmb.caller());
+    execute format('grant insert on pgmb.stage_%s to %I', stage, pgmb_internal.caller());
   else
     -- Also when it is empty: into a table that is new in this transaction COPY only appends, never into a gap, so
     -- that the rows lie in the order written.
@@ -47,14 +47,14 @@ begin
   return stage;
 end $$;
 
--- Locks a stage and raises MB050 unless it was written for this. Internal.
-create or replace function pgmb.hold_stage(stream text, stage integer, app text, version bigint)
+-- Locks a stage and raises MB050 unless it was written for this.
+create or replace function pgmb_internal.hold_stage(stream text, stage integer, app text, version bigint)
 returns void
 language plpgsql
 as $$
 begin
   perform from pgmb.stage s
-  where s.number = stage and s.role = (select pgmb.caller()) and s.stream = pgmb.stream_id(hold_stage.stream)
+  where s.number = stage and s.role = (select pgmb_internal.caller()) and s.stream = pgmb.stream_id(hold_stage.stream)
     and s.app = hold_stage.app and s.version is not distinct from hold_stage.version
   for update;
   if not found then
@@ -64,8 +64,8 @@ begin
 end $$;
 
 -- Publishes what is in a stage and frees it. Events with a due_at later than now are kept until then. Errors: MB050
--- it does not hold as many events as were written. Internal.
-create or replace function pgmb.move_stage(
+-- it does not hold as many events as were written.
+create or replace function pgmb_internal.move_stage(
   stream text, stage integer, events bigint, delayed boolean, now timestamptz, truncated boolean default true
 )
 returns void
@@ -97,7 +97,7 @@ begin
     raise exception 'stage % holds % of the % events written into it', stage, moved + later, events
       using errcode = 'MB050', hint = 'The server crashed, which empties stages. Nothing was published: run it again.';
   end if;
-  perform pgmb.free_stage(stage, truncated);
+  perform pgmb_internal.free_stage(stage, truncated);
 end $$;
 
 -- Publishes one stage of the caller's transaction, apart from others. Returns the number of events. Errors: MB050.
@@ -109,15 +109,15 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-  perform pgmb.assert_read_committed();
-  perform pgmb.assert_publisher(stream);
-  perform pgmb.hold_stage(stream, stage, app, version);
-  perform pgmb.move_stage(stream, stage, events, delayed, clock_timestamp());
+  perform pgmb_internal.assert_read_committed();
+  perform pgmb_internal.assert_publisher(stream);
+  perform pgmb_internal.hold_stage(stream, stage, app, version);
+  perform pgmb_internal.move_stage(stream, stage, events, delayed, clock_timestamp());
   return events;
 end $$;
 
--- Frees a stage that the caller's transaction has locked, and its space if it has much. Internal.
-create or replace function pgmb.free_stage(stage integer, truncated boolean default true)
+-- Frees a stage that the caller's transaction has locked, and its space if it has much.
+create or replace function pgmb_internal.free_stage(stage integer, truncated boolean default true)
 returns void
 language plpgsql
 as $$
@@ -130,8 +130,8 @@ begin
 end $$;
 
 -- Frees stages that an application holds on a stream for versions up to the one given (null: for none), except those
--- being written. Returns how many. Internal.
-create or replace function pgmb.free_stages(stream text, app text, version bigint)
+-- being written. Returns how many.
+create or replace function pgmb_internal.free_stages(stream text, app text, version bigint)
 returns integer
 language plpgsql
 as $$
@@ -141,12 +141,12 @@ declare
 begin
   for stage in
     select s.number from pgmb.stage s
-    where s.app = free_stages.app and s.stream = pgmb.stream_id(free_stages.stream) and s.role = (select pgmb.caller())
+    where s.app = free_stages.app and s.stream = pgmb.stream_id(free_stages.stream) and s.role = (select pgmb_internal.caller())
       and (s.version <= free_stages.version or (free_stages.version is null and s.version is null))
     order by s.number for update skip locked
   loop
     freed := freed + 1;
-    perform pgmb.free_stage(stage, freed <= 100);
+    perform pgmb_internal.free_stage(stage, freed <= 100);
   end loop;
   return freed;
 end $$;
@@ -164,15 +164,15 @@ declare
   freed integer := 0;
   before timestamptz := clock_timestamp() - older;
 begin
-  perform pgmb.assert_read_committed();
-  perform pgmb.assert_admin();
+  perform pgmb_internal.assert_read_committed();
+  perform pgmb_internal.assert_admin();
   for old in
     select s.number, s.app from pgmb.stage s where s.claimed_at < before
     order by s.number limit 100 for update skip locked
   loop
     begin
       if old.app is not null then
-        perform pgmb.free_stage(old.number);
+        perform pgmb_internal.free_stage(old.number);
         freed := freed + 1;
       else
         execute format('drop table if exists pgmb.stage_%s', old.number);

@@ -2,8 +2,8 @@
 -- and notes their version in the ledger, in one transaction.
 
 -- An application's line in the ledger, which is made, and locked to the end of the transaction. Waits for whoever holds
--- it. Errors: 42501 another role began it. Internal.
-create or replace function pgmb.ledger_of(stream text, app text)
+-- it. Errors: 42501 another role began it.
+create or replace function pgmb_internal.ledger_of(stream text, app text)
 returns pgmb.ledger
 language plpgsql
 as $$
@@ -11,24 +11,24 @@ declare
   line pgmb.ledger;
 begin
   insert into pgmb.ledger (app, stream, role)
-  values (ledger_of.app, pgmb.stream_id(ledger_of.stream), pgmb.caller())
+  values (ledger_of.app, pgmb.stream_id(ledger_of.stream), pgmb_internal.caller())
   on conflict do nothing;
   select * into strict line from pgmb.ledger l
   where l.app = ledger_of.app and l.stream = pgmb.stream_id(ledger_of.stream) for update;
-  perform pgmb.assert_app(line);
+  perform pgmb_internal.assert_app(line);
   return line;
 end $$;
 
--- Raises 42501 unless the caller may go on with an application. One whose role is gone is anybody's. Internal.
-create or replace function pgmb.assert_app(line pgmb.ledger)
+-- Raises 42501 unless the caller may go on with an application. One whose role is gone is anybody's.
+create or replace function pgmb_internal.assert_app(line pgmb.ledger)
 returns void
 language plpgsql
 as $$
 begin
-  if not (pgmb.caller_is_owner() or pgmb.caller_is('pgmb_admin') or pgmb.caller_is(quote_ident((line).role))
+  if not (pgmb_internal.caller_is_owner() or pgmb_internal.caller_is('pgmb_admin') or pgmb_internal.caller_is(quote_ident((line).role))
     or to_regrole(quote_ident((line).role)) is null)
   then
-    raise exception 'application % belongs to role %, not to %', quote_literal((line).app), (line).role, pgmb.caller()
+    raise exception 'application % belongs to role %, not to %', quote_literal((line).app), (line).role, pgmb_internal.caller()
       using errcode = '42501', hint = 'Publish as that role or a member of it, or under another txnAppId.';
   end if;
 end $$;
@@ -40,7 +40,7 @@ language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-  perform pgmb.assert_publisher(stream);
+  perform pgmb_internal.assert_publisher(stream);
   return (select l.version from pgmb.ledger l where l.app = published_version.app
     and l.stream = pgmb.stream_id(published_version.stream));
 end $$;
@@ -64,15 +64,15 @@ declare
   staged record;
   published bigint := 0;
 begin
-  perform pgmb.assert_read_committed();
-  perform pgmb.assert_publisher(stream);
+  perform pgmb_internal.assert_read_committed();
+  perform pgmb_internal.assert_publisher(stream);
   if version is not null then
-    line := pgmb.ledger_of(stream, app);
+    line := pgmb_internal.ledger_of(stream, app);
     if line.version >= version then
-      perform pgmb.free_stages(stream, app, line.version);
+      perform pgmb_internal.free_stages(stream, app, line.version);
       return null;
     end if;
-    perform pgmb.assert_tasks(line, version, tasks, stages, events, digests);
+    perform pgmb_internal.assert_tasks(line, version, tasks, stages, events, digests);
   end if;
   for staged in
     select given.stage, given.events
@@ -80,10 +80,10 @@ begin
     where given.stage is not null
     order by given.place
   loop
-    perform pgmb.hold_stage(stream, staged.stage, app, version);
+    perform pgmb_internal.hold_stage(stream, staged.stage, app, version);
     -- Each truncate holds locks to the end, of which a server has a few thousand: thousands of stages are left to
     -- those who claim them next.
-    perform pgmb.move_stage(stream, staged.stage, staged.events, delayed, now, cardinality(stages) <= 100);
+    perform pgmb_internal.move_stage(stream, staged.stage, staged.events, delayed, now, cardinality(stages) <= 100);
     published := published + staged.events;
   end loop;
   if version is not null then
@@ -93,7 +93,7 @@ begin
     where l.app = publish_tasks.app and l.stream = line.stream;
     delete from pgmb.ledger_task t where t.app = publish_tasks.app and t.stream = line.stream;
   end if;
-  perform pgmb.free_stages(stream, app, version);
+  perform pgmb_internal.free_stages(stream, app, version);
   return published;
 end $$;
 
@@ -108,12 +108,12 @@ as $$
 declare
   line pgmb.ledger;
 begin
-  perform pgmb.assert_read_committed();
-  perform pgmb.assert_publisher(stream);
+  perform pgmb_internal.assert_read_committed();
+  perform pgmb_internal.assert_publisher(stream);
   if forget then
-    line := pgmb.ledger_of(stream, app);
+    line := pgmb_internal.ledger_of(stream, app);
     delete from pgmb.ledger_task t where t.app = abandon_tasks.app and t.stream = line.stream;
     delete from pgmb.ledger l where l.app = abandon_tasks.app and l.stream = line.stream;
   end if;
-  return pgmb.free_stages(stream, app, version);
+  return pgmb_internal.free_stages(stream, app, version);
 end $$;

@@ -15,14 +15,14 @@ as $$
 declare
   line pgmb.ledger;
 begin
-  perform pgmb.assert_read_committed();
-  perform pgmb.assert_publisher(stream);
+  perform pgmb_internal.assert_read_committed();
+  perform pgmb_internal.assert_publisher(stream);
   -- The first task of a run locks the line, the others only look.
   select * into line from pgmb.ledger l where l.app = begin_tasks.app and l.stream = pgmb.stream_id(begin_tasks.stream);
   if line.app is null or (line.under_way, line.run) is distinct from (version, run) then
-    line := pgmb.ledger_of(stream, app);
+    line := pgmb_internal.ledger_of(stream, app);
     if line.version is null or line.version < version then
-      perform pgmb.assert_whole(line, version);
+      perform pgmb_internal.assert_whole(line, version);
       update pgmb.ledger l set under_way = begin_tasks.version, run = begin_tasks.run
       where l.app = begin_tasks.app and l.stream = line.stream;
     end if;
@@ -46,12 +46,12 @@ as $$
 declare
   line pgmb.ledger;
 begin
-  perform pgmb.assert_read_committed();
-  perform pgmb.assert_publisher(stream);
+  perform pgmb_internal.assert_read_committed();
+  perform pgmb_internal.assert_publisher(stream);
   -- Held to the end: no other run begins while this task publishes.
   select * into line from pgmb.ledger l where l.app = claim_task.app and l.stream = pgmb.stream_id(claim_task.stream)
   for share;
-  perform pgmb.assert_app(line);
+  perform pgmb_internal.assert_app(line);
   if (line.under_way, line.run) is distinct from (version, run) then
     raise exception 'another run of application % has begun', quote_literal(app) using errcode = 'MB051',
       hint = 'Only one run at a time publishes directly.';
@@ -68,7 +68,7 @@ language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-  perform pgmb.assert_publisher(stream);
+  perform pgmb_internal.assert_publisher(stream);
   return exists (select from pgmb.ledger_task t
     where t.app = task_published.app and t.stream = pgmb.stream_id(task_published.stream)
       and t.version = task_published.version and t.task = task_published.task);
@@ -81,17 +81,17 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-  perform pgmb.assert_read_committed();
-  perform pgmb.assert_publisher(stream);
-  perform pgmb.assert_app(l) from pgmb.ledger l
+  perform pgmb_internal.assert_read_committed();
+  perform pgmb_internal.assert_publisher(stream);
+  perform pgmb_internal.assert_app(l) from pgmb.ledger l
   where l.app = finish_task.app and l.stream = pgmb.stream_id(finish_task.stream);
   update pgmb.ledger_task t set events = finish_task.events, digest = finish_task.digest, committed_at = clock_timestamp()
   where t.app = finish_task.app and t.stream = pgmb.stream_id(finish_task.stream) and t.version = finish_task.version
     and t.task = finish_task.task and t.events is null;
 end $$;
 
--- Raises MB051 if tasks of another version than this have published directly and the rest of them has not. Internal.
-create or replace function pgmb.assert_whole(line pgmb.ledger, version bigint)
+-- Raises MB051 if tasks of another version than this have published directly and the rest of them has not.
+create or replace function pgmb_internal.assert_whole(line pgmb.ledger, version bigint)
 returns void
 language plpgsql stable
 as $$
@@ -110,8 +110,8 @@ begin
 end $$;
 
 -- Raises MB051 unless the tasks of a version that published directly held the same events as the tasks of that number
--- now: only then are the others those that are missing. Internal.
-create or replace function pgmb.assert_tasks(
+-- now: only then are the others those that are missing.
+create or replace function pgmb_internal.assert_tasks(
   line pgmb.ledger, version bigint, tasks integer[], stages integer[], events bigint[], digests bigint[]
 )
 returns void
@@ -120,7 +120,7 @@ as $$
 declare
   other record;
 begin
-  perform pgmb.assert_whole(line, version);
+  perform pgmb_internal.assert_whole(line, version);
   select done.task, done.events, done.tasks, now.task is null missing, now.stage is not null staged, now.events now_events
   into other
   from (

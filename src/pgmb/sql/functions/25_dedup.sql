@@ -3,8 +3,8 @@
 -- back leaves no key.
 
 -- Takes a key for an event: null if the key was free, otherwise the id of the event that has it. Waits for the
--- end of another transaction that is about to take the same key. Errors: MB005 not a key or not a duration.
--- Internal.
+-- end of another transaction that is about to take the same key. Called by pgmb.publish and the HTTP server. Errors: MB005
+-- not a key or not a duration. Support.
 create or replace function pgmb.claim_key(stream text, key text, id uuid, dedup_for interval)
 returns uuid
 language plpgsql
@@ -37,7 +37,7 @@ begin
 end $$;
 
 -- The id of the event that has a key. Frees a key that has expired, and returns null. Gives away nothing to one who
--- does not know the key. Internal.
+-- does not know the key. Called by pgmb.claim_key. Support.
 create or replace function pgmb.holder_of_key(stream text, key text)
 returns uuid
 language plpgsql security definer
@@ -73,8 +73,8 @@ declare
   -- A variable: an index is not used to compare with a volatile function.
   now timestamptz := clock_timestamp();
 begin
-  perform pgmb.assert_read_committed();
-  perform pgmb.assert_admin();
+  perform pgmb_internal.assert_read_committed();
+  perform pgmb_internal.assert_admin();
   delete from pgmb.dedup d
   where d.ctid = any (array(
     select old.ctid from pgmb.dedup old where old.expires_at <= now

@@ -16,9 +16,9 @@ as $$
 declare
   made boolean;
 begin
-  perform pgmb.assert_admin();
+  perform pgmb_internal.assert_admin();
   perform pgmb.stream_id(create_schedule.stream);
-  perform pgmb.assert_name('schedule', create_schedule.name);
+  perform pgmb_internal.assert_name('schedule', create_schedule.name);
   if create_schedule.missed is null or create_schedule.missed not in ('last', 'all') then
     raise exception 'missed is %', coalesce(quote_literal(create_schedule.missed), 'null')
       using errcode = 'MB005', hint = 'It is ''last'' or ''all''.';
@@ -56,7 +56,7 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-  perform pgmb.assert_admin();
+  perform pgmb_internal.assert_admin();
   delete from pgmb.schedule c where c.name = drop_schedule.name;
   return found;
 end $$;
@@ -68,11 +68,11 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-  perform pgmb.assert_admin();
+  perform pgmb_internal.assert_admin();
   update pgmb.schedule c set paused_at = coalesce(c.paused_at, clock_timestamp())
   where c.name = pause_schedule.name;
   if not found then
-    perform pgmb.refuse_schedule(pause_schedule.name);
+    perform pgmb_internal.refuse_schedule(pause_schedule.name);
   end if;
 end $$;
 
@@ -84,17 +84,17 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-  perform pgmb.assert_admin();
+  perform pgmb_internal.assert_admin();
   update pgmb.schedule c
   set paused_at = null, next_at = case when c.paused_at is null then c.next_at else resume_schedule.next_at end
   where c.name = resume_schedule.name;
   if not found then
-    perform pgmb.refuse_schedule(resume_schedule.name);
+    perform pgmb_internal.refuse_schedule(resume_schedule.name);
   end if;
 end $$;
 
--- Raises MB008. Internal.
-create or replace function pgmb.refuse_schedule(name text)
+-- Raises MB008.
+create or replace function pgmb_internal.refuse_schedule(name text)
 returns void
 language plpgsql
 as $$
@@ -114,7 +114,7 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-  perform pgmb.assert_admin();
+  perform pgmb_internal.assert_admin();
   return query select c.name, c.cron, c.timezone, c.stream, c.topic, c.key, c.payload, c.headers, c.missed,
       c.next_at, c.last_at, c.paused_at, clock_timestamp()
     from pgmb.schedule c order by c.name;
@@ -133,7 +133,7 @@ as $$
 declare
   before timestamptz := clock_timestamp() + ahead;
 begin
-  perform pgmb.assert_admin();
+  perform pgmb_internal.assert_admin();
   return query select c.name, c.cron, c.timezone, c.missed, c.next_at, clock_timestamp()
     from pgmb.schedule c
     where c.paused_at is null and c.next_at <= before
@@ -156,7 +156,7 @@ declare
   stood_for timestamptz := coalesce(fire.stands_for, fire.due_at);
   now timestamptz := clock_timestamp();
 begin
-  perform pgmb.assert_admin();
+  perform pgmb_internal.assert_admin();
   if fire.next_at <= fire.due_at then
     raise exception 'a schedule moves on, not from % to %', fire.due_at, fire.next_at using errcode = 'MB005';
   end if;

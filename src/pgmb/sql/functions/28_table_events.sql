@@ -46,8 +46,9 @@ begin
     left join pg_trigger t on t.tgrelid = target.oid and t.tgname = 'pgmb_' || given.op and not t.tgisinternal
   loop
     if wanted.flag and wanted.same is not true then
-      if has_function_privilege('pgmb.publish_mutations()', 'execute') then
-        execute pgmb.mutation_trigger(target.oid, wanted.op, push_table_mutations.stream);
+      -- For the owner of pgmb, which needs no checks.
+      if has_schema_privilege('pgmb_internal', 'usage') then
+        execute pgmb_internal.mutation_trigger(target.oid, wanted.op, push_table_mutations.stream);
       else
         perform pgmb.attach_mutations(target.oid, wanted.op, push_table_mutations.stream);
       end if;
@@ -70,8 +71,9 @@ declare
 begin
   for made in
     select t.tgname from pg_trigger t
-    where t.tgrelid = stop_table_mutations.tabl and t.tgfoid = to_regprocedure('pgmb.publish_mutations()')
-      and not t.tgisinternal
+    -- By its row: the caller may not look up a name in schema pgmb_internal.
+    where t.tgrelid = stop_table_mutations.tabl and not t.tgisinternal and t.tgfoid = (select p.oid from pg_proc p
+      where p.proname = 'publish_mutations' and p.pronamespace = 'pgmb_internal'::regnamespace)
   loop
     execute format('drop trigger %I on %s', made, stop_table_mutations.tabl);
     stopped := true;
@@ -97,12 +99,13 @@ as $$
   join pg_class c on c.oid = t.tgrelid
   join pg_namespace n on n.oid = c.relnamespace
   cross join lateral (select convert_from(substr(t.tgargs, 1, position('\x00'::bytea in t.tgargs) - 1), 'UTF8')) to_ (stream)
-  where t.tgfoid = to_regprocedure('pgmb.publish_mutations()') and t.tgenabled <> 'D' and not t.tgisinternal
+  where t.tgenabled <> 'D' and not t.tgisinternal and t.tgfoid = (select p.oid from pg_proc p
+    where p.proname = 'publish_mutations' and p.pronamespace = 'pgmb_internal'::regnamespace)
   group by t.tgrelid, to_.stream, n.nspname, c.relname
   order by n.nspname, c.relname, to_.stream
 $$;
 
--- The topic of a table's events, without the operation. Internal.
+-- The topic of a table's events, without the operation. Called by pgmb.table_mutations. Support.
 create or replace function pgmb.table_topic(schema name, tabl name)
 returns text
 language plpgsql immutable
@@ -113,13 +116,13 @@ begin
 end $$;
 
 -- The statement that makes a table's trigger for an operation. publisher: the role that must be allowed to publish to the
--- stream whenever it fires; null: an admin made it. Internal.
-create or replace function pgmb.mutation_trigger(tabl regclass, op text, stream text, publisher text default null)
+-- stream whenever it fires; null: an admin made it.
+create or replace function pgmb_internal.mutation_trigger(tabl regclass, op text, stream text, publisher text default null)
 returns text
 language sql stable
 as $$
   select format('create or replace trigger %I after %s on %s%s for each statement'
-      ' execute function pgmb.publish_mutations(%L%s)',
+      ' execute function pgmb_internal.publish_mutations(%L%s)',
     'pgmb_' || op, op, tabl, case op
       when 'insert' then ' referencing new table as new_rows'
       when 'update' then ' referencing old table as old_rows new table as new_rows'
@@ -129,15 +132,15 @@ $$;
 
 -- Makes the trigger for a caller other than the owner of pgmb: a role that could execute the trigger's function could put
 -- it on a table in ways that this does not. The caller owns the table and may publish to the stream, or is an admin with
--- the right TRIGGER on the table. Internal.
+-- the right TRIGGER on the table. Called by pgmb.push_table_mutations. Errors: MB001, MB005, 42501. Support.
 create or replace function pgmb.attach_mutations(tabl regclass, op text, stream text)
 returns void
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-  caller name := pgmb.caller();
-  admin boolean := pgmb.caller_is_owner() or pgmb.caller_is('pgmb_admin');
+  caller name := pgmb_internal.caller();
+  admin boolean := pgmb_internal.caller_is_owner() or pgmb_internal.caller_is('pgmb_admin');
 begin
   if attach_mutations.op is null or attach_mutations.op <> all ('{insert,update,delete,truncate}') then
     raise exception 'not a mutation: %', coalesce(quote_literal(attach_mutations.op), 'null') using errcode = 'MB005';
@@ -150,7 +153,7 @@ begin
       hint = 'A table''s owner, or an admin with the right TRIGGER on it, has it publish its mutations.';
   end if;
   if not admin then
-    perform pgmb.assert_publisher(attach_mutations.stream);
+    perform pgmb_internal.assert_publisher(attach_mutations.stream);
   end if;
   if not has_table_privilege(attach_mutations.tabl, 'trigger')
     or not has_schema_privilege((select c.relnamespace from pg_class c where c.oid = attach_mutations.tabl), 'usage')
@@ -161,14 +164,14 @@ begin
             ' call again; revoke both if you like.', c.relnamespace::regnamespace, current_user, attach_mutations.tabl)
         from pg_class c where c.oid = attach_mutations.tabl);
   end if;
-  execute pgmb.mutation_trigger(attach_mutations.tabl, attach_mutations.op, attach_mutations.stream,
+  execute pgmb_internal.mutation_trigger(attach_mutations.tabl, attach_mutations.op, attach_mutations.stream,
     case when not admin then caller end);
 end $$;
 
 -- Publishes a statement's mutations: the trigger that push_table_mutations makes, once a statement. What it writes does
 -- not depend on the writer's settings. Errors: MB040 a queue is full; 42501 the table's owner may no longer publish to
 -- the stream; whatever the serialiser raises.
-create or replace function pgmb.publish_mutations()
+create or replace function pgmb_internal.publish_mutations()
 returns trigger
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
@@ -224,17 +227,17 @@ begin
     select count(*) into news from new_rows;
     -- On their way to another partition some rows were stopped by a trigger there; which of the old ones is unknown.
     if olds <> news then
-      execute pgmb.mutation_statement(tg_relid, 'delete', tg_argv[0]) using topic || 'delete', tg_relid, 'DELETE';
-      execute pgmb.mutation_statement(tg_relid, 'insert', tg_argv[0]) using topic || 'insert', tg_relid, 'INSERT';
+      execute pgmb_internal.mutation_statement(tg_relid, 'delete', tg_argv[0]) using topic || 'delete', tg_relid, 'DELETE';
+      execute pgmb_internal.mutation_statement(tg_relid, 'insert', tg_argv[0]) using topic || 'insert', tg_relid, 'INSERT';
       return null;
     end if;
   end if;
   topic := topic || lower(tg_op);
-  shape := pgmb.shape_of_rows(tg_relid);
+  shape := pgmb_internal.shape_of_rows(tg_relid);
   -- To plan a statement for this table costs more than to publish a few rows one by one, by statements that any table
   -- can use and that are planned once a session.
   if greatest(olds, news) > few or not shape.plain then
-    execute pgmb.mutation_statement(tg_relid, lower(tg_op), tg_argv[0]) using topic, tg_relid, tg_op;
+    execute pgmb_internal.mutation_statement(tg_relid, lower(tg_op), tg_argv[0]) using topic, tg_relid, tg_op;
     return null;
   elsif tg_op = 'INSERT' then
     open events for select row_to_json(n.*) as row, null::json as headers from new_rows n;
@@ -257,9 +260,9 @@ begin
     exit when not found;
     if tg_argv[0] = 'main' then
       insert into pgmb.log_main (topic, key, payload, headers)
-      values (topic, pgmb.key_of_row(event.row, shape.keys), event.row, event.headers);
+      values (topic, pgmb_internal.key_of_row(event.row, shape.keys), event.row, event.headers);
     else
-      perform pgmb.publish(topic, event.row, pgmb.key_of_row(event.row, shape.keys), event.headers, tg_argv[0]);
+      perform pgmb.publish(topic, event.row, pgmb_internal.key_of_row(event.row, shape.keys), event.headers, tg_argv[0]);
     end if;
   end loop;
   close events;
@@ -268,8 +271,8 @@ end $$;
 
 -- How rows of a table are published: the columns of its primary key; whether their JSON can be taken apart again: no
 -- serialiser of the user's, no virtual columns, no types that might be foreign, and no values of type json, also inside
--- others, with \u0000 in them. Internal.
-create or replace function pgmb.shape_of_rows(tabl oid, out keys text[], out plain boolean)
+-- others, with \u0000 in them.
+create or replace function pgmb_internal.shape_of_rows(tabl oid, out keys text[], out plain boolean)
 language plpgsql stable
 as $$
 declare
@@ -287,11 +290,11 @@ begin
   into keys, plain
   from pg_attribute a
   where a.attrelid = shape_of_rows.tabl and a.attnum > 0 and not a.attisdropped;
-  plain := plain and not pgmb.serialiser_is_custom();
+  plain := plain and not pgmb_internal.serialiser_is_custom();
 end $$;
 
--- An ordering key that the log accepts: the key, or a digest of one that is too long. Internal.
-create or replace function pgmb.bounded_key(key text)
+-- An ordering key that the log accepts: the key, or a digest of one that is too long.
+create or replace function pgmb_internal.bounded_key(key text)
 returns text
 language sql immutable
 as $$
@@ -300,21 +303,20 @@ as $$
 $$;
 
 -- The ordering key of a row: the text of its primary key, or of an array of its columns where there are several.
--- Internal.
-create or replace function pgmb.key_of_row("row" json, keys text[])
+create or replace function pgmb_internal.key_of_row("row" json, keys text[])
 returns text
 language plpgsql immutable
 as $$
 begin
-  return pgmb.bounded_key(case cardinality(keys)
+  return pgmb_internal.bounded_key(case cardinality(keys)
     when 0 then null
     when 1 then "row" ->> keys[1]
     else (select '[' || string_agg(("row" -> k.name)::text, ', ' order by k.place) || ']'
       from unnest(keys) with ordinality k (name, place)) end);
 end $$;
 
--- Whether the user has replaced the serialiser. Internal.
-create or replace function pgmb.serialiser_is_custom()
+-- Whether the user has replaced the serialiser.
+create or replace function pgmb_internal.serialiser_is_custom()
 returns boolean
 language plpgsql stable
 as $$
@@ -326,14 +328,14 @@ end $$;
 
 -- The statement that publishes a transition table: $1 the topic, $2 the table, $3 the operation as the serialiser gets
 -- it. Old and new rows of an update belong together by their place: PostgreSQL puts both away in one step
--- (docs/adr/0012). No function of the table's owner is called: see type_is_foreign. Internal.
-create or replace function pgmb.mutation_statement(tabl oid, op text, stream text)
+-- (docs/adr/0012). No function of the table's owner is called: see type_is_foreign.
+create or replace function pgmb_internal.mutation_statement(tabl oid, op text, stream text)
 returns text
 language plpgsql stable
 as $$
 declare
   into_log text := format('insert into pgmb.%I (topic, key, payload, headers) ', 'log_' || stream);
-  custom boolean := pgmb.serialiser_is_custom();
+  custom boolean := pgmb_internal.serialiser_is_custom();
   side text := case op when 'delete' then 'old' else 'new' end;
   key text;
   source text;
@@ -345,10 +347,10 @@ declare
 begin
   select case count(*)
       when 0 then 'null'
-      when 1 then format($sql$pgmb.bounded_key(to_json(%s.%I) #>> '{}')$sql$, side, min(k.name))
-      else format('pgmb.bounded_key(json_build_array(%s)::text)', string_agg(format('%s.%I', side, k.name), ', ' order by k.place)) end
+      when 1 then format($sql$pgmb_internal.bounded_key(to_json(%s.%I) #>> '{}')$sql$, side, min(k.name))
+      else format('pgmb_internal.bounded_key(json_build_array(%s)::text)', string_agg(format('%s.%I', side, k.name), ', ' order by k.place)) end
   into key
-  from unnest((pgmb.shape_of_rows(mutation_statement.tabl)).keys) with ordinality k (name, place);
+  from unnest((pgmb_internal.shape_of_rows(mutation_statement.tabl)).keys) with ordinality k (name, place);
 
   select coalesce(array_agg(c.name order by c.place), '{}'), max(length(c.name)),
     case when bool_or(c.instead is not null)
@@ -361,7 +363,7 @@ begin
       -- A transition table has no values of virtual columns, which PostgreSQL 18 brought.
       when a.attgenerated = 'v'
       then (select pg_get_expr(d.adbin, d.adrelid) from pg_attrdef d where d.adrelid = a.attrelid and d.adnum = a.attnum)
-      when a.atttypid >= 16384 and pgmb.type_is_foreign(a.atttypid)
+      when a.atttypid >= 16384 and pgmb_internal.type_is_foreign(a.atttypid)
       then format('case num_nulls(%1$I) when 0 then concat(%1$I) end', a.attname) end as instead
     from pg_attribute a
     where a.attrelid = mutation_statement.tabl and a.attnum > 0 and not a.attisdropped
@@ -421,8 +423,8 @@ end $$;
 -- Whether JSON made of a value of this type could call a function of somebody with less rights than pgmb's owner: a cast
 -- to json, which whoever owns a type can make at any time. The trigger would lend that function its rights. Composite
 -- types are taken by their fields, which nobody can change while a table has a column of the type; rows of other
--- tables, which can, by the table's owner. Internal.
-create or replace function pgmb.type_is_foreign(type oid)
+-- tables, which can, by the table's owner.
+create or replace function pgmb_internal.type_is_foreign(type oid)
 returns boolean
 language plpgsql stable
 as $$
@@ -447,11 +449,11 @@ begin
       and not pg_has_role(t.typowner, current_user, 'usage'));
 end $$;
 
--- Decides whether a mutation is published and how its row reads; the user may replace it. Upgrades make it only where
--- there is none of the user's.
 do $pgmb_serialiser$
 begin
-  if not pgmb.serialiser_is_custom() then
+  if not pgmb_internal.serialiser_is_custom() then
+    -- Decides whether a mutation is published, and what its payload is. Replace it to choose for yourself: an upgrade
+    -- replaces the default only.
     create or replace function pgmb.serialise_record_for_event(
       tabl oid, op text, record record, serialised out jsonb, emit out boolean
     )

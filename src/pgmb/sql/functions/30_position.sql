@@ -1,5 +1,6 @@
 -- Positions: taking them, naming them by ticks, and reading the events between two of them.
 
+-- The last number that the sequence of a stream gave, 0 before the first. Called by the ticker. Support.
 create or replace function pgmb.last_seq(stream text)
 returns bigint
 language sql volatile
@@ -8,19 +9,17 @@ as $$
 $$;
 
 -- Whether the log's transaction ids are this cluster's: it is the same one, or pg_upgrade made it of the same files.
--- Internal.
-create or replace function pgmb.is_home()
+create or replace function pgmb_internal.is_home()
 returns boolean
 language sql volatile
 set search_path = pg_catalog, pg_temp
 as $$
-  select i.system_identifier = c.system_identifier or pgmb.is_same_lineage()
+  select i.system_identifier = c.system_identifier or pgmb_internal.is_same_lineage()
   from pgmb.installation i, pg_control_system() c
 $$;
 
 -- Whether the rows of pgmb.lineage are where they were written, in a cluster that has given the ids that ticks hold.
--- Internal.
-create or replace function pgmb.is_same_lineage()
+create or replace function pgmb_internal.is_same_lineage()
 returns boolean
 language sql volatile
 set search_path = pg_catalog, pg_temp
@@ -32,8 +31,8 @@ as $$
       where pg_snapshot_xmax((newest.position).snapshot) > pg_snapshot_xmax(pg_current_snapshot()))
 $$;
 
--- Writes the rows of pgmb.lineage. Internal.
-create or replace function pgmb.write_lineage()
+-- Writes the rows of pgmb.lineage.
+create or replace function pgmb_internal.write_lineage()
 returns void
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -53,8 +52,8 @@ end $$;
 
 -- Refuses to read positions where they cannot be right: on a standby, whose snapshots do not show what is
 -- in progress on the primary, and on a cluster other than the one that gave the log its xids.
--- Errors: MB020 standby, MB021 another cluster. Internal.
-create or replace function pgmb.assert_primary()
+-- Errors: MB020 standby, MB021 another cluster.
+create or replace function pgmb_internal.assert_primary()
 returns void
 language plpgsql
 as $$
@@ -66,15 +65,15 @@ begin
   if pg_catalog.current_setting('pgmb.cluster_checked', true) = pg_catalog.current_database() then
     return;
   end if;
-  if not pgmb.is_home() then
+  if not pgmb_internal.is_home() then
     raise exception 'this database was restored or copied from another cluster' using errcode = 'MB021',
       hint = 'Its positions hold the other cluster''s transaction ids. Stop publishers and run pgmb.rebase().';
   end if;
   perform pg_catalog.set_config('pgmb.cluster_checked', pg_catalog.current_database(), false);
 end $$;
 
--- Where the stream stands now, without a tick: for whoever stores it in the database in this transaction. Internal.
-create or replace function pgmb.take_position(stream text)
+-- Where the stream stands now, without a tick: for whoever stores it in the database in this transaction.
+create or replace function pgmb_internal.take_position(stream text)
 returns pgmb.position
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
@@ -84,7 +83,7 @@ declare
   stream_number integer := pgmb.stream_id(take_position.stream);
   newest pgmb.position;
 begin
-  perform pgmb.assert_primary();
+  perform pgmb_internal.assert_primary();
   select i.epoch, s.salt into taken.epoch, taken.stream
   from pgmb.installation i, pgmb.stream s where s.id = stream_number;
   if pg_current_xact_id_if_assigned() is null then
@@ -99,14 +98,14 @@ begin
     taken.seq := coalesce(newest.seq, 0);
     taken.next := coalesce(newest.next, '3');
   end if;
-  taken.snapshot := pgmb.snapshot();
+  taken.snapshot := pgmb_internal.snapshot();
   return taken;
 end $$;
 
 -- The stream's newest tick, or a new one where something happened since, which wakes listeners. Takes no lock that
 -- outlives the statement but the row's own: a tick in a long transaction stalls no other session. Its commit is
--- flushed even under synchronous_commit = off, so that its transaction ids are never given again. Internal.
-create or replace function pgmb.make_tick(stream text, out made boolean, out "position" pgmb.position)
+-- flushed even under synchronous_commit = off, so that its transaction ids are never given again.
+create or replace function pgmb_internal.make_tick(stream text, out made boolean, out "position" pgmb.position)
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -123,13 +122,13 @@ declare
 begin
   select * into newest from pgmb.tick t where t.stream = stream_number order by t.id desc limit 1;
   made := newest.id is null or pgmb.last_seq(make_tick.stream) > (newest.position).seq or exists (
-    select from pgmb.batch_events(stream_number, (newest.position).snapshot, (newest.position).seq,
+    select from pgmb_internal.batch_events(stream_number, (newest.position).snapshot, (newest.position).seq,
       (newest.position).next, pg_current_snapshot(), null, null, 0, (newest.position).seq, '', 1));
   if not made then
     position := newest.position;
     return;
   end if;
-  position := pgmb.take_position(make_tick.stream);
+  position := pgmb_internal.take_position(make_tick.stream);
   position.proof := hashtextextended(gen_random_uuid()::text, 0) & 9223372036854775807;
   finished := pg_snapshot_xmax(position.snapshot)::text::bigint
     - (select count(*) from pg_snapshot_xip(position.snapshot));
@@ -167,9 +166,9 @@ set search_path = pg_catalog, pg_temp
 as $$
 begin
   perform pgmb.stream_id(position.stream);
-  perform pgmb.assert_primary();
-  perform pgmb.assert_reader(position.stream);
-  return (select t.position from pgmb.make_tick(position.stream) t);
+  perform pgmb_internal.assert_primary();
+  perform pgmb_internal.assert_reader(position.stream);
+  return (select t.position from pgmb_internal.make_tick(position.stream) t);
 end $$;
 
 -- The position before a stream's first event that is still kept.
@@ -180,7 +179,7 @@ set search_path = pg_catalog, pg_temp
 as $$
   select i.epoch, s.salt, 0::bigint, 0::bigint, '3:3:'::pg_snapshot, 0::bigint, '3'::xid8
   from pgmb.installation i, pgmb.stream s
-  where s.id = (select pgmb.readable_stream(earliest.stream))
+  where s.id = (select pgmb_internal.readable_stream(earliest.stream))
 $$;
 
 -- Publishes what is due and stores the stream's position under a short name, the tick's id, with one NOTIFY on channel
@@ -193,12 +192,12 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-  perform pgmb.assert_read_committed();
+  perform pgmb_internal.assert_read_committed();
   perform pgmb.stream_id(tick.stream);
-  perform pgmb.assert_primary();
-  perform pgmb.assert_reader(tick.stream);
-  perform pgmb.release_due(tick.stream, clock_timestamp());
-  return (select case when t.made then (t.position).tick end from pgmb.make_tick(tick.stream) t);
+  perform pgmb_internal.assert_primary();
+  perform pgmb_internal.assert_reader(tick.stream);
+  perform pgmb_internal.release_due(tick.stream, clock_timestamp());
+  return (select case when t.made then (t.position).tick end from pgmb_internal.make_tick(tick.stream) t);
 end $$;
 
 -- The newest position that a tick recorded at or before `at`; before the first tick, the earliest.
@@ -209,7 +208,7 @@ set search_path = pg_catalog, pg_temp
 as $$
   select coalesce(
     (select t.position from pgmb.tick t
-     where t.stream = (select pgmb.readable_stream(position_at.stream)) and t.at <= position_at.at
+     where t.stream = (select pgmb_internal.readable_stream(position_at.stream)) and t.at <= position_at.at
      order by t.at desc, t.id desc limit 1),
     pgmb.earliest(position_at.stream))
 $$;
@@ -225,7 +224,7 @@ declare
   stream_number integer := pgmb.stream_id(newest_tick.stream);
   newest pgmb.tick;
 begin
-  perform pgmb.assert_reader(newest_tick.stream);
+  perform pgmb_internal.assert_reader(newest_tick.stream);
   select t.* into newest from pgmb.tick t where t.stream = stream_number order by t.id desc limit 1;
   newest_tick.tick := coalesce(newest.id, 0);
   newest_tick.at := newest.at;
@@ -241,7 +240,7 @@ as $$
 declare
   stream_number integer := pgmb.stream_id(ticks.stream);
 begin
-  perform pgmb.assert_reader(ticks.stream);
+  perform pgmb_internal.assert_reader(ticks.stream);
   return query
   select t.id, t.at, t.position from pgmb.tick t where t.stream = stream_number and t.id = any (ticks.numbers)
   union all
@@ -285,10 +284,10 @@ as $$
 declare
   stream_number integer := pgmb.stream_id(stream);
 begin
-  perform pgmb.assert_reader(stream);
-  perform pgmb.assert_position(stream_number, after);
-  perform pgmb.assert_position(stream_number, upto);
-  return query select * from pgmb.batch_events(
+  perform pgmb_internal.assert_reader(stream);
+  perform pgmb_internal.assert_position(stream_number, after);
+  perform pgmb_internal.assert_position(stream_number, upto);
+  return query select * from pgmb_internal.batch_events(
     stream_number, (after).snapshot, (after).seq, (after).next, (upto).snapshot,
     null, null, coalesce(after_seq, 0), 9223372036854775807, '', max);
   -- Afterwards: a segment may have been emptied while it was about to be read. TRUNCATE empties it for every
@@ -299,9 +298,9 @@ begin
     where current_setting('transaction_isolation') <> 'read committed'
       and s.stream = stream_number and s.dropped_at is null and leaf.relfilenode <> pg_relation_filenode(leaf.oid)
   ) then
-    perform pgmb.raise_gone();
+    perform pgmb_internal.raise_gone();
   end if;
-  perform pgmb.assert_history(stream_number, (after).snapshot);
+  perform pgmb_internal.assert_history(stream_number, (after).snapshot);
 end $$;
 
 -- Refuses to read between two positions where they do not apply, or not yet: the checks of pgmb.between, for readers of
@@ -318,9 +317,9 @@ declare
   stream_number integer := pgmb.stream_id(assert_between.stream);
   gone record;
 begin
-  perform pgmb.assert_reader(assert_between.stream);
-  perform pgmb.assert_position(stream_number, assert_between.after);
-  perform pgmb.assert_position(stream_number, assert_between.upto);
+  perform pgmb_internal.assert_reader(assert_between.stream);
+  perform pgmb_internal.assert_position(stream_number, assert_between.after);
+  perform pgmb_internal.assert_position(stream_number, assert_between.upto);
   select greatest(assert_between.lo, min(s.number::bigint << 40),
       -- Up to there only stragglers can be among them.
       case when max(s.last_seq) > (after).seq then (after).seq end) lo,
@@ -339,8 +338,8 @@ end $$;
 
 -- Refuses a position that was not taken from this stream's history as it is here: two look-ups by primary key. Whether
 -- retention dropped what lies after it is for assert_history to say. Errors: MB005 none given, MB021 another epoch,
--- MB022 not here yet, MB023 lost, MB026 another stream. Internal.
-create or replace function pgmb.assert_position(stream integer, given pgmb.position)
+-- MB022 not here yet, MB023 lost, MB026 another stream.
+create or replace function pgmb_internal.assert_position(stream integer, given pgmb.position)
 returns void
 language plpgsql
 as $$
@@ -372,7 +371,7 @@ begin
     return;
   end if;
   -- Retention deletes ticks by the same rule.
-  if kept is null and pgmb.is_dropped(assert_position.stream, (given).snapshot) then
+  if kept is null and pgmb_internal.is_dropped(assert_position.stream, (given).snapshot) then
     return;
   end if;
   if kept is null and pg_is_in_recovery() then
@@ -391,32 +390,32 @@ begin
 end $$;
 
 -- Refuses a position from which a queue or durable reader cannot start, and keeps retention from dropping what lies
--- after it until this transaction ends. Waits for a drop that is under way. Errors: those of between. Internal.
-create or replace function pgmb.hold_history(stream integer, given pgmb.position)
+-- after it until this transaction ends. Waits for a drop that is under way. Errors: those of between.
+create or replace function pgmb_internal.hold_history(stream integer, given pgmb.position)
 returns void
 language plpgsql
 as $$
 begin
-  perform pgmb.assert_read_committed();
+  perform pgmb_internal.assert_read_committed();
   perform from pgmb.history h where h.stream = hold_history.stream for share;
-  perform pgmb.assert_position(hold_history.stream, given);
-  perform pgmb.assert_history(hold_history.stream, (given).snapshot);
+  perform pgmb_internal.assert_position(hold_history.stream, given);
+  perform pgmb_internal.assert_history(hold_history.stream, (given).snapshot);
 end $$;
 
 -- Refuses a position whose events retention has dropped. From the earliest on, what is still there counts.
--- Errors: MB012. Internal.
-create or replace function pgmb.assert_history(stream integer, after pg_snapshot)
+-- Errors: MB012.
+create or replace function pgmb_internal.assert_history(stream integer, after pg_snapshot)
 returns void
 language plpgsql
 as $$
 begin
-  if pg_snapshot_xmin(after) > '3' and pgmb.is_dropped(stream, after) then
-    perform pgmb.raise_gone();
+  if pg_snapshot_xmin(after) > '3' and pgmb_internal.is_dropped(stream, after) then
+    perform pgmb_internal.raise_gone();
   end if;
 end $$;
 
--- Whether retention dropped events that the snapshot may not have seen. Internal.
-create or replace function pgmb.is_dropped(stream integer, after pg_snapshot)
+-- Whether retention dropped events that the snapshot may not have seen.
+create or replace function pgmb_internal.is_dropped(stream integer, after pg_snapshot)
 returns boolean
 language sql volatile
 as $$
@@ -425,7 +424,7 @@ as $$
     where s.stream = is_dropped.stream and s.dropped_at is not null and s.max_xid >= pg_snapshot_xmin(after))
 $$;
 
-create or replace function pgmb.raise_gone()
+create or replace function pgmb_internal.raise_gone()
 returns void
 language plpgsql
 as $$
@@ -441,11 +440,11 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-  perform pgmb.assert_reader(stream);
-  perform pgmb.assert_own_reader(stream, reader);
-  perform pgmb.hold_history(pgmb.stream_id(stream), confirm."at");
+  perform pgmb_internal.assert_reader(stream);
+  perform pgmb_internal.assert_own_reader(stream, reader);
+  perform pgmb_internal.hold_history(pgmb.stream_id(stream), confirm."at");
   insert into pgmb.reader as r (stream, name, position, role)
-  values (pgmb.stream_id(stream), reader, confirm."at", pgmb.caller())
+  values (pgmb.stream_id(stream), reader, confirm."at", pgmb_internal.caller())
   on conflict on constraint reader_pkey do update
   set position = excluded.position, updated_at = clock_timestamp();
 end $$;
@@ -457,8 +456,8 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-  perform pgmb.assert_reader(stream);
-  perform pgmb.assert_own_reader(stream, reader);
+  perform pgmb_internal.assert_reader(stream);
+  perform pgmb_internal.assert_own_reader(stream, reader);
   delete from pgmb.reader r where r.stream = pgmb.stream_id(forget.stream) and r.name = reader;
   return found;
 end $$;

@@ -3,8 +3,8 @@
 
 -- The present snapshot, with the caller's own transaction unfinished in it, as it is. pg_current_snapshot()
 -- leaves it out of its list, so that once a later transaction has finished it would count as finished too,
--- and what it publishes from now on as read. Internal.
-create or replace function pgmb.snapshot()
+-- and what it publishes from now on as read.
+create or replace function pgmb_internal.snapshot()
 returns pg_snapshot
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
@@ -22,8 +22,8 @@ begin
 end $$;
 
 -- The SQL that reads from one segment the main part of a batch: $1 < seq <= $2, visible in $3 and not in
--- $5. The two xid comparisons spare the snapshot look-ups for all but a few events. Internal.
-create or replace function pgmb.main_part(leaf text, columns text, matching text)
+-- $5. The two xid comparisons spare the snapshot look-ups for all but a few events.
+create or replace function pgmb_internal.main_part(leaf text, columns text, matching text)
 returns text
 language sql immutable parallel safe
 as $$
@@ -32,16 +32,16 @@ as $$
     || ' and (e.xid >= $6 or not pg_visible_in_snapshot(e.xid, $5))' || matching || ' order by e.seq'
 $$;
 
--- The condition that leaves out what transaction `own` received of its own events. Internal.
-create or replace function pgmb.without_own(own xid8, own_seq bigint)
+-- The condition that leaves out what transaction `own` received of its own events.
+create or replace function pgmb_internal.without_own(own xid8, own_seq bigint)
 returns text
 language sql immutable parallel safe
 as $$
   select case when own is null then '' else ' and not (e.xid = ''' || own || ''' and e.seq <= ' || own_seq || ')' end
 $$;
 
--- The columns of pgmb.event out of a log, ids derived where none was given (pgmb.derive_id). Internal.
-create or replace function pgmb.event_columns(salt bigint)
+-- The columns of pgmb.event out of a log, ids derived where none was given (pgmb.derive_id).
+create or replace function pgmb_internal.event_columns(salt bigint)
 returns text
 language sql immutable parallel safe
 as $$
@@ -54,8 +54,8 @@ $$;
 
 -- The events of the batch done -> batch with lo < seq <= hi, in seq order, at most `max`. Stragglers,
 -- transactions unfinished in `done`, are found by xid at or below done_seq; above it the log is walked.
--- Events of transaction `own` up to own_seq are left out. raw: ids that nobody gave stay null. Internal.
-create or replace function pgmb.batch_events(
+-- Events of transaction `own` up to own_seq are left out. raw: ids that nobody gave stay null.
+create or replace function pgmb_internal.batch_events(
   stream integer, done pg_snapshot, done_seq bigint, done_next xid8, batch pg_snapshot,
   own xid8, own_seq bigint, lo bigint, hi bigint, matching text, max bigint, raw boolean default false
 )
@@ -63,7 +63,7 @@ returns setof pgmb.event
 language plpgsql volatile
 as $$
 declare
-  filter text := matching || pgmb.without_own(own, own_seq);
+  filter text := matching || pgmb_internal.without_own(own, own_seq);
   columns text;
   unfinished xid8[];
   seg record;
@@ -74,7 +74,7 @@ begin
   if raw then
     columns := 'e.seq, e.id, e.topic::text, e.key::text, e.payload, e.headers, e.published_at';
   else
-    select pgmb.event_columns(s.salt) into columns from pgmb.stream s where s.id = stream;
+    select pgmb_internal.event_columns(s.salt) into columns from pgmb.stream s where s.id = stream;
   end if;
   if lo < done_seq then
     unfinished := array(select x from pg_snapshot_xip(done) x
@@ -124,7 +124,7 @@ begin
     order by s.number
   loop
     exit when got >= max;
-    return query execute pgmb.main_part(seg.leaf, columns, filter) || ' limit $7'
+    return query execute pgmb_internal.main_part(seg.leaf, columns, filter) || ' limit $7'
       using greatest(lo, done_seq), hi, batch, pg_snapshot_xmin(batch), done, pg_snapshot_xmax(done),
         max - got;
     get diagnostics part = row_count;
@@ -133,8 +133,8 @@ begin
 end $$;
 
 -- Whether transactions unfinished in `done` have finished in `batch` and wrote events with lo < seq <= hi: a
--- cheap look before batch_events reads them. Internal.
-create or replace function pgmb.has_stragglers(
+-- cheap look before batch_events reads them.
+create or replace function pgmb_internal.has_stragglers(
   stream integer, done pg_snapshot, done_next xid8, batch pg_snapshot, lo bigint, hi bigint
 )
 returns boolean

@@ -11,7 +11,7 @@ set search_path = pg_catalog, pg_temp
 as $$
 begin
   perform pgmb.stream_id(identify.stream);
-  perform pgmb.assert_reader(identify.stream);
+  perform pgmb_internal.assert_reader(identify.stream);
   select i.identity::text, current_database()::text, i.epoch, s.salt
   into identify.cluster, identify.database, identify.epoch, identify.salt
   from pgmb.installation i, pgmb.stream s
@@ -25,7 +25,7 @@ language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-  perform pgmb.assert_reader(newest.stream);
+  perform pgmb_internal.assert_reader(newest.stream);
   newest."position" := (select t."position" from pgmb.newest_tick(newest.stream) t);
   -- Second: what the position holds drew its numbers before.
   newest.last := pgmb.last_seq(newest.stream);
@@ -61,7 +61,7 @@ declare
 begin
   perform pgmb.assert_between(stream, after, upto);
   if place < floor then
-    straggling := (pgmb.stragglers(stream_number, after, (upto).snapshot, place, floor)).events;
+    straggling := (pgmb_internal.stragglers(stream_number, after, (upto).snapshot, place, floor)).events;
     if straggling between 1 and least(budget, 10000) then
       lo := place;
       hi := floor;
@@ -72,8 +72,8 @@ begin
     elsif straggling > 0 then
       -- Many: their numbers lie close together, and from the first on the log is walked as it is above them.
       late := false;
-      first := pgmb.first_between(stream_number, after, upto, place, floor);
-      for lo, hi, numbers in select * from pgmb.cut(stream_number, first - 1, floor, budget, size, parts) loop
+      first := pgmb_internal.first_between(stream_number, after, upto, place, floor);
+      for lo, hi, numbers in select * from pgmb_internal.cut(stream_number, first - 1, floor, budget, size, parts) loop
         budget := budget - numbers;
         return next;
       end loop;
@@ -83,22 +83,22 @@ begin
     end if;
     place := floor;
   end if;
-  if budget > 0 and budget < pgmb.numbers_between(stream_number, place, last) then
-    first := pgmb.first_between(stream_number, after, upto, place, last);
+  if budget > 0 and budget < pgmb_internal.numbers_between(stream_number, place, last) then
+    first := pgmb_internal.first_between(stream_number, after, upto, place, last);
     if first is null then
       return;
     end if;
     place := first - 1;
   end if;
   late := false;
-  for lo, hi, numbers in select * from pgmb.cut(stream_number, place, last, budget, size, parts) loop
+  for lo, hi, numbers in select * from pgmb_internal.cut(stream_number, place, last, budget, size, parts) loop
     return next;
   end loop;
 end $$;
 
 -- The events with lo < seq <= hi of transactions that were unfinished at `after` and have ended in `batch`: how many,
--- counted up to 10000 a segment and a little beyond, and when the oldest of those was published. Internal.
-create or replace function pgmb.stragglers(
+-- counted up to 10000 a segment and a little beyond, and when the oldest of those was published.
+create or replace function pgmb_internal.stragglers(
   stream integer, after pgmb.position, batch pg_snapshot, lo bigint, hi bigint,
   out events bigint, out oldest timestamptz
 )
@@ -132,27 +132,27 @@ begin
   end loop;
 end $$;
 
--- The number of the first event between two positions with lo < seq <= hi. Internal.
-create or replace function pgmb.first_between(
+-- The number of the first event between two positions with lo < seq <= hi.
+create or replace function pgmb_internal.first_between(
   stream integer, after pgmb.position, upto pgmb.position, lo bigint, hi bigint
 )
 returns bigint
 language sql volatile
 as $$
-  select e.seq from pgmb.batch_events(stream, (after).snapshot, (after).seq, (after).next, (upto).snapshot,
+  select e.seq from pgmb_internal.batch_events(stream, (after).snapshot, (after).seq, (after).next, (upto).snapshot,
     null, null, lo, hi, '', 1, raw => true) e
 $$;
 
 -- Cuts lo < seq <= hi, or as much of it as holds `budget` numbers, into parts of about `size` numbers, at least `parts`.
--- They follow one another without a gap, also across segments. Internal.
-create or replace function pgmb.cut(
+-- They follow one another without a gap, also across segments.
+create or replace function pgmb_internal.cut(
   stream integer, lo bigint, hi bigint, budget bigint, size bigint, parts integer
 )
 returns table (part_lo bigint, part_hi bigint, numbers bigint)
 language plpgsql
 as $$
 declare
-  held bigint := pgmb.numbers_between(stream, lo, hi);
+  held bigint := pgmb_internal.numbers_between(stream, lo, hi);
   rest bigint := least(held, budget);
   target bigint := ceil(rest / greatest(1, parts, ceil(rest / size::numeric)));
   place bigint;

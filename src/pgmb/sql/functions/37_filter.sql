@@ -2,16 +2,16 @@
 -- {topic, key, payload, headers}; what jsonb cannot hold matches none.
 
 -- The document of an event, or null where jsonb cannot hold it (\u0000, numbers out of range) or it is larger or nested
--- more deeply than a filter looks. Internal.
-create or replace function pgmb.event_document(topic text, key text, payload json, headers json)
+-- more deeply than a filter looks.
+create or replace function pgmb_internal.event_document(topic text, key text, payload json, headers json)
 returns jsonb
 language plpgsql immutable
 as $$
 declare
   document jsonb := null;
 begin
-  document := pgmb.event_text(topic, key, payload, headers)::jsonb;
-  if (pgmb.may_be_deep(payload::text) or pgmb.may_be_deep(headers::text)) and pgmb.is_deep(document) then
+  document := pgmb_internal.event_text(topic, key, payload, headers)::jsonb;
+  if (pgmb_internal.may_be_deep(payload::text) or pgmb_internal.may_be_deep(headers::text)) and pgmb_internal.is_deep(document) then
     return null;
   end if;
   return document;
@@ -20,8 +20,8 @@ exception when others then
 end $$;
 
 -- The same before it is read, null where it is too large: written as text and read once, it costs half of what
--- building it from parts does. Inlined. Internal.
-create or replace function pgmb.event_text(topic text, key text, payload json, headers json)
+-- building it from parts does. Inlined.
+create or replace function pgmb_internal.event_text(topic text, key text, payload json, headers json)
 returns text
 language sql stable
 as $$
@@ -30,8 +30,8 @@ as $$
     || ',"payload":' || payload || ',"headers":' || coalesce(headers::text, '{}') || '}' end
 $$;
 
--- Whether a json text has so many brackets that it might be nested too deeply. Internal.
-create or replace function pgmb.may_be_deep(value text)
+-- Whether a json text has so many brackets that it might be nested too deeply.
+create or replace function pgmb_internal.may_be_deep(value text)
 returns boolean
 language sql immutable
 as $$
@@ -39,8 +39,8 @@ as $$
     and octet_length(value) - octet_length(replace(replace(value, '[', ''), '{', '')) >= 1000
 $$;
 
--- Whether it is: a path that descends as far (`$.**`) might exhaust the server's stack, and so raise. Internal.
-create or replace function pgmb.is_deep(document jsonb)
+-- Whether it is: a path that descends as far (`$.**`) might exhaust the server's stack, and so raise.
+create or replace function pgmb_internal.is_deep(document jsonb)
 returns boolean
 language sql immutable
 as $$
@@ -48,8 +48,8 @@ as $$
 $$;
 
 -- What `equals` asks of an event, field by field: the path of each, starting with topic, key, payload or headers,
--- and the value. Internal.
-create or replace function pgmb.equal_fields(equals jsonb)
+-- and the value.
+create or replace function pgmb_internal.equal_fields(equals jsonb)
 returns table (path text[], value jsonb)
 language sql immutable
 as $$
@@ -62,8 +62,8 @@ as $$
   select path, value from field where jsonb_typeof(value) <> 'object' or value = '{}' order by path
 $$;
 
--- Refuses what is not a filter. Errors: MB009. Internal.
-create or replace function pgmb.assert_filter(equals jsonb, filter text, params jsonb)
+-- Refuses what is not a filter. Errors: MB009.
+create or replace function pgmb_internal.assert_filter(equals jsonb, filter text, params jsonb)
 returns void
 language plpgsql immutable
 as $$
@@ -74,7 +74,7 @@ declare
 begin
   if equals is not null and (
     jsonb_typeof(equals) <> 'object' or octet_length(equals::text) > 8000 or equals = '{}' or exists (
-      select from pgmb.equal_fields(equals) f
+      select from pgmb_internal.equal_fields(equals) f
       where f.path[1] not in ('topic', 'key', 'payload', 'headers') or jsonb_typeof(f.value) in ('object', 'array')
         or (f.path[1] in ('topic', 'key')) <> (cardinality(f.path) = 1)
         or cardinality(f.path) = 1 and jsonb_typeof(f.value) <> 'string' and not (f.path = '{key}' and f.value = 'null')))
@@ -95,9 +95,9 @@ begin
     path := filter::jsonpath;
     -- One that is not given would raise at the first event: name it now.
     select string_agg('$' || name, ', ') into missing
-    from pgmb.filter_variables(path) name where not coalesce(params, '{}') ? name;
+    from pgmb_internal.filter_variables(path) name where not coalesce(params, '{}') ? name;
     -- Without the values of params: over those alone a filter can run for hours.
-    select jsonb_object_agg(name, null) into variables from pgmb.filter_variables(path) name;
+    select jsonb_object_agg(name, null) into variables from pgmb_internal.filter_variables(path) name;
     perform jsonb_path_exists('{}', path, coalesce(variables, '{}'), true);
   exception when others then
     raise exception 'not a filter: %', sqlerrm using errcode = 'MB009',
@@ -109,8 +109,8 @@ begin
 end $$;
 
 -- A filter as a predicate: a path that is none (it finds items instead of saying yes or no) asks whether it finds
--- any. Internal.
-create or replace function pgmb.predicate(filter text)
+-- any.
+create or replace function pgmb_internal.predicate(filter text)
 returns jsonpath
 language plpgsql immutable
 as $$
@@ -118,7 +118,7 @@ declare
   path jsonpath := filter;
   variables jsonb;
 begin
-  select jsonb_object_agg(name, null) into variables from pgmb.filter_variables(path) name;
+  select jsonb_object_agg(name, null) into variables from pgmb_internal.filter_variables(path) name;
   -- A predicate says yes, no or unknown of every document, even of this one.
   if jsonb_path_query_array('{}', path, coalesce(variables, '{}'), true) <@ '[true, false, null]'
     and jsonb_path_exists('{}', path, coalesce(variables, '{}'), true)
@@ -130,8 +130,8 @@ begin
   return 'exists(' || path || ')';
 end $$;
 
--- The names of the variables that a filter asks params for. Internal.
-create or replace function pgmb.filter_variables(filter jsonpath)
+-- The names of the variables that a filter asks params for.
+create or replace function pgmb_internal.filter_variables(filter jsonpath)
 returns setof text
 language sql immutable
 set standard_conforming_strings = on
@@ -144,8 +144,8 @@ $$;
 
 -- Whether a filter may take more than a few steps for each item of a document, so that it runs under a statement_timeout
 -- only: `.**`, a filter inside a filter that starts again at the root, lists compared with lists, params or alternatives
--- that multiply to more than 64, patterns with back references, bounds or lookahead. Internal.
-create or replace function pgmb.is_costly(filter jsonpath, params jsonb)
+-- that multiply to more than 64, patterns with back references, bounds or lookahead.
+create or replace function pgmb_internal.is_costly(filter jsonpath, params jsonb)
 returns boolean
 language plpgsql immutable
 set standard_conforming_strings = on
@@ -179,8 +179,8 @@ begin
 end $$;
 
 -- Whether an error is the server's or the session's own, and no filter is to blame: lost locks and conflicts, too little
--- memory or disk, a cancel, damaged data. Internal.
-create or replace function pgmb.servers_trouble(state text)
+-- memory or disk, a cancel, damaged data.
+create or replace function pgmb_internal.servers_trouble(state text)
 returns boolean
 language sql immutable parallel safe
 as $$
@@ -188,8 +188,8 @@ as $$
 $$;
 
 -- A predicate on events as one on their payloads, null if it asks about more than those. To read the payload alone costs
--- half. Internal.
-create or replace function pgmb.payload_predicate(filter jsonpath)
+-- half.
+create or replace function pgmb_internal.payload_predicate(filter jsonpath)
 returns jsonpath
 language sql immutable
 set standard_conforming_strings = on
@@ -199,13 +199,13 @@ as $$
     then replace(filter::text, '$."payload"', '$')::jsonpath end
 $$;
 
--- A payload or headers as jsonb, or null as event_document has it. Internal.
-create or replace function pgmb.readable(value json)
+-- A payload or headers as jsonb, or null as event_document has it.
+create or replace function pgmb_internal.readable(value json)
 returns jsonb
 language plpgsql immutable
 as $$
 begin
-  if octet_length(value::text) > 1048576 or pgmb.may_be_deep(value::text) and pgmb.is_deep(value::jsonb) then
+  if octet_length(value::text) > 1048576 or pgmb_internal.may_be_deep(value::text) and pgmb_internal.is_deep(value::jsonb) then
     return null;
   end if;
   return value::jsonb;
@@ -214,20 +214,20 @@ exception when others then
 end $$;
 
 -- The condition on an event e of a log that fields and a filter make, to be added to a WHERE clause. The filter is asked
--- about those events alone whose fields are equal. Internal.
-create or replace function pgmb.filtering(equals jsonb, filter text, params jsonb)
+-- about those events alone whose fields are equal.
+create or replace function pgmb_internal.filtering(equals jsonb, filter text, params jsonb)
 returns text
 language sql immutable
 as $$
   select case when filter is null then fields.equal else format(' and case when true%s then jsonb_path_match(%s, %L, %L, true) else false end',
     fields.equal,
-    case when pgmb.payload_predicate(pgmb.predicate(filter)) is null
-      then 'pgmb.event_document(e.topic, e.key, e.payload, e.headers)' else 'pgmb.readable(e.payload)' end,
-    coalesce(pgmb.payload_predicate(pgmb.predicate(filter)), pgmb.predicate(filter)), coalesce(params, '{}')) end
+    case when pgmb_internal.payload_predicate(pgmb_internal.predicate(filter)) is null
+      then 'pgmb_internal.event_document(e.topic, e.key, e.payload, e.headers)' else 'pgmb_internal.readable(e.payload)' end,
+    coalesce(pgmb_internal.payload_predicate(pgmb_internal.predicate(filter)), pgmb_internal.predicate(filter)), coalesce(params, '{}')) end
   from (select case when equals ? 'topic' then format(' and e.topic = %L', equals ->> 'topic') else '' end
     || case when equals ->> 'key' is not null then format(' and e.key = %L', equals ->> 'key')
       when equals ? 'key' then ' and e.key is null' else '' end
-    || case when equals ? 'headers' then format(' and pgmb.readable(e.headers) @> %L', equals -> 'headers') else '' end
-    || case when equals ? 'payload' then format(' and pgmb.readable(e.payload) @> %L', equals -> 'payload') else '' end
+    || case when equals ? 'headers' then format(' and pgmb_internal.readable(e.headers) @> %L', equals -> 'headers') else '' end
+    || case when equals ? 'payload' then format(' and pgmb_internal.readable(e.payload) @> %L', equals -> 'payload') else '' end
     ) fields (equal)
 $$;

@@ -2,51 +2,51 @@
 -- The text is refused if it names a type or function that is not PostgreSQL's own, parsed as pgmb_parser, checked as a
 -- tree, and runs as pgmb_matcher. Neither role has rights: see matcher.sql and docs/adr/0015.
 
--- An event as conditions see it. Internal.
-create or replace function pgmb.document(
+-- An event as conditions see it.
+create or replace function pgmb_internal.document(
   seq bigint, id uuid, topic text, key text, payload json, headers json, published_at timestamptz
 )
 returns pgmb.document
 language plpgsql stable
 as $$
 declare
-  event jsonb := pgmb.event_document(topic, key, payload, headers);
+  event jsonb := pgmb_internal.event_document(topic, key, payload, headers);
 begin
   if event is null then
     -- One of the two may be readable.
-    return (seq, id::text, topic, key, pgmb.readable(payload), pgmb.readable(headers), pgmb.readable(headers),
+    return (seq, id::text, topic, key, pgmb_internal.readable(payload), pgmb_internal.readable(headers), pgmb_internal.readable(headers),
       published_at, event);
   end if;
   return (seq, id::text, topic, key, event -> 'payload', event -> 'headers', event -> 'headers', published_at, event);
 end $$;
 
--- Whether conditions can run here: pgmb_matcher and pgmb_parser exist and the schema's owner may act for them. Internal.
-create or replace function pgmb.conditions_available()
+-- Whether conditions can run here: pgmb_matcher and pgmb_parser exist and the schema's owner may act for them.
+create or replace function pgmb_internal.conditions_available()
 returns boolean
 language sql stable
 as $$
   select to_regproc('pgmb_condition.match') is not null and to_regproc('pgmb_parser.parse') is not null
 $$;
 
--- Refuses callers who were not granted to write conditions: being an admin is not enough. Internal.
-create or replace function pgmb.assert_author()
+-- Refuses callers who were not granted to write conditions: being an admin is not enough.
+create or replace function pgmb_internal.assert_author()
 returns void
 language plpgsql
 as $$
 begin
-  if not (pgmb.caller_is_owner() or pgmb.caller_is('pgmb_conditions')) then
-    raise exception 'role % may not write SQL conditions', pgmb.caller() using errcode = '42501',
+  if not (pgmb_internal.caller_is_owner() or pgmb_internal.caller_is('pgmb_conditions')) then
+    raise exception 'role % may not write SQL conditions', pgmb_internal.caller() using errcode = '42501',
       hint = 'Grant it pgmb_conditions, or use a filter.';
   end if;
-  if not pgmb.conditions_available() then
+  if not pgmb_internal.conditions_available() then
     raise exception 'SQL conditions are not available here' using errcode = 'MB025',
       hint = 'Create the roles pgmb_matcher and pgmb_parser, grant both to the owner of schema pgmb, and run `pgmb upgrade`.';
   end if;
 end $$;
 
 -- Checks a condition and gives it as the server understands it. Errors: MB010 not a condition, MB025 none can run
--- here, 42501. Internal.
-create or replace function pgmb.compile_condition(condition text)
+-- here, 42501.
+create or replace function pgmb_internal.compile_condition(condition text)
 returns text
 language plpgsql
 as $$
@@ -56,21 +56,21 @@ begin
   if condition is null then
     return null;
   end if;
-  perform pgmb.assert_author();
+  perform pgmb_internal.assert_author();
   -- Until this commits none is forgotten: see expire_subscriptions.
-  perform pg_advisory_xact_lock_shared(pgmb.lock_key('conditions'));
+  perform pg_advisory_xact_lock_shared(pgmb_internal.lock_key('conditions'));
   select c.compiled into compiled from pgmb.condition c where c.digest = sha256(convert_to(condition, 'UTF8'));
   -- A transaction with an old snapshot may see one whose function is gone.
-  if compiled is null or to_regproc('pgmb_condition.' || pgmb.condition_name(compiled)) is null then
-    compiled := pgmb.make_condition(condition);
+  if compiled is null or to_regproc('pgmb_condition.' || pgmb_internal.condition_name(compiled)) is null then
+    compiled := pgmb_internal.make_condition(condition);
     insert into pgmb.condition (digest, compiled) values (sha256(convert_to(condition, 'UTF8')), compiled)
     on conflict do nothing;
   end if;
   return compiled;
 end $$;
 
--- The name of the function that a compiled condition has. Internal.
-create or replace function pgmb.condition_name(condition text)
+-- The name of the function that a compiled condition has.
+create or replace function pgmb_internal.condition_name(condition text)
 returns text
 language sql immutable parallel safe
 as $$
@@ -79,8 +79,8 @@ $$;
 
 -- A text as SQL reads it: its tokens without blanks and comments. kinds: name (texts has it as resolved), string, number,
 -- or the character itself, with :: as one. Errors: MB010 a quote or comment does not end, or it is written in a way that
--- this does not follow. Internal.
-create or replace function pgmb.sql_tokens(source text, out kinds text[], out texts text[])
+-- this does not follow.
+create or replace function pgmb_internal.sql_tokens(source text, out kinds text[], out texts text[])
 language plpgsql immutable
 as $$
 declare
@@ -157,13 +157,13 @@ begin
 end $$;
 
 -- Refuses a condition that could name a type, function or operator that is not PostgreSQL's own: parsing it may run code
--- of their owner, as reading '{1}'::evil[] runs the checks of the domain evil. Errors: MB010. Internal.
-create or replace function pgmb.assert_own_names(condition text)
+-- of their owner, as reading '{1}'::evil[] runs the checks of the domain evil. Errors: MB010.
+create or replace function pgmb_internal.assert_own_names(condition text)
 returns void
 language plpgsql
 as $$
 declare
-  tokens record := pgmb.sql_tokens(condition);
+  tokens record := pgmb_internal.sql_tokens(condition);
   refused text;
 begin
   select case when t.before_kind = '.' then t.qualifier || '.' else '' end || t.text into refused
@@ -196,8 +196,8 @@ end $$;
 -- Checks that a text is one expression over e and s, of type boolean, that calls nothing but functions of the server
 -- itself which change nothing, ask nothing about the database and run no code of others. Returns it as the server writes
 -- it, and makes the function of that condition. Settings that decide how literals are written and read are pinned here
--- as where conditions run: what was checked is what runs. Errors: MB010, MB025. Internal.
-create or replace function pgmb.make_condition(condition text)
+-- as where conditions run: what was checked is what runs. Errors: MB010, MB025.
+create or replace function pgmb_internal.make_condition(condition text)
 returns text
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -221,9 +221,9 @@ begin
   if condition !~ '\S' or octet_length(condition) > 4000 then
     raise exception 'a condition has 1 to 4000 bytes' using errcode = 'MB010';
   end if;
-  perform pgmb.assert_own_names(condition);
+  perform pgmb_internal.assert_own_names(condition);
   -- By name at run time: the schema may not be there.
-  execute format('select %s($1)', pgmb.run_as('pgmb_parser', 'pgmb_parser', 'parse')) into parsed using condition;
+  execute format('select %s($1)', pgmb_internal.run_as('pgmb_parser', 'pgmb_parser', 'parse')) into parsed using condition;
   checked := to_regprocedure(parsed);
   select p.prosqlbody::text into tree from pg_proc p where p.oid = checked;
   if tree is null then
@@ -268,9 +268,9 @@ begin
   end if;
   expression := regexp_replace(pg_get_function_sqlbody(checked), '^RETURN ', '');
   execute 'drop function ' || checked;
-  name := pgmb.condition_name(expression);
+  name := pgmb_internal.condition_name(expression);
   -- Others may be about to make the same.
-  perform pg_advisory_xact_lock(pgmb.lock_key('condition ' || name));
+  perform pg_advisory_xact_lock(pgmb_internal.lock_key('condition ' || name));
   if to_regprocedure(format('pgmb_condition.%I(pgmb.document, pgmb.subscriber)', name)) is null then
     execute format('create function pgmb_condition.%I(e pgmb.document, s pgmb.subscriber) returns boolean
       language plpgsql stable security definer set search_path = pg_catalog, pg_temp set standard_conforming_strings = on
@@ -283,8 +283,8 @@ begin
   return expression;
 end $$;
 
--- Drops the functions of conditions other than these. Internal.
-create or replace function pgmb.forget_conditions(kept text[])
+-- Drops the functions of conditions other than these.
+create or replace function pgmb_internal.forget_conditions(kept text[])
 returns void
 language plpgsql
 as $$
@@ -301,8 +301,8 @@ end $$;
 
 -- The name of a function that will run as a lesser role when the owner calls it. That role could change what it owns into
 -- something that runs as its caller, so this looks right before the call; volatile, to see what the same statement
--- changed. Errors: MB025 it would not run as that role. Internal.
-create or replace function pgmb.run_as(role text, schema text, name text)
+-- changed. Errors: MB025 it would not run as that role.
+create or replace function pgmb_internal.run_as(role text, schema text, name text)
 returns text
 language plpgsql volatile
 as $$
@@ -317,31 +317,31 @@ begin
 end $$;
 
 -- The condition on an event e of a log that a queue's fields, filter and SQL condition make. The last is asked about those
--- events alone that pass the others. Internal.
-create or replace function pgmb.asking(queue pgmb.queue)
+-- events alone that pass the others.
+create or replace function pgmb_internal.asking(queue pgmb.queue)
 returns text
 language sql stable
 as $$
-  select case when (queue).condition is null then pgmb.filtering((queue).equals, (queue).filter, (queue).params) else format(
-      ' and case when true%s then %s((select pgmb.document(d.seq, d.id, d.topic, d.key, d.payload, d.headers, d.published_at) '
+  select case when (queue).condition is null then pgmb_internal.filtering((queue).equals, (queue).filter, (queue).params) else format(
+      ' and case when true%s then %s((select pgmb_internal.document(d.seq, d.id, d.topic, d.key, d.payload, d.headers, d.published_at) '
       'from (select %s) d (seq, id, topic, key, payload, headers, published_at)), row(null, %L, %L)) else false end',
-      pgmb.filtering((queue).equals, (queue).filter, (queue).params),
-      pgmb.run_as('pgmb_matcher', 'pgmb_condition', pgmb.condition_name((queue).condition)),
-      (select pgmb.event_columns(s.salt) from pgmb.stream s where s.id = (queue).stream),
+      pgmb_internal.filtering((queue).equals, (queue).filter, (queue).params),
+      pgmb_internal.run_as('pgmb_matcher', 'pgmb_condition', pgmb_internal.condition_name((queue).condition)),
+      (select pgmb_internal.event_columns(s.salt) from pgmb.stream s where s.id = (queue).stream),
       (queue).name, coalesce((queue).params, '{}')) end
 $$;
 
--- Whether reading a queue needs a statement_timeout: it asks in SQL, or by a costly filter. Internal.
-create or replace function pgmb.needs_timeout(queue pgmb.queue)
+-- Whether reading a queue needs a statement_timeout: it asks in SQL, or by a costly filter.
+create or replace function pgmb_internal.needs_timeout(queue pgmb.queue)
 returns boolean
 language sql stable
 as $$
   select (queue).condition is not null
-    or (queue).filter is not null and pgmb.is_costly(pgmb.predicate((queue).filter), (queue).params)
+    or (queue).filter is not null and pgmb_internal.is_costly(pgmb_internal.predicate((queue).filter), (queue).params)
 $$;
 
--- Conditions and costly filters may take long: the caller must have said how long. Errors: MB024. Internal.
-create or replace function pgmb.assert_timeout()
+-- Conditions and costly filters may take long: the caller must have said how long. Errors: MB024.
+create or replace function pgmb_internal.assert_timeout()
 returns void
 language plpgsql stable
 as $$

@@ -13,12 +13,12 @@ language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-  perform pgmb.assert_reader(between_filtered.stream);
-  perform pgmb.assert_filter(between_filtered.equals, between_filtered.filter, between_filtered.params);
+  perform pgmb_internal.assert_reader(between_filtered.stream);
+  perform pgmb_internal.assert_filter(between_filtered.equals, between_filtered.filter, between_filtered.params);
   if between_filtered.filter is not null
-    and pgmb.is_costly(pgmb.predicate(between_filtered.filter), between_filtered.params)
+    and pgmb_internal.is_costly(pgmb_internal.predicate(between_filtered.filter), between_filtered.params)
   then
-    perform pgmb.assert_timeout();
+    perform pgmb_internal.assert_timeout();
   end if;
   if between_filtered.after is null or between_filtered.upto is null then
     return;
@@ -29,7 +29,7 @@ begin
        case when p.passes then e.headers end, case when p.passes then e.published_at end
      from pgmb.between($1, $2, $3, $4, $5) e
      cross join lateral (select coalesce(true'
-    || pgmb.filtering(between_filtered.equals, between_filtered.filter, between_filtered.params)
+    || pgmb_internal.filtering(between_filtered.equals, between_filtered.filter, between_filtered.params)
     || ', false) passes offset 0) p'
   using between_filtered.stream, between_filtered.after, between_filtered.upto, between_filtered.after_seq,
     between_filtered.max;

@@ -1,7 +1,8 @@
 -- Queues: create, change, drop, and where they stand.
 
 -- Compiles topic patterns: words separated by dots, * is one word, # any number of words. Gives exact
--- topics, or one regular expression, or neither for everything. Errors: MB007 not a pattern. Internal.
+-- topics, or one regular expression, or neither for everything. Called by pgmb.matches and Spark's source. Errors: MB007
+-- not a pattern. Support.
 create or replace function pgmb.compile_patterns(patterns text[], out topics text[], out regex text)
 language plpgsql immutable parallel safe
 as $$
@@ -51,8 +52,8 @@ begin
   end if;
 end $$;
 
--- The condition on an event e that patterns make, to be added to a WHERE clause. Internal.
-create or replace function pgmb.matching(patterns text[])
+-- The condition on an event e that patterns make, to be added to a WHERE clause.
+create or replace function pgmb_internal.matching(patterns text[])
 returns text
 language sql immutable parallel safe
 as $$
@@ -77,8 +78,8 @@ as $$
   from pgmb.compile_patterns(array[pattern]) c
 $$;
 
--- The queue of that name, if the caller may consume it. Errors: MB002 no such queue, 42501. Internal.
-create or replace function pgmb.queue_for_consumer(name text)
+-- The queue of that name, if the caller may consume it. Errors: MB002 no such queue, 42501.
+create or replace function pgmb_internal.queue_for_consumer(name text)
 returns pgmb.queue
 language plpgsql stable
 as $$
@@ -90,21 +91,21 @@ begin
     raise exception 'queue % does not exist', coalesce(quote_literal(name), 'null')
       using errcode = 'MB002', hint = 'Create it with pgmb.create_queue(name, patterns).';
   end if;
-  perform pgmb.assert_consumer(found_queue.id, found_queue.name);
+  perform pgmb_internal.assert_consumer(found_queue.id, found_queue.name);
   return found_queue;
 end $$;
 
 -- The condition of one lane: the queue's patterns, the lane's own, and none of a lane before it. What matches
 -- no lane is in one more, the last. Of an ordered queue a lane is a share of the keys; events without one are
--- dealt out. Internal.
-create or replace function pgmb.lane_matching(patterns text[], lanes text[], shards integer, lane integer)
+-- dealt out.
+create or replace function pgmb_internal.lane_matching(patterns text[], lanes text[], shards integer, lane integer)
 returns text
 language sql immutable parallel safe
 as $$
-  select pgmb.matching(patterns)
-    || case when lanes[lane + 1] is null then '' else pgmb.matching(array[lanes[lane + 1]]) end
+  select pgmb_internal.matching(patterns)
+    || case when lanes[lane + 1] is null then '' else pgmb_internal.matching(array[lanes[lane + 1]]) end
     || coalesce((
-      select string_agg(format(' and not (%s)', coalesce(nullif(substr(pgmb.matching(array[before]), 6), ''), 'true')), ''
+      select string_agg(format(' and not (%s)', coalesce(nullif(substr(pgmb_internal.matching(array[before]), 6), ''), 'true')), ''
         order by place)
       from unnest(lanes[:lane]) with ordinality l (before, place)), '')
     || case when shards = 1 then '' else format(
@@ -149,17 +150,17 @@ declare
   -- One that has a length counts what waits in one place.
   parts integer := coalesce(create_queue.shards, case when create_queue.ordered and create_queue.max_length is null then 4 else 1 end);
   stream_number integer := pgmb.stream_id(create_queue.stream);
-  start pgmb.position := coalesce(create_queue.starting, pgmb.take_position(create_queue.stream));
+  start pgmb.position := coalesce(create_queue.starting, pgmb_internal.take_position(create_queue.stream));
 begin
-  perform pgmb.assert_read_committed();
-  perform pgmb.assert_admin();
-  perform pgmb.matching(create_queue.patterns);
+  perform pgmb_internal.assert_read_committed();
+  perform pgmb_internal.assert_admin();
+  perform pgmb_internal.matching(create_queue.patterns);
   if create_queue.lanes is not null then
-    perform pgmb.matching(create_queue.lanes);
+    perform pgmb_internal.matching(create_queue.lanes);
   end if;
-  perform pgmb.assert_filter(create_queue.equals, create_queue.filter, create_queue.params);
-  create_queue.condition := pgmb.compile_condition(create_queue.condition);
-  perform pgmb.assert_name('queue', create_queue.name);
+  perform pgmb_internal.assert_filter(create_queue.equals, create_queue.filter, create_queue.params);
+  create_queue.condition := pgmb_internal.compile_condition(create_queue.condition);
+  perform pgmb_internal.assert_name('queue', create_queue.name);
   if create_queue.lanes is not null and (create_queue.ordered or create_queue.max_length is not null) then
     raise exception 'a queue with lanes has no order and no length' using errcode = 'MB005',
       hint = 'Make a queue of its own for what is urgent.';
@@ -178,7 +179,7 @@ begin
       ordered, max_in_flight, rps, ttl, max_length, when_full, lanes, lane, lane_of, shards,
       equals, filter, condition, params)
     select create_queue.name || case nth when 0 then '' else '/' || nth end, stream_number, create_queue.stream,
-      pgmb.lane_matching(create_queue.patterns, create_queue.lanes, parts, nth), create_queue.lease_for, create_queue.max_attempts,
+      pgmb_internal.lane_matching(create_queue.patterns, create_queue.lanes, parts, nth), create_queue.lease_for, create_queue.max_attempts,
       create_queue.backoff_base, create_queue.backoff_factor, create_queue.backoff_max, create_queue.backoff_jitter,
       create_queue.ordered, create_queue.max_in_flight, create_queue.rps, create_queue.ttl, create_queue.max_length,
       create_queue.when_full, create_queue.lanes, nth, head, parts,
@@ -203,34 +204,34 @@ begin
       return false;
     end if;
     if head is null and create_queue.starting is not null then
-      perform pgmb.hold_history(stream_number, start);
+      perform pgmb_internal.hold_history(stream_number, start);
     end if;
     head := coalesce(head, made);
     insert into pgmb.binding (queue, version, patterns, matching, equals, filter, condition, params)
-    values (made, 1, create_queue.patterns, pgmb.lane_matching(create_queue.patterns, create_queue.lanes, parts, nth),
+    values (made, 1, create_queue.patterns, pgmb_internal.lane_matching(create_queue.patterns, create_queue.lanes, parts, nth),
       create_queue.equals, create_queue.filter, create_queue.condition, create_queue.params);
     insert into pgmb.claim (queue, id, token, state, bindings, events, lo, hi, place, upto,
       done_snapshot, done_seq, done_next, batch_snapshot, batch_seq, batch_next, expires_at, swept)
     values (made, 1, 0, 'p', 1, 0, 0, 0, 0, 0,
       start.snapshot, start.seq, start.next, start.snapshot, start.seq, start.next,
       'infinity', clock_timestamp());
-    update pgmb.queue q set lock_key = pgmb.queue_lock(q.id, q.generation) where q.id = made;
+    update pgmb.queue q set lock_key = pgmb_internal.queue_lock(q.id, q.generation) where q.id = made;
     insert into pgmb.generation (queue, number) values (made, -1);
-    perform pgmb.add_generations(made);
+    perform pgmb_internal.add_generations(made);
   end loop;
   if create_queue.max_length is not null then
-    perform pgmb.guard_stream(create_queue.stream);
+    perform pgmb_internal.guard_stream(create_queue.stream);
   end if;
   return true;
 end $$;
 
 -- The queues behind a name that the caller may consume: one, or one a lane, the most urgent first.
--- Errors: MB002 no such queue, 42501. Internal.
-create or replace function pgmb.lanes_for_consumer(name text)
+-- Errors: MB002 no such queue, 42501.
+create or replace function pgmb_internal.lanes_for_consumer(name text)
 returns setof pgmb.queue
 language sql stable
 as $$
-  select q.* from pgmb.queue q, (select (pgmb.queue_for_consumer(lanes_for_consumer.name)).id) head
+  select q.* from pgmb.queue q, (select (pgmb_internal.queue_for_consumer(lanes_for_consumer.name)).id) head
   where q.id = head.id or q.lane_of = head.id order by q.lane
 $$;
 
@@ -249,18 +250,18 @@ declare
   bound pgmb.queue;
   asked record;
 begin
-  perform pgmb.assert_read_committed();
-  perform pgmb.assert_admin();
-  perform pgmb.assert_filter(bind.equals, bind.filter, bind.params);
-  bind.condition := pgmb.compile_condition(bind.condition);
-  for bound in select * from pgmb.lanes_for_consumer(bind.queue) loop
+  perform pgmb_internal.assert_read_committed();
+  perform pgmb_internal.assert_admin();
+  perform pgmb_internal.assert_filter(bind.equals, bind.filter, bind.params);
+  bind.condition := pgmb_internal.compile_condition(bind.condition);
+  for bound in select * from pgmb_internal.lanes_for_consumer(bind.queue) loop
     if bound.max_length is not null and num_nonnulls(bind.equals, bind.filter, bind.condition) > 0 then
       raise exception 'a queue with a filter has no length' using errcode = 'MB005';
     end if;
     perform from pgmb.queue q where q.id = bound.id for no key update;
     insert into pgmb.binding (queue, version, patterns, matching, equals, filter, condition, params)
     select bound.id, max(b.version) + 1, bind.patterns,
-      pgmb.lane_matching(bind.patterns, bound.lanes, bound.shards, bound.lane),
+      pgmb_internal.lane_matching(bind.patterns, bound.lanes, bound.shards, bound.lane),
       bind.equals, bind.filter, bind.condition, bind.params
     from pgmb.binding b where b.queue = bound.id
     returning version, matching into asked;
@@ -287,9 +288,9 @@ as $$
 declare
   altered pgmb.queue;
 begin
-  perform pgmb.assert_read_committed();
-  perform pgmb.assert_admin();
-  for altered in select * from pgmb.lanes_for_consumer(alter_queue.queue) loop
+  perform pgmb_internal.assert_read_committed();
+  perform pgmb_internal.assert_admin();
+  for altered in select * from pgmb_internal.lanes_for_consumer(alter_queue.queue) loop
     if alter_queue.max_length > 0 and (altered.lanes is not null or altered.shards > 1
       or num_nonnulls(altered.equals, altered.filter, altered.condition) > 0)
     then
@@ -311,7 +312,7 @@ begin
     where q.id = altered.id;
   end loop;
   if num_nonnulls(alter_queue.max_length, alter_queue.when_full) > 0 then
-    perform pgmb.guard_stream(altered.stream_name);
+    perform pgmb_internal.guard_stream(altered.stream_name);
   end if;
 end $$;
 
@@ -325,13 +326,13 @@ as $$
 declare
   gone pgmb.queue;
 begin
-  perform pgmb.assert_read_committed();
-  perform pgmb.assert_admin();
-  if pgmb.feeds_endpoints(drop_queue.queue) then
+  perform pgmb_internal.assert_read_committed();
+  perform pgmb_internal.assert_admin();
+  if pgmb_internal.feeds_endpoints(drop_queue.queue) then
     raise exception 'queue % feeds endpoints', quote_literal(drop_queue.queue) using errcode = 'MB004',
       hint = 'Drop them first with pgmb.drop_endpoint(name): pgmb.endpoints says which they are.';
   end if;
-  perform pgmb.drop_queue_views(drop_queue.queue);
+  perform pgmb_internal.drop_queue_views(drop_queue.queue);
   for gone in select q.* from pgmb.queue q join pgmb.queue head on head.id in (q.id, q.lane_of)
     where head.name = drop_queue.queue order by q.lane desc
   loop
@@ -342,7 +343,7 @@ begin
     delete from pgmb.retry r where r.queue = gone.id;
   end loop;
   if gone.max_length is not null then
-    perform pgmb.guard_stream(gone.stream_name);
+    perform pgmb_internal.guard_stream(gone.stream_name);
   end if;
   return gone.id is not null;
 end $$;
@@ -353,8 +354,8 @@ create or replace function pgmb.stream_of(queue text, out stream text, out salt 
 language sql stable security definer
 set search_path = pg_catalog, pg_temp
 as $$
-  select s.name, s.salt, pgmb.needs_timeout(q)
-  from pgmb.queue_for_consumer(queue) q join pgmb.stream s on s.id = q.stream
+  select s.name, s.salt, pgmb_internal.needs_timeout(q)
+  from pgmb_internal.queue_for_consumer(queue) q join pgmb.stream s on s.id = q.stream
 $$;
 
 -- Stops delivery: receive returns nothing until resume. Leases in flight can still be settled.
@@ -364,7 +365,7 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-  paused pgmb.queue := pgmb.queue_for_consumer(pause.queue);
+  paused pgmb.queue := pgmb_internal.queue_for_consumer(pause.queue);
 begin
   update pgmb.queue q
   set paused_at = coalesce(q.paused_at, clock_timestamp()), paused_reason = pause.reason
@@ -378,7 +379,7 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-  resumed pgmb.queue := pgmb.queue_for_consumer(resume.queue);
+  resumed pgmb.queue := pgmb_internal.queue_for_consumer(resume.queue);
 begin
   update pgmb.queue q set paused_at = null, paused_reason = null where q.id = resumed.id;
 end $$;
@@ -393,14 +394,14 @@ set search_path = pg_catalog, pg_temp
 set lock_timeout = '1s'
 as $$
 begin
-  perform pgmb.assert_read_committed();
-  perform pgmb.assert_admin();
-  perform pgmb.hold_history((pgmb.queue_for_consumer(seek.queue)).stream, seek."to");
-  perform pgmb.move_queue(seek.queue, seek."to");
+  perform pgmb_internal.assert_read_committed();
+  perform pgmb_internal.assert_admin();
+  perform pgmb_internal.hold_history((pgmb_internal.queue_for_consumer(seek.queue)).stream, seek."to");
+  perform pgmb_internal.move_queue(seek.queue, seek."to");
 end $$;
 
--- Moves a queue to a position that was checked. Internal.
-create or replace function pgmb.move_queue(queue text, target pgmb.position)
+-- Moves a queue to a position that was checked.
+create or replace function pgmb_internal.move_queue(queue text, target pgmb.position)
 returns void
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -414,8 +415,8 @@ declare
   moved pgmb.queue;
   base pgmb.claim;
 begin
-  for moved in select * from pgmb.lanes_for_consumer(move_queue.queue) loop
-    base := pgmb.lock_queue(moved.id);
+  for moved in select * from pgmb_internal.lanes_for_consumer(move_queue.queue) loop
+    base := pgmb_internal.lock_queue(moved.id);
     update pgmb.claim c set state = 'x' where c.queue = moved.id and c.state in ('l', 'o', 'r');
     delete from pgmb.retry r where r.queue = moved.id;
     delete from pgmb.delivery d where d.queue = moved.id;
@@ -431,7 +432,7 @@ begin
     base.own_seq := null;
     base.held := null;
     base.open := null;
-    perform pgmb.write_claim(base, 0, 'p', moved.bindings, 0, 0, 0, 'infinity');
+    perform pgmb_internal.write_claim(base, 0, 'p', moved.bindings, 0, 0, 0, 'infinity');
   end loop;
 end $$;
 
@@ -442,7 +443,7 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-  perform pgmb.assert_read_committed();
-  perform pgmb.assert_admin();
-  perform pgmb.move_queue(purge.queue, pgmb.take_position((pgmb.queue_for_consumer(purge.queue)).stream_name));
+  perform pgmb_internal.assert_read_committed();
+  perform pgmb_internal.assert_admin();
+  perform pgmb_internal.move_queue(purge.queue, pgmb_internal.take_position((pgmb_internal.queue_for_consumer(purge.queue)).stream_name));
 end $$;

@@ -16,28 +16,28 @@ set search_path = pg_catalog, pg_temp
 set jit = off
 as $$
 begin
-  perform pgmb.assert_reader(subscribe.stream);
-  perform pgmb.assert_name('group', subscribe.group_id);
-  perform pgmb.assert_no_endpoints(subscribe.group_id);
-  return pgmb.add_subscription(subscribe.group_id, subscribe.patterns, subscribe.equals, subscribe.filter,
+  perform pgmb_internal.assert_reader(subscribe.stream);
+  perform pgmb_internal.assert_name('group', subscribe.group_id);
+  perform pgmb_internal.assert_no_endpoints(subscribe.group_id);
+  return pgmb_internal.add_subscription(subscribe.group_id, subscribe.patterns, subscribe.equals, subscribe.filter,
     subscribe.condition, subscribe.params, subscribe.expires_after, subscribe.stream);
 end $$;
 
 -- Refuses a group that feeds endpoints, or has a name that is kept for one: what is subscribed there is matched by the
--- Dispatcher, for all of its endpoints. Errors: 42501. Internal.
-create or replace function pgmb.assert_no_endpoints(group_id text)
+-- Dispatcher, for all of its endpoints. Errors: 42501.
+create or replace function pgmb_internal.assert_no_endpoints(group_id text)
 returns void
 language plpgsql stable
 as $$
 begin
-  if group_id ~ '^(webhooks|endpoint)(/|$)' or pgmb.feeds_endpoints(group_id) then
+  if group_id ~ '^(webhooks|endpoint)(/|$)' or pgmb_internal.feeds_endpoints(group_id) then
     raise exception 'group % feeds endpoints', quote_literal(group_id) using errcode = '42501',
       hint = 'What it asks for is changed with pgmb.create_endpoint and pgmb.bind_endpoint, by admins.';
   end if;
 end $$;
 
--- What subscribe does, of any group. Internal.
-create or replace function pgmb.add_subscription(
+-- What subscribe does, of any group.
+create or replace function pgmb_internal.add_subscription(
   group_id text, patterns text[], equals jsonb, filter text, condition text, params jsonb, expires_after interval,
   stream text
 )
@@ -57,8 +57,8 @@ declare
   heavy boolean := add_subscription.condition is null and add_subscription.filter is not null;
 begin
   compiled := pgmb.compile_patterns(add_subscription.patterns);
-  perform pgmb.assert_filter(add_subscription.equals, add_subscription.filter, add_subscription.params);
-  heavy := heavy and pgmb.is_costly(pgmb.predicate(add_subscription.filter), add_subscription.params);
+  perform pgmb_internal.assert_filter(add_subscription.equals, add_subscription.filter, add_subscription.params);
+  heavy := heavy and pgmb_internal.is_costly(pgmb_internal.predicate(add_subscription.filter), add_subscription.params);
   if heavy and (
     select count(*) >= 100 from pgmb.subscription s
     where s.stream = stream_number and s.group_id = add_subscription.group_id and s.costly)
@@ -66,16 +66,16 @@ begin
     raise exception 'group % has 100 costly filters', quote_literal(add_subscription.group_id) using errcode = 'MB009',
       hint = 'A filter costs little without .**, a filter inside another, and long lists in params.';
   end if;
-  add_subscription.condition := pgmb.compile_condition(add_subscription.condition);
+  add_subscription.condition := pgmb_internal.compile_condition(add_subscription.condition);
   select array_agg(f.path::text order by f.path), jsonb_agg(f.value order by f.path) into fields, amounts
-  from pgmb.equal_fields(add_subscription.equals) f;
-  asked := jsonb_build_array(add_subscription.patterns, fields, pgmb.predicate(add_subscription.filter)::text, add_subscription.condition);
+  from pgmb_internal.equal_fields(add_subscription.equals) f;
+  asked := jsonb_build_array(add_subscription.patterns, fields, pgmb_internal.predicate(add_subscription.filter)::text, add_subscription.condition);
   select h.id into made from pgmb.shape h where h.digest = sha256(convert_to(asked::text, 'UTF8'))
   for key share;
   if made is null then
     insert into pgmb.shape as h (patterns, topics, regex, fields, filter, payload_filter, condition, digest)
-    values (add_subscription.patterns, compiled.topics, compiled.regex, coalesce(fields, '{}'), pgmb.predicate(add_subscription.filter),
-      pgmb.payload_predicate(pgmb.predicate(add_subscription.filter)), add_subscription.condition, sha256(convert_to(asked::text, 'UTF8')))
+    values (add_subscription.patterns, compiled.topics, compiled.regex, coalesce(fields, '{}'), pgmb_internal.predicate(add_subscription.filter),
+      pgmb_internal.payload_predicate(pgmb_internal.predicate(add_subscription.filter)), add_subscription.condition, sha256(convert_to(asked::text, 'UTF8')))
     on conflict (digest) do update set digest = excluded.digest
     returning h.id into made;
   end if;
@@ -105,7 +105,7 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-  perform pgmb.assert_reader(t.name)
+  perform pgmb_internal.assert_reader(t.name)
   from pgmb.subscription s join pgmb.stream t on t.id = s.stream where s.id = unsubscribe.id;
   if exists (select from pgmb.endpoint e where e.subscription = unsubscribe.id) then
     raise exception 'subscription % is an endpoint''s', unsubscribe.id using errcode = 'MB004',
@@ -125,8 +125,8 @@ as $$
 declare
   now timestamptz := clock_timestamp();
 begin
-  perform pgmb.assert_read_committed();
-  perform pgmb.assert_reader(t.name)
+  perform pgmb_internal.assert_read_committed();
+  perform pgmb_internal.assert_reader(t.name)
   from pgmb.stream t where t.id in (select s.stream from pgmb.subscription s where s.id = any (keep_subscriptions.ids));
   update pgmb.subscription s set active_at = now, expires_at = now + s.expires_after
   where s.id = any (keep_subscriptions.ids) and s.active_at < now - s.expires_after / 4;
@@ -134,8 +134,8 @@ begin
 end $$;
 
 -- Removes subscriptions that nobody kept, shapes that none is of, and conditions that nobody asks any more. Returns how
--- many subscriptions. Called by maintain. Internal.
-create or replace function pgmb.expire_subscriptions()
+-- many subscriptions. Called by maintain.
+create or replace function pgmb_internal.expire_subscriptions()
 returns bigint
 language plpgsql
 as $$
@@ -152,16 +152,16 @@ begin
     select unused.id from pgmb.shape unused
     where not exists (select from pgmb.subscription s where s.shape = unused.id) for update skip locked));
   -- Not while somebody is about to ask one of them.
-  if not pgmb.conditions_available() or not pg_try_advisory_xact_lock(pgmb.lock_key('conditions')) then
+  if not pgmb_internal.conditions_available() or not pg_try_advisory_xact_lock(pgmb_internal.lock_key('conditions')) then
     return expired;
   end if;
   delete from pgmb.condition c
   where not exists (select from pgmb.shape h where h.condition = c.compiled)
     and not exists (select from pgmb.binding b where b.condition = c.compiled);
   if found then
-    perform pgmb.forget_conditions(array(
-      select pgmb.condition_name(h.condition) from pgmb.shape h where h.condition is not null
-      union select pgmb.condition_name(b.condition) from pgmb.binding b where b.condition is not null));
+    perform pgmb_internal.forget_conditions(array(
+      select pgmb_internal.condition_name(h.condition) from pgmb.shape h where h.condition is not null
+      union select pgmb_internal.condition_name(b.condition) from pgmb.binding b where b.condition is not null));
   end if;
   return expired;
 end $$;
@@ -175,10 +175,10 @@ as $$
 declare
   resumed bigint;
 begin
-  perform pgmb.assert_reader(t.name)
+  perform pgmb_internal.assert_reader(t.name)
   from pgmb.stream t
   where t.id in (select s.stream from pgmb.subscription s where s.group_id = resume_subscriptions.group_id);
-  perform pgmb.assert_no_endpoints(resume_subscriptions.group_id);
+  perform pgmb_internal.assert_no_endpoints(resume_subscriptions.group_id);
   update pgmb.subscription s set paused_at = null, paused_reason = null
   where s.group_id = resume_subscriptions.group_id and s.paused_at is not null
     and (resume_subscriptions.id is null or s.id = resume_subscriptions.id);

@@ -6,8 +6,7 @@
 -- need it. Lock: SHARE ROW EXCLUSIVE on the log to create, ACCESS EXCLUSIVE to drop, to the end of the
 -- transaction; waits for it 50 ms at a time, so that publishers queued behind never wait longer. A trigger that
 -- cannot be dropped now refuses nothing, and maintain() tries again, once. Errors: MB004 the log is in use.
--- Internal.
-create or replace function pgmb.guard_stream(stream text, attempts integer default 30)
+create or replace function pgmb_internal.guard_stream(stream text, attempts integer default 30)
 returns void
 language plpgsql
 set lock_timeout = '50ms'
@@ -25,7 +24,7 @@ begin
         -- What release_due brings was accepted before. Only the owner can pass this way.
         execute format('create trigger refuse_full before insert on %s for each statement
           when (current_user <> %L or current_setting(''pgmb.releasing'', true) is distinct from ''on'')
-          execute function pgmb.refuse_full(%s)', log,
+          execute function pgmb_internal.refuse_full(%s)', log,
           (select pg_get_userbyid(c.relowner) from pg_class c where c.oid = log::regclass), pgmb.stream_id(stream));
       else
         execute format('drop trigger refuse_full on %s', log);
@@ -43,8 +42,8 @@ end $$;
 
 -- How many events wait in a queue, counted up to `most`; what is leased does not count, nor do the few that
 -- committed late and will be delivered out of turn. First by numbers alone, an upper bound that costs the
--- same for any backlog; only where that reaches `most`, event by event. Internal.
-create or replace function pgmb.waiting_upto(queue pgmb.queue, most bigint)
+-- same for any backlog; only where that reaches `most`, event by event.
+create or replace function pgmb_internal.waiting_upto(queue pgmb.queue, most bigint)
 returns bigint
 language plpgsql
 set enable_seqscan = off
@@ -72,7 +71,7 @@ begin
   end if;
   select count(*) into retries from (
     select from pgmb.retry r where r.queue = (waiting_upto.queue).id and r.lease is null limit most) unleased;
-  estimate := retries + pgmb.numbers_between((queue).stream, place, last);
+  estimate := retries + pgmb_internal.numbers_between((queue).stream, place, last);
   if estimate < most then
     return estimate;
   end if;
@@ -85,7 +84,7 @@ begin
     exit when waiting >= most;
     execute 'select count(*) from (select from ' || leaf || ' e where e.seq > $1 and e.seq <= $2'
         || ' and (e.xid >= $4 or not pg_visible_in_snapshot(e.xid, $3))' || (queue).matching
-        || pgmb.without_own(newest.own, newest.own_seq) || ' limit $5) matching'
+        || pgmb_internal.without_own(newest.own, newest.own_seq) || ' limit $5) matching'
       into part using place, last, consumed, pg_snapshot_xmax(consumed), most - waiting;
     waiting := waiting + part;
   end loop;
@@ -95,7 +94,7 @@ end $$;
 -- Refuses events for a stream of which a queue is full: the trigger that guard_stream makes, once a statement.
 -- A statement may bring any number of events, and several publishers may find room at once: a queue can so
 -- come to hold more than its max_length. Errors: MB040 a queue is full.
-create or replace function pgmb.refuse_full()
+create or replace function pgmb_internal.refuse_full()
 returns trigger
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
@@ -118,7 +117,7 @@ begin
     continue when split_part(room, '/', 1) = capped.max_length::text
       and split_part(room, '/', 3) = md5(concat_ws('/', secret, capped.uid, capped.max_length, split_part(room, '/', 2)))
       and split_part(room, '/', 2)::bigint > last;
-    waiting := pgmb.waiting_upto(capped, capped.max_length);
+    waiting := pgmb_internal.waiting_upto(capped, capped.max_length);
     if waiting >= capped.max_length then
       raise exception 'queue % is full: % events wait, at most %', quote_literal(capped.name), waiting, capped.max_length
         using errcode = 'MB040',

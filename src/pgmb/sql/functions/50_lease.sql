@@ -3,28 +3,28 @@
 -- A claim's id is (generation << 40) + number. A lease is a UUID of the queue's id (6 hex digits), the claim's id (16)
 -- and a random token (10).
 
-create or replace function pgmb.lease_of(queue integer, claim bigint, token bigint)
+create or replace function pgmb_internal.lease_of(queue integer, claim bigint, token bigint)
 returns uuid
 language sql immutable parallel safe
 as $$
   select (lpad(to_hex(queue), 6, '0') || lpad(to_hex(claim), 16, '0') || lpad(to_hex(token), 10, '0'))::uuid
 $$;
 
-create or replace function pgmb.lease_queue(lease uuid)
+create or replace function pgmb_internal.lease_queue(lease uuid)
 returns integer
 language sql immutable parallel safe
 as $$
   select ('x' || encode(substr(uuid_send(lease), 1, 3), 'hex'))::bit(24)::integer
 $$;
 
-create or replace function pgmb.lease_claim(lease uuid)
+create or replace function pgmb_internal.lease_claim(lease uuid)
 returns bigint
 language sql immutable parallel safe
 as $$
   select ('x' || encode(substr(uuid_send(lease), 4, 8), 'hex'))::bit(64)::bigint
 $$;
 
-create or replace function pgmb.lease_token(lease uuid)
+create or replace function pgmb_internal.lease_token(lease uuid)
 returns bigint
 language sql immutable parallel safe
 as $$
@@ -35,8 +35,8 @@ $$;
 -- transaction that stays open would hold up all others: they wait for one second, then open a new generation at the last
 -- committed position, and that receive's claim is void. If a second such transaction holds the newer generation by then,
 -- they wait a quarter of a second for that one. A generation that another session is opening is waited for.
--- Errors: MB002 the queue was dropped meanwhile, MB013 no generation can be opened. Internal.
-create or replace function pgmb.lock_queue(queue integer)
+-- Errors: MB002 the queue was dropped meanwhile, MB013 no generation can be opened.
+create or replace function pgmb_internal.lock_queue(queue integer)
 returns pgmb.claim
 language plpgsql
 as $$
@@ -59,15 +59,15 @@ begin
     base := null;
   end if;
   loop
-    newest := pgmb.newest_generation(lock_queue.queue);
+    newest := pgmb_internal.newest_generation(lock_queue.queue);
     wanted := greatest(newest.opened, newest.opening, given_up + 1);
-    if not pg_try_advisory_xact_lock(pgmb.queue_lock(lock_queue.queue, wanted)) then
+    if not pg_try_advisory_xact_lock(pgmb_internal.queue_lock(lock_queue.queue, wanted)) then
       begin
         if not waited then
           waited := true;
-          perform pg_advisory_xact_lock(pgmb.queue_lock(lock_queue.queue, wanted));
+          perform pg_advisory_xact_lock(pgmb_internal.queue_lock(lock_queue.queue, wanted));
         else
-          perform pgmb.lock_after_waiting(pgmb.queue_lock(lock_queue.queue, wanted));
+          perform pgmb_internal.lock_after_waiting(pgmb_internal.queue_lock(lock_queue.queue, wanted));
         end if;
       exception when lock_not_available or deadlock_detected then
         given_up := wanted;
@@ -77,12 +77,12 @@ begin
     -- Looked at again under the lock: whoever opens a generation from here on sees what was committed before. Those
     -- whose number is drawn by now have marked theirs before.
     openings := pg_sequence_last_value('pgmb.opening'::regclass);
-    newest := pgmb.newest_generation(lock_queue.queue);
+    newest := pgmb_internal.newest_generation(lock_queue.queue);
     continue when greatest(newest.opened, newest.opening) > wanted;
     if newest.opened = wanted then
       select * into base from pgmb.claim c where c.queue = lock_queue.queue order by c.id desc limit 1;
     else
-      base := pgmb.open_generation(lock_queue.queue, wanted);
+      base := pgmb_internal.open_generation(lock_queue.queue, wanted);
     end if;
     exit when base.id is not null;
   end loop;
@@ -90,8 +90,8 @@ begin
   return base;
 end $$;
 
--- Takes an advisory lock for the transaction, for a caller that has waited for another one already. Internal.
-create or replace function pgmb.lock_after_waiting(key bigint)
+-- Takes an advisory lock for the transaction, for a caller that has waited for another one already.
+create or replace function pgmb_internal.lock_after_waiting(key bigint)
 returns void
 language sql
 set lock_timeout = '250ms'
@@ -100,13 +100,13 @@ as $$
 $$;
 
 -- The newest generation of a queue that was opened, and the newest that another transaction is opening at this moment or
--- has just opened. Errors: MB002 the queue was dropped. Internal.
-create or replace function pgmb.newest_generation(queue integer, out opened integer, out opening integer)
+-- has just opened. Errors: MB002 the queue was dropped.
+create or replace function pgmb_internal.newest_generation(queue integer, out opened integer, out opening integer)
 language plpgsql
 as $$
 begin
   select coalesce(max(g.number) filter (where g.base is not null), q.generation),
-    max(g.number) filter (where g.base is null and g.xmax <> '0'::xid and pgmb.fate(g.xmax) <> 'aborted')
+    max(g.number) filter (where g.base is null and g.xmax <> '0'::xid and pgmb_internal.fate(g.xmax) <> 'aborted')
   into opened, opening
   from pgmb.queue q left join pgmb.generation g on g.queue = q.id and g.number >= q.generation
   where q.id = newest_generation.queue
@@ -116,8 +116,8 @@ begin
   end if;
 end $$;
 
--- What became of a transaction, by the 32 bits that a row shows of its id: in progress, committed or aborted. Internal.
-create or replace function pgmb.fate(xid xid)
+-- What became of a transaction, by the 32 bits that a row shows of its id: in progress, committed or aborted.
+create or replace function pgmb_internal.fate(xid xid)
 returns text
 language sql volatile
 as $$
@@ -130,8 +130,8 @@ $$;
 -- Opens a generation under its lock and returns its first claim, the queue's position; null if a newer one is there by
 -- now. First its row is marked, which every session sees; then transactions that are committing what they received are
 -- waited for; then the position is read. So a claim that this does not find was not committed when it was marked.
--- Errors: MB013. Internal.
-create or replace function pgmb.open_generation(queue integer, number integer)
+-- Errors: MB013.
+create or replace function pgmb_internal.open_generation(queue integer, number integer)
 returns pgmb.claim
 language plpgsql
 as $$
@@ -143,10 +143,10 @@ begin
     where g.queue = open_generation.queue and g.number = open_generation.number and g.base is null
     for no key update;
     if not found then
-      perform pgmb.raise_held(open_generation.queue);
+      perform pgmb_internal.raise_held(open_generation.queue);
     end if;
     perform nextval('pgmb.opening');
-    perform pgmb.await_commits(open_generation.queue);
+    perform pgmb_internal.await_commits(open_generation.queue);
     select * into base from pgmb.claim c where c.queue = open_generation.queue order by c.id desc limit 1;
     if base.id is null or base.id >> 40 >= open_generation.number then
       -- The mark goes with this block.
@@ -157,24 +157,24 @@ begin
     if not exists (select from pgmb.generation g
       where g.queue = open_generation.queue and g.number = open_generation.number + 1)
     then
-      perform pgmb.add_generations(open_generation.queue);
+      perform pgmb_internal.add_generations(open_generation.queue);
     end if;
   exception
     when sqlstate 'MB000' then
       return null;
     when lock_not_available then
-      perform pgmb.raise_held(open_generation.queue);
+      perform pgmb_internal.raise_held(open_generation.queue);
   end;
   -- The new generation's first claim is written at once, whatever the caller finds to receive: without
   -- it the void claim, once committed, would be the newest and so the queue's position.
   base.id := (open_generation.number::bigint << 40) + (base.id & 1099511627775);
-  perform pgmb.write_claim(base, 0, 'p', base.bindings, 0, base.place, base.place, 'infinity');
+  perform pgmb_internal.write_claim(base, 0, 'p', base.bindings, 0, base.place, base.place, 'infinity');
   base.id := base.id + 1;
   return base;
 end $$;
 
--- Waits until no transaction is committing that settled what it received of a queue. Internal.
-create or replace function pgmb.await_commits(queue integer)
+-- Waits until no transaction is committing that settled what it received of a queue.
+create or replace function pgmb_internal.await_commits(queue integer)
 returns void
 language plpgsql
 as $$
@@ -186,8 +186,8 @@ exception when sqlstate 'MB000' then
   null;
 end $$;
 
--- Gives a queue rows for its next generations. Internal.
-create or replace function pgmb.add_generations(queue integer)
+-- Gives a queue rows for its next generations.
+create or replace function pgmb_internal.add_generations(queue integer)
 returns void
 language sql
 as $$
@@ -199,8 +199,8 @@ as $$
   on conflict do nothing
 $$;
 
--- Raises that a queue can neither be received from nor be taken over at this moment. Internal.
-create or replace function pgmb.raise_held(queue integer)
+-- Raises that a queue can neither be received from nor be taken over at this moment.
+create or replace function pgmb_internal.raise_held(queue integer)
 returns void
 language plpgsql
 as $$
@@ -212,17 +212,17 @@ begin
 end $$;
 
 -- The advisory lock of a queue's generation. A stranger who saw it in pg_locks and holds it delays receivers for a
--- second: then they open the next generation, which has another. Internal.
-create or replace function pgmb.queue_lock(queue integer, generation integer)
+-- second: then they open the next generation, which has another.
+create or replace function pgmb_internal.queue_lock(queue integer, generation integer)
 returns bigint
 language sql stable
 as $$
-  select pgmb.lock_key('queue ' || queue || ' generation ' || generation)
+  select pgmb_internal.lock_key('queue ' || queue || ' generation ' || generation)
 $$;
 
 -- Whether a claim was made void: a newer generation that counts went on from a claim before it. The newest generation
--- counts, and so does each that the base of one that counts belongs to. Internal.
-create or replace function pgmb.is_void(queue integer, claim bigint)
+-- counts, and so does each that the base of one that counts belongs to.
+create or replace function pgmb_internal.is_void(queue integer, claim bigint)
 returns boolean
 language sql stable
 as $$
@@ -240,8 +240,8 @@ $$;
 
 -- How a committed claim stands: h it holds, whatever happens; v it is void; u undecided: a transaction is opening a
 -- generation and may not have seen it. Asked after the claim committed, h stays true: a generation that is opened later
--- goes on from this claim or a later one. Errors: 40001 by the caller's snapshot this cannot be told. Internal.
-create or replace function pgmb.standing(queue integer, claim bigint)
+-- goes on from this claim or a later one. Errors: 40001 by the caller's snapshot this cannot be told.
+create or replace function pgmb_internal.standing(queue integer, claim bigint)
 returns "char"
 language plpgsql
 set enable_seqscan = off
@@ -252,8 +252,8 @@ declare
   newer record;
 begin
   loop
-    select bool_or(g.base is not null) opened, bool_or(g.base is null and pgmb.fate(g.xmax) = 'in progress') opening,
-      bool_or(g.base is null and pgmb.fate(g.xmax) = 'committed') unseen
+    select bool_or(g.base is not null) opened, bool_or(g.base is null and pgmb_internal.fate(g.xmax) = 'in progress') opening,
+      bool_or(g.base is null and pgmb_internal.fate(g.xmax) = 'committed') unseen
     into newer
     from pgmb.generation g
     where g.queue = standing.queue and g.number > standing.claim >> 40
@@ -261,10 +261,10 @@ begin
     exit when newer.unseen is not true;
     -- It committed after this statement's snapshot: the next statement sees it, unless they share one.
     if current_setting('transaction_isolation') in ('repeatable read', 'serializable') then
-      perform pgmb.raise_moved_on();
+      perform pgmb_internal.raise_moved_on();
     end if;
   end loop;
-  if newer.opened and pgmb.is_void(standing.queue, standing.claim) then
+  if newer.opened and pgmb_internal.is_void(standing.queue, standing.claim) then
     return 'v';
   end if;
   -- A later claim of the same generation by another transaction was made after this one committed, and looked for
@@ -279,25 +279,25 @@ begin
   return 'h';
 end $$;
 
--- Whether a claim was made void or may be. Internal.
-create or replace function pgmb.may_be_void(queue integer, claim bigint)
+-- Whether a claim was made void or may be.
+create or replace function pgmb_internal.may_be_void(queue integer, claim bigint)
 returns boolean
 language sql volatile
 as $$
-  select pgmb.standing(may_be_void.queue, may_be_void.claim) <> 'h'
+  select pgmb_internal.standing(may_be_void.queue, may_be_void.claim) <> 'h'
 $$;
 
 -- A transaction that received and settled in one go may have been superseded while it stayed open: it must
 -- not commit then, or its effects would happen twice. Runs at commit; holds a row that whoever opens a generation
--- waits for (pgmb.await_commits), so that nobody supersedes between this check and the commit.
-create or replace function pgmb.refuse_void()
+-- waits for (pgmb_internal.await_commits), so that nobody supersedes between this check and the commit.
+create or replace function pgmb_internal.refuse_void()
 returns trigger
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-  perform pgmb.hold_generation(new.queue);
-  if pgmb.may_be_void(new.queue, new.id) then
+  perform pgmb_internal.hold_generation(new.queue);
+  if pgmb_internal.may_be_void(new.queue, new.id) then
     raise exception 'the lease was superseded: this transaction stayed open for too long after its receive'
       using errcode = 'MB011', hint = 'Receive in a transaction of its own, or finish within a second.';
   end if;
@@ -305,8 +305,7 @@ begin
 end $$;
 
 -- Keeps generations of a queue from being opened until this transaction ends, but for those that are marked already.
--- Internal.
-create or replace function pgmb.hold_generation(queue integer)
+create or replace function pgmb_internal.hold_generation(queue integer)
 returns void
 language sql
 set enable_seqscan = off
@@ -315,8 +314,8 @@ as $$
   select from pgmb.generation g where g.queue = hold_generation.queue and g.number = -1 for share
 $$;
 
--- Raises that another session moved the queue's position behind this transaction's snapshot. Internal.
-create or replace function pgmb.raise_moved_on()
+-- Raises that another session moved the queue's position behind this transaction's snapshot.
+create or replace function pgmb_internal.raise_moved_on()
 returns void
 language plpgsql
 as $$
@@ -327,8 +326,8 @@ end $$;
 
 -- Appends the claim that follows `base`: the queue's new position, and the lease of (lo, hi] if it is one.
 -- Another session's claim of that number can only be there when this transaction's snapshot is older than
--- it: the caller tries again (40001). Internal.
-create or replace function pgmb.write_claim(
+-- it: the caller tries again (40001).
+create or replace function pgmb_internal.write_claim(
   base pgmb.claim, token bigint, state "char", bindings integer, events bigint, lo bigint, hi bigint,
   expires_at timestamptz, keys integer[] default null, chosen bigint[] default null
 )
@@ -346,21 +345,21 @@ begin
     write_claim.chosen, base.openings)
   on conflict do nothing;
   if not found then
-    perform pgmb.raise_moved_on();
+    perform pgmb_internal.raise_moved_on();
   end if;
 end $$;
 
 -- The condition that an event e is of one of the keys, by their hashes. A key that is none has the hash 0, which
--- no other has: such events are held by no key. Internal.
-create or replace function pgmb.with_keys(keys integer[])
+-- no other has: such events are held by no key.
+create or replace function pgmb_internal.with_keys(keys integer[])
 returns text
 language sql immutable parallel safe
 as $$
   select format(' and case when e.key is null then 0 else coalesce(nullif(hashtext(e.key), 0), 1) end = any (%L)', keys)
 $$;
 
--- The condition that an event e is one of those that passed a filter. Internal.
-create or replace function pgmb.among(chosen bigint[])
+-- The condition that an event e is one of those that passed a filter.
+create or replace function pgmb_internal.among(chosen bigint[])
 returns text
 language sql immutable parallel safe
 as $$
@@ -368,22 +367,21 @@ as $$
 $$;
 
 -- The hash by which a lease of an ordered queue remembers a key: keys that share one wait for each other.
--- Internal.
-create or replace function pgmb.key_hash(key text)
+create or replace function pgmb_internal.key_hash(key text)
 returns integer
 language sql immutable parallel safe
 as $$
   select case when key is null then 0 else coalesce(nullif(hashtext(key), 0), 1) end
 $$;
 
--- The events of a claim that are not settled yet; `numbers`: those of them alone. Internal.
-create or replace function pgmb.claim_events(claim pgmb.claim, numbers bigint[] default null)
+-- The events of a claim that are not settled yet; `numbers`: those of them alone.
+create or replace function pgmb_internal.claim_events(claim pgmb.claim, numbers bigint[] default null)
 returns setof pgmb.event
 language plpgsql
 as $$
 declare
   held pgmb.claim := claim_events.claim;
-  only_these text := case when claim_events.numbers is null then '' else pgmb.among(claim_events.numbers) end;
+  only_these text := case when claim_events.numbers is null then '' else pgmb_internal.among(claim_events.numbers) end;
   q pgmb.queue;
   b pgmb.binding;
   columns text;
@@ -392,7 +390,7 @@ begin
   select * into q from pgmb.queue where id = held.queue;
   select * into b from pgmb.binding where queue = q.id and version = held.bindings;
   if held.state = 'o' then
-    select pgmb.event_columns(s.salt) into columns from pgmb.stream s where s.id = q.stream;
+    select pgmb_internal.event_columns(s.salt) into columns from pgmb.stream s where s.id = q.stream;
     for leaf in
       select format('pgmb.segment_%s_%s', s.stream, s.number) from pgmb.segment s
       where s.stream = q.stream and s.number between held.lo >> 40 and held.hi >> 40
@@ -407,13 +405,13 @@ begin
     end loop;
   else
     if held.chosen is not null then
-      b.matching := pgmb.among(held.chosen);
+      b.matching := pgmb_internal.among(held.chosen);
     end if;
     if held.keys is not null then
-      b.matching := b.matching || pgmb.with_keys(held.keys);
+      b.matching := b.matching || pgmb_internal.with_keys(held.keys);
     end if;
     return query
-    select e.* from pgmb.batch_events(q.stream, held.done_snapshot, held.done_seq, held.done_next,
+    select e.* from pgmb_internal.batch_events(q.stream, held.done_snapshot, held.done_seq, held.done_next,
       held.batch_snapshot, held.own, held.own_seq, held.lo, held.hi,
       b.matching || only_these, 9223372036854775807) e
     where not exists (
@@ -422,8 +420,7 @@ begin
 end $$;
 
 -- When the next attempt is due: the queue's exponential backoff with jitter, after `failed` attempts.
--- Internal.
-create or replace function pgmb.backoff(queue pgmb.queue, failed integer)
+create or replace function pgmb_internal.backoff(queue pgmb.queue, failed integer)
 returns interval
 language sql volatile
 as $$
@@ -433,8 +430,8 @@ as $$
 $$;
 
 -- Sends an event of claim `origin` whose attempt failed to be tried again at due_at, or to the dead letters
--- when that was its last or is `final`. Internal.
-create or replace function pgmb.fail_event(
+-- when that was its last or is `final`.
+create or replace function pgmb_internal.fail_event(
   queue pgmb.queue, event pgmb.event, origin bigint, attempt integer, due_at timestamptz, error text,
   final boolean default false, expiries integer default 0, together bigint default null
 )
@@ -456,8 +453,8 @@ begin
 end $$;
 
 -- Sends the retried events that a lease holds to be tried again at once, or to the dead letters where that was their last
--- attempt: the lease expired, or the reason that `error` gives. Runs under the lock of the lease's claim. Internal.
-create or replace function pgmb.fail_leased(queue pgmb.queue, claim bigint, now timestamptz, error text, expired integer)
+-- attempt: the lease expired, or the reason that `error` gives. Runs under the lock of the lease's claim.
+create or replace function pgmb_internal.fail_leased(queue pgmb.queue, claim bigint, now timestamptz, error text, expired integer)
 returns void
 language sql
 as $$
@@ -480,8 +477,8 @@ $$;
 -- Examines leases that expired since the last sweep, at most about 200, and sends their unsettled events to be tried
 -- again at once: all of a lease, under the lock of its claim, so that its holder has the whole of it or nothing. Those
 -- that were made shorter are looked at in any case. Runs under the queue's lock. `examined` counts the claims that
--- expired. Internal.
-create or replace function pgmb.sweep(
+-- expired.
+create or replace function pgmb_internal.sweep(
   queue integer, base pgmb.claim, now timestamptz, out swept timestamptz, out held bigint[], out examined integer
 )
 language plpgsql
@@ -520,10 +517,10 @@ begin
       if expired.state in ('l', 'o', 'r') and expired.expires_at <= (case when passing.short then sweep.now else swept end) then
         select * into swept_queue from pgmb.queue q where q.id = sweep.queue;
         if expired.state = 'r' then
-          perform pgmb.fail_leased(swept_queue, expired.id, sweep.now, 'lease expired', 1);
-        elsif not pgmb.is_void(expired.queue, expired.id) then
-          perform pgmb.fail_event(swept_queue, e, expired.id, 1, sweep.now, 'lease expired', expiries => 1)
-          from pgmb.claim_events(expired) e;
+          perform pgmb_internal.fail_leased(swept_queue, expired.id, sweep.now, 'lease expired', 1);
+        elsif not pgmb_internal.is_void(expired.queue, expired.id) then
+          perform pgmb_internal.fail_event(swept_queue, e, expired.id, 1, sweep.now, 'lease expired', expiries => 1)
+          from pgmb_internal.claim_events(expired) e;
         end if;
         update pgmb.claim c set state = 'x' where c.queue = expired.queue and c.id = expired.id;
         expired.state := 'x';

@@ -2,8 +2,8 @@
 
 -- Leases retried events that are due, those first that waited longest, in a claim that follows `base`, and returns how
 -- many. An event whose lease expired twice in a row, or before its last attempt, may have crashed its consumer, so it is
--- leased alone. Internal.
-create or replace function pgmb.lease_due(
+-- leased alone.
+create or replace function pgmb_internal.lease_due(
   base pgmb.claim, bindings integer, max integer, now timestamptz, expires_at timestamptz, max_attempts integer, token bigint
 )
 returns bigint
@@ -14,7 +14,7 @@ declare
 begin
   with due as materialized (
     select later.id, later.due_at, later.together,
-      later.together is null and pgmb.comes_alone(later, lease_due.max_attempts) alone
+      later.together is null and pgmb_internal.comes_alone(later, lease_due.max_attempts) alone
     from pgmb.retry later
     where later.queue = (lease_due.base).queue and later.due_at <= lease_due.now
     order by later.due_at, later.together
@@ -30,12 +30,12 @@ begin
       select first.together from due first order by first.due_at, first.together, first.id limit 1)
     window w as (order by d.due_at, d.id)) c
   where c.place = 1 or not c.stopped;
-  return pgmb.lease_retried(lease_due.base, lease_due.bindings, leased, lease_due.expires_at, lease_due.token);
+  return pgmb_internal.lease_retried(lease_due.base, lease_due.bindings, leased, lease_due.expires_at, lease_due.token);
 end $$;
 
 -- Leases rows of pgmb.retry, which the caller has locked, in a claim that follows `base`. Returns how many. If this
--- transaction is superseded it cannot commit: its claim would be void, and no sweep would give the rows back. Internal.
-create or replace function pgmb.lease_retried(
+-- transaction is superseded it cannot commit: its claim would be void, and no sweep would give the rows back.
+create or replace function pgmb_internal.lease_retried(
   base pgmb.claim, bindings integer, leased bigint[], expires_at timestamptz, token bigint
 )
 returns bigint
@@ -46,14 +46,14 @@ begin
     return 0;
   end if;
   update pgmb.retry r set lease = (lease_retried.base).id + 1, due_at = 'infinity' where r.id = any (lease_retried.leased);
-  perform pgmb.write_claim(lease_retried.base, lease_retried.token, 'r', lease_retried.bindings, cardinality(leased),
+  perform pgmb_internal.write_claim(lease_retried.base, lease_retried.token, 'r', lease_retried.bindings, cardinality(leased),
     (lease_retried.base).place, (lease_retried.base).place, lease_retried.expires_at);
-  perform pgmb.recheck_at_commit((lease_retried.base).queue, (lease_retried.base).id + 1);
+  perform pgmb_internal.recheck_at_commit((lease_retried.base).queue, (lease_retried.base).id + 1);
   return cardinality(leased);
 end $$;
 
--- Whether a retried event is to be leased without others. Internal.
-create or replace function pgmb.comes_alone(retried pgmb.retry, max_attempts integer)
+-- Whether a retried event is to be leased without others.
+create or replace function pgmb_internal.comes_alone(retried pgmb.retry, max_attempts integer)
 returns boolean
 language sql immutable
 as $$
@@ -61,8 +61,8 @@ as $$
 $$;
 
 -- Events that this transaction published itself and received none of yet: no snapshot shows them, they are
--- found by xid (seq + 0: never by a walk of the log). Writes their claim. Internal.
-create or replace function pgmb.receive_own(
+-- found by xid (seq + 0: never by a walk of the log). Writes their claim.
+create or replace function pgmb_internal.receive_own(
   base pgmb.claim, stream integer, bindings integer, matching text, given uuid, token bigint,
   expires_at timestamptz, max integer
 )
@@ -91,14 +91,14 @@ begin
     if part > 0 then
       return query execute format('select $4, %s, 1 from %s e
           where e.xid = $1 and e.seq + 0 > $2 and e.seq + 0 <= $3 %s order by e.seq + 0',
-          pgmb.event_columns((select s.salt from pgmb.stream s where s.id = receive_own.stream)), leaf, matching)
+          pgmb_internal.event_columns((select s.salt from pgmb.stream s where s.id = receive_own.stream)), leaf, matching)
         using base.own, base.own_seq, last, given;
       got := got + part;
       base.own_seq := last;
     end if;
   end loop;
   if got > 0 then
-    perform pgmb.write_claim(base, token, 'o', bindings, got, lo, base.own_seq, expires_at);
+    perform pgmb_internal.write_claim(base, token, 'o', bindings, got, lo, base.own_seq, expires_at);
   end if;
 end $$;
 
@@ -108,7 +108,7 @@ end $$;
 -- lets the transaction commit without waiting for the disk, unless it brought delayed events into the log: only for a
 -- receive alone in its transaction, where a lost claim means redelivery. raw => true leaves ids that nobody gave null, for clients that
 -- derive them themselves as pgmb.derive_id does. Nothing to receive: no rows, nothing written, no transaction id.
--- Lock: one a queue, to the end of the transaction; others wait at most a second (pgmb.lock_queue).
+-- Lock: one a queue, to the end of the transaction; others wait at most a second.
 -- Needs READ COMMITTED. Errors: MB002 no such queue, MB011 the ack's lease is lost, MB013 the queue is held by prepared
 -- transactions, MB020 standby, MB021 another cluster, MB029 another isolation level.
 create or replace function pgmb.receive(
@@ -156,8 +156,8 @@ begin
   if pg_is_in_recovery() or current_setting('pgmb.cluster_checked', true) is distinct from current_database()
     or current_setting('transaction_isolation') <> 'read committed'
   then
-    perform pgmb.assert_primary();
-    perform pgmb.assert_read_committed();
+    perform pgmb_internal.assert_primary();
+    perform pgmb_internal.assert_read_committed();
   end if;
   now := clock_timestamp();
   select asked.id, asked.stream, asked.stream_name, asked.bindings, asked.matching, asked.generation, asked.lock_key, asked.paused_at, asked.max_attempts, asked.plain,
@@ -169,34 +169,34 @@ begin
   into q
   from pgmb.queue asked, lateral (values (('pgmb.' || quote_ident('seq_' || asked.stream_name))::regclass)) numbers (sequence)
   where asked.name = receive.queue;
-  if q.id is null or not pg_has_role(pgmb.caller(), current_user, 'usage') then
+  if q.id is null or not pg_has_role(pgmb_internal.caller(), current_user, 'usage') then
     if q.id is null then
-      perform pgmb.queue_for_consumer(receive.queue);
+      perform pgmb_internal.queue_for_consumer(receive.queue);
     end if;
-    perform pgmb.assert_consumer(q.id, receive.queue);
+    perform pgmb_internal.assert_consumer(q.id, receive.queue);
   end if;
   if receive.ack is not null then
-    perform pgmb.ack_lease(receive.ack);
+    perform pgmb_internal.ack_lease(receive.ack);
   end if;
   if q.paused_at is not null or receive.max <= 0 then
     return;
   end if;
   if not receive.durable then
-    columns := pgmb.commit_lazily();
+    columns := pgmb_internal.commit_lazily();
   end if;
 
   if not q.plain then
-    swept := pgmb.claim_by_policy(q.id, entry_xid, q.noted, receive.max, q.lease_for);
+    swept := pgmb_internal.claim_by_policy(q.id, entry_xid, q.noted, receive.max, q.lease_for);
     if swept.retried then
       return query
       select swept.lease, r.seq, r.event_id, r.topic, r.key, r.payload, r.headers, r.published_at, r.attempt
       from pgmb.retry r
-      where r.queue = pgmb.lease_queue(swept.lease) and r.lease = pgmb.lease_claim(swept.lease) order by r.origin, r.seq;
+      where r.queue = pgmb_internal.lease_queue(swept.lease) and r.lease = pgmb_internal.lease_claim(swept.lease) order by r.origin, r.seq;
     elsif swept.lease is not null then
       base := swept.claim;
       if cardinality(swept.rows) > 0 then
         columns := case when receive.raw then 'e.seq, e.id, e.topic::text, e.key::text, e.payload, e.headers, e.published_at'
-          else pgmb.event_columns((select s.salt from pgmb.stream s where s.id = q.stream)) end;
+          else pgmb_internal.event_columns((select s.salt from pgmb.stream s where s.id = q.stream)) end;
         return query execute 'select $1, ' || columns || ', 1 from pgmb.segment_' || q.stream || '_' || (base.hi >> 40)
             || ' e where e.ctid = any ($2) order by e.seq + 0'
           using swept.lease, swept.rows;
@@ -204,7 +204,7 @@ begin
       end if;
       return query
       select swept.lease, e.*, 1
-      from pgmb.batch_events(q.stream, base.done_snapshot, base.done_seq, base.done_next, base.batch_snapshot,
+      from pgmb_internal.batch_events(q.stream, base.done_snapshot, base.done_seq, base.done_next, base.batch_snapshot,
         base.own, base.own_seq, base.lo, base.hi, swept.matching, 9223372036854775807, receive.raw) e;
     end if;
     return;
@@ -221,7 +221,7 @@ begin
       where n.queue = q.id and n.number > q.generation and n.base is not null;
       if look > q.generation then
         q.generation := look;
-        q.lock_key := pgmb.queue_lock(q.id, q.generation);
+        q.lock_key := pgmb_internal.queue_lock(q.id, q.generation);
         continue;
       end if;
     end if;
@@ -234,15 +234,15 @@ begin
   if base.id >> 40 is distinct from q.generation
     or base.openings is distinct from pg_sequence_last_value('pgmb.opening'::regclass)
   then
-    base := pgmb.lock_queue(q.id);
+    base := pgmb_internal.lock_queue(q.id);
     now := clock_timestamp();
   end if;
-  given := pgmb.lease_of(q.id, base.id + 1, token);
+  given := pgmb_internal.lease_of(q.id, base.id + 1, token);
 
   if receive.raw then
     columns := 'e.seq, e.id, e.topic::text, e.key::text, e.payload, e.headers, e.published_at';
   else
-    columns := pgmb.event_columns(s.salt) from pgmb.stream s where s.id = q.stream;
+    columns := pgmb_internal.event_columns(s.salt) from pgmb.stream s where s.id = q.stream;
   end if;
 
   -- The short way: the batch goes on, or one without stragglers begins, in one segment, and nothing is due,
@@ -269,7 +269,7 @@ begin
     if base.place < base.upto and base.place >= base.done_seq and base.place >> 40 = base.upto >> 40 then
       lo := base.place;
       ending := least(base.place + receive.max, base.upto);
-      return query execute pgmb.main_part('pgmb.segment_' || q.stream || '_' || (base.place >> 40),
+      return query execute pgmb_internal.main_part('pgmb.segment_' || q.stream || '_' || (base.place >> 40),
           '$7, ' || columns || ', 1', q.matching)
         using base.place, ending, base.batch_snapshot, pg_snapshot_xmin(base.batch_snapshot),
           base.done_snapshot, pg_snapshot_xmax(base.done_snapshot), given;
@@ -293,16 +293,16 @@ begin
   -- A clock that was set back takes the sweep back with it: no lease given now may lie behind it.
   base.swept := least(base.swept, now);
   if now > base.swept + interval '50 milliseconds' or base.held is not null then
-    swept := pgmb.sweep(q.id, base, now);
+    swept := pgmb_internal.sweep(q.id, base, now);
     base.swept := swept.swept;
     base.held := swept.held;
     pending := pending or swept.examined >= 64;
-    released := pgmb.release_due(q.stream_name, now);
+    released := pgmb_internal.release_due(q.stream_name, now);
     q.due := exists (select from pgmb.retry r where r.queue = q.id and r.due_at <= now);
   end if;
 
   if q.due and got = 0 then
-    if pgmb.lease_due(base, q.bindings, receive.max, now, now + q.lease_for, q.max_attempts, token) > 0 then
+    if pgmb_internal.lease_due(base, q.bindings, receive.max, now, now + q.lease_for, q.max_attempts, token) > 0 then
       return query
       select given, r.seq, r.event_id, r.topic, r.key, r.payload, r.headers, r.published_at, r.attempt
       from pgmb.retry r where r.queue = q.id and r.lease = base.id + 1 order by r.seq;
@@ -327,7 +327,7 @@ begin
       if pg_current_xact_id_if_assigned() is null then
         base.batch_snapshot := pg_current_snapshot();
       else
-        base.batch_snapshot := pgmb.snapshot();
+        base.batch_snapshot := pgmb_internal.snapshot();
       end if;
       base.upto := greatest(pg_sequence_last_value(q.sequence), base.done_seq);
       base.place := 0;
@@ -337,18 +337,18 @@ begin
     lo := coalesce(lo, base.place);
     filter := q.matching;
     if base.own is not null then
-      filter := filter || pgmb.without_own(base.own, base.own_seq);
+      filter := filter || pgmb_internal.without_own(base.own, base.own_seq);
     end if;
 
     if base.place < base.done_seq then
       if (pg_snapshot_xmin(base.done_snapshot) < pg_snapshot_xmax(base.done_snapshot)
           or base.done_next >= pg_snapshot_xmax(base.done_snapshot))
         -- In the middle of them, asking costs more than looking.
-        and (base.place > 0 or pgmb.has_stragglers(q.stream, base.done_snapshot, base.done_next, base.batch_snapshot,
+        and (base.place > 0 or pgmb_internal.has_stragglers(q.stream, base.done_snapshot, base.done_next, base.batch_snapshot,
           base.place, base.done_seq))
       then
         rows := array(
-          select e from pgmb.batch_events(q.stream, base.done_snapshot, base.done_seq, base.done_next,
+          select e from pgmb_internal.batch_events(q.stream, base.done_snapshot, base.done_seq, base.done_next,
             base.batch_snapshot, base.own, base.own_seq, base.place, base.done_seq, q.matching,
             receive.max) e);
         got := cardinality(rows);
@@ -382,7 +382,7 @@ begin
       ending := least(base.place + receive.max - got, bound);
       if sparse then
         ending := least(base.place + 5000, bound);
-        execute 'select count(*), max(seq) from (' || pgmb.main_part(leaf, 'e.seq', filter) || ' limit $7) found'
+        execute 'select count(*), max(seq) from (' || pgmb_internal.main_part(leaf, 'e.seq', filter) || ' limit $7) found'
           into part, look
           using base.place, ending, base.batch_snapshot, pg_snapshot_xmin(base.batch_snapshot),
             base.done_snapshot, pg_snapshot_xmax(base.done_snapshot), receive.max - got;
@@ -391,7 +391,7 @@ begin
         end if;
       end if;
       if sparse is not true or part > 0 then
-        return query execute pgmb.main_part(leaf, '$7, ' || columns || ', 1', filter)
+        return query execute pgmb_internal.main_part(leaf, '$7, ' || columns || ', 1', filter)
           using base.place, ending, base.batch_snapshot, pg_snapshot_xmin(base.batch_snapshot),
             base.done_snapshot, pg_snapshot_xmax(base.done_snapshot), given;
         get diagnostics part = row_count;
@@ -420,7 +420,7 @@ begin
   end if;
 
   if got > 0 then
-    -- As pgmb.write_claim, without the call.
+    -- As pgmb_internal.write_claim, without the call.
     insert into pgmb.claim (queue, id, token, state, bindings, events, lo, hi, place, upto,
       done_snapshot, done_seq, done_next, batch_snapshot, batch_seq, batch_next,
       own, own_seq, expires_at, swept, held, openings)
@@ -433,16 +433,16 @@ begin
   if (entry_xid is not null or released > 0) and base.place >= base.upto then
     -- Before our own events can be noted as received, those of another transaction so noted must lie behind.
     if base.own <> pg_current_xact_id() and not pg_visible_in_snapshot(base.own, base.batch_snapshot) then
-      perform pgmb.raise_moved_on();
+      perform pgmb_internal.raise_moved_on();
     end if;
-    return query select * from pgmb.receive_own(base, q.stream, q.bindings, q.matching, given, token,
+    return query select * from pgmb_internal.receive_own(base, q.stream, q.bindings, q.matching, given, token,
       now + q.lease_for, receive.max);
     if found then
       return;
     end if;
   end if;
   if pending or scanned >= 64 then
-    perform pgmb.write_claim(base, 0, 'p', q.bindings, 0, base.place, base.place, 'infinity');
+    perform pgmb_internal.write_claim(base, 0, 'p', q.bindings, 0, base.place, base.place, 'infinity');
   end if;
 end $$;
 

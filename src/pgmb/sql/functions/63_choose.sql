@@ -3,8 +3,7 @@
 -- Which events of a queue above its position and up to `hi` pass its filter and condition, about `most`, and how far
 -- that looked: not to `hi` where it has used up a good part of the caller's statement_timeout, so that a slow condition
 -- still moves. One that raises, or takes longer than that, pauses the queue, with what it said; then `chosen` is null.
--- Internal.
-create or replace function pgmb.choose(
+create or replace function pgmb_internal.choose(
   q pgmb.queue, base pgmb.claim, hi bigint, most bigint, out chosen bigint[], out upto bigint
 )
 language plpgsql
@@ -13,16 +12,16 @@ declare
   began timestamptz := clock_timestamp();
   timeout interval := nullif(current_setting('statement_timeout'), '0')::interval;
   -- The first events tell how long the others will take.
-  page bigint := case when not pgmb.needs_timeout(q) then least(greatest(most, 16), 1024) else 16 end;
+  page bigint := case when not pgmb_internal.needs_timeout(q) then least(greatest(most, 16), 1024) else 16 end;
   asking text;
   looked record;
 begin
-  asking := pgmb.asking(q);
+  asking := pgmb_internal.asking(q);
   chosen := '{}';
   upto := base.place;
   loop
     execute 'select count(*) events, max(e.seq) last, coalesce(array_agg(e.seq) filter (where true ' || asking || '), ''{}'') passed
-      from pgmb.batch_events($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, true) e'
+      from pgmb_internal.batch_events($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, true) e'
     into looked
     using q.stream, base.done_snapshot, base.done_seq, base.done_next, base.batch_snapshot, base.own, base.own_seq,
       upto, hi, q.matching, page;
@@ -39,18 +38,18 @@ exception
     if timeout is null or clock_timestamp() < began + timeout / 2 or clock_timestamp() < statement_timestamp() + timeout * 0.9 then
       raise;
     end if;
-    perform pgmb.pause_failing(q, 'took longer than ' || current_setting('statement_timeout'));
+    perform pgmb_internal.pause_failing(q, 'took longer than ' || current_setting('statement_timeout'));
     chosen := null;
   when others then
-    if pgmb.servers_trouble(sqlstate) then
+    if pgmb_internal.servers_trouble(sqlstate) then
       raise;
     end if;
-    perform pgmb.pause_failing(q, format('%s (%s)', sqlerrm, sqlstate));
+    perform pgmb_internal.pause_failing(q, format('%s (%s)', sqlerrm, sqlstate));
     chosen := null;
 end $$;
 
--- Pauses a queue whose filter or condition failed; not while somebody is changing it. Internal.
-create or replace function pgmb.pause_failing(q pgmb.queue, error text)
+-- Pauses a queue whose filter or condition failed; not while somebody is changing it.
+create or replace function pgmb_internal.pause_failing(q pgmb.queue, error text)
 returns void
 language sql
 as $$

@@ -3,8 +3,7 @@
 -- The leases of a queue that are still in flight, out of those that its position names, how many events they
 -- and the leased retries hold, which keys, and since when the youngest of them. A lease whose events were all
 -- settled one by one is not; of one that has expired the keys are still held, but its events count no more.
--- Internal.
-create or replace function pgmb.in_flight(
+create or replace function pgmb_internal.in_flight(
   queue integer, named bigint[], now timestamptz, out open bigint[], out events bigint, out keys integer[],
   out youngest timestamptz
 )
@@ -33,15 +32,15 @@ begin
     where c.queue = in_flight.queue and c.id = any (in_flight.open)
     union all
     -- Also those of a key ahead of which a dead letter was put back.
-    select case when r.ordered then pgmb.key_hash(r.key) else 0 end, c.expires_at > in_flight.now, c.at
+    select case when r.ordered then pgmb_internal.key_hash(r.key) else 0 end, c.expires_at > in_flight.now, c.at
     from pgmb.retry r join pgmb.claim c on c.queue = r.queue and c.id = r.lease
     where r.queue = in_flight.queue and r.lease is not null) held;
 end $$;
 
 -- As lease_due, in an ordered queue: of each key the first event that waits, if it is due and no lease holds
 -- the key, and those behind it. The next of each key that stays is due from now on, and only blocked: nothing has to
--- wake it when those ahead are settled, and so no settlement can miss it. Internal.
-create or replace function pgmb.lease_due_in_order(
+-- wake it when those ahead are settled, and so no settlement can miss it.
+create or replace function pgmb_internal.lease_due_in_order(
   base pgmb.claim, bindings integer, max integer, now timestamptz, expires_at timestamptz, max_attempts integer,
   token bigint, busy integer[]
 )
@@ -54,11 +53,11 @@ declare
 begin
   with head as materialized (
     select later.id, later.key, later.due_at, later.origin, later.seq,
-      pgmb.comes_alone(later, lease_due_in_order.max_attempts) alone
+      pgmb_internal.comes_alone(later, lease_due_in_order.max_attempts) alone
     from pgmb.retry later
     where later.queue = (lease_due_in_order.base).queue and later.due_at <= lease_due_in_order.now
       and (later.key is null or (
-        pgmb.key_hash(later.key) <> all (lease_due_in_order.busy)
+        pgmb_internal.key_hash(later.key) <> all (lease_due_in_order.busy)
         and not exists (
           select from pgmb.retry ahead
           where ahead.queue = later.queue and ahead.ordered and ahead.key = later.key
@@ -96,7 +95,7 @@ begin
     -- Heads first sort before what is behind them: a limit never parts a key's first from its second.
     order by taken.due_at, taken.origin, taken.seq
     limit lease_due_in_order.max) t;
-  events := pgmb.lease_retried(lease_due_in_order.base, lease_due_in_order.bindings, leased, lease_due_in_order.expires_at,
+  events := pgmb_internal.lease_retried(lease_due_in_order.base, lease_due_in_order.bindings, leased, lease_due_in_order.expires_at,
     lease_due_in_order.token);
   if events > 0 then
     update pgmb.retry r set due_at = lease_due_in_order.now
@@ -116,8 +115,8 @@ end $$;
 -- `expired`. In an ordered queue those whose key is held wait in pgmb.retry, behind what holds it; `keys` are the
 -- hashes of those taken. rows: where in its segment those taken lie, if they are all in one. moved: something was
 -- read and has its place now. wrote: events were parked or became dead letters. Where many wait already and
--- most of these are of keys that are held, but not for long, all are left where they are: waits. Internal.
-create or replace function pgmb.pick(
+-- most of these are of keys that are held, but not for long, all are left where they are: waits.
+create or replace function pgmb_internal.pick(
   q pgmb.queue, base pgmb.claim, hi bigint, allowed bigint, now timestamptz, busy integer[], youngest timestamptz,
   out taken bigint, out upto bigint, out matching text, out rows tid[], out expired bigint[], out keys integer[],
   out moved boolean, out wrote boolean, out waits boolean
@@ -125,7 +124,7 @@ create or replace function pgmb.pick(
 language plpgsql
 as $$
 declare
-  source text := 'select null::tid ctid, e.seq, e.key, e.published_at from pgmb.batch_events($8, $5, $9, $10, $3, $11, $12, $1, $2, $13, $7, true) e';
+  source text := 'select null::tid ctid, e.seq, e.key, e.published_at from pgmb_internal.batch_events($8, $5, $9, $10, $3, $11, $12, $1, $2, $13, $7, true) e';
   retried boolean := q.ordered and exists (select from pgmb.retry r where r.queue = q.id and r.ordered);
   most bigint := allowed;
   found_events bigint;
@@ -140,7 +139,7 @@ begin
   end if;
   if base.place >= base.done_seq and base.place >> 40 = hi >> 40 and base.own is null then
     -- The common way: one segment, no stragglers.
-    source := pgmb.main_part('pgmb.segment_' || q.stream || '_' || (hi >> 40), 'e.ctid, e.seq, e.key, e.published_at', q.matching)
+    source := pgmb_internal.main_part('pgmb.segment_' || q.stream || '_' || (hi >> 40), 'e.ctid, e.seq, e.key, e.published_at', q.matching)
       || ' limit $7';
   end if;
   if q.ordered and most = allowed then
@@ -205,26 +204,26 @@ begin
   wrote := behind is not null or cardinality(expired) > 0;
   matching := q.matching;
   if keys is not null then
-    matching := matching || pgmb.with_keys(keys);
+    matching := matching || pgmb_internal.with_keys(keys);
   end if;
   if cardinality(expired) > 0 then
     matching := matching || format(' and e.published_at > %L', ending);
-    perform pgmb.fail_event(q, e, base.id + 1, 0, now, 'expired: older than ' || q.ttl, true)
-    from pgmb.batch_events(q.stream, base.done_snapshot, base.done_seq, base.done_next, base.batch_snapshot,
+    perform pgmb_internal.fail_event(q, e, base.id + 1, 0, now, 'expired: older than ' || q.ttl, true)
+    from pgmb_internal.batch_events(q.stream, base.done_snapshot, base.done_seq, base.done_next, base.batch_snapshot,
       base.own, base.own_seq, base.place, upto, q.matching || format(' and e.published_at <= %L', ending),
       9223372036854775807) e;
   end if;
   if behind is not null then
     insert into pgmb.retry (queue, due_at, attempt, seq, event_id, topic, key, payload, headers, published_at, ordered, origin)
-    -- The first behind a lease is due and only blocked: nothing has to wake it (see pgmb.lease_due_in_order).
+    -- The first behind a lease is due and only blocked: nothing has to wake it (see pgmb_internal.lease_due_in_order).
     select q.id,
       case when e.key_place = 1 and ahead.due_at is null then now else greatest(ahead.due_at, now) + interval '1 minute' end,
       1, e.seq, e.id, e.topic, e.key, e.payload, e.headers, e.published_at, true, base.id + 1
     from (
       select parked.*, row_number() over (partition by parked.key order by parked.seq) key_place
-      from pgmb.batch_events(q.stream, base.done_snapshot, base.done_seq, base.done_next, base.batch_snapshot,
+      from pgmb_internal.batch_events(q.stream, base.done_snapshot, base.done_seq, base.done_next, base.batch_snapshot,
         base.own, base.own_seq, base.place, upto,
-        q.matching || pgmb.with_keys(behind)
+        q.matching || pgmb_internal.with_keys(behind)
           || case when ending is null then '' else format(' and e.published_at > %L', ending) end,
         9223372036854775807) parked) e
     left join lateral (

@@ -2,8 +2,8 @@
 -- lanes. The same claims as receive makes, by one longer way.
 
 -- What receive does for a queue that is not plain: asks its lanes in turn for a lease, within the limits of them
--- all. entry_xid, noted: as receive found them. Gives what pgmb.claim_lane gives. Internal.
-create or replace function pgmb.claim_by_policy(
+-- all. entry_xid, noted: as receive found them. Gives what pgmb_internal.claim_lane gives.
+create or replace function pgmb_internal.claim_by_policy(
   queue integer, entry_xid xid8, noted bigint, max integer, lease_for interval,
   out lease uuid, out retried boolean, out claim pgmb.claim, out matching text, out rows tid[]
 )
@@ -26,9 +26,9 @@ begin
   select null::uuid lease, false retried, null::pgmb.claim claim, null matching, null::tid[] rows into claimed;
   if head.max_in_flight is not null or head.rps is not null then
     -- One after another: a limit is everybody's.
-    base := pgmb.lock_queue(head.id);
+    base := pgmb_internal.lock_queue(head.id);
     now := clock_timestamp();
-    max := least(max, pgmb.room_in_flight(head, lanes));
+    max := least(max, pgmb_internal.room_in_flight(head, lanes));
     if head.rps is not null then
       -- What was not used lately may be used at once: as much as a quarter of a second gives, at least one.
       paid := now - interval '1 second' * greatest(0.25, 1 / head.rps);
@@ -50,23 +50,23 @@ begin
   elsif head.shards = 1 and cardinality(lanes) > 1 and random() < 0.125 then
     -- One call in eight begins at the other end: nothing waits for ever. The first lane is locked first even so:
     -- of two that ask in opposite orders each would wait for the other.
-    perform pgmb.lock_queue(head.id);
+    perform pgmb_internal.lock_queue(head.id);
     lanes := array(select one from unnest(lanes) one order by one.lane desc);
   end if;
   foreach lane in array lanes loop
-    if passing and not pgmb.try_queue(lane.id) then
+    if passing and not pgmb_internal.try_queue(lane.id) then
       -- Another receives from it at this moment.
       passed_over := lane;
       continue;
     end if;
     locked_upto := greatest(locked_upto, lane.lane);
-    claimed := pgmb.claim_lane(lane, entry_xid, noted, max, lease_for);
+    claimed := pgmb_internal.claim_lane(lane, entry_xid, noted, max, lease_for);
     exit when claimed.lease is not null;
   end loop;
   if claimed.lease is null and passed_over.id is not null
-    and (pgmb.try_queue(passed_over.id) or passed_over.lane > locked_upto)
+    and (pgmb_internal.try_queue(passed_over.id) or passed_over.lane > locked_upto)
   then
-    claimed := pgmb.claim_lane(passed_over, entry_xid, noted, max, lease_for);
+    claimed := pgmb_internal.claim_lane(passed_over, entry_xid, noted, max, lease_for);
   end if;
   lease := claimed.lease;
   retried := claimed.retried;
@@ -76,41 +76,40 @@ begin
   if lease is not null and head.rps is not null then
     select * into base from pgmb.claim c where c.queue = head.id order by c.id desc limit 1;
     base.paid_until := paid + interval '1 second' * (claimed.events / head.rps);
-    perform pgmb.write_claim(base, 0, 'p', head.bindings, 0, base.place, base.place, 'infinity');
+    perform pgmb_internal.write_claim(base, 0, 'p', head.bindings, 0, base.place, base.place, 'infinity');
   end if;
 end $$;
 
--- Takes the queue's lock as pgmb.lock_queue does, but only if that is free. Internal.
-create or replace function pgmb.try_queue(queue integer)
+-- Takes the queue's lock as pgmb_internal.lock_queue does, but only if that is free.
+create or replace function pgmb_internal.try_queue(queue integer)
 returns boolean
 language sql volatile
 as $$
-  select pg_try_advisory_xact_lock(pgmb.queue_lock(try_queue.queue, (newest.id >> 40)::integer))
+  select pg_try_advisory_xact_lock(pgmb_internal.queue_lock(try_queue.queue, (newest.id >> 40)::integer))
   from (select c.id from pgmb.claim c where c.queue = try_queue.queue order by c.id desc limit 1) newest
 $$;
 
 -- How many events more may be leased of a queue that allows only so many in flight; null if it allows any number.
--- Internal.
-create or replace function pgmb.room_in_flight(head pgmb.queue, lanes pgmb.queue[])
+create or replace function pgmb_internal.room_in_flight(head pgmb.queue, lanes pgmb.queue[])
 returns bigint
 language sql volatile
 as $$
-  select (head).max_in_flight - sum((pgmb.in_flight(lane.id,
+  select (head).max_in_flight - sum((pgmb_internal.in_flight(lane.id,
     (select c.open from pgmb.claim c where c.queue = lane.id order by c.id desc limit 1), clock_timestamp())).events)
   from unnest(lanes) lane
 $$;
 
 -- Leases the next events of a queue, or of one of its lanes, within its limits: `retried` ones, or fresh ones,
 -- for which `claim`, `matching` and `rows` say what the lease holds. Null if there is nothing. A transaction's own
--- events come once it has committed. Internal.
-create or replace function pgmb.claim_lane(
+-- events come once it has committed.
+create or replace function pgmb_internal.claim_lane(
   q pgmb.queue, entry_xid xid8, noted bigint, max integer, lease_for interval,
   out lease uuid, out retried boolean, out claim pgmb.claim, out matching text, out rows tid[], out events bigint
 )
 language plpgsql
 as $$
 declare
-  base pgmb.claim := pgmb.lock_queue(q.id);
+  base pgmb.claim := pgmb_internal.lock_queue(q.id);
   now timestamptz := clock_timestamp();
   flight record;
   swept record;
@@ -129,35 +128,35 @@ declare
   asked pgmb.queue := q;
   token bigint := (random() * 1099511627775)::bigint;
 begin
-  if asks and pgmb.needs_timeout(q) then
-    perform pgmb.assert_timeout();
+  if asks and pgmb_internal.needs_timeout(q) then
+    perform pgmb_internal.assert_timeout();
   end if;
   base.swept := least(base.swept, now);
   if now > base.swept + interval '50 milliseconds' or base.held is not null then
-    swept := pgmb.sweep(q.id, base, now);
+    swept := pgmb_internal.sweep(q.id, base, now);
     base.swept := swept.swept;
     base.held := swept.held;
     pending := swept.examined >= 64;
-    perform pgmb.release_due(q.stream_name, now);
+    perform pgmb_internal.release_due(q.stream_name, now);
   end if;
 
-  flight := pgmb.in_flight(q.id, base.open, now);
+  flight := pgmb_internal.in_flight(q.id, base.open, now);
   base.open := flight.open;
   if exists (select from pgmb.retry r where r.queue = q.id and r.due_at <= now) then
     if q.ordered then
-      events := pgmb.lease_due_in_order(base, q.bindings, max, now, now + lease_for, q.max_attempts, token, flight.keys);
+      events := pgmb_internal.lease_due_in_order(base, q.bindings, max, now, now + lease_for, q.max_attempts, token, flight.keys);
     else
-      events := pgmb.lease_due(base, q.bindings, max, now, now + lease_for, q.max_attempts, token);
+      events := pgmb_internal.lease_due(base, q.bindings, max, now, now + lease_for, q.max_attempts, token);
     end if;
     if events > 0 then
-      lease := pgmb.lease_of(q.id, base.id + 1, token);
+      lease := pgmb_internal.lease_of(q.id, base.id + 1, token);
       retried := true;
       return;
     end if;
   end if;
 
   if q.max_length is not null and q.when_full = 'drop_oldest' then
-    trimmed := pgmb.drop_oldest(q, base);
+    trimmed := pgmb_internal.drop_oldest(q, base);
     pending := pending or trimmed.place <> base.place;
     opened := trimmed.batch_snapshot::text <> base.batch_snapshot::text;
     base := trimmed;
@@ -178,27 +177,27 @@ begin
       base.done_snapshot := base.batch_snapshot;
       base.done_seq := base.batch_seq;
       base.done_next := base.batch_next;
-      base.batch_snapshot := pgmb.snapshot();
+      base.batch_snapshot := pgmb_internal.snapshot();
       base.upto := greatest(pgmb.last_seq(q.stream_name), base.done_seq);
       base.place := 0;
       pending := pending or base.upto - base.done_seq >= 64;
-      if not pgmb.has_stragglers(q.stream, base.done_snapshot, base.done_next, base.batch_snapshot, 0, base.done_seq) then
+      if not pgmb_internal.has_stragglers(q.stream, base.done_snapshot, base.done_next, base.batch_snapshot, 0, base.done_seq) then
         base.place := base.done_seq;
         exit when base.upto = base.done_seq;
       end if;
     end if;
     lo := base.place;
-    hi := pgmb.window_end(q.stream, greatest(base.place, base.done_seq), base.upto, 5000);
+    hi := pgmb_internal.window_end(q.stream, greatest(base.place, base.done_seq), base.upto, 5000);
     if asks then
-      choice := pgmb.choose(q, base, hi, max * 2);
+      choice := pgmb_internal.choose(q, base, hi, max * 2);
       exit when choice.chosen is null;
       -- What took long to look at need not be looked at again, however little it was.
       pending := pending or choice.upto < hi;
       hi := choice.upto;
       chosen := choice.chosen;
-      asked.matching := pgmb.among(chosen);
+      asked.matching := pgmb_internal.among(chosen);
     end if;
-    picked := pgmb.pick(asked, base, hi, max, now, flight.keys, flight.youngest);
+    picked := pgmb_internal.pick(asked, base, hi, max, now, flight.keys, flight.youngest);
     exit when picked.waits;
     base.place := picked.upto;
     pending := pending or picked.moved or base.place - lo >= 64;
@@ -214,12 +213,12 @@ begin
     base.batch_seq := greatest(noted, base.batch_seq);
   end if;
   if taken > 0 then
-    lease := pgmb.lease_of(q.id, base.id + 1, token);
+    lease := pgmb_internal.lease_of(q.id, base.id + 1, token);
     matching := picked.matching;
     rows := picked.rows;
     events := taken;
     base.open := base.open || (base.id + 1);
-    perform pgmb.write_claim(base, token, 'l', q.bindings, taken + cardinality(picked.expired), lo, base.place,
+    perform pgmb_internal.write_claim(base, token, 'l', q.bindings, taken + cardinality(picked.expired), lo, base.place,
       now + lease_for, picked.keys,
       case when asks then array(select one from unnest(chosen) one where one <= base.place) end);
     if cardinality(picked.expired) > 0 then
@@ -230,9 +229,9 @@ begin
     claim.lo := lo;
     claim.hi := base.place;
   elsif pending then
-    perform pgmb.write_claim(base, 0, 'p', q.bindings, 0, base.place, base.place, 'infinity');
+    perform pgmb_internal.write_claim(base, 0, 'p', q.bindings, 0, base.place, base.place, 'infinity');
   end if;
   if wrote then
-    perform pgmb.recheck_at_commit(q.id, base.id + 1);
+    perform pgmb_internal.recheck_at_commit(q.id, base.id + 1);
   end if;
 end $$;

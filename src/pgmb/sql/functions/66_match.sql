@@ -1,7 +1,7 @@
 -- Matching: which subscriptions of a group ask for which events, by as few statements as there are kinds of shapes.
 
--- What a shape asks of a document's topic, as an SQL expression. Internal.
-create or replace function pgmb.shape_topics(shape pgmb.shape)
+-- What a shape asks of a document's topic, as an SQL expression.
+create or replace function pgmb_internal.shape_topics(shape pgmb.shape)
 returns text
 language sql immutable
 as $$
@@ -9,8 +9,8 @@ as $$
     when (shape).regex is not null then format('e.topic ~ %L', (shape).regex) else 'true' end
 $$;
 
--- The values that the fields of a shape have in document e, as SQL expressions: null where a field is missing. Internal.
-create or replace function pgmb.shape_values(shape pgmb.shape)
+-- The values that the fields of a shape have in document e, as SQL expressions: null where a field is missing.
+create or replace function pgmb_internal.shape_values(shape pgmb.shape)
 returns text[]
 language sql immutable
 set standard_conforming_strings = on
@@ -28,8 +28,8 @@ as $$
 $$;
 
 -- That part of a condition which the index on params serves: the comparison s.params @> ..., if that is all of it or one
--- of several that must all hold. Null if there is none. The text is as the server writes it. Internal.
-create or replace function pgmb.indexed_part(condition text)
+-- of several that must all hold. Null if there is none. The text is as the server writes it.
+create or replace function pgmb_internal.indexed_part(condition text)
 returns text
 language sql immutable
 set standard_conforming_strings = on
@@ -61,14 +61,14 @@ $$;
 
 -- The statement that matches documents with the subscriptions of some shapes, for pgmb_condition.match. Where values are
 -- looked up by an index, that is the only way in, and the rest is asked of those alone that are meant: what others ask
--- for is nobody's trouble. Otherwise the group's subscriptions are gathered first. Internal.
-create or replace function pgmb.match_statement(shapes pgmb.shape[])
+-- for is nobody's trouble. Otherwise the group's subscriptions are gathered first.
+create or replace function pgmb_internal.match_statement(shapes pgmb.shape[])
 returns text
 language sql immutable
 as $$
   select 'with doc as materialized (select * from unnest($1))'
     || ' select array_agg(seq), array_agg(id) from (' || string_agg(format(
-      'select e.seq, s.id from (select * from doc e where %s offset 0) e', pgmb.shape_topics(shape))
+      'select e.seq, s.id from (select * from doc e where %s offset 0) e', pgmb_internal.shape_topics(shape))
       || case when found.way is not null
       then format(' cross join lateral (select s.id from pgmb.subscription s where %1$s and case when'
         ' s.shape = %2$s and s.group_id = $2 and s.stream = $3 and s.paused_at is null'
@@ -82,8 +82,8 @@ as $$
   from unnest(shapes) shape
   cross join lateral (select case when (shape).fields <> '{}'
     then format('s.equals = jsonb_build_array(%s) and s.equals <> ''[]'' and num_nulls(%1$s) = 0',
-      array_to_string(pgmb.shape_values(shape), ', '))
-    else pgmb.indexed_part((shape).condition) end way) found
+      array_to_string(pgmb_internal.shape_values(shape), ', '))
+    else pgmb_internal.indexed_part((shape).condition) end way) found
   cross join lateral (select case
     when (shape).filter is null then coalesce((shape).condition, 'true')
     else format('case when %s then %s else false end',
@@ -92,8 +92,8 @@ as $$
       coalesce((shape).condition, 'true')) end rest) asked
 $$;
 
--- Which subscriptions of a group match which events. Internal.
-create or replace function pgmb.match(group_id text, stream integer, events pgmb.event[])
+-- Which subscriptions of a group match which events.
+create or replace function pgmb_internal.match(group_id text, stream integer, events pgmb.event[])
 returns table (seq bigint, subscriptions uuid[])
 language plpgsql
 set work_mem = '64MB'
@@ -127,9 +127,9 @@ begin
   if exists (select from unnest(shapes) h where h.condition is not null)
     or exists (select from pgmb.subscription s where s.stream = match.stream and s.group_id = match.group_id and s.costly)
   then
-    perform pgmb.assert_timeout();
+    perform pgmb_internal.assert_timeout();
   end if;
-  documents := pgmb.documents(match.events,
+  documents := pgmb_internal.documents(match.events,
     payloads => exists (select from unnest(shapes) h
       where h.payload_filter is not null or h.condition is not null or h.fields <> '{}'),
     -- A condition may look at e.event, or at e as a whole.
@@ -139,7 +139,7 @@ begin
       where t.id = match.stream and exists (select from unnest(shapes) h where h.condition is not null)));
   -- Those that neither look values up nor ask in SQL, all at once; those that look up, some at a time; conditions one by
   -- one, so that it shows which took too long.
-  found_here := pgmb.match_shapes(match.group_id, match.stream, documents,
+  found_here := pgmb_internal.match_shapes(match.group_id, match.stream, documents,
     array(select h from unnest(shapes) h where h.condition is null and h.fields = '{}'));
   seqs := seqs || found_here.seqs;
   ids := ids || found_here.matching;
@@ -150,11 +150,11 @@ begin
       where h.condition is not null or h.fields <> '{}') h
     group by (h.shape).condition is null, case when (h.shape).condition is null then h.place / 50 else h.place end
   loop
-    found_here := pgmb.match_shapes(match.group_id, match.stream, documents, part);
+    found_here := pgmb_internal.match_shapes(match.group_id, match.stream, documents, part);
     seqs := seqs || found_here.seqs;
     ids := ids || found_here.matching;
   end loop;
-  found_here := pgmb.match_costly(match.group_id, match.stream, documents, shapes);
+  found_here := pgmb_internal.match_costly(match.group_id, match.stream, documents, shapes);
   seqs := seqs || found_here.seqs;
   ids := ids || found_here.matching;
   return query
@@ -163,8 +163,7 @@ end $$;
 
 -- As match, for the subscriptions with a costly filter, one at a time. Together they have half of the statement's time:
 -- one that has used more than its share of it when it is over is paused, and so are those that it left no time for.
--- Internal.
-create or replace function pgmb.match_costly(
+create or replace function pgmb_internal.match_costly(
   group_id text, stream integer, documents pgmb.document[], shapes pgmb.shape[], out seqs bigint[], out matching uuid[]
 )
 language plpgsql
@@ -191,7 +190,7 @@ begin
       late := late || costly.id;
       continue;
     end if;
-    half := pgmb.match_shapes(match_costly.group_id, match_costly.stream, match_costly.documents,
+    half := pgmb_internal.match_shapes(match_costly.group_id, match_costly.stream, match_costly.documents,
       array[costly.shape], array[costly.id]);
     seqs := seqs || half.seqs;
     matching := matching || half.matching;
@@ -200,15 +199,15 @@ begin
     end if;
   end loop;
   if clock_timestamp() > began + budget then
-    perform pgmb.pause_subscriptions(slow, 'its filter took too long');
-    perform pgmb.pause_subscriptions(late, 'the costly filters of the group took too long');
+    perform pgmb_internal.pause_subscriptions(slow, 'its filter took too long');
+    perform pgmb_internal.pause_subscriptions(late, 'the costly filters of the group took too long');
   end if;
 end $$;
 
 -- As match, for some shapes of one kind, and for the subscriptions named alone if any are. Where something raises, each
 -- half is tried by itself, until the subscription that cannot be matched stands alone: it is paused, with what it
--- said. Internal.
-create or replace function pgmb.match_shapes(
+-- said.
+create or replace function pgmb_internal.match_shapes(
   group_id text, stream integer, documents pgmb.document[], shapes pgmb.shape[], named uuid[] default null,
   out seqs bigint[], out matching uuid[]
 )
@@ -228,11 +227,11 @@ begin
   end if;
   begin
     if match_shapes.shapes[1].condition is not null then
-      execute format('select * from %s($1, $2, $3, $4, $5)', pgmb.run_as('pgmb_matcher', 'pgmb_condition', 'match')) into seqs, matching
-      using pgmb.match_statement(match_shapes.shapes), match_shapes.documents, match_shapes.group_id, match_shapes.stream,
+      execute format('select * from %s($1, $2, $3, $4, $5)', pgmb_internal.run_as('pgmb_matcher', 'pgmb_condition', 'match')) into seqs, matching
+      using pgmb_internal.match_statement(match_shapes.shapes), match_shapes.documents, match_shapes.group_id, match_shapes.stream,
         match_shapes.named;
     elsif match_shapes.shapes[1].fields <> '{}' then
-      execute pgmb.match_statement(match_shapes.shapes) into seqs, matching
+      execute pgmb_internal.match_statement(match_shapes.shapes) into seqs, matching
       using match_shapes.documents, match_shapes.group_id, match_shapes.stream, match_shapes.named;
     else
       with doc as materialized (select d.seq, d.topic, d.payload, d.event from unnest(match_shapes.documents) d),
@@ -266,7 +265,7 @@ begin
         raise;
       end if;
       -- Nothing would end a second try.
-      perform pgmb.pause_subscriptions(array(
+      perform pgmb_internal.pause_subscriptions(array(
         select s.id from pgmb.subscription s
         where s.shape = match_shapes.shapes[1].id and s.group_id = match_shapes.group_id and s.stream = match_shapes.stream
           and (match_shapes.named is null or s.id = any (match_shapes.named))),
@@ -275,7 +274,7 @@ begin
       matching := '{}';
       return;
     when others then
-      if pgmb.servers_trouble(sqlstate) then
+      if pgmb_internal.servers_trouble(sqlstate) then
         raise;
       end if;
       error := format('%s (%s)', sqlerrm, sqlstate);
@@ -285,7 +284,7 @@ begin
   middle := cardinality(match_shapes.shapes) / 2;
   if middle > 0 then
     for nth in 0 .. 1 loop
-      half := pgmb.match_shapes(match_shapes.group_id, match_shapes.stream, match_shapes.documents,
+      half := pgmb_internal.match_shapes(match_shapes.group_id, match_shapes.stream, match_shapes.documents,
         case nth when 0 then match_shapes.shapes[:middle] else match_shapes.shapes[middle + 1:] end);
       seqs := seqs || half.seqs;
       matching := matching || half.matching;
@@ -302,23 +301,23 @@ begin
   middle := cardinality(match_shapes.named) / 2;
   -- An event that nobody can be matched with shows in whomever one asks. Their ids are random, so are those asked.
   if middle > 0 and (middle < 16 or not (
-    select bool_and(pgmb.match_fails(match_shapes.group_id, match_shapes.stream, match_shapes.documents, match_shapes.shapes,
+    select bool_and(pgmb_internal.match_fails(match_shapes.group_id, match_shapes.stream, match_shapes.documents, match_shapes.shapes,
       match_shapes.named[1 + nth * (cardinality(match_shapes.named) - 1) / 9:1 + nth * (cardinality(match_shapes.named) - 1) / 9]))
     from generate_series(0, 9) nth))
   then
     for nth in 0 .. 1 loop
-      half := pgmb.match_shapes(match_shapes.group_id, match_shapes.stream, match_shapes.documents, match_shapes.shapes,
+      half := pgmb_internal.match_shapes(match_shapes.group_id, match_shapes.stream, match_shapes.documents, match_shapes.shapes,
         case nth when 0 then match_shapes.named[:middle] else match_shapes.named[middle + 1:] end);
       seqs := seqs || half.seqs;
       matching := matching || half.matching;
     end loop;
     return;
   end if;
-  perform pgmb.pause_subscriptions(match_shapes.named, error);
+  perform pgmb_internal.pause_subscriptions(match_shapes.named, error);
 end $$;
 
--- Pauses subscriptions that could not be matched; not those that somebody is changing. Internal.
-create or replace function pgmb.pause_subscriptions(ids uuid[], reason text)
+-- Pauses subscriptions that could not be matched; not those that somebody is changing.
+create or replace function pgmb_internal.pause_subscriptions(ids uuid[], reason text)
 returns void
 language sql
 as $$
@@ -329,8 +328,8 @@ as $$
     where one.id = any (pause_subscriptions.ids) and one.paused_at is null for no key update skip locked))
 $$;
 
--- Whether matching these subscriptions raises. Internal.
-create or replace function pgmb.match_fails(
+-- Whether matching these subscriptions raises.
+create or replace function pgmb_internal.match_fails(
   group_id text, stream integer, documents pgmb.document[], shapes pgmb.shape[], named uuid[]
 )
 returns boolean
@@ -338,8 +337,8 @@ language plpgsql
 as $$
 begin
   if shapes[1].condition is not null then
-    execute format('select %s($1, $2, $3, $4, $5)', pgmb.run_as('pgmb_matcher', 'pgmb_condition', 'match'))
-    using pgmb.match_statement(shapes), documents, group_id, stream, named;
+    execute format('select %s($1, $2, $3, $4, $5)', pgmb_internal.run_as('pgmb_matcher', 'pgmb_condition', 'match'))
+    using pgmb_internal.match_statement(shapes), documents, group_id, stream, named;
   else
     perform from unnest(documents) d, pgmb.subscription s
     where s.id = any (named) and case when shapes[1].payload_filter is null
@@ -352,8 +351,8 @@ exception when others then
 end $$;
 
 -- Events as filters and conditions see them, as far as they look. All are read at once; if jsonb cannot hold one of
--- them, each by itself. salt: to derive ids with, where those are looked at. Internal.
-create or replace function pgmb.documents(events pgmb.event[], payloads boolean, whole boolean, salt bigint default null)
+-- them, each by itself. salt: to derive ids with, where those are looked at.
+create or replace function pgmb_internal.documents(events pgmb.event[], payloads boolean, whole boolean, salt bigint default null)
 returns pgmb.document[]
 language plpgsql stable
 as $$
@@ -364,21 +363,21 @@ begin
   -- What is short is neither too large nor nested too deeply.
   return array(
     select (e.seq, case when salt is not null then coalesce(e.id, pgmb.derive_id(e.seq, e.published_at, salt))::text end,
-      e.topic, e.key, case when octet_length(e.payload::text) <= 2000 then e.payload::jsonb else pgmb.readable(e.payload) end,
+      e.topic, e.key, case when octet_length(e.payload::text) <= 2000 then e.payload::jsonb else pgmb_internal.readable(e.payload) end,
       h.headers, h.headers, e.published_at,
       case when not whole then null
         when octet_length(e.payload::text) + coalesce(octet_length(e.headers::text), 0) <= 2000
-        then pgmb.event_text(e.topic, e.key, e.payload, e.headers)::jsonb
-        else pgmb.event_document(e.topic, e.key, e.payload, e.headers) end)::pgmb.document
+        then pgmb_internal.event_text(e.topic, e.key, e.payload, e.headers)::jsonb
+        else pgmb_internal.event_document(e.topic, e.key, e.payload, e.headers) end)::pgmb.document
     from unnest(events) e
-    cross join lateral (select case when octet_length(e.headers::text) > 2000 then pgmb.readable(e.headers)
+    cross join lateral (select case when octet_length(e.headers::text) > 2000 then pgmb_internal.readable(e.headers)
       else e.headers::jsonb end headers) h);
 exception when others then
-  if pgmb.servers_trouble(sqlstate) then
+  if pgmb_internal.servers_trouble(sqlstate) then
     raise;
   end if;
   return array(
-    select pgmb.document(e.seq, coalesce(e.id, pgmb.derive_id(e.seq, e.published_at, salt)), e.topic, e.key, e.payload,
+    select pgmb_internal.document(e.seq, coalesce(e.id, pgmb.derive_id(e.seq, e.published_at, salt)), e.topic, e.key, e.payload,
       e.headers, e.published_at)
     from unnest(events) e);
 end $$;

@@ -20,7 +20,7 @@ declare
   matching text[];
   source pgmb.stream;
 begin
-  select s.* into source from pgmb.queue_for_consumer(receive_group.group_id) q join pgmb.stream s on s.id = q.stream;
+  select s.* into source from pgmb_internal.queue_for_consumer(receive_group.group_id) q join pgmb.stream s on s.id = q.stream;
   for turn in 1 .. 5 loop
     select min(r.lease::text)::uuid, array_agg((r.seq, r.id, r.topic, r.key, r.payload, r.headers, r.published_at)::pgmb.event),
       array_agg(r.attempt)
@@ -31,10 +31,10 @@ begin
       return;
     end if;
     select array_agg(m.seq), array_agg(m.subscriptions::text) into seqs, matching
-    from pgmb.match(receive_group.group_id, source.id, events) m;
+    from pgmb_internal.match(receive_group.group_id, source.id, events) m;
     if seqs is not null then
       if cardinality(seqs) < cardinality(events) then
-        perform pgmb.narrow_lease(given, seqs, array(select e.seq from unnest(events) e except select unnest(seqs)));
+        perform pgmb_internal.narrow_lease(given, seqs, array(select e.seq from unnest(events) e except select unnest(seqs)));
       end if;
       return query
       select given, e.seq, coalesce(e.id, pgmb.derive_id(e.seq, e.published_at, source.salt)), e.topic::text, e.key::text, e.payload,
@@ -46,20 +46,20 @@ begin
       return;
     end if;
     receive_group.ack := null;
-    perform pgmb.ack_lease(given);
+    perform pgmb_internal.ack_lease(given);
   end loop;
 end $$;
 
--- Takes events out of a lease that was just given: they are settled, whatever becomes of the others. Internal.
-create or replace function pgmb.narrow_lease(lease uuid, kept bigint[], passed bigint[])
+-- Takes events out of a lease that was just given: they are settled, whatever becomes of the others.
+create or replace function pgmb_internal.narrow_lease(lease uuid, kept bigint[], passed bigint[])
 returns void
 language plpgsql
 as $$
 begin
   update pgmb.claim c set chosen = case c.state when 'l' then kept end, events = c.events - cardinality(passed)
-  where c.queue = pgmb.lease_queue(lease) and c.id = pgmb.lease_claim(lease) and c.token = pgmb.lease_token(lease)
+  where c.queue = pgmb_internal.lease_queue(lease) and c.id = pgmb_internal.lease_claim(lease) and c.token = pgmb_internal.lease_token(lease)
     and c.state in ('l', 'r');
-  perform pgmb.ack_retried(pgmb.lease_queue(lease), pgmb.lease_claim(lease), passed);
+  perform pgmb_internal.ack_retried(pgmb_internal.lease_queue(lease), pgmb_internal.lease_claim(lease), passed);
 end $$;
 
 -- As between, for a group: the events between two positions that match a subscription of the group, each with the
@@ -79,11 +79,11 @@ declare
     select e from pgmb.between(between_group.stream, between_group.after, between_group.upto, between_group.after_seq,
       between_group.max) e);
 begin
-  perform pgmb.assert_reader(between_group.stream);
+  perform pgmb_internal.assert_reader(between_group.stream);
   return query
   select e.seq, e.id, e.topic::text, e.key::text, e.payload, e.headers, e.published_at, coalesce(matched.subscriptions, '{}')
   from unnest(events) e
-  left join pgmb.match(between_group.group_id, pgmb.stream_id(between_group.stream), events) matched
+  left join pgmb_internal.match(between_group.group_id, pgmb.stream_id(between_group.stream), events) matched
     on matched.seq = e.seq
   where matched.seq is not null or e.seq = events[cardinality(events)].seq
   order by e.seq;

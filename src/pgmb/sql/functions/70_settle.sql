@@ -7,8 +7,8 @@
 --   the whole, retry or bury      FOR UPDATE: waits for all of them, so that what they settled is known
 --   the sweep of what expired     FOR UPDATE SKIP LOCKED
 
--- Raises that a lease no longer holds. Internal.
-create or replace function pgmb.raise_lost(lease uuid)
+-- Raises that a lease no longer holds.
+create or replace function pgmb_internal.raise_lost(lease uuid)
 returns void
 language plpgsql
 as $$
@@ -19,58 +19,58 @@ end $$;
 
 -- The claim of a lease, its row locked as `mode` says (key share, share, update) so that no takeover can pass while this
 -- transaction settles. Null if it was settled before. A generation that is being opened and may make it void is waited
--- for, at most a second. Errors: MB011 lost, 40001 the caller's snapshot is too old to tell. Internal.
-create or replace function pgmb.hold_claim(lease uuid, mode text)
+-- for, at most a second. Errors: MB011 lost, 40001 the caller's snapshot is too old to tell.
+create or replace function pgmb_internal.hold_claim(lease uuid, mode text)
 returns pgmb.claim
 language plpgsql
 as $$
 declare
   held pgmb.claim;
-  queue_id integer := pgmb.lease_queue(lease);
-  claim_id bigint := pgmb.lease_claim(lease);
+  queue_id integer := pgmb_internal.lease_queue(lease);
+  claim_id bigint := pgmb_internal.lease_claim(lease);
   stands "char";
 begin
-  if not pgmb.lock_claim(queue_id, claim_id, mode, false) then
+  if not pgmb_internal.lock_claim(queue_id, claim_id, mode, false) then
     -- Locked, gone, or never there. A takeover locks only what has expired: that is lost. Other transactions that
     -- settle it are waited for.
     select * into held from pgmb.claim c
-    where c.queue = queue_id and c.id = claim_id and c.token = pgmb.lease_token(lease);
+    where c.queue = queue_id and c.id = claim_id and c.token = pgmb_internal.lease_token(lease);
     if not found and current_setting('transaction_isolation') in ('repeatable read', 'serializable') then
-      perform pgmb.raise_moved_on();
+      perform pgmb_internal.raise_moved_on();
     end if;
-    if not found or (held.expires_at <= clock_timestamp() and pgmb.is_being_taken(queue_id, claim_id)) then
-      perform pgmb.raise_lost(lease);
+    if not found or (held.expires_at <= clock_timestamp() and pgmb_internal.is_being_taken(queue_id, claim_id)) then
+      perform pgmb_internal.raise_lost(lease);
     end if;
-    perform pgmb.lock_claim(queue_id, claim_id, mode, true);
+    perform pgmb_internal.lock_claim(queue_id, claim_id, mode, true);
   end if;
   -- Read again under the lock: KEY SHARE may have locked an older version of the row.
   select * into held from pgmb.claim c
-  where c.queue = queue_id and c.id = claim_id and c.token = pgmb.lease_token(lease);
+  where c.queue = queue_id and c.id = claim_id and c.token = pgmb_internal.lease_token(lease);
   if held.state = 's' then
     return null;
   end if;
   if held.id is null or held.state not in ('l', 'o', 'r') then
-    perform pgmb.raise_lost(lease);
+    perform pgmb_internal.raise_lost(lease);
   end if;
-  -- A lease of retried events cannot have committed void: see pgmb.lease_retried.
+  -- A lease of retried events cannot have committed void: see pgmb_internal.lease_retried.
   if held.xid = pg_current_xact_id() then
-    perform pgmb.recheck_at_commit(held.queue, held.id);
+    perform pgmb_internal.recheck_at_commit(held.queue, held.id);
   end if;
   if held.state <> 'r' then
     for look in 1 .. 200 loop
-      stands := pgmb.standing(held.queue, held.id);
+      stands := pgmb_internal.standing(held.queue, held.id);
       exit when stands <> 'u';
       perform pg_sleep(0.005);
     end loop;
     if stands <> 'h' then
-      perform pgmb.raise_lost(lease);
+      perform pgmb_internal.raise_lost(lease);
     end if;
   end if;
   return held;
 end $$;
 
--- Locks the row of a claim, or says false where it is locked otherwise, unless `waits`. Internal.
-create or replace function pgmb.lock_claim(queue integer, claim bigint, mode text, waits boolean)
+-- Locks the row of a claim, or says false where it is locked otherwise, unless `waits`.
+create or replace function pgmb_internal.lock_claim(queue integer, claim bigint, mode text, waits boolean)
 returns boolean
 language plpgsql
 as $$
@@ -93,13 +93,13 @@ begin
   return found;
 end $$;
 
--- Whether another transaction has a claim's row locked FOR UPDATE. Takes no lock that stays. Internal.
-create or replace function pgmb.is_being_taken(queue integer, claim bigint)
+-- Whether another transaction has a claim's row locked FOR UPDATE. Takes no lock that stays.
+create or replace function pgmb_internal.is_being_taken(queue integer, claim bigint)
 returns boolean
 language plpgsql
 as $$
 begin
-  if pgmb.lock_claim(is_being_taken.queue, is_being_taken.claim, 'key share', false) then
+  if pgmb_internal.lock_claim(is_being_taken.queue, is_being_taken.claim, 'key share', false) then
     raise exception 'free' using errcode = 'MB000';
   end if;
   return true;
@@ -107,8 +107,8 @@ exception when sqlstate 'MB000' then
   return false;
 end $$;
 
--- Settles some events of a claim, of those named the ones that it holds. Returns those that this settled. Internal.
-create or replace function pgmb.settle_claim(claim pgmb.claim, seqs bigint[])
+-- Settles some events of a claim, of those named the ones that it holds. Returns those that this settled.
+create or replace function pgmb_internal.settle_claim(claim pgmb.claim, seqs bigint[])
 returns bigint[]
 language plpgsql
 as $$
@@ -117,7 +117,7 @@ declare
 begin
   -- Where the claim holds every number of its range, the range tells; otherwise the log.
   if (settle_claim.claim).events < (settle_claim.claim).hi - (settle_claim.claim).lo then
-    seqs := array(select e.seq from pgmb.claim_events(settle_claim.claim, seqs) e);
+    seqs := array(select e.seq from pgmb_internal.claim_events(settle_claim.claim, seqs) e);
   end if;
   with fresh as (
     insert into pgmb.settlement (queue, claim, seq)
@@ -131,8 +131,8 @@ begin
   return coalesce(settled, '{}');
 end $$;
 
--- Deletes retried events that a claim holds, which settles them: all, or those named. Returns how many. Internal.
-create or replace function pgmb.ack_retried(queue integer, claim bigint, seqs bigint[] default null)
+-- Deletes retried events that a claim holds, which settles them: all, or those named. Returns how many.
+create or replace function pgmb_internal.ack_retried(queue integer, claim bigint, seqs bigint[] default null)
 returns bigint
 language plpgsql
 as $$
@@ -146,8 +146,8 @@ begin
   return acked;
 end $$;
 
--- Settles a whole lease as done. Returns how many events it held, those of the log settled one by one or not. Internal.
-create or replace function pgmb.ack_lease(lease uuid)
+-- Settles a whole lease as done. Returns how many events it held, those of the log settled one by one or not.
+create or replace function pgmb_internal.ack_lease(lease uuid)
 returns bigint
 language plpgsql
 as $$
@@ -155,40 +155,40 @@ declare
   acked record;
   held pgmb.claim;
 begin
-  if not pg_has_role(pgmb.caller(), current_user, 'usage') then
-    perform pgmb.assert_consumer(pgmb.lease_queue(lease), null);
+  if not pg_has_role(pgmb_internal.caller(), current_user, 'usage') then
+    perform pgmb_internal.assert_consumer(pgmb_internal.lease_queue(lease), null);
   end if;
   -- The common way: not expired, so no takeover is at it, and nobody has begun to open a generation since
   -- (see pgmb.opening).
   update pgmb.claim c set state = 's'
-  where c.queue = pgmb.lease_queue(lease) and c.id = pgmb.lease_claim(lease) and c.token = pgmb.lease_token(lease)
+  where c.queue = pgmb_internal.lease_queue(lease) and c.id = pgmb_internal.lease_claim(lease) and c.token = pgmb_internal.lease_token(lease)
     and c.state in ('l', 'o', 'r') and c.expires_at > clock_timestamp()
     and c.openings = pg_sequence_last_value('pgmb.opening'::regclass)
   returning c.events, c.queue, c.id, c.xid = pg_current_xact_id() own, c.lo = c.hi retried
   into acked;
   if acked.id is not null then
     if acked.own then
-      perform pgmb.recheck_at_commit(acked.queue, acked.id);
+      perform pgmb_internal.recheck_at_commit(acked.queue, acked.id);
     end if;
     if acked.retried then
-      return pgmb.ack_retried(acked.queue, acked.id);
+      return pgmb_internal.ack_retried(acked.queue, acked.id);
     end if;
     return acked.events;
   end if;
-  held := pgmb.hold_claim(lease, 'key share');
+  held := pgmb_internal.hold_claim(lease, 'key share');
   update pgmb.claim c set state = 's'
   where c.queue = held.queue and c.id = held.id and c.state in ('l', 'o', 'r');
   if not found then
     return 0;
   end if;
   if held.state = 'r' then
-    return pgmb.ack_retried(held.queue, held.id);
+    return pgmb_internal.ack_retried(held.queue, held.id);
   end if;
   return held.events;
 end $$;
 
--- Has pgmb.refuse_void look at a claim again when this transaction, which made it, commits. Internal.
-create or replace function pgmb.recheck_at_commit(queue integer, claim bigint)
+-- Has pgmb_internal.refuse_void look at a claim again when this transaction, which made it, commits.
+create or replace function pgmb_internal.recheck_at_commit(queue integer, claim bigint)
 returns void
 language sql
 as $$
@@ -213,21 +213,21 @@ declare
   settled bigint;
 begin
   if ack.seqs is null then
-    settled := pgmb.ack_lease(ack.lease);
+    settled := pgmb_internal.ack_lease(ack.lease);
     if settled > 0 then
-      settled := settled - count(*) from pgmb.settlement s where s.queue = pgmb.lease_queue(ack.lease) and s.claim = pgmb.lease_claim(ack.lease);
+      settled := settled - count(*) from pgmb.settlement s where s.queue = pgmb_internal.lease_queue(ack.lease) and s.claim = pgmb_internal.lease_claim(ack.lease);
     end if;
     return settled;
   end if;
-  perform pgmb.assert_consumer(pgmb.lease_queue(lease), null);
-  held := pgmb.hold_claim(ack.lease, 'key share');
+  perform pgmb_internal.assert_consumer(pgmb_internal.lease_queue(lease), null);
+  held := pgmb_internal.hold_claim(ack.lease, 'key share');
   if held.id is null then
     return 0;
   end if;
   if held.state = 'r' then
-    return pgmb.ack_retried(held.queue, held.id, ack.seqs);
+    return pgmb_internal.ack_retried(held.queue, held.id, ack.seqs);
   end if;
-  return cardinality(pgmb.settle_claim(held, ack.seqs));
+  return cardinality(pgmb_internal.settle_claim(held, ack.seqs));
 end $$;
 
 -- Sends events of a lease (all that are left, or those named) to be tried again `after` that time, by
@@ -248,7 +248,7 @@ set enable_bitmapscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 begin
-  return pgmb.settle_as_failed(retry.lease, retry.seqs, retry.after, retry.error, 'retry',
+  return pgmb_internal.settle_as_failed(retry.lease, retry.seqs, retry.after, retry.error, 'retry',
     case when retry.together then nextval('pgmb.retry_id_seq') end);
 end $$;
 
@@ -264,7 +264,7 @@ set enable_bitmapscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 begin
-  return pgmb.settle_as_failed(bury.lease, bury.seqs, null, bury.error, 'bury');
+  return pgmb_internal.settle_as_failed(bury.lease, bury.seqs, null, bury.error, 'bury');
 end $$;
 
 -- Gives events of a lease (all that are left, or those named) back untried: they are due at once and the
@@ -279,11 +279,11 @@ set enable_bitmapscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 begin
-  return pgmb.settle_as_failed(release.lease, release.seqs, interval '0', null, 'release');
+  return pgmb_internal.settle_as_failed(release.lease, release.seqs, interval '0', null, 'release');
 end $$;
 
--- What retry, bury and release share. Internal.
-create or replace function pgmb.settle_as_failed(
+-- What retry, bury and release share.
+create or replace function pgmb_internal.settle_as_failed(
   lease uuid, seqs bigint[], after interval, error text, manner text, together bigint default null
 )
 returns bigint
@@ -298,9 +298,9 @@ declare
   failed bigint;
   now timestamptz := clock_timestamp();
 begin
-  perform pgmb.assert_consumer(pgmb.lease_queue(lease), null);
-  select * into q from pgmb.queue where id = pgmb.lease_queue(lease);
-  held := pgmb.hold_claim(lease, case when seqs is null then 'update' else 'share' end);
+  perform pgmb_internal.assert_consumer(pgmb_internal.lease_queue(lease), null);
+  select * into q from pgmb.queue where id = pgmb_internal.lease_queue(lease);
+  held := pgmb_internal.hold_claim(lease, case when seqs is null then 'update' else 'share' end);
   if held.id is null then
     return 0;
   end if;
@@ -308,34 +308,34 @@ begin
     update pgmb.claim c set state = 's' where c.queue = held.queue and c.id = held.id;
   end if;
   if held.state = 'r' then
-    return pgmb.fail_retried(q, held.id, seqs, after, error, manner, together);
+    return pgmb_internal.fail_retried(q, held.id, seqs, after, error, manner, together);
   end if;
-  failing := array(select e from pgmb.claim_events(held, seqs) e);
+  failing := array(select e from pgmb_internal.claim_events(held, seqs) e);
   if seqs is not null and q.ordered and manner <> 'bury' then
     behind := array(
-      select e from pgmb.claim_events(held) e
+      select e from pgmb_internal.claim_events(held) e
       where e.seq <> all (seqs)
         and e.key in (select f.key from unnest(failing) f where f.seq < e.seq));
   end if;
   -- An older snapshot does not show what others settled since: the conflict with their rows raises 40001.
   if seqs is not null or current_setting('transaction_isolation') in ('repeatable read', 'serializable') then
-    settled := pgmb.settle_claim(held, array(select f.seq from unnest(failing || behind) f));
+    settled := pgmb_internal.settle_claim(held, array(select f.seq from unnest(failing || behind) f));
   end if;
   if together is not null then
     -- One time for the whole set.
-    after := coalesce(after, pgmb.backoff(q, 1));
+    after := coalesce(after, pgmb_internal.backoff(q, 1));
   end if;
-  perform pgmb.fail_event(q, f, held.id, case manner when 'release' then 0 else 1 end,
-    now + coalesce(after, pgmb.backoff(q, 1)), error, manner = 'bury', together => together)
+  perform pgmb_internal.fail_event(q, f, held.id, case manner when 'release' then 0 else 1 end,
+    now + coalesce(after, pgmb_internal.backoff(q, 1)), error, manner = 'bury', together => together)
   from unnest(failing) f
   where seqs is null or f.seq = any (settled);
   get diagnostics failed = row_count;
-  perform pgmb.fail_event(q, f, held.id, 0, now, null) from unnest(behind) f where f.seq = any (settled);
+  perform pgmb_internal.fail_event(q, f, held.id, 0, now, null) from unnest(behind) f where f.seq = any (settled);
   return failed;
 end $$;
 
--- The same for retried events, which have rows of their own, under the lock of their claim. Internal.
-create or replace function pgmb.fail_retried(
+-- The same for retried events, which have rows of their own, under the lock of their claim.
+create or replace function pgmb_internal.fail_retried(
   queue pgmb.queue, claim bigint, seqs bigint[], after interval, error text, manner text, together bigint
 )
 returns bigint
@@ -360,11 +360,11 @@ begin
   get diagnostics dead = row_count;
   if fail_retried.together is not null then
     after := coalesce(after, (
-      select pgmb.backoff(fail_retried.queue, max(r.attempt)) from pgmb.retry r
+      select pgmb_internal.backoff(fail_retried.queue, max(r.attempt)) from pgmb.retry r
       where r.queue = (fail_retried.queue).id and r.lease = fail_retried.claim));
   end if;
   update pgmb.retry r
-  set lease = null, due_at = now + coalesce(after, pgmb.backoff(fail_retried.queue, r.attempt)),
+  set lease = null, due_at = now + coalesce(after, pgmb_internal.backoff(fail_retried.queue, r.attempt)),
     attempt = r.attempt + case manner when 'release' then 0 else 1 end, expiries = 0,
     together = case manner when 'release' then r.together else fail_retried.together end,
     error = coalesce(fail_retried.error, r.error)
@@ -395,16 +395,16 @@ declare
   held pgmb.claim;
   expires timestamptz;
 begin
-  perform pgmb.assert_consumer(pgmb.lease_queue(lease), null);
+  perform pgmb_internal.assert_consumer(pgmb_internal.lease_queue(lease), null);
   select clock_timestamp() + coalesce(extend.lease_for, q.lease_for) into expires
-  from pgmb.queue q where q.id = pgmb.lease_queue(extend.lease);
-  held := pgmb.hold_claim(extend.lease, 'key share');
+  from pgmb.queue q where q.id = pgmb_internal.lease_queue(extend.lease);
+  held := pgmb_internal.hold_claim(extend.lease, 'key share');
   if held.id is not null then
     update pgmb.claim c set expires_at = expires
     where c.queue = held.queue and c.id = held.id and c.state in ('l', 'o', 'r');
   end if;
   if held.id is null or not found then
-    perform pgmb.raise_lost(extend.lease);
+    perform pgmb_internal.raise_lost(extend.lease);
   end if;
   if expires < held.expires_at then
     -- Sweeps may pass the new end before this commits.

@@ -9,7 +9,7 @@ language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-  asked integer[] := array(select q.id from pgmb.lanes_for_consumer(dead_letters.queue) q);
+  asked integer[] := array(select q.id from pgmb_internal.lanes_for_consumer(dead_letters.queue) q);
 begin
   return query
   select d.* from pgmb.dead d
@@ -29,7 +29,7 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-  asked integer[] := array(select q.id from pgmb.lanes_for_consumer(redrive.queue) q);
+  asked integer[] := array(select q.id from pgmb_internal.lanes_for_consumer(redrive.queue) q);
   moved bigint;
 begin
   with back as (
@@ -63,7 +63,7 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-  asked integer[] := array(select q.id from pgmb.lanes_for_consumer(drop_dead.queue) q);
+  asked integer[] := array(select q.id from pgmb_internal.lanes_for_consumer(drop_dead.queue) q);
   gone bigint;
 begin
   delete from pgmb.dead d where d.queue = any (asked) and (drop_dead.ids is null or d.id = any (drop_dead.ids));

@@ -40,11 +40,11 @@ declare
   own text := case when create_endpoint.ordered or create_endpoint.batch > 1
     then 'endpoint/' || create_endpoint.name end;
 begin
-  perform pgmb.assert_read_committed();
-  perform pgmb.assert_admin();
-  perform pgmb.assert_name('endpoint', create_endpoint.name);
-  perform pgmb.assert_url(create_endpoint.url);
-  perform pgmb.assert_headers(create_endpoint.headers);
+  perform pgmb_internal.assert_read_committed();
+  perform pgmb_internal.assert_admin();
+  perform pgmb_internal.assert_name('endpoint', create_endpoint.name);
+  perform pgmb_internal.assert_url(create_endpoint.url);
+  perform pgmb_internal.assert_headers(create_endpoint.headers);
   if length(own) > 90 then
     raise exception 'not an endpoint name: %', quote_literal(create_endpoint.name) using errcode = 'MB003',
       hint = 'Up to 81 characters, where a queue of its own is named after it.';
@@ -58,14 +58,14 @@ begin
   if own is null then
     select s.group_id queue, t.name stream into fed
     from pgmb.subscription s join pgmb.stream t on t.id = s.stream where s.id = former.subscription;
-    create_endpoint.queue := coalesce(create_endpoint.queue, fed.queue, pgmb.shared_queue(create_endpoint.stream));
+    create_endpoint.queue := coalesce(create_endpoint.queue, fed.queue, pgmb_internal.shared_queue(create_endpoint.stream));
     if (fed.queue, fed.stream) <> (create_endpoint.queue, create_endpoint.stream) then
       raise exception 'endpoint % is fed by queue % of stream %', quote_literal(create_endpoint.name),
         quote_literal(fed.queue), quote_literal(fed.stream)
         using errcode = 'MB006', hint = 'Drop it and create it anew, or take another name.';
     end if;
-    perform pgmb.share_queue(create_endpoint.queue, create_endpoint.stream);
-    asked := pgmb.add_subscription(create_endpoint.queue, create_endpoint.patterns, create_endpoint.equals,
+    perform pgmb_internal.share_queue(create_endpoint.queue, create_endpoint.stream);
+    asked := pgmb_internal.add_subscription(create_endpoint.queue, create_endpoint.patterns, create_endpoint.equals,
       create_endpoint.filter, create_endpoint.condition, create_endpoint.params, null, create_endpoint.stream);
   elsif create_endpoint.queue is not null then
     raise exception 'an endpoint that is ordered or takes batches has a queue of its own' using errcode = 'MB005',
@@ -86,12 +86,12 @@ begin
   returning e.id into made;
   insert into pgmb.endpoint_activity (endpoint) values (made) on conflict do nothing;
   if own is not null then
-    perform pgmb.feed_endpoint(made, own, create_endpoint.stream, create_endpoint.ordered, create_endpoint.retry_after,
+    perform pgmb_internal.feed_endpoint(made, own, create_endpoint.stream, create_endpoint.ordered, create_endpoint.retry_after,
       create_endpoint.patterns, create_endpoint.equals, create_endpoint.filter, create_endpoint.condition,
       create_endpoint.params);
   end if;
   if former.subscription <> asked then
-    perform pgmb.forget_subscription(former.subscription);
+    perform pgmb_internal.forget_subscription(former.subscription);
   end if;
   return made;
 exception
@@ -116,11 +116,11 @@ as $$
 declare
   altered pgmb.endpoint;
 begin
-  perform pgmb.assert_admin();
+  perform pgmb_internal.assert_admin();
   if alter_endpoint.url is not null then
-    perform pgmb.assert_url(alter_endpoint.url);
+    perform pgmb_internal.assert_url(alter_endpoint.url);
   end if;
-  perform pgmb.assert_headers(alter_endpoint.headers);
+  perform pgmb_internal.assert_headers(alter_endpoint.headers);
   update pgmb.endpoint e
   set url = coalesce(alter_endpoint.url, e.url), batch = coalesce(alter_endpoint.batch, e.batch),
     body = coalesce(alter_endpoint.body, e.body), rps = nullif(coalesce(alter_endpoint.rps, e.rps), 0),
@@ -131,14 +131,14 @@ begin
     keep_response = coalesce(alter_endpoint.keep_response, e.keep_response),
     description = coalesce(alter_endpoint.description, e.description),
     metadata = coalesce(alter_endpoint.metadata, e.metadata), changed_at = clock_timestamp()
-  where e.id = pgmb.endpoint_id(alter_endpoint.name)
+  where e.id = pgmb_internal.endpoint_id(alter_endpoint.name)
   returning e.* into altered;
   if altered.batch > 1 and altered.subscription is not null then
     raise exception 'endpoint % has no queue of its own', quote_literal(alter_endpoint.name)
       using errcode = 'MB006', hint = 'One that takes batches must have it from the beginning: drop it and create it anew.';
   end if;
   if alter_endpoint.retry_after is not null then
-    perform pgmb.set_max_attempts('endpoint/' || altered.name, altered.id, altered.retry_after);
+    perform pgmb_internal.set_max_attempts('endpoint/' || altered.name, altered.id, altered.retry_after);
   end if;
 exception
   when check_violation then
@@ -161,26 +161,26 @@ declare
   bound pgmb.endpoint;
   asked uuid;
 begin
-  perform pgmb.assert_read_committed();
-  perform pgmb.assert_admin();
-  select * into bound from pgmb.endpoint e where e.id = pgmb.endpoint_id(bind_endpoint.name) for no key update;
+  perform pgmb_internal.assert_read_committed();
+  perform pgmb_internal.assert_admin();
+  select * into bound from pgmb.endpoint e where e.id = pgmb_internal.endpoint_id(bind_endpoint.name) for no key update;
   if bound.subscription is null then
     perform pgmb.bind('endpoint/' || bound.name, bind_endpoint.patterns, bind_endpoint.equals, bind_endpoint.filter,
       bind_endpoint.condition, bind_endpoint.params);
     return;
   end if;
-  select pgmb.add_subscription(s.group_id, bind_endpoint.patterns, bind_endpoint.equals, bind_endpoint.filter,
+  select pgmb_internal.add_subscription(s.group_id, bind_endpoint.patterns, bind_endpoint.equals, bind_endpoint.filter,
     bind_endpoint.condition, bind_endpoint.params, null, t.name)
   into asked
   from pgmb.subscription s join pgmb.stream t on t.id = s.stream where s.id = bound.subscription;
   update pgmb.endpoint e set subscription = asked, changed_at = clock_timestamp() where e.id = bound.id;
   if asked <> bound.subscription then
-    perform pgmb.forget_subscription(bound.subscription);
+    perform pgmb_internal.forget_subscription(bound.subscription);
   end if;
 end $$;
 
--- The queue that endpoints of a stream share unless they name another. Internal.
-create or replace function pgmb.shared_queue(stream text)
+-- The queue that endpoints of a stream share unless they name another.
+create or replace function pgmb_internal.shared_queue(stream text)
 returns text
 language sql immutable
 as $$
@@ -188,8 +188,8 @@ as $$
 $$;
 
 -- Makes a queue for endpoints to share where there is none, and keeps it from being dropped until this transaction ends.
--- Errors: MB006 it cannot be shared. Internal.
-create or replace function pgmb.share_queue(name text, stream text)
+-- Errors: MB006 it cannot be shared.
+create or replace function pgmb_internal.share_queue(name text, stream text)
 returns void
 language plpgsql
 as $$
@@ -212,24 +212,24 @@ begin
 end $$;
 
 -- Drops the queue that endpoints of a stream share by default once none is left: nobody would move it on, and the log
--- would be kept for it. Internal.
-create or replace function pgmb.unshare_queue(name text, stream text)
+-- would be kept for it.
+create or replace function pgmb_internal.unshare_queue(name text, stream text)
 returns void
 language plpgsql
 as $$
 begin
-  if name <> pgmb.shared_queue(stream) then
+  if name <> pgmb_internal.shared_queue(stream) then
     return;
   end if;
   -- Waits for those who are about to share it.
   perform from pgmb.queue q where q.name = unshare_queue.name for update;
-  if found and not pgmb.feeds_endpoints(name) then
+  if found and not pgmb_internal.feeds_endpoints(name) then
     perform pgmb.drop_queue(name);
   end if;
 end $$;
 
--- Whether endpoints share a queue, or one has it for its own. Internal.
-create or replace function pgmb.feeds_endpoints(queue text)
+-- Whether endpoints share a queue, or one has it for its own.
+create or replace function pgmb_internal.feeds_endpoints(queue text)
 returns boolean
 language sql stable
 as $$
@@ -240,8 +240,8 @@ as $$
       where q.name = feeds_endpoints.queue and q.name = 'endpoint/' || e.name)
 $$;
 
--- Has the queue of an endpoint's own try events as often as its schedule says. Internal.
-create or replace function pgmb.set_max_attempts(queue text, endpoint uuid, retry_after interval[])
+-- Has the queue of an endpoint's own try events as often as its schedule says.
+create or replace function pgmb_internal.set_max_attempts(queue text, endpoint uuid, retry_after interval[])
 returns void
 language sql
 as $$
@@ -251,8 +251,8 @@ as $$
     and retry_after is not null
 $$;
 
--- Gives an endpoint a queue of its own, or has the one it has ask for this. Internal.
-create or replace function pgmb.feed_endpoint(
+-- Gives an endpoint a queue of its own, or has the one it has ask for this.
+create or replace function pgmb_internal.feed_endpoint(
   endpoint uuid, queue text, stream text, ordered boolean, retry_after interval[], patterns text[], equals jsonb, filter text,
   condition text, params jsonb
 )
@@ -276,11 +276,11 @@ begin
     perform pgmb.bind(feed_endpoint.queue, feed_endpoint.patterns, feed_endpoint.equals, feed_endpoint.filter,
       feed_endpoint.condition, feed_endpoint.params);
   end if;
-  perform pgmb.set_max_attempts(feed_endpoint.queue, feed_endpoint.endpoint, feed_endpoint.retry_after);
+  perform pgmb_internal.set_max_attempts(feed_endpoint.queue, feed_endpoint.endpoint, feed_endpoint.retry_after);
 end $$;
 
--- Ends a subscription that no endpoint has any more. Internal.
-create or replace function pgmb.forget_subscription(subscription uuid)
+-- Ends a subscription that no endpoint has any more.
+create or replace function pgmb_internal.forget_subscription(subscription uuid)
 returns void
 language plpgsql
 as $$
@@ -292,8 +292,8 @@ begin
     and not exists (select from pgmb.endpoint e where e.subscription = s.id);
 end $$;
 
--- Refuses headers that are not names with texts, or that a request sets itself. Errors: MB005. Internal.
-create or replace function pgmb.assert_headers(headers jsonb)
+-- Refuses headers that are not names with texts, or that a request sets itself. Errors: MB005.
+create or replace function pgmb_internal.assert_headers(headers jsonb)
 returns void
 language plpgsql immutable
 as $$
@@ -315,8 +315,8 @@ begin
   end if;
 end $$;
 
--- The id of the endpoint of that name. Errors: MB060. Internal.
-create or replace function pgmb.endpoint_id(name text)
+-- The id of the endpoint of that name. Errors: MB060.
+create or replace function pgmb_internal.endpoint_id(name text)
 returns uuid
 language plpgsql stable
 as $$
@@ -340,8 +340,8 @@ as $$
 declare
   gone pgmb.endpoint;
 begin
-  perform pgmb.assert_read_committed();
-  perform pgmb.assert_admin();
+  perform pgmb_internal.assert_read_committed();
+  perform pgmb_internal.assert_admin();
   delete from pgmb.endpoint e where e.name = drop_endpoint.name returning e.* into gone;
   if gone.id is null then
     return false;
@@ -349,9 +349,9 @@ begin
   delete from pgmb.dead d where d.endpoint = gone.id;
   perform pgmb.drop_queue(q.name) from pgmb.queue q
   where q.endpoint = gone.id and q.name = 'endpoint/' || gone.name;
-  perform pgmb.unshare_queue(s.group_id, t.name)
+  perform pgmb_internal.unshare_queue(s.group_id, t.name)
   from pgmb.subscription s join pgmb.stream t on t.id = s.stream where s.id = gone.subscription;
-  perform pgmb.forget_subscription(gone.subscription);
+  perform pgmb_internal.forget_subscription(gone.subscription);
   return true;
 end $$;
 
@@ -369,8 +369,8 @@ declare
   target uuid;
   changed boolean;
 begin
-  perform pgmb.assert_admin();
-  target := pgmb.endpoint_id(set_endpoint_state.name);
+  perform pgmb_internal.assert_admin();
+  target := pgmb_internal.endpoint_id(set_endpoint_state.name);
   if not coalesce(set_endpoint_state.state in ('active', 'paused', 'disabled'), false) then
     raise exception 'not a state of an endpoint: %', coalesce(quote_literal(set_endpoint_state.state), 'null')
       using errcode = 'MB005', hint = 'active, paused or disabled.';
@@ -404,8 +404,8 @@ declare
   made integer;
   now timestamptz := clock_timestamp();
 begin
-  perform pgmb.assert_admin();
-  target := pgmb.endpoint_id(add_endpoint_secret.name);
+  perform pgmb_internal.assert_admin();
+  target := pgmb_internal.endpoint_id(add_endpoint_secret.name);
   update pgmb.endpoint e set changed_at = clock_timestamp() where e.id = target;
   delete from pgmb.endpoint_secret s where s.endpoint = target and s.expires_at <= now;
   -- None of them signs for longer than that, nor for longer than it was to.
@@ -426,8 +426,8 @@ declare
   target uuid;
   gone bigint;
 begin
-  perform pgmb.assert_admin();
-  target := pgmb.endpoint_id(drop_endpoint_secret.name);
+  perform pgmb_internal.assert_admin();
+  target := pgmb_internal.endpoint_id(drop_endpoint_secret.name);
   update pgmb.endpoint e set changed_at = clock_timestamp() where e.id = target;
   delete from pgmb.endpoint_secret s
   where s.endpoint = target and (drop_endpoint_secret.secret is null or s.id = drop_endpoint_secret.secret);
@@ -435,7 +435,7 @@ begin
   return gone;
 end $$;
 
--- Fields and their values as `equals` has them; null without fields. Internal.
+-- Fields and their values as `equals` has them; null without fields. Called by the view pgmb.endpoints. Support.
 create or replace function pgmb.fields_object(fields text[], amounts jsonb)
 returns jsonb
 language plpgsql immutable

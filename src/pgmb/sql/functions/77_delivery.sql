@@ -19,8 +19,8 @@ declare
   meant text[];
   salt bigint;
 begin
-  perform pgmb.assert_admin();
-  q := pgmb.queue_for_consumer(receive_deliveries.queue);
+  perform pgmb_internal.assert_admin();
+  q := pgmb_internal.queue_for_consumer(receive_deliveries.queue);
   select s.salt into salt from pgmb.stream s where s.id = q.stream;
   if q.endpoint is not null then
     return query
@@ -47,7 +47,7 @@ begin
     end if;
     with matched as materialized (
       select m.seq, one.subscription
-      from pgmb.match(receive_deliveries.queue, q.stream, events) m, unnest(m.subscriptions) one (subscription)
+      from pgmb_internal.match(receive_deliveries.queue, q.stream, events) m, unnest(m.subscriptions) one (subscription)
     ), meant as (
       select m.seq, array_agg(e.id)::text endpoints
       from matched m join pgmb.endpoint e on e.subscription = m.subscription and e.state <> 'disabled'
@@ -56,7 +56,7 @@ begin
     select array_agg(m.seq), array_agg(m.endpoints) into seqs, meant from meant m;
     if seqs is not null then
       if cardinality(seqs) < cardinality(events) then
-        perform pgmb.narrow_lease(given, seqs, array(select e.seq from unnest(events) e except select unnest(seqs)));
+        perform pgmb_internal.narrow_lease(given, seqs, array(select e.seq from unnest(events) e except select unnest(seqs)));
       end if;
       return query
       select given, e.seq, coalesce(e.id, pgmb.derive_id(e.seq, e.published_at, salt)), e.topic::text, e.key::text, e.payload::text,
@@ -67,7 +67,7 @@ begin
       order by e.seq;
       return;
     end if;
-    perform pgmb.ack_lease(given);
+    perform pgmb_internal.ack_lease(given);
   end loop;
 end $$;
 
@@ -90,16 +90,16 @@ declare
   settled record;
   salt bigint;
 begin
-  perform pgmb.assert_read_committed();
-  perform pgmb.assert_admin();
-  select shared.* into q from pgmb.queue shared where shared.id = pgmb.lease_queue(settle_deliveries.lease);
+  perform pgmb_internal.assert_read_committed();
+  perform pgmb_internal.assert_admin();
+  select shared.* into q from pgmb.queue shared where shared.id = pgmb_internal.lease_queue(settle_deliveries.lease);
   select e.* into owner from pgmb.queue head join pgmb.endpoint e on e.id = head.endpoint
   where head.id = coalesce(q.lane_of, q.id);
   if coalesce(settle_deliveries.failed, '{}') = '{}' then
     return pgmb.ack(settle_deliveries.lease, settle_deliveries.seqs);
   end if;
   if owner.id is not null then
-    return pgmb.settle_own(settle_deliveries.lease, settle_deliveries.seqs, settle_deliveries.failed, settle_deliveries.after,
+    return pgmb_internal.settle_own(settle_deliveries.lease, settle_deliveries.seqs, settle_deliveries.failed, settle_deliveries.after,
       settle_deliveries.errors, settle_deliveries.tried, settle_deliveries.last, owner.batch > 1);
   end if;
   if settle_deliveries.seqs is not null
@@ -107,7 +107,7 @@ begin
   then
     raise exception 'an event failed that is not among those settled' using errcode = 'MB005';
   end if;
-  settled := pgmb.settle_shared(settle_deliveries.lease, settle_deliveries.seqs, settle_deliveries.failed);
+  settled := pgmb_internal.settle_shared(settle_deliveries.lease, settle_deliveries.seqs, settle_deliveries.failed);
   if settled.failing is null then
     return settled.events;
   end if;
@@ -121,7 +121,7 @@ begin
     from unnest(settled.failing, settled.attempts) e (seq, id, topic, key, payload, headers, published_at, attempt)
     join unnest(settle_deliveries.failed, settle_deliveries.endpoints, settle_deliveries.after, settle_deliveries.errors,
       settle_deliveries.tried, settle_deliveries.last) said (seq, endpoint, after, error, tried, last) on said.seq = e.seq
-    cross join lateral pgmb.outcome(q, e.attempt, said.endpoint, said.after, said.error, said.tried, said.last) f
+    cross join lateral pgmb_internal.outcome(q, e.attempt, said.endpoint, said.after, said.error, said.tried, said.last) f
     join pgmb.endpoint still on still.id = f.endpoint
   ), parked as (
     insert into pgmb.delivery (queue, endpoint, due_at, attempt, error, seq, event_id, topic, key, payload, headers,
@@ -137,21 +137,21 @@ begin
 end $$;
 
 -- What follows from one failure: when it is due, or that it is spent. Without a time the queue's backoff and its
--- max_attempts count. Internal.
-create or replace function pgmb.outcome(
+-- max_attempts count.
+create or replace function pgmb_internal.outcome(
   queue pgmb.queue, attempt integer, inout endpoint uuid, after interval, inout error text, inout tried boolean,
   last boolean, out due_at timestamptz, out spent boolean
 )
 language sql volatile
 as $$
   select endpoint, error, coalesce(tried, true),
-    clock_timestamp() + coalesce(after, case when tried is false then interval '0' else pgmb.backoff(queue, attempt) end),
+    clock_timestamp() + coalesce(after, case when tried is false then interval '0' else pgmb_internal.backoff(queue, attempt) end),
     coalesce(last, false) or (after is null and tried is not false and attempt >= (queue).max_attempts)
 $$;
 
 -- Settles events of a lease of a shared queue, and gives those of `failed` that this settled, with their attempts: what
--- another call settled has its rows from there. Internal.
-create or replace function pgmb.settle_shared(
+-- another call settled has its rows from there.
+create or replace function pgmb_internal.settle_shared(
   lease uuid, seqs bigint[], failed bigint[], out events bigint, out failing pgmb.event[], out attempts integer[]
 )
 language plpgsql
@@ -160,7 +160,7 @@ declare
   held pgmb.claim;
   settled bigint[];
 begin
-  held := pgmb.hold_claim(lease, case when settle_shared.seqs is null then 'update' else 'share' end);
+  held := pgmb_internal.hold_claim(lease, case when settle_shared.seqs is null then 'update' else 'share' end);
   events := 0;
   if held.id is null then
     return;
@@ -183,11 +183,11 @@ begin
     from once o;
     return;
   end if;
-  failing := array(select e from pgmb.claim_events(held, settle_shared.failed) e);
+  failing := array(select e from pgmb_internal.claim_events(held, settle_shared.failed) e);
   if settle_shared.seqs is null then
     events := held.events - count(*) from pgmb.settlement s where s.queue = held.queue and s.claim = held.id;
   else
-    settled := pgmb.settle_claim(held, settle_shared.seqs);
+    settled := pgmb_internal.settle_claim(held, settle_shared.seqs);
     events := cardinality(settled);
     failing := array(select f from unnest(failing) f where f.seq = any (settled));
   end if;
@@ -195,8 +195,8 @@ begin
 end $$;
 
 -- As settle_deliveries, of a queue that one endpoint has for itself: what failed is tried again, or buried, in that queue.
--- together: what failed in one request comes in one again. Internal.
-create or replace function pgmb.settle_own(
+-- together: what failed in one request comes in one again.
+create or replace function pgmb_internal.settle_own(
   lease uuid, seqs bigint[], failed bigint[], after interval[], errors text[], tried boolean[], last boolean[],
   together boolean
 )
@@ -215,7 +215,7 @@ begin
     group by f.after, f.error, 4
     order by min(f.seq)
   loop
-    settled := settled + pgmb.settle_as_failed(settle_own.lease, one.seqs,
+    settled := settled + pgmb_internal.settle_as_failed(settle_own.lease, one.seqs,
       case when one.manner = 'release' then coalesce(one.after, '0') else one.after end, one.error, one.manner,
       case when settle_own.together and one.manner = 'retry' and cardinality(one.seqs) > 1
         then nextval('pgmb.retry_id_seq') end);
@@ -246,7 +246,7 @@ declare
   given uuid := gen_random_uuid();
   now timestamptz := clock_timestamp();
 begin
-  perform pgmb.assert_admin();
+  perform pgmb_internal.assert_admin();
   -- An empty look takes no lock and no transaction id.
   if not exists (select from pgmb.delivery) then
     return;
@@ -304,7 +304,7 @@ declare
   settled bigint;
   failures bigint;
 begin
-  perform pgmb.assert_admin();
+  perform pgmb_internal.assert_admin();
   delete from pgmb.delivery d where d.id = any (settle_claimed.done) and d.lease = settle_claimed.lease;
   get diagnostics settled = row_count;
   if coalesce(settle_claimed.failed, '{}') = '{}' then
@@ -316,7 +316,7 @@ begin
       settle_claimed.last) said (id, after, error, tried, last)
     join pgmb.delivery d on d.id = said.id and d.lease = settle_claimed.lease
     join pgmb.queue q on q.id = d.queue
-    cross join lateral pgmb.outcome(q, d.attempt, d.endpoint, said.after, said.error, said.tried, said.last) f
+    cross join lateral pgmb_internal.outcome(q, d.attempt, d.endpoint, said.after, said.error, said.tried, said.last) f
   ), spent as (
     delete from pgmb.delivery d using outcome o
     where d.id = o.id and d.lease = settle_claimed.lease and o.spent
@@ -347,7 +347,7 @@ as $$
 declare
   extended bigint;
 begin
-  perform pgmb.assert_admin();
+  perform pgmb_internal.assert_admin();
   update pgmb.delivery d set due_at = clock_timestamp() + extend_claimed.lease_for
   where d.lease = any (extend_claimed.leases);
   get diagnostics extended = row_count;

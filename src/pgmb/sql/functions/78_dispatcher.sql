@@ -16,8 +16,8 @@ declare
   now timestamptz := clock_timestamp();
   hopeless record;
 begin
-  perform pgmb.assert_read_committed();
-  perform pgmb.assert_admin();
+  perform pgmb_internal.assert_read_committed();
+  perform pgmb_internal.assert_admin();
   insert into pgmb.dispatcher as d (id, host, pid) values (heartbeat.dispatcher, heartbeat.host, heartbeat.pid)
   on conflict (id) do update set heartbeat_at = now;
   delete from pgmb.dispatcher d where d.id = any (array(
@@ -43,14 +43,14 @@ begin
       and a.failing_since < now - heartbeat.give_up_after
     returning e.*
   loop
-    perform pgmb.announce_disabled(hopeless.id, hopeless.name, hopeless.url, hopeless.reason);
+    perform pgmb_internal.announce_disabled(hopeless.id, hopeless.name, hopeless.url, hopeless.reason);
   end loop;
   return array(
     select d.id from pgmb.dispatcher d where d.heartbeat_at > now - heartbeat.alive_for order by d.id);
 end $$;
 
--- Publishes that an endpoint was disabled, unless a queue of the stream is full: that it is disabled matters more. Internal.
-create or replace function pgmb.announce_disabled(endpoint uuid, name text, url text, reason text)
+-- Publishes that an endpoint was disabled, unless a queue of the stream is full: that it is disabled matters more.
+create or replace function pgmb_internal.announce_disabled(endpoint uuid, name text, url text, reason text)
 returns void
 language plpgsql
 as $$
@@ -70,7 +70,7 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-  perform pgmb.assert_admin();
+  perform pgmb_internal.assert_admin();
   delete from pgmb.dispatcher d where d.id = depart.dispatcher;
 end $$;
 
@@ -84,8 +84,8 @@ as $$
 declare
   now timestamptz;
 begin
-  perform pgmb.assert_read_committed();
-  perform pgmb.assert_admin();
+  perform pgmb_internal.assert_read_committed();
+  perform pgmb_internal.assert_admin();
   perform from pgmb.endpoint_activity a where a.endpoint = any (take_requests.endpoints)
   order by a.endpoint for no key update;
   -- Read when the rows are ours: who waited for them sees what was given meanwhile.
@@ -125,7 +125,7 @@ declare
   probe timestamptz;
   now timestamptz := clock_timestamp();
 begin
-  perform pgmb.assert_admin();
+  perform pgmb_internal.assert_admin();
   update pgmb.endpoint e
   set state = 'tripped', reason = trip_endpoint.reason, trips = e.trips + 1,
     probe_at = clock_timestamp() + least(trip_endpoint.longest, trip_endpoint.first * power(2, least(e.trips, 20))),
@@ -150,8 +150,8 @@ as $$
 declare
   now timestamptz := clock_timestamp();
 begin
-  perform pgmb.assert_read_committed();
-  perform pgmb.assert_admin();
+  perform pgmb_internal.assert_read_committed();
+  perform pgmb_internal.assert_admin();
   update pgmb.endpoint e set probe_at = now + probe_endpoint.busy_for, changed_at = now
   where e.id = probe_endpoint.id and e.state = 'tripped' and e.probe_at <= now;
   return found;
@@ -168,7 +168,7 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-  perform pgmb.assert_admin();
+  perform pgmb_internal.assert_admin();
   update pgmb.endpoint e
   set state = case when end_probe.succeeded then 'active' else 'tripped' end,
     reason = case when end_probe.succeeded then null else coalesce(end_probe.reason, e.reason) end,
@@ -189,13 +189,13 @@ as $$
 declare
   gone pgmb.endpoint;
 begin
-  perform pgmb.assert_admin();
+  perform pgmb_internal.assert_admin();
   update pgmb.endpoint e
   set state = 'disabled', reason = disable_endpoint.reason, probe_at = null, changed_at = clock_timestamp()
   where e.id = disable_endpoint.id and e.state <> 'disabled'
   returning e.* into gone;
   if gone.id is not null then
-    perform pgmb.announce_disabled(gone.id, gone.name, gone.url, gone.reason);
+    perform pgmb_internal.announce_disabled(gone.id, gone.name, gone.url, gone.reason);
   end if;
 end $$;
 
@@ -209,7 +209,7 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-  perform pgmb.assert_admin();
+  perform pgmb_internal.assert_admin();
   -- One that is being dropped is waited for.
   perform from pgmb.endpoint e where e.id = any (log_attempts.endpoints) order by e.id for key share;
   insert into pgmb.attempt (endpoint, seq, event_id, topic, attempt, status, seconds, error, detail, response)
@@ -233,7 +233,7 @@ as $$
 declare
   now timestamptz := clock_timestamp();
 begin
-  perform pgmb.assert_admin();
+  perform pgmb_internal.assert_admin();
   return query
   select e.id, e.name, e.url, e.body, e.batch, e.timeout, e.headers, e.gzip_above, e.rps, e.max_in_flight, e.retry_after,
     e.log, e.keep_response, e.state, e.probe_at, coalesce(own.ordered, false),
@@ -259,7 +259,7 @@ language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-  perform pgmb.assert_admin();
+  perform pgmb_internal.assert_admin();
   return query
   select q.name, q.endpoint, q.stream_name from pgmb.queue q
   join pgmb.endpoint e on e.id = q.endpoint
@@ -270,8 +270,8 @@ begin
     select from pgmb.endpoint e join pgmb.subscription s on s.id = e.subscription where s.group_id = q.name);
 end $$;
 
--- Deletes attempts older than `keep`. Called by maintain. Internal.
-create or replace function pgmb.clear_attempts(keep interval, max integer default 10000)
+-- Deletes attempts older than `keep`. Called by maintain.
+create or replace function pgmb_internal.clear_attempts(keep interval, max integer default 10000)
 returns bigint
 language plpgsql
 set enable_seqscan = off

@@ -12,10 +12,10 @@ as $$
 declare
   feed pgmb.queue;
 begin
-  perform pgmb.assert_read_committed();
-  perform pgmb.assert_admin();
-  select * into feed from pgmb.endpoint_feeds(resend.endpoint) f order by f.id limit 1;
-  return pgmb.send_again(pgmb.endpoint_id(resend.endpoint), feed, pgmb.events_by_id(feed.stream, resend.ids));
+  perform pgmb_internal.assert_read_committed();
+  perform pgmb_internal.assert_admin();
+  select * into feed from pgmb_internal.endpoint_feeds(resend.endpoint) f order by f.id limit 1;
+  return pgmb_internal.send_again(pgmb_internal.endpoint_id(resend.endpoint), feed, pgmb_internal.events_by_id(feed.stream, resend.ids));
 end $$;
 
 -- Sends an endpoint what it asks for of the log again, published from `since` until before `until`: at most `max` events,
@@ -39,27 +39,27 @@ declare
   after bigint;
   sent bigint := 0;
 begin
-  perform pgmb.assert_read_committed();
-  perform pgmb.assert_admin();
+  perform pgmb_internal.assert_read_committed();
+  perform pgmb_internal.assert_admin();
   if replay.since is null then
     raise exception 'a replay needs a time to begin at' using errcode = 'MB005',
       hint = '''-infinity'' for all that is kept.';
   end if;
-  perform pgmb.assert_filter(null, replay.filter, null);
-  target := pgmb.endpoint_id(replay.endpoint);
-  for feed in select * from pgmb.endpoint_feeds(replay.endpoint) f order by f.id loop
-    perform pgmb.assert_kept(feed.stream, replay.since);
-    if pgmb.needs_timeout(feed) or replay.filter is not null and pgmb.is_costly(pgmb.predicate(replay.filter), null) then
-      perform pgmb.assert_timeout();
+  perform pgmb_internal.assert_filter(null, replay.filter, null);
+  target := pgmb_internal.endpoint_id(replay.endpoint);
+  for feed in select * from pgmb_internal.endpoint_feeds(replay.endpoint) f order by f.id loop
+    perform pgmb_internal.assert_kept(feed.stream, replay.since);
+    if pgmb_internal.needs_timeout(feed) or replay.filter is not null and pgmb_internal.is_costly(pgmb_internal.predicate(replay.filter), null) then
+      perform pgmb_internal.assert_timeout();
     end if;
-    asking := feed.matching || case when replay.topic is null then '' else pgmb.matching(array[replay.topic]) end
-      || pgmb.filtering(null, replay.filter, null) || pgmb.asking(feed);
+    asking := feed.matching || case when replay.topic is null then '' else pgmb_internal.matching(array[replay.topic]) end
+      || pgmb_internal.filtering(null, replay.filter, null) || pgmb_internal.asking(feed);
     -- Nothing that was published since has a lower number.
     after := (pgmb.position_at(feed.stream_name, replay.since)).seq;
     while sent < replay.max loop
-      page := pgmb.published_between(feed, replay.since, replay.until, asking, after, least(replay.max - sent, 1000));
+      page := pgmb_internal.published_between(feed, replay.since, replay.until, asking, after, least(replay.max - sent, 1000));
       exit when cardinality(page) = 0;
-      sent := sent + pgmb.send_again(target, feed, page);
+      sent := sent + pgmb_internal.send_again(target, feed, page);
       after := page[cardinality(page)].seq;
     end loop;
   end loop;
@@ -80,8 +80,8 @@ declare
   part bigint;
   now timestamptz := clock_timestamp();
 begin
-  perform pgmb.assert_admin();
-  target := pgmb.endpoint_id(redrive_failed.endpoint);
+  perform pgmb_internal.assert_admin();
+  target := pgmb_internal.endpoint_id(redrive_failed.endpoint);
   update pgmb.delivery d set due_at = now
   where d.endpoint = target and d.lease is null and d.attempt > 1 and d.due_at > now;
   get diagnostics part = row_count;
@@ -106,8 +106,8 @@ begin
 end $$;
 
 -- The queues that feed an endpoint, each with what it asks for: of a shared one, what the endpoint does. `matching` is of
--- all its lanes. Errors: MB060 no such endpoint, MB002 no queue feeds it. Internal.
-create or replace function pgmb.endpoint_feeds(endpoint text)
+-- all its lanes. Errors: MB060 no such endpoint, MB002 no queue feeds it.
+create or replace function pgmb_internal.endpoint_feeds(endpoint text)
 returns setof pgmb.queue
 language plpgsql stable
 as $$
@@ -116,7 +116,7 @@ declare
   feed pgmb.queue;
   asked record;
 begin
-  select * into fed from pgmb.endpoint e where e.id = pgmb.endpoint_id(endpoint_feeds.endpoint);
+  select * into fed from pgmb.endpoint e where e.id = pgmb_internal.endpoint_id(endpoint_feeds.endpoint);
   for feed in
     select q.* from pgmb.queue q
     where q.lane_of is null and (q.endpoint = fed.id
@@ -132,7 +132,7 @@ begin
     else
       select b.patterns into asked from pgmb.binding b where b.queue = feed.id and b.version = feed.bindings;
     end if;
-    feed.matching := pgmb.matching(asked.patterns);
+    feed.matching := pgmb_internal.matching(asked.patterns);
     return next feed;
   end loop;
   if not found then
@@ -142,8 +142,7 @@ begin
 end $$;
 
 -- Refuses a time since when retention has dropped events; from -infinity on, what is still there counts. Errors: MB012.
--- Internal.
-create or replace function pgmb.assert_kept(stream integer, since timestamptz)
+create or replace function pgmb_internal.assert_kept(stream integer, since timestamptz)
 returns void
 language plpgsql stable
 as $$
@@ -159,8 +158,8 @@ begin
 end $$;
 
 -- The next events of a queue's stream above a number that were published from `since` until before `until` and that
--- `asking` holds for, at most `most`. Internal.
-create or replace function pgmb.published_between(
+-- `asking` holds for, at most `most`.
+create or replace function pgmb_internal.published_between(
   feed pgmb.queue, since timestamptz, until timestamptz, asking text, after bigint, most bigint
 )
 returns pgmb.event[]
@@ -181,14 +180,14 @@ begin
       where e.seq > $1 and e.seq <= coalesce($2, 9223372036854775807) and e.published_at >= $3
         and ($4 is null or e.published_at < $4) %s
       order by e.seq limit $5)',
-    pgmb.event_columns((select s.salt from pgmb.stream s where s.id = (feed).stream)), 'log_' || (feed).stream_name, asking)
+    pgmb_internal.event_columns((select s.salt from pgmb.stream s where s.id = (feed).stream)), 'log_' || (feed).stream_name, asking)
   into page using after, bound, since, until, most;
   return page;
 end $$;
 
 -- The events of a stream with these ids, as far as they are found. A derived id names its number; for one that was given,
--- an attempt may; otherwise the log is read, from its end. Internal.
-create or replace function pgmb.events_by_id(stream integer, ids uuid[])
+-- an attempt may; otherwise the log is read, from its end.
+create or replace function pgmb_internal.events_by_id(stream integer, ids uuid[])
 returns pgmb.event[]
 language plpgsql
 set jit = off
@@ -202,7 +201,7 @@ declare
   leaf text;
 begin
   select * into read_from from pgmb.stream s where s.id = events_by_id.stream;
-  columns := pgmb.event_columns(read_from.salt);
+  columns := pgmb_internal.event_columns(read_from.salt);
   execute format('select array(select found from (select %s from pgmb.%I e where e.seq = any ($1)) found where found.id = any ($2))',
     replace(columns, ', e.topic', ' id, e.topic'), 'log_' || read_from.name)
   into found_events
@@ -226,8 +225,8 @@ begin
 end $$;
 
 -- Has events wait for an endpoint, due at once, as if they had never been tried: those that wait already too, but for what
--- is on its way. Returns how many. Internal.
-create or replace function pgmb.send_again(endpoint uuid, feed pgmb.queue, events pgmb.event[])
+-- is on its way. Returns how many.
+create or replace function pgmb_internal.send_again(endpoint uuid, feed pgmb.queue, events pgmb.event[])
 returns bigint
 language plpgsql
 -- Nobody knows how many wait: to ask each event about each of them would be chosen in error.

@@ -21,17 +21,17 @@ declare
   opened integer;
   age interval;
 begin
-  perform pgmb.assert_read_committed();
-  perform pgmb.assert_admin();
+  perform pgmb_internal.assert_read_committed();
+  perform pgmb_internal.assert_admin();
   perform pgmb.stream_id(rotate.stream);
   execute format('lock table %s in share update exclusive mode', log);
   -- Not FOR UPDATE: a tick in an open transaction holds the row's key.
   select * into rotated from pgmb.stream s where s.name = rotate.stream for no key update;
-  perform pgmb.note_writers(rotated);
+  perform pgmb_internal.note_writers(rotated);
   newest_seq := pgmb.last_seq(rotate.stream);
   current_number := newest_seq >> 40;
   select * into next_one from pgmb.segment s where s.stream = rotated.id and s.number = current_number + 1;
-  if not next_one.writers && pgmb.log_writers(log::regclass) then
+  if not next_one.writers && pgmb_internal.log_writers(log::regclass) then
     opened := next_one.number;
     -- Not transactional, on purpose: the next number drawn anywhere is in the new segment.
     perform setval(format('pgmb.%I', 'seq_' || rotate.stream)::regclass, opened::bigint << 40);
@@ -46,7 +46,7 @@ begin
   for nth in (select max(s.number) + 1 from pgmb.segment s where s.stream = rotated.id) ..
     coalesce(opened, current_number) + greatest(1, least(16, ceil(60 / greatest(extract(epoch from coalesce(age, '1 hour')), 1))::integer))
   loop
-    perform pgmb.attach_segment(rotated, nth);
+    perform pgmb_internal.attach_segment(rotated, nth);
   end loop;
   return opened;
 end $$;
@@ -54,8 +54,8 @@ end $$;
 -- Notes, for segments that were attached since the last call, which transactions are writing to the log. These may not
 -- see the segment: a transaction looks for new partitions when it first locks the log, and not again. All that lock
 -- the log later see it. Lock: SHARE UPDATE EXCLUSIVE on the log if there is such a segment: an attach whose commit is
--- visible, but not yet announced to other sessions, still holds it. Internal.
-create or replace function pgmb.note_writers(noted pgmb.stream)
+-- visible, but not yet announced to other sessions, still holds it.
+create or replace function pgmb_internal.note_writers(noted pgmb.stream)
 returns void
 language plpgsql
 set lock_timeout = '50ms'
@@ -66,14 +66,14 @@ begin
   if exists (select from pgmb.segment s where s.stream = (noted).id and s.writers is null) then
     execute format('lock table %s in share update exclusive mode', log);
     -- Not those of this transaction: nobody else sees them before it commits.
-    update pgmb.segment s set writers = pgmb.log_writers(log::regclass)
+    update pgmb.segment s set writers = pgmb_internal.log_writers(log::regclass)
     where s.stream = (noted).id and s.writers is null
       and s.attached_xid is distinct from pg_current_xact_id_if_assigned();
   end if;
 end $$;
 
--- The other transactions that hold a write lock on the log; one that is prepared writes no more. Internal.
-create or replace function pgmb.log_writers(log regclass)
+-- The other transactions that hold a write lock on the log; one that is prepared writes no more.
+create or replace function pgmb_internal.log_writers(log regclass)
 returns text[]
 language sql volatile
 as $$
@@ -103,8 +103,8 @@ declare
   leaf text;
   sealed integer := 0;
 begin
-  perform pgmb.assert_read_committed();
-  perform pgmb.assert_admin();
+  perform pgmb_internal.assert_read_committed();
+  perform pgmb_internal.assert_admin();
   if fresh and exists (select from pgmb.segment s where s.closed_at is not null and s.closed_xid is null) then
     -- Only an xid taken after the rotation bounds those of its writers: this transaction's, if new. For all
     -- streams at once: whichever is sealed next in this transaction finds its xid old.
@@ -117,10 +117,10 @@ begin
     order by s.number
   loop
     leaf := format('pgmb.segment_%s_%s', closed.stream, closed.number);
-    continue when pgmb.has_writer(format('pgmb.%I', 'log_' || seal.stream)::regclass, closed.closed_xid);
+    continue when pgmb_internal.has_writer(format('pgmb.%I', 'log_' || seal.stream)::regclass, closed.closed_xid);
     begin
       -- Not a constraint, which would lock readers out until this transaction ends.
-      execute format('create trigger sealed before insert on %s for each row execute function pgmb.refuse_sealed()', leaf);
+      execute format('create trigger sealed before insert on %s for each row execute function pgmb_internal.refuse_sealed()', leaf);
     exception when lock_not_available then
       continue;
     end;
@@ -135,7 +135,7 @@ begin
 end $$;
 
 -- Refuses to write to a sealed segment: a trigger on each.
-create or replace function pgmb.refuse_sealed()
+create or replace function pgmb_internal.refuse_sealed()
 returns trigger
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -145,8 +145,8 @@ begin
     hint = 'Its last writer had ended. Nothing but an explicit seq leads here.';
 end $$;
 
--- Whether an unfinished transaction with an xid up to `last` holds a write lock on the log. Internal.
-create or replace function pgmb.has_writer(log regclass, last xid8)
+-- Whether an unfinished transaction with an xid up to `last` holds a write lock on the log.
+create or replace function pgmb_internal.has_writer(log regclass, last xid8)
 returns boolean
 language sql volatile
 as $$
@@ -159,12 +159,12 @@ as $$
       and transaction.locktype = 'transactionid' and transaction.mode = 'ExclusiveLock' and transaction.granted
       -- pg_locks shows 32 bits; an unfinished xid lies within 2^31 of the newest.
       and transaction.transactionid::text::bigint
-        in (select x.unfinished::text::bigint & 4294967295 from pgmb.unfinished_upto(last) x(unfinished))
+        in (select x.unfinished::text::bigint & 4294967295 from pgmb_internal.unfinished_upto(last) x(unfinished))
   )
 $$;
 
--- Unfinished transactions with an xid up to `last`. Internal.
-create or replace function pgmb.unfinished_upto(last xid8)
+-- Unfinished transactions with an xid up to `last`.
+create or replace function pgmb_internal.unfinished_upto(last xid8)
 returns setof xid8
 language sql volatile
 as $$
@@ -185,7 +185,7 @@ declare
   asked pgmb.stream;
   old pgmb.segment;
 begin
-  perform pgmb.assert_admin();
+  perform pgmb_internal.assert_admin();
   perform pgmb.stream_id(droppable.stream);
   select * into asked from pgmb.stream s where s.name = droppable.stream;
   for old in
@@ -207,7 +207,7 @@ begin
       exit when exists (
         select from pgmb.queue q join pgmb.claim c on c.queue = q.id
         where q.stream = asked.id and c.state in ('l', 'o') and c.lo < old.last_seq
-          and not pgmb.is_void(c.queue, c.id));
+          and not pgmb_internal.is_void(c.queue, c.id));
       exit when exists (
         select from pgmb.reader r
         where r.stream = asked.id and not old.max_xid < pg_snapshot_xmin((r.position).snapshot));
@@ -229,7 +229,7 @@ declare
   old integer;
   dropped integer := 0;
 begin
-  perform pgmb.assert_read_committed();
+  perform pgmb_internal.assert_read_committed();
   begin
     -- First: what droppable() sees is then all that positions hold.
     perform from pgmb.history h where h.stream = stream_number for update;
@@ -265,8 +265,8 @@ declare
   detached integer := 0;
   before timestamptz := clock_timestamp() - interval '1 minute';
 begin
-  perform pgmb.assert_read_committed();
-  perform pgmb.assert_admin();
+  perform pgmb_internal.assert_read_committed();
+  perform pgmb_internal.assert_admin();
   for leaf in
     select format('pgmb.segment_%s_%s', s.stream, s.number) from pgmb.segment s
     where s.stream = stream_number and s.dropped_at < before order by s.number
@@ -299,8 +299,8 @@ declare
   part bigint;
   before timestamptz := clock_timestamp() - clear_settled.keep;
 begin
-  perform pgmb.assert_read_committed();
-  perform pgmb.assert_admin();
+  perform pgmb_internal.assert_read_committed();
+  perform pgmb_internal.assert_admin();
   for q in
     select queue.id, newest.id position
     from pgmb.queue
@@ -312,7 +312,7 @@ begin
       where c.ctid = any (array(
         select old.ctid from pgmb.claim old
         where old.queue = q.id and old.id < q.position
-          and (old.state in ('s', 'x', 'p') or (old.state in ('l', 'o') and pgmb.is_void(old.queue, old.id)))
+          and (old.state in ('s', 'x', 'p') or (old.state in ('l', 'o') and pgmb_internal.is_void(old.queue, old.id)))
           and old.at <= before
         order by old.id limit clear_settled.max - cleared
         for update skip locked))
@@ -338,26 +338,26 @@ declare
   newest_seq bigint;
   opened_at timestamptz;
 begin
-  perform pgmb.assert_read_committed();
-  perform pgmb.assert_admin();
-  perform pgmb.assert_primary();
+  perform pgmb_internal.assert_read_committed();
+  perform pgmb_internal.assert_admin();
+  perform pgmb_internal.assert_primary();
   -- Another key each minute: a stranger who saw one in pg_locks and holds it stops nothing for longer.
-  if not pg_try_advisory_xact_lock(pgmb.lock_key('maintain ' || extract(epoch from clock_timestamp())::bigint / 60)) then
+  if not pg_try_advisory_xact_lock(pgmb_internal.lock_key('maintain ' || extract(epoch from clock_timestamp())::bigint / 60)) then
     return;
   end if;
   -- pg_upgrade gave the cluster another identifier.
   update pgmb.installation i set system_identifier = c.system_identifier
-  from pg_control_system() c where i.system_identifier <> c.system_identifier and pgmb.is_same_lineage();
+  from pg_control_system() c where i.system_identifier <> c.system_identifier and pgmb_internal.is_same_lineage();
   -- Sealing comes first: it needs an xid younger than the last rotation.
   perform pgmb.seal(s.name) from pgmb.stream s;
   for maintained in select * from pgmb.stream loop
-    perform pgmb.release_due(maintained.name, clock_timestamp(), 100000);
+    perform pgmb_internal.release_due(maintained.name, clock_timestamp(), 100000);
     newest_seq := pgmb.last_seq(maintained.name);
     -- The current segment opened when the one before it was closed.
     select coalesce(max(g.closed_at), maintained.created_at) into opened_at
     from pgmb.segment g where g.stream = maintained.id and g.number = (newest_seq >> 40) - 1;
     begin
-      perform pgmb.note_writers(maintained);
+      perform pgmb_internal.note_writers(maintained);
       if (newest_seq & 1099511627775) > 0
         and (clock_timestamp() > opened_at + maintained.rotate_every
           or (newest_seq & 1099511627775) >= maintained.rotate_events)
@@ -371,18 +371,18 @@ begin
   -- Those of the last seconds tell status how fast queues are received.
   perform pgmb.clear_settled(keep => '10 seconds');
   perform pgmb.clear_keys();
-  perform pgmb.expire_subscriptions();
-  perform pgmb.clear_attempts(coalesce(nullif(current_setting('pgmb.keep_attempts', true), ''), '7 days')::interval);
-  perform pgmb.clear_access(coalesce(nullif(current_setting('pgmb.keep_audit', true), ''), '90 days')::interval);
+  perform pgmb_internal.expire_subscriptions();
+  perform pgmb_internal.clear_attempts(coalesce(nullif(current_setting('pgmb.keep_attempts', true), ''), '7 days')::interval);
+  perform pgmb_internal.clear_access(coalesce(nullif(current_setting('pgmb.keep_audit', true), ''), '90 days')::interval);
   perform pgmb.clear_stages(coalesce(nullif(current_setting('pgmb.keep_stages', true), ''), '1 day')::interval);
-  update pgmb.queue q set generation = newest.number, lock_key = pgmb.queue_lock(q.id, newest.number)
+  update pgmb.queue q set generation = newest.number, lock_key = pgmb_internal.queue_lock(q.id, newest.number)
   from (select n.queue, max(n.number) number from pgmb.generation n where n.base is not null group by n.queue) newest
   where q.id = newest.queue and q.generation <> newest.number;
-  perform pgmb.add_generations(q.id) from pgmb.queue q
+  perform pgmb_internal.add_generations(q.id) from pgmb.queue q
   where not exists (select from pgmb.generation n where n.queue = q.id and n.number = q.generation + 4);
   -- Last, because these keep readers, then publishers, out until the end of the transaction.
   for maintained in select * from pgmb.stream loop
-    perform pgmb.guard_stream(maintained.name, 1);
+    perform pgmb_internal.guard_stream(maintained.name, 1);
     perform pgmb.drop_segments(maintained.name);
     perform pgmb.detach_dropped(maintained.name);
   end loop;

@@ -16,10 +16,10 @@ declare
   last bigint;
   place bigint;
 begin
-  perform pgmb.assert_read_committed();
-  perform pgmb.assert_admin();
+  perform pgmb_internal.assert_read_committed();
+  perform pgmb_internal.assert_admin();
   if pg_is_in_recovery() then
-    perform pgmb.assert_primary();
+    perform pgmb_internal.assert_primary();
   end if;
   -- Another cluster numbers roles in another way.
   update pgmb.queue_grant g set role_id = r.oid from pg_roles r where r.rolname = g.role and r.oid <> g.role_id;
@@ -32,27 +32,27 @@ begin
     for q in select * from pgmb.queue where stream = s.id order by id loop
       select * into newest from pgmb.claim c where c.queue = q.id order by c.id desc limit 1;
       -- What was leased goes to be tried again; so does what the position had not passed below its place.
-      perform pgmb.fail_event(q, e, c.id, 1, clock_timestamp(), 'rebased')
-      from pgmb.claim c, pgmb.claim_events(c) e
-      where c.queue = q.id and c.state in ('l', 'o') and not pgmb.is_void(c.queue, c.id);
+      perform pgmb_internal.fail_event(q, e, c.id, 1, clock_timestamp(), 'rebased')
+      from pgmb.claim c, pgmb_internal.claim_events(c) e
+      where c.queue = q.id and c.state in ('l', 'o') and not pgmb_internal.is_void(c.queue, c.id);
       place := case when newest.place >= newest.upto then newest.batch_seq else newest.place end;
       begin
-        perform pgmb.fail_event(q, e, newest.id, 0, clock_timestamp(), null)
-        from pgmb.batch_events(s.id, newest.batch_snapshot, newest.batch_seq, newest.batch_next,
+        perform pgmb_internal.fail_event(q, e, newest.id, 0, clock_timestamp(), null)
+        from pgmb_internal.batch_events(s.id, newest.batch_snapshot, newest.batch_seq, newest.batch_next,
           format('%s:%s:', 9223372036854775807, 9223372036854775807)::pg_snapshot, newest.own, newest.own_seq,
-          0, place, q.matching || pgmb.asking(q), 9223372036854775807) e;
+          0, place, q.matching || pgmb_internal.asking(q), 9223372036854775807) e;
       exception when others then
-        if q.plain or pgmb.servers_trouble(sqlstate) then
+        if q.plain or pgmb_internal.servers_trouble(sqlstate) then
           raise;
         end if;
         -- Its filter cannot be asked: rather too many than too few.
-        perform pgmb.pause_failing(q, format('%s (%s)', sqlerrm, sqlstate));
-        perform pgmb.fail_event(q, e, newest.id, 0, clock_timestamp(), null)
-        from pgmb.batch_events(s.id, newest.batch_snapshot, newest.batch_seq, newest.batch_next,
+        perform pgmb_internal.pause_failing(q, format('%s (%s)', sqlerrm, sqlstate));
+        perform pgmb_internal.fail_event(q, e, newest.id, 0, clock_timestamp(), null)
+        from pgmb_internal.batch_events(s.id, newest.batch_snapshot, newest.batch_seq, newest.batch_next,
           format('%s:%s:', 9223372036854775807, 9223372036854775807)::pg_snapshot, newest.own, newest.own_seq,
           0, place, q.matching, 9223372036854775807) e;
       end;
-      perform pgmb.fail_leased(q, c.id, clock_timestamp(), 'rebased', 0)
+      perform pgmb_internal.fail_leased(q, c.id, clock_timestamp(), 'rebased', 0)
       from pgmb.claim c where c.queue = q.id and c.state = 'r';
       delete from pgmb.claim c where c.queue = q.id;
       delete from pgmb.shortened h where h.queue = q.id;
@@ -62,11 +62,11 @@ begin
       values (q.id, newest.id + 1, 0, 'p', q.bindings, 0, place, place,
         place, last, '3:3:', 0, '3', '4:4:', last, '4', 'infinity', clock_timestamp());
     end loop;
-    perform pgmb.rebase_segment(g) from pgmb.segment g
+    perform pgmb_internal.rebase_segment(g) from pgmb.segment g
     where g.stream = s.id and g.dropped_at is null order by g.number;
     -- The trigger names the owner, who may be another here.
     execute format('drop trigger if exists refuse_full on pgmb.%I', 'log_' || s.name);
-    perform pgmb.guard_stream(s.name);
+    perform pgmb_internal.guard_stream(s.name);
   end loop;
   delete from pgmb.tick;
   delete from pgmb.reader;
@@ -75,12 +75,12 @@ begin
     -- A copy elsewhere is another installation than the one that it was made of.
     identity = case when i.system_identifier = c.system_identifier then i.identity else gen_random_uuid() end
   from pg_control_system() c;
-  perform pgmb.write_lineage();
+  perform pgmb_internal.write_lineage();
   perform set_config('pgmb.cluster_checked', '', false);
 end $$;
 
--- Rewrites one segment's xids; 3 is below every xid that this cluster will give. Internal.
-create or replace function pgmb.rebase_segment(segment pgmb.segment)
+-- Rewrites one segment's xids; 3 is below every xid that this cluster will give.
+create or replace function pgmb_internal.rebase_segment(segment pgmb.segment)
 returns void
 language plpgsql
 as $$

@@ -3,8 +3,8 @@
 
 -- The role that the caller acts as, inside a definer function too. Errors: MB042 in an operation that PostgreSQL
 -- restricts (ANALYZE, REINDEX, REFRESH MATERIALIZED VIEW, also autovacuum's): it runs code of a table's owner in the
--- session of another role, and the session's role says nothing about the caller. Internal.
-create or replace function pgmb.caller()
+-- session of another role, and the session's role says nothing about the caller.
+create or replace function pgmb_internal.caller()
 returns name
 language plpgsql volatile
 as $$
@@ -26,53 +26,53 @@ exception
       using errcode = 'MB042', hint = 'Call it in a statement of its own: create table … as select …, or a plain view.';
 end $$;
 
--- Whether a role acts for another, which may not exist. Internal.
-create or replace function pgmb.acts_for(caller name, role text)
+-- Whether a role acts for another, which may not exist.
+create or replace function pgmb_internal.acts_for(caller name, role text)
 returns boolean
 language sql stable
 as $$
   select coalesce(pg_catalog.pg_has_role(caller, pg_catalog.to_regrole(role), 'usage'), false)
 $$;
 
--- Whether the caller acts for a role, which may not exist. Internal.
-create or replace function pgmb.caller_is(role text)
+-- Whether the caller acts for a role, which may not exist.
+create or replace function pgmb_internal.caller_is(role text)
 returns boolean
 language sql volatile
 as $$
-  select pgmb.acts_for(pgmb.caller(), role)
+  select pgmb_internal.acts_for(pgmb_internal.caller(), role)
 $$;
 
 -- Whether the caller acts for the owner. Called inside definer functions, where the owner is the current
--- user. Internal.
-create or replace function pgmb.caller_is_owner()
+-- user.
+create or replace function pgmb_internal.caller_is_owner()
 returns boolean
 language sql volatile
 as $$
-  select pg_catalog.pg_has_role(pgmb.caller(), current_user, 'usage')
+  select pg_catalog.pg_has_role(pgmb_internal.caller(), current_user, 'usage')
 $$;
 
-create or replace function pgmb.assert_admin()
+create or replace function pgmb_internal.assert_admin()
 returns void
 language plpgsql
 as $$
 declare
-  caller name := pgmb.caller();
+  caller name := pgmb_internal.caller();
 begin
-  if not (pg_has_role(caller, current_user, 'usage') or pgmb.acts_for(caller, 'pgmb_admin')) then
+  if not (pg_has_role(caller, current_user, 'usage') or pgmb_internal.acts_for(caller, 'pgmb_admin')) then
     raise exception 'role % is not a pgmb admin', caller using errcode = '42501',
       hint = 'Grant it pgmb_admin.';
   end if;
 end $$;
 
-create or replace function pgmb.assert_consumer(queue integer, name text)
+create or replace function pgmb_internal.assert_consumer(queue integer, name text)
 returns void
 language plpgsql
 as $$
 declare
-  caller name := pgmb.caller();
+  caller name := pgmb_internal.caller();
 begin
-  if pg_has_role(caller, current_user, 'usage') or pgmb.acts_for(caller, 'pgmb_consumer')
-    or pgmb.acts_for(caller, 'pgmb_admin')
+  if pg_has_role(caller, current_user, 'usage') or pgmb_internal.acts_for(caller, 'pgmb_consumer')
+    or pgmb_internal.acts_for(caller, 'pgmb_admin')
   then
     return;
   end if;
@@ -87,76 +87,76 @@ begin
   end if;
 end $$;
 
-create or replace function pgmb.assert_reader(stream text)
+create or replace function pgmb_internal.assert_reader(stream text)
 returns void
 language plpgsql
 as $$
 declare
-  caller name := pgmb.caller();
+  caller name := pgmb_internal.caller();
 begin
-  if not (pg_has_role(caller, current_user, 'usage') or pgmb.acts_for(caller, 'pgmb_consumer')
-    or pgmb.acts_for(caller, 'pgmb_admin') or has_table_privilege(caller, format('pgmb.%I', 'log_' || stream), 'select'))
+  if not (pg_has_role(caller, current_user, 'usage') or pgmb_internal.acts_for(caller, 'pgmb_consumer')
+    or pgmb_internal.acts_for(caller, 'pgmb_admin') or has_table_privilege(caller, format('pgmb.%I', 'log_' || stream), 'select'))
   then
     raise exception 'role % may not read stream %', caller, stream using errcode = '42501',
       hint = 'Grant it with pgmb.grant_read(stream, role), or the role pgmb_consumer for all streams.';
   end if;
 end $$;
 
--- The id of a stream that the caller may read. Errors: MB001 no such stream, 42501. Internal.
-create or replace function pgmb.readable_stream(name text)
+-- The id of a stream that the caller may read. Errors: MB001 no such stream, 42501.
+create or replace function pgmb_internal.readable_stream(name text)
 returns integer
 language plpgsql
 as $$
 declare
   found_id integer := pgmb.stream_id(name);
 begin
-  perform pgmb.assert_reader(name);
+  perform pgmb_internal.assert_reader(name);
   return found_id;
 end $$;
 
 -- Raises 42501 where another role confirmed a durable reader first: to move or forget it would have retention drop what
--- that role has not read. One whose role is gone belongs to no one. Internal.
-create or replace function pgmb.assert_own_reader(stream text, reader text)
+-- that role has not read. One whose role is gone belongs to no one.
+create or replace function pgmb_internal.assert_own_reader(stream text, reader text)
 returns void
 language plpgsql
 as $$
 declare
-  caller name := pgmb.caller();
+  caller name := pgmb_internal.caller();
   holder name := (select r.role from pgmb.reader r
     where r.stream = pgmb.stream_id(assert_own_reader.stream) and r.name = assert_own_reader.reader);
 begin
   if to_regrole(quote_ident(holder)) is not null and not (pg_has_role(caller, current_user, 'usage')
-    or pgmb.acts_for(caller, 'pgmb_admin') or pgmb.acts_for(caller, quote_ident(holder)))
+    or pgmb_internal.acts_for(caller, 'pgmb_admin') or pgmb_internal.acts_for(caller, quote_ident(holder)))
   then
     raise exception 'reader % of stream % belongs to role %', quote_literal(reader), stream, holder using errcode = '42501',
       hint = 'Use another name for the reader, act as that role, or ask an admin to forget it.';
   end if;
 end $$;
 
--- Whether the caller may publish to a stream, which must exist. Internal.
-create or replace function pgmb.may_publish(stream text)
+-- Whether the caller may publish to a stream, which must exist.
+create or replace function pgmb_internal.may_publish(stream text)
 returns boolean
 language sql volatile
 as $$
-  select pgmb.caller_is_owner()
-    or has_any_column_privilege(pgmb.caller(), format('pgmb.%I', 'log_' || stream), 'insert')
+  select pgmb_internal.caller_is_owner()
+    or has_any_column_privilege(pgmb_internal.caller(), format('pgmb.%I', 'log_' || stream), 'insert')
 $$;
 
--- Raises 42501 unless the caller may publish to a stream. Internal.
-create or replace function pgmb.assert_publisher(stream text)
+-- Raises 42501 unless the caller may publish to a stream.
+create or replace function pgmb_internal.assert_publisher(stream text)
 returns void
 language plpgsql
 as $$
 begin
   perform pgmb.stream_id(assert_publisher.stream);
-  if not pgmb.may_publish(assert_publisher.stream) then
-    raise exception 'role % may not publish to stream %', pgmb.caller(), assert_publisher.stream using errcode = '42501',
+  if not pgmb_internal.may_publish(assert_publisher.stream) then
+    raise exception 'role % may not publish to stream %', pgmb_internal.caller(), assert_publisher.stream using errcode = '42501',
       hint = 'Grant it with pgmb.grant_publish(stream, role), or the role pgmb_publisher for all streams.';
   end if;
 end $$;
 
--- The functions that each kind of role may call. Internal.
-create or replace function pgmb.functions_for(kind text)
+-- The functions that each kind of role may call.
+create or replace function pgmb_internal.functions_for(kind text)
 returns setof regprocedure
 language sql stable
 as $$
@@ -166,14 +166,12 @@ as $$
     when 'publish' then '{publish,publish_many,send,cancel,claim_key,holder_of_key,derive_id,fresh_id,stream_id,matches,compile_patterns,push_table_mutations,stop_table_mutations,table_mutations,attach_mutations,table_topic,published_version,claim_stage,publish_stage,publish_tasks,abandon_tasks,begin_tasks,claim_task,task_published,finish_task,describe_sinks}'::text[]
     when 'read' then '{position,earliest,position_at,position_of,newest_tick,ticks,between,between_filtered,assert_between,identify,newest,divide,confirm,forget,tick,stream_id,matches,compile_patterns,derive_id,stream_settings,subscribe,unsubscribe,keep_subscriptions,resume_subscriptions,between_group,describe_readers,describe_sinks}'
     when 'consume' then '{receive,receive_any,receive_group,stream_of,ack,retry,bury,release,extend,pause,resume,redrive,dead_letters,drop_dead,pending_messages,as_jsonb,matches,compile_patterns,describe_queues,describe_streams,describe_readers,describe_sinks,queue_depth,queue_health,queue_activity,queue_settings}'
-    -- Not what runs in triggers: PostgreSQL asks for EXECUTE when a trigger is made, not when it fires.
-    when 'admin' then array(select all_of.proname::text from pg_proc all_of
-      where all_of.pronamespace = 'pgmb'::regnamespace and all_of.prorettype <> 'trigger'::regtype)
+    when 'admin' then array(select all_of.proname::text from pg_proc all_of where all_of.pronamespace = 'pgmb'::regnamespace)
   end)
 $$;
 
--- Lets a role call the functions of a kind. Internal.
-create or replace function pgmb.grant_functions(kind text, role text)
+-- Lets a role call the functions of a kind.
+create or replace function pgmb_internal.grant_functions(kind text, role text)
 returns void
 language plpgsql
 as $$
@@ -182,7 +180,7 @@ declare
 begin
   execute format('grant usage on schema pgmb to %I', role);
   execute format('grant select (version) on pgmb.installation to %I', role);
-  for allowed in select * from pgmb.functions_for(kind) loop
+  for allowed in select * from pgmb_internal.functions_for(kind) loop
     execute format('grant execute on function %s to %I', allowed, role);
   end loop;
   execute format('grant select on pgmb.sink_status to %I', role);
@@ -191,8 +189,8 @@ begin
   end if;
 end $$;
 
--- Lets roles write to and read a stream's log: the whole of what publishing and COPY need. Internal.
-create or replace function pgmb.grant_stream(stream text, publisher text, reader text)
+-- Lets roles write to and read a stream's log: the whole of what publishing and COPY need.
+create or replace function pgmb_internal.grant_stream(stream text, publisher text, reader text)
 returns void
 language plpgsql
 as $$
@@ -218,10 +216,10 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-  perform pgmb.assert_admin();
+  perform pgmb_internal.assert_admin();
   perform pgmb.stream_id(grant_publish.stream);
-  perform pgmb.grant_functions('publish', role);
-  perform pgmb.grant_stream(grant_publish.stream, role, null);
+  perform pgmb_internal.grant_functions('publish', role);
+  perform pgmb_internal.grant_stream(grant_publish.stream, role, null);
 end $$;
 
 -- Lets a role read a stream between positions.
@@ -231,10 +229,10 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-  perform pgmb.assert_admin();
+  perform pgmb_internal.assert_admin();
   perform pgmb.stream_id(grant_read.stream);
-  perform pgmb.grant_functions('read', role);
-  perform pgmb.grant_stream(grant_read.stream, null, role);
+  perform pgmb_internal.grant_functions('read', role);
+  perform pgmb_internal.grant_stream(grant_read.stream, null, role);
 end $$;
 
 -- Lets a role receive from and settle a queue.
@@ -244,13 +242,13 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-  perform pgmb.assert_admin();
-  perform pgmb.grant_functions('consume', role);
+  perform pgmb_internal.assert_admin();
+  perform pgmb_internal.grant_functions('consume', role);
   execute format('grant select on pgmb.queue_status, pgmb.stream_status to %I', role);
   insert into pgmb.queue_grant as g (queue, role, role_id)
-  select (pgmb.queue_for_consumer(grant_consume.queue)).id, grant_consume.role, to_regrole(quote_ident(grant_consume.role))
+  select (pgmb_internal.queue_for_consumer(grant_consume.queue)).id, grant_consume.role, to_regrole(quote_ident(grant_consume.role))
   on conflict on constraint queue_grant_pkey do update set role_id = excluded.role_id;
-  perform pgmb.grant_queue_views((pgmb.queue_for_consumer(grant_consume.queue)).id, role);
+  perform pgmb_internal.grant_queue_views((pgmb_internal.queue_for_consumer(grant_consume.queue)).id, role);
 end $$;
 
 -- Takes back what grant_publish and grant_read gave on a stream.
@@ -260,7 +258,7 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-  perform pgmb.assert_admin();
+  perform pgmb_internal.assert_admin();
   perform pgmb.stream_id(revoke_stream.stream);
   execute format('revoke all on pgmb.%I from %I', 'log_' || revoke_stream.stream, role);
   execute format('revoke all on sequence pgmb.%I from %I', 'seq_' || revoke_stream.stream, role);
@@ -273,7 +271,7 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-  perform pgmb.assert_admin();
+  perform pgmb_internal.assert_admin();
   delete from pgmb.queue_grant g
-  where g.queue = (pgmb.queue_for_consumer(revoke_consume.queue)).id and g.role = revoke_consume.role;
+  where g.queue = (pgmb_internal.queue_for_consumer(revoke_consume.queue)).id and g.role = revoke_consume.role;
 end $$;

@@ -1,8 +1,8 @@
 -- Keys for HTTP. A scope is a word and what it is about: publish:STREAM, read:STREAM, consume:QUEUE with * for all, or
 -- inspect (see everything) and operate (change everything).
 
--- Refuses what is not a list of scopes. Errors: MB005. Internal.
-create or replace function pgmb.assert_scopes(scopes text[])
+-- Refuses what is not a list of scopes. Errors: MB005.
+create or replace function pgmb_internal.assert_scopes(scopes text[])
 returns void
 language plpgsql immutable
 as $$
@@ -30,9 +30,9 @@ as $$
 declare
   made integer;
 begin
-  perform pgmb.assert_admin();
-  perform pgmb.assert_name('key', create_api_key.name);
-  perform pgmb.assert_scopes(create_api_key.scopes);
+  perform pgmb_internal.assert_admin();
+  perform pgmb_internal.assert_name('key', create_api_key.name);
+  perform pgmb_internal.assert_scopes(create_api_key.scopes);
   if coalesce(octet_length(create_api_key.digest), 0) <> 32 then
     raise exception 'not a SHA-256 digest' using errcode = 'MB005';
   end if;
@@ -54,7 +54,7 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-  perform pgmb.assert_admin();
+  perform pgmb_internal.assert_admin();
   delete from pgmb.api_key k where k.name = drop_api_key.name;
   return found;
 end $$;
@@ -68,8 +68,8 @@ as $$
 declare
   now timestamptz := clock_timestamp();
 begin
-  perform pgmb.assert_read_committed();
-  perform pgmb.assert_admin();
+  perform pgmb_internal.assert_read_committed();
+  perform pgmb_internal.assert_admin();
   if not pg_is_in_recovery() then
     update pgmb.api_key k set used_at = now
     where k.digest = find_api_key.digest
@@ -90,9 +90,9 @@ as $$
 declare
   now timestamptz := clock_timestamp();
 begin
-  perform pgmb.assert_read_committed();
-  perform pgmb.assert_admin();
-  perform pgmb.assert_scopes(give_pass.scopes);
+  perform pgmb_internal.assert_read_committed();
+  perform pgmb_internal.assert_admin();
+  perform pgmb_internal.assert_scopes(give_pass.scopes);
   if not coalesce(give_pass.kind in ('session', 'ticket'), false) or coalesce(octet_length(give_pass.digest), 0) <> 32 then
     raise exception 'not a pass' using errcode = 'MB005';
   end if;
@@ -110,8 +110,8 @@ language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-  perform pgmb.assert_read_committed();
-  perform pgmb.assert_admin();
+  perform pgmb_internal.assert_read_committed();
+  perform pgmb_internal.assert_admin();
   return query
   select k.id, k.name, p.scopes, p.expires_at
   from pgmb.pass p join pgmb.api_key k on k.id = p.api_key
@@ -125,8 +125,8 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-  perform pgmb.assert_read_committed();
-  perform pgmb.assert_admin();
+  perform pgmb_internal.assert_read_committed();
+  perform pgmb_internal.assert_admin();
   return query
   with taken as (
     delete from pgmb.pass p
@@ -145,7 +145,7 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-  perform pgmb.assert_admin();
+  perform pgmb_internal.assert_admin();
   delete from pgmb.pass p where p.digest = end_session.digest and p.kind = 'session';
   return found;
 end $$;
@@ -159,15 +159,15 @@ as $$
 declare
   written bigint;
 begin
-  perform pgmb.assert_admin();
+  perform pgmb_internal.assert_admin();
   insert into pgmb.audit (actor, action, subject, detail)
   values (record.actor, record.action, record.subject, coalesce(record.detail, '{}'))
   returning id into written;
   return written;
 end $$;
 
--- Removes passes that are over, and what was changed longer ago than that. Returns how many rows. Internal.
-create or replace function pgmb.clear_access(keep interval, max integer default 10000)
+-- Removes passes that are over, and what was changed longer ago than that. Returns how many rows.
+create or replace function pgmb_internal.clear_access(keep interval, max integer default 10000)
 returns bigint
 language plpgsql
 set enable_seqscan = off

@@ -34,7 +34,7 @@ declare
   last_shown bigint;
   next bigint;
 begin
-  perform pgmb.assert_admin();
+  perform pgmb_internal.assert_admin();
   perform pgmb.stream_id(browse.stream);
   if not coalesce(browse.max > 0 and browse.look > 0, false) then
     raise exception 'max and look are at least 1' using errcode = 'MB005';
@@ -44,9 +44,9 @@ begin
     || ' ''payload'', left(v.payload::text, 300), ''bytes'', octet_length(v.payload::text), ''published_at'', v.published_at)';
   if browse.id is not null and browse.before is null then
     execute format('select array(select %s from (select %s from pgmb.%I e where e.seq = any ($1)) v
-        where v.id = $2 limit 1)', shown, replace(pgmb.event_columns(asked.salt), ', e.topic', ' id, e.topic'), 'log_' || asked.name)
+        where v.id = $2 limit 1)', shown, replace(pgmb_internal.event_columns(asked.salt), ', e.topic', ' id, e.topic'), 'log_' || asked.name)
     into events
-    using pgmb.numbers_of_id(asked.salt, browse.id), browse.id;
+    using pgmb_internal.numbers_of_id(asked.salt, browse.id), browse.id;
     if cardinality(events) > 0 then
       return json_build_object('events', to_json(events), 'looked', 1, 'next', null);
     end if;
@@ -64,7 +64,7 @@ begin
       where t.stream = asked.id and t.at <= browse.since order by t.at desc, t.id desc limit 1), floor);
   end if;
   if browse.topic is not null then
-    asking := pgmb.matching(array[browse.topic]);
+    asking := pgmb_internal.matching(array[browse.topic]);
   end if;
 
   for leaf in
@@ -89,7 +89,7 @@ begin
         where e.seq >= $1 and e.seq < $2 and ($3 is null or e.key = $3) and ($4 is null or e.published_at >= $4)
           and ($5 is null or e.published_at < $5) and ($6 is null or e.id = $6) %s
         order by e.seq desc limit $7) v',
-      shown, replace(pgmb.event_columns(asked.salt), ', e.topic', ' id, e.topic'), leaf.name, asking)
+      shown, replace(pgmb_internal.event_columns(asked.salt), ', e.topic', ' id, e.topic'), leaf.name, asking)
     into part, last_shown
     using lowest, upper, browse.key, browse.since, browse.until, browse.id, most - cardinality(events);
     events := events || coalesce(part, '{}');
@@ -104,8 +104,7 @@ begin
 end $$;
 
 -- The numbers under which an event of this id may be found: the one that the id was derived from, those of attempts.
--- Internal.
-create or replace function pgmb.numbers_of_id(salt bigint, id uuid)
+create or replace function pgmb_internal.numbers_of_id(salt bigint, id uuid)
 returns bigint[]
 language sql stable
 as $$
@@ -125,10 +124,10 @@ set enable_seqscan = off
 set jit = off
 as $$
 begin
-  perform pgmb.assert_admin();
+  perform pgmb_internal.assert_admin();
   perform pgmb.stream_id(browse_event.stream);
   return query execute format('select %s from pgmb.%I e where e.seq = $1',
-    pgmb.event_columns((select s.salt from pgmb.stream s where s.name = browse_event.stream)), 'log_' || browse_event.stream)
+    pgmb_internal.event_columns((select s.salt from pgmb.stream s where s.name = browse_event.stream)), 'log_' || browse_event.stream)
   using browse_event.seq;
 end $$;
 
@@ -149,12 +148,12 @@ set jit = off
 as $$
 declare
   asked integer[] := case when find_dead.queue is not null
-    then array(select q.id from pgmb.lanes_for_consumer(find_dead.queue) q) end;
+    then array(select q.id from pgmb_internal.lanes_for_consumer(find_dead.queue) q) end;
   upper bigint := coalesce(find_dead.before, 9223372036854775807);
   candidates bigint[];
   compiled record;
 begin
-  perform pgmb.assert_admin();
+  perform pgmb_internal.assert_admin();
   if find_dead.topic is not null then
     select c.topics, c.regex into compiled from pgmb.compile_patterns(array[find_dead.topic]) c;
   else
@@ -195,7 +194,7 @@ set enable_seqscan = off
 set jit = off
 as $$
 begin
-  perform pgmb.assert_admin();
+  perform pgmb_internal.assert_admin();
   return query
   select d.id, coalesce(head.name, q.name), q.stream_name, e.name, d.died_at, d.attempt,
     case when whole then d.error else left(d.error, 300) end, d.seq, d.event_id, d.topic, d.key,
@@ -219,7 +218,7 @@ declare
   part record;
   moved bigint := 0;
 begin
-  perform pgmb.assert_admin();
+  perform pgmb_internal.assert_admin();
   for part in select b.queue, array_agg(b.id) ids from pgmb.browse_dead(redrive_dead.ids) b group by b.queue order by b.queue loop
     moved := moved + pgmb.redrive(part.queue, part.ids);
   end loop;
@@ -236,7 +235,7 @@ declare
   part record;
   gone bigint := 0;
 begin
-  perform pgmb.assert_admin();
+  perform pgmb_internal.assert_admin();
   for part in select b.queue, array_agg(b.id) ids from pgmb.browse_dead(drop_dead_letters.ids) b group by b.queue order by b.queue loop
     gone := gone + pgmb.drop_dead(part.queue, part.ids);
   end loop;
@@ -253,7 +252,7 @@ set enable_seqscan = off
 set jit = off
 as $$
 begin
-  perform pgmb.assert_admin();
+  perform pgmb_internal.assert_admin();
   return query
   select case when length(said.prefix) < 8 then said.line else said.prefix end, count(*)
   from pgmb.dead d

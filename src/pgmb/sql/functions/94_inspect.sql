@@ -13,7 +13,7 @@ declare
   last bigint := pgmb.last_seq(stream_segments.stream);
   due integer[];
 begin
-  perform pgmb.assert_admin();
+  perform pgmb_internal.assert_admin();
   due := array(select d from pgmb.droppable(stream_segments.stream) d);
   return query
   select g.number,
@@ -40,9 +40,9 @@ as $$
 declare
   now timestamptz := clock_timestamp();
 begin
-  perform pgmb.assert_admin();
+  perform pgmb_internal.assert_admin();
   return query
-  select held.* from pgmb.lanes_for_consumer(queue_leases.queue) q
+  select held.* from pgmb_internal.lanes_for_consumer(queue_leases.queue) q
   cross join lateral (
     select c.swept from pgmb.claim c where c.queue = q.id order by c.id desc limit 1) newest
   cross join lateral (
@@ -51,7 +51,7 @@ begin
         else c.events::bigint end, c.at, c.expires_at
     from pgmb.claim c
     where c.queue + 0 = q.id and c.expires_at > least(newest.swept, now) and c.expires_at < 'infinity'
-      and c.state in ('l', 'o', 'r') and not pgmb.is_void(c.queue, c.id)
+      and c.state in ('l', 'o', 'r') and not pgmb_internal.is_void(c.queue, c.id)
     order by c.expires_at limit queue_leases.max)
     union all
     (select 'delivery', d.lease::text, count(*), null, min(d.due_at)
@@ -70,17 +70,17 @@ set enable_seqscan = off
 set jit = off
 as $$
 begin
-  perform pgmb.assert_admin();
+  perform pgmb_internal.assert_admin();
   return query
   select retry_curve.seconds[place], count(due.attempt), coalesce(max(due.attempt), 0)
   from generate_series(1, cardinality(retry_curve.seconds) + 1) place
   left join (
     select width_bucket(extract(epoch from w.due_at - clock_timestamp())::double precision, retry_curve.seconds) + 1 bucket, w.attempt
     from (
-      select r.due_at, r.attempt from pgmb.lanes_for_consumer(retry_curve.queue) q
+      select r.due_at, r.attempt from pgmb_internal.lanes_for_consumer(retry_curve.queue) q
       join pgmb.retry r on r.queue = q.id where r.lease is null
       union all
-      select d.due_at, d.attempt from pgmb.lanes_for_consumer(retry_curve.queue) q
+      select d.due_at, d.attempt from pgmb_internal.lanes_for_consumer(retry_curve.queue) q
       join pgmb.delivery d on d.queue = q.id where d.lease is null
       limit 10000) w) due on due.bucket = place
   group by place order by place;
@@ -95,12 +95,12 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-  perform pgmb.assert_admin();
+  perform pgmb_internal.assert_admin();
   return json_build_object(
     'at', extract(epoch from clock_timestamp()),
     'streams', (
       select coalesce(json_agg(json_build_object('stream', s.name, 'last', now.last,
-        'published', pgmb.numbers_between(s.id, coalesce((seen ->> s.name)::bigint, now.last), now.last)) order by s.name), '[]')
+        'published', pgmb_internal.numbers_between(s.id, coalesce((seen ->> s.name)::bigint, now.last), now.last)) order by s.name), '[]')
       from pgmb.stream s cross join lateral (select pgmb.last_seq(s.name) last) now),
     'queues', (
       select coalesce(json_agg(json_build_object('queue', q.queue, 'stream', q.stream, 'patterns', q.patterns,

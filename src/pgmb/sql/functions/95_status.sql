@@ -1,8 +1,8 @@
 -- Status: what stands where. Everything here is estimated from positions and bounded look-ups, so that it
 -- costs the same with a backlog of ten or of ten million; queue_depth counts exactly, on request.
 
--- How many sequence numbers of a stream lie between two of them, by what its segments hold. Internal.
-create or replace function pgmb.numbers_between(stream integer, lo bigint, hi bigint)
+-- How many sequence numbers of a stream lie between two of them, by what its segments hold.
+create or replace function pgmb_internal.numbers_between(stream integer, lo bigint, hi bigint)
 returns bigint
 language sql stable
 as $$
@@ -12,8 +12,8 @@ as $$
     and (s.last_seq is not null or s.number = hi >> 40)
 $$;
 
--- The time of the first event of a stream above a number. Internal.
-create or replace function pgmb.first_published(stream integer, above bigint, upto bigint)
+-- The time of the first event of a stream above a number.
+create or replace function pgmb_internal.first_published(stream integer, above bigint, upto bigint)
 returns timestamptz
 language plpgsql stable
 as $$
@@ -65,7 +65,7 @@ begin
     order by queue.name
   loop
     begin
-      perform pgmb.assert_consumer(q.id, q.name);
+      perform pgmb_internal.assert_consumer(q.id, q.name);
     exception when insufficient_privilege then
       continue;
     end;
@@ -86,8 +86,8 @@ begin
       select * into newest from pgmb.claim c where c.queue = lane.id order by c.id desc limit 1;
       place := case when newest.place >= newest.upto then greatest(newest.upto, newest.batch_seq)
         else greatest(newest.place, newest.done_seq) end;
-      waiting := greatest(waiting, pgmb.numbers_between(q.stream, place, last));
-      oldest_age := greatest(oldest_age, clock_timestamp() - pgmb.first_published(q.stream, place, last));
+      waiting := greatest(waiting, pgmb_internal.numbers_between(q.stream, place, last));
+      oldest_age := greatest(oldest_age, clock_timestamp() - pgmb_internal.first_published(q.stream, place, last));
       select count(*) filter (where c.state in ('l', 'o')) leases,
         coalesce(sum(c.events) filter (where c.state in ('l', 'o')), 0) leased_events,
         coalesce(sum(c.events) filter (where c.at > statement_timestamp() - interval '10 seconds'), 0) / 10.0 rate
@@ -125,9 +125,9 @@ begin
       sum(pg_total_relation_size(to_regclass(format('pgmb.segment_%s_%s', g.stream, g.number))))
     into segments, unsealed, unarchived, bytes
     from pgmb.segment g where g.stream = s.id;
-    events := pgmb.numbers_between(s.id, 0, pgmb.last_seq(s.name));
+    events := pgmb_internal.numbers_between(s.id, 0, pgmb.last_seq(s.name));
     select count(*) into delayed from (select from pgmb.delayed d where d.stream = s.name limit 10000) counted;
-    select pgmb.numbers_between(s.id, (old.position).seq, (new.position).seq)
+    select pgmb_internal.numbers_between(s.id, (old.position).seq, (new.position).seq)
       / nullif(extract(epoch from new.at - old.at), 0), clock_timestamp() - new.at
     into published_per_second, last_tick_age
     from (select * from pgmb.tick t where t.stream = s.id order by t.id desc limit 1) new
@@ -139,8 +139,8 @@ begin
 end $$;
 
 -- How many bytes the events of a stream between two of its numbers take, by what its segments hold and take on disk
--- without their indexes. `last`: the stream's last number. Internal.
-create or replace function pgmb.bytes_between(stream integer, lo bigint, hi bigint, last bigint)
+-- without their indexes. `last`: the stream's last number.
+create or replace function pgmb_internal.bytes_between(stream integer, lo bigint, hi bigint, last bigint)
 returns bigint
 language sql stable
 as $$
@@ -154,8 +154,8 @@ as $$
 $$;
 
 -- The first event above a position's number that the position has not passed. At most 10000 events of a segment are
--- looked at; where it has passed them all, the last of them stands for it. Internal.
-create or replace function pgmb.first_unread(
+-- looked at; where it has passed them all, the last of them stands for it.
+create or replace function pgmb_internal.first_unread(
   stream integer, after pgmb.position, upto bigint, out seq bigint, out published_at timestamptz
 )
 language plpgsql stable
@@ -209,7 +209,7 @@ declare
 begin
   for s in select * from pgmb.stream order by name loop
     begin
-      perform pgmb.assert_reader(s.name);
+      perform pgmb_internal.assert_reader(s.name);
     exception when insufficient_privilege then
       continue;
     end;
@@ -219,13 +219,13 @@ begin
       stream := s.name;
       position := r.position;
       confirmed_at := r.updated_at;
-      late := pgmb.stragglers(s.id, r.position, pg_current_snapshot(), 0, (r.position).seq);
-      first := pgmb.first_unread(s.id, r.position, last);
+      late := pgmb_internal.stragglers(s.id, r.position, pg_current_snapshot(), 0, (r.position).seq);
+      first := pgmb_internal.first_unread(s.id, r.position, last);
       waiting := late.events;
-      waiting_bytes := pgmb.bytes_between(s.id, (r.position).seq - late.events, (r.position).seq, last);
+      waiting_bytes := pgmb_internal.bytes_between(s.id, (r.position).seq - late.events, (r.position).seq, last);
       if first.seq is not null then
-        waiting := waiting + pgmb.numbers_between(s.id, first.seq - 1, last);
-        waiting_bytes := waiting_bytes + pgmb.bytes_between(s.id, first.seq - 1, last, last);
+        waiting := waiting + pgmb_internal.numbers_between(s.id, first.seq - 1, last);
+        waiting_bytes := waiting_bytes + pgmb_internal.bytes_between(s.id, first.seq - 1, last, last);
       end if;
       lag := clock_timestamp() - least(late.oldest, first.published_at);
       select count(*), clock_timestamp() - min(old.due_at) into held_segments, held_for
@@ -265,9 +265,9 @@ begin
     from pgmb.stage g where g.app is not null group by g.app, g.stream
   ) held on held.app = l.app and held.stream = l.stream
   join pgmb.stream s on s.id = coalesce(l.stream, held.stream)
-  cross join (select pgmb.caller() as role offset 0) c
-  where pg_has_role(c.role, current_user, 'usage') or pgmb.acts_for(c.role, 'pgmb_admin')
-    or pgmb.acts_for(c.role, 'pgmb_consumer')
+  cross join (select pgmb_internal.caller() as role offset 0) c
+  where pg_has_role(c.role, current_user, 'usage') or pgmb_internal.acts_for(c.role, 'pgmb_admin')
+    or pgmb_internal.acts_for(c.role, 'pgmb_consumer')
     or has_table_privilege(c.role, format('pgmb.%I', 'log_' || s.name), 'select')
     or has_any_column_privilege(c.role, format('pgmb.%I', 'log_' || s.name), 'insert')
   order by 2, 1;
@@ -287,24 +287,24 @@ declare
   part bigint;
   last bigint;
 begin
-  for q in select * from pgmb.lanes_for_consumer(queue) loop
+  for q in select * from pgmb_internal.lanes_for_consumer(queue) loop
     select * into newest from pgmb.claim c where c.queue = q.id order by c.id desc limit 1;
     last := pgmb.last_seq(q.stream_name);
     begin
-      if pgmb.needs_timeout(q) then
-        perform pgmb.assert_timeout();
+      if pgmb_internal.needs_timeout(q) then
+        perform pgmb_internal.assert_timeout();
       end if;
-      q.matching := q.matching || pgmb.asking(q);
-      select count(*) into part from pgmb.batch_events(q.stream, newest.batch_snapshot, newest.batch_seq,
-        newest.batch_next, pgmb.snapshot(), newest.own, newest.own_seq, 0, last, q.matching,
+      q.matching := q.matching || pgmb_internal.asking(q);
+      select count(*) into part from pgmb_internal.batch_events(q.stream, newest.batch_snapshot, newest.batch_seq,
+        newest.batch_next, pgmb_internal.snapshot(), newest.own, newest.own_seq, 0, last, q.matching,
         9223372036854775807);
       if newest.place < newest.upto then
-        part := part + count(*) from pgmb.batch_events(q.stream, newest.done_snapshot, newest.done_seq,
+        part := part + count(*) from pgmb_internal.batch_events(q.stream, newest.done_snapshot, newest.done_seq,
           newest.done_next, newest.batch_snapshot, newest.own, newest.own_seq, newest.place, newest.upto,
           q.matching, 9223372036854775807);
       end if;
     exception when others then
-      if q.plain or pgmb.servers_trouble(sqlstate) then
+      if q.plain or pgmb_internal.servers_trouble(sqlstate) then
         raise;
       end if;
       return null;

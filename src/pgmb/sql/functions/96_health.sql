@@ -6,8 +6,8 @@ language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-  perform pgmb.assert_admin();
-  select i.epoch, pgmb.is_home(), pg_is_in_recovery()
+  perform pgmb_internal.assert_admin();
+  select i.epoch, pgmb_internal.is_home(), pg_is_in_recovery()
   into epoch, same_cluster, in_recovery
   from pgmb.installation i;
 end $$;
@@ -27,7 +27,7 @@ declare
   ticked pgmb.tick;
   last bigint;
 begin
-  perform pgmb.assert_admin();
+  perform pgmb_internal.assert_admin();
   for s in select * from pgmb.stream order by name loop
     stream := s.name;
     last := pgmb.last_seq(s.name);
@@ -42,15 +42,15 @@ begin
     from (select due_at from pgmb.delayed d where d.stream = s.name and d.due_at < statement_timestamp()
       order by due_at limit 10000) d;
     select * into ticked from pgmb.tick t where t.stream = s.id order by t.id desc limit 1;
-    unticked := pgmb.numbers_between(s.id, coalesce((ticked.position).seq, 0), last);
-    unticked_for := clock_timestamp() - pgmb.first_published(s.id, coalesce((ticked.position).seq, 0), last);
+    unticked := pgmb_internal.numbers_between(s.id, coalesce((ticked.position).seq, 0), last);
+    unticked_for := clock_timestamp() - pgmb_internal.first_published(s.id, coalesce((ticked.position).seq, 0), last);
     return next;
   end loop;
 end $$;
 
 -- When the oldest event that waits in a queue was published. Where its filter cannot be asked, because it raises or
--- needs a timeout that is not set, the oldest that its patterns match. Internal.
-create or replace function pgmb.first_waiting(q pgmb.queue, newest pgmb.claim)
+-- needs a timeout that is not set, the oldest that its patterns match.
+create or replace function pgmb_internal.first_waiting(q pgmb.queue, newest pgmb.claim)
 returns timestamptz
 language plpgsql
 as $$
@@ -60,20 +60,20 @@ declare
 begin
   for turn in 1 .. 2 loop
     begin
-      if turn = 1 and (current_setting('statement_timeout') <> '0' or not pgmb.needs_timeout(q)) then
-        asked := q.matching || pgmb.asking(q);
+      if turn = 1 and (current_setting('statement_timeout') <> '0' or not pgmb_internal.needs_timeout(q)) then
+        asked := q.matching || pgmb_internal.asking(q);
       end if;
       if newest.place < newest.upto then
-        select e.published_at into first from pgmb.batch_events(q.stream, newest.done_snapshot, newest.done_seq,
+        select e.published_at into first from pgmb_internal.batch_events(q.stream, newest.done_snapshot, newest.done_seq,
           newest.done_next, newest.batch_snapshot, newest.own, newest.own_seq, newest.place, newest.upto, asked, 1) e;
       end if;
       if first is null then
-        select e.published_at into first from pgmb.batch_events(q.stream, newest.batch_snapshot, newest.batch_seq,
-          newest.batch_next, pgmb.snapshot(), newest.own, newest.own_seq, 0, pgmb.last_seq(q.stream_name), asked, 1) e;
+        select e.published_at into first from pgmb_internal.batch_events(q.stream, newest.batch_snapshot, newest.batch_seq,
+          newest.batch_next, pgmb_internal.snapshot(), newest.own, newest.own_seq, 0, pgmb.last_seq(q.stream_name), asked, 1) e;
       end if;
       return first;
     exception when others then
-      if q.plain or turn = 2 or pgmb.servers_trouble(sqlstate) then
+      if q.plain or turn = 2 or pgmb_internal.servers_trouble(sqlstate) then
         raise;
       end if;
       asked := q.matching;
@@ -104,7 +104,7 @@ declare
 begin
   for head in select * from pgmb.queue h where h.lane_of is null order by h.name loop
     begin
-      perform pgmb.assert_consumer(head.id, head.name);
+      perform pgmb_internal.assert_consumer(head.id, head.name);
     exception when insufficient_privilege then
       continue;
     end;
@@ -116,7 +116,7 @@ begin
     for q in select * from pgmb.queue l where l.id = head.id or l.lane_of = head.id loop
       select * into newest from pgmb.claim c where c.queue = q.id order by c.id desc limit 1;
       select * into oldest from pgmb.claim c where c.queue = q.id order by c.id limit 1;
-      first := pgmb.first_waiting(q, newest);
+      first := pgmb_internal.first_waiting(q, newest);
       waiting_for := greatest(waiting_for, clock_timestamp() - first);
       lapsed_for := greatest(lapsed_for, (
         select clock_timestamp() - min(c.expires_at) from pgmb.claim c
@@ -147,7 +147,7 @@ declare
 begin
   for head in select * from pgmb.queue h where h.lane_of is null order by h.name loop
     begin
-      perform pgmb.assert_consumer(head.id, head.name);
+      perform pgmb_internal.assert_consumer(head.id, head.name);
     exception when insufficient_privilege then
       continue;
     end;
@@ -173,7 +173,7 @@ set intervalstyle = 'iso_8601'
 as $$
 begin
   return (select json_object_agg(s.key, s.value)
-    from json_each(to_json(pgmb.queue_for_consumer(queue_settings.queue))) s
+    from json_each(to_json(pgmb_internal.queue_for_consumer(queue_settings.queue))) s
     where s.key <> all ('{id,stream,bindings,generation,matching,lane,lane_of,plain}'));
 end $$;
 
@@ -186,7 +186,7 @@ set intervalstyle = 'iso_8601'
 as $$
 begin
   perform pgmb.stream_id(stream_settings.stream);
-  perform pgmb.assert_reader(stream_settings.stream);
+  perform pgmb_internal.assert_reader(stream_settings.stream);
   return (select json_object_agg(v.key, v.value)
     from pgmb.stream s, json_each(to_json(s)) v
     where s.name = stream_settings.stream and v.key <> all ('{id,salt}'));

@@ -12,9 +12,9 @@ as $$
 declare
   registered uuid;
 begin
-  perform pgmb.assert_admin();
-  perform pgmb.assert_name('worker', worker.name);
-  perform pgmb.assert_url(worker.endpoint);
+  perform pgmb_internal.assert_admin();
+  perform pgmb_internal.assert_name('worker', worker.name);
+  perform pgmb_internal.assert_url(worker.endpoint);
   if worker.rps <= 0 then
     raise exception 'not a number of requests a second: %', worker.rps using errcode = 'MB005',
       hint = 'At least 1, or null for no limit.';
@@ -28,8 +28,7 @@ begin
 end $$;
 
 -- Refuses what is not a plain http or https URL. Whether its host may be reached is asked when it is. Errors: MB005.
--- Internal.
-create or replace function pgmb.assert_url(url text)
+create or replace function pgmb_internal.assert_url(url text)
 returns void
 language plpgsql immutable
 as $$
@@ -58,8 +57,8 @@ as $$
 declare
   made pgmb.queue;
 begin
-  perform pgmb.assert_read_committed();
-  perform pgmb.assert_admin();
+  perform pgmb_internal.assert_read_committed();
+  perform pgmb_internal.assert_admin();
   if "create".worker_id is null then
     raise exception 'a queue needs a worker' using errcode = 'MB005',
       hint = 'One that consumers receive from is made with pgmb.create_queue(name, patterns).';
@@ -78,7 +77,7 @@ begin
   set endpoint = "create".worker_id, max_attempts = "create".max_retries + 1
   where q.name = "create".name
   returning q.* into made;
-  perform pgmb.create_queue_views(made);
+  perform pgmb_internal.create_queue_views(made);
   return made.uid;
 end $$;
 

@@ -13,8 +13,8 @@ exception when others then
 end $$;
 
 -- Makes the view pgmb.messages: what the log of stream main holds, and what waits there with a delay. Reading it reads
--- the log. Internal.
-create or replace function pgmb.create_messages_view()
+-- the log.
+create or replace function pgmb_internal.create_messages_view()
 returns void
 language plpgsql
 as $$
@@ -34,8 +34,8 @@ begin
   end if;
 end $$;
 
--- The present snapshot, with what the caller's own transaction wrote visible in it. Internal.
-create or replace function pgmb.snapshot_with_own()
+-- The present snapshot, with what the caller's own transaction wrote visible in it.
+create or replace function pgmb_internal.snapshot_with_own()
 returns pg_snapshot
 language plpgsql stable
 set search_path = pg_catalog, pg_temp
@@ -78,22 +78,22 @@ declare
   now timestamptz := clock_timestamp();
 begin
   -- Stable: claims, settlements and retries are read by one snapshot, so that a message on its way is met once.
-  for q in select * from pgmb.lanes_for_consumer(pending_messages.queue) loop
+  for q in select * from pgmb_internal.lanes_for_consumer(pending_messages.queue) loop
     select * into newest from pgmb.claim c where c.queue = q.id order by c.id desc limit 1;
     last := pgmb.last_seq(q.stream_name);
-    if pgmb.needs_timeout(q) then
-      perform pgmb.assert_timeout();
+    if pgmb_internal.needs_timeout(q) then
+      perform pgmb_internal.assert_timeout();
     end if;
-    q.matching := q.matching || pgmb.asking(q);
+    q.matching := q.matching || pgmb_internal.asking(q);
     return query
     select e.seq, e.id, 1, false, e.topic::text, e.payload, e.headers, e.published_at, null::text
     from (
-      select b.* from pgmb.batch_events(q.stream, newest.done_snapshot, newest.done_seq, newest.done_next,
+      select b.* from pgmb_internal.batch_events(q.stream, newest.done_snapshot, newest.done_seq, newest.done_next,
         newest.batch_snapshot, newest.own, newest.own_seq, newest.place, newest.upto, q.matching, 9223372036854775807) b
       where newest.place < newest.upto
       union all
-      select b.* from pgmb.batch_events(q.stream, newest.batch_snapshot, newest.batch_seq, newest.batch_next,
-        pgmb.snapshot_with_own(), newest.own, newest.own_seq, 0, last, q.matching, 9223372036854775807) b
+      select b.* from pgmb_internal.batch_events(q.stream, newest.batch_snapshot, newest.batch_seq, newest.batch_next,
+        pgmb_internal.snapshot_with_own(), newest.own, newest.own_seq, 0, last, q.matching, 9223372036854775807) b
     ) e
     order by case when q.when_full = 'drop_oldest' then e.seq end desc
     limit case when q.when_full = 'drop_oldest' then q.max_length end;
@@ -105,14 +105,14 @@ begin
       using q.stream_name, now;
     for held in
       select c.* from pgmb.claim c
-      where c.queue = q.id and c.state in ('l', 'o') and not pgmb.is_void(c.queue, c.id)
+      where c.queue = q.id and c.state in ('l', 'o') and not pgmb_internal.is_void(c.queue, c.id)
     loop
       settled := array(select s.seq from pgmb.settlement s where s.queue = held.queue and s.claim = held.id);
       -- No claim has this number: claim_events finds nothing settled by a newer snapshot.
       held.id := 0;
       return query
       select e.seq, e.id, 1, held.expires_at > now, e.topic::text, e.payload, e.headers, e.published_at, null::text
-      from pgmb.claim_events(held) e
+      from pgmb_internal.claim_events(held) e
       where e.seq <> all (settled);
     end loop;
     return query
@@ -125,8 +125,8 @@ begin
 end $$;
 
 -- Makes the views of a queue: pgmb.<name>_queue and pgmb.<name>_dead_letter_queue, and for one that is called <x>_queue
--- pgmb.<x>_queue and pgmb.<x>_dead_letter_queue too. A name that is taken or too long draws a warning. Internal.
-create or replace function pgmb.create_queue_views(made pgmb.queue)
+-- pgmb.<x>_queue and pgmb.<x>_dead_letter_queue too. A name that is taken or too long draws a warning.
+create or replace function pgmb_internal.create_queue_views(made pgmb.queue)
 returns void
 language plpgsql
 as $$
@@ -176,12 +176,12 @@ begin
     select r.rolname from pg_roles r where r.rolname in ('pgmb_consumer', 'pgmb_admin')
       or r.oid in (select g.role_id from pgmb.queue_grant g where g.queue = made.id)
   loop
-    perform pgmb.grant_queue_views(made.id, consumer);
+    perform pgmb_internal.grant_queue_views(made.id, consumer);
   end loop;
 end $$;
 
--- Lets a role read the views of a queue, which ask whether it may consume the queue. Internal.
-create or replace function pgmb.grant_queue_views(queue integer, role text)
+-- Lets a role read the views of a queue, which ask whether it may consume the queue.
+create or replace function pgmb_internal.grant_queue_views(queue integer, role text)
 returns void
 language plpgsql
 as $$
@@ -196,8 +196,8 @@ begin
   end loop;
 end $$;
 
--- Drops the views of a queue. Waits for whoever reads them. Internal.
-create or replace function pgmb.drop_queue_views(queue text)
+-- Drops the views of a queue. Waits for whoever reads them.
+create or replace function pgmb_internal.drop_queue_views(queue text)
 returns void
 language plpgsql
 as $$

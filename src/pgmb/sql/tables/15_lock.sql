@@ -1,5 +1,5 @@
 -- Advisory locks are open to every role that can connect. What goes into their keys is kept here, so that a key cannot be
--- computed by others: only the owner reads this table (see pgmb.lock_key).
+-- computed by others: only the owner reads this table (see pgmb_internal.lock_key).
 create table pgmb.lock_secret (
   only_one boolean primary key default true check (only_one),
   secret bytea not null

@@ -6,11 +6,11 @@ create table pgmb.queue (
   name text not null unique,
   stream integer not null references pgmb.stream,
   -- What receive needs, in one row: the stream's name, the present binding and its condition, and the
-  -- generation to try first (a hint: pgmb.lock_queue finds the true one).
+  -- generation to try first (a hint: pgmb_internal.lock_queue finds the true one).
   stream_name text not null,
   bindings integer not null default 1,
   generation integer not null default 0,
-  -- The advisory lock of that generation (pgmb.queue_lock).
+  -- The advisory lock of that generation (pgmb_internal.queue_lock).
   lock_key bigint,
   paused_at timestamptz,
   paused_reason text,
@@ -36,7 +36,7 @@ create table pgmb.queue (
   lane_of integer references pgmb.queue on delete cascade,
   -- An ordered queue spreads its keys over so many lanes, which consumers take from in any order.
   shards integer not null default 1,
-  -- What an event must hold beside its topic (pgmb.compile_filter, pgmb.compile_condition): fields that equal these
+  -- What an event must hold beside its topic (pgmb.compile_filter, pgmb_internal.compile_condition): fields that equal these
   -- values, a jsonpath predicate, an SQL condition; params are for the latter two.
   equals jsonb,
   filter text,
@@ -61,7 +61,7 @@ create table pgmb.binding (
   version integer not null,
   patterns text[] not null,
   since timestamptz not null default now(),
-  -- The condition on an event e that the patterns make, as pgmb.matching writes it.
+  -- The condition on an event e that the patterns make, as pgmb_internal.matching writes it.
   matching text not null default '',
   equals jsonb,
   filter text,
@@ -105,7 +105,7 @@ create table pgmb.claim (
   done_snapshot pg_snapshot not null,
   batch_snapshot pg_snapshot not null,
   held bigint[],
-  -- Of queues that are not plain: the hashes of the keys that this lease holds (pgmb.key_hash), the leases in
+  -- Of queues that are not plain: the hashes of the keys that this lease holds (pgmb_internal.key_hash), the leases in
   -- flight when this claim was made, and when the rate limit will have been paid for.
   keys integer[],
   open bigint[],
@@ -128,7 +128,7 @@ create index claim_expiry on pgmb.claim ((queue + 0), expires_at);
 -- A receive in a transaction that stays open would hold up the queue. The others wait a second, then open a new
 -- generation at the last committed position: `base`, the claim that it goes on from. Claims of older generations above
 -- base are void. Rows ahead of the newest generation exist with base null. To open one is to update its row, which every
--- session sees at once, committed or not, in the xmax of the row that it reads (pgmb.standing); nothing else locks these
+-- session sees at once, committed or not, in the xmax of the row that it reads (pgmb_internal.standing); nothing else locks these
 -- rows, and no foreign key refers to them. Row -1 is locked at commit by transactions that settled what they received.
 create table pgmb.generation (
   queue integer not null references pgmb.queue on delete cascade,

@@ -22,7 +22,7 @@ create type pgmb.subscriber as (
   params jsonb
 );
 
--- Conditions that were checked, as the server writes them (pgmb.compile_condition).
+-- Conditions that were checked, as the server writes them (pgmb_internal.compile_condition).
 create table pgmb.condition (
   -- SHA-256 of the text as it was given.
   digest bytea primary key,
@@ -53,7 +53,7 @@ create table pgmb.subscription (
   shape integer not null references pgmb.shape,
   params jsonb not null default '{}',
   equals jsonb not null default '[]',
-  -- Whether its filter may take long with these params (pgmb.is_costly): it is matched by itself, within a time.
+  -- Whether its filter may take long with these params (pgmb_internal.is_costly): it is matched by itself, within a time.
   costly boolean not null default false,
   -- SHA-256 of group, stream, shape and values: equal subscriptions are one.
   digest bytea not null unique,

@@ -34,11 +34,11 @@ returns void
 language sql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-  select pg_advisory_xact_lock(pgmb.lock_key('pgmq queue ' || lower(queue_name)))
+  select pg_advisory_xact_lock(pgmb_internal.lock_key('pgmq queue ' || lower(queue_name)))
 $$;
 
 -- The stream of a queue: its name where that is a stream's name, else as much of it as there is room for beside a
--- hash. Internal.
+-- hash.
 create or replace function pgmq.stream_name(queue_name text)
 returns text
 language sql immutable
@@ -50,7 +50,7 @@ as $$
   end
 $$;
 
--- The queue of that name. Errors: 42P01 there is none. Internal.
+-- The queue of that name. Errors: 42P01 there is none.
 create or replace function pgmq.queue_named(queue_name text)
 returns pgmq.queue
 language plpgsql stable
@@ -67,7 +67,7 @@ begin
   return named;
 end $$;
 
--- The queue of that name, if the caller may read it. Errors: 42P01, 42501. Internal.
+-- The queue of that name, if the caller may read it. Errors: 42P01, 42501.
 create or replace function pgmq.queue_for_reader(queue_name text)
 returns pgmq.queue
 language plpgsql stable
@@ -75,12 +75,12 @@ as $$
 declare
   named pgmq.queue := pgmq.queue_named(queue_name);
 begin
-  perform pgmb.assert_consumer(named.id, named.stream);
+  perform pgmb_internal.assert_consumer(named.id, named.stream);
   return named;
 end $$;
 
 -- Makes a queue: a stream, a queue of pgmb that reads it from its beginning, the archive pgmq.a_<name>, and the view
--- pgmq.q_<name> of what is in it. Does nothing where there is one of that name. Internal.
+-- pgmq.q_<name> of what is in it. Does nothing where there is one of that name.
 create or replace function pgmq.make_queue(
   queue_name text, partitioned boolean, unlogged boolean, rotate_every interval, rotate_events bigint
 )
@@ -92,7 +92,7 @@ declare
   archive text := pgmq.format_table_name(make_queue.queue_name, 'a');
   made text := pgmq.stream_name(make_queue.queue_name);
 begin
-  perform pgmb.assert_admin();
+  perform pgmb_internal.assert_admin();
   perform pgmq.validate_queue_name(make_queue.queue_name);
   perform pgmq.acquire_queue_lock(make_queue.queue_name);
   if exists (select from pgmq.queue q where lower(q.queue_name) = lower(make_queue.queue_name)) then
@@ -122,7 +122,7 @@ begin
   perform pgmq.grant_relation(archive);
 end $$;
 
--- Takes from those who may publish to every stream the right to write to this one by themselves. Internal.
+-- Takes from those who may publish to every stream the right to write to this one by themselves.
 create or replace function pgmq.keep_to_itself(stream text)
 returns void
 language sql
@@ -130,7 +130,7 @@ as $$
   select pgmb.revoke_stream(stream, 'pgmb_publisher') where to_regrole('pgmb_publisher') is not null
 $$;
 
--- Lets those who may read every queue look at one of a queue's own relations. Internal.
+-- Lets those who may read every queue look at one of a queue's own relations.
 create or replace function pgmq.grant_relation(relation text)
 returns void
 language plpgsql
@@ -213,7 +213,7 @@ as $$
 declare
   gone pgmq.queue;
 begin
-  perform pgmb.assert_admin();
+  perform pgmb_internal.assert_admin();
   perform pgmq.format_table_name(drop_queue.queue_name, 'q');
   perform pgmq.acquire_queue_lock(drop_queue.queue_name);
   select * into gone from pgmq.queue q where lower(q.queue_name) = lower(drop_queue.queue_name);
@@ -254,7 +254,7 @@ declare
   purged pgmq.queue := pgmq.queue_named(purge_queue.queue_name);
   messages bigint;
 begin
-  perform pgmb.assert_admin();
+  perform pgmb_internal.assert_admin();
   messages := (select count(*) from pgmq.touched(purged, false)) + (select u.messages from pgmq.count_unread(purged) u);
   perform pgmb.purge(purged.stream);
   delete from pgmq.reading r where r.queue = purged.id;

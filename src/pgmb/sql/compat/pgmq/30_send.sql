@@ -1,17 +1,17 @@
 -- Sending. A message that may be read at once goes into the log; one with a delay takes a number of the log and waits
 -- in pgmq.parked. Both commit with the caller's transaction and take no lock that another sender waits for.
 
--- The queue of that name, if the caller may send to it. Errors: 42P01, 42501. Internal.
+-- The queue of that name, if the caller may send to it. Errors: 42P01, 42501.
 create or replace function pgmq.queue_for_sender(queue_name text)
 returns pgmq.queue
 language plpgsql stable
 as $$
 declare
   named pgmq.queue := pgmq.queue_named(queue_name);
-  caller name := pgmb.caller();
+  caller name := pgmb_internal.caller();
 begin
   if not pg_has_role(caller, current_user, 'usage')
-    and not pgmb.acts_for(caller, 'pgmb_publisher') and not pgmb.acts_for(caller, 'pgmb_admin')
+    and not pgmb_internal.acts_for(caller, 'pgmb_publisher') and not pgmb_internal.acts_for(caller, 'pgmb_admin')
     and not exists (
       select from pgmq.sender s
       where s.queue = named.id and pg_has_role(caller, s.role_id, 'usage'))
@@ -23,7 +23,7 @@ begin
 end $$;
 
 -- Writes messages to a queue and returns their numbers, in the array's order. headers: null, or one an element.
--- topic: what readers of the log see; the queue's name, or a routing key. Internal.
+-- topic: what readers of the log see; the queue's name, or a routing key.
 create or replace function pgmq.write(queue pgmq.queue, topic text, msgs jsonb[], headers jsonb[], vt timestamptz)
 returns setof bigint
 language plpgsql
@@ -108,7 +108,7 @@ as $$
   select pgmq.send(queue_name, msg, headers, pg_catalog.clock_timestamp() + pg_catalog.make_interval(secs => delay))
 $$;
 
--- Raises unless there are messages, and headers for none or for each. Errors: 22023. Internal.
+-- Raises unless there are messages, and headers for none or for each. Errors: 22023.
 create or replace function pgmq.assert_batch(msgs jsonb[], headers jsonb[])
 returns void
 language plpgsql immutable

@@ -1,26 +1,26 @@
 -- What lies between the log and a read: readings, and how they end. Functions here run inside definer functions that
 -- have asked who calls.
 
--- The lease of pgmb under which a reading holds its messages. Internal.
+-- The lease of pgmb under which a reading holds its messages.
 create or replace function pgmq.lease(reading pgmq.reading)
 returns uuid
 language sql immutable
 as $$
-  select pgmb.lease_of((reading).queue, (reading).claim, (reading).token)
+  select pgmb_internal.lease_of((reading).queue, (reading).claim, (reading).token)
 $$;
 
--- The claim of a reading, if it still holds its messages. Internal.
+-- The claim of a reading, if it still holds its messages.
 create or replace function pgmq.claim_of(reading pgmq.reading)
 returns pgmb.claim
 language sql stable
 as $$
   select c from pgmb.claim c
   where c.queue = (reading).queue and c.id = (reading).claim and c.token = (reading).token and c.state in ('l', 'o')
-    and not pgmb.is_void(c.queue, c.id)
+    and not pgmb_internal.is_void(c.queue, c.id)
 $$;
 
 -- Notes that the newest claim of a queue, which this transaction just made, is a read whose messages come back at vt.
--- ids: those read, where they are not all of the claim. Internal.
+-- ids: those read, where they are not all of the claim.
 create or replace function pgmq.note_reading(queue integer, ids bigint[], vt timestamptz, read_at timestamptz)
 returns void
 language plpgsql
@@ -31,7 +31,7 @@ begin
   select * into claimed from pgmb.claim c where c.queue = note_reading.queue order by c.id desc limit 1;
   if ids is null and claimed.events <> claimed.hi - claimed.lo then
     -- Numbers were left out, by a transaction that rolled back or has not committed yet.
-    ids := array(select e.seq from pgmb.claim_events(claimed) e order by e.seq);
+    ids := array(select e.seq from pgmb_internal.claim_events(claimed) e order by e.seq);
   end if;
   if ids is not null then
     claimed.lo := ids[1] - 1;
@@ -47,7 +47,7 @@ begin
 end $$;
 
 -- Settles a reading with all that it holds. Returns how many messages that settled now; null if another transaction
--- was first. Lock: the row of the reading. Internal.
+-- was first. Lock: the row of the reading.
 create or replace function pgmq.end_reading(reading pgmq.reading)
 returns bigint
 language plpgsql
@@ -62,7 +62,7 @@ begin
 end $$;
 
 -- Moves what readings hold whose vt is not after `upto` to pgmq.parked, where each message has a row. Those that
--- another transaction is settling are left. Internal.
+-- another transaction is settling are left.
 create or replace function pgmq.park_readings(queue pgmq.queue, upto timestamptz)
 returns void
 language plpgsql
@@ -80,16 +80,16 @@ begin
       delete from pgmq.reading r where r.queue = ended.queue and r.lo = ended.lo and r.claim = ended.claim;
       continue;
     end if;
-    continue when held.xid <> pg_current_xact_id() and pgmb.may_be_void(held.queue, held.id);
+    continue when held.xid <> pg_current_xact_id() and pgmb_internal.may_be_void(held.queue, held.id);
     insert into pgmq.parked (queue, msg_id, read_ct, enqueued_at, last_read_at, vt, message, headers)
     select ended.queue, e.seq, 1, e.published_at, ended.read_at, ended.vt, e.payload::jsonb, e.headers::jsonb
-    from pgmb.claim_events(held) e
+    from pgmb_internal.claim_events(held) e
     where e.seq > ended.lo and e.seq <= ended.hi and (ended.ids is null or e.seq = any (ended.ids));
     perform pgmq.end_reading(ended);
   end loop;
 end $$;
 
--- Moves what pgmb itself would try again to pgmq.parked: after a rebase only. Internal.
+-- Moves what pgmb itself would try again to pgmq.parked: after a rebase only.
 create or replace function pgmq.park_retried(queue pgmq.queue)
 returns void
 language sql
@@ -109,7 +109,7 @@ as $$
   on conflict do nothing
 $$;
 
--- Settles the newest claim of a queue, which this transaction just made. Internal.
+-- Settles the newest claim of a queue, which this transaction just made.
 create or replace function pgmq.settle_newest(queue integer)
 returns void
 language plpgsql
@@ -118,10 +118,10 @@ declare
   claimed pgmb.claim;
 begin
   select * into claimed from pgmb.claim c where c.queue = settle_newest.queue order by c.id desc limit 1;
-  perform pgmb.ack(pgmb.lease_of(claimed.queue, claimed.id, claimed.token));
+  perform pgmb.ack(pgmb_internal.lease_of(claimed.queue, claimed.id, claimed.token));
 end $$;
 
--- Whether messages were taken out of the log's way. Internal.
+-- Whether messages were taken out of the log's way.
 create or replace function pgmq.has_passed_over(queue integer)
 returns boolean
 language sql stable
@@ -131,7 +131,7 @@ $$;
 
 -- The next messages of the log, at most `max`, that contain `conditional`. popped: they leave the queue at once;
 -- otherwise they come back at vt. Those passed over leave the log, those that do not contain it go to pgmq.parked,
--- where they may be read at once. Lock: the queue's, as pgmb.receive. Internal.
+-- where they may be read at once. Lock: the queue's, as pgmb.receive.
 create or replace function pgmq.take_fresh(
   queue pgmq.queue, max integer, conditional jsonb, vt timestamptz, read_at timestamptz, popped boolean
 )
@@ -173,10 +173,10 @@ begin
     )
     select coalesce(array_agg(k.msg_id), '{}') into unasked from kept k;
     if popped or cardinality(given) = 0 then
-      perform pgmb.ack(pgmb.lease_of(claimed.queue, claimed.id, claimed.token));
+      perform pgmb.ack(pgmb_internal.lease_of(claimed.queue, claimed.id, claimed.token));
     else
       if cardinality(given) < cardinality(fresh) then
-        perform pgmb.ack(pgmb.lease_of(claimed.queue, claimed.id, claimed.token), left_out || unasked);
+        perform pgmb.ack(pgmb_internal.lease_of(claimed.queue, claimed.id, claimed.token), left_out || unasked);
       end if;
       perform pgmq.note_reading((take_fresh.queue).id, given, take_fresh.vt, take_fresh.read_at);
     end if;
@@ -189,15 +189,15 @@ begin
 end $$;
 
 -- A read in a transaction that stayed open for too long may have been superseded, and others have its messages: then it
--- must not commit. Runs at commit, as pgmb.refuse_void.
+-- must not commit. Runs at commit, as pgmb_internal.refuse_void.
 create or replace function pgmq.refuse_superseded()
 returns trigger
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-  perform pgmb.hold_generation(new.queue);
-  if pgmb.may_be_void(new.queue, new.claim) then
+  perform pgmb_internal.hold_generation(new.queue);
+  if pgmb_internal.may_be_void(new.queue, new.claim) then
     raise exception 'the read was superseded: this transaction stayed open for too long after it'
       using errcode = 'MB011', hint = 'Read in a transaction of its own, or finish within a second.';
   end if;

@@ -65,7 +65,7 @@ end $$;
 
 -- Locks at most `wanted` parked messages that may be read and contain `conditional`, and that no other transaction has
 -- locked: those with the lowest numbers, or where more than a thousand may be read those that waited longest, which
--- costs the same however many wait. Internal.
+-- costs the same however many wait.
 create or replace function pgmq.lock_due(queue pgmq.queue, now timestamptz, conditional jsonb, wanted integer)
 returns bigint[]
 language plpgsql
@@ -89,7 +89,6 @@ begin
 end $$;
 
 -- Whether anything but the log is to be looked at: readings that ended, messages parked, or put back by a rebase.
--- Internal.
 create or replace function pgmq.is_disturbed(queue pgmq.queue, now timestamptz)
 returns boolean
 language plpgsql
@@ -156,7 +155,7 @@ begin
   end loop;
 end $$;
 
--- Whether a read may find something. Takes no lock. Internal.
+-- Whether a read may find something. Takes no lock.
 create or replace function pgmq.has_visible(queue pgmq.queue)
 returns boolean
 language plpgsql
@@ -181,7 +180,7 @@ begin
     'select * from pgmq.read($1, $2, $3, $4)', queue_name, vt, qty, max_poll_seconds, poll_interval_ms, conditional);
 end $$;
 
--- Runs a reading statement until it gives something or the time is over. Internal.
+-- Runs a reading statement until it gives something or the time is over.
 create or replace function pgmq.poll(
   statement text, queue_name text, vt integer, qty integer, max_poll_seconds integer, poll_interval_ms integer,
   conditional jsonb default null

@@ -1,7 +1,7 @@
 -- Deleting, archiving and hiding messages by their numbers, wherever they are: parked, held by a reading, or not read
 -- by anybody yet.
 
--- Those of some messages that nobody has read yet, by a queue's position. Internal.
+-- Those of some messages that nobody has read yet, by a queue's position.
 create or replace function pgmq.unread_of(queue pgmq.queue, at pgmb.claim, numbers bigint[])
 returns bigint[]
 language plpgsql
@@ -19,7 +19,7 @@ begin
 end $$;
 
 -- Takes messages that nobody has read yet out of the log's way and returns their numbers. moved: somebody read one of
--- them meanwhile. Lock: the queue's, if there are any. Internal.
+-- them meanwhile. Lock: the queue's, if there are any.
 create or replace function pgmq.pass_over(queue pgmq.queue, numbers bigint[], out passed bigint[], out moved boolean)
 language plpgsql
 set lock_timeout = '1s'
@@ -34,12 +34,12 @@ begin
   if cardinality(candidates) = 0 then
     return;
   end if;
-  passed := pgmq.unread_of(pass_over.queue, pgmb.lock_queue((pass_over.queue).id), candidates);
+  passed := pgmq.unread_of(pass_over.queue, pgmb_internal.lock_queue((pass_over.queue).id), candidates);
   moved := cardinality(passed) < cardinality(candidates);
   insert into pgmq.passed_over (queue, msg_id) select (pass_over.queue).id, unnest(passed) on conflict do nothing;
 end $$;
 
--- What the log has of messages, as those of a reading, or of none. Internal.
+-- What the log has of messages, as those of a reading, or of none.
 create or replace function pgmq.from_log(queue pgmq.queue, numbers bigint[], reading pgmq.reading)
 returns setof pgmq.message_record
 language plpgsql
@@ -52,7 +52,7 @@ begin
     (from_log.reading).read_at, (from_log.reading).vt;
 end $$;
 
--- The reading that holds exactly these messages, if there is one. Internal.
+-- The reading that holds exactly these messages, if there is one.
 create or replace function pgmq.reading_of(queue integer, numbers bigint[])
 returns pgmq.reading
 language plpgsql
@@ -80,7 +80,7 @@ begin
   if exists (
     select from pgmb.generation n
     where n.queue = held.queue and n.number > held.claim >> 40 and (n.base is not null or n.xmax <> '0'::xid))
-    and pgmb.may_be_void(held.queue, held.claim)
+    and pgmb_internal.may_be_void(held.queue, held.claim)
   then
     return null;
   end if;
@@ -88,7 +88,7 @@ begin
 end $$;
 
 -- Settles the reading that holds exactly these messages. taken: those that were not settled before; null if there is no
--- such reading. Internal.
+-- such reading.
 create or replace function pgmq.take_whole(queue integer, numbers bigint[], out reading pgmq.reading, out taken bigint[])
 language plpgsql
 as $$
@@ -112,7 +112,6 @@ begin
 end $$;
 
 -- Removes messages from a queue, wherever they are, and returns those that were in it; content: with all their columns.
--- Internal.
 create or replace function pgmq.take(queue pgmq.queue, numbers bigint[], content boolean)
 returns setof pgmq.message_record
 language plpgsql
@@ -147,9 +146,9 @@ begin
       if (pgmq.claim_of(held)).id is null then
         continue;
       end if;
-      claimed := pgmb.hold_claim(pgmq.lease(held), 'key share');
+      claimed := pgmb_internal.hold_claim(pgmq.lease(held), 'key share');
       continue when claimed.id is null;
-      settled := pgmb.settle_claim(claimed, settled);
+      settled := pgmb_internal.settle_claim(claimed, settled);
       if content then
         return query select * from pgmq.from_log(take.queue, settled, held);
       else
@@ -175,7 +174,7 @@ begin
   end loop;
 end $$;
 
--- Ends a reading whose messages were all settled one by one. Internal.
+-- Ends a reading whose messages were all settled one by one.
 create or replace function pgmq.end_settled(reading pgmq.reading)
 returns void
 language plpgsql

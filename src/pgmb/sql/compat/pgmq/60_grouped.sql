@@ -2,7 +2,7 @@
 -- while one before it is hidden. Messages without the header are one group. What these read lies in pgmq.parked: one
 -- row a message.
 
--- Moves the next messages of the log to pgmq.parked. Lock: the queue's, as pgmb.receive. Internal.
+-- Moves the next messages of the log to pgmq.parked. Lock: the queue's, as pgmb.receive.
 create or replace function pgmq.park_fresh(queue pgmq.queue, max integer)
 returns void
 language plpgsql
@@ -31,7 +31,7 @@ end $$;
 
 -- Reads at most qty messages by group. manner: 'filled' takes all that it can of one group, then of the next; 'layered'
 -- the first of each, then the second of each; 'heads' the first of each alone. A group belongs to the caller that
--- locked its first message; others pass it over and get the next groups. Internal.
+-- locked its first message; others pass it over and get the next groups.
 create or replace function pgmq.read_by_group(queue_name text, vt integer, qty integer, manner text)
 returns setof pgmq.message_record
 language plpgsql security definer

@@ -38,7 +38,7 @@ begin
   return true;
 end $$;
 
--- The regular expression of a valid pattern. Internal.
+-- The regular expression of a valid pattern.
 create or replace function pgmq.compile_pattern(pattern text)
 returns text
 language sql immutable
@@ -54,7 +54,7 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-  perform pgmb.assert_admin();
+  perform pgmb_internal.assert_admin();
   perform pgmq.validate_topic_pattern(bind_topic.pattern);
   insert into pgmq.topic_bindings (pattern, queue_name, compiled_regex)
   values (bind_topic.pattern, (pgmq.queue_named(bind_topic.queue_name)).queue_name, pgmq.compile_pattern(bind_topic.pattern))
@@ -68,7 +68,7 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-  perform pgmb.assert_admin();
+  perform pgmb_internal.assert_admin();
   if coalesce(unbind_topic.pattern, '') = '' or coalesce(unbind_topic.queue_name, '') = '' then
     raise exception 'pattern and queue_name cannot be NULL or empty' using errcode = '22023';
   end if;
@@ -110,7 +110,7 @@ begin
   where routing_key ~ b.compiled_regex order by b.pattern, b.queue_name;
 end $$;
 
--- The names of the queues that a routing key leads to. Internal.
+-- The names of the queues that a routing key leads to.
 create or replace function pgmq.route(routing_key text)
 returns setof text
 language sql stable

@@ -9,7 +9,7 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-  perform pgmb.assert_admin();
+  perform pgmb_internal.assert_admin();
   if enable_notify_insert.throttle_interval_ms < 0 then
     raise exception 'throttle_interval_ms must be non-negative, got: %', enable_notify_insert.throttle_interval_ms
       using errcode = '22023';
@@ -27,7 +27,7 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-  perform pgmb.assert_admin();
+  perform pgmb_internal.assert_admin();
   delete from pgmq.notify_insert_throttle t
   where t.queue_name = (pgmq.queue_named(disable_notify_insert.queue_name)).queue_name;
 end $$;
@@ -40,7 +40,7 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-  perform pgmb.assert_admin();
+  perform pgmb_internal.assert_admin();
   if update_notify_insert.throttle_interval_ms < 0 then
     raise exception 'throttle_interval_ms must be non-negative, got: %', update_notify_insert.throttle_interval_ms
       using errcode = '22023';

@@ -1,7 +1,7 @@
 -- What is in a queue, counted exactly.
 
 -- The messages that nobody has read yet, at most `max`, in the order of their numbers but for those that committed
--- late. Takes no lock. Internal.
+-- late. Takes no lock.
 create or replace function pgmq.unread(queue pgmq.queue, max bigint default 9223372036854775807)
 returns setof pgmb.event
 language plpgsql
@@ -21,7 +21,7 @@ begin
   last := pgmb.last_seq(q.stream_name);
   if newest.place < newest.upto then
     return query
-    select e.* from pgmb.batch_events(q.stream, newest.done_snapshot, newest.done_seq, newest.done_next,
+    select e.* from pgmb_internal.batch_events(q.stream, newest.done_snapshot, newest.done_seq, newest.done_next,
       newest.batch_snapshot, newest.own, newest.own_seq, newest.place, newest.upto, '', max + more) e
     where not exists (select from pgmq.passed_over o where o.queue = q.id and o.msg_id = e.seq)
     limit max;
@@ -30,8 +30,8 @@ begin
   end if;
   if max > 0 then
     return query
-    select e.* from pgmb.batch_events(q.stream, newest.batch_snapshot, newest.batch_seq, newest.batch_next,
-      pgmb.snapshot(), newest.own, newest.own_seq, 0, last, '', max + more) e
+    select e.* from pgmb_internal.batch_events(q.stream, newest.batch_snapshot, newest.batch_seq, newest.batch_next,
+      pgmb_internal.snapshot(), newest.own, newest.own_seq, 0, last, '', max + more) e
     where not exists (select from pgmq.passed_over o where o.queue = q.id and o.msg_id = e.seq)
     limit max;
     get diagnostics part = row_count;
@@ -40,13 +40,13 @@ begin
   if own is not null and max > 0 then
     return query execute format('select %s from %s e where e.xid = $1 and e.seq + 0 > $2
         and not exists (select from pgmq.passed_over o where o.queue = $3 and o.msg_id = e.seq) limit $4',
-        pgmb.event_columns((select s.salt from pgmb.stream s where s.id = q.stream)), (unread.queue).log)
+        pgmb_internal.event_columns((select s.salt from pgmb.stream s where s.id = q.stream)), (unread.queue).log)
       using own, case when newest.own = own then newest.own_seq else 0 end, q.id, max;
   end if;
 end $$;
 
 -- How many messages nobody has read yet, and when the first and the last of them were sent. As pgmq.unread, but reads
--- no message. Internal.
+-- no message.
 create or replace function pgmq.count_unread(
   queue pgmq.queue, out messages bigint, out oldest timestamptz, out newest timestamptz
 )
@@ -70,13 +70,13 @@ begin
         and (e.xid >= pg_snapshot_xmax($4) or not pg_visible_in_snapshot(e.xid, $4)) %2$s
       union all
       select e.seq, e.published_at
-      from pgmb.batch_events($9, $4, $5, $6, $3, $7, $8, $10, least($2, $5), '''', $1, true) e where $10 < $2
+      from pgmb_internal.batch_events($9, $4, $5, $6, $3, $7, $8, $10, least($2, $5), '''', $1, true) e where $10 < $2
       union all
       select e.seq, e.published_at from %1$s e
       where e.seq > $11 and (e.xid >= pg_snapshot_xmax($3) or not pg_visible_in_snapshot(e.xid, $3)) %2$s
       union all
       select e.seq, e.published_at
-      from pgmb.batch_events($9, $3, $11, $12, pgmb.snapshot(), $7, $8, 0, $11, '''', $1, true) e
+      from pgmb_internal.batch_events($9, $3, $11, $12, pgmb_internal.snapshot(), $7, $8, 0, $11, '''', $1, true) e
       union all
       select e.seq, e.published_at from %1$s e
       where e.xid = pg_current_xact_id_if_assigned() and e.seq + 0 <= $11 %2$s
@@ -89,7 +89,7 @@ begin
     q.stream, at.place, at.batch_seq, at.batch_next, q.id;
 end $$;
 
--- Every message of a queue that somebody read, delayed or hid; bodies: with message and headers. Internal.
+-- Every message of a queue that somebody read, delayed or hid; bodies: with message and headers.
 create or replace function pgmq.touched(queue pgmq.queue, bodies boolean)
 returns setof pgmq.message_record
 language plpgsql
@@ -107,7 +107,7 @@ begin
     return query
     select e.seq, 1, e.published_at, held.read_at, held.vt,
       case when bodies then e.payload::jsonb end, case when bodies then e.headers::jsonb end
-    from pgmq.claim_of(held) c, pgmb.claim_events(c) e
+    from pgmq.claim_of(held) c, pgmb_internal.claim_events(c) e
     where c.id is not null and e.seq > held.lo and e.seq <= held.hi and (held.ids is null or e.seq = any (held.ids));
   end loop;
   return query
@@ -116,7 +116,7 @@ begin
   from pgmb.retry t where t.queue = (touched.queue).id;
 end $$;
 
--- Every message of a queue. Internal.
+-- Every message of a queue.
 create or replace function pgmq.contents(queue pgmq.queue)
 returns setof pgmq.message_record
 language sql

@@ -1,7 +1,7 @@
 -- Rights: nothing for PUBLIC. Who may publish or consume may call what sends or reads; the functions ask about the
 -- queue themselves. What changes queues needs pgmb_admin.
 
--- The functions that each kind of role may call. Internal.
+-- The functions that each kind of role may call.
 create or replace function pgmq.functions_for(kind text)
 returns setof regprocedure
 language sql stable
@@ -21,7 +21,7 @@ as $$
   end)
 $$;
 
--- Lets a role call the functions of some kinds. Internal.
+-- Lets a role call the functions of some kinds.
 create or replace function pgmq.grant_functions(kinds text[], role text)
 returns void
 language plpgsql
@@ -42,7 +42,7 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-  perform pgmb.assert_admin();
+  perform pgmb_internal.assert_admin();
   insert into pgmq.sender (queue, role, role_id)
   values ((pgmq.queue_named(queue_name)).id, grant_send.role, to_regrole(quote_ident(grant_send.role)))
   on conflict on constraint sender_pkey do update set role_id = excluded.role_id;
@@ -57,7 +57,7 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-  perform pgmb.assert_admin();
+  perform pgmb_internal.assert_admin();
   perform pgmb.grant_consume((pgmq.queue_named(queue_name)).stream, role);
   execute format('grant select on pgmq.%I, pgmq.%I to %I', pgmq.format_table_name(queue_name, 'q'),
     pgmq.format_table_name(queue_name, 'a'), role);
