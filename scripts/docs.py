@@ -9,16 +9,17 @@ import re
 import sys
 from pathlib import Path
 
+from pgmb import schema
 from scripts import cli_reference, http_reference
 
 ROOT = Path(__file__).resolve().parent.parent
-SOURCES = ROOT / "src" / "pgmb" / "sql" / "functions"
+SOURCES = ROOT / "src" / "pgmb" / "sql"
 REFERENCE = ROOT / "docs" / "reference"
 
 INTRODUCTION = """\
 # SQL reference
 
-Made from the headers in `src/pgmb/sql/functions` by `make docs`; do not edit. Parameters can be named:
+Made from the headers in `src/pgmb/sql` by `make docs`; do not edit. Parameters can be named:
 `pgmb.publish('order.paid', '{}', delay => '10 minutes')`. Errors have SQLSTATEs of their own class, `MB…`,
 listed in `pgmb.errors`, and carry a hint. [Isolation levels](../explanation/isolation.md) lists the functions
 that need READ COMMITTED and raise MB029 in a stricter transaction.
@@ -82,7 +83,7 @@ def views(text: str) -> list[str]:
 
 def render() -> str:
     parts = [INTRODUCTION]
-    sources = sorted(SOURCES.glob("*.sql"))
+    sources = [SOURCES / path for path in schema.manifest() if not path.endswith("/tables.sql")]
     for path in sources:
         text = path.read_text()
         entries = functions(text) + views(text)

@@ -17,7 +17,6 @@ from pgmb.errors import InvalidArgument, SchemaVersionError, translated
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
-    from importlib.resources.abc import Traversable
 
 VERSION = 1
 """The schema version that this package installs and works with."""
@@ -32,6 +31,8 @@ LOOK = "select version, pg_backend_pid() from pgmb.installation"
 COMPATIBLE = ("pgmq",)
 """Whose functions can be installed beside our own: each in a schema of its name."""
 
+_ON_REQUEST = tuple(f"compat/{name}/" for name in COMPATIBLE)
+
 
 def emit(compat: Sequence[str] = ()) -> str:
     """The script that installs the schema into an empty database, or upgrades the one that is there."""
@@ -41,12 +42,13 @@ def emit(compat: Sequence[str] = ()) -> str:
 def _body(compat: Sequence[str]) -> str:
     if unknown := set(compat) - set(COMPATIBLE):
         raise InvalidArgument(f"no compatible schema is named {', '.join(sorted(unknown))}")
+    ours = [path for path in manifest() if not path.startswith(_ON_REQUEST)]
     return "\n".join(
         (
             _HEADER.format(version=VERSION),
             _guarded(
                 "to_regnamespace('pgmb') is null",
-                *_read("tables"),
+                *_read(_tables(ours)),
                 "insert into pgmb.installation (version, system_identifier) "
                 f"select {VERSION}, c.system_identifier from pg_control_system() c;",
             ),
@@ -58,9 +60,7 @@ def _body(compat: Sequence[str]) -> str:
                 )
                 for number, text in _migrations()
             ),
-            *_read("functions"),
-            (_SQL / "grants.sql").read_text(),
-            (_SQL / "matcher.sql").read_text(),
+            *_read(_functions(ours)),
             *(step for name in COMPATIBLE for step in _compat(name, name in compat)),
         )
     )
@@ -68,10 +68,12 @@ def _body(compat: Sequence[str]) -> str:
 
 def _compat(name: str, wanted: bool) -> list[str]:
     """The steps that install a compatible schema if it is wanted, and upgrade it where it is."""
-    tables, *functions, unqualified = _read(f"compat/{name}")
+    theirs = [path for path in manifest() if path.startswith(f"compat/{name}/")]
+    tables = _read(_tables(theirs))
+    *functions, unqualified = _read(_functions(theirs))
     present = f"to_regclass('{name}.installation') is not null"
     return [
-        *([_FOREIGN.format(name=name), _guarded(f"not ({present})", tables)] if wanted else []),
+        *([_FOREIGN.format(name=name), _guarded(f"not ({present})", *tables)] if wanted else []),
         _guarded(present, *functions),
         _guarded(f"{present} and has_schema_privilege(to_regnamespace('public'), 'create')", unqualified),
     ]
@@ -187,15 +189,22 @@ def _guarded(condition: str, *statements: str) -> str:
     )
 
 
-def _sorted(folder: str) -> list[Traversable]:
-    return sorted(
-        (entry for entry in (_SQL / folder).iterdir() if entry.name.endswith(".sql")),
-        key=lambda entry: entry.name,
-    )
+def manifest() -> list[str]:
+    """The files of the schema, in the order in which `sql/manifest.txt` lists them."""
+    lines = (_SQL / "manifest.txt").read_text().splitlines()
+    return [line.split()[0] for line in lines if line and not line.startswith("#")]
 
 
-def _read(folder: str) -> list[str]:
-    return [entry.read_text() for entry in _sorted(folder)]
+def _tables(paths: Sequence[str]) -> list[str]:
+    return [path for path in paths if path.endswith("/tables.sql")]
+
+
+def _functions(paths: Sequence[str]) -> list[str]:
+    return [path for path in paths if not path.endswith("/tables.sql")]
+
+
+def _read(paths: Sequence[str]) -> list[str]:
+    return [_SQL.joinpath(*path.split("/")).read_text() for path in paths]
 
 
 def _migrations() -> list[tuple[int, str]]:
@@ -205,7 +214,8 @@ def _migrations() -> list[tuple[int, str]]:
     """
     if not (_SQL / "migrations").is_dir():
         return []
-    return [(int(entry.name.split("_")[0]), entry.read_text()) for entry in _sorted("migrations")]
+    found = [entry for entry in (_SQL / "migrations").iterdir() if entry.name.endswith(".sql")]
+    return sorted((int(entry.name.split("_")[0]), entry.read_text()) for entry in found)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterator
-from importlib.resources import files
+from importlib.resources import as_file, files
 from typing import Any
 
 import psycopg
@@ -267,15 +267,25 @@ def test_every_function_compiles(dsn: str) -> None:
             connection.execute(definition)
 
 
+def test_the_manifest_lists_every_file_once_with_a_reason() -> None:
+    """A file that it does not list is not installed."""
+    with as_file(files("pgmb") / "sql") as root:
+        found = sorted(path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file())
+        lines = (root / "manifest.txt").read_text().splitlines()
+    listed = [line.split(maxsplit=1) for line in lines if line and not line.startswith("#")]
+    assert all(len(entry) == 2 for entry in listed), "each line is a file and what it holds"
+    expected = sorted(["manifest.txt", *(path for path, _ in listed)])
+    assert [path for path in found if not path.startswith("migrations/")] == expected
+    assert schema.manifest() == [path for path, _ in listed]
+
+
 def test_file_names_follow_the_policy() -> None:
-    """ls sql/ is the architecture: NN_noun.sql in reading order, NNNN_what.sql for each version from 2."""
+    """ls sql/ is the architecture: a folder for each subject, NNNN_what.sql for each version from 2."""
+    paths = schema.manifest()
+    assert len(paths) > 50
+    word = r"[a-z]+(?:_[a-z]+)*"
+    assert [path for path in paths if not re.fullmatch(rf"(compat/)?{word}/{word}\.sql", path)] == []
     root = files("pgmb") / "sql"
-    for folder in ("tables", "functions"):
-        names = sorted(entry.name for entry in (root / folder).iterdir())
-        assert names
-        assert all(re.fullmatch(r"\d\d_[a-z]+(_[a-z]+)*\.sql", name) for name in names), names
-        numbers = [name[:2] for name in names]
-        assert len(numbers) == len(set(numbers)), "two files of one number have no order"
     found = (root / "migrations").iterdir() if (root / "migrations").is_dir() else []
     migrations = sorted(found, key=lambda entry: entry.name)
     names = [entry.name for entry in migrations]
@@ -285,19 +295,13 @@ def test_file_names_follow_the_policy() -> None:
         assert not re.search(r"create\s+(or\s+replace\s+)?function", entry.read_text(), re.IGNORECASE), (
             f"{entry.name} restates a function; all functions are applied after the migrations"
         )
-    strays = [
-        entry.name
-        for entry in root.iterdir()
-        if entry.name not in ("tables", "functions", "migrations", "compat", "grants.sql", "matcher.sql")
-    ]
-    assert strays == []
 
 
 def test_no_function_is_defined_twice() -> None:
     """A later file must not redefine what an earlier one said."""
     found: list[str] = []
-    for entry in sorted((files("pgmb") / "sql" / "functions").iterdir(), key=lambda e: e.name):
-        text = entry.read_text()
+    for path in schema.manifest():
+        text = (files("pgmb") / "sql").joinpath(*path.split("/")).read_text()
         found += [
             " ".join(match.split())
             for match in re.findall(

@@ -47,8 +47,11 @@ def next_version(folder: Path) -> Path:
     made = folder / "sql"
     with as_file(files("pgmb") / "sql") as ours:
         shutil.copytree(ours, made)
-    (made / "tables" / "99_extra.sql").write_text(TABLES)
-    (made / "functions" / "99_extra.sql").write_text(_FUNCTION)
+    (made / "extra").mkdir()
+    (made / "extra" / "tables.sql").write_text(TABLES)
+    (made / "extra" / "extra.sql").write_text(_FUNCTION)
+    with (made / "manifest.txt").open("a") as manifest:
+        manifest.write("extra/tables.sql what version 2 adds\nextra/extra.sql what counts it\n")
     add_migration(made, schema.VERSION + 1, TABLES + _DROPS)
     return made
 

@@ -1,4 +1,4 @@
--- Publishing from many tasks at once, as Spark's sink does: each writes into a stage, and one call publishes all stages
+-- Publishing from many tasks. Each task writes into a stage, as those of Spark's sink do; one call publishes all stages
 -- and notes their version in the ledger, in one transaction.
 
 -- An application's line in the ledger, which is made, and locked to the end of the transaction. Waits for whoever holds

@@ -1,5 +1,5 @@
--- Looking through the log and the dead letters, newest first. Every call looks at a bounded number of rows and says where
--- it stopped, so that a search that finds little goes on from there instead of reading a large log in one go.
+-- Browsing. The log and the dead letters, newest first. Every call looks at a bounded number of rows and returns where it
+-- stopped, so that a search that finds little goes on from there instead of reading a large log in one call.
 
 -- The newest events of a stream that match: {events, looked, next}. Each event comes with the beginning of its payload
 -- and how many bytes it has. At most `max` (200) events are returned and `look` (100000) are looked at; `next`, unless

@@ -1,5 +1,5 @@
--- Views of messages: all of stream main in pgmb.messages, and for each queue that `create` made one of what it has not
--- acknowledged and one of its dead letters.
+-- Views of messages: as fraruiz/pgmb has them. pgmb.messages shows stream main; each queue that `create` made has a view
+-- of its unacknowledged messages and one of its dead letters.
 
 -- Some json as jsonb, or as a string that holds its text where jsonb cannot hold it (\u0000, numbers out of range).
 create or replace function pgmb.as_jsonb(document json)

@@ -1,5 +1,5 @@
--- Tasks that publish directly, each in a transaction of its own that notes the task. What such a run leaves undone is
--- finished through stages (pgmb.publish_tasks).
+-- Tasks that publish directly. Each publishes in a transaction of its own that notes the task. A run that leaves tasks
+-- undone is finished through stages (pgmb.publish_tasks).
 
 -- Says how a task of a version is to publish in this run: 'published' not at all, the application has come further
 -- already; 'direct' by claim_task; 'staged' by claim_stage and publish_tasks, because tasks of an earlier run published

@@ -114,10 +114,3 @@ create table pgmb.attempt (
 create index attempt_endpoint on pgmb.attempt (endpoint, id);
 create index attempt_at on pgmb.attempt (at);
 create index attempt_event on pgmb.attempt (event_id);
-
--- The views that show a queue's messages: pgmb.<queue>_queue and the like (pgmb_internal.create_queue_views).
-create table pgmb.queue_view (
-  queue integer not null references pgmb.queue on delete cascade,
-  name name not null unique,
-  primary key (queue, name)
-);

@@ -27,22 +27,6 @@ begin
   return registered;
 end $$;
 
--- Refuses what is not a plain http or https URL. Whether its host may be reached is asked when it is. Errors: MB005.
-create or replace function pgmb_internal.assert_url(url text)
-returns void
-language plpgsql immutable
-as $$
-begin
-  if url is null or length(url) > 2000
-    -- A host, or an IPv6 address in brackets; a port; and no blank, control character or backslash anywhere.
-    or url !~* '^https?://([^][\x01-\x20\x7f/?#@:\\"<>]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?([/?#][^\x01-\x20\x7f\\"<>]*)?$'
-    or coalesce(substring(url from '^[^/]*//(?:\[[^]]*\]|[^][/?#:]*):([0-9]+)')::integer, 1) not between 1 and 65535
-  then
-    raise exception 'not a URL of an endpoint: %', coalesce(quote_literal(left(url, 100)), 'null') using errcode = 'MB005',
-      hint = 'http://host/path or https://host:port/path, without a user and a password, of at most 2000 characters.';
-  end if;
-end $$;
-
 -- Creates a queue on stream main that feeds a worker, and returns its id; with it the views pgmb.<name>_queue and
 -- pgmb.<name>_dead_letter_queue. A queue of that name and pattern gets this worker and these retries and keeps its id.
 --   binding_key   an AMQP pattern: in order.* the * is one word, in order.# the # is any number of words

@@ -1,4 +1,4 @@
--- Filters for readers without a queue.
+-- Filtered reading: between two positions, without a queue.
 
 -- What `between` gives, by fields and a filter as create_queue takes them: a page of at most `max` events, of which
 -- those that do not pass come as their seq alone, so that a page costs the same whatever passes. Without positions

@@ -48,3 +48,31 @@ create table pgmb.segment (
 create table pgmb.history (
   stream integer primary key references pgmb.stream on delete cascade
 );
+
+-- Events published with a delay wait here, however long, and enter the log when due.
+
+create table pgmb.delayed (
+  id uuid not null,
+  stream text not null,
+  due_at timestamptz not null,
+  topic pgmb.event_topic not null,
+  key pgmb.event_key,
+  payload json not null,
+  headers json
+) with (autovacuum_vacuum_scale_factor = 0.02, vacuum_truncate = false);
+create index delayed_due on pgmb.delayed (stream, due_at);
+create index delayed_id on pgmb.delayed (id);
+alter table pgmb.delayed enable row level security;
+
+-- Deduplication keys: a publish under one that is remembered returns the first event's id and publishes
+-- nothing.
+
+create table pgmb.dedup (
+  stream text not null,
+  key text not null check (length(key) between 1 and 500),
+  id uuid not null,
+  expires_at timestamptz not null,
+  primary key (stream, key)
+) with (autovacuum_vacuum_scale_factor = 0.02);
+create index dedup_expiry on pgmb.dedup (expires_at);
+alter table pgmb.dedup enable row level security;
