@@ -24,9 +24,27 @@ def run(folder: Path, *arguments: str, **environment: str) -> subprocess.Complet
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PGMB", "PYTEST"))}
     path = os.pathsep.join([str(ROOT / "src"), str(folder)])
     return subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "pytest_pgmb", "-p", "no:cacheprovider", *arguments],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "pytest_asyncio.plugin",
+            "-p",
+            "pytest_pgmb",
+            *arguments,
+        ],
         cwd=folder,
-        env={**inherited, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", **environment},
+        # Importing the other plugins that are installed here takes longer than most of these runs.
+        env={
+            **inherited,
+            "PYTHONPATH": path,
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+            "PYTEST_ADDOPTS": "-p no:cacheprovider",
+            **environment,
+        },
         capture_output=True,
         text=True,
         check=False,
