@@ -28,9 +28,9 @@ def read(connection: psycopg.Connection[Any], vt: int = 600, qty: int = 1000) ->
 
 
 def rotated(connection: psycopg.Connection[Any]) -> None:
-    before = ask(connection, "select pgmb.last_seq('pgmq.q') >> 40")
+    before = ask(connection, "select pgmb_internal.last_seq('pgmq.q') >> 40")
     deadline = time.monotonic() + 60
-    while ask(connection, "select pgmb.last_seq('pgmq.q') >> 40") == before:
+    while ask(connection, "select pgmb_internal.last_seq('pgmq.q') >> 40") == before:
         ask(connection, "select pgmb.rotate('pgmq.q')")
         assert time.monotonic() < deadline
 

@@ -106,8 +106,8 @@ def test_values_that_collide_under_a_32_bit_hash_stay_distinct(db: Connection) -
     for one, other in pairs:
         assert rows(db, "select topic, key, payload from pgmb.receive(%s)", one) == [(one, one, 1)]
         assert rows(db, "select topic, key, payload from pgmb.receive(%s)", other) == [(other, other, 2)]
-        assert value(db, "select pgmb.last_seq(%s)", one) == 1
-        assert value(db, "select pgmb.last_seq(%s)", other) == 0
+        assert value(db, "select pgmb_internal.last_seq(%s)", one) == 1
+        assert value(db, "select pgmb_internal.last_seq(%s)", other) == 0
 
 
 def test_queues_are_locked_by_identity_not_by_hash(sessions: Sessions) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from pgmb._async.broker import AsyncBroker
 
-_LAST_NUMBERS = "select name, pgmb.last_seq(name) from pgmb.stream"
+_LAST_NUMBERS = "select stream, last from pgmb.last_numbers()"
 
 
 class Ticker:

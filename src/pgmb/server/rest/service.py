@@ -12,10 +12,7 @@ from pgmb.server.context import Context
 from pgmb.server.rest.waiting import LongPolls
 
 _MOST_REMEMBERED: Final = 10_000
-_QUEUE_OF: Final = (
-    "select coalesce(head.name, q.name) from pgmb.queue q left join pgmb.queue head on head.id = q.lane_of"
-    " where q.id = %s"
-)
+_QUEUE_OF: Final = "select pgmb.queue_of(%s)"
 
 
 class LeaseQueues:
@@ -29,8 +26,7 @@ class LeaseQueues:
         """Refuses a lease of another queue just as one that never was: nobody learns whether it is there."""
         name = self._names.get(lease.bytes[:3])
         if name is None:
-            found = await rows(self._broker, _QUEUE_OF, (int.from_bytes(lease.bytes[:3]),))
-            name = found[0][0] if found else None
+            name = (await rows(self._broker, _QUEUE_OF, (lease,)))[0][0]
             if name is not None:
                 if len(self._names) >= _MOST_REMEMBERED:
                     self._names.clear()

@@ -28,7 +28,7 @@ begin
   -- Not FOR UPDATE: a tick in an open transaction holds the row's key.
   select * into rotated from pgmb.stream s where s.name = rotate.stream for no key update;
   perform pgmb_internal.note_writers(rotated);
-  newest_seq := pgmb.last_seq(rotate.stream);
+  newest_seq := pgmb_internal.last_seq(rotate.stream);
   current_number := newest_seq >> 40;
   select * into next_one from pgmb.segment s where s.stream = rotated.id and s.number = current_number + 1;
   if not next_one.writers && pgmb_internal.log_writers(log::regclass) then
@@ -352,7 +352,7 @@ begin
   perform pgmb.seal(s.name) from pgmb.stream s;
   for maintained in select * from pgmb.stream loop
     perform pgmb_internal.release_due(maintained.name, clock_timestamp(), 100000);
-    newest_seq := pgmb.last_seq(maintained.name);
+    newest_seq := pgmb_internal.last_seq(maintained.name);
     -- The current segment opened when the one before it was closed.
     select coalesce(max(g.closed_at), maintained.created_at) into opened_at
     from pgmb.segment g where g.stream = maintained.id and g.number = (newest_seq >> 40) - 1;

@@ -28,7 +28,7 @@ begin
   end if;
   for s in select * from pgmb.stream order by id loop
     execute format('lock table pgmb.%I in share row exclusive mode', 'log_' || s.name);
-    last := pgmb.last_seq(s.name);
+    last := pgmb_internal.last_seq(s.name);
     for q in select * from pgmb.queue where stream = s.id order by id loop
       select * into newest from pgmb.claim c where c.queue = q.id order by c.id desc limit 1;
       -- What was leased goes to be tried again; so does what the position had not passed below its place.

@@ -28,7 +28,7 @@ begin
   perform pgmb_internal.assert_reader(newest.stream);
   newest."position" := (select t."position" from pgmb.newest_tick(newest.stream) t);
   -- Second: what the position holds drew its numbers before.
-  newest.last := pgmb.last_seq(newest.stream);
+  newest.last := pgmb_internal.last_seq(newest.stream);
 end $$;
 
 -- Divides the events between two positions with after_seq < seq <= last into parts of about `size` numbers, at least

@@ -1,11 +1,20 @@
 -- Positions: taking them, naming them by ticks, and reading the events between two of them.
 
--- The last number that the sequence of a stream gave, 0 before the first. Called by the ticker. Support.
-create or replace function pgmb.last_seq(stream text)
+-- The last number that the sequence of a stream gave, 0 before the first.
+create or replace function pgmb_internal.last_seq(stream text)
 returns bigint
 language sql volatile
 as $$
   select coalesce(pg_sequence_last_value(format('pgmb.%I', 'seq_' || stream)::regclass), 0)
+$$;
+
+-- The last number that the sequence of each stream gave, 0 before the first. Called by the ticker. Support.
+create or replace function pgmb.last_numbers(out stream text, out last bigint)
+returns setof record
+language sql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+  select s.name, pgmb_internal.last_seq(s.name) from pgmb.stream s
 $$;
 
 -- Whether the log's transaction ids are this cluster's: it is the same one, or pg_upgrade made it of the same files.
@@ -89,7 +98,7 @@ begin
   if pg_current_xact_id_if_assigned() is null then
     -- The order is the guarantee: the sequence, then an xid of our own. A transaction with a higher xid draws higher
     -- numbers, and so does this transaction itself.
-    taken.seq := pgmb.last_seq(take_position.stream);
+    taken.seq := pgmb_internal.last_seq(take_position.stream);
     taken.next := (pg_current_xact_id()::text::bigint - 1)::text::xid8;
   else
     -- Our xid is older than the numbers given out since: keep the newest tick's pair, a longer walk.
@@ -121,7 +130,7 @@ declare
   finished bigint;
 begin
   select * into newest from pgmb.tick t where t.stream = stream_number order by t.id desc limit 1;
-  made := newest.id is null or pgmb.last_seq(make_tick.stream) > (newest.position).seq or exists (
+  made := newest.id is null or pgmb_internal.last_seq(make_tick.stream) > (newest.position).seq or exists (
     select from pgmb_internal.batch_events(stream_number, (newest.position).snapshot, (newest.position).seq,
       (newest.position).next, pg_current_snapshot(), null, null, 0, (newest.position).seq, '', 1));
   if not made then

@@ -52,7 +52,7 @@ set enable_bitmapscan = off
 as $$
 declare
   newest pgmb.claim;
-  last bigint := pgmb.last_seq((queue).stream_name);
+  last bigint := pgmb_internal.last_seq((queue).stream_name);
   consumed pg_snapshot;
   place bigint;
   retries bigint;
@@ -113,7 +113,7 @@ begin
     -- A session that found room need not look again before that many numbers are gone. It could set this itself, and so
     -- the note is signed.
     room := current_setting('pgmb.room_' || capped.id, true);
-    last := pgmb.last_seq(capped.stream_name);
+    last := pgmb_internal.last_seq(capped.stream_name);
     continue when split_part(room, '/', 1) = capped.max_length::text
       and split_part(room, '/', 3) = md5(concat_ws('/', secret, capped.uid, capped.max_length, split_part(room, '/', 2)))
       and split_part(room, '/', 2)::bigint > last;

@@ -178,7 +178,7 @@ begin
       base.done_seq := base.batch_seq;
       base.done_next := base.batch_next;
       base.batch_snapshot := pgmb_internal.snapshot();
-      base.upto := greatest(pgmb.last_seq(q.stream_name), base.done_seq);
+      base.upto := greatest(pgmb_internal.last_seq(q.stream_name), base.done_seq);
       base.place := 0;
       pending := pending or base.upto - base.done_seq >= 64;
       if not pgmb_internal.has_stragglers(q.stream, base.done_snapshot, base.done_next, base.batch_snapshot, 0, base.done_seq) then

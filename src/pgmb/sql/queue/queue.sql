@@ -358,6 +358,19 @@ as $$
   from pgmb_internal.queue_for_consumer(queue) q join pgmb.stream s on s.id = q.stream
 $$;
 
+-- The name of the queue that a lease belongs to, null if the queue was dropped. Called by the HTTP server. Errors: 42501.
+-- Support.
+create or replace function pgmb.queue_of(lease uuid)
+returns text
+language plpgsql stable security definer
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  perform pgmb_internal.assert_consumer(pgmb_internal.lease_queue(lease), null);
+  return (select coalesce(head.name, q.name) from pgmb.queue q left join pgmb.queue head on head.id = q.lane_of
+    where q.id = pgmb_internal.lease_queue(lease));
+end $$;
+
 -- Stops delivery: receive returns nothing until resume. Leases in flight can still be settled.
 create or replace function pgmb.pause(queue text, reason text default null)
 returns void

@@ -63,7 +63,7 @@ returns pgmb.claim
 language plpgsql
 as $$
 declare
-  last bigint := pgmb.last_seq((queue).stream_name);
+  last bigint := pgmb_internal.last_seq((queue).stream_name);
   present pg_snapshot := pgmb_internal.snapshot();
   fresh record;
   older record;

@@ -52,7 +52,7 @@ begin
     end if;
   end if;
 
-  upper := coalesce(browse.before, pgmb.last_seq(asked.name) + 1);
+  upper := coalesce(browse.before, pgmb_internal.last_seq(asked.name) + 1);
   if browse.until is not null then
     upper := least(upper, coalesce((
       select (t.position).seq + 1 from pgmb.tick t

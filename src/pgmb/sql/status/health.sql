@@ -30,7 +30,7 @@ begin
   perform pgmb_internal.assert_admin();
   for s in select * from pgmb.stream order by name loop
     stream := s.name;
-    last := pgmb.last_seq(s.name);
+    last := pgmb_internal.last_seq(s.name);
     select clock_timestamp() - min(g.closed_at) filter (where g.sealed_at is null),
       clock_timestamp() - min(g.sealed_at) filter (where s.archive and g.archived_at is null),
       clock_timestamp() - (coalesce(max(g.closed_at), s.created_at) + s.rotate_every)
@@ -69,7 +69,7 @@ begin
       end if;
       if first is null then
         select e.published_at into first from pgmb_internal.batch_events(q.stream, newest.batch_snapshot, newest.batch_seq,
-          newest.batch_next, pgmb_internal.snapshot(), newest.own, newest.own_seq, 0, pgmb.last_seq(q.stream_name), asked, 1) e;
+          newest.batch_next, pgmb_internal.snapshot(), newest.own, newest.own_seq, 0, pgmb_internal.last_seq(q.stream_name), asked, 1) e;
       end if;
       return first;
     exception when others then

@@ -10,7 +10,7 @@ set search_path = pg_catalog, pg_temp
 as $$
 declare
   asked integer := pgmb.stream_id(stream_segments.stream);
-  last bigint := pgmb.last_seq(stream_segments.stream);
+  last bigint := pgmb_internal.last_seq(stream_segments.stream);
   due integer[];
 begin
   perform pgmb_internal.assert_admin();
@@ -101,7 +101,7 @@ begin
     'streams', (
       select coalesce(json_agg(json_build_object('stream', s.name, 'last', now.last,
         'published', pgmb_internal.numbers_between(s.id, coalesce((seen ->> s.name)::bigint, now.last), now.last)) order by s.name), '[]')
-      from pgmb.stream s cross join lateral (select pgmb.last_seq(s.name) last) now),
+      from pgmb.stream s cross join lateral (select pgmb_internal.last_seq(s.name) last) now),
     'queues', (
       select coalesce(json_agg(json_build_object('queue', q.queue, 'stream', q.stream, 'patterns', q.patterns,
         'paused', q.paused_at is not null, 'reason', q.paused_reason, 'waiting', q.waiting,

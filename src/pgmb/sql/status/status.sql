@@ -69,7 +69,7 @@ begin
     exception when insufficient_privilege then
       continue;
     end;
-    last := pgmb.last_seq(q.stream_name);
+    last := pgmb_internal.last_seq(q.stream_name);
     queue := q.name;
     stream := q.stream_name;
     patterns := q.patterns;
@@ -119,13 +119,13 @@ declare
 begin
   for s in select * from pgmb.stream order by name loop
     stream := s.name;
-    select count(*) filter (where g.number <= pgmb.last_seq(s.name) >> 40 and g.dropped_at is null),
+    select count(*) filter (where g.number <= pgmb_internal.last_seq(s.name) >> 40 and g.dropped_at is null),
       count(*) filter (where g.closed_at is not null and g.sealed_at is null),
       count(*) filter (where s.archive and g.sealed_at is not null and g.archived_at is null),
       sum(pg_total_relation_size(to_regclass(format('pgmb.segment_%s_%s', g.stream, g.number))))
     into segments, unsealed, unarchived, bytes
     from pgmb.segment g where g.stream = s.id;
-    events := pgmb_internal.numbers_between(s.id, 0, pgmb.last_seq(s.name));
+    events := pgmb_internal.numbers_between(s.id, 0, pgmb_internal.last_seq(s.name));
     select count(*) into delayed from (select from pgmb.delayed d where d.stream = s.name limit 10000) counted;
     select pgmb_internal.numbers_between(s.id, (old.position).seq, (new.position).seq)
       / nullif(extract(epoch from new.at - old.at), 0), clock_timestamp() - new.at
@@ -213,7 +213,7 @@ begin
     exception when insufficient_privilege then
       continue;
     end;
-    last := pgmb.last_seq(s.name);
+    last := pgmb_internal.last_seq(s.name);
     for r in select * from pgmb.reader known where known.stream = s.id order by known.name loop
       reader := r.name;
       stream := s.name;
@@ -289,7 +289,7 @@ declare
 begin
   for q in select * from pgmb_internal.lanes_for_consumer(queue) loop
     select * into newest from pgmb.claim c where c.queue = q.id order by c.id desc limit 1;
-    last := pgmb.last_seq(q.stream_name);
+    last := pgmb_internal.last_seq(q.stream_name);
     begin
       if pgmb_internal.needs_timeout(q) then
         perform pgmb_internal.assert_timeout();

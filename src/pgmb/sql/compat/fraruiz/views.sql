@@ -80,7 +80,7 @@ begin
   -- Stable: claims, settlements and retries are read by one snapshot, so that a message on its way is met once.
   for q in select * from pgmb_internal.lanes_for_consumer(pending_messages.queue) loop
     select * into newest from pgmb.claim c where c.queue = q.id order by c.id desc limit 1;
-    last := pgmb.last_seq(q.stream_name);
+    last := pgmb_internal.last_seq(q.stream_name);
     if pgmb_internal.needs_timeout(q) then
       perform pgmb_internal.assert_timeout();
     end if;

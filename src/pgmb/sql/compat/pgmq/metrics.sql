@@ -18,7 +18,7 @@ begin
   max := least(max, 9223372036854775807 - more);
   select * into q from pgmb.queue where id = (unread.queue).id;
   select * into newest from pgmb.claim c where c.queue = q.id order by c.id desc limit 1;
-  last := pgmb.last_seq(q.stream_name);
+  last := pgmb_internal.last_seq(q.stream_name);
   if newest.place < newest.upto then
     return query
     select e.* from pgmb_internal.batch_events(q.stream, newest.done_snapshot, newest.done_seq, newest.done_next,
@@ -146,7 +146,7 @@ set search_path = pg_catalog, pg_temp
 as $$
 declare
   asked pgmq.queue := pgmq.queue_for_reader(metrics.queue_name);
-  last bigint := pgmb.last_seq(asked.stream);
+  last bigint := pgmb_internal.last_seq(asked.stream);
   counted pgmq.metrics_result;
 begin
   select asked.queue_name, t.messages + u.messages,
