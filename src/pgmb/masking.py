@@ -1,4 +1,4 @@
-"""What is shown of urls and headers that may hold secrets. No I/O."""
+"""What is shown of text that may hold secrets, or control characters. No I/O."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ _URL: Final = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 _PLAIN_SEGMENT: Final = re.compile(r"[A-Za-z._-]{0,20}|v\d{1,2}")
+_CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _SECRET_NAME: Final = re.compile(r"auth|cookie|token|secret|key|pass|signature|credential", re.IGNORECASE)
 
 
@@ -30,3 +31,15 @@ def masked_url(url: str) -> str:
 def is_secret(header: str) -> bool:
     """Whether a header of this name commonly holds a secret."""
     return _SECRET_NAME.search(header) is not None
+
+
+def printable(text: str) -> str:
+    """Text that cannot move the cursor or change colours: control characters are written out."""
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def printable_json(document: str) -> str:
+    """The same document without control characters. JSON has line ends and tabs between its tokens only, and
+    all others in strings only, where they may be written as escapes.
+    """
+    return _CONTROL.sub(lambda found: " " if found[0] in "\t\r\n" else f"\\u{ord(found[0]):04x}", document)

@@ -30,7 +30,7 @@ ATTACKERS: dict[str, tuple[str, ...]] = {
     "http-key": ("adversary/test_http_keys.py", "server/rest/test_scopes.py"),
     "foreign-site": ("adversary/test_foreign_site.py",),
     "webhook-receiver": ("adversary/test_webhook_receiver.py",),
-    "payload-author": ("server/dashboard/test_pages.py",),
+    "payload-author": ("adversary/test_payload_author.py",),
 }
 TESTS = Path(__file__).parents[1]
 

@@ -10,6 +10,8 @@ from typing import Any
 
 import msgspec
 
+from pgmb.masking import printable, printable_json
+
 TEXT = "%(asctime)s %(levelname)s %(message)s"
 
 
@@ -33,11 +35,20 @@ class JsonLines(logging.Formatter):
             line |= fields
         if record.exc_info:
             line["error"] = self.formatException(record.exc_info)
-        return msgspec.json.encode(line, enc_hook=str).decode()
+        return printable_json(msgspec.json.encode(line, enc_hook=str).decode())
 
 
-def configure(form: LogFormat = LogFormat.TEXT) -> None:
+class TextLines(logging.Formatter):
+    """Further lines of a record are indented and control characters written out: what a record quotes from an
+    event cannot look like another record, nor change the terminal.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        return "\n  ".join(map(printable, super().format(record).split("\n")))
+
+
+def configure(form: LogFormat = LogFormat.TEXT, text: str = TEXT) -> None:
     """Have the process log to stderr in this form. For programs, not for applications that mount ours."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonLines() if form is LogFormat.JSON else logging.Formatter(TEXT))
+    handler.setFormatter(JsonLines() if form is LogFormat.JSON else TextLines(text))
     logging.basicConfig(level=logging.INFO, handlers=[handler])

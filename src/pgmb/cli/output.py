@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -13,11 +12,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from pgmb import masking
 from pgmb.cli import durations
 
 # Where the output goes to a file or a pipe there is no width to fit into.
 _ENDLESS = 100_000
-_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+printable = masking.printable
 
 
 def fail(message: str, hint: str | None, code: int = 1) -> NoReturn:
@@ -41,8 +42,13 @@ def line(text: str) -> None:
 
 
 def json(value: Any) -> None:
-    """One line of JSON in UTF-8, times and durations as ISO 8601 has them."""
-    encoded = msgspec.json.encode(value) + b"\n"
+    """One line of JSON in UTF-8, times and durations as ISO 8601 has them; to a terminal without control
+    characters.
+    """
+    encoded = msgspec.json.encode(value)
+    if sys.stdout.isatty():
+        encoded = masking.printable_json(encoded.decode()).encode()
+    encoded += b"\n"
     binary = getattr(sys.stdout, "buffer", None)
     if binary is None:
         sys.stdout.write(encoded.decode())
@@ -50,11 +56,6 @@ def json(value: Any) -> None:
         sys.stdout.flush()
         binary.write(encoded)
     sys.stdout.flush()
-
-
-def printable(text: str) -> str:
-    """Text that cannot move the cursor or change colours: control characters are written out."""
-    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def console() -> Console:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import sys
 from typing import Annotated
@@ -14,7 +13,7 @@ import typer
 from pgmb import schema
 from pgmb.app import App, loading, running
 from pgmb.app.processes import HOPELESS, PARENT_PIPE, supervise
-from pgmb.cli import output, worker_metrics
+from pgmb.cli import logs, output, worker_metrics
 from pgmb.errors import InvalidArgument
 
 _DSN = "PGMB_WORK_DSN"
@@ -50,7 +49,7 @@ def work(
     ] = None,
 ) -> None:
     """Run an app's handlers until it is interrupted: finish what is running, hand back the rest."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    logs.configure(text="%(asctime)s %(levelname)s %(name)s %(message)s")
     if processes > 1:
         sys.exit(_supervised(target, processes, queue or [], concurrency, grace, dsn, install, metrics_port))
     app = _loaded(target, queue)

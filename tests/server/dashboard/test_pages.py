@@ -3,101 +3,18 @@
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import urlencode
 
 import psycopg
 import pytest
 
-import pgmb
-from tests.server.dashboard.visitor import HOSTILE, Markup, Visitor, visiting
+from tests.server.dashboard.visitor import HOSTILE, Markup, Visitor, address, check, hostile_pages, visiting
 
 DB = psycopg.Connection[Any]
 
 
-def address(path: str, **query: Any) -> str:
-    return f"{path}?{urlencode(query)}"
-
-
 @pytest.fixture
-def pages(dsn: str, db: DB) -> list[str]:
-    """The addresses of every page, over a broker in which everything has a hostile name."""
-    with pgmb.connect(dsn, max_size=1) as broker:
-        broker.create_queue(HOSTILE, ["#"])
-        broker.create_queue("filtered", ["#"], filter='$.key == "<script>alert(1)</script>"')
-        payload = {HOSTILE: [HOSTILE, {"deep": HOSTILE * 50}], "long": "w" * 2_000_000}
-        for _ in range(3):
-            broker.publish(HOSTILE, payload, key=HOSTILE, headers={HOSTILE: HOSTILE})
-        lease = broker.receive(HOSTILE, max=1)
-        seq = next(iter(lease)).seq
-        broker.bury(lease, [seq], error=HOSTILE * 3)
-        retried = broker.receive(HOSTILE, max=1)
-        broker.retry(retried, after=100, error=HOSTILE)
-        broker.receive(HOSTILE, max=1)
-        broker.pause(HOSTILE, HOSTILE)
-        broker.create_endpoint(HOSTILE, "https://a.example/hook", secret=None, description=HOSTILE)
-        broker.confirm("main", HOSTILE, broker.position())
-    db.execute("select pgmb.record(%s, %s, %s, jsonb_build_object(%s::text, %s::text))", (HOSTILE,) * 5)
-    db.execute(
-        "insert into pgmb.attempt (endpoint, seq, event_id, topic, attempt, seconds, error, detail, response)"
-        " select e.id, v.seq, v.id, v.topic, 1, 1, %s, %s, %s from pgmb.endpoint e,"
-        " pgmb.browse_event('main', %s) v",
-        (HOSTILE, HOSTILE, HOSTILE, seq),
-    )
-    db.execute("update pgmb.endpoint set state = 'tripped', reason = %s", (HOSTILE,))
-    dead = db.execute("select id from pgmb.dead").fetchone()
-    assert dead is not None
-    return [
-        "/ui",
-        "/ui/streams",
-        "/ui/stream?name=main",
-        "/ui/queues",
-        address("/ui/queues", search=HOSTILE, sort="dead", down="1"),
-        address("/ui/queue", name=HOSTILE),
-        "/ui/queue?name=filtered",
-        "/ui/events",
-        address("/ui/events", stream="main", topic="#", key=HOSTILE, since="2020-01-01T00:00"),
-        address("/ui/event", stream="main", seq=seq),
-        "/ui/dead",
-        address("/ui/dead", queue=HOSTILE, topic="*.#", error=HOSTILE),
-        address("/ui/dead-letter", id=dead[0]),
-        "/ui/endpoints",
-        address("/ui/endpoint", name=HOSTILE),
-        "/ui/audit",
-        address("/ui/audit", actor=HOSTILE, action=HOSTILE, subject=HOSTILE),
-    ]
-
-
-async def test_hostile_names_are_text_on_every_page(dsn: str, pages: list[str]) -> None:
-    async with visiting(dsn) as visitor:
-        for path in pages:
-            answer = await visitor.get(path)
-            assert answer.status_code == 200, (path, answer.text[:400])
-            check(path, answer.text)
-            assert len(answer.content) < 500_000, path
-            headers = answer.headers
-            assert headers["cache-control"] == "no-store"
-            assert headers["x-content-type-options"] == "nosniff"
-            assert headers["referrer-policy"] == "same-origin"
-            policy = headers["content-security-policy"]
-            assert "default-src 'none'" in policy
-            assert "unsafe" not in policy
-            fragment = await visitor.page(path, headers={"X-Pgmb-Fragment": "1"})
-            assert "<html" not in fragment
-            assert "<h1" in fragment
-
-
-def check(path: str, text: str, root: str = "") -> None:
-    markup = Markup(text)
-    assert "<script>alert" not in text, path
-    assert markup.inline == [], path
-    for tag, attributes in markup.tags:
-        assert "style" not in attributes, (path, tag)
-        assert not any(name.startswith("on") for name in attributes), (path, tag, attributes)
-        if tag == "script":
-            assert (attributes.get("src") or "").startswith(f"{root}/ui/static/"), path
-    for one in markup.addresses():
-        assert one.startswith((f"{root}/ui", "#content")), (path, one)
-        assert "://" not in one.partition("?")[0], (path, one)
+def pages(dsn: str) -> list[str]:
+    return list(hostile_pages(dsn).values())
 
 
 async def test_under_a_prefix_everything_stays_below_it(dsn: str, pages: list[str]) -> None:

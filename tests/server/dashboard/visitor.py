@@ -8,9 +8,12 @@ from contextlib import asynccontextmanager
 from html import unescape
 from html.parser import HTMLParser
 from typing import Any
+from urllib.parse import urlencode
 
 import httpx
+import psycopg
 
+import pgmb
 from pgmb.server import dashboard
 from pgmb.server.application import Application
 from tests.server.asking import make_key
@@ -96,3 +99,74 @@ class Markup(HTMLParser):
         """Where it leads, and what it loads."""
         named = named or ("href", "src", "action", "formaction", "data-live")
         return [value for _, attrs in self.tags for name in named if (value := attrs.get(name))]
+
+
+def address(path: str, **query: Any) -> str:
+    return f"{path}?{urlencode(query)}"
+
+
+PAGES = [
+    "/ui",
+    "/ui/streams",
+    "/ui/stream?name=main",
+    "/ui/queues",
+    address("/ui/queues", search=HOSTILE, sort="dead", down="1"),
+    address("/ui/queue", name=HOSTILE),
+    "/ui/queue?name=filtered",
+    "/ui/events",
+    address("/ui/events", stream="main", topic="#", key=HOSTILE, since="2020-01-01T00:00"),
+    address("/ui/event", stream="main", seq="SEQ"),
+    "/ui/dead",
+    address("/ui/dead", queue=HOSTILE, topic="*.#", error=HOSTILE),
+    address("/ui/dead-letter", id="DEAD"),
+    "/ui/endpoints",
+    address("/ui/endpoint", name=HOSTILE),
+    "/ui/audit",
+    address("/ui/audit", actor=HOSTILE, action=HOSTILE, subject=HOSTILE),
+]
+"""Every page of a broker in which everything has a hostile name."""
+
+
+def hostile_pages(dsn: str) -> dict[str, str]:
+    """Gives everything in a database a hostile name. Returns where each of PAGES then is."""
+    with pgmb.connect(dsn, max_size=1) as broker:
+        broker.create_queue(HOSTILE, ["#"])
+        broker.create_queue("filtered", ["#"], filter='$.key == "<script>alert(1)</script>"')
+        payload = {HOSTILE: [HOSTILE, {"deep": HOSTILE * 50}], "long": "w" * 2_000_000}
+        for _ in range(3):
+            broker.publish(HOSTILE, payload, key=HOSTILE, headers={HOSTILE: HOSTILE})
+        lease = broker.receive(HOSTILE, max=1)
+        seq = next(iter(lease)).seq
+        broker.bury(lease, [seq], error=HOSTILE * 3)
+        retried = broker.receive(HOSTILE, max=1)
+        broker.retry(retried, after=100, error=HOSTILE)
+        broker.receive(HOSTILE, max=1)
+        broker.pause(HOSTILE, HOSTILE)
+        broker.create_endpoint(HOSTILE, "https://a.example/hook", secret=None, description=HOSTILE)
+        broker.confirm("main", HOSTILE, broker.position())
+    with psycopg.connect(dsn, autocommit=True) as db:
+        db.execute("select pgmb.record(%s, %s, %s, jsonb_build_object(%s::text, %s::text))", (HOSTILE,) * 5)
+        db.execute(
+            "insert into pgmb.attempt"
+            " (endpoint, seq, event_id, topic, attempt, seconds, error, detail, response)"
+            " select e.id, v.seq, v.id, v.topic, 1, 1, %s, %s, %s from pgmb.endpoint e,"
+            " pgmb.browse_event('main', %s) v",
+            (HOSTILE, HOSTILE, HOSTILE, seq),
+        )
+        db.execute("update pgmb.endpoint set state = 'tripped', reason = %s", (HOSTILE,))
+        ((dead,),) = db.execute("select id from pgmb.dead where seq = %s", (seq,)).fetchall()
+    return {page: page.replace("SEQ", str(seq)).replace("DEAD", str(dead)) for page in PAGES}
+
+
+def check(path: str, text: str, root: str = "") -> None:
+    markup = Markup(text)
+    assert "<script>alert" not in text, path
+    assert markup.inline == [], path
+    for tag, attributes in markup.tags:
+        assert "style" not in attributes, (path, tag)
+        assert not any(name.startswith("on") for name in attributes), (path, tag, attributes)
+        if tag == "script":
+            assert (attributes.get("src") or "").startswith(f"{root}/ui/static/"), path
+    for one in markup.addresses():
+        assert one.startswith((f"{root}/ui", "#content")), (path, one)
+        assert "://" not in one.partition("?")[0], (path, one)

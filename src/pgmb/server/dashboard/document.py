@@ -8,6 +8,8 @@ from urllib.parse import quote
 
 import msgspec
 
+from pgmb.masking import printable_json
+
 _MOST_NODES = 1500
 _MOST_TEXT = 500
 _DEEPEST = 40
@@ -102,7 +104,8 @@ def curl(base: str, stream: str, event: dict[str, Any]) -> str | None:
         f"curl -X POST {shlex.quote(address)} \\\n"
         '  -H "Authorization: Bearer $PGMB_KEY" \\\n'
         "  -H 'Content-Type: application/json' \\\n"
-        f"  -d {shlex.quote(body)}"
+        # A terminal acts on control characters while the command is pasted, whatever the quotes.
+        f"  -d {shlex.quote(printable_json(body))}"
     )
 
 

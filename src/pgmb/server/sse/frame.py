@@ -11,6 +11,8 @@ from pgmb.types import Event
 
 _LINE_ENDS: Final = re.compile(rb"\r\n|\r|\n")
 _NOT_IN_A_FIELD: Final = re.compile(rb"[\r\n\x00]")
+_OF_THE_CONNECTION: Final = frozenset({"error", "open", "reset"})
+"""Names by which a browser, or this server, speaks of the connection."""
 _encode = msgspec.json.Encoder().encode
 
 
@@ -40,6 +42,13 @@ def document(event: Event) -> bytes:
         "published_at": event.published_at,
     }
     return _encode(given)
+
+
+def name(topic: str) -> str | None:
+    """The name under which events of a topic come; None for those that come as messages, because their topic
+    is the name of an event of the connection, which no publisher can imitate.
+    """
+    return None if topic in _OF_THE_CONNECTION else topic
 
 
 def place(id: str) -> bytes:

@@ -36,7 +36,7 @@ class Entry:
         if named:
             if self._named is None:
                 data = frame.document(self.event)
-                self._named = frame.frame(data, id=str(self.mark), event=self.event.topic)
+                self._named = frame.frame(data, id=str(self.mark), event=frame.name(self.event.topic))
             return self._named
         if self._plain is None:
             self._plain = frame.frame(frame.document(self.event), id=str(self.mark))
