@@ -10,12 +10,14 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from harness import boundary
 from harness.postgres import Server
 from pgmb import schema
 from scripts.durations import REPORT
+from scripts.imports import When, circles, imports, modules
 
 ROOT = Path(__file__).resolve().parents[1]
 LONGEST_GATE = 900
@@ -45,6 +47,22 @@ def lines() -> bool:
     return True
 
 
+def module_sizes() -> bool:
+    sizes = sorted(path.read_bytes().count(b"\n") for path in modules(ROOT / "src/pgmb").values())
+    print(f"{len(sizes)} modules, median {median(sizes):.0f} lines, longest {sizes[-1]}")
+    return True
+
+
+def import_circles() -> bool:
+    found = imports(ROOT / "src/pgmb")
+    executed = circles(found, When.IMPORTED, When.CALLED)
+    for_types = [circle for circle in circles(found, *When) if circle not in executed]
+    print(f"{len(executed)}, and {len(for_types)} for type checkers only")
+    for circle in (*executed, *for_types):
+        print(f"  {', '.join(circle)}")
+    return not executed and not for_types
+
+
 def gate() -> bool:
     report = _report()
     if report is None:
@@ -68,6 +86,8 @@ def slowest() -> bool:
 FACTS: dict[str, Callable[[], bool]] = {
     "schema-versions": schema_versions,
     "boundary": boundary_kept,
+    "import-circles": import_circles,
+    "module-sizes": module_sizes,
     "lines": lines,
     "gate": gate,
     "slowest": slowest,

@@ -13,6 +13,8 @@ def _fact(name: str, goal: str, fact: str) -> Proved:
 HOUSE: list[Part] = [
     _fact("schema versions", "1", "schema-versions"),
     _fact("public functions not documented, internal functions open to others", "0", "boundary"),
+    _fact("import circles", "0", "import-circles"),
+    _fact("modules and their median size", "a figure", "module-sizes"),
     _fact("lines of the repository", "a figure", "lines"),
     _fact("gate, last run here", f"< {LONGEST_GATE} s", "gate"),
     _fact("slowest tests of that run", f"< {LONGEST_TEST} s each", "slowest"),

@@ -15,12 +15,12 @@ except ImportError as error:
 from pgmb import errors, schema
 from pgmb._async.broker import AsyncBroker, aconnect
 from pgmb._async.group import AsyncGroup
-from pgmb._async.lease import AsyncLease
 from pgmb._async.publisher import AsyncPublisher
+from pgmb._async.receiving import AsyncLease
 from pgmb._sync.broker import Broker, connect
 from pgmb._sync.group import Group
-from pgmb._sync.lease import Lease
 from pgmb._sync.publisher import Publisher
+from pgmb._sync.receiving import Lease
 from pgmb.app import App, Delivery, Reject, Retry
 from pgmb.errors import (
     Conflict,

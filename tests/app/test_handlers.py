@@ -431,6 +431,24 @@ def test_an_annotation_that_no_payload_can_fit_is_refused(function: Any, options
         Handler(function, ["a"], **options)
 
 
+def test_annotations_may_name_local_types_that_are_passed() -> None:
+    class Local(msgspec.Struct):
+        number: int
+
+    async def handle(given: Local) -> None: ...
+
+    async def handle_several(given: list[Local]) -> None: ...
+
+    app = pgmb.App()
+    app.on("a", queue="single", localns=locals())(handle)
+    app.group("group").handler("set", localns=locals())(handle_several)
+    for queue in ("single", "group/set"):
+        (handler,) = app.queues[queue].handlers
+        assert handler.decode(b'{"number": 1}') == Local(1)
+    with pytest.raises(TypeError, match="localns"):
+        app.on("a", queue="single")(handle)
+
+
 @pytest.mark.parametrize(
     ("patterns", "options"),
     [

@@ -12,8 +12,7 @@ import httpx
 import pytest
 
 import pgmb
-from pgmb.roles import protocol
-from pgmb.roles.http import Http, HttpSettings
+from pgmb.roles import Http, HttpSettings, protocol
 
 TIMED: dict[str, Any] = {"head_within": 2.0} if hasattr(HttpSettings(), "head_within") else {}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import pgmb
+from scripts.imports import When, circles, imports, modules
 
 PACKAGE = Path(pgmb.__file__).parent
 
@@ -95,27 +95,48 @@ BELOW: dict[str, set[str]] = {
 SPARK = {"adbc_driver_manager", "adbc_driver_postgresql", "numpy", "pandas", "py4j", "pyarrow", "pyspark"}
 
 
-def imports(path: Path) -> set[str]:
-    """The parts of pgmb that a module imports."""
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module is not None:
-            if node.module == "pgmb":
-                found |= {alias.name for alias in node.names}
-            elif node.module.startswith("pgmb."):
-                found.add(node.module.split(".")[1])
-        elif isinstance(node, ast.Import):
-            found |= {alias.name.split(".")[1] for alias in node.names if alias.name.startswith("pgmb.")}
-    return found
+GRAPH = imports(PACKAGE)
+
+
+def part_of(module: str) -> str:
+    """The part of pgmb that a module belongs to; "" is the package's own __init__."""
+    return module.partition(".")[2].partition(".")[0]
 
 
 @pytest.mark.parametrize("part", sorted(BELOW))
 def test_parts_import_only_what_lies_below_them(part: str) -> None:
-    path = PACKAGE / part
-    files = sorted(path.glob("*.py")) if path.is_dir() else [path.with_suffix(".py")]
-    assert files
-    for file in files:
-        assert imports(file) <= BELOW[part] | {part}, file
+    beyond = [one for one in GRAPH if part_of(one.importer) == part]
+    assert [one for one in beyond if part_of(one.imported) not in BELOW[part] | {part}] == []
+
+
+def test_every_part_has_a_place_in_the_order() -> None:
+    parts = {part_of(module) for module in modules(PACKAGE)}
+    assert parts - {"", "__main__", "cli"} == BELOW.keys()
+
+
+def test_no_modules_import_each_other() -> None:
+    assert circles(GRAPH, When.IMPORTED) == []
+
+
+def test_no_import_is_inside_a_function_to_avoid_a_circle() -> None:
+    assert circles(GRAPH, When.IMPORTED, When.CALLED) == []
+
+
+def test_circles_are_found_by_the_kind_of_their_imports(tmp_path: Path) -> None:
+    package = tmp_path / "made"
+    package.mkdir()
+    for name, text in {
+        "__init__": "",
+        "a": "from made import b\n",
+        "b": "def f():\n    from made.a import x\n",
+        "c": "if TYPE_CHECKING:\n    from made.d import x\n",
+        "d": "import made.c\nimport made.a\n",
+    }.items():
+        (package / f"{name}.py").write_text(text)
+    found = imports(package)
+    assert circles(found, When.IMPORTED) == []
+    assert circles(found, When.IMPORTED, When.CALLED) == [["made.a", "made.b"]]
+    assert circles(found, When.IMPORTED, When.NEVER) == [["made.c", "made.d"]]
 
 
 @pytest.mark.parametrize("part", ["types", "statements", "batch", "wire"])

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from psycopg import AsyncConnection, errors
+from psycopg.conninfo import conninfo_to_dict
 from psycopg_pool import AsyncConnectionPool
 
 from pgmb import batch, schema
-from pgmb._async.calls import Pool
-from pgmb._async.consuming import AsyncConsuming
 from pgmb._async.endpoints import AsyncEndpoints
-from pgmb._async.group import AsyncGroup
+from pgmb._async.group import AsyncGrouping
 from pgmb._async.keys import AsyncKeys
 from pgmb._async.positions import AsyncPositions
 from pgmb._async.publisher import AsyncPublisher
 from pgmb._async.publishing import AsyncPublishing
-from pgmb._async.queues import AsyncQueues
 from pgmb._async.schedules import AsyncSchedules
 from pgmb._async.status import AsyncStatus
 from pgmb._async.streams import AsyncStreams
@@ -30,9 +28,8 @@ from pgmb.types import Duration
 
 class AsyncBroker(
     AsyncPublishing,
-    AsyncConsuming,
+    AsyncGrouping,
     AsyncTailing,
-    AsyncQueues,
     AsyncStreams,
     AsyncPositions,
     AsyncStatus,
@@ -46,20 +43,17 @@ class AsyncBroker(
     `conn=`, inside the caller's: both commit or neither does.
     """
 
-    def __init__(self, pool: Pool) -> None:
-        super().__init__(pool)
-        self._groups: dict[tuple[str, str], AsyncGroup] = {}
-
-    def group(self, name: str, *, stream: str = "main") -> AsyncGroup:
-        """A group of subscriptions, by its name: the same object each time, until it is closed."""
-        found = self._groups.get((name, stream))
-        if found is None or found.closed:
-            found = self._groups[name, stream] = AsyncGroup(self, self._pool, name, stream)
-        return found
-
     def connection(self) -> AbstractAsyncContextManager[AsyncConnection[Any]]:
         """A connection of the pool's, in autocommit mode, for statements of your own and for `conn=`."""
         return self._pool.connection()
+
+    @property
+    def server(self) -> tuple[str | None, int | None]:
+        """Host and port, as far as the connection string names them."""
+        text = self._pool.conninfo if isinstance(self._pool.conninfo, str) else ""
+        given: dict[str, Any] = {**conninfo_to_dict(text), **cast("dict[str, Any]", self._pool.kwargs)}
+        host, port = given.get("host") or given.get("hostaddr"), str(given.get("port") or "")
+        return (str(host) if host else None), (int(port) if port.isdigit() else None)
 
     def publisher(
         self,
@@ -77,7 +71,7 @@ class AsyncBroker(
         `exactly_once` is off; `dedup_for` is how long the events' own dedup_keys are remembered.
         """
         held = Pending(flush_every, max_batch, max_pending)
-        return AsyncPublisher(self, held, exactly_once, dedup_for)
+        return AsyncPublisher(self, self._pool, held, exactly_once, dedup_for)
 
     async def close(self) -> None:
         """Close all connections. May be called again."""

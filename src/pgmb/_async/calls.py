@@ -14,6 +14,7 @@ from psycopg_pool import AsyncConnectionPool
 from pgmb import wire
 from pgmb.batch import Copy, Parts
 from pgmb.errors import StreamNotFound, translated
+from pgmb.observer import NULL_OBSERVER, Observer
 from pgmb.outbox import AsyncConnectionLike, aconnection_lost, adriver_connection
 from pgmb.statements import SET_TIMEOUT, Statement
 
@@ -36,10 +37,12 @@ class _Cursor(AsyncCursor[wire.Row]):
 
 
 class AsyncCalls:
-    """What every part of the broker stands on."""
+    """Runs statements. The base of every part of the broker."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
+        self.observer: Observer = NULL_OBSERVER
+        """Wraps publishing, receiving and settling; set by instrumentation."""
 
     async def _rows(self, statement: Statement, conn: AsyncConnectionLike | None) -> list[wire.Row]:
         with translated():

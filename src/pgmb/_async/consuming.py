@@ -6,9 +6,8 @@ from types import TracebackType
 from typing import Self
 
 from pgmb import statements
-from pgmb._async.lease import AsyncLease
 from pgmb._async.listener import AsyncListener, AsyncListening, AsyncSubscription
-from pgmb._async.receiving import AsyncReceiving
+from pgmb._async.receiving import AsyncLease, AsyncReceiving
 from pgmb.errors import InvalidArgument
 from pgmb.polling import RELYING_PAUSE, Pace
 from pgmb.types import Duration

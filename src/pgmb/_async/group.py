@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 from uuid import UUID
 
 from pgmb import groups, statements
 from pgmb._async.calls import AsyncCalls, Pool
+from pgmb._async.consuming import AsyncConsuming
 from pgmb._async.feed import AsyncFeed, AsyncFeeding
-from pgmb._async.lease import NO_LEASE, AsyncLease
+from pgmb._async.queues import AsyncQueues
+from pgmb._async.receiving import NO_LEASE, AsyncLease
 from pgmb._async.subscriptions import AsyncKeeper
 from pgmb.errors import (
     Conflict,
@@ -25,9 +27,6 @@ from pgmb.outbox import AsyncConnectionLike
 from pgmb.types import Duration, Source, Subscription
 from pgmb.wire import Row
 
-if TYPE_CHECKING:
-    from pgmb._async.broker import AsyncBroker
-
 
 class AsyncGroup(AsyncCalls):
     """Subscriptions under one name, matched together: an event comes once, with the ids of all it matches.
@@ -36,7 +35,7 @@ class AsyncGroup(AsyncCalls):
     subscriptions, and what `receive` leases is leased to one of them.
     """
 
-    def __init__(self, broker: AsyncBroker, pool: Pool, name: str, stream: str) -> None:
+    def __init__(self, broker: AsyncGrouping, pool: Pool, name: str, stream: str) -> None:
         super().__init__(pool)
         self.name = name
         self.stream = stream
@@ -201,3 +200,16 @@ class AsyncGroup(AsyncCalls):
             )
             raise missing from error
         self._ready = True
+
+
+class AsyncGrouping(AsyncConsuming, AsyncQueues):
+    def __init__(self, pool: Pool) -> None:
+        super().__init__(pool)
+        self._groups: dict[tuple[str, str], AsyncGroup] = {}
+
+    def group(self, name: str, *, stream: str = "main") -> AsyncGroup:
+        """A group of subscriptions, by its name: the same object each time, until it is closed."""
+        found = self._groups.get((name, stream))
+        if found is None or found.closed:
+            found = self._groups[name, stream] = AsyncGroup(self, self._pool, name, stream)
+        return found

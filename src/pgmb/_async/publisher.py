@@ -6,9 +6,11 @@ import logging
 import os
 import time
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 from uuid import UUID
 
+from pgmb._async.calls import Pool
+from pgmb._async.publishing import AsyncPublishing
 from pgmb.background import pending
 from pgmb.background.pending import MARKED_FOR, Batch, Pending, Unpublished
 from pgmb.background.refusals import passes
@@ -16,9 +18,6 @@ from pgmb.background.unclosed import aforget, aremember
 from pgmb.concurrency import AsyncBackground, AsyncCondition, AsyncLock
 from pgmb.errors import PublisherClosed, PublisherFull, PublishFailed
 from pgmb.types import Duration, NewEvent
-
-if TYPE_CHECKING:
-    from pgmb._async.broker import AsyncBroker
 
 logger = logging.getLogger("pgmb")
 
@@ -29,8 +28,11 @@ class AsyncPublisher:
     What cannot be published is kept and tried again; `flush` and the end of `with` raise PublishFailed.
     """
 
-    def __init__(self, broker: AsyncBroker, held: Pending, exactly_once: bool, dedup_for: Duration) -> None:
+    def __init__(
+        self, broker: AsyncPublishing, pool: Pool, held: Pending, exactly_once: bool, dedup_for: Duration
+    ) -> None:
         self._broker = broker
+        self._pool = pool
         self._held = held
         self._exactly_once = exactly_once
         self._dedup_for = dedup_for
@@ -60,9 +62,15 @@ class AsyncPublisher:
         While `max_pending` events are held it waits, at most `timeout` seconds, and then raises
         PublisherFull; with `block=False` at once.
         """
-        self._check_process()
-        given = id or pending.fresh_id()
-        event = pending.made(topic, payload, key, headers, given, dedup_key)
+        with self._broker.observer.enqueueing(topic, headers, stream) as observed:
+            self._check_process()
+            given = id or pending.fresh_id()
+            event = pending.made(topic, payload, key, observed.headers, given, dedup_key)
+            await self._hold(event, stream, block, timeout)
+            observed.id = given
+        return given
+
+    async def _hold(self, event: NewEvent, stream: str, block: bool, timeout: float | None) -> None:  # noqa: ASYNC109
         deadline = None if timeout is None else time.monotonic() + timeout
         async with self._lock:
             while self._held.full and not self._closed:
@@ -74,7 +82,6 @@ class AsyncPublisher:
                 raise PublisherClosed("the publisher is closed")
             if self._held.add(event, stream, time.monotonic()):
                 self._start()
-        return given
 
     async def flush(self, timeout: float | None = 30.0) -> None:  # noqa: ASYNC109
         """Wait until all that was enqueued before is committed. Raises PublishFailed with what is not.
@@ -227,7 +234,7 @@ class AsyncPublisher:
         # The marker, with what goes before it: if its key is taken, the whole batch is there already. In one
         # transaction with the rest, so that this attempt can be asked about in the same way.
         first, rest = events[: marker + 1], events[marker + 1 :]
-        async with self._broker.connection() as conn, conn.transaction():
+        async with self._pool.connection() as conn, conn.transaction():
             if await self._broker.publish_many(first, stream=batch.stream, dedup_for=dedup_for, conn=conn):
                 await self._broker.publish_many(rest, stream=batch.stream, dedup_for=dedup_for, conn=conn)
 

@@ -1,18 +1,91 @@
-"""Receiving under a lease, settling it, and the dead letters."""
+"""Receive events under a lease, settle them, and read dead letters."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
+from typing import Any, LiteralString
 from uuid import UUID
 
 from pgmb import statements, wire
 from pgmb._async.calls import AsyncCalls, Pool
-from pgmb._async.lease import NO_LEASE, AsyncLease
 from pgmb.errors import TimeoutRequired
 from pgmb.outbox import AsyncConnectionLike
-from pgmb.statements import call
-from pgmb.types import DeadLetter, Duration, Source, moment
+from pgmb.statements import call, seqs_of
+from pgmb.types import DeadLetter, Duration, Event, Source, moment
+
+NO_LEASE = UUID(int=0)
+
+
+class AsyncLease:
+    """Events of a queue, held until they are settled or the lease expires. Without events it is false.
+
+    `ack`, `retry` and `bury` take one event, several, or none for all that are left. All of them raise
+    LeaseLost when the lease expired and was taken over.
+    """
+
+    __slots__ = ("_broker", "events", "id", "queue")
+
+    def __init__(self, broker: AsyncReceiving, queue: str, id: UUID, events: list[Event]) -> None:
+        self._broker = broker
+        self.queue = queue
+        self.id = id
+        self.events = events
+
+    async def ack(
+        self,
+        events: Event | Iterable[Event | int] | None = None,
+        *,
+        conn: AsyncConnectionLike | None = None,
+    ) -> int:
+        """Settle as done. An empty list settles nothing. Returns how many."""
+        return await self._broker.ack(self, seqs_of(events), conn=conn)
+
+    async def retry(
+        self,
+        events: Event | Iterable[Event | int] | None = None,
+        after: Duration | None = None,
+        error: str | None = None,
+        together: bool | None = None,
+        *,
+        conn: AsyncConnectionLike | None = None,
+    ) -> int:
+        """Try again later, by default after the queue's backoff; `together` as the same set. How many."""
+        return await self._broker.retry(self, seqs_of(events), after, error, together, conn=conn)
+
+    async def bury(
+        self,
+        events: Event | Iterable[Event | int] | None = None,
+        error: str | None = None,
+        *,
+        conn: AsyncConnectionLike | None = None,
+    ) -> int:
+        """Give up: to the queue's dead letters. Returns how many."""
+        return await self._broker.bury(self, seqs_of(events), error, conn=conn)
+
+    async def release(
+        self,
+        events: Event | Iterable[Event | int] | None = None,
+        *,
+        conn: AsyncConnectionLike | None = None,
+    ) -> int:
+        """Give back untried: due at once, the attempt not counted. Returns how many."""
+        return await self._broker.release(self, seqs_of(events), conn=conn)
+
+    async def extend(
+        self, lease_for: Duration | None = None, *, conn: AsyncConnectionLike | None = None
+    ) -> datetime:
+        """Prolong it, from now. Returns when it expires."""
+        return await self._broker.extend(self, lease_for, conn=conn)
+
+    def __iter__(self) -> Iterator[Event]:
+        return iter(self.events)
+
+    def __len__(self) -> int:
+        return len(self.events)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.id} of {self.queue!r}, {len(self.events)} events>"
 
 
 class AsyncReceiving(AsyncCalls):
@@ -37,12 +110,15 @@ class AsyncReceiving(AsyncCalls):
         `ack` settles an earlier lease in the same round trip and commit. Meant for a transaction of its own:
         in `conn`, finish within a second, or others pass by and settling or committing fails with LeaseLost.
         """
-        earlier = _lease_id(ack)
-        statement = statements.receive(queue, max, lease_for, earlier, alone=conn is None)
-        rows = await self._received((queue,), statement, conn)
-        if not rows:
-            return AsyncLease(self, queue, NO_LEASE, [])
-        return await self._leased(queue, rows, conn)
+        with self.observer.receiving(queue) as observed:
+            earlier = _lease_id(ack)
+            statement = statements.receive(queue, max, lease_for, earlier, alone=conn is None)
+            rows = await self._received((queue,), statement, conn)
+            if not rows:
+                return AsyncLease(self, queue, NO_LEASE, [])
+            lease = await self._leased(queue, rows, conn)
+            observed.events = lease.events
+        return lease
 
     async def receive_any(
         self,
@@ -56,12 +132,15 @@ class AsyncReceiving(AsyncCalls):
 
         `lease.queue` says which. With nothing in any of them the lease is empty, and false.
         """
-        names = list(queues)
-        statement = statements.receive_any(names, max, lease_for, alone=conn is None)
-        rows = await self._received(names, statement, conn)
-        if not rows:
-            return AsyncLease(self, "", NO_LEASE, [])
-        return await self._leased(rows[0][-1], [row[:-1] for row in rows], conn)
+        with self.observer.receiving(None) as observed:
+            names = list(queues)
+            statement = statements.receive_any(names, max, lease_for, alone=conn is None)
+            rows = await self._received(names, statement, conn)
+            if not rows:
+                return AsyncLease(self, "", NO_LEASE, [])
+            lease = await self._leased(rows[0][-1], [row[:-1] for row in rows], conn)
+            observed.queue, observed.events = lease.queue, lease.events
+        return lease
 
     async def _received(
         self, queues: Sequence[str], statement: statements.Statement, conn: AsyncConnectionLike | None
@@ -102,8 +181,7 @@ class AsyncReceiving(AsyncCalls):
         conn: AsyncConnectionLike | None = None,
     ) -> int:
         """Settle a lease's events as done: all, or those named. Returns how many; a repeated ack 0."""
-        given = _lease_id(lease)
-        return 0 if given is None else int(await self._value(call("ack", lease=given, seqs=seqs), conn))
+        return await self._settle(lease, conn, "ack", seqs=seqs)
 
     async def retry(
         self,
@@ -120,11 +198,9 @@ class AsyncReceiving(AsyncCalls):
         Past the queue's max_attempts they become dead letters. With `together` these events, and no others,
         come together again: the same set. Returns how many.
         """
-        given = _lease_id(lease)
-        if given is None:
-            return 0
-        statement = call("retry", lease=given, seqs=seqs, after=after, error=error, together=together)
-        return int(await self._value(statement, conn))
+        return await self._settle(
+            lease, conn, "retry", seqs=seqs, after=after, error=error, together=together
+        )
 
     async def bury(
         self,
@@ -135,10 +211,7 @@ class AsyncReceiving(AsyncCalls):
         conn: AsyncConnectionLike | None = None,
     ) -> int:
         """Send events of a lease to the queue's dead letters. Returns how many."""
-        given = _lease_id(lease)
-        if given is None:
-            return 0
-        return int(await self._value(call("bury", lease=given, seqs=seqs, error=error), conn))
+        return await self._settle(lease, conn, "bury", seqs=seqs, error=error)
 
     async def release(
         self,
@@ -148,8 +221,21 @@ class AsyncReceiving(AsyncCalls):
         conn: AsyncConnectionLike | None = None,
     ) -> int:
         """Give events of a lease back untried: due at once, the attempt not counted. Returns how many."""
-        given = _lease_id(lease)
-        return 0 if given is None else int(await self._value(call("release", lease=given, seqs=seqs), conn))
+        return await self._settle(lease, conn, "release", seqs=seqs)
+
+    async def _settle(
+        self,
+        lease: AsyncLease | UUID,
+        conn: AsyncConnectionLike | None,
+        function: LiteralString,
+        **arguments: Any,
+    ) -> int:
+        """Call a settling function. A lease without events settles nothing."""
+        with self.observer.settling(function, _queue_of(lease)) as observed:
+            given = _lease_id(lease)
+            if given is not None:
+                observed.count = int(await self._value(call(function, lease=given, **arguments), conn))
+        return observed.count
 
     async def extend(
         self,
@@ -201,3 +287,7 @@ def _lease_id(lease: AsyncLease | UUID | None) -> UUID | None:
     if isinstance(lease, AsyncLease):
         return lease.id if lease.events else None
     return lease
+
+
+def _queue_of(lease: AsyncLease | UUID) -> str | None:
+    return lease.queue if isinstance(lease, AsyncLease) else None

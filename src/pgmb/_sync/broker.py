@@ -5,21 +5,19 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from psycopg import Connection, errors
+from psycopg.conninfo import conninfo_to_dict
 from psycopg_pool import ConnectionPool
 
 from pgmb import batch, schema
-from pgmb._sync.calls import Pool
-from pgmb._sync.consuming import Consuming
 from pgmb._sync.endpoints import Endpoints
-from pgmb._sync.group import Group
+from pgmb._sync.group import Grouping
 from pgmb._sync.keys import Keys
 from pgmb._sync.positions import Positions
 from pgmb._sync.publisher import Publisher
 from pgmb._sync.publishing import Publishing
-from pgmb._sync.queues import Queues
 from pgmb._sync.schedules import Schedules
 from pgmb._sync.status import Status
 from pgmb._sync.streams import Streams
@@ -31,9 +29,8 @@ from pgmb.types import Duration
 
 class Broker(
     Publishing,
-    Consuming,
+    Grouping,
     Tailing,
-    Queues,
     Streams,
     Positions,
     Status,
@@ -47,20 +44,17 @@ class Broker(
     `conn=`, inside the caller's: both commit or neither does.
     """
 
-    def __init__(self, pool: Pool) -> None:
-        super().__init__(pool)
-        self._groups: dict[tuple[str, str], Group] = {}
-
-    def group(self, name: str, *, stream: str = "main") -> Group:
-        """A group of subscriptions, by its name: the same object each time, until it is closed."""
-        found = self._groups.get((name, stream))
-        if found is None or found.closed:
-            found = self._groups[name, stream] = Group(self, self._pool, name, stream)
-        return found
-
     def connection(self) -> AbstractContextManager[Connection[Any]]:
         """A connection of the pool's, in autocommit mode, for statements of your own and for `conn=`."""
         return self._pool.connection()
+
+    @property
+    def server(self) -> tuple[str | None, int | None]:
+        """Host and port, as far as the connection string names them."""
+        text = self._pool.conninfo if isinstance(self._pool.conninfo, str) else ""
+        given: dict[str, Any] = {**conninfo_to_dict(text), **cast("dict[str, Any]", self._pool.kwargs)}
+        host, port = given.get("host") or given.get("hostaddr"), str(given.get("port") or "")
+        return (str(host) if host else None), (int(port) if port.isdigit() else None)
 
     def publisher(
         self,
@@ -78,7 +72,7 @@ class Broker(
         `exactly_once` is off; `dedup_for` is how long the events' own dedup_keys are remembered.
         """
         held = Pending(flush_every, max_batch, max_pending)
-        return Publisher(self, held, exactly_once, dedup_for)
+        return Publisher(self, self._pool, held, exactly_once, dedup_for)
 
     def close(self) -> None:
         """Close all connections. May be called again."""

@@ -15,6 +15,7 @@ from psycopg_pool import ConnectionPool
 from pgmb import wire
 from pgmb.batch import Copy, Parts
 from pgmb.errors import StreamNotFound, translated
+from pgmb.observer import NULL_OBSERVER, Observer
 from pgmb.outbox import ConnectionLike, connection_lost, driver_connection
 from pgmb.statements import SET_TIMEOUT, Statement
 
@@ -37,10 +38,12 @@ class _Cursor(Cursor[wire.Row]):
 
 
 class Calls:
-    """What every part of the broker stands on."""
+    """Runs statements. The base of every part of the broker."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
+        self.observer: Observer = NULL_OBSERVER
+        """Wraps publishing, receiving and settling; set by instrumentation."""
 
     def _rows(self, statement: Statement, conn: ConnectionLike | None) -> list[wire.Row]:
         with translated():

@@ -7,9 +7,8 @@ from types import TracebackType
 from typing import Self
 
 from pgmb import statements
-from pgmb._sync.lease import Lease
 from pgmb._sync.listener import Listener, Listening, Subscription
-from pgmb._sync.receiving import Receiving
+from pgmb._sync.receiving import Lease, Receiving
 from pgmb.errors import InvalidArgument
 from pgmb.polling import RELYING_PAUSE, Pace
 from pgmb.types import Duration

@@ -5,13 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 from uuid import UUID
 
 from pgmb import groups, statements
 from pgmb._sync.calls import Calls, Pool
+from pgmb._sync.consuming import Consuming
 from pgmb._sync.feed import Feed, Feeding
-from pgmb._sync.lease import NO_LEASE, Lease
+from pgmb._sync.queues import Queues
+from pgmb._sync.receiving import NO_LEASE, Lease
 from pgmb._sync.subscriptions import Keeper
 from pgmb.errors import (
     Conflict,
@@ -26,9 +28,6 @@ from pgmb.outbox import ConnectionLike
 from pgmb.types import Duration, Source, Subscription
 from pgmb.wire import Row
 
-if TYPE_CHECKING:
-    from pgmb._sync.broker import Broker
-
 
 class Group(Calls):
     """Subscriptions under one name, matched together: an event comes once, with the ids of all it matches.
@@ -37,7 +36,7 @@ class Group(Calls):
     subscriptions, and what `receive` leases is leased to one of them.
     """
 
-    def __init__(self, broker: Broker, pool: Pool, name: str, stream: str) -> None:
+    def __init__(self, broker: Grouping, pool: Pool, name: str, stream: str) -> None:
         super().__init__(pool)
         self.name = name
         self.stream = stream
@@ -202,3 +201,16 @@ class Group(Calls):
             )
             raise missing from error
         self._ready = True
+
+
+class Grouping(Consuming, Queues):
+    def __init__(self, pool: Pool) -> None:
+        super().__init__(pool)
+        self._groups: dict[tuple[str, str], Group] = {}
+
+    def group(self, name: str, *, stream: str = "main") -> Group:
+        """A group of subscriptions, by its name: the same object each time, until it is closed."""
+        found = self._groups.get((name, stream))
+        if found is None or found.closed:
+            found = self._groups[name, stream] = Group(self, self._pool, name, stream)
+        return found

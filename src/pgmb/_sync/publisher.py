@@ -7,9 +7,11 @@ import logging
 import os
 import time
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 from uuid import UUID
 
+from pgmb._sync.calls import Pool
+from pgmb._sync.publishing import Publishing
 from pgmb.background import pending
 from pgmb.background.pending import MARKED_FOR, Batch, Pending, Unpublished
 from pgmb.background.refusals import passes
@@ -17,9 +19,6 @@ from pgmb.background.unclosed import forget, remember
 from pgmb.concurrency import Background, Condition, Lock
 from pgmb.errors import PublisherClosed, PublisherFull, PublishFailed
 from pgmb.types import Duration, NewEvent
-
-if TYPE_CHECKING:
-    from pgmb._sync.broker import Broker
 
 logger = logging.getLogger("pgmb")
 
@@ -30,8 +29,11 @@ class Publisher:
     What cannot be published is kept and tried again; `flush` and the end of `with` raise PublishFailed.
     """
 
-    def __init__(self, broker: Broker, held: Pending, exactly_once: bool, dedup_for: Duration) -> None:
+    def __init__(
+        self, broker: Publishing, pool: Pool, held: Pending, exactly_once: bool, dedup_for: Duration
+    ) -> None:
         self._broker = broker
+        self._pool = pool
         self._held = held
         self._exactly_once = exactly_once
         self._dedup_for = dedup_for
@@ -61,9 +63,15 @@ class Publisher:
         While `max_pending` events are held it waits, at most `timeout` seconds, and then raises
         PublisherFull; with `block=False` at once.
         """
-        self._check_process()
-        given = id or pending.fresh_id()
-        event = pending.made(topic, payload, key, headers, given, dedup_key)
+        with self._broker.observer.enqueueing(topic, headers, stream) as observed:
+            self._check_process()
+            given = id or pending.fresh_id()
+            event = pending.made(topic, payload, key, observed.headers, given, dedup_key)
+            self._hold(event, stream, block, timeout)
+            observed.id = given
+        return given
+
+    def _hold(self, event: NewEvent, stream: str, block: bool, timeout: float | None) -> None:  # noqa: ASYNC109
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._lock:
             while self._held.full and not self._closed:
@@ -75,7 +83,6 @@ class Publisher:
                 raise PublisherClosed("the publisher is closed")
             if self._held.add(event, stream, time.monotonic()):
                 self._start()
-        return given
 
     def flush(self, timeout: float | None = 30.0) -> None:  # noqa: ASYNC109
         """Wait until all that was enqueued before is committed. Raises PublishFailed with what is not.
@@ -228,7 +235,7 @@ class Publisher:
         # The marker, with what goes before it: if its key is taken, the whole batch is there already. In one
         # transaction with the rest, so that this attempt can be asked about in the same way.
         first, rest = events[: marker + 1], events[marker + 1 :]
-        with self._broker.connection() as conn, conn.transaction():
+        with self._pool.connection() as conn, conn.transaction():
             if self._broker.publish_many(first, stream=batch.stream, dedup_for=dedup_for, conn=conn):
                 self._broker.publish_many(rest, stream=batch.stream, dedup_for=dedup_for, conn=conn)
 

@@ -36,10 +36,12 @@ class Publishing(Calls):
         the event enters the log then. If the stream had an event under the same `dedup_key` within
         `dedup_for`, nothing is published, and its id returned.
         """
-        statement = statements.publish(
-            topic, payload, key, headers, stream, id, delay, at, dedup_key, dedup_for
-        )
-        return wire.uuid(self._value(statement, conn))
+        with self.observer.publishing(topic, headers, stream) as observed:
+            statement = statements.publish(
+                topic, payload, key, observed.headers, stream, id, delay, at, dedup_key, dedup_for
+            )
+            published = observed.id = wire.uuid(self._value(statement, conn))
+        return published
 
     @overload
     def publish_many(
@@ -78,12 +80,16 @@ class Publishing(Calls):
         All or none, in their order. Any number: more than 2,000 are copied, in blocks, as the iterable gives
         them. Events whose `dedup_key` is taken, as `publish` has it, are left out and not counted.
         """
-        plan = batch.plan(topic, payloads, headers, stream, dedup_for)
-        if isinstance(plan, batch.Copy):
-            return self._copy(plan, conn)
-        if isinstance(plan, batch.Parts):
-            return self._parts(plan, conn)
-        return int(self._value(plan, conn))
+        with self.observer.publishing_many(topic, payloads, headers, stream) as observed:
+            plan = batch.plan(observed.topic, payloads, observed.headers, stream, dedup_for)
+            if isinstance(plan, batch.Copy):
+                count = self._copy(plan, conn)
+            elif isinstance(plan, batch.Parts):
+                count = self._parts(plan, conn)
+            else:
+                count = int(self._value(plan, conn))
+            observed.count = count
+        return count
 
     def cancel(self, id: UUID, *, conn: ConnectionLike | None = None) -> bool:
         """Take back an event that was published with a delay and is not yet due. True if it was there."""

@@ -6,11 +6,11 @@ import asyncio
 import contextlib
 import inspect
 import os
-import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 from weakref import WeakKeyDictionary
 
@@ -18,12 +18,12 @@ from pgmb import cron as expressions
 from pgmb._async.broker import AsyncBroker, aconnect
 from pgmb._sync.broker import Broker, connect
 from pgmb.app import by_hand, running
-from pgmb.app.declaring import Declared
+from pgmb.app.declaring import Declared, with_handlers
 from pgmb.app.group import HandlerGroup
 from pgmb.app.handler import Backoff, Handler, attempts
 from pgmb.app.routing import Middleware
 from pgmb.errors import Conflict, InvalidArgument, PermissionDenied
-from pgmb.observer import Observing
+from pgmb.observer import Instrumentation
 from pgmb.types import Duration, Position
 
 P = ParamSpec("P")
@@ -74,7 +74,7 @@ class App:
         self.connection = connection
         self.queues: dict[str, Declared] = {}
         self.middlewares: list[Middleware] = []
-        self.observer: Observing | None = None
+        self.observer: Instrumentation | None = None
         self.schedules: dict[str, dict[str, Any]] = {}
         self._created: set[str] = set()
         self._lock = threading.Lock()
@@ -94,6 +94,7 @@ class App:
         timeout: float | None = None,
         max_attempts: int | None = None,
         stream: str | None = None,
+        localns: Mapping[str, Any] | None = None,
     ) -> Callable[[BatchHandler], BatchHandler]: ...
 
     @overload
@@ -107,6 +108,7 @@ class App:
         batch: None = None,
         max_attempts: int | None = None,
         stream: str | None = None,
+        localns: Mapping[str, Any] | None = None,
     ) -> Callable[[SingleHandler], SingleHandler]: ...
 
     def on(
@@ -119,6 +121,7 @@ class App:
         batch: int | None = None,
         max_attempts: int | None = None,
         stream: str | None = None,
+        localns: Mapping[str, Any] | None = None,
     ) -> Callable[[Any], Any]:
         """Have a function handle the events whose topics match. It stays what it is, and can be called.
 
@@ -126,14 +129,13 @@ class App:
         `batch` a list of at most so many. `queue` is by default the function's name; of several handlers in a
         queue each that matches is called, in the order of registration. `retry` is the time to wait after a
         failed attempt, or a list of times, after the last of which it is a dead letter, or a function of the
-        attempt's number, or None for the queue's own backoff.
+        attempt's number, or None for the queue's own backoff. Annotations are resolved in the function's
+        module; pass `localns=locals()` where they name types that are defined inside a function.
         """
         _refuse_other_than_text(patterns)
-        # Annotations may name what is defined beside the handler.
-        names = sys._getframe(1).f_locals  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
 
         def register(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-            handler = Handler(function, patterns, timeout=timeout, retry=retry, batch=batch, names=names)
+            handler = Handler(function, patterns, timeout=timeout, retry=retry, batch=batch, localns=localns)
             name = queue or getattr(function, "__name__", None)
             if not name or name == "<lambda>":
                 raise InvalidArgument(f"{handler.name} has no name to call its queue by; give it a queue=...")
@@ -270,7 +272,7 @@ class App:
 
     # -- observing
 
-    def observe_by(self, observer: Observing) -> None:
+    def observe_by(self, observer: Instrumentation) -> None:
         """Show the observer every broker of the app's, those there are already and those to come."""
         self.observer = observer
         if self._broker is not None:
@@ -295,7 +297,7 @@ class App:
         grace: float | None = None,
     ) -> None:
         """Handle events until `stop` is set: all queues or those named. Then finish what is running."""
-        await running.work(self, stop or asyncio.Event(), queues, concurrency, grace)
+        await running.work(self.work_spec(queues, concurrency, grace), stop or asyncio.Event())
 
     def run(
         self,
@@ -305,7 +307,27 @@ class App:
         grace: float | None = None,
     ) -> None:
         """Handle events until SIGTERM or SIGINT; a second one ends the process at once."""
-        asyncio.run(running.until_signalled(self, queues, concurrency, grace))
+        asyncio.run(running.until_signalled(self.work_spec(queues, concurrency, grace)))
+
+    def work_spec(
+        self,
+        queues: Iterable[str] | None = None,
+        concurrency: int | None = None,
+        grace: float | None = None,
+    ) -> running.WorkSpec:
+        """What a worker process needs to know. InvalidArgument if a queue has no handler."""
+        return running.WorkSpec(
+            dsn=self.dsn,
+            connection=self.connection,
+            queues=with_handlers(self.queues, queues),
+            schedules=self.schedules,
+            middlewares=self.middlewares,
+            instrumentation=self.observer,
+            lifespan=None if self.lifespan is None else partial(self.lifespan, self),
+            listen=self.listen,
+            concurrency=concurrency,
+            grace=self.grace if grace is None else grace,
+        )
 
     def handle(self, queue: str, max: int = 1) -> int:
         """Handle what is in a queue now, at most so many events, and return how many: 0 if it is empty.
@@ -318,11 +340,14 @@ class App:
 
     async def ahandle(self, queue: str, max: int = 1) -> int:
         """`handle` inside an event loop."""
-        return await by_hand.handle(self, queue, max)
+        if max < 1:
+            raise InvalidArgument(f"max must be at least 1, got {max}")
+        (declared,) = with_handlers(self.queues, [queue])
+        return await by_hand.handle(await self.abroker(), declared, self.middlewares, max)
 
     async def _handle_and_close(self, queue: str, max: int) -> int:
         try:
-            return await by_hand.handle(self, queue, max)
+            return await self.ahandle(queue, max)
         finally:
             await self._close_loop()
 

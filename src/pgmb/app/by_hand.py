@@ -5,33 +5,28 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator
-from typing import TYPE_CHECKING
+from collections.abc import AsyncGenerator, Sequence
 
-from pgmb._async.lease import AsyncLease
+from pgmb._async.broker import AsyncBroker
+from pgmb._async.receiving import AsyncLease
 from pgmb.app import settling
-from pgmb.app.declaring import declare
+from pgmb.app.declaring import Declared, declare
 from pgmb.app.handling import Handled, handle_lease
-from pgmb.app.routing import Routes
-from pgmb.app.running import chosen
+from pgmb.app.routing import Middleware, Routes
 from pgmb.app.threads import Threads
-from pgmb.errors import InvalidArgument, LeaseLost
-
-if TYPE_CHECKING:
-    from pgmb.app.app import App
+from pgmb.errors import LeaseLost
 
 logger = logging.getLogger("pgmb.app")
 
 
-async def handle(app: App, queue: str, limit: int) -> int:
-    """Have an app's handlers called for the next events of a queue, and say how many there were."""
-    if limit < 1:
-        raise InvalidArgument(f"not a number of events to handle: {limit}")
-    declared = chosen(app, [queue])
-    broker = await app.abroker()
-    found = (await declare(broker, declared))[queue]
+async def handle(
+    broker: AsyncBroker, declared: Declared, middlewares: Sequence[Middleware], limit: int
+) -> int:
+    """Call a queue's handlers for its next events. Returns how many there were."""
+    queue = declared.name
+    found = (await declare(broker, [declared]))[queue]
     threads, count = Threads("pgmb handler"), 0
-    routes = Routes(queue, declared[0].handlers, app.middlewares, threads)
+    routes = Routes(queue, declared.handlers, middlewares, threads)
     try:
         while count < limit:
             # One event a lease, unless the handler takes more: each is settled as it was handled, in order.

@@ -10,33 +10,31 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import deque
 
 from pgmb._async.broker import AsyncBroker
-from pgmb._async.lease import AsyncLease
+from pgmb._async.receiving import AsyncLease
 from pgmb.app import settling
 from pgmb.app.hold import Hold, chains
-from pgmb.app.idle import Idle
+from pgmb.app.idle import IdlePoller
 from pgmb.app.pacing import LeaseSize
 from pgmb.app.routing import Routes
 from pgmb.app.sets import parts
-from pgmb.app.watchdog import keep, watch
-from pgmb.app.worker import Worker
+from pgmb.app.watchdog import enforce_timeouts, extend_leases
+from pgmb.app.worker import Assignments, Worker
 from pgmb.errors import LeaseLost
 from pgmb.types import Event
 
 logger = logging.getLogger("pgmb.app")
 
-# Once everything has ended, this long for the last statements.
-_LAST_WORDS = 5.0
-_REMEMBERED = 1000
+# For the last statements, once every handler has ended.
+_LAST_STATEMENTS_SECONDS = 5.0
 
 
 class Consumer:
     def __init__(
         self,
         broker: AsyncBroker,
-        idle: Idle,
+        idle: IdlePoller,
         routes: Routes,
         *,
         concurrency: int,
@@ -49,18 +47,14 @@ class Consumer:
         self.ordered = ordered
         self.max_attempts = max_attempts
         self.lease_for = lease_for
-        self.bell = asyncio.Event()
-        """Rung when there is something to do: a worker rests, a hold is finished, a lease was handed over."""
         self.holds: list[Hold] = []
-        self.workers = [Worker(self) for _ in range(concurrency)]
-        self.current: Hold | None = None
+        self._assignments = Assignments()
+        self.workers = [Worker(self._assignments, routes, max_attempts, ordered) for _ in range(concurrency)]
         self.size = LeaseSize(concurrency, routes.handlers[0].batch)
         self._broker = broker
         self._idle = idle
-        self._resting: deque[asyncio.Future[Hold]] = deque()
         self._asleep = False
         self._suspended: Hold | None = None
-        self._survived: dict[int, int] = {}
         self._carried: Hold | None = None
         self._stopping = asyncio.Event()
         self._grace = 0.0
@@ -70,7 +64,11 @@ class Consumer:
         async with asyncio.TaskGroup() as group:
             for number, worker in enumerate(self.workers):
                 worker.task = group.create_task(worker.run(), name=f"pgmb {self.name} {number}")
-            watching = [group.create_task(keep(self)), group.create_task(watch(self))]
+            extending = extend_leases(
+                self.name, self.holds, self.lease_for, self.sweep_every, self._assignments.changed
+            )
+            timing = enforce_timeouts(self.routes.handlers, self.workers)
+            watching = [group.create_task(extending), group.create_task(timing)]
             await self._serve()
             await self._finish()
             for task in watching:
@@ -80,24 +78,9 @@ class Consumer:
         """Receive no more, and end within so many seconds."""
         self._grace = grace
         self._stopping.set()
-        self.bell.set()
+        self._assignments.changed.set()
 
-    # -- what workers and the idle poller call
-
-    def rest(self) -> asyncio.Future[Hold]:
-        """Where a worker without work waits for some."""
-        future: asyncio.Future[Hold] = asyncio.get_running_loop().create_future()
-        self._resting.append(future)
-        self.bell.set()
-        return future
-
-    def wake_next(self, hold: Hold) -> None:
-        """Have one more worker take part. Each wakes the next: one that never waits does it all alone."""
-        while hold.pending and self._resting:
-            future = self._resting.popleft()
-            if not future.done():
-                future.set_result(hold)
-                return
+    # -- called by the idle poller
 
     def hand(self, lease: AsyncLease) -> bool:
         """Take over a lease that was received for this queue. False if it comes too late."""
@@ -105,19 +88,19 @@ class Consumer:
         if self._stopping.is_set():
             return False
         self._begin(lease)
-        self.bell.set()
+        self._assignments.changed.set()
         return True
 
     def wake(self) -> None:
         """Look for itself again."""
         self._asleep = False
-        self.bell.set()
+        self._assignments.changed.set()
 
     # -- the loop
 
     async def _serve(self) -> None:
         while not self._stopping.is_set():
-            self.bell.clear()
+            self._assignments.changed.clear()
             await self._settle()
             self._resume()
             if self._wants_more():
@@ -125,13 +108,12 @@ class Consumer:
             elif self._carried is not None:
                 await self._ack_carried()
             else:
-                await self.bell.wait()
+                await self._assignments.changed.wait()
 
     def _wants_more(self) -> bool:
         return (
-            bool(self._resting)
+            self._assignments.wanted
             and not self._asleep
-            and (self.current is None or not self.current.pending)
             and not any(hold.suspect for hold in self.holds)
             and not self._stopping.is_set()
         )
@@ -180,7 +162,7 @@ class Consumer:
             # It may take the process down with it: alone, then, and after the others are settled.
             self._suspended = hold
         else:
-            self._open(hold)
+            self._assignments.assign(hold)
         self.holds.append(hold)
 
     def _is_suspect(self, event: Event) -> bool:
@@ -189,22 +171,12 @@ class Consumer:
         One whose lease expired comes alone from its third attempt on, or in its last.
         """
         late = event.attempt > 2 or (event.attempt > 1 and event.attempt >= self.max_attempts)
-        return late and self._survived.get(event.seq) != event.attempt - 1
-
-    def survived(self, event: Event) -> None:
-        """Note that an attempt failed here, and the process lives."""
-        self._survived[event.seq] = event.attempt
-        if len(self._survived) > _REMEMBERED:
-            del self._survived[next(iter(self._survived))]
+        return late and not self._assignments.survived_last(event)
 
     def _resume(self) -> None:
         if self._suspended is not None and self.holds == [self._suspended] and self._carried is None:
-            self._open(self._suspended)
+            self._assignments.assign(self._suspended)
             self._suspended = None
-
-    def _open(self, hold: Hold) -> None:
-        self.current = hold
-        self.wake_next(hold)
 
     async def _settle(self) -> None:
         now = time.monotonic()
@@ -245,13 +217,13 @@ class Consumer:
             hold.drop_pending()
             hold.swept = 0.0
         try:
-            async with asyncio.timeout(self._grace + _LAST_WORDS):
+            async with asyncio.timeout(self._grace + _LAST_STATEMENTS_SECONDS):
                 while self.holds and (left := end - time.monotonic()) > 0:
-                    self.bell.clear()
+                    self._assignments.changed.clear()
                     await self._settle()
                     if self.holds:
                         with contextlib.suppress(TimeoutError):
-                            await asyncio.wait_for(self.bell.wait(), left)
+                            await asyncio.wait_for(self._assignments.changed.wait(), left)
                 await self._end_workers()
                 await self._settle()
                 await self._ack_carried()
@@ -265,4 +237,4 @@ class Consumer:
             task.cancel()
         if tasks:
             # A handler that refuses to be cancelled is left behind.
-            await asyncio.wait(tasks, timeout=_LAST_WORDS / 2)
+            await asyncio.wait(tasks, timeout=_LAST_STATEMENTS_SECONDS / 2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -107,6 +107,22 @@ class Declared:
         except StreamNotFound:
             await broker.create_stream(self.stream)
             await broker.create_queue(self.name, self.patterns, **settings)
+
+
+def with_handlers(queues: Mapping[str, Declared], names: Iterable[str] | None) -> list[Declared]:
+    """The queues of these names, or all that have handlers. InvalidArgument if one has none."""
+    handled = {name: queue for name, queue in queues.items() if queue.handlers}
+    if not handled:
+        raise InvalidArgument("the app has no handlers")
+    chosen = list(handled) if names is None else list(names)
+    unknown = [name for name in chosen if name not in handled]
+    if unknown or not chosen:
+        refused = InvalidArgument(
+            f"the app has no handler of queue {', '.join(map(repr, unknown)) or '(none)'}"
+        )
+        refused.advise(f"It has {', '.join(handled)}.")
+        raise refused
+    return [handled[name] for name in chosen]
 
 
 class Found(NamedTuple):

@@ -3,25 +3,38 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
+from pgmb.app.declaring import Declared
 from pgmb.app.handler import Backoff, Handler
 from pgmb.app.sets import SplitBy
 from pgmb.errors import InvalidArgument
 from pgmb.types import Duration, Event, Position
 
-if TYPE_CHECKING:
-    from pgmb.app.app import App
-
 SetHandler = TypeVar("SetHandler", bound=Callable[[list[Any]], object])
+
+
+class GroupApp(Protocol):
+    """The app of a group, as far as the group uses it."""
+
+    def declared(self, name: str) -> Declared: ...
+
+    async def work(
+        self,
+        stop: asyncio.Event | None = None,
+        *,
+        queues: Iterable[str] | None = None,
+        grace: float | None = None,
+    ) -> None: ...
+
+    def run(self, *, queues: Iterable[str] | None = None, grace: float | None = None) -> None: ...
 
 
 class HandlerGroup:
     """Reliable handlers under one name. Made by `app.group`."""
 
-    def __init__(self, app: App, name: str) -> None:
+    def __init__(self, app: GroupApp, name: str) -> None:
         self.name = name
         self._app = app
         self._queues: list[str] = []
@@ -43,21 +56,20 @@ class HandlerGroup:
         stream: str | None = None,
         starting: Position | None = None,
         lease_for: Duration | None = None,
+        localns: Mapping[str, Any] | None = None,
     ) -> Callable[[SetHandler], SetHandler]:
         """Have a function handle the events that match, at most `max` at a time: it is called with a list.
 
         Where it raises, exactly that set of events is tried again after the next time of `retry_after`, and
         becomes dead letters after the last. `split_by` takes a list of events and returns lists of them,
         which are handled apart, each a set of its own. The list holds events, or what its annotation says:
-        payloads, deliveries. It reads the queue "group/name"; where what it asks for has changed since, that
-        holds from the queue's position on.
+        payloads, deliveries; `localns` is that of `App.on`. The handler reads the queue "group/name". Where
+        its patterns or filter change, the change holds from the queue's position on.
         """
         if isinstance(patterns, str):
             raise InvalidArgument(f"patterns are several: [{patterns!r}]")
         queue = f"{self.name}/{name}"
         asked = tuple(patterns)
-        # Annotations may name what is defined beside the handler.
-        names = sys._getframe(1).f_locals  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
 
         def register(function: SetHandler) -> SetHandler:
             handler = Handler(
@@ -68,7 +80,7 @@ class HandlerGroup:
                 batch=max,
                 together=True,
                 split_by=split_by,
-                names=names,
+                localns=localns,
                 unannotated=Event,
             )
             declared = self._app.declared(queue)

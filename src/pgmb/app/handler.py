@@ -42,10 +42,10 @@ class Handler:
         batch: int | None = None,
         together: bool = False,
         split_by: SplitBy | None = None,
-        names: Mapping[str, Any] | None = None,
+        localns: Mapping[str, Any] | None = None,
         unannotated: Any = Any,
     ) -> None:
-        """`names` are those that the annotation may use besides the function's globals.
+        """`localns` are names that the annotation may use besides the function's globals.
 
         With `together` a batch that failed is tried again as the same set. `unannotated` is what a function
         takes that does not say.
@@ -62,7 +62,7 @@ class Handler:
         self.together = together
         self.split_by = split_by
         self.asynchronous = _is_asynchronous(function)
-        annotation = _annotation(function, self.name, names or {})
+        annotation = _annotation(function, self.name, localns or {})
         if batch is not None:
             annotation = _element(annotation, self.name)
         if annotation is Any:
@@ -145,7 +145,7 @@ def _is_asynchronous(function: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(called)
 
 
-def _annotation(function: Callable[..., Any], name: str, names: Mapping[str, Any]) -> Any:
+def _annotation(function: Callable[..., Any], name: str, localns: Mapping[str, Any]) -> Any:
     """The type of the only argument, Any without one."""
     if not callable(function):
         raise TypeError(f"not a function: {function!r}")
@@ -172,11 +172,11 @@ def _annotation(function: Callable[..., Any], name: str, names: Mapping[str, Any
     if not isinstance(annotation, str) and not get_args(annotation):
         return annotation
     try:
-        hints = get_type_hints(_written(function), localns=dict(names), include_extras=True)
+        hints = get_type_hints(_written(function), localns=dict(localns), include_extras=True)
     except NameError as error:
         raise TypeError(
-            f"{name}: the annotation {annotation!r} cannot be resolved ({error}); define or import it before"
-            " the handler, and not for type checkers alone"
+            f"{name}: the annotation {annotation!r} cannot be resolved ({error}); define or import it in the"
+            " handler's module before the handler, and not for type checkers alone, or pass localns=locals()"
         ) from error
     except TypeError:
         return annotation

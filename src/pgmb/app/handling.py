@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Literal, NamedTuple
 
-from pgmb._async.lease import AsyncLease
+from pgmb._async.receiving import AsyncLease
 from pgmb.app.handler import Handler
 from pgmb.app.hold import Failure, Hold
 from pgmb.app.outcome import Reject, Retry, describe

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from pgmb._async.lease import AsyncLease
+from pgmb._async.receiving import AsyncLease
 from pgmb.types import Event
 
 

@@ -6,37 +6,51 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from pgmb._async.broker import AsyncBroker
 from pgmb._async.listener import AsyncListener, AsyncSubscription
+from pgmb._async.receiving import AsyncLease
 from pgmb.app import settling
+from pgmb.app.pacing import LeaseSize
 from pgmb.errors import InvalidArgument, NotFound, PermissionDenied
 from pgmb.polling import FIRST_PAUSE, LONGEST_PAUSE, Pace
-
-if TYPE_CHECKING:
-    from pgmb.app.consumer import Consumer
 
 logger = logging.getLogger("pgmb.app")
 
 
-class Idle:
+class IdleConsumer(Protocol):
+    """A consumer whose queue was empty."""
+
+    name: str
+    size: LeaseSize
+
+    def hand(self, lease: AsyncLease) -> bool:
+        """Take over a lease that was received for this queue. False if the consumer is stopping."""
+        ...
+
+    def wake(self) -> None:
+        """Receive for yourself again."""
+        ...
+
+
+class IdlePoller:
     """Looks for the first event of every queue that has none, and hands the lease to its consumer."""
 
     def __init__(self, broker: AsyncBroker) -> None:
         self._broker = broker
-        self._waiting: dict[str, Consumer] = {}
+        self._waiting: dict[str, IdleConsumer] = {}
         self._news = asyncio.Event()
         self._stopping = False
         self._pace = Pace()
 
-    def add(self, consumer: Consumer) -> None:
+    def add(self, consumer: IdleConsumer) -> None:
         """Look for this consumer's events too, soon."""
         self._waiting[consumer.name] = consumer
         self._pace.found()
         self._news.set()
 
-    def remove(self, consumer: Consumer) -> None:
+    def remove(self, consumer: IdleConsumer) -> None:
         self._waiting.pop(consumer.name, None)
 
     def stop(self) -> None:

@@ -8,70 +8,73 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any, NamedTuple
 
 from pgmb._async.broker import AsyncBroker, aconnect
 from pgmb.app.consumer import Consumer
 from pgmb.app.declaring import Declared, Found, declare
-from pgmb.app.idle import Idle
+from pgmb.app.idle import IdlePoller
 from pgmb.app.recurring import scheduling
-from pgmb.app.routing import Routes
+from pgmb.app.routing import Middleware, Routes
 from pgmb.app.threads import Threads
-from pgmb.errors import InvalidArgument
-
-if TYPE_CHECKING:
-    from pgmb.app.app import App
+from pgmb.observer import Instrumentation
 
 logger = logging.getLogger("pgmb.app")
 
 DEFAULT_CONCURRENCY = 10
-# Consumers end by themselves in their grace; what does not end even so is cancelled.
-_OVERTIME = 15.0
+# Consumers end within their grace period; those that do not are cancelled after this many seconds more.
+_OVERTIME_SECONDS = 15.0
 
 
-async def work(
-    app: App,
-    stop: asyncio.Event,
-    queues: Iterable[str] | None = None,
-    concurrency: int | None = None,
-    grace: float | None = None,
-) -> None:
-    declared = chosen(app, queues)
-    options: dict[str, Any] = {"max_size": len(declared) + 3, **app.connection}
+class WorkSpec(NamedTuple):
+    """What a worker process needs to know of its app."""
+
+    dsn: str
+    connection: Mapping[str, Any]
+    queues: Sequence[Declared]
+    schedules: Mapping[str, dict[str, Any]]
+    middlewares: Sequence[Middleware]
+    instrumentation: Instrumentation | None
+    lifespan: Callable[[], AbstractAsyncContextManager[Any]] | None
+    listen: bool
+    concurrency: int | None
+    """Of every queue; None leaves each its own."""
+    grace: float
+
+
+async def work(spec: WorkSpec, stop: asyncio.Event) -> None:
+    """Connect, declare the queues and schedules, and consume until `stop` is set."""
+    options: dict[str, Any] = {"max_size": len(spec.queues) + 3, **spec.connection}
     async with contextlib.AsyncExitStack() as stack:
-        connected = app.observed(await aconnect(app.dsn, **options), working=True)
-        broker = await stack.enter_async_context(connected)
-        found = await declare(broker, declared)
-        await stack.enter_async_context(scheduling(broker, app.schedules))
-        if app.lifespan is not None:
-            await stack.enter_async_context(app.lifespan(app))
-        logger.info("working on %s", ", ".join(queue.name for queue in declared))
-        await _consume(app, broker, declared, found, stop, concurrency, app.grace if grace is None else grace)
+        broker = await stack.enter_async_context(await aconnect(spec.dsn, **options))
+        if spec.instrumentation is not None:
+            spec.instrumentation.observe(broker, working=True)
+        found = await declare(broker, spec.queues)
+        await stack.enter_async_context(scheduling(broker, spec.schedules))
+        if spec.lifespan is not None:
+            await stack.enter_async_context(spec.lifespan())
+        logger.info("working on %s", ", ".join(queue.name for queue in spec.queues))
+        await _consume(spec, broker, found, stop)
 
 
 async def _consume(
-    app: App,
-    broker: AsyncBroker,
-    declared: list[Declared],
-    found: dict[str, Found],
-    stop: asyncio.Event,
-    concurrency: int | None,
-    grace: float,
+    spec: WorkSpec, broker: AsyncBroker, found: Mapping[str, Found], stop: asyncio.Event
 ) -> None:
-    idle, threads = Idle(broker), Threads("pgmb handler")
+    idle, threads = IdlePoller(broker), Threads("pgmb handler")
     consumers = [
         Consumer(
             broker,
             idle,
-            Routes(queue.name, queue.handlers, app.middlewares, threads),
-            concurrency=concurrency or queue.concurrency or DEFAULT_CONCURRENCY,
+            Routes(queue.name, queue.handlers, spec.middlewares, threads),
+            concurrency=spec.concurrency or queue.concurrency or DEFAULT_CONCURRENCY,
             **found[queue.name]._asdict(),
         )
-        for queue in declared
+        for queue in spec.queues
     ]
-    listener = broker.listener(tick_every=None) if app.listen else None
-    streams = {queue.stream for queue in declared}
+    listener = broker.listener(tick_every=None) if spec.listen else None
+    streams = {queue.stream for queue in spec.queues}
     try:
         async with asyncio.TaskGroup() as group:
             polling = group.create_task(idle.run(listener, streams), name="pgmb idle")
@@ -80,8 +83,8 @@ async def _consume(
             await asyncio.wait([ending, *tasks, polling], return_when=asyncio.FIRST_COMPLETED)
             ending.cancel()
             for consumer in consumers:
-                consumer.stop(grace)
-            _, late = await asyncio.wait(tasks, timeout=grace + _OVERTIME)
+                consumer.stop(spec.grace)
+            _, late = await asyncio.wait(tasks, timeout=spec.grace + _OVERTIME_SECONDS)
             for task in late:
                 logger.warning("%s does not end; leaving it", task.get_name())
                 task.cancel()
@@ -90,36 +93,14 @@ async def _consume(
         threads.close()
 
 
-def chosen(app: App, queues: Iterable[str] | None) -> list[Declared]:
-    """The app's queues of these names, or all that have handlers."""
-    with_handlers = {name: queue for name, queue in app.queues.items() if queue.handlers}
-    if not with_handlers:
-        raise InvalidArgument("the app has no handlers")
-    names = list(with_handlers) if queues is None else list(queues)
-    unknown = [name for name in names if name not in with_handlers]
-    if unknown or not names:
-        refused = InvalidArgument(
-            f"the app has no handler of queue {', '.join(map(repr, unknown)) or '(none)'}"
-        )
-        refused.advise(f"It has {', '.join(with_handlers)}.")
-        raise refused
-    return [with_handlers[name] for name in names]
-
-
-async def until_signalled(
-    app: App,
-    queues: Iterable[str] | None,
-    concurrency: int | None,
-    grace: float | None,
-    parent: int | None = None,
-) -> None:
+async def until_signalled(spec: WorkSpec, parent: int | None = None) -> None:
     """`work` until SIGTERM or SIGINT. A second one ends the process at once.
 
-    `parent` is a pipe that comes to its end when the process is to end as well.
+    `parent` is a pipe whose end of file ends the process as well.
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    patience = (app.grace if grace is None else grace) + 2 * _OVERTIME
+    patience = spec.grace + 2 * _OVERTIME_SECONDS
 
     def end(why: str) -> None:
         logger.info("%s: finishing", why)
@@ -138,7 +119,7 @@ async def until_signalled(
         if parent is not None:
             os.set_inheritable(parent, False)
             loop.add_reader(parent, orphaned, parent)
-        await work(app, stop, queues, concurrency, grace)
+        await work(spec, stop)
 
 
 def _on_signals(stack: contextlib.ExitStack, end: Callable[[str], None]) -> None:

@@ -11,7 +11,7 @@ from functools import partial
 import psycopg
 from psycopg_pool import PoolTimeout
 
-from pgmb._async.lease import AsyncLease
+from pgmb._async.receiving import AsyncLease
 from pgmb.app.hold import Failure, Hold
 from pgmb.errors import LeaseLost, PgmbError
 

@@ -1,48 +1,50 @@
-"""What looks after a consumer's workers: timeouts, and leases that must be prolonged."""
+"""Background tasks of a consumer: enforce handler timeouts, extend leases in progress."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from pgmb.app import settling
+from pgmb.app.handler import Handler
+from pgmb.app.hold import Hold
+from pgmb.app.worker import Worker
 from pgmb.errors import LeaseLost
-
-if TYPE_CHECKING:
-    from pgmb.app.consumer import Consumer
 
 logger = logging.getLogger("pgmb.app")
 
 
-async def watch(consumer: Consumer) -> None:
-    """Break off handlers that run for longer than their timeout: at most a fifth late."""
-    timeouts = [handler.timeout for handler in consumer.routes.handlers if handler.timeout is not None]
+async def enforce_timeouts(handlers: Sequence[Handler], workers: Sequence[Worker]) -> None:
+    """Cancel handlers that run for longer than their timeout, at most a fifth late."""
+    timeouts = [handler.timeout for handler in handlers if handler.timeout is not None]
     if not timeouts:
         return
     tick = min(1.0, max(0.02, min(timeouts) / 10))
     while True:
         await asyncio.sleep(tick)
         now = time.monotonic()
-        for worker in consumer.workers:
+        for worker in workers:
             worker.enforce(now)
 
 
-async def keep(consumer: Consumer) -> None:
-    """Prolong leases that are being worked on, and have what is done of them settled now and then."""
+async def extend_leases(
+    queue: str, holds: Sequence[Hold], lease_for: float, every: float, extended: asyncio.Event
+) -> None:
+    """Extend the leases in progress. Sets `extended` after each round, so that their events are settled."""
     while True:
-        await asyncio.sleep(consumer.sweep_every)
+        await asyncio.sleep(every)
         now = time.monotonic()
-        for hold in consumer.holds[:]:
-            if now - hold.renewed > consumer.lease_for * 0.4 and not hold.lost:
+        for hold in list(holds):
+            if now - hold.renewed > lease_for * 0.4 and not hold.lost:
                 try:
                     await hold.lease.extend()
                     hold.renewed = now
                 except LeaseLost as error:
-                    if hold in consumer.holds:
+                    if hold in holds:
                         settling.lose(hold, error)
                 except settling.TROUBLE as error:
-                    logger.warning("queue %s: cannot extend the lease: %s", consumer.name, str(error).strip())
-        if consumer.holds:
-            consumer.bell.set()
+                    logger.warning("queue %s: cannot extend the lease: %s", queue, str(error).strip())
+        if holds:
+            extended.set()

@@ -11,30 +11,87 @@ import logging
 from collections import deque
 from collections.abc import Sequence
 from time import monotonic
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from pgmb.app.handler import Handler
 from pgmb.app.hold import Failure, Hold
 from pgmb.app.outcome import Reject, Retry, describe
-from pgmb.app.routing import Route, late
+from pgmb.app.routing import Route, Routes, late
 from pgmb.types import Event
-
-if TYPE_CHECKING:
-    from pgmb.app.consumer import Consumer
 
 logger = logging.getLogger("pgmb.app")
 
-# Handlers that never wait would keep everything else from running.
-_BREATHE_EVERY = 0.01
-# Looking at the clock after each would cost a tenth of all.
-_A_FEW = range(8)
+# Handlers that never wait would keep the event loop from running anything else.
+_YIELD_EVERY_SECONDS = 0.01
+# Reading the clock after each event would cost a tenth of the throughput.
+_EVENTS_PER_CLOCK_READ = range(8)
+_SURVIVORS_KEPT = 1000
+
+
+class Assignments:
+    """Shared by a consumer and its workers: the lease at hand, the workers without work, and a signal."""
+
+    def __init__(self) -> None:
+        self.current: Hold | None = None
+        self.changed = asyncio.Event()
+        """Set when a worker is idle, or a lease is finished or was handed over."""
+        self._idle: deque[asyncio.Future[Hold]] = deque()
+        self._survived: dict[int, int] = {}
+
+    @property
+    def wanted(self) -> bool:
+        """Whether a worker is idle and the lease at hand has nothing left for it."""
+        return bool(self._idle) and (self.current is None or not self.current.pending)
+
+    def assign(self, hold: Hold) -> None:
+        self.current = hold
+        self.wake_next(hold)
+
+    def wait(self) -> asyncio.Future[Hold]:
+        """Where an idle worker waits for the next lease."""
+        future: asyncio.Future[Hold] = asyncio.get_running_loop().create_future()
+        self._idle.append(future)
+        self.changed.set()
+        return future
+
+    def wake_next(self, hold: Hold) -> None:
+        """Wake one more worker. Each wakes the next, so a worker that never waits handles the lease alone."""
+        while hold.pending and self._idle:
+            future = self._idle.popleft()
+            if not future.done():
+                future.set_result(hold)
+                return
+
+    def note_survived(self, event: Event) -> None:
+        """Note that an attempt failed here without ending the process."""
+        self._survived[event.seq] = event.attempt
+        if len(self._survived) > _SURVIVORS_KEPT:
+            del self._survived[next(iter(self._survived))]
+
+    def survived_last(self, event: Event) -> bool:
+        """Whether the attempt before this one failed here."""
+        return self._survived.get(event.seq) == event.attempt - 1
 
 
 class Worker:
-    __slots__ = ("_consumer", "_limit_hit", "_seen", "_since", "hold", "running", "task")
+    __slots__ = (
+        "_assignments",
+        "_limit_hit",
+        "_max_attempts",
+        "_ordered",
+        "_routes",
+        "_seen",
+        "_since",
+        "hold",
+        "running",
+        "task",
+    )
 
-    def __init__(self, consumer: Consumer) -> None:
-        self._consumer = consumer
+    def __init__(self, assignments: Assignments, routes: Routes, max_attempts: int, ordered: bool) -> None:
+        self._assignments = assignments
+        self._routes = routes
+        self._max_attempts = max_attempts
+        self._ordered = ordered
         self._limit_hit: float | None = None
         self.task: asyncio.Task[None] | None = None
         self.hold: Hold | None = None
@@ -43,35 +100,35 @@ class Worker:
         self._since = 0.0
 
     async def run(self) -> None:
-        consumer = self._consumer
-        if consumer.routes.batch is not None:
+        assignments = self._assignments
+        if self._routes.batch is not None:
             work = self._batches
-        elif consumer.ordered:
+        elif self._ordered:
             work = self._chains
         else:
             work = self._events
         while True:
-            hold = consumer.current
+            hold = assignments.current
             if hold is None or not hold.pending:
-                hold = await consumer.rest()
+                hold = await assignments.wait()
                 if not hold.pending:
                     continue
             self.hold = hold
             hold.working += 1
-            consumer.wake_next(hold)
+            assignments.wake_next(hold)
             try:
                 await work(hold)
             finally:
                 hold.working -= 1
                 self.hold = self.running = None
-            consumer.bell.set()
+            assignments.changed.set()
 
     async def _events(self, hold: Hold) -> None:
-        routes, pending = self._consumer.routes, cast("deque[Event]", hold.pending)
+        routes, pending = self._routes, cast("deque[Event]", hold.pending)
         take = pending.popleft
-        breathe = monotonic() + _BREATHE_EVERY
+        breathe = monotonic() + _YIELD_EVERY_SECONDS
         while pending:
-            for _ in _A_FEW:
+            for _ in _EVENTS_PER_CLOCK_READ:
                 if not pending:
                     break
                 self.running = event = take()
@@ -82,12 +139,12 @@ class Worker:
                     self._failed(hold, event, error)
             if monotonic() > breathe:
                 await asyncio.sleep(0)
-                breathe = monotonic() + _BREATHE_EVERY
+                breathe = monotonic() + _YIELD_EVERY_SECONDS
 
     async def _chains(self, hold: Hold) -> None:
         """Lists of events that must not overtake each other: after a failure the rest is left alone."""
-        routes = self._consumer.routes
-        breathe = monotonic() + _BREATHE_EVERY
+        routes = self._routes
+        breathe = monotonic() + _YIELD_EVERY_SECONDS
         while hold.pending:
             chain = cast("list[Event]", hold.pending.popleft())
             for position, event in enumerate(chain):
@@ -104,10 +161,10 @@ class Worker:
                     break
                 if monotonic() > breathe:
                     await asyncio.sleep(0)
-                    breathe = monotonic() + _BREATHE_EVERY
+                    breathe = monotonic() + _YIELD_EVERY_SECONDS
 
     async def _batches(self, hold: Hold) -> None:
-        route = cast("Route", self._consumer.routes.batch)
+        route = cast("Route", self._routes.batch)
         size, (prepare, call) = route.handlers[0].batch or 1, route.way
         while hold.pending:
             if isinstance(hold.pending[0], list):
@@ -146,7 +203,7 @@ class Worker:
                 task.uncancel()
         elif running is not None and task is not None:
             first = running if isinstance(running, Event) else running[0]
-            timeout = self._consumer.routes.details(first.topic).timeout
+            timeout = self._routes.details(first.topic).timeout
             if timeout is not None and now - self._since >= timeout:
                 self._limit_hit = timeout
                 task.cancel()
@@ -166,11 +223,11 @@ class Worker:
             raise
         handler = cast("Handler | None", hold.blamed.pop(event.seq, None))
         if handler is None:
-            handlers = self._consumer.routes.details(event.topic).handlers
+            handlers = self._routes.details(event.topic).handlers
             handler = handlers[0] if handlers else None
         failure = Failure(False, None, describe(error)) if handler is None else handler.failure(event, error)
         hold.failed[event.seq] = failure
-        self._consumer.survived(event)
+        self._assignments.note_survived(event)
         self._log(f"seq {event.seq}, {event.topic}, attempt {event.attempt}", event.attempt, handler, error)
         return failure
 
@@ -180,12 +237,12 @@ class Worker:
         except BaseException:
             hold.given_back.update(event.seq for event in batch)
             raise
-        handler = self._consumer.routes.handlers[0]
+        handler = self._routes.handlers[0]
         for seq, failure in handler.failures(batch, error).items():
             # What the handler said of single events stands.
             hold.failed.setdefault(seq, failure)
         if len(batch) == 1:
-            self._consumer.survived(batch[0])
+            self._assignments.note_survived(batch[0])
         self._log(f"{len(batch)} events from seq {batch[0].seq}", batch[0].attempt, handler, error)
 
     def _explained(self, error: BaseException) -> BaseException:
@@ -202,13 +259,13 @@ class Worker:
         return error
 
     def _log(self, what: str, attempt: int, handler: Handler | None, error: BaseException) -> None:
-        queue, name = self._consumer.name, handler.name if handler else "no handler"
+        queue, name = self._routes.queue, handler.name if handler else "no handler"
         if isinstance(error, Retry):
             logger.info("queue %s: %s asks for a retry: %s (%s)", queue, name, describe(error), what)
         elif isinstance(error, Reject):
             logger.warning("queue %s: %s rejects: %s (%s)", queue, name, describe(error), what)
         else:
-            last = attempt >= self._consumer.max_attempts
+            last = attempt >= self._max_attempts
             logger.log(
                 logging.ERROR if last else logging.WARNING,
                 "queue %s: %s failed: %s (%s%s)",

@@ -59,13 +59,13 @@ def work(
         schema.install(app.dsn)
     with contextlib.ExitStack() as stack:
         worker_metrics.serve(stack, metrics_port, app)
-        asyncio.run(running.until_signalled(app, queue, concurrency, grace, _parent()))
+        asyncio.run(running.until_signalled(app.work_spec(queue, concurrency, grace), _parent()))
 
 
 def _loaded(target: str, queues: list[str] | None) -> App:
     try:
         app = loading.load(target)
-        running.chosen(app, queues)
+        app.work_spec(queues)
     except InvalidArgument as error:
         output.fail(str(error), error.hint, code=HOPELESS)
     return app

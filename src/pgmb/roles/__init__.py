@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from pgmb.roles.dispatcher import Dispatcher
-from pgmb.roles.http import Http, HttpSettings
+from pgmb.roles.http import Http
+from pgmb.roles.http_settings import HttpSettings
 from pgmb.roles.janitor import Janitor
 from pgmb.roles.role import Role, serve
 from pgmb.roles.scheduler import Scheduler

@@ -5,15 +5,12 @@ from __future__ import annotations
 import gc
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
 
 import uvicorn
 
+from pgmb.roles.http_settings import HttpSettings
 from pgmb.roles.protocol import limited
 from pgmb.server import Application
-
-if TYPE_CHECKING:
-    from pgmb.roles.http import HttpSettings
 
 
 class Server(uvicorn.Server):

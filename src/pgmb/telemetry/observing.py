@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import msgspec
 from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Tracer
 
-from pgmb.observer import Many, One, Received, Settled
+from pgmb.observer import PublishCall, PublishManyCall, ReceiveCall, SettleCall
 from pgmb.telemetry import names
 from pgmb.telemetry.context import Propagation
 from pgmb.telemetry.instruments import Attributes, Instruments
@@ -59,7 +59,7 @@ class BrokerObserver:
     # -- publishing
 
     @contextmanager
-    def publishing(self, topic: str, headers: Any, stream: str) -> Generator[One]:
+    def publishing(self, topic: str, headers: Any, stream: str) -> Generator[PublishCall]:
         created = self._propagation.created(headers)
         destination, measured = self._topic(topic)
         operation = _operation("publish", names.SEND)
@@ -73,15 +73,15 @@ class BrokerObserver:
                 [] if created is None else [Link(created)],
             ) as begun,
         ):
-            one = One(self._propagation.injected(headers) if created is None else headers)
+            one = PublishCall(self._propagation.injected(headers) if created is None else headers)
             yield one
             begun.set_attribute(names.MESSAGE_ID, str(one.id))
 
     @contextmanager
-    def enqueueing(self, topic: str, headers: Any, stream: str) -> Generator[One]:
+    def enqueueing(self, topic: str, headers: Any, stream: str) -> Generator[PublishCall]:
         """A create span: the event is sent later, with others, and keeps the context that it was made in."""
         if self._propagation.created(headers) is not None:
-            yield One(headers)
+            yield PublishCall(headers)
             return
         destination, measured = self._topic(topic)
         with span(
@@ -90,14 +90,14 @@ class BrokerObserver:
             SpanKind.PRODUCER,
             {**self._common, **_operation("create", names.CREATE), **destination, names.STREAM: stream},
         ) as begun:
-            one = One(self._propagation.injected(headers))
+            one = PublishCall(self._propagation.injected(headers))
             yield one
             begun.set_attribute(names.MESSAGE_ID, str(one.id))
 
     @contextmanager
     def publishing_many(
         self, topic: str | Iterable[NewEvent], payloads: Any, headers: Any, stream: str
-    ) -> Generator[Many]:
+    ) -> Generator[PublishManyCall]:
         batch = _Batch(self._propagation, topic, payloads, headers)
         operation = _operation("publish", names.SEND)
         measured: Attributes = dict(operation)
@@ -125,10 +125,10 @@ class BrokerObserver:
     # -- receiving
 
     @contextmanager
-    def receiving(self, queue: str | None) -> Generator[Received]:
+    def receiving(self, queue: str | None) -> Generator[ReceiveCall]:
         """The span is made afterwards, when the links are known. One that found nothing is not told of."""
         began = time.time_ns()
-        received = Received(queue)
+        received = ReceiveCall(queue)
         operation = _operation("receive", names.RECEIVE)
         measured: Attributes = dict(operation)
         try:
@@ -147,7 +147,7 @@ class BrokerObserver:
             self._receive_span(received, began, operation)
 
     def _receive_span(
-        self, received: Received, began: int, operation: Attributes, error: BaseException | None = None
+        self, received: ReceiveCall, began: int, operation: Attributes, error: BaseException | None = None
     ) -> None:
         attributes: Attributes = {**self._common, **operation, names.BATCH_COUNT: len(received.events)}
         if received.queue is not None:
@@ -167,8 +167,8 @@ class BrokerObserver:
         begun.end()
 
     @contextmanager
-    def settling(self, operation: str, queue: str | None) -> Generator[Settled]:
-        settled = Settled()
+    def settling(self, operation: str, queue: str | None) -> Generator[SettleCall]:
+        settled = SettleCall()
         attributes = _operation(operation, names.SETTLE)
         if queue is not None:
             attributes[names.DESTINATION] = queue
@@ -228,7 +228,7 @@ class _Batch:
         self, propagation: Propagation, topic: str | Iterable[NewEvent], payloads: Any, headers: Any
     ) -> None:
         self._propagation = propagation
-        self.many = Many(topic, headers)
+        self.many = PublishManyCall(topic, headers)
         given: object = payloads if isinstance(topic, str) else topic
         self._sized = given if isinstance(given, Sized) else None
         self.topic = topic if isinstance(topic, str) else None

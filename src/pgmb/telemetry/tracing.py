@@ -10,9 +10,7 @@ from opentelemetry.propagators.textmap import TextMapPropagator
 from opentelemetry.trace import Span, TracerProvider, get_tracer
 
 from pgmb._async.broker import AsyncBroker
-from pgmb._async.observed import observed as aobserved
 from pgmb._sync.broker import Broker
-from pgmb._sync.observed import observed
 from pgmb.app import App
 from pgmb.telemetry import names
 from pgmb.telemetry.context import Propagation
@@ -49,11 +47,8 @@ class Telemetry:
 
     def observe(self, broker: Broker | AsyncBroker, *, working: bool = False) -> None:
         """Trace and measure the calls of a broker. `working` is one that serves an app's handlers."""
-        seen = aobserved(broker) if isinstance(broker, AsyncBroker) else observed(broker)
-        seen.observe(
-            BrokerObserver(
-                self._tracer, self._instruments, self._propagation, self._template, seen.server, working
-            )
+        broker.observer = BrokerObserver(
+            self._tracer, self._instruments, self._propagation, self._template, broker.server, working
         )
 
 

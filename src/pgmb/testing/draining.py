@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 import msgspec
 
 from pgmb._async.broker import AsyncBroker, aconnect
-from pgmb._async.lease import AsyncLease
+from pgmb._async.receiving import AsyncLease
 from pgmb.app import App
 from pgmb.app.declaring import Declared, declare
 from pgmb.app.handler import Handler
