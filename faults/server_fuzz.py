@@ -28,7 +28,7 @@ from psycopg.types.json import Jsonb
 
 from faults.fuzz_requests import Made, Maker
 from faults.fuzz_wire import NEVER, Answer, Connection
-from pgmb import keys
+from pgmb._core import keys
 
 CONNECTIONS: Final = 32
 OPERATOR: Final = keys.generate()

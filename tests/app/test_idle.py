@@ -13,8 +13,8 @@ import pytest
 
 import pgmb
 from harness.postgres import create_database
+from pgmb._core.concurrency import Pace
 from pgmb.app import idle
-from pgmb.polling import Pace
 from tests.app.stage import until, working
 from tests.conftest import FreshServer
 

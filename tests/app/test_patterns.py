@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pgmb import InvalidArgument
-from pgmb.patterns import matches
+from pgmb._core.patterns import matches
 
 WORDS = st.sampled_from(["a", "b", "é", "a b", "a\n", "", "*", "#", "a+", "(", "$", "\\d", "a-b", "_"])
 PATTERNS = st.lists(WORDS, min_size=1, max_size=5).map(".".join)

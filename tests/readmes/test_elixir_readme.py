@@ -14,7 +14,7 @@ from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 
 import pgmb
-from pgmb.patterns import matches
+from pgmb._core.patterns import matches
 from tests.app.stage import settled, until, working
 
 QUEUE = "my_queue"

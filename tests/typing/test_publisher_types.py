@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, assert_type
 from uuid import UUID
 
 import pgmb
-from pgmb.background.pending import Unpublished
+from pgmb._core.pending import Unpublished
 
 if TYPE_CHECKING:
 

@@ -13,82 +13,46 @@ from scripts.imports import When, circles, imports, modules
 
 PACKAGE = Path(pgmb.__file__).parent
 
-CLIENT = {
-    "background",
-    "batch",
-    "concurrency",
-    "cron",
-    "endpoints",
-    "errors",
-    "groups",
-    "keys",
-    "masking",
-    "observer",
-    "outbox",
-    "patterns",
-    "place",
-    "polling",
-    "schema",
-    "statements",
-    "types",
-    "wire",
-}
+# The modules beside the packages: what users import.
+PUBLIC = {"cron", "errors", "outbox", "schema", "types"}
+CLIENT = {"_core", *PUBLIC}
 
-# Each module may import itself and what is named here, of this package.
+# Each part may import itself and these others.
 BELOW: dict[str, set[str]] = {
     "types": set(),
-    "masking": set(),
     "errors": {"types"},
-    "wire": {"types"},
-    "statements": {"wire", "errors", "types"},
     "cron": {"errors"},
-    "groups": {"wire", "errors", "statements", "types"},
-    # webhooks.secrets seals and signs, imported on demand.
-    "endpoints": {"webhooks", "wire", "errors", "statements"},
-    "keys": {"statements"},
-    "batch": {"wire", "errors", "types", "statements"},
     "outbox": {"errors"},
-    "background": {"errors", "types", "wire"},
     "schema": {"errors"},
-    "concurrency": set(),
-    "observer": {"types"},
-    "polling": set(),
-    "patterns": {"errors"},
-    "place": {"statements", "types"},
+    # webhooks.secrets seals and signs, imported on demand.
+    "_core": {"errors", "types", "webhooks"},
     "_async": CLIENT,
     "_sync": CLIENT,
-    "testing": {
-        "_async",
-        "_sync",
-        "app",
-        "cron",
-        "errors",
-        "outbox",
-        "patterns",
-        "schema",
-        "statements",
-        "types",
-        "wire",
-    },
-    "app": {
-        "_async",
-        "_sync",
-        "cron",
-        "errors",
-        "observer",
-        "outbox",
-        "patterns",
-        "polling",
-        "roles",
-        "statements",
-        "types",
-    },
+    "testing": {"_async", "_sync", "app", *CLIENT},
+    "app": {"_async", "_sync", "roles", *CLIENT},
     "doctor": {"schema"},
-    "telemetry": {"_async", "_sync", "app", "observer", "types", "wire"},
-    "webhooks": {"_async", "errors", "masking", "types"},
+    "telemetry": {"_async", "_sync", "_core", "app", "types"},
+    "webhooks": {"_async", "_core", "errors", "types"},
     "server": {"_async", "doctor", "telemetry", "webhooks", *CLIENT},
     "roles": {"_async", "cron", "errors", "server", "types", "webhooks"},
     "spark": {"_sync", *CLIENT},
+}
+
+# The order inside _core: each module may import these others.
+CORE: dict[str, set[str]] = {
+    "masking": set(),
+    "observer": set(),
+    "concurrency": set(),
+    "unclosed": set(),
+    "patterns": set(),
+    "wire": set(),
+    "statements": {"wire"},
+    "batch": {"statements", "wire"},
+    "cursor": {"statements"},
+    "endpoints": {"statements", "wire"},
+    "groups": {"statements", "wire"},
+    "keys": {"statements"},
+    "pending": {"wire"},
 }
 
 # What the extra for Spark brings, directly and below.
@@ -139,11 +103,20 @@ def test_circles_are_found_by_the_kind_of_their_imports(tmp_path: Path) -> None:
     assert circles(found, When.IMPORTED, When.NEVER) == [["made.c", "made.d"]]
 
 
-@pytest.mark.parametrize("part", ["types", "statements", "batch", "wire"])
-def test_pure_parts_run_no_statement(part: str) -> None:
-    text = (PACKAGE / part).with_suffix(".py").read_text()
+@pytest.mark.parametrize("module", ["types", *(f"_core.{name}" for name in CORE if name != "concurrency")])
+def test_pure_modules_run_no_statement(module: str) -> None:
+    text = modules(PACKAGE)[f"pgmb.{module}"].read_text()
     assert ".execute(" not in text
     assert "async " not in text
+
+
+def test_the_core_has_an_order_of_its_own() -> None:
+    inside = {module.removeprefix("pgmb._core.") for module in modules(PACKAGE) if "._core." in module}
+    assert inside == CORE.keys()
+    for one in GRAPH:
+        if "._core." in one.importer and "._core." in one.imported:
+            importer, imported = (name.removeprefix("pgmb._core.") for name in one[:2])
+            assert imported in CORE[importer], one
 
 
 def loaded_by(statement: str) -> set[str]:

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pgmb.background import pending
-from pgmb.background.pending import Batch, Pending, made, marked
-from pgmb.background.refusals import may_have_committed, passes
+from pgmb._core import pending
+from pgmb._core.pending import Batch, Pending, made, marked, may_have_committed, passes
 from pgmb.errors import InvalidArgument, QueueFull, StreamNotFound
 from pgmb.types import NewEvent
 

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pgmb import InvalidArgument, NewEvent, Position, batch, statements, wire
+from pgmb import InvalidArgument, NewEvent, Position
+from pgmb._core import batch, statements, wire
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.text(st.characters(codec="utf-8")),

@@ -10,7 +10,7 @@ from psycopg import AsyncConnection, errors
 from psycopg.conninfo import conninfo_to_dict
 from psycopg_pool import AsyncConnectionPool
 
-from pgmb import batch, schema
+from pgmb import schema
 from pgmb._async.endpoints import AsyncEndpoints
 from pgmb._async.group import AsyncGrouping
 from pgmb._async.keys import AsyncKeys
@@ -21,7 +21,8 @@ from pgmb._async.schedules import AsyncSchedules
 from pgmb._async.status import AsyncStatus
 from pgmb._async.streams import AsyncStreams
 from pgmb._async.tail import AsyncTailing
-from pgmb.background.pending import Pending
+from pgmb._core import batch
+from pgmb._core.pending import Pending
 from pgmb.errors import translated
 from pgmb.types import Duration
 

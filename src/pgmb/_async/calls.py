@@ -11,12 +11,12 @@ from psycopg.adapt import AdaptersMap
 from psycopg.rows import tuple_row
 from psycopg_pool import AsyncConnectionPool
 
-from pgmb import wire
-from pgmb.batch import Copy, Parts
+from pgmb._core import wire
+from pgmb._core.batch import Copy, Parts
+from pgmb._core.observer import NULL_OBSERVER, Observer
+from pgmb._core.statements import SET_TIMEOUT, Statement
 from pgmb.errors import StreamNotFound, translated
-from pgmb.observer import NULL_OBSERVER, Observer
 from pgmb.outbox import AsyncConnectionLike, aconnection_lost, adriver_connection
-from pgmb.statements import SET_TIMEOUT, Statement
 
 Pool: TypeAlias = AsyncConnectionPool[AsyncConnection[Any]]
 

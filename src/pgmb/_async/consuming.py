@@ -5,11 +5,11 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Self
 
-from pgmb import statements
 from pgmb._async.listener import AsyncListener, AsyncListening, AsyncSubscription
 from pgmb._async.receiving import AsyncLease, AsyncReceiving
+from pgmb._core import statements
+from pgmb._core.concurrency import RELYING_PAUSE, Pace
 from pgmb.errors import InvalidArgument
-from pgmb.polling import RELYING_PAUSE, Pace
 from pgmb.types import Duration
 
 

@@ -14,17 +14,16 @@ from uuid import UUID
 import psycopg
 from psycopg_pool import PoolClosed, PoolTimeout
 
-from pgmb import groups
 from pgmb._async.calls import Pool
 from pgmb._async.listener import AsyncListener
 from pgmb._async.tail import AsyncLooks, AsyncTail
-from pgmb.concurrency import AsyncBackground, AsyncFlag, AsyncLock
+from pgmb._core import groups
+from pgmb._core.concurrency import AsyncBackground, AsyncFlag, AsyncLock, Pace
+from pgmb._core.groups import Buffer, SubscriptionSpec
+from pgmb._core.statements import Filter, Statement
+from pgmb._core.wire import Row
 from pgmb.errors import PermissionDenied, PgmbError, SubscriptionPaused, TimeoutRequired, WrongServer
-from pgmb.groups import Asked, Buffer
-from pgmb.polling import Pace
-from pgmb.statements import Filter, Statement
 from pgmb.types import Event, Position, Source
-from pgmb.wire import Row
 
 logger = logging.getLogger("pgmb.group")
 
@@ -36,7 +35,7 @@ _TROUBLE = (psycopg.OperationalError, PoolTimeout, WrongServer, OSError)
 class AsyncFeed:
     """Events that match, in batches, for as long as somebody iterates. Made by `group.listen`.
 
-    It begins with `async with`, or with the first batch asked for, and ends with it: after `break`, an error
+    It begins with `async with`, or with the first batch requested, and ends with it: after `break`, an error
     or `close` nothing is left in the database. Of events that are not taken in time the oldest are dropped:
     `dropped` says how many.
     """
@@ -44,13 +43,13 @@ class AsyncFeed:
     def __init__(
         self,
         source: AsyncFeeding,
-        asked: Asked,
+        spec: SubscriptionSpec,
         expires_after: float,
         max: int,
         max_pending: int,
         max_wait: float | None,
     ) -> None:
-        self.asked = asked
+        self.spec = spec
         self.expires_after = expires_after
         self.error: BaseException | None = None
         """Why it ended, if not by itself."""
@@ -136,8 +135,8 @@ class _AsyncGroupLooks(AsyncLooks):
                 self._timed = True
         return await self._timed_rows(statement, None)
 
-    async def subscribe(self, asked: Asked, expires_after: float, stream: str) -> UUID:
-        statement = asked.subscribe(self._group, expires_after, stream)
+    async def subscribe(self, spec: SubscriptionSpec, expires_after: float, stream: str) -> UUID:
+        statement = spec.subscribe(self._group, expires_after, stream)
         return UUID(bytes=await self._value(statement, None))
 
     async def unsubscribe(self, id: UUID) -> None:
@@ -188,7 +187,7 @@ class AsyncFeeding:
                 tail = AsyncTail(self._looks, self._listener, self.stream, (), None, True, None)
                 # The position first: what is committed while this subscribes is read as well.
                 await tail.start()
-            id = await self._looks.subscribe(feed.asked, feed.expires_after, self.stream)
+            id = await self._looks.subscribe(feed.spec, feed.expires_after, self.stream)
             with self._lock:
                 self._feeds.setdefault(id, []).append(feed)
             if self._tail is None:
@@ -285,7 +284,7 @@ class AsyncFeeding:
         if not feeds:
             return
         logger.warning("group %s: subscription %s had expired; subscribing again", self._group, id)
-        renewed = await self._looks.subscribe(feeds[0].asked, feeds[0].expires_after, self.stream)
+        renewed = await self._looks.subscribe(feeds[0].spec, feeds[0].expires_after, self.stream)
         with self._lock:
             self._feeds.setdefault(renewed, []).extend(self._feeds.pop(id, ()))
 

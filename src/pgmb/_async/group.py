@@ -7,13 +7,15 @@ from types import TracebackType
 from typing import Any, Self
 from uuid import UUID
 
-from pgmb import groups, statements
 from pgmb._async.calls import AsyncCalls, Pool
 from pgmb._async.consuming import AsyncConsuming
 from pgmb._async.feed import AsyncFeed, AsyncFeeding
 from pgmb._async.queues import AsyncQueues
 from pgmb._async.receiving import NO_LEASE, AsyncLease
 from pgmb._async.subscriptions import AsyncKeeper
+from pgmb._core import groups, statements
+from pgmb._core.groups import SubscriptionSpec
+from pgmb._core.wire import Row
 from pgmb.errors import (
     Conflict,
     InvalidArgument,
@@ -22,10 +24,8 @@ from pgmb.errors import (
     QueueNotFound,
     TimeoutRequired,
 )
-from pgmb.groups import Asked
 from pgmb.outbox import AsyncConnectionLike
 from pgmb.types import Duration, Source, Subscription
-from pgmb.wire import Row
 
 
 class AsyncGroup(AsyncCalls):
@@ -62,10 +62,10 @@ class AsyncGroup(AsyncCalls):
         See `create_queue`. Equal subscriptions of a group are one. Where it expires, it does so after that
         long in which no process of the group that made it was there. What it matches comes from `receive`.
         """
-        asked = Asked.of(patterns, equals, filter, condition, params)
+        spec = SubscriptionSpec.of(patterns, equals, filter, condition, params)
         expires = None if expires_after is None else groups.seconds(expires_after)
         await self._make_ready(must=False)
-        statement = asked.subscribe(self.name, expires_after, self.stream)
+        statement = spec.subscribe(self.name, expires_after, self.stream)
         id = UUID(bytes=await self._value(statement, conn))
         if expires is not None:
             self._keeper.keep(id, expires)
@@ -126,7 +126,7 @@ class AsyncGroup(AsyncCalls):
 
         Fire and forget: nothing is settled, and what is published while nobody listens is not heard. One tail
         reads for all feeds of this group. Of more than `max_pending` events that wait in a feed the oldest
-        are dropped. It ends after `max_wait` in which nothing came. If the process dies, what it asked for
+        are dropped. It ends after `max_wait` in which nothing came. If the process dies, its subscription
         expires `expires_after` later.
         """
         if max < 1:
@@ -136,7 +136,7 @@ class AsyncGroup(AsyncCalls):
         waited = statements.interval(max_wait)
         return AsyncFeed(
             self._feeding,
-            Asked.of(patterns, equals, filter, condition, params),
+            SubscriptionSpec.of(patterns, equals, filter, condition, params),
             groups.seconds(expires_after),
             max,
             max_pending,

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 
-from pgmb import keys
 from pgmb._async.calls import AsyncCalls
+from pgmb._core import keys
 from pgmb.outbox import AsyncConnectionLike
 from pgmb.types import ApiKey, AuditEntry, NewKey
 

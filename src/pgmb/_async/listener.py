@@ -16,8 +16,7 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import tuple_row
 
 from pgmb._async.calls import AsyncCalls
-from pgmb.concurrency import AsyncBackground, AsyncFlag
-from pgmb.polling import Pace
+from pgmb._core.concurrency import AsyncBackground, AsyncFlag, Pace
 
 logger = logging.getLogger("pgmb.listener")
 

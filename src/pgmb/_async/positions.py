@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from pgmb import statements, wire
 from pgmb._async.calls import AsyncCalls
+from pgmb._core import statements, wire
+from pgmb._core.statements import call
 from pgmb.outbox import AsyncConnectionLike
-from pgmb.statements import call
 from pgmb.types import Event, Position, Source
 
 

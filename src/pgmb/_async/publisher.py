@@ -11,11 +11,10 @@ from uuid import UUID
 
 from pgmb._async.calls import Pool
 from pgmb._async.publishing import AsyncPublishing
-from pgmb.background import pending
-from pgmb.background.pending import MARKED_FOR, Batch, Pending, Unpublished
-from pgmb.background.refusals import passes
-from pgmb.background.unclosed import aforget, aremember
-from pgmb.concurrency import AsyncBackground, AsyncCondition, AsyncLock
+from pgmb._core import pending
+from pgmb._core.concurrency import AsyncBackground, AsyncCondition, AsyncLock
+from pgmb._core.pending import MARKED_FOR, Batch, Pending, Unpublished, passes
+from pgmb._core.unclosed import aforget, aremember
 from pgmb.errors import PublisherClosed, PublisherFull, PublishFailed
 from pgmb.types import Duration, NewEvent
 

@@ -7,8 +7,8 @@ from datetime import datetime
 from typing import Any, overload
 from uuid import UUID
 
-from pgmb import batch, statements, wire
 from pgmb._async.calls import AsyncCalls
+from pgmb._core import batch, statements, wire
 from pgmb.outbox import AsyncConnectionLike
 from pgmb.types import Duration, NewEvent
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pgmb._async.calls import AsyncCalls
+from pgmb._core.statements import call
 from pgmb.outbox import AsyncConnectionLike
-from pgmb.statements import call
 from pgmb.types import Duration, Position, WhenFull
 
 

@@ -7,11 +7,11 @@ from datetime import datetime
 from typing import Any, LiteralString
 from uuid import UUID
 
-from pgmb import statements, wire
 from pgmb._async.calls import AsyncCalls, Pool
+from pgmb._core import statements, wire
+from pgmb._core.statements import call, seqs_of
 from pgmb.errors import TimeoutRequired
 from pgmb.outbox import AsyncConnectionLike
-from pgmb.statements import call, seqs_of
 from pgmb.types import DeadLetter, Duration, Event, Source, moment
 
 NO_LEASE = UUID(int=0)

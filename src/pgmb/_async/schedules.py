@@ -7,11 +7,11 @@ from typing import Any, Literal
 from uuid import UUID
 
 from pgmb import cron as expressions
-from pgmb import statements, wire
 from pgmb._async.calls import AsyncCalls
+from pgmb._core import statements, wire
+from pgmb._core.statements import call
 from pgmb.errors import ScheduleNotFound
 from pgmb.outbox import AsyncConnectionLike
-from pgmb.statements import call
 from pgmb.types import DueSchedule, Duration, Schedule, moment
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from pgmb import statements
 from pgmb._async.calls import AsyncCalls
+from pgmb._core import statements
+from pgmb._core.statements import call
 from pgmb.outbox import AsyncConnectionLike
-from pgmb.statements import call
 from pgmb.types import QueueStatus, ReaderStatus, SinkStatus, StreamStatus
 
 

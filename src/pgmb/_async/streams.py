@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from pgmb._async.calls import AsyncCalls
+from pgmb._core.statements import call
 from pgmb.outbox import AsyncConnectionLike
-from pgmb.statements import call
 from pgmb.types import Duration
 
 

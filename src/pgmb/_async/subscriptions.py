@@ -10,9 +10,9 @@ from uuid import UUID
 import psycopg
 from psycopg_pool import PoolClosed, PoolTimeout
 
-from pgmb import groups
 from pgmb._async.calls import AsyncCalls, Pool
-from pgmb.concurrency import AsyncBackground, AsyncFlag
+from pgmb._core import groups
+from pgmb._core.concurrency import AsyncBackground, AsyncFlag
 from pgmb.errors import PgmbError
 
 logger = logging.getLogger("pgmb.group")

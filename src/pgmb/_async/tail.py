@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
 
-from pgmb import place, statements, wire
 from pgmb._async.listener import AsyncListener, AsyncListening, AsyncSubscription
 from pgmb._async.positions import AsyncPositions
+from pgmb._core import cursor, statements, wire
+from pgmb._core.concurrency import Pace
+from pgmb._core.cursor import ReadCursor
+from pgmb._core.patterns import compiled
+from pgmb._core.statements import Filter
 from pgmb.errors import ReaderBehind, StandbyError
-from pgmb.patterns import compiled
-from pgmb.place import Place
-from pgmb.polling import Pace
-from pgmb.statements import Filter
 from pgmb.types import Duration, Event, Position, Source
 
 _PAGE = 1000
@@ -40,7 +40,7 @@ class AsyncLooks(AsyncPositions):
     async def look(self, stream: str) -> Position:
         """The newest tick's position, after a tick now. Takes no transaction id where nothing happened."""
         try:
-            tick, newest = (await self._rows(place.look(stream), None))[0]
+            tick, newest = (await self._rows(cursor.look(stream), None))[0]
         except StandbyError:
             self.on_primary = False
             return await self.newest_tick(stream)
@@ -64,7 +64,7 @@ class AsyncLooks(AsyncPositions):
 
     async def newest_tick(self, stream: str) -> Position:
         """The position of the newest tick, whoever made it."""
-        return Position.parse(await self._value(place.newest_tick(stream), None))
+        return Position.parse(await self._value(cursor.newest_tick(stream), None))
 
 
 class AsyncTail:
@@ -81,13 +81,13 @@ class AsyncTail:
         listener: AsyncListener,
         stream: str,
         patterns: tuple[str, ...],
-        after: Position | Place | str | None,
+        after: Position | ReadCursor | str | None,
         follow: bool,
         max_wait: float | None,
         asked: Filter | None = None,
     ) -> None:
         self.stream = stream
-        self.position = None if after is None else Place.of(after)
+        self.position = None if after is None else ReadCursor.of(after)
         """Where to go on, for the `after` of another tail. None before it has begun."""
         self.caught_up = False
         """Whether the last look found nothing more to read."""
@@ -100,14 +100,14 @@ class AsyncTail:
         self._max_wait = max_wait
         self._end: Position | None = None
         self._next = self.position
-        self._page: deque[tuple[Event, Place]] = deque()
+        self._page: deque[tuple[Event, ReadCursor]] = deque()
         self._subscription: AsyncSubscription | None = None
         self._pace = Pace(_LOOKS_APART)
         self._look_at = 0.0
         self._woken = False
         self._closed = False
 
-    async def start(self) -> Place:
+    async def start(self) -> ReadCursor:
         """Begin: what is committed from now on is seen. Nothing changes if it has begun."""
         if self._asked is not None and not self._checked:
             await self._looks.check(self.stream, self._asked)
@@ -115,7 +115,7 @@ class AsyncTail:
         if self._follow and self._subscription is None and not self._closed:
             self._subscription = self._listener.subscribe(self.stream)
         if self._next is None:
-            self.position = self._next = Place(await self._looks.now(self.stream))
+            self.position = self._next = ReadCursor(await self._looks.now(self.stream))
         if not self._follow and self._end is None:
             self._end = await self._looks.now(self.stream)
         return self._next
@@ -183,7 +183,7 @@ class AsyncTail:
         self.position = page.at(event.seq) if self._page else self._next
         return event
 
-    async def _turn(self, at: Place) -> None:
+    async def _turn(self, at: ReadCursor) -> None:
         """Read a page of the batch under way, or of the one that begins now."""
         batch = at.batch or await self._later(at.done)
         self.caught_up = batch is None
@@ -197,8 +197,8 @@ class AsyncTail:
             # A replica: it will have replayed so far in a moment.
             self.caught_up = True
             return
-        page = Place(at.done, batch, at.seq)
-        self._next = Place(batch) if more is None else page.at(more)
+        page = ReadCursor(at.done, batch, at.seq)
+        self._next = ReadCursor(batch) if more is None else page.at(more)
         self._page.extend((event, page) for event in found if self._matches(event.topic))
         if found or more is not None:
             self._pace.found()
@@ -216,7 +216,7 @@ class AsyncTail:
         else:
             newest = await self._looks.look(self.stream)
             self._look_at = time.monotonic() + _LOOKS_APART
-        if place.later(newest, done):
+        if cursor.later(newest, done):
             return newest
         # A tick that is newer than the newest here was lost, which reading says; or this replica is behind.
         return newest if 0 < newest.tick < done.tick else None
@@ -230,7 +230,7 @@ class AsyncTailing(AsyncListening):
         self,
         *patterns: str,
         stream: str = "main",
-        after: Position | Place | str | None = None,
+        after: Position | ReadCursor | str | None = None,
         follow: bool = True,
         max_wait: Duration | None = None,
         listen: bool = True,

@@ -11,7 +11,9 @@ from psycopg import Connection, errors
 from psycopg.conninfo import conninfo_to_dict
 from psycopg_pool import ConnectionPool
 
-from pgmb import batch, schema
+from pgmb import schema
+from pgmb._core import batch
+from pgmb._core.pending import Pending
 from pgmb._sync.endpoints import Endpoints
 from pgmb._sync.group import Grouping
 from pgmb._sync.keys import Keys
@@ -22,7 +24,6 @@ from pgmb._sync.schedules import Schedules
 from pgmb._sync.status import Status
 from pgmb._sync.streams import Streams
 from pgmb._sync.tail import Tailing
-from pgmb.background.pending import Pending
 from pgmb.errors import translated
 from pgmb.types import Duration
 

@@ -6,11 +6,11 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Self
 
-from pgmb import statements
+from pgmb._core import statements
+from pgmb._core.concurrency import RELYING_PAUSE, Pace
 from pgmb._sync.listener import Listener, Listening, Subscription
 from pgmb._sync.receiving import Lease, Receiving
 from pgmb.errors import InvalidArgument
-from pgmb.polling import RELYING_PAUSE, Pace
 from pgmb.types import Duration
 
 

@@ -8,10 +8,10 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from pgmb import endpoints as asked
-from pgmb import wire
+from pgmb._core import endpoints, wire
+from pgmb._core.endpoints import AUTO, GENERATE
+from pgmb._core.statements import call
 from pgmb._sync.calls import Calls
-from pgmb.endpoints import AUTO, GENERATE, call
 from pgmb.errors import EndpointNotFound, TimeoutRequired
 from pgmb.outbox import ConnectionLike
 from pgmb.types import Attempt, AttemptLog, Duration, EndpointBody, EndpointStatus, NewEndpoint
@@ -58,8 +58,8 @@ class Endpoints(Calls):
         none. By default a new one is made where PGMB_SECRET_KEY says what to seal it with. The result shows
         it this once; an endpoint that has one keeps it, and nothing is shown.
         """
-        key = asked.sealing_key() if secret in (None, AUTO) else asked.required_key()
-        plain = asked.new_secret(secret, key)
+        key = endpoints.sealing_key() if secret in (None, AUTO) else endpoints.required_key()
+        plain = endpoints.new_secret(secret, key)
         statement = call(
             "create_endpoint",
             name=name,
@@ -89,16 +89,16 @@ class Endpoints(Calls):
         with self._transaction(conn) as own:
             id = wire.uuid(self._value(statement, own))
             if headers and key is not None:
-                stored = asked.sealed_headers(key, id, headers)
+                stored = endpoints.sealed_headers(key, id, headers)
                 self._value(call("alter_endpoint", name=name, headers=stored), own)
             if plain is None or key is None:
                 return NewEndpoint(id, None)
-            sealed = self._value(asked.sealed_secrets(name), own)
+            sealed = self._value(endpoints.sealed_secrets(name), own)
             made = secret in (AUTO, GENERATE)
-            if (sealed and made) or asked.knows(key, id, sealed, plain):
+            if (sealed and made) or endpoints.knows(key, id, sealed, plain):
                 return NewEndpoint(id, None)
             self._value(call("add_endpoint_secret", name=name, sealed=key.seal(plain, id)), own)
-        return NewEndpoint(id, plain, asked.public_key(plain))
+        return NewEndpoint(id, plain, endpoints.public_key(plain))
 
     def alter_endpoint(
         self,
@@ -120,9 +120,9 @@ class Endpoints(Calls):
         conn: ConnectionLike | None = None,
     ) -> None:
         """Change settings of an endpoint. None leaves one; `rps=0` and `gzip_above=-1` take those away."""
-        if headers and (key := asked.sealing_key()):
-            found = self._rows(asked.endpoint_id(name), conn)
-            headers = asked.sealed_headers(key, wire.uuid(found[0][0]), headers) if found else headers
+        if headers and (key := endpoints.sealing_key()):
+            found = self._rows(endpoints.endpoint_id(name), conn)
+            headers = endpoints.sealed_headers(key, wire.uuid(found[0][0]), headers) if found else headers
         self._value(
             call(
                 "alter_endpoint",
@@ -181,8 +181,8 @@ class Endpoints(Calls):
 
         Returns it: it is shown this once.
         """
-        key = asked.required_key()
-        plain = asked.new_secret(secret, key) or ""
+        key = endpoints.required_key()
+        plain = endpoints.new_secret(secret, key) or ""
         with self._transaction(conn) as own:
             id = (self.endpoint(name, conn=own)).id
             sealed = key.seal(plain, id)
@@ -218,11 +218,11 @@ class Endpoints(Calls):
 
     def endpoints(self, *, conn: ConnectionLike | None = None) -> list[EndpointStatus]:
         """Every endpoint, by name: what it asks for, how it is, what it did."""
-        return [EndpointStatus.of(row) for row in self._rows(asked.ENDPOINTS, conn)]
+        return [EndpointStatus.of(row) for row in self._rows(endpoints.ENDPOINTS, conn)]
 
     def endpoint(self, name: str, *, conn: ConnectionLike | None = None) -> EndpointStatus:
         """One endpoint."""
-        rows = self._rows(asked.endpoint(name), conn)
+        rows = self._rows(endpoints.endpoint(name), conn)
         if not rows:
             missing = EndpointNotFound(f"endpoint {name!r} does not exist")
             missing.advise("Create it with create_endpoint.")
@@ -232,11 +232,11 @@ class Endpoints(Calls):
     def attempts(self, name: str, max: int = 100, *, conn: ConnectionLike | None = None) -> list[Attempt]:
         """What was tried, the newest first: failures, or everything, as the endpoint's `log` says."""
         id = (self.endpoint(name, conn=conn)).id
-        return [Attempt.of(row) for row in self._rows(asked.attempts(id, max), conn)]
+        return [Attempt.of(row) for row in self._rows(endpoints.attempts(id, max), conn)]
 
     def resend(self, endpoint: str, ids: Iterable[UUID | str], *, conn: ConnectionLike | None = None) -> int:
         """Send events of the log to an endpoint again, by id. Returns how many of them were found."""
-        return int(self._value(call("resend", endpoint=endpoint, ids=asked.uuids(ids)), conn))
+        return int(self._value(call("resend", endpoint=endpoint, ids=endpoints.uuids(ids)), conn))
 
     def replay(
         self,
@@ -257,7 +257,7 @@ class Endpoints(Calls):
         statement = call(
             "replay",
             endpoint=endpoint,
-            since=asked.beginning(since),
+            since=endpoints.beginning(since),
             until=until,
             topic=topic,
             filter=filter,

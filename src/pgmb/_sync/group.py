@@ -8,7 +8,9 @@ from types import TracebackType
 from typing import Any, Self
 from uuid import UUID
 
-from pgmb import groups, statements
+from pgmb._core import groups, statements
+from pgmb._core.groups import SubscriptionSpec
+from pgmb._core.wire import Row
 from pgmb._sync.calls import Calls, Pool
 from pgmb._sync.consuming import Consuming
 from pgmb._sync.feed import Feed, Feeding
@@ -23,10 +25,8 @@ from pgmb.errors import (
     QueueNotFound,
     TimeoutRequired,
 )
-from pgmb.groups import Asked
 from pgmb.outbox import ConnectionLike
 from pgmb.types import Duration, Source, Subscription
-from pgmb.wire import Row
 
 
 class Group(Calls):
@@ -63,10 +63,10 @@ class Group(Calls):
         See `create_queue`. Equal subscriptions of a group are one. Where it expires, it does so after that
         long in which no process of the group that made it was there. What it matches comes from `receive`.
         """
-        asked = Asked.of(patterns, equals, filter, condition, params)
+        spec = SubscriptionSpec.of(patterns, equals, filter, condition, params)
         expires = None if expires_after is None else groups.seconds(expires_after)
         self._make_ready(must=False)
-        statement = asked.subscribe(self.name, expires_after, self.stream)
+        statement = spec.subscribe(self.name, expires_after, self.stream)
         id = UUID(bytes=self._value(statement, conn))
         if expires is not None:
             self._keeper.keep(id, expires)
@@ -127,7 +127,7 @@ class Group(Calls):
 
         Fire and forget: nothing is settled, and what is published while nobody listens is not heard. One tail
         reads for all feeds of this group. Of more than `max_pending` events that wait in a feed the oldest
-        are dropped. It ends after `max_wait` in which nothing came. If the process dies, what it asked for
+        are dropped. It ends after `max_wait` in which nothing came. If the process dies, its subscription
         expires `expires_after` later.
         """
         if max < 1:
@@ -137,7 +137,7 @@ class Group(Calls):
         waited = statements.interval(max_wait)
         return Feed(
             self._feeding,
-            Asked.of(patterns, equals, filter, condition, params),
+            SubscriptionSpec.of(patterns, equals, filter, condition, params),
             groups.seconds(expires_after),
             max,
             max_pending,

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 
-from pgmb import keys
+from pgmb._core import keys
 from pgmb._sync.calls import Calls
 from pgmb.outbox import ConnectionLike
 from pgmb.types import ApiKey, AuditEntry, NewKey

@@ -16,9 +16,8 @@ from psycopg import Connection
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import tuple_row
 
+from pgmb._core.concurrency import Background, Flag, Pace
 from pgmb._sync.calls import Calls
-from pgmb.concurrency import Background, Flag
-from pgmb.polling import Pace
 
 logger = logging.getLogger("pgmb.listener")
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from pgmb import statements, wire
+from pgmb._core import statements, wire
+from pgmb._core.statements import call
 from pgmb._sync.calls import Calls
 from pgmb.outbox import ConnectionLike
-from pgmb.statements import call
 from pgmb.types import Event, Position, Source
 
 

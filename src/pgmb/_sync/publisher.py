@@ -10,13 +10,12 @@ from types import TracebackType
 from typing import Any, Self
 from uuid import UUID
 
+from pgmb._core import pending
+from pgmb._core.concurrency import Background, Condition, Lock
+from pgmb._core.pending import MARKED_FOR, Batch, Pending, Unpublished, passes
+from pgmb._core.unclosed import forget, remember
 from pgmb._sync.calls import Pool
 from pgmb._sync.publishing import Publishing
-from pgmb.background import pending
-from pgmb.background.pending import MARKED_FOR, Batch, Pending, Unpublished
-from pgmb.background.refusals import passes
-from pgmb.background.unclosed import forget, remember
-from pgmb.concurrency import Background, Condition, Lock
 from pgmb.errors import PublisherClosed, PublisherFull, PublishFailed
 from pgmb.types import Duration, NewEvent
 

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any, overload
 from uuid import UUID
 
-from pgmb import batch, statements, wire
+from pgmb._core import batch, statements, wire
 from pgmb._sync.calls import Calls
 from pgmb.outbox import ConnectionLike
 from pgmb.types import Duration, NewEvent

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from pgmb._core.statements import call
 from pgmb._sync.calls import Calls
 from pgmb.outbox import ConnectionLike
-from pgmb.statements import call
 from pgmb.types import Duration, Position, WhenFull
 
 

@@ -8,11 +8,11 @@ from typing import Any, Literal
 from uuid import UUID
 
 from pgmb import cron as expressions
-from pgmb import statements, wire
+from pgmb._core import statements, wire
+from pgmb._core.statements import call
 from pgmb._sync.calls import Calls
 from pgmb.errors import ScheduleNotFound
 from pgmb.outbox import ConnectionLike
-from pgmb.statements import call
 from pgmb.types import DueSchedule, Duration, Schedule, moment
 
 

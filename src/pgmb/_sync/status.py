@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-from pgmb import statements
+from pgmb._core import statements
+from pgmb._core.statements import call
 from pgmb._sync.calls import Calls
 from pgmb.outbox import ConnectionLike
-from pgmb.statements import call
 from pgmb.types import QueueStatus, ReaderStatus, SinkStatus, StreamStatus
 
 

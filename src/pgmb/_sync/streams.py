@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
+from pgmb._core.statements import call
 from pgmb._sync.calls import Calls
 from pgmb.outbox import ConnectionLike
-from pgmb.statements import call
 from pgmb.types import Duration
 
 

@@ -11,9 +11,9 @@ from uuid import UUID
 import psycopg
 from psycopg_pool import PoolClosed, PoolTimeout
 
-from pgmb import groups
+from pgmb._core import groups
+from pgmb._core.concurrency import Background, Flag
 from pgmb._sync.calls import Calls, Pool
-from pgmb.concurrency import Background, Flag
 from pgmb.errors import PgmbError
 
 logger = logging.getLogger("pgmb.group")

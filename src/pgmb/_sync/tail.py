@@ -9,14 +9,14 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
 
-from pgmb import place, statements, wire
+from pgmb._core import cursor, statements, wire
+from pgmb._core.concurrency import Pace
+from pgmb._core.cursor import ReadCursor
+from pgmb._core.patterns import compiled
+from pgmb._core.statements import Filter
 from pgmb._sync.listener import Listener, Listening, Subscription
 from pgmb._sync.positions import Positions
 from pgmb.errors import ReaderBehind, StandbyError
-from pgmb.patterns import compiled
-from pgmb.place import Place
-from pgmb.polling import Pace
-from pgmb.statements import Filter
 from pgmb.types import Duration, Event, Position, Source
 
 _PAGE = 1000
@@ -41,7 +41,7 @@ class Looks(Positions):
     def look(self, stream: str) -> Position:
         """The newest tick's position, after a tick now. Takes no transaction id where nothing happened."""
         try:
-            tick, newest = (self._rows(place.look(stream), None))[0]
+            tick, newest = (self._rows(cursor.look(stream), None))[0]
         except StandbyError:
             self.on_primary = False
             return self.newest_tick(stream)
@@ -65,7 +65,7 @@ class Looks(Positions):
 
     def newest_tick(self, stream: str) -> Position:
         """The position of the newest tick, whoever made it."""
-        return Position.parse(self._value(place.newest_tick(stream), None))
+        return Position.parse(self._value(cursor.newest_tick(stream), None))
 
 
 class Tail:
@@ -82,13 +82,13 @@ class Tail:
         listener: Listener,
         stream: str,
         patterns: tuple[str, ...],
-        after: Position | Place | str | None,
+        after: Position | ReadCursor | str | None,
         follow: bool,
         max_wait: float | None,
         asked: Filter | None = None,
     ) -> None:
         self.stream = stream
-        self.position = None if after is None else Place.of(after)
+        self.position = None if after is None else ReadCursor.of(after)
         """Where to go on, for the `after` of another tail. None before it has begun."""
         self.caught_up = False
         """Whether the last look found nothing more to read."""
@@ -101,14 +101,14 @@ class Tail:
         self._max_wait = max_wait
         self._end: Position | None = None
         self._next = self.position
-        self._page: deque[tuple[Event, Place]] = deque()
+        self._page: deque[tuple[Event, ReadCursor]] = deque()
         self._subscription: Subscription | None = None
         self._pace = Pace(_LOOKS_APART)
         self._look_at = 0.0
         self._woken = False
         self._closed = False
 
-    def start(self) -> Place:
+    def start(self) -> ReadCursor:
         """Begin: what is committed from now on is seen. Nothing changes if it has begun."""
         if self._asked is not None and not self._checked:
             self._looks.check(self.stream, self._asked)
@@ -116,7 +116,7 @@ class Tail:
         if self._follow and self._subscription is None and not self._closed:
             self._subscription = self._listener.subscribe(self.stream)
         if self._next is None:
-            self.position = self._next = Place(self._looks.now(self.stream))
+            self.position = self._next = ReadCursor(self._looks.now(self.stream))
         if not self._follow and self._end is None:
             self._end = self._looks.now(self.stream)
         return self._next
@@ -184,7 +184,7 @@ class Tail:
         self.position = page.at(event.seq) if self._page else self._next
         return event
 
-    def _turn(self, at: Place) -> None:
+    def _turn(self, at: ReadCursor) -> None:
         """Read a page of the batch under way, or of the one that begins now."""
         batch = at.batch or self._later(at.done)
         self.caught_up = batch is None
@@ -198,8 +198,8 @@ class Tail:
             # A replica: it will have replayed so far in a moment.
             self.caught_up = True
             return
-        page = Place(at.done, batch, at.seq)
-        self._next = Place(batch) if more is None else page.at(more)
+        page = ReadCursor(at.done, batch, at.seq)
+        self._next = ReadCursor(batch) if more is None else page.at(more)
         self._page.extend((event, page) for event in found if self._matches(event.topic))
         if found or more is not None:
             self._pace.found()
@@ -217,7 +217,7 @@ class Tail:
         else:
             newest = self._looks.look(self.stream)
             self._look_at = time.monotonic() + _LOOKS_APART
-        if place.later(newest, done):
+        if cursor.later(newest, done):
             return newest
         # A tick that is newer than the newest here was lost, which reading says; or this replica is behind.
         return newest if 0 < newest.tick < done.tick else None
@@ -231,7 +231,7 @@ class Tailing(Listening):
         self,
         *patterns: str,
         stream: str = "main",
-        after: Position | Place | str | None = None,
+        after: Position | ReadCursor | str | None = None,
         follow: bool = True,
         max_wait: Duration | None = None,
         listen: bool = True,

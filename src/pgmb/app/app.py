@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary
 
 from pgmb import cron as expressions
 from pgmb._async.broker import AsyncBroker, aconnect
+from pgmb._core.observer import Instrumentation
 from pgmb._sync.broker import Broker, connect
 from pgmb.app import by_hand, running
 from pgmb.app.declaring import Declared, with_handlers
@@ -23,7 +24,6 @@ from pgmb.app.group import HandlerGroup
 from pgmb.app.handler import Backoff, Handler, attempts
 from pgmb.app.routing import Middleware
 from pgmb.errors import Conflict, InvalidArgument, PermissionDenied
-from pgmb.observer import Instrumentation
 from pgmb.types import Duration, Position
 
 P = ParamSpec("P")

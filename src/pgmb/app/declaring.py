@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from pgmb._async.broker import AsyncBroker
+from pgmb._core.statements import interval
 from pgmb._sync.broker import Broker
 from pgmb.app.handler import Backoff, Handler, refuse_backoff
 from pgmb.errors import (
@@ -21,7 +22,6 @@ from pgmb.errors import (
     StreamNotFound,
     translated,
 )
-from pgmb.statements import interval
 from pgmb.types import Position
 
 logger = logging.getLogger("pgmb.app")

@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, TypeAlias, cast, get_args, get_origin, get_type_hints
 
+from pgmb._core.patterns import compiled
 from pgmb.app.delivery import Delivery
 from pgmb.app.hold import Failure, Hold
 from pgmb.app.outcome import Reject, Retry, describe, seconds, waiting
 from pgmb.app.payload import Decode, decoder
 from pgmb.app.sets import SplitBy
 from pgmb.errors import InvalidArgument
-from pgmb.patterns import compiled
 from pgmb.types import Duration, Event
 
 logger = logging.getLogger("pgmb.app")

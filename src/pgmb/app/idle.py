@@ -11,10 +11,10 @@ from typing import Protocol
 from pgmb._async.broker import AsyncBroker
 from pgmb._async.listener import AsyncListener, AsyncSubscription
 from pgmb._async.receiving import AsyncLease
+from pgmb._core.concurrency import FIRST_PAUSE, LONGEST_PAUSE, Pace
 from pgmb.app import settling
 from pgmb.app.pacing import LeaseSize
 from pgmb.errors import InvalidArgument, NotFound, PermissionDenied
-from pgmb.polling import FIRST_PAUSE, LONGEST_PAUSE, Pace
 
 logger = logging.getLogger("pgmb.app")
 

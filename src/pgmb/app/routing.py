@@ -7,13 +7,13 @@ import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+from pgmb._core.patterns import matches
 from pgmb.app.delivery import Delivery
 from pgmb.app.handler import Handler, Prepare, delivering, whole_event
 from pgmb.app.hold import Hold
 from pgmb.app.outcome import Retry
 from pgmb.app.payload import decoder
 from pgmb.app.threads import Threads
-from pgmb.patterns import matches
 from pgmb.types import Event
 
 CallNext: TypeAlias = Callable[[Any], Awaitable[None]]

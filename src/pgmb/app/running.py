@@ -13,13 +13,13 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, NamedTuple
 
 from pgmb._async.broker import AsyncBroker, aconnect
+from pgmb._core.observer import Instrumentation
 from pgmb.app.consumer import Consumer
 from pgmb.app.declaring import Declared, Found, declare
 from pgmb.app.idle import IdlePoller
 from pgmb.app.recurring import scheduling
 from pgmb.app.routing import Middleware, Routes
 from pgmb.app.threads import Threads
-from pgmb.observer import Instrumentation
 
 logger = logging.getLogger("pgmb.app")
 

@@ -11,8 +11,8 @@ import msgspec
 from psycopg import Connection
 
 from pgmb import Broker
+from pgmb._core.masking import masked_url
 from pgmb.errors import PermissionDenied, translated
-from pgmb.masking import masked_url
 
 Options = ParamSpec("Options")
 Result = TypeVar("Result")

@@ -10,13 +10,13 @@ from uuid import UUID
 import typer
 
 from pgmb import aconnect, connect
+from pgmb._core.endpoints import sealing_key
 from pgmb.cli import output
 from pgmb.cli.changes import change
 from pgmb.cli.filters import FilterBy
 from pgmb.cli.options import AsJson, Dsn, Endpoint
 from pgmb.cli.posting import Time, time
 from pgmb.cli.roles import Allow, EgressProxy
-from pgmb.endpoints import sealing_key
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,6 +9,7 @@ import msgspec
 import typer
 
 from pgmb import connect
+from pgmb._core.endpoints import AUTO, GENERATE
 from pgmb.cli import durations, endpoint_events, filters, output, posting
 from pgmb.cli.changes import change
 from pgmb.cli.confirmation import confirm
@@ -29,7 +30,6 @@ from pgmb.cli.posting import (
     SecretFile,
     Timeout,
 )
-from pgmb.endpoints import AUTO, GENERATE
 from pgmb.errors import InvalidArgument
 
 endpoints = typer.Typer(

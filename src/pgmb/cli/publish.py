@@ -16,10 +16,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from pgmb import Broker, NewEvent, connect
+from pgmb._core.patterns import matches
 from pgmb.cli import durations, output
 from pgmb.cli.options import Dsn, Stream
 from pgmb.errors import InvalidArgument
-from pgmb.patterns import matches
 
 
 class _Line(msgspec.Struct, forbid_unknown_fields=True):

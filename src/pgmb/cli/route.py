@@ -7,10 +7,10 @@ from typing import Annotated, Any
 import typer
 
 from pgmb import connect
+from pgmb._core.patterns import matches
 from pgmb.app import loading
 from pgmb.cli import output
 from pgmb.cli.options import AsJson, Dsn, Stream
-from pgmb.patterns import matches
 
 route = typer.Typer(help="Routing by topic.", no_args_is_help=True)
 

@@ -7,7 +7,7 @@ import hashlib
 import secrets
 from typing import Final
 
-from pgmb.keys import KEY, digest, generate
+from pgmb._core.keys import KEY, digest, generate
 
 __all__ = ["KEY", "SESSION", "TICKET", "csrf_of", "digest", "generate", "same"]
 

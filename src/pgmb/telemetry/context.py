@@ -11,7 +11,7 @@ from opentelemetry.context import Context, get_current
 from opentelemetry.propagators.textmap import Setter, TextMapPropagator
 from opentelemetry.trace import SpanContext
 
-from pgmb import wire
+from pgmb._core import wire
 from pgmb.types import Event
 
 

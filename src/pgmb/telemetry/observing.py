@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import msgspec
 from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Tracer
 
-from pgmb.observer import PublishCall, PublishManyCall, ReceiveCall, SettleCall
+from pgmb._core.observer import PublishCall, PublishManyCall, ReceiveCall, SettleCall
 from pgmb.telemetry import names
 from pgmb.telemetry.context import Propagation
 from pgmb.telemetry.instruments import Attributes, Instruments

@@ -16,7 +16,7 @@ from psycopg.rows import tuple_row
 
 from pgmb import cron
 from pgmb._async.broker import AsyncBroker
-from pgmb.statements import interval
+from pgmb._core.statements import interval
 from pgmb.testing.source import Source, dsn_of
 from pgmb.types import Duration
 

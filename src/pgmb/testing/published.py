@@ -10,12 +10,12 @@ import psycopg
 from psycopg import sql
 
 from pgmb import types as event_types
-from pgmb import wire
+from pgmb._core import wire
+from pgmb._core.patterns import compiled
+from pgmb._core.statements import Statement
 from pgmb._sync.calls import Calls
 from pgmb.errors import StreamNotFound
 from pgmb.outbox import ConnectionLike
-from pgmb.patterns import compiled
-from pgmb.statements import Statement
 from pgmb.testing.source import Source, connection
 from pgmb.types import Event, Position
 

@@ -10,7 +10,8 @@ import psycopg
 import pytest
 
 import pgmb
-from pgmb import NewEvent, batch
+from pgmb import NewEvent
+from pgmb._core import batch
 
 
 def received(broker: pgmb.Broker) -> list[tuple[object, ...]]:

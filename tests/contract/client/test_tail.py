@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 import pgmb
 from harness.postgres import Server
-from pgmb import patterns, place
-from pgmb.place import Place
+from pgmb._core import cursor, patterns
+from pgmb._core.cursor import ReadCursor
 from tests.conftest import Connect, FreshServer
 
 LONG = 60.0
@@ -99,7 +99,7 @@ def test_a_place_is_where_to_go_on_without_gap_or_repetition(broker: pgmb.Broker
     tail = broker.tail("t.0", after=broker.earliest(), follow=False)
     first = [next(tail) for _ in range(stop_after)]
     text = str(tail.position)
-    assert Place.parse(text) == tail.position
+    assert ReadCursor.parse(text) == tail.position
     broker.publish("t.0", "later")
     rest = list(broker.tail("t.0", after=text, follow=False))
     assert payloads(first + rest) == [*range(0, 3500, 2), "later"]
@@ -274,9 +274,9 @@ EARLIEST = '(1,5,0,0,"3:3:",0,3)'
 
 
 @pytest.mark.parametrize("text", ["", "x", EARLIEST + "|", f"{EARLIEST}|{EARLIEST}@-1", '(1,"3:3:",0,3,0/0)'])
-def test_what_is_not_a_place(text: str) -> None:
+def test_texts_that_are_no_cursor_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="not a p"):
-        Place.parse(text)
+        ReadCursor.parse(text)
 
 
 def position(snapshot: str) -> pgmb.Position:
@@ -295,7 +295,7 @@ def position(snapshot: str) -> pgmb.Position:
     ],
 )
 def test_which_position_is_later(one: str, other: str, expected: bool) -> None:
-    assert place.later(position(one), position(other)) is expected
+    assert cursor.later(position(one), position(other)) is expected
 
 
 words = st.lists(st.sampled_from(["a", "b", "", "*", "#", "é", "a b", "a+", "x\\"]), min_size=1, max_size=5)

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 import pgmb
-from pgmb import statements
+from pgmb._core import statements
 
 APART = {
     "api_keys",  # views
@@ -98,9 +98,13 @@ def test_both_clients_have_the_same_methods(method: str) -> None:
 
 def test_parameters_have_the_types_of_the_functions(db: psycopg.Connection[Any]) -> None:
     by_name: dict[str, set[str]] = {}
-    for method in METHODS:
-        for names in signatures(db, method):
+    for function in (*METHODS, "add_endpoint_secret", "set_endpoint_state"):
+        for names in signatures(db, function):
             for name, kind in names.items():
                 by_name.setdefault(name, set()).add(plain(kind))
     for name, kind in statements.TYPES.items():
         assert kind in by_name[name], name
+    for function, kinds in statements.TYPES_OF_FUNCTIONS.items():
+        (names,) = signatures(db, function)
+        for name, kind in kinds.items():
+            assert plain(names[name]) == kind != statements.TYPES[name], (function, name)

@@ -7,7 +7,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from pgmb import NewEvent, batch
+from pgmb import NewEvent
+from pgmb._core import batch
 from tests.contract.outbox.libraries import Library, rolled_back, settled
 
 

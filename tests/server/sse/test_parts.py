@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pgmb._core.patterns import matches
 from pgmb.errors import InvalidArgument
-from pgmb.patterns import matches
 from pgmb.server.limits import Limits
 from pgmb.server.sse import frame
 from pgmb.server.sse.index import Index

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from pgmb import endpoints as asked
-from pgmb.masking import masked_url
+from pgmb._core import endpoints as asked
+from pgmb._core.masking import masked_url
 from pgmb.server.audit import told
 from pgmb.server.problems import invalid
 from pgmb.server.rest.documents import Changed, Counted, Dropped

@@ -13,12 +13,12 @@ from psycopg import AsyncConnection
 from psycopg.rows import tuple_row
 
 from pgmb import types
+from pgmb._core.statements import interval
 from pgmb.errors import translated
 from pgmb.server.problems import Problem
 from pgmb.server.rest import cloudevents, reading
 from pgmb.server.rest.fields import Given, NewEvent, StreamName
 from pgmb.server.rest.operation import Call, Need, Operations
-from pgmb.statements import interval
 
 operations = Operations("publish")
 

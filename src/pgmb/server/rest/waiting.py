@@ -12,7 +12,7 @@ from starlette.requests import Request
 
 from pgmb._async.broker import AsyncBroker
 from pgmb._async.receiving import NO_LEASE, AsyncLease
-from pgmb.polling import RELYING_PAUSE, Pace
+from pgmb._core.concurrency import RELYING_PAUSE, Pace
 from pgmb.server.problems import Problem
 from pgmb.types import Duration
 

@@ -9,8 +9,8 @@ from typing import Any, Final, NamedTuple, Self, TypeAlias, cast
 
 import msgspec
 
+from pgmb._core.patterns import compiled
 from pgmb.errors import InvalidArgument
-from pgmb.patterns import compiled
 from pgmb.types import Event
 
 Path: TypeAlias = tuple[str, ...]

@@ -11,8 +11,8 @@ from typing import Any, Final, TypeVar
 
 import psycopg
 
+from pgmb._core.cursor import later
 from pgmb.errors import ForeignPosition, HistoryGone, PositionLost
-from pgmb.place import later
 from pgmb.server.counts import Counts
 from pgmb.server.limits import Limits
 from pgmb.server.remembered import Remembered

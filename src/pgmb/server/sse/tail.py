@@ -14,9 +14,9 @@ from psycopg_pool import PoolClosed, PoolTimeout
 from starlette.types import Message
 
 from pgmb._async.listener import AsyncSubscription
+from pgmb._core.concurrency import Pace
+from pgmb._core.cursor import later
 from pgmb.errors import ForeignPosition, HistoryGone, PgmbError, PositionLost
-from pgmb.place import later
-from pgmb.polling import Pace
 from pgmb.server.counts import Counts
 from pgmb.server.problems import Problem, busy
 from pgmb.server.sse import frame

@@ -9,8 +9,8 @@ import msgspec
 import psycopg
 from psycopg import sql
 
+from pgmb._core.cursor import later
 from pgmb.errors import ClusterChanged, ForeignPosition, HistoryGone, PositionLost, translated
-from pgmb.place import later
 from pgmb.spark.source.offsets import Mark, Part
 from pgmb.types import Position
 

@@ -6,7 +6,7 @@ from collections.abc import ItemsView
 from contextlib import ExitStack
 from typing import Self
 
-from pgmb.place import Place
+from pgmb._core.cursor import ReadCursor
 from pgmb.spark.source.log import Frontier, Log
 from pgmb.spark.source.offsets import Mark, Offset
 from pgmb.spark.source.options import ReadOptions, offsets_given
@@ -100,7 +100,7 @@ class Shards:
             text = named.get(home, named.get(self._options.stream))
             if not isinstance(text, str):
                 raise ValueError(f"offsets as JSON name a position for {self._options.stream}, or for {home}")
-            place = Place.parse(text)
+            place = ReadCursor.parse(text)
             if place.batch is not None:
                 raise ValueError("offsets as JSON are positions, not places within a batch")
             return Mark(str(place.done))

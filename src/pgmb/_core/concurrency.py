@@ -1,4 +1,7 @@
-"""What tasks and threads do alike, under names that `make sync` turns from the one into the other."""
+"""Waiting, for tasks and threads alike: flags, conditions, background work, growing pauses.
+
+The Async names are those that `make sync` turns into the others.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from psycopg import AsyncConnection, Connection
 
@@ -102,3 +105,32 @@ class Background:
                 wire.shutdown(socket.SHUT_RDWR)
         # It may be about to connect, which cannot be interrupted: it will find out afterwards.
         self._thread.join(2.0)
+
+
+FIRST_PAUSE: Final = 0.005
+LONGEST_PAUSE: Final = 0.5
+RELYING_PAUSE: Final = 1.0
+"""Between looks at a queue whose news a listener announces: retries that fall due are not announced."""
+
+
+class Pace:
+    """Short pauses after something was found, each twice the one before until the longest."""
+
+    def __init__(self, first: float = FIRST_PAUSE, longest: float = LONGEST_PAUSE) -> None:
+        self._first = first
+        self._longest = longest
+        self._next = first
+
+    def found(self) -> None:
+        """Something was there: look again soon."""
+        self._next = self._first
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether nothing was found for so long that the pauses grow no more."""
+        return self._next >= self._longest
+
+    def pause(self) -> float:
+        """How long to wait now, in seconds."""
+        pause, self._next = self._next, min(self._next * 2, self._longest)
+        return pause

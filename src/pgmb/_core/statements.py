@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any, Final, LiteralString, NamedTuple, cast
 from uuid import UUID
 
-from pgmb import wire
+from pgmb._core import wire
 from pgmb.errors import InvalidArgument
 from pgmb.types import Duration, Event, Position
 
@@ -31,6 +31,8 @@ class Filter(NamedTuple):
 
 
 TYPES: Final[dict[str, LiteralString]] = {
+    "action": "text",
+    "actor": "text",
     "after": "interval",
     "archive": "boolean",
     "at": "timestamptz",
@@ -38,28 +40,40 @@ TYPES: Final[dict[str, LiteralString]] = {
     "backoff_factor": "double precision",
     "backoff_jitter": "double precision",
     "backoff_max": "interval",
+    "batch": "integer",
+    "body": "text",
     "condition": "text",
     "cron": "text",
+    "description": "text",
+    "detail": "jsonb",
+    "digest": "bytea",
     "drop_unread": "boolean",
+    "endpoint": "text",
     "equals": "jsonb",
     "error": "text",
+    "expires_at": "timestamptz",
     "filter": "text",
+    "gzip_above": "integer",
     "headers": "json",
     "id": "uuid",
     "ids": "bigint[]",
     "keep_for": "interval",
+    "keep_response": "boolean",
     "key": "text",
     "lanes": "text[]",
     "lease": "uuid",
     "lease_for": "interval",
+    "log": "text",
     "max": "integer",
     "max_attempts": "integer",
     "max_in_flight": "integer",
     "max_length": "bigint",
+    "metadata": "jsonb",
     "missed": "text",
     "name": "text",
     "next_at": "timestamptz",
     "ordered": "boolean",
+    "overlap": "interval",
     "params": "jsonb",
     "patterns": "text[]",
     "payload": "json",
@@ -67,22 +81,38 @@ TYPES: Final[dict[str, LiteralString]] = {
     "queues": "text[]",
     "reader": "text",
     "reason": "text",
+    "retry_after": "interval[]",
     "rotate_events": "bigint",
     "rotate_every": "interval",
     "rps": "double precision",
+    "scopes": "text[]",
+    "sealed": "bytea",
     "seqs": "bigint[]",
     "shards": "integer",
+    "since": "timestamptz",
     "starting": "pgmb.position",
+    "state": "text",
     "stream": "text",
+    "subject": "text",
     "tick": "bigint",
+    "timeout": "interval",
     "timezone": "text",
     "to": "pgmb.position",
     "together": "boolean",
     "topic": "text",
     "ttl": "interval",
+    "until": "timestamptz",
+    "url": "text",
     "when_full": "text",
 }
-"""The type of each parameter by its name, which is the same in every function but the ones of `between`."""
+"""The SQL type of each parameter by its name."""
+
+TYPES_OF_FUNCTIONS: Final[dict[str, dict[str, LiteralString]]] = {
+    "alter_endpoint": {"headers": "jsonb", "rps": "integer"},
+    "create_endpoint": {"headers": "jsonb", "rps": "integer"},
+    "resend": {"ids": "uuid[]"},
+}
+"""Where a function takes a parameter of that name as another type."""
 
 
 @cache
@@ -92,12 +122,16 @@ def _text(function: LiteralString, kinds: tuple[tuple[str, str], ...]) -> Litera
     return text
 
 
-def call(
-    function: LiteralString, types: Mapping[str, LiteralString] = TYPES, /, **arguments: Any
-) -> Statement:
+def call(function: LiteralString, /, **arguments: Any) -> Statement:
     """A call with the arguments that are not None."""
-    given = {name: _value(types[name], value) for name, value in arguments.items() if value is not None}
-    return Statement(_text(function, tuple((name, types[name]) for name in given)), tuple(given.values()))
+    special = TYPES_OF_FUNCTIONS.get(function, {})
+    given = [
+        (name, special.get(name) or TYPES[name], value)
+        for name, value in arguments.items()
+        if value is not None
+    ]
+    text = _text(function, tuple((name, kind) for name, kind, _ in given))
+    return Statement(text, tuple(_value(kind, value) for _, kind, value in given))
 
 
 def _value(kind: str, value: Any) -> Any:

@@ -6,23 +6,11 @@ import hashlib
 import secrets
 from collections.abc import Iterable
 from datetime import datetime
-from typing import Any, Final, LiteralString
+from typing import Any, Final
 
-from pgmb.statements import Statement, aware
-from pgmb.statements import call as _call
+from pgmb._core.statements import Statement, aware, call
 
 KEY: Final = "pgmb_key_"
-
-_TYPES: Final[dict[str, LiteralString]] = {
-    "action": "text",
-    "actor": "text",
-    "detail": "jsonb",
-    "digest": "bytea",
-    "expires_at": "timestamptz",
-    "name": "text",
-    "scopes": "text[]",
-    "subject": "text",
-}
 
 API_KEYS: Final = Statement(
     "select id, name, scopes, created_at, expires_at, used_at from pgmb.api_keys order by name", ()
@@ -45,17 +33,15 @@ def digest(text: str) -> bytes:
 
 
 def create(name: str, text: str, scopes: Iterable[str], expires_at: datetime | None) -> Statement:
-    return _call(
-        "create_api_key", _TYPES, name=name, digest=digest(text), scopes=scopes, expires_at=aware(expires_at)
-    )
+    return call("create_api_key", name=name, digest=digest(text), scopes=scopes, expires_at=aware(expires_at))
 
 
 def drop(name: str) -> Statement:
-    return _call("drop_api_key", _TYPES, name=name)
+    return call("drop_api_key", name=name)
 
 
 def record(actor: str, action: str, subject: str | None, detail: Any) -> Statement:
-    return _call("record", _TYPES, actor=actor, action=action, subject=subject, detail=detail)
+    return call("record", actor=actor, action=action, subject=subject, detail=detail)
 
 
 def audit(limit: int, before: int | None) -> Statement:

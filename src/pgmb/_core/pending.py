@@ -18,10 +18,11 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
+import psycopg
+import psycopg_pool
 
-from pgmb import wire
-from pgmb.background.refusals import canceled, concerns_all, may_have_committed, passes
-from pgmb.errors import InvalidArgument
+from pgmb._core import wire
+from pgmb.errors import InvalidArgument, PermissionDenied, QueueFull, StreamNotFound, WrongServer
 from pgmb.types import Duration, NewEvent
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
@@ -29,6 +30,12 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
 
 MARKED_FOR = timedelta(hours=1)
 """How long the database remembers a batch's marker: longer than an outage that a publisher lives through."""
+
+# The server's state or the connection's, not the event's: SQLSTATE classes of connection, transaction state,
+# rollback, resources, object in use, intervention and system errors.
+_PASSING = ("08", "25", "40", "53", "55", "57", "58")
+_CONNECTION = ("08", "57")
+_CANCELED = "57014"
 
 
 class Unpublished(msgspec.Struct, frozen=True):
@@ -265,3 +272,38 @@ def _heads(lane: _Lane) -> Sequence[Unpublished]:
     # What goes again may be older or younger than the rest: events set aside come back at the front.
     first = [min(batch.items, key=lambda item: item.number) for batch in lane.first]
     return [*first, lane.rest[0]] if lane.rest else first
+
+
+# -- what an error says about the events that were refused: wait, ask, or give up
+
+
+def passes(error: Exception) -> bool:
+    """Whether the same events may well be accepted later, with nothing changed about them."""
+    if isinstance(error, QueueFull | WrongServer | psycopg_pool.PoolTimeout | psycopg_pool.TooManyRequests):
+        return True
+    if not isinstance(error, psycopg.Error):
+        return isinstance(error, OSError)
+    if error.sqlstate is None:
+        # Said by the driver. Of the connection, or of a value that cannot be sent.
+        return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
+    return error.sqlstate.startswith(_PASSING)
+
+
+def may_have_committed(error: Exception) -> bool:
+    """Whether the connection was lost at a moment when the commit may have happened."""
+    if isinstance(error, psycopg_pool.PoolTimeout | psycopg_pool.TooManyRequests):
+        return False
+    if not isinstance(error, psycopg.Error):
+        return isinstance(error, OSError)
+    state = error.sqlstate
+    return state is None or (state.startswith(_CONNECTION) and state != _CANCELED)
+
+
+def concerns_all(error: Exception) -> bool:
+    """Whether it is about the stream, not about one event or another."""
+    return isinstance(error, StreamNotFound | PermissionDenied)
+
+
+def canceled(error: Exception) -> bool:
+    """Whether the statement was stopped, most likely by a statement_timeout."""
+    return isinstance(error, psycopg.Error) and error.sqlstate == _CANCELED

@@ -1,4 +1,4 @@
-"""Where a reader without a queue stands, and which of two positions is the later one. No I/O."""
+"""The cursor of a reader without a queue, and which of two positions is the later one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Final, Self
 
 import msgspec
 
-from pgmb.statements import Statement
+from pgmb._core.statements import Statement
 from pgmb.types import Position
 
 _LOOK: Final = (
@@ -16,11 +16,11 @@ _LOOK: Final = (
 _NEWEST_TICK: Final = "select newest.position::text from pgmb.newest_tick(stream => %s::text) newest"
 
 
-class Place(msgspec.Struct, frozen=True):
-    """How far a reader has come: everything before `done`, and up to `seq` what lies between it and `batch`.
+class ReadCursor(msgspec.Struct, frozen=True):
+    """How far a reader has come: all events before `done`, and those up to `seq` between `done` and `batch`.
 
-    `str(place)` is short enough for a header, and `Place.parse` reads it back. A place at the end of a batch
-    is written as the position it is.
+    `str(cursor)` is short enough for a header, and `ReadCursor.parse` reads it back. A cursor at the end of a
+    batch is written as a position.
     """
 
     done: Position
@@ -34,19 +34,19 @@ class Place(msgspec.Struct, frozen=True):
             return cls(Position.parse(done))
         batch, _, seq = rest[0].rpartition("@")
         if len(rest) > 1 or not seq.isdecimal() or not seq.isascii():
-            raise ValueError(f"not a place: {text!r}")
+            raise ValueError(f"not a position: {text!r}")
         return cls(Position.parse(done), Position.parse(batch), int(seq))
 
     @classmethod
-    def of(cls, given: Position | Place | str) -> Place:
-        """A place from what a caller may give for one."""
+    def of(cls, given: Position | ReadCursor | str) -> ReadCursor:
+        """The cursor that a caller names by a position, a cursor or the text of one."""
         if isinstance(given, str):
             return cls.parse(given)
         return cls(given) if isinstance(given, Position) else given
 
-    def at(self, seq: int) -> Place:
-        """The place in the same batch after the event of that number."""
-        return Place(self.done, self.batch, seq)
+    def at(self, seq: int) -> ReadCursor:
+        """The cursor after the event with that seq in the same batch."""
+        return ReadCursor(self.done, self.batch, seq)
 
     def __str__(self) -> str:
         return str(self.done) if self.batch is None else f"{self.done}|{self.batch}@{self.seq}"

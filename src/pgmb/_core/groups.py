@@ -1,4 +1,4 @@
-"""What groups and their subscriptions ask of the database, and what comes of it. No I/O."""
+"""Statements of groups and subscriptions, and the events that they return."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from uuid import UUID, uuid4
 
 import msgspec
 
-from pgmb import wire
+from pgmb._core import wire
+from pgmb._core.statements import Statement, interval
 from pgmb.errors import InvalidArgument
-from pgmb.statements import Statement, interval
 from pgmb.types import Duration, Event, Position, Source
 
 _SUBSCRIBE: Final = (
@@ -41,8 +41,8 @@ _BETWEEN_GROUP: Final = (
 _LONGEST_NAME: Final = 100
 
 
-class Asked(NamedTuple):
-    """What a subscription asks of an event. Equal ones are one."""
+class SubscriptionSpec(NamedTuple):
+    """The events that a subscription matches. Equal specs are one subscription."""
 
     patterns: tuple[str, ...]
     equals: wire.Json | None
@@ -58,7 +58,7 @@ class Asked(NamedTuple):
         filter: str | None,
         condition: str | None,
         params: Mapping[str, Any] | None,
-    ) -> Asked:
+    ) -> SubscriptionSpec:
         if patterns is None:
             patterns = ("#",)
         elif isinstance(patterns, str):
@@ -66,8 +66,8 @@ class Asked(NamedTuple):
         return cls(tuple(patterns), wire.optional_json(equals), filter, condition, wire.optional_json(params))
 
     def subscribe(self, group: str, expires_after: Duration | None, stream: str) -> Statement:
-        asked = (list(self.patterns), self.equals, self.filter, self.condition, self.params)
-        return Statement(_SUBSCRIBE, (group, *asked, interval(expires_after), stream))
+        matched = (list(self.patterns), self.equals, self.filter, self.condition, self.params)
+        return Statement(_SUBSCRIBE, (group, *matched, interval(expires_after), stream))
 
 
 def unsubscribe(id: UUID) -> Statement:

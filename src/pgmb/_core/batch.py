@@ -11,9 +11,9 @@ from typing import Any, NamedTuple, TypeVar, cast
 import msgspec
 from psycopg import sql
 
-from pgmb import wire
+from pgmb._core import wire
+from pgmb._core.statements import Statement, publish_columns, publish_uniform
 from pgmb.errors import InvalidArgument
-from pgmb.statements import Statement, publish_columns, publish_uniform
 from pgmb.types import Duration, NewEvent
 
 Item = TypeVar("Item")

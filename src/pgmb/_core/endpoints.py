@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, LiteralString
+from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
-from pgmb import statements, wire
+from pgmb._core import wire
+from pgmb._core.statements import Statement
 from pgmb.errors import PgmbError, SecretKeyMissing
-from pgmb.statements import Statement
 
 if TYPE_CHECKING:
     from pgmb.webhooks.secrets import SealingKey
@@ -19,30 +19,6 @@ AUTO: Final = "auto"
 GENERATE: Final = "generate"
 
 _KEY: Final = ("PGMB_SECRET_KEY", "PGMB_SECRET_KEY_FILE")
-
-_TYPES: Final[Mapping[str, LiteralString]] = {
-    **statements.TYPES,
-    "batch": "integer",
-    "body": "text",
-    "description": "text",
-    "endpoint": "text",
-    "gzip_above": "integer",
-    "headers": "jsonb",
-    "ids": "uuid[]",
-    "keep_response": "boolean",
-    "log": "text",
-    "metadata": "jsonb",
-    "overlap": "interval",
-    "retry_after": "interval[]",
-    "rps": "integer",
-    "sealed": "bytea",
-    "since": "timestamptz",
-    "state": "text",
-    "timeout": "interval",
-    "until": "timestamptz",
-    "url": "text",
-}
-"""As in statements, but for what is of another type in the functions of endpoints."""
 
 _ENDPOINTS: Final = (
     "select id, name, url, state, reason, queue, stream, patterns, equals, filter, condition, params,"
@@ -72,11 +48,6 @@ def attempts(endpoint: UUID, most: int) -> Statement:
 
 def sealed_secrets(name: str) -> Statement:
     return Statement("select secrets from pgmb.dispatched_endpoints() where name = %s::text", (name,))
-
-
-def call(function: LiteralString, **arguments: Any) -> Statement:
-    """A call with the arguments that are not None."""
-    return statements.call(function, _TYPES, **arguments)
 
 
 def beginning(since: datetime | None) -> datetime | str:

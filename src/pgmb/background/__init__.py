@@ -1,1 +1,0 @@
-"""Behind the background publisher: its batches, which refusals pass, and publishers that nobody closed."""
