@@ -127,7 +127,7 @@ def test_handlers_may_publish_in_the_same_event_loop(dsn: str) -> None:
 def test_no_events_are_not_a_number_of_events(dsn: str, limit: int) -> None:
     app = pgmb.App(dsn)
     app.on("a", queue="q")(lambda payload: None)
-    with pytest.raises(pgmb.InvalidArgument, match="not a number of events"):
+    with pytest.raises(pgmb.InvalidArgument, match="max must be at least 1"):
         app.handle("q", max=limit)
     with pytest.raises(pgmb.InvalidArgument, match="no handler of queue 'other'"):
         app.handle("other")
