@@ -52,7 +52,7 @@ class Result:
 
 def schedule(dsn: str, number: int, journal: Path, stop: Path) -> None:
     """One process that runs a Scheduler, and nothing else."""
-    logger = logging.getLogger("pgmb.roles")
+    logger = logging.getLogger("pgmb.services")
     logger.setLevel(logging.DEBUG)
     logger.addHandler(logging.FileHandler(journal))
     asyncio.run(_serve(dsn, number, stop))
@@ -60,7 +60,7 @@ def schedule(dsn: str, number: int, journal: Path, stop: Path) -> None:
 
 async def _serve(dsn: str, number: int, stop: Path) -> None:
     from pgmb import aconnect
-    from pgmb.roles import Scheduler, serve
+    from pgmb.services import Scheduler, serve
 
     told = asyncio.Event()
     async with await aconnect(dsn, application_name=f"scheduler {number}") as broker:

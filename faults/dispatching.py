@@ -15,7 +15,7 @@ from typing import Any
 import aiohttp
 
 import pgmb
-from pgmb.roles import Dispatcher, serve
+from pgmb.services import Dispatcher, serve
 from pgmb.webhooks import dispatcher
 from pgmb.webhooks.client import AttemptResult, WebhookClient
 from pgmb.webhooks.request import Request

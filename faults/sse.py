@@ -120,7 +120,7 @@ class _Restarting:
 
     def _start(self) -> None:
         self._served = self._stack.enter_context(
-            serving(self._dsn, "serve", "--roles", "http,ticker", port=self.port)
+            serving(self._dsn, "serve", "--services", "http,ticker", port=self.port)
         )
 
 

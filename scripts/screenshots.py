@@ -25,10 +25,10 @@ from playwright.async_api import Browser, Page, ViewportSize, async_playwright
 from harness.demo import key, orders, seed
 from harness.postgres import Server, create_database
 from pgmb import NewEvent, aconnect, schema
-from pgmb.roles.janitor import Janitor
-from pgmb.roles.role import serve
-from pgmb.roles.ticker import Ticker
 from pgmb.server import create_app
+from pgmb.services.janitor import Janitor
+from pgmb.services.service import serve
+from pgmb.services.ticker import Ticker
 
 FOLDER = Path(__file__).parents[1] / "docs" / "images" / "dashboard"
 CHROMIUM = "/usr/bin/chromium"

@@ -135,7 +135,7 @@ class BySse:
     def _serve(self, dsn: str) -> None:
         if dsn != self._dsn:
             self._stack.close()
-            served = self._stack.enter_context(serving(dsn, "serve", "--roles", "http,ticker"))
+            served = self._stack.enter_context(serving(dsn, "serve", "--services", "http,ticker"))
             self._dsn, self._port = dsn, served.port
 
     @contextmanager

@@ -101,7 +101,7 @@ def test_errors_are_a_message_a_hint_and_exit_code_1(run: Run, dsn: str, empty_d
     assert (failed.code, "Traceback" in failed.err) == (1, False)
     failed = run("publish", "a", "{not json", dsn=dsn)
     assert (failed.code, "json" in failed.err) == (1, True)
-    failed = run("serve", "--roles", "ticker,cook", dsn=dsn)
+    failed = run("serve", "--services", "ticker,cook", dsn=dsn)
     assert failed.code == 1
     assert "Roles are dispatcher, http, janitor, scheduler, ticker" in failed.err
 

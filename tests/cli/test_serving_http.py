@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from harness.serving import serving
-from pgmb.cli import roles
-from pgmb.roles import ROLES
+from pgmb.cli import serve
+from pgmb.services import SERVICES
 from tests.cli.conftest import Run
 
 
@@ -54,7 +54,7 @@ def test_http_alone_ends_when_interrupted_with_a_connection_open(dsn: str) -> No
 
 def test_a_port_that_is_taken_is_one_line_and_a_hint(run: Run) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        outcome = run("serve", "--roles", "http", "--port", str(taken.getsockname()[1]))
+        outcome = run("serve", "--services", "http", "--port", str(taken.getsockname()[1]))
     assert (outcome.code, outcome.out) == (1, "")
     assert "cannot listen on 127.0.0.1 port" in outcome.err
     assert "--port" in outcome.err
@@ -73,9 +73,9 @@ def test_a_certificate_that_is_none_is_refused(run: Run, tmp_path: Path) -> None
 def test_without_the_extra_http_is_left_out_unless_asked_for(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(roles, "find_spec", lambda name: None if name == "uvicorn" else object())
-    assert [name for name in ROLES if not roles._here(name)] == ["http"]
-    outcome = run("serve", "--roles", "ticker,http")
+    monkeypatch.setattr(serve, "find_spec", lambda name: None if name == "uvicorn" else object())
+    assert [name for name in SERVICES if not serve._here(name)] == ["http"]
+    outcome = run("serve", "--services", "ticker,http")
     assert outcome.code == 1
     assert "the role http needs starlette, uvicorn" in outcome.err
     assert "pgmb[server]" in outcome.err

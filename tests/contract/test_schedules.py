@@ -17,7 +17,7 @@ from faults import cron as fault
 from harness.clock import clocked
 from harness.postgres import create_database
 from harness.sessions import Sessions
-from pgmb.roles import ROLES, Scheduler, serve
+from pgmb.services import SERVICES, Scheduler, serve
 
 MINUTE = timedelta(minutes=1)
 
@@ -266,7 +266,7 @@ def test_an_idle_scheduler_writes_nothing(broker: pgmb.Broker, db: psycopg.Conne
 
 
 def test_serve_runs_it() -> None:
-    assert ROLES["scheduler"] is Scheduler
+    assert SERVICES["scheduler"] is Scheduler
 
 
 @pytest.mark.slow

@@ -29,12 +29,12 @@ BELOW: dict[str, set[str]] = {
     "_async": CLIENT,
     "_sync": CLIENT,
     "testing": {"_async", "_sync", "app", *CLIENT},
-    "app": {"_async", "_sync", "roles", *CLIENT},
+    "app": {"_async", "_sync", "services", *CLIENT},
     "doctor": {"schema"},
     "telemetry": {"_async", "_sync", "_core", "app", "types"},
     "webhooks": {"_async", "_core", "errors", "types"},
     "server": {"_async", "doctor", "telemetry", "webhooks", *CLIENT},
-    "roles": {"_async", "cron", "errors", "server", "types", "webhooks"},
+    "services": {"_async", "cron", "errors", "server", "types", "webhooks"},
     "spark": {"_sync", *CLIENT},
 }
 
@@ -133,17 +133,17 @@ def packages(modules: set[str]) -> set[str]:
 def test_importing_the_package_imports_no_command_line() -> None:
     loaded = loaded_by("import pgmb")
     assert not packages(loaded) & {"typer", "click", "rich", "opentelemetry", "prometheus_client"}
-    assert not {"pgmb.cli", "pgmb.roles"} & loaded
+    assert not {"pgmb.cli", "pgmb.services"} & loaded
 
 
-@pytest.mark.parametrize("module", ["pgmb", "pgmb.cli", "pgmb.roles", "pgmb.testing"])
+@pytest.mark.parametrize("module", ["pgmb", "pgmb.cli", "pgmb.services", "pgmb.testing"])
 def test_only_the_spark_part_imports_spark(module: str) -> None:
     loaded = loaded_by(f"import {module}")
     assert not packages(loaded) & SPARK
     assert "pgmb.spark" not in loaded
 
 
-@pytest.mark.parametrize("module", ["pgmb", "pgmb.cli", "pgmb.roles", "pgmb.testing", "pgmb.webhooks"])
+@pytest.mark.parametrize("module", ["pgmb", "pgmb.cli", "pgmb.services", "pgmb.testing", "pgmb.webhooks"])
 def test_only_webhooks_imports_what_its_extra_brings(module: str) -> None:
     assert not packages(loaded_by(f"import {module}")) & {"aiohttp", "cryptography", "yarl"}
 

@@ -13,8 +13,8 @@ import psycopg
 import pytest
 
 import pgmb
-from pgmb.roles import serve
-from pgmb.roles.dispatcher import Dispatcher
+from pgmb.services import serve
+from pgmb.services.dispatcher import Dispatcher
 from tests.webhooks.receiver import Receiver, Request
 
 LOOPBACK = ("127.0.0.0/8",)

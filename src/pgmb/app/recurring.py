@@ -24,7 +24,7 @@ async def scheduling(broker: AsyncBroker, schedules: Mapping[str, dict[str, Any]
         yield
         return
     # Not above: a program that only publishes need not load them.
-    from pgmb.roles import Scheduler, serve
+    from pgmb.services import Scheduler, serve
 
     stop = asyncio.Event()
     async with asyncio.TaskGroup() as group:

@@ -23,10 +23,10 @@ from pgmb.cli import (
     publish,
     queues,
     receive,
-    roles,
     route,
     schedules,
     schema,
+    serve,
     spark,
     status,
     streams,
@@ -60,7 +60,7 @@ for group in (
     keys,
     work,
     spark,
-    roles,
+    serve,
 ):
     group.register(app)
 

@@ -16,7 +16,7 @@ from pgmb.cli.changes import change
 from pgmb.cli.filters import FilterBy
 from pgmb.cli.options import AsJson, Dsn, Endpoint
 from pgmb.cli.posting import Time, time
-from pgmb.cli.roles import Allow, EgressProxy
+from pgmb.cli.serve import Allow, EgressProxy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

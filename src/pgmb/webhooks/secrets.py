@@ -23,8 +23,8 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from pgmb.errors import InvalidArgument, PgmbError, SecretKeyMissing, SecretUnreadable
 from pgmb._core.masking import SEALED, is_secret
+from pgmb.errors import InvalidArgument, PgmbError, SecretKeyMissing, SecretUnreadable
 
 SecretKind: TypeAlias = Literal["v1", "v1a"]
 """`v1`: HMAC-SHA256 with a shared key. `v1a`: ed25519; the receiver has the public key."""

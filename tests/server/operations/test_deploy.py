@@ -121,7 +121,7 @@ def test_the_image_starts_and_checks_what_there_is(dsn: str) -> None:
         ran = subprocess.run([sys.executable, *arguments], capture_output=True, timeout=60, check=False)
         return ran.returncode == 0
 
-    with serving(dsn, "serve", "--roles", "http") as served:
+    with serving(dsn, "serve", "--services", "http") as served:
         assert httpx.get(f"{served.url}/livez").status_code == 200
         assert healthy(served.port)
     assert not healthy(served.port)

@@ -73,7 +73,7 @@ async def session_of(dsn: str, key: str) -> str:
 
 async def test_an_eventsource_misses_nothing_while_the_server_restarts(dsn: str) -> None:
     session = await session_of(dsn, make_key(dsn, "browser", "read:main"))
-    roles = ("serve", "--roles", "http,ticker")
+    roles = ("serve", "--services", "http,ticker")
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         with ExitStack() as feed:

@@ -12,7 +12,7 @@ from pgmb._async.broker import AsyncBroker
 from pgmb.errors import PgmbError
 from pgmb.types import DueSchedule
 
-logger = logging.getLogger("pgmb.roles")
+logger = logging.getLogger("pgmb.services")
 
 _IN_ONE_TURN = 100
 

@@ -1,11 +1,18 @@
-"""HTTP connections with bounds on what arrives before anybody knows whose request it is."""
+"""uvicorn inside our process, with bounds on requests before authentication. Needs the extra `server`."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from typing import Any, ClassVar, Final
 
+import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from pgmb.server import Application
+from pgmb.services.http_settings import HttpSettings
 
 HEAD_BYTES: Final = 64 << 10
 """Of a request's line and headers."""
@@ -14,6 +21,51 @@ HALF_OPEN: Final = 512
 """Connections whose request's head has not arrived: beyond that the oldest of them is closed."""
 BODY_WITHIN: Final = 60.0
 """Seconds that a body may take to arrive."""
+
+
+class Server(uvicorn.Server):
+    """Leaves signals to the process it runs in: the other services need them, too."""
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None]:
+        yield
+
+
+def allow_connections() -> None:
+    """Take as many open files as this process may have: each connection is one."""
+    with suppress(ImportError, OSError, ValueError):
+        # Not on every system.
+        import resource
+
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def spare_the_collector() -> None:
+    """Look for garbage less often: thousands of connections are many objects, which all stay."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
+
+
+def configure(application: Application, settings: HttpSettings, keep_alive: int) -> uvicorn.Config:
+    return uvicorn.Config(
+        application,
+        http=limited(settings.head_within),
+        # It is started and closed by the service, and logs requests itself.
+        lifespan="off",
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        ws="none",
+        server_header=False,
+        proxy_headers=settings.proxy_headers,
+        forwarded_allow_ips=settings.forwarded_allow_ips,
+        ssl_certfile=settings.ssl_certfile,
+        ssl_keyfile=settings.ssl_keyfile,
+        timeout_keep_alive=keep_alive,
+        timeout_graceful_shutdown=max(1, round(settings.finish_within)),
+    )
 
 
 def limited(head_within: float) -> type[HttpToolsProtocol]:

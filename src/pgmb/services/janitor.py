@@ -10,7 +10,7 @@ from psycopg import AsyncConnection, errors, sql
 
 from pgmb._async.broker import AsyncBroker
 
-logger = logging.getLogger("pgmb.roles")
+logger = logging.getLogger("pgmb.services")
 
 _EMPTIED = """
 select s.name, c.relname, i.inhrelid is not null, coalesce(i.inhdetachpending, false)

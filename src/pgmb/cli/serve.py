@@ -26,15 +26,15 @@ from pgmb.cli.http import (
 from pgmb.cli.logs import LogFormat, configure
 from pgmb.cli.options import Dsn
 from pgmb.errors import InvalidArgument
-from pgmb.roles import ROLES, Dispatcher, Http, HttpSettings, Role
-from pgmb.roles import serve as serve_roles
+from pgmb.services import SERVICES, Dispatcher, Http, HttpSettings, Service
+from pgmb.services import serve as serve_services
 
 _EXTRAS = {"dispatcher": "webhooks", "http": "server"}
 _MODULES = {
     "dispatcher": ("aiohttp", "cryptography"),
     "http": ("starlette", "uvicorn", "jinja2", "prometheus_client"),
 }
-"""What a role imports that only an extra brings."""
+"""What a service imports that only an extra brings."""
 
 Allow: TypeAlias = Annotated[
     list[str] | None,
@@ -50,9 +50,9 @@ EgressProxy: TypeAlias = Annotated[
         help="Post through this HTTP proxy. It is trusted to refuse addresses that are not public.",
     ),
 ]
-Roles: TypeAlias = Annotated[
+Services: TypeAlias = Annotated[
     str | None,
-    typer.Option(help=f"Which of {', '.join(sorted(ROLES))}, with commas between. [default: all]"),
+    typer.Option(help=f"Which of {', '.join(sorted(SERVICES))}, with commas between. [default: all]"),
 ]
 Log: TypeAlias = Annotated[LogFormat, typer.Option("--log-format", help="Lines for people, or JSON.")]
 
@@ -64,7 +64,7 @@ def register(app: typer.Typer) -> None:
 
 def serve(
     dsn: Dsn = "",
-    roles: Roles = None,
+    services: Services = None,
     allow: Allow = None,
     egress_proxy: EgressProxy = None,
     host: Host = "127.0.0.1",
@@ -78,9 +78,9 @@ def serve(
     drain_for: DrainFor = None,
     log_format: Log = LogFormat.TEXT,
 ) -> None:
-    """Run background roles and serve HTTP in one process until it is interrupted. Several copies may run.
+    """Run background services and serve HTTP in one process until it is interrupted. Several copies may run.
 
-    The dispatcher needs the extra `delivery` and HTTP the extra `server`: without them the other roles run
+    The dispatcher needs the extra `webhooks` and HTTP the extra `server`: without them the other services run
     unless these are asked for.
     """
     settings = HttpSettings(
@@ -94,10 +94,10 @@ def serve(
         ssl_keyfile=ssl_keyfile,
         drain_for=0.0 if drain_for is None else drain_for.total_seconds(),
     )
-    names = sorted(filter(_here, ROLES)) if roles is None else _asked(roles)
-    made = [_role(name, dsn, allow or (), egress_proxy, settings) for name in names]
+    names = sorted(filter(_here, SERVICES)) if services is None else _asked(services)
+    made = [_service(name, dsn, allow or (), egress_proxy, settings) for name in names]
     # Before anything runs: a port that is taken is known at once.
-    serving = next((role for role in made if isinstance(role, Http)), None)
+    serving = next((service for service in made if isinstance(service, Http)), None)
     if serving is not None:
         serving.bind()
     configure(log_format)
@@ -157,37 +157,37 @@ def ticker(dsn: Dsn = "", log_format: Log = LogFormat.TEXT) -> None:
     serve(dsn, "ticker", log_format=log_format)
 
 
-def _asked(roles: str) -> list[str]:
-    """The roles of a list that was given; refuses what is none, or cannot run here."""
-    names = list(dict.fromkeys(name.strip() for name in roles.split(",") if name.strip()))
-    unknown = sorted(set(names) - set(ROLES))
+def _asked(services: str) -> list[str]:
+    """The services of a list that was given; refuses what is none, or cannot run here."""
+    names = list(dict.fromkeys(name.strip() for name in services.split(",") if name.strip()))
+    unknown = sorted(set(names) - set(SERVICES))
     if unknown or not names:
-        refused = InvalidArgument(f"not a role: {', '.join(unknown) or repr(roles)}")
-        refused.advise(f"Roles are {', '.join(sorted(ROLES))}.")
+        refused = InvalidArgument(f"not a service: {', '.join(unknown) or repr(services)}")
+        refused.advise(f"Services are {', '.join(sorted(SERVICES))}.")
         raise refused
     for name in names:
         if not _here(name):
-            missing = InvalidArgument(f"the role {name} needs {', '.join(_MODULES[name])}")
+            missing = InvalidArgument(f"the service {name} needs {', '.join(_MODULES[name])}")
             missing.advise(f"pip install 'pgmb[{_EXTRAS[name]}]'")
             raise missing
     return names
 
 
-def _here(role: str) -> bool:
+def _here(service: str) -> bool:
     """Whether what it needs is installed."""
-    return all(find_spec(module) is not None for module in _MODULES.get(role, ()))
+    return all(find_spec(module) is not None for module in _MODULES.get(service, ()))
 
 
-def _role(
+def _service(
     name: str, dsn: str, allow: Sequence[str], egress_proxy: str | None, settings: HttpSettings
-) -> Role:
+) -> Service:
     match name:
         case "dispatcher":
             return Dispatcher(allow, egress_proxy)
         case "http":
             return Http(dsn, settings)
         case _:
-            return ROLES[name]()
+            return SERVICES[name]()
 
 
 def _fast_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -198,15 +198,15 @@ def _fast_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return uvloop.new_event_loop
 
 
-async def _serve(dsn: str, roles: Sequence[Role], http: Http | None) -> None:
+async def _serve(dsn: str, services: Sequence[Service], http: Http | None) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    async with await aconnect(dsn, max_size=len(roles) + 1) as broker:
-        output.line(f"Serving {', '.join(role.name for role in roles)}.")
+    async with await aconnect(dsn, max_size=len(services) + 1) as broker:
+        output.line(f"Serving {', '.join(service.name for service in services)}.")
         if http is not None:
             output.line(f"HTTP at {http.url}, the dashboard at {http.url}/ui.")
             if not await broker.api_keys():
                 output.line("There is no key yet: `pgmb keys create admin --scope operate` makes one.")
-        await serve_roles(broker, roles, stop)
+        await serve_services(broker, services, stop)

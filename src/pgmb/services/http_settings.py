@@ -10,7 +10,7 @@ class HttpSettings(msgspec.Struct, frozen=True, kw_only=True):
     port: int = 8080
     """0: any that is free."""
     connections: int = 10
-    """To the database, apart from those of other roles."""
+    """To the database, apart from those of other services."""
     metrics_public: bool = False
     proxy_headers: bool = False
     """Whether to believe X-Forwarded-For and X-Forwarded-Proto."""

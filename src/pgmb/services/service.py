@@ -1,4 +1,4 @@
-"""What a background role is, and how some run together."""
+"""The interface of a background service, and running several together."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from psycopg_pool import PoolTimeout
 from pgmb._async.broker import AsyncBroker
 from pgmb.errors import PgmbError
 
-logger = logging.getLogger("pgmb.roles")
+logger = logging.getLogger("pgmb.services")
 
 _FIRST_PAUSE = 0.5
 _LONGEST_PAUSE = 30.0
 
 
-class Role(Protocol):
-    """Something to be done again and again. Several processes may run the same role at once."""
+class Service(Protocol):
+    """Work that is repeated. Several processes may run the same service at once."""
 
     name: str
 
@@ -31,39 +31,39 @@ class Role(Protocol):
 
 
 @runtime_checkable
-class Ending(Protocol):
-    """A role that has something to give back when it ends."""
+class ClosableService(Protocol):
+    """A service that releases something when it ends."""
 
     async def close(self, broker: AsyncBroker) -> None: ...
 
 
-async def serve(broker: AsyncBroker, roles: Sequence[Role], stop: asyncio.Event) -> None:
-    """Run roles side by side until `stop` is set. Each finishes its turn."""
+async def serve(broker: AsyncBroker, services: Sequence[Service], stop: asyncio.Event) -> None:
+    """Run services side by side until `stop` is set. Each finishes its turn."""
     async with asyncio.TaskGroup() as group:
-        for role in roles:
-            group.create_task(_run(broker, role, stop), name=role.name)
+        for service in services:
+            group.create_task(_run(broker, service, stop), name=service.name)
 
 
-async def _run(broker: AsyncBroker, role: Role, stop: asyncio.Event) -> None:
+async def _run(broker: AsyncBroker, service: Service, stop: asyncio.Event) -> None:
     failures = 0
     while not stop.is_set():
         try:
-            pause = await role.turn(broker)
+            pause = await service.turn(broker)
             failures = 0
         except (psycopg.Error, PoolTimeout, PgmbError) as error:
             # The server is restarting, or something is in the way: nothing that giving up would mend.
             pause = min(_FIRST_PAUSE * 2**failures, _LONGEST_PAUSE)
             failures += 1
-            logger.warning("%s: %s; again in %.1f s", role.name, error, pause)
+            logger.warning("%s: %s; again in %.1f s", service.name, error, pause)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), pause)
-    if isinstance(role, Ending):
-        await _close(broker, role)
+    if isinstance(service, ClosableService):
+        await _close(broker, service)
 
 
-async def _close(broker: AsyncBroker, role: Ending) -> None:
+async def _close(broker: AsyncBroker, service: ClosableService) -> None:
     try:
-        await role.close(broker)
+        await service.close(broker)
     except (psycopg.Error, PoolTimeout, PgmbError) as error:
         # What it held comes back when its leases expire.
         logger.warning("could not give back what was under way: %s", error)

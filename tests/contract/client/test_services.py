@@ -1,4 +1,4 @@
-"""The roles keep the log in order without standing in anybody's way."""
+"""The services keep the log in order without blocking publishers or consumers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import psycopg
 
 import pgmb
 from harness.sessions import Sessions
-from pgmb.roles import Janitor, Ticker, serve
+from pgmb.services import Janitor, Ticker, serve
 
 
 def emptied(db: psycopg.Connection[Any], number: int = 1) -> list[str]:
@@ -128,10 +128,12 @@ async def ticked(db: psycopg.Connection[Any]) -> None:
 
 async def test_roles_outlive_a_lost_connection(dsn: str, db: psycopg.Connection[Any]) -> None:
     stop = asyncio.Event()
-    async with await pgmb.aconnect(dsn, application_name="roles") as broker:
+    async with await pgmb.aconnect(dsn, application_name="service") as broker:
         running = asyncio.create_task(serve(broker, [Ticker(), Janitor(every=0.05)], stop))
         await broker.publish("a", 1)
-        db.execute("select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'roles'")
+        db.execute(
+            "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'service'"
+        )
         # Every connection that the pool still held is lost, and found to be, one by one.
         for _ in range(10):
             with contextlib.suppress(psycopg.OperationalError):

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Dispatcher:
-    """Any number may run: they share the events, and what endpoints allow. Needs the extra `delivery`.
+    """Any number may run: they share the events, and what endpoints allow. Needs the extra `webhooks`.
 
     allow: networks that endpoints may be in although they are not public, as `10.1.0.0/16`. Secrets are
     opened with the key in the environment, where there is one.

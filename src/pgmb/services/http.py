@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from pgmb._async.broker import AsyncBroker
 from pgmb.errors import InvalidArgument
-from pgmb.roles.http_settings import HttpSettings
+from pgmb.services.http_settings import HttpSettings
 
 if TYPE_CHECKING:
     import uvicorn
@@ -35,7 +35,7 @@ class Http:
         self._serving: asyncio.Task[None] | None = None
 
     def bind(self) -> str:
-        """Take the port, and return where it is: who connects from now on waits until the role runs."""
+        """Take the port, and return where it is: clients that connect now wait until the service runs."""
         if self._socket is None:
             _check_certificate(self._settings.ssl_certfile, self._settings.ssl_keyfile)
             self._socket = _listening(self._settings.host, self._settings.port)
@@ -80,8 +80,8 @@ class Http:
 
     async def _open(self) -> None:
         # What serving needs is an extra.
-        from pgmb.roles.listening import Server, allow_connections, configure, spare_the_collector
         from pgmb.server import create_app
+        from pgmb.services.http_server import Server, allow_connections, configure, spare_the_collector
 
         given = self._settings
         allow_connections()
