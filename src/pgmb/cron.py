@@ -15,8 +15,8 @@ from cronsim import CronSim, CronSimError
 
 from pgmb.errors import InvalidArgument
 
-_LONGEST = 200
-_ODD = (CronSimError, AssertionError, ValueError, TypeError, IndexError)
+_LONGEST_EXPRESSION_CHARACTERS = 200
+_SYNTAX_ERRORS = (CronSimError, AssertionError, ValueError, TypeError, IndexError)
 """What cronsim raises at an expression that it does not understand."""
 
 
@@ -53,13 +53,13 @@ def newest(cron: str, timezone: str, due: datetime, now: datetime) -> datetime:
 
 
 def _following(cron: str, zone: tzinfo, moment: datetime) -> datetime | None:
-    if len(cron) > _LONGEST:
+    if len(cron) > _LONGEST_EXPRESSION_CHARACTERS:
         raise InvalidArgument(f"a cron expression of {len(cron)} characters")
     try:
         return next(CronSim(cron, moment.astimezone(zone))).astimezone(UTC)
     except (StopIteration, OverflowError):
         return None
-    except _ODD as error:
+    except _SYNTAX_ERRORS as error:
         refused = InvalidArgument(f"not a cron expression: {cron!r}: {str(error) or 'cannot be read'}")
         refused.advise("Five fields: minute, hour, day of month, month, day of week; or six, seconds first.")
         raise refused from error

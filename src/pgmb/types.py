@@ -24,7 +24,7 @@ AttemptLog: TypeAlias = Literal["failures", "all"]
 
 _decode = msgspec.json.decode
 _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
-_UNIX_EPOCH = 946_684_800_000_000
+_EPOCH_OFFSET_MICROSECONDS = 946_684_800_000_000
 
 
 class Source(msgspec.Struct, frozen=True, gc=False):
@@ -477,6 +477,6 @@ def derive_id(seq: int, published_at: int, salt: int) -> UUID:
 
     A version 7 UUID. The time goes through floating point as it does there, to the same last digit.
     """
-    milliseconds = round((published_at + _UNIX_EPOCH) / 1_000_000.0 * 1000.0)
+    milliseconds = round((published_at + _EPOCH_OFFSET_MICROSECONDS) / 1_000_000.0 * 1000.0)
     low = ((seq + salt) & (1 << 62) - 1) | 1 << 63
     return UUID(int=milliseconds << 80 | 7 << 76 | (salt & 0xFFF) << 64 | low)

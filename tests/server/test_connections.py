@@ -87,7 +87,7 @@ async def test_heads_that_are_too_large_or_have_too_many_fields_are_431_in_one_p
 
 
 async def test_a_body_that_never_comes_is_given_up(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_server, "BODY_WITHIN", 0.5)
+    monkeypatch.setattr(http_server, "BODY_WITHIN_SECONDS", 0.5)
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(b"POST /ui/login HTTP/1.1\r\nHost: pgmb\r\nContent-Length: 1000\r\n")
     writer.write(b"Content-Type: application/x-www-form-urlencoded\r\n\r\nkey=")

@@ -135,7 +135,7 @@ def test_a_stream_that_fails_does_not_hold_up_another() -> None:
     held.committed(second)
     wait = held.next(0.0)
     assert isinstance(wait, float)
-    assert 0 < wait <= pending.FIRST_PAUSE
+    assert 0 < wait <= pending.FIRST_PAUSE_SECONDS
     assert [item.error.args for item in held.left(2) if item.error] == [("full",)]
 
 
@@ -151,8 +151,8 @@ def test_pauses_grow_to_a_limit_and_a_flush_cuts_them_short() -> None:
         assert isinstance(wait, float)
         pauses.append(wait)
         now += wait
-    assert pauses[0] < pauses[4] < pauses[7] <= pending.LONGEST_PAUSE
-    assert max(pauses) <= pending.LONGEST_PAUSE
+    assert pauses[0] < pauses[4] < pauses[7] <= pending.LONGEST_PAUSE_SECONDS
+    assert max(pauses) <= pending.LONGEST_PAUSE_SECONDS
     batch = held.next(now)
     assert isinstance(batch, Batch)
     held.refused(batch, LOST, now)

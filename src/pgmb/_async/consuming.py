@@ -8,7 +8,7 @@ from typing import Self
 from pgmb._async.listener import AsyncListener, AsyncListening, AsyncSubscription
 from pgmb._async.receiving import AsyncLease, AsyncReceiving
 from pgmb._core import statements
-from pgmb._core.concurrency import RELYING_PAUSE, Pace
+from pgmb._core.concurrency import LISTENING_PAUSE_SECONDS, Pace
 from pgmb.errors import InvalidArgument
 from pgmb.types import Duration
 
@@ -57,7 +57,7 @@ class AsyncLeases:
                 self._pace.found()
                 return lease
             relying = self._pace.at_rest and self._subscription.healthy
-            await self._subscription.wait(RELYING_PAUSE if relying else self._pace.pause())
+            await self._subscription.wait(LISTENING_PAUSE_SECONDS if relying else self._pace.pause())
         raise StopAsyncIteration
 
 

@@ -20,10 +20,10 @@ from pgmb._core.concurrency import AsyncBackground, AsyncFlag, Pace
 
 logger = logging.getLogger("pgmb.listener")
 
-_FIRST_PAUSE = 0.1
-_LONGEST_PAUSE = 10.0
-_TICK_SOON = 0.03
-_TICK_AGAIN = 60.0
+_FIRST_PAUSE_SECONDS = 0.1
+_LONGEST_PAUSE_SECONDS = 10.0
+_FIRST_TICK_PAUSE_SECONDS = 0.03
+_TICK_RETRY_SECONDS = 60.0
 # A connection whose other end vanished without a word is noticed within a minute or so.
 _KEEPALIVES = {
     "keepalives": 1,
@@ -155,7 +155,7 @@ class AsyncListener:
         await self.close()
 
     async def _run(self) -> None:
-        pause = _FIRST_PAUSE
+        pause = _FIRST_PAUSE_SECONDS
         while not self._closing.is_set() and not self.pooled:
             try:
                 async with await AsyncConnection.connect(self.dsn, **self._options) as connection:
@@ -165,7 +165,7 @@ class AsyncListener:
                         logger.info("behind a pooler, which passes no notifications on: polling instead")
                         break
                     await connection.execute("listen pgmb")
-                    pause = _FIRST_PAUSE
+                    pause = _FIRST_PAUSE_SECONDS
                     await self._listen(connection)
             except (psycopg.Error, OSError) as error:
                 if not self._closing.is_set():
@@ -177,7 +177,7 @@ class AsyncListener:
             # Whoever relied on the wake-ups has to look for itself now.
             self._wake_all()
             await self._closing.wait(pause * random.uniform(0.5, 1))  # noqa: S311
-            pause = min(pause * 2, _LONGEST_PAUSE)
+            pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
         self._settled.set()
         self._wake_all()
 
@@ -190,7 +190,7 @@ class AsyncListener:
         # Something may have been missed before.
         self._wake_all()
         own = connection.info.backend_pid
-        pace = None if self._tick_every is None else Pace(_TICK_SOON, self._tick_every)
+        pace = None if self._tick_every is None else Pace(_FIRST_TICK_PAUSE_SECONDS, self._tick_every)
         while not self._closing.is_set():
             self._heard.clear()
             async for heard in connection.notifies(timeout=None if pace is None else pace.pause()):
@@ -216,7 +216,7 @@ class AsyncListener:
             # Not allowed, most likely: then others tick, or those who wait look for themselves.
             logger.info("cannot tick: %s", _first_line(error))
             self.ticking = False
-            self._tick_again_at = time.monotonic() + _TICK_AGAIN
+            self._tick_again_at = time.monotonic() + _TICK_RETRY_SECONDS
             self._wake_all()
             return False
 

@@ -17,7 +17,7 @@ from pgmb.errors import PgmbError
 
 logger = logging.getLogger("pgmb.group")
 
-_LONGEST_PAUSE = 300.0
+_LONGEST_PAUSE_SECONDS = 300.0
 
 
 class AsyncKeeper(AsyncCalls):
@@ -54,9 +54,9 @@ class AsyncKeeper(AsyncCalls):
     async def _run(self) -> None:
         while not self._closing:
             with self._lock:
-                shortest = min((after for after, _ in self._kept.values()), default=_LONGEST_PAUSE)
+                shortest = min((after for after, _ in self._kept.values()), default=_LONGEST_PAUSE_SECONDS)
             # A row is written once in a quarter of its time at most.
-            if await self._changed.wait(min(shortest / 4, _LONGEST_PAUSE)):
+            if await self._changed.wait(min(shortest / 4, _LONGEST_PAUSE_SECONDS)):
                 self._changed.clear()
                 continue
             try:

@@ -107,16 +107,16 @@ class Background:
         self._thread.join(2.0)
 
 
-FIRST_PAUSE: Final = 0.005
-LONGEST_PAUSE: Final = 0.5
-RELYING_PAUSE: Final = 1.0
+FIRST_PAUSE_SECONDS: Final = 0.005
+LONGEST_PAUSE_SECONDS: Final = 0.5
+LISTENING_PAUSE_SECONDS: Final = 1.0
 """Between looks at a queue whose news a listener announces: retries that fall due are not announced."""
 
 
 class Pace:
     """Short pauses after something was found, each twice the one before until the longest."""
 
-    def __init__(self, first: float = FIRST_PAUSE, longest: float = LONGEST_PAUSE) -> None:
+    def __init__(self, first: float = FIRST_PAUSE_SECONDS, longest: float = LONGEST_PAUSE_SECONDS) -> None:
         self._first = first
         self._longest = longest
         self._next = first

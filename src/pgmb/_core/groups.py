@@ -38,7 +38,7 @@ _BETWEEN_GROUP: Final = (
     " from pgmb.between_group(group_id => %s::text, stream => %s::text, after => %s::pgmb.position,"
     " upto => %s::pgmb.position, after_seq => %s::bigint, max => %s::bigint)"
 )
-_LONGEST_NAME: Final = 100
+_LONGEST_NAME_CHARACTERS: Final = 100
 
 
 class SubscriptionSpec(NamedTuple):
@@ -126,7 +126,7 @@ def events(rows: Iterable[Sequence[Any]], source: Source) -> list[Event]:
 def private_name(group: str) -> str:
     """A group of its own for one process of a group, whose subscriptions nobody else shares or ends."""
     own = f"/{uuid4().hex[:16]}"
-    return group[: _LONGEST_NAME - len(own)] + own
+    return group[: _LONGEST_NAME_CHARACTERS - len(own)] + own
 
 
 def seconds(duration: Duration) -> float:

@@ -19,7 +19,7 @@ _AUDIT: Final = (
     "select id, at, actor, action, subject, detail::json from pgmb.audit"
     " where id < %s::bigint order by id desc limit %s::integer"
 )
-_NO_ID: Final = 2**63 - 1
+_AFTER_ALL_IDS: Final = 2**63 - 1
 
 
 def generate(prefix: str = KEY) -> str:
@@ -45,4 +45,4 @@ def record(actor: str, action: str, subject: str | None, detail: Any) -> Stateme
 
 
 def audit(limit: int, before: int | None) -> Statement:
-    return Statement(_AUDIT, (_NO_ID if before is None else before, limit))
+    return Statement(_AUDIT, (_AFTER_ALL_IDS if before is None else before, limit))

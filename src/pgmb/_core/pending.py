@@ -25,7 +25,7 @@ from pgmb._core import wire
 from pgmb.errors import InvalidArgument, PermissionDenied, QueueFull, StreamNotFound, WrongServer
 from pgmb.types import Duration, NewEvent
 
-FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.1, 5.0
 """Seconds between attempts after a failure that passes: doubled each time."""
 
 MARKED_FOR = timedelta(hours=1)
@@ -197,7 +197,7 @@ class Pending:
                 lane.first.extendleft(reversed(_halves(batch)))
             lane.error = error
             lane.failures += 1
-            pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(lane.failures - 1, 10))
+            pause = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2 ** min(lane.failures - 1, 10))
             # Not all publishers at once.
             lane.not_before = now + pause * random.uniform(0.5, 1.0)  # noqa: S311
             return []

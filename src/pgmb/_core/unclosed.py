@@ -9,7 +9,7 @@ from weakref import WeakSet
 
 from pgmb.errors import PgmbError
 
-PATIENCE = 5.0
+CLOSE_WITHIN_SECONDS = 5.0
 """Seconds that the end of the process waits for each."""
 
 logger = logging.getLogger("pgmb")
@@ -52,6 +52,6 @@ def _close_all() -> None:
             continue  # the parent process has it too, and its events
         logger.warning("a publisher was not closed; flushing %s events at exit", publisher.pending)
         try:
-            publisher.close(PATIENCE)
+            publisher.close(CLOSE_WITHIN_SECONDS)
         except PgmbError as error:
             logger.error("events are lost at exit: %s", error)

@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Self
 
 from pgmb._core import statements
-from pgmb._core.concurrency import RELYING_PAUSE, Pace
+from pgmb._core.concurrency import LISTENING_PAUSE_SECONDS, Pace
 from pgmb._sync.listener import Listener, Listening, Subscription
 from pgmb._sync.receiving import Lease, Receiving
 from pgmb.errors import InvalidArgument
@@ -58,7 +58,7 @@ class Leases:
                 self._pace.found()
                 return lease
             relying = self._pace.at_rest and self._subscription.healthy
-            self._subscription.wait(RELYING_PAUSE if relying else self._pace.pause())
+            self._subscription.wait(LISTENING_PAUSE_SECONDS if relying else self._pace.pause())
         raise StopIteration
 
 

@@ -28,8 +28,8 @@ from pgmb.types import Event, Position, Source
 
 logger = logging.getLogger("pgmb.group")
 
-_PAGE = 1000
-_TROUBLE = (psycopg.OperationalError, PoolTimeout, WrongServer, OSError)
+_PAGE_EVENTS = 1000
+_DATABASE_ERRORS = (psycopg.OperationalError, PoolTimeout, WrongServer, OSError)
 """What passes: a restart of the server, a lost connection."""
 
 
@@ -122,7 +122,7 @@ class _GroupLooks(Looks):
     def page(
         self, stream: str, after: Position, upto: Position, after_seq: int, asked: Filter | None
     ) -> tuple[list[Event], int | None]:
-        statement = groups.between_group(self._group, stream, after, upto, after_seq, _PAGE)
+        statement = groups.between_group(self._group, stream, after, upto, after_seq, _PAGE_EVENTS)
         rows = self._group_rows(statement)
         # The last one always comes: it says how far the page went.
         found = groups.events((row for row in rows if row[8]), Source(stream, 0))
@@ -245,7 +245,7 @@ class Feeding:
                 pace.found()
                 if tail.caught_up:
                     tail.wait(pause)
-            except _TROUBLE as error:
+            except _DATABASE_ERRORS as error:
                 if isinstance(error, PoolClosed):
                     self._fail(error)
                     return

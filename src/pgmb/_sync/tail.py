@@ -19,10 +19,10 @@ from pgmb._sync.positions import Positions
 from pgmb.errors import ReaderBehind, StandbyError
 from pgmb.types import Duration, Event, Position, Source
 
-_PAGE = 1000
-_LOOKS_APART = 0.03
+_PAGE_EVENTS = 1000
+_LOOK_EVERY_SECONDS = 0.03
 """Looks may tick, and more than a few dozen ticks a second are of use to nobody."""
-_RELYING_PAUSE = 10.0
+_LISTENING_PAUSE_SECONDS = 10.0
 
 
 class Looks(Positions):
@@ -52,12 +52,12 @@ class Looks(Positions):
     ) -> tuple[list[Event], int | None]:
         """A page's events, those that pass, and the seq with which it ended if there may be more."""
         if asked is None:
-            found = self.between(stream, after, upto, after_seq, _PAGE)
-            return found, found[-1].seq if len(found) == _PAGE else None
-        statement = statements.between_filtered(stream, after, upto, after_seq, _PAGE, asked)
+            found = self.between(stream, after, upto, after_seq, _PAGE_EVENTS)
+            return found, found[-1].seq if len(found) == _PAGE_EVENTS else None
+        statement = statements.between_filtered(stream, after, upto, after_seq, _PAGE_EVENTS, asked)
         rows = self._timed_rows(statement, None)
         passing = wire.events((row for row in rows if row[2] is not None), Source(stream, 0))
-        return passing, rows[-1][0] if len(rows) == _PAGE else None
+        return passing, rows[-1][0] if len(rows) == _PAGE_EVENTS else None
 
     def check(self, stream: str, asked: Filter) -> None:
         """Refuse what is not a filter."""
@@ -103,7 +103,7 @@ class Tail:
         self._next = self.position
         self._page: deque[tuple[Event, ReadCursor]] = deque()
         self._subscription: Subscription | None = None
-        self._pace = Pace(_LOOKS_APART)
+        self._pace = Pace(_LOOK_EVERY_SECONDS)
         self._look_at = 0.0
         self._woken = False
         self._closed = False
@@ -136,7 +136,7 @@ class Tail:
         if self._subscription is None or self._closed:
             return False
         relying = self._pace.at_rest and self._subscription.healthy
-        seconds = _RELYING_PAUSE if relying else self._pace.pause()
+        seconds = _LISTENING_PAUSE_SECONDS if relying else self._pace.pause()
         self._woken = self._subscription.wait(seconds if max_wait is None else min(seconds, max_wait))
         return self._woken
 
@@ -216,7 +216,7 @@ class Tail:
             return None
         else:
             newest = self._looks.look(self.stream)
-            self._look_at = time.monotonic() + _LOOKS_APART
+            self._look_at = time.monotonic() + _LOOK_EVERY_SECONDS
         if cursor.later(newest, done):
             return newest
         # A tick that is newer than the newest here was lost, which reading says; or this replica is behind.

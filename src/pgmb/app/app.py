@@ -19,7 +19,7 @@ from pgmb._async.broker import AsyncBroker, aconnect
 from pgmb._core.observer import Instrumentation
 from pgmb._sync.broker import Broker, connect
 from pgmb.app import by_hand, running
-from pgmb.app.declaring import Declared, with_handlers
+from pgmb.app.declaring import QueueSpec, with_handlers
 from pgmb.app.group import HandlerGroup
 from pgmb.app.handler import Backoff, Handler, attempts
 from pgmb.app.routing import Middleware
@@ -72,7 +72,7 @@ class App:
         self.grace = grace
         self.lifespan = lifespan
         self.connection = connection
-        self.queues: dict[str, Declared] = {}
+        self.queues: dict[str, QueueSpec] = {}
         self.middlewares: list[Middleware] = []
         self.observer: Instrumentation | None = None
         self.schedules: dict[str, dict[str, Any]] = {}
@@ -139,10 +139,10 @@ class App:
             name = queue or getattr(function, "__name__", None)
             if not name or name == "<lambda>":
                 raise InvalidArgument(f"{handler.name} has no name to call its queue by; give it a queue=...")
-            declared = self.declared(name)
-            declared.set({"max_attempts": max_attempts or handler.attempts, "stream": stream})
-            declared.add(handler)
-            _raise_concurrency(declared, concurrency)
+            spec = self.queue_spec(name)
+            spec.set({"max_attempts": max_attempts or handler.attempts, "stream": stream})
+            spec.add(handler)
+            _raise_concurrency(spec, concurrency)
             return function
 
         return register
@@ -165,9 +165,9 @@ class App:
         altered. `retry` is for its handlers that have none of their own.
         """
         _refuse_unknown(settings)
-        declared = self.declared(name)
-        declared.retry_by(retry)
-        _raise_concurrency(declared, concurrency)
+        spec = self.queue_spec(name)
+        spec.retry_by(retry)
+        _raise_concurrency(spec, concurrency)
         given = {
             "stream": stream,
             "starting": starting,
@@ -175,7 +175,7 @@ class App:
             "max_attempts": max_attempts or attempts(retry),
             **settings,
         }
-        declared.set(given)
+        spec.set(given)
 
     def middleware(self, function: AnyMiddleware) -> AnyMiddleware:
         """Call this around every delivery: `async def timing(delivery, call_next)`. The first is outermost.
@@ -208,9 +208,9 @@ class App:
         """A group of reliable handlers: `@app.group("my-node").handler("log-data", ["msg.*"])`."""
         return HandlerGroup(self, name)
 
-    def declared(self, name: str) -> Declared:
+    def queue_spec(self, name: str) -> QueueSpec:
         """A queue of the app's."""
-        return self.queues.setdefault(name, Declared(name))
+        return self.queues.setdefault(name, QueueSpec(name))
 
     # -- publishing
 
@@ -242,7 +242,7 @@ class App:
             self._created.add(queue.name)
         return broker
 
-    def _not_created(self) -> list[Declared]:
+    def _not_created(self) -> list[QueueSpec]:
         return [queue for queue in self.queues.values() if queue.handlers and queue.name not in self._created]
 
     @_as(Broker.publish)
@@ -342,8 +342,8 @@ class App:
         """`handle` inside an event loop."""
         if max < 1:
             raise InvalidArgument(f"max must be at least 1, got {max}")
-        (declared,) = with_handlers(self.queues, [queue])
-        return await by_hand.handle(await self.abroker(), declared, self.middlewares, max)
+        (spec,) = with_handlers(self.queues, [queue])
+        return await by_hand.handle(await self.abroker(), spec, self.middlewares, max)
 
     async def _handle_and_close(self, queue: str, max: int) -> int:
         try:
@@ -379,9 +379,9 @@ def _refuse_unknown(settings: Iterable[str]) -> None:
             raise refused
 
 
-def _raise_concurrency(declared: Declared, concurrency: int | None) -> None:
+def _raise_concurrency(spec: QueueSpec, concurrency: int | None) -> None:
     if concurrency is None:
         return
     if concurrency < 1:
         raise InvalidArgument(f"not a concurrency: {concurrency}")
-    declared.concurrency = max(declared.concurrency or 1, concurrency)
+    spec.concurrency = max(spec.concurrency or 1, concurrency)

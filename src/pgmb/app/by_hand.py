@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Sequence
 from pgmb._async.broker import AsyncBroker
 from pgmb._async.receiving import AsyncLease
 from pgmb.app import settling
-from pgmb.app.declaring import Declared, declare
+from pgmb.app.declaring import QueueSpec, declare
 from pgmb.app.handling import Handled, handle_lease
 from pgmb.app.routing import Middleware, Routes
 from pgmb.app.threads import Threads
@@ -19,14 +19,12 @@ from pgmb.errors import LeaseLost
 logger = logging.getLogger("pgmb.app")
 
 
-async def handle(
-    broker: AsyncBroker, declared: Declared, middlewares: Sequence[Middleware], limit: int
-) -> int:
+async def handle(broker: AsyncBroker, spec: QueueSpec, middlewares: Sequence[Middleware], limit: int) -> int:
     """Call a queue's handlers for its next events. Returns how many there were."""
-    queue = declared.name
-    found = (await declare(broker, [declared]))[queue]
+    queue = spec.name
+    found = (await declare(broker, [spec]))[queue]
     threads, count = Threads("pgmb handler"), 0
-    routes = Routes(queue, declared.handlers, middlewares, threads)
+    routes = Routes(queue, spec.handlers, middlewares, threads)
     try:
         while count < limit:
             # One event a lease, unless the handler takes more: each is settled as it was handled, in order.
@@ -57,7 +55,7 @@ async def _kept(lease: AsyncLease, lease_for: float) -> AsyncGenerator[None]:
                 await lease.extend()
             except LeaseLost:
                 return
-            except settling.TROUBLE as error:
+            except settling.DATABASE_ERRORS as error:
                 logger.warning("queue %s: cannot extend the lease: %s", lease.queue, str(error).strip())
 
     keeping = asyncio.create_task(keep())

@@ -14,9 +14,9 @@ import time
 from pgmb._async.broker import AsyncBroker
 from pgmb._async.receiving import AsyncLease
 from pgmb.app import settling
-from pgmb.app.hold import Hold, chains
 from pgmb.app.idle import IdlePoller
 from pgmb.app.pacing import LeaseSize
+from pgmb.app.progress import LeaseProgress, chains
 from pgmb.app.routing import Routes
 from pgmb.app.sets import parts
 from pgmb.app.watchdog import enforce_timeouts, extend_leases
@@ -47,15 +47,15 @@ class Consumer:
         self.ordered = ordered
         self.max_attempts = max_attempts
         self.lease_for = lease_for
-        self.holds: list[Hold] = []
+        self.in_progress: list[LeaseProgress] = []
         self._assignments = Assignments()
         self.workers = [Worker(self._assignments, routes, max_attempts, ordered) for _ in range(concurrency)]
         self.size = LeaseSize(concurrency, routes.handlers[0].batch)
         self._broker = broker
         self._idle = idle
         self._asleep = False
-        self._suspended: Hold | None = None
-        self._carried: Hold | None = None
+        self._suspended: LeaseProgress | None = None
+        self._carried: LeaseProgress | None = None
         self._stopping = asyncio.Event()
         self._grace = 0.0
 
@@ -65,7 +65,7 @@ class Consumer:
             for number, worker in enumerate(self.workers):
                 worker.task = group.create_task(worker.run(), name=f"pgmb {self.name} {number}")
             extending = extend_leases(
-                self.name, self.holds, self.lease_for, self.sweep_every, self._assignments.changed
+                self.name, self.in_progress, self.lease_for, self.sweep_every, self._assignments.changed
             )
             timing = enforce_timeouts(self.routes.handlers, self.workers)
             watching = [group.create_task(extending), group.create_task(timing)]
@@ -114,12 +114,12 @@ class Consumer:
         return (
             self._assignments.wanted
             and not self._asleep
-            and not any(hold.suspect for hold in self.holds)
+            and not any(progress.suspect for progress in self.in_progress)
             and not self._stopping.is_set()
         )
 
     async def _receive(self) -> None:
-        pause = settling.FIRST_PAUSE
+        pause = settling.FIRST_PAUSE_SECONDS
         while not self._stopping.is_set():
             carried = self._carried
             try:
@@ -130,13 +130,13 @@ class Consumer:
                 if carried is not None:
                     settling.lose(carried, error)
                     self._carried = None
-            except settling.TROUBLE as error:
+            except settling.DATABASE_ERRORS as error:
                 logger.warning(
                     "queue %s: cannot receive: %s; again in %.1f s", self.name, str(error).strip(), pause
                 )
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._stopping.wait(), pause)
-                pause = min(pause * 2, settling.LONGEST_PAUSE)
+                pause = min(pause * 2, settling.LONGEST_PAUSE_SECONDS)
             else:
                 self._carried = None
                 if lease:
@@ -155,15 +155,15 @@ class Consumer:
             except Exception as error:
                 pending, refused = [], error
         suspect = len(lease.events) == 1 and self._is_suspect(lease.events[0])
-        hold = Hold(lease, pending, self.max_attempts, suspect=suspect)
+        progress = LeaseProgress(lease, pending, self.max_attempts, suspect=suspect)
         if refused is not None:
-            self.workers[0].refuse(hold, refused)
-        if hold.suspect and (self.holds or self._carried is not None):
+            self.workers[0].refuse(progress, refused)
+        if progress.suspect and (self.in_progress or self._carried is not None):
             # It may take the process down with it: alone, then, and after the others are settled.
-            self._suspended = hold
+            self._suspended = progress
         else:
-            self._assignments.assign(hold)
-        self.holds.append(hold)
+            self._assignments.assign(progress)
+        self.in_progress.append(progress)
 
     def _is_suspect(self, event: Event) -> bool:
         """Whether an event that came alone may have been the death of whoever held it.
@@ -174,29 +174,31 @@ class Consumer:
         return late and not self._assignments.survived_last(event)
 
     def _resume(self) -> None:
-        if self._suspended is not None and self.holds == [self._suspended] and self._carried is None:
+        if self._suspended is not None and self.in_progress == [self._suspended] and self._carried is None:
             self._assignments.assign(self._suspended)
             self._suspended = None
 
     async def _settle(self) -> None:
         now = time.monotonic()
-        for hold in self.holds[:]:
-            if hold.finished:
-                whole = await settling.settle(hold)
-                self.holds.remove(hold)
-                self.size.took(len(hold.lease.events), now - hold.began)
+        for progress in self.in_progress[:]:
+            if progress.finished:
+                whole = await settling.settle(progress)
+                self.in_progress.remove(progress)
+                self.size.took(len(progress.lease.events), now - progress.began)
                 if whole is None:
                     continue
                 if self._carried is not None:
                     await self._ack_carried()
-                self._carried = hold
-            elif now - hold.swept > self.sweep_every and hold is not self._suspended:
+                self._carried = progress
+            elif now - progress.swept > self.sweep_every and progress is not self._suspended:
                 # What is done of a long lease is not put at risk by what is not.
-                hold.swept = now
-                await settling.settle(hold, self._running(hold))
+                progress.swept = now
+                await settling.settle(progress, self._running(progress))
 
-    def _running(self, hold: Hold) -> list[int]:
-        return [seq for worker in self.workers if worker.hold is hold for seq in worker.running_seqs()]
+    def _running(self, progress: LeaseProgress) -> list[int]:
+        return [
+            seq for worker in self.workers if worker.progress is progress for seq in worker.running_seqs()
+        ]
 
     async def _ack_carried(self) -> None:
         carried, self._carried = self._carried, None
@@ -213,15 +215,15 @@ class Consumer:
         self._idle.remove(self)
         self._suspended = None
         end = time.monotonic() + self._grace
-        for hold in self.holds:
-            hold.drop_pending()
-            hold.swept = 0.0
+        for progress in self.in_progress:
+            progress.drop_pending()
+            progress.swept = 0.0
         try:
             async with asyncio.timeout(self._grace + _LAST_STATEMENTS_SECONDS):
-                while self.holds and (left := end - time.monotonic()) > 0:
+                while self.in_progress and (left := end - time.monotonic()) > 0:
                     self._assignments.changed.clear()
                     await self._settle()
-                    if self.holds:
+                    if self.in_progress:
                         with contextlib.suppress(TimeoutError):
                             await asyncio.wait_for(self._assignments.changed.wait(), left)
                 await self._end_workers()

@@ -28,12 +28,12 @@ logger = logging.getLogger("pgmb.app")
 
 _AT_CREATION = ("stream", "starting", "ordered", "lanes")
 """What alter_queue does not change."""
-_ASKED = ("equals", "filter", "condition", "params")
+_FILTER_SETTINGS = ("equals", "filter", "condition", "params")
 """What bind changes, beside the patterns."""
 
 
-class Declared:
-    """A queue of an app: its handlers and its settings, of which None is the database's own."""
+class QueueSpec:
+    """A queue as an app declares it: its handlers and settings. None leaves a setting to the database."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -42,8 +42,8 @@ class Declared:
         self.settings: dict[str, Any] = {}
         self.retry: Backoff = None
         """For handlers that have none of their own."""
-        self.whole = False
-        """Whether a filter that is not declared is to be taken away, too."""
+        self.replaces_filter = False
+        """Whether to remove a filter that the app does not declare."""
 
     @property
     def patterns(self) -> list[str]:
@@ -55,9 +55,9 @@ class Declared:
         return str(self.settings.get("stream") or "main")
 
     @property
-    def asked(self) -> dict[str, Any]:
+    def filter_settings(self) -> dict[str, Any]:
         """The filter, as bind takes it; empty if none is declared."""
-        return {name: self.settings[name] for name in _ASKED if name in self.settings}
+        return {name: self.settings[name] for name in _FILTER_SETTINGS if name in self.settings}
 
     def add(self, handler: Handler) -> None:
         if self.handlers and (handler.batch or self.handlers[0].batch):
@@ -109,7 +109,7 @@ class Declared:
             await broker.create_queue(self.name, self.patterns, **settings)
 
 
-def with_handlers(queues: Mapping[str, Declared], names: Iterable[str] | None) -> list[Declared]:
+def with_handlers(queues: Mapping[str, QueueSpec], names: Iterable[str] | None) -> list[QueueSpec]:
     """The queues of these names, or all that have handlers. InvalidArgument if one has none."""
     handled = {name: queue for name, queue in queues.items() if queue.handlers}
     if not handled:
@@ -125,20 +125,20 @@ def with_handlers(queues: Mapping[str, Declared], names: Iterable[str] | None) -
     return [handled[name] for name in chosen]
 
 
-class Found(NamedTuple):
-    """What a consumer has to know of its queue."""
+class QueueSettings(NamedTuple):
+    """The settings of an existing queue that its consumer uses."""
 
     lease_for: float
     max_attempts: int
     ordered: bool
 
 
-async def declare(broker: AsyncBroker, queues: Sequence[Declared]) -> dict[str, Found]:
+async def declare(broker: AsyncBroker, queues: Sequence[QueueSpec]) -> dict[str, QueueSettings]:
     """Create the queues that are not there, and their streams, bind changed patterns, alter changed settings.
 
     Where the role may not, a queue that exists is used as it is.
     """
-    found: dict[str, Found] = {}
+    found: dict[str, QueueSettings] = {}
     for queue in queues:
         try:
             present = await _present(broker, queue.name)
@@ -151,7 +151,7 @@ async def declare(broker: AsyncBroker, queues: Sequence[Declared]) -> dict[str, 
                 present = await _present(broker, queue.name)
         except PermissionDenied as error:
             logger.warning("queue %s is used as it is: %s", queue.name, error)
-        found[queue.name] = Found(
+        found[queue.name] = QueueSettings(
             msgspec.convert(present["lease_for"], timedelta).total_seconds(),
             present["max_attempts"],
             present["ordered"],
@@ -167,7 +167,7 @@ async def _present(broker: AsyncBroker, queue: str) -> dict[str, Any]:
     return dict(msgspec.json.decode(settings))
 
 
-async def _create(broker: AsyncBroker, queue: Declared) -> None:
+async def _create(broker: AsyncBroker, queue: QueueSpec) -> None:
     try:
         await queue.acreate(broker)
     except Conflict:
@@ -182,20 +182,26 @@ async def _create(broker: AsyncBroker, queue: Declared) -> None:
         raise missing from error
 
 
-async def _bind(broker: AsyncBroker, queue: Declared, present: Mapping[str, Any]) -> None:
+async def _bind(broker: AsyncBroker, queue: QueueSpec, present: Mapping[str, Any]) -> None:
     (patterns,) = [one.patterns for one in await broker.queue_status() if one.queue == queue.name]
-    if set(patterns) == set(queue.patterns) and await _asks_the_same(broker, queue, present):
+    if set(patterns) == set(queue.patterns) and await _has_same_filter(broker, queue, present):
         return
     # A filter that somebody else gave the queue stays, where the app says nothing of one.
-    kept = {name: present[name] for name in _ASKED if present.get(name) is not None}
-    await broker.bind(queue.name, queue.patterns, **(queue.asked if queue.whole else queue.asked or kept))
+    kept = {name: present[name] for name in _FILTER_SETTINGS if present.get(name) is not None}
+    await broker.bind(
+        queue.name,
+        queue.patterns,
+        **(queue.filter_settings if queue.replaces_filter else queue.filter_settings or kept),
+    )
     logger.info("queue %s: bound to %s", queue.name, ", ".join(queue.patterns))
 
 
-async def _asks_the_same(broker: AsyncBroker, queue: Declared, present: Mapping[str, Any]) -> bool:
-    if "condition" not in queue.asked:
-        wanted = msgspec.json.decode(msgspec.json.encode(queue.asked))
-        return not (wanted or queue.whole) or all(present.get(name) == wanted.get(name) for name in _ASKED)
+async def _has_same_filter(broker: AsyncBroker, queue: QueueSpec, present: Mapping[str, Any]) -> bool:
+    if "condition" not in queue.filter_settings:
+        wanted = msgspec.json.decode(msgspec.json.encode(queue.filter_settings))
+        return not (wanted or queue.replaces_filter) or all(
+            present.get(name) == wanted.get(name) for name in _FILTER_SETTINGS
+        )
     try:
         # The database keeps conditions in its own words, and compares them so.
         await queue.acreate(broker)
@@ -204,7 +210,7 @@ async def _asks_the_same(broker: AsyncBroker, queue: Declared, present: Mapping[
     return True
 
 
-async def _alter(broker: AsyncBroker, queue: Declared, present: Mapping[str, Any]) -> bool:
+async def _alter(broker: AsyncBroker, queue: QueueSpec, present: Mapping[str, Any]) -> bool:
     if queue.stream != present.get("stream_name", queue.stream):
         raise Conflict(f"queue {queue.name!r} reads stream {present['stream_name']!r}, not {queue.stream!r}")
     if bool(queue.settings.get("ordered", present["ordered"])) != present["ordered"]:
@@ -214,7 +220,7 @@ async def _alter(broker: AsyncBroker, queue: Declared, present: Mapping[str, Any
     changed = {
         name: value
         for name, value in queue.settings.items()
-        if name not in (*_AT_CREATION, *_ASKED) and not _same(value, present.get(name))
+        if name not in (*_AT_CREATION, *_FILTER_SETTINGS) and not _same(value, present.get(name))
     }
     if changed:
         await broker.alter_queue(queue.name, **changed)

@@ -12,9 +12,9 @@ from msgspec.structs import force_setattr
 from psycopg import AsyncConnection
 
 from pgmb._sync.receiving import Receiving
-from pgmb.app.hold import Failure, Hold
 from pgmb.app.outcome import waiting
 from pgmb.app.payload import Decode
+from pgmb.app.progress import Failure, LeaseProgress
 from pgmb.outbox import AsyncConnectionLike, ConnectionLike
 from pgmb.types import Duration, Event
 
@@ -31,7 +31,7 @@ class Delivery(msgspec.Struct, Generic[T_co], frozen=True, eq=False):
     """An event as a handler gets it that asks for more than the payload: `event: pgmb.Delivery[Order]`."""
 
     event: Event
-    hold: Hold
+    progress: LeaseProgress
     _decode: Decode
     _payload: Any = msgspec.UNSET
 
@@ -77,7 +77,7 @@ class Delivery(msgspec.Struct, Generic[T_co], frozen=True, eq=False):
 
     @property
     def queue(self) -> str:
-        return self.hold.lease.queue
+        return self.progress.lease.queue
 
     @property
     def raw(self) -> bytes:
@@ -97,10 +97,10 @@ class Delivery(msgspec.Struct, Generic[T_co], frozen=True, eq=False):
         transaction is rolled back it is delivered again, at the latest when the lease has expired. Raises
         LeaseLost if it was delivered to another meanwhile: roll back.
         """
-        self.hold.taken.add(self.event.seq)
+        self.progress.taken.add(self.event.seq)
         if _is_asynchronous(conn):
-            return self.hold.lease.ack(self.event, conn=conn)
-        return _synchronous.ack(self.hold.lease.id, [self.event.seq], conn=conn)
+            return self.progress.lease.ack(self.event, conn=conn)
+        return _synchronous.ack(self.progress.lease.id, [self.event.seq], conn=conn)
 
     def retry(self, after: Duration | None = None, reason: str | None = None) -> None:
         """Have this event tried again once the handler returns: for single events of a batch."""
@@ -111,11 +111,11 @@ class Delivery(msgspec.Struct, Generic[T_co], frozen=True, eq=False):
         self._fail(True, None, reason)
 
     def _fail(self, final: bool, after: float | None, error: str) -> None:
-        self.hold.failed[self.event.seq] = Failure(final, after, error)
+        self.progress.failed[self.event.seq] = Failure(final, after, error)
 
     async def extend(self, lease_for: Duration | None = None) -> datetime:
         """Prolong the lease. A worker does that by itself while a handler runs."""
-        return await self.hold.lease.extend(lease_for)
+        return await self.progress.lease.extend(lease_for)
 
     def __repr__(self) -> str:
         return f"Delivery({self.event!r})"

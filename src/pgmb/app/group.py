@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol, TypeVar
 
-from pgmb.app.declaring import Declared
+from pgmb.app.declaring import QueueSpec
 from pgmb.app.handler import Backoff, Handler
 from pgmb.app.sets import SplitBy
 from pgmb.errors import InvalidArgument
@@ -18,7 +18,7 @@ SetHandler = TypeVar("SetHandler", bound=Callable[[list[Any]], object])
 class GroupApp(Protocol):
     """The app of a group, as far as the group uses it."""
 
-    def declared(self, name: str) -> Declared: ...
+    def queue_spec(self, name: str) -> QueueSpec: ...
 
     async def work(
         self,
@@ -83,11 +83,11 @@ class HandlerGroup:
                 localns=localns,
                 unannotated=Event,
             )
-            declared = self._app.declared(queue)
-            declared.add(handler)
-            declared.concurrency = concurrency
-            declared.whole = True
-            declared.set(
+            spec = self._app.queue_spec(queue)
+            spec.add(handler)
+            spec.concurrency = concurrency
+            spec.replaces_filter = True
+            spec.set(
                 {
                     "equals": equals,
                     "filter": filter,

@@ -11,9 +11,9 @@ from typing import Any, TypeAlias, cast, get_args, get_origin, get_type_hints
 
 from pgmb._core.patterns import compiled
 from pgmb.app.delivery import Delivery
-from pgmb.app.hold import Failure, Hold
 from pgmb.app.outcome import Reject, Retry, describe, seconds, waiting
 from pgmb.app.payload import Decode, decoder
+from pgmb.app.progress import Failure, LeaseProgress
 from pgmb.app.sets import SplitBy
 from pgmb.errors import InvalidArgument
 from pgmb.types import Duration, Event
@@ -24,7 +24,7 @@ Backoff: TypeAlias = Callable[[int], Duration] | Sequence[Duration] | Duration |
 """How long to wait after a failed attempt: a function of its number, a list of times, after the last of which
 it is given up, a time, or None for the queue's own."""
 
-Prepare: TypeAlias = Callable[[Event, Hold], Any]
+Prepare: TypeAlias = Callable[[Event, LeaseProgress], Any]
 """Makes of an event what a handler takes."""
 
 Take: TypeAlias = Callable[[Delivery[Any]], Any]
@@ -205,17 +205,17 @@ def _taking(annotation: Any, name: str) -> tuple[Decode, Prepare, Take]:
         decode = _decoder(next(iter(get_args(annotation)), Any), name)
         return decode, delivering(decode), lambda delivery: delivery
     decode = _decoder(annotation, name)
-    return decode, lambda event, hold: decode(event.raw), lambda delivery: delivery.payload
+    return decode, lambda event, progress: decode(event.raw), lambda delivery: delivery.payload
 
 
 def delivering(decode: Decode) -> Prepare:
-    def prepare(event: Event, hold: Hold) -> Delivery[Any]:
-        return Delivery(event, hold, decode)
+    def prepare(event: Event, progress: LeaseProgress) -> Delivery[Any]:
+        return Delivery(event, progress, decode)
 
     return prepare
 
 
-def whole_event(event: Event, hold: Hold) -> Event:
+def whole_event(event: Event, progress: LeaseProgress) -> Event:
     return event
 
 

@@ -7,8 +7,8 @@ from typing import Any, Literal, NamedTuple
 
 from pgmb._async.receiving import AsyncLease
 from pgmb.app.handler import Handler
-from pgmb.app.hold import Failure, Hold
 from pgmb.app.outcome import Reject, Retry, describe
+from pgmb.app.progress import Failure, LeaseProgress
 from pgmb.app.routing import Route, Routes, late
 from pgmb.app.sets import parts
 from pgmb.types import Event
@@ -25,22 +25,22 @@ class Handled(NamedTuple):
 
 async def handle_lease(routes: Routes, lease: AsyncLease, max_attempts: int) -> list[Handled]:
     """Handle a lease of one event, or of a batch where the handler takes one."""
-    hold = Hold(lease)
-    hold.pending.clear()
+    progress = LeaseProgress(lease)
+    progress.pending.clear()
     errors: dict[int, BaseException] = {}
     if routes.batch is None:
         for event in lease.events:
-            await _call_single(routes.details(event.topic), hold, event, errors)
+            await _call_single(routes.details(event.topic), progress, event, errors)
     else:
-        await _call_batch(routes.batch, hold, errors)
+        await _call_batch(routes.batch, progress, errors)
     for event in lease.events:
         if event.seq in errors:
-            failure = _failure(routes.details(event.topic), hold, event, errors[event.seq])
+            failure = _failure(routes.details(event.topic), progress, event, errors[event.seq])
             # What the handler said of single events stands.
-            hold.failed.setdefault(event.seq, failure)
-    await _settle(hold)
+            progress.failed.setdefault(event.seq, failure)
+    await _settle(progress)
     return [
-        Handled(routes.queue, event, _outcome(hold, event, max_attempts), errors.get(event.seq))
+        Handled(routes.queue, event, _outcome(progress, event, max_attempts), errors.get(event.seq))
         for event in lease.events
     ]
 
@@ -50,32 +50,38 @@ def meant(error: BaseException) -> bool:
     return type(error) in (Retry, Reject)
 
 
-async def _call_single(route: Route, hold: Hold, event: Event, errors: dict[int, BaseException]) -> None:
+async def _call_single(
+    route: Route, progress: LeaseProgress, event: Event, errors: dict[int, BaseException]
+) -> None:
     prepare, _ = route.way
     try:
-        await _call(route, prepare(event, hold))
+        await _call(route, prepare(event, progress))
     except Exception as error:
         errors[event.seq] = error
 
 
-async def _call_batch(route: Route, hold: Hold, errors: dict[int, BaseException]) -> None:
+async def _call_batch(route: Route, progress: LeaseProgress, errors: dict[int, BaseException]) -> None:
     handler = route.handlers[0]
     try:
-        batches = parts(hold.lease.events, handler.split_by) if handler.together else [hold.lease.events]
+        batches = (
+            parts(progress.lease.events, handler.split_by) if handler.together else [progress.lease.events]
+        )
     except Exception as error:
-        _fail(handler, hold, hold.lease.events, error, errors)
+        _fail(handler, progress, progress.lease.events, error, errors)
         return
     for batch in batches:
-        await _call_part(route, hold, batch, errors)
+        await _call_part(route, progress, batch, errors)
 
 
-async def _call_part(route: Route, hold: Hold, batch: list[Event], errors: dict[int, BaseException]) -> None:
+async def _call_part(
+    route: Route, progress: LeaseProgress, batch: list[Event], errors: dict[int, BaseException]
+) -> None:
     prepare, _ = route.way
     arguments: list[Any] = []
     fitting: list[Event] = []
     for event in batch:
         try:
-            arguments.append(prepare(event, hold))
+            arguments.append(prepare(event, progress))
             fitting.append(event)
         except Reject as error:
             errors[event.seq] = error
@@ -84,16 +90,20 @@ async def _call_part(route: Route, hold: Hold, batch: list[Event], errors: dict[
     try:
         await _call(route, arguments)
     except Exception as error:
-        _fail(route.handlers[0], hold, fitting, error, errors)
+        _fail(route.handlers[0], progress, fitting, error, errors)
 
 
 def _fail(
-    handler: Handler, hold: Hold, batch: list[Event], error: Exception, errors: dict[int, BaseException]
+    handler: Handler,
+    progress: LeaseProgress,
+    batch: list[Event],
+    error: Exception,
+    errors: dict[int, BaseException],
 ) -> None:
     errors.update((event.seq, error) for event in batch)
     for seq, failure in handler.failures(batch, error).items():
         # What the handler said of single events stands.
-        hold.failed.setdefault(seq, failure)
+        progress.failed.setdefault(seq, failure)
 
 
 async def _call(route: Route, argument: Any) -> None:
@@ -108,32 +118,34 @@ async def _call(route: Route, argument: Any) -> None:
         raise
 
 
-def _failure(route: Route, hold: Hold, event: Event, error: BaseException) -> Failure:
-    blamed = hold.blamed.pop(event.seq, None)
+def _failure(route: Route, progress: LeaseProgress, event: Event, error: BaseException) -> Failure:
+    blamed = progress.blamed.pop(event.seq, None)
     handler = blamed if isinstance(blamed, Handler) else next(iter(route.handlers), None)
     return Failure(False, None, describe(error)) if handler is None else handler.failure(event, error)
 
 
-async def _settle(hold: Hold) -> None:
+async def _settle(progress: LeaseProgress) -> None:
     groups: dict[Failure | None, list[int]] = {}
-    for seq, failure in hold.failed.items():
+    for seq, failure in progress.failed.items():
         groups.setdefault(failure, []).append(seq)
-    if done := hold.succeeded():
+    if done := progress.succeeded():
         groups[None] = done
     for number, (ending, seqs) in enumerate(groups.items(), 1):
         # The last takes the whole rest, and with that ends the lease itself.
-        part = seqs if number < len(groups) or hold.taken else None
+        part = seqs if number < len(groups) or progress.taken else None
         if ending is None:
-            await hold.lease.ack(part)
+            await progress.lease.ack(part)
         elif ending.final:
-            await hold.lease.bury(part, ending.error)
+            await progress.lease.bury(part, ending.error)
         else:
             together = None if ending.together is None else True
-            await hold.lease.retry(part, ending.after, ending.error, together)
+            await progress.lease.retry(part, ending.after, ending.error, together)
 
 
-def _outcome(hold: Hold, event: Event, max_attempts: int) -> Literal["done", "retried", "buried"]:
-    failure = hold.failed.get(event.seq)
+def _outcome(
+    progress: LeaseProgress, event: Event, max_attempts: int
+) -> Literal["done", "retried", "buried"]:
+    failure = progress.failed.get(event.seq)
     if failure is None:
         return "done"
     return "buried" if failure.final or event.attempt >= max_attempts else "retried"

@@ -11,7 +11,7 @@ from typing import Protocol
 from pgmb._async.broker import AsyncBroker
 from pgmb._async.listener import AsyncListener, AsyncSubscription
 from pgmb._async.receiving import AsyncLease
-from pgmb._core.concurrency import FIRST_PAUSE, LONGEST_PAUSE, Pace
+from pgmb._core.concurrency import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, Pace
 from pgmb.app import settling
 from pgmb.app.pacing import LeaseSize
 from pgmb.errors import InvalidArgument, NotFound, PermissionDenied
@@ -80,7 +80,7 @@ class IdlePoller:
             if await subscription.wait():
                 self._news.set()
                 # News comes by the dozen while there is traffic for others.
-                await asyncio.sleep(FIRST_PAUSE)
+                await asyncio.sleep(FIRST_PAUSE_SECONDS)
 
     async def _pause(self) -> None:
         self._news.clear()
@@ -101,13 +101,15 @@ class IdlePoller:
                 consumer.wake()
             self._waiting.clear()
             return
-        except settling.TROUBLE as error:
-            logger.warning("cannot receive: %s; again in %.1f s", str(error).strip(), LONGEST_PAUSE * 2)
-            await asyncio.sleep(LONGEST_PAUSE * 2)
+        except settling.DATABASE_ERRORS as error:
+            logger.warning(
+                "cannot receive: %s; again in %.1f s", str(error).strip(), LONGEST_PAUSE_SECONDS * 2
+            )
+            await asyncio.sleep(LONGEST_PAUSE_SECONDS * 2)
             return
         if not lease:
             return
         self._pace.found()
         if lease.queue not in self._waiting or not self._waiting.pop(lease.queue).hand(lease):
-            with contextlib.suppress(*settling.TROUBLE):
+            with contextlib.suppress(*settling.DATABASE_ERRORS):
                 await lease.release()

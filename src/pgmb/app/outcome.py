@@ -7,8 +7,8 @@ from datetime import timedelta
 
 from pgmb.types import Duration
 
-_LONGEST_ERROR = 2000
-_LONGEST_WAIT = 10 * 365 * 86_400.0
+_LONGEST_ERROR_CHARACTERS = 2000
+_LONGEST_WAIT_SECONDS = 10 * 365 * 86_400.0
 
 
 class Retry(Exception):  # noqa: N818 - it is an instruction
@@ -43,7 +43,7 @@ def describe(error: BaseException) -> str:
         text = f"{type(error).__name__}: {message}" if message else type(error).__name__
     # PostgreSQL has no NUL in text, and UTF-8 no lone surrogates.
     text = text.replace("\0", "\ufffd").encode(errors="replace").decode()
-    return text if len(text) <= _LONGEST_ERROR else text[: _LONGEST_ERROR - 1] + "…"
+    return text if len(text) <= _LONGEST_ERROR_CHARACTERS else text[: _LONGEST_ERROR_CHARACTERS - 1] + "…"
 
 
 def seconds(duration: Duration) -> float:
@@ -55,4 +55,4 @@ def waiting(duration: Duration) -> float:
     wanted = seconds(duration)
     if math.isnan(wanted):
         raise ValueError("not a time to wait: nan")
-    return min(max(0.0, wanted), _LONGEST_WAIT)
+    return min(max(0.0, wanted), _LONGEST_WAIT_SECONDS)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-_MOST = 500
-_MOMENT = 0.25
-_LONG = 1.0
+_MOST_EVENTS = 500
+_SHORT_LEASE_SECONDS = 0.25
+_LONG_LEASE_SECONDS = 1.0
 
 
 class LeaseSize:
@@ -15,12 +15,12 @@ class LeaseSize:
 
     def __init__(self, concurrency: int, batch: int | None = None) -> None:
         self._least = batch or concurrency
-        self._most = batch or max(concurrency, _MOST)
+        self._most = batch or max(concurrency, _MOST_EVENTS)
         self.next = self._least
 
     def took(self, events: int, seconds: float) -> None:
         """A lease of so many events was done in so many seconds."""
-        if seconds > _LONG:
+        if seconds > _LONG_LEASE_SECONDS:
             self.next = max(self.next // 2, self._least)
-        elif seconds < _MOMENT and events >= self.next:
+        elif seconds < _SHORT_LEASE_SECONDS and events >= self.next:
             self.next = min(self.next * 2, self._most)

@@ -13,7 +13,7 @@ from pgmb.app.outcome import Unfit
 Decode: TypeAlias = Callable[[bytes], Any]
 """Decodes a payload; raises Unfit if it does not fit."""
 
-_SHOWN = 5
+_SHOWN_ERRORS = 5
 
 
 def decoder(annotation: Any) -> Decode:
@@ -52,8 +52,8 @@ def _by_pydantic(annotation: Any) -> Decode:
             return adapter.validate_json(raw)
         except pydantic.ValidationError as error:
             found = error.errors(include_url=False)
-            shown = "; ".join(_pydantic_line(dict(one)) for one in found[:_SHOWN])
-            more = f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+            shown = "; ".join(_pydantic_line(dict(one)) for one in found[:_SHOWN_ERRORS])
+            more = f"; and {len(found) - _SHOWN_ERRORS} more" if len(found) > _SHOWN_ERRORS else ""
             raise Unfit(f"payload does not fit {name_of(annotation)}: {shown}{more}") from error
 
     return decoded

@@ -16,13 +16,13 @@ logger = logging.getLogger("pgmb.app")
 PARENT_PIPE = "PGMB_PARENT_PIPE"
 """The descriptor whose end of file tells a worker process that its parent is gone."""
 
-HOPELESS = 2
+EXIT_WITHOUT_RESTART = 2
 """The exit code of a process that need not be started again."""
 
-_FIRST_PAUSE = 0.2
-_LONGEST_PAUSE = 10.0
+_FIRST_PAUSE_SECONDS = 0.2
+_LONGEST_PAUSE_SECONDS = 10.0
 # Whoever ran for so long did not fail from the start.
-_LONG_ENOUGH = 10.0
+_STABLE_AFTER_SECONDS = 10.0
 
 
 async def supervise(command: Sequence[str], count: int, environment: Mapping[str, str]) -> int:
@@ -55,22 +55,22 @@ class _Crew:
                 child.send_signal(number)
 
     async def keep(self, place: int) -> None:
-        pause = _FIRST_PAUSE
+        pause = _FIRST_PAUSE_SECONDS
         while not self._ending.is_set():
             began = time.monotonic()
             code = await self._run()
             if self._ending.is_set():
                 self.code = self.code or max(code, 0)
                 return
-            if code == HOPELESS:
+            if code == EXIT_WITHOUT_RESTART:
                 self.code = code
                 self.end(signal.SIGTERM)
                 return
-            pause = _FIRST_PAUSE if time.monotonic() - began > _LONG_ENOUGH else pause
+            pause = _FIRST_PAUSE_SECONDS if time.monotonic() - began > _STABLE_AFTER_SECONDS else pause
             logger.warning("worker %s ended (%s); again in %.1f s", place, _manner(code), pause)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._ending.wait(), pause)
-            pause = min(pause * 2, _LONGEST_PAUSE)
+            pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
 
     async def _run(self) -> int:
         # A session of its own: Ctrl-C in a terminal goes to the parent, who passes it on once.

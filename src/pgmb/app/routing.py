@@ -10,9 +10,9 @@ from typing import Any, NamedTuple, TypeAlias
 from pgmb._core.patterns import matches
 from pgmb.app.delivery import Delivery
 from pgmb.app.handler import Handler, Prepare, delivering, whole_event
-from pgmb.app.hold import Hold
 from pgmb.app.outcome import Retry
 from pgmb.app.payload import decoder
+from pgmb.app.progress import LeaseProgress
 from pgmb.app.threads import Threads
 from pgmb.types import Event
 
@@ -21,9 +21,9 @@ Middleware: TypeAlias = Callable[[Any, CallNext], Awaitable[Any]]
 """Called around every delivery: `async def timing(delivery, call_next): await call_next(delivery)`."""
 
 Way: TypeAlias = tuple[Prepare, Callable[[Any], Awaitable[Any]]]
-"""(prepare, call): `await call(prepare(event, hold))` handles an event. A plain tuple is quickest to open."""
+"""(prepare, call): `await call(prepare(event, progress))` handles an event. Tuples unpack fastest."""
 
-_TOPICS_KEPT = 10_000
+_CACHED_TOPICS = 10_000
 
 
 class Route(NamedTuple):
@@ -52,7 +52,7 @@ class Routes(dict[str, Way]):
         self._details: dict[str, Route] = {}
 
     def __missing__(self, topic: str) -> Way:
-        if len(self) >= _TOPICS_KEPT:
+        if len(self) >= _CACHED_TOPICS:
             self.clear()
             self._details.clear()
         found = self[topic] = self.details(topic).way
@@ -94,8 +94,8 @@ class Routes(dict[str, Way]):
         if only.asynchronous and not self._middlewares:
             return Route((only,), only.timeout, (only.prepare, only.function))
 
-        def prepare(event: Event, hold: Hold) -> Delivery[Any]:
-            delivery = Delivery[Any](event, hold, only.decode)
+        def prepare(event: Event, progress: LeaseProgress) -> Delivery[Any]:
+            delivery = Delivery[Any](event, progress, only.decode)
             # What does not fit is rejected here, alone.
             only.take(delivery)
             return delivery
@@ -106,12 +106,12 @@ class Routes(dict[str, Way]):
         return Route((only,), None, (prepare, self._wrapped(call)))
 
     async def _each(self, handlers: Sequence[Handler], delivery: Delivery[Any]) -> None:
-        hold = delivery.hold
+        progress = delivery.progress
         for handler in handlers:
             try:
-                await self._one(handler, handler.prepare(delivery.event, hold))
+                await self._one(handler, handler.prepare(delivery.event, progress))
             except BaseException:
-                hold.blamed[delivery.event.seq] = handler
+                progress.blamed[delivery.event.seq] = handler
                 raise
 
     async def _one(self, handler: Handler, argument: Any) -> None:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from pgmb._async.broker import AsyncBroker, aconnect
 from pgmb._core.observer import Instrumentation
 from pgmb.app.consumer import Consumer
-from pgmb.app.declaring import Declared, Found, declare
+from pgmb.app.declaring import QueueSettings, QueueSpec, declare
 from pgmb.app.idle import IdlePoller
 from pgmb.app.recurring import scheduling
 from pgmb.app.routing import Middleware, Routes
@@ -33,7 +33,7 @@ class WorkSpec(NamedTuple):
 
     dsn: str
     connection: Mapping[str, Any]
-    queues: Sequence[Declared]
+    queues: Sequence[QueueSpec]
     schedules: Mapping[str, dict[str, Any]]
     middlewares: Sequence[Middleware]
     instrumentation: Instrumentation | None
@@ -60,7 +60,7 @@ async def work(spec: WorkSpec, stop: asyncio.Event) -> None:
 
 
 async def _consume(
-    spec: WorkSpec, broker: AsyncBroker, found: Mapping[str, Found], stop: asyncio.Event
+    spec: WorkSpec, broker: AsyncBroker, found: Mapping[str, QueueSettings], stop: asyncio.Event
 ) -> None:
     idle, threads = IdlePoller(broker), Threads("pgmb handler")
     consumers = [

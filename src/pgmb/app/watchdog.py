@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from pgmb.app import settling
 from pgmb.app.handler import Handler
-from pgmb.app.hold import Hold
+from pgmb.app.progress import LeaseProgress
 from pgmb.app.worker import Worker
 from pgmb.errors import LeaseLost
 
@@ -30,21 +30,21 @@ async def enforce_timeouts(handlers: Sequence[Handler], workers: Sequence[Worker
 
 
 async def extend_leases(
-    queue: str, holds: Sequence[Hold], lease_for: float, every: float, extended: asyncio.Event
+    queue: str, in_progress: Sequence[LeaseProgress], lease_for: float, every: float, extended: asyncio.Event
 ) -> None:
     """Extend the leases in progress. Sets `extended` after each round, so that their events are settled."""
     while True:
         await asyncio.sleep(every)
         now = time.monotonic()
-        for hold in list(holds):
-            if now - hold.renewed > lease_for * 0.4 and not hold.lost:
+        for progress in list(in_progress):
+            if now - progress.renewed > lease_for * 0.4 and not progress.lost:
                 try:
-                    await hold.lease.extend()
-                    hold.renewed = now
+                    await progress.lease.extend()
+                    progress.renewed = now
                 except LeaseLost as error:
-                    if hold in holds:
-                        settling.lose(hold, error)
-                except settling.TROUBLE as error:
+                    if progress in in_progress:
+                        settling.lose(progress, error)
+                except settling.DATABASE_ERRORS as error:
                     logger.warning("queue %s: cannot extend the lease: %s", queue, str(error).strip())
-        if holds:
+        if in_progress:
             extended.set()

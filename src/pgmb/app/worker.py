@@ -14,8 +14,8 @@ from time import monotonic
 from typing import Any, cast
 
 from pgmb.app.handler import Handler
-from pgmb.app.hold import Failure, Hold
 from pgmb.app.outcome import Reject, Retry, describe
+from pgmb.app.progress import Failure, LeaseProgress
 from pgmb.app.routing import Route, Routes, late
 from pgmb.types import Event
 
@@ -32,10 +32,10 @@ class Assignments:
     """Shared by a consumer and its workers: the lease at hand, the workers without work, and a signal."""
 
     def __init__(self) -> None:
-        self.current: Hold | None = None
+        self.current: LeaseProgress | None = None
         self.changed = asyncio.Event()
         """Set when a worker is idle, or a lease is finished or was handed over."""
-        self._idle: deque[asyncio.Future[Hold]] = deque()
+        self._idle: deque[asyncio.Future[LeaseProgress]] = deque()
         self._survived: dict[int, int] = {}
 
     @property
@@ -43,23 +43,23 @@ class Assignments:
         """Whether a worker is idle and the lease at hand has nothing left for it."""
         return bool(self._idle) and (self.current is None or not self.current.pending)
 
-    def assign(self, hold: Hold) -> None:
-        self.current = hold
-        self.wake_next(hold)
+    def assign(self, progress: LeaseProgress) -> None:
+        self.current = progress
+        self.wake_next(progress)
 
-    def wait(self) -> asyncio.Future[Hold]:
+    def wait(self) -> asyncio.Future[LeaseProgress]:
         """Where an idle worker waits for the next lease."""
-        future: asyncio.Future[Hold] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[LeaseProgress] = asyncio.get_running_loop().create_future()
         self._idle.append(future)
         self.changed.set()
         return future
 
-    def wake_next(self, hold: Hold) -> None:
+    def wake_next(self, progress: LeaseProgress) -> None:
         """Wake one more worker. Each wakes the next, so a worker that never waits handles the lease alone."""
-        while hold.pending and self._idle:
+        while progress.pending and self._idle:
             future = self._idle.popleft()
             if not future.done():
-                future.set_result(hold)
+                future.set_result(progress)
                 return
 
     def note_survived(self, event: Event) -> None:
@@ -82,7 +82,7 @@ class Worker:
         "_routes",
         "_seen",
         "_since",
-        "hold",
+        "progress",
         "running",
         "task",
     )
@@ -94,7 +94,7 @@ class Worker:
         self._ordered = ordered
         self._limit_hit: float | None = None
         self.task: asyncio.Task[None] | None = None
-        self.hold: Hold | None = None
+        self.progress: LeaseProgress | None = None
         self.running: Event | Sequence[Event] | None = None
         self._seen: object = None
         self._since = 0.0
@@ -108,23 +108,23 @@ class Worker:
         else:
             work = self._events
         while True:
-            hold = assignments.current
-            if hold is None or not hold.pending:
-                hold = await assignments.wait()
-                if not hold.pending:
+            progress = assignments.current
+            if progress is None or not progress.pending:
+                progress = await assignments.wait()
+                if not progress.pending:
                     continue
-            self.hold = hold
-            hold.working += 1
-            assignments.wake_next(hold)
+            self.progress = progress
+            progress.working += 1
+            assignments.wake_next(progress)
             try:
-                await work(hold)
+                await work(progress)
             finally:
-                hold.working -= 1
-                self.hold = self.running = None
+                progress.working -= 1
+                self.progress = self.running = None
             assignments.changed.set()
 
-    async def _events(self, hold: Hold) -> None:
-        routes, pending = self._routes, cast("deque[Event]", hold.pending)
+    async def _events(self, progress: LeaseProgress) -> None:
+        routes, pending = self._routes, cast("deque[Event]", progress.pending)
         take = pending.popleft
         breathe = monotonic() + _YIELD_EVERY_SECONDS
         while pending:
@@ -134,63 +134,65 @@ class Worker:
                 self.running = event = take()
                 try:
                     prepare, call = routes[event.topic]
-                    await call(prepare(event, hold))
+                    await call(prepare(event, progress))
                 except BaseException as error:
-                    self._failed(hold, event, error)
+                    self._failed(progress, event, error)
             if monotonic() > breathe:
                 await asyncio.sleep(0)
                 breathe = monotonic() + _YIELD_EVERY_SECONDS
 
-    async def _chains(self, hold: Hold) -> None:
+    async def _chains(self, progress: LeaseProgress) -> None:
         """Lists of events that must not overtake each other: after a failure the rest is left alone."""
         routes = self._routes
         breathe = monotonic() + _YIELD_EVERY_SECONDS
-        while hold.pending:
-            chain = cast("list[Event]", hold.pending.popleft())
+        while progress.pending:
+            chain = cast("list[Event]", progress.pending.popleft())
             for position, event in enumerate(chain):
                 self.running = chain[position:]
                 try:
                     prepare, call = routes[event.topic]
-                    await call(prepare(event, hold))
+                    await call(prepare(event, progress))
                 except BaseException as error:
                     rest = [later.seq for later in chain[position + 1 :]]
-                    if not self._failed(hold, event, error, rest).final:
-                        hold.behind.update(rest)
+                    if not self._failed(progress, event, error, rest).final:
+                        progress.behind.update(rest)
                         break
-                if hold.lost:
+                if progress.lost:
                     break
                 if monotonic() > breathe:
                     await asyncio.sleep(0)
                     breathe = monotonic() + _YIELD_EVERY_SECONDS
 
-    async def _batches(self, hold: Hold) -> None:
+    async def _batches(self, progress: LeaseProgress) -> None:
         route = cast("Route", self._routes.batch)
         size, (prepare, call) = route.handlers[0].batch or 1, route.way
-        while hold.pending:
-            if isinstance(hold.pending[0], list):
-                batch = cast("list[Event]", hold.pending.popleft())
+        while progress.pending:
+            if isinstance(progress.pending[0], list):
+                batch = cast("list[Event]", progress.pending.popleft())
             else:
-                batch = [cast("Event", hold.pending.popleft()) for _ in range(min(size, len(hold.pending)))]
+                batch = [
+                    cast("Event", progress.pending.popleft()) for _ in range(min(size, len(progress.pending)))
+                ]
             arguments: list[Any] = []
             fitting: list[Event] = []
             for event in batch:
                 try:
-                    arguments.append(prepare(event, hold))
+                    arguments.append(prepare(event, progress))
                     fitting.append(event)
                 except Reject as error:
-                    self._failed(hold, event, error)
+                    self._failed(progress, event, error)
             if not fitting:
                 continue
             self.running = fitting
             try:
                 await call(arguments)
             except BaseException as error:
-                self._failed_batch(hold, fitting, error)
+                self._failed_batch(progress, fitting, error)
             await asyncio.sleep(0)
 
-    def refuse(self, hold: Hold, error: BaseException) -> None:
-        """Fail all of a hold that could not be begun."""
-        self._failed_batch(hold, hold.lease.events, error)
+    def refuse(self, progress: LeaseProgress, error: BaseException) -> None:
+        """Fail all events of a lease that could not be split into sets."""
+        self._failed_batch(progress, progress.lease.events, error)
 
     def enforce(self, now: float) -> None:
         """Called by the watchdog: break off what runs for too long."""
@@ -215,32 +217,34 @@ class Worker:
             return [self.running.seq]
         return [event.seq for event in self.running]
 
-    def _failed(self, hold: Hold, event: Event, error: BaseException, rest: Sequence[int] = ()) -> Failure:
+    def _failed(
+        self, progress: LeaseProgress, event: Event, error: BaseException, rest: Sequence[int] = ()
+    ) -> Failure:
         try:
             error = self._explained(error)
         except BaseException:
-            hold.given_back.update((event.seq, *rest))
+            progress.given_back.update((event.seq, *rest))
             raise
-        handler = cast("Handler | None", hold.blamed.pop(event.seq, None))
+        handler = cast("Handler | None", progress.blamed.pop(event.seq, None))
         if handler is None:
             handlers = self._routes.details(event.topic).handlers
             handler = handlers[0] if handlers else None
         failure = Failure(False, None, describe(error)) if handler is None else handler.failure(event, error)
-        hold.failed[event.seq] = failure
+        progress.failed[event.seq] = failure
         self._assignments.note_survived(event)
         self._log(f"seq {event.seq}, {event.topic}, attempt {event.attempt}", event.attempt, handler, error)
         return failure
 
-    def _failed_batch(self, hold: Hold, batch: list[Event], error: BaseException) -> None:
+    def _failed_batch(self, progress: LeaseProgress, batch: list[Event], error: BaseException) -> None:
         try:
             error = self._explained(error)
         except BaseException:
-            hold.given_back.update(event.seq for event in batch)
+            progress.given_back.update(event.seq for event in batch)
             raise
         handler = self._routes.handlers[0]
         for seq, failure in handler.failures(batch, error).items():
             # What the handler said of single events stands.
-            hold.failed.setdefault(seq, failure)
+            progress.failed.setdefault(seq, failure)
         if len(batch) == 1:
             self._assignments.note_survived(batch[0])
         self._log(f"{len(batch)} events from seq {batch[0].seq}", batch[0].attempt, handler, error)

@@ -19,7 +19,7 @@ Result = TypeVar("Result")
 
 _UNTOLD: Final = frozenset({"secret", "headers", "payload", "params", "metadata", "url"})
 """What may hold something secret, or be long."""
-_MOST: Final = 20
+_MOST_ITEMS: Final = 20
 """Of a list; of a longer one the number is told."""
 
 
@@ -64,6 +64,6 @@ def _record(
 
 
 def _told(value: Any) -> Any:
-    if isinstance(value, Sized) and not isinstance(value, str) and len(value) > _MOST:
+    if isinstance(value, Sized) and not isinstance(value, str) and len(value) > _MOST_ITEMS:
         return f"{len(value)} of them"
     return value

@@ -22,7 +22,7 @@ Error: TypeAlias = Annotated[
 ]
 Ids: TypeAlias = Annotated[list[int] | None, typer.Option("--id", help="These, by their ids.")]
 
-_PAGE = 1000
+_PAGE_EVENTS = 1000
 
 
 def register(app: typer.Typer) -> None:
@@ -107,7 +107,7 @@ def _chosen(
     chosen: list[int] = []
     wanted = set(ids or ())
     after = 0
-    while page := broker.dead_letters(queue, topic, error, after, _PAGE):
+    while page := broker.dead_letters(queue, topic, error, after, _PAGE_EVENTS):
         chosen += [letter.id for letter in page if not ids or letter.id in wanted]
         after = page[-1].id
     return chosen

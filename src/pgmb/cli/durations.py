@@ -9,7 +9,7 @@ import typer
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 _PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|min|m|h|d|w)?\s*")
-_LONGEST = 100 * 365 * 86400.0
+_LONGEST_SECONDS = 100 * 365 * 86400.0
 OFF = timedelta(seconds=-1)
 """What switches a setting of a stream off."""
 
@@ -24,7 +24,7 @@ def parse(text: str) -> timedelta:
             break
         seconds += float(part[1]) * _UNITS[part[2] or "s"]
         place = part.end()
-    if not words or place < len(words) or seconds > _LONGEST:
+    if not words or place < len(words) or seconds > _LONGEST_SECONDS:
         raise typer.BadParameter(f"not a duration: {text!r}. Write 30s, 5m, 2h or 7d.")
     return timedelta(seconds=seconds)
 

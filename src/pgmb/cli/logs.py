@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from pgmb.masking import printable, printable_json
+from pgmb._core.masking import printable, printable_json
 
 TEXT = "%(asctime)s %(levelname)s %(message)s"
 

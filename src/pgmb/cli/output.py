@@ -12,11 +12,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pgmb import masking
+from pgmb._core import masking
 from pgmb.cli import durations
 
 # Where the output goes to a file or a pipe there is no width to fit into.
-_ENDLESS = 100_000
+_UNWRAPPED_COLUMNS = 100_000
 
 printable = masking.printable
 
@@ -59,7 +59,7 @@ def json(value: Any) -> None:
 
 
 def console() -> Console:
-    return Console(width=None if sys.stdout.isatty() else _ENDLESS)
+    return Console(width=None if sys.stdout.isatty() else _UNWRAPPED_COLUMNS)
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:

@@ -9,7 +9,7 @@ import msgspec
 from pgmb import QueueStatus, ReaderStatus, StreamStatus
 
 # Up to where status counts dead letters and retries.
-_COUNTED = 10_000
+_COUNTED_DEAD_LETTERS = 10_000
 
 
 class Activity(msgspec.Struct, frozen=True):
@@ -106,7 +106,7 @@ def _received(before: Look | None, now: Look, queue: QueueStatus, seconds: float
 
 
 def _queue(before: QueueStatus | None, now: QueueStatus, received: float, seconds: float) -> QueueRow:
-    known = before is not None and now.dead < _COUNTED
+    known = before is not None and now.dead < _COUNTED_DEAD_LETTERS
     died = max(now.dead - before.dead, 0) / seconds if before is not None and known else None
     return QueueRow(
         now.queue,

@@ -12,7 +12,7 @@ import typer
 
 from pgmb import schema
 from pgmb.app import App, loading, running
-from pgmb.app.processes import HOPELESS, PARENT_PIPE, supervise
+from pgmb.app.processes import EXIT_WITHOUT_RESTART, PARENT_PIPE, supervise
 from pgmb.cli import logs, output, worker_metrics
 from pgmb.errors import InvalidArgument
 
@@ -67,7 +67,7 @@ def _loaded(target: str, queues: list[str] | None) -> App:
         app = loading.load(target)
         app.work_spec(queues)
     except InvalidArgument as error:
-        output.fail(str(error), error.hint, code=HOPELESS)
+        output.fail(str(error), error.hint, code=EXIT_WITHOUT_RESTART)
     return app
 
 

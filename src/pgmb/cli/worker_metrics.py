@@ -7,7 +7,7 @@ import os
 from collections.abc import Generator, Mapping
 
 from pgmb.app import App
-from pgmb.app.processes import HOPELESS
+from pgmb.app.processes import EXIT_WITHOUT_RESTART
 from pgmb.cli import output
 
 _SERVED_BY_PARENT = "PGMB_WORK_METRICS"
@@ -43,7 +43,11 @@ def _explained(port: int | None) -> Generator[None]:
         if error.name != "prometheus_client":
             raise
         output.fail(
-            "--metrics-port needs prometheus_client", "Install it: pip install 'pgmb[prometheus]'.", HOPELESS
+            "--metrics-port needs prometheus_client",
+            "Install it: pip install 'pgmb[prometheus]'.",
+            EXIT_WITHOUT_RESTART,
         )
     except OSError as error:
-        output.fail(f"cannot serve metrics on port {port}: {error.strerror}", "Choose another.", HOPELESS)
+        output.fail(
+            f"cannot serve metrics on port {port}: {error.strerror}", "Choose another.", EXIT_WITHOUT_RESTART
+        )

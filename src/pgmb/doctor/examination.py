@@ -25,7 +25,7 @@ CHECKS: tuple[Check, ...] = (
     *security.CHECKS,
 )
 
-_PATIENCE = "set local statement_timeout = '10s'; set local lock_timeout = '1s'"
+_SET_TIMEOUTS = "set local statement_timeout = '10s'; set local lock_timeout = '1s'"
 _LIMITS = Limits()
 
 _Answer: TypeAlias = "Look | psycopg.Error"
@@ -39,7 +39,7 @@ def examine(conn: Connection[Any], limits: Limits = _LIMITS) -> list[Finding]:
     while True:
         try:
             with conn.transaction(), conn.cursor(row_factory=dict_row) as cursor:
-                conn.execute(_PATIENCE)
+                conn.execute(_SET_TIMEOUTS)
                 asked_at = datetime.now(UTC)
                 rows = cursor.execute(check.query).fetchall()
                 answer: _Answer = _look(rows, limits, conn.info, asked_at)
@@ -61,7 +61,7 @@ async def aexamine(conn: AsyncConnection[Any], limits: Limits = _LIMITS) -> list
     while True:
         try:
             async with conn.transaction(), conn.cursor(row_factory=dict_row) as cursor:
-                await conn.execute(_PATIENCE)
+                await conn.execute(_SET_TIMEOUTS)
                 asked_at = datetime.now(UTC)
                 rows = await (await cursor.execute(check.query)).fetchall()
                 answer: _Answer = _look(rows, limits, conn.info, asked_at)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pgmb.server import Application
 
 _BACKLOG: Final = 2048
-_KEEP_ALIVE: Final = 75
+_KEEP_ALIVE_SECONDS: Final = 75
 """Seconds that an idle connection stays: longer than proxies keep theirs, who would use one that closes."""
 
 
@@ -90,7 +90,7 @@ class Http:
         await application.start()
         self._application = application
         spare_the_collector()
-        self._server = Server(configure(application, given, _KEEP_ALIVE))
+        self._server = Server(configure(application, given, _KEEP_ALIVE_SECONDS))
         sockets = [] if self._socket is None else [self._socket]
         self._serving = asyncio.create_task(self._server.serve(sockets), name="http server")
 

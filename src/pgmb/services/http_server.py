@@ -17,9 +17,9 @@ from pgmb.services.http_settings import HttpSettings
 HEAD_BYTES: Final = 64 << 10
 """Of a request's line and headers."""
 HEAD_FIELDS: Final = 200
-HALF_OPEN: Final = 512
+HALF_OPEN_CONNECTIONS: Final = 512
 """Connections whose request's head has not arrived: beyond that the oldest of them is closed."""
-BODY_WITHIN: Final = 60.0
+BODY_WITHIN_SECONDS: Final = 60.0
 """Seconds that a body may take to arrive."""
 
 
@@ -114,7 +114,7 @@ class _Limited(HttpToolsProtocol):
             self.refuse(431)
             return
         self._wait_no_more()
-        self._timer = self.loop.call_later(BODY_WITHIN, self.transport.abort)
+        self._timer = self.loop.call_later(BODY_WITHIN_SECONDS, self.transport.abort)
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -133,7 +133,7 @@ class _Limited(HttpToolsProtocol):
         self._in_head, self._head = True, 0
         self._timer = self.loop.call_later(self.head_within, self.refuse, 408)
         self.half_open[self] = None
-        if len(self.half_open) > HALF_OPEN:
+        if len(self.half_open) > HALF_OPEN_CONNECTIONS:
             next(iter(self.half_open)).refuse(503)
 
     def _wait_no_more(self) -> None:

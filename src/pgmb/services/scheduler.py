@@ -14,7 +14,7 @@ from pgmb.types import DueSchedule
 
 logger = logging.getLogger("pgmb.services")
 
-_IN_ONE_TURN = 100
+_RUNS_PER_TURN = 100
 
 
 class Scheduler:
@@ -48,7 +48,7 @@ class Scheduler:
                 following = cron.next_after(expression, timezone, last)
                 await self._fire(broker, name, due, following, last)
                 return following
-            for _ in range(_IN_ONE_TURN):
+            for _ in range(_RUNS_PER_TURN):
                 following = cron.next_after(expression, timezone, due)
                 await self._fire(broker, name, due, following, due)
                 if following is None or following > schedule.now:

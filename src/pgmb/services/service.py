@@ -16,8 +16,8 @@ from pgmb.errors import PgmbError
 
 logger = logging.getLogger("pgmb.services")
 
-_FIRST_PAUSE = 0.5
-_LONGEST_PAUSE = 30.0
+_FIRST_PAUSE_SECONDS = 0.5
+_LONGEST_PAUSE_SECONDS = 30.0
 
 
 class Service(Protocol):
@@ -52,7 +52,7 @@ async def _run(broker: AsyncBroker, service: Service, stop: asyncio.Event) -> No
             failures = 0
         except (psycopg.Error, PoolTimeout, PgmbError) as error:
             # The server is restarting, or something is in the way: nothing that giving up would mend.
-            pause = min(_FIRST_PAUSE * 2**failures, _LONGEST_PAUSE)
+            pause = min(_FIRST_PAUSE_SECONDS * 2**failures, _LONGEST_PAUSE_SECONDS)
             failures += 1
             logger.warning("%s: %s; again in %.1f s", service.name, error, pause)
         with contextlib.suppress(TimeoutError):

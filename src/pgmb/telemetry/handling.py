@@ -81,7 +81,7 @@ class HandlerMetrics:
 
 def _outcome(delivery: Delivery[Any], raised: BaseException | None) -> Outcome:
     # What a handler said of single events of a batch stands, whatever it raised.
-    failure = delivery.hold.failed.get(delivery.seq)
+    failure = delivery.progress.failed.get(delivery.seq)
     if failure is not None:
         final = failure.final
     elif raised is None:
@@ -90,7 +90,7 @@ def _outcome(delivery: Delivery[Any], raised: BaseException | None) -> Outcome:
         return "released"
     else:
         final = isinstance(raised, Reject)
-    most = delivery.hold.max_attempts
+    most = delivery.progress.max_attempts
     return "buried" if final or (most is not None and delivery.attempt >= most) else "retried"
 
 

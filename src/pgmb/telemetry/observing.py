@@ -25,7 +25,7 @@ Template: TypeAlias = Callable[[str], str | None]
 """What stands for a topic in the names of spans and in metrics; None if nothing does."""
 
 
-MOST_LINKS = 128
+MAX_LINKS = 128
 """OpenTelemetry's own limit: of more it would keep the last, after all the work for the others."""
 
 
@@ -285,6 +285,6 @@ def links(propagation: Propagation, events: Iterable[Event]) -> list[Link]:
     """To where each event was created, as far as its headers tell: the first so many."""
     return [
         Link(created, {names.MESSAGE_ID: str(event.id)})
-        for event in islice(events, MOST_LINKS)
+        for event in islice(events, MAX_LINKS)
         if (created := propagation.created_of(event)) is not None
     ]

@@ -12,7 +12,7 @@ import msgspec
 from pgmb._async.broker import AsyncBroker, aconnect
 from pgmb._async.receiving import AsyncLease
 from pgmb.app import App
-from pgmb.app.declaring import Declared, declare
+from pgmb.app.declaring import QueueSpec, declare
 from pgmb.app.handler import Handler
 from pgmb.app.handling import Handled, handle_lease, meant
 from pgmb.app.routing import Routes
@@ -152,7 +152,7 @@ async def _schedule(broker: AsyncBroker, app: App, clock: FrozenClock) -> None:
             clock.hold()
 
 
-async def _create(broker: AsyncBroker, queue: Declared) -> None:
+async def _create(broker: AsyncBroker, queue: QueueSpec) -> None:
     """Create a queue that is not there, such that it sees what the test has published before."""
     try:
         await broker.stream_of(queue.name)
@@ -163,13 +163,13 @@ async def _create(broker: AsyncBroker, queue: Declared) -> None:
 
 async def _standing(
     broker: AsyncBroker, queue: str | None, functions: Iterable[Callable[[Any], Any]]
-) -> Declared:
+) -> QueueSpec:
     """The queue as it is, with handlers of everything in it."""
     if queue is None:
         raise InvalidArgument("functions are drained with queue=...")
     for status in await broker.queue_status():
         if status.queue == queue:
-            declared = Declared(queue)
+            declared = QueueSpec(queue)
             declared.set({"stream": status.stream})
             for function in functions:
                 declared.add(Handler(function, status.patterns))

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from pgmb._sync.calls import Pool
 
 _ANY: Final[Any] = object()
-_SHOWN = 20
-_LONGEST = 200
+_SHOWN_EVENTS = 20
+_SHOWN_CHARACTERS = 200
 
 _SALT = "select salt from pgmb.stream where name = %s"
 # The log itself and not `between`: it also shows what the caller's own transaction has not yet committed.
@@ -140,9 +140,9 @@ def _listing(events: list[Event], found: set[int], since: Position | None) -> li
     if not events:
         return [f"nothing was published{when}"]
     lines = [f"published{when} (* counts):"]
-    if len(events) > _SHOWN:
-        lines.append(f"  … {len(events) - _SHOWN} before these")
-    for event in events[-_SHOWN:]:
+    if len(events) > _SHOWN_EVENTS:
+        lines.append(f"  … {len(events) - _SHOWN_EVENTS} before these")
+    for event in events[-_SHOWN_EVENTS:]:
         key = "" if event.key is None else f" key={event.key!r}"
         lines.append(f"{'*' if event.seq in found else ' '} {event.topic}{key} {_short(event.raw)}")
     return lines
@@ -150,4 +150,4 @@ def _listing(events: list[Event], found: set[int], since: Position | None) -> li
 
 def _short(raw: bytes) -> str:
     text = raw.decode(errors="replace")
-    return text if len(text) <= _LONGEST else text[:_LONGEST] + "…"
+    return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "…"

@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from pgmb.masking import printable_json
+from pgmb._core.masking import printable_json
 
 _MOST_NODES = 1500
 _MOST_TEXT = 500

@@ -12,7 +12,7 @@ from starlette.requests import Request
 
 from pgmb._async.broker import AsyncBroker
 from pgmb._async.receiving import NO_LEASE, AsyncLease
-from pgmb._core.concurrency import RELYING_PAUSE, Pace
+from pgmb._core.concurrency import LISTENING_PAUSE_SECONDS, Pace
 from pgmb.server.problems import Problem
 from pgmb.types import Duration
 
@@ -74,7 +74,7 @@ class LongPolls:
                     if lease.events:
                         break
                     relying = pace.at_rest and subscription.healthy
-                    await subscription.wait(min(left, RELYING_PAUSE if relying else pace.pause()))
+                    await subscription.wait(min(left, LISTENING_PAUSE_SECONDS if relying else pace.pause()))
         finally:
             turn.release()
         if lease.events and waiter.gone:

@@ -1,4 +1,4 @@
-"""A lease that is being worked on: what waits, what failed, what is settled already."""
+"""The progress of a lease: which of its events wait, failed or are settled."""
 
 from __future__ import annotations
 
@@ -21,8 +21,11 @@ class Failure(NamedTuple):
     """Events with the same number here come again as the same set."""
 
 
-class Hold:
-    """Successes are not written down: what is neither waiting, running nor failed has succeeded."""
+class LeaseProgress:
+    """The events of a lease by their state.
+
+    Successes are not recorded: an event that neither waits, runs nor failed has succeeded.
+    """
 
     __slots__ = (
         "began",
@@ -55,7 +58,7 @@ class Hold:
         self.pending: deque[Event | list[Event]] = deque(lease.events if pending is None else pending)
         """Events, or in an ordered queue lists of events that must run one after another."""
         self.working = 0
-        """How many workers are at it."""
+        """How many workers take events from it."""
         self.failed: dict[int, Failure] = {}
         self.taken: set[int] = set()
         """What handlers settled in transactions of their own, whose end is not known here."""
