@@ -18,7 +18,7 @@ from pgmb import cron as expressions
 from pgmb._async.broker import AsyncBroker, aconnect
 from pgmb._core.observer import Instrumentation
 from pgmb._sync.broker import Broker, connect
-from pgmb.app import by_hand, running
+from pgmb.app import handling, running
 from pgmb.app.declaring import QueueSpec, with_handlers
 from pgmb.app.group import HandlerGroup
 from pgmb.app.handler import Backoff, Handler, attempts
@@ -343,7 +343,7 @@ class App:
         if max < 1:
             raise InvalidArgument(f"max must be at least 1, got {max}")
         (spec,) = with_handlers(self.queues, [queue])
-        return await by_hand.handle(await self.abroker(), spec, self.middlewares, max)
+        return await handling.handle_next(await self.abroker(), spec, self.middlewares, max)
 
     async def _handle_and_close(self, queue: str, max: int) -> int:
         try:

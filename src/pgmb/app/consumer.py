@@ -15,10 +15,8 @@ from pgmb._async.broker import AsyncBroker
 from pgmb._async.receiving import AsyncLease
 from pgmb.app import settling
 from pgmb.app.idle import IdlePoller
-from pgmb.app.pacing import LeaseSize
-from pgmb.app.progress import LeaseProgress, chains
+from pgmb.app.progress import LeaseProgress, LeaseSize, chains, parts
 from pgmb.app.routing import Routes
-from pgmb.app.sets import parts
 from pgmb.app.watchdog import enforce_timeouts, extend_leases
 from pgmb.app.worker import Assignments, Worker
 from pgmb.errors import LeaseLost

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 
 from pgmb.app.declaring import QueueSpec
 from pgmb.app.handler import Backoff, Handler
-from pgmb.app.sets import SplitBy
+from pgmb.app.progress import SplitBy
 from pgmb.errors import InvalidArgument
 from pgmb.types import Duration, Event, Position
 

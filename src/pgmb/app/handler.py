@@ -13,8 +13,7 @@ from pgmb._core.patterns import compiled
 from pgmb.app.delivery import Delivery
 from pgmb.app.outcome import Reject, Retry, describe, seconds, waiting
 from pgmb.app.payload import Decode, decoder
-from pgmb.app.progress import Failure, LeaseProgress
-from pgmb.app.sets import SplitBy
+from pgmb.app.progress import Failure, LeaseProgress, SplitBy
 from pgmb.errors import InvalidArgument
 from pgmb.types import Duration, Event
 

@@ -13,7 +13,7 @@ from pgmb._async.listener import AsyncListener, AsyncSubscription
 from pgmb._async.receiving import AsyncLease
 from pgmb._core.concurrency import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, Pace
 from pgmb.app import settling
-from pgmb.app.pacing import LeaseSize
+from pgmb.app.progress import LeaseSize
 from pgmb.errors import InvalidArgument, NotFound, PermissionDenied
 
 logger = logging.getLogger("pgmb.app")

@@ -1,14 +1,18 @@
-"""The progress of a lease: which of its events wait, failed or are settled."""
+"""The progress of a lease: how many events it takes, how they are divided, and their state. No I/O."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, TypeAlias
 
 from pgmb._async.receiving import AsyncLease
 from pgmb.types import Event
+
+_MOST_EVENTS = 500
+_SHORT_LEASE_SECONDS = 0.25
+_LONG_LEASE_SECONDS = 1.0
 
 
 class Failure(NamedTuple):
@@ -117,3 +121,45 @@ def chains(events: Iterable[Event]) -> list[list[Event]]:
                 by_key[event.key] = chain
         chain.append(event)
     return every
+
+
+SplitBy: TypeAlias = Callable[[list[Event]], Iterable[Sequence[Event]]]
+"""Parts of a set, to be handled apart; each event in one of them."""
+
+
+class SplitError(Exception):
+    """What `split_by` returned is not a set's events, each in one part."""
+
+
+def parts(events: Sequence[Event], split_by: SplitBy | None) -> list[list[Event]]:
+    """The parts in which a set is handled. Raises what `split_by` raises, and SplitError."""
+    if split_by is None:
+        return [list(events)]
+    found = [list(part) for part in split_by(list(events))]
+    given = sorted(event.seq for event in events)
+    taken = sorted(event.seq for part in found for event in part)
+    if taken != given:
+        raise SplitError(
+            f"split_by was given {len(given)} events and returned {len(set(given) & set(taken))} of them"
+            f" {len(taken)} times; each must be in one part"
+        )
+    return [part for part in found if part]
+
+
+class LeaseSize:
+    """Starts with an event a worker, doubles while leases are quickly done, halves when they take long.
+
+    A long lease keeps its last events from other processes, and all of it from being settled.
+    """
+
+    def __init__(self, concurrency: int, batch: int | None = None) -> None:
+        self._least = batch or concurrency
+        self._most = batch or max(concurrency, _MOST_EVENTS)
+        self.next = self._least
+
+    def took(self, events: int, seconds: float) -> None:
+        """A lease of so many events was done in so many seconds."""
+        if seconds > _LONG_LEASE_SECONDS:
+            self.next = max(self.next // 2, self._least)
+        elif seconds < _SHORT_LEASE_SECONDS and events >= self.next:
+            self.next = min(self.next * 2, self._most)

@@ -8,8 +8,8 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, NamedTuple
 
 from pgmb._async.broker import AsyncBroker, aconnect
@@ -17,9 +17,9 @@ from pgmb._core.observer import Instrumentation
 from pgmb.app.consumer import Consumer
 from pgmb.app.declaring import QueueSettings, QueueSpec, declare
 from pgmb.app.idle import IdlePoller
-from pgmb.app.recurring import scheduling
 from pgmb.app.routing import Middleware, Routes
 from pgmb.app.threads import Threads
+from pgmb.errors import PermissionDenied
 
 logger = logging.getLogger("pgmb.app")
 
@@ -137,3 +137,35 @@ def _on_signals(stack: contextlib.ExitStack, end: Callable[[str], None]) -> None
 
     for number in (signal.SIGINT, signal.SIGTERM):
         stack.callback(signal.signal, number, signal.signal(number, signalled))
+
+
+@asynccontextmanager
+async def scheduling(broker: AsyncBroker, schedules: Mapping[str, dict[str, Any]]) -> AsyncGenerator[None]:
+    """Create or change the schedules, and publish what is due of any until the end of the block.
+
+    Every process of the app does: each due time publishes once.
+    """
+    if not await _declare_schedules(broker, schedules):
+        yield
+        return
+    # Not above: a program that only publishes need not load them.
+    from pgmb.services import Scheduler, serve
+
+    stop = asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(serve(broker, [Scheduler()], stop), name="pgmb scheduler")
+        try:
+            yield
+        finally:
+            stop.set()
+
+
+async def _declare_schedules(broker: AsyncBroker, schedules: Mapping[str, dict[str, Any]]) -> bool:
+    try:
+        for name, settings in schedules.items():
+            await broker.create_schedule(name, **settings)
+    except PermissionDenied as error:
+        # They may be there, and `pgmb serve` may run them under another role.
+        logger.warning("schedules are left as they are: %s", error)
+        return False
+    return bool(schedules)

@@ -8,10 +8,10 @@ import msgspec
 import typer
 
 from pgmb import Broker, DeadLetter, connect
-from pgmb.cli import documents, output
+from pgmb.cli import output
 from pgmb.cli.changes import change
-from pgmb.cli.confirmation import confirm
 from pgmb.cli.options import AsJson, Dsn, Queue, Yes
+from pgmb.cli.terminal import confirm
 from pgmb.errors import NotFound
 
 dlq = typer.Typer(help="Dead letters: what a queue gave up, with the last error.", no_args_is_help=True)
@@ -121,7 +121,7 @@ def _like(error: str | None) -> str | None:
 
 
 def _document(letter: DeadLetter) -> dict[str, Any]:
-    event = documents.of_event(letter.event)
+    event = output.event_document(letter.event)
     return {
         "id": letter.id,
         "died_at": letter.died_at,

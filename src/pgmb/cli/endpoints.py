@@ -12,7 +12,6 @@ from pgmb import connect
 from pgmb._core.endpoints import AUTO, GENERATE
 from pgmb.cli import durations, endpoint_events, filters, output, posting
 from pgmb.cli.changes import change
-from pgmb.cli.confirmation import confirm
 from pgmb.cli.filters import Condition, Equals, FilterBy, Params
 from pgmb.cli.options import AsJson, Dsn, Endpoint, Stream, Yes
 from pgmb.cli.posting import (
@@ -30,6 +29,7 @@ from pgmb.cli.posting import (
     SecretFile,
     Timeout,
 )
+from pgmb.cli.terminal import confirm
 from pgmb.errors import InvalidArgument
 
 endpoints = typer.Typer(

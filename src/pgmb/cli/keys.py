@@ -10,8 +10,8 @@ import typer
 from pgmb import connect
 from pgmb.cli import durations, output
 from pgmb.cli.changes import change
-from pgmb.cli.confirmation import confirm
 from pgmb.cli.options import AsJson, Dsn, Yes
+from pgmb.cli.terminal import confirm
 
 keys = typer.Typer(
     help="Keys for HTTP: who may publish, read, consume, look and operate.", no_args_is_help=True

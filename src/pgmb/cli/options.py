@@ -1,29 +1,55 @@
-"""Options and arguments that commands share. Names are completed from the database."""
+"""Options and arguments that commands share. The shell completes names from the database."""
 
 from __future__ import annotations
 
-from typing import Annotated, TypeAlias
+import os
+from typing import Annotated, LiteralString, TypeAlias
 
+import psycopg
 import typer
 
-from pgmb.cli import completion
+ENVIRONMENT = ["PGMB_DSN", "DATABASE_URL"]
+"""Where the connection string comes from if it is not given."""
+
+_SHORT_TIMEOUTS = "-c statement_timeout=1000 -c lock_timeout=100"
+
+
+def _queues(ctx: typer.Context, incomplete: str) -> list[str]:
+    return _names(ctx, incomplete, "select queue from pgmb.queue_status")
+
+
+def _streams(ctx: typer.Context, incomplete: str) -> list[str]:
+    return _names(ctx, incomplete, "select stream from pgmb.stream_status")
+
+
+def _endpoints(ctx: typer.Context, incomplete: str) -> list[str]:
+    return _names(ctx, incomplete, "select name from pgmb.endpoints")
+
+
+def _names(ctx: typer.Context, incomplete: str, query: LiteralString) -> list[str]:
+    dsn = ctx.params.get("dsn") or next(
+        (os.environ[name] for name in ENVIRONMENT if os.environ.get(name)), ""
+    )
+    try:
+        with psycopg.connect(dsn, connect_timeout=2, autocommit=True, options=_SHORT_TIMEOUTS) as conn:
+            return sorted(name for (name,) in conn.execute(query) if name.startswith(incomplete))
+    except Exception:
+        # A shell that waits for words wants no message.
+        return []
+
 
 Dsn: TypeAlias = Annotated[
     str,
     typer.Option(
         "--dsn",
-        envvar=completion.ENVIRONMENT,
+        envvar=ENVIRONMENT,
         help="Connection string or URL; what it leaves out comes from PGHOST and the like.",
         show_default=False,
     ),
 ]
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Yes: TypeAlias = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-Queue: TypeAlias = Annotated[str, typer.Argument(help="The queue.", autocompletion=completion.queues)]
-Endpoint: TypeAlias = Annotated[
-    str, typer.Argument(help="The endpoint.", autocompletion=completion.endpoints)
-]
-StreamName: TypeAlias = Annotated[str, typer.Argument(help="The stream.", autocompletion=completion.streams)]
-Stream: TypeAlias = Annotated[
-    str, typer.Option("--stream", help="The stream.", autocompletion=completion.streams)
-]
+Queue: TypeAlias = Annotated[str, typer.Argument(help="The queue.", autocompletion=_queues)]
+Endpoint: TypeAlias = Annotated[str, typer.Argument(help="The endpoint.", autocompletion=_endpoints)]
+StreamName: TypeAlias = Annotated[str, typer.Argument(help="The stream.", autocompletion=_streams)]
+Stream: TypeAlias = Annotated[str, typer.Option("--stream", help="The stream.", autocompletion=_streams)]

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from pgmb import Event
 from pgmb._core import masking
 from pgmb.cli import durations
 
@@ -112,3 +113,18 @@ def cell(value: Any) -> str:
             return " ".join(map(cell, cast("Sequence[Any]", value))) or "-"
         case _:
             return printable(str(value))
+
+
+def event_document(event: Event) -> dict[str, Any]:
+    """An event as a JSON document. The payload is the text that was published."""
+    return {
+        "seq": event.seq,
+        "id": event.id,
+        "topic": event.topic,
+        "key": event.key,
+        "payload": msgspec.Raw(event.raw),
+        "headers": event.headers,
+        "published_at": event.published_at,
+        "attempt": event.attempt,
+        "stream": event.stream,
+    }

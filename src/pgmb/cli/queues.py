@@ -10,7 +10,6 @@ import typer
 from pgmb import Broker, QueueStatus, connect
 from pgmb.cli import filters, moments, output, policies, settings, status
 from pgmb.cli.changes import change
-from pgmb.cli.confirmation import confirm
 from pgmb.cli.filters import Condition, Equals, FilterBy, Params
 from pgmb.cli.options import AsJson, Dsn, Queue, Stream, Yes
 from pgmb.cli.policies import (
@@ -26,6 +25,7 @@ from pgmb.cli.policies import (
     Ttl,
     When,
 )
+from pgmb.cli.terminal import confirm
 from pgmb.errors import InvalidArgument, QueueNotFound
 
 queues = typer.Typer(

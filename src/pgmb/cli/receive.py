@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from pgmb import connect
-from pgmb.cli import documents, output
+from pgmb.cli import output
 from pgmb.cli.options import Dsn, Queue
 
 
@@ -25,6 +25,6 @@ def receive(
     with connect(dsn, max_size=1) as broker:
         lease = broker.receive(queue, max)
         for event in lease:
-            output.json(documents.of_event(event))
+            output.json(output.event_document(event))
         if ack:
             lease.ack()

@@ -11,8 +11,8 @@ import typer
 from pgmb import connect
 from pgmb.cli import output
 from pgmb.cli.changes import change
-from pgmb.cli.confirmation import confirm
 from pgmb.cli.options import AsJson, Dsn, Stream, Yes
+from pgmb.cli.terminal import confirm
 
 schedules = typer.Typer(
     help="Schedules: events published again and again, by cron expressions.", no_args_is_help=True

@@ -10,8 +10,8 @@ import typer
 import pgmb
 from pgmb import schema
 from pgmb.cli import output
-from pgmb.cli.confirmation import confirm
 from pgmb.cli.options import AsJson, Dsn, Yes
+from pgmb.cli.terminal import confirm
 from pgmb.errors import PgmbError
 
 scripts = typer.Typer(help="The schema as SQL.", no_args_is_help=True)

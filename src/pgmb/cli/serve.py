@@ -5,24 +5,14 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from importlib.util import find_spec
 from typing import Annotated, TypeAlias
 
 import typer
 
 from pgmb import aconnect
-from pgmb.cli import output
-from pgmb.cli.http import (
-    Connections,
-    DrainFor,
-    ForwardedAllowIps,
-    Host,
-    MetricsPublic,
-    Port,
-    ProxyHeaders,
-    SslCertfile,
-    SslKeyfile,
-)
+from pgmb.cli import durations, output
 from pgmb.cli.logs import LogFormat, configure
 from pgmb.cli.options import Dsn
 from pgmb.errors import InvalidArgument
@@ -36,6 +26,35 @@ _MODULES = {
 }
 """What a service imports that only an extra brings."""
 
+Host: TypeAlias = Annotated[str, typer.Option(help="The address to serve HTTP on; 0.0.0.0 or :: for all.")]
+Port: TypeAlias = Annotated[int, typer.Option(min=0, max=65535, help="And the port; 0: any that is free.")]
+Connections: TypeAlias = Annotated[
+    int, typer.Option(min=2, max=1000, help="Connections to the database for HTTP, beside those of others.")
+]
+MetricsPublic: TypeAlias = Annotated[
+    bool, typer.Option("--metrics-public", help="Answer /metrics without a key.")
+]
+ProxyHeaders: TypeAlias = Annotated[
+    bool, typer.Option("--proxy-headers", help="Believe X-Forwarded-For and X-Forwarded-Proto of a proxy.")
+]
+ForwardedAllowIps: TypeAlias = Annotated[
+    str,
+    typer.Option(metavar="ADDRESSES", help="Of which proxies: addresses or networks with commas between."),
+]
+SslCertfile: TypeAlias = Annotated[
+    str | None, typer.Option(metavar="FILE", help="Serve HTTPS with this certificate and its chain, PEM.")
+]
+SslKeyfile: TypeAlias = Annotated[
+    str | None, typer.Option(metavar="FILE", help="The certificate's key, if it is not in the same file.")
+]
+DrainFor: TypeAlias = Annotated[
+    timedelta | None,
+    typer.Option(
+        parser=durations.parse,
+        metavar="DURATION",
+        help="When told to stop, say so in /readyz for this long before the port closes.",
+    ),
+]
 Allow: TypeAlias = Annotated[
     list[str] | None,
     typer.Option(

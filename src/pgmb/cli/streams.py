@@ -11,8 +11,8 @@ import typer
 from pgmb import connect
 from pgmb.cli import durations, output, settings, status
 from pgmb.cli.changes import change
-from pgmb.cli.confirmation import confirm
 from pgmb.cli.options import AsJson, Dsn, StreamName, Yes
+from pgmb.cli.terminal import confirm
 
 streams = typer.Typer(
     help="Streams: logs with a name, each with a retention of its own.", no_args_is_help=True

@@ -10,10 +10,10 @@ from typing import Annotated
 import typer
 
 from pgmb import Event, connect
-from pgmb.cli import documents, filters, moments, output
+from pgmb.cli import filters, moments, output
 from pgmb.cli.filters import Equals, FilterBy, Params
-from pgmb.cli.interruption import interruptible
 from pgmb.cli.options import Dsn, Stream
+from pgmb.cli.terminal import interruptible
 
 
 def register(app: typer.Typer) -> None:
@@ -47,7 +47,7 @@ def tail(
         with broker.tail(*(patterns or ()), stream=stream, after=after, follow=follow, **asked) as events:
             for event in islice(dropwhile(_before(since), events), max):
                 if as_json:
-                    output.json(documents.of_event(event))
+                    output.json(output.event_document(event))
                 else:
                     output.line(_line(event))
 

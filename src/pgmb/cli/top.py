@@ -15,10 +15,9 @@ from rich.text import Text
 
 from pgmb import Broker, connect
 from pgmb.cli import durations, output
-from pgmb.cli.interruption import interruptible
-from pgmb.cli.keyboard import keys, pressed
 from pgmb.cli.options import Dsn
 from pgmb.cli.rates import Activity, Frame, Look, frame
+from pgmb.cli.terminal import interruptible, keys, pressed
 
 _STREAMS = ("stream", "published/s", "events", "segments", "unsealed", "delayed", "last tick")
 _QUEUES = (

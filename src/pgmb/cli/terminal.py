@@ -1,12 +1,44 @@
-"""Single keys from the terminal, without Enter; where there is no terminal, only time passes."""
+"""The terminal: confirmation, interruption and single keys."""
 
 from __future__ import annotations
 
 import select
+import signal
 import sys
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
+
+import typer
+
+from pgmb.cli import output
+
+
+def confirm(question: str, yes: bool) -> None:
+    """Go on if the answer is yes; where nobody can be asked, only with --yes."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        output.fail(
+            f"{question} Nobody can be asked: standard input is not a terminal.", "Add --yes.", code=2
+        )
+    typer.confirm(output.printable(question), abort=True, err=True)
+
+
+@contextmanager
+def interruptible() -> Generator[None]:
+    """Being ended by Ctrl-C or SIGTERM cleans up, and is no error."""
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    except KeyboardInterrupt:
+        pass
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager
