@@ -77,5 +77,5 @@ def test_without_the_extra_http_is_left_out_unless_asked_for(
     assert [name for name in SERVICES if not serve._here(name)] == ["http"]
     outcome = run("serve", "--services", "ticker,http")
     assert outcome.code == 1
-    assert "the role http needs starlette, uvicorn" in outcome.err
+    assert "the service http needs starlette, uvicorn" in outcome.err
     assert "pgmb[server]" in outcome.err

@@ -103,11 +103,11 @@ def test_errors_are_a_message_a_hint_and_exit_code_1(run: Run, dsn: str, empty_d
     assert (failed.code, "json" in failed.err) == (1, True)
     failed = run("serve", "--services", "ticker,cook", dsn=dsn)
     assert failed.code == 1
-    assert "Roles are dispatcher, http, janitor, scheduler, ticker" in failed.err
+    assert "Services are dispatcher, http, janitor, scheduler, ticker" in failed.err
 
 
 @pytest.mark.parametrize("command", [["serve", "--port", "0"], ["janitor"], ["ticker"], ["scheduler"]])
-def test_roles_run_until_they_are_interrupted(dsn: str, command: list[str]) -> None:
+def test_services_run_until_they_are_interrupted(dsn: str, command: list[str]) -> None:
     process = subprocess.Popen([*PGMB, *command, "--dsn", dsn], stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
