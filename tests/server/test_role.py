@@ -12,7 +12,7 @@ from psycopg import conninfo, sql
 
 from harness.server import Server
 from pgmb import aconnect
-from pgmb.roles.ticker import Ticker
+from pgmb.services.ticker import Ticker
 from tests.conftest import Connect
 from tests.server.rest.desk import opened
 

@@ -86,6 +86,11 @@ def test_no_import_is_inside_a_function_to_avoid_a_circle() -> None:
     assert circles(GRAPH, When.IMPORTED, When.CALLED) == []
 
 
+def test_no_modules_need_each_other_for_their_types() -> None:
+    found = circles(GRAPH, When.IMPORTED, When.NEVER)
+    assert [circle for circle in found if {part_of(module) for module in circle} != {"webhooks"}] == []
+
+
 def test_circles_are_found_by_the_kind_of_their_imports(tmp_path: Path) -> None:
     package = tmp_path / "made"
     package.mkdir()

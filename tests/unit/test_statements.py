@@ -78,9 +78,9 @@ def test_raw_json_may_have_newlines(values: list[msgspec.Raw]) -> None:
 
 
 def test_few_go_as_arrays_and_many_are_copied() -> None:
-    few = batch.plan("a", range(batch.BLOCK), None, "main")
+    few = batch.plan("a", range(batch.BLOCK_EVENTS), None, "main")
     assert isinstance(few, statements.Statement)
-    many = batch.plan("a", iter(range(batch.BLOCK + 1)), None, "main")
+    many = batch.plan("a", iter(range(batch.BLOCK_EVENTS + 1)), None, "main")
     assert isinstance(many, batch.Copy)
     assert len(list(many.data)) == 4  # header, two blocks, trailer
 
@@ -96,7 +96,7 @@ def test_events_that_differ_only_in_their_payload_go_with_one_topic() -> None:
 
 
 def test_streams_are_quoted_in_copy() -> None:
-    copy = batch.plan("a", range(batch.BLOCK + 1), None, 'x" ; drop')
+    copy = batch.plan("a", range(batch.BLOCK_EVENTS + 1), None, 'x" ; drop')
     assert isinstance(copy, batch.Copy)
     assert copy.text.as_string(None).startswith('copy "pgmb"."log_x"" ; drop" (')
 

@@ -91,15 +91,15 @@ class AsyncPublisher:
         self._check_process()
         deadline = None if timeout is None else time.monotonic() + timeout
         async with self._lock:
-            mark = self._held.flush()
-            if not self._held.passed(mark):
+            last = self._held.flush()
+            if not self._held.passed(last):
                 self._start()
-            while not self._held.passed(mark):
+            while not self._held.passed(last):
                 left = None if deadline is None else deadline - time.monotonic()
                 if left is not None and left <= 0:
                     break
                 await self._progress.wait(left)
-            unpublished = self._held.left(mark)
+            unpublished = self._held.left(last)
         if unpublished:
             raise _failure(unpublished) from next((item.error for item in unpublished if item.error), None)
 

@@ -1,4 +1,4 @@
-"""How many events travel at once: arrays for some, COPY for many. No I/O."""
+"""Publish many events: by arrays up to a block, by COPY beyond."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pgmb.types import Duration, NewEvent
 
 Item = TypeVar("Item")
 
-BLOCK = 2000
+BLOCK_EVENTS = 2000
 """How many events go in one call with arrays; more are copied, in blocks of as many.
 
 Measured with events of 167 bytes, thousands a second of wall, of client CPU, of server CPU:
@@ -134,13 +134,13 @@ def _has_keys(events: Sequence[NewEvent]) -> bool:
 def _begin(items: Iterable[Item]) -> tuple[list[Item], Iterator[Item] | None]:
     """The first block, and what follows if there is more."""
     source = iter(items)
-    first = list(islice(source, BLOCK))
+    first = list(islice(source, BLOCK_EVENTS))
     following = list(islice(source, 1))
     return first, chain(following, source) if following else None
 
 
 def _blocks(source: Iterator[Item]) -> Iterator[list[Item]]:
-    while block := list(islice(source, BLOCK)):
+    while block := list(islice(source, BLOCK_EVENTS)):
         yield block
 
 

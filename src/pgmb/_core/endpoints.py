@@ -1,4 +1,4 @@
-"""What is asked about endpoints, and the secrets that their requests are signed with. No I/O."""
+"""Statements of endpoints, and the secrets that sign their requests."""
 
 from __future__ import annotations
 

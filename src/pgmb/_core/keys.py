@@ -1,4 +1,4 @@
-"""Keys for HTTP: random text that its holder keeps, and the digest that the database knows. No I/O."""
+"""API keys: random text for the client, of which the database stores the digest. And the audit log."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _AFTER_ALL_IDS: Final = 2**63 - 1
 
 
 def generate(prefix: str = KEY) -> str:
-    """A new one, of 256 random bits. The prefix says what it is, to people and to scanners for leaks."""
+    """A new key of 256 random bits. Secret scanners recognise the prefix."""
     return prefix + secrets.token_urlsafe(32)
 
 
 def digest(text: str) -> bytes:
-    """What is stored. Plain SHA-256: there is nothing to guess in 256 random bits."""
+    """The digest to store. SHA-256 suffices: 256 random bits cannot be guessed."""
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()
 
 

@@ -1,4 +1,4 @@
-"""What is shown of text that may hold secrets, or control characters. No I/O."""
+"""Mask text that may hold secrets, URLs and headers, and escape control characters."""
 
 from __future__ import annotations
 

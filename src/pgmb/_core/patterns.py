@@ -1,4 +1,4 @@
-"""Topic patterns, as the database matches them: pgmb.matches in Python. No I/O."""
+"""Topic patterns, matched as pgmb.matches does in the database."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a background publisher holds: which events go next, together, again, or aside. No I/O, no lock.
+"""The events of a background publisher: which to publish next, together, again, or never. No I/O, no lock.
 
 Events of one stream leave in the order in which they came. A batch is one transaction; what happens to it:
 
@@ -56,7 +56,7 @@ class Batch(msgspec.Struct):
     """Whether an earlier attempt may have committed unnoticed."""
 
 
-class _Lane:
+class _Backlog:
     """One stream's events."""
 
     def __init__(self) -> None:
@@ -90,13 +90,13 @@ class Pending:
         self._flush_every = seconds
         self._max_batch = max_batch
         self._max_pending = max_pending
-        self._lanes: dict[str, _Lane] = {}
+        self._backlogs: dict[str, _Backlog] = {}
         self._number = 0
         self._flush_to = 0
         self.count = 0
-        """All that is held: waiting, on their way, and set aside."""
+        """All events held: waiting, in a batch, and rejected."""
         self.failed: list[Unpublished] = []
-        """Set aside: rejected by the server."""
+        """Rejected by the server."""
 
     @property
     def full(self) -> bool:
@@ -104,106 +104,106 @@ class Pending:
 
     @property
     def stuck(self) -> bool:
-        """Full of what only `discard_failed` removes."""
+        """Whether it is full of events that only `discard_failed` removes."""
         return len(self.failed) >= self._max_pending
 
     def add(self, event: NewEvent, stream: str, now: float) -> bool:
-        """Take an event. True if somebody should look whether a batch is ready."""
-        lane = self._lanes.get(stream)
-        if lane is None:
-            lane = self._lanes[stream] = _Lane()
-        if not lane.rest:
-            lane.since = now
+        """Take an event. True if a batch may be ready now."""
+        backlog = self._backlogs.get(stream)
+        if backlog is None:
+            backlog = self._backlogs[stream] = _Backlog()
+        if not backlog.rest:
+            backlog.since = now
         self._number += 1
         self.count += 1
-        lane.rest.append(Unpublished(self._number, stream, event))
-        return len(lane.rest) == 1 or len(lane.rest) == self._max_batch
+        backlog.rest.append(Unpublished(self._number, stream, event))
+        return len(backlog.rest) == 1 or len(backlog.rest) == self._max_batch
 
     def flush(self) -> int:
-        """Let everything go at once, what was set aside once more. Returns the mark to wait for."""
+        """Publish everything at once, rejected events once more. Returns the number of the last event."""
         self._flush_to = self._number
-        for lane in self._lanes.values():
-            lane.not_before = 0.0
+        for backlog in self._backlogs.values():
+            backlog.not_before = 0.0
         again: dict[str, list[Unpublished]] = {}
         for item in self.failed:
             again.setdefault(item.stream, []).append(item)
         for stream, items in again.items():
-            self._lanes[stream].first.append(Batch(stream, items))
+            self._backlogs[stream].first.append(Batch(stream, items))
         self.failed = []
         return self._flush_to
 
-    def passed(self, mark: int) -> bool:
-        """Whether everything up to the mark is committed or set aside."""
-        return all(item.number > mark for lane in self._lanes.values() for item in _heads(lane))
+    def passed(self, last: int) -> bool:
+        """Whether every event up to `last` is committed or rejected."""
+        return all(item.number > last for backlog in self._backlogs.values() for item in _heads(backlog))
 
-    def left(self, mark: int) -> list[Unpublished]:
-        """What is not committed up to the mark, in the order in which it came."""
+    def left(self, last: int) -> list[Unpublished]:
+        """The events up to `last` that are not committed, in order."""
         waiting = (
-            msgspec.structs.replace(item, error=lane.error)
-            for lane in self._lanes.values()
-            for item in lane.items()
+            msgspec.structs.replace(item, error=backlog.error)
+            for backlog in self._backlogs.values()
+            for item in backlog.items()
         )
         return sorted(
-            (item for item in (*self.failed, *waiting) if item.number <= mark), key=lambda item: item.number
+            (item for item in (*self.failed, *waiting) if item.number <= last), key=lambda item: item.number
         )
 
     def next(self, now: float) -> Batch | float | None:
         """A batch to publish; or in how many seconds to look again; None when there is nothing."""
         wait: float | None = None
-        ready: _Lane | None = None
-        for lane in self._lanes.values():
-            head = lane.head()
-            if head is None or lane.busy:
+        ready: _Backlog | None = None
+        for backlog in self._backlogs.values():
+            head = backlog.head()
+            if head is None or backlog.busy:
                 continue
-            due = max(lane.not_before, self._due(lane, head))
+            due = max(backlog.not_before, self._due(backlog, head))
             if due > now:
                 wait = due - now if wait is None else min(wait, due - now)
             elif ready is None or head < (ready.head() or 0):
-                ready = lane
+                ready = backlog
         return wait if ready is None else self._take(ready, now)
 
-    def _due(self, lane: _Lane, head: int) -> float:
-        if lane.first or head <= self._flush_to or len(lane.rest) >= self._max_batch:
+    def _due(self, backlog: _Backlog, head: int) -> float:
+        if backlog.first or head <= self._flush_to or len(backlog.rest) >= self._max_batch:
             return 0.0
-        return lane.since + self._flush_every
+        return backlog.since + self._flush_every
 
-    def _take(self, lane: _Lane, now: float) -> Batch:
-        if not lane.first:
-            items = [lane.rest.popleft() for _ in range(min(self._max_batch, len(lane.rest)))]
-            lane.since = now
-            lane.first.append(Batch(items[0].stream, items))
-        lane.busy = True
+    def _take(self, backlog: _Backlog, now: float) -> Batch:
+        if not backlog.first:
+            items = [backlog.rest.popleft() for _ in range(min(self._max_batch, len(backlog.rest)))]
+            backlog.since = now
+            backlog.first.append(Batch(items[0].stream, items))
+        backlog.busy = True
         # It stays where it is until it is known what became of it.
-        return lane.first[0]
+        return backlog.first[0]
 
     def committed(self, batch: Batch) -> None:
         """The batch is in the log."""
-        lane = self._lanes[batch.stream]
-        lane.busy = False
-        lane.failures, lane.not_before, lane.error = 0, 0.0, None
-        lane.first.popleft()
+        backlog = self._backlogs[batch.stream]
+        backlog.busy = False
+        backlog.failures, backlog.not_before, backlog.error = 0, 0.0, None
+        backlog.first.popleft()
         self.count -= len(batch.items)
 
     def refused(self, batch: Batch, error: Exception, now: float) -> list[Unpublished]:
         """The batch is not in the log. Returns what was set aside for it."""
-        lane = self._lanes[batch.stream]
-        lane.busy = False
+        backlog = self._backlogs[batch.stream]
+        backlog.busy = False
         # Of a batch that may be in the log, an error about the stream as it is now says nothing.
         if passes(error) or (batch.uncertain and concerns_all(error)):
             batch.uncertain = batch.uncertain or may_have_committed(error)
             if canceled(error) and not batch.uncertain:
                 # Perhaps it took too long for the server's statement_timeout: fewer take less.
-                lane.first.popleft()
-                lane.first.extendleft(reversed(_halves(batch)))
-            lane.error = error
-            lane.failures += 1
-            pause = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2 ** min(lane.failures - 1, 10))
+                backlog.first.popleft()
+                backlog.first.extendleft(reversed(_halves(batch)))
+            backlog.error = error
+            backlog.failures += 1
+            pause = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2 ** min(backlog.failures - 1, 10))
             # Not all publishers at once.
-            lane.not_before = now + pause * random.uniform(0.5, 1.0)  # noqa: S311
+            backlog.not_before = now + pause * random.uniform(0.5, 1.0)  # noqa: S311
             return []
-        lane.first.popleft()
+        backlog.first.popleft()
         if len(batch.items) > 1 and not concerns_all(error):
-            lane.first.extendleft(reversed(_halves(batch)))
+            backlog.first.extendleft(reversed(_halves(batch)))
             return []
         aside = [msgspec.structs.replace(item, error=error) for item in batch.items]
         self.failed += aside
@@ -212,7 +212,7 @@ class Pending:
     def released(self, batch: Batch) -> None:
         """Nobody is publishing the batch any more, and nobody knows what became of it."""
         batch.uncertain = True
-        self._lanes[batch.stream].busy = False
+        self._backlogs[batch.stream].busy = False
 
     def discard_failed(self) -> list[Unpublished]:
         """Forget what was set aside, and return it."""
@@ -268,10 +268,10 @@ def _halves(batch: Batch) -> list[Batch]:
     return [Batch(batch.stream, items) for items in (batch.items[:half], batch.items[half:]) if items]
 
 
-def _heads(lane: _Lane) -> Sequence[Unpublished]:
+def _heads(backlog: _Backlog) -> Sequence[Unpublished]:
     # What goes again may be older or younger than the rest: events set aside come back at the front.
-    first = [min(batch.items, key=lambda item: item.number) for batch in lane.first]
-    return [*first, lane.rest[0]] if lane.rest else first
+    first = [min(batch.items, key=lambda item: item.number) for batch in backlog.first]
+    return [*first, backlog.rest[0]] if backlog.rest else first
 
 
 # -- what an error says about the events that were refused: wait, ask, or give up

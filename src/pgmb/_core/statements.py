@@ -1,7 +1,7 @@
-"""The statements that the client runs: one a SQL function, under the function's own name. No I/O.
+"""The statements of the client, one per SQL function and under its name.
 
-The ones on the hot path are fixed, with every parameter, so that they are prepared once; the others name only
-what was given and leave the defaults to SQL.
+Those on the hot path name every parameter, so that each is prepared once. The others name only the given
+arguments and leave the defaults to SQL.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Publishers that nobody closed: at the end of the process they are."""
+"""Close publishers at the end of the process that were left open."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def test_copied_events_are_those_that_arrays_carry(
     events = various(100)
     assert broker.publish_many(events) == 100
     by_arrays = received(broker)
-    monkeypatch.setattr(batch, "BLOCK", 7)
+    monkeypatch.setattr(batch, "BLOCK_EVENTS", 7)
     plan = batch.plan(events, None, None, "main")
     assert isinstance(plan, batch.Parts)
     assert isinstance(next(plan.steps), batch.Copy)
@@ -59,12 +59,14 @@ def test_copied_payloads_are_those_that_arrays_carry(
         by_arrays = received(broker)
         assert by_arrays[0][2] == b'{"a":\n 1}'
         with monkeypatch.context() as patched:
-            patched.setattr(batch, "BLOCK", 3)
+            patched.setattr(batch, "BLOCK_EVENTS", 3)
             assert broker.publish_many("t", payloads, headers=headers) == 20
         assert received(broker) == by_arrays
 
 
-@pytest.mark.parametrize("number", [batch.BLOCK - 1, batch.BLOCK, batch.BLOCK + 1, 3 * batch.BLOCK])
+@pytest.mark.parametrize(
+    "number", [batch.BLOCK_EVENTS - 1, batch.BLOCK_EVENTS, batch.BLOCK_EVENTS + 1, 3 * batch.BLOCK_EVENTS]
+)
 def test_any_number_arrives_once_and_in_order(broker: pgmb.Broker, number: int) -> None:
     broker.create_queue("q")
     assert broker.publish_many("t", (n for n in range(number))) == number
@@ -75,7 +77,7 @@ def test_a_failing_source_publishes_nothing(broker: pgmb.Broker) -> None:
     broker.create_queue("q")
 
     def failing() -> Iterator[int]:
-        yield from range(batch.BLOCK * 2)
+        yield from range(batch.BLOCK_EVENTS * 2)
         raise KeyError("the source is exhausted early")
 
     with pytest.raises(KeyError):

@@ -94,7 +94,7 @@ async def test_an_ack_and_the_writes_it_stands_for_are_one(
     assert await settled(lease.ack()) == 0
 
 
-@pytest.mark.parametrize("number", [3, batch.BLOCK + 500])
+@pytest.mark.parametrize("number", [3, batch.BLOCK_EVENTS + 500])
 async def test_many_events_by_arrays_and_by_copy(library: Library, number: int) -> None:
     async with rolled_back(library.transaction()) as conn:
         await settled(library.broker.publish_many("a", range(number), conn=conn))
