@@ -40,6 +40,12 @@ class Served:
             self._keys[scope] = make_key(self.dsn, f"key for {scope}", scope)
         return self._keys[scope]
 
+    @property
+    def watched(self) -> int:
+        """How many requests end with their key."""
+        assert self._app._context is not None
+        return len(self._app._context.access._watches)
+
     async def ask(
         self, method: str, path: str, scope: str | None = None, body: Any = None, **options: Any
     ) -> httpx.Response:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -9,9 +10,9 @@ from typing import Any
 import pytest
 
 import pgmb
-from pgmb.server import tokens
+from pgmb.server import access, tokens
 from tests.adversary.serving import TOKEN, URL, Served
-from tests.server.asking import bearer
+from tests.server.asking import bearer, make_key
 
 pytestmark = [pytest.mark.once, pytest.mark.asyncio(loop_scope="module")]
 
@@ -122,6 +123,56 @@ async def test_a_ticket_is_good_once(served: Served) -> None:
     assert (await served.ask("HEAD", f"/v1/streams/main/events?ticket={given}")).status_code == 401
 
 
+ENDED = {
+    "dropped": "select pgmb.drop_api_key('waits')",
+    "expired": "update pgmb.api_key set expires_at = clock_timestamp() where name = 'waits'",
+}
+
+
+@pytest.mark.parametrize("end", ENDED)
+async def test_a_long_poll_ends_with_its_key(
+    served: Served, end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(access, "SWEEP_EVERY", 0.1)
+    with pgmb.connect(served.dsn) as broker, broker.connection() as conn:
+        conn.execute("select pgmb.drop_api_key('waits')")
+        broker.create_queue("quiet", ["quiet"])
+        key = make_key(served.dsn, "waits", "consume:quiet")
+        asked = asyncio.create_task(
+            served.ask("POST", "/v1/queues/quiet/receive", body={"wait": 25}, headers=bearer(key))
+        )
+        while not served.watched:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        conn.execute(ENDED[end].encode())
+        answer = await asyncio.wait_for(asked, 15)
+    assert answer.json() == {"queue": "quiet", "lease": None, "events": []}
+
+
+HIDDEN = "H1DDEN-f6e5d4c3b2a1"
+
+
+@pytest.mark.parametrize("scope", ["inspect", "operate"])
+@pytest.mark.parametrize(
+    "path",
+    ["/v1/endpoints", "/v1/endpoints/sealed", "/ui/endpoints", "/ui/endpoint?name=sealed", "/ui/audit"],
+)
+async def test_the_values_of_sealed_headers_are_shown_to_nobody(
+    served: Served, path: str, scope: str
+) -> None:
+    made = {"url": "https://example.org/", "name": "sealed", "headers": {"X-Api-Key": HIDDEN}}
+    created = await served.ask("POST", "/v1/endpoints", "operate", made)
+    assert created.status_code in (200, 201), created.text
+    assert HIDDEN not in created.text
+    await served.sign_in(scope)
+    answer = await served.client.get(path)
+    assert answer.status_code == 200
+    assert "sealed" in answer.text
+    assert HIDDEN not in answer.text
+    with pgmb.connect(served.dsn) as broker, broker.connection() as conn:
+        stored = conn.execute("select headers::text from pgmb.endpoint where name = 'sealed'").fetchone()
+    assert HIDDEN not in str(stored)
+
+
 PAGES = [
     "/v1/endpoints",
     "/v1/endpoints/e",
@@ -147,7 +198,9 @@ async def test_the_token_in_an_endpoint_is_seen_by_operators_alone(served: Serve
 async def test_an_operator_sees_the_url_of_an_endpoint_and_an_inspector_its_host(served: Served) -> None:
     assert (await served.ask("GET", "/v1/endpoints/e", "operate")).json()["url"] == URL
     seen = (await served.ask("GET", "/v1/endpoints", "inspect")).json()["endpoints"]
-    assert [one["url"] for one in seen] == ["https://hooks.example.org/services/…/v1/x?…"]
+    assert [one["url"] for one in seen if one["name"] == "e"] == [
+        "https://hooks.example.org/services/…/v1/x?…"
+    ]
 
 
 async def test_a_search_does_not_tell_whether_a_token_is_there(served: Served) -> None:
@@ -157,14 +210,17 @@ async def test_a_search_does_not_tell_whether_a_token_is_there(served: Served) -
 
 async def test_the_token_in_a_header_is_not_stored(served: Served) -> None:
     with pgmb.connect(served.dsn) as broker, broker.connection() as conn:
-        (stored,) = conn.execute("select headers::text from pgmb.endpoint").fetchone() or ("",)
+        ((stored,),) = conn.execute("select headers::text from pgmb.endpoint where name = 'e'").fetchall()
     assert TOKEN not in stored
     assert json.loads(stored)["Authorization"].startswith("pgmb-sealed:")
 
 
 async def test_the_event_about_a_disabled_endpoint_has_no_token(served: Served) -> None:
     with pgmb.connect(served.dsn) as broker, broker.connection() as conn:
-        conn.execute("select pgmb_internal.announce_disabled(id, name, url, 'gone') from pgmb.endpoint")
+        conn.execute(
+            "select pgmb_internal.announce_disabled(id, name, url, 'gone')"
+            " from pgmb.endpoint where name = 'e'"
+        )
         (told,) = conn.execute(
             "select payload::text from pgmb.log_main where topic = 'pgmb.endpoint.disabled'"
         ).fetchone() or ("",)

@@ -5,8 +5,10 @@ No spelling, resolver or redirect leads to an address that is not public: a cana
 
 from __future__ import annotations
 
+import asyncio
 import socket
-from collections.abc import AsyncIterator, Iterable
+import threading
+from collections.abc import AsyncIterator, Iterable, Iterator
 
 import pytest
 import pytest_asyncio
@@ -142,15 +144,25 @@ async def test_of_several_addresses_only_those_are_tried_that_may_be(order: list
         assert (public.connections, canary.connections) == (1, 0)
 
 
-@pytest.mark.parametrize("code", [301, 302, 303, 307, 308])
-async def test_a_redirect_is_not_followed(code: int) -> None:
+REDIRECTS = [
+    *[(code, "Location: http://127.0.0.1:{port}/") for code in (300, 301, 302, 303, 305, 307, 308)],
+    (302, "Location: //127.0.0.1:{port}/"),
+    (307, "Location: http://localhost:{port}/"),
+    (308, "Location: http://[::ffff:127.0.0.1]:{port}/"),
+    (302, "Location: http://169.254.169.254/latest/meta-data/"),
+    (302, "Location: file:///etc/passwd"),
+]
+
+
+@pytest.mark.parametrize(("code", "location"), REDIRECTS)
+async def test_a_redirect_is_not_followed(code: int, location: str) -> None:
     async with listening(saying(OK)) as canary:
-        away = saying(status(code, f"Location: http://127.0.0.1:{canary.port}/"))
+        away = saying(status(code, location.format(port=canary.port)))
         async with listening(away, ["127.0.0.2"]) as public, WebhookClient(Guard(["127.0.0.0/8"])) as poster:
             attempted = await poster.post(Request(f"http://127.0.0.2:{public.port}/", b"{}", {}), 30, False)
         assert attempted.kind == "failed"
         assert attempted.error_class == "redirect"
-        assert canary.connections == 0
+        assert (public.connections, canary.connections) == (1, 0)
 
 
 async def test_proxies_of_the_environment_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,3 +212,104 @@ async def test_a_proxy_that_is_not_there_is_named_so() -> None:
     async with WebhookClient(Guard(), proxy=f"http://127.0.0.1:{proxy.port}") as poster:
         attempted = await poster.post(Request("http://example.org/", b"{}", {}), 30, False)
     assert attempted.error_class == "proxy"
+
+
+# -- resolvers ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Name servers of evil domains do not answer; other names are at 127.0.0.2."""
+    ended = threading.Event()
+
+    def look_up(host: str, port: int, *_: object) -> list[tuple[object, ...]]:
+        if "evil" in host:
+            ended.wait(60)
+            raise socket.gaierror(socket.EAI_AGAIN, "no answer")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.2", port))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    yield
+    ended.set()
+
+
+@pytest.mark.usefixtures("hanging")
+@pytest.mark.parametrize(
+    ("evil", "good"),
+    [
+        ("{n}.evil.example", "good.example"),
+        ("{n}.a.b.evil.example", "good.example"),
+        ("{n}.EVIL.example", "good.example"),
+        ("{n}.evil.example.", "good.example."),
+        ("{n}.evil.co.uk", "good.co.uk"),
+        ("{n}.evil.com.au", "a.b.good.com.au"),
+        ("evil{n}.abc.de", "good.de"),
+    ],
+)
+async def test_name_servers_that_do_not_answer_delay_no_other_endpoint(evil: str, good: str) -> None:
+    async with (
+        listening(saying(OK), ["127.0.0.2"]) as public,
+        WebhookClient(Guard(["127.0.0.2/32"])) as client,
+        asyncio.timeout(60),
+    ):
+        urls = [f"http://{evil.format(n=number)}:{public.port}/" for number in range(300)]
+        waiting = [asyncio.ensure_future(client.post(Request(url, b"{}", {}), 60, False)) for url in urls]
+        # After these have all asked for their addresses.
+        await asyncio.sleep(0)
+        attempted = await client.post(Request(f"http://{good}:{public.port}/", b"{}", {}), 30, False)
+        assert attempted.kind == "delivered", attempted
+        assert not any(one.done() for one in waiting)
+        for one in waiting:
+            one.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+
+async def test_of_thousands_of_addresses_a_few_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    many = [f"127.1.{number // 250}.{number % 250 + 1}" for number in range(4000)]
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 80)) for address in many]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_: found)
+    checked: list[str] = []
+
+    class Counting(Guard):
+        def check(self, address: str) -> None:
+            checked.append(address)
+            super().check(address)
+
+    async with WebhookClient(Counting()) as client:
+        attempted = await client.post(Request("http://many.example/", b"{}", {}), 30, False)
+    assert attempted.error_class == "refused_address"
+    assert 1 <= len(checked) <= 200
+
+
+# -- what is told of a failure -----------------------------------------------------------------------------
+
+TOKEN = "T0KEN-a1b2c3d4e5f6"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://127.0.0.2:{port}/{token}?token={token}",
+        "http://127.0.0.1:{port}/{token}?token={token}",
+        "http://127.0.0.2:1/{token}?token={token}",
+        "https://127.0.0.2:{port}/{token}?token={token}",
+        "http://unknown.invalid/{token}?token={token}",
+        "http://user:{token}@127.0.0.2:{port}/",
+        "http://127.0.0.2:{port}\\{token}",
+        "http://127.0.0.2:port/{token}",
+        "ftp://127.0.0.2/{token}",
+        "http://[::1/{token}",
+        "{token}",
+    ],
+)
+async def test_no_failure_tells_the_url(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    async with (
+        listening(saying(b"nonsense\r\n\r\n"), ["127.0.0.2"]) as public,
+        WebhookClient(Guard(["127.0.0.2/32"])) as client,
+    ):
+        request = Request(url.format(port=public.port, token=TOKEN), b"{}", {"authorization": TOKEN})
+        attempted = await client.post(request, 30, True)
+    assert attempted.error_class is not None
+    assert TOKEN not in repr(attempted)
+    assert TOKEN not in repr(request)
+    assert TOKEN not in caplog.text

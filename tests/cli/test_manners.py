@@ -138,6 +138,26 @@ def test_what_would_move_the_cursor_is_written_out(done: Done) -> None:
     assert output.printable("a\nb\u202ec") == "a\\nb\\u202ec"
 
 
+@pytest.mark.parametrize(
+    "dsn",
+    [
+        "postgre://u:hush@h/db",
+        "host=h password=x hush",
+        "host=h password='hush",
+        "postgresql://u:hush%zz@h/db",
+        "postgresql://u:hush@[::1/db",
+        "postgresql://u:hush@127.0.0.1:1/db",
+        "postgresql://u:hush@127.0.0.1:1/db?nonsense=1",
+        "postgresql://u@127.0.0.1:1/db?password=hush",
+    ],
+)
+def test_an_error_about_a_connection_string_does_not_quote_the_password(run: Run, dsn: str) -> None:
+    outcome = run("status", dsn=dsn)
+    assert outcome.code == 1
+    assert "Error: " in outcome.err
+    assert "hush" not in outcome.out + outcome.err
+
+
 def test_an_ascii_terminal_and_arguments_that_are_no_text(dsn: str, done: Done) -> None:
     done("queues", "create", "ünï")
     env = {**os.environ, "PGMB_DSN": dsn, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0", "LC_ALL": "C"}

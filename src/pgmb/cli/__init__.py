@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 from io import TextIOWrapper
 from pathlib import Path
@@ -123,7 +124,11 @@ def _told(error: Exception) -> tuple[str, str | None]:
         # The other one: a connection string that cannot be read.
         is_address = isinstance(error, (psycopg.OperationalError, psycopg.ProgrammingError))
         hint = "Is the server running, and the address right? --dsn, PGMB_DSN or DATABASE_URL name it."
-        return str(error).strip() or type(error).__name__, hint if is_address else None
+        said = str(error).strip() or type(error).__name__
+        if isinstance(error, psycopg.ProgrammingError):
+            # It quotes the connection string, or the part that cannot be read, with the password.
+            said = re.sub('".*"', '"…"', said, flags=re.DOTALL)
+        return said, hint if is_address else None
     detail = f" ({error.diag.message_detail})" if error.diag.message_detail else ""
     return error.diag.message_primary + detail, error.diag.message_hint
 

@@ -201,6 +201,10 @@ def _invalid_url(said: str) -> InvalidArgument:
 _MOST_LOOKUPS = 256
 _MOST_LOOKUPS_PER_DOMAIN = 4
 """A domain whose name servers do not answer occupies this many threads at most."""
+_MOST_LOOKUPS_PER_REGISTRY = 64
+"""The same for a name such as co.uk, below which anyone can register a domain."""
+_MOST_ADDRESSES = 16
+"""Of one name. After each that fails aiohttp tries the rest again: the work grows with the square."""
 
 
 class Resolver(AbstractResolver):
@@ -214,27 +218,49 @@ class Resolver(AbstractResolver):
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[ResolveResult]:
         """All addresses of a host name."""
-        domain = ".".join(host.rstrip(".").lower().split(".")[-2:])
-        slots = self._domains.setdefault(domain, asyncio.Semaphore(_MOST_LOOKUPS_PER_DOMAIN))
-        await slots.acquire()
+        taken: list[asyncio.Semaphore] = []
         try:
+            for domain, most in _domains_of(host):
+                slots = self._domains.setdefault(domain, asyncio.Semaphore(most))
+                await slots.acquire()
+                taken.append(slots)
             lookup = asyncio.get_running_loop().run_in_executor(self._threads, _look_up, host, port, family)
         except BaseException:
-            slots.release()
+            _release(taken)
             raise
-        # A cancelled request does not stop its thread: the slot is free when the lookup ends.
-        lookup.add_done_callback(lambda _: slots.release())
+        # A cancelled request does not stop its thread: the slots are free when the lookup ends.
+        lookup.add_done_callback(lambda _: _release(taken))
         found = await asyncio.shield(lookup)
         return [
             ResolveResult(
                 hostname=host, host=address, port=port, family=kind, proto=0, flags=socket.AI_NUMERICHOST
             )
-            for kind, address in found
+            for kind, address in found[:_MOST_ADDRESSES]
         ]
 
     async def close(self) -> None:
         """Discard queued lookups without waiting for running ones."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _domains_of(host: str) -> list[tuple[str, int]]:
+    """The domain of a host, and a registry above it, each with how many lookups it may have at a time.
+
+    Without a list of registries: one has two labels, a country's and a short one. A domain that looks alike
+    gets more lookups than others, but not all.
+    """
+    labels = host.rstrip(".").lower().split(".")
+    if len(labels) > 2 and len(labels[-1]) == 2 and len(labels[-2]) <= 3:
+        return [
+            (".".join(labels[-3:]), _MOST_LOOKUPS_PER_DOMAIN),
+            (".".join(labels[-2:]), _MOST_LOOKUPS_PER_REGISTRY),
+        ]
+    return [(".".join(labels[-2:]), _MOST_LOOKUPS_PER_DOMAIN)]
+
+
+def _release(taken: list[asyncio.Semaphore]) -> None:
+    for slots in taken:
+        slots.release()
 
 
 def _look_up(host: str, port: int, family: socket.AddressFamily) -> list[tuple[socket.AddressFamily, str]]:
