@@ -17,8 +17,7 @@ from harness.sessions import Sessions
 # Of several processes (`-n 2 --dist loadgroup`) one gets all of these: Spark is slow to start and large.
 TESTS = Path(__file__).parent
 SPARK = TESTS / "spark"
-CONTRACT = TESTS / "contract"
-_MANY_CASES = 6
+_IN_TURNS = (TESTS / "contract", TESTS / "adversary")
 # Whatever has to do with a server rests on the first; the others ask for a database when they are called.
 _POSTGRES = {"pg_major", "connect", "run"}
 # What is tested here is Python's; what it asks of the database is tested on every major by tests/contract.
@@ -103,17 +102,26 @@ def pytest_collection_finish() -> None:
 
 
 def _dealt_to_the_other(items: list[pytest.Item], major: int) -> set[pytest.Item]:
-    """A contract with many cases runs on both majors, each case on one: every second of them on either."""
-    cases: dict[tuple[Path, str], list[pytest.Item]] = {}
+    """What both majors run in turns, each case on one: cases of a contract or an attack, and slow tests.
+
+    The parameter named first changes fastest: an attack runs on both majors, each with another installation.
+    """
+    hands: dict[tuple[Path, str], list[pytest.Item]] = {}
     for item in items:
-        if item.path.is_relative_to(CONTRACT) and item.name.endswith("]") and _only_on(item) is None:
-            cases.setdefault((item.path, item.name.partition("[")[0]), []).append(item)
+        if _only_on(item) is not None:
+            continue
+        if item.get_closest_marker("slow") or item.get_closest_marker("crash"):
+            hands.setdefault((TESTS, "slow"), []).append(item)
+        elif item.name.endswith("]") and any(item.path.is_relative_to(folder) for folder in _IN_TURNS):
+            hands.setdefault((item.path, item.name.partition("[")[0]), []).append(item)
     return {
-        case
-        for several in cases.values()
-        if len(several) >= _MANY_CASES
-        for case in sorted(several, key=lambda case: case.nodeid)[major == 18 :: 2]
+        case for several in hands.values() for case in sorted(several, key=_first_last)[major == 18 :: 2]
     }
+
+
+def _first_last(item: pytest.Item) -> tuple[str, str, str]:
+    first, _, others = item.name.partition("[")[2].partition("-")
+    return str(item.path), others, first
 
 
 def _belongs(item: pytest.Item, major: int) -> bool:

@@ -17,6 +17,7 @@ from tests.app.stage import until, working
 CONDITION, FILTER = filters.KINDS
 
 
+@pytest.mark.slow
 def test_the_others_get_every_event_and_the_one_that_failed_loses_none(dsn: str) -> None:
     result = filters.run(dsn, queues=25, rounds=4, events=12, consumers=2, seed=7)
     assert result.holds, str(result)

@@ -43,6 +43,7 @@ def test_each_lane_keeps_its_order(one: Consumer) -> None:
         assert [n for n in taken if n // 1000 == lane] == [*range(lane * 1000, lane * 1000 + 20)]
 
 
+@pytest.mark.slow
 def test_opposite_orders_do_not_wait_for_each_other(one: Consumer, dsn: str) -> None:
     """Two that ask from opposite ends must neither deadlock nor take each other for a long transaction."""
     fill(one, 400)

@@ -150,6 +150,7 @@ def test_numbers_that_were_rolled_back_make_no_empty_stretches(
     assert len(steps) <= 6
 
 
+@pytest.mark.slow
 def test_the_cost_of_dividing_does_not_grow_with_the_log(log: Log, db: Db) -> None:
     publish(db, 20_000)
     start = log.advance(Mark(log.earliest()), log.frontier(), None, 500_000, 1).mark

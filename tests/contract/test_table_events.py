@@ -234,6 +234,7 @@ def test_a_queue_receives_them_and_keeps_the_order_of_each_row(users: psycopg.Co
     ]
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_rows_in_one_statement(users: psycopg.Connection[Any]) -> None:
     users.execute("set work_mem = '1MB'")
     insert(users, 100_000)

@@ -166,6 +166,7 @@ def test_virtual_columns_have_their_values(db: psycopg.Connection[Any], size: in
     assert mutations(db)[0].row["odd%"] == 0
 
 
+@pytest.mark.slow
 def test_very_wide_rows_and_large_values(db: psycopg.Connection[Any]) -> None:
     columns = ", ".join(f"c{n} int" for n in range(1000))
     db.execute(f"create table t (id int primary key, big text, {columns})")

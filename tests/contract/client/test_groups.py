@@ -95,6 +95,7 @@ async def test_equal_subscriptions_are_one_in_every_client(client: Both, dsn: st
     assert len(others | {first}) == 4
 
 
+@pytest.mark.slow
 def test_identity_is_the_full_value(dsn: str) -> None:
     """Defect 8 of a peer: a 32-bit hash gave one tenant another's subscription."""
     with pgmb.connect(dsn) as broker, broker.connection() as conn, conn.transaction():
@@ -102,9 +103,9 @@ def test_identity_is_the_full_value(dsn: str) -> None:
         group.subscribe()
         (made,) = conn.execute(
             "select count(distinct pgmb.subscribe('node', equals => jsonb_build_object('payload',"
-            " jsonb_build_object('tenant', n)))) from generate_series(1, 2000) n"
+            " jsonb_build_object('tenant', n)))) from generate_series(1, 500) n"
         ).fetchone() or (0,)
-        assert made == 2_000
+        assert made == 500
         # As far as 32 bits go, these two are the same.
         twins = conn.execute(
             "select array_agg(n) from generate_series(1, 300000) n group by hashtext(n::text)"
