@@ -114,9 +114,7 @@ def _dealt_to_the_other(items: list[pytest.Item], major: int) -> set[pytest.Item
             hands.setdefault((TESTS, "slow"), []).append(item)
         elif item.name.endswith("]") and any(item.path.is_relative_to(folder) for folder in _IN_TURNS):
             hands.setdefault((item.path, item.name.partition("[")[0]), []).append(item)
-    return {
-        case for several in hands.values() for case in sorted(several, key=_first_last)[major == 18 :: 2]
-    }
+    return {case for several in hands.values() for case in sorted(several, key=_first_last)[major == 18 :: 2]}
 
 
 def _first_last(item: pytest.Item) -> tuple[str, str, str]:
