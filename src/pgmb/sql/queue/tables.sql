@@ -36,8 +36,8 @@ create table pgmb.queue (
   lane_of integer references pgmb.queue on delete cascade,
   -- An ordered queue spreads its keys over so many lanes, which consumers take from in any order.
   shards integer not null default 1,
-  -- What an event must hold beside its topic (pgmb.compile_filter, pgmb_internal.compile_condition): fields that equal these
-  -- values, a jsonpath predicate, an SQL condition; params are for the latter two.
+  -- What an event must hold beside its topic (see the folder condition): fields that equal these values, a jsonpath
+  -- predicate, an SQL condition; params are for the latter two.
   equals jsonb,
   filter text,
   condition text,
@@ -128,8 +128,9 @@ create index claim_expiry on pgmb.claim ((queue + 0), expires_at);
 -- A receive in a transaction that stays open would hold up the queue. The others wait a second, then open a new
 -- generation at the last committed position: `base`, the claim that it goes on from. Claims of older generations above
 -- base are void. Rows ahead of the newest generation exist with base null. To open one is to update its row, which every
--- session sees at once, committed or not, in the xmax of the row that it reads (pgmb_internal.standing); nothing else locks these
--- rows, and no foreign key refers to them. Row -1 is locked at commit by transactions that settled what they received.
+-- session sees at once, committed or not, in the xmax of the row that it reads (pgmb_internal.standing); nothing else
+-- locks these rows, and no foreign key refers to them. Row -1 is locked at commit by transactions that settled what they
+-- received.
 create table pgmb.generation (
   queue integer not null references pgmb.queue on delete cascade,
   number integer not null,
