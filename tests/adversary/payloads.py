@@ -147,6 +147,7 @@ UNREADABLE = {
     "many members": json.dumps({str(number): number for number in range(5000)}),
     "a long text": json.dumps("<script>" * 20_000),
     "line ends between tokens": '{\n"a":\r\n1,\r\t"b": "\\n\\r"}',
+    "a line that looks like an event": '[\n{"seq": 1, "topic": "forged", "payload": 1}\n]',
     "raw controls": '"\x7f\x80\x9b2J\u2028\u202e"',
 }
 """Payloads that a reader of JSON, or of jsonb, may stumble over."""

@@ -250,13 +250,28 @@ def documents(module_dsn: str, published: Published) -> dict[str, str]:
     return dict(zip(CASES, text.removesuffix("\n").split("\n"), strict=True))
 
 
+@pytest.fixture(scope="module")
+def piped(module_dsn: str, published: Published) -> dict[str, str]:
+    """The same to a pipe."""
+    text = printed(module_dsn, *TAIL, "--json")
+    return dict(zip(CASES, text.removesuffix("\n").split("\n"), strict=True))
+
+
 @each
-def test_it_is_one_line_of_the_tail(followed: dict[str, str], documents: dict[str, str], name: str) -> None:
+def test_it_is_one_line_of_the_tail(
+    followed: dict[str, str], documents: dict[str, str], piped: dict[str, str], name: str
+) -> None:
     assert CONTROL.findall(followed[name]) == []
     assert re.match(r"\d\d:\d\d:\d\d\.\d{3} ", followed[name])
     assert CONTROL.findall(documents[name]) == []
-    shown, case = decoded(documents[name]), CASES[name]
-    assert (shown["topic"], shown["key"], shown["payload"]) == (case.topic, case.key, decoded(case.payload))
+    case = CASES[name]
+    for line in (documents[name], piped[name]):
+        shown = decoded(line)
+        assert (shown["topic"], shown["key"], shown["payload"]) == (
+            case.topic,
+            case.key,
+            decoded(case.payload),
+        )
 
 
 def test_a_table_of_dead_letters_holds_no_control_characters(module_dsn: str, published: Published) -> None:

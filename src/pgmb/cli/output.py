@@ -18,6 +18,8 @@ from pgmb.cli import durations
 
 # Where the output goes to a file or a pipe there is no width to fit into.
 _UNWRAPPED_COLUMNS = 100_000
+# Payloads are printed as they were published. A line end in one stands between its tokens.
+_ON_ONE_LINE = bytes.maketrans(b"\r\n", b"  ")
 
 printable = masking.printable
 
@@ -46,7 +48,7 @@ def json(value: Any) -> None:
     """One line of JSON in UTF-8, times and durations as ISO 8601 has them; to a terminal without control
     characters.
     """
-    encoded = msgspec.json.encode(value)
+    encoded = msgspec.json.encode(value).translate(_ON_ONE_LINE)
     if sys.stdout.isatty():
         encoded = masking.printable_json(encoded.decode()).encode()
     encoded += b"\n"
