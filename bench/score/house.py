@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bench.score.core import proved_by_tests
 from bench.score.part import Part, Proved, line_with
 from scripts.house import LONGEST_GATE, LONGEST_TEST
 
@@ -18,4 +19,5 @@ HOUSE: list[Part] = [
     _fact("lines of the repository", "a figure", "lines"),
     _fact("gate, last run here", f"< {LONGEST_GATE} s", "gate"),
     _fact("slowest tests of that run", f"< {LONGEST_TEST} s each", "slowest"),
+    proved_by_tests("ARCHITECTURE.md against the tree", "tests/unit/test_architecture*.py"),
 ]
