@@ -12,7 +12,7 @@ import psycopg
 
 import pgmb
 from pgmb import NewEvent
-from pgmb.server import tokens
+from pgmb._core.keys import KEY, digest, generate
 
 _TOPICS = ("order.placed", "order.paid", "order.shipped", "cart.updated", "customer.updated", "stock.changed")
 _ERRORS = (
@@ -67,8 +67,8 @@ where name = 'partner-feed'
 
 def key(connection: psycopg.Connection[Any], name: str, scope: str) -> str:
     """A new API key with one scope."""
-    text = tokens.generate(tokens.KEY)
-    connection.execute("select pgmb.create_api_key(%s, %s, %s)", (name, tokens.digest(text), [scope]))
+    text = generate(KEY)
+    connection.execute("select pgmb.create_api_key(%s, %s, %s)", (name, digest(text), [scope]))
     return text
 
 

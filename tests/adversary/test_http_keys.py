@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 import pgmb
-from pgmb.server import access, tokens
+from pgmb._core.keys import KEY, digest, generate
+from pgmb.server import access
 from tests.adversary.serving import TOKEN, URL, Served
 from tests.server.asking import bearer, make_key
 
@@ -93,10 +94,10 @@ ENDS = datetime(2100, 1, 1, tzinfo=UTC)
 async def test_a_key_that_ends_makes_none_that_lasts_longer(
     served: Served, expires_at: datetime | None
 ) -> None:
-    text = tokens.generate(tokens.KEY)
+    text = generate(KEY)
     with pgmb.connect(served.dsn) as broker, broker.connection() as conn:
         conn.execute("select pgmb.drop_api_key('brief')")
-        conn.execute("select pgmb.create_api_key('brief', %s, '{operate}', %s)", [tokens.digest(text), ENDS])
+        conn.execute("select pgmb.create_api_key('brief', %s, '{operate}', %s)", [digest(text), ENDS])
     asked = {"name": "child", "scopes": ["inspect"], "expires_at": expires_at and expires_at.isoformat()}
     answer = await served.ask("POST", "/v1/keys", body=asked, headers=bearer(text))
     assert answer.status_code == 403, answer.text

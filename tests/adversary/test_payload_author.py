@@ -24,9 +24,9 @@ import pgmb
 from harness.server import Server
 from pgmb import Event, cli
 from pgmb.cli.logs import TEXT, JsonLines, TextLines
-from pgmb.server.dashboard import document
-from pgmb.server.sse.mark import Mark
-from pgmb.server.sse.recent import Entry
+from pgmb.server.dashboard.formats import curl
+from pgmb.server.sse.frames import ResumeToken
+from pgmb.server.sse.matching import Entry
 from pgmb.telemetry.metrics import families_of
 from pgmb.telemetry.snapshot import Snapshot, Stream
 from pgmb.webhooks.client import WebhookClient
@@ -172,7 +172,7 @@ def test_the_command_to_copy_is_one_command(name: str) -> None:
     """A terminal acts on control characters while a command is pasted; the shell sees one argument."""
     case = CASES[name]
     event = {"topic": case.topic, "key": case.key, "payload": case.payload, "headers": None}
-    command = document.curl("https://pgmb.example", "main", event)
+    command = curl("https://pgmb.example", "main", event)
     if command is None:
         assert len(case.payload) > 100_000
         return
@@ -193,7 +193,7 @@ def test_it_is_one_frame_with_the_fields_that_we_write(published: Published, nam
     event, case = published.events[name], CASES[name]
     for named in (False, True):
         # As the specification cuts it.
-        lines = re.split(r"\r\n|\r|\n", Entry(event, Mark(1, 2, 3, 4, 5)).frame(named).decode())
+        lines = re.split(r"\r\n|\r|\n", Entry(event, ResumeToken(1, 2, 3, 4, 5)).frame(named).decode())
         assert lines[-2:] == ["", ""]
         fields = [line.partition(":") for line in lines[:-2]]
         counts = Counter(field for field, _, _ in fields)

@@ -17,7 +17,7 @@ from harness.installations import binaries
 from harness.server import Server
 from pgmb.server import sse
 from pgmb.server.application import Application
-from pgmb.server.sse.log import Tick
+from pgmb.server.sse.history import Tick
 from pgmb.spark.source.offsets import Offset
 from pgmb.spark.source.options import ReadOptions
 from pgmb.spark.source.shards import Shards
@@ -78,7 +78,7 @@ async def test_everything_goes_on_after_pg_upgrade(fresh_server: FreshServer, in
     with Shards(ReadOptions.of({"url": old.dsn()}, streaming=True)) as shards:
         checkpoint = shards.first("latest").dump()
     position = Position.parse(saved)
-    event_id = str(Tick(position.tick, None, position).mark())
+    event_id = str(Tick(position.tick, None, position).token())
 
     upgraded(old, new)
     with new.connect() as db:

@@ -17,7 +17,7 @@ from harness.server import Server
 from pgmb.errors import PositionLost
 from pgmb.server import sse
 from pgmb.server.application import Application
-from pgmb.server.sse.log import Tick
+from pgmb.server.sse.history import Tick
 from pgmb.spark.source.log import Log
 from pgmb.spark.source.offsets import Mark
 from pgmb.types import Position
@@ -120,7 +120,7 @@ async def test_server_sent_events_and_spark_refuse_a_position_that_a_failover_lo
 ) -> None:
     new, kept, gone = lost
     ids = {
-        name: str(Tick(position.tick, None, position).mark())
+        name: str(Tick(position.tick, None, position).token())
         for name, position in (("kept", Position.parse(kept)), ("gone", Position.parse(gone)))
     }
     numbers = list(range(100, 220))

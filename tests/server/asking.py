@@ -9,17 +9,15 @@ from typing import Any
 import httpx
 import psycopg
 
-from pgmb.server import tokens
+from pgmb._core.keys import KEY, digest, generate
 from pgmb.server.application import Application
 
 
 def make_key(dsn: str, name: str, *scopes: str) -> str:
     """A key that is good for these scopes."""
-    text = tokens.generate(tokens.KEY)
+    text = generate(KEY)
     with psycopg.connect(dsn, autocommit=True) as connection:
-        connection.execute(
-            "select pgmb.create_api_key(%s, %s, %s)", (name, tokens.digest(text), list(scopes))
-        )
+        connection.execute("select pgmb.create_api_key(%s, %s, %s)", (name, digest(text), list(scopes)))
     return text
 
 

@@ -13,10 +13,8 @@ import pytest
 from starlette.requests import Request
 
 from pgmb import aconnect
-from pgmb.server import tokens
-from pgmb.server.access import COOKIE, Access
+from pgmb.server.access import COOKIE, Access, Principal, covers, csrf_of
 from pgmb.server.problems import Problem
-from pgmb.server.scopes import Principal, covers
 from tests.server.asking import make_key
 from tests.server.rest.desk import opened, problem
 
@@ -155,7 +153,7 @@ async def test_a_session_needs_its_proof_for_anything_but_reading(dsn: str) -> N
         made = await Access(broker).login(desk.key)
         assert made is not None
         session, principal = made
-        assert principal.csrf == tokens.csrf_of(session)
+        assert principal.csrf == csrf_of(session)
         desk.client.cookies.set(COOKIE, session)
         other = await Access(broker).login(desk.key)
         assert other is not None

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from pgmb.server.tasks import end
+from pgmb.server.tasks import cancel_and_wait
 
 
 async def test_a_task_that_loses_a_cancellation_is_ended() -> None:
@@ -27,7 +27,7 @@ async def test_a_task_that_loses_a_cancellation_is_ended() -> None:
     task = asyncio.create_task(stubborn())
     await started.wait()
     async with asyncio.timeout(30):
-        await end(task)
+        await cancel_and_wait(task)
     assert task.cancelled()
     assert lost == 2
 
@@ -40,5 +40,5 @@ async def test_a_task_that_is_over_stays_as_it_is(failing: bool) -> None:
 
     task = asyncio.create_task(over())
     await asyncio.wait([task])
-    await end(task)
+    await cancel_and_wait(task)
     assert not task.cancelled()

@@ -1,6 +1,7 @@
-"""The HTTP side, one ASGI application: server-sent events, REST, operations, the dashboard.
+"""The HTTP server, one ASGI application: server-sent events, REST, operations, dashboard.
 
-Needs the extra `server`. The data's way: access.py says who asks, limits.py how much; a part answers.
+Needs the extra `server`. `access` identifies the client, `limits` bounds its requests, and one of the parts
+(`operations`, `rest`, `sse`, `dashboard`) responds.
 """
 
 from __future__ import annotations
@@ -8,10 +9,9 @@ from __future__ import annotations
 from functools import partial
 
 from pgmb._async.broker import AsyncBroker
-from pgmb.server import dashboard, operations, rest, root, sse
-from pgmb.server.application import Application, Part
+from pgmb.server import dashboard, operations, rest, sse
+from pgmb.server.application import Application, Part, mounted_at
 from pgmb.server.limits import Limits
-from pgmb.server.mounting import mounted_at
 from pgmb.server.sse import Subscription, create_sse_app
 
 __all__ = ["Application", "Limits", "Subscription", "create_app", "create_sse_app", "mounted_at"]
@@ -25,13 +25,12 @@ def create_app(
     metrics_public: bool = False,
     max_size: int = 10,
 ) -> Application:
-    """The whole HTTP side as one ASGI application, to be served by itself or mounted into another one.
+    """Create the ASGI application, to serve by itself or to mount into another one.
 
-    It connects to `dsn` with up to `max_size` connections when it starts, or uses the broker that it is given
-    and leaves it open. `metrics_public`: /metrics answers without a key.
+    It connects to `dsn` with up to `max_size` connections when it starts, or uses the given broker, which it
+    does not close. With `metrics_public`, /metrics needs no key.
     """
     parts: list[Part] = [
-        root.routes,
         partial(operations.routes, metrics_public=metrics_public),
         rest.routes,
         sse.routes,

@@ -1,35 +1,99 @@
-"""Who asks: keys, sessions and tickets, looked up in the database and remembered for a moment."""
+"""Who sends a request, and what it may do: API keys, sessions, tickets and their scopes.
+
+Credentials are looked up in the database and cached for seconds.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import base64
+import hashlib
 import logging
+import secrets
 import time
 from collections.abc import Callable, Coroutine, Generator, Iterable
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
+import msgspec
 import psycopg
 from psycopg_pool import PoolTimeout
 from starlette.requests import HTTPConnection
 
 from pgmb._async.broker import AsyncBroker
+from pgmb._core.keys import KEY, digest, generate
 from pgmb.errors import PgmbError
-from pgmb.server import tokens
-from pgmb.server.asking import rows
+from pgmb.server.database import rows
+from pgmb.server.instrumentation import KEY_NAME
 from pgmb.server.problems import Problem, forbidden, unauthorised
-from pgmb.server.remembered import Remembered
-from pgmb.server.scopes import Principal, Verb
-from pgmb.server.tasks import end
-from pgmb.server.watching import KEY_NAME
+from pgmb.server.tasks import SharedCache, cancel_and_wait
+
+Verb: TypeAlias = Literal["publish", "read", "consume", "inspect", "operate"]
+
+_ANY_NAME: Final = "*"
+
+
+def covers(scopes: Iterable[str], verb: Verb, name: str | None = None) -> bool:
+    """Whether scopes allow an action. `operate` allows everything, `inspect` reading everything."""
+    held = set(scopes)
+    if "operate" in held or verb in held:
+        return True
+    if verb == "read" and "inspect" in held:
+        return True
+    return name is not None and (f"{verb}:{name}" in held or f"{verb}:{_ANY_NAME}" in held)
+
+
+class Principal(msgspec.Struct, frozen=True):
+    """The client: an API key, or an access token (session or ticket) that was issued for it."""
+
+    key: int
+    name: str
+    scopes: frozenset[str]
+    kind: Literal["key", "session", "ticket"] = "key"
+    csrf: str | None = None
+    """The token that this session's forms must contain."""
+    session: bytes | None = None
+    """The digest of the session."""
+
+    @property
+    def actor(self) -> str:
+        """Its name in the audit log."""
+        return f"key:{self.name}"
+
+    def may(self, verb: Verb, name: str | None = None) -> bool:
+        return covers(self.scopes, verb, name)
+
+    def may_all(self, scopes: Iterable[str]) -> bool:
+        """Whether it may grant these scopes to others."""
+        for scope in scopes:
+            verb, _, name = scope.partition(":")
+            if not covers(self.scopes, verb, name or None):  # type: ignore[arg-type]
+                return False
+        return True
+
+
+SESSION: Final = "pgmb_session_"
+TICKET: Final = "pgmb_ticket_"
+
+
+def csrf_of(session: str) -> str:
+    """The CSRF token of a session: forms must contain it, and other sites cannot know it."""
+    derived = hashlib.sha256(b"pgmb csrf " + session.encode("utf-8", "surrogateescape")).digest()
+    return base64.urlsafe_b64encode(derived[:24]).decode()
+
+
+def is_same(one: str, other: str) -> bool:
+    """Compare in constant time."""
+    return secrets.compare_digest(one.encode("utf-8", "replace"), other.encode("utf-8", "replace"))
+
 
 logger = logging.getLogger("pgmb.server")
 
 COOKIE: Final = "pgmb_session"
-SWEEP_EVERY: Final = 2.0
-"""Seconds between two looks at the keys of requests that stay."""
+RECHECK_EVERY: Final = 2.0
+"""Seconds between checks of the credentials of long requests."""
 _GOOD_KEYS: Final = (
     "select k.id from pgmb.api_keys k"
     " where k.id = any (%s) and (k.expires_at is null or k.expires_at > clock_timestamp())"
@@ -39,29 +103,29 @@ _GOOD_SESSIONS: Final = (
     " where exists (select from pgmb.find_session(s.digest))"
 )
 
-_REMEMBERED_FOR: Final = 5.0
-"""So long a key that was taken back may still work."""
-_MOST_REMEMBERED: Final = 10_000
-_Look: TypeAlias = Callable[[str], Coroutine[Any, Any, Principal | None]]
+_CACHED_SECONDS: Final = 5.0
+"""A revoked key may still work this long."""
+_MOST_CACHED: Final = 10_000
+_Lookup: TypeAlias = Callable[[str], Coroutine[Any, Any, Principal | None]]
 
-_LONGEST: Final = 200
-"""Characters of what is looked at: nothing longer is one of ours."""
+_LONGEST_CREDENTIAL: Final = 200
+"""Characters. Longer texts are no credentials of pgmb and are not looked up."""
 
 
 class Access:
-    """Finds out who asks."""
+    """Authenticates and authorizes requests, and issues sessions and tickets."""
 
     def __init__(self, broker: AsyncBroker, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._broker = broker
         self._watches: set[tuple[Principal, Callable[[], None]]] = set()
-        self._sweeping: asyncio.Task[None] | None = None
-        # Many may ask for the same at once, as readers that are all checked do: one look tells all.
-        self._known: Remembered[tuple[str, bytes], Principal | None] = Remembered(
-            _MOST_REMEMBERED, _REMEMBERED_FOR, clock
+        self._checking: asyncio.Task[None] | None = None
+        # Many readers are checked at the same time: they share one lookup.
+        self._cache: SharedCache[tuple[str, bytes], Principal | None] = SharedCache(
+            _MOST_CACHED, _CACHED_SECONDS, clock
         )
 
     async def principal(self, connection: HTTPConnection, *, ticket: bool = False) -> Principal | None:
-        """Who asks: by `Authorization: Bearer`, by a session's cookie, or, where it is good, a ticket."""
+        """The client, by `Authorization: Bearer`, session cookie or, if allowed, ticket."""
         found = await self._found(connection, ticket)
         if found is not None:
             connection.scope[KEY_NAME] = found.name
@@ -70,10 +134,10 @@ class Access:
     async def _found(self, connection: HTTPConnection, ticket: bool) -> Principal | None:
         scheme, _, given = connection.headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer":
-            return await self._remembered(tokens.KEY, given.strip(), self._key)
+            return await self._cached(KEY, given.strip(), self._key)
         session = connection.cookies.get(COOKIE)
         if session is not None:
-            return await self._remembered(tokens.SESSION, session, self._session)
+            return await self._cached(SESSION, session, self._session)
         if ticket and (named := connection.query_params.get("ticket")):
             return await self._ticket(named)
         return None
@@ -81,7 +145,7 @@ class Access:
     async def need(
         self, connection: HTTPConnection, verb: Verb, name: str | None = None, *, ticket: bool = False
     ) -> Principal:
-        """Who asks, if it may do this."""
+        """The client. Raises Problem 401 or 403 unless it may do this."""
         principal = await self.principal(connection, ticket=ticket)
         if principal is None:
             raise unauthorised()
@@ -90,50 +154,50 @@ class Access:
         return principal
 
     async def login(self, key: str, lasts: timedelta = timedelta(hours=12)) -> tuple[str, Principal] | None:
-        """A session for a key's holder: what to put into the cookie. None if it is no key."""
-        holder = None if _odd(key) else await self._key(key)
+        """Exchange a key for a session, to be stored in the cookie. None if the key is not valid."""
+        holder = None if _is_malformed(key) else await self._key(key)
         if holder is None:
             return None
-        session = tokens.generate(tokens.SESSION)
-        if not await self._give(holder, "session", session, holder.scopes, lasts):
+        session = generate(SESSION)
+        if not await self._issue(holder, "session", session, holder.scopes, lasts):
             return None
-        return session, _of_session(session, holder.key, holder.name, holder.scopes)
+        return session, _session_principal(session, holder.key, holder.name, holder.scopes)
 
     async def logout(self, session: str) -> None:
-        """End a session, here at once and elsewhere within seconds."""
-        digest = tokens.digest(session)
-        self._known.forget((tokens.SESSION, digest))
-        await rows(self._broker, "select pgmb.end_session(%s)", (digest,))
+        """End a session: in this process at once, in others within seconds."""
+        ended = digest(session)
+        self._cache.forget((SESSION, ended))
+        await rows(self._broker, "select pgmb.end_session(%s)", (ended,))
 
     async def ticket(self, holder: Principal, scopes: Iterable[str], lasts: timedelta) -> str:
-        """A ticket, good for one request: for what cannot send a header, as a browser's EventSource."""
+        """Issue a ticket for one request, for clients that cannot send headers, such as EventSource."""
         wanted = frozenset(scopes)
         if not holder.may_all(wanted):
             raise forbidden("the scopes asked for")
-        text = tokens.generate(tokens.TICKET)
-        if not await self._give(holder, "ticket", text, wanted, lasts):
+        text = generate(TICKET)
+        if not await self._issue(holder, "ticket", text, wanted, lasts):
             raise unauthorised()
         return text
 
     @contextmanager
     def watching(self, principal: Principal, revoked: Callable[[], None]) -> Generator[None]:
-        """While a request lasts: `revoked` is called once its key or session is taken back or over."""
+        """Call `revoked` if the key or session of a request is revoked or expires during it."""
         watch = (principal, revoked)
         self._watches.add(watch)
-        if self._sweeping is None or self._sweeping.done():
-            self._sweeping = asyncio.create_task(self._sweep(), name="pgmb access")
+        if self._checking is None or self._checking.done():
+            self._checking = asyncio.create_task(self._check_watched(), name="pgmb access")
         try:
             yield
         finally:
             self._watches.discard(watch)
 
     async def close(self) -> None:
-        if self._sweeping is not None:
-            await end(self._sweeping)
+        if self._checking is not None:
+            await cancel_and_wait(self._checking)
 
-    async def _sweep(self) -> None:
+    async def _check_watched(self) -> None:
         while self._watches:
-            await asyncio.sleep(SWEEP_EVERY)
+            await asyncio.sleep(RECHECK_EVERY)
             keys = {principal.key for principal, _ in self._watches}
             sessions = {principal.session for principal, _ in self._watches if principal.session is not None}
             try:
@@ -142,7 +206,7 @@ class Access:
                     found = await rows(self._broker, _GOOD_SESSIONS, (list(sessions),))
                     good |= {bytes(one) for (one,) in found}
             except (psycopg.Error, PoolTimeout, PgmbError) as error:
-                # Nothing is read from a database that does not answer.
+                # While the database does not answer, no events are read either.
                 logger.info("cannot check the keys of open requests: %s", error)
                 continue
             for principal, revoked in list(self._watches):
@@ -151,58 +215,58 @@ class Access:
                     revoked()
 
     def check_csrf(self, principal: Principal, given: str | None) -> None:
-        """Refuses a change that a session did not ask for itself. Keys in a header need no such proof."""
-        if principal.csrf is not None and (given is None or not tokens.same(principal.csrf, given)):
+        """Raise Problem 403 unless a session's CSRF token matches. Keys in a header need none."""
+        if principal.csrf is not None and (given is None or not is_same(principal.csrf, given)):
             raise Problem(403, "csrf", "the form is not of this session: load the page again")
 
-    async def _remembered(self, kind: str, text: str, look: _Look) -> Principal | None:
-        if _odd(text):
+    async def _cached(self, kind: str, text: str, lookup: _Lookup) -> Principal | None:
+        if _is_malformed(text):
             return None
-        # By what it was given as, too: a key is none in a cookie, where forms need a proof.
-        return await self._known.get((kind, tokens.digest(text)), partial(look, text))
+        # Cached by kind too: a key must not work as a session cookie, or forms would need no CSRF token.
+        return await self._cache.get((kind, digest(text)), partial(lookup, text))
 
     async def _key(self, text: str) -> Principal | None:
-        if not text.startswith(tokens.KEY):
+        if not text.startswith(KEY):
             return None
         found = await rows(
-            self._broker, "select id, name, scopes from pgmb.find_api_key(%s)", (tokens.digest(text),)
+            self._broker, "select id, name, scopes from pgmb.find_api_key(%s)", (digest(text),)
         )
         return Principal(found[0][0], found[0][1], frozenset(found[0][2])) if found else None
 
     async def _session(self, text: str) -> Principal | None:
-        if not text.startswith(tokens.SESSION):
+        if not text.startswith(SESSION):
             return None
         found = await rows(
-            self._broker, "select api_key, name, scopes from pgmb.find_session(%s)", (tokens.digest(text),)
+            self._broker, "select api_key, name, scopes from pgmb.find_session(%s)", (digest(text),)
         )
         if not found:
             return None
         key, name, scopes = found[0]
-        return _of_session(text, key, name, frozenset(scopes))
+        return _session_principal(text, key, name, frozenset(scopes))
 
     async def _ticket(self, text: str) -> Principal | None:
-        if _odd(text) or not text.startswith(tokens.TICKET):
+        if _is_malformed(text) or not text.startswith(TICKET):
             return None
         found = await rows(
-            self._broker, "select api_key, name, scopes from pgmb.take_ticket(%s)", (tokens.digest(text),)
+            self._broker, "select api_key, name, scopes from pgmb.take_ticket(%s)", (digest(text),)
         )
         return Principal(found[0][0], found[0][1], frozenset(found[0][2]), "ticket") if found else None
 
-    async def _give(
+    async def _issue(
         self, holder: Principal, kind: str, text: str, scopes: Iterable[str], lasts: timedelta
     ) -> bool:
         found = await rows(
             self._broker,
             "select pgmb.give_pass(%s, %s, %s, %s, %s)",
-            (holder.key, kind, tokens.digest(text), sorted(scopes), lasts),
+            (holder.key, kind, digest(text), sorted(scopes), lasts),
         )
         return bool(found[0][0])
 
 
-def _of_session(text: str, key: int, name: str, scopes: frozenset[str]) -> Principal:
-    return Principal(key, name, scopes, "session", tokens.csrf_of(text), tokens.digest(text))
+def _session_principal(text: str, key: int, name: str, scopes: frozenset[str]) -> Principal:
+    return Principal(key, name, scopes, "session", csrf_of(text), digest(text))
 
 
-def _odd(text: str) -> bool:
-    """Whether it cannot be one of ours: then nobody needs to look."""
-    return not text or len(text) > _LONGEST or not text.isascii()
+def _is_malformed(text: str) -> bool:
+    """Whether a text cannot be a credential of pgmb, and needs no lookup."""
+    return not text or len(text) > _LONGEST_CREDENTIAL or not text.isascii()

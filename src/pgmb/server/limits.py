@@ -13,30 +13,30 @@ from pgmb.server.problems import Problem
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one process. Those that run side by side each have their own."""
+    """Limits of one process. Each process counts for itself."""
 
     body: int = 4 << 20
-    """Bytes of a request."""
+    """Bytes per request."""
     events: int = 10_000
-    """Events of a request, published or received."""
+    """Events per request, published or received."""
     requests_per_second: float = 500.0
-    """Of one key; of one address without a key."""
+    """Per key; without a key, per address."""
     burst: float = 1000.0
     long_polls: int = 1000
-    """Requests that wait for events, at a time."""
+    """Concurrent requests that wait for events."""
     clients: int = 10_000
-    """Readers of server-sent events, at a time."""
+    """Concurrent readers of server-sent events."""
     replay_events: int = 100_000
-    """How many events a reader may be behind and still be served the rest of them."""
+    """Events that are replayed to a returning reader at most."""
     replay_age: float = 24 * 3600.0
-    """How old a position it may come back with, in seconds."""
+    """Maximum age of a returning reader's position, in seconds."""
     pending_events: int = 1000
-    """Events that wait for a reader, before it is dropped and has to come back."""
+    """Events that may be pending for a reader before it is disconnected."""
     pending_bytes: int = 1 << 20
 
 
 class Rates:
-    """Token buckets, by whoever asks. The least recent are forgotten: a bucket that is full says nothing."""
+    """Token buckets by client. The least recently used are dropped: they are full again anyway."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Rates:
         self._buckets: OrderedDict[Hashable, tuple[float, float]] = OrderedDict()
 
     def take(self, who: Hashable) -> None:
-        """Counts a request, or refuses it."""
+        """Count a request. Raises Problem 429 above the rate."""
         now = self._clock()
         left, at = self._buckets.pop(who, (self._burst, now))
         left = min(self._burst, left + (now - at) * self._per_second)
@@ -67,9 +67,9 @@ class Rates:
 
 
 async def read_body(request: Request, most: int) -> bytes:
-    """The body, unless it is larger than it may be: then no more of it is read."""
+    """Read the body. Raises Problem 413 as soon as it exceeds the limit."""
     declared = request.headers.get("content-length", "")
-    # More digits than this no integer is made of.
+    # int() refuses longer texts.
     if declared.isascii() and declared.isdecimal() and (len(declared) > 1000 or int(declared) > most):
         raise too_large(most)
     parts: list[bytes] = []

@@ -1,4 +1,4 @@
-"""What is answered where something cannot be done: problem documents (RFC 9457) with our codes."""
+"""Errors as problem documents (RFC 9457), with codes of pgmb."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MEDIA_TYPE: Final = "application/problem+json"
 
 
 class Problem(Exception):
-    """Raised anywhere below a route; answered as a problem document."""
+    """An error response. Raise it anywhere below a route."""
 
     def __init__(
         self,
@@ -87,12 +87,12 @@ _ANSWERS: Final[list[tuple[type[BaseException], int, str]]] = [
     (PgmbError, 422, "refused"),
     (PoolTimeout, 503, "busy"),
     (psycopg.errors.QueryCanceled, 503, "took_too_long"),
-    # What a statement could not make of what it was given: a number out of range, a NUL in a text.
+    # Values that PostgreSQL refuses: a number out of range, a NUL in a text.
     (psycopg.errors.DataError, 422, "invalid_argument"),
     (psycopg.errors.IntegrityError, 422, "invalid_argument"),
     (psycopg.errors.ProgramLimitExceeded, 422, "invalid_argument"),
     (psycopg.errors.StatementTooComplex, 422, "invalid_argument"),
-    # Another transaction was in the way: again, then.
+    # Conflicts with other transactions: the client may retry.
     (psycopg.errors.SerializationFailure, 503, "busy"),
     (psycopg.errors.DeadlockDetected, 503, "busy"),
     (psycopg.errors.LockNotAvailable, 503, "busy"),
@@ -101,13 +101,13 @@ _ANSWERS: Final[list[tuple[type[BaseException], int, str]]] = [
 
 
 def problem_of(error: BaseException) -> Problem | None:
-    """What to answer to an error; None for what nobody foresaw."""
+    """The response to an error; None for unexpected errors."""
     if isinstance(error, Problem):
         return error
     for kind, status, code in _ANSWERS:
         if isinstance(error, kind):
             headers = {"Retry-After": "1"} if status in (429, 503) else {}
-            # What the server says of itself is for its log.
+            # The server's own message may reveal internals: it goes to the log only.
             hidden = isinstance(error, psycopg.OperationalError | PoolTimeout)
             title = "the database does not answer" if hidden else _said(error)
             return Problem(status, code, title, hint=getattr(error, "hint", None), headers=headers)

@@ -112,7 +112,7 @@ async def test_static_files_are_kept_for_ever_and_pages_name_them(dsn: str) -> N
                 assert "./regions." in answer.text
                 assert '"./regions.js"' not in answer.text
         assert (await visitor.get("/ui/static/main.js")).status_code == 404
-        assert (await visitor.get("/ui/static/..%2fdesk.py")).status_code in (303, 404)
+        assert (await visitor.get("/ui/static/..%2frouter.py")).status_code in (303, 404)
 
 
 async def test_a_head_of_what_is_live_ends(dsn: str) -> None:

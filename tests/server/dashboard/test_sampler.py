@@ -1,4 +1,4 @@
-"""One look for all who watch: as often as somebody does, remembered for a while, and told live."""
+"""One look for all who watch: as often as somebody does, remembered for a while, and told curves."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest_asyncio
 
 from pgmb import AsyncBroker, NewEvent, aconnect
 from pgmb.server.dashboard import curves
-from pgmb.server.dashboard.curves import Drawn, Scope
+from pgmb.server.dashboard.curves import CurveCache, Scope
 from pgmb.server.dashboard.sampler import Sampler
 from tests.server.dashboard.visitor import visiting
 
@@ -42,9 +42,9 @@ async def test_rates_are_what_happened_between_two_looks(broker: AsyncBroker) ->
     assert after.total("waiting") == 50
     assert after.marks["queues"] != before.marks["queues"]
     assert after.marks["dead"] == before.marks["dead"]
-    drawn = curves.draw(list(sampler.samples), Scope())
+    drawn = curves.draw_curves(list(sampler.samples), Scope())
     assert drawn["waiting"] == {"q": [0.0, 50.0]}
-    assert curves.last(curves.of_queue(list(sampler.samples), "q"))["waiting"]["waiting"] == 50
+    assert curves.last_values(curves.of_queue(list(sampler.samples), "q"))["waiting"]["waiting"] == 50
     assert curves.of_queue(list(sampler.samples), "gone")["received"] == {"received": [None, None]}
 
 
@@ -74,7 +74,7 @@ async def test_curves_are_few_and_the_largest(broker: AsyncBroker) -> None:
     sampler = Sampler(broker)
     await broker.publish("t3", 1)
     await sampler.latest(0)
-    assert len(curves.draw(list(sampler.samples), Scope())["waiting"]) == 6
+    assert len(curves.draw_curves(list(sampler.samples), Scope())["waiting"]) == 6
 
 
 async def test_endpoints_have_their_rates(broker: AsyncBroker) -> None:
@@ -84,7 +84,7 @@ async def test_endpoints_have_their_rates(broker: AsyncBroker) -> None:
         Sampler(broker),
         "update pgmb.endpoint_activity set delivered = delivered + 8, failed = 2,",
     )
-    drawn = Drawn(sampler)
+    drawn = CurveCache(sampler)
     for _ in range(2):
         async with broker.connection() as connection:
             await connection.execute(f"{done} delivered_at = clock_timestamp()".encode())

@@ -9,8 +9,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from pgmb.server.dashboard import formats
-from pgmb.server.dashboard.document import Node, curl, read
-from pgmb.server.dashboard.retries import duration, schedule
+from pgmb.server.dashboard.formats import Node, curl, iso_seconds, parse_json, retry_schedule
 
 pytestmark = pytest.mark.once()
 
@@ -20,7 +19,7 @@ def count(node: Node) -> int:
 
 
 def test_a_document_is_a_tree_in_its_own_order() -> None:
-    shown = read('{"b": [1, true, null], "a": {"x": "y"}, "e": {}, "f": 1.50}')
+    shown = parse_json('{"b": [1, true, null], "a": {"x": "y"}, "e": {}, "f": 1.50}')
     assert shown.tree is not None
     assert [child.name for child in shown.tree.children] == ["b", "a", "e", "f"]
     assert [child.kind for child in shown.tree.children] == ["array", "object", "object", "number"]
@@ -39,7 +38,7 @@ def test_a_document_is_a_tree_in_its_own_order() -> None:
     ids=["long", "wide", "deep", "text", "name"],
 )
 def test_what_is_too_large_to_be_read_is_cut_and_says_so(text: str) -> None:
-    shown = read(text)
+    shown = parse_json(text)
     assert len(shown.raw) <= 100_000
     assert shown.bytes == len(text)
     if shown.tree is not None:
@@ -49,7 +48,7 @@ def test_what_is_too_large_to_be_read_is_cut_and_says_so(text: str) -> None:
 
 def test_what_cannot_be_decoded_is_still_text() -> None:
     for text in ("[" * 100_000 + "]" * 100_000, '"\\ud800"', "{", ""):
-        shown = read(text)
+        shown = parse_json(text)
         assert shown.tree is None
         assert shown.raw == text[:100_000]
 
@@ -72,7 +71,7 @@ def test_curl_publishes_the_same_to_the_letter() -> None:
 
 def test_durations_are_read_and_written() -> None:
     assert [
-        duration(text) for text in ("PT30S", "PT1H", "P1DT2H3M4.5S", "P1Y2M", "PT0S", "nonsense", None)
+        iso_seconds(text) for text in ("PT30S", "PT1H", "P1DT2H3M4.5S", "P1Y2M", "PT0S", "nonsense", None)
     ] == [
         30,
         3600,
@@ -97,10 +96,10 @@ def test_durations_are_read_and_written() -> None:
 
 def test_backoff_grows_to_its_most() -> None:
     settings = {"backoff_base": "PT1S", "backoff_max": "PT10S", "backoff_factor": 2.0, "max_attempts": 6}
-    assert [step.wait for step in schedule(settings)] == [1, 2, 4, 8, 10]
-    assert schedule(settings)[-1].total == 25
-    assert schedule({**settings, "max_attempts": 1}) == []
-    assert len(schedule({**settings, "max_attempts": 2_000_000_000, "backoff_factor": 1e300})) == 12
+    assert [step.wait for step in retry_schedule(settings)] == [1, 2, 4, 8, 10]
+    assert retry_schedule(settings)[-1].total == 25
+    assert retry_schedule({**settings, "max_attempts": 1}) == []
+    assert len(retry_schedule({**settings, "max_attempts": 2_000_000_000, "backoff_factor": 1e300})) == 12
 
 
 def test_text_is_cut_and_escaped() -> None:

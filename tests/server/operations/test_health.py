@@ -12,7 +12,7 @@ import pgmb
 from harness.postgres import Server
 from pgmb import aconnect
 from pgmb.server import create_app
-from pgmb.server.operations.shared import Shared
+from pgmb.server.tasks import SharedResult
 from tests.server.asking import asking
 
 
@@ -100,7 +100,7 @@ async def test_a_herd_shares_one_look() -> None:
         await asyncio.sleep(0)
         return looks
 
-    shared = Shared(look, lasts=1.0, clock=lambda: now)
+    shared = SharedResult(look, lasts=1.0, clock=lambda: now)
     assert await asyncio.gather(*(shared.get(5) for _ in range(100))) == [1] * 100
     now = 0.9
     assert await shared.get(5) == 1
@@ -116,7 +116,7 @@ async def test_a_look_that_hangs_holds_nobody_and_is_not_begun_twice() -> None:
         begun += 1
         await asyncio.Event().wait()
 
-    shared = Shared(look)
+    shared = SharedResult(look)
     for _ in range(3):
         with pytest.raises(TimeoutError):
             await shared.get(0.01)
@@ -128,6 +128,6 @@ async def test_a_look_that_fails_fails_for_all_who_share_it() -> None:
     async def look() -> None:
         raise ValueError("no")
 
-    shared = Shared(look)
+    shared = SharedResult(look)
     found = await asyncio.gather(*(shared.get(5) for _ in range(3)), return_exceptions=True)
     assert [type(error) for error in found] == [ValueError] * 3

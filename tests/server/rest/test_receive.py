@@ -15,7 +15,7 @@ from pgmb import aconnect
 from pgmb.server.application import Application
 from pgmb.server.limits import Limits
 from pgmb.server.rest import routes
-from pgmb.server.rest.waiting import LongPolls
+from pgmb.server.rest.service import LongPolls
 from tests.server.asking import asking, bearer, make_key
 from tests.server.rest.desk import Desk, opened
 

@@ -13,7 +13,7 @@ from urllib.parse import urlencode
 import psycopg
 import uvicorn
 
-from pgmb.server import tokens
+from pgmb._core.keys import KEY, digest, generate
 from pgmb.server.application import Application
 
 PATIENCE = 30.0
@@ -26,8 +26,8 @@ def publish(db: psycopg.Connection[Any], *numbers: int, topic: str = "t", stream
 
 
 def make_key(db: psycopg.Connection[Any], *scopes: str, name: str = "k") -> str:
-    key = tokens.generate(tokens.KEY)
-    db.execute("select pgmb.create_api_key(%s, %s, %s)", [name, tokens.digest(key), list(scopes)])
+    key = generate(KEY)
+    db.execute("select pgmb.create_api_key(%s, %s, %s)", [name, digest(key), list(scopes)])
     return key
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 
 import pgmb
-from pgmb.server.sse.interest import Document, Interest
+from pgmb.server.sse.matching import EventFields, Interest
 
 SCALARS: list[Any] = [
     0,
@@ -71,7 +71,7 @@ def test_fields_are_compared_as_in_the_database(dsn: str, db: psycopg.Connection
                 [json.dumps(equals)],
             ).fetchall()
             interest = Interest.of(equals=equals)
-            mine = {event.seq for event in events if interest.matches(event, Document(event))}
+            mine = {event.seq for event in events if interest.matches(event, EventFields(event))}
             assert mine == {seq for (seq,) in rows}, equals
             found += len(mine)
     assert found > 200

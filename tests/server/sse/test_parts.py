@@ -13,14 +13,10 @@ from hypothesis import strategies as st
 from pgmb._core.patterns import matches
 from pgmb.errors import InvalidArgument
 from pgmb.server.limits import Limits
-from pgmb.server.sse import frame
-from pgmb.server.sse.index import Index
-from pgmb.server.sse.interest import Document, Interest
-from pgmb.server.sse.log import Tick
-from pgmb.server.sse.mark import Mark
-from pgmb.server.sse.reader import Reader
-from pgmb.server.sse.recent import Recent
-from pgmb.server.sse.topics import Topics
+from pgmb.server.sse.connection import Reader
+from pgmb.server.sse.frames import ResumeToken, event_frame
+from pgmb.server.sse.history import RecentEvents, Tick
+from pgmb.server.sse.matching import EventFields, Interest, ReaderIndex, TopicTrie
 from pgmb.types import Event, Position, Source
 
 WORDS = st.sampled_from(["a", "b", "", "ab"])
@@ -35,7 +31,7 @@ def event(seq: int, topic: str = "t", payload: Any = None, key: str | None = Non
 
 @given(st.lists(PATTERNS, max_size=8), TOPICS)
 def test_the_tree_agrees_with_the_patterns(patterns: list[str], topic: str) -> None:
-    tree: Topics[str] = Topics()
+    tree: TopicTrie[str] = TopicTrie()
     for pattern in patterns:
         tree.add(pattern, pattern)
     assert tree.matching(topic) == {pattern for pattern in patterns if matches(pattern, topic)}
@@ -54,7 +50,7 @@ def test_the_tree_agrees_with_the_patterns(patterns: list[str], topic: str) -> N
 def test_the_index_finds_those_who_ask(
     asked: list[tuple[list[str], Any, bool]], topic: str, value: Any
 ) -> None:
-    index: Index[int] = Index()
+    index: ReaderIndex[int] = ReaderIndex()
     interests = [
         Interest.of(patterns, {"payload": {"v": wanted}} if fields else None)
         for patterns, wanted, fields in asked
@@ -62,7 +58,7 @@ def test_the_index_finds_those_who_ask(
     for number, interest in enumerate(interests):
         index.add(number, interest)
     came = event(1, topic, {"v": value})
-    document = Document(came)
+    document = EventFields(came)
     found = [reader for readers in index.matching(came, document) for reader in readers]
     assert sorted(found) == [n for n, one in enumerate(interests) if one.matches(came, document)]
     for number, interest in enumerate(interests):
@@ -87,9 +83,9 @@ def test_the_index_finds_those_who_ask(
 def test_values_are_equal_as_the_database_has_it(wanted: Any, given: Any, equal: bool) -> None:
     interest = Interest.of(equals={"payload": {"v": wanted}})
     came = event(1, "t", {"v": given})
-    assert interest.matches(came, Document(came)) is equal
+    assert interest.matches(came, EventFields(came)) is equal
     nothing = event(1, "t", {})
-    assert not interest.matches(nothing, Document(nothing))
+    assert not interest.matches(nothing, EventFields(nothing))
 
 
 @pytest.mark.parametrize(
@@ -104,19 +100,19 @@ def test_what_are_not_fields_is_refused(equals: dict[str, Any]) -> None:
 
 @given(st.integers(0, 2**31), *[st.integers(0, 2**63 - 1)] * 3, st.integers(0, 2**32 - 1))
 def test_a_mark_comes_back_as_it_went(epoch: int, done: int, batch: int, seq: int, check: int) -> None:
-    mark = Mark(epoch, done, batch, seq, check)
-    assert Mark.parse(str(mark)) == mark
+    token = ResumeToken(epoch, done, batch, seq, check)
+    assert ResumeToken.parse(str(token)) == token
 
 
 @given(st.text(max_size=60))
 def test_what_is_no_mark_is_none(text: str) -> None:
-    parsed = Mark.parse(text)
+    parsed = ResumeToken.parse(text)
     assert parsed is None or max(parsed) < 2**63
 
 
 @given(st.binary(max_size=80), st.text(max_size=40), st.text(max_size=40))
 def test_a_frame_holds_one_event(data: bytes, id: str, name: str) -> None:
-    written = frame.frame(data, id=id, event=name)
+    written = event_frame(data, id=id, event=name)
     assert written.endswith(b"\n\n")
     assert b"\r" not in written
     assert b"\n\n" not in written[:-1]
@@ -131,24 +127,24 @@ def tick(number: int, proof: int = 0) -> Tick:
 
 
 def test_memory_gives_what_was_missed_or_says_that_it_cannot() -> None:
-    recent = Recent(tick(10), most=4)
+    recent = RecentEvents(tick(10), most=4)
     everything = Interest.of()
 
     def since(epoch: int, done: int, batch: int, seq: int = 0) -> list[int] | None:
-        mark = tick(done).mark(tick(batch), seq)._replace(epoch=epoch)
-        found = recent.since(mark, everything)
+        token = tick(done).token(tick(batch), seq)._replace(epoch=epoch)
+        found = recent.since(token, everything)
         return None if found is None else [entry.event.seq for entry in found]
 
-    assert recent.mark[:4] == (1, 10, 10, 0)
+    assert recent.token[:4] == (1, 10, 10, 0)
     recent.begin(tick(11))
     assert since(1, 10, 11, 5) is None, "it is ahead of what was read here"
     recent.add([event(1), event(2)], {})
-    assert recent.mark[:4] == (1, 10, 11, 2)
+    assert recent.token[:4] == (1, 10, 11, 2)
     assert since(1, 10, 10) == [1, 2]
     assert since(1, 10, 11, 1) == [2]
     assert since(1, 10, 11, 2) == []
     recent.end()
-    assert recent.mark[:4] == (1, 11, 11, 0)
+    assert recent.token[:4] == (1, 11, 11, 0)
     assert since(1, 10, 11, 7) == []
     recent.begin(tick(12))
     recent.add([event(3), event(4)], {})
@@ -163,8 +159,8 @@ def test_memory_gives_what_was_missed_or_says_that_it_cannot() -> None:
     assert since(1, 10, 11, 1) is None, "the oldest are gone"
     assert since(1, 11, 11) == [3, 4, 5]
     assert since(1, 13, 13) == []
-    assert recent.since(tick(13, proof=1).mark(), everything) is None, "a tick of that number was lost"
-    assert recent.since(tick(11, proof=1).mark(tick(12)), everything) is None
+    assert recent.since(tick(13, proof=1).token(), everything) is None, "a tick of that number was lost"
+    assert recent.since(tick(11, proof=1).token(tick(12)), everything) is None
 
 
 async def test_what_waits_for_a_reader_is_bounded() -> None:

@@ -13,10 +13,10 @@ from starlette.requests import Request
 
 from pgmb import schema
 from pgmb.server import sse
-from pgmb.server.application import Application
-from pgmb.server.context import Context
+from pgmb.server.application import Application, Context
 from pgmb.server.limits import Limits
-from pgmb.server.sse import Subscription, hub
+from pgmb.server.sse import Subscription
+from pgmb.server.sse import app as sse_app
 from tests.conftest import FreshServer
 from tests.server.sse.stage import EVENTS, Client, make_key, publish, served
 
@@ -24,7 +24,7 @@ from tests.server.sse.stage import EVENTS, Client, make_key, publish, served
 @pytest.fixture
 def beats(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hearts beat four times a second."""
-    monkeypatch.setattr(hub, "BEAT_EVERY", 0.25)
+    monkeypatch.setattr(sse_app, "HEARTBEAT_EVERY", 0.25)
 
 
 @pytest.mark.usefixtures("beats")

@@ -1,51 +1,52 @@
-"""The dashboard at /ui: server-rendered pages, live through server-sent events.
+"""The dashboard at /ui: server-rendered pages, kept live by server-sent events.
 
-The data's way: gate.py says who looks, a page's module asks and changes, pages.py renders; sampler.py looks
-at everything every few seconds for all viewers together.
+`auth` identifies the visitor, `PageRouter` calls the handler of a page (in `pages`, `queues`, `events`,
+`dead_letters`, `endpoints`), and `rendering` renders it. `sampler` reads the database every few seconds for
+all viewers together.
 """
 
 from __future__ import annotations
 
 from starlette.routing import BaseRoute, Route
 
-from pgmb.server.context import Context
-from pgmb.server.dashboard import audit, dead, endpoints, events, live, login, overview, queues, streams
-from pgmb.server.dashboard.assets import Assets
-from pgmb.server.dashboard.desk import Desk
+from pgmb.server.application import Context
+from pgmb.server.dashboard import dead_letters, endpoints, events, pages, queues
+from pgmb.server.dashboard.rendering import Assets
+from pgmb.server.dashboard.router import PageRouter
 
 __all__ = ["routes"]
 
 
 def routes(context: Context) -> list[BaseRoute]:
-    """Everything under /ui."""
+    """All routes under /ui."""
     assets = Assets()
-    desk = Desk(context, assets)
-    context.on_close(desk.close)
-    context.on_drain(desk.drain)
-    desk.sampler.start()
+    router = PageRouter(context, assets)
+    context.on_close(router.close)
+    context.on_drain(router.drain)
+    router.sampler.start()
     return [
         Route("/ui/static/{name}", assets.serve),
-        Route("/ui/login", desk.open(login.show), methods=["GET"]),
-        Route("/ui/login", desk.open(login.enter), methods=["POST"]),
-        desk.change("/ui/logout", login.leave, "inspect"),
-        desk.page("/ui", overview.show),
-        desk.page("/ui/", overview.show),
-        desk.page("/ui/streams", streams.listing),
-        desk.page("/ui/stream", streams.show),
-        desk.page("/ui/queues", queues.listing),
-        desk.page("/ui/queue", queues.show),
-        desk.change("/ui/queue", queues.change),
-        desk.page("/ui/events", events.search),
-        desk.page("/ui/event", events.show),
-        desk.page("/ui/event/raw", events.raw),
-        desk.page("/ui/dead", dead.search),
-        desk.change("/ui/dead", dead.change),
-        desk.page("/ui/dead-letter", dead.show),
-        desk.page("/ui/dead-letter/raw", dead.raw),
-        desk.page("/ui/endpoints", endpoints.listing),
-        desk.page("/ui/endpoint", endpoints.show),
-        desk.change("/ui/endpoint", endpoints.change),
-        desk.page("/ui/audit", audit.search),
-        desk.page("/ui/live", live.stream),
-        desk.page("/ui/{rest:path}", desk.nothing),
+        Route("/ui/login", router.open(pages.show_login), methods=["GET"]),
+        Route("/ui/login", router.open(pages.log_in), methods=["POST"]),
+        router.change("/ui/logout", pages.log_out, "inspect"),
+        router.page("/ui", pages.show_overview),
+        router.page("/ui/", pages.show_overview),
+        router.page("/ui/streams", pages.list_streams),
+        router.page("/ui/stream", pages.show_stream),
+        router.page("/ui/queues", queues.listing),
+        router.page("/ui/queue", queues.show),
+        router.change("/ui/queue", queues.change),
+        router.page("/ui/events", events.search),
+        router.page("/ui/event", events.show),
+        router.page("/ui/event/raw", events.raw),
+        router.page("/ui/dead", dead_letters.search),
+        router.change("/ui/dead", dead_letters.change),
+        router.page("/ui/dead-letter", dead_letters.show),
+        router.page("/ui/dead-letter/raw", dead_letters.raw),
+        router.page("/ui/endpoints", endpoints.listing),
+        router.page("/ui/endpoint", endpoints.show),
+        router.change("/ui/endpoint", endpoints.change),
+        router.page("/ui/audit", pages.search_audit),
+        router.page("/ui/live", pages.stream_samples),
+        router.page("/ui/{rest:path}", router.nothing),
     ]

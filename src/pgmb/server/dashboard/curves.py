@@ -1,4 +1,4 @@
-"""What the charts draw: curves out of samples. No I/O."""
+"""Samples as the curves of charts. No I/O."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import msgspec
 from pgmb.server.dashboard.sampler import Point, Posted, Sample, Sampler
 
 _MOST_CURVES = 6
-"""In one chart: more cannot be told apart."""
+"""Curves per chart: more cannot be told apart."""
 
 Curves: TypeAlias = dict[str, dict[str, list[float | None]]]
-"""By chart, by name, one value a sample."""
+"""By chart and name, one value per sample."""
 
 
 class Scope(msgspec.Struct, frozen=True):
-    """Of what the charts of a page are: one queue, stream or endpoint, all endpoints; else the overview's."""
+    """The subject of a page's charts: a queue, stream or endpoint, all endpoints, or the overview."""
 
     queue: str | None = None
     stream: str | None = None
@@ -25,8 +25,8 @@ class Scope(msgspec.Struct, frozen=True):
     endpoints: bool = False
 
 
-class Drawn:
-    """The curves of each scope that somebody looks at, drawn once a sample for all of them."""
+class CurveCache:
+    """The curves by scope, computed once per sample for all viewers."""
 
     def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
@@ -40,11 +40,11 @@ class Drawn:
             self._number = number
             self._drawn.clear()
         if scope not in self._drawn:
-            self._drawn[scope] = draw(list(self._sampler.samples), scope)
+            self._drawn[scope] = draw_curves(list(self._sampler.samples), scope)
         return self._drawn[scope]
 
 
-def draw(samples: Sequence[Sample], scope: Scope) -> Curves:
+def draw_curves(samples: Sequence[Sample], scope: Scope) -> Curves:
     if scope.queue is not None:
         return of_queue(samples, scope.queue)
     if scope.stream is not None:
@@ -55,7 +55,7 @@ def draw(samples: Sequence[Sample], scope: Scope) -> Curves:
 
 
 def of_overview(samples: Sequence[Sample]) -> Curves:
-    """Rates by stream and queue, depth and age of the queues that stand out."""
+    """Rates by stream and queue, and depth and age of the largest queues."""
     streams = _largest([sample.published for sample in _thinned(samples)])
     return {
         "published": {name: [_rounded(sample.published.get(name)) for sample in samples] for name in streams},
@@ -87,7 +87,7 @@ def of_stream(samples: Sequence[Sample], name: str) -> Curves:
 
 
 def of_endpoints(samples: Sequence[Sample], name: str | None) -> Curves:
-    """Of one, or of all together."""
+    """Curves of one endpoint, or of all together."""
     posted = [sample.posted if name is None else sample.busy.get(name, Posted()) for sample in samples]
     return {
         "posted": {
@@ -97,8 +97,8 @@ def of_endpoints(samples: Sequence[Sample], name: str | None) -> Curves:
     }
 
 
-def last(curves: Curves) -> dict[str, dict[str, float | None]]:
-    """The newest value of each."""
+def last_values(curves: Curves) -> dict[str, dict[str, float | None]]:
+    """The newest value of each curve."""
     return {
         chart: {name: values[-1] for name, values in series.items() if values}
         for chart, series in curves.items()
@@ -117,7 +117,7 @@ def _by_queue(samples: Sequence[Sample], value: Callable[[Point], float]) -> dic
 
 
 def _thinned(samples: Sequence[Sample]) -> list[Sample]:
-    """Enough to tell who stands out."""
+    """Enough samples to find the largest."""
     return [*samples[::10], *samples[-1:]]
 
 
@@ -127,7 +127,7 @@ def _largest(named: Sequence[dict[str, Any]]) -> list[str]:
         for name, value in values.items():
             highest[name] = max(highest.get(name, 0.0), value)
     largest = sorted(highest, key=lambda name: (-highest[name], name))[:_MOST_CURVES]
-    # By name, so that a colour stays with its queue while places change.
+    # Sorted by name, so that a queue keeps its colour when ranks change.
     return sorted(largest)
 
 

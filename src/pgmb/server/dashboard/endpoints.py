@@ -1,4 +1,4 @@
-"""Endpoints: how each is, what was tried, and what an operator may do."""
+"""Pages of endpoints: state, attempts, and changes by operators."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from uuid import UUID
 
 from starlette.responses import Response
 
-from pgmb.server.dashboard.desk import Desk
+from pgmb.server.dashboard.auth import Form, Visit
 from pgmb.server.dashboard.formats import plural
-from pgmb.server.dashboard.gate import Form, Visit
+from pgmb.server.dashboard.router import PageRouter
 from pgmb.server.problems import invalid
 from pgmb.server.rest.endpoints import shown
 
@@ -17,18 +17,18 @@ _ATTEMPTS = 100
 _SHOWN = 200
 
 
-async def listing(desk: Desk, visit: Visit) -> Response:
-    sample = await desk.sampler.latest()
+async def listing(router: PageRouter, visit: Visit) -> Response:
+    sample = await router.sampler.latest()
     state, wanted = visit.given("state"), visit.given("search")
     found = [
         endpoint
-        for endpoint in [shown(one, visit.principal) for one in await desk.broker.endpoints()]
+        for endpoint in [shown(one, visit.principal) for one in await router.broker.endpoints()]
         if (state is None or endpoint.state == state)
         and (wanted is None or wanted.lower() in f"{endpoint.name} {endpoint.url}".lower())
     ]
     worst = {"tripped": 0, "disabled": 1, "paused": 2, "active": 3}
     found.sort(key=lambda endpoint: (worst[endpoint.state], endpoint.name))
-    return desk.render(
+    return router.render(
         visit,
         "endpoints.html",
         endpoints=found[:_SHOWN],
@@ -40,11 +40,11 @@ async def listing(desk: Desk, visit: Visit) -> Response:
     )
 
 
-async def show(desk: Desk, visit: Visit) -> Response:
+async def show(router: PageRouter, visit: Visit) -> Response:
     name = visit.needed("name")
-    endpoint = shown(await desk.broker.endpoint(name), visit.principal)
-    attempts = await desk.broker.attempts(name, _ATTEMPTS)
-    return desk.render(
+    endpoint = shown(await router.broker.endpoint(name), visit.principal)
+    attempts = await router.broker.attempts(name, _ATTEMPTS)
+    return router.render(
         visit,
         "endpoint.html",
         endpoint=endpoint,
@@ -53,47 +53,47 @@ async def show(desk: Desk, visit: Visit) -> Response:
     )
 
 
-async def change(desk: Desk, visit: Visit, form: Form) -> Response:
-    """Pause, resume, disable, send again."""
+async def change(router: PageRouter, visit: Visit, form: Form) -> Response:
+    """Pause, resume, disable or resend."""
     name, action = form.get("name"), form.get("action")
     if name is None:
         raise invalid("the form names no endpoint")
-    said = await _changed(desk, visit, form, name, action)
-    return desk.done(visit, f"/ui/endpoint?name={quote(name, safe='')}", said)
+    said = await _changed(router, visit, form, name, action)
+    return router.done(visit, f"/ui/endpoint?name={quote(name, safe='')}", said)
 
 
-async def _changed(desk: Desk, visit: Visit, form: Form, name: str, action: str | None) -> str:
-    broker, reason = desk.broker, form.get("reason")
+async def _changed(router: PageRouter, visit: Visit, form: Form, name: str, action: str | None) -> str:
+    broker, reason = router.broker, form.get("reason")
     if action == "pause":
-        async with desk.changing(visit, "pause_endpoint", name, {"reason": reason}) as conn:
+        async with router.changing(visit, "pause_endpoint", name, {"reason": reason}) as conn:
             await broker.pause_endpoint(name, reason, conn=conn)
         return f"{name} is paused: events wait for it"
     if action == "resume":
-        async with desk.changing(visit, "resume_endpoint", name) as conn:
+        async with router.changing(visit, "resume_endpoint", name) as conn:
             await broker.resume_endpoint(name, conn=conn)
         return f"{name} is active"
     if action == "disable":
         if form.get("confirm") != "yes":
             raise invalid("this needs to be confirmed")
-        async with desk.changing(visit, "disable_endpoint", name, {"reason": reason}) as conn:
+        async with router.changing(visit, "disable_endpoint", name, {"reason": reason}) as conn:
             await broker.disable_endpoint(name, reason, conn=conn)
         return f"{name} is disabled"
     if action == "resend":
-        return await _resent(desk, visit, form, name)
+        return await _resent(router, visit, form, name)
     if action == "redrive-failed":
         detail: dict[str, object] = {}
-        async with desk.changing(visit, "redrive_failed", name, detail) as conn:
+        async with router.changing(visit, "redrive_failed", name, detail) as conn:
             detail["count"] = count = await broker.redrive_failed(name, conn=conn)
         return f"{plural(count, 'event')} sent to {name} again"
     raise invalid("there is no such action")
 
 
-async def _resent(desk: Desk, visit: Visit, form: Form, name: str) -> str:
+async def _resent(router: PageRouter, visit: Visit, form: Form, name: str) -> str:
     try:
         ids = [UUID(text) for text in form.all("event")]
     except ValueError:
         raise invalid("not the id of an event") from None
     detail: dict[str, object] = {"ids": [str(id) for id in ids]}
-    async with desk.changing(visit, "resend", name, detail) as conn:
-        detail["count"] = count = await desk.broker.resend(name, ids, conn=conn)
+    async with router.changing(visit, "resend", name, detail) as conn:
+        detail["count"] = count = await router.broker.resend(name, ids, conn=conn)
     return f"{plural(count, 'event')} sent to {name} again" if count else "The event is no longer in the log."

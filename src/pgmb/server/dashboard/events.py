@@ -1,4 +1,4 @@
-"""Looking through the log."""
+"""Pages of events: search and show."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from uuid import UUID
 from starlette.responses import Response
 
 from pgmb.errors import InvalidArgument
-from pgmb.server.dashboard.desk import Desk
-from pgmb.server.dashboard.document import curl, read
-from pgmb.server.dashboard.gate import Visit
-from pgmb.server.dashboard.headers import PAGE
+from pgmb.server.dashboard.auth import Visit
+from pgmb.server.dashboard.formats import curl, parse_json
 from pgmb.server.dashboard.queues import moment_of
+from pgmb.server.dashboard.rendering import PAGE
+from pgmb.server.dashboard.router import PageRouter
 from pgmb.server.problems import Problem, invalid
 
 _SHOWN = 50
@@ -25,8 +25,8 @@ _EVENT = (
 )
 
 
-async def search(desk: Desk, visit: Visit) -> Response:
-    sample = await desk.sampler.latest(10.0)
+async def search(router: PageRouter, visit: Visit) -> Response:
+    sample = await router.sampler.latest(10.0)
     streams = sorted(sample.published)
     stream = visit.given("stream") or ("main" if "main" in streams else streams[0] if streams else "main")
     asked = {
@@ -40,10 +40,10 @@ async def search(desk: Desk, visit: Visit) -> Response:
     found: dict[str, Any] = {"events": [], "looked": 0, "next": None}
     refused = None
     try:
-        found = await _found(desk, stream, asked, before)
+        found = await _found(router, stream, asked, before)
     except (InvalidArgument, Problem) as error:
         refused = str(error)
-    return desk.render(
+    return router.render(
         visit,
         "events.html",
         status=422 if refused else 200,
@@ -57,50 +57,52 @@ async def search(desk: Desk, visit: Visit) -> Response:
     )
 
 
-async def _found(desk: Desk, stream: str, asked: dict[str, str | None], before: int | None) -> dict[str, Any]:
+async def _found(
+    router: PageRouter, stream: str, asked: dict[str, str | None], before: int | None
+) -> dict[str, Any]:
     statement = (
         "select pgmb.browse(stream => %s, topic => %s, key => %s, id => %s, since => %s, until => %s,"
         " before => %s, max => %s, look => %s) found"
     )
     since, until = moment_of(asked["since"]), moment_of(asked["until"])
     given = (stream, asked["topic"], asked["key"], _id(asked["id"]), since, until, before, _SHOWN, _LOOKED_AT)
-    found: dict[str, Any] = (await desk.rows(statement, given))[0]["found"]
+    found: dict[str, Any] = (await router.rows(statement, given))[0]["found"]
     return found
 
 
-async def show(desk: Desk, visit: Visit) -> Response:
-    stream, event = await _one(desk, visit)
-    attempts = await desk.rows(
+async def show(router: PageRouter, visit: Visit) -> Response:
+    stream, event = await _one(router, visit)
+    attempts = await router.rows(
         "select a.*, e.name from pgmb.attempt a join pgmb.endpoints e on e.id = a.endpoint"
         " where a.event_id = %s order by a.id desc limit %s",
         (event["id"], _ATTEMPTS),
     )
-    return desk.render(
+    return router.render(
         visit,
         "event.html",
         stream=stream,
         event=event,
-        payload=read(event["payload"]),
-        headers=read(event["headers"]) if event["headers"] else None,
+        payload=parse_json(event["payload"]),
+        headers=parse_json(event["headers"]) if event["headers"] else None,
         curl=curl(str(visit.request.base_url), stream, event),
         attempts=attempts,
     )
 
 
-async def raw(desk: Desk, visit: Visit) -> Response:
-    _, event = await _one(desk, visit)
+async def raw(router: PageRouter, visit: Visit) -> Response:
+    _, event = await _one(router, visit)
     return download(event["payload"], str(event["id"]))
 
 
 def download(payload: str, name: str) -> Response:
-    """A payload to the letter, as a file: nothing that a browser would show."""
+    """An unchanged payload as a download, which browsers do not display."""
     headers = {**PAGE, "Content-Disposition": f'attachment; filename="{name}.json"'}
     return Response(payload.encode("utf-8", "replace"), headers=headers, media_type="application/json")
 
 
-async def _one(desk: Desk, visit: Visit) -> tuple[str, dict[str, Any]]:
+async def _one(router: PageRouter, visit: Visit) -> tuple[str, dict[str, Any]]:
     stream, seq = visit.needed("stream"), visit.number("seq")
-    rows = await desk.rows(_EVENT, (stream, seq))
+    rows = await router.rows(_EVENT, (stream, seq))
     if not rows:
         raise Problem(
             404,

@@ -1,14 +1,18 @@
-"""How values are shown: numbers, ages, sizes, moments. No I/O."""
+"""Values as the pages show them: numbers, times, JSON trees and retry schedules. No I/O."""
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Literal
+from urllib.parse import quote
 
+import msgspec
 from markupsafe import Markup
 
-from pgmb.server.dashboard.retries import duration
+from pgmb._core.masking import printable_json
 
 NONE = Markup('<span class="none">&ndash;</span>')
 
@@ -20,7 +24,7 @@ def number(value: float | None) -> str | Markup:
 
 
 def counted(value: int | None) -> str | Markup:
-    """A number that is counted up to 10,000."""
+    """A count that stops at 10,000."""
     if value is None:
         return NONE
     return f"{_COUNTED_UPTO:,}+" if value >= _COUNTED_UPTO else f"{value:,}"
@@ -40,7 +44,7 @@ def seconds(value: timedelta | float | None) -> float | None:
 
 
 def age(value: timedelta | float | None) -> str | Markup:
-    """A duration by its two largest units."""
+    """A duration in its two largest units."""
     duration = seconds(value)
     if duration is None:
         return NONE
@@ -63,7 +67,7 @@ def age(value: timedelta | float | None) -> str | Markup:
 
 
 def roughly(value: timedelta | float | None) -> str | Markup:
-    """A duration by one unit, for where there is little room."""
+    """A duration in one unit, for narrow columns."""
     span = seconds(value)
     if span is None or span < 60:
         return age(span)
@@ -74,8 +78,8 @@ def roughly(value: timedelta | float | None) -> str | Markup:
 
 
 def interval(text: str | None) -> str | Markup:
-    """A duration that PostgreSQL wrote as ISO 8601."""
-    return NONE if text is None else age(duration(text))
+    """An ISO 8601 duration of PostgreSQL."""
+    return NONE if text is None else age(iso_seconds(text))
 
 
 def size(value: float | None) -> str | Markup:
@@ -91,7 +95,7 @@ def size(value: float | None) -> str | Markup:
 
 
 def moment(value: datetime | float | str | None) -> Markup:
-    """A point in time: how long ago, with the time itself at hand. The script keeps it right."""
+    """A time as its age, with the exact time as a tooltip. The script updates it."""
     if value is None:
         return NONE
     at = when(value)
@@ -108,7 +112,7 @@ def _about(span: float) -> str:
 
 
 def clock(value: datetime | float | str | None) -> str | Markup:
-    """A point in time, to the millisecond."""
+    """A time to the millisecond."""
     if value is None:
         return NONE
     return when(value).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] + " UTC"
@@ -123,7 +127,7 @@ def when(value: datetime | float | str) -> datetime:
 
 
 def short(value: str | None, most: int = 80) -> str | Markup:
-    """The beginning of a text, and all of it (within reason) when pointed at."""
+    """The beginning of a text, with the rest (within limits) as a tooltip."""
     if value is None:
         return NONE
     if len(value) <= most:
@@ -156,3 +160,153 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "plural": plural,
     "patterns": patterns,
 }
+
+
+_MOST_NODES = 1500
+_MOST_TEXT = 500
+_DEEPEST = 40
+_MOST_RAW = 100_000
+_UNFOLDED = 3
+"""Levels of a tree that are unfolded initially."""
+
+
+class Node(msgspec.Struct):
+    """A value in a tree. `kind` selects its style."""
+
+    kind: Literal["object", "array", "string", "number", "word", "cut"]
+    name: str | None
+    text: str
+    more: int = 0
+    """The number of characters or members left out."""
+    size: int = 0
+    children: list[Any] = msgspec.field(default_factory=list[Any])
+    open: bool = False
+
+
+class JsonDocument(msgspec.Struct, frozen=True):
+    """A JSON text: its tree, if it can be parsed, and the text itself, truncated if very long."""
+
+    tree: Node | None
+    raw: str
+    bytes: int
+    cut: bool
+    pretty: str | None
+
+
+def parse_json(text: str) -> JsonDocument:
+    size = len(text.encode("utf-8", "replace"))
+    raw = text[:_MOST_RAW]
+    try:
+        value = msgspec.json.decode(text)
+        tree = _Tree().node(None, value, 0)
+        pretty = msgspec.json.format(text, indent=2) if size <= _MOST_RAW else None
+    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
+        # Nested too deeply, or with lone surrogates, which JSON allows: only the text is shown.
+        tree, pretty = None, None
+    return JsonDocument(tree, raw, size, len(text) > _MOST_RAW, pretty)
+
+
+class _Tree:
+    def __init__(self) -> None:
+        self._left = _MOST_NODES
+
+    def node(self, name: str | None, value: Any, depth: int) -> Node:
+        self._left -= 1
+        name = name if name is None or len(name) <= _MOST_TEXT else name[:_MOST_TEXT] + "…"
+        if _is_instance(value, dict):
+            return self._members("object", name, list(value.items()), depth)
+        if _is_instance(value, list):
+            return self._members("array", name, [(None, member) for member in value], depth)
+        if isinstance(value, str):
+            return Node("string", name, value[:_MOST_TEXT], max(0, len(value) - _MOST_TEXT))
+        if isinstance(value, bool) or value is None:
+            return Node("word", name, {True: "true", False: "false", None: "null"}[value])
+        return Node("number", name, msgspec.json.encode(value).decode()[:_MOST_TEXT])
+
+    def _members(
+        self,
+        kind: Literal["object", "array"],
+        name: str | None,
+        members: list[tuple[str | None, Any]],
+        depth: int,
+    ) -> Node:
+        found = Node(kind, name, "", size=len(members), open=depth < _UNFOLDED)
+        for place, (key, value) in enumerate(members):
+            if self._left <= 0 or depth >= _DEEPEST:
+                found.children.append(Node("cut", None, "", more=len(members) - place))
+                break
+            found.children.append(self.node(key, value, depth + 1))
+        return found
+
+
+def curl(base: str, stream: str, event: dict[str, Any]) -> str | None:
+    """A curl command that publishes the event again; None if it would be too long."""
+    payload = event["payload"]
+    if len(payload) > _MOST_RAW:
+        return None
+    fields = [f'"topic":{_json(event["topic"])}']
+    if event["key"] is not None:
+        fields.append(f'"key":{_json(event["key"])}')
+    fields.append(f'"payload":{payload}')
+    if event["headers"]:
+        fields.append(f'"headers":{event["headers"]}')
+    body = "{" + ",".join(fields) + "}"
+    address = f"{base.rstrip('/')}/v1/streams/{quote(stream, safe='')}/events"
+    return (
+        f"curl -X POST {shlex.quote(address)} \\\n"
+        '  -H "Authorization: Bearer $PGMB_KEY" \\\n'
+        "  -H 'Content-Type: application/json' \\\n"
+        # A terminal acts on control characters while the command is pasted, whatever the quotes.
+        f"  -d {shlex.quote(printable_json(body))}"
+    )
+
+
+def _is_instance(value: object, kind: type) -> bool:
+    """`isinstance` that does not narrow the type of the value for type checkers."""
+    return isinstance(value, kind)
+
+
+def _json(text: str) -> str:
+    return msgspec.json.encode(text).decode()
+
+
+_ISO_DURATION = re.compile(
+    r"P(?:(-?\d+)Y)?(?:(-?\d+)M)?(?:(-?\d+)D)?(?:T(?:(-?\d+)H)?(?:(-?\d+)M)?(?:(-?[\d.]+)S)?)?"
+)
+_ISO_SECONDS = (365.25 * 86400, 30 * 86400, 86400, 3600, 60, 1)
+_MOST_STEPS = 12
+
+
+class RetryStep(msgspec.Struct, frozen=True):
+    """The wait after a failed attempt, and the total since the first."""
+
+    attempt: int
+    wait: float
+    total: float
+
+
+def retry_schedule(settings: dict[str, Any]) -> list[RetryStep]:
+    """A queue's retry waits without jitter, at most a dozen."""
+    base, most = iso_seconds(settings["backoff_base"]), iso_seconds(settings["backoff_max"])
+    factor, attempts = float(settings["backoff_factor"]), int(settings["max_attempts"])
+    steps: list[RetryStep] = []
+    total = 0.0
+    for attempt in range(1, min(attempts, _MOST_STEPS + 1)):
+        # Avoids an overflow of the power.
+        exponent = min(attempt - 1, 300)
+        wait = min(base * min(factor, 1e9) ** min(exponent, 30), most)
+        total += wait
+        steps.append(RetryStep(attempt, wait, total))
+    return steps
+
+
+def iso_seconds(text: str | None) -> float:
+    """The seconds of an ISO 8601 duration of PostgreSQL."""
+    found = _ISO_DURATION.fullmatch(text or "")
+    if found is None:
+        return 0.0
+    return sum(
+        float(part) * size
+        for part, size in zip(found.groups(), _ISO_SECONDS, strict=True)
+        if part is not None
+    )

@@ -1,4 +1,4 @@
-"""Queues: what they ask for, what is under way, what failed, and what an operator may do with them."""
+"""Pages of queues: status, leases, retries, and changes by operators."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from urllib.parse import quote
 from starlette.responses import Response
 
 from pgmb.errors import QueueNotFound
-from pgmb.server.dashboard.desk import Desk
-from pgmb.server.dashboard.gate import Form, Visit
-from pgmb.server.dashboard.retries import schedule
+from pgmb.server.dashboard.auth import Form, Visit
+from pgmb.server.dashboard.formats import retry_schedule
+from pgmb.server.dashboard.router import PageRouter
 from pgmb.server.problems import Problem, invalid
 
 _SORTED_BY: Final = {
@@ -27,8 +27,8 @@ _SORTED_BY: Final = {
 _LEASES = 100
 
 
-async def listing(desk: Desk, visit: Visit) -> Response:
-    sample = await desk.sampler.latest()
+async def listing(router: PageRouter, visit: Visit) -> Response:
+    sample = await router.sampler.latest()
     wanted = visit.given("search")
     column = visit.given("sort") or "queue"
     if column not in _SORTED_BY:
@@ -37,7 +37,7 @@ async def listing(desk: Desk, visit: Visit) -> Response:
     queues = [queue for queue in sample.queues if wanted is None or wanted.lower() in queue["queue"].lower()]
     queues.sort(key=lambda queue: queue["queue"])
     queues.sort(key=lambda queue: _key(queue[column]), reverse=down)
-    return desk.render(
+    return router.render(
         visit,
         "queues.html",
         queues=queues,
@@ -49,16 +49,16 @@ async def listing(desk: Desk, visit: Visit) -> Response:
     )
 
 
-async def show(desk: Desk, visit: Visit) -> Response:
+async def show(router: PageRouter, visit: Visit) -> Response:
     name = visit.needed("name")
-    sample = await desk.sampler.latest()
-    settings = (await desk.rows("select pgmb.queue_settings(%s) settings", (name,)))[0]["settings"]
-    leases = await desk.rows("select * from pgmb.queue_leases(%s, %s)", (name, _LEASES))
-    curve = await desk.rows("select * from pgmb.retry_curve(%s)", (name,))
-    queue = sample.queue(name) or (await desk.sampler.latest(0)).queue(name)
+    sample = await router.sampler.latest()
+    settings = (await router.rows("select pgmb.queue_settings(%s) settings", (name,)))[0]["settings"]
+    leases = await router.rows("select * from pgmb.queue_leases(%s, %s)", (name, _LEASES))
+    curve = await router.rows("select * from pgmb.retry_curve(%s)", (name,))
+    queue = sample.queue(name) or (await router.sampler.latest(0)).queue(name)
     if queue is None:
         raise QueueNotFound(f"there is no queue {name!r}")
-    return desk.render(
+    return router.render(
         visit,
         "queue.html",
         name=name,
@@ -69,61 +69,61 @@ async def show(desk: Desk, visit: Visit) -> Response:
         now=datetime.now(UTC),
         curve=curve,
         due=sum(bucket["events"] for bucket in curve),
-        schedule=schedule(settings),
+        schedule=retry_schedule(settings),
     )
 
 
-async def change(desk: Desk, visit: Visit, form: Form) -> Response:
-    """Pause, resume, seek, purge."""
+async def change(router: PageRouter, visit: Visit, form: Form) -> Response:
+    """Pause, resume, seek or purge."""
     name, action = form.get("name"), form.get("action")
     if name is None:
         raise invalid("the form names no queue")
-    said = await _changed(desk, visit, form, name, action)
-    return desk.done(visit, f"/ui/queue?name={quote(name, safe='')}", said)
+    said = await _changed(router, visit, form, name, action)
+    return router.done(visit, f"/ui/queue?name={quote(name, safe='')}", said)
 
 
-async def _changed(desk: Desk, visit: Visit, form: Form, name: str, action: str | None) -> str:
-    broker = desk.broker
+async def _changed(router: PageRouter, visit: Visit, form: Form, name: str, action: str | None) -> str:
+    broker = router.broker
     if action == "pause":
         reason = form.get("reason")
-        async with desk.changing(visit, "pause", name, {"reason": reason}) as conn:
+        async with router.changing(visit, "pause", name, {"reason": reason}) as conn:
             await broker.pause(name, reason, conn=conn)
         return f"{name} is paused"
     if action == "resume":
-        async with desk.changing(visit, "resume", name) as conn:
+        async with router.changing(visit, "resume", name) as conn:
             await broker.resume(name, conn=conn)
         return f"{name} is resumed"
     _confirmed(form)
     if action == "purge":
-        async with desk.changing(visit, "purge", name) as conn:
+        async with router.changing(visit, "purge", name) as conn:
             await broker.purge(name, conn=conn)
         return f"{name} is purged: it goes on with what is published from now on"
     if action == "seek":
-        return await _sought(desk, visit, form, name)
+        return await _sought(router, visit, form, name)
     raise Problem(422, "invalid_argument", "there is no such action")
 
 
-async def _sought(desk: Desk, visit: Visit, form: Form, name: str) -> str:
+async def _sought(router: PageRouter, visit: Visit, form: Form, name: str) -> str:
     to = form.get("to")
     at = moment_of(form.get("at")) if to == "time" else None
     if to not in ("earliest", "now", "time") or (to == "time" and at is None):
         raise invalid("seek to earliest, now, or a time")
-    found = await desk.rows("select pgmb.queue_settings(%s) settings", (name,))
+    found = await router.rows("select pgmb.queue_settings(%s) settings", (name,))
     stream = found[0]["settings"]["stream_name"]
     said = at.strftime("%Y-%m-%d %H:%M:%S UTC") if at else to
-    async with desk.changing(visit, "seek", name, {"to": said}) as conn:
+    async with router.changing(visit, "seek", name, {"to": said}) as conn:
         if to == "earliest":
-            position = await desk.broker.earliest(stream, conn=conn)
+            position = await router.broker.earliest(stream, conn=conn)
         elif at is None:
-            position = await desk.broker.position(stream, conn=conn)
+            position = await router.broker.position(stream, conn=conn)
         else:
-            position = await desk.broker.position_at(stream, at, conn=conn)
-        await desk.broker.seek(name, position, conn=conn)
+            position = await router.broker.position_at(stream, at, conn=conn)
+        await router.broker.seek(name, position, conn=conn)
     return f"{name} reads on from {said}"
 
 
 def moment_of(text: str | None) -> datetime | None:
-    """A time as a form or an address has it; without a zone it is UTC."""
+    """Parse a time from a form or a query; without a time zone it is UTC."""
     if text is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Looks at everything every few seconds, once for all who watch, and remembers a quarter of an hour."""
+"""Reads the state of the database every few seconds for all viewers, and the doctor's findings."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from psycopg.types.json import Jsonb
 from psycopg_pool import PoolTimeout
 
 from pgmb._async.broker import AsyncBroker
+from pgmb.doctor import Finding, Level, aexamine
 from pgmb.errors import PgmbError, translated
-from pgmb.server.tasks import end
+from pgmb.server.tasks import cancel_and_wait
 
 logger = logging.getLogger("pgmb.server.dashboard")
 
@@ -28,11 +29,11 @@ _WATCHED = 2.0
 _UNWATCHED = 10.0
 _KEPT = 900.0
 _MOST_QUEUES = 200
-"""Remembered over time; the newest sample has all."""
+"""Queues kept per sample; only the newest sample has all."""
 
 
 class Point(msgspec.Struct, frozen=True, gc=False):
-    """A queue at one moment, as the charts need it."""
+    """A queue's values for the charts."""
 
     waiting: int
     oldest: float | None
@@ -43,32 +44,32 @@ class Point(msgspec.Struct, frozen=True, gc=False):
 
 
 class Posted(msgspec.Struct, frozen=True, gc=False):
-    """Events that were delivered and attempts that failed, a second."""
+    """Delivered events and failed attempts per second."""
 
     delivered: float = 0.0
     failed: float = 0.0
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """Everything at one moment."""
+    """The state of the database at one time."""
 
     number: int
     at: float
-    """By the database's clock, in seconds since 1970."""
+    """Seconds since 1970, by the database's clock."""
     seen: float
-    """By this process's."""
+    """By this process's clock."""
     published: dict[str, float]
-    """Events a second, by stream."""
+    """Events per second, by stream."""
     posted: Posted
-    """To endpoints."""
+    """Deliveries to endpoints."""
     busy: dict[str, Posted]
-    """The same by endpoint, of those that do something."""
+    """Deliveries by active endpoint."""
     queues: list[dict[str, Any]]
     readers: list[dict[str, Any]]
     endpoints: dict[str, Any]
     dispatchers: list[dict[str, Any]]
     marks: dict[str, str]
-    """By subject, what differs once there is something new to show."""
+    """By subject, a value that changes when the page has something new to show."""
     points: dict[str, Point]
 
     def queue(self, name: str) -> dict[str, Any] | None:
@@ -84,7 +85,7 @@ class Sample(msgspec.Struct, frozen=True):
 
 
 class Sampler:
-    """One for each process. Runs from `start` to `close`."""
+    """One per process. Runs from `start` to `close`."""
 
     def __init__(
         self,
@@ -114,10 +115,10 @@ class Sampler:
         self._task = asyncio.get_running_loop().create_task(self._run(), name="dashboard sampler")
 
     async def close(self) -> None:
-        """Also sends those away who watch."""
+        """Stop sampling, and end the viewers' streams."""
         self.leave()
         if self._task is not None:
-            await end(self._task)
+            await cancel_and_wait(self._task)
 
     def leave(self) -> None:
         self.closed = True
@@ -128,7 +129,7 @@ class Sampler:
         return self.samples[-1] if self.samples else None
 
     async def latest(self, older: float | None = None) -> Sample:
-        """A sample of now: at most as old as one is while somebody watches."""
+        """A current sample, at most as old as the sampling interval with viewers."""
         most = self._watched if older is None else older
         async with self._lock:
             newest = self.newest
@@ -137,12 +138,12 @@ class Sampler:
         return newest
 
     def outdate(self) -> None:
-        """Something was changed: what was seen before is not to be shown any more."""
+        """Discard the current sample after a change."""
         self._outdated = True
 
     @contextmanager
     def watching(self) -> Generator[None]:
-        """While somebody watches, samples are taken more often."""
+        """Sample more often while there are viewers."""
         self.watchers += 1
         self._hurry.set()
         try:
@@ -151,7 +152,7 @@ class Sampler:
             self.watchers -= 1
 
     async def following(self, after: int, heartbeat: float) -> AsyncGenerator[Sample | None]:
-        """Samples as they are taken; None when nothing came for so long. Ends with the sampler."""
+        """New samples; None after a time without one. Ends with the sampler."""
         while not self.closed:
             newest = self.newest
             if newest is not None and newest.number > after:
@@ -170,7 +171,7 @@ class Sampler:
                 await self.latest(self._pause() * 0.5)
                 self._failing = False
             except (psycopg.Error, PgmbError, PoolTimeout) as error:
-                # Said once, not every few seconds until it is over.
+                # Logged once, not at every sample.
                 if not self._failing:
                     logger.warning("the dashboard cannot look at the database: %s", error)
                 self._failing = True
@@ -214,7 +215,7 @@ class Sampler:
             name: _posted(self._counted[name], one, passed) if passed and name in self._counted else Posted()
             for name, one in counted.items()
         }
-        # Who did nothing for a while begins anew.
+        # Counters start again after an idle time.
         self._counted = counted
         busiest = sorted(found["queues"], key=lambda queue: -(queue["waiting"] + queue["rate"]))
         points = {
@@ -254,7 +255,7 @@ class Sampler:
 
 
 def _posted(before: dict[str, Any], after: dict[str, Any], passed: float) -> Posted:
-    # Fewer than before: one was dropped.
+    # Fewer than before: an endpoint was dropped.
     return Posted(
         max(0.0, (after["delivered"] - before["delivered"]) / passed),
         max(0.0, (after["failed"] - before["failed"]) / passed),
@@ -263,3 +264,37 @@ def _posted(before: dict[str, Any], after: dict[str, Any], passed: float) -> Pos
 
 def _mark(*values: Any) -> str:
     return f"{zlib.crc32(msgspec.json.encode(values)):x}"
+
+
+_EXAMINE_EVERY = 30.0
+
+
+class Health:
+    def __init__(self, broker: AsyncBroker) -> None:
+        self._broker = broker
+        self._at = 0.0
+        self._found: list[Finding] = []
+        self._examining: asyncio.Task[None] | None = None
+
+    async def findings(self) -> list[Finding]:
+        """The latest findings. Only the first caller waits for them."""
+        idle = self._examining is None or self._examining.done()
+        if idle and time.monotonic() - self._at > _EXAMINE_EVERY:
+            self._examining = asyncio.create_task(self._examine(), name="dashboard health")
+        if not self._found and self._examining is not None:
+            await asyncio.shield(self._examining)
+        return self._found
+
+    async def close(self) -> None:
+        if self._examining is not None:
+            self._examining.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._examining
+
+    async def _examine(self) -> None:
+        try:
+            async with self._broker.connection() as connection:
+                self._found = await aexamine(connection)
+        except (psycopg.Error, PoolTimeout):
+            self._found = [Finding("database", Level.FAIL, "the database does not answer")]
+        self._at = time.monotonic()

@@ -13,7 +13,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 
-from pgmb.server.context import Context
+from pgmb.server.application import Context
 from pgmb.server.rest import (
     dead_letters,
     endpoints,
@@ -25,7 +25,7 @@ from pgmb.server.rest import (
     streams,
 )
 from pgmb.server.rest.operation import Call, Operation, Operations, routes_of
-from pgmb.server.rest.reading import JSON
+from pgmb.server.rest.parsing import JSON
 from pgmb.server.rest.service import Service
 
 __all__ = ["OPERATIONS", "document", "routes"]

@@ -15,7 +15,7 @@ from uuid import NAMESPACE_URL, UUID, uuid5
 
 import msgspec
 
-from pgmb.server.rest.fields import Key, NewEvent, Topic
+from pgmb.server.rest.schemas import Key, NewEvent, Topic
 
 STRUCTURED: Final = "application/cloudevents+json"
 BATCH: Final = "application/cloudevents-batch+json"

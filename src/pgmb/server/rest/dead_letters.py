@@ -10,11 +10,21 @@ from psycopg import AsyncConnection
 from psycopg.rows import tuple_row
 
 from pgmb.errors import translated
-from pgmb.server.audit import told
+from pgmb.server.database import audited
 from pgmb.server.problems import invalid
-from pgmb.server.rest.documents import Counted, EventDocument
-from pgmb.server.rest.fields import Given, Name, Number, Numbers, Page, Text, Time, Topic
 from pgmb.server.rest.operation import Call, Need, Operations
+from pgmb.server.rest.schemas import (
+    Counted,
+    EventDocument,
+    Given,
+    Name,
+    Number,
+    Numbers,
+    Page,
+    Text,
+    Time,
+    Topic,
+)
 from pgmb.types import DeadLetter
 
 operations = Operations("dead letters")
@@ -116,7 +126,7 @@ def like(error: str | None) -> str | None:
 
 
 def _told(body: Chosen) -> dict[str, Any]:
-    return {name: value for name, value in told(body, "all").items() if value is not None}
+    return {name: value for name, value in audited(body, "all").items() if value is not None}
 
 
 async def _ids(conn: AsyncConnection[Any], queue: str, chosen: Chosen) -> list[int] | None:

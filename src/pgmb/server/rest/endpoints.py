@@ -8,10 +8,14 @@ import msgspec
 
 from pgmb._core import endpoints as asked
 from pgmb._core.masking import masked_url
-from pgmb.server.audit import told
+from pgmb.server.access import Principal
+from pgmb.server.database import audited
 from pgmb.server.problems import invalid
-from pgmb.server.rest.documents import Changed, Counted, Dropped
-from pgmb.server.rest.fields import (
+from pgmb.server.rest.operation import Call, Need, Operations
+from pgmb.server.rest.schemas import (
+    Changed,
+    Counted,
+    Dropped,
     Duration,
     Given,
     Ids,
@@ -26,8 +30,6 @@ from pgmb.server.rest.fields import (
     Time,
     Topic,
 )
-from pgmb.server.rest.operation import Call, Need, Operations
-from pgmb.server.scopes import Principal
 from pgmb.types import Attempt, AttemptLog, EndpointBody, EndpointStatus, NewEndpoint
 
 operations = Operations("endpoints")
@@ -142,7 +144,7 @@ def shown(endpoint: EndpointStatus, principal: Principal | None) -> EndpointStat
 
 def _audited(body: CreateEndpoint | AlterEndpoint) -> dict[str, Any]:
     url = None if body.url is None else masked_url(body.url)
-    return {**told(body, *_HIDDEN), "url": url}
+    return {**audited(body, *_HIDDEN), "url": url}
 
 
 @operations.add("GET", "/v1/endpoints", INSPECT)
@@ -165,7 +167,7 @@ async def create_endpoint(call: Call, body: CreateEndpoint) -> NewEndpoint:
     that was made, this once.
     """
     async with call.changing() as change:
-        made = await call.broker.create_endpoint(**told(body), conn=change.conn)
+        made = await call.broker.create_endpoint(**audited(body), conn=change.conn)
         await change.record("create_endpoint", body.name, **_audited(body))
     return made
 
@@ -173,7 +175,7 @@ async def create_endpoint(call: Call, body: CreateEndpoint) -> NewEndpoint:
 @operations.add("PATCH", _ENDPOINT, OPERATE)
 async def alter_endpoint(call: Call, endpoint: Name, body: AlterEndpoint) -> None:
     """Change how an endpoint is posted to; what is not named stays. `rps` 0 and `gzip_above` -1 end those."""
-    given = {name: value for name, value in told(body).items() if value is not None}
+    given = {name: value for name, value in audited(body).items() if value is not None}
     if not given:
         raise invalid("nothing to change was named")
     async with call.changing() as change:
@@ -185,8 +187,8 @@ async def alter_endpoint(call: Call, endpoint: Name, body: AlterEndpoint) -> Non
 async def bind_endpoint(call: Call, endpoint: Name, body: BindEndpoint) -> None:
     """Replace an endpoint's patterns and filter."""
     async with call.changing() as change:
-        await call.broker.bind_endpoint(endpoint, **told(body), conn=change.conn)
-        await change.record("bind_endpoint", endpoint, **told(body))
+        await call.broker.bind_endpoint(endpoint, **audited(body), conn=change.conn)
+        await change.record("bind_endpoint", endpoint, **audited(body))
 
 
 @operations.add("DELETE", _ENDPOINT, OPERATE)
@@ -258,8 +260,8 @@ async def replay(call: Call, endpoint: Name, body: Replay) -> Counted:
     async with call.changing() as change:
         # An endpoint that asks by an SQL condition is read under a timeout alone.
         await change.conn.execute("select set_config('statement_timeout', '60s', true)")
-        count = await call.broker.replay(endpoint, **told(body), conn=change.conn)
-        await change.record("replay", endpoint, **told(body), count=count)
+        count = await call.broker.replay(endpoint, **audited(body), conn=change.conn)
+        await change.record("replay", endpoint, **audited(body), count=count)
     return Counted(count)
 
 

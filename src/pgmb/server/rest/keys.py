@@ -9,8 +9,8 @@ import msgspec
 
 from pgmb.errors import NotFound
 from pgmb.server.problems import Problem, forbidden
-from pgmb.server.rest.fields import Given, Name, Time
 from pgmb.server.rest.operation import Call, Need, Operations
+from pgmb.server.rest.schemas import Given, Name, Time
 from pgmb.types import ApiKey
 
 operations = Operations("keys")

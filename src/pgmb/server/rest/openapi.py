@@ -10,7 +10,7 @@ import msgspec
 
 from pgmb.server.problems import MEDIA_TYPE
 from pgmb.server.rest.operation import Operation
-from pgmb.server.rest.reading import JSON
+from pgmb.server.rest.parsing import JSON
 
 _REF: Final = "#/components/schemas/{name}"
 _DURATION: Final = r"^-?P([0-9]+D)?(T([0-9]+H)?([0-9]+M)?([0-9]+(\.[0-9]+)?S)?)?$"

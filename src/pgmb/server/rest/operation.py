@@ -18,13 +18,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from pgmb._async.broker import AsyncBroker
-from pgmb.server.audit import Change, changing
-from pgmb.server.context import Context
+from pgmb.server.access import Principal, Verb
+from pgmb.server.application import Context
+from pgmb.server.database import Change, changing
 from pgmb.server.problems import forbidden, unauthorised
-from pgmb.server.rest import reading
-from pgmb.server.rest.reading import JSON
+from pgmb.server.rest.parsing import JSON, body_bytes, json_body, path_value, query_values
 from pgmb.server.rest.service import Service
-from pgmb.server.scopes import Principal, Verb
 
 _READS: Final = ("GET", "HEAD")
 
@@ -72,7 +71,7 @@ class Call:
 
     def changing(self) -> AbstractAsyncContextManager[Change]:
         """A transaction for a change that is recorded as the key's."""
-        return changing(self.broker, self.principal)
+        return changing(self.broker, self.principal.actor)
 
 
 Run: TypeAlias = Callable[..., Awaitable[Any]]
@@ -127,16 +126,15 @@ class Operation:
         if principal is not None and request.method not in _READS:
             context.access.check_csrf(principal, request.headers.get("x-csrf-token"))
         given: dict[str, Any] = {
-            name: reading.path_value(name, request.path_params[name], kind)
-            for name, kind in self.parameters.items()
+            name: path_value(name, request.path_params[name], kind) for name, kind in self.parameters.items()
         }
-        query = reading.query_values(request, self.query)
+        query = query_values(request, self.query)
         if self.query is not None:
             given["query"] = query
         if self.decoder is not None:
-            given["body"] = await reading.json_body(request, self.decoder, context.limits.body)
+            given["body"] = await json_body(request, self.decoder, context.limits.body)
         elif self.body is bytes:
-            given["body"] = await reading.body_bytes(request, context.limits.body)
+            given["body"] = await body_bytes(request, context.limits.body)
         answer = await self.run(Call(service, request, principal), **given)
         if isinstance(answer, Response):
             return answer

@@ -16,9 +16,10 @@ from pgmb import types
 from pgmb._core.statements import interval
 from pgmb.errors import translated
 from pgmb.server.problems import Problem
-from pgmb.server.rest import cloudevents, reading
-from pgmb.server.rest.fields import Given, NewEvent, StreamName
+from pgmb.server.rest import cloudevents
+from pgmb.server.rest import parsing as reading
 from pgmb.server.rest.operation import Call, Need, Operations
+from pgmb.server.rest.schemas import Given, NewEvent, StreamName
 
 operations = Operations("publish")
 

@@ -7,11 +7,13 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from pgmb.errors import QueueNotFound
-from pgmb.server.asking import rows
-from pgmb.server.audit import told
+from pgmb.server.database import audited, rows
 from pgmb.server.problems import invalid
-from pgmb.server.rest.documents import Created, Dropped, Settings
-from pgmb.server.rest.fields import (
+from pgmb.server.rest.operation import Call, Need, Operations
+from pgmb.server.rest.parsing import point, taken_elsewhere
+from pgmb.server.rest.schemas import (
+    Created,
+    Dropped,
     Duration,
     Given,
     Integer,
@@ -22,11 +24,10 @@ from pgmb.server.rest.fields import (
     Patterns,
     Point,
     Rate,
+    Settings,
     StreamName,
     Text,
 )
-from pgmb.server.rest.operation import Call, Need, Operations
-from pgmb.server.rest.points import point, taken_elsewhere
 from pgmb.types import QueueStatus, WhenFull
 
 operations = Operations("queues")
@@ -120,7 +121,7 @@ async def show_queue(call: Call, queue: Name) -> QueueDocument:
 @operations.add("POST", "/v1/queues", OPERATE, problems=(410,))
 async def create_queue(call: Call, body: CreateQueue) -> Created:
     """Create a queue that gets events of these topics; nothing happens when it exists just so."""
-    given = told(body, "name", "patterns", "stream", "starting")
+    given = audited(body, "name", "patterns", "stream", "starting")
     starting = None if body.starting is None else await point(call.broker, body.stream, body.starting)
     with taken_elsewhere():
         async with call.changing() as change:
@@ -128,14 +129,14 @@ async def create_queue(call: Call, body: CreateQueue) -> Created:
                 body.name, body.patterns, stream=body.stream, starting=starting, **given, conn=change.conn
             )
             if made:
-                await change.record("create_queue", body.name, **told(body, "name"))
+                await change.record("create_queue", body.name, **audited(body, "name"))
     return Created(made)
 
 
 @operations.add("PATCH", _QUEUE, OPERATE)
 async def alter_queue(call: Call, queue: Name, body: AlterQueue) -> None:
     """Change how a queue delivers; what is not named stays."""
-    given = {name: value for name, value in told(body).items() if value is not None}
+    given = {name: value for name, value in audited(body).items() if value is not None}
     if not given:
         raise invalid("nothing to change was named")
     async with call.changing() as change:
@@ -147,8 +148,8 @@ async def alter_queue(call: Call, queue: Name, body: AlterQueue) -> None:
 async def bind(call: Call, queue: Name, body: Bind) -> None:
     """Replace a queue's patterns and filter, from its position on."""
     async with call.changing() as change:
-        await call.broker.bind(queue, **told(body), conn=change.conn)
-        await change.record("bind", queue, **told(body))
+        await call.broker.bind(queue, **audited(body), conn=change.conn)
+        await change.record("bind", queue, **audited(body))
 
 
 @operations.add("DELETE", _QUEUE, OPERATE)

@@ -10,9 +10,8 @@ from uuid import UUID
 import msgspec
 
 from pgmb.server.problems import invalid
-from pgmb.server.rest.documents import Counted, EventDocument
-from pgmb.server.rest.fields import Duration, Given, Name, Numbers, Text
 from pgmb.server.rest.operation import Call, Need, Operations
+from pgmb.server.rest.schemas import Counted, Duration, EventDocument, Given, Name, Numbers, Text
 
 operations = Operations("receive")
 

@@ -6,13 +6,21 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from pgmb.server.asking import rows
-from pgmb.server.audit import told
-from pgmb.server.rest.documents import Created, EventDocument, Settings
-from pgmb.server.rest.fields import Duration, Given, Number, PositionText, StreamName, Time
+from pgmb.server.database import audited, rows
 from pgmb.server.rest.operation import Call, Need, Operations
-from pgmb.server.rest.points import position as parsed
-from pgmb.server.rest.points import taken_elsewhere
+from pgmb.server.rest.parsing import position as parsed
+from pgmb.server.rest.parsing import taken_elsewhere
+from pgmb.server.rest.schemas import (
+    Created,
+    Duration,
+    EventDocument,
+    Given,
+    Number,
+    PositionText,
+    Settings,
+    StreamName,
+    Time,
+)
 from pgmb.types import StreamStatus
 
 operations = Operations("streams")
@@ -92,7 +100,7 @@ async def create_stream(call: Call, body: CreateStream) -> Created:
             conn=change.conn,
         )
         if not existed:
-            await change.record("create_stream", body.name, **told(body, "name"))
+            await change.record("create_stream", body.name, **audited(body, "name"))
     return Created(not existed)
 
 

@@ -1,11 +1,15 @@
-"""Server-sent events: the log's tail over HTTP, resumed on any process of any node.
+"""Server-sent events: a stream's tail over HTTP. A reader can resume on any process of any node.
 
-The data's way: log.py reads between ticks, tail.py does so once for all readers of a stream, index.py finds
-those who ask for an event, reader.py holds what waits for one of them, serving.py sends it. Whoever comes
-back with an id (mark.py) gets what it missed from recent.py or replay.py.
+The path of one event through the modules:
+
+1. `tail` reads the events of a stream once for all its readers, with `history.StreamLog`.
+2. `matching` finds the readers that asked for an event.
+3. `frames` encodes it, with a `ResumeToken` as its id.
+4. `connection` queues it for each reader and sends it.
+
+`app` has the routes. A reader that returns with an id gets what it missed from `replay`.
 """
 
-from pgmb.server.sse.app import create_sse_app, routes
-from pgmb.server.sse.serving import Subscription
+from pgmb.server.sse.app import Subscription, create_sse_app, routes
 
 __all__ = ["Subscription", "create_sse_app", "routes"]

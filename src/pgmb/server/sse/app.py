@@ -1,46 +1,67 @@
-"""The routes of server-sent events: by keys and scopes, or by an application's own rules."""
+"""The event stream endpoint: routes, subscriptions, and the readers of this process.
+
+`EventStream` answers one request. `Hub` keeps one `Tail` per stream for all of them.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import inspect
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractContextManager
-from typing import Any, Final, TypeAlias, TypeVar
+import itertools
+import logging
+import random
+from collections.abc import Awaitable, Callable, Hashable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
+import psycopg
+from psycopg_pool import PoolTimeout
 from starlette.requests import Request
 from starlette.routing import BaseRoute, Route
+from starlette.types import Receive, Scope, Send
 
 from pgmb._async.broker import AsyncBroker
-from pgmb.server.application import Application
-from pgmb.server.context import Context
+from pgmb.errors import PgmbError
+from pgmb.server.application import DIRECT_SEND, Application, Context
+from pgmb.server.instrumentation import KEY_NAME
 from pgmb.server.limits import Limits
-from pgmb.server.problems import Problem, invalid
-from pgmb.server.sse.hub import Hub
-from pgmb.server.sse.serving import Serving, Subscription
+from pgmb.server.problems import Problem, busy, invalid, problem_of
+from pgmb.server.sse.connection import Connection, Reader
+from pgmb.server.sse.frames import (
+    ResumeToken,
+    position_frame,
+    reset_frame,
+    retry_frame,
+)
+from pgmb.server.sse.history import StreamLog
+from pgmb.server.sse.matching import Interest
+from pgmb.server.sse.replay import HistoryMissing, Replay
+from pgmb.server.sse.tail import Tail
+from pgmb.server.tasks import cancel_and_wait
 
 Value = TypeVar("Value")
 Decision: TypeAlias = Callable[[Request], "Value | Awaitable[Value]"]
 
 _PRINCIPAL: Final = "pgmb.principal"
-_KNOWN: Final = {"topic", "equals", "filter", "params", "event", "ticket", "last_event_id"}
+_PARAMETERS: Final = {"topic", "equals", "filter", "params", "event", "ticket", "last_event_id"}
 
 
 def routes(context: Context) -> list[BaseRoute]:
-    """`GET /v1/streams/{stream}/events`, for keys, sessions and tickets with the scope read."""
+    """`GET /v1/streams/{stream}/events`, for keys, sessions and tickets with the scope `read`."""
     hub = Hub(context)
 
-    async def ask(request: Request) -> Subscription:
+    async def subscribe(request: Request) -> Subscription:
         stream = request.path_params["stream"]
         request.scope[_PRINCIPAL] = await context.access.need(request, "read", stream, ticket=True)
-        return _asked(request, stream)
+        return _subscribeed(request, stream)
 
     def watch(request: Request, revoked: Callable[[], None]) -> AbstractContextManager[None]:
-        # A ticket was good for one request, which is this one: what counts is the key it was handed out for.
+        # A ticket is used up by this request. The connection ends when the key that issued it is revoked.
         return context.access.watching(request.scope[_PRINCIPAL], revoked)
 
-    serving = Serving(context, hub, ask, watch=watch)
-    return [Route("/v1/streams/{stream}/events", serving, methods=["GET"], name="events")]
+    stream = EventStream(context, hub, subscribe, watch=watch)
+    return [Route("/v1/streams/{stream}/events", stream, methods=["GET"], name="events")]
 
 
 def create_sse_app(
@@ -51,37 +72,41 @@ def create_sse_app(
     broker: AsyncBroker | None = None,
     limits: Limits | None = None,
 ) -> Application:
-    """Server-sent events at `/`, by an application's own rules, to be mounted into it.
+    """An ASGI app with server-sent events at `/`, to be mounted into an application with its own auth.
 
-    `authorize` says whether a request may see anything, `subscription` what, from the request alone: None has
-    the client stop for good. Both may be async and may raise Starlette's HTTPException. While a client stays,
-    `authorize` is asked again now and then.
+    `authorize` decides whether a request may read at all, `subscription` what it may read; None tells the
+    client not to reconnect. Both may be async and may raise Starlette's HTTPException. `authorize` is called
+    again at every heartbeat.
     """
 
     def part(context: Context) -> list[BaseRoute]:
-        async def ask(request: Request) -> Subscription | None:
-            if not await _decided(authorize(request)):
+        async def subscribe(request: Request) -> Subscription | None:
+            if not await _resolved(authorize(request)):
                 raise Problem(401, "unauthorised", "not allowed")
-            return await _decided(subscription(request))
+            return await _resolved(subscription(request))
 
         async def check(request: Request) -> bool:
-            return bool(await _decided(authorize(request)))
+            return bool(await _resolved(authorize(request)))
 
-        return [Route("/", Serving(context, Hub(context), ask, check), methods=["GET"], name="events")]
+        return [
+            Route("/", EventStream(context, Hub(context), subscribe, check), methods=["GET"], name="events")
+        ]
 
     return Application(dsn, parts=[part], broker=broker, limits=limits)
 
 
-async def _decided(said: Value | Awaitable[Value]) -> Value:
+async def _resolved(said: Value | Awaitable[Value]) -> Value:
     if inspect.isawaitable(said):
         return await said
     return said
 
 
-def _asked(request: Request, stream: str) -> Subscription:
+def _subscribeed(request: Request, stream: str) -> Subscription:
     query = request.query_params
-    if odd := set(query) - _KNOWN:
-        raise invalid(f"not a parameter: {', '.join(sorted(odd))}", f"Known are {', '.join(sorted(_KNOWN))}.")
+    if odd := set(query) - _PARAMETERS:
+        raise invalid(
+            f"not a parameter: {', '.join(sorted(odd))}", f"Known are {', '.join(sorted(_PARAMETERS))}."
+        )
     event = query.get("event", "message")
     if event not in ("message", "topic"):
         raise invalid("event is message or topic")
@@ -102,3 +127,263 @@ def _object(text: str | None, name: str) -> dict[str, Any] | None:
         return msgspec.json.decode(text, type=dict[str, Any])
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise invalid(f"{name} is a JSON object", str(error)) from error
+
+
+logger = logging.getLogger("pgmb.server")
+
+_HEADERS: Final = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-store, no-transform"),
+    # Stops nginx and compatible proxies from buffering events.
+    (b"x-accel-buffering", b"no"),
+    (b"x-content-type-options", b"nosniff"),
+]
+_RETRY_MILLISECONDS: Final = (1000, 3000)
+"""A random delay, so that clients do not reconnect all at once when a process ends."""
+_LONG_RETRY_MILLISECONDS: Final = (3000, 10_000)
+_TEMPORARY: Final = (429, 503)
+"""Statuses that pass: the database restarts, or this process ends or is full."""
+EARLIEST: Final = "earliest"
+
+
+class Subscription(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request may read. With `named`, an SSE event is named after its topic instead of `message`."""
+
+    stream: str = "main"
+    topics: tuple[str, ...] = ()
+    equals: Mapping[str, Any] | None = None
+    filter: str | None = None
+    params: Mapping[str, Any] | None = None
+    named: bool = False
+
+    def interest(self) -> Interest:
+        """Validate it. Raises InvalidArgument."""
+        return Interest.of(self.topics, self.equals, self.filter, self.params)
+
+
+Check: TypeAlias = Callable[[Request], Awaitable[bool]]
+Watch: TypeAlias = Callable[[Request, Callable[[], None]], AbstractContextManager[None]]
+Subscribe: TypeAlias = Callable[[Request], Awaitable[Subscription | None]]
+
+
+class EventStream:
+    """An ASGI endpoint for one event stream.
+
+    subscribe: returns what a request may read; None answers 204, after which browsers do not reconnect.
+    check: called at every heartbeat; False ends the connection.
+    watch: calls back when access is revoked.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        hub: Hub,
+        subscribe: Subscribe,
+        check: Check | None = None,
+        watch: Watch | None = None,
+    ) -> None:
+        self._context = context
+        self._hub = hub
+        self._subscribe = subscribe
+        self._check = check
+        self._watch = watch
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        try:
+            subscription = await self._subscribe(request)
+            if subscription is None:
+                await send({"type": "http.response.start", "status": 204, "headers": []})
+                await send({"type": "http.response.body", "body": b""})
+                return
+            interest = subscription.interest()
+            source = await self._hub.source(subscription.stream)
+            client_id = scope.get(KEY_NAME) or scope.get("client", ("",))[0]
+            await self._hub.register(source, interest, client_id)
+        except Exception as error:
+            answer = problem_of(error)
+            if answer is None or answer.status not in _TEMPORARY:
+                raise
+            await _send_retry_later(send)
+            return
+        if scope["method"] == "HEAD":
+            await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+            await send({"type": "http.response.body", "body": b""})
+            source.tail.unregister(interest)
+            return
+        reader = Reader(interest, subscription.named, self._context.limits, client_id)
+        counts = self._context.counts
+        counts.sse_clients += 1
+        disconnect = asyncio.ensure_future(_disconnected(receive))
+        disconnect.add_done_callback(lambda _: reader.end())
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+            connection = Connection(reader, scope.get(DIRECT_SEND, send), counts)
+            # Its own task wakes directly, not through every middleware's coroutine.
+            with nullcontext() if self._watch is None else self._watch(request, reader.drop):
+                reader.task = asyncio.create_task(self._serve(connection, source, request))
+                await reader.task
+        except asyncio.CancelledError:
+            # The client was too slow. It reconnects with its last id and gets the rest.
+            if not reader.dropped:
+                raise
+        finally:
+            disconnect.cancel()
+            source.tail.leave(reader)
+            source.tail.unregister(interest)
+            counts.sse_clients -= 1
+            counts.sse_dropped += reader.dropped
+
+    async def _serve(self, connection: Connection, source: Source, request: Request) -> None:
+        reader, tail = connection.reader, source.tail
+        await connection.send(retry_frame(random.randint(*_RETRY_MILLISECONDS)))  # noqa: S311
+        given = request.headers.get("last-event-id") or request.query_params.get("last_event_id")
+        token = None if not given else _parse_token(given, tail)
+        try:
+            if not given:
+                tail.join(reader)
+                joined_at = tail.token
+            elif token is None:
+                raise HistoryMissing("unknown")
+            else:
+                self._context.counts.sse_resumed += 1
+                joined_at = tail.token
+                async for entries in source.replay.catch_up(reader, token):
+                    # With the last entries the reader has joined the tail.
+                    joined_at = tail.token
+                    await connection.send_all(entries)
+            if not reader.pending:
+                await connection.send(position_frame(str(joined_at)))
+        except HistoryMissing as error:
+            self._context.counts.sse_reset += 1
+            tail.join(reader)
+            await connection.send(reset_frame(str(tail.token), error.reason))
+        except (psycopg.Error, PoolTimeout, PgmbError) as error:
+            # The client reconnects with the last id that it received.
+            logger.info("replaying missed events failed: %s", error)
+            reader.end()
+        reader.send_now = connection.send_now
+        # Draining may have begun before this reader joined.
+        while not reader.ended and not self._context.draining:
+            await connection.send(reader.take())
+            if reader.heartbeat_seen:
+                reader.heartbeat_seen = False
+                if self._check is not None and not await self._check(request):
+                    break
+            await reader.wait()
+            if reader.suspended is not None:
+                await connection.finish(reader.suspended)
+        if not reader.dropped:
+            await connection.send(reader.take(), more=False)
+
+
+async def _send_retry_later(send: Send) -> None:
+    """Tell the client to reconnect later. On a 503, EventSource would give up."""
+    await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+    body = retry_frame(random.randint(*_LONG_RETRY_MILLISECONDS))  # noqa: S311
+    await send({"type": "http.response.body", "body": body})
+
+
+async def _disconnected(receive: Receive) -> None:
+    """Wait until the client disconnects."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _parse_token(given: str, tail: Tail) -> ResumeToken | None:
+    return tail.earliest if given == EARLIEST else ResumeToken.parse(given)
+
+
+HEARTBEAT_EVERY: Final = 15.0
+_HEARTBEAT_SLICES: Final = 15
+"""Heartbeats are spread: one slice of the readers at a time."""
+_IDLE_HEARTBEATS: Final = 4
+"""A tail without readers is closed after this many heartbeats."""
+_MOST_FILTERS: Final = 100
+"""Distinct filters per stream. Each costs a query per page of events."""
+
+
+class Source(NamedTuple):
+    """A stream that this process reads."""
+
+    tail: Tail
+    replay: Replay
+
+
+class Hub:
+    """The streams that this process reads, opened on demand and closed with the application."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._sources: dict[str, Source] = {}
+        self._idle: dict[str, int] = {}
+        self._opening = asyncio.Lock()
+        self._heartbeats: asyncio.Task[None] | None = None
+        context.on_drain(self.drain)
+        context.on_close(self.close)
+
+    async def source(self, stream: str) -> Source:
+        """The source of a stream, opened if necessary."""
+        if self._context.draining:
+            raise Problem(503, "draining", "this process is shutting down", headers={"Retry-After": "1"})
+        if self._context.counts.sse_clients >= self._context.limits.clients:
+            raise busy("no more readers fit in here")
+        async with self._opening:
+            found = self._sources.get(stream)
+            if found is None:
+                found = self._sources[stream] = await self._open(stream)
+            self._idle[stream] = 0
+        return found
+
+    async def register(self, source: Source, interest: Interest, client_id: Hashable) -> None:
+        """Register a reader's filter before it joins."""
+        tail = source.tail
+        fresh = interest.filter_query is not None and interest.filter_query not in tail.filters
+        if fresh and len(tail.filters) >= _MOST_FILTERS:
+            raise busy("too many different filters are read here")
+        await tail.register(interest, client_id)
+
+    async def drain(self) -> None:
+        """End all connections. The clients reconnect to another process, or to this one after a restart."""
+        for source in self._sources.values():
+            for reader in list(source.tail.readers):
+                reader.end()
+
+    async def close(self) -> None:
+        if self._heartbeats is not None:
+            await cancel_and_wait(self._heartbeats)
+        sources, self._sources = self._sources, {}
+        for source in sources.values():
+            await source.tail.close()
+
+    async def _open(self, stream: str) -> Source:
+        broker, counts = self._context.broker, self._context.counts
+        subscription = broker.listener().subscribe(stream)
+        # Much less than the limit of pending events, so that no reader exceeds it in one step.
+        at_once = max(1, min(100, self._context.limits.pending_events // 4))
+        tail = Tail(StreamLog(broker, stream), subscription, counts, at_once)
+        try:
+            await tail.start()
+        except BaseException:
+            subscription.close()
+            raise
+        if self._heartbeats is None:
+            self._heartbeats = asyncio.create_task(self._send_heartbeats(), name="pgmb heartbeats")
+        return Source(tail, Replay(tail, self._context.limits, counts))
+
+    async def _send_heartbeats(self) -> None:
+        for part in itertools.cycle(range(_HEARTBEAT_SLICES)):
+            await asyncio.sleep(HEARTBEAT_EVERY / _HEARTBEAT_SLICES)
+            for stream, source in list(self._sources.items()):
+                await source.tail.heartbeat(part, _HEARTBEAT_SLICES)
+                if source.tail.readers:
+                    self._idle[stream] = 0
+                elif part == 0:
+                    await self._close_if_idle(stream, source)
+
+    async def _close_if_idle(self, stream: str, source: Source) -> None:
+        async with self._opening:
+            self._idle[stream] += 1
+            if self._idle[stream] > _IDLE_HEARTBEATS and not source.tail.readers:
+                del self._sources[stream], self._idle[stream]
+                await source.tail.close()

@@ -1,4 +1,4 @@
-"""What a reader missed: out of memory, or read from the log, until it can join the tail."""
+"""Sends returning readers what they missed, until they can join the tail."""
 
 from __future__ import annotations
 
@@ -13,28 +13,29 @@ import psycopg
 
 from pgmb._core.cursor import later
 from pgmb.errors import ForeignPosition, HistoryGone, PositionLost
-from pgmb.server.counts import Counts
+from pgmb.server.instrumentation import Counters
 from pgmb.server.limits import Limits
-from pgmb.server.remembered import Remembered
-from pgmb.server.sse.interest import Document, Question
-from pgmb.server.sse.log import PAGE, Tick
-from pgmb.server.sse.mark import Mark
-from pgmb.server.sse.reader import Reader
-from pgmb.server.sse.recent import Entry
+from pgmb.server.sse.connection import Reader
+from pgmb.server.sse.frames import (
+    ResumeToken,
+)
+from pgmb.server.sse.history import PAGE, Tick
+from pgmb.server.sse.matching import Entry, EventFields, FilterQuery
 from pgmb.server.sse.tail import Tail
+from pgmb.server.tasks import SharedCache
 from pgmb.types import Event
 
 Found = TypeVar("Found")
 
-_AT_ONCE: Final = 4
-"""Reads at a time: the broker's connections are for others too."""
-_KEPT: Final = 64
-"""Of each kind of read, the last ones: what they found does not change."""
-_PATIENCE: Final = 1.0
+_CONCURRENT_READS: Final = 4
+"""Concurrent reads, to leave connections of the pool to others."""
+_CACHED_READS: Final = 64
+"""Cached results per kind of read. Results never change."""
+_WAIT_SECONDS: Final = 1.0
 
 
-class Gone(Exception):  # noqa: N818
-    """What was missed cannot be had: the reader has to start anew."""
+class HistoryMissing(Exception):  # noqa: N818
+    """The missed events are not available, so the client must reload its state."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -42,46 +43,46 @@ class Gone(Exception):  # noqa: N818
 
 
 class Replay:
-    """Of one tail. Readers come back in crowds: what several of them missed is read once."""
+    """Sends returning readers what they missed. Readers of the same events share the reads."""
 
-    def __init__(self, tail: Tail, limits: Limits, counts: Counts) -> None:
+    def __init__(self, tail: Tail, limits: Limits, counts: Counters) -> None:
         self._tail = tail
         self._limits = limits
         self._counts = counts
-        self._gate = asyncio.Semaphore(_AT_ONCE)
-        self._ticks: Remembered[tuple[int, int], dict[int, Tick]] = Remembered(_KEPT)
-        self._pages: Remembered[tuple[int, int, int], list[Event]] = Remembered(_KEPT)
-        self._passing: Remembered[tuple[int, int, int, Question], set[int]] = Remembered(_KEPT)
+        self._read_slots = asyncio.Semaphore(_CONCURRENT_READS)
+        self._ticks: SharedCache[tuple[int, int], dict[int, Tick]] = SharedCache(_CACHED_READS)
+        self._pages: SharedCache[tuple[int, int, int], list[Event]] = SharedCache(_CACHED_READS)
+        self._passing: SharedCache[tuple[int, int, int, FilterQuery], set[int]] = SharedCache(_CACHED_READS)
 
-    async def catch_up(self, reader: Reader, mark: Mark) -> AsyncGenerator[list[Entry]]:
-        """What it missed since the mark, in order. At its end the reader has joined the tail."""
+    async def catch_up(self, reader: Reader, token: ResumeToken) -> AsyncGenerator[list[Entry]]:
+        """Yield the entries after a token, in order. When it ends, the reader has joined the tail."""
         tail = self._tail
-        looked_at = 0
+        examined = 0
         while not reader.ended:
-            missed = tail.join(reader, mark)
+            missed = tail.join(reader, token)
             if missed is not None:
                 self._counts.sse_replayed += len(missed)
                 yield missed
                 return
-            after, upto = await self._span(mark)
+            after, upto = await self._span(token)
             if after.number == upto.number and not later(tail.at.position, after.position):
                 if not later(after.position, tail.at.position):
-                    # Two ticks of the same moment.
-                    mark = tail.at.mark()
+                    # Two ticks at the same position.
+                    token = tail.at.token()
                 else:
-                    # Another process was ahead of this one.
+                    # Another process had read further than this one.
                     with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(tail.advanced(), _PATIENCE)
+                        await asyncio.wait_for(tail.advanced(), _WAIT_SECONDS)
                 continue
             if after.number == upto.number:
                 upto = tail.at
-                mark = after.mark(upto)
-            seq = mark.seq if mark.done != mark.batch else 0
+                token = after.token(upto)
+            seq = token.seq if token.from_tick != token.to_tick else 0
             while not reader.ended:
                 events = await self._page(after, upto, seq)
-                looked_at += len(events)
-                if looked_at > self._limits.replay_events:
-                    raise Gone("too_many")
+                examined += len(events)
+                if examined > self._limits.replay_events:
+                    raise HistoryMissing("too_many")
                 entries = await self._matching(reader, events, after, upto, seq)
                 self._counts.sse_replayed += len(entries)
                 if entries:
@@ -89,22 +90,22 @@ class Replay:
                 if len(events) < PAGE:
                     break
                 seq = events[-1].seq
-            mark = upto.mark()
+            token = upto.token()
 
-    async def _span(self, mark: Mark) -> tuple[Tick, Tick]:
-        """The ticks that a mark names."""
-        if mark.epoch != self._tail.at.position.epoch:
-            raise Gone("epoch")
-        numbers = (mark.done, mark.batch)
+    async def _span(self, token: ResumeToken) -> tuple[Tick, Tick]:
+        """The two ticks of a token. Raises HistoryMissing."""
+        if token.epoch != self._tail.at.position.epoch:
+            raise HistoryMissing("epoch")
+        numbers = (token.from_tick, token.to_tick)
         ticks = await self._ticks.get(numbers, partial(self._read, self._tail.log.ticks, numbers))
-        after, upto = ticks.get(mark.done), ticks.get(mark.batch)
+        after, upto = ticks.get(token.from_tick), ticks.get(token.to_tick)
         if after is None or upto is None or later(after.position, upto.position):
-            raise Gone("history_gone")
-        if after.mark(upto, mark.seq) != mark:
-            raise Gone("lost")
+            raise HistoryMissing("history_gone")
+        if after.token(upto, token.seq) != token:
+            raise HistoryMissing("lost")
         oldest = datetime.now(UTC) - timedelta(seconds=self._limits.replay_age)
         if after.at is not None and after.at < oldest:
-            raise Gone("too_old")
+            raise HistoryMissing("too_old")
         return after, upto
 
     async def _page(self, after: Tick, upto: Tick, seq: int) -> list[Event]:
@@ -114,28 +115,28 @@ class Replay:
                 partial(self._read, self._tail.log.between, after, upto, seq),
             )
         except HistoryGone as error:
-            raise Gone("history_gone") from error
+            raise HistoryMissing("history_gone") from error
         except (PositionLost, ForeignPosition) as error:
-            raise Gone("lost") from error
+            raise HistoryMissing("lost") from error
 
     async def _read(self, read: Callable[..., Coroutine[Any, Any, Found]], *given: Any) -> Found:
-        async with self._gate:
+        async with self._read_slots:
             return await read(*given)
 
     async def _matching(
         self, reader: Reader, events: list[Event], after: Tick, upto: Tick, seq: int
     ) -> list[Entry]:
         interest = reader.interest
-        found = [event for event in events if interest.matches(event, Document(event))]
-        question = interest.question
-        if question is not None and found:
+        found = [event for event in events if interest.matches(event, EventFields(event))]
+        query = interest.filter_query
+        if query is not None and found:
             try:
                 passed = await self._passing.get(
-                    (after.number, upto.number, seq, question),
-                    partial(self._read, self._tail.log.passing, question, after, upto, seq),
+                    (after.number, upto.number, seq, query),
+                    partial(self._read, self._tail.log.passing, query, after, upto, seq),
                 )
             except psycopg.errors.QueryCanceled:
-                self._tail.refuse(question, reader)
+                self._tail.refuse(query, reader)
                 raise
             found = [event for event in found if event.seq in passed]
-        return [Entry(event, after.mark(upto, event.seq)) for event in found]
+        return [Entry(event, after.token(upto, event.seq)) for event in found]

@@ -1,4 +1,4 @@
-"""One stream, read once for all of its readers in this process."""
+"""Reads a stream once for all its readers in this process."""
 
 from __future__ import annotations
 
@@ -17,101 +17,105 @@ from pgmb._async.listener import AsyncSubscription
 from pgmb._core.concurrency import Pace
 from pgmb._core.cursor import later
 from pgmb.errors import ForeignPosition, HistoryGone, PgmbError, PositionLost
-from pgmb.server.counts import Counts
+from pgmb.server.instrumentation import Counters
 from pgmb.server.problems import Problem, busy
-from pgmb.server.sse import frame
-from pgmb.server.sse.index import Index
-from pgmb.server.sse.interest import Interest, Question
-from pgmb.server.sse.log import PAGE, Log, Tick
-from pgmb.server.sse.mark import Mark
-from pgmb.server.sse.reader import Reader
-from pgmb.server.sse.recent import Entry, Recent
-from pgmb.server.tasks import end
+from pgmb.server.sse.connection import Reader
+from pgmb.server.sse.frames import (
+    ResumeToken,
+    position_frame,
+    reset_frame,
+)
+from pgmb.server.sse.history import PAGE, RecentEvents, StreamLog, Tick
+from pgmb.server.sse.matching import Entry, FilterQuery, Interest, ReaderIndex
+from pgmb.server.tasks import cancel_and_wait
 from pgmb.types import Position
 
 logger = logging.getLogger("pgmb.server")
 
-_RELYING: Final = 10.0
-_FIRST_PAUSE: Final = 0.1
-_LONGEST_PAUSE: Final = 5.0
-_LONG: Final = 0.05
-_LONGEST_REST: Final = 0.1
-"""Between two reads, when sending takes long: more events go together, and each costs less."""
-_MOST_COSTLY: Final = 4
-"""Filters of a stream that might take long. Each may use half a second of a page's way to all readers."""
-_COSTLY_AT_ONCE: Final = 2
-"""Of them: the broker's connections are for others too."""
-_REFUSED_FOR: Final = 60.0
+_LISTENING_PAUSE: Final = 10.0
+_FIRST_RETRY_PAUSE: Final = 0.1
+_LONGEST_RETRY_PAUSE: Final = 5.0
+_SLOW_PAGE_SECONDS: Final = 0.05
+_LONGEST_REST_SECONDS: Final = 0.1
+"""Pause between reads under load: larger batches make each event cheaper."""
+_MOST_COSTLY_FILTERS: Final = 4
+"""Costly filters per stream. Each may delay a page by half a second for all readers."""
+_CONCURRENT_COSTLY_FILTERS: Final = 2
+"""Costly filters evaluated at a time, to leave connections of the pool to others."""
+_REFUSED_SECONDS: Final = 60.0
 _MOST_REFUSED: Final = 10_000
-_IN_ONE_GO: Final = 200
-"""Readers that are given something before others get their turn."""
+_READERS_PER_STEP: Final = 200
+"""Readers served before other tasks run."""
 
-_Gift: TypeAlias = tuple[Reader, Message, int]
+_Outgoing: TypeAlias = tuple[Reader, Message, int]
 
 
 class Tail:
-    """Reads from tick to tick, and gives every event to those who ask for it."""
+    """Reads a stream from tick to tick, and hands every event to the readers that it matches."""
 
-    def __init__(self, log: Log, subscription: AsyncSubscription, counts: Counts, at_once: int = 100) -> None:
+    def __init__(
+        self, log: StreamLog, subscription: AsyncSubscription, counts: Counters, at_once: int = 100
+    ) -> None:
         self.log = log
         self.readers: set[Reader] = set()
-        self.questions: Counter[Question] = Counter()
-        """The filters that readers have, which the database answers."""
-        self.costly: set[Question] = set()
-        """Those of them that might take long."""
+        self.filters: Counter[FilterQuery] = Counter()
+        """The readers' filters, which the database evaluates."""
+        self.costly: set[FilterQuery] = set()
+        """The filters that may be slow."""
         self.too_slow: dict[Hashable, float] = {}
-        """Filters that took too long and whose they were, and until when they are refused."""
-        self._costly_at_once = asyncio.Semaphore(_COSTLY_AT_ONCE)
+        """Filters that took too long, and their clients, with the time until which they are refused."""
+        self._costly_at_once = asyncio.Semaphore(_CONCURRENT_COSTLY_FILTERS)
         self._subscription = subscription
         self._counts = counts
         self._at_once = at_once
-        self._index: Index[Reader] = Index()
+        self._index: ReaderIndex[Reader] = ReaderIndex()
         self._at: Tick
         self._upto: Tick | None = None
         self._seq = 0
         self._took = 0.0
-        """Seconds that the last page took, to read and to give to all."""
-        self._recent: Recent
+        """Seconds that reading and sending the last page took."""
+        self._recent: RecentEvents
         self._advanced = asyncio.Event()
-        self._giving = asyncio.Lock()
-        """Held while some have been given what others are still to get."""
+        self._sending = asyncio.Lock()
+        """Held while a page has reached some readers and not others."""
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Begin where the stream is now. StreamNotFound if there is none."""
+        """Start reading at the stream's newest tick. Raises StreamNotFound."""
         await self.log.tick()
         self._begin(await self.log.newest())
         self._task = asyncio.create_task(self._run(), name=f"pgmb tail {self.log.stream}")
 
     async def close(self) -> None:
-        """Read no more. Readers are ended."""
+        """Stop reading, and end all readers."""
         self._subscription.close()
         for reader in list(self.readers):
             reader.end()
         if self._task is not None:
-            await end(self._task)
+            await cancel_and_wait(self._task)
 
     @property
     def at(self) -> Tick:
-        """The tick that was read up to."""
+        """The tick up to which everything was read."""
         return self._at
 
     @property
-    def mark(self) -> Mark:
-        """Where a reader stands that joins now."""
-        return self._recent.mark
+    def token(self) -> ResumeToken:
+        """The token of a reader that joins now."""
+        return self._recent.token
 
     @property
-    def earliest(self) -> Mark:
-        """Where a reader stands that has nothing of what is kept."""
+    def earliest(self) -> ResumeToken:
+        """The token before the oldest event that is kept."""
         at = self._at.position
-        return Tick(0, None, Position(at.epoch, at.stream, 0, 0, "3:3:", 0, 3)).mark()
+        return Tick(0, None, Position(at.epoch, at.stream, 0, 0, "3:3:", 0, 3)).token()
 
-    def join(self, reader: Reader, mark: Mark | None = None) -> list[Entry] | None:
-        """Give a reader what comes from now on. Returns what it missed; None, and it is not joined, if that
-        is not in memory.
+    def join(self, reader: Reader, token: ResumeToken | None = None) -> list[Entry] | None:
+        """Send a reader all events from now on. Returns those that it missed since the token.
+
+        Returns None, without joining, if memory does not hold them.
         """
-        missed = [] if mark is None else self._recent.since(mark, reader.interest)
+        missed = [] if token is None else self._recent.since(token, reader.interest)
         if missed is not None:
             self.readers.add(reader)
             self._index.add(reader, reader.interest)
@@ -121,40 +125,41 @@ class Tail:
         self.readers.discard(reader)
         self._index.remove(reader, reader.interest)
 
-    async def announce(self, interest: Interest, who: Hashable = None) -> None:
-        """A reader with this interest is about to come: its filter is asked from now on."""
-        question = interest.question
-        if question is None:
+    async def register(self, interest: Interest, client_id: Hashable = None) -> None:
+        """Evaluate an interest's filter from now on. Raises if it was too slow, or there are too many."""
+        query = interest.filter_query
+        if query is None:
             return
-        self._assert_fast(question)
-        if question not in self.questions:
-            costly = await self.log.check(question)
-            # Others came meanwhile.
-            if question not in self.questions and costly:
-                self._assert_fast(who)
-                if len(self.costly) >= _MOST_COSTLY:
+        self._assert_fast(query)
+        if query not in self.filters:
+            costly = await self.log.check(query)
+            # Another reader may have registered it during the check.
+            if query not in self.filters and costly:
+                self._assert_fast(client_id)
+                if len(self.costly) >= _MOST_COSTLY_FILTERS:
                     raise busy("too many costly filters are read here")
-                self.costly.add(question)
-        self.questions[question] += 1
+                self.costly.add(query)
+        self.filters[query] += 1
 
-    def withdraw(self, interest: Interest) -> None:
-        if interest.question is not None:
-            self.questions[interest.question] -= 1
-            if not self.questions[interest.question]:
-                del self.questions[interest.question]
-                self.costly.discard(interest.question)
+    def unregister(self, interest: Interest) -> None:
+        if interest.filter_query is not None:
+            self.filters[interest.filter_query] -= 1
+            if not self.filters[interest.filter_query]:
+                del self.filters[interest.filter_query]
+                self.costly.discard(interest.filter_query)
 
-    def refuse(self, question: Question, *readers: Reader) -> None:
-        """A filter took too long: its readers are sent away. It is refused for a while, and so are other
-        filters of theirs that might take long.
+    def refuse(self, query: FilterQuery, *readers: Reader) -> None:
+        """Disconnect the readers of a filter that took too long.
+
+        For a minute, the filter is refused, and so are other costly filters of the same clients.
         """
         now = time.monotonic()
-        logger.warning("stream %s: a filter took too long: %.200s", self.log.stream, question[0])
+        logger.warning("stream %s: a filter took too long: %.200s", self.log.stream, query[0])
         self.too_slow = {slow: until for slow, until in self.too_slow.items() if until > now}
-        theirs = {*readers, *(one for one in self.readers if one.interest.question == question)}
-        for slow in (question, *{one.who for one in theirs}):
+        theirs = {*readers, *(one for one in self.readers if one.interest.filter_query == query)}
+        for slow in (query, *{one.client_id for one in theirs}):
             if len(self.too_slow) < _MOST_REFUSED:
-                self.too_slow[slow] = now + _REFUSED_FOR
+                self.too_slow[slow] = now + _REFUSED_SECONDS
         for reader in theirs:
             reader.drop()
 
@@ -165,21 +170,21 @@ class Tail:
             )
 
     async def advanced(self) -> None:
-        """Until it has read up to another tick."""
+        """Wait until the next tick was read."""
         await self._advanced.wait()
 
-    async def beat(self, part: int, parts: int) -> None:
-        """Tell readers that nothing came for where they stand: one part of them at a time."""
-        async with self._giving:
-            quiet = frame.place(str(self.mark))
+    async def heartbeat(self, part: int, parts: int) -> None:
+        """Send a heartbeat with the current token to one slice of the readers."""
+        async with self._sending:
+            quiet = position_frame(str(self.token))
             for reader in list(self.readers):
                 if reader.number % parts == part:
-                    reader.beat(quiet)
+                    reader.heartbeat(quiet)
 
     def _begin(self, tick: Tick) -> None:
         self._at = tick
         self._upto = None
-        self._recent = Recent(tick)
+        self._recent = RecentEvents(tick)
 
     async def _run(self) -> None:
         pace = Pace(0.03)
@@ -193,38 +198,38 @@ class Tail:
                     pace.found()
                 failures = 0
                 relying = pace.at_rest and self._subscription.healthy
-                woken = await self._subscription.wait(_RELYING if relying else pace.pause())
+                woken = await self._subscription.wait(_LISTENING_PAUSE if relying else pace.pause())
             except (HistoryGone, PositionLost, ForeignPosition) as error:
                 logger.warning("stream %s: %s", self.log.stream, error)
                 await self._start_over("history_gone" if isinstance(error, HistoryGone) else "lost")
             except PoolClosed:
                 return
             except (psycopg.Error, PoolTimeout, PgmbError, OSError) as error:
-                pause = min(_FIRST_PAUSE * 2**failures, _LONGEST_PAUSE)
+                pause = min(_FIRST_RETRY_PAUSE * 2**failures, _LONGEST_RETRY_PAUSE)
                 failures += 1
                 logger.warning("stream %s: %s; again in %.1f s", self.log.stream, error, pause)
                 woken = False
                 await asyncio.sleep(pause)
 
     async def _start_over(self, reason: str) -> None:
-        """Events are gone that nobody here has read."""
+        """Continue at the newest tick, and tell all readers that events are missing."""
         try:
             newest = await self.log.newest()
         except (psycopg.Error, PoolTimeout, PgmbError, OSError):
-            await asyncio.sleep(_FIRST_PAUSE)
+            await asyncio.sleep(_FIRST_RETRY_PAUSE)
             return
         self._begin(newest)
-        said = frame.reset(str(self.mark), reason)
+        said = reset_frame(str(self.token), reason)
         for reader in list(self.readers):
             self._counts.sse_reset += 1
             reader.give(said)
             reader.wake()
 
     async def _read(self) -> bool:
-        """On to the newest tick. A batch that was begun is read to its end, whatever happened between."""
+        """Read up to the newest tick. After an error, the batch that was begun is continued."""
         if self._upto is None:
-            if self._took > _LONG:
-                # Whoever ticks did so a while ago by now, and the next read is as far away.
+            if self._took > _SLOW_PAGE_SECONDS:
+                # The ticker's last tick is old by now, and the next read is equally far away.
                 await self.log.tick()
             newest = await self.log.newest()
             if newest.position.epoch != self._at.position.epoch:
@@ -235,7 +240,7 @@ class Tail:
                 return True
             if not later(newest.position, self._at.position):
                 if 0 < newest.number < self._at.number:
-                    # This one was lost in a failover, and is refused; or it has not come to this replica.
+                    # A failover lost this tick, and the read raises; or this standby lags behind.
                     await self.log.between(self._at, newest, 0)
                 return False
             self._upto, self._seq = newest, 0
@@ -245,16 +250,16 @@ class Tail:
             began = time.monotonic()
             events = await self.log.between(self._at, upto, self._seq)
             passing = await self._passing(upto) if events else {}
-            # Not all at once: between, those who were woken send, and are not taken for slow.
+            # In parts: readers send in between, and do not exceed their limits.
             for first in range(0, len(events), self._at_once):
                 part = events[first : first + self._at_once]
-                async with self._giving:
-                    gifts = self._gifts(self._recent.add(part, passing), passing)
+                async with self._sending:
+                    outgoing = self._outgoing(self._recent.add(part, passing), passing)
                     self._seq = part[-1].seq
-                    await self._give(gifts)
+                    await self._give(outgoing)
             self._took = time.monotonic() - began
             if events:
-                await asyncio.sleep(min(self._took / 16, _LONGEST_REST))
+                await asyncio.sleep(min(self._took / 16, _LONGEST_REST_SECONDS))
             if len(events) < PAGE:
                 break
         self._recent.end()
@@ -263,34 +268,36 @@ class Tail:
         advanced.set()
         return True
 
-    async def _passing(self, upto: Tick) -> dict[Question, set[int]]:
-        """What passes each filter, of a page. Each has a time limit of its own."""
+    async def _passing(self, upto: Tick) -> dict[FilterQuery, set[int]]:
+        """Per filter, the seqs on the page that pass. Each filter has its own time limit."""
         asked = [
-            await self._ask(question, upto, costly=False)
-            for question in list(self.questions)
-            if question not in self.costly
+            await self._ask(query, upto, costly=False)
+            for query in list(self.filters)
+            if query not in self.costly
         ]
-        asked += await asyncio.gather(*[self._ask(question, upto, costly=True) for question in self.costly])
-        return {question: passed for question, passed in asked if passed is not None}
+        asked += await asyncio.gather(*[self._ask(query, upto, costly=True) for query in self.costly])
+        return {query: passed for query, passed in asked if passed is not None}
 
-    async def _ask(self, question: Question, upto: Tick, *, costly: bool) -> tuple[Question, set[int] | None]:
+    async def _ask(
+        self, query: FilterQuery, upto: Tick, *, costly: bool
+    ) -> tuple[FilterQuery, set[int] | None]:
         try:
             if not costly:
-                return question, await self.log.passing(question, self._at, upto, self._seq, costly=False)
+                return query, await self.log.passing(query, self._at, upto, self._seq, costly=False)
             async with self._costly_at_once:
-                return question, await self.log.passing(question, self._at, upto, self._seq)
+                return query, await self.log.passing(query, self._at, upto, self._seq)
         except psycopg.errors.QueryCanceled:
-            self.refuse(question)
-            return question, None
+            self.refuse(query)
+            return query, None
 
-    def _gifts(self, entries: Sequence[Entry], passing: dict[Question, set[int]]) -> list[_Gift]:
-        """What is for whom. Whoever joins from now on has these events already."""
-        # Those who ask for the same get the same: what is written is written once for all of them.
+    def _outgoing(self, entries: Sequence[Entry], passing: dict[FilterQuery, set[int]]) -> list[_Outgoing]:
+        """Which message goes to which reader. A reader that joins later gets them from memory."""
+        # Readers with equal interests get the same message, which is encoded once.
         wanted: dict[int, tuple[set[Reader], list[Entry]]] = {}
         for entry in entries:
             for readers in self._index.matching(entry.event, entry.document, passing):
                 wanted.setdefault(id(readers), (readers, []))[1].append(entry)
-        gifts: list[_Gift] = []
+        outgoing: list[_Outgoing] = []
         for readers, wants in wanted.values():
             written: dict[bool, Message] = {}
             for reader in readers:
@@ -299,14 +306,14 @@ class Tail:
                     frames = b"".join([entry.frame(reader.named) for entry in wants])
                     message = {"type": "http.response.body", "body": frames, "more_body": True}
                     written[reader.named] = message
-                gifts.append((reader, message, len(wants)))
+                outgoing.append((reader, message, len(wants)))
             self._counts.sse_events += len(readers) * len(wants)
-        self._counts.sse_bytes += sum(len(message["body"]) for _, message, _ in gifts)
-        return gifts
+        self._counts.sse_bytes += sum(len(message["body"]) for _, message, _ in outgoing)
+        return outgoing
 
-    async def _give(self, gifts: Sequence[_Gift]) -> None:
-        for first in range(0, len(gifts), _IN_ONE_GO):
-            for reader, message, events in gifts[first : first + _IN_ONE_GO]:
+    async def _give(self, outgoing: Sequence[_Outgoing]) -> None:
+        for first in range(0, len(outgoing), _READERS_PER_STEP):
+            for reader, message, events in outgoing[first : first + _READERS_PER_STEP]:
                 reader.offer(message, events)
-            # Others have to go on meanwhile, not least whoever ticks.
+            # Let other tasks run, the ticker among them.
             await asyncio.sleep(0)

@@ -1,11 +1,12 @@
-"""What a request brings, read strictly: whatever is not as declared is refused, and nothing is guessed."""
+"""Parses requests strictly: path, query, body, and points in a stream. Anything undeclared is refused."""
 
 from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Callable, Iterator, Mapping
-from datetime import timedelta
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime, timedelta
 from functools import cache
 from typing import Any, Final
 
@@ -13,13 +14,16 @@ import msgspec
 from msgspec.inspect import IntType, Type, UnionType, type_info
 from starlette.requests import ClientDisconnect, Request
 
+from pgmb._async.broker import AsyncBroker
+from pgmb.errors import ClusterChanged, ReaderBehind
 from pgmb.server.limits import read_body, too_large
 from pgmb.server.problems import Problem, invalid
+from pgmb.types import Position
 
 JSON: Final = "application/json"
 
 _LONGEST: Final = timedelta(days=36_525)
-_SAID: Final = 300
+_LONGEST_DETAIL: Final = 300
 _GZIP: Final = 31
 _INTEGER: Final = re.compile(r"-?(?:0|[1-9][0-9]{0,30})")
 
@@ -33,7 +37,7 @@ def checked(read: Callable[[], Any], what: str) -> Any:
     except (msgspec.MsgspecError, ValueError, OverflowError) as error:
         # Of what was sent nothing is repeated but the place.
         said = "not UTF-8" if isinstance(error, UnicodeError) else str(error)
-        raise invalid(f"the {what} is not as it should be", said[:_SAID]) from error
+        raise invalid(f"the {what} is not as it should be", said[:_LONGEST_DETAIL]) from error
     _check_durations(given)
     return given
 
@@ -46,11 +50,11 @@ def query_values(request: Request, kind: type[msgspec.Struct] | None) -> Any:
     given: dict[str, str] = {}
     for name, value in request.query_params.multi_items():
         if name in given:
-            raise invalid("a query parameter is given twice", name[:_SAID])
+            raise invalid("a query parameter is given twice", name[:_LONGEST_DETAIL])
         given[name] = value
     if kind is None:
         if given:
-            raise invalid("there are no query parameters here", next(iter(given))[:_SAID])
+            raise invalid("there are no query parameters here", next(iter(given))[:_LONGEST_DETAIL])
         return None
     integers = _integers(kind)
     values = {name: _integer(value) if name in integers else value for name, value in given.items()}
@@ -134,3 +138,36 @@ def _within(given: Any) -> Iterator[timedelta]:
     elif given.__class__ is list:
         for one in given:
             yield from _within(one)
+
+
+def position(text: str) -> Position:
+    try:
+        return Position.parse(text)
+    except ValueError as error:
+        raise invalid("not a position") from error
+
+
+async def point(broker: AsyncBroker, stream: str, text: str) -> Position:
+    """The position for `earliest`, `latest`, a time or a position."""
+    if text == "earliest":
+        return await broker.earliest(stream)
+    if text == "latest":
+        return await broker.position(stream)
+    if text.startswith("("):
+        return position(text)
+    try:
+        at = msgspec.convert(text, datetime)
+    except msgspec.ValidationError:
+        raise invalid("not a point in a stream", "earliest, latest, a time, or a position") from None
+    return await broker.position_at(stream, at)
+
+
+@contextmanager
+def taken_elsewhere() -> Generator[None]:
+    """Turn errors about a position that the client sent into 410 responses instead of 503."""
+    try:
+        yield
+    except ClusterChanged as error:
+        raise Problem(410, "cluster_changed", str(error), hint=error.hint) from error
+    except ReaderBehind as error:
+        raise Problem(410, "position_ahead", str(error), hint=error.hint) from error

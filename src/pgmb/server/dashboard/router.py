@@ -1,4 +1,4 @@
-"""What the pages share: the database, the sampler, rendering, and who may come in."""
+"""Routes requests to page handlers, with what the handlers share: database, sampler, rendering."""
 
 from __future__ import annotations
 
@@ -14,46 +14,45 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from pgmb.errors import translated
-from pgmb.server.audit import changing
-from pgmb.server.context import Context
-from pgmb.server.dashboard.assets import Assets
-from pgmb.server.dashboard.curves import Drawn
-from pgmb.server.dashboard.gate import Form, NobodyError, Visit, admit, check_origin, read_form
-from pgmb.server.dashboard.headers import PAGE
-from pgmb.server.dashboard.health import Health
-from pgmb.server.dashboard.pages import Pages
-from pgmb.server.dashboard.sampler import Sampler
+from pgmb.server.access import Verb
+from pgmb.server.application import Context
+from pgmb.server.dashboard.auth import Form, NotSignedInError, Visit, admit, check_origin, read_form
+from pgmb.server.dashboard.curves import CurveCache
+from pgmb.server.dashboard.rendering import PAGE, Assets, Renderer
+from pgmb.server.dashboard.sampler import Health, Sampler
+from pgmb.server.database import changing
 from pgmb.server.limits import Rates
 from pgmb.server.problems import Problem, problem_of, unauthorised
-from pgmb.server.scopes import Verb
 
-PageHandler: TypeAlias = Callable[["Desk", Visit], Awaitable[Response]]
-ChangeHandler: TypeAlias = Callable[["Desk", Visit, Form], Awaitable[Response]]
+PageHandler: TypeAlias = Callable[["PageRouter", Visit], Awaitable[Response]]
+ChangeHandler: TypeAlias = Callable[["PageRouter", Visit, Form], Awaitable[Response]]
 
-_NOTE = "pgmb_note"
+_NOTE_COOKIE = "pgmb_note"
 
 
-class Desk:
+class PageRouter:
+    """Checks access, calls the handler of a page, and renders its errors."""
+
     def __init__(self, context: Context, assets: Assets) -> None:
         self.context = context
         self.broker = context.broker
         self.sampler = Sampler(context.broker)
-        self.curves = Drawn(self.sampler)
-        self.pages = Pages(assets)
+        self.curves = CurveCache(self.sampler)
+        self.renderer = Renderer(assets)
         self.health = Health(context.broker)
         self.attempts = Rates(0.5, 10)
-        """Of logging in, by address."""
+        """Rate limit of logins, per address."""
 
     async def close(self) -> None:
         await self.sampler.close()
         await self.health.close()
 
     async def drain(self) -> None:
-        """Those who watch would stay for ever."""
+        """End the live streams, which would not end by themselves."""
         self.sampler.leave()
 
     def open(self, handler: PageHandler) -> Callable[[Request], Awaitable[Response]]:
-        """An endpoint for whoever comes."""
+        """An endpoint without authentication."""
 
         async def answer(request: Request) -> Response:
             visit = Visit(request, None)
@@ -65,7 +64,7 @@ class Desk:
         return answer
 
     def page(self, path: str, handler: PageHandler) -> Route:
-        """A page for those who may look."""
+        """A route to a page, for visitors with the scope `inspect`."""
 
         async def answer(request: Request) -> Response:
             visit = Visit(request, None)
@@ -73,15 +72,15 @@ class Desk:
                 visit = await admit(self.context.access, request, "inspect")
                 self._count(visit)
                 return await handler(self, visit)
-            except NobodyError:
-                return self._away(visit)
+            except NotSignedInError:
+                return self._redirect_to_login(visit)
             except Exception as error:
                 return self._failed(visit, error)
 
         return Route(path, answer, methods=["GET"])
 
     def change(self, path: str, handler: ChangeHandler, verb: Verb = "operate") -> Route:
-        """A form for those who may change something."""
+        """A route to a form, with CSRF checks, for visitors with the scope `verb`."""
 
         async def answer(request: Request) -> Response:
             visit = Visit(request, None)
@@ -95,18 +94,18 @@ class Desk:
                 if not visit.principal.may(verb):
                     raise Problem(403, "forbidden", "this session may only look")
                 return await handler(self, visit, form)
-            except NobodyError:
-                return self._away(visit)
+            except NotSignedInError:
+                return self._redirect_to_login(visit)
             except Exception as error:
                 return self._failed(visit, error)
 
         return Route(path, answer, methods=["POST"])
 
-    async def nothing(self, _: Desk, __: Visit) -> Response:
+    async def nothing(self, _: PageRouter, __: Visit) -> Response:
         raise Problem(404, "not_found", "there is no such page")
 
     async def rows(self, statement: str, parameters: Any = ()) -> list[dict[str, Any]]:
-        """What a statement finds, within five seconds."""
+        """Run a statement with a timeout of five seconds, and return its rows."""
         with translated():
             async with self.broker.connection() as connection, connection.transaction():
                 await connection.execute("set local statement_timeout = '5s'")
@@ -118,29 +117,29 @@ class Desk:
     async def changing(
         self, visit: Visit, action: str, subject: str | None, detail: dict[str, Any] | None = None
     ) -> AsyncGenerator[AsyncConnection[Any]]:
-        """A transaction in which something is changed, and recorded with what `detail` holds at its end."""
+        """A transaction for a change. `detail`, as it is at the end, goes into the audit log."""
         assert visit.principal is not None  # noqa: S101
-        async with changing(self.broker, visit.principal) as change:
+        async with changing(self.broker, visit.principal.actor) as change:
             await change.conn.execute("set local statement_timeout = '15s'")
             yield change.conn
             await change.record(action, subject, **(detail or {}))
 
     def render(self, visit: Visit, template: str, *, status: int = 200, **values: Any) -> Response:
-        note = visit.request.cookies.get(_NOTE) if not visit.fragment else None
-        response = self.pages.render(
+        note = visit.request.cookies.get(_NOTE_COOKIE) if not visit.fragment else None
+        response = self.renderer.render(
             visit, template, status=status, note=note, latest=self.sampler.newest, **values
         )
         if note is not None:
-            response.delete_cookie(_NOTE, path=visit.root or "/", samesite="strict", httponly=True)
+            response.delete_cookie(_NOTE_COOKIE, path=visit.root or "/", samesite="strict", httponly=True)
         return response
 
     def done(self, visit: Visit, path: str, note: str | None = None) -> Response:
-        """Back to a page, which says what was done."""
+        """Redirect to a page, which shows the note."""
         self.sampler.outdate()
         response = RedirectResponse(visit.root + path, 303, PAGE)
         if note is not None:
             response.set_cookie(
-                _NOTE,
+                _NOTE_COOKIE,
                 quote(note[:300]),
                 max_age=60,
                 path=visit.root or "/",
@@ -154,7 +153,7 @@ class Desk:
         if visit.principal is not None:
             self.context.rates.take(visit.principal.key)
 
-    def _away(self, visit: Visit) -> Response:
+    def _redirect_to_login(self, visit: Visit) -> Response:
         if visit.fragment or visit.request.method != "GET" or visit.request.url.path.endswith("/ui/live"):
             return self._failed(visit, unauthorised())
         target = urlsplit(str(visit.request.url))
@@ -166,7 +165,9 @@ class Desk:
         problem = problem_of(error)
         if problem is None:
             raise error
-        response = self.pages.render(visit, "error.html", status=problem.status, problem=problem, latest=None)
+        response = self.renderer.render(
+            visit, "error.html", status=problem.status, problem=problem, latest=None
+        )
         for name, value in problem.headers.items():
             response.headers[name] = value
         return response

@@ -1,4 +1,4 @@
-"""The kinds of values that requests bring, with their limits: checked on the way in, told by the document."""
+"""Types of requests and responses, with their limits. The OpenAPI document is generated from them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from uuid import UUID
 
 import msgspec
 from msgspec import Meta
+
+from pgmb.types import Event
 
 MOST_IDS: Final = 100_000
 
@@ -67,3 +69,58 @@ class NewEvent(Given):
     """Not published if the stream had an event under this key within a day."""
     delay: Duration | None = None
     """It enters the log so much later."""
+
+
+class EventDocument(msgspec.Struct):
+    """An event. Payload and headers are as they were published, to the letter."""
+
+    seq: int
+    id: UUID
+    topic: str
+    key: str | None
+    payload: msgspec.Raw
+    headers: msgspec.Raw
+    published_at: datetime
+    attempt: int
+    stream: str
+
+    @classmethod
+    def of(cls, event: Event) -> EventDocument:
+        return cls(
+            event.seq,
+            event.id,
+            event.topic,
+            event.key,
+            msgspec.Raw(event.raw),
+            msgspec.Raw(event.raw_headers or b"{}"),
+            event.published_at,
+            event.attempt,
+            event.stream,
+        )
+
+
+class Counted(msgspec.Struct):
+    """How many there were."""
+
+    count: int
+
+
+class Changed(msgspec.Struct):
+    """Whether anything changed."""
+
+    changed: bool
+
+
+class Created(msgspec.Struct):
+    """Whether it was made; false where it was there already, just so."""
+
+    created: bool
+
+
+class Dropped(msgspec.Struct):
+    """Whether there was one."""
+
+    dropped: bool
+
+
+Settings = dict[str, Any]

@@ -1,4 +1,4 @@
-"""Dead letters: find them, look at them, send them back or drop them."""
+"""Pages of dead letters: search, show, redrive and drop."""
 
 from __future__ import annotations
 
@@ -9,20 +9,19 @@ import msgspec
 from starlette.responses import Response
 
 from pgmb.errors import InvalidArgument
-from pgmb.server.dashboard.desk import Desk
-from pgmb.server.dashboard.document import read
+from pgmb.server.dashboard.auth import Form, Visit
 from pgmb.server.dashboard.events import download
-from pgmb.server.dashboard.formats import plural
-from pgmb.server.dashboard.gate import Form, Visit
+from pgmb.server.dashboard.formats import parse_json, plural
 from pgmb.server.dashboard.queues import moment_of
+from pgmb.server.dashboard.router import PageRouter
 from pgmb.server.problems import Problem, invalid
 
-_SHOWN = 50
-_LOOKED_AT = 20_000
-_COMPARED = 2000
-"""The newest so many tell what is common."""
+_LETTERS_PER_PAGE = 50
+_MOST_EXAMINED = 20_000
+_MOST_COMPARED = 2000
+"""Newest dead letters that are grouped by common errors."""
 _BATCH = 500
-_MOST_AT_ONCE = 10_000
+_MOST_PER_CHANGE = 10_000
 
 _FIND = (
     "select ids, looked, next from pgmb.find_dead(queue => %(queue)s, topic => %(topic)s, error => %(error)s,"
@@ -30,8 +29,8 @@ _FIND = (
 )
 
 
-class Asked(msgspec.Struct, frozen=True):
-    """Which dead letters are meant."""
+class DeadLetterQuery(msgspec.Struct, frozen=True):
+    """The search criteria."""
 
     queue: str | None = None
     topic: str | None = None
@@ -48,7 +47,7 @@ class Asked(msgspec.Struct, frozen=True):
             "until": moment_of(self.until),
             "before": before,
             "max": most,
-            "look": _LOOKED_AT,
+            "look": _MOST_EXAMINED,
         }
 
     @property
@@ -56,22 +55,22 @@ class Asked(msgspec.Struct, frozen=True):
         return {name: value for name, value in msgspec.structs.asdict(self).items() if value}
 
 
-async def search(desk: Desk, visit: Visit) -> Response:
-    asked = Asked(*(visit.given(name) for name in Asked.__struct_fields__))
+async def search(router: PageRouter, visit: Visit) -> Response:
+    asked = DeadLetterQuery(*(visit.given(name) for name in DeadLetterQuery.__struct_fields__))
     before = visit.number("before")
-    sample = await desk.sampler.latest(2.0)
+    sample = await router.sampler.latest(2.0)
     found: dict[str, Any] = {"ids": [], "looked": 0, "next": None}
     refused = None
     try:
-        found = (await desk.rows(_FIND, asked.parameters(before, _SHOWN)))[0]
+        found = (await router.rows(_FIND, asked.parameters(before, _LETTERS_PER_PAGE)))[0]
     except (InvalidArgument, Problem) as error:
         refused = str(error)
-    letters = await desk.rows("select * from pgmb.browse_dead(%s)", (found["ids"],))
+    letters = await router.rows("select * from pgmb.browse_dead(%s)", (found["ids"],))
     common: list[dict[str, Any]] = []
     if before is None and not asked.error and len(letters) > 1:
-        newest = (await desk.rows(_FIND, asked.parameters(None, _COMPARED)))[0]
-        common = await desk.rows("select * from pgmb.common_errors(%s)", (newest["ids"],))
-    return desk.render(
+        newest = (await router.rows(_FIND, asked.parameters(None, _MOST_COMPARED)))[0]
+        common = await router.rows("select * from pgmb.common_errors(%s)", (newest["ids"],))
+    return router.render(
         visit,
         "dead.html",
         status=422 if refused else 200,
@@ -81,30 +80,32 @@ async def search(desk: Desk, visit: Visit) -> Response:
         letters=letters,
         found=found,
         common=common,
-        compared=_COMPARED,
+        compared=_MOST_COMPARED,
         queues=[queue for queue in sample.queues if queue["dead"] or queue["queue"] == asked.queue],
         upto=found["ids"][0] if found["ids"] else None,
     )
 
 
-async def show(desk: Desk, visit: Visit) -> Response:
-    letter = await _one(desk, visit)
-    return desk.render(
+async def show(router: PageRouter, visit: Visit) -> Response:
+    letter = await _one(router, visit)
+    return router.render(
         visit,
         "letter.html",
         letter=letter,
-        payload=read(letter["payload"]),
-        headers=read(letter["headers"]) if letter["headers"] else None,
+        payload=parse_json(letter["payload"]),
+        headers=parse_json(letter["headers"]) if letter["headers"] else None,
     )
 
 
-async def raw(desk: Desk, visit: Visit) -> Response:
-    letter = await _one(desk, visit)
+async def raw(router: PageRouter, visit: Visit) -> Response:
+    letter = await _one(router, visit)
     return download(letter["payload"], f"dead-letter-{letter['id']}")
 
 
-async def _one(desk: Desk, visit: Visit) -> dict[str, Any]:
-    rows = await desk.rows("select * from pgmb.browse_dead(array[%s]::bigint[], true)", (visit.number("id"),))
+async def _one(router: PageRouter, visit: Visit) -> dict[str, Any]:
+    rows = await router.rows(
+        "select * from pgmb.browse_dead(array[%s]::bigint[], true)", (visit.number("id"),)
+    )
     if not rows:
         raise Problem(
             404, "not_found", "there is no such dead letter", hint="It was sent back or dropped meanwhile."
@@ -112,10 +113,10 @@ async def _one(desk: Desk, visit: Visit) -> dict[str, Any]:
     return rows[0]
 
 
-async def change(desk: Desk, visit: Visit, form: Form) -> Response:
-    """Redrive or drop: those that were chosen, or all that match."""
+async def change(router: PageRouter, visit: Visit, form: Form) -> Response:
+    """Redrive or drop the selected dead letters, or all that match."""
     action = form.get("action")
-    asked = Asked(*(form.get(name) for name in Asked.__struct_fields__))
+    asked = DeadLetterQuery(*(form.get(name) for name in DeadLetterQuery.__struct_fields__))
     back = "/ui/dead" + (f"?{urlencode(asked.given)}" if asked.given else "")
     verb, _, which = (action or "").partition("-")
     if verb not in ("redrive", "drop") or which not in ("chosen", "matching"):
@@ -125,32 +126,36 @@ async def change(desk: Desk, visit: Visit, form: Form) -> Response:
     if which == "chosen":
         ids = _ids(form)
         if not ids:
-            return desk.done(visit, back, "Nothing was chosen.")
-        count, more = await _settle(desk, visit, verb, ids, {"ids": ids[:100]}), False
+            return router.done(visit, back, "Nothing was chosen.")
+        count, more = await _settle(router, visit, verb, ids, {"ids": ids[:100]}), False
     else:
-        count, more = await _settle_matching(desk, visit, verb, asked, form)
+        count, more = await _settle_matching(router, visit, verb, asked, form)
     said = f"{plural(count, 'dead letter')} {'sent back' if verb == 'redrive' else 'dropped'}."
-    return desk.done(visit, back, said + (" More match: do it again for the rest." if more else ""))
+    return router.done(visit, back, said + (" More match: do it again for the rest." if more else ""))
 
 
-async def _settle_matching(desk: Desk, visit: Visit, verb: str, asked: Asked, form: Form) -> tuple[int, bool]:
-    """In batches, each its own transaction; what died after the page was made is left alone."""
+async def _settle_matching(
+    router: PageRouter, visit: Visit, verb: str, asked: DeadLetterQuery, form: Form
+) -> tuple[int, bool]:
+    """Settle matching letters in batches, one transaction each, up to the newest that the page showed."""
     upto = form.get("upto") or ""
     if not upto.isdecimal():
         raise invalid("the form does not say up to which dead letter")
     before: int | None = int(upto) + 1
     count = 0
-    while before is not None and count < _MOST_AT_ONCE:
-        found = (await desk.rows(_FIND, asked.parameters(before, _BATCH)))[0]
+    while before is not None and count < _MOST_PER_CHANGE:
+        found = (await router.rows(_FIND, asked.parameters(before, _BATCH)))[0]
         if found["ids"]:
-            count += await _settle(desk, visit, verb, found["ids"], {"matching": asked.given})
+            count += await _settle(router, visit, verb, found["ids"], {"matching": asked.given})
         before = found["next"]
     return count, before is not None
 
 
-async def _settle(desk: Desk, visit: Visit, verb: str, ids: list[int], detail: dict[str, Any]) -> int:
+async def _settle(router: PageRouter, visit: Visit, verb: str, ids: list[int], detail: dict[str, Any]) -> int:
     statement = "select pgmb.redrive_dead(%s)" if verb == "redrive" else "select pgmb.drop_dead_letters(%s)"
-    async with desk.changing(visit, f"{verb}_dead", detail.get("matching", {}).get("queue"), detail) as conn:
+    async with router.changing(
+        visit, f"{verb}_dead", detail.get("matching", {}).get("queue"), detail
+    ) as conn:
         cursor = await conn.execute(statement.encode(), (ids,))
         row = await cursor.fetchone()
         detail["count"] = int(row[0]) if row else 0

@@ -1,4 +1,4 @@
-"""Who looks: the session's holder, and whether a form is its own."""
+"""Visits and forms: who visits a page, and whether a form is genuine."""
 
 from __future__ import annotations
 
@@ -7,23 +7,22 @@ from urllib.parse import parse_qsl, urlsplit
 import msgspec
 from starlette.requests import Request
 
-from pgmb.server.access import Access
+from pgmb.server.access import Access, Principal, Verb
 from pgmb.server.limits import read_body
 from pgmb.server.problems import Problem, forbidden
-from pgmb.server.scopes import Principal, Verb
 
-_MOST_FORM = 256 << 10
+_MOST_FORM_BYTES = 256 << 10
 _MOST_FIELDS = 2000
 
 FRAGMENT = "x-pgmb-fragment"
 
 
-class NobodyError(Exception):
-    """Nobody is signed in: a page goes to the login."""
+class NotSignedInError(Exception):
+    """No visitor is signed in: pages redirect to the login."""
 
 
 class Form(msgspec.Struct, frozen=True):
-    """What a form sent. Fields that are empty are not there."""
+    """A submitted form. Empty fields count as missing."""
 
     fields: list[tuple[str, str]]
 
@@ -38,14 +37,14 @@ class Form(msgspec.Struct, frozen=True):
 
 
 class Visit(msgspec.Struct, frozen=True):
-    """A request and whose it is."""
+    """A request to a page, and its visitor."""
 
     request: Request
     principal: Principal | None
 
     @property
     def root(self) -> str:
-        """Where the application is mounted: before every path."""
+        """The prefix at which the application is mounted."""
         return str(self.request.scope.get("root_path", "")).rstrip("/")
 
     @property
@@ -57,7 +56,7 @@ class Visit(msgspec.Struct, frozen=True):
         return self.principal is not None and self.principal.may("operate")
 
     def given(self, name: str) -> str | None:
-        """A parameter of the address; None where it is empty."""
+        """A query parameter; None if it is empty."""
         value = self.request.query_params.get(name, "").strip()
         if "\0" in value:
             raise Problem(422, "invalid_argument", f"{name} holds a NUL character")
@@ -79,10 +78,10 @@ class Visit(msgspec.Struct, frozen=True):
 
 
 async def admit(access: Access, request: Request, verb: Verb) -> Visit:
-    """Lets somebody in who may do this."""
+    """Identify the visitor. Raises NotSignedInError, or Problem 403 without the scope."""
     principal = await access.principal(request)
     if principal is None:
-        raise NobodyError
+        raise NotSignedInError
     if not principal.may(verb):
         raise forbidden(verb)
     return Visit(request, principal)
@@ -91,7 +90,7 @@ async def admit(access: Access, request: Request, verb: Verb) -> Visit:
 async def read_form(request: Request) -> Form:
     if not request.headers.get("content-type", "").startswith("application/x-www-form-urlencoded"):
         raise Problem(415, "unsupported_media_type", "a form is sent as application/x-www-form-urlencoded")
-    body = await read_body(request, _MOST_FORM)
+    body = await read_body(request, _MOST_FORM_BYTES)
     try:
         fields = parse_qsl(
             body.decode(), keep_blank_values=True, errors="strict", max_num_fields=_MOST_FIELDS
@@ -104,7 +103,7 @@ async def read_form(request: Request) -> Form:
 
 
 def check_origin(request: Request) -> None:
-    """Refuses a form that another site sends. Browsers say where it came from."""
+    """Raise Problem 403 if the browser says that another site submitted the form."""
     site = request.headers.get("sec-fetch-site")
     origin = request.headers.get("origin")
     if site is not None:

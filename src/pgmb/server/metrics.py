@@ -1,0 +1,124 @@
+"""Prometheus metrics: this process's counters, and the status of the database."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from importlib.metadata import version
+from typing import Any, Final
+
+import msgspec
+from prometheus_client import Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from psycopg import sql
+from psycopg.rows import tuple_row
+
+from pgmb._async.broker import AsyncBroker
+from pgmb.server.instrumentation import Counters
+from pgmb.telemetry.metrics import families_of
+from pgmb.telemetry.snapshot import QUERY, Snapshot, decode
+
+
+def process_families(counts: Counters) -> Iterator[Metric]:
+    info = GaugeMetricFamily("pgmb_build_info", "The version that runs, as a label.", labels=("version",))
+    info.add_metric([version("pgmb")], 1.0)
+    yield info
+    yield from _requests(counts)
+    yield from _sse(counts)
+
+
+def _requests(counts: Counters) -> Iterator[Metric]:
+    requests = CounterMetricFamily(
+        "pgmb_http_requests", "Requests that were answered.", labels=("route", "method", "status")
+    )
+    for labels, count in counts.requests.items():
+        requests.add_metric(labels, count)
+    yield requests
+    durations = HistogramMetricFamily(
+        "pgmb_http_request_duration_seconds",
+        "From the request to the end of its answer; of server-sent events to its beginning.",
+        labels=("route",),
+    )
+    for route, took in counts.durations.items():
+        durations.add_metric([route], took.buckets(), took.seconds)
+    yield durations
+    yield GaugeMetricFamily("pgmb_http_requests_in_progress", "Requests under way.", value=counts.in_progress)
+
+
+def _sse(counts: Counters) -> Iterator[Metric]:
+    yield GaugeMetricFamily("pgmb_sse_clients", "Readers of server-sent events.", value=counts.sse_clients)
+    for name, description, value in (
+        ("pgmb_sse_events", "Events sent to them.", counts.sse_events),
+        ("pgmb_sse_bytes", "Bytes sent to them.", counts.sse_bytes),
+        ("pgmb_sse_dropped", "Readers dropped for being too slow.", counts.sse_dropped),
+        ("pgmb_sse_resumed", "Readers that came back with a position.", counts.sse_resumed),
+        ("pgmb_sse_reset", "Readers whose position was too old.", counts.sse_reset),
+        ("pgmb_sse_replayed_events", "Events read again for those that came back.", counts.sse_replayed),
+    ):
+        yield CounterMetricFamily(name, description, value=value)
+
+
+_STATES: Final = ("active", "paused", "tripped", "disabled")
+_ENDPOINTS: Final = """
+select state, count(*)::float8, coalesce(sum(delivered), 0)::float8, coalesce(sum(failed), 0)::float8
+from pgmb.endpoints group by state
+"""
+_TIMEOUT_MILLISECONDS: Final = 5000
+"""Statement timeout of a scrape."""
+
+
+class EndpointTotals(msgspec.Struct, frozen=True):
+    by_state: dict[str, float]
+    delivered: float
+    failed: float
+
+
+class DatabaseStatus(msgspec.Struct, frozen=True):
+    """The database's status, and the seconds that reading it took."""
+
+    snapshot: Snapshot
+    endpoints: EndpointTotals
+    seconds: float
+
+
+async def read_status(broker: AsyncBroker) -> DatabaseStatus:
+    began = time.perf_counter()
+    async with broker.connection() as connection, connection.transaction():
+        cursor = connection.cursor(row_factory=tuple_row)
+        await cursor.execute(
+            sql.SQL("set transaction read only; set local statement_timeout = {}").format(
+                sql.Literal(_TIMEOUT_MILLISECONDS)
+            )
+        )
+        await cursor.execute(QUERY)
+        row = await cursor.fetchone()
+        await cursor.execute(_ENDPOINTS)
+        found = await cursor.fetchall()
+    return DatabaseStatus(decode(row[0] if row else ""), _endpoints(found), time.perf_counter() - began)
+
+
+def _endpoints(rows: list[Any]) -> EndpointTotals:
+    by_state: dict[str, float] = dict.fromkeys(_STATES, 0.0)
+    by_state.update((state, count) for state, count, _, _ in rows)
+    return EndpointTotals(by_state, sum(row[2] for row in rows), sum(row[3] for row in rows))
+
+
+def database_families(status: DatabaseStatus | None) -> Iterator[Metric]:
+    """Metrics of the database. Without a status, only `pgmb_up 0`."""
+    yield GaugeMetricFamily("pgmb_up", "1 if the database answered.", value=float(status is not None))
+    if status is None:
+        return
+    yield GaugeMetricFamily(
+        "pgmb_scrape_duration_seconds", "How long asking the database took.", value=status.seconds
+    )
+    yield from families_of(status.snapshot)
+    states = GaugeMetricFamily("pgmb_endpoints", "EndpointTotals by state.", labels=("state",))
+    for state, count in status.endpoints.by_state.items():
+        states.add_metric([state], count)
+    yield states
+    deliveries = CounterMetricFamily(
+        "pgmb_endpoint_deliveries", "Requests to the endpoints that there are.", labels=("outcome",)
+    )
+    deliveries.add_metric(["delivered"], status.endpoints.delivered)
+    deliveries.add_metric(["failed"], status.endpoints.failed)
+    yield deliveries
