@@ -31,7 +31,7 @@ class DefaultSource(DataSource):
         return "pgmb"
 
     def schema(self) -> str:
-        return str(_part("source.schema").SCHEMA)
+        return str(_part("source.queries").SCHEMA)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         reader: DataSourceReader = _part("source.readers").BatchReader(self.options, schema)

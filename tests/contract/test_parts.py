@@ -10,9 +10,9 @@ import psycopg
 import pytest
 
 from pgmb.errors import HistoryGone
-from pgmb.spark.source.log import Log
-from pgmb.spark.source.offsets import Mark, Part, between
-from pgmb.spark.source.statement import columns_for, select
+from pgmb.spark.source.offsets import SeqRange, ShardOffset, between
+from pgmb.spark.source.queries import columns_for, select
+from pgmb.spark.source.shards import ShardLog
 from pgmb.types import Position
 from tests.conftest import Connect
 
@@ -27,7 +27,7 @@ def publish(connection: Db, events: int) -> None:
 
 def numbers(db: Db, stretch: Any) -> Iterator[list[int]]:
     """The numbers that each part gives."""
-    for part in stretch.parts:
+    for part in stretch.ranges:
         statement = select("main", columns_for(["seq"]), stretch.after, stretch.upto, part, "")
         with db.transaction():
             db.execute("set local enable_seqscan = off")
@@ -35,21 +35,21 @@ def numbers(db: Db, stretch: Any) -> Iterator[list[int]]:
 
 
 @pytest.fixture
-def log(dsn: str) -> Iterator[Log]:
-    opened = Log(dsn, "main")
+def log(dsn: str) -> Iterator[ShardLog]:
+    opened = ShardLog(dsn, "main")
     yield opened
     opened.close()
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_parts_hold_each_committed_event_once(
-    log: Log, db: Db, dsn: str, connect: Connect, seed: int
+    log: ShardLog, db: Db, dsn: str, connect: Connect, seed: int
 ) -> None:
     chance = random.Random(seed)
     writers = [connect(dsn) for _ in range(5)]
     for writer in writers:
         writer.autocommit = False
-    mark = Mark(log.earliest())
+    mark = ShardOffset(log.earliest())
     found: list[int] = []
     for _ in range(60):
         writer = chance.choice(writers)
@@ -81,10 +81,12 @@ def test_parts_hold_each_committed_event_once(
     assert sorted(found) == sorted(committed)
 
 
-def _step(log: Log, db: Db, mark: Mark, limit: int | None, chance: random.Random, found: list[int]) -> Mark:
+def _step(
+    log: ShardLog, db: Db, mark: ShardOffset, limit: int | None, chance: random.Random, found: list[int]
+) -> ShardOffset:
     size, parts = chance.choice([3, 10, 500_000]), chance.choice([1, 1, 4])
     sliced = log.advance(mark, log.frontier(), limit, size, parts)
-    stretch = between(mark, sliced.mark)
+    stretch = between(mark, sliced.offset)
     if stretch is None:
         return mark
     read = [seq for part in numbers(db, stretch) for seq in part]
@@ -95,43 +97,43 @@ def _step(log: Log, db: Db, mark: Mark, limit: int | None, chance: random.Random
         "select e.seq from pgmb.between('main', %s::pgmb.position, %s::pgmb.position, %s, 1000000) e",
         [str(stretch.after), str(stretch.upto), mark.seq],
     ).fetchall()
-    upto = sliced.mark.seq if sliced.mark.batch else None
+    upto = sliced.offset.seq if sliced.offset.to_position else None
     assert read == [seq for (seq,) in expected if upto is None or seq <= upto]
-    if sliced.mark.batch is not None:
+    if sliced.offset.to_position is not None:
         assert read, "a cut stretch holds something"
     found += read
-    return sliced.mark
+    return sliced.offset
 
 
 def test_a_transaction_that_straggles_with_much_is_walked_in_parts(
-    log: Log, db: Db, connect: Connect, dsn: str
+    log: ShardLog, db: Db, connect: Connect, dsn: str
 ) -> None:
     late = connect(dsn)
     late.autocommit = False
     publish(db, 100)
     publish(late, 12_000)
     publish(db, 100)
-    first = log.advance(Mark(log.earliest()), log.frontier(), None, 500_000, 1)
+    first = log.advance(ShardOffset(log.earliest()), log.frontier(), None, 500_000, 1)
     late.commit()
     publish(db, 10)
-    rest = log.advance(first.mark, log.frontier(), None, 5_000, 1)
-    assert [part.late for part in rest.mark.parts] == [False] * 4
-    stretch = between(first.mark, rest.mark)
+    rest = log.advance(first.offset, log.frontier(), None, 5_000, 1)
+    assert [part.late for part in rest.offset.ranges] == [False] * 4
+    stretch = between(first.offset, rest.offset)
     assert [len(part) for part in numbers(db, stretch)][-1] == 10
     assert sum(len(part) for part in numbers(db, stretch)) == 12_010
     # With a limit, page by page, none twice.
-    mark, found = first.mark, 0
-    while mark.done == first.mark.done:
+    mark, found = first.offset, 0
+    while mark.from_position == first.offset.from_position:
         sliced = log.advance(mark, log.frontier(), 5_000, 500_000, 1)
-        read = [len(part) for part in numbers(db, between(mark, sliced.mark))]
+        read = [len(part) for part in numbers(db, between(mark, sliced.offset))]
         assert sum(read) <= 5_000
         found += sum(read)
-        mark = sliced.mark
+        mark = sliced.offset
     assert found == 12_010
 
 
 def test_numbers_that_were_rolled_back_make_no_empty_stretches(
-    log: Log, db: Db, connect: Connect, dsn: str
+    log: ShardLog, db: Db, connect: Connect, dsn: str
 ) -> None:
     publish(db, 5)
     undone = connect(dsn)
@@ -139,21 +141,21 @@ def test_numbers_that_were_rolled_back_make_no_empty_stretches(
     publish(undone, 3_000)
     undone.rollback()
     publish(db, 5)
-    mark, steps = Mark(log.earliest()), []
+    mark, steps = ShardOffset(log.earliest()), []
     while True:
         sliced = log.advance(mark, log.frontier(), 4, 500_000, 1)
-        if sliced.mark == mark:
+        if sliced.offset == mark:
             break
-        steps.append(sum(len(part) for part in numbers(db, between(mark, sliced.mark))))
-        mark = sliced.mark
+        steps.append(sum(len(part) for part in numbers(db, between(mark, sliced.offset))))
+        mark = sliced.offset
     assert sum(steps) == 10
     assert len(steps) <= 6
 
 
 @pytest.mark.slow
-def test_the_cost_of_dividing_does_not_grow_with_the_log(log: Log, db: Db) -> None:
+def test_the_cost_of_dividing_does_not_grow_with_the_log(log: ShardLog, db: Db) -> None:
     publish(db, 20_000)
-    start = log.advance(Mark(log.earliest()), log.frontier(), None, 500_000, 1).mark
+    start = log.advance(ShardOffset(log.earliest()), log.frontier(), None, 500_000, 1).offset
 
     def touched() -> int:
         publish(db, 100)
@@ -163,7 +165,7 @@ def test_the_cost_of_dividing_does_not_grow_with_the_log(log: Log, db: Db) -> No
             plan = db.execute(
                 "explain (analyze, buffers, format json) select * from pgmb.divide('main', %s::pgmb.position,"
                 " %s::pgmb.position, 0, %s, max => 50)",
-                [start.done, frontier.position, frontier.last],
+                [start.from_position, frontier.position, frontier.last],
             ).fetchone()
         assert plan is not None
         found = plan[0][0]["Plan"]
@@ -172,13 +174,13 @@ def test_the_cost_of_dividing_does_not_grow_with_the_log(log: Log, db: Db) -> No
     touched()
     before = touched()
     publish(db, 200_000)
-    start = log.advance(start, log.frontier(), None, 500_000, 1).mark
+    start = log.advance(start, log.frontier(), None, 500_000, 1).offset
     assert touched() <= before * 1.5 + 30
 
 
-def test_what_retention_took_is_named(log: Log, db: Db) -> None:
+def test_what_retention_took_is_named(log: ShardLog, db: Db) -> None:
     publish(db, 10)
-    mark = log.advance(Mark(log.earliest()), log.frontier(), None, 500_000, 1).mark
+    mark = log.advance(ShardOffset(log.earliest()), log.frontier(), None, 500_000, 1).offset
     publish(db, 10)
     db.execute("select pgmb.rotate('main')")
     publish(db, 10)
@@ -189,13 +191,13 @@ def test_what_retention_took_is_named(log: Log, db: Db) -> None:
     with pytest.raises(HistoryGone, match=r"numbers 11 to 20, published until .* were dropped by retention"):
         log.advance(mark, log.frontier(), None, 500_000, 1)
     # From the earliest on, what is kept is all there is.
-    fresh = log.advance(Mark(log.earliest()), log.frontier(), None, 500_000, 1)
-    assert [len(part) for part in numbers(db, between(Mark(log.earliest()), fresh.mark))] == [10]
+    fresh = log.advance(ShardOffset(log.earliest()), log.frontier(), None, 500_000, 1)
+    assert [len(part) for part in numbers(db, between(ShardOffset(log.earliest()), fresh.offset))] == [10]
 
 
 def test_a_statement_names_only_what_is_asked_for() -> None:
     at = Position.parse('(1,5,7,9,"10:12:10,11",5,12)')
-    late = select("main", ["seq"], at, at, Part(0, 5, late=True), " and e.topic = 't'")
+    late = select("main", ["seq"], at, at, SeqRange(0, 5, late=True), " and e.topic = 't'")
     assert "'{10,11}'::xid8[]" in late
     assert "e.topic = 't'" in late
     assert columns_for(["stream", "position"]) == ["seq"]
@@ -203,7 +205,7 @@ def test_a_statement_names_only_what_is_asked_for() -> None:
     assert columns_for(["payload", "topic"]) == ["topic", "payload"]
 
 
-def test_a_driver_outlives_a_connection_that_is_lost(log: Log, db: Db) -> None:
+def test_a_driver_outlives_a_connection_that_is_lost(log: ShardLog, db: Db) -> None:
     publish(db, 3)
     before = log.frontier()
     assert log.home
@@ -216,4 +218,4 @@ def test_a_driver_outlives_a_connection_that_is_lost(log: Log, db: Db) -> None:
 
 def test_a_database_that_was_never_reached_is_told_at_once() -> None:
     with pytest.raises(psycopg.OperationalError):
-        Log("host=127.0.0.1 port=1 dbname=nowhere", "main").frontier()
+        ShardLog("host=127.0.0.1 port=1 dbname=nowhere", "main").frontier()

@@ -18,8 +18,8 @@ from harness.server import Server
 from pgmb.server import sse
 from pgmb.server.application import Application
 from pgmb.server.sse.history import Tick
+from pgmb.spark.options import ReadOptions
 from pgmb.spark.source.offsets import Offset
-from pgmb.spark.source.options import ReadOptions
 from pgmb.spark.source.shards import Shards
 from pgmb.types import Position
 from tests.conftest import FreshServer

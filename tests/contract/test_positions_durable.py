@@ -18,8 +18,8 @@ from pgmb.errors import PositionLost
 from pgmb.server import sse
 from pgmb.server.application import Application
 from pgmb.server.sse.history import Tick
-from pgmb.spark.source.log import Log
-from pgmb.spark.source.offsets import Mark
+from pgmb.spark.source.offsets import ShardOffset
+from pgmb.spark.source.shards import ShardLog
 from pgmb.types import Position
 from tests.conftest import FreshServer
 from tests.server.sse.stage import EVENTS, Client, make_key, served
@@ -134,9 +134,9 @@ async def test_server_sent_events_and_spark_refuse_a_position_that_a_failover_lo
         async with Client(port, EVENTS, key=key, last_event_id=ids["kept"]) as client:
             assert await client.numbers(len(numbers)) == numbers
 
-    log = Log(new.dsn(), "main")
+    log = ShardLog(new.dsn(), "main")
     with pytest.raises(PositionLost) as refused:
-        log.advance(Mark(gone), log.frontier(), None, 1000, 1)
+        log.advance(ShardOffset(gone), log.frontier(), None, 1000, 1)
     assert "new checkpoint" in "".join(refused.value.__notes__)
-    assert log.advance(Mark(kept), log.frontier(), None, 1000, 1).numbers >= len(numbers)
+    assert log.advance(ShardOffset(kept), log.frontier(), None, 1000, 1).numbers >= len(numbers)
     log.close()

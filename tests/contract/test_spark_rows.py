@@ -9,8 +9,8 @@ from uuid import uuid4
 import psycopg
 import pyarrow as pa
 
+from pgmb.spark.source.queries import arrow_schema
 from pgmb.spark.source.rows import Rows
-from pgmb.spark.source.schema import chosen
 
 
 def test_ids_are_those_of_the_server(db: psycopg.Connection[Any]) -> None:
@@ -36,7 +36,7 @@ def test_ids_are_those_of_the_server(db: psycopg.Connection[Any]) -> None:
         ],
         names=["seq", "id", "published_at"],
     )
-    rows = Rows(chosen(["position", "id"]), "main", "here", salt)
+    rows = Rows(arrow_schema(["position", "id"]), "main", "here", salt)
     for start in (0, 500):
         made = rows.of(batch.slice(start))
         assert made.column("id").to_pylist() == [

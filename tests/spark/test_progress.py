@@ -16,7 +16,7 @@ from pyspark.errors import StreamingQueryException
 import pgmb
 from harness.spark import TOO_SLOW
 from pgmb.spark.progress import line, log_progress
-from pgmb.spark.source.offsets import Mark, Offset
+from pgmb.spark.source.offsets import Offset, ShardOffset
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,7 +29,7 @@ def position(seq: int) -> str:
     return f'(1,7,5,9,"90:90:",{seq},90)'
 
 
-def offset(*marks: Mark) -> str:
+def offset(*marks: ShardOffset) -> str:
     return json.dumps(Offset("main", {f"7/{number}": mark for number, mark in enumerate(marks)}).dump())
 
 
@@ -44,16 +44,20 @@ def told(end: str | None, latest: str | None, rows: int = 10) -> str | None:
 
 def test_a_line_names_the_position_and_what_is_left() -> None:
     at = position(100)
-    said = told(offset(Mark(at)), offset(Mark(position(150))))
+    said = told(offset(ShardOffset(at)), offset(ShardOffset(position(150))))
     assert said == f"query q, batch 3: 10 events of stream main, 1,234 a second, up to {at}, 50 left"
-    assert str(told(offset(Mark(at)), offset(Mark(at)), rows=0)).endswith(f" 0 a second, up to {at}, 0 left")
+    assert str(told(offset(ShardOffset(at)), offset(ShardOffset(at)), rows=0)).endswith(
+        f" 0 a second, up to {at}, 0 left"
+    )
 
 
 def test_a_cut_batch_several_shards_and_a_segment_further() -> None:
-    cut = Mark(position(0), batch=position(100), seq=40)
-    said = told(offset(cut, Mark(position(7))), offset(Mark(position(150)), Mark(position(9))))
+    cut = ShardOffset(position(0), to_position=position(100), seq=40)
+    said = told(
+        offset(cut, ShardOffset(position(7))), offset(ShardOffset(position(150)), ShardOffset(position(9)))
+    )
     assert str(said).endswith(f"up to {position(100)}, {position(7)}, 112 left")
-    assert str(told(offset(cut), offset(Mark(position((1 << 40) + 5))))).endswith("more than 5 left")
+    assert str(told(offset(cut), offset(ShardOffset(position((1 << 40) + 5))))).endswith("more than 5 left")
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,10 @@ import pytest
 from pyspark.sql import types as t
 
 from pgmb.errors import InvalidArgument
+from pgmb.spark.options import WriteOptions
 from pgmb.spark.sink.columns import Columns
-from pgmb.spark.sink.digests import Digest
-from pgmb.spark.sink.event_ids import EventIds
-from pgmb.spark.sink.options import WriteOptions
-from pgmb.spark.sink.rows_as_json import encoder
+from pgmb.spark.sink.events import Digest, EventIds
+from pgmb.spark.sink.json_encoding import encoder
 from pgmb.spark.sink.writers import BatchWriter, StreamWriter
 
 URL = "postgresql://nowhere"

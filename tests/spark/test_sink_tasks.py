@@ -15,9 +15,9 @@ from pyspark.sql import types as t
 
 from harness.server import Server
 from pgmb.errors import InvalidArgument, PermissionDenied, StreamNotFound, TasksDiffer
+from pgmb.spark.options import WriteOptions
 from pgmb.spark.sink.columns import Columns
-from pgmb.spark.sink.options import WriteOptions
-from pgmb.spark.sink.task import Task, Written
+from pgmb.spark.sink.task import Task, TaskResult
 from pgmb.spark.sink.writers import BatchWriter
 from tests.conftest import Connect
 from tests.contract.cast import Cast
@@ -47,7 +47,7 @@ class Job:
         self.options = WriteOptions.of(self.given, streaming=False)
         self.run = str(uuid4())
 
-    def task(self, number: int, *batches: list[Any], source: Iterator[Any] | None = None) -> Written:
+    def task(self, number: int, *batches: list[Any], source: Iterator[Any] | None = None) -> TaskResult:
         columns = Columns(self.kinds, self.options)
         task = Task(self.options, columns, self.app, self.version, number, self.run)
         return task.write(source or iter([self.batch(rows) for rows in batches]))
@@ -60,7 +60,7 @@ class Job:
             schema=arrow,
         )
 
-    def commit(self, *messages: Written) -> None:
+    def commit(self, *messages: TaskResult) -> None:
         BatchWriter(self.given, self.kinds, overwrite=False).publish(messages)
 
     def abort(self) -> None:

@@ -18,7 +18,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from pgmb.spark.source.filters import condition
+from pgmb.spark.source.queries import condition
 from pgmb.spark.source.readers import BatchReader
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)

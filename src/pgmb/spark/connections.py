@@ -19,7 +19,7 @@ _kept: Final[dict[tuple[int, str], Any]] = {}
 
 @atexit.register
 def _close() -> None:
-    """A connection that outlives its interpreter's modules complains about it."""
+    """Close connections before the interpreter unloads modules, or ADBC warns."""
     for process, url in list(_kept):
         if process == os.getpid():
             _kept.pop((process, url)).close()
@@ -27,12 +27,12 @@ def _close() -> None:
 
 @contextmanager
 def transaction(url: str) -> Generator[Any]:
-    """A transaction on the connection that this process keeps for a database. Our errors are raised as ours.
+    """A transaction on this process's connection to a database. Errors of pgmb are raised as `pgmb.errors`.
 
-    The connection is not used again after an error. BEGIN and COMMIT are said here: ADBC's own would leave it
-    idle in a transaction between tasks.
+    After an error the connection is closed. BEGIN and COMMIT are explicit: ADBC's own transactions would
+    leave the connection idle in transaction between tasks.
     """
-    connection = _begun(url)
+    connection = _connection(url)
     try:
         with translated(), connection.cursor() as cursor:
             yield cursor
@@ -45,7 +45,7 @@ def transaction(url: str) -> Generator[Any]:
 
 @contextmanager
 def translated() -> Generator[None]:
-    """Raise ADBC's errors that are ours as the exceptions of `pgmb.errors`."""
+    """Raise ADBC errors with SQLSTATEs of pgmb as the exceptions of `pgmb.errors`."""
     try:
         yield
     except adbc_driver_manager.Error as error:
@@ -57,7 +57,7 @@ def translated() -> Generator[None]:
 
 
 def diagnosis(error: adbc_driver_manager.Error) -> dict[str, str]:
-    """What the server said of an error, by PostgreSQL's names of its fields."""
+    """The fields of the server's error message, by PostgreSQL's names."""
     details: Any = error.details or []
     return {
         (name.decode() if isinstance(name, bytes) else name).removeprefix("PG_DIAG_"): text.decode(
@@ -67,8 +67,8 @@ def diagnosis(error: adbc_driver_manager.Error) -> dict[str, str]:
     }
 
 
-def _begun(url: str) -> Any:
-    """A connection in a new transaction: the one kept, unless the server has closed it."""
+def _connection(url: str) -> Any:
+    """A connection in a new transaction: the kept one, unless the server closed it."""
     kept = _kept.pop((os.getpid(), url), None)
     if kept is not None:
         try:
@@ -77,7 +77,7 @@ def _begun(url: str) -> Any:
             kept.close()
         else:
             return kept
-    # Not sooner: it imports pandas, and the processes in which Spark plans need neither. It has no types.
+    # Imported here because it imports pandas, which the driver's planning does not need. It is untyped.
     driver: Any = import_module("adbc_driver_postgresql.dbapi")
     fresh = driver.connect(url, autocommit=True)
     _begin(fresh)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
-from pgmb.spark.source.offsets import Mark, Offset
+from pgmb.spark.source.offsets import Offset, ShardOffset
 from pgmb.types import Position
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def line(progress: StreamingQueryProgress, source: SourceProgress) -> str | None
         return None
     # A rate of nothing is no number.
     rate = source.processedRowsPerSecond if source.numInputRows else 0.0
-    reached = ", ".join(f"{mark.batch or mark.done}" for mark in end.shards.values())
+    reached = ", ".join(f"{mark.to_position or mark.from_position}" for mark in end.shards.values())
     left = _left(end, _offset(source.latestOffset))
     return (
         f"query {progress.name or progress.id}, batch {progress.batchId}: {source.numInputRows:,} events of"
@@ -93,5 +93,5 @@ def _left(end: Offset, latest: Offset | None) -> str:
     return f", {more}{left:,} left"
 
 
-def _number(mark: Mark) -> int:
-    return mark.seq if mark.batch is not None else Position.parse(mark.done).seq
+def _number(mark: ShardOffset) -> int:
+    return mark.seq if mark.to_position is not None else Position.parse(mark.from_position).seq

@@ -9,8 +9,8 @@ import pyarrow.compute
 from pyspark.sql import types as t
 
 from pgmb.errors import InvalidArgument
-from pgmb.spark.sink.options import WriteOptions
-from pgmb.spark.sink.rows_as_json import Encoder, encoder
+from pgmb.spark.options import WriteOptions
+from pgmb.spark.sink.json_encoding import Encoder, encoder
 
 # Their stubs know too little of what arrays may be.
 pa: Any = pyarrow

@@ -1,20 +1,20 @@
-"""What one task does with its rows. Each attempt of a task runs this in a Python worker."""
+"""One task of a write. Each attempt of a task runs this in a Python worker."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from adbc_driver_manager import Error
 from pyspark.sql.datasource import WriterCommitMessage
 
-from pgmb.spark.connections import transaction
+from pgmb.errors import InvalidArgument
+from pgmb.spark.connections import diagnosis, transaction
+from pgmb.spark.options import WriteOptions
 from pgmb.spark.sink.columns import Columns
-from pgmb.spark.sink.digests import Digest
-from pgmb.spark.sink.event_ids import EventIds
-from pgmb.spark.sink.options import WriteOptions
-from pgmb.spark.sink.outgoing import Outgoing
-from pgmb.spark.sink.refusals import refusals
+from pgmb.spark.sink.events import Digest, EventBatches, EventIds
 
 _BEGIN = "select pgmb.begin_tasks($1, $2, $3, $4::uuid)"
 _CLAIM_TASK = "select pgmb.claim_task($1, $2, $3, $4::int, $5::uuid)"
@@ -24,11 +24,11 @@ _PUBLISH_STAGE = "select pgmb.publish_stage($1, $2::int, $3, $4::bigint, $5, tru
 
 
 @dataclass(frozen=True)
-class Written(WriterCommitMessage):
-    """What a task tells the driver.
+class TaskResult(WriterCommitMessage):
+    """The result of a task, for the driver.
 
-    stage    holds its events until they are published; None if there are none, or they are published
-    digest   of events that were published directly
+    stage    the stage with its events; None if there are no events, or they are published already
+    digest   of directly published events
     """
 
     app: str
@@ -41,7 +41,7 @@ class Written(WriterCommitMessage):
 
 @dataclass(frozen=True)
 class Task:
-    """One task of a version of an application. `run` tells attempts at a whole version apart."""
+    """One task of a version of an application. `run` identifies an attempt at the whole version."""
 
     options: WriteOptions
     columns: Columns
@@ -50,18 +50,18 @@ class Task:
     number: int
     run: str
 
-    def write(self, batches: Iterator[Any]) -> Written:
-        """Publish the rows, or see to it that the driver can."""
-        with refusals():
+    def write(self, batches: Iterator[Any]) -> TaskResult:
+        """Publish the rows, or stage them for the driver to publish."""
+        with data_errors():
             if self.options.mode == "staged":
                 return self._staged(batches)
             if self.options.mode == "direct":
                 return self._direct(batches)
             return self._at_least_once(batches)
 
-    def _staged(self, batches: Iterator[Any]) -> Written:
-        """Write into a stage, which the driver publishes together with those of all tasks."""
-        out = Outgoing(batches, self.columns)
+    def _staged(self, batches: Iterator[Any]) -> TaskResult:
+        """Write into a stage. The driver publishes the stages of all tasks in one transaction."""
+        out = EventBatches(batches, self.columns)
         if out.empty:
             return self._written()
         with transaction(self.options.url) as cursor:
@@ -73,10 +73,10 @@ class Task:
             return self._written()
         return self._written(events=out.events, stage=stage)
 
-    def _direct(self, batches: Iterator[Any]) -> Written:
-        """Publish in a transaction that also says that this task did."""
+    def _direct(self, batches: Iterator[Any]) -> TaskResult:
+        """Publish, and record the task as published, in one transaction."""
         digest = Digest()
-        out = Outgoing(batches, self.columns, digest)
+        out = EventBatches(batches, self.columns, digest)
         if out.empty:
             return self._written(digest=digest.value)
         with transaction(self.options.url) as cursor:
@@ -89,14 +89,14 @@ class Task:
             return self._written(events=out.events, stage=stage)
         return self._written(events=out.events, digest=digest.value)
 
-    def _publish(self, out: Outgoing, digest: Digest) -> None:
+    def _publish(self, out: EventBatches, digest: Digest) -> None:
         with transaction(self.options.url) as cursor:
             if self._ask(cursor, _CLAIM_TASK, self.number, self.run):
                 self._write_to_log(cursor, out)
                 self._ask(cursor, _FINISH_TASK, self.number, out.events, digest.value)
 
-    def _stage_missing(self, out: Outgoing) -> int | None:
-        """Write into a stage what an earlier run has not published; the driver compares the rest."""
+    def _stage_missing(self, out: EventBatches) -> int | None:
+        """Stage a task that no earlier run published. The driver compares the digests of the others."""
         with transaction(self.options.url) as cursor:
             if self._ask(cursor, "select pgmb.task_published($1, $2, $3, $4::int)", self.number):
                 return None
@@ -105,19 +105,19 @@ class Task:
                 _write(cursor, f"stage_{stage}", out)
             return stage
 
-    def _at_least_once(self, batches: Iterator[Any]) -> Written:
-        """Publish, again whenever the task is repeated, with the same ids."""
+    def _at_least_once(self, batches: Iterator[Any]) -> TaskResult:
+        """Publish. A repeated task publishes again, with the same ids."""
         ids = () if self.columns.identified else (EventIds(self.app, self.version, self.number),)
-        out = Outgoing(batches, self.columns, *ids)
+        out = EventBatches(batches, self.columns, *ids)
         if not out.empty:
             with transaction(self.options.url) as cursor:
                 ask(cursor, "select pgmb.stream_id($1)", self.options.stream)
                 self._write_to_log(cursor, out)
         return self._written(events=out.events)
 
-    def _write_to_log(self, cursor: Any, out: Outgoing) -> None:
+    def _write_to_log(self, cursor: Any, out: EventBatches) -> None:
         if self.columns.delayed:
-            # The log takes no due time: what is due later waits elsewhere.
+            # The log has no due time: delayed events go through a stage.
             stage = self._ask(cursor, "select pgmb.claim_stage($1, $2)", version=False)
             _write(cursor, f"stage_{stage}", out)
             ask(cursor, _PUBLISH_STAGE, self.options.stream, stage, self.app, None, out.events)
@@ -128,11 +128,11 @@ class Task:
         told = (self.options.stream, self.app, *([self.version] if version else []))
         return ask(cursor, statement, *told, *parameters)
 
-    def _written(self, **told: Any) -> Written:
-        return Written(app=self.app, version=self.version, task=self.number, **told)
+    def _written(self, **told: Any) -> TaskResult:
+        return TaskResult(app=self.app, version=self.version, task=self.number, **told)
 
 
-def _write(cursor: Any, table: str, out: Outgoing) -> None:
+def _write(cursor: Any, table: str, out: EventBatches) -> None:
     try:
         cursor.adbc_ingest(table, out.stream(), mode="append", db_schema_name="pgmb")
     except Exception:
@@ -141,6 +141,31 @@ def _write(cursor: Any, table: str, out: Outgoing) -> None:
 
 
 def ask(cursor: Any, statement: str, *parameters: Any) -> Any:
-    """The one value that a statement returns."""
+    """The single value of a statement."""
     cursor.execute(statement, parameters)
     return cursor.fetchone()[0]
+
+
+_INVALID_JSON = "22P02"
+_INVALID_TEXT = "22021"
+_LONGEST_CONTEXT = 300
+
+
+@contextmanager
+def data_errors() -> Generator[None]:
+    """Raise ADBC errors about invalid data as InvalidArgument."""
+    try:
+        yield
+    except Error as error:
+        said = diagnosis(error)
+        message, place = said.get("MESSAGE_PRIMARY", str(error)), said.get("CONTEXT", "").replace("\n", "; ")
+        if error.sqlstate == _INVALID_JSON:
+            detail = said.get("MESSAGE_DETAIL", "")
+            ours = InvalidArgument(f"{message}: {detail} {place[:_LONGEST_CONTEXT]}")
+            ours.advise("A payload or headers of type STRING are JSON text, such as to_json makes.")
+            raise ours from error
+        if error.sqlstate == _INVALID_TEXT:
+            raise InvalidArgument(
+                f"topics and keys cannot hold the character NUL: {message}; {place[:_LONGEST_CONTEXT]}"
+            ) from error
+        raise

@@ -13,9 +13,9 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 
 from pgmb.errors import PgmbError
 from pgmb.spark.connections import transaction
+from pgmb.spark.options import WriteOptions
 from pgmb.spark.sink.columns import Columns
-from pgmb.spark.sink.options import WriteOptions
-from pgmb.spark.sink.task import Task, Written, ask
+from pgmb.spark.sink.task import Task, TaskResult, ask
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import WriterCommitMessage
@@ -31,7 +31,7 @@ _ABANDON = "select pgmb.abandon_tasks($1, $2, $3::bigint, $4)"
 
 
 class _Sink:
-    """What both writers do. Made at the driver, copied to every task."""
+    """Common to both writers. Created on the driver and copied to every task."""
 
     def __init__(
         self, options: Mapping[str, str], schema: StructType, overwrite: bool, streaming: bool
@@ -44,19 +44,19 @@ class _Sink:
         self.columns = Columns(schema, self.options)
         self.run = str(uuid4())
 
-    def task(self, app: str, version: int | None, batches: Iterator[Any]) -> Written:
+    def task(self, app: str, version: int | None, batches: Iterator[Any]) -> TaskResult:
         context = cast("TaskContext", TaskContext.get())
         task = Task(self.options, self.columns, app, version, context.partitionId(), self.run)
         return task.write(batches)
 
     def publish(self, messages: Sequence[WriterCommitMessage | None], forget: bool = False) -> None:
-        """Publish what the tasks have written, with the ledger, in one transaction."""
-        told = _told(messages)
-        if not told or self.options.mode == "at-least-once":
+        """Publish the tasks' events and update the ledger, in one transaction."""
+        results = _results(messages)
+        if not results or self.options.mode == "at-least-once":
             return
-        app, version = told[0].app, told[0].version
+        app, version = results[0].app, results[0].version
         arrays = [
-            _array(getattr(written, name) for written in told)
+            _array(getattr(result, name) for result in results)
             for name in ("task", "stage", "events", "digest")
         ]
         with transaction(self.options.url) as cursor:
@@ -65,7 +65,7 @@ class _Sink:
                 ask(cursor, _ABANDON, self.options.stream, app, version, True)
 
     def abandon(self, app: str, version: int | None, forget: bool = False) -> None:
-        """Free what the tasks have written, after a failure, which an error of this would hide."""
+        """Drop the tasks' stages after a failure. Errors are only logged: they would hide the failure."""
         if self.options.mode != "at-least-once":
             try:
                 with transaction(self.options.url) as cursor:
@@ -75,10 +75,10 @@ class _Sink:
 
 
 class BatchWriter(_Sink, DataSourceArrowWriter):
-    """A write of a whole DataFrame: published once by txnAppId and txnVersion, if they are given.
+    """A batch write. With txnAppId and txnVersion, each version is published once.
 
-    Without them it is an application of its own, which ends with it. In commitMode=direct that one is in the
-    ledger meanwhile, because of tasks that Spark repeats.
+    Without them, the write is an application of its own, which is removed from the ledger at the end. It is
+    needed there in commitMode=direct, because Spark may repeat tasks.
     """
 
     def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool) -> None:
@@ -87,7 +87,7 @@ class BatchWriter(_Sink, DataSourceArrowWriter):
         self.forget = self.options.app is None and self.options.mode == "direct"
         self.version = 0 if self.forget else self.options.version
 
-    def write(self, iterator: Iterator[Any]) -> Written:
+    def write(self, iterator: Iterator[Any]) -> TaskResult:
         return self.task(self.app, self.version, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -98,34 +98,38 @@ class BatchWriter(_Sink, DataSourceArrowWriter):
 
 
 class StreamWriter(_Sink, DataSourceStreamArrowWriter):
-    """A write of a streaming query, each of whose batches is published once: its version is its number, the
-    application the query, or txnAppId."""
+    """A streaming write. Each batch is published once.
+
+    The version is the batch's number; the application is the query, or txnAppId.
+    """
 
     def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool) -> None:
         super().__init__(options, schema, overwrite, streaming=True)
 
-    def write(self, iterator: Iterator[Any]) -> Written:
+    def write(self, iterator: Iterator[Any]) -> TaskResult:
         context = cast("TaskContext", TaskContext.get())
         app = self.options.app or context.getLocalProperty("sql.streaming.queryId")
         batch = context.getLocalProperty("streaming.sql.batchId")
         if app is None or batch is None:
-            raise RuntimeError("Spark told this task neither the streaming query nor the batch it belongs to")
+            raise RuntimeError(
+                "Spark results this task neither the streaming query nor the batch it belongs to"
+            )
         return self.task(app, int(batch), iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         self.publish(messages)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        told = _told(messages)
-        if told:
-            self.abandon(told[0].app, told[0].version)
+        results = _results(messages)
+        if results:
+            self.abandon(results[0].app, results[0].version)
 
 
-def _told(messages: Sequence[WriterCommitMessage | None]) -> list[Written]:
-    """The messages of tasks that were done, in the tasks' order."""
-    return sorted((m for m in messages if isinstance(m, Written)), key=lambda written: written.task)
+def _results(messages: Sequence[WriterCommitMessage | None]) -> list[TaskResult]:
+    """The results of finished tasks, by task number."""
+    return sorted((m for m in messages if isinstance(m, TaskResult)), key=lambda result: result.task)
 
 
 def _array(values: Iterable[int | None]) -> str:
-    """As PostgreSQL writes it."""
+    """A PostgreSQL array literal."""
     return "{" + ",".join("null" if value is None else str(value) for value in values) + "}"

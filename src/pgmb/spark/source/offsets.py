@@ -1,9 +1,10 @@
 """Offsets: how far a query has come in each shard. Pure, and all that a plan depends on.
 
-An offset at rest stands at a position, `done`: everything before it was read. Between two of them lies a
-batch. A limit cuts a batch: then `batch` is the position where it ends, frozen until all of it is read, and
-`seq` how far. `parts` says how the stretch that ended here was divided among tasks, so that a batch that is
-run again, also after a restart with other settings, is divided the same.
+An offset normally stands at a position, `from_position`: everything before it was read. Between two such
+positions lies a batch. A limit may cut a batch: then `to_position` is where the batch ends, which stays the
+same until all of it is read, and `seq` is how far it was read. `ranges` records how the events that end here
+were divided among tasks, so that a repeated batch is divided the same, even after a restart with other
+settings.
 """
 
 from __future__ import annotations
@@ -17,41 +18,41 @@ from pgmb.types import Position
 VERSION: Final = 2
 
 
-class Part(msgspec.Struct, frozen=True, array_like=True):
-    """A stretch of numbers, lo < seq <= hi. A late one holds stragglers, which are found by their xids."""
+class SeqRange(msgspec.Struct, frozen=True, array_like=True):
+    """The events with lo < seq <= hi. A late range has events that committed late, found by their xids."""
 
     lo: int
     hi: int
     late: bool = False
 
 
-class Mark(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How far a query is in one shard."""
+class ShardOffset(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How far a query has come in one shard. The names in checkpoints are short, and must stay."""
 
-    done: str
-    batch: str | None = None
+    from_position: str = msgspec.field(name="done")
+    to_position: str | None = msgspec.field(default=None, name="batch")
     seq: int = 0
-    # The highest number that an event of the batch can have.
+    # The highest seq that an event of the batch can have.
     last: int = 0
-    # Only events published at or after it: microseconds. What startingTimestamp said when the query began.
+    # Only events published at or after this time, in microseconds: startingTimestamp when the query began.
     since: int | None = None
-    parts: list[Part] = []
+    ranges: list[SeqRange] = msgspec.field(default=[], name="parts")
 
 
-class Stretch(msgspec.Struct, frozen=True):
-    """What lies between two marks of a shard: the batch, and the parts of it."""
+class BatchRange(msgspec.Struct, frozen=True):
+    """The events between two offsets of a shard, divided into ranges."""
 
     after: Position
     upto: Position
     since: int | None
-    parts: list[Part]
+    ranges: list[SeqRange]
 
 
 class Offset(msgspec.Struct, frozen=True):
-    """A mark for each shard, by where it lives (`Home`)."""
+    """An offset per shard, by the cluster and database that it belongs to."""
 
     stream: str
-    shards: dict[str, Mark]
+    shards: dict[str, ShardOffset]
     v: int = VERSION
 
     @classmethod
@@ -71,14 +72,19 @@ class Offset(msgspec.Struct, frozen=True):
         return dumped
 
 
-def between(start: Mark, end: Mark) -> Stretch | None:
-    """What to read from one mark to the next; None where nothing lies between."""
+def between(start: ShardOffset, end: ShardOffset) -> BatchRange | None:
+    """The events from one offset to the next; None if there are none."""
     if start == end:
         return None
-    upto = start.batch or end.batch or end.done
-    follows = end.done == upto if end.batch is None else (end.done, end.batch) == (start.done, upto)
+    upto = start.to_position or end.to_position or end.from_position
+    follows = (
+        end.from_position == upto
+        if end.to_position is None
+        else (end.from_position, end.to_position) == (start.from_position, upto)
+    )
     if not follows:
         raise ValueError(
-            f"the offset {end.done} does not follow {start.done}: the checkpoint's offsets were changed"
+            f"the offset {end.from_position} does not follow {start.from_position}:"
+            " the checkpoint's offsets were changed"
         )
-    return Stretch(Position.parse(start.done), Position.parse(upto), end.since, end.parts)
+    return BatchRange(Position.parse(start.from_position), Position.parse(upto), end.since, end.ranges)

@@ -1,7 +1,7 @@
 """The log as a table (`BatchReader`) and as a stream (`StreamReader`) for Spark.
 
-The driver takes positions and divides what lies between them; executors read the parts. Spark pickles a
-reader to the executors too, so it connects only where it is asked something.
+The driver takes positions and divides the events between them; executors read the partitions. Spark pickles a
+reader to the executors too, so it connects only on first use.
 """
 
 from __future__ import annotations
@@ -21,13 +21,11 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from pgmb.spark.source.filters import condition
-from pgmb.spark.source.log import Frontier
-from pgmb.spark.source.offsets import Mark, Offset, Stretch, between
-from pgmb.spark.source.options import ReadOptions, offsets_given
-from pgmb.spark.source.reading import Reading, read
-from pgmb.spark.source.schema import chosen
-from pgmb.spark.source.shards import Shards
+from pgmb.spark.options import ReadOptions, offsets_given
+from pgmb.spark.source.offsets import BatchRange, Offset, ShardOffset, between
+from pgmb.spark.source.partition_read import PartitionRead, read_partition
+from pgmb.spark.source.queries import arrow_schema, condition
+from pgmb.spark.source.shards import Frontier, Shards
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -35,49 +33,51 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 
-class PartPartition(InputPartition):
-    """A part of a batch, as Spark hands it to an executor."""
+class EventPartition(InputPartition):
+    """A partition of a batch, as Spark sends it to an executor."""
 
-    def __init__(self, reading: Reading) -> None:
-        super().__init__(reading)
+    def __init__(self, read: PartitionRead) -> None:
+        super().__init__(read)
 
 
 class _Reader:
-    """What both readers do alike."""
+    """Common to both readers."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType, streaming: bool) -> None:
         self._options = ReadOptions.of(options, streaming)
         self._names = schema.fieldNames()
-        chosen(self._names)
+        arrow_schema(self._names)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """On an executor."""
-        if not isinstance(partition.value, Reading):
+        """Read a partition. Called on an executor."""
+        if not isinstance(partition.value, PartitionRead):
             return iter(())
-        return read(partition.value, chosen(self._names))
+        return read_partition(partition.value, arrow_schema(self._names))
 
-    def _asked(self, shards: Shards) -> str:
-        """What an event must be, for the WHERE clause."""
-        asked = shards.matching(self._options.subscribe) if self._options.subscribe else ""
+    def _conditions(self, shards: Shards) -> str:
+        """The conditions of the options, for the WHERE clause."""
+        conditions = shards.matching(self._options.subscribe) if self._options.subscribe else ""
         if self._options.subscribe_pattern is not None:
-            asked += f" and e.topic ~ {sql.Literal(self._options.subscribe_pattern).as_string()}"
+            conditions += f" and e.topic ~ {sql.Literal(self._options.subscribe_pattern).as_string()}"
         if self._options.until is not None:
-            asked += f" and e.published_at < {_moment(self._options.until)}"
-        return asked
+            conditions += f" and e.published_at < {_moment(self._options.until)}"
+        return conditions
 
-    def _parts(self, shards: Shards, home: str, stretch: Stretch, asked: str) -> Iterator[PartPartition]:
-        if stretch.since is not None:
-            asked += f" and e.published_at >= {_moment(stretch.since)}"
-        for part in stretch.parts:
-            yield PartPartition(
-                Reading(
+    def _partitions(
+        self, shards: Shards, home: str, batch: BatchRange, conditions: str
+    ) -> Iterator[EventPartition]:
+        if batch.since is not None:
+            conditions += f" and e.published_at >= {_moment(batch.since)}"
+        for seqs in batch.ranges:
+            yield EventPartition(
+                PartitionRead(
                     url=shards.read_url(home),
                     stream=self._options.stream,
                     salt=shards[home].salt,
-                    after=stretch.after,
-                    upto=stretch.upto,
-                    part=part,
-                    asked=asked,
+                    after=batch.after,
+                    upto=batch.upto,
+                    range=seqs,
+                    condition=conditions,
                     fail_on_data_loss=self._options.fail_on_data_loss,
                     replica_timeout=self._options.replica_timeout,
                 )
@@ -85,7 +85,7 @@ class _Reader:
 
 
 class BatchReader(_Reader, DataSourceReader):
-    """Everything between two offsets, by default from the earliest event to the moment of the read."""
+    """The events between two offsets, by default from the earliest to the newest."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         super().__init__(options, schema, streaming=False)
@@ -96,8 +96,8 @@ class BatchReader(_Reader, DataSourceReader):
         with Shards(self._options) as shards:
             return list(self._planned(shards))
 
-    def _planned(self, shards: Shards) -> Iterator[PartPartition]:
-        asked = self._asked(shards) + self._pushed
+    def _planned(self, shards: Shards) -> Iterator[EventPartition]:
+        conditions = self._conditions(shards) + self._pushed
         start = shards.first(self._options.starting)
         end = shards.first(self._options.ending) if offsets_given(self._options.ending) else None
         for home, log in shards.items():
@@ -106,25 +106,25 @@ class BatchReader(_Reader, DataSourceReader):
             sliced = log.advance(
                 begun, frontier, None, self._options.partition_events, self._options.min_partitions
             )
-            stretch = between(begun, sliced.mark)
-            if stretch is not None:
-                yield from self._parts(shards, home, stretch, asked)
+            batch = between(begun, sliced.offset)
+            if batch is not None:
+                yield from self._partitions(shards, home, batch, conditions)
 
     def push(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Take over what PostgreSQL can do as well, and give back the rest."""
-        for asked in filters:
-            made = condition(asked)
+        """Push filters down to PostgreSQL where it evaluates them as Spark does, and return the others."""
+        for pushed in filters:
+            made = condition(pushed)
             if made is None:
-                yield asked
+                yield pushed
             else:
                 self._pushed += f" and {made}"
 
 
 class _PushFilters:
-    """Takes filters where Spark pushes them down.
+    """Accepts pushed-down filters.
 
-    Spark refuses a reader that overrides pushFilters while spark.sql.python.filterPushdown.enabled is off, as
-    it is by default, and looks at __func__ for that. Whoever did not switch it on shall be able to read.
+    Spark refuses a reader that overrides pushFilters while spark.sql.python.filterPushdown.enabled is off,
+    its default, and checks __func__ for that. Reading must work without that setting.
     """
 
     __func__ = staticmethod(DataSourceReader.pushFilters)
@@ -137,7 +137,7 @@ class _PushFilters:
 
 
 class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """The log as it grows. Offsets are positions (`pgmb.spark.source.offsets`)."""
+    """The log as a stream. Offsets are positions (`pgmb.spark.source.offsets`)."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         super().__init__(options, schema, streaming=True)
@@ -151,11 +151,11 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     @cached_property
     def _matching(self) -> str:
-        return self._asked(self._shards)
+        return self._conditions(self._shards)
 
     def initialOffset(self) -> dict[str, Any]:
         first = self._shards.first(self._options.starting)
-        self._keep(first)
+        self._confirm(first)
         return first.dump()
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -170,12 +170,12 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         begun = self._shards.known(Offset.parse(start))
-        marks: dict[str, Mark] = {}
-        latest: dict[str, Mark] = {}
+        offsets: dict[str, ShardOffset] = {}
+        latest: dict[str, ShardOffset] = {}
         numbers = 0
         for home, log in self._shards.items():
             frontier = self._frozen[home] if self._frozen else log.frontier()
-            latest[home] = Mark(frontier.position)
+            latest[home] = ShardOffset(frontier.position)
             sliced = log.advance(
                 begun.shards[home],
                 frontier,
@@ -183,47 +183,47 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
                 self._options.partition_events,
                 self._options.min_partitions,
             )
-            marks[home] = sliced.mark
+            offsets[home] = sliced.offset
             numbers += sliced.numbers
         self._latest = Offset(self._options.stream, latest).dump()
         if self._too_few(numbers):
             return start
-        if marks != begun.shards:
+        if offsets != begun.shards:
             self._moved_at = time.monotonic()
-        return Offset(self._options.stream, marks).dump()
+        return Offset(self._options.stream, offsets).dump()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         return self._latest
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         begun, ended = self._shards.known(Offset.parse(start)), Offset.parse(end)
-        parts: list[InputPartition] = []
-        for home, mark in ended.shards.items():
-            stretch = between(begun.shards[home], mark)
-            if stretch is not None:
-                parts += self._parts(self._shards, home, stretch, self._matching)
-        return parts
+        partitions: list[InputPartition] = []
+        for home, offset in ended.shards.items():
+            batch = between(begun.shards[home], offset)
+            if batch is not None:
+                partitions += self._partitions(self._shards, home, batch, self._matching)
+        return partitions
 
     def commit(self, end: dict[str, Any]) -> None:
-        self._keep(Offset.parse(end))
+        self._confirm(Offset.parse(end))
 
     def stop(self) -> None:
         if "_shards" in vars(self):
             self._shards.close()
 
-    def _keep(self, offset: Offset) -> None:
+    def _confirm(self, offset: Offset) -> None:
         if self._options.reader is None:
             return
-        for home, mark in offset.shards.items():
-            self._shards[home].confirm(self._options.reader, mark.done)
+        for home, shard in offset.shards.items():
+            self._shards[home].confirm(self._options.reader, shard.from_position)
 
-    def _share(self, home: str, mark: Mark, limit: ReadLimit) -> int | None:
-        """How many numbers of this shard may be read."""
+    def _share(self, home: str, offset: ShardOffset, limit: ReadLimit) -> int | None:
+        """How many seqs of this shard may be read."""
         match limit:
             case ReadMaxRows(max_rows=rows):
                 allowed = rows
             case ReadMaxBytes(max_bytes=size):
-                allowed = int(size / self._shards[home].event_bytes(mark))
+                allowed = int(size / self._shards[home].event_bytes(offset))
             case _:
                 return None
         return max(1, allowed // len(self._shards))

@@ -1,4 +1,4 @@
-"""Arrow from the log as Arrow for Spark: ids made of numbers and times, columns that are the same for all."""
+"""Converts Arrow batches of the log to those for Spark: derived ids, and columns constant in a batch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pyarrow
 import pyarrow.compute
 from numpy.typing import NDArray
 
-# Their stubs know too little of what arrays may be.
+# The stubs of pyarrow are incomplete.
 pa: Any = pyarrow
 pc: Any = pyarrow.compute
 
@@ -18,7 +18,7 @@ _MAX_MILLIS: Final = (1 << 48) - 1
 
 
 class Rows:
-    """Turns record batches of the log's columns into those of a schema of ours."""
+    """Converts record batches of the log to a schema of `arrow_schema`."""
 
     def __init__(self, schema: Any, stream: str, position: str, salt: int) -> None:
         self._schema, self._salt = schema, salt
@@ -26,7 +26,7 @@ class Rows:
         self._repeated: dict[str, Any] = {}
 
     def of(self, batch: Any) -> Any:
-        """The same events as Spark is to see them."""
+        """The events as Spark sees them."""
         return pa.RecordBatch.from_arrays(
             [self._column(name, batch) for name in self._schema.names], schema=self._schema
         )
@@ -37,7 +37,7 @@ class Rows:
         if name == "id":
             return self._ids(batch)
         column = batch.column(name)
-        # json is text with a name of its own.
+        # json is an extension type over text.
         return column.storage if isinstance(column, pa.ExtensionArray) else column
 
     def _repeat(self, name: str, rows: int) -> Any:
@@ -50,17 +50,17 @@ class Rows:
         given = batch.column("id")
         given = given.storage if isinstance(given, pa.ExtensionArray) else given
         if given.null_count == 0:
-            return written(_bytes_of(given))
-        derived = written(derived_ids(batch.column("seq"), batch.column("published_at"), self._salt))
+            return uuid_texts(_bytes_of(given))
+        derived = uuid_texts(derived_ids(batch.column("seq"), batch.column("published_at"), self._salt))
         if given.null_count == len(given):
             return derived
-        return pc.if_else(pc.is_null(given), derived, written(_bytes_of(given.fill_null(bytes(16)))))
+        return pc.if_else(pc.is_null(given), derived, uuid_texts(_bytes_of(given.fill_null(bytes(16)))))
 
 
 def derived_ids(seq: Any, published_at: Any, salt: int) -> NDArray[np.uint8]:
-    """The ids of events that were published without one, 16 bytes each: what pgmb.derive_id makes."""
+    """The ids of events published without one, 16 bytes each, as the SQL function `derive_id` makes them."""
     micros = published_at.cast(pa.int64()).to_numpy(zero_copy_only=False)
-    # In floating point, and rounded, as the server does it.
+    # In floating point and rounded, as the server does.
     millis = np.clip(np.rint(micros / 1e6 * 1000.0), 0, _MAX_MILLIS).astype(np.uint64)
     numbers = seq.to_numpy(zero_copy_only=False).astype(np.uint64)
     pair = np.empty((len(numbers), 2), dtype=">u8")
@@ -69,13 +69,13 @@ def derived_ids(seq: Any, published_at: Any, salt: int) -> NDArray[np.uint8]:
     return pair.view(np.uint8).reshape(-1, 16)
 
 
-def written(ids: NDArray[np.uint8]) -> Any:
+def uuid_texts(ids: NDArray[np.uint8]) -> Any:
     """UUIDs as text."""
     rows = len(ids)
     digits = _HEX[ids].view(np.uint8).reshape(rows, 32)
     text = np.full((rows, 36), ord("-"), dtype=np.uint8)
-    for place, start, end in ((0, 0, 8), (9, 8, 12), (14, 12, 16), (19, 16, 20), (24, 20, 32)):
-        text[:, place : place + end - start] = digits[:, start:end]
+    for column, start, end in ((0, 0, 8), (9, 8, 12), (14, 12, 16), (19, 16, 20), (24, 20, 32)):
+        text[:, column : column + end - start] = digits[:, start:end]
     offsets = np.arange(0, 36 * rows + 1, 36, dtype=np.int32)
     return pa.StringArray.from_buffers(rows, pa.py_buffer(offsets.data), pa.py_buffer(text.data))
 

@@ -1,27 +1,198 @@
-"""The databases that a query reads, by the home of their positions."""
+"""The shards of a query: each database's log as the driver plans reads from it."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import ItemsView
 from contextlib import ExitStack
-from typing import Self
+from typing import Any, Final, Self
 
-from pgmb._core.cursor import ReadCursor
-from pgmb.spark.source.log import Frontier, Log
-from pgmb.spark.source.offsets import Mark, Offset
-from pgmb.spark.source.options import ReadOptions, offsets_given
+import msgspec
+import psycopg
+from psycopg import sql
+
+from pgmb._core.cursor import ReadCursor, later
+from pgmb.errors import ClusterChanged, ForeignPosition, HistoryGone, PositionLost, translated
+from pgmb.spark.options import ReadOptions, offsets_given
+from pgmb.spark.source.offsets import Offset, SeqRange, ShardOffset
+from pgmb.types import Position
+
+# Seconds for which a driver tries to reconnect.
+RECONNECT_SECONDS: Final = 30.0
+
+_IDENTIFY: Final = "select cluster, database, salt from pgmb.identify(%s)"
+_TICK: Final = "select pgmb.tick(%s)"
+_NEWEST: Final = "select position::text, last from pgmb.newest(%s)"
+_EARLIEST: Final = "select pgmb.earliest(%s)::text"
+_AT: Final = "select pgmb.position_at(%s, to_timestamp(%s / 1000000.0))::text"
+_ASSERT: Final = "select pgmb.assert_between(%s, %s::pgmb.position, %s::pgmb.position, %s, %s)"
+_DIVIDE: Final = """select lo, hi, late, numbers
+from pgmb.divide(%s, %s::pgmb.position, %s::pgmb.position, %s, %s, max => %s, size => %s, parts => %s)"""
+_COMPILE: Final = "select topics, regex from pgmb.compile_patterns(%s)"
+_CONFIRM: Final = "select pgmb.confirm(%s, %s, %s::pgmb.position)"
+
+
+class Frontier(msgspec.Struct, frozen=True):
+    """A position to read to, and the highest seq that an event before it can have."""
+
+    position: str
+    last: int
+
+
+class Slice(msgspec.Struct, frozen=True):
+    """The next offset, and the number of seqs before it."""
+
+    offset: ShardOffset
+    numbers: int
+
+
+class ShardLog:
+    """A stream in one database. Connects on first use, and reconnects."""
+
+    def __init__(self, url: str, stream: str, fail_on_data_loss: bool = True) -> None:
+        self._url, self.stream, self._strict = url, stream, fail_on_data_loss
+        self._connection: psycopg.Connection[Any] | None = None
+        self._identity: tuple[str, int] | None = None
+
+    @property
+    def home(self) -> str:
+        """The cluster and database that its positions belong to."""
+        return self._identified()[0]
+
+    @property
+    def salt(self) -> int:
+        """The salt of derived event ids."""
+        return self._identified()[1]
+
+    def frontier(self) -> Frontier:
+        """The newest position. It stays the same while no event is published."""
+        self._row(_TICK, self.stream)
+        return Frontier(*self._row(_NEWEST, self.stream))
+
+    def earliest(self) -> str:
+        return str(self._row(_EARLIEST, self.stream)[0])
+
+    def at(self, micros: int) -> str:
+        """The newest known position before that time."""
+        return str(self._row(_AT, self.stream, micros)[0])
+
+    def advance(
+        self, offset: ShardOffset, frontier: Frontier, max: int | None, size: int, parts: int
+    ) -> Slice:
+        """The next offset, at most `max` seqs further: in the rest of a begun batch, or in a new one."""
+        if offset.to_position is None:
+            if frontier.position == offset.from_position:
+                return Slice(offset, 0)
+            upto, last = frontier.position, frontier.last
+        else:
+            upto, last = offset.to_position, offset.last
+        # Checked before they are compared: a lost position may be ahead of the log for a while.
+        self._assert_kept(offset, upto, last)
+        if offset.to_position is None and not later(
+            Position.parse(upto), Position.parse(offset.from_position)
+        ):
+            return Slice(offset, 0)
+        rows = self._rows(
+            _DIVIDE, self.stream, offset.from_position, upto, offset.seq, last, max, size, parts
+        )
+        ranges = [SeqRange(lo, hi, late) for lo, hi, late, _ in rows]
+        numbers = sum(count for *_, count in rows)
+        if ranges and ranges[-1].hi < last:
+            following = ShardOffset(offset.from_position, upto, ranges[-1].hi, last, offset.since, ranges)
+        else:
+            following = ShardOffset(upto, since=offset.since, ranges=ranges)
+        return Slice(following, numbers)
+
+    def event_bytes(self, offset: ShardOffset) -> float:
+        """The estimated bytes per event, from a sample of the next ones."""
+        log = sql.Identifier("pgmb", f"log_{self.stream}")
+        sample = sql.SQL(
+            "select avg(60 + octet_length(topic) + coalesce(octet_length(key), 0)"
+            " + octet_length(payload::text) + coalesce(octet_length(headers::text), 0))::float"
+            " from (select * from {} where seq > %s order by seq limit 1000) upcoming"
+        ).format(log)
+        after = max(offset.seq, Position.parse(offset.from_position).seq)
+        found = self._row(sample, after)[0]
+        return float(found) if found else 100.0
+
+    def matching(self, patterns: list[str]) -> str:
+        """The condition for topic patterns, to append to a WHERE clause."""
+        topics, regex = self._row(_COMPILE, patterns)
+        if topics is not None:
+            return f" and e.topic = any ({sql.Literal(topics).as_string()})"
+        return f" and e.topic ~ {sql.Literal(regex).as_string()}" if regex is not None else ""
+
+    def confirm(self, reader: str, position: str) -> None:
+        """Tell retention that events before this position are no longer needed."""
+        self._row(_CONFIRM, self.stream, reader, position)
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _assert_kept(self, offset: ShardOffset, upto: str, last: int) -> None:
+        # From the earliest position, a query reads what is kept. Later, every event must still exist.
+        begun = offset.seq > 0 or not Position.parse(offset.from_position).snapshot.startswith("3:")
+        bounds = (offset.seq, last) if begun and self._strict else (None, None)
+        try:
+            self._row(_ASSERT, self.stream, offset.from_position, upto, *bounds)
+        except HistoryGone as gone:
+            gone.add_note(f"The query stands at {offset.from_position}, number {offset.seq}.")
+            gone.add_note(ON_DATA_LOSS)
+            raise
+        except (ClusterChanged, ForeignPosition, PositionLost) as refused:
+            refused.add_note(
+                "The checkpoint belongs to the log before. Start the query with a new checkpoint."
+            )
+            raise
+
+    def _identified(self) -> tuple[str, int]:
+        if self._identity is None:
+            cluster, database, salt = self._row(_IDENTIFY, self.stream)
+            self._identity = (f"{cluster}/{database}", salt)
+        return self._identity
+
+    def _row(self, statement: Any, *arguments: Any) -> tuple[Any, ...]:
+        return self._rows(statement, *arguments)[0]
+
+    def _rows(self, statement: Any, *arguments: Any) -> list[tuple[Any, ...]]:
+        until = time.monotonic() + RECONNECT_SECONDS
+        while True:
+            try:
+                with translated():
+                    return self._connected().execute(statement, arguments).fetchall()
+            except psycopg.OperationalError:
+                lost = self._connection is None or self._connection.closed
+                self.close()
+                # Fail at once if the database was never reached: the connection string may be wrong.
+                if not lost or self._identity is None or time.monotonic() > until:
+                    raise
+                time.sleep(0.5)
+
+    def _connected(self) -> psycopg.Connection[Any]:
+        if self._connection is None:
+            self._connection = psycopg.connect(
+                self._url, autocommit=True, prepare_threshold=None, fallback_application_name="pgmb spark"
+            )
+        return self._connection
+
+
+ON_DATA_LOSS: Final = (
+    "With failOnDataLoss=false the query goes on with what is left. With readerName retention waits for it."
+)
 
 
 class Shards:
-    """The logs of a query. Connects to each, to learn whose positions it has."""
+    """The logs of a query. Connects to each to learn its cluster and database."""
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
-        self._logs: dict[str, Log] = {}
+        self._logs: dict[str, ShardLog] = {}
         self._read_urls: dict[str, str] = {}
         with ExitStack() as undo:
             for url, read_url in zip(options.urls, options.read_urls, strict=True):
-                log = Log(url, options.stream, options.fail_on_data_loss)
+                log = ShardLog(url, options.stream, options.fail_on_data_loss)
                 undo.callback(log.close)
                 if log.home in self._logs:
                     raise ValueError(f"url names the database {log.home} twice")
@@ -35,36 +206,38 @@ class Shards:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __getitem__(self, home: str) -> Log:
+    def __getitem__(self, home: str) -> ShardLog:
         return self._logs[home]
 
     def __len__(self) -> int:
         return len(self._logs)
 
-    def items(self) -> ItemsView[str, Log]:
+    def items(self) -> ItemsView[str, ShardLog]:
         return self._logs.items()
 
     def read_url(self, home: str) -> str:
-        """Where the events of a shard are read."""
+        """The connection string to read a shard's events from."""
         return self._read_urls[home]
 
     def matching(self, patterns: list[str]) -> str:
-        """The condition that topic patterns make: the same in every shard."""
+        """The condition for topic patterns, which is the same in every shard."""
         return next(iter(self._logs.values())).matching(patterns)
 
     def first(self, given: str) -> Offset:
-        """The offset that earliest, latest, JSON or startingTimestamp stand for."""
+        """The offset for `earliest`, `latest`, JSON or startingTimestamp."""
         named = offsets_given(given)
         if named is not None and "v" in named:
             return self.known(Offset.parse(named))
         return Offset(
             self._options.stream,
-            {home: self._mark(home, given, named) for home in self._logs},
+            {home: self._first_offset(home, given, named) for home in self._logs},
         )
 
     def known(self, offset: Offset) -> Offset:
-        """The same offset, with shards added since from their earliest event on, as Kafka's source takes new
-        partitions; or an error that says what differs."""
+        """The offset; shards that were added since start at their earliest event, as in Kafka's source.
+
+        Raises ValueError if it belongs to another stream or database.
+        """
         if offset.stream != self._options.stream:
             raise ValueError(
                 f"the checkpoint is of stream {offset.stream}, the query reads {self._options.stream}: "
@@ -80,22 +253,22 @@ class Shards:
         added = [home for home in self._logs if home not in offset.shards]
         if not added:
             return offset
-        marks = {home: Mark(self._logs[home].earliest()) for home in added}
-        return Offset(offset.stream, {**offset.shards, **marks})
+        offsets = {home: ShardOffset(self._logs[home].earliest()) for home in added}
+        return Offset(offset.stream, {**offset.shards, **offsets})
 
-    def frontier_at(self, home: str, mark: Mark) -> Frontier:
-        """The frontier at a position that was given."""
+    def frontier_at(self, home: str, offset: ShardOffset) -> Frontier:
+        """The frontier at a given position."""
         now = self._logs[home].frontier()
-        return Frontier(mark.done, now.last)
+        return Frontier(offset.from_position, now.last)
 
     def close(self) -> None:
         for log in self._logs.values():
             log.close()
 
-    def _mark(self, home: str, given: str, named: dict[str, object] | None) -> Mark:
+    def _first_offset(self, home: str, given: str, named: dict[str, object] | None) -> ShardOffset:
         log = self._logs[home]
         if self._options.since is not None:
-            return Mark(log.at(self._options.since), since=self._options.since)
+            return ShardOffset(log.at(self._options.since), since=self._options.since)
         if named is not None:
             text = named.get(home, named.get(self._options.stream))
             if not isinstance(text, str):
@@ -103,9 +276,9 @@ class Shards:
             place = ReadCursor.parse(text)
             if place.batch is not None:
                 raise ValueError("offsets as JSON are positions, not places within a batch")
-            return Mark(str(place.done))
+            return ShardOffset(str(place.done))
         if given == "earliest":
-            return Mark(log.earliest())
+            return ShardOffset(log.earliest())
         if given == "latest":
-            return Mark(log.frontier().position)
+            return ShardOffset(log.frontier().position)
         raise ValueError(f"offsets are earliest, latest or JSON, not {given!r}")

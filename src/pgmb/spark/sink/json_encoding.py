@@ -1,24 +1,51 @@
-"""Columns of any of Spark's types as JSON text, a column at a time. Values are those of Spark's `to_json`.
+"""Columns of any Spark type as JSON text, one column at a time. Values equal those of Spark's `to_json`.
 
-Except where that loses something: timestamps keep their microseconds and are in UTC, and keys of maps are
-written as values are. Fields that are NULL are left out of objects; elements of arrays and values of maps are
-null.
+Exceptions, where `to_json` loses something: timestamps keep their microseconds and are in UTC, and map keys
+are encoded as values are. NULL fields are left out of objects; NULL in arrays and maps is null.
 """
 
 from __future__ import annotations
 
 from binascii import b2a_base64
 from collections.abc import Callable
+from datetime import timedelta
 from functools import partial
 from json.encoder import encode_basestring
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import pyarrow
 import pyarrow.compute
 from pyspark.sql import types as t
+from pyspark.sql.types import DayTimeIntervalType
 from pyspark.sql.variant_utils import VariantUtils
 
-from pgmb.spark.sink import intervals
+_INTERVAL_UNITS: Final = ("DAY", "HOUR", "MINUTE", "SECOND")
+_UNIT_MICROSECONDS: Final = (86_400_000_000, 3_600_000_000, 60_000_000)
+
+
+def day_time(kind: DayTimeIntervalType) -> Callable[[timedelta], str]:
+    """What turns values of this type into quoted literals: "INTERVAL '1 02:03:04.5' DAY TO SECOND"."""
+    first, last = int(kind.startField or 0), int(kind.endField or 0)
+    units = (
+        _INTERVAL_UNITS[first] if first == last else f"{_INTERVAL_UNITS[first]} TO {_INTERVAL_UNITS[last]}"
+    )
+
+    def encode(value: timedelta) -> str:
+        rest = value // timedelta(microseconds=1)
+        sign, rest = ("-", -rest) if rest < 0 else ("", rest)
+        text = ""
+        for field in range(first, min(last, 2) + 1):
+            number, rest = divmod(rest, _UNIT_MICROSECONDS[field])
+            text += "" if field == first else " " if field == 1 else ":"
+            text += f"{number}" if field == 0 else f"{number:02}"
+        if last == 3:
+            seconds, fraction = divmod(rest, 1_000_000)
+            text += f"{seconds:02}" if first == 3 else f":{seconds:02}"
+            text += f".{fraction:06}".rstrip("0") if fraction else ""
+        return f"\"INTERVAL '{sign}{text}' {units}\""
+
+    return encode
+
 
 # Their stubs know too little of what arrays may be.
 pa: Any = pyarrow
@@ -44,7 +71,7 @@ def encoder(kind: t.DataType) -> Encoder:
     if isinstance(kind, t.MapType):
         return partial(_map, _key(kind.keyType), encoder(kind.valueType))
     if isinstance(kind, t.DayTimeIntervalType):
-        return partial(_each, intervals.day_time(kind))
+        return partial(_each, day_time(kind))
     for types, simple in _SIMPLE:
         if isinstance(kind, types):
             return simple
