@@ -134,7 +134,7 @@ ENDED = {
 async def test_a_long_poll_ends_with_its_key(
     served: Served, end: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(access, "SWEEP_EVERY", 0.1)
+    monkeypatch.setattr(access, "RECHECK_EVERY", 0.1)
     with pgmb.connect(served.dsn) as broker, broker.connection() as conn:
         conn.execute("select pgmb.drop_api_key('waits')")
         broker.create_queue("quiet", ["quiet"])

@@ -115,7 +115,7 @@ class Guard:
         why = self._why_not_4(parsed) if isinstance(parsed, IPv4Address) else self._why_not_6(parsed)
         if why is not None:
             refused = AddressRefused(f"{address} is not public ({why})")
-            refused.advise("Whoever runs the dispatcher may allow ranges of addresses.")
+            refused.advise("Allow private networks with the dispatcher's --allow option.")
             raise refused
 
     def socket_factory(self, info: AddressInfo) -> socket.socket:

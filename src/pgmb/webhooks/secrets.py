@@ -186,7 +186,7 @@ class SealingKey:
         """Decrypt a secret that was sealed for the same endpoint."""
         if len(sealed) < 1 + _KEY_ID_BYTES + _NONCE_BYTES + _TAG_BYTES or sealed[:1] != _SEALED_VERSION:
             said = "this is no sealed secret, or one of a later version of pgmb"
-            raise _advised(SecretUnreadable(said), "Upgrade pgmb, or set the endpoint's secret anew.")
+            raise _advised(SecretUnreadable(said), "Upgrade pgmb, or set a new secret for the endpoint.")
         head, nonce, rest = (
             sealed[: 1 + _KEY_ID_BYTES],
             sealed[1 + _KEY_ID_BYTES : 1 + _KEY_ID_BYTES + _NONCE_BYTES],
@@ -202,7 +202,7 @@ class SealingKey:
             return cipher.decrypt(nonce, rest, head + endpoint_id.bytes).decode()
         except InvalidTag:
             said = f"the secret was changed, or is not one of endpoint {endpoint_id}"
-            raise _advised(SecretUnreadable(said), "Set the endpoint's secret anew.") from None
+            raise _advised(SecretUnreadable(said), "Set a new secret for the endpoint.") from None
 
     def sealed_by_the_first(self, sealed: bytes) -> bool:
         """Whether the first key sealed this. If not, an older key is still needed."""

@@ -1,7 +1,7 @@
-"""REST: publish, receive and settle, see and change what there is. Described by its own document.
+"""REST: publish, receive and settle events, manage queues, streams, endpoints and keys.
 
-The data's way: operation.py admits and reads a request as the declaration says, a module of operations
-answers it; openapi.py tells all of it.
+`operation` authorizes and parses a request as its operation declares, and the operation responds. `openapi`
+describes all operations.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def document() -> dict[str, Any]:
 
 
 def routes(context: Context) -> list[BaseRoute]:
-    """What an Application takes as a part."""
+    """The routes under /v1."""
     return list(routes_of(Service(context), OPERATIONS))
 
 

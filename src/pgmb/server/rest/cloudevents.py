@@ -62,7 +62,7 @@ def batch(body: bytes) -> list[NewEvent]:
 
 
 def binary(headers: Mapping[str, str], media_type: str, body: bytes) -> NewEvent:
-    """One whose attributes are headers, in lower case; the body is its data."""
+    """Parse a CloudEvent in binary mode: attributes in headers, the data in the body."""
     attributes: dict[str, Any] = {
         name.removeprefix(PREFIX): _decoded(value)
         for name, value in headers.items()
@@ -111,7 +111,7 @@ def _uuid(text: str) -> UUID | None:
 
 
 def _decoded(value: str) -> str:
-    """A header's value, percent-encoded where it is not plain ASCII, maybe quoted."""
+    """Decode a header's value, which may be quoted and percent-encoded."""
     if len(value) > 1 and value[0] == value[-1] == '"':
         value = re.sub(r"\\(.)", r"\1", value[1:-1])
     return unquote_to_bytes(value.encode("latin-1")).decode()

@@ -1,4 +1,4 @@
-"""Dead letters: what a queue gave up, with the last error."""
+"""Operations on dead letters."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ _CHOSEN: Final = (
 
 class Listed(Given):
     topic: Topic | None = None
-    """Those whose topic matches this pattern."""
+    """Topics that match this pattern."""
     error: Text | None = None
-    """Those whose error contains this, or with % is LIKE it."""
+    """Errors that contain this text, or with % match it by LIKE."""
     after: Number = 0
-    """Go on after the dead letter with this id."""
+    """Continue after the dead letter with this id."""
     max: Page = 100
 
 
 class Chosen(Given):
-    """Those that all of these name."""
+    """Criteria, which must all match."""
 
     ids: Numbers | None = None
     topic: Topic | None = None
@@ -61,7 +61,7 @@ class Chosen(Given):
 
 class DropDead(Chosen):
     all: bool = False
-    """Needed where nothing else says which."""
+    """Required without other criteria."""
 
 
 class DeadLetterDocument(msgspec.Struct):
@@ -76,7 +76,7 @@ class DeadLetterDocument(msgspec.Struct):
 
 
 class DeadLetters(msgspec.Struct):
-    """The oldest first. `next` is the `after` of the next page; null where this was the last."""
+    """The oldest first. `next` is the `after` of the next page; null on the last page."""
 
     dead_letters: list[DeadLetterDocument]
     next: int | None
@@ -84,7 +84,7 @@ class DeadLetters(msgspec.Struct):
 
 @operations.add("GET", _LETTERS, CONSUME, Need("inspect"))
 async def list_dead_letters(call: Call, queue: Name, query: Listed) -> DeadLetters:
-    """The dead letters of a queue, a page at a time."""
+    """List the dead letters of a queue, page by page."""
     found = await call.broker.dead_letters(queue, query.topic, like(query.error), query.after, query.max)
     if not found:
         await call.broker.stream_of(queue)
@@ -94,7 +94,7 @@ async def list_dead_letters(call: Call, queue: Name, query: Listed) -> DeadLette
 
 @operations.add("POST", f"{_LETTERS}/redrive", CONSUME)
 async def redrive(call: Call, queue: Name, body: Chosen) -> Counted:
-    """Send dead letters back to be tried again, as if for the first time: all, or those chosen."""
+    """Redrive all or the selected dead letters: deliver them again, with attempts counted from 1."""
     async with call.changing() as change:
         ids = await _ids(change.conn, queue, body)
         count = await call.broker.redrive(queue, ids, body.topic, like(body.error), conn=change.conn)
@@ -105,7 +105,7 @@ async def redrive(call: Call, queue: Name, body: Chosen) -> Counted:
 
 @operations.add("POST", f"{_LETTERS}/drop", CONSUME)
 async def drop_dead(call: Call, queue: Name, body: DropDead) -> Counted:
-    """Delete dead letters for good: those chosen, or all."""
+    """Delete the selected dead letters, or all."""
     if not body.all and not _told(body):
         raise invalid("which dead letters was not said", "Name some, or say `all`.")
     async with call.changing() as change:
@@ -117,7 +117,7 @@ async def drop_dead(call: Call, queue: Name, body: DropDead) -> Counted:
 
 
 def like(error: str | None) -> str | None:
-    """What is LIKE an error that contains this, unless it is a pattern itself."""
+    """A LIKE pattern for errors that contain a text; a text with % is a pattern already."""
     if error is None or "%" in error:
         # A pattern must not end in the middle of an escape.
         return error if error is None or len(error) % 2 == len(error.rstrip("\\")) % 2 else error + "\\"

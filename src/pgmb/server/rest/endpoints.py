@@ -1,4 +1,4 @@
-"""Endpoints: HTTP destinations that a Dispatcher posts events to."""
+"""Operations on endpoints: HTTP destinations that a Dispatcher posts events to."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ INSPECT: Final = Need("inspect")
 OPERATE: Final = Need("operate")
 _ENDPOINT: Final = "/v1/endpoints/{endpoint}"
 _HIDDEN: Final = ("name", "secret", "headers")
-"""Of what an audit shows: headers often hold passwords."""
+"""Left out of the audit log: headers often hold passwords."""
 
 Url = Annotated[str, msgspec.Meta(max_length=2000, pattern=r"^[^\x00]*$")]
 Headers = dict[str, Text]
@@ -56,7 +56,7 @@ class Attempts(msgspec.Struct):
 
 
 class Posting(Given):
-    """How events are posted. What is left out stays as it is, or as it is by default."""
+    """How events are posted. Omitted settings keep their value or default."""
 
     batch: Integer | None = None
     body: EndpointBody | None = None
@@ -77,7 +77,7 @@ class AlterEndpoint(Posting):
 
 
 class BindEndpoint(Given):
-    """What is left out is taken away."""
+    """Omitted settings are removed."""
 
     patterns: Patterns
     equals: Object | None = None
@@ -96,7 +96,7 @@ class CreateEndpoint(Posting, kw_only=True):
     ordered: bool = False
     queue: Name | None = None
     secret: Text | None = asked.AUTO
-    """`whsec_…`, `whsk_…`, `generate` for a new one, null for none; `auto`: a new one where it can be."""
+    """`whsec_…`, `whsk_…`, `generate` for a new one, null for none; `auto`: new if a sealing key is set."""
 
 
 class Rotate(Given):
@@ -105,7 +105,7 @@ class Rotate(Given):
 
 
 class Rotated(msgspec.Struct):
-    """The new secret, shown this once."""
+    """The new secret, shown only once."""
 
     secret: str
     public_key: str | None
@@ -136,7 +136,7 @@ class AttemptsQuery(Given):
 
 
 def shown(endpoint: EndpointStatus, principal: Principal | None) -> EndpointStatus:
-    """An endpoint as a key may see it: urls often hold tokens."""
+    """An endpoint as a key may see it. Urls, which often hold tokens, are masked."""
     if principal is not None and principal.may("operate"):
         return endpoint
     return msgspec.structs.replace(endpoint, url=masked_url(endpoint.url))
@@ -149,13 +149,13 @@ def _audited(body: CreateEndpoint | AlterEndpoint) -> dict[str, Any]:
 
 @operations.add("GET", "/v1/endpoints", INSPECT)
 async def list_endpoints(call: Call) -> Endpoints:
-    """Every endpoint: what it asks for, how it is, what it did."""
+    """List the endpoints with their topics, state and counts."""
     return Endpoints([shown(one, call.principal) for one in await call.broker.endpoints()])
 
 
 @operations.add("GET", _ENDPOINT, INSPECT)
 async def show_endpoint(call: Call, endpoint: Name) -> EndpointStatus:
-    """One endpoint. Its url is masked for keys without the scope operate."""
+    """Get an endpoint. Its url is masked for keys without the scope `operate`."""
     return shown(await call.broker.endpoint(endpoint), call.principal)
 
 
@@ -174,7 +174,7 @@ async def create_endpoint(call: Call, body: CreateEndpoint) -> NewEndpoint:
 
 @operations.add("PATCH", _ENDPOINT, OPERATE)
 async def alter_endpoint(call: Call, endpoint: Name, body: AlterEndpoint) -> None:
-    """Change how an endpoint is posted to; what is not named stays. `rps` 0 and `gzip_above` -1 end those."""
+    """Change an endpoint's settings; omitted ones stay. `rps` 0 and `gzip_above` -1 remove these limits."""
     given = {name: value for name, value in audited(body).items() if value is not None}
     if not given:
         raise invalid("nothing to change was named")
@@ -193,7 +193,7 @@ async def bind_endpoint(call: Call, endpoint: Name, body: BindEndpoint) -> None:
 
 @operations.add("DELETE", _ENDPOINT, OPERATE)
 async def drop_endpoint(call: Call, endpoint: Name) -> Dropped:
-    """Drop an endpoint with what waits for it, its attempts and dead letters."""
+    """Drop an endpoint with its waiting events, attempts and dead letters."""
     async with call.changing() as change:
         dropped = await call.broker.drop_endpoint(endpoint, conn=change.conn)
         if dropped:
@@ -203,7 +203,7 @@ async def drop_endpoint(call: Call, endpoint: Name) -> Dropped:
 
 @operations.add("POST", f"{_ENDPOINT}/pause", OPERATE)
 async def pause_endpoint(call: Call, endpoint: Name, body: Reason) -> Changed:
-    """Have events wait for an endpoint until it is resumed."""
+    """Pause an endpoint. Its events wait until it is resumed."""
     async with call.changing() as change:
         changed = await call.broker.pause_endpoint(endpoint, body.reason, conn=change.conn)
         await change.record("pause_endpoint", endpoint, reason=body.reason)
@@ -212,7 +212,7 @@ async def pause_endpoint(call: Call, endpoint: Name, body: Reason) -> Changed:
 
 @operations.add("POST", f"{_ENDPOINT}/resume", OPERATE)
 async def resume_endpoint(call: Call, endpoint: Name, body: Nothing) -> Changed:
-    """Post to an endpoint that was paused, tripped or disabled."""
+    """Resume an endpoint that was paused, tripped or disabled."""
     async with call.changing() as change:
         changed = await call.broker.resume_endpoint(endpoint, conn=change.conn)
         await change.record("resume_endpoint", endpoint)
@@ -221,7 +221,7 @@ async def resume_endpoint(call: Call, endpoint: Name, body: Nothing) -> Changed:
 
 @operations.add("POST", f"{_ENDPOINT}/disable", OPERATE)
 async def disable_endpoint(call: Call, endpoint: Name, body: Reason) -> Changed:
-    """Have an endpoint get nothing more until it is resumed."""
+    """Disable an endpoint. It gets no events until it is resumed."""
     async with call.changing() as change:
         changed = await call.broker.disable_endpoint(endpoint, body.reason, conn=change.conn)
         await change.record("disable_endpoint", endpoint, reason=body.reason)
@@ -230,7 +230,7 @@ async def disable_endpoint(call: Call, endpoint: Name, body: Reason) -> Changed:
 
 @operations.add("POST", f"{_ENDPOINT}/rotate_secret", OPERATE)
 async def rotate_secret(call: Call, endpoint: Name, body: Rotate) -> Rotated:
-    """Sign with a new secret, and for `overlap`, by default a day, with the former too."""
+    """Rotate the secret. For `overlap`, by default a day, requests are signed with the old one too."""
     async with call.changing() as change:
         secret = await call.broker.rotate_secret(
             endpoint, body.secret, overlap=body.overlap, conn=change.conn
@@ -241,13 +241,13 @@ async def rotate_secret(call: Call, endpoint: Name, body: Rotate) -> Rotated:
 
 @operations.add("GET", f"{_ENDPOINT}/attempts", INSPECT)
 async def list_attempts(call: Call, endpoint: Name, query: AttemptsQuery) -> Attempts:
-    """What was tried: failures, or everything, as the endpoint's `log` says."""
+    """List attempts: failures, or all, depending on the endpoint's `log`."""
     return Attempts(await call.broker.attempts(endpoint, query.max))
 
 
 @operations.add("POST", f"{_ENDPOINT}/resend", OPERATE)
 async def resend(call: Call, endpoint: Name, body: Resend) -> Counted:
-    """Send events of the log to an endpoint again, by id. Counts those that were found."""
+    """Resend events of the log to an endpoint, by id. Returns how many were found."""
     async with call.changing() as change:
         count = await call.broker.resend(endpoint, body.ids, conn=change.conn)
         await change.record("resend", endpoint, count=count)
@@ -256,9 +256,9 @@ async def resend(call: Call, endpoint: Name, body: Resend) -> Counted:
 
 @operations.add("POST", f"{_ENDPOINT}/replay", OPERATE)
 async def replay(call: Call, endpoint: Name, body: Replay) -> Counted:
-    """Send an endpoint what it asks for of the log again, the oldest first, at most 10,000 unless told."""
+    """Resend matching events of the log to an endpoint, the oldest first, by default at most 10,000."""
     async with call.changing() as change:
-        # An endpoint that asks by an SQL condition is read under a timeout alone.
+        # An endpoint with an SQL condition requires a statement timeout.
         await change.conn.execute("select set_config('statement_timeout', '60s', true)")
         count = await call.broker.replay(endpoint, **audited(body), conn=change.conn)
         await change.record("replay", endpoint, **audited(body), count=count)
@@ -267,7 +267,7 @@ async def replay(call: Call, endpoint: Name, body: Replay) -> Counted:
 
 @operations.add("POST", f"{_ENDPOINT}/redrive", OPERATE)
 async def redrive_failed(call: Call, endpoint: Name, body: RedriveFailed) -> Counted:
-    """Send an endpoint its dead letters again, and at once what waits to be tried again."""
+    """Redrive an endpoint's dead letters, and retry its waiting events at once."""
     async with call.changing() as change:
         count = await call.broker.redrive_failed(endpoint, body.since, conn=change.conn)
         await change.record("redrive_failed", endpoint, since=body.since, count=count)

@@ -1,4 +1,4 @@
-"""Keys for HTTP, and tickets that stand for one, once."""
+"""Operations on API keys and tickets."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class CreateKey(Given):
 
 
 class NewKeyDocument(msgspec.Struct):
-    """The key, shown this once: the database knows its digest alone."""
+    """The key, shown only once: the database stores its digest."""
 
     name: str
     key: str
@@ -53,20 +53,20 @@ class AskTicket(Given):
 
 
 class Ticket(msgspec.Struct):
-    """Good for one request, as `?ticket=`."""
+    """Valid for one request, as `?ticket=`."""
 
     ticket: str
 
 
 @operations.add("GET", "/v1/keys", OPERATE)
 async def list_keys(call: Call) -> Keys:
-    """Every key, without what would let one use it."""
+    """List the keys, without their secrets."""
     return Keys(await call.broker.api_keys())
 
 
 @operations.add("POST", "/v1/keys", OPERATE)
 async def create_key(call: Call, body: CreateKey) -> NewKeyDocument:
-    """Make a key. It may not do more than the one that makes it, nor for longer."""
+    """Create a key. Its scopes and expiry may not exceed those of the creating key."""
     if not call.principal.may_all(body.scopes):
         raise forbidden("the scopes asked for")
     async with call.changing() as change:
@@ -83,7 +83,7 @@ async def create_key(call: Call, body: CreateKey) -> NewKeyDocument:
 
 @operations.add("DELETE", "/v1/keys/{key}", OPERATE)
 async def drop_key(call: Call, key: Name) -> None:
-    """Take a key back, with its sessions and tickets. It ends within seconds."""
+    """Revoke a key with its sessions and tickets, within seconds."""
     async with call.changing() as change:
         if not await call.broker.drop_api_key(key, conn=change.conn):
             raise NotFound("there is no such key")
@@ -92,6 +92,6 @@ async def drop_key(call: Call, key: Name) -> None:
 
 @operations.add("POST", "/v1/tickets")
 async def create_ticket(call: Call, body: AskTicket) -> Ticket:
-    """A ticket for one request, for what cannot send a header: a browser's EventSource."""
+    """Create a ticket for one request, for clients that cannot send headers, such as EventSource."""
     lasts = timedelta(seconds=body.lasts)
     return Ticket(await call.context.access.ticket(call.principal, body.scopes, lasts))

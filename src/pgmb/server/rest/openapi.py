@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 document, of the same declarations that answer requests. No I/O."""
+"""The OpenAPI 3.1 document, generated from the declared operations. No I/O."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _PROBLEMS: Final = {
 
 
 class ProblemDocument(msgspec.Struct):
-    """A problem document (RFC 9457) with a code of ours."""
+    """A problem document (RFC 9457) with a code of pgmb."""
 
     type: str
     title: str
@@ -41,7 +41,7 @@ class ProblemDocument(msgspec.Struct):
 
 
 def document(operations: Sequence[Operation]) -> dict[str, Any]:
-    """The document of all these operations."""
+    """The document of these operations."""
     schemas = _Schemas(operations)
     paths: dict[str, dict[str, Any]] = {}
     for operation in operations:
@@ -62,7 +62,7 @@ def document(operations: Sequence[Operation]) -> dict[str, Any]:
 
 
 class _Schemas:
-    """The schema of every type that operations name."""
+    """The schemas of all types in operations."""
 
     def __init__(self, operations: Sequence[Operation]) -> None:
         self._types: list[Any] = [ProblemDocument]
@@ -85,7 +85,7 @@ class _Schemas:
 
 
 def _told(schema: Any) -> Any:
-    """The schema with durations as they are: the format of that name knows no fractions of a second."""
+    """Describe durations by a pattern: the format `duration` has no fractions of a second."""
     if schema.__class__ is dict:
         if schema.get("format") == "duration":
             return {"type": "string", "pattern": _DURATION}
@@ -135,7 +135,7 @@ def _query(operation: Operation, schemas: _Schemas) -> list[dict[str, Any]]:
 
 
 def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
-    """A query has no null: what may be left out is left out."""
+    """Remove null from a schema: a query parameter is omitted instead."""
     if "anyOf" not in schema:
         return schema
     kinds = [kind for kind in schema["anyOf"] if kind != {"type": "null"}]

@@ -1,7 +1,7 @@
-"""Operations, declared: what each needs, takes and answers. The routes and the document come of the same.
+"""Declared operations: their scopes, parameters and responses. Routes and OpenAPI are generated from them.
 
-An operation is a function. Its parameters say what it takes: those of the path by their names, `query` and
-`body` as structs; what it returns says what it answers, and its docstring what it does.
+An operation is a function. Its parameters declare its input: path parameters by name, `query` and `body` as
+structs. Its return type is the response, and its docstring the description.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _READS: Final = ("GET", "HEAD")
 
 
 class Need(msgspec.Struct, frozen=True):
-    """A scope that allows an operation: of a verb, and of what a path parameter names."""
+    """A scope that allows an operation: a verb, and the path parameter that it applies to."""
 
     verb: Verb
     of: str | None = None
     some: bool = False
-    """Whether a scope of that verb over anything will do: the answer holds no more than it covers."""
+    """Whether any scope of the verb suffices. The response then contains only what the scope covers."""
 
     def met_by(self, principal: Principal, path: Mapping[str, str]) -> bool:
         if self.some and any(scope.startswith(f"{self.verb}:") for scope in principal.scopes):
@@ -48,7 +48,7 @@ class Need(msgspec.Struct, frozen=True):
 
 
 class Call:
-    """A request that may be answered: it has a key that allows it, and is within its rate."""
+    """An authorized request within its rate limit."""
 
     def __init__(self, service: Service, request: Request, principal: Principal | None) -> None:
         self.service = service
@@ -70,7 +70,7 @@ class Call:
         return self._principal
 
     def changing(self) -> AbstractAsyncContextManager[Change]:
-        """A transaction for a change that is recorded as the key's."""
+        """A transaction for a change, with an audit entry for the key."""
         return changing(self.broker, self.principal.actor)
 
 
@@ -79,18 +79,18 @@ Run: TypeAlias = Callable[..., Awaitable[Any]]
 
 @dataclass(frozen=True)
 class Operation:
-    """One method of one path."""
+    """One method of a path."""
 
     method: str
     path: str
     run: Run
     needs: tuple[Need, ...] | None
-    """Any of them will do. Empty: any key. None: no key."""
+    """Any of them suffices. Empty: any key. None: public."""
     tag: str
     media: Mapping[str, Sequence[Any]]
-    """What the body may be, where the operation reads it itself."""
+    """Content types and schemas of a body that the operation parses itself."""
     problems: tuple[int, ...]
-    """Statuses that it answers beyond the usual ones."""
+    """Error statuses in addition to the usual ones."""
     parameters: Mapping[str, Any] = field(init=False)
     query: type[msgspec.Struct] | None = field(init=False)
     body: Any = field(init=False)
@@ -159,7 +159,7 @@ class Operation:
 
 
 class Operations:
-    """The operations of one module, by `@operations.add(...)`."""
+    """The operations of a module, declared with `@operations.add(...)`."""
 
     def __init__(self, tag: str) -> None:
         self.tag = tag
@@ -184,7 +184,7 @@ class Operations:
 
 
 def routes_of(service: Service, operations: Sequence[Operation]) -> list[Route]:
-    """One route a path, so that each knows all of its methods."""
+    """One route per path, so that 405 responses list all methods."""
     paths: dict[str, dict[str, Operation]] = {}
     for operation in operations:
         paths.setdefault(operation.path, {})[operation.method] = operation

@@ -29,13 +29,13 @@ _INTEGER: Final = re.compile(r"-?(?:0|[1-9][0-9]{0,30})")
 
 
 def checked(read: Callable[[], Any], what: str) -> Any:
-    """What `read` gives; a problem document where it finds that it cannot be."""
+    """The result of `read`. Raises Problem 422 for invalid input."""
     try:
         given = read()
     except RecursionError as error:
         raise invalid(f"the {what} is nested too deeply") from error
     except (msgspec.MsgspecError, ValueError, OverflowError) as error:
-        # Of what was sent nothing is repeated but the place.
+        # The message names the field and does not quote the input.
         said = "not UTF-8" if isinstance(error, UnicodeError) else str(error)
         raise invalid(f"the {what} is not as it should be", said[:_LONGEST_DETAIL]) from error
     _check_durations(given)
@@ -63,7 +63,7 @@ def query_values(request: Request, kind: type[msgspec.Struct] | None) -> Any:
 
 @cache
 def _integers(kind: type[msgspec.Struct]) -> frozenset[str]:
-    """The parameters that are integers: all others are text, or written as text."""
+    """The names of integer parameters. All others are parsed from text."""
 
     def is_integer(told: Type) -> bool:
         several = told.types if isinstance(told, UnionType) else (told,)
@@ -78,7 +78,7 @@ def _integer(text: str) -> int | str:
 
 
 def media_type(request: Request) -> str:
-    """The content type without its parameters, in lower case; empty where there is none."""
+    """The content type in lower case, without parameters; empty if there is none."""
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
@@ -128,7 +128,7 @@ def _check_durations(given: Any) -> None:
 
 
 def _within(given: Any) -> Iterator[timedelta]:
-    """The durations in what was read."""
+    """The durations in parsed input."""
     if isinstance(given, timedelta):
         yield given
     elif isinstance(given, msgspec.Struct):

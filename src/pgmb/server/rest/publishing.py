@@ -1,4 +1,4 @@
-"""Publishing: one event, many, JSON lines, CloudEvents. All of a request, or nothing of it."""
+"""Operations that publish: one event, many, JSON lines or CloudEvents. A request is published as a whole."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ _CLAIM: Final = (
 
 
 class NewEvents(Given):
-    """Events to publish, all or none, in their order."""
+    """Events to publish in order, all or none."""
 
     events: Annotated[list[NewEvent], msgspec.Meta(min_length=1)]
 
 
 class Published(msgspec.Struct):
-    """The events' ids, in their order. For a `dedup_key` that is taken, that of the event that took it."""
+    """The events' ids in order. A duplicate `dedup_key` returns the id of the first event."""
 
     ids: list[UUID]
 
@@ -144,7 +144,7 @@ async def _publish_all(
 async def _claim_keys(
     conn: AsyncConnection[Any], stream: str, events: Sequence[NewEvent], ids: Sequence[UUID]
 ) -> dict[int, UUID]:
-    """The ids of the events that have the keys already, by place. Taken in the keys' order: no deadlock."""
+    """The ids of earlier events with these keys, by index. Keys are claimed in order, to avoid deadlocks."""
     places = [place for place, event in enumerate(events) if event.dedup_key is not None]
     if not places:
         return {}

@@ -1,4 +1,4 @@
-"""Queues: see, create, change, drop."""
+"""Operations on queues."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class QueueDocument(msgspec.Struct):
 
 
 class Policy(Given):
-    """What is left out stays as it is, or as it is by default. 0 takes a limit away."""
+    """Omitted settings keep their value or default. 0 removes a limit."""
 
     lease_for: Duration | None = None
     max_attempts: Integer | None = None
@@ -73,7 +73,7 @@ class AlterQueue(Policy):
 
 
 class Bind(Given):
-    """What is left out is taken away."""
+    """Omitted settings are removed."""
 
     patterns: Patterns
     equals: Object | None = None
@@ -105,7 +105,7 @@ class Seek(Given):
 
 @operations.add("GET", "/v1/queues", Need("consume", some=True), Need("inspect"))
 async def list_queues(call: Call) -> Queues:
-    """Every queue that the key may see: what waits, for how long, what is leased, retried and dead."""
+    """List the queues that the key may see: backlog, age, leases, retries and dead letters."""
     may = call.principal.may
     found = await call.broker.queue_status()
     return Queues([one for one in found if may("inspect") or may("consume", one.queue)])
@@ -113,14 +113,14 @@ async def list_queues(call: Call) -> Queues:
 
 @operations.add("GET", _QUEUE, *SEE)
 async def show_queue(call: Call, queue: Name) -> QueueDocument:
-    """One queue: its settings and where it stands."""
+    """Get a queue: its settings and status."""
     settings = await _settings(call, queue)
     return QueueDocument(queue, await _standing(call, queue), settings)
 
 
 @operations.add("POST", "/v1/queues", OPERATE, problems=(410,))
 async def create_queue(call: Call, body: CreateQueue) -> Created:
-    """Create a queue that gets events of these topics; nothing happens when it exists just so."""
+    """Create a queue for these topics. Creating it again with the same settings has no effect."""
     given = audited(body, "name", "patterns", "stream", "starting")
     starting = None if body.starting is None else await point(call.broker, body.stream, body.starting)
     with taken_elsewhere():
@@ -135,7 +135,7 @@ async def create_queue(call: Call, body: CreateQueue) -> Created:
 
 @operations.add("PATCH", _QUEUE, OPERATE)
 async def alter_queue(call: Call, queue: Name, body: AlterQueue) -> None:
-    """Change how a queue delivers; what is not named stays."""
+    """Change a queue's settings; omitted ones stay."""
     given = {name: value for name, value in audited(body).items() if value is not None}
     if not given:
         raise invalid("nothing to change was named")
@@ -164,7 +164,7 @@ async def drop_queue(call: Call, queue: Name) -> Dropped:
 
 @operations.add("POST", f"{_QUEUE}/pause", CONSUME)
 async def pause(call: Call, queue: Name, body: Pause) -> None:
-    """Stop delivery; leases in flight can still be settled."""
+    """Pause delivery. Open leases can still be settled."""
     async with call.changing() as change:
         await call.broker.pause(queue, body.reason, conn=change.conn)
         await change.record("pause", queue, reason=body.reason)
@@ -172,7 +172,7 @@ async def pause(call: Call, queue: Name, body: Pause) -> None:
 
 @operations.add("POST", f"{_QUEUE}/resume", CONSUME)
 async def resume(call: Call, queue: Name, body: Nothing) -> None:
-    """Take up delivery again."""
+    """Resume delivery."""
     async with call.changing() as change:
         await call.broker.resume(queue, conn=change.conn)
         await change.record("resume", queue)
@@ -190,7 +190,7 @@ async def seek(call: Call, queue: Name, body: Seek) -> None:
 
 @operations.add("POST", f"{_QUEUE}/purge", OPERATE)
 async def purge(call: Call, queue: Name, body: Nothing) -> None:
-    """Skip everything that waits: fresh events, retries and leases. Dead letters stay."""
+    """Discard all waiting events, retries and leases. Dead letters stay."""
     async with call.changing() as change:
         await call.broker.purge(queue, conn=change.conn)
         await change.record("purge", queue)

@@ -1,4 +1,4 @@
-"""Receiving from a queue, and settling what was received."""
+"""Operations that receive from a queue and settle events."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _LONGEST_WAIT: Final = 60
 class Receive(Given):
     max: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 100
     wait: Annotated[float, msgspec.Meta(ge=0, le=_LONGEST_WAIT)] = 0
-    """How many seconds to wait for the first event."""
+    """Seconds to wait for the first event."""
     lease_for: Duration | None = None
 
 
 class Received(msgspec.Struct):
-    """Events under a lease, by which they are settled. Null where there are none."""
+    """Leased events. The lease, by which they are settled, is null if there are none."""
 
     queue: str
     lease: UUID | None
@@ -36,7 +36,7 @@ class Received(msgspec.Struct):
 
 
 class Seqs(Given):
-    """Which events of the lease: by default all that are left."""
+    """Events of the lease, by default all unsettled ones."""
 
     seqs: Numbers | None = None
 
@@ -61,9 +61,9 @@ class Extended(msgspec.Struct):
 
 @operations.add("POST", "/v1/queues/{queue}/receive", CONSUME)
 async def receive(call: Call, queue: Name, body: Receive) -> Received:
-    """The next events of a queue, under a lease. What is not settled in time is delivered again.
+    """Lease the next events of a queue. Events that are not settled in time are delivered again.
 
-    With `wait`, an empty queue is waited at, until there is something, or so many seconds have passed.
+    With `wait`, the request waits up to that many seconds for events.
     """
     most = call.context.limits.events
     if body.max > most:
@@ -78,14 +78,14 @@ async def receive(call: Call, queue: Name, body: Receive) -> Received:
 
 @operations.add("POST", f"{_LEASE}/ack", CONSUME)
 async def ack(call: Call, queue: Name, lease: UUID, body: Seqs) -> Counted:
-    """Settle events of a lease as done. A repeated ack counts 0."""
+    """Ack events of a lease. A repeated ack counts 0."""
     await call.service.leases.check(lease, queue)
     return Counted(await call.broker.ack(lease, body.seqs))
 
 
 @operations.add("POST", f"{_LEASE}/retry", CONSUME)
 async def retry(call: Call, queue: Name, lease: UUID, body: Retry) -> Counted:
-    """Send events of a lease to be tried again, by default after the queue's backoff.
+    """Retry events of a lease, by default after the queue's backoff.
 
     Past the queue's max_attempts they become dead letters.
     """
@@ -95,20 +95,20 @@ async def retry(call: Call, queue: Name, lease: UUID, body: Retry) -> Counted:
 
 @operations.add("POST", f"{_LEASE}/bury", CONSUME)
 async def bury(call: Call, queue: Name, lease: UUID, body: Bury) -> Counted:
-    """Send events of a lease to the queue's dead letters."""
+    """Move events of a lease to the queue's dead letters."""
     await call.service.leases.check(lease, queue)
     return Counted(await call.broker.bury(lease, body.seqs, body.error))
 
 
 @operations.add("POST", f"{_LEASE}/release", CONSUME)
 async def release(call: Call, queue: Name, lease: UUID, body: Seqs) -> Counted:
-    """Give events of a lease back untried: due at once, the attempt not counted."""
+    """Release events of a lease: due at once, without counting the attempt."""
     await call.service.leases.check(lease, queue)
     return Counted(await call.broker.release(lease, body.seqs))
 
 
 @operations.add("POST", f"{_LEASE}/extend", CONSUME)
 async def extend(call: Call, queue: Name, lease: UUID, body: Extend) -> Extended:
-    """Prolong a lease, from now, by default as long as the queue's own."""
+    """Extend a lease from now, by default for the queue's lease time."""
     await call.service.leases.check(lease, queue)
     return Extended(await call.broker.extend(lease, body.lease_for))

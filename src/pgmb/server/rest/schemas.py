@@ -27,13 +27,13 @@ Key: TypeAlias = Annotated[str, Meta(max_length=500, pattern=r"^[^\x00]*$")]
 Patterns: TypeAlias = Annotated[list[Topic], Meta(min_length=1, max_length=1000)]
 _POSITION: Final = r'\([0-9]+,[0-9]+,[0-9]+,[0-9]+,"?[0-9]+:[0-9]+:[0-9,]*"?,[0-9]+,[0-9]+\)'
 PositionText: TypeAlias = Annotated[
-    str, Meta(pattern=f"^{_POSITION}$", description="A position's text, as another answer gave it.")
+    str, Meta(pattern=f"^{_POSITION}$", description="A position, as returned by another request.")
 ]
 Point: TypeAlias = Annotated[
     str,
     Meta(
         pattern=rf"^(earliest|latest|[0-9]{{4}}-[^\x00]{{6,50}}|{_POSITION})$",
-        description="`earliest`, `latest`, a time with its zone, or a position.",
+        description="`earliest`, `latest`, a time with a time zone, or a position.",
     ),
 ]
 Duration: TypeAlias = timedelta | Annotated[float, Meta(ge=0)]
@@ -49,7 +49,7 @@ Object: TypeAlias = dict[str, Any]
 
 
 class Given(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """What a request brings: its query or its body."""
+    """A query or a body."""
 
 
 class Nothing(Given):
@@ -61,18 +61,18 @@ class NewEvent(Given):
 
     topic: Topic
     payload: msgspec.Raw
-    """Any JSON; it is kept to the letter."""
+    """Any JSON, stored unchanged."""
     key: Key | None = None
     headers: Object | None = None
     id: UUID | None = None
     dedup_key: Annotated[str, Meta(min_length=1, max_length=500, pattern=r"^[^\x00]*$")] | None = None
-    """Not published if the stream had an event under this key within a day."""
+    """The event is not published if the stream had one with this key within a day."""
     delay: Duration | None = None
-    """It enters the log so much later."""
+    """The event enters the log after this time."""
 
 
 class EventDocument(msgspec.Struct):
-    """An event. Payload and headers are as they were published, to the letter."""
+    """An event. Payload and headers are returned unchanged."""
 
     seq: int
     id: UUID
@@ -100,7 +100,7 @@ class EventDocument(msgspec.Struct):
 
 
 class Counted(msgspec.Struct):
-    """How many there were."""
+    """The number of events."""
 
     count: int
 
@@ -112,13 +112,13 @@ class Changed(msgspec.Struct):
 
 
 class Created(msgspec.Struct):
-    """Whether it was made; false where it was there already, just so."""
+    """Whether it was created; false if it existed with the same settings."""
 
     created: bool
 
 
 class Dropped(msgspec.Struct):
-    """Whether there was one."""
+    """Whether it existed."""
 
     dropped: bool
 

@@ -1,4 +1,4 @@
-"""Streams, positions in them, and the events between two positions."""
+"""Operations on streams: positions, and the events between two positions."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class CreateStream(Given):
 
 class At(Given):
     at: Time | None = None
-    """The newest position that was recorded at or before this time; by default that of now."""
+    """The newest position recorded at or before this time; by default the current one."""
 
 
 class Between(Given):
@@ -72,14 +72,14 @@ class Events(msgspec.Struct):
 
 @operations.add("GET", "/v1/streams", Need("read", some=True))
 async def list_streams(call: Call) -> Streams:
-    """Every stream that the key may read: events, segments, rates, size."""
+    """List the streams that the key may read: events, segments, rates, size."""
     found = await call.broker.stream_status()
     return Streams([one for one in found if call.principal.may("read", one.stream)])
 
 
 @operations.add("GET", "/v1/streams/{stream}", READ)
 async def show_stream(call: Call, stream: StreamName) -> StreamDocument:
-    """One stream: its settings and where it stands."""
+    """Get a stream: its settings and status."""
     settings = await _settings(call, stream)
     found = next((one for one in await call.broker.stream_status() if one.stream == stream), None)
     return StreamDocument(stream, found, settings)
@@ -87,7 +87,7 @@ async def show_stream(call: Call, stream: StreamName) -> StreamDocument:
 
 @operations.add("POST", "/v1/streams", OPERATE)
 async def create_stream(call: Call, body: CreateStream) -> Created:
-    """Create a stream; nothing happens when it exists."""
+    """Create a stream. Creating it again has no effect."""
     existed = any(one.stream == body.name for one in await call.broker.stream_status())
     async with call.changing() as change:
         await call.broker.create_stream(
@@ -106,7 +106,7 @@ async def create_stream(call: Call, body: CreateStream) -> Created:
 
 @operations.add("GET", "/v1/streams/{stream}/position", READ)
 async def position(call: Call, stream: StreamName, query: At) -> PositionDocument:
-    """The stream's position now, or at a time: all that was committed by then lies before it."""
+    """The stream's position now, or at a time. All events committed by then are before it."""
     if query.at is None:
         taken = await call.broker.position(stream)
     else:
