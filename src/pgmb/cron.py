@@ -15,7 +15,7 @@ from cronsim import CronSim, CronSimError
 
 from pgmb.errors import InvalidArgument
 
-_LONGEST_EXPRESSION_CHARACTERS = 200
+_MOST_CHARACTERS = 200
 _SYNTAX_ERRORS = (CronSimError, AssertionError, ValueError, TypeError, IndexError)
 """What cronsim raises at an expression that it does not understand."""
 
@@ -53,8 +53,8 @@ def newest(cron: str, timezone: str, due: datetime, now: datetime) -> datetime:
 
 
 def _following(cron: str, zone: tzinfo, moment: datetime) -> datetime | None:
-    if len(cron) > _LONGEST_EXPRESSION_CHARACTERS:
-        raise InvalidArgument(f"a cron expression of {len(cron)} characters")
+    if len(cron) > _MOST_CHARACTERS:
+        raise InvalidArgument(f"a cron expression has at most {_MOST_CHARACTERS} characters, got {len(cron)}")
     try:
         return next(CronSim(cron, moment.astimezone(zone))).astimezone(UTC)
     except (StopIteration, OverflowError):

@@ -71,7 +71,7 @@ class AsyncConsuming(AsyncReceiving, AsyncListening):
         it, and it looks by itself once a second.
         """
         if max < 1:
-            raise InvalidArgument(f"not a number of events to receive: {max}")
+            raise InvalidArgument(f"max must be at least 1, got {max}")
         return AsyncLeases(self, queue, max, lease_for, listen)
 
     async def stream_of(self, queue: str) -> str:

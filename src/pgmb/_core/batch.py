@@ -62,10 +62,10 @@ def plan(
     """The way to publish payloads of one topic, or, without payloads, events with all of their own."""
     if isinstance(topic, str):
         if payloads is None:
-            raise InvalidArgument("a topic without payloads")
+            raise InvalidArgument("a topic needs payloads: publish_many(topic, payloads)")
         return _plan_uniform(topic, payloads, wire.optional_json(headers), stream)
     if payloads is not None or headers is not None:
-        raise InvalidArgument("events have payloads and headers of their own")
+        raise InvalidArgument("events have their own payloads and headers: publish_many(events)")
     return _plan_events(topic, stream, dedup_for)
 
 

@@ -62,7 +62,7 @@ class SubscriptionSpec(NamedTuple):
         if patterns is None:
             patterns = ("#",)
         elif isinstance(patterns, str):
-            raise InvalidArgument(f"patterns are several: [{patterns!r}]")
+            raise InvalidArgument(f"patterns must be a list of strings, got {patterns!r}")
         return cls(tuple(patterns), wire.optional_json(equals), filter, condition, wire.optional_json(params))
 
     def subscribe(self, group: str, expires_after: Duration | None, stream: str) -> Statement:
@@ -133,7 +133,7 @@ def seconds(duration: Duration) -> float:
     """A time in which something expires."""
     given = interval(duration)
     if given is None or given <= timedelta(0):
-        raise InvalidArgument(f"not a time to expire after: {duration!r}")
+        raise InvalidArgument(f"expires_after must be positive, got {duration!r}")
     return given.total_seconds()
 
 
@@ -142,7 +142,7 @@ class Buffer:
 
     def __init__(self, most: int) -> None:
         if most < 1:
-            raise InvalidArgument(f"not a number of events to hold: {most}")
+            raise InvalidArgument(f"max_pending must be at least 1, got {most}")
         self._events: deque[Event] = deque(maxlen=most)
         self.dropped = 0
 

@@ -86,7 +86,9 @@ class Pending:
     def __init__(self, flush_every: Duration, max_batch: int, max_pending: int) -> None:
         seconds = flush_every.total_seconds() if isinstance(flush_every, timedelta) else flush_every
         if seconds < 0 or max_batch < 1 or max_pending < 1:
-            raise InvalidArgument("flush_every is not negative, max_batch and max_pending are at least 1")
+            raise InvalidArgument(
+                "flush_every must not be negative, max_batch and max_pending must be at least 1"
+            )
         self._flush_every = seconds
         self._max_batch = max_batch
         self._max_pending = max_pending
@@ -230,7 +232,7 @@ def made(
         if text is None and name != "topic":
             continue
         if not isinstance(text, str):
-            raise InvalidArgument(f"{name} is text, not {text!r}")
+            raise InvalidArgument(f"{name} must be a string, got {text!r}")
         text.encode()
     return NewEvent(
         topic,

@@ -165,7 +165,7 @@ def interval(value: Duration | None) -> timedelta | None:
 
 def aware(value: datetime | None) -> datetime | None:
     if value is not None and value.tzinfo is None:
-        raise InvalidArgument(f"a time without a time zone: {value}")
+        raise InvalidArgument(f"a time needs a time zone, got {value}")
     return value
 
 

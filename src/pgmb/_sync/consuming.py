@@ -72,7 +72,7 @@ class Consuming(Receiving, Listening):
         it, and it looks by itself once a second.
         """
         if max < 1:
-            raise InvalidArgument(f"not a number of events to receive: {max}")
+            raise InvalidArgument(f"max must be at least 1, got {max}")
         return Leases(self, queue, max, lease_for, listen)
 
     def stream_of(self, queue: str) -> str:

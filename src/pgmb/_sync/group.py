@@ -131,7 +131,7 @@ class Group(Calls):
         expires `expires_after` later.
         """
         if max < 1:
-            raise InvalidArgument(f"not a number of events: {max}")
+            raise InvalidArgument(f"max must be at least 1, got {max}")
         if self._feeding is None:
             self._feeding = Feeding(self._pool, self._broker.listener(), self.name, self.stream)
         waited = statements.interval(max_wait)

@@ -48,12 +48,12 @@ def _as(
 
 
 class App:
-    """Handlers of events, and what they run on. Nothing connects until it works or publishes.
+    """Event handlers and the connections they use. Connects when it first works or publishes.
 
-    Without a `dsn` the environment's is taken: PGMB_DSN, DATABASE_URL, or what PGHOST and the like say.
-    `listen` waits for news on a connection of its own, where that is possible, instead of only looking now
-    and then. At the end, `grace` seconds are left for what is running. `lifespan` is an asynchronous context
-    manager around the work. Further keywords go to `connect`.
+    Without `dsn`, PGMB_DSN, DATABASE_URL or libpq's variables (PGHOST and others) apply. With `listen`, a
+    connection of its own waits for notifications, so that queues are polled less often. On shutdown, running
+    handlers have `grace` seconds to finish. `lifespan` is an asynchronous context manager around the work.
+    Further keywords go to `connect`.
     """
 
     def __init__(
@@ -123,14 +123,14 @@ class App:
         stream: str | None = None,
         localns: Mapping[str, Any] | None = None,
     ) -> Callable[[Any], Any]:
-        """Have a function handle the events whose topics match. It stays what it is, and can be called.
+        """Handle the events whose topics match. The decorator returns the function unchanged.
 
-        Its only argument's annotation says what it takes: the payload as that type, or a Delivery, or with
-        `batch` a list of at most so many. `queue` is by default the function's name; of several handlers in a
-        queue each that matches is called, in the order of registration. `retry` is the time to wait after a
-        failed attempt, or a list of times, after the last of which it is a dead letter, or a function of the
-        attempt's number, or None for the queue's own backoff. Annotations are resolved in the function's
-        module; pass `localns=locals()` where they name types that are defined inside a function.
+        The payload is decoded to the annotated type of the only argument, which may also be a Delivery, or
+        with `batch` a list of at most that many. `queue` is by default the function's name. Of several
+        handlers in a queue, every one that matches is called, in registration order. `retry` is the delay
+        after a failed attempt, a list of delays, after the last of which the event becomes a dead letter, a
+        function of the attempt's number, or None for the queue's backoff. Annotations are resolved in the
+        function's module; pass `localns=locals()` where they name types that are defined inside a function.
         """
         _refuse_other_than_text(patterns)
 
@@ -138,7 +138,7 @@ class App:
             handler = Handler(function, patterns, timeout=timeout, retry=retry, batch=batch, localns=localns)
             name = queue or getattr(function, "__name__", None)
             if not name or name == "<lambda>":
-                raise InvalidArgument(f"{handler.name} has no name to call its queue by; give it a queue=...")
+                raise InvalidArgument(f"{handler.name} has no name for its queue; pass queue=...")
             spec = self.queue_spec(name)
             spec.set({"max_attempts": max_attempts or handler.attempts, "stream": stream})
             spec.add(handler)
@@ -159,10 +159,10 @@ class App:
         retry: Backoff = None,
         **settings: Any,
     ) -> None:
-        """Say how a queue shall be: what `create_queue` takes, and its `concurrency` in each process.
+        """Configure a queue: the settings of `create_queue`, and its `concurrency` per process.
 
-        When the app starts, a queue that does not exist is created so, with its stream, and one that does is
-        altered. `retry` is for its handlers that have none of their own.
+        When the app starts, it creates a missing queue, with its stream, and alters an existing one. `retry`
+        holds for handlers without their own.
         """
         _refuse_unknown(settings)
         spec = self.queue_spec(name)
@@ -195,21 +195,21 @@ class App:
         name: str | None = None,
         **settings: Any,
     ) -> None:
-        """Publish an event at each time that `cron` names: what `create_schedule` takes, named as the topic.
+        """Publish an event at each time of a cron expression. Takes what `create_schedule` takes.
 
-        While the app works it publishes what is due; of several processes one does.
+        The schedule has the topic's name. While the app works it publishes due events, each in one process.
         """
         expressions.first_after(cron, timezone, datetime.now(UTC))
         given = {"cron": cron, "topic": topic, "payload": payload, "timezone": timezone, **settings}
         if self.schedules.setdefault(name or topic, given) != given:
-            raise InvalidArgument(f"there is another schedule {name or topic!r}; give this one a name=...")
+            raise InvalidArgument(f"there is another schedule {name or topic!r}; pass name=...")
 
     def group(self, name: str) -> HandlerGroup:
         """A group of reliable handlers: `@app.group("my-node").handler("log-data", ["msg.*"])`."""
         return HandlerGroup(self, name)
 
     def queue_spec(self, name: str) -> QueueSpec:
-        """A queue of the app's."""
+        """The spec of a queue, made at the first use of its name."""
         return self.queues.setdefault(name, QueueSpec(name))
 
     # -- publishing
@@ -273,7 +273,7 @@ class App:
     # -- observing
 
     def observe_by(self, observer: Instrumentation) -> None:
-        """Show the observer every broker of the app's, those there are already and those to come."""
+        """Have the instrumentation observe every broker of the app, existing and future."""
         self.observer = observer
         if self._broker is not None:
             observer.observe(self._broker)
@@ -281,7 +281,7 @@ class App:
             observer.observe(broker)
 
     def observed(self, broker: AnyBroker, *, working: bool = False) -> AnyBroker:
-        """The broker, in sight of the app's observer if there is one."""
+        """The broker, observed if the app is instrumented."""
         if self.observer is not None:
             self.observer.observe(broker, working=working)
         return broker
@@ -296,7 +296,7 @@ class App:
         concurrency: int | None = None,
         grace: float | None = None,
     ) -> None:
-        """Handle events until `stop` is set: all queues or those named. Then finish what is running."""
+        """Handle events of all queues or the named ones until `stop` is set. Then finish running handlers."""
         await running.work(self.work_spec(queues, concurrency, grace), stop or asyncio.Event())
 
     def run(
@@ -330,10 +330,10 @@ class App:
         )
 
     def handle(self, queue: str, max: int = 1) -> int:
-        """Handle what is in a queue now, at most so many events, and return how many: 0 if it is empty.
+        """Handle up to `max` events of a queue now, one after another. Returns how many; 0 if it is empty.
 
-        One after another, each settled as a worker would: what fails is logged and retried, or a dead
-        letter. A batch handler's events count one by one.
+        Events are settled as by a worker: failures are logged and retried, or become dead letters. The events
+        of a batch handler count one by one.
         """
         _refuse_event_loop("ahandle")
         return asyncio.run(self._handle_and_close(queue, max))
@@ -374,8 +374,8 @@ def _refuse_unknown(settings: Iterable[str]) -> None:
     known = [name for name in inspect.signature(Broker.create_queue).parameters if name not in others]
     for name in settings:
         if name not in known:
-            refused = InvalidArgument(f"a queue has no setting {name!r}")
-            refused.advise(f"It has {', '.join(known)}.")
+            refused = InvalidArgument(f"unknown queue setting {name!r}")
+            refused.advise(f"Settings are {', '.join(known)}.")
             raise refused
 
 
@@ -383,5 +383,5 @@ def _raise_concurrency(spec: QueueSpec, concurrency: int | None) -> None:
     if concurrency is None:
         return
     if concurrency < 1:
-        raise InvalidArgument(f"not a concurrency: {concurrency}")
+        raise InvalidArgument(f"concurrency must be at least 1, got {concurrency}")
     spec.concurrency = max(spec.concurrency or 1, concurrency)

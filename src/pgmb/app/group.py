@@ -67,7 +67,7 @@ class HandlerGroup:
         its patterns or filter change, the change holds from the queue's position on.
         """
         if isinstance(patterns, str):
-            raise InvalidArgument(f"patterns are several: [{patterns!r}]")
+            raise InvalidArgument(f"patterns must be a list of strings, got {patterns!r}")
         queue = f"{self.name}/{name}"
         asked = tuple(patterns)
 
@@ -103,7 +103,7 @@ class HandlerGroup:
             return function
 
         if concurrency < 1:
-            raise InvalidArgument(f"not a concurrency: {concurrency}")
+            raise InvalidArgument(f"concurrency must be at least 1, got {concurrency}")
         return register
 
     async def work(self, stop: asyncio.Event | None = None, *, grace: float | None = None) -> None:

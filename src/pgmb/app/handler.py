@@ -116,9 +116,9 @@ def _refuse_options(
     if not patterns:
         raise InvalidArgument("a handler needs at least one pattern")
     if timeout is not None and timeout <= 0:
-        raise InvalidArgument(f"not a timeout: {timeout}")
+        raise InvalidArgument(f"timeout must be positive, got {timeout}")
     if batch is not None and batch < 1:
-        raise InvalidArgument(f"not the size of a batch: {batch}")
+        raise InvalidArgument(f"batch must be at least 1, got {batch}")
     refuse_backoff(retry)
 
 
@@ -134,7 +134,7 @@ def refuse_backoff(retry: Backoff) -> None:
         return
     for one in cast("Sequence[object]", retry if isinstance(retry, Sequence) else [retry]):
         if not isinstance(one, int | float | timedelta) or not seconds(one) >= 0:
-            raise InvalidArgument(f"not a time to wait: {one!r}")
+            raise InvalidArgument(f"retry delays must be seconds or timedeltas of at least 0, got {one!r}")
 
 
 def _is_asynchronous(function: Callable[..., Any]) -> bool:
@@ -147,7 +147,7 @@ def _is_asynchronous(function: Callable[..., Any]) -> bool:
 def _annotation(function: Callable[..., Any], name: str, localns: Mapping[str, Any]) -> Any:
     """The type of the only argument, Any without one."""
     if not callable(function):
-        raise TypeError(f"not a function: {function!r}")
+        raise TypeError(f"a handler must be a function, got {function!r}")
     parameters = list(inspect.signature(function).parameters.values())
     positional = [
         one

@@ -54,5 +54,5 @@ def waiting(duration: Duration) -> float:
     """Seconds to wait, between none and ten years: a curve may leave what a timestamp can hold."""
     wanted = seconds(duration)
     if math.isnan(wanted):
-        raise ValueError("not a time to wait: nan")
+        raise ValueError("a delay must be a number of seconds, got nan")
     return min(max(0.0, wanted), _LONGEST_WAIT_SECONDS)

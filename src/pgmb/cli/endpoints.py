@@ -182,7 +182,7 @@ def alter(
         metadata=metadata,
     )
     if not given:
-        refused = InvalidArgument("nothing to change was named")
+        refused = InvalidArgument("nothing to change: no setting was given")
         refused.advise("For example: pgmb endpoints alter NAME --rps 50. Patterns: pgmb endpoints bind")
         raise refused
     with connect(dsn, max_size=1) as broker:

@@ -166,7 +166,7 @@ def alter(
         when_full=when_full,
     )
     if not given:
-        refused = InvalidArgument("nothing to change was named")
+        refused = InvalidArgument("nothing to change: no setting was given")
         refused.advise("For example: pgmb queues alter NAME --lease-for 5m")
         raise refused
     with connect(dsn, max_size=1) as broker:

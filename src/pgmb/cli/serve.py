@@ -181,7 +181,7 @@ def _asked(services: str) -> list[str]:
     names = list(dict.fromkeys(name.strip() for name in services.split(",") if name.strip()))
     unknown = sorted(set(names) - set(SERVICES))
     if unknown or not names:
-        refused = InvalidArgument(f"not a service: {', '.join(unknown) or repr(services)}")
+        refused = InvalidArgument(f"unknown service: {', '.join(unknown) or repr(services)}")
         refused.advise(f"Services are {', '.join(sorted(SERVICES))}.")
         raise refused
     for name in names:

@@ -92,7 +92,7 @@ class FrozenClock:
         """Let that much time pass at once. Returns what time it is now."""
         ahead = cast("timedelta", interval(duration))
         if ahead < timedelta(0):
-            raise ValueError("time does not go back")
+            raise ValueError("the clock cannot go back")
         self._shift(ahead)
         return self.now
 

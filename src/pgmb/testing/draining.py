@@ -101,7 +101,7 @@ async def adrain(
     """`drain` inside an event loop."""
     source = broker if broker is not None else handlers if isinstance(handlers, App) else None
     if source is None:
-        raise InvalidArgument("functions are drained with broker=...")
+        raise InvalidArgument("to drain functions, pass broker=...")
     async with contextlib.AsyncExitStack() as stack:
         if isinstance(source, AsyncBroker):
             connected = source
@@ -166,7 +166,7 @@ async def _standing(
 ) -> QueueSpec:
     """The queue as it is, with handlers of everything in it."""
     if queue is None:
-        raise InvalidArgument("functions are drained with queue=...")
+        raise InvalidArgument("to drain functions, pass queue=...")
     for status in await broker.queue_status():
         if status.queue == queue:
             declared = QueueSpec(queue)
