@@ -139,7 +139,7 @@ def _of_session(session: Any) -> Any:
 
 
 def _of_django(wrapper: Any) -> Connection[Any]:
-    # An atomic block that is bound to roll back would take the event with it, and nobody would be told.
+    # An atomic block that is bound to roll back would roll back the event too, silently.
     wrapper.validate_no_broken_transaction()
     wrapper.ensure_connection()
     return _checked(wrapper.connection, wrapper)

@@ -32,7 +32,7 @@ class AsyncLeases:
         self._closed = False
 
     def close(self) -> None:
-        """End it, also while somebody waits for its next lease."""
+        """End the iteration, also while a caller waits for the next lease."""
         self._closed = True
         if self._subscription is not None:
             self._subscription.close()

@@ -1,4 +1,4 @@
-"""Feeds: events for whoever listens, and forgets. One tail a group reads for all feeds of a process."""
+"""Feeds: fire-and-forget events of a group. One tail per group reads for all feeds of a process."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _DATABASE_ERRORS = (psycopg.OperationalError, PoolTimeout, WrongServer, OSError)
 
 
 class AsyncFeed:
-    """Events that match, in batches, for as long as somebody iterates. Made by `group.listen`.
+    """Events that match, in batches, while the caller iterates. Made by `group.listen`.
 
     It begins with `async with`, or with the first batch requested, and ends with it: after `break`, an error
     or `close` nothing is left in the database. Of events that are not taken in time the oldest are dropped:
@@ -73,14 +73,14 @@ class AsyncFeed:
             await self._source.add(self)
 
     async def close(self) -> None:
-        """End it, also while somebody waits for its next batch."""
+        """End the feed, also while a caller waits for the next batch."""
         if not self.closed:
             self.closed = True
             self.news.set()
             await self._source.remove(self)
 
     def fail(self, error: BaseException) -> None:
-        """Have whoever iterates get this error, after what is there already."""
+        """Raise this error in the caller, after the events that already arrived."""
         self.error = error
         self.news.set()
 
@@ -160,7 +160,7 @@ class _AsyncGroupLooks(AsyncLooks):
 class AsyncFeeding:
     """The feeds of a group in this process, and the tail that reads for them.
 
-    Their subscriptions belong to a group of this process alone, so that nobody else's end ends them.
+    Their subscriptions belong to a group of this process alone, so that no other process ends them.
     """
 
     def __init__(self, pool: Pool, listener: AsyncListener, group: str, stream: str) -> None:
@@ -258,7 +258,7 @@ class AsyncFeeding:
                 return
 
     async def _keep(self) -> float:
-        """Keep the subscriptions, if it is time to, and make those anew that are gone: before reading on.
+        """Keep the subscriptions, if it is time to, and subscribe again where they expired.
 
         Returns in how many seconds it will be time again.
         """

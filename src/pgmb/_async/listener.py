@@ -60,7 +60,7 @@ class AsyncSubscription:
         return True
 
     def notify(self) -> None:
-        """Wake whoever waits, as news would."""
+        """Wake the waiter, as news would."""
         self._flag.set()
 
     def close(self) -> None:
@@ -80,7 +80,7 @@ class AsyncSubscription:
 class AsyncListener:
     """Listens on one connection of its own, which it opens with the first subscription.
 
-    What it hears are the ticks of whoever ticks. A stream of which nothing was heard for a while it ticks
+    It hears the ticks of every process. A stream of which nothing was heard for a while it ticks
     itself, where its role may: soon again while there is traffic, `tick_every` seconds apart at rest, when it
     is its only statement. So there is news with no Ticker running too, only later. A lost connection is made
     anew, in growing intervals. Behind a pooler, which shares its connections out by transaction, it does not
@@ -95,7 +95,7 @@ class AsyncListener:
         self.healthy = False
         """Whether it is listening."""
         self.ticking = False
-        """Whether its own ticks went well, so that all news is heard even if nobody else ticks."""
+        """Whether its own ticks went well, so that all news is heard even if no other process ticks."""
         self._tick_every = tick_every
         given = conninfo_to_dict(
             dsn, **{name: connection[name] for name in _KEEPALIVES if name in connection}
@@ -201,7 +201,7 @@ class AsyncListener:
                 pace.found()
 
     async def _tick(self, connection: AsyncConnection[Any]) -> bool:
-        """Tick the streams that others wait for and nobody else ticked of late. True if there was news."""
+        """Tick streams with waiters that no other process ticked lately. True if there was news."""
         silent = [stream for stream in self._waited_for() if stream not in self._heard]
         if self._tick_every is None or not silent or time.monotonic() < self._tick_again_at:
             return False

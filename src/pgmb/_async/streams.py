@@ -22,7 +22,7 @@ class AsyncStreams(AsyncCalls):
     ) -> None:
         """Create a stream; nothing happens when it exists.
 
-        By default its segments rotate every hour or 50 million events, and are kept for ever.
+        By default its segments rotate every hour or 50 million events, and are never deleted.
         """
         await self._value(
             call(

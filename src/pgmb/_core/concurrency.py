@@ -67,7 +67,7 @@ class AsyncCondition(asyncio.Condition):
     """A condition that can be waited for with a limit, as `threading.Condition` can."""
 
     async def wait(self, timeout: float | None = None) -> bool:  # type: ignore[override]  # noqa: ASYNC109
-        """True if somebody notified, False after that many seconds."""
+        """True if notified, False after that many seconds."""
         try:
             async with asyncio.timeout(timeout):
                 return await super().wait()

@@ -77,5 +77,5 @@ def look(stream: str) -> Statement:
 
 
 def newest_tick(stream: str) -> Statement:
-    """The newest tick's position, made by whoever ticks. Also on a replica."""
+    """The position of the newest tick of any process. Works on a replica too."""
     return Statement(_NEWEST_TICK, (stream,))

@@ -124,7 +124,7 @@ def events(rows: Iterable[Sequence[Any]], source: Source) -> list[Event]:
 
 
 def private_name(group: str) -> str:
-    """A group of its own for one process of a group, whose subscriptions nobody else shares or ends."""
+    """A group of its own for one process of a group, whose subscriptions no other process shares or ends."""
     own = f"/{uuid4().hex[:16]}"
     return group[: _LONGEST_NAME_CHARACTERS - len(own)] + own
 
@@ -138,7 +138,7 @@ def seconds(duration: Duration) -> float:
 
 
 class Buffer:
-    """Events that wait to be taken, at most so many: then the oldest make room, and are counted."""
+    """A bounded buffer of events. When it is full, the oldest are dropped and counted."""
 
     def __init__(self, most: int) -> None:
         if most < 1:

@@ -212,7 +212,7 @@ class Pending:
         return aside
 
     def released(self, batch: Batch) -> None:
-        """Nobody is publishing the batch any more, and nobody knows what became of it."""
+        """The publishing task ended without knowing whether the batch was committed."""
         batch.uncertain = True
         self._backlogs[batch.stream].busy = False
 
@@ -245,7 +245,7 @@ def made(
 
 
 def fresh_id() -> UUID:
-    """A version 7 UUID: the time in milliseconds, then chance, which `random` seeds anew after a fork."""
+    """A version 7 UUID: the time in milliseconds, then chance, which `random` reseeds after a fork."""
     chance = random.getrandbits(74)
     high = time.time_ns() // 1_000_000 << 16 | 7 << 12 | chance >> 62
     return UUID(int=high << 64 | 2 << 62 | chance & (1 << 62) - 1)

@@ -296,7 +296,7 @@ def dead_letters(queue: str, topic: str | None, error: str | None, after: int, l
 
 
 def seqs_of(events: Event | Iterable[Event | int] | None) -> list[int] | None:
-    """What a lease shall settle: None is all of it, an empty list nothing."""
+    """The events that a lease settles: None is all of them, an empty list none."""
     if events is None:
         return None
     if isinstance(events, Event):

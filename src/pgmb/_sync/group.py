@@ -125,7 +125,7 @@ class Group(Calls):
     ) -> Feed:
         """Events that match, as they are committed, in batches of at most `max`: an iterator of lists.
 
-        Fire and forget: nothing is settled, and what is published while nobody listens is not heard. One tail
+        Fire and forget: nothing is settled, and events published while no feed listens are lost. One tail
         reads for all feeds of this group. Of more than `max_pending` events that wait in a feed the oldest
         are dropped. It ends after `max_wait` in which nothing came. If the process dies, its subscription
         expires `expires_after` later.

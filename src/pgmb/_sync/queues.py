@@ -44,7 +44,7 @@ class Queues(Calls):
 
         `ordered`: events of one key come one after another, keys in parallel, dealt out to `shards`.
         `max_in_flight`, `rps`: limits that hold across processes. `ttl`: older events become dead letters.
-        `max_length`: at most so many wait; then publishers are refused, or the oldest are dropped. `lanes`:
+        `max_length`: how many may wait; then publishers are refused, or the oldest are dropped. `lanes`:
         patterns of what is urgent, most urgent first. `equals`: fields and their values, as in
         `{"payload": {"status": "paid"}}`; `filter`: a jsonpath predicate over topic, key, payload and
         headers, such as `$.payload.total > $least`, with `params`; `condition`: an SQL expression, for roles

@@ -23,7 +23,7 @@ class Streams(Calls):
     ) -> None:
         """Create a stream; nothing happens when it exists.
 
-        By default its segments rotate every hour or 50 million events, and are kept for ever.
+        By default its segments rotate every hour or 50 million events, and are never deleted.
         """
         self._value(
             call(

@@ -21,7 +21,7 @@ from pgmb.types import Duration, Event, Position, Source
 
 _PAGE_EVENTS = 1000
 _LOOK_EVERY_SECONDS = 0.03
-"""Looks may tick, and more than a few dozen ticks a second are of use to nobody."""
+"""Looks may tick, and more than a few dozen ticks per second serve no reader."""
 _LISTENING_PAUSE_SECONDS = 10.0
 
 
@@ -64,7 +64,7 @@ class Looks(Positions):
         self._timed_rows(statements.between_filtered(stream, None, None, 0, 0, asked), None)
 
     def newest_tick(self, stream: str) -> Position:
-        """The position of the newest tick, whoever made it."""
+        """The position of the newest tick of any process."""
         return Position.parse(self._value(cursor.newest_tick(stream), None))
 
 
@@ -141,12 +141,12 @@ class Tail:
         return self._woken
 
     def wake(self) -> None:
-        """Have whoever waits look now."""
+        """Wake the waiting reader."""
         if self._subscription is not None:
             self._subscription.notify()
 
     def close(self) -> None:
-        """End it, also while somebody waits for its next event."""
+        """End the tail, also while a caller waits for the next event."""
         self._closed = True
         if self._subscription is not None:
             self._subscription.close()

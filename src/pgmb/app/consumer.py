@@ -73,7 +73,7 @@ class Consumer:
                 task.cancel()
 
     def stop(self, grace: float) -> None:
-        """Receive no more, and end within so many seconds."""
+        """Receive no more, and end within `grace` seconds."""
         self._grace = grace
         self._stopping.set()
         self._assignments.changed.set()
@@ -164,7 +164,7 @@ class Consumer:
         self.in_progress.append(progress)
 
     def _is_suspect(self, event: Event) -> bool:
-        """Whether an event that came alone may have been the death of whoever held it.
+        """Whether an event that was leased alone may have crashed its previous consumer.
 
         One whose lease expired comes alone from its third attempt on, or in its last.
         """

@@ -186,7 +186,7 @@ async def _bind(broker: AsyncBroker, queue: QueueSpec, present: Mapping[str, Any
     (patterns,) = [one.patterns for one in await broker.queue_status() if one.queue == queue.name]
     if set(patterns) == set(queue.patterns) and await _has_same_filter(broker, queue, present):
         return
-    # A filter that somebody else gave the queue stays, where the app says nothing of one.
+    # A filter that was set elsewhere stays if the app declares none.
     kept = {name: present[name] for name in _FILTER_SETTINGS if present.get(name) is not None}
     await broker.bind(
         queue.name,

@@ -81,7 +81,7 @@ class Delivery(msgspec.Struct, Generic[T_co], frozen=True, eq=False):
 
     @property
     def raw(self) -> bytes:
-        """The payload as it was sent, to the letter."""
+        """The payload as JSON text, unchanged."""
         return self.event.raw
 
     @overload

@@ -1,4 +1,4 @@
-"""Several worker processes under one parent, which starts those anew that die."""
+"""Several worker processes under one parent, which restarts those that die."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class LeaseProgress:
         self.lost = False
         self.began = self.renewed = self.swept = time.monotonic()
         self.suspect = suspect
-        """Whether whoever held it before may have died of it."""
+        """Whether it may have crashed its previous consumer."""
 
     @property
     def finished(self) -> bool:
@@ -90,7 +90,7 @@ class LeaseProgress:
         )
 
     def drop_pending(self) -> None:
-        """What has not begun shall not begin."""
+        """Hand back the events that have not started."""
         self.given_back.update(event.seq for event in self._pending_events())
         self.pending.clear()
 
@@ -158,7 +158,7 @@ class LeaseSize:
         self.next = self._least
 
     def took(self, events: int, seconds: float) -> None:
-        """A lease of so many events was done in so many seconds."""
+        """Adapt to a lease of that many events, done in that many seconds."""
         if seconds > _LONG_LEASE_SECONDS:
             self.next = max(self.next // 2, self._least)
         elif seconds < _SHORT_LEASE_SECONDS and events >= self.next:

@@ -31,7 +31,7 @@ class Route(NamedTuple):
 
     handlers: tuple[Handler, ...]
     timeout: float | None
-    """What the caller shall see to."""
+    """The timeout that the caller must enforce."""
     way: Way
 
 

@@ -107,7 +107,7 @@ async def _persist(progress: LeaseProgress, call: Callable[[], Awaitable[object]
 
 
 def lose(progress: LeaseProgress, error: LeaseLost) -> None:
-    """The lease is another's now: nothing of it can be settled, and what has not begun shall not begin."""
+    """Another consumer has the lease: nothing of it can be settled, and no more of its events start."""
     progress.lost = True
     progress.pending.clear()
     logger.warning(

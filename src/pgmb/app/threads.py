@@ -34,7 +34,7 @@ class Threads:
         self._count = 0
 
     async def run(self, function: Callable[[], Any]) -> Any:
-        """What the function returns or raises. Cancelled, the thread goes on alone and nobody listens."""
+        """What the function returns or raises. If cancelled, the thread runs on and its result is dropped."""
         job = _Job(function)
         if self._free:
             self._free -= 1
@@ -64,7 +64,7 @@ class Threads:
             try:
                 job.loop.call_soon_threadsafe(self._finish, job, result, error)
             except RuntimeError:
-                return  # the loop is closed: nobody waits any more
+                return  # the loop is closed: no task waits any more
             del job, result, error
 
     def _finish(self, job: _Job, result: Any, error: BaseException | None) -> None:

@@ -38,7 +38,7 @@ def list_dead(
     topic: Topic = None,
     error: Error = None,
     after: Annotated[int, typer.Option(help="Go on after the dead letter with this id.")] = 0,
-    max: Annotated[int, typer.Option(help="At most so many.", min=1)] = 100,
+    max: Annotated[int, typer.Option(help="How many at most.", min=1)] = 100,
     as_json: AsJson = False,
 ) -> None:
     """Dead letters, the oldest first."""

@@ -55,7 +55,7 @@ def doctor(
         typer.Option(
             parser=durations.parse,
             metavar="DURATION",
-            help="How long work may wait for somebody.",
+            help="How long work may wait for a consumer.",
             show_default="5m",
         ),
     ] = None,

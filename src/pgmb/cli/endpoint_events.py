@@ -33,7 +33,7 @@ def register(endpoints: typer.Typer) -> None:
 def attempts(
     endpoint: Endpoint,
     dsn: Dsn = "",
-    max: Annotated[int, typer.Option(help="At most so many.", min=1)] = 20,
+    max: Annotated[int, typer.Option(help="How many at most.", min=1)] = 20,
     as_json: AsJson = False,
 ) -> None:
     """What was tried, the newest first: failures, or all with `--log all`."""
@@ -82,7 +82,7 @@ def replay(
     until: Time = None,
     topic: Annotated[str | None, typer.Option(help="Those whose topic matches this pattern.")] = None,
     filter: FilterBy = None,
-    max: Annotated[int, typer.Option(help="At most so many, the oldest first.", min=1)] = 10_000,
+    max: Annotated[int, typer.Option(help="How many at most, the oldest first.", min=1)] = 10_000,
 ) -> None:
     """Send an endpoint what it asks for of the log again."""
     with connect(dsn, max_size=1) as broker:

@@ -21,17 +21,19 @@ def _duration(text: str) -> Any:
 
 
 LeaseFor: TypeAlias = Annotated[timedelta | None, _duration("How long a consumer holds what it received.")]
-MaxAttempts: TypeAlias = Annotated[int | None, typer.Option(help="After so many, to the dead letters.")]
+MaxAttempts: TypeAlias = Annotated[
+    int | None, typer.Option(help="Attempts before an event becomes a dead letter.")
+]
 BackoffBase: TypeAlias = Annotated[timedelta | None, _duration("The pause before the second attempt.")]
 BackoffFactor: TypeAlias = Annotated[float | None, typer.Option(help="How much longer each further one is.")]
 BackoffMax: TypeAlias = Annotated[timedelta | None, _duration("The longest pause.")]
 BackoffJitter: TypeAlias = Annotated[
     float | None, typer.Option(help="The part of it left to chance, 0 to 1.")
 ]
-MaxInFlight: TypeAlias = Annotated[int | None, typer.Option(help="At most so many events leased at once.")]
-Rps: TypeAlias = Annotated[float | None, typer.Option(help="At most so many events delivered a second.")]
+MaxInFlight: TypeAlias = Annotated[int | None, typer.Option(help="Events leased at a time, at most.")]
+Rps: TypeAlias = Annotated[float | None, typer.Option(help="Events delivered per second, at most.")]
 Ttl: TypeAlias = Annotated[timedelta | None, _duration("Older events go to the dead letters unseen.")]
-MaxLength: TypeAlias = Annotated[int | None, typer.Option(help="At most so many events wait.")]
+MaxLength: TypeAlias = Annotated[int | None, typer.Option(help="Events waiting, at most.")]
 When: TypeAlias = Annotated[
     WhenFull | None,
     typer.Option(

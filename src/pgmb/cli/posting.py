@@ -45,7 +45,7 @@ def _time(text: str) -> moments.Moment:
     return named
 
 
-Batch: TypeAlias = Annotated[int | None, typer.Option(help="At most so many events in a request.")]
+Batch: TypeAlias = Annotated[int | None, typer.Option(help="Events per request, at most.")]
 BodyOf: TypeAlias = Annotated[
     Body | None,
     typer.Option(
@@ -55,8 +55,8 @@ BodyOf: TypeAlias = Annotated[
         show_default=False,
     ),
 ]
-Rps: TypeAlias = Annotated[int | None, typer.Option(help="At most so many requests a second.")]
-MaxInFlight: TypeAlias = Annotated[int | None, typer.Option(help="At most so many requests at a time.")]
+Rps: TypeAlias = Annotated[int | None, typer.Option(help="Requests per second, at most.")]
+MaxInFlight: TypeAlias = Annotated[int | None, typer.Option(help="Requests in flight, at most.")]
 Timeout: TypeAlias = Annotated[
     timedelta | None,
     typer.Option(parser=durations.parse, metavar="DURATION", help="How long a request may take."),

@@ -132,7 +132,7 @@ def _agree(topic: str | None, payload: str | None, events: bool, *, single: bool
 
 
 def _json(text: bytes, where: str) -> msgspec.Raw:
-    """JSON as it was given: stored to the letter, once it is known to be JSON."""
+    """JSON text, validated and then stored unchanged."""
     try:
         msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -18,7 +18,7 @@ def register(app: typer.Typer) -> None:
 def receive(
     queue: Queue,
     dsn: Dsn = "",
-    max: Annotated[int, typer.Option(help="At most so many.", min=1)] = 1,
+    max: Annotated[int, typer.Option(help="How many at most.", min=1)] = 1,
     ack: Annotated[bool, typer.Option("--ack/--no-ack", help="Settle them once they are printed.")] = True,
 ) -> None:
     """Receive events and print them, one JSON document a line."""

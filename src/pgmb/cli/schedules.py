@@ -55,9 +55,7 @@ def create(
     key: Annotated[str | None, typer.Option(help="The ordering key.")] = None,
     headers: Annotated[str | None, typer.Option(help="JSON, an object.")] = None,
     stream: Stream = "main",
-    missed: Annotated[
-        Missed, typer.Option(help="Which of the due times to publish that nobody was there for.")
-    ] = Missed.LAST,
+    missed: Annotated[Missed, typer.Option(help="Which missed due times to publish.")] = Missed.LAST,
 ) -> None:
     """Create a schedule, or change the one of that name."""
     with connect(dsn, max_size=1) as broker:

@@ -25,7 +25,7 @@ RotateEvery: TypeAlias = Annotated[
         parser=durations.parse_or_off, metavar="DURATION|off", help="Open a new segment that often."
     ),
 ]
-RotateEvents: TypeAlias = Annotated[int | None, typer.Option(help="Or after so many events.")]
+RotateEvents: TypeAlias = Annotated[int | None, typer.Option(help="Or after this many events.")]
 KeepFor: TypeAlias = Annotated[
     timedelta | None,
     typer.Option(

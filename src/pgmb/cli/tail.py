@@ -34,7 +34,7 @@ def tail(
         typer.Option(parser=moments.parse, metavar="POINT", help=f"{moments.MEANT}; by default latest."),
     ] = None,
     follow: Annotated[bool, typer.Option("--follow/--no-follow", help="Wait for more.")] = True,
-    max: Annotated[int | None, typer.Option(help="End after so many.", min=1)] = None,
+    max: Annotated[int | None, typer.Option(help="End after this many events.", min=1)] = None,
     equals: Equals = None,
     filter: FilterBy = None,
     param: Params = None,

@@ -15,7 +15,7 @@ from pgmb.cli import output
 
 
 def confirm(question: str, yes: bool) -> None:
-    """Go on if the answer is yes; where nobody can be asked, only with --yes."""
+    """Go on if the answer is yes; without a terminal, only with --yes."""
     if yes:
         return
     if not sys.stdin.isatty():
@@ -60,12 +60,12 @@ def keys() -> Generator[bool]:
 
 
 def pressed(seconds: float, keyboard: bool) -> str | None:
-    """The next key, or None after so many seconds."""
+    """The next key, or None after that many seconds."""
     if not keyboard:
         time.sleep(seconds)
         return None
     ready, _, _ = select.select([sys.stdin], [], [], max(seconds, 0))
     if not ready:
         return None
-    # An empty read: the terminal is gone, and with it whoever watched.
+    # An empty read: the terminal is gone.
     return sys.stdin.read(1) or "q"

@@ -69,7 +69,7 @@ def configure(application: Application, settings: HttpSettings, keep_alive: int)
 
 
 def limited(head_within: float) -> type[HttpToolsProtocol]:
-    """uvicorn's protocol for one server, where a request's head has to arrive in so many seconds."""
+    """uvicorn's protocol for one server, where a request's head must arrive within `head_within` seconds."""
     return type("LimitedProtocol", (_Limited,), {"head_within": head_within, "half_open": {}})
 
 

@@ -40,7 +40,7 @@ class Ticker:
                 self._hot_until[stream] = now + 1
             if self._due(stream, now):
                 self._ticked_at[stream] = now
-                # One transaction a stream: a second tick in the same one could not note the sequence anew.
+                # One transaction a stream: a second tick in the same one could not read the sequence again.
                 await broker.tick(stream)
         # Idle or not, the sequences are looked at often enough for the first event after a silence.
         return self.every if any(until > now for until in self._hot_until.values()) else self.every * 3

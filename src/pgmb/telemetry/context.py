@@ -50,7 +50,7 @@ class Propagation:
         added = {name: value for name, value in carrier.items() if name not in decoded}
         if not decoded:
             return added
-        # As they were sent, to the letter, and then the rest.
+        # The given JSON text unchanged, then the rest.
         return msgspec.Raw(encoded.rstrip()[:-1] + b"," + wire.json(added)[1:]) if added else headers
 
     def created(self, headers: Any) -> SpanContext | None:

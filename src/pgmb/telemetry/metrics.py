@@ -125,7 +125,7 @@ class StatusCollector(Collector):
             self._drop()
 
     def _look(self) -> Snapshot | None:
-        # A scrape that comes while another waits for the database does not queue up behind it for ever.
+        # A scrape that comes while another waits for the database does not queue up behind it without limit.
         if not self._lock.acquire(timeout=self._timeout):
             return None
         try:

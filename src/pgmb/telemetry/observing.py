@@ -282,7 +282,7 @@ def _operation(name: str, kind: str) -> Attributes:
 
 
 def links(propagation: Propagation, events: Iterable[Event]) -> list[Link]:
-    """To where each event was created, as far as its headers tell: the first so many."""
+    """To where each event was created, as far as its headers tell, up to MAX_LINKS."""
     return [
         Link(created, {names.MESSAGE_ID: str(event.id)})
         for event in islice(events, MAX_LINKS)

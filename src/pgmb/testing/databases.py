@@ -39,7 +39,7 @@ class Databases:
         return self._dsn_of(self._create(self._template))
 
     def drop(self, dsn: str) -> None:
-        """Drop such a database, whoever is still connected to it."""
+        """Drop such a database, and end the connections to it."""
         name = conninfo_to_dict(dsn)["dbname"]
         self._drop(str(name))
 

@@ -1,4 +1,4 @@
-"""Events as JSON lines, for Spark: payloads to the letter, both ways."""
+"""Events as JSON lines, for Spark: payloads unchanged, both ways."""
 
 from __future__ import annotations
 
