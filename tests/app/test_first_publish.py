@@ -99,7 +99,7 @@ def test_on_without_parentheses_is_refused() -> None:
 
 def test_a_setting_that_no_queue_has_is_refused() -> None:
     app = pgmb.App("")
-    with pytest.raises(pgmb.InvalidArgument, match="no setting 'max_attemps'") as refused:
+    with pytest.raises(pgmb.InvalidArgument, match="unknown queue setting 'max_attemps'") as refused:
         app.queue("billing", max_attemps=3)
     assert "max_attempts" in str(refused.value.hint)
 
