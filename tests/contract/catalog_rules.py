@@ -159,11 +159,11 @@ def unqualified_names(db: psycopg.Connection[Any]) -> list[str]:
 
 
 def trusting_the_session(db: psycopg.Connection[Any]) -> list[str]:
-    """Functions but pgmb_internal.caller() that decide by the session's role."""
+    """Functions that decide by the session's role, but for those that tell who the caller is."""
     return [
         name
         for name, body in _bodies(db)
-        if name != "pgmb_internal.caller()"
+        if name not in ("pgmb_internal.caller()", "pgmb_internal.caller_at_low_cost()")
         and re.search(
             r"\bsession_user\b|current_setting\(\s*'role'|\bsession_authorization\b", _without_comments(body)
         )

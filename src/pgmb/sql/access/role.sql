@@ -9,21 +9,31 @@ returns name
 language plpgsql volatile
 as $$
 begin
-  -- PostgreSQL refuses UNLISTEN and CLOSE in a restricted operation, and SQL has no other way to ask that leaves nothing
-  -- behind. UNLISTEN costs less, because it does not fail outside. But a replica always refuses it, and in a session that
-  -- has listened, it keeps the transaction from being prepared.
-  if pg_catalog.current_setting('max_prepared_transactions') = '0' and not pg_catalog.pg_is_in_recovery() then
-    unlisten "pgmb: no channel has this name";
-  else
-    execute 'close "pgmb: no cursor has this name"';
-  end if;
-  return coalesce(nullif(pg_catalog.current_setting('role'), 'none'), session_user);
+  -- There is no such cursor. But PostgreSQL refuses CLOSE in a restricted operation before it looks, and SQL has few
+  -- other ways to ask that leave nothing behind.
+  execute 'close "pgmb: no cursor has this name"';
+  raise invalid_cursor_name;
 exception
   when invalid_cursor_name then
     return coalesce(nullif(pg_catalog.current_setting('role'), 'none'), session_user);
   when insufficient_privilege then
     raise exception 'pgmb cannot tell which role calls it during ANALYZE, REINDEX, REFRESH and the like'
       using errcode = 'MB042', hint = 'Call it in a statement of its own: create table … as select …, or a plain view.';
+end $$;
+
+-- As caller(), for receive and ack, without a subtransaction, which costs a receive 7 %: a restricted operation refuses
+-- UNLISTEN too, and outside there is no error to catch. The refusal is then PostgreSQL's own, 42501. Not on a replica,
+-- which refuses it always, nor where transactions can be prepared: a session that has ever listened no longer could.
+create or replace function pgmb_internal.caller_at_low_cost()
+returns name
+language plpgsql volatile
+as $$
+begin
+  if pg_catalog.current_setting('max_prepared_transactions') <> '0' or pg_catalog.pg_is_in_recovery() then
+    return pgmb_internal.caller();
+  end if;
+  unlisten "pgmb cannot tell which role calls it in this operation";
+  return coalesce(nullif(pg_catalog.current_setting('role'), 'none'), session_user);
 end $$;
 
 -- Whether a role acts for another, which may not exist.

@@ -169,7 +169,7 @@ begin
   into q
   from pgmb.queue asked, lateral (values (('pgmb.' || quote_ident('seq_' || asked.stream_name))::regclass)) numbers (sequence)
   where asked.name = receive.queue;
-  if q.id is null or not pg_has_role(pgmb_internal.caller(), current_user, 'usage') then
+  if q.id is null or not pg_has_role(pgmb_internal.caller_at_low_cost(), current_user, 'usage') then
     if q.id is null then
       perform pgmb_internal.queue_for_consumer(receive.queue);
     end if;

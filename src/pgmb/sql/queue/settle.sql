@@ -155,7 +155,7 @@ declare
   acked record;
   held pgmb.claim;
 begin
-  if not pg_has_role(pgmb_internal.caller(), current_user, 'usage') then
+  if not pg_has_role(pgmb_internal.caller_at_low_cost(), current_user, 'usage') then
     perform pgmb_internal.assert_consumer(pgmb_internal.lease_queue(lease), null);
   end if;
   -- The common way: not expired, so no takeover is at it, and nobody has begun to open a generation since
