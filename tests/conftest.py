@@ -176,6 +176,9 @@ def template(server: Server) -> str:
     with server.connect(name) as connection:
         # Clones then start with settled visibility maps and statistics instead of each doing the work.
         connection.execute("vacuum analyze")
+    with server.connect(name):
+        # Vacuum removed the file of catalog caches that a first connection writes. Clones copy it.
+        pass
     return name
 
 

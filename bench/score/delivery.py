@@ -47,7 +47,7 @@ DELIVERY: list[Part] = [
     proved_by_tests(
         "hostile URLs, rebinding, redirects",
         "tests/webhooks/test_addresses*.py",
-        "tests/webhooks/test_hostile*.py",
+        "tests/adversary/test_webhook_receiver.py",
         "tests/webhooks/test_client*.py",
     ),
     proved_by_tests(

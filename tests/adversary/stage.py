@@ -151,7 +151,7 @@ class Installations:
         database = create_database(self._server)
         owner = None
         if kind != SUPERUSER:
-            owner = f"owner_{os.getpid()}_{next(_numbers)}"
+            owner = f"plain_{os.getpid()}_{next(_numbers)}"
             role = sql.Identifier(owner)
             admin.execute(sql.SQL("create role {} login").format(role))
             self._give(database, owner)

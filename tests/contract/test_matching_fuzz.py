@@ -6,11 +6,13 @@ import json
 from typing import Any
 
 import psycopg
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.contract.asking import Asked, Given, Raw, matching, passing
 
+pytestmark = pytest.mark.slow
 RELAXED = settings(
     max_examples=40,
     deadline=None,

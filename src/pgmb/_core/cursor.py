@@ -17,25 +17,26 @@ _NEWEST_TICK: Final = "select newest.position::text from pgmb.newest_tick(stream
 
 
 class ReadCursor(msgspec.Struct, frozen=True):
-    """How far a reader has come: all events before `done`, and those up to `seq` between `done` and `batch`.
+    """How far a reader has come: it has all events before `start`, and those up to `scanned_to` before `end`.
 
     `str(cursor)` is short enough for a header, and `ReadCursor.parse` reads it back. A cursor at the end of a
     batch is written as a position.
     """
 
-    done: Position
-    batch: Position | None = None
-    seq: int = 0
+    start: Position
+    end: Position | None = None
+    """The end of the batch that is being read; None between two batches."""
+    scanned_to: int = 0
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        done, *rest = text.split("|")
+        start, *rest = text.split("|")
         if not rest:
-            return cls(Position.parse(done))
-        batch, _, seq = rest[0].rpartition("@")
+            return cls(Position.parse(start))
+        end, _, seq = rest[0].rpartition("@")
         if len(rest) > 1 or not seq.isdecimal() or not seq.isascii():
             raise ValueError(f"not a position: {text!r}")
-        return cls(Position.parse(done), Position.parse(batch), int(seq))
+        return cls(Position.parse(start), Position.parse(end), int(seq))
 
     @classmethod
     def of(cls, given: Position | ReadCursor | str) -> ReadCursor:
@@ -46,10 +47,10 @@ class ReadCursor(msgspec.Struct, frozen=True):
 
     def at(self, seq: int) -> ReadCursor:
         """The cursor after the event with that seq in the same batch."""
-        return ReadCursor(self.done, self.batch, seq)
+        return ReadCursor(self.start, self.end, seq)
 
     def __str__(self) -> str:
-        return str(self.done) if self.batch is None else f"{self.done}|{self.batch}@{self.seq}"
+        return str(self.start) if self.end is None else f"{self.start}|{self.end}@{self.scanned_to}"
 
 
 def later(one: Position, other: Position) -> bool:

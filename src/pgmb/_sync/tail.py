@@ -186,20 +186,20 @@ class Tail:
 
     def _turn(self, at: ReadCursor) -> None:
         """Read a page of the batch under way, or of the one that begins now."""
-        batch = at.batch or self._later(at.done)
-        self.caught_up = batch is None
-        if batch is None:
+        end = at.end or self._later(at.start)
+        self.caught_up = end is None
+        if end is None:
             return
         try:
-            found, more = self._looks.page(self.stream, at.done, batch, at.seq, self._asked)
+            found, more = self._looks.page(self.stream, at.start, end, at.scanned_to, self._asked)
         except ReaderBehind:
             if self._looks.on_primary:
                 raise
             # A replica: it will have replayed so far in a moment.
             self.caught_up = True
             return
-        page = ReadCursor(at.done, batch, at.seq)
-        self._next = ReadCursor(batch) if more is None else page.at(more)
+        page = ReadCursor(at.start, end, at.scanned_to)
+        self._next = ReadCursor(end) if more is None else page.at(more)
         self._page.extend((event, page) for event in found if self._matches(event.topic))
         if found or more is not None:
             self._pace.found()

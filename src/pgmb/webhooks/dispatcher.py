@@ -19,9 +19,9 @@ from uuid import uuid4
 
 from pgmb.errors import PgmbError, TimeoutRequired
 from pgmb.webhooks.lanes import ROOM, EndpointDirectory
-from pgmb.webhooks.leases import LeaseTracker
 from pgmb.webhooks.sender import Sender
 from pgmb.webhooks.store import EndpointCounts, Store
+from pgmb.webhooks.tracker import LeaseTracker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -273,10 +273,10 @@ class Shards:
             text = named.get(home, named.get(self._options.stream))
             if not isinstance(text, str):
                 raise ValueError(f"offsets as JSON name a position for {self._options.stream}, or for {home}")
-            place = ReadCursor.parse(text)
-            if place.batch is not None:
-                raise ValueError("offsets as JSON are positions, not places within a batch")
-            return ShardOffset(str(place.done))
+            cursor = ReadCursor.parse(text)
+            if cursor.end is not None:
+                raise ValueError(f"offsets as JSON must be positions, got a cursor within a batch: {text!r}")
+            return ShardOffset(str(cursor.start))
         if given == "earliest":
             return ShardOffset(log.earliest())
         if given == "latest":
