@@ -33,7 +33,7 @@ def database(major: int, settings: dict[str, Any] | None = None) -> Iterator[tup
 
 
 def late_commits(arguments: argparse.Namespace) -> bool:
-    from faults import late_commits
+    from faults.log import late_commits
 
     with database(arguments.pg) as (_, dsn):
         result = late_commits.run(
@@ -50,7 +50,7 @@ def late_commits(arguments: argparse.Namespace) -> bool:
 
 
 def rotation(arguments: argparse.Namespace) -> bool:
-    from faults import rotation
+    from faults.log import rotation
 
     with database(arguments.pg, rotation.SETTINGS) as (server, dsn):
         result = rotation.run(
@@ -66,13 +66,13 @@ def rotation(arguments: argparse.Namespace) -> bool:
 
 
 def model(arguments: argparse.Namespace) -> bool:
-    from faults import ordered_machine, queue_machine
+    from faults.queue import machine, ordered_machine
 
     began = time.monotonic()
     with database(arguments.pg) as (_, dsn):
-        done = queue_machine.run(
+        done = machine.run(
             dsn,
-            kind=ordered_machine.OrderedMachine if arguments.ordered else queue_machine.QueueMachine,
+            kind=ordered_machine.OrderedMachine if arguments.ordered else machine.QueueMachine,
             examples=arguments.examples,
             steps=arguments.steps,
             seed=arguments.seed,
@@ -87,7 +87,7 @@ def model(arguments: argparse.Namespace) -> bool:
 
 
 def kills(arguments: argparse.Namespace) -> bool:
-    from faults import kills
+    from faults.worker import kills
 
     with database(arguments.pg) as (server, dsn), tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -107,7 +107,7 @@ def kills(arguments: argparse.Namespace) -> bool:
 
 
 def keyed_retries(arguments: argparse.Namespace) -> bool:
-    from faults import keyed
+    from faults.queue import keyed
 
     with database(arguments.pg) as (_, dsn), tempfile.TemporaryDirectory() as name:
         result = keyed.run(dsn, Path(name), kills=arguments.kills, seed=arguments.seed)
@@ -116,7 +116,7 @@ def keyed_retries(arguments: argparse.Namespace) -> bool:
 
 
 def ordered(arguments: argparse.Namespace) -> bool:
-    from faults import ordered
+    from faults.queue import ordered
 
     with database(arguments.pg) as (_, dsn), tempfile.TemporaryDirectory() as name:
         result = ordered.run(
@@ -138,7 +138,7 @@ def ordered(arguments: argparse.Namespace) -> bool:
 
 
 def poison(arguments: argparse.Namespace) -> bool:
-    from faults import poison
+    from faults.worker import poison
 
     with database(arguments.pg) as (_, dsn), tempfile.TemporaryDirectory() as name:
         result = poison.run(
@@ -153,7 +153,7 @@ def poison(arguments: argparse.Namespace) -> bool:
 
 
 def limits(arguments: argparse.Namespace) -> bool:
-    from faults import limits
+    from faults.queue import limits
 
     with database(arguments.pg) as (_, dsn), tempfile.TemporaryDirectory() as name:
         result = limits.run(dsn, Path(name), processes=arguments.processes, measured=arguments.seconds)
@@ -162,7 +162,7 @@ def limits(arguments: argparse.Namespace) -> bool:
 
 
 def cron(arguments: argparse.Namespace) -> bool:
-    from faults import cron
+    from faults.log import cron
     from harness.clock import clocked
     from pgmb import schema
 
@@ -184,7 +184,7 @@ def cron(arguments: argparse.Namespace) -> bool:
 
 
 def filters(arguments: argparse.Namespace) -> bool:
-    from faults import filters
+    from faults.queue import filters
 
     with database(arguments.pg) as (_, dsn):
         result = filters.run(
@@ -200,15 +200,15 @@ def filters(arguments: argparse.Namespace) -> bool:
 
 
 def spark_late_commits(arguments: argparse.Namespace) -> bool:
-    from faults import spark_late_commits
+    from faults.spark import late_commits
 
-    return _killed_queries(arguments, spark_late_commits.run)
+    return _killed_queries(arguments, late_commits.run)
 
 
 def spark_republish(arguments: argparse.Namespace) -> bool:
-    from faults import spark_republish
+    from faults.spark import republish
 
-    return _killed_queries(arguments, spark_republish.run)
+    return _killed_queries(arguments, republish.run)
 
 
 def _killed_queries(arguments: argparse.Namespace, run: Any) -> bool:
@@ -238,22 +238,22 @@ def _killed_queries(arguments: argparse.Namespace, run: Any) -> bool:
 
 
 def spark_sink(arguments: argparse.Namespace) -> bool:
-    from faults import spark_sink
+    from faults.spark import sink
     from harness.spark import Cluster
 
-    runs = spark_sink.BRIEF if arguments.brief else list(spark_sink.full(arguments.rounds))
+    runs = sink.BRIEF if arguments.brief else list(sink.full(arguments.rounds))
     with (
         database(arguments.pg) as (_, dsn),
         Cluster.start() as cluster,
         tempfile.TemporaryDirectory(prefix="pgmb-faults-") as name,
     ):
-        result = spark_sink.run(dsn, cluster, Path(name), runs, seed=arguments.seed)
+        result = sink.run(dsn, cluster, Path(name), runs, seed=arguments.seed)
     print(result)
     return result.holds
 
 
 def sse(arguments: argparse.Namespace) -> bool:
-    from faults import sse
+    from faults.server import sse
 
     with database(arguments.pg) as (_, dsn):
         result = sse.run(dsn, readers=arguments.readers, seconds=arguments.seconds, seed=arguments.seed)
@@ -262,10 +262,10 @@ def sse(arguments: argparse.Namespace) -> bool:
 
 
 def delivery_limits(arguments: argparse.Namespace) -> bool:
-    from faults import delivery_limits
+    from faults.webhook import limits
 
     with database(arguments.pg) as (_, dsn):
-        result = delivery_limits.run(
+        result = limits.run(
             dsn, dispatchers=arguments.dispatchers, many=arguments.endpoints, measured=arguments.seconds
         )
     print(result)
@@ -273,28 +273,28 @@ def delivery_limits(arguments: argparse.Namespace) -> bool:
 
 
 def delivery_kills(arguments: argparse.Namespace) -> bool:
-    from faults import delivery_kills
+    from faults.webhook import kills
 
     with database(arguments.pg) as (_, dsn), tempfile.TemporaryDirectory() as name:
-        result = delivery_kills.run(dsn, Path(name), times=arguments.times, seed=arguments.seed)
+        result = kills.run(dsn, Path(name), times=arguments.times, seed=arguments.seed)
     print(result)
     return result.holds
 
 
 def delivery_chaos(arguments: argparse.Namespace) -> bool:
-    from faults import delivery_chaos
+    from faults.webhook import chaos
 
     with database(arguments.pg) as (_, dsn):
-        result = delivery_chaos.run(dsn, deliveries=arguments.deliveries, dispatchers=arguments.dispatchers)
+        result = chaos.run(dsn, deliveries=arguments.deliveries, dispatchers=arguments.dispatchers)
     print(result)
     return result.holds
 
 
 def server_fuzz(arguments: argparse.Namespace) -> bool:
-    from faults import server_fuzz
+    from faults.server import fuzz
 
     with database(arguments.pg) as (_, dsn):
-        result = server_fuzz.run(dsn, requests=arguments.requests, seed=arguments.seed)
+        result = fuzz.run(dsn, requests=arguments.requests, seed=arguments.seed)
     print(result)
     return result.holds
 

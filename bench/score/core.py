@@ -58,7 +58,7 @@ CORE: list[Part] = [
         "0 lost",
         ["-m", "faults", "late-commits", "--writers", "30", "--events", "30000", "--delay", "1"],
         _deliveries,
-        needs=[*_FAULTS, "faults/late_commits.py"],
+        needs=[*_FAULTS, "faults/log/late_commits.py"],
         full=["-m", "faults", "late-commits"],
     ),
     Proved(
@@ -66,7 +66,7 @@ CORE: list[Part] = [
         "<= 100 ms",
         ["-m", "faults", "rotation", "--rounds", "1", "--stopped-for", "3"],
         line_with(r"longest lock wait of a publisher: ([^|(]*[^|( ])"),
-        needs=[*_FAULTS, "faults/rotation.py"],
+        needs=[*_FAULTS, "faults/log/rotation.py"],
         full=["-m", "faults", "rotation"],
     ),
     Proved(
@@ -74,7 +74,7 @@ CORE: list[Part] = [
         "holds",
         ["-m", "faults", "model", "--examples", "100", "--steps", "30"],
         line_with(r"model holds: (\d+ examples), (\d+ steps)"),
-        needs=[*_FAULTS, "faults/queue_machine.py"],
+        needs=[*_FAULTS, "faults/queue/machine.py"],
         full=["-m", "faults", "model"],
     ),
     proved_by_tests("stepped sessions", "tests/concurrency/test_stepped_*.py"),

@@ -31,7 +31,7 @@ def _model(name: str, *options: str, examples: int) -> Proved:
         "holds",
         [*command, "--examples", str(examples), "--steps", "30"],
         line_with(r"model holds: (\d+ examples), (\d+ steps)"),
-        needs=["faults/queue_machine.py"],
+        needs=["faults/queue/machine.py"],
         full=[*command, "--examples", "5000"],
     )
 

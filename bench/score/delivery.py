@@ -17,7 +17,7 @@ DELIVERY: list[Part] = [
         "within 6 %, <= 7",
         ["-m", "faults", "delivery-limits", "--seconds", "8"],
         line_with(r"([\d.]+ a second).*?(200 at [\d.-]+).*?(at most \d+ in flight)"),
-        needs=[*_FAULTS, "faults/delivery_limits.py"],
+        needs=[*_FAULTS, "faults/webhook/limits.py"],
         full=["-m", "faults", "delivery-limits"],
         alone=True,
     ),
@@ -26,7 +26,7 @@ DELIVERY: list[Part] = [
         "0 lost, same id",
         ["-m", "faults", "delivery-kills", "--times", "3"],
         line_with(r"(\d+ kills).*?(\d+ lost).*?(\d+ unexplained)"),
-        needs=[*_FAULTS, "faults/delivery_kills.py"],
+        needs=[*_FAULTS, "faults/webhook/kills.py"],
         full=["-m", "faults", "delivery-kills"],
     ),
     Proved(
@@ -34,7 +34,7 @@ DELIVERY: list[Part] = [
         "others get all",
         ["-m", "faults", "delivery-chaos", "--deliveries", "1000"],
         line_with(r"(\d+ deliveries).*?(\d+ missed).*?(\d+ hits on the canary)"),
-        needs=[*_FAULTS, "faults/delivery_chaos.py"],
+        needs=[*_FAULTS, "faults/webhook/chaos.py"],
         full=["-m", "faults", "delivery-chaos"],
     ),
     proved_by_tests(

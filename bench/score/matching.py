@@ -16,7 +16,7 @@ MATCHING: list[Part] = [
         "0 wrong",
         ["-m", "faults", "filters", "--rounds", "2"],
         line_with(r"(\d+ queues).*?(\d+ events to the others).*?(\d+ wrong)"),
-        needs=["faults/__main__.py", "faults/filters.py"],
+        needs=["faults/__main__.py", "faults/queue/filters.py"],
         full=["-m", "faults", "filters"],
     ),
     proved_by_tests(

@@ -15,7 +15,7 @@ SERVER: list[Part] = [
         "0 5xx, 0 leaks",
         ["-m", "faults", "server-fuzz", "--requests", "5000"],
         line_with(r"requests (\d+), (\d+ server errors), (\d+ leaks)"),
-        needs=["faults/__main__.py", "faults/server_fuzz.py"],
+        needs=["faults/__main__.py", "faults/server/fuzz.py"],
         full=["-m", "faults", "server-fuzz", "--requests", "100000"],
     ),
     Proved(
@@ -23,7 +23,7 @@ SERVER: list[Part] = [
         "0 missed, 0 twice",
         ["-m", "faults", "sse", "--readers", "200", "--seconds", "12"],
         line_with(r"(\d+ arrived).*?(\d+ missed), (\d+ repeated).*?(\d+ kills)"),
-        needs=["faults/__main__.py", "faults/sse.py"],
+        needs=["faults/__main__.py", "faults/server/sse.py"],
         full=["-m", "faults", "sse"],
     ),
     # Every operation, which takes minutes beside others.

@@ -22,7 +22,7 @@ def _killed(
         goal,
         ["-m", "faults", command, "--brief"],
         figure,
-        needs=["faults/__main__.py", f"faults/{command.replace('-', '_')}.py"],
+        needs=["faults/__main__.py", f"faults/spark/{command.removeprefix('spark-').replace('-', '_')}.py"],
         full=["-m", "faults", command],
         heavy=True,
         shows=shows,

@@ -17,8 +17,8 @@ from typing import Any, Protocol
 import psycopg
 
 import pgmb
-from faults import spark_files
-from faults.spark_console import Console, NotDoneError
+from faults.spark import files
+from faults.spark.console import Console, NotDoneError
 from harness.serving import serving
 
 _PATIENCE = 6.0
@@ -190,9 +190,7 @@ class BySpark:
             if "MB0" not in str(error) and "pgmb." not in str(error):
                 raise
             raise RefusedError(str(error).splitlines()[0]) from error
-        self.seen[:] = [
-            int(payload) for _, (payload,) in spark_files.rows(self._folder / "events", "payload")
-        ]
+        self.seen[:] = [int(payload) for _, (payload,) in files.rows(self._folder / "events", "payload")]
 
     def close(self) -> None:
         self._console.close()

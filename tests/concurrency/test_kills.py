@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from faults import kills
+from faults.worker import kills
 from harness.postgres import create_database
 from tests.conftest import FreshServer
 

@@ -14,8 +14,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from faults import late_commits
-from faults.history import Event, Outcome, Publisher, Reader, judge
+from faults.log import late_commits
+from faults.log.history import Event, Outcome, Publisher, Reader, judge
 from harness.sessions import Sessions
 
 RECEIVE = "select lease, payload::text from pgmb.receive('q')"

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from faults import limits, ordered, poison
+from faults.queue import limits, ordered
+from faults.worker import poison
 
 
 @pytest.mark.slow

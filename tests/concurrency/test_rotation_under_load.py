@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from faults import rotation
+from faults.log import rotation
 from harness.postgres import create_database
 from harness.sessions import Sessions
 from tests.conftest import FreshServer

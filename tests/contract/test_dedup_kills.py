@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from faults import keyed
+from faults.queue import keyed
 
 
 @pytest.mark.slow

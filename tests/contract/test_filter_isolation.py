@@ -10,8 +10,8 @@ import psycopg
 import pytest
 
 import pgmb
-from faults import filters
-from faults.filters import Round, judge
+from faults.queue import filters
+from faults.queue.filters import Round, judge
 from tests.app.stage import until, working
 
 CONDITION, FILTER = filters.KINDS

@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 import pgmb
-from faults import cron as fault
+from faults.log import cron as fault
 from harness.clock import clocked
 from harness.postgres import create_database
 from harness.sessions import Sessions

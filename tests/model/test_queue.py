@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from faults import ordered_machine, queue_machine
+from faults.queue import machine, ordered_machine
 
 
 @pytest.mark.slow
 def test_a_queue_does_what_the_model_does(dsn: str) -> None:
     """`make score-core` runs a hundred examples, and with FULL=1 thousands."""
-    done = queue_machine.run(dsn, examples=20, steps=30)
+    done = machine.run(dsn, examples=20, steps=30)
     assert done["deliveries"] > 80, done
     assert done["settled"] > 15, done
 
 
 @pytest.mark.slow
 def test_an_ordered_queue_does_what_the_model_does(dsn: str) -> None:
-    done = queue_machine.run(dsn, examples=12, steps=20, kind=ordered_machine.OrderedMachine)
+    done = machine.run(dsn, examples=12, steps=20, kind=ordered_machine.OrderedMachine)
     assert done["deliveries"] > 8, done
     assert done["settled"] > 2, done

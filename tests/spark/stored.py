@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from faults import spark_files
+from faults.spark import files
 from harness.spark import TOO_SLOW
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class Stored:
         return self._begun(lambda: self._query(options).trigger(processingTime="0 seconds").start())
 
     def payloads(self) -> list[int]:
-        return [int(payload) for _, (payload,) in spark_files.rows(self._folder / "out", "payload")]
+        return [int(payload) for _, (payload,) in files.rows(self._folder / "out", "payload")]
 
     def _begun(self, start: Callable[[], StreamingQuery]) -> StreamingQuery:
         """A query that is under way, or failed with more than Spark's impatience: then it is begun again."""

@@ -22,7 +22,7 @@ import psycopg
 import pyarrow.parquet
 import pytest
 
-from faults.spark_files import rows
+from faults.spark.files import rows
 from harness import spark_settings
 from harness.processes import kill_group
 from harness.spark import LOCAL, TOO_SLOW, Driver

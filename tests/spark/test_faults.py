@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from faults import spark_republish
-from faults.history import Event
-from faults.spark_republish import disordered
-from faults.spark_traffic import account
+from faults.log.history import Event
+from faults.spark import republish
+from faults.spark.republish import disordered
+from faults.spark.traffic import account
 from harness.spark import Cluster
 
 TRUTH = {name: Event(name, "k", name, "t") for name in (1, 2, 3)}
@@ -33,7 +33,7 @@ def cluster() -> Iterator[Cluster]:
 def test_what_spark_republishes_is_there_once_and_in_order(
     dsn: str, cluster: Cluster, tmp_path: Path
 ) -> None:
-    result = spark_republish.run(
+    result = republish.run(
         dsn,
         cluster,
         tmp_path,

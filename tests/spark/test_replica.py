@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from faults.crew import Crew
-from faults.spark_traffic import account
-from faults.spark_writers import RecordingWriter, prepare_record, recorded
+from faults.spark.traffic import account
+from faults.spark.writers import RecordingWriter, prepare_record, recorded
 from harness.postgres import Server
 from tests.conftest import FreshServer
 from tests.spark.stored import Stored

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from faults.handling import Diary, Handling, judge, read, seconds_between
+from faults.worker.handling import Diary, Handling, judge, read, seconds_between
 
 
 def one(number: int, began: int, ended: int, process: str = "p", attempt: int = 1) -> Handling:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from faults.posted import Post, judge
+from faults.webhook.posted import Post, judge
 
 KILLED = {"dead"}
 

@@ -1,0 +1,1 @@
+"""Faults of the log: late commits, rotation, schedules."""

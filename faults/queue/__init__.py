@@ -1,0 +1,1 @@
+"""Faults of queues: random operations beside a model, order, limits, filters."""

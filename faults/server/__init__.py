@@ -1,0 +1,1 @@
+"""Faults of the HTTP server: hostile requests, readers of server-sent events."""

@@ -1,0 +1,1 @@
+"""Faults of Spark's source and sink."""

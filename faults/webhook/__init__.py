@@ -1,0 +1,1 @@
+"""Faults of webhooks: dispatchers killed, endpoints that misbehave, limits."""

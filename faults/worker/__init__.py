@@ -1,0 +1,1 @@
+"""Faults of workers: kills, poison, handlers that fail."""
