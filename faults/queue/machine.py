@@ -53,6 +53,8 @@ class QueueMachine(RuleBasedStateMachine):
         self.leases: list[str] = []
         self.names_of: dict[str, dict[int, int]] = {}
         self.positions: list[tuple[str, frozenset[int]]] = []
+        self.taken_in_open: list[tuple[str, frozenset[int]]] = []
+        """Positions of the second session's transaction: their ticks are there once it commits, or never."""
         self.name = 0
         self.open: list[int] | None = None
         self.superseded = False
@@ -126,9 +128,11 @@ class QueueMachine(RuleBasedStateMachine):
         assert self.open is not None
         self._second.execute("commit" if commits else "rollback")
         if commits:
+            self.positions += self.taken_in_open
             self.model.commit(self.open)
         else:
             self.model.roll_back(self.open)
+        self.taken_in_open = []
         self.open = None
 
     # -- receiving -------------------------------------------------------------------------------------------
@@ -337,7 +341,7 @@ class QueueMachine(RuleBasedStateMachine):
         if how == "second session" and self.open is not None:
             row = self._second.execute("select pgmb.position(%s)::text", [self.stream]).fetchone()
             assert row is not None
-            self.positions.append((row[0], behind))
+            self.taken_in_open.append((row[0], behind))
         elif how == "tick":
             tick = self.value("select pgmb.tick(%s)", self.stream)
             self.model.release()
