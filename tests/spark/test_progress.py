@@ -45,9 +45,9 @@ def told(end: str | None, latest: str | None, rows: int = 10) -> str | None:
 def test_a_line_names_the_position_and_what_is_left() -> None:
     at = position(100)
     said = told(offset(ShardOffset(at)), offset(ShardOffset(position(150))))
-    assert said == f"query q, batch 3: 10 events of stream main, 1,234 a second, up to {at}, 50 left"
+    assert said == f"query q, batch 3: 10 events of stream main, 1,234 per second, up to {at}, 50 left"
     assert str(told(offset(ShardOffset(at)), offset(ShardOffset(at)), rows=0)).endswith(
-        f" 0 a second, up to {at}, 0 left"
+        f" 0 per second, up to {at}, 0 left"
     )
 
 

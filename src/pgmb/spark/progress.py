@@ -4,7 +4,7 @@ Spark's own progress has the offsets, the rows and the rates; a Python source ca
 
     from pgmb.spark.progress import log_progress
     log_progress(spark)   # then, by logger "pgmb.spark":
-    # query hourly, batch 12: 5,000 events of stream main, 8,100 a second, up to (1,"9:9:",5,9,0/A0), 12 left
+    # query hourly, batch 12: 5,000 events of stream main, 8,100 per second, up to (1,"9:9:",5,9,0/A0), 12 left
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def line(progress: StreamingQueryProgress, source: SourceProgress) -> str | None
     left = _left(end, _offset(source.latestOffset))
     return (
         f"query {progress.name or progress.id}, batch {progress.batchId}: {source.numInputRows:,} events of"
-        f" stream {end.stream}, {rate:,.0f} a second, up to {reached}{left}"
+        f" stream {end.stream}, {rate:,.0f} per second, up to {reached}{left}"
     )
 
 
