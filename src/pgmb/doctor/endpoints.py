@@ -38,7 +38,7 @@ _STATES = (
 _DISPATCHERS = """
 select (select count(*) from pgmb.endpoints where state <> 'disabled') endpoints,
   (select count(*) from pgmb.dispatcher
-    where heartbeat_at > clock_timestamp() - interval '1 minute') dispatchers"""
+    where heartbeat_at > statement_timestamp() - interval '1 minute') dispatchers"""
 
 CHECKS = (
     Check("endpoints", "none is tripped or disabled", _STATES, _failing),

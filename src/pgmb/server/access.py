@@ -96,7 +96,7 @@ RECHECK_EVERY: Final = 2.0
 """Seconds between checks of the credentials of long requests."""
 _GOOD_KEYS: Final = (
     "select k.id from pgmb.api_keys k"
-    " where k.id = any (%s) and (k.expires_at is null or k.expires_at > clock_timestamp())"
+    " where k.id = any (%s) and (k.expires_at is null or k.expires_at > statement_timestamp())"
 )
 _GOOD_SESSIONS: Final = (
     "select s.digest from unnest(%s::bytea[]) s (digest)"

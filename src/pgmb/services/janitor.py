@@ -20,7 +20,7 @@ join pg_class c on c.relname = format('segment_%s_%s', g.stream, g.number)
   and c.relnamespace = 'pgmb'::regnamespace
 left join pg_inherits i on i.inhrelid = c.oid
 -- Not at once: a reader that listed its segments just before may be about to look into one.
-where g.dropped_at < clock_timestamp() - interval '1 minute'
+where g.dropped_at < statement_timestamp() - interval '1 minute'
 order by g.stream, g.number
 """
 
