@@ -9,6 +9,7 @@ from bench.score.correctness import CORRECTNESS
 from bench.score.delivery import DELIVERY
 from bench.score.house import HOUSE
 from bench.score.matching import MATCHING
+from bench.score.operations import OPERATIONS
 from bench.score.part import Part
 from bench.score.python import PYTHON
 from bench.score.security import SECURITY
@@ -25,4 +26,5 @@ AREAS: Mapping[str, Sequence[Part]] = {
     "server": SERVER,
     "house": HOUSE,
     "security": SECURITY,
+    "operations": OPERATIONS,
 }

@@ -51,7 +51,7 @@ KEPT = {
 
 
 def pages(db: psycopg.Connection[Any], call: str) -> int:
-    """The pages that a call reads, all of its statements together. Of two calls, because the first fills caches."""
+    """The pages that a call and all its statements read; the lesser of two calls: the first fills caches."""
     counts: list[int] = []
     for _ in range(2):
         explained = db.execute(
