@@ -30,6 +30,7 @@ NAMES = {
     "AbstractAsyncContextManager": "AbstractContextManager",
     "StopAsyncIteration": "StopIteration",
     "_async": "_sync",
+    "acaller": "caller",
     "aclosing": "closing",
     "aconnect": "connect",
     "aconnection_lost": "connection_lost",

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import psycopg
 from psycopg import pq
 
+from pgmb._core.connecting import connect
 from pgmb.errors import InvalidArgument, SchemaVersionError, translated
 
 if TYPE_CHECKING:
@@ -221,7 +222,7 @@ def _migrations() -> list[tuple[int, str]]:
 @contextmanager
 def _connection(target: str | psycopg.Connection[Any]) -> Generator[psycopg.Connection[Any]]:
     if isinstance(target, str):
-        with psycopg.connect(target, autocommit=True) as conn:
+        with connect(target) as conn:
             yield conn
     else:
         yield target

@@ -64,6 +64,7 @@ METHODS = [
     "between",
     "bind",
     "bind_endpoint",
+    "break_off",
     "bury",
     "cancel",
     "close",

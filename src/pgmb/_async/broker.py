@@ -8,12 +8,12 @@ from typing import Any, Self, cast
 
 from psycopg import AsyncConnection, errors
 from psycopg.conninfo import conninfo_to_dict
-from psycopg_pool import AsyncConnectionPool
 
 from pgmb import schema
 from pgmb._async.endpoints import AsyncEndpoints
 from pgmb._async.group import AsyncGrouping
 from pgmb._async.keys import AsyncKeys
+from pgmb._async.pool import AsyncBrokerPool
 from pgmb._async.positions import AsyncPositions
 from pgmb._async.publisher import AsyncPublisher
 from pgmb._async.publishing import AsyncPublishing
@@ -21,7 +21,7 @@ from pgmb._async.schedules import AsyncSchedules
 from pgmb._async.status import AsyncStatus
 from pgmb._async.streams import AsyncStreams
 from pgmb._async.tail import AsyncTailing
-from pgmb._core import batch
+from pgmb._core import batch, connecting
 from pgmb._core.pending import Pending
 from pgmb.errors import translated
 from pgmb.types import Duration
@@ -55,6 +55,13 @@ class AsyncBroker(
         given: dict[str, Any] = {**conninfo_to_dict(text), **cast("dict[str, Any]", self._pool.kwargs)}
         host, port = given.get("host") or given.get("hostaddr"), str(given.get("port") or "")
         return (str(host) if host else None), (int(port) if port.isdigit() else None)
+
+    def break_off(self, caller: object) -> int:
+        """Close the connections that a task (or, synchronous, a thread) uses: its statement fails at once.
+
+        For a call that has waited for too long on a server that does not answer. Returns how many there were.
+        """
+        return self._pool.break_off(caller)
 
     def publisher(
         self,
@@ -106,9 +113,11 @@ async def aconnect(
     seconds. Statements are prepared on the server, except behind a pooler such as PgBouncer, which may give
     each transaction another server connection: that is noticed by itself, `pooler` overrules it. Further
     keywords go to psycopg's `connect`.
+
+    Connections have TCP keepalives, timeouts and an application_name, unless `dsn` or the keywords set them.
     """
     # One connection first: the pool would try a wrong address for as long as `max_wait`, and hide why.
-    async with await AsyncConnection.connect(dsn, autocommit=True, **connection) as first:
+    async with await connecting.aconnect(dsn, **connection) as first:
         found, server_process = await _look(first)
         schema.check(found)
         # A pooler answers with a process id of its own making.
@@ -116,14 +125,8 @@ async def aconnect(
     options: dict[str, Any] = {"client_encoding": "utf8", "autocommit": True}
     if behind_pooler:
         options["prepare_threshold"] = None
-    pool: AsyncConnectionPool[AsyncConnection[Any]] = AsyncConnectionPool(
-        dsn,
-        kwargs={**options, **connection},
-        min_size=min_size,
-        max_size=max_size,
-        timeout=max_wait,
-        open=False,
-        name="pgmb",
+    pool = AsyncBrokerPool(
+        dsn, {**options, **connection}, min_size=min_size, max_size=max_size, max_wait=max_wait
     )
     await pool.open()
     return AsyncBroker(pool)

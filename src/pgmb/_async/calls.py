@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 from psycopg import AsyncConnection, AsyncCursor, errors, pq
 from psycopg.adapt import AdaptersMap
 from psycopg.rows import tuple_row
-from psycopg_pool import AsyncConnectionPool
 
+from pgmb._async.pool import AsyncBrokerPool
 from pgmb._core import wire
 from pgmb._core.batch import Copy, Parts
 from pgmb._core.observer import NULL_OBSERVER, Observer
@@ -18,7 +18,7 @@ from pgmb._core.statements import SET_TIMEOUT, Statement
 from pgmb.errors import StreamNotFound, translated
 from pgmb.outbox import AsyncConnectionLike, aconnection_lost, adriver_connection
 
-Pool: TypeAlias = AsyncConnectionPool[AsyncConnection[Any]]
+Pool: TypeAlias = AsyncBrokerPool
 
 
 class _Cursor(AsyncCursor[wire.Row]):

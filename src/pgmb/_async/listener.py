@@ -12,26 +12,24 @@ from weakref import WeakSet
 
 import psycopg
 from psycopg import AsyncConnection
-from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import tuple_row
 
 from pgmb._async.calls import AsyncCalls
-from pgmb._core.concurrency import AsyncBackground, AsyncFlag, Pace
+from pgmb._core.concurrency import (
+    LONGEST_RETRY_SECONDS,
+    AsyncBackground,
+    AsyncDeadline,
+    AsyncFlag,
+    Pace,
+    hang_up,
+)
+from pgmb._core.connecting import aconnect
 
 logger = logging.getLogger("pgmb.listener")
 
 _FIRST_PAUSE_SECONDS = 0.1
-_LONGEST_PAUSE_SECONDS = 10.0
 _FIRST_TICK_PAUSE_SECONDS = 0.03
 _TICK_RETRY_SECONDS = 60.0
-# A connection whose other end vanished without a word is noticed within a minute or so.
-_KEEPALIVES = {
-    "keepalives": 1,
-    "keepalives_idle": 30,
-    "keepalives_interval": 10,
-    "keepalives_count": 3,
-    "connect_timeout": 10,
-}
 _TICK = "select pgmb.tick(s.name) from pgmb.stream s where s.name = any (%s::text[])"
 
 
@@ -97,14 +95,9 @@ class AsyncListener:
         self.ticking = False
         """Whether its own ticks went well, so that all news is heard even if no other process ticks."""
         self._tick_every = tick_every
-        given = conninfo_to_dict(
-            dsn, **{name: connection[name] for name in _KEEPALIVES if name in connection}
-        )
-        quiet = {name: value for name, value in _KEEPALIVES.items() if given.get(name) is None}
         self._options: dict[str, Any] = {
-            "fallback_application_name": "pgmb listener",
             **connection,
-            **quiet,
+            "fallback_application_name": "pgmb listener",
             "autocommit": True,
         }
         # Weak: to let go of a subscription is to close it. Locked: the listener may be a thread of its own.
@@ -116,6 +109,7 @@ class AsyncListener:
         self._settled = AsyncFlag()
         self._closing = AsyncFlag()
         self._tick_again_at = 0.0
+        self._deadline = AsyncDeadline("listener", self._hang_up)
 
     def subscribe(self, stream: str = "main") -> AsyncSubscription:
         """Hear of a stream from now on."""
@@ -158,7 +152,7 @@ class AsyncListener:
         pause = _FIRST_PAUSE_SECONDS
         while not self._closing.is_set() and not self.pooled:
             try:
-                async with await AsyncConnection.connect(self.dsn, **self._options) as connection:
+                async with await aconnect(self.dsn, **self._options) as connection:
                     self._connection = connection
                     if await _is_pooled(connection):
                         self.pooled = True
@@ -177,7 +171,7 @@ class AsyncListener:
             # Whoever relied on the wake-ups has to look for itself now.
             self._wake_all()
             await self._closing.wait(pause * random.uniform(0.5, 1))  # noqa: S311
-            pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
+            pause = min(pause * 2, LONGEST_RETRY_SECONDS)
         self._settled.set()
         self._wake_all()
 
@@ -206,8 +200,9 @@ class AsyncListener:
         if self._tick_every is None or not silent or time.monotonic() < self._tick_again_at:
             return False
         try:
-            async with connection.cursor(row_factory=tuple_row) as cursor:
-                ticks = await (await cursor.execute(_TICK, [silent])).fetchall()
+            with self._deadline.enforced():
+                async with connection.cursor(row_factory=tuple_row) as cursor:
+                    ticks = await (await cursor.execute(_TICK, [silent])).fetchall()
             self.ticking = True
             return any(tick is not None for (tick,) in ticks)
         except psycopg.Error as error:
@@ -219,6 +214,13 @@ class AsyncListener:
             self._tick_again_at = time.monotonic() + _TICK_RETRY_SECONDS
             self._wake_all()
             return False
+
+    def _hang_up(self, _: object) -> int:
+        connection = self._connection
+        if connection is None:
+            return 0
+        hang_up(connection)
+        return 1
 
     def _waited_for(self) -> list[str]:
         with self._lock:

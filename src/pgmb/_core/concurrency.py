@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import socket
 import threading
-from collections.abc import Callable, Coroutine
+import time
+from collections.abc import Callable, Coroutine, Generator
 from typing import Any, Final, TypeAlias
 
 from psycopg import AsyncConnection, Connection
+
+logger = logging.getLogger("pgmb")
 
 
 class AsyncFlag:
@@ -100,12 +104,90 @@ class Background:
     def stop(self, reading: Connection[Any] | None) -> None:
         """Wait for its end, which the caller has asked for; end what it reads from, for it to notice."""
         if reading is not None:
-            # Through a second descriptor: closing the connection itself is up to the thread.
-            with contextlib.suppress(Exception), socket.socket(fileno=os.dup(reading.fileno())) as wire:
-                wire.shutdown(socket.SHUT_RDWR)
+            hang_up(reading)
         # It may be about to connect, which cannot be interrupted: it will find out afterwards.
         self._thread.join(2.0)
 
+
+def acaller() -> object:
+    """The task that runs."""
+    return asyncio.current_task()
+
+
+def caller() -> object:
+    """The thread that runs."""
+    return threading.current_thread()
+
+
+def hang_up(connection: AsyncConnection[Any] | Connection[Any]) -> None:
+    """End a connection that another task or thread waits on, which then gets an error at once."""
+    # Through a second descriptor: closing the connection itself is up to the one that uses it.
+    with contextlib.suppress(Exception), socket.socket(fileno=os.dup(connection.fileno())) as wire:
+        wire.shutdown(socket.SHUT_RDWR)
+
+
+class _Limit:
+    FIRST_SECONDS: Final = 4.0
+    LONGEST_SECONDS: Final = 600.0
+
+    def __init__(self, what: str, break_off: Callable[[object], int]) -> None:
+        self.seconds = self.FIRST_SECONDS
+        self._what = what
+        self._break_off = break_off
+
+    @contextlib.contextmanager
+    def _enforced(self, caller: object, later: Callable[[float, Callable[[], None]], Any]) -> Generator[None]:
+        began, expired = time.monotonic(), False
+        timer: Any = None
+
+        def expire() -> None:
+            nonlocal expired, timer
+            if self._break_off(caller):
+                logger.warning("%s: no answer for %.0f s, closing the connection", self._what, self.seconds)
+                expired = True
+            # The next statement may get no answer either.
+            timer = later(self.seconds, expire)
+
+        timer = later(self.seconds, expire)
+        try:
+            yield
+        finally:
+            timer.cancel()
+            took = 2 * (self.seconds if expired else time.monotonic() - began)
+            self.seconds = min(max(self.FIRST_SECONDS, took), self.LONGEST_SECONDS)
+
+
+class AsyncDeadline(_Limit):
+    """A time limit for a task's statements, on servers and networks that stop answering without an error.
+
+    It follows how long the statements take, so that a server that is only slow gets the time it needs.
+    """
+
+    def enforced(self) -> contextlib.AbstractContextManager[None]:
+        """If the block takes longer, close the connections that this task uses; its statement fails."""
+        return self._enforced(acaller(), asyncio.get_running_loop().call_later)
+
+
+class Deadline(_Limit):
+    """A time limit for a thread's statements, on servers and networks that stop answering without an error.
+
+    It follows how long the statements take, so that a server that is only slow gets the time it needs.
+    """
+
+    def enforced(self) -> contextlib.AbstractContextManager[None]:
+        """If the block takes longer, close the connections that this thread uses; its statement fails."""
+        return self._enforced(caller(), _timer)
+
+
+def _timer(seconds: float, call: Callable[[], None]) -> threading.Timer:
+    timer = threading.Timer(seconds, call)
+    timer.daemon = True
+    timer.start()
+    return timer
+
+
+LONGEST_RETRY_SECONDS: Final = 2.0
+"""Between attempts to reach a database that is away: work goes on within seconds of its return."""
 
 FIRST_PAUSE_SECONDS: Final = 0.005
 LONGEST_PAUSE_SECONDS: Final = 0.5

@@ -22,10 +22,11 @@ import psycopg
 import psycopg_pool
 
 from pgmb._core import wire
+from pgmb._core.concurrency import LONGEST_RETRY_SECONDS
 from pgmb.errors import InvalidArgument, PermissionDenied, QueueFull, StreamNotFound, WrongServer
 from pgmb.types import Duration, NewEvent
 
-FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.1, 5.0
+FIRST_PAUSE_SECONDS = 0.1
 """Seconds between attempts after a failure that passes: doubled each time."""
 
 MARKED_FOR = timedelta(hours=1)
@@ -199,7 +200,7 @@ class Pending:
                 backlog.first.extendleft(reversed(_halves(batch)))
             backlog.error = error
             backlog.failures += 1
-            pause = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2 ** min(backlog.failures - 1, 10))
+            pause = min(LONGEST_RETRY_SECONDS, FIRST_PAUSE_SECONDS * 2 ** min(backlog.failures - 1, 10))
             # Not all publishers at once.
             backlog.not_before = now + pause * random.uniform(0.5, 1.0)  # noqa: S311
             return []

@@ -9,14 +9,14 @@ from typing import Any, Self, cast
 
 from psycopg import Connection, errors
 from psycopg.conninfo import conninfo_to_dict
-from psycopg_pool import ConnectionPool
 
 from pgmb import schema
-from pgmb._core import batch
+from pgmb._core import batch, connecting
 from pgmb._core.pending import Pending
 from pgmb._sync.endpoints import Endpoints
 from pgmb._sync.group import Grouping
 from pgmb._sync.keys import Keys
+from pgmb._sync.pool import BrokerPool
 from pgmb._sync.positions import Positions
 from pgmb._sync.publisher import Publisher
 from pgmb._sync.publishing import Publishing
@@ -56,6 +56,13 @@ class Broker(
         given: dict[str, Any] = {**conninfo_to_dict(text), **cast("dict[str, Any]", self._pool.kwargs)}
         host, port = given.get("host") or given.get("hostaddr"), str(given.get("port") or "")
         return (str(host) if host else None), (int(port) if port.isdigit() else None)
+
+    def break_off(self, caller: object) -> int:
+        """Close the connections that a task (or, synchronous, a thread) uses: its statement fails at once.
+
+        For a call that has waited for too long on a server that does not answer. Returns how many there were.
+        """
+        return self._pool.break_off(caller)
 
     def publisher(
         self,
@@ -107,9 +114,11 @@ def connect(
     seconds. Statements are prepared on the server, except behind a pooler such as PgBouncer, which may give
     each transaction another server connection: that is noticed by itself, `pooler` overrules it. Further
     keywords go to psycopg's `connect`.
+
+    Connections have TCP keepalives, timeouts and an application_name, unless `dsn` or the keywords set them.
     """
     # One connection first: the pool would try a wrong address for as long as `max_wait`, and hide why.
-    with Connection.connect(dsn, autocommit=True, **connection) as first:
+    with connecting.connect(dsn, **connection) as first:
         found, server_process = _look(first)
         schema.check(found)
         # A pooler answers with a process id of its own making.
@@ -117,15 +126,7 @@ def connect(
     options: dict[str, Any] = {"client_encoding": "utf8", "autocommit": True}
     if behind_pooler:
         options["prepare_threshold"] = None
-    pool: ConnectionPool[Connection[Any]] = ConnectionPool(
-        dsn,
-        kwargs={**options, **connection},
-        min_size=min_size,
-        max_size=max_size,
-        timeout=max_wait,
-        open=False,
-        name="pgmb",
-    )
+    pool = BrokerPool(dsn, {**options, **connection}, min_size=min_size, max_size=max_size, max_wait=max_wait)
     pool.open()
     return Broker(pool)
 

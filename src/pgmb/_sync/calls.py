@@ -10,16 +10,16 @@ from typing import Any, TypeAlias
 from psycopg import Connection, Cursor, errors, pq
 from psycopg.adapt import AdaptersMap
 from psycopg.rows import tuple_row
-from psycopg_pool import ConnectionPool
 
 from pgmb._core import wire
 from pgmb._core.batch import Copy, Parts
 from pgmb._core.observer import NULL_OBSERVER, Observer
 from pgmb._core.statements import SET_TIMEOUT, Statement
+from pgmb._sync.pool import BrokerPool
 from pgmb.errors import StreamNotFound, translated
 from pgmb.outbox import ConnectionLike, connection_lost, driver_connection
 
-Pool: TypeAlias = ConnectionPool[Connection[Any]]
+Pool: TypeAlias = BrokerPool
 
 
 class _Cursor(Cursor[wire.Row]):

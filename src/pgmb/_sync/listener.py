@@ -13,26 +13,24 @@ from weakref import WeakSet
 
 import psycopg
 from psycopg import Connection
-from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import tuple_row
 
-from pgmb._core.concurrency import Background, Flag, Pace
+from pgmb._core.concurrency import (
+    LONGEST_RETRY_SECONDS,
+    Background,
+    Deadline,
+    Flag,
+    Pace,
+    hang_up,
+)
+from pgmb._core.connecting import connect
 from pgmb._sync.calls import Calls
 
 logger = logging.getLogger("pgmb.listener")
 
 _FIRST_PAUSE_SECONDS = 0.1
-_LONGEST_PAUSE_SECONDS = 10.0
 _FIRST_TICK_PAUSE_SECONDS = 0.03
 _TICK_RETRY_SECONDS = 60.0
-# A connection whose other end vanished without a word is noticed within a minute or so.
-_KEEPALIVES = {
-    "keepalives": 1,
-    "keepalives_idle": 30,
-    "keepalives_interval": 10,
-    "keepalives_count": 3,
-    "connect_timeout": 10,
-}
 _TICK = "select pgmb.tick(s.name) from pgmb.stream s where s.name = any (%s::text[])"
 
 
@@ -98,14 +96,9 @@ class Listener:
         self.ticking = False
         """Whether its own ticks went well, so that all news is heard even if no other process ticks."""
         self._tick_every = tick_every
-        given = conninfo_to_dict(
-            dsn, **{name: connection[name] for name in _KEEPALIVES if name in connection}
-        )
-        quiet = {name: value for name, value in _KEEPALIVES.items() if given.get(name) is None}
         self._options: dict[str, Any] = {
-            "fallback_application_name": "pgmb listener",
             **connection,
-            **quiet,
+            "fallback_application_name": "pgmb listener",
             "autocommit": True,
         }
         # Weak: to let go of a subscription is to close it. Locked: the listener may be a thread of its own.
@@ -117,6 +110,7 @@ class Listener:
         self._settled = Flag()
         self._closing = Flag()
         self._tick_again_at = 0.0
+        self._deadline = Deadline("listener", self._hang_up)
 
     def subscribe(self, stream: str = "main") -> Subscription:
         """Hear of a stream from now on."""
@@ -159,7 +153,7 @@ class Listener:
         pause = _FIRST_PAUSE_SECONDS
         while not self._closing.is_set() and not self.pooled:
             try:
-                with Connection.connect(self.dsn, **self._options) as connection:
+                with connect(self.dsn, **self._options) as connection:
                     self._connection = connection
                     if _is_pooled(connection):
                         self.pooled = True
@@ -178,7 +172,7 @@ class Listener:
             # Whoever relied on the wake-ups has to look for itself now.
             self._wake_all()
             self._closing.wait(pause * random.uniform(0.5, 1))  # noqa: S311
-            pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
+            pause = min(pause * 2, LONGEST_RETRY_SECONDS)
         self._settled.set()
         self._wake_all()
 
@@ -207,7 +201,7 @@ class Listener:
         if self._tick_every is None or not silent or time.monotonic() < self._tick_again_at:
             return False
         try:
-            with connection.cursor(row_factory=tuple_row) as cursor:
+            with self._deadline.enforced(), connection.cursor(row_factory=tuple_row) as cursor:
                 ticks = (cursor.execute(_TICK, [silent])).fetchall()
             self.ticking = True
             return any(tick is not None for (tick,) in ticks)
@@ -220,6 +214,13 @@ class Listener:
             self._tick_again_at = time.monotonic() + _TICK_RETRY_SECONDS
             self._wake_all()
             return False
+
+    def _hang_up(self, _: object) -> int:
+        connection = self._connection
+        if connection is None:
+            return 0
+        hang_up(connection)
+        return 1
 
     def _waited_for(self) -> list[str]:
         with self._lock:

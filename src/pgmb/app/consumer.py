@@ -13,6 +13,7 @@ import time
 
 from pgmb._async.broker import AsyncBroker
 from pgmb._async.receiving import AsyncLease
+from pgmb._core.concurrency import LONGEST_RETRY_SECONDS, AsyncDeadline
 from pgmb.app import settling
 from pgmb.app.idle import IdlePoller
 from pgmb.app.progress import LeaseProgress, LeaseSize, chains, parts
@@ -50,6 +51,7 @@ class Consumer:
         self.workers = [Worker(self._assignments, routes, max_attempts, ordered) for _ in range(concurrency)]
         self.size = LeaseSize(concurrency, routes.handlers[0].batch)
         self._broker = broker
+        self._deadline = AsyncDeadline(f"queue {self.name}", broker.break_off)
         self._idle = idle
         self._asleep = False
         self._suspended: LeaseProgress | None = None
@@ -63,7 +65,12 @@ class Consumer:
             for number, worker in enumerate(self.workers):
                 worker.task = group.create_task(worker.run(), name=f"pgmb {self.name} {number}")
             extending = extend_leases(
-                self.name, self.in_progress, self.lease_for, self.sweep_every, self._assignments.changed
+                self.name,
+                self.in_progress,
+                self.lease_for,
+                self.sweep_every,
+                self._assignments.changed,
+                self._deadline,
             )
             timing = enforce_timeouts(self.routes.handlers, self.workers)
             watching = [group.create_task(extending), group.create_task(timing)]
@@ -121,9 +128,10 @@ class Consumer:
         while not self._stopping.is_set():
             carried = self._carried
             try:
-                lease = await self._broker.receive(
-                    self.name, self.size.next, ack=None if carried is None else carried.lease
-                )
+                with self._deadline.enforced():
+                    lease = await self._broker.receive(
+                        self.name, self.size.next, ack=None if carried is None else carried.lease
+                    )
             except LeaseLost as error:
                 if carried is not None:
                     settling.lose(carried, error)
@@ -134,7 +142,7 @@ class Consumer:
                 )
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._stopping.wait(), pause)
-                pause = min(pause * 2, settling.LONGEST_PAUSE_SECONDS)
+                pause = min(pause * 2, LONGEST_RETRY_SECONDS)
             else:
                 self._carried = None
                 if lease:
@@ -180,7 +188,7 @@ class Consumer:
         now = time.monotonic()
         for progress in self.in_progress[:]:
             if progress.finished:
-                whole = await settling.settle(progress)
+                whole = await settling.settle(progress, self._deadline)
                 self.in_progress.remove(progress)
                 self.size.took(len(progress.lease.events), now - progress.began)
                 if whole is None:
@@ -191,7 +199,7 @@ class Consumer:
             elif now - progress.swept > self.sweep_every and progress is not self._suspended:
                 # What is done of a long lease is not put at risk by what is not.
                 progress.swept = now
-                await settling.settle(progress, self._running(progress))
+                await settling.settle(progress, self._deadline, self._running(progress))
 
     def _running(self, progress: LeaseProgress) -> list[int]:
         return [
@@ -201,7 +209,7 @@ class Consumer:
     async def _ack_carried(self) -> None:
         carried, self._carried = self._carried, None
         if carried is not None:
-            await settling.ack(carried)
+            await settling.ack(carried, self._deadline)
 
     @property
     def sweep_every(self) -> float:

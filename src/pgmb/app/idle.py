@@ -11,7 +11,7 @@ from typing import Protocol
 from pgmb._async.broker import AsyncBroker
 from pgmb._async.listener import AsyncListener, AsyncSubscription
 from pgmb._async.receiving import AsyncLease
-from pgmb._core.concurrency import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, Pace
+from pgmb._core.concurrency import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, AsyncDeadline, Pace
 from pgmb.app import settling
 from pgmb.app.progress import LeaseSize
 from pgmb.errors import InvalidArgument, NotFound, PermissionDenied
@@ -43,6 +43,7 @@ class IdlePoller:
         self._news = asyncio.Event()
         self._stopping = False
         self._pace = Pace()
+        self._deadline = AsyncDeadline("waiting for events", broker.break_off)
 
     def add(self, consumer: IdleConsumer) -> None:
         """Look for this consumer's events too, soon."""
@@ -94,7 +95,8 @@ class IdlePoller:
     async def _look(self) -> None:
         size = min(consumer.size.next for consumer in self._waiting.values())
         try:
-            lease = await self._broker.receive_any(list(self._waiting), size)
+            with self._deadline.enforced():
+                lease = await self._broker.receive_any(list(self._waiting), size)
         except (NotFound, PermissionDenied, InvalidArgument):
             # One of them is at fault. Each finds out for itself.
             for consumer in list(self._waiting.values()):

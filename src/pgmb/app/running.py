@@ -46,7 +46,11 @@ class WorkSpec(NamedTuple):
 
 async def work(spec: WorkSpec, stop: asyncio.Event) -> None:
     """Connect, declare the queues and schedules, and consume until `stop` is set."""
-    options: dict[str, Any] = {"max_size": len(spec.queues) + 3, **spec.connection}
+    options: dict[str, Any] = {
+        "max_size": len(spec.queues) + 3,
+        "fallback_application_name": "pgmb work",
+        **spec.connection,
+    }
     async with contextlib.AsyncExitStack() as stack:
         broker = await stack.enter_async_context(await aconnect(spec.dsn, **options))
         if spec.instrumentation is not None:

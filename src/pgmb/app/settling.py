@@ -12,18 +12,20 @@ import psycopg
 from psycopg_pool import PoolTimeout
 
 from pgmb._async.receiving import AsyncLease
+from pgmb._core.concurrency import LONGEST_RETRY_SECONDS, AsyncDeadline
 from pgmb.app.progress import Failure, LeaseProgress
 from pgmb.errors import LeaseLost, PgmbError
 
 logger = logging.getLogger("pgmb.app")
 
 FIRST_PAUSE_SECONDS = 0.1
-LONGEST_PAUSE_SECONDS = 10.0
 DATABASE_ERRORS = (psycopg.Error, PoolTimeout, PgmbError, OSError)
 """What a restart of the server, a lost connection or a change of rights looks like from here."""
 
 
-async def settle(progress: LeaseProgress, running: Iterable[int] = ()) -> AsyncLease | None:
+async def settle(
+    progress: LeaseProgress, deadline: AsyncDeadline, running: Iterable[int] = ()
+) -> AsyncLease | None:
     """Settle a lease in progress, except for running events. Returns the lease if all of the rest succeeded.
 
     Acking it is left to the caller, who may do it together with the next receive.
@@ -46,7 +48,7 @@ async def settle(progress: LeaseProgress, running: Iterable[int] = ()) -> AsyncL
     for number, (call, seqs) in enumerate(steps, 1):
         # The last step for all that is left also ends the lease.
         rest = at_an_end and not succeeded and not progress.behind and number == len(steps)
-        if not await _persist(progress, partial(call, None if rest else seqs)):
+        if not await _persist(progress, deadline, partial(call, None if rest else seqs)):
             return None
         progress.settled.update(seqs)
     if not succeeded:
@@ -58,7 +60,7 @@ async def settle(progress: LeaseProgress, running: Iterable[int] = ()) -> AsyncL
     if at_an_end:
         # Whatever else the lease held is settled: ending it as a whole is the cheapest.
         return lease
-    if await _persist(progress, partial(lease.ack, succeeded)):
+    if await _persist(progress, deadline, partial(lease.ack, succeeded)):
         progress.settled.update(succeeded)
     return None
 
@@ -72,9 +74,9 @@ def _failures(progress: LeaseProgress) -> dict[Failure, list[int]]:
     return alike
 
 
-async def ack(progress: LeaseProgress) -> None:
+async def ack(progress: LeaseProgress, deadline: AsyncDeadline) -> None:
     """End a lease as a whole."""
-    await _persist(progress, progress.lease.ack)
+    await _persist(progress, deadline, progress.lease.ack)
 
 
 async def _fail(lease: AsyncLease, failure: Failure, seqs: list[int] | None) -> None:
@@ -85,12 +87,15 @@ async def _fail(lease: AsyncLease, failure: Failure, seqs: list[int] | None) -> 
         await lease.retry(seqs, failure.after, failure.error, together)
 
 
-async def _persist(progress: LeaseProgress, call: Callable[[], Awaitable[object]]) -> bool:
+async def _persist(
+    progress: LeaseProgress, deadline: AsyncDeadline, call: Callable[[], Awaitable[object]]
+) -> bool:
     """Until it is done, or the lease is lost (False): there is nothing better to do than to try again."""
     pause = FIRST_PAUSE_SECONDS
     while not progress.lost:
         try:
-            await call()
+            with deadline.enforced():
+                await call()
             return True
         except LeaseLost as error:
             lose(progress, error)
@@ -102,7 +107,7 @@ async def _persist(progress: LeaseProgress, call: Callable[[], Awaitable[object]
                 pause,
             )
             await asyncio.sleep(pause)
-            pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
+            pause = min(pause * 2, LONGEST_RETRY_SECONDS)
     return False
 
 

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Sequence
 
+from pgmb._core.concurrency import AsyncDeadline
 from pgmb.app import settling
 from pgmb.app.handler import Handler
 from pgmb.app.progress import LeaseProgress
@@ -30,7 +31,12 @@ async def enforce_timeouts(handlers: Sequence[Handler], workers: Sequence[Worker
 
 
 async def extend_leases(
-    queue: str, in_progress: Sequence[LeaseProgress], lease_for: float, every: float, extended: asyncio.Event
+    queue: str,
+    in_progress: Sequence[LeaseProgress],
+    lease_for: float,
+    every: float,
+    extended: asyncio.Event,
+    deadline: AsyncDeadline,
 ) -> None:
     """Extend the leases in progress. Sets `extended` after each round, so that their events are settled."""
     while True:
@@ -39,7 +45,8 @@ async def extend_leases(
         for progress in list(in_progress):
             if now - progress.renewed > lease_for * 0.4 and not progress.lost:
                 try:
-                    await progress.lease.extend()
+                    with deadline.enforced():
+                        await progress.lease.extend()
                     progress.renewed = now
                 except LeaseLost as error:
                     if progress in in_progress:

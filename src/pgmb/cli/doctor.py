@@ -13,6 +13,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from pgmb._core.connecting import connect
 from pgmb.cli import durations, output
 from pgmb.cli.options import AsJson, Dsn
 from pgmb.doctor import Finding, Level, Limits, examine
@@ -71,7 +72,7 @@ def doctor(
         held_for=usual.held_for if standing_for is None else standing_for,
     )
     try:
-        with psycopg.connect(dsn, autocommit=True, connect_timeout=10, prepare_threshold=None) as conn:
+        with connect(dsn, "pgmb doctor", prepare_threshold=None) as conn:
             findings = examine(conn, limits)
     except psycopg.Error as error:
         output.fail(

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from typing import Annotated, LiteralString, TypeAlias
 
-import psycopg
 import typer
+
+from pgmb._core.connecting import connect
 
 ENVIRONMENT = ["PGMB_DSN", "DATABASE_URL"]
 """Where the connection string comes from if it is not given."""
@@ -31,7 +32,7 @@ def _names(ctx: typer.Context, incomplete: str, query: LiteralString) -> list[st
         (os.environ[name] for name in ENVIRONMENT if os.environ.get(name)), ""
     )
     try:
-        with psycopg.connect(dsn, connect_timeout=2, autocommit=True, options=_SHORT_TIMEOUTS) as conn:
+        with connect(dsn, "pgmb cli", connect_timeout=2, options=_SHORT_TIMEOUTS) as conn:
             return sorted(name for (name,) in conn.execute(query) if name.startswith(incomplete))
     except Exception:
         # A shell that waits for words wants no message.

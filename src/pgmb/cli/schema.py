@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, TypeAlias
 
-import psycopg
 import typer
 
 import pgmb
 from pgmb import schema
+from pgmb._core.connecting import connect
 from pgmb.cli import output
 from pgmb.cli.options import AsJson, Dsn, Yes
 from pgmb.cli.terminal import confirm
@@ -38,7 +38,7 @@ def register(app: typer.Typer) -> None:
 
 def install(dsn: Dsn = "", compat: Compat = None) -> None:
     """Install the schema pgmb, or upgrade it; nothing happens when it is up to date."""
-    with psycopg.connect(dsn, autocommit=True) as conn:
+    with connect(dsn, "pgmb cli") as conn:
         before = schema.installed_version(conn)
         schema.install(conn, compat or ())
     if before == schema.VERSION:
@@ -53,7 +53,7 @@ def install(dsn: Dsn = "", compat: Compat = None) -> None:
 
 def upgrade(dsn: Dsn = "") -> None:
     """Upgrade the schema pgmb; fails where it is not installed."""
-    with psycopg.connect(dsn, autocommit=True) as conn:
+    with connect(dsn, "pgmb cli") as conn:
         if schema.installed_version(conn) is None:
             missing = PgmbError("schema pgmb is not installed")
             missing.advise("Run `pgmb install`.")
@@ -63,7 +63,7 @@ def upgrade(dsn: Dsn = "") -> None:
 
 def uninstall(dsn: Dsn = "", yes: Yes = False) -> None:
     """Remove the schema pgmb with every event in it. Roles stay: other databases may use them."""
-    with psycopg.connect(dsn, autocommit=True) as conn:
+    with connect(dsn, "pgmb cli") as conn:
         confirm(f"Drop every event in database {conn.info.dbname}?", yes)
         schema.uninstall(conn)
     output.line("Removed schema pgmb.")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
+import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from importlib.util import find_spec
@@ -16,7 +18,7 @@ from pgmb.cli import durations, output
 from pgmb.cli.logs import LogFormat, configure
 from pgmb.cli.options import Dsn
 from pgmb.errors import InvalidArgument
-from pgmb.services import SERVICES, Dispatcher, Http, HttpSettings, Service
+from pgmb.services import SERVICES, Dispatcher, Http, HttpSettings, Service, Turns
 from pgmb.services import serve as serve_services
 
 _EXTRAS = {"dispatcher": "webhooks", "http": "server"}
@@ -25,6 +27,9 @@ _MODULES = {
     "http": ("starlette", "uvicorn", "jinja2", "prometheus_client"),
 }
 """What a service imports that only an extra brings."""
+
+_END_WITHIN_SECONDS = 28.0
+"""After SIGTERM, beside --drain-for: orchestrators kill a process after 30 seconds."""
 
 Host: TypeAlias = Annotated[str, typer.Option(help="The address to serve HTTP on; 0.0.0.0 or :: for all.")]
 Port: TypeAlias = Annotated[int, typer.Option(min=0, max=65535, help="And the port; 0: any that is free.")]
@@ -114,14 +119,15 @@ def serve(
         drain_for=0.0 if drain_for is None else drain_for.total_seconds(),
     )
     names = sorted(filter(_here, SERVICES)) if services is None else _asked(services)
-    made = [_service(name, dsn, allow or (), egress_proxy, settings) for name in names]
+    turns = Turns()
+    made = [_service(name, dsn, allow or (), egress_proxy, settings, turns) for name in names]
     # Before anything runs: a port that is taken is known at once.
     serving = next((service for service in made if isinstance(service, Http)), None)
     if serving is not None:
         serving.bind()
     configure(log_format)
     with asyncio.Runner(loop_factory=None if serving is None else _fast_loop()) as runner:
-        runner.run(_serve(dsn, made, serving))
+        runner.run(_serve(dsn, made, serving, turns, settings.drain_for + _END_WITHIN_SECONDS))
 
 
 def dispatcher(
@@ -198,13 +204,18 @@ def _here(service: str) -> bool:
 
 
 def _service(
-    name: str, dsn: str, allow: Sequence[str], egress_proxy: str | None, settings: HttpSettings
+    name: str,
+    dsn: str,
+    allow: Sequence[str],
+    egress_proxy: str | None,
+    settings: HttpSettings,
+    turns: Turns,
 ) -> Service:
     match name:
         case "dispatcher":
             return Dispatcher(allow, egress_proxy)
         case "http":
-            return Http(dsn, settings)
+            return Http(dsn, settings, turns)
         case _:
             return SERVICES[name]()
 
@@ -217,15 +228,27 @@ def _fast_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return uvloop.new_event_loop
 
 
-async def _serve(dsn: str, services: Sequence[Service], http: Http | None) -> None:
+async def _serve(
+    dsn: str, services: Sequence[Service], http: Http | None, turns: Turns, end_within: float
+) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
+
+    def end() -> None:
+        stop.set()
+        # Whatever may hang, the process ends.
+        last = threading.Timer(end_within, os._exit, [1])
+        last.daemon = True
+        last.start()
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
-    async with await aconnect(dsn, max_size=len(services) + 1) as broker:
+        loop.add_signal_handler(number, end)
+    async with await aconnect(
+        dsn, max_size=len(services) + 1, max_wait=5.0, fallback_application_name="pgmb serve"
+    ) as broker:
         output.line(f"Serving {', '.join(service.name for service in services)}.")
         if http is not None:
             output.line(f"HTTP at {http.url}, the dashboard at {http.url}/ui.")
             if not await broker.api_keys():
                 output.line("There is no key yet: `pgmb keys create admin --scope operate` makes one.")
-        await serve_services(broker, services, stop)
+        await serve_services(broker, services, stop, turns=turns)

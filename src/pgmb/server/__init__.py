@@ -6,6 +6,7 @@ Needs the extra `server`. `access` identifies the client, `limits` bounds its re
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from pgmb._async.broker import AsyncBroker
@@ -24,11 +25,13 @@ def create_app(
     limits: Limits | None = None,
     metrics_public: bool = False,
     max_size: int = 10,
+    hung: Callable[[], Sequence[str]] = tuple,
 ) -> Application:
     """Create the ASGI application, to serve by itself or to mount into another one.
 
     It connects to `dsn` with up to `max_size` connections when it starts, or uses the given broker, which it
-    does not close. With `metrics_public`, /metrics needs no key.
+    does not close. With `metrics_public`, /metrics needs no key. `hung` names background work of this process
+    that makes no progress, if any: then /livez is 503.
     """
     parts: list[Part] = [
         partial(operations.routes, metrics_public=metrics_public),
@@ -36,4 +39,4 @@ def create_app(
         sse.routes,
         dashboard.routes,
     ]
-    return Application(dsn, parts=parts, broker=broker, limits=limits, max_size=max_size)
+    return Application(dsn, parts=parts, broker=broker, limits=limits, max_size=max_size, hung=hung)

@@ -34,8 +34,16 @@ DIRECT_SEND: Final = "pgmb.send"
 class Context:
     """What the parts of a running application share."""
 
-    def __init__(self, broker: AsyncBroker, limits: Limits, closing: AsyncExitStack) -> None:
+    def __init__(
+        self,
+        broker: AsyncBroker,
+        limits: Limits,
+        closing: AsyncExitStack,
+        hung: Callable[[], Sequence[str]] = tuple,
+    ) -> None:
         self.broker = broker
+        self.hung = hung
+        """Names the services of this process that make no progress."""
         self.limits = limits
         self.access = Access(broker)
         closing.push_async_callback(self.access.close)
@@ -82,8 +90,10 @@ class Application:
         broker: AsyncBroker | None = None,
         limits: Limits | None = None,
         max_size: int = 10,
+        hung: Callable[[], Sequence[str]] = tuple,
     ) -> None:
         self._dsn = dsn
+        self._hung = hung
         self._given = broker
         self._parts = parts
         self._limits = limits or Limits()
@@ -102,9 +112,11 @@ class Application:
                 broker = self._given
                 if broker is None:
                     broker = await closing.enter_async_context(
-                        await aconnect(self._dsn, max_size=self._max_size)
+                        await aconnect(
+                            self._dsn, max_size=self._max_size, fallback_application_name="pgmb http"
+                        )
                     )
-                context = Context(broker, self._limits, closing)
+                context = Context(broker, self._limits, closing, self._hung)
                 routes = [route for part in self._parts for route in part(context)]
                 app = Starlette(
                     routes=routes,

@@ -56,7 +56,9 @@ class Operations:
         await self._status.close()
 
     async def live(self, _: Request) -> Response:
-        """200 while the event loop runs. The database is not checked."""
+        """200 while the event loop and the services of this process run. The database is not checked."""
+        if hung := self._context.hung():
+            return PlainTextResponse(f"hung: {', '.join(hung)}\n", 503, headers=_UNCACHED)
         return PlainTextResponse("ok\n", headers=_UNCACHED)
 
     async def ready(self, _: Request) -> Response:

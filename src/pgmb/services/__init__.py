@@ -7,7 +7,7 @@ from pgmb.services.http import Http
 from pgmb.services.http_settings import HttpSettings
 from pgmb.services.janitor import Janitor
 from pgmb.services.scheduler import Scheduler
-from pgmb.services.service import Service, serve
+from pgmb.services.service import Service, Turns, serve
 from pgmb.services.ticker import Ticker
 
 SERVICES: dict[str, type[Dispatcher] | type[Http] | type[Janitor] | type[Scheduler] | type[Ticker]] = {
@@ -27,5 +27,6 @@ __all__ = [
     "Scheduler",
     "Service",
     "Ticker",
+    "Turns",
     "serve",
 ]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from pgmb._async.broker import AsyncBroker
 from pgmb.errors import InvalidArgument
 from pgmb.services.http_settings import HttpSettings
+from pgmb.services.service import Turns
 
 if TYPE_CHECKING:
     import uvicorn
@@ -26,7 +27,11 @@ class Http:
 
     name = "http"
 
-    def __init__(self, dsn: str = "", settings: HttpSettings | None = None) -> None:
+    def __init__(
+        self, dsn: str = "", settings: HttpSettings | None = None, turns: Turns | None = None
+    ) -> None:
+        """`turns`: of the services in this process, for /livez."""
+        self._turns = turns or Turns()
         self._dsn = dsn
         self._settings = settings or HttpSettings()
         self._socket: socket.socket | None = None
@@ -86,7 +91,9 @@ class Http:
         given = self._settings
         allow_connections()
         self.bind()
-        application = create_app(self._dsn, metrics_public=given.metrics_public, max_size=given.connections)
+        application = create_app(
+            self._dsn, metrics_public=given.metrics_public, max_size=given.connections, hung=self._turns.hung
+        )
         await application.start()
         self._application = application
         spare_the_collector()

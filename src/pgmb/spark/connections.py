@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import adbc_driver_manager
 
+from pgmb._core.connecting import conninfo
 from pgmb.errors import ours_for
 
 # By process and connection string: a worker may be a fork of one that had connections.
@@ -79,7 +80,7 @@ def _connection(url: str) -> Any:
             return kept
     # Imported here because it imports pandas, which the driver's planning does not need. It is untyped.
     driver: Any = import_module("adbc_driver_postgresql.dbapi")
-    fresh = driver.connect(url, autocommit=True)
+    fresh = driver.connect(conninfo(url, "pgmb spark"), autocommit=True)
     _begin(fresh)
     return fresh
 

@@ -15,6 +15,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 from psycopg import sql
 
+from pgmb._core.connecting import connect
 from pgmb.telemetry.snapshot import QUERY, Queue, Snapshot, Stream, decode
 
 logger = logging.getLogger("pgmb.telemetry")
@@ -155,7 +156,7 @@ class StatusCollector(Collector):
                 "tcp_user_timeout": milliseconds,
                 **self._connection,
             }
-            self._held = psycopg.connect(self._dsn, autocommit=True, prepare_threshold=None, **options)
+            self._held = connect(self._dsn, "pgmb metrics", prepare_threshold=None, **options)
         # One round trip, and nothing left behind on a connection that a pooler shares.
         cursor = self._held.execute(
             sql.SQL("begin read only; set local statement_timeout = {}; {}; commit").format(

@@ -16,6 +16,7 @@ from psycopg.rows import tuple_row
 
 from pgmb import cron
 from pgmb._async.broker import AsyncBroker
+from pgmb._core.connecting import connect
 from pgmb._core.statements import interval
 from pgmb.testing.source import Source, dsn_of
 from pgmb.types import Duration
@@ -77,8 +78,8 @@ class FrozenClock:
     """
 
     def __init__(self, broker: Source) -> None:
-        self._connection: psycopg.Connection[Any] = psycopg.connect(
-            dsn_of(broker), autocommit=True, row_factory=tuple_row, cursor_factory=psycopg.ClientCursor
+        self._connection: psycopg.Connection[Any] = connect(
+            dsn_of(broker), row_factory=tuple_row, cursor_factory=psycopg.ClientCursor
         )
         # A test that left a transaction open is told so instead of hanging.
         self._connection.execute("set lock_timeout = '20s'")

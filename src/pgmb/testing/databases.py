@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import secrets
 
-import psycopg
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from pgmb import schema
+from pgmb._core.connecting import connect
 
 
 class Databases:
@@ -65,5 +65,5 @@ class Databases:
         return make_conninfo(self._dsn, dbname=name)
 
     def _execute(self, statement: sql.Composed) -> None:
-        with psycopg.connect(self._dsn, autocommit=True) as connection:
+        with connect(self._dsn) as connection:
             connection.execute(statement)

@@ -9,6 +9,7 @@ import psycopg
 from psycopg.conninfo import make_conninfo
 
 from pgmb._async.broker import AsyncBroker
+from pgmb._core.connecting import connect
 from pgmb._sync.broker import Broker
 from pgmb.app import App
 from pgmb.errors import InvalidArgument
@@ -58,5 +59,5 @@ def connection(source: Source, conn: ConnectionLike | None = None) -> Generator[
     if conn is not None:
         yield driver_connection(conn)
     else:
-        with psycopg.connect(dsn_of(source), autocommit=True, client_encoding="utf8") as own:
+        with connect(dsn_of(source), client_encoding="utf8") as own:
             yield own

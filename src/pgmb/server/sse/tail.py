@@ -14,7 +14,7 @@ from psycopg_pool import PoolClosed, PoolTimeout
 from starlette.types import Message
 
 from pgmb._async.listener import AsyncSubscription
-from pgmb._core.concurrency import Pace
+from pgmb._core.concurrency import LONGEST_RETRY_SECONDS, Pace
 from pgmb._core.cursor import later
 from pgmb.errors import ForeignPosition, HistoryGone, PgmbError, PositionLost
 from pgmb.server.instrumentation import Counters
@@ -34,7 +34,6 @@ logger = logging.getLogger("pgmb.server")
 
 _LISTENING_PAUSE: Final = 10.0
 _FIRST_RETRY_PAUSE: Final = 0.1
-_LONGEST_RETRY_PAUSE: Final = 5.0
 _SLOW_PAGE_SECONDS: Final = 0.05
 _LONGEST_REST_SECONDS: Final = 0.1
 """Pause between reads under load: larger batches make each event cheaper."""
@@ -205,7 +204,7 @@ class Tail:
             except PoolClosed:
                 return
             except (psycopg.Error, PoolTimeout, PgmbError, OSError) as error:
-                pause = min(_FIRST_RETRY_PAUSE * 2**failures, _LONGEST_RETRY_PAUSE)
+                pause = min(_FIRST_RETRY_PAUSE * 2**failures, LONGEST_RETRY_SECONDS)
                 failures += 1
                 logger.warning("stream %s: %s; again in %.1f s", self.log.stream, error, pause)
                 woken = False

@@ -11,6 +11,7 @@ import msgspec
 import psycopg
 from psycopg import sql
 
+from pgmb._core.connecting import connect
 from pgmb._core.cursor import ReadCursor, later
 from pgmb.errors import ClusterChanged, ForeignPosition, HistoryGone, PositionLost, translated
 from pgmb.spark.options import ReadOptions, offsets_given
@@ -172,9 +173,7 @@ class ShardLog:
 
     def _connected(self) -> psycopg.Connection[Any]:
         if self._connection is None:
-            self._connection = psycopg.connect(
-                self._url, autocommit=True, prepare_threshold=None, fallback_application_name="pgmb spark"
-            )
+            self._connection = connect(self._url, "pgmb spark", prepare_threshold=None)
         return self._connection
 
 

@@ -1,0 +1,108 @@
+"""The pool of connections: it hands out none that is known to be dead, and reconnects within seconds."""
+
+from __future__ import annotations
+
+import select
+import time
+from typing import Any
+
+import psycopg
+from psycopg import AsyncConnection
+from psycopg_pool import AsyncConnectionPool
+
+from pgmb._core.concurrency import acaller, hang_up
+from pgmb._core.connecting import conninfo
+
+# The pool waits twice as long after each failed attempt to connect, until this many seconds after the first.
+# Then it gives up, and `_connect_again` starts over. So attempts are at most about a second apart.
+_RECONNECT_SECONDS = 2.0
+_DRAIN_EVERY_SECONDS = 1.0
+
+
+class AsyncBrokerPool(AsyncConnectionPool[AsyncConnection[Any]]):
+    def __init__(
+        self,
+        dsn: str,
+        options: dict[str, Any],
+        *,
+        min_size: int = 1,
+        max_size: int = 10,
+        max_wait: float = 30.0,
+    ) -> None:
+        self._callers: dict[AsyncConnection[Any], object] = {}
+        self._drained = float("-inf")
+        super().__init__(
+            conninfo(dsn),
+            kwargs=options,
+            min_size=min_size,
+            max_size=max_size,
+            timeout=max_wait,
+            reconnect_timeout=_RECONNECT_SECONDS,
+            reconnect_failed=_connect_again,
+            open=False,
+            name="pgmb",
+        )
+
+    async def getconn(self, timeout: float | None = None) -> AsyncConnection[Any]:  # noqa: ASYNC109
+        """A connection that was alive a moment ago, as far as can be known without asking the server."""
+        while True:
+            found = await super().getconn(timeout)
+            self._callers[found] = acaller()
+            if not _has_input(found) or await _is_alive(found):
+                return found
+            # The server was restarted, most likely, and the other connections are dead too.
+            await self.putconn(found)
+
+    async def putconn(self, conn: AsyncConnection[Any]) -> None:
+        """Take a connection back. If it broke, the idle ones are replaced too: each would fail a call."""
+        self._callers.pop(conn, None)
+        if conn.closed:
+            await self._replace(conn)
+        else:
+            await super().putconn(conn)
+
+    def break_off(self, caller: object) -> int:
+        """Close the sockets of the connections that a task or thread uses, so that its statement fails now.
+
+        For a caller that has waited for too long: cancelling it would wait for the server to answer.
+        Returns the number of connections.
+        """
+        broken = [conn for conn, user in list(self._callers.items()) if user is caller]
+        for conn in broken:
+            hang_up(conn)
+        return len(broken)
+
+    async def _replace(self, conn: AsyncConnection[Any]) -> None:
+        await super().putconn(conn)
+        now = time.monotonic()
+        if not self.closed and now - self._drained >= _DRAIN_EVERY_SECONDS:
+            self._drained = now
+            await self.drain()
+
+
+async def _connect_again(pool: AsyncConnectionPool[Any]) -> None:
+    # A call that waits since before the outage would not be noticed: only new calls open connections.
+    if not pool.closed and pool.get_stats().get("requests_waiting"):
+        await pool.check()
+
+
+def _has_input(conn: AsyncConnection[Any]) -> bool:
+    """Whether the server sent something, or closed the connection, while it was idle."""
+    try:
+        descriptor = conn.fileno()
+    except psycopg.Error:
+        return True
+    if hasattr(select, "poll"):
+        poller = select.poll()
+        poller.register(descriptor, select.POLLIN)
+        return bool(poller.poll(0))
+    return bool(select.select([descriptor], [], [], 0)[0])
+
+
+async def _is_alive(conn: AsyncConnection[Any]) -> bool:
+    # A notice or a changed parameter is input too.
+    try:
+        await conn.execute("")
+    except psycopg.Error:
+        await conn.close()
+    return not conn.closed

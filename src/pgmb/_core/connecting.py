@@ -1,0 +1,51 @@
+"""How pgmb connects: every connection of every part is opened with the parameters of this module.
+
+Without them libpq waits for hours on a connection whose peer is gone.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import psycopg
+from psycopg import AsyncConnection
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.pq import Conninfo
+
+DEFAULTS: Final = {
+    "connect_timeout": 5,
+    "keepalives": 1,
+    "keepalives_idle": 2,
+    "keepalives_interval": 1,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 4000,
+}
+"""A connection whose packets are lost is closed after 4 seconds, whether a statement is under way or not.
+
+tcp_user_timeout is in milliseconds and applies to unacknowledged data and to keepalives alike.
+"""
+
+
+def conninfo(dsn: str, application: str = "pgmb") -> str:
+    """The connection string with the defaults that it, and the environment, leave open.
+
+    application: application_name, unless the string or PGAPPNAME names another.
+    """
+    given = conninfo_to_dict(dsn)
+    environment = {option.keyword.decode() for option in Conninfo.get_defaults() if option.val is not None}
+    missing: dict[str, Any] = {
+        name: value for name, value in DEFAULTS.items() if name not in given and name not in environment
+    }
+    return make_conninfo(dsn, **{"fallback_application_name": application, **given, **missing})
+
+
+def connect(dsn: str, application: str = "pgmb", **options: Any) -> psycopg.Connection[Any]:
+    """A connection in autocommit mode. `options` are psycopg's and override the string."""
+    given: dict[str, Any] = {"autocommit": True, **options}
+    return psycopg.connect(conninfo(dsn, application), **given)
+
+
+async def aconnect(dsn: str, application: str = "pgmb", **options: Any) -> AsyncConnection[Any]:
+    """The same, asynchronous."""
+    given: dict[str, Any] = {"autocommit": True, **options}
+    return await AsyncConnection.connect(conninfo(dsn, application), **given)
