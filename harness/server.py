@@ -8,7 +8,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, TypeAlias
@@ -93,16 +93,37 @@ class Server:
 
     @classmethod
     def start(
-        cls, major: int, *, settings: Settings | None = None, name: str = "pgmb", memory: bool = False
+        cls,
+        major: int,
+        *,
+        settings: Settings | None = None,
+        name: str = "pgmb",
+        memory: bool = False,
+        copy_of: Server | None = None,
     ) -> Self:
         """A new, empty, running cluster. `settings` go over `DEFAULTS`; `name` becomes its `cluster_name`.
 
         With `memory` its data lives in the machine's memory where that suffices: for tests, not measurements.
+        With `copy_of` it is a copy of a prepared one, whose system identifier it then has.
         """
         server = cls(major, name, settings, memory)
         try:
-            server._initialise()
+            if copy_of is None:
+                server._initialise()
+            else:
+                _copy_cluster(copy_of.data, server.data, without=())
             server._launch_on_free_port()
+        except BaseException:
+            server.close()
+            raise
+        return server
+
+    @classmethod
+    def prepare(cls, major: int, *, memory: bool = False) -> Self:
+        """A cluster that is never started, to be copied: that takes a tenth of the time of a new one."""
+        server = cls(major, "prepared", None, memory)
+        try:
+            server._initialise()
         except BaseException:
             server.close()
             raise
@@ -363,7 +384,7 @@ class Server:
             return
         with primary.connect() as connection:
             connection.execute("select pg_backup_start('pgmb', fast => true)")
-            _copy_cluster(primary.data, self.data)
+            _copy_cluster(primary.data, self.data, without=_NOT_COPIED_CONTENTS)
             row = connection.execute(
                 "select labelfile from pg_backup_stop(wait_for_archive => false)"
             ).fetchone()
@@ -374,18 +395,18 @@ class Server:
             server_account().own(self.data / name)
 
 
-def _copy_cluster(source: Path, target: Path) -> None:
+def _copy_cluster(source: Path, target: Path, without: Collection[str]) -> None:
     account = server_account()
     target.mkdir(mode=0o700)
     account.own(target)
     for entry in os.scandir(source):
         copy = target / entry.name
         if entry.is_dir(follow_symlinks=False):
-            if entry.name in _NOT_COPIED_CONTENTS:
+            if entry.name in without:
                 copy.mkdir(mode=0o700)
                 account.own(copy)
             else:
-                _copy_cluster(Path(entry.path), copy)
+                _copy_cluster(Path(entry.path), copy, without)
         elif entry.name not in _NOT_COPIED_FILES:
             try:
                 shutil.copy2(entry.path, copy)

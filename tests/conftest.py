@@ -244,15 +244,24 @@ def sessions(dsn: str) -> Iterator[Sessions]:
         yield opened
 
 
+@pytest.fixture(scope="session")
+def prepared(pg_major: int) -> Iterator[Server]:
+    """A cluster to copy."""
+    with Server.prepare(pg_major, memory=True) as made:
+        yield made
+
+
 @pytest.fixture
-def fresh_server(pg_major: int) -> Iterator[FreshServer]:
+def fresh_server(pg_major: int, prepared: Server) -> Iterator[FreshServer]:
     """`fresh_server(major=None, settings=..., name=...)` starts a server for this test alone."""
     started: list[Server] = []
 
     def starter(
         major: int | None = None, *, settings: dict[str, Any] | None = None, name: str = "fresh"
     ) -> Server:
-        server = Server.start(major or pg_major, settings=settings, name=name, memory=True)
+        # No two servers that a test sees have the same system identifier.
+        copy_of = None if started or major not in (None, pg_major) else prepared
+        server = Server.start(major or pg_major, settings=settings, name=name, memory=True, copy_of=copy_of)
         started.append(server)
         return server
 

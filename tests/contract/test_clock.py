@@ -24,7 +24,7 @@ Step = Callable[[str], None]
 
 @pytest.fixture
 def stepping(
-    pg_major: int, install: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pg_major: int, prepared: Server, install: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[psycopg.Connection[Any], Step]]:
     """A connection to a server whose clock `step("-10m")` sets relative to the real one."""
     if not FAKETIME.exists():
@@ -40,7 +40,7 @@ def stepping(
     def step(by: str) -> None:
         offset.write_text(f"{by}\n")
 
-    with Server.start(pg_major, name="clock", memory=True) as server:
+    with Server.start(pg_major, name="clock", memory=True, copy_of=prepared) as server:
         monkeypatch.delenv("LD_PRELOAD")
         install(server.dsn())
         with server.connect() as connection:
