@@ -6,12 +6,15 @@ pending migrations, then every function, in one transaction under one advisory l
 
 from __future__ import annotations
 
+import hashlib
+import re
+import time
 from contextlib import contextmanager
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, cast
 
 import psycopg
-from psycopg import pq
+from psycopg import errors, pq
 
 from pgmb._core.connecting import connect
 from pgmb.errors import InvalidArgument, SchemaVersionError, translated
@@ -20,7 +23,10 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
 
 VERSION = 1
-"""The schema version that this package installs and works with."""
+"""The schema version that this package installs."""
+
+_LOCK_TIMEOUT = "200ms"
+_RETRY_SECONDS = 1.0
 
 _SQL = files("pgmb") / "sql"
 
@@ -46,7 +52,7 @@ def _body(compat: Sequence[str]) -> str:
     ours = [path for path in manifest() if not path.startswith(_ON_REQUEST)]
     return "\n".join(
         (
-            _HEADER.format(version=VERSION),
+            _HEADER.format(version=VERSION, lock_timeout=_LOCK_TIMEOUT),
             _guarded(
                 "to_regnamespace('pgmb') is null",
                 *_read(_tables(ours)),
@@ -91,12 +97,16 @@ def emit_uninstall() -> str:
     )
 
 
-def install(target: str | psycopg.Connection[Any], compat: Sequence[str] = ()) -> None:
-    """Install the schema, or upgrade it; nothing happens when it is up to date.
+def install(
+    target: str | psycopg.Connection[Any], compat: Sequence[str] = (), *, patience: float = 60.0
+) -> None:
+    """Install the schema, or upgrade it. If it is up to date, its functions are applied again, without locks.
 
     compat: also the functions of others (`pgmq`), over our log. Once there, they are upgraded with it.
+    patience: seconds to retry while open transactions hold locks that the upgrade needs. No attempt waits for
+    a lock longer than 0.2 s, because publishers and consumers wait behind it.
     """
-    _run(target, _body(compat))
+    _run(target, _body(compat), patience)
 
 
 upgrade = install
@@ -116,14 +126,19 @@ def installed_version(target: str | psycopg.Connection[Any]) -> int | None:
         return row[0]
 
 
+def works_with(found: int | None) -> bool:
+    """Whether this package works with a schema version: its own, the one before it and the one after it."""
+    return found is not None and max(1, VERSION - 1) <= found <= VERSION + 1
+
+
 def check(found: int | None) -> None:
-    """Raise SchemaVersionError unless the version found is the one that this package works with."""
-    if found != VERSION:
+    """Raise SchemaVersionError unless this package works with the version found."""
+    if not works_with(found):
         raise SchemaVersionError(found, VERSION)
 
 
 def verify(target: str | psycopg.Connection[Any]) -> None:
-    """Raise SchemaVersionError unless the database holds the version that this package works with."""
+    """Raise SchemaVersionError unless this package works with the version in the database."""
     check(installed_version(target))
 
 
@@ -134,6 +149,8 @@ set local client_min_messages = warning;
 set local search_path = pg_catalog;
 set local check_function_bodies = off;
 do $pgmb_lock$ begin perform pg_advisory_xact_lock(28749); end $pgmb_lock$;
+-- Publishers and consumers wait behind a lock that this waits for: rather fail, and be run again.
+set local lock_timeout = '{lock_timeout}';
 do $pgmb_guard$
 begin
   if to_regclass('pgmb.installation') is not null then
@@ -205,7 +222,22 @@ def _functions(paths: Sequence[str]) -> list[str]:
 
 
 def _read(paths: Sequence[str]) -> list[str]:
-    return [_SQL.joinpath(*path.split("/")).read_text() for path in paths]
+    return [_VIEW.sub(_if_changed, _SQL.joinpath(*path.split("/")).read_text()) for path in paths]
+
+
+_VIEW = re.compile(r"^create or replace view ([\w.]+) as$.*?;$", re.MULTILINE | re.DOTALL)
+
+
+def _if_changed(view: re.Match[str]) -> str:
+    """Replacing a view waits for its readers. So one of the same text and schema version is left alone."""
+    name, text = view[1], view[0]
+    digest = hashlib.md5(f"{VERSION} {text}".encode(), usedforsecurity=False).hexdigest()
+    condition = (
+        f"to_regclass('{name}') is null or"
+        f" (select i.views ->> '{name}' from pgmb.installation i) is distinct from '{digest}'"
+    )
+    note = f'update pgmb.installation i set views = i.views || \'{{"{name}": "{digest}"}}\';'
+    return _guarded(condition, text, note)
 
 
 def _migrations() -> list[tuple[int, str]]:
@@ -228,10 +260,19 @@ def _connection(target: str | psycopg.Connection[Any]) -> Generator[psycopg.Conn
         yield target
 
 
-def _run(target: str | psycopg.Connection[Any], script: str) -> None:
+def _run(target: str | psycopg.Connection[Any], script: str, patience: float = 0.0) -> None:
+    until = time.monotonic() + patience
     with _connection(target) as conn, translated():
         # The script sets the search path and more for its transaction, which must end with it.
         if conn.info.transaction_status != pq.TransactionStatus.IDLE:
             raise InvalidArgument("the connection is inside a transaction; commit or roll back first")
-        with conn.transaction():
-            conn.execute(cast("Any", script))
+        while True:
+            try:
+                with conn.transaction():
+                    conn.execute(cast("Any", script))
+                return
+            except (errors.LockNotAvailable, errors.DeadlockDetected) as error:
+                if time.monotonic() >= until:
+                    error.add_note("Transactions that stay open hold locks: see pg_stat_activity.")
+                    raise
+            time.sleep(_RETRY_SECONDS)

@@ -191,7 +191,7 @@ def test_schemas_of_other_versions(
 ) -> None:
     become(monkeypatch, next_version(tmp_path), schema.VERSION + 1)
     old = problems(db)["schema version"]
-    assert f"at version {schema.VERSION - 1}, this package works with {schema.VERSION}" in old.message
+    assert f"at version {schema.VERSION - 1}, this package installs {schema.VERSION}" in old.message
     assert old.fix == "pgmb upgrade"
     upgraded = run("upgrade", dsn=dsn)
     assert f"from version {schema.VERSION - 1} to {schema.VERSION}" in upgraded.out

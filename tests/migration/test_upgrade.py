@@ -1,11 +1,14 @@
-"""Upgrading: an upgraded database is the same as a fresh one, what is in flight continues, and packages and
-databases of different versions refuse each other.
+"""Upgrading: an upgraded database is the same as a fresh one, what is in flight continues, packages work with
+the schema before and after their own, and refuse others.
 
 There is one version until the first release, so the tests make the next one themselves (versions.py).
 """
 
 from __future__ import annotations
 
+import asyncio
+import threading
+import time
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -17,8 +20,10 @@ import pgmb
 from harness.databases import create_database, drop_database
 from harness.server import Server
 from pgmb import schema
+from pgmb.server import create_app
 from tests.migration.catalog import catalog
 from tests.migration.versions import add_migration, become, next_version
+from tests.server.asking import asking
 
 THIS = schema.VERSION
 NEXT = schema.VERSION + 1
@@ -78,16 +83,15 @@ def test_a_migration_that_fails_leaves_the_schema_as_it_was(
         assert [event.payload for event in broker.receive("q")] == [1]
 
 
-def test_an_older_client_refuses_a_newer_schema_and_does_not_touch_it(
+def test_an_older_package_works_with_the_next_schema_and_does_not_install_over_it(
     dsn: str, db: psycopg.Connection[Any], newer: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The order of a rolling upgrade, and the way back: the package may be put back, the schema stays."""
     with monkeypatch.context() as patch:
         become(patch, newer, NEXT)
         schema.upgrade(db)
     before = catalog(db)
-    with pytest.raises(pgmb.SchemaVersionError, match=f"version {NEXT}.*version {THIS}") as caught:
-        pgmb.connect(dsn)
-    assert caught.value.hint == "Upgrade the pgmb package."
+    uses_everything(dsn)
     with pytest.raises(pgmb.SchemaVersionError, match=f"newer than {THIS}"):
         schema.install(db)
     with pytest.raises(psycopg.Error) as refused:
@@ -97,16 +101,105 @@ def test_an_older_client_refuses_a_newer_schema_and_does_not_touch_it(
     assert catalog(db) == before
 
 
-def test_a_newer_client_refuses_an_older_schema_until_it_is_upgraded(
+def test_the_next_package_works_with_this_schema_until_it_is_upgraded(
     dsn: str, db: psycopg.Connection[Any], newer: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     become(monkeypatch, newer, NEXT)
-    with pytest.raises(pgmb.SchemaVersionError, match=f"version {THIS}.*version {NEXT}") as caught:
-        pgmb.connect(dsn)
-    assert "pgmb install" in str(caught.value.hint)
+    uses_everything(dsn)
     schema.upgrade(db)
+    uses_everything(dsn)
+
+
+@pytest.mark.parametrize(
+    ("package", "database", "fix"),
+    [(THIS, THIS + 2, "Upgrade the pgmb package."), (THIS + 2, THIS, "pgmb install")],
+)
+def test_two_versions_apart_is_refused_with_both_numbers_and_the_fix(
+    dsn: str,
+    db: psycopg.Connection[Any],
+    monkeypatch: pytest.MonkeyPatch,
+    package: int,
+    database: int,
+    fix: str,
+) -> None:
+    monkeypatch.setattr(schema, "VERSION", package)
+    db.execute("update pgmb.installation set version = %s", [database])
+    with pytest.raises(pgmb.SchemaVersionError, match=f"version {database}.*version {package}") as caught:
+        pgmb.connect(dsn)
+    assert fix in str(caught.value.hint)
+
+
+def test_clients_at_work_go_on_through_an_upgrade(
+    dsn: str, db: psycopg.Connection[Any], newer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prepared statements and all: the functions that they call are dropped and made again."""
     with pgmb.connect(dsn) as broker:
-        broker.publish("t", 1)
+        for _ in range(8):
+            uses_queue(broker)
+        become(monkeypatch, newer, NEXT)
+        schema.upgrade(db)
+        for _ in range(8):
+            uses_queue(broker)
+
+
+def uses_everything(dsn: str) -> None:
+    with pgmb.connect(dsn) as broker:
+        uses_queue(broker)
+        start = broker.position()
+        broker.publish_many("t", [2, 3])
+        assert [event.payload for event in broker.between("main", start, broker.position())] == [2, 3]
+        broker.tick()
+        broker.maintain()
+        assert broker.queue_status()
+    asyncio.run(_serves(dsn))
+
+
+def uses_queue(broker: pgmb.Broker) -> None:
+    name = f"q{uuid4().hex[:8]}"
+    broker.create_queue(name)
+    broker.publish("t", 1)
+    lease = broker.receive(name)
+    assert [event.payload for event in lease] == [1]
+    lease.ack()
+
+
+async def _serves(dsn: str) -> None:
+    async with asking(create_app(dsn)) as client:
+        assert (await client.get("/readyz")).status_code == 200
+
+
+def test_an_upgrade_that_needs_a_lock_stops_no_consumer_and_goes_on_when_it_can(
+    dsn: str, db: psycopg.Connection[Any], newer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A consumer's open transaction is in its way: the others must not queue up behind it."""
+    add_migration(newer, NEXT + 1, "alter table pgmb.claim add column note text;")
+    db.execute("select pgmb.create_queue('busy'), pgmb.create_queue('q')")
+    db.execute("select pgmb.publish('t', '1')")
+    become(monkeypatch, newer, NEXT + 1)
+    monkeypatch.setattr(schema, "_RETRY_SECONDS", 0.05)
+    attempts: list[float] = []
+    sleep = time.sleep
+
+    def retry(seconds: float) -> None:
+        attempts.append(seconds)
+        sleep(seconds)
+
+    monkeypatch.setattr(time, "sleep", retry)
+    with psycopg.connect(dsn) as consumer, psycopg.connect(dsn, autocommit=True) as other:
+        consumer.execute("select * from pgmb.receive('busy')")
+        upgrading = threading.Thread(target=schema.upgrade, args=[dsn])
+        upgrading.start()
+        received = 0
+        while len(attempts) < 2:
+            # Longer than any one attempt waits, and a fraction of what it would be behind the transaction.
+            other.execute("set statement_timeout = '20s'")
+            other.execute("select pgmb.publish('t', '2')")
+            received += len(other.execute("select * from pgmb.receive('q')").fetchall())
+            assert upgrading.is_alive()
+        consumer.commit()
+        upgrading.join(60)
+    assert received > 0
+    assert schema.installed_version(db) == NEXT + 1
 
 
 def test_what_is_in_flight_survives_the_upgrade(

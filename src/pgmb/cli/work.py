@@ -55,7 +55,7 @@ def work(
     app = _loaded(target, queue)
     if dsn is not None:
         app.dsn = dsn
-    if install and schema.installed_version(app.dsn) != schema.VERSION:
+    if install and (schema.installed_version(app.dsn) or 0) < schema.VERSION:
         schema.install(app.dsn)
     with contextlib.ExitStack() as stack:
         worker_metrics.serve(stack, metrics_port, app)

@@ -92,7 +92,9 @@ def _steps() -> _Steps:
         verdicts = [_unanswered(answer)] if isinstance(answer, psycopg.Error) else check.judge(answer)
         found = [Finding(check.name, told.level, told.message, told.fix) for told in verdicts]
         findings += found or [Finding(check.name, Level.OK, check.fine)]
-        usable = usable and not (check.gate and any(finding.level is not Level.OK for finding in found))
+        usable = usable and not (
+            check.gate and any(finding.level not in (Level.OK, Level.WARN) for finding in found)
+        )
     return findings
 
 

@@ -182,7 +182,7 @@ def silent() -> Check:
 
 
 def _schema(version: int | None) -> Check:
-    if version == schema.VERSION:
+    if schema.works_with(version):
         return Check(True, f"version {version}")
     found = "it is not installed" if version is None else f"it is at version {version}"
     return Check(False, f"version {schema.VERSION} is needed, {found}")

@@ -68,7 +68,10 @@ async def test_a_server_that_takes_no_writes_is_not_ready(dsn: str) -> None:
 
 async def test_another_version_of_the_schema_is_named(dsn: str, db: psycopg.Connection[Any]) -> None:
     async with asking(create_app(dsn)) as client:
-        db.execute("update pgmb.installation set version = version - 1")
+        db.execute("update pgmb.installation set version = version + 1")
+        assert (await client.get("/readyz")).json()["checks"]["schema"]["ok"] is True
+        db.execute("update pgmb.installation set version = version + 1")
+        await asyncio.sleep(1.1)
         found = (await client.get("/readyz")).json()["checks"]["schema"]
         assert found["ok"] is False
         assert f"version {pgmb.schema.VERSION} is needed, it is at version" in found["detail"]

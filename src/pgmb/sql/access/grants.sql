@@ -24,19 +24,25 @@ begin
   end if;
 end $$;
 
-drop trigger if exists refuse_void on pgmb.claim;
-create constraint trigger refuse_void after update of xid on pgmb.claim
-  deferrable initially deferred
-  for each row execute function pgmb_internal.refuse_void();
-
-drop policy if exists publish on pgmb.delayed;
-create policy publish on pgmb.delayed for insert
-  with check (has_any_column_privilege(current_user, format('pgmb.%I', 'log_' || stream), 'insert'));
-
-drop policy if exists publish on pgmb.dedup;
-create policy publish on pgmb.dedup for insert
-  with check (has_any_column_privilege(current_user, format('pgmb.%I', 'log_' || stream), 'insert')
-    and expires_at <= clock_timestamp() + interval '366 days');
+-- Only where they are missing: each needs a lock that waits for every open transaction of a consumer or publisher, and
+-- that all others wait behind. A version that changes one drops it in its migration.
+do $$
+begin
+  if not exists (select from pg_trigger t where t.tgrelid = 'pgmb.claim'::regclass and t.tgname = 'refuse_void') then
+    create constraint trigger refuse_void after update of xid on pgmb.claim
+      deferrable initially deferred
+      for each row execute function pgmb_internal.refuse_void();
+  end if;
+  if not exists (select from pg_policy p where p.polrelid = 'pgmb.delayed'::regclass and p.polname = 'publish') then
+    create policy publish on pgmb.delayed for insert
+      with check (has_any_column_privilege(current_user, format('pgmb.%I', 'log_' || stream), 'insert'));
+  end if;
+  if not exists (select from pg_policy p where p.polrelid = 'pgmb.dedup'::regclass and p.polname = 'publish') then
+    create policy publish on pgmb.dedup for insert
+      with check (has_any_column_privilege(current_user, format('pgmb.%I', 'log_' || stream), 'insert')
+        and expires_at <= clock_timestamp() + interval '366 days');
+  end if;
+end $$;
 
 revoke all on all functions in schema pgmb, pgmb_internal from public;
 revoke all on all tables in schema pgmb from public;
@@ -65,7 +71,7 @@ begin
     ('admin', 'pgmb_admin')) rights (kind, role)
   where to_regrole(role) is not null;
   perform pgmb.create_stream('main');
-  perform pgmb_internal.create_messages_view();
+  perform pgmb_internal.create_messages_view() where to_regclass('pgmb.messages') is null;
   perform pgmb_internal.grant_stream(s.name, to_regrole('pgmb_publisher')::text, to_regrole('pgmb_consumer')::text)
   from pgmb.stream s;
 end $$;

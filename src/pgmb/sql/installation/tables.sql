@@ -13,6 +13,8 @@ create table pgmb.installation (
   secret uuid not null default gen_random_uuid(),
   -- What offsets of Spark name. pg_upgrade keeps it, rebase() after a restore does not.
   identity uuid not null default gen_random_uuid(),
+  -- The schema version and text of each view, as md5. Views are replaced only if it changed: that takes a lock.
+  views jsonb not null default '{}',
   installed_at timestamptz not null default now(),
   upgraded_at timestamptz not null default now()
 );

@@ -84,6 +84,10 @@ begin
   return null;
 end $$;
 
-drop trigger if exists pgmq_notify on pgmb.tick;
-create trigger pgmq_notify after insert on pgmb.tick
-  for each row execute function pgmq.notify_queue_listeners();
+do $$
+begin
+  if not exists (select from pg_trigger t where t.tgrelid = 'pgmb.tick'::regclass and t.tgname = 'pgmq_notify') then
+    create trigger pgmq_notify after insert on pgmb.tick
+      for each row execute function pgmq.notify_queue_listeners();
+  end if;
+end $$;

@@ -204,7 +204,13 @@ begin
   return null;
 end $$;
 
-drop trigger if exists refuse_superseded on pgmq.reading;
-create constraint trigger refuse_superseded after insert on pgmq.reading
-  deferrable initially deferred
-  for each row execute function pgmq.refuse_superseded();
+do $$
+begin
+  if not exists (
+    select from pg_trigger t where t.tgrelid = 'pgmq.reading'::regclass and t.tgname = 'refuse_superseded'
+  ) then
+    create constraint trigger refuse_superseded after insert on pgmq.reading
+      deferrable initially deferred
+      for each row execute function pgmq.refuse_superseded();
+  end if;
+end $$;
