@@ -169,7 +169,7 @@ class Position(msgspec.Struct, frozen=True):
 
 
 class QueueStatus(msgspec.Struct, frozen=True):
-    """A queue as `queue_status` sees it. Counts end at 10,000; `waiting` does not apply the patterns."""
+    """A queue as `queue_status` sees it. Counts are exact, except those named in `at_least` and `at_most`."""
 
     queue: str
     stream: str
@@ -183,6 +183,13 @@ class QueueStatus(msgspec.Struct, frozen=True):
     retries: int
     dead: int
     received_per_second: float
+    oldest_lease_age: timedelta | None
+    behind: int
+    """Numbers of the stream after the queue's position, whatever they match."""
+    at_least: list[str]
+    """The fields that stopped at their bound: the true value may be higher."""
+    at_most: list[str]
+    """The fields that count too much: an SQL condition or a costly filter is not evaluated for them."""
 
     @classmethod
     def of(cls, row: tuple[Any, ...]) -> Self:
@@ -192,7 +199,7 @@ class QueueStatus(msgspec.Struct, frozen=True):
 
 
 class StreamStatus(msgspec.Struct, frozen=True):
-    """A stream as `stream_status` sees it. `delayed` is counted up to 10,000."""
+    """A stream as `stream_status` sees it."""
 
     stream: str
     segments: int
@@ -203,6 +210,8 @@ class StreamStatus(msgspec.Struct, frozen=True):
     published_per_second: float | None
     last_tick_age: timedelta | None
     bytes: int
+    at_least: list[str]
+    """The fields that stopped at their bound: `delayed`, counted up to 10,000."""
 
 
 class ReaderStatus(msgspec.Struct, frozen=True):
@@ -377,7 +386,11 @@ class EndpointStatus(msgspec.Struct, frozen=True):
     error: str | None
     """What went wrong last."""
     waiting: int
-    """How many events wait for it apart from its queue, up to 10,000."""
+    """Events that wait for it, or are being delivered; those still in a queue that it shares do not count."""
+    oldest_age: timedelta | None
+    """Since the oldest of these was published."""
+    at_least: list[str]
+    """The fields that stopped at their bound: `waiting`, counted up to 10,000."""
     delivered_at: datetime | None
     failed_at: datetime | None
     failing_since: datetime | None

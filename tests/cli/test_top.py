@@ -117,11 +117,13 @@ def test_status_shows_sinks(run: Run, db: psycopg.Connection[Any]) -> None:
 
 
 def stream(events: int) -> StreamStatus:
-    return StreamStatus("main", 1, 0, 0, events, 0, 7.0, None, 0)
+    return StreamStatus("main", 1, 0, 0, events, 0, 7.0, None, 0, [])
 
 
 def queue(dead: int) -> QueueStatus:
-    return QueueStatus("q", "main", ["#"], None, None, 0, None, 0, 0, 0, dead, 5.0)
+    bounds = ["dead"] if dead > 10_000 else []
+    counts = (0, None, 0, 0, 0, min(dead, 10_000), 5.0, None, 0)
+    return QueueStatus("q", "main", ["#"], None, None, *counts, bounds, [])
 
 
 def looked(clock: float, events: int, dead: int, receives: int | None) -> Look:
@@ -138,7 +140,8 @@ def looked(clock: float, events: int, dead: int, receives: int | None) -> Look:
         # Retention dropped a segment; dead letters were redriven; somebody may not look closely.
         (looked(0, 100, 9, None), looked(2, 50, 0, None), 7.0, 5.0, 0.0),
         # More than are counted.
-        (looked(0, 0, 10_000, 0), looked(2, 0, 10_000, 0), 0.0, 0.0, None),
+        (looked(0, 0, 9_000, 0), looked(2, 0, 10_000, 0), 0.0, 0.0, 500.0),
+        (looked(0, 0, 10_001, 0), looked(2, 0, 10_001, 0), 0.0, 0.0, None),
     ],
 )
 def test_rates(before: Look | None, now: Look, published: float, received: float, died: float | None) -> None:

@@ -119,6 +119,7 @@ ADMIN = [
     "droppable",
     "due_schedules",
     "end_probe",
+    "endpoint_backlog",
     "end_session",
     "extend_claimed",
     "find_api_key",

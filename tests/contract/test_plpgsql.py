@@ -31,7 +31,10 @@ where p.pronamespace = any ('{pgmb,pgmb_internal,pgmb_condition,pgmq}'::regnames
   and (p.prorettype <> 'trigger'::regtype or used.tgrelid is not null)
 """
 # Functions with a record that dynamic SQL fills, whose columns plpgsql_check cannot know.
-DYNAMIC = {"pgmb_internal.choose", "pgmb_internal.count_newest", "pgmb_internal.stragglers", "pgmb.receive"}
+DYNAMIC = {
+    *("pgmb_internal.choose", "pgmb_internal.count_newest", "pgmb_internal.count_waiting"),
+    *("pgmb_internal.stragglers", "pgmb.receive"),
+}
 
 
 def findings(connection: psycopg.Connection[Any], condition: str) -> list[str]:

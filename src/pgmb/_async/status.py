@@ -11,15 +11,15 @@ from pgmb.types import QueueStatus, ReaderStatus, SinkStatus, StreamStatus
 
 class AsyncStatus(AsyncCalls):
     async def queue_status(self, *, conn: AsyncConnectionLike | None = None) -> list[QueueStatus]:
-        """Every queue that this role may consume. Estimated: costs the same with a backlog of any size."""
+        """Every queue that this role may consume. Costs the same with a backlog of any size."""
         return [QueueStatus.of(row) for row in await self._rows(statements.QUEUE_STATUS, conn)]
 
     async def stream_status(self, *, conn: AsyncConnectionLike | None = None) -> list[StreamStatus]:
-        """Every stream, estimated likewise."""
+        """Every stream, at a cost that no backlog changes."""
         return [StreamStatus(*row) for row in await self._rows(statements.STREAM_STATUS, conn)]
 
     async def reader_status(self, *, conn: AsyncConnectionLike | None = None) -> list[ReaderStatus]:
-        """Every durable reader (`confirm`) of the streams that this role may read, estimated likewise."""
+        """Every durable reader (`confirm`) of the streams that this role may read, likewise."""
         return [ReaderStatus.of(row) for row in await self._rows(statements.READER_STATUS, conn)]
 
     async def sink_status(self, *, conn: AsyncConnectionLike | None = None) -> list[SinkStatus]:

@@ -23,8 +23,8 @@ _KEY: Final = ("PGMB_SECRET_KEY", "PGMB_SECRET_KEY_FILE")
 _ENDPOINTS: Final = (
     "select id, name, url, state, reason, queue, stream, patterns, equals, filter, condition, params,"
     " ordered, batch, body, rps, max_in_flight, timeout, headers, retry_after, gzip_above, log,"
-    " keep_response, description, metadata, secrets, delivered, failed, error, waiting, delivered_at,"
-    " failed_at, failing_since, probe_at, created_at, changed_at from pgmb.endpoints"
+    " keep_response, description, metadata, secrets, delivered, failed, error, waiting, oldest_age,"
+    " at_least, delivered_at, failed_at, failing_since, probe_at, created_at, changed_at from pgmb.endpoints"
 )
 _ATTEMPTS: Final = (
     "select a.id, a.at, a.seq, a.event_id, a.topic, a.attempt, a.status, a.seconds, a.error, a.detail,"

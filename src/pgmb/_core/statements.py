@@ -308,12 +308,12 @@ def seqs_of(events: Event | Iterable[Event | int] | None) -> list[int] | None:
 
 QUEUE_STATUS: Final = Statement(
     "select queue, stream, patterns, paused_at, paused_reason, waiting, oldest_age, leases, leased_events,"
-    " retries, dead, received_per_second from pgmb.queue_status",
+    " retries, dead, received_per_second, oldest_lease_age, behind, at_least, at_most from pgmb.queue_status",
     (),
 )
 STREAM_STATUS: Final = Statement(
     "select stream, segments, unsealed, unarchived, events, delayed, published_per_second, last_tick_age,"
-    " bytes from pgmb.stream_status",
+    " bytes, at_least from pgmb.stream_status",
     (),
 )
 READER_STATUS: Final = Statement(

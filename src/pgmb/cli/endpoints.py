@@ -54,8 +54,11 @@ def list_endpoints(dsn: Dsn = "", as_json: AsJson = False) -> None:
     if as_json:
         output.json(found)
         return
-    columns = ("name", "state", "url", "patterns", "waiting", "delivered", "failed", "delivered_at", "error")
-    rows = [[getattr(one, column) for column in columns] for one in found]
+    columns = (
+        *("name", "state", "url", "patterns", "waiting", "oldest_age", "delivered", "failed", "delivered_at"),
+        "error",
+    )
+    rows = [[output.bounded(one, column) for column in columns] for one in found]
     output.table("Endpoints", [column.replace("_", " ") for column in columns], rows)
 
 

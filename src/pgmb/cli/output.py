@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any, NoReturn, cast
+from typing import Any, NamedTuple, NoReturn, cast
 
 import msgspec
 from rich.console import Console
@@ -82,8 +82,25 @@ def tabulate(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) 
     return shown
 
 
+class Bound(NamedTuple):
+    """A count that may be higher (`+`) or lower (`<=`) than it says."""
+
+    value: int | timedelta
+    at_least: bool
+
+
+def bounded(one: Any, field: str) -> Any:
+    """A field of a queue's or stream's status, as a bound where it is one."""
+    value = getattr(one, field)
+    if value is None:
+        return None
+    if field in one.at_least:
+        return Bound(value, at_least=True)
+    return Bound(value, at_least=False) if field in getattr(one, "at_most", ()) else value
+
+
 def _is_measure(value: Any) -> bool:
-    return isinstance(value, (int, float, timedelta)) and not isinstance(value, bool)
+    return isinstance(value, (int, float, timedelta, Bound)) and not isinstance(value, bool)
 
 
 def record(title: str, values: Mapping[str, Any]) -> None:
@@ -111,6 +128,8 @@ def cell(value: Any) -> str:
             return f"{value:,.1f}"
         case int():
             return f"{value:,}"
+        case Bound():
+            return f"{cell(value.value)}+" if value.at_least else f"<={cell(value.value)}"
         case list() | tuple():
             return " ".join(map(cell, cast("Sequence[Any]", value))) or "-"
         case _:

@@ -8,9 +8,6 @@ import msgspec
 
 from pgmb import QueueStatus, ReaderStatus, StreamStatus
 
-# Up to where status counts dead letters and retries.
-_COUNTED_DEAD_LETTERS = 10_000
-
 
 class Activity(msgspec.Struct, frozen=True):
     """What a queue's receives amount to, as pgmb.queue_activity tells."""
@@ -37,6 +34,7 @@ class StreamRow(msgspec.Struct, frozen=True):
     unsealed: int
     delayed: int
     last_tick_age: timedelta | None
+    at_least: list[str]
 
 
 class QueueRow(msgspec.Struct, frozen=True):
@@ -51,6 +49,8 @@ class QueueRow(msgspec.Struct, frozen=True):
     dead: int
     dead_per_second: float | None
     paused: str | None
+    at_least: list[str]
+    at_most: list[str]
 
 
 class ReaderRow(msgspec.Struct, frozen=True):
@@ -93,7 +93,10 @@ def _stream(before: StreamStatus | None, now: StreamStatus, seconds: float) -> S
     rate = (
         (now.events - before.events) / seconds if before is not None and counted else now.published_per_second
     )
-    return StreamRow(now.stream, rate, now.events, now.segments, now.unsealed, now.delayed, now.last_tick_age)
+    return StreamRow(
+        *(now.stream, rate, now.events, now.segments, now.unsealed, now.delayed, now.last_tick_age),
+        now.at_least,
+    )
 
 
 def _received(before: Look | None, now: Look, queue: QueueStatus, seconds: float) -> float:
@@ -106,7 +109,7 @@ def _received(before: Look | None, now: Look, queue: QueueStatus, seconds: float
 
 
 def _queue(before: QueueStatus | None, now: QueueStatus, received: float, seconds: float) -> QueueRow:
-    known = before is not None and now.dead < _COUNTED_DEAD_LETTERS
+    known = "dead" not in now.at_least
     died = max(now.dead - before.dead, 0) / seconds if before is not None and known else None
     return QueueRow(
         now.queue,
@@ -120,6 +123,8 @@ def _queue(before: QueueStatus | None, now: QueueStatus, received: float, second
         now.dead,
         died,
         None if now.paused_at is None else now.paused_reason or "yes",
+        now.at_least,
+        now.at_most,
     )
 
 

@@ -77,12 +77,13 @@ def status(dsn: Dsn = "", as_json: AsJson = False) -> None:
 
 
 def queue_table(found: Sequence[QueueStatus]) -> Table:
-    rows = [[*_cells(one, _QUEUE), paused(one)] for one in found]
+    rows = [[*(output.bounded(one, name) for name in _QUEUE), paused(one)] for one in found]
     return output.tabulate("Queues", [*_QUEUE.values(), "paused"], rows)
 
 
 def stream_table(found: Sequence[StreamStatus]) -> Table:
-    return output.tabulate("Streams", [*_STREAM.values()], [_cells(one, _STREAM) for one in found])
+    rows = [[output.bounded(one, name) for name in _STREAM] for one in found]
+    return output.tabulate("Streams", [*_STREAM.values()], rows)
 
 
 def reader_table(found: Sequence[ReaderStatus]) -> Table:

@@ -115,15 +115,17 @@ def _render(seen: Frame, keyboard: bool = False, paused: bool = False) -> Render
             one.events,
             one.segments,
             one.unsealed,
-            one.delayed,
+            output.bounded(one, "delayed"),
             one.last_tick_age,
         ]
         for one in seen.streams
     ]
     queues: list[list[Any]] = [
         [
-            *(one.queue, one.received_per_second, one.waiting, one.oldest_age, one.leases, one.leased_events),
-            *(one.retries, one.dead, one.dead_per_second, one.paused),
+            *(one.queue, one.received_per_second),
+            *(output.bounded(one, name) for name in ("waiting", "oldest_age", "leases", "leased_events")),
+            *(output.bounded(one, name) for name in ("retries", "dead")),
+            *(one.dead_per_second, one.paused),
         ]
         for one in seen.queues
     ]

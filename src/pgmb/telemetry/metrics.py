@@ -29,15 +29,21 @@ def _oldest_age(queue: Queue) -> float:
 
 
 QUEUE_GAUGES: list[Column] = [
-    ("pgmb_queue_waiting", "Events not yet received: an upper estimate.", lambda queue: queue.waiting),
+    ("pgmb_queue_waiting", "Events not yet received: see pgmb_queue_bound.", lambda queue: queue.waiting),
+    ("pgmb_queue_behind", "Numbers of the stream after its position.", lambda queue: queue.behind),
     ("pgmb_queue_oldest_age_seconds", "Age of the oldest waiting event, 0 without.", _oldest_age),
     ("pgmb_queue_leases", "Leases that consumers hold.", lambda queue: queue.leases),
     ("pgmb_queue_leased_events", "Events under those leases.", lambda queue: queue.leased_events),
+    (
+        "pgmb_queue_oldest_lease_age_seconds",
+        "Time since the oldest of them was given, 0 without.",
+        lambda queue: queue.oldest_lease_age or 0.0,
+    ),
     ("pgmb_queue_retries", "Events that wait to be tried again.", lambda queue: queue.retries),
     ("pgmb_queue_dead", "Dead letters.", lambda queue: queue.dead),
     (
         "pgmb_queue_received_per_second",
-        "Events received a second, lately.",
+        "Events received a second, over the last ten seconds.",
         lambda queue: queue.received_per_second,
     ),
     ("pgmb_queue_paused", "1 if the queue is paused.", lambda queue: float(queue.paused)),
@@ -51,7 +57,7 @@ STREAM_GAUGES: list[Column] = [
     ("pgmb_stream_delayed_events", "Events to be published later.", lambda stream: stream.delayed),
     (
         "pgmb_stream_published_per_second",
-        "Events published a second, at the last ticks.",
+        "Events published a second, over the last ten seconds.",
         lambda stream: stream.published_per_second,
     ),
     ("pgmb_stream_last_tick_age_seconds", "Time since the last tick.", lambda stream: stream.last_tick_age),
@@ -187,9 +193,23 @@ class StatusCollector(Collector):
 def families_of(snapshot: Snapshot) -> Iterator[GaugeMetricFamily]:
     """What a scrape shows of the database."""
     yield from _families(QUEUE_GAUGES, ("queue", "stream"), snapshot.queues)
+    yield _bounds(snapshot.queues)
     yield from _families(STREAM_GAUGES, ("stream",), snapshot.streams)
     yield from _families(READER_GAUGES, ("reader", "stream"), snapshot.readers)
     yield from _families(XMIN_GAUGES, ("kind",), snapshot.xmin_holders)
+
+
+def _bounds(queues: Iterable[Queue]) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(
+        "pgmb_queue_bound",
+        "1 where a figure of a queue is a bound instead of an exact count.",
+        labels=("queue", "stream", "figure", "bound"),
+    )
+    for queue in queues:
+        for bound, figures in (("at_least", queue.at_least), ("at_most", queue.at_most)):
+            for figure in figures:
+                family.add_metric([queue.queue, queue.stream, figure, bound], 1.0)
+    return family
 
 
 def _families(

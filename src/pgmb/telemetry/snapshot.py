@@ -11,7 +11,9 @@ select json_build_object(
   'queues', coalesce((select json_agg(json_build_object(
     'queue', queue, 'stream', stream, 'paused', paused_at is not null, 'waiting', waiting,
     'oldest_age', extract(epoch from oldest_age), 'leases', leases, 'leased_events', leased_events,
-    'retries', retries, 'dead', dead, 'received_per_second', received_per_second))
+    'retries', retries, 'dead', dead, 'received_per_second', received_per_second,
+    'oldest_lease_age', extract(epoch from oldest_lease_age), 'behind', behind,
+    'at_least', at_least, 'at_most', at_most))
     from pgmb.queue_status), '[]'),
   'streams', coalesce((select json_agg(json_build_object(
     'stream', stream, 'segments', segments, 'unsealed', unsealed, 'unarchived', unarchived,
@@ -41,6 +43,10 @@ class Queue(msgspec.Struct):
     retries: float
     dead: float
     received_per_second: float | None
+    oldest_lease_age: float | None
+    behind: float
+    at_least: list[str]
+    at_most: list[str]
 
 
 class Stream(msgspec.Struct):

@@ -39,7 +39,7 @@ async def test_rates_are_what_happened_between_two_looks(broker: AsyncBroker) ->
     after = await sampler.latest(0)
     assert after.published["main"] * (after.at - before.at) == pytest.approx(50)
     assert before.published == {"main": 0.0}
-    assert after.total("waiting") == 50
+    assert after.totals["waiting"] == 50
     assert after.marks["queues"] != before.marks["queues"]
     assert after.marks["dead"] == before.marks["dead"]
     drawn = curves.draw_curves(list(sampler.samples), Scope())

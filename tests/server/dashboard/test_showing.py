@@ -107,4 +107,12 @@ def test_text_is_cut_and_escaped() -> None:
     assert "<b>" not in shown
     assert len(shown) < 15_000
     assert str(formats.number(None)) == '<span class="none">&ndash;</span>'
-    assert str(formats.counted(10_000)) == "10,000+"
+
+
+def test_a_bound_is_shown_as_one() -> None:
+    row = {"waiting": 10_000, "dead": 10_000, "leased": 500, "at_least": ["waiting"], "at_most": ["leased"]}
+    assert [formats.figure(row, field) for field in ("waiting", "dead", "leased")] == [
+        "10,000+",
+        "10,000",
+        "≤ 500",
+    ]

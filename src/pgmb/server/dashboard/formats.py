@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 from urllib.parse import quote
@@ -16,18 +16,18 @@ from pgmb._core.masking import printable_json
 
 NONE = Markup('<span class="none">&ndash;</span>')
 
-_COUNTED_UPTO = 10_000
-
 
 def number(value: float | None) -> str | Markup:
     return NONE if value is None else f"{value:,.0f}"
 
 
-def counted(value: int | None) -> str | Markup:
-    """A count that stops at 10,000."""
-    if value is None:
-        return NONE
-    return f"{_COUNTED_UPTO:,}+" if value >= _COUNTED_UPTO else f"{value:,}"
+def figure(row: Mapping[str, Any] | msgspec.Struct, field: str) -> str | Markup:
+    """A count of a row that names those that are only a bound: `10,000+` or `≤ 500`."""
+    if isinstance(row, msgspec.Struct):
+        row = msgspec.structs.asdict(row)
+    if field in row.get("at_least", ()):
+        return f"{number(row[field])}+"
+    return f"≤ {number(row[field])}" if field in row.get("at_most", ()) else number(row[field])
 
 
 def rate(value: float | None) -> str | Markup:
@@ -148,7 +148,7 @@ def patterns(values: list[str] | None) -> Markup:
 
 FILTERS: dict[str, Callable[..., Any]] = {
     "number": number,
-    "counted": counted,
+    "figure": figure,
     "rate": rate,
     "age": age,
     "roughly": roughly,

@@ -12,7 +12,7 @@ from pgmb.doctor import Level
 from pgmb.server.access import COOKIE
 from pgmb.server.dashboard.auth import Form, Visit, check_origin, read_form
 from pgmb.server.dashboard.curves import Scope, last_values
-from pgmb.server.dashboard.formats import counted
+from pgmb.server.dashboard.formats import figure, number
 from pgmb.server.dashboard.queues import moment_of
 from pgmb.server.dashboard.rendering import PAGE
 from pgmb.server.dashboard.router import PageRouter
@@ -210,5 +210,5 @@ async def _messages(router: PageRouter, visit: Visit) -> AsyncGenerator[bytes]:
 
 
 def _message(event: str, sample: Sample, told: dict[str, object]) -> bytes:
-    badges = {"dead": counted(int(sample.total("dead"))), "tripped": counted(sample.endpoints["tripped"])}
+    badges = {"dead": figure(sample.totals, "dead"), "tripped": number(sample.endpoints["tripped"])}
     return event_frame(msgspec.json.encode({**told, "marks": sample.marks, "badges": badges}), event=event)

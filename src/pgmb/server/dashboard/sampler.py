@@ -75,8 +75,16 @@ class Sample(msgspec.Struct, frozen=True):
     def queue(self, name: str) -> dict[str, Any] | None:
         return next((queue for queue in self.queues if queue["queue"] == name), None)
 
-    def total(self, field: str) -> float:
-        return sum(queue[field] or 0 for queue in self.queues)
+    @property
+    def totals(self) -> dict[str, Any]:
+        """The sums over all queues, as a row. A sum is a bound where one of the queues has a bound."""
+        sums: dict[str, Any] = {
+            field: sum(queue[field] or 0 for queue in self.queues)
+            for field in ("rate", "waiting", "leased", "retries", "dead")
+        }
+        for bound in ("at_least", "at_most"):
+            sums[bound] = sorted({field for queue in self.queues for field in queue[bound]})
+        return sums
 
     @property
     def oldest(self) -> float | None:

@@ -74,40 +74,52 @@ begin
   end if;
 end $$;
 
-create or replace function pgmb_internal.assert_consumer(queue integer, name text)
-returns void
+-- Whether the caller may consume a queue.
+create or replace function pgmb_internal.may_consume(queue integer)
+returns boolean
 language plpgsql
 as $$
 declare
   caller name := pgmb_internal.caller();
 begin
-  if pg_has_role(caller, current_user, 'usage') or pgmb_internal.acts_for(caller, 'pgmb_consumer')
-    or pgmb_internal.acts_for(caller, 'pgmb_admin')
-  then
-    return;
-  end if;
-  if not exists (
-    select from pgmb.queue_grant g
-    -- A lane belongs to the queue that the user named.
-    where g.queue in (assert_consumer.queue, (select q.lane_of from pgmb.queue q where q.id = assert_consumer.queue))
-      and pg_has_role(caller, g.role_id, 'usage')
-  ) then
-    raise exception 'role % may not consume queue %', caller, coalesce(name, queue::text) using errcode = '42501',
+  return pg_has_role(caller, current_user, 'usage') or pgmb_internal.acts_for(caller, 'pgmb_consumer')
+    or pgmb_internal.acts_for(caller, 'pgmb_admin') or exists (
+      select from pgmb.queue_grant g
+      -- A lane belongs to the queue that the user named.
+      where g.queue in (may_consume.queue, (select q.lane_of from pgmb.queue q where q.id = may_consume.queue))
+        and pg_has_role(caller, g.role_id, 'usage'));
+end $$;
+
+create or replace function pgmb_internal.assert_consumer(queue integer, name text)
+returns void
+language plpgsql
+as $$
+begin
+  if not pgmb_internal.may_consume(queue) then
+    raise exception 'role % may not consume queue %', pgmb_internal.caller(), coalesce(name, queue::text) using errcode = '42501',
       hint = 'Grant it with pgmb.grant_consume(queue, role), or the role pgmb_consumer for all queues.';
   end if;
+end $$;
+
+-- Whether the caller may read a stream.
+create or replace function pgmb_internal.may_read(stream text)
+returns boolean
+language plpgsql
+as $$
+declare
+  caller name := pgmb_internal.caller();
+begin
+  return pg_has_role(caller, current_user, 'usage') or pgmb_internal.acts_for(caller, 'pgmb_consumer')
+    or pgmb_internal.acts_for(caller, 'pgmb_admin') or has_table_privilege(caller, format('pgmb.%I', 'log_' || stream), 'select');
 end $$;
 
 create or replace function pgmb_internal.assert_reader(stream text)
 returns void
 language plpgsql
 as $$
-declare
-  caller name := pgmb_internal.caller();
 begin
-  if not (pg_has_role(caller, current_user, 'usage') or pgmb_internal.acts_for(caller, 'pgmb_consumer')
-    or pgmb_internal.acts_for(caller, 'pgmb_admin') or has_table_privilege(caller, format('pgmb.%I', 'log_' || stream), 'select'))
-  then
-    raise exception 'role % may not read stream %', caller, stream using errcode = '42501',
+  if not pgmb_internal.may_read(stream) then
+    raise exception 'role % may not read stream %', pgmb_internal.caller(), stream using errcode = '42501',
       hint = 'Grant it with pgmb.grant_read(stream, role), or the role pgmb_consumer for all streams.';
   end if;
 end $$;

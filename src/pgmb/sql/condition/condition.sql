@@ -340,6 +340,14 @@ as $$
     or (queue).filter is not null and pgmb_internal.is_costly(pgmb_internal.predicate((queue).filter), (queue).params)
 $$;
 
+-- The condition on an event of a queue as far as it can be asked without a statement_timeout; `all_asked`: that is all of it.
+create or replace function pgmb_internal.askable(q pgmb.queue, out condition text, out all_asked boolean)
+language sql stable
+as $$
+  select q.matching || case when asks.timed then '' else pgmb_internal.asking(q) end, not asks.timed
+  from (select pgmb_internal.needs_timeout(q) timed) asks
+$$;
+
 -- Conditions and costly filters may take long: the caller must have said how long. Errors: MB024.
 create or replace function pgmb_internal.assert_timeout()
 returns void

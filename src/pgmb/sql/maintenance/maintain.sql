@@ -327,7 +327,7 @@ begin
 end $$;
 
 -- All maintenance in one call, for cron: events that are due, sealing, retention, rotation where its time
--- has come, clearing, subscriptions that expired, stages left behind. Safe to call at any time from any number of places; at most one works at a time.
+-- has come, clearing, subscriptions that expired, stages left behind, idle queues moved past what they do not match. Safe to call at any time from any number of places; at most one works at a time.
 create or replace function pgmb.maintain()
 returns void
 language plpgsql security definer
@@ -337,6 +337,9 @@ declare
   maintained pgmb.stream;
   newest_seq bigint;
   opened_at timestamptz;
+  -- Read before this transaction has an xid (pgmb_internal.pass_unmatched).
+  noted jsonb := case when pg_current_xact_id_if_assigned() is null
+    then (select jsonb_object_agg(s.id, pgmb_internal.last_seq(s.name)) from pgmb.stream s) end;
 begin
   perform pgmb_internal.assert_read_committed();
   perform pgmb_internal.assert_admin();
@@ -380,6 +383,7 @@ begin
   where q.id = newest.queue and q.generation <> newest.number;
   perform pgmb_internal.add_generations(q.id) from pgmb.queue q
   where not exists (select from pgmb.generation n where n.queue = q.id and n.number = q.generation + 4);
+  perform pgmb_internal.pass_idle_queues(noted);
   -- Last, because these keep readers, then publishers, out until the end of the transaction.
   for maintained in select * from pgmb.stream loop
     perform pgmb_internal.guard_stream(maintained.name, 1);

@@ -93,3 +93,179 @@ begin
   end if;
   return base;
 end $$;
+
+-- How many events of the log wait in a queue that is at `newest`, and when the oldest of them was published. `asked` is the
+-- condition on an event. Looks at `most` events of the log at most: `complete` is false where there are more.
+create or replace function pgmb_internal.count_waiting(
+  q pgmb.queue, newest pgmb.claim, asked text, most bigint, out waiting bigint, out oldest timestamptz, out complete boolean
+)
+language plpgsql
+set enable_seqscan = off
+set enable_bitmapscan = off
+set jit = off
+as $$
+declare
+  filter text := asked || pgmb_internal.without_own(newest.own, newest.own_seq);
+  last bigint := pgmb_internal.last_seq(q.stream_name);
+  looked bigint := 0;
+  leaf text;
+  late record;
+  part record;
+begin
+  waiting := 0;
+  complete := true;
+  -- The rest of the batch that is being read, then what came after it.
+  for turn in 1 .. 2 loop
+    if turn = 2 then
+      newest.done_snapshot := newest.batch_snapshot;
+      newest.done_seq := newest.batch_seq;
+      newest.done_next := newest.batch_next;
+      newest.batch_snapshot := pgmb_internal.snapshot();
+      newest.place := 0;
+      newest.upto := last;
+    end if;
+    continue when newest.place >= newest.upto;
+    if newest.place < newest.done_seq and pgmb_internal.has_stragglers(q.stream, newest.done_snapshot, newest.done_next,
+      newest.batch_snapshot, newest.place, newest.done_seq)
+    then
+      select count(*) events, min(e.published_at) oldest into late
+      from pgmb_internal.batch_events(q.stream, newest.done_snapshot, newest.done_seq, newest.done_next, newest.batch_snapshot,
+        newest.own, newest.own_seq, newest.place, newest.done_seq, asked, most + 1 - looked, true) e;
+      looked := looked + late.events;
+      waiting := waiting + late.events;
+      oldest := least(oldest, late.oldest);
+    end if;
+    for leaf in
+      select format('pgmb.segment_%s_%s', s.stream, s.number) from pgmb.segment s
+      where s.stream = q.stream and s.number between greatest(newest.place, newest.done_seq) >> 40 and newest.upto >> 40
+        and s.dropped_at is null and (s.max_xid is null or s.max_xid >= pg_snapshot_xmin(newest.done_snapshot))
+      order by s.number
+    loop
+      exit when looked > most;
+      execute 'select count(*) looked, count(*) filter (where e.counts) events, min(e.published_at) filter (where e.counts) oldest
+          from (select e.published_at, (e.xid < $4 or pg_visible_in_snapshot(e.xid, $3))
+              and (e.xid >= $6 or not pg_visible_in_snapshot(e.xid, $5))' || filter || ' counts
+            from ' || leaf || ' e where e.seq > $1 and e.seq <= $2 order by e.seq limit $7) e'
+        into part
+        using greatest(newest.place, newest.done_seq), newest.upto, newest.batch_snapshot, pg_snapshot_xmin(newest.batch_snapshot),
+          newest.done_snapshot, pg_snapshot_xmax(newest.done_snapshot), most + 1 - looked;
+      looked := looked + part.looked;
+      waiting := waiting + part.events;
+      oldest := least(oldest, part.oldest);
+    end loop;
+    if looked > most then
+      waiting := least(waiting, most);
+      complete := false;
+      return;
+    end if;
+  end loop;
+end $$;
+
+-- Moves a queue that nobody receives from past events that do not match, up to the first that does: what waits in it is
+-- counted from there, and retention need not keep what lies before. Looks at `most` numbers at most and returns how many it
+-- passed. `noted`: the stream's last number before this transaction had an xid, null where it had one before. A queue that
+-- another session is at is left alone.
+create or replace function pgmb_internal.pass_unmatched(q pgmb.queue, noted bigint, most bigint)
+returns bigint
+language plpgsql
+set enable_seqscan = off
+set enable_bitmapscan = off
+set jit = off
+set lock_timeout = '1s'
+as $$
+declare
+  base pgmb.claim;
+  asked text := (pgmb_internal.askable(q)).condition;
+  began bigint;
+  hi bigint;
+  first bigint;
+  trimmed pgmb.claim;
+  opened boolean := false;
+  moved boolean := false;
+  passed bigint := 0;
+begin
+  if not pgmb_internal.try_queue(q.id) then
+    return 0;
+  end if;
+  base := pgmb_internal.lock_queue(q.id);
+  if q.max_length is not null and q.when_full = 'drop_oldest' then
+    trimmed := pgmb_internal.drop_oldest(q, base);
+    moved := trimmed.place <> base.place;
+    opened := trimmed.batch_snapshot::text <> base.batch_snapshot::text;
+    base := trimmed;
+  end if;
+  while first is null and passed < most loop
+    if base.place >= base.upto then
+      exit when opened;
+      opened := true;
+      if base.own is not null and pg_visible_in_snapshot(base.own, base.batch_snapshot) then
+        base.own := null;
+        base.own_seq := null;
+      end if;
+      base.done_snapshot := base.batch_snapshot;
+      base.done_seq := base.batch_seq;
+      base.done_next := base.batch_next;
+      base.batch_snapshot := pgmb_internal.snapshot();
+      base.upto := greatest(pgmb_internal.last_seq(q.stream_name), base.done_seq);
+      base.place := 0;
+    end if;
+    began := greatest(base.place, base.done_seq);
+    hi := case when base.place < base.done_seq then base.done_seq
+      else pgmb_internal.window_end(q.stream, base.place, base.upto, least(5000, most - passed)::integer) end;
+    select e.seq into first
+    from pgmb_internal.batch_events(q.stream, base.done_snapshot, base.done_seq, base.done_next, base.batch_snapshot,
+      base.own, base.own_seq, base.place, hi, asked, 1, true) e;
+    base.place := coalesce(first - 1, hi);
+    passed := passed + greatest(0, base.place - began);
+  end loop;
+  if passed < 64 and not moved then
+    return 0;
+  end if;
+  if opened and noted is not null then
+    -- As receive does: what the next batch starts from.
+    base.batch_next := greatest((pg_current_xact_id()::text::bigint - 1)::text::xid8, base.batch_next);
+    base.batch_seq := greatest(noted, base.batch_seq);
+  elsif opened then
+    select greatest((t.position).next, base.batch_next), greatest((t.position).seq, base.batch_seq)
+    into base.batch_next, base.batch_seq
+    from (select t.* from pgmb.tick t where t.stream = q.stream order by t.id desc limit 1) t
+    right join (values (0)) one on true;
+  end if;
+  perform pgmb_internal.write_claim(base, 0, 'p', q.bindings, 0, base.place, base.place, 'infinity');
+  return passed;
+end $$;
+
+-- Passes over what does not match in queues that nobody has received from for seconds and that are far behind, those first
+-- that were not looked at for longest. `noted`: the last number by stream, as pass_unmatched takes it. Looks at 100,000
+-- events at most.
+create or replace function pgmb_internal.pass_idle_queues(noted jsonb)
+returns void
+language plpgsql
+as $$
+declare
+  idle record;
+  left_over bigint := 100000;
+  before timestamptz := clock_timestamp() - interval '2 seconds';
+begin
+  for idle in
+    select q, newest.place
+    from pgmb.queue q
+    cross join lateral (
+      select c.at, case when c.place >= c.upto then greatest(c.upto, c.batch_seq) else greatest(c.place, c.done_seq) end place
+      from pgmb.claim c where c.queue = q.id order by c.id desc limit 1) newest
+    where newest.at < before
+      and pgmb_internal.numbers_between(q.stream, newest.place, pgmb_internal.last_seq(q.stream_name)) >= least(1000, q.max_length)
+    order by newest.at
+  loop
+    begin
+      left_over := left_over - 100 - pgmb_internal.pass_unmatched(idle.q, (noted ->> (idle.q).stream::text)::bigint,
+        case when (idle.q).plain then 20000 else 5000 end);
+    exception when others then
+      -- Its filter raises, which receive tells.
+      if (idle.q).plain or pgmb_internal.servers_trouble(sqlstate) then
+        raise;
+      end if;
+    end;
+    exit when left_over <= 0;
+  end loop;
+end $$;

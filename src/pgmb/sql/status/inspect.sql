@@ -106,7 +106,7 @@ begin
       select coalesce(json_agg(json_build_object('queue', q.queue, 'stream', q.stream, 'patterns', q.patterns,
         'paused', q.paused_at is not null, 'reason', q.paused_reason, 'waiting', q.waiting,
         'oldest', extract(epoch from q.oldest_age), 'leases', q.leases, 'leased', q.leased_events, 'retries', q.retries,
-        'dead', q.dead, 'rate', q.received_per_second)), '[]')
+        'dead', q.dead, 'rate', q.received_per_second, 'behind', q.behind, 'at_least', q.at_least, 'at_most', q.at_most)), '[]')
       from pgmb.describe_queues() q),
     'readers', (
       select coalesce(json_agg(json_build_object('reader', r.reader, 'stream', r.stream, 'waiting', r.waiting,

@@ -1,5 +1,5 @@
--- Status: what stands where. Everything here is estimated from positions and bounded look-ups, so that it
--- costs the same with a backlog of ten or of ten million; queue_depth counts exactly, on request.
+-- Status: what stands where. Everything here is counted by bounded look-ups, so that it costs the same with a backlog of
+-- ten or of ten million, and says where a figure is a bound; queue_depth counts exactly, on request.
 
 -- How many sequence numbers of a stream lie between two of them, by what its segments hold.
 create or replace function pgmb_internal.numbers_between(stream integer, lo bigint, hi bigint)
@@ -33,12 +33,22 @@ begin
   return found_at;
 end $$;
 
--- Every queue that the caller may consume: how much waits (an upper estimate: patterns are not applied), for
--- how long, what is leased, retried and dead (counted up to 10000), and how fast it is received.
+-- Every queue that the caller may consume:
+--   waiting         events of the log that match and were not received yet; oldest_age: since the oldest was published
+--   leases          leases that hold unsettled events, leased_events their number, oldest_lease_age since the oldest was given
+--   retries         events to be delivered again: after a retry, or because their lease expired
+--   dead            dead letters
+--   received_per_second   over the last ten seconds
+--   behind          numbers of the stream after the queue's position, whatever they match
+--   at_least        the columns that end at their bound: retries and dead at 10000, waiting where so many events were looked
+--                   at that did not match or wait, 10000 or fewer where there are more than twenty queues
+--   at_most         the columns that count too much: waiting and oldest_age where the queue has an SQL condition, a costly
+--                   filter or one that raises, which is not asked
 create or replace function pgmb.describe_queues(
   out queue text, out stream text, out patterns text[], out paused_at timestamptz, out paused_reason text,
   out waiting bigint, out oldest_age interval, out leases bigint, out leased_events bigint,
-  out retries bigint, out dead bigint, out received_per_second double precision
+  out retries bigint, out dead bigint, out received_per_second double precision, out oldest_lease_age interval,
+  out behind bigint, out at_least text[], out at_most text[]
 )
 returns setof record
 language plpgsql security definer
@@ -55,20 +65,20 @@ declare
   place bigint;
   last bigint;
   part record;
+  now timestamptz := clock_timestamp();
+  -- Shared by all queues, so that many of them do not make the whole dear.
+  most bigint := greatest(1000, least(10000, 200000 / (select greatest(count(*), 1) from pgmb.queue h where h.lane_of is null)));
+  oldest timestamptz;
+  oldest_lease timestamptz;
 begin
   for q in
-    select queue.*, s.name stream_name, b.patterns
-    from pgmb.queue
-    join pgmb.stream s on s.id = queue.stream
-    join pgmb.binding b on b.queue = queue.id and b.version = queue.bindings
-    where queue.lane_of is null
-    order by queue.name
+    select head.*, b.patterns, (select count(*) from pgmb.queue l where l.lane_of = head.id) + 1 lane_count
+    from pgmb.queue head
+    join pgmb.binding b on b.queue = head.id and b.version = head.bindings
+    where head.lane_of is null
+    order by head.name
   loop
-    begin
-      perform pgmb_internal.assert_consumer(q.id, q.name);
-    exception when insufficient_privilege then
-      continue;
-    end;
+    continue when not pgmb_internal.may_consume(q.id);
     last := pgmb_internal.last_seq(q.stream_name);
     queue := q.name;
     stream := q.stream_name;
@@ -76,39 +86,131 @@ begin
     paused_at := q.paused_at;
     paused_reason := q.paused_reason;
     waiting := 0;
-    oldest_age := null;
+    oldest := null;
     leases := 0;
     leased_events := 0;
+    oldest_lease := null;
     retries := 0;
     dead := 0;
     received_per_second := 0;
+    behind := 0;
+    at_least := '{}';
+    at_most := '{}';
     for lane in select l.* from pgmb.queue l where l.id = q.id or l.lane_of = q.id loop
       select * into newest from pgmb.claim c where c.queue = lane.id order by c.id desc limit 1;
       place := case when newest.place >= newest.upto then greatest(newest.upto, newest.batch_seq)
         else greatest(newest.place, newest.done_seq) end;
-      waiting := greatest(waiting, pgmb_internal.numbers_between(q.stream, place, last));
-      oldest_age := greatest(oldest_age, clock_timestamp() - pgmb_internal.first_published(q.stream, place, last));
-      select count(*) filter (where c.state in ('l', 'o')) leases,
-        coalesce(sum(c.events) filter (where c.state in ('l', 'o')), 0) leased_events,
-        coalesce(sum(c.events) filter (where c.at > statement_timestamp() - interval '10 seconds'), 0) / 10.0 rate
-      into part
-      from pgmb.claim c
-      where c.queue + 0 = lane.id and c.expires_at > statement_timestamp() and c.expires_at < 'infinity';
+      behind := greatest(behind, pgmb_internal.numbers_between(lane.stream, place, last));
+
+      part := pgmb_internal.waiting_of(lane, newest, greatest(1000, most / q.lane_count));
+      waiting := waiting + part.waiting;
+      oldest := least(oldest, part.oldest);
+      if not part.complete then
+        at_least := at_least || 'waiting'::text;
+      end if;
+      if not part.all_asked then
+        at_most := '{waiting,oldest_age}';
+      end if;
+
+      part := pgmb_internal.lease_counts(lane.id, newest, now);
       leases := leases + part.leases;
-      leased_events := leased_events + part.leased_events;
-      received_per_second := received_per_second + part.rate;
-      retries := retries + (select count(*) from (select from pgmb.retry r where r.queue = lane.id limit 10000) counted)
-        + (select count(*) from (select from pgmb.delivery d where d.queue = lane.id limit 10000) counted);
-      dead := dead + (select count(*) from (select from pgmb.dead d where d.queue = lane.id limit 10000) counted);
+      leased_events := leased_events + part.events;
+      oldest_lease := least(oldest_lease, part.oldest);
+      retries := retries + part.lapsed;
+      received_per_second := received_per_second + part.received / 10.0;
+
+      -- Leased rows are due at infinity.
+      select count(*) counted into part
+      from (select from pgmb.retry r where r.queue = lane.id and r.due_at < 'infinity' limit 10001) c;
+      retries := retries + part.counted;
+      select count(*) filter (where d.lease is null or d.due_at <= now) waiting, count(*) filter (where d.lease is not null and d.due_at > now) leased,
+        count(distinct d.lease) filter (where d.due_at > now) leases
+      into part from (select d.lease, d.due_at from pgmb.delivery d where d.queue = lane.id limit 10001) d;
+      retries := retries + part.waiting;
+      leases := leases + part.leases;
+      leased_events := leased_events + part.leased;
+      dead := dead + (select count(*) from (select from pgmb.dead d where d.queue = lane.id limit 10001) counted);
     end loop;
+    at_least := array(select distinct one from unnest(at_least || case when retries > 10000 then '{retries}'::text[] end
+      || case when dead > 10000 then '{dead}'::text[] end) one where one <> all (at_most));
+    retries := least(retries, 10000);
+    dead := least(dead, 10000);
+    oldest_age := now - oldest;
+    oldest_lease_age := now - oldest_lease;
     return next;
   end loop;
 end $$;
 
--- Every stream: its segments, how many events they hold by their numbers, and the rates of the last ticks.
+-- As pgmb_internal.count_waiting, by all that the queue asks, or by its patterns alone where the rest cannot be asked.
+create or replace function pgmb_internal.waiting_of(
+  q pgmb.queue, newest pgmb.claim, most bigint, out waiting bigint, out oldest timestamptz, out complete boolean, out all_asked boolean
+)
+language plpgsql
+as $$
+declare
+  asked record := pgmb_internal.askable(q);
+  counted record;
+begin
+  all_asked := asked.all_asked;
+  if asked.condition = q.matching then
+    counted := pgmb_internal.count_waiting(q, newest, q.matching, most);
+  else
+    begin
+      counted := pgmb_internal.count_waiting(q, newest, asked.condition, most);
+    exception when others then
+      if pgmb_internal.servers_trouble(sqlstate) then
+        raise;
+      end if;
+      all_asked := false;
+      counted := pgmb_internal.count_waiting(q, newest, q.matching, most);
+    end;
+  end if;
+  waiting := counted.waiting;
+  oldest := counted.oldest;
+  complete := counted.complete or not all_asked;
+  if not (counted.complete or all_asked) then
+    waiting := pgmb_internal.numbers_between(q.stream,
+      case when newest.place >= newest.upto then newest.batch_seq else newest.done_seq end, pgmb_internal.last_seq(q.stream_name));
+  end if;
+end $$;
+
+-- The leases of a queue: how many hold unsettled events, how many events, since when; how many events more are in leases
+-- that expired and were not swept yet (lapsed), and how many were received within ten seconds.
+create or replace function pgmb_internal.lease_counts(
+  queue integer, newest pgmb.claim, now timestamptz,
+  out leases bigint, out events bigint, out oldest timestamptz, out lapsed bigint, out received bigint
+)
+language sql
+as $$
+  with given as (
+    select c.queue, c.id, c.state, c.at, c.events, c.expires_at from pgmb.claim c
+    where c.queue + 0 = lease_counts.queue and c.expires_at > least((newest).swept, lease_counts.now - interval '10 seconds')
+      and c.expires_at < 'infinity'
+    union
+    -- The sweep has passed these.
+    select c.queue, c.id, c.state, c.at, c.events, c.expires_at from pgmb.claim c
+    where c.queue = lease_counts.queue
+      and c.id = any ((newest).held || array(select s.claim from pgmb.shortened s where s.queue = lease_counts.queue))
+  ), held as materialized (
+    select c.at, c.expires_at > lease_counts.now live, case c.state
+      when 'r' then (select count(*) from pgmb.retry r where r.queue = c.queue and r.lease = c.id)
+      else c.events - (select count(*) from pgmb.settlement s where s.queue = c.queue and s.claim = c.id) end events
+    from given c
+    where c.state = 'r'
+      or c.state in ('l', 'o') and (c.id >> 40 = (newest).id >> 40 or not pgmb_internal.is_void(c.queue, c.id))
+  )
+  select count(*) filter (where h.live), coalesce(sum(h.events) filter (where h.live), 0), min(h.at) filter (where h.live),
+    coalesce(sum(h.events) filter (where not h.live), 0),
+    (select coalesce(sum(c.events), 0) from given c where c.at > lease_counts.now - interval '10 seconds')
+  from held h where h.events > 0
+$$;
+
+-- Every stream: its segments, how many events they hold by their numbers, so that what was rolled back counts, how many
+-- wait to be published later (up to 10000: then at_least names it), and how many were published over the last ten seconds.
 create or replace function pgmb.describe_streams(
   out stream text, out segments bigint, out unsealed bigint, out unarchived bigint, out events bigint,
-  out delayed bigint, out published_per_second double precision, out last_tick_age interval, out bytes bigint
+  out delayed bigint, out published_per_second double precision, out last_tick_age interval, out bytes bigint,
+  out at_least text[]
 )
 returns setof record
 language plpgsql security definer
@@ -116,24 +218,34 @@ set search_path = pg_catalog, pg_temp
 as $$
 declare
   s pgmb.stream;
+  last bigint;
+  ticked pgmb.tick;
+  earlier record;
+  span interval;
+  now timestamptz := clock_timestamp();
 begin
   for s in select * from pgmb.stream order by name loop
     stream := s.name;
-    select count(*) filter (where g.number <= pgmb_internal.last_seq(s.name) >> 40 and g.dropped_at is null),
+    last := pgmb_internal.last_seq(s.name);
+    select count(*) filter (where g.number <= last >> 40 and g.dropped_at is null),
       count(*) filter (where g.closed_at is not null and g.sealed_at is null),
       count(*) filter (where s.archive and g.sealed_at is not null and g.archived_at is null),
       sum(pg_total_relation_size(to_regclass(format('pgmb.segment_%s_%s', g.stream, g.number))))
     into segments, unsealed, unarchived, bytes
     from pgmb.segment g where g.stream = s.id;
-    events := pgmb_internal.numbers_between(s.id, 0, pgmb_internal.last_seq(s.name));
-    select count(*) into delayed from (select from pgmb.delayed d where d.stream = s.name limit 10000) counted;
-    select pgmb_internal.numbers_between(s.id, (old.position).seq, (new.position).seq)
-      / nullif(extract(epoch from new.at - old.at), 0), clock_timestamp() - new.at
-    into published_per_second, last_tick_age
-    from (select * from pgmb.tick t where t.stream = s.id order by t.id desc limit 1) new
-    left join lateral (
-      select * from pgmb.tick t where t.stream = s.id and t.at >= new.at - interval '10 seconds' and t.id < new.id
-      order by t.at limit 1) old on true;
+    events := pgmb_internal.numbers_between(s.id, 0, last);
+    select count(*) into delayed from (select from pgmb.delayed d where d.stream = s.name limit 10001) counted;
+    at_least := case when delayed > 10000 then '{delayed}' else '{}' end;
+    delayed := least(delayed, 10000);
+    select * into ticked from pgmb.tick t where t.stream = s.id order by t.id desc limit 1;
+    last_tick_age := now - ticked.at;
+    -- What was published since the last tick before those seconds. While the ticker runs, that tick has all that came
+    -- before them; otherwise what there is since that tick is spread over the time since then.
+    select t.at, (t.position).seq into earlier
+    from pgmb.tick t where t.stream = s.id and t.at <= now - interval '10 seconds' order by t.at desc limit 1;
+    span := case when ticked.at > now - interval '10 seconds' then interval '10 seconds'
+      else greatest(interval '10 seconds', now - coalesce(earlier.at, s.created_at)) end;
+    published_per_second := pgmb_internal.numbers_between(s.id, coalesce(earlier.seq, 0), last) / extract(epoch from span);
     return next;
   end loop;
 end $$;
@@ -208,11 +320,7 @@ declare
   first record;
 begin
   for s in select * from pgmb.stream order by name loop
-    begin
-      perform pgmb_internal.assert_reader(s.name);
-    exception when insufficient_privilege then
-      continue;
-    end;
+    continue when not pgmb_internal.may_read(s.name);
     last := pgmb_internal.last_seq(s.name);
     for r in select * from pgmb.reader known where known.stream = s.id order by known.name loop
       reader := r.name;

@@ -456,8 +456,55 @@ begin
   return built;
 end $$;
 
+-- What waits for an endpoint, and since when the oldest of it was published: events that are to be posted to it, again or
+-- because it could not take them, leased or not; of one with a queue of its own also what that queue has not given yet.
+-- Events of a shared queue that were not received yet wait in that queue. Counted up to 10000: then at_least names it.
+-- Called by the view pgmb.endpoints. For admins. Support.
+create or replace function pgmb.endpoint_backlog(endpoint uuid, out waiting bigint, out oldest_age interval, out at_least text[])
+language plpgsql stable security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set jit = off
+as $$
+declare
+  oldest timestamptz;
+  lane pgmb.queue;
+  newest pgmb.claim;
+  part record;
+begin
+  perform pgmb_internal.assert_admin();
+  select count(*) into waiting
+  from (select from pgmb.delivery d where d.endpoint = endpoint_backlog.endpoint limit 10001) counted;
+  select min(d.published_at) into oldest from pgmb.delivery d where d.endpoint = endpoint_backlog.endpoint;
+  at_least := '{}';
+  for lane in
+    select q.* from pgmb.queue head join pgmb.queue q on head.id in (q.id, q.lane_of)
+    where head.endpoint = endpoint_backlog.endpoint and head.lane_of is null
+  loop
+    select * into newest from pgmb.claim c where c.queue = lane.id order by c.id desc limit 1;
+    part := pgmb_internal.waiting_of(lane, newest, 10000);
+    waiting := waiting + part.waiting;
+    oldest := least(oldest, part.oldest);
+    if not part.complete then
+      at_least := '{waiting}';
+    end if;
+    part := pgmb_internal.lease_counts(lane.id, newest, statement_timestamp());
+    waiting := waiting + part.events + part.lapsed;
+    select count(*) events, min(r.published_at) oldest into part
+    from (select r.published_at from pgmb.retry r where r.queue = lane.id and r.due_at < 'infinity' limit 10001) r;
+    waiting := waiting + part.events;
+    oldest := least(oldest, part.oldest);
+  end loop;
+  if waiting > 10000 then
+    waiting := 10000;
+    at_least := '{waiting}';
+  end if;
+  oldest_age := statement_timestamp() - oldest;
+end $$;
+
 -- Every endpoint: what it wants, how it is, and what it did. One whose filter or condition raised is paused, and why is
--- said. Of its headers the names; `waiting` counts up to 10,000. For admins.
+-- said. Of its headers the names; waiting, oldest_age and at_least as endpoint_backlog tells. For admins.
 create or replace view pgmb.endpoints as
 select e.id, e.name, e.url,
   case when e.state = 'active' and coalesce(own.paused_at, s.paused_at) is not null then 'paused' else e.state end state,
@@ -471,13 +518,9 @@ select e.id, e.name, e.url,
   (select count(*) from pgmb.endpoint_secret k
     where k.endpoint = e.id and (k.expires_at is null or k.expires_at > statement_timestamp())) secrets,
   a.delivered, a.failed, a.delivered_at, a.failed_at, a.failing_since, a.error,
-  (select count(*) from (
-    select from pgmb.delivery d where d.endpoint = e.id
-    union all
-    select from pgmb.retry r join pgmb.queue q on q.id = r.queue
-    where own.id in (q.id, q.lane_of) and own.endpoint = e.id
-    limit 10000) counted) waiting,
-  e.probe_at, e.created_at, e.changed_at
+  (pgmb.endpoint_backlog(e.id)).waiting,
+  e.probe_at, e.created_at, e.changed_at,
+  (pgmb.endpoint_backlog(e.id)).oldest_age, (pgmb.endpoint_backlog(e.id)).at_least
 from pgmb.endpoint e
 left join pgmb.endpoint_activity a on a.endpoint = e.id
 left join lateral (
