@@ -143,6 +143,21 @@ def test_an_old_snapshot_and_who_holds_it(db: psycopg.Connection[Any], connect: 
     assert "old transactions" not in problems(db)
 
 
+def test_a_session_that_is_idle_in_a_transaction_that_wrote(
+    db: psycopg.Connection[Any], connect: Connect
+) -> None:
+    """It has no snapshot, but what it wrote under its transaction id keeps old rows alive as well."""
+    holder = connect(autocommit=False)
+    holder.execute("select pgmb.publish('t', '1')")
+    told = problems(db)["old transactions"]
+    assert f"session {holder.info.backend_pid} of postgres (idle in transaction)" in told.message
+    found = db.execute(
+        "select state, xids from pgmb.xmin_holders where name = %s", [str(holder.info.backend_pid)]
+    ).fetchall()
+    assert found == [("idle in transaction", 1)]
+    holder.rollback()
+
+
 def test_a_prepared_transaction(db: psycopg.Connection[Any]) -> None:
     name = f"left {uuid4()}"
     db.execute("begin")

@@ -79,6 +79,11 @@ class Stage:
             span = timedelta(seconds=seconds)
             self.db.execute(f"update pgmb.{table} set {moved}", [span] * len(columns))
 
+    async def turn(self) -> None:
+        """One turn of the dispatcher."""
+        await self._dispatch.turn(self._broker)
+        await asyncio.sleep(0.001)
+
     async def play(self) -> int:
         """Let the dispatcher do all that is due now. Returns how many requests that made."""
         before = len(self.receiver.got)

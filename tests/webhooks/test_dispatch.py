@@ -16,6 +16,7 @@ import pgmb
 from pgmb.services import serve
 from pgmb.services.dispatcher import Dispatcher
 from tests.webhooks.receiver import Receiver, Request
+from tests.webhooks.stage import Stage
 
 LOOPBACK = ("127.0.0.0/8",)
 
@@ -220,3 +221,28 @@ async def test_no_more_than_so_many_at_a_time(dsn: str, db: psycopg.Connection[A
         async with dispatching(dsn):
             await receiver.until(lambda: len(receiver.got) >= 40)
         assert receiver.most_under_way == most
+
+
+@pytest.mark.parametrize(("others", "shared"), [(3_000, True), (25_000, False)], ids=["shared", "own queue"])
+async def test_events_for_no_endpoint_are_passed_without_a_pause(
+    dsn: str, db: psycopg.Connection[Any], others: int, shared: bool
+) -> None:
+    """The dispatcher's clock stands still: a pause would never end."""
+    async with Stage(dsn, db) as stage:
+        if shared:
+            stage.endpoint()
+        else:
+            worker = value(db, "select pgmb.worker('w', %s, null)", stage.receiver.url)
+            db.execute("select pgmb.create('q', 't', 3, %s)", [worker])
+        await stage.play()
+        db.execute(
+            "select pgmb.publish_many('other', array(select to_json(n) from generate_series(1, %s) n))",
+            [others],
+        )
+        stage.publish()
+        stage.now += 2
+        for _ in range(60):
+            await stage.turn()
+            if stage.receiver.got:
+                break
+        await stage.receiver.until(lambda: len(stage.receiver.got) == 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Any
 
 import psycopg
@@ -176,3 +177,55 @@ async def test_a_timeout_is_a_failure(dsn: str, db: psycopg.Connection[Any]) -> 
         assert await stage.play() == 1
         assert stage.value("select error from pgmb.attempt") == "timeout"
         release.set()
+
+
+async def test_a_trip_a_recovery_and_a_410_are_logged(
+    dsn: str, db: psycopg.Connection[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "pgmb.webhooks")
+    status = 500
+    async with Stage(dsn, db, lambda _: status) as stage:
+        stage.endpoint()
+        stage.publish(5)
+        await stage.play()
+        assert caplog.messages == ["endpoint e: tripped: requests fail: http_500"]
+        status = 204
+        stage.advance(600)
+        await stage.play()
+        assert caplog.messages[1:] == ["endpoint e: active: a request succeeded"]
+        status = 410
+        stage.publish()
+        await stage.play()
+    assert caplog.messages[2:] == ["endpoint e: disabled: it answered 410 Gone"]
+
+
+async def test_what_waits_for_an_endpoint_is_counted(dsn: str, db: psycopg.Connection[Any]) -> None:
+    """By the row that it has: failed, or given back because the endpoint is not open."""
+    async with Stage(dsn, db, lambda _: 500) as stage:
+        stage.endpoint()
+        stage.publish(20)
+        await stage.play()
+        db.execute("update pgmb.delivery set published_at = published_at - interval '1 hour' where seq = 7")
+        assert stage.value("select waiting from pgmb.endpoints") == 20
+        assert stage.value("select at_least from pgmb.endpoints") == []
+        assert 3600 <= stage.value("select extract(epoch from oldest_age) from pgmb.endpoints") < 7200
+        db.execute(
+            "insert into pgmb.delivery (queue, endpoint, due_at, attempt, seq, event_id, topic, payload,"
+            "  published_at) select queue, endpoint, due_at, 1, n, event_id, topic, payload, published_at"
+            " from (select * from pgmb.delivery limit 1) d, generate_series(1, 9990) n"
+        )
+        assert stage.value("select (waiting, at_least)::text from pgmb.endpoints") == "(10000,{waiting})"
+
+
+def test_an_endpoint_with_a_queue_of_its_own_has_all_that_waits_there(db: psycopg.Connection[Any]) -> None:
+    worker = db.execute("select pgmb.worker('w', 'https://worker.example/', null)").fetchone()
+    assert worker is not None
+    db.execute("select pgmb.create('q', 't', 3, %s)", [worker[0]])
+    db.execute("select pgmb.publish(t, '1') from unnest('{t,other,t,t}'::text[]) t")
+    waiting = "select waiting, oldest_age is not null, at_least from pgmb.endpoints"
+    assert db.execute(waiting).fetchall() == [(3, True, [])]
+    given = db.execute("select lease, seq from pgmb.receive_deliveries('q')").fetchall()
+    assert db.execute(waiting).fetchall() == [(3, False, [])], "under way"
+    db.execute("select pgmb.ack(%s, %s::bigint[])", [given[0][0], [given[0][1]]])
+    db.execute("select pgmb.retry(%s)", [given[0][0]])
+    assert db.execute(waiting).fetchall() == [(2, True, [])]

@@ -126,9 +126,10 @@ def _disk(look: Look) -> Iterable[Verdict]:
 _PINNED = """
 select h.*, pg_has_role(current_user, 'pg_read_all_stats', 'usage') sees_all from (
   select 'session' kind, a.pid::text name, a.usename::text owner, a.state,
-    clock_timestamp() - a.xact_start age, age(a.backend_xmin) xids, left(a.query, 60) query
+    clock_timestamp() - a.xact_start age, greatest(age(a.backend_xmin), age(a.backend_xid)) xids,
+    left(a.query, 60) query
   from pg_stat_activity a
-  where a.backend_xmin is not null and a.pid <> pg_backend_pid()
+  where (a.backend_xmin is not null or a.backend_xid is not null) and a.pid <> pg_backend_pid()
     and (a.datid is null or a.datname = current_database())
     and a.backend_type is distinct from 'autovacuum worker'
   union all

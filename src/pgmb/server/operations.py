@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Iterator
 from functools import partial
@@ -78,17 +79,24 @@ class Operations:
         )
 
     async def metrics(self, request: Request) -> Response:
-        """Metrics in the format that the scraper accepts."""
-        if not self._metrics_public:
-            await self._context.access.need(request, "inspect")
+        """Metrics in the format that the scraper accepts.
+
+        Keys are in the database. While it does not answer, a scraper with any key gets `pgmb_up 0` and nothing else,
+        which `/readyz` tells everybody.
+        """
+        status, permitted = None, self._metrics_public
         try:
+            if not permitted:
+                async with asyncio.timeout(_METRICS_SECONDS):
+                    await self._context.access.need(request, "inspect")
+                permitted = True
             status = await self._status.get(_METRICS_SECONDS)
         except (TimeoutError, psycopg.Error, PoolTimeout) as error:
             logger.warning("metrics: the database does not answer: %s", type(error).__name__)
-            status = None
         registry = CollectorRegistry()
-        registry.register(_Scrape(self._context.counts, status))
-        ProcessCollector(registry=registry)
+        registry.register(_Scrape(self._context.counts if permitted else None, status))
+        if permitted:
+            ProcessCollector(registry=registry)
         encode, media_type = choose_encoder(request.headers.get("accept", ""))
         return Response(encode(registry), headers={**_UNCACHED, "Content-Type": media_type})
 
@@ -96,7 +104,7 @@ class Operations:
 class _Scrape(Collector):
     """The metrics of one scrape."""
 
-    def __init__(self, counts: Counters, status: DatabaseStatus | None) -> None:
+    def __init__(self, counts: Counters | None, status: DatabaseStatus | None) -> None:
         self._counts = counts
         self._status = status
 
@@ -104,7 +112,8 @@ class _Scrape(Collector):
         return []
 
     def collect(self) -> Iterator[Metric]:
-        yield from process_families(self._counts)
+        if self._counts is not None:
+            yield from process_families(self._counts)
         yield from database_families(self._status)
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pgmb.webhooks.client import WebhookClient
     from pgmb.webhooks.request import Serialiser
     from pgmb.webhooks.secrets import SealingKey
-    from pgmb.webhooks.store import ReceivedEvent
+    from pgmb.webhooks.store import Received
 
 logger = logging.getLogger("pgmb.webhooks")
 
@@ -195,7 +195,7 @@ class DispatchLoop:
                 self._leases.claim(await store.claim(1, 0, {endpoint_id: 1}), self._directory.lanes)
             else:
                 received = await self._received(store, queue, lane.endpoint.batch)
-                self._leases.receive(received, self._directory.lanes)
+                self._leases.receive(received.events, self._directory.lanes)
             if not lane.in_flight:
                 # No event is due: a later one serves as the probe.
                 lane.probing = False
@@ -255,16 +255,16 @@ class DispatchLoop:
                 self._due[step] = self._clock() + _PAUSE_AFTER_ERROR
                 continue
             longest = _LONGEST_PAUSE_WITH_LISTENER if self._wakeups.is_listening(stream) else _LONGEST_PAUSE
-            pause = 0.0 if received else min(longest, 2 * self._pauses.get(step, _SHORTEST_PAUSE / 2))
+            pause = 0.0 if received.more else min(longest, 2 * self._pauses.get(step, _SHORTEST_PAUSE / 2))
             self._pauses[step] = max(pause, _SHORTEST_PAUSE / 2)
             self._due[step] = self._clock() + pause
-            overflowed = self._leases.receive(received, self._directory.lanes)
+            overflowed = self._leases.receive(received.events, self._directory.lanes)
             if overflowed:
                 self._batches[queue] = max(_SMALLEST_BATCH, most // 2)
-            elif len(received) == most:
+            elif received.more and len(received.events) in (0, most):
                 self._batches[queue] = min(_LARGEST_BATCH, most * 2)
 
-    async def _received(self, store: Store, queue: str, most: int) -> list[ReceivedEvent]:
+    async def _received(self, store: Store, queue: str, most: int) -> Received:
         try:
             return await store.receive(queue, most, queue in self._timed)
         except TimeoutRequired:

@@ -110,6 +110,7 @@ class Sender:
             return
         if result.kind == "gone":
             lane.state = "disabled"
+            logger.warning("endpoint %s: disabled: it answered 410 Gone", lane.endpoint.name)
             self.decisions.append(lambda store: store.disable(lane.endpoint_id, "410 Gone"))
         elif result.retry_after is not None:
             lane.throttled_until = max(lane.throttled_until, self._clock() + result.retry_after)
@@ -150,6 +151,7 @@ class Sender:
             lane.breaker.record(False)
             if lane.breaker.tripped and lane.state == "active":
                 lane.state = "tripped"
+                logger.warning("endpoint %s: tripped: requests fail: %s", lane.endpoint.name, error)
                 self.decisions.append(lambda store: store.trip(lane.endpoint_id, error))
         if not lane.open:
             self.park(lane, max(0.0, lane.throttled_until - self._clock()))
@@ -173,6 +175,7 @@ class Sender:
             lane.state = "active"
             lane.breaker = CircuitBreaker(self._clock)
             lane.has_backlog = True
+            logger.info("endpoint %s: active: a request succeeded", lane.endpoint.name)
         self.decisions.append(lambda store: store.end_probe(lane.endpoint_id, succeeded, reason))
         self.wake.set()
 

@@ -49,6 +49,14 @@ select id::text from unnest(%s::uuid[], %s::interval[]) asked (id, busy_for)
 where pgmb.probe_endpoint(id, busy_for)"""
 
 
+class Received(NamedTuple):
+    """The events of one receive."""
+
+    events: list[ReceivedEvent]
+    more: bool
+    """Whether the queue may have more. Without events, it passed over some that are for no endpoint."""
+
+
 class SourceQueue(NamedTuple):
     """A queue that feeds endpoints."""
 
@@ -134,7 +142,7 @@ class Store:
         self._connection = connection
         self._lease_for = timedelta(seconds=lease_for)
 
-    async def receive(self, queue: str, most: int, timed: bool) -> list[ReceivedEvent]:
+    async def receive(self, queue: str, most: int, timed: bool) -> Received:
         """Lease the next events of a queue. Raises TimeoutRequired for SQL conditions unless `timed`."""
         given = (queue, most, self._lease_for)
         if not timed:
@@ -242,11 +250,13 @@ class Store:
                 return await cursor.fetchall()
 
 
-def _received(rows: Sequence[Any]) -> list[ReceivedEvent]:
-    return [
+def _received(rows: Sequence[Any]) -> Received:
+    events = [
         ReceivedEvent(lease, seq, WebhookEvent(*event), attempt, endpoints)
         for lease, seq, *event, attempt, endpoints in rows
+        if lease is not None
     ]
+    return Received(events, more=len(rows) > 0)
 
 
 def _columns(failures: Sequence[DeliveryFailure]) -> list[list[Any]]:

@@ -58,3 +58,17 @@ async def test_a_scrape_without_the_database_is_an_answer(dsn: str) -> None:
         told = metrics((await client.get("/metrics")).text)
     assert told["pgmb_up"] == 0
     assert "pgmb_build_info" in next(iter(told))
+
+
+async def test_a_key_that_cannot_be_looked_up_is_told_that_the_database_is_away(dsn: str) -> None:
+    """And no more: the key may be anything."""
+    key = make_key(dsn, "looks", "inspect")
+    async with (
+        await aconnect(dsn, min_size=0, max_size=1, max_wait=0.2) as broker,
+        asking(create_app(broker=broker)) as client,
+    ):
+        async with broker.connection():
+            assert (await client.get("/metrics")).status_code == 401
+            told = await client.get("/metrics", headers=bearer(key))
+            assert (told.status_code, metrics(told.text)) == (200, {"pgmb_up": 0.0})
+        assert metrics((await client.get("/metrics", headers=bearer(key))).text)["pgmb_up"] == 1

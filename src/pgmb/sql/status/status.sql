@@ -442,12 +442,15 @@ select * from pgmb.describe_readers();
 create or replace view pgmb.sink_status as
 select * from pgmb.describe_sinks();
 
--- Who keeps old row versions alive. pgmb's speed does not depend on it; the rest of the database may.
+-- Who keeps old row versions alive, and segments from being sealed: sessions with a snapshot or a transaction id, prepared
+-- transactions, replication slots. xids: how many transactions have begun since. pgmb's speed does not depend on it; the
+-- rest of the database may.
 create or replace view pgmb.xmin_holders as
 select 'session' kind, a.pid::text name, a.usename::text owner, a.state, now() - a.xact_start age,
-  age(a.backend_xmin) xids, left(a.query, 80) query
+  greatest(age(a.backend_xmin), age(a.backend_xid)) xids, left(a.query, 80) query
 from pg_stat_activity a
-where a.backend_xmin is not null and a.pid <> pg_backend_pid()
+-- One that is idle in a transaction has no snapshot, but the id under which it wrote.
+where (a.backend_xmin is not null or a.backend_xid is not null) and a.pid <> pg_backend_pid()
 union all
 select 'prepared', p.gid, p.owner::text, null, now() - p.prepared, age(p.transaction), null
 from pg_prepared_xacts p where p.database = current_database()

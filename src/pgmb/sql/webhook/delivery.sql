@@ -3,7 +3,8 @@
 
 -- As receive, from a queue that feeds endpoints: the next events, each with the endpoints that it is for. Of a queue that
 -- many share those are matched here, once for all of them; an event that is for none is settled. One that waited to be
--- tried again more than once, because it was sent again, comes once. For admins.
+-- tried again more than once, because it was sent again, comes once. A single row of nulls: what was looked at is for none,
+-- and there is more to look at. For admins.
 create or replace function pgmb.receive_deliveries(queue text, max integer default 500, lease_for interval default null)
 returns table (lease uuid, seq bigint, id uuid, topic text, key text, payload text, headers text,
   published_at timestamptz, attempt integer, endpoints uuid[])
@@ -32,6 +33,9 @@ begin
         r (lease, seq, id, topic, key, payload, headers, published_at, attempt, place)
       order by r.seq, r.place) once
     order by once.place;
+    if not found and pgmb_internal.stopped_early(q) then
+      return next;
+    end if;
     return;
   end if;
   for turn in 1 .. 5 loop
@@ -43,6 +47,9 @@ begin
       from pgmb.receive(receive_deliveries.queue, receive_deliveries.max, receive_deliveries.lease_for, raw => true) one
       order by one.seq) r;
     if given is null then
+      if pgmb_internal.stopped_early(q) then
+        return next;
+      end if;
       return;
     end if;
     with matched as materialized (
@@ -69,7 +76,23 @@ begin
     end if;
     perform pgmb_internal.ack_lease(given);
   end loop;
+  return next;
 end $$;
+
+-- Whether a receive that found nothing did so because it passed over as much as one call may, and not because it reached the
+-- end of the log or a limit of the queue.
+create or replace function pgmb_internal.stopped_early(queue pgmb.queue)
+returns boolean
+language sql volatile
+as $$
+  select coalesce(bool_or(pgmb_internal.numbers_between(l.stream, newest.place, pgmb_internal.last_seq(l.stream_name)) >= 64), false)
+  from pgmb.queue l
+  cross join lateral (
+    select case when c.place >= c.upto then greatest(c.upto, c.batch_seq) else greatest(c.place, c.done_seq) end place
+    from pgmb.claim c where c.queue = l.id order by c.id desc limit 1) newest
+  where (l.id = (queue).id or l.lane_of = (queue).id) and l.paused_at is null and not l.ordered
+    and num_nonnulls(l.max_in_flight, l.rps) = 0
+$$;
 
 -- Settles what became of a lease's events: those of `seqs`, or with null all that are left, are done with, but for what
 -- is listed here by event and endpoint. Such a one waits for its endpoint `after` that time, or is a dead letter where it
