@@ -221,3 +221,19 @@ def test_as_programs_they_are_quiet_and_leave_nothing(dsn: str, db: DB, tmp_path
     assert sorted(int(row[2]) for row in logged(db, "copy")) == list(range(1, 1001))
     assert list(work.iterdir()) == []
     assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.minutes
+def test_as_a_program_it_tells_what_went_wrong(dsn: str, tmp_path: Path) -> None:
+    """Its JVM is gone when the program ends: the error must be read before."""
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"topic": "t", "payload": 1}\n{"topic": "t", "payl\n')
+    done = subprocess.run(
+        [sys.executable, "-m", "pgmb", "spark", "publish", str(bad), "--master", "local[2]"],
+        env={**os.environ, "PGMB_DSN": dsn, "JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "not an event" in done.stderr

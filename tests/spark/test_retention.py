@@ -56,6 +56,8 @@ def test_a_lagging_query_keeps_its_segments(
     stored = Stored(spark, tmp_path, url=dsn, readerName="store", maxEventsPerTrigger=20)
     publish(db, range(30))
     stored.drain()
+    confirmed = db.execute("select waiting, lag from pgmb.reader_status").fetchall()
+    assert confirmed == [(0, None)], "all that is stored is confirmed, the last batch too"
     rotate(db)
     publish(db, range(30, 100))  # it lags behind this one
     rotate(db)

@@ -54,20 +54,21 @@ def session(master: str, conf: Sequence[str] | None) -> Generator[SparkSession]:
         for name, value in (_usual(master, folder) | settings).items():
             builder = builder.config(name, value)
         log = Path(folder) / "log"
-        with explained(log):
-            with _written_to(log):
-                started = builder.getOrCreate()
-            # The JVM that was started here, which pyspark leaves to live on as long as this process.
-            gateway: Any = started.sparkContext._gateway  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
-            try:
+        with explained(log), _written_to(log):
+            started = builder.getOrCreate()
+        # The JVM that was started here, which pyspark leaves to live on as long as this process.
+        gateway: Any = started.sparkContext._gateway  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+        try:
+            # An error of Spark asks the JVM for its text.
+            with explained(log):
                 yield started
                 started.stop()
                 gateway.shutdown()
-            finally:
-                # Whatever ended it. Workers see that it is gone, and go.
-                gateway.proc.stdin.close()
-                gateway.proc.kill()
-                gateway.proc.wait()
+        finally:
+            # Whatever ended it. Workers see that it is gone, and go.
+            gateway.proc.stdin.close()
+            gateway.proc.kill()
+            gateway.proc.wait()
 
 
 def _settings(conf: Sequence[str] | None) -> dict[str, str]:

@@ -143,6 +143,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         super().__init__(options, schema, streaming=True)
         self._frozen: dict[str, Frontier] | None = None
         self._latest: dict[str, Any] | None = None
+        self._confirmed: Offset | None = None
         self._moved_at = time.monotonic()
 
     @cached_property
@@ -170,6 +171,8 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         begun = self._shards.known(Offset.parse(start))
+        # Spark asks for the next offset when the batch up to `start` is committed; commit() comes a batch later.
+        self._confirm(begun)
         offsets: dict[str, ShardOffset] = {}
         latest: dict[str, ShardOffset] = {}
         numbers = 0
@@ -212,8 +215,9 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
             self._shards.close()
 
     def _confirm(self, offset: Offset) -> None:
-        if self._options.reader is None:
+        if self._options.reader is None or offset == self._confirmed:
             return
+        self._confirmed = offset
         for home, shard in offset.shards.items():
             self._shards[home].confirm(self._options.reader, shard.from_position)
 
