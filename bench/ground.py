@@ -26,8 +26,8 @@ SETTINGS: dict[str, str | int | float | bool] = {
     "checkpoint_timeout": "30min",
     "wal_keep_size": 0,
     "jit": "off",
-    # PostgreSQL's default. The harness allows prepared transactions, and where they are possible a receive tells its
-    # caller in a dearer way (docs/adr/0027).
+    # PostgreSQL's default. The harness allows prepared transactions, and where they are possible a receive
+    # tells its caller in a dearer way (docs/adr/0027).
     "max_prepared_transactions": 0,
 }
 

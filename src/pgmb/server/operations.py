@@ -81,8 +81,8 @@ class Operations:
     async def metrics(self, request: Request) -> Response:
         """Metrics in the format that the scraper accepts.
 
-        Keys are in the database. While it does not answer, a scraper with any key gets `pgmb_up 0` and nothing else,
-        which `/readyz` tells everybody.
+        Keys are in the database. While it does not answer, a scraper with any key gets `pgmb_up 0` and
+        nothing else, which `/readyz` tells everybody.
         """
         status, permitted = None, self._metrics_public
         try:

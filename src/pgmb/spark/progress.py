@@ -4,7 +4,7 @@ Spark's own progress has the offsets, the rows and the rates; a Python source ca
 
     from pgmb.spark.progress import log_progress
     log_progress(spark)   # then, by logger "pgmb.spark":
-    # query hourly, batch 12: 5,000 events of stream main, 8,100 per second, up to (1,"9:9:",5,9,0/A0), 12 left
+    # query hourly, batch 12: 5,000 events of stream main, 8,100 per second, up to (1,"9:9:",5,9,0), 12 left
 """
 
 from __future__ import annotations

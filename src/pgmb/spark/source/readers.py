@@ -171,7 +171,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         begun = self._shards.known(Offset.parse(start))
-        # Spark asks for the next offset when the batch up to `start` is committed; commit() comes a batch later.
+        # Spark asks for the next offset when the batch up to `start` is committed. commit() comes later.
         self._confirm(begun)
         offsets: dict[str, ShardOffset] = {}
         latest: dict[str, ShardOffset] = {}
