@@ -2,14 +2,38 @@
 
 from __future__ import annotations
 
+import collections
+import contextlib
+import graphlib
 import itertools
 import os
+import time
+from collections.abc import Generator
+from typing import Any
 
+import psycopg
 from psycopg import sql
+from psycopg.pq import ExecStatus, TransactionStatus
 
 from harness.server import Server
 
 _numbers = itertools.count(1)
+
+# After this many users a database is dropped, because deleted rows pile up in its tables.
+_USERS = 50
+# It keeps this many sessions for the next user.
+_SESSIONS = 4
+# Whatever DDL a test runs, rights included, one of these has another row afterwards.
+_CATALOGS = (
+    "pg_attribute", "pg_class", "pg_constraint", "pg_default_acl", "pg_event_trigger", "pg_extension",
+    "pg_largeobject_metadata", "pg_namespace", "pg_policy", "pg_proc", "pg_publication", "pg_rewrite",
+    "pg_sequence", "pg_trigger", "pg_type",
+)  # fmt: skip
+# `discard all` without `discard plans`: to plan the statements of pgmb's functions again is expensive.
+_FORGET = b"""
+close all; set session authorization default; reset all; deallocate all; unlisten *;
+discard sequences; discard temp; select pg_advisory_unlock_all()
+"""
 
 
 def create_database(server: Server, template: str | None = None) -> str:
@@ -32,3 +56,202 @@ def create_database(server: Server, template: str | None = None) -> str:
 def drop_database(server: Server, name: str) -> None:
     """Drops a database and whatever sessions are left in it."""
     server.admin().execute(sql.SQL("drop database if exists {} with (force)").format(sql.Identifier(name)))
+
+
+class Database:
+    """A copy of a template, with sessions in it that outlive their users."""
+
+    def __init__(self, server: Server, template: str) -> None:
+        self.server = server
+        self.name = create_database(server, template)
+        self.users = 0
+        self.since = ""
+        self._idle: list[psycopg.Connection[Any]] = []
+        self._lent: list[psycopg.Connection[Any]] = []
+        # psycopg warns of connections that are garbage before their session is closed.
+        self._former: list[psycopg.Connection[Any]] = []
+
+    @property
+    def dsn(self) -> str:
+        return self.server.dsn(self.name)
+
+    def connect(self) -> psycopg.Connection[Any]:
+        """An autocommit connection, over an earlier user's session if there is one. It need not be closed."""
+        connection: psycopg.Connection[Any]
+        if self._idle:
+            former = self._idle.pop()
+            self._former.append(former)
+            connection = psycopg.Connection(former.pgconn)
+            connection.autocommit = True
+        else:
+            connection = psycopg.connect(self.dsn, autocommit=True)
+        self._lent.append(connection)
+        return connection
+
+    def take_back(self) -> None:
+        """Ends what the users of sessions began, and forgets what they set; closes those still at work."""
+        for connection in self._lent:
+            session = connection.pgconn
+            if connection.closed:
+                continue
+            if session.transaction_status in (TransactionStatus.INTRANS, TransactionStatus.INERROR):
+                session.exec_(b"rollback")
+            if (
+                len(self._idle) < _SESSIONS
+                and session.transaction_status == TransactionStatus.IDLE
+                and session.exec_(_FORGET).status == ExecStatus.TUPLES_OK
+            ):
+                self._idle.append(connection)
+            else:
+                connection.close()
+        self._lent.clear()
+
+    def alone(self) -> bool:
+        """Whether nobody else has a session here. Those of clients that have gone are waited for."""
+        ours = [connection.info.backend_pid for connection in self._idle]
+        question = (
+            "select count(*) from pg_stat_activity where datname = %s and backend_type = 'client backend'"
+            " and not pid = any (%s)"
+        )
+        deadline = time.monotonic() + 1
+        while self.server.admin().execute(question, [self.name, ours]).fetchone() != (0,):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.005)
+        return True
+
+    def drop(self) -> None:
+        for connection in (*self._lent, *self._idle, *self._former):
+            connection.close()
+        drop_database(self.server, self.name)
+
+
+class Databases:
+    """Copies of a template, each lent to one user at a time.
+
+    The rows that a user leaves in tables of pgmb are replaced by the template's. A database in which anything
+    else has changed is dropped.
+    """
+
+    def __init__(self, server: Server, template: str) -> None:
+        self._server, self._template = server, template
+        self._free: list[Database] = []
+        self._question = ""
+        self._counts: dict[str, int] = {}
+        self._rows: dict[str, list[str]] = {}
+        self._sequences = ""
+        self._balance: collections.Counter[str] = collections.Counter()
+
+    @contextlib.contextmanager
+    def lend(self, purpose: str) -> Generator[Database]:
+        """A database for a user with this purpose. If most such users change more than rows, a new one."""
+        if self._balance[purpose] < -2:
+            database = Database(self._server, self._template)
+            try:
+                yield database
+            finally:
+                database.drop()
+            return
+        database = self._free.pop() if self._free else self._create()
+        try:
+            yield database
+            restored = self._restored(database)
+        except BaseException:
+            database.drop()
+            raise
+        if restored:
+            self._balance[purpose] += 1
+            self._free.append(database)
+        else:
+            self._balance[purpose] -= 1
+            database.drop()
+
+    def close(self) -> None:
+        while self._free:
+            self._free.pop().drop()
+
+    def _create(self) -> Database:
+        database = Database(self._server, self._template)
+        connection = database.connect()
+        if not self._question:
+            self._look(connection)
+        database.since = _transaction_id(connection)
+        database.take_back()
+        return database
+
+    def _look(self, connection: psycopg.Connection[Any]) -> None:
+        """Learns what the template has."""
+        relations = connection.execute(
+            "select oid::regclass::text, relkind = 'S' from pg_class where relkind in ('r', 'S')"
+            " and relnamespace::regnamespace::text in ('pgmb', 'pgmb_internal')"
+        ).fetchall()
+        references = connection.execute(
+            "select confrelid::regclass::text, conrelid::regclass::text from pg_constraint"
+            " where contype = 'f' and confrelid <> conrelid"
+        ).fetchall()
+        order: dict[str, set[str]] = {name: set() for name, is_sequence in relations if not is_sequence}
+        for referred, referring in references:
+            order[referred].add(referring)
+        tables = list(graphlib.TopologicalSorter(order).static_order())
+        touched = "coalesce(bool_or(age(xmin) < age('{since}'::xid)), false)"
+        name = "current_database()"
+        this = f"(select oid from pg_database where datname = {name})"
+        self._question = " union all ".join(
+            [
+                *(f"select '{table}', count(*), {touched} from {table}" for table in (*_CATALOGS, *tables)),
+                f"select 'database', count(*), {touched} from pg_database where datname = {name}",
+                f"select 'settings', count(*), false from pg_db_role_setting where setdatabase = {this}",
+                f"select 'prepared', count(*), false from pg_prepared_xacts where database = {name}",
+            ]
+        )
+        self._counts = {name: count for name, count, _ in self._ask(connection, _transaction_id(connection))}
+        for name in tables:
+            rows = connection.execute(f"select t::text from {name} t".encode())
+            values = [sql.Literal(row).as_string(connection) for (row,) in rows]
+            self._rows[name] = [
+                f"insert into {name} overriding system value select ({value}::{name}).*" for value in values
+            ]
+        places = [
+            (name, *connection.execute(f"select last_value, is_called from {name}".encode()).fetchall()[0])
+            for name, is_sequence in relations
+            if is_sequence
+        ]
+        self._sequences = "select " + ", ".join(
+            f"setval('{name}', {last}, {called})" for name, last, called in places
+        )
+
+    def _ask(self, connection: psycopg.Connection[Any], since: str) -> list[tuple[str, int, bool]]:
+        """Of every table its rows, and whether one of them was written after transaction `since`."""
+        return connection.execute(self._question.replace("{since}", since).encode(), prepare=False).fetchall()
+
+    def _restored(self, database: Database) -> bool:
+        """Whether a database is as the template again."""
+        database.users += 1
+        if database.users >= _USERS:
+            return False
+        database.take_back()
+        if not database.alone():
+            return False
+        connection = database.connect()
+        try:
+            found = self._ask(connection, database.since)
+        except psycopg.errors.UndefinedTable:
+            return False
+        changed = {name for name, count, touched in found if touched or count != self._counts[name]}
+        if not changed <= self._rows.keys():
+            return False
+        # Tables that refer to others come first; they are filled again last.
+        tables = [name for name in self._rows if name in changed]
+        statements = [self._sequences, *(f"delete from {name}" for name in tables)]
+        for name in reversed(tables):
+            statements += self._rows[name]
+        with connection.transaction():
+            connection.execute("; ".join(statements).encode(), prepare=False)
+            database.since = _transaction_id(connection)
+        database.take_back()
+        return True
+
+
+def _transaction_id(connection: psycopg.Connection[Any]) -> str:
+    ((found,),) = connection.execute("select pg_current_xact_id()::xid::text").fetchall()
+    return str(found)

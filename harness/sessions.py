@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Self, TypeAlias, cast
@@ -56,11 +56,12 @@ class Running:
 class Session:
     """One connection, autocommit (say `begin` yourself), whose statements run in a thread of its own."""
 
-    def __init__(self, name: str, dsn: str, observer: psycopg.Connection[Any]) -> None:
+    def __init__(
+        self, name: str, connection: psycopg.Connection[Any], observer: psycopg.Connection[Any]
+    ) -> None:
         self.name = name
-        self.connection: psycopg.Connection[Any] = psycopg.connect(
-            dsn, autocommit=True, application_name=name
-        )
+        self.connection = connection
+        connection.execute("select set_config('application_name', %s, false)", [name])
         self.pid = self.connection.info.backend_pid
         self._observer = observer
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"session-{name}")
@@ -99,12 +100,16 @@ class Session:
         """Ends the backend from outside, and waits until the server has no trace of it."""
         self._observer.execute("select pg_terminate_backend(%s, 10000)", [self.pid])
 
-    def close(self) -> None:
+    def cancel(self) -> None:
+        """Ends the statement under way, if there is one, and takes no other."""
         if not self.connection.closed and not self.connection.broken:
             # If the server is gone, so is what there was to cancel.
             with contextlib.suppress(psycopg.Error):
                 self.connection.cancel_safe(timeout=5)
         self._thread.shutdown(wait=True, cancel_futures=True)
+
+    def close(self) -> None:
+        self.cancel()
         self.connection.close()
 
     def _execute(self, statement: str | sql.Composable, parameters: Parameters) -> list[Row]:
@@ -116,18 +121,21 @@ class Session:
 
 
 class Sessions:
-    """Sessions by name, opened when first named: `sessions["writer"].run("begin")`."""
+    """Sessions by name, opened when first named: `sessions["writer"].run("begin")`.
 
-    def __init__(self, dsn: str) -> None:
-        self._dsn = dsn
+    They are closed in the end, unless a `connect` that keeps them is given.
+    """
+
+    def __init__(self, dsn: str, connect: Callable[[], psycopg.Connection[Any]] | None = None) -> None:
+        self._kept = connect is not None
+        self._connect = connect or (lambda: psycopg.connect(dsn, autocommit=True))
         self._sessions: dict[str, Session] = {}
-        self._observer: psycopg.Connection[Any] = psycopg.connect(
-            dsn, autocommit=True, application_name="observer"
-        )
+        self._observer = self._connect()
+        self._observer.execute("set application_name = 'observer'")
 
     def __getitem__(self, name: str) -> Session:
         if name not in self._sessions:
-            self._sessions[name] = Session(name, self._dsn, self._observer)
+            self._sessions[name] = Session(name, self._connect(), self._observer)
         return self._sessions[name]
 
     def open(self, *names: str) -> tuple[Session, ...]:
@@ -135,9 +143,12 @@ class Sessions:
 
     def close(self) -> None:
         for session in self._sessions.values():
-            session.close()
+            session.cancel()
+        if not self._kept:
+            for session in self._sessions.values():
+                session.connection.close()
+            self._observer.close()
         self._sessions.clear()
-        self._observer.close()
 
     def __enter__(self) -> Self:
         return self

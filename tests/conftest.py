@@ -1,4 +1,4 @@
-"""Servers and databases for the tests. Every test gets a database of its own."""
+"""Servers and databases for the tests. Every test finds its database as if it was new."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import psycopg
 import pytest
 
-from harness.postgres import Server, available, create_database, drop_database
+from harness.postgres import Database, Databases, Server, available, create_database, drop_database
 from harness.sessions import Sessions
 
 # Of several processes (`-n 2 --dist loadgroup`) one gets all of these: Spark is slow to start and large.
@@ -182,12 +182,51 @@ def template(server: Server) -> str:
     return name
 
 
+@pytest.fixture(scope="session")
+def databases(server: Server, template: str) -> Iterator[Databases]:
+    """Copies of the template that tests use one after the other."""
+    made = Databases(server, template)
+    yield made
+    made.close()
+
+
 @pytest.fixture
-def dsn(server: Server, template: str) -> Iterator[str]:
-    """A connection string to a fresh database with pgmb installed."""
-    name = create_database(server, template)
-    yield server.dsn(name)
-    drop_database(server, name)
+def open_connections() -> Iterator[list[psycopg.Connection[Any]]]:
+    """What `connect` opened, closed in reverse order at the end of the test, before its database is."""
+    opened: list[psycopg.Connection[Any]] = []
+    yield opened
+    _close(opened)
+
+
+@pytest.fixture
+def database(
+    request: pytest.FixtureRequest,
+    server: Server,
+    template: str,
+    databases: Databases,
+    open_connections: list[psycopg.Connection[Any]],
+) -> Iterator[Database]:
+    """The test's database with pgmb installed. Earlier tests may have left dead rows and idle sessions in it;
+    mark a test that must not find any `new_database`."""
+    if request.node.get_closest_marker("new_database"):
+        made = Database(server, template)
+        yield made
+        made.drop()
+    else:
+        with databases.lend(str(request.path)) as lent:
+            yield lent
+            _close(open_connections)
+
+
+def _close(connections: list[psycopg.Connection[Any]]) -> None:
+    while connections:
+        connections.pop().close()
+
+
+@pytest.fixture
+def dsn(database: Database) -> str:
+    """A connection string to the test's database."""
+    return database.dsn
 
 
 @pytest.fixture
@@ -199,19 +238,13 @@ def empty_dsn(server: Server) -> Iterator[str]:
 
 
 @pytest.fixture
-def open_connections() -> Iterator[list[psycopg.Connection[Any]]]:
-    """What `connect` opened, closed in reverse order at the end of the test."""
-    opened: list[psycopg.Connection[Any]] = []
-    yield opened
-    for connection in reversed(opened):
-        connection.close()
-
-
-@pytest.fixture
 def connect(request: pytest.FixtureRequest, open_connections: list[psycopg.Connection[Any]]) -> Connect:
     """`connect()` opens an autocommit connection to the test's database, `connect(dsn, **options)` any."""
 
     def opener(dsn: str | None = None, **options: Any) -> psycopg.Connection[Any]:
+        if dsn is None and not options:
+            database: Database = request.getfixturevalue("database")
+            return database.connect()
         target: str = request.getfixturevalue("dsn") if dsn is None else dsn
         connection: psycopg.Connection[Any] = psycopg.connect(target, **{"autocommit": True, **options})
         open_connections.append(connection)
@@ -221,10 +254,9 @@ def connect(request: pytest.FixtureRequest, open_connections: list[psycopg.Conne
 
 
 @pytest.fixture
-def db(dsn: str) -> Iterator[psycopg.Connection[Any]]:
+def db(database: Database) -> psycopg.Connection[Any]:
     """An autocommit connection to the test's database."""
-    with psycopg.connect(dsn, autocommit=True) as connection:
-        yield connection
+    return database.connect()
 
 
 @pytest.fixture(scope="module")
@@ -238,9 +270,9 @@ def module_db(server: Server, template: str) -> Iterator[psycopg.Connection[Any]
 
 
 @pytest.fixture
-def sessions(dsn: str) -> Iterator[Sessions]:
+def sessions(database: Database) -> Iterator[Sessions]:
     """Stepped sessions in the test's database."""
-    with Sessions(dsn) as opened:
+    with Sessions(database.dsn, database.connect) as opened:
         yield opened
 
 

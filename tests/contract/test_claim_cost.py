@@ -12,6 +12,9 @@ from typing import Any
 import psycopg
 import pytest
 
+# Costs are measured: rows that other tests left would count.
+pytestmark = pytest.mark.new_database
+
 Connection = psycopg.Connection[Any]
 
 

@@ -9,6 +9,9 @@ import pytest
 
 from tests.conftest import Connect
 
+# Costs are measured: rows that other tests left would count.
+pytestmark = pytest.mark.new_database
+
 EVENTS = 20_000
 
 

@@ -16,6 +16,9 @@ from pgmb.spark.source.shards import ShardLog
 from pgmb.types import Position
 from tests.conftest import Connect
 
+# Costs are measured: rows that other tests left would count.
+pytestmark = pytest.mark.new_database
+
 Db = psycopg.Connection[Any]
 
 

@@ -12,6 +12,9 @@ import pgmb
 from tests.conftest import Connect
 from tests.contract.cast import Cast
 
+# Costs are measured: rows that other tests left would count.
+pytestmark = pytest.mark.new_database
+
 DB = psycopg.Connection[Any]
 
 

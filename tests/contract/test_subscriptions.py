@@ -178,6 +178,7 @@ def test_a_condition_on_the_whole_event_sees_it(db: psycopg.Connection[Any]) -> 
     assert received(db) == [({"n": 1}, found)]
 
 
+@pytest.mark.new_database
 @pytest.mark.parametrize("count", [1_000])
 def test_many_params_of_one_condition_are_found_by_the_index(
     db: psycopg.Connection[Any], connect: Connect, count: int

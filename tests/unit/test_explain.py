@@ -15,6 +15,9 @@ import psycopg
 import pytest
 from psycopg.errors import Diagnostic
 
+# Costs are measured: rows that other tests left would count.
+pytestmark = pytest.mark.new_database
+
 Plan = dict[str, Any]
 
 HOT = re.compile(r"^(segment_\d+_\d+|claim|retry|delayed|settlement|generation|shortened)$")

@@ -7,14 +7,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psycopg
 import pytest
 
 from harness import processes
-from harness.databases import create_database, drop_database
+from harness.databases import Databases, create_database, drop_database
 from harness.pgbouncer import PgBouncer
 from harness.server import Server
 from harness.sessions import Sessions
@@ -191,6 +191,69 @@ def test_a_stepped_session_that_still_waits_is_closed(empty_dsn: str) -> None:
     with Sessions(empty_dsn) as sessions:
         sessions["holder"].run("select pg_advisory_lock(1)")
         sessions["waiter"].start("select pg_advisory_lock(1)").blocked()
+
+
+@pytest.fixture
+def lending(server: Server, template: str) -> Iterator[Databases]:
+    made = Databases(server, template)
+    yield made
+    made.close()
+
+
+def test_a_database_is_lent_again_as_it_was(lending: Databases) -> None:
+    contents = "select (select count(*) from pgmb.queue), nextval('pgmb.seq_main')"
+    with lending.lend("test") as first:
+        before = first.connect().execute(contents).fetchall()
+        used, other = first.connect(), first.connect()
+        used.execute("select pgmb.create_queue('q'), pgmb.publish('t', '1')")
+        used.execute("update pgmb.stream set rotate_every = '1 day'")
+        used.execute(
+            "set statement_timeout = '1min'; prepare p as select 1; listen x; select pg_advisory_lock(1)"
+        )
+        other.execute("begin; select from pgmb.queue for update")
+        pids = {used.info.backend_pid, other.info.backend_pid}
+    with lending.lend("test") as again:
+        assert again.name == first.name
+        kept = [again.connect() for _ in range(3)]
+        assert kept[0].execute(contents).fetchall() == before
+        assert kept[0].execute("select rotate_every = '1 day' from pgmb.stream").fetchall() == [(False,)]
+        assert pids < {connection.info.backend_pid for connection in kept}
+        for connection in kept:
+            assert connection.autocommit
+            assert connection.execute("show statement_timeout").fetchall() == [("0",)]
+            left = "select name from pg_prepared_statements union select pg_listening_channels()"
+            assert connection.execute(left).fetchall() == []
+        locks = "select count(*) from pg_locks where locktype = 'advisory'"
+        assert kept[0].execute(locks).fetchall() == [(0,)]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "create table t ()",
+        "create or replace function pgmb.tick() returns int language sql as 'select 1'",
+        "grant select on pgmb.queue to pgmb_publisher",
+        "grant select (name) on pgmb.queue to pgmb_publisher",
+        "select pgmb.create_stream('s')",
+        "select pgmb.rotate()",
+        "drop view pgmb.workers",
+        "drop schema pgmb cascade",
+        "do $$ begin execute format('alter database %I set work_mem = 64', current_database()); end $$",
+    ],
+)
+def test_a_database_that_has_changed_is_not_lent_again(lending: Databases, change: str) -> None:
+    with lending.lend("test") as first:
+        first.connect().execute(change.encode())
+    with lending.lend("another") as second:
+        assert second.name != first.name
+
+
+def test_a_database_with_a_session_of_somebody_is_not_lent_again(lending: Databases) -> None:
+    with lending.lend("test") as first:
+        stays = psycopg.connect(first.dsn)
+    with lending.lend("another") as second:
+        assert second.name != first.name
+    stays.close()
 
 
 def test_split_leaves_no_test_out() -> None:
