@@ -18,6 +18,7 @@ from pgmb import cli
 
 # Typer builds all commands at every call, a tenth of a second; a process calls it once, a test many times.
 _commands = functools.cache(typer.main.get_command)
+_asked = functools.cache(cli._asked)
 
 
 class Outcome(NamedTuple):
@@ -50,6 +51,7 @@ def run(
         monkeypatch.setattr(sys, "argv", ["pgmb", *arguments])
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin or b"")))
         monkeypatch.setattr(typer.main, "get_command", _commands)
+        monkeypatch.setattr(cli, "_asked", _asked)
         capsys.readouterr()
         code: Any = 0
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 import re
@@ -92,7 +93,7 @@ def main() -> None:
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
-        app(prog_name="pgmb")
+        _asked(*sys.argv[1:2])(prog_name="pgmb")
     except PgmbError as error:
         output.fail(str(error), error.hint)
     except (psycopg.Error, PoolTimeout) as error:
@@ -107,6 +108,20 @@ def main() -> None:
         sys.exit(1)
     except OSError as error:
         output.fail(str(error), None)
+
+
+def _asked(name: str = "") -> typer.Typer:
+    """The app with the named command alone, because Typer builds every command that an app has at each start.
+    The whole app if there is no such command, or if a shell asks for completions."""
+    chosen = copy.copy(app)
+    chosen.registered_groups = [group for group in app.registered_groups if group.name == name]
+    chosen.registered_commands = [
+        command
+        for command in app.registered_commands
+        if command.callback and name == (command.name or command.callback.__name__)
+    ]
+    found = chosen.registered_groups or chosen.registered_commands
+    return chosen if found and "_PGMB_COMPLETE" not in os.environ else app
 
 
 def _open_closed_streams() -> None:
