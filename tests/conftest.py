@@ -39,6 +39,7 @@ _ONE_IS_ENOUGH = {
     "readmes": 18,
     "server": 18,
     "spark": 18,
+    "telemetry": 15,
     "testing": 18,
     "webhooks": 18,
 }

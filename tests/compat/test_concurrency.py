@@ -108,7 +108,7 @@ def test_every_message_is_removed_once(dsn: str, ours: psycopg.Connection[Any]) 
     seed = random.randrange(1 << 30)
     workers = [Worker(dsn, seed + n, stop) for n in range(5)]
     sent: list[list[int]] = [[], []]
-    senders = [threading.Thread(target=send, args=(dsn, seed + n, 600, mine)) for n, mine in enumerate(sent)]
+    senders = [threading.Thread(target=send, args=(dsn, seed + n, 200, mine)) for n, mine in enumerate(sent)]
     try:
         for thread in (*workers, *senders):
             thread.start()

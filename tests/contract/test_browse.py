@@ -12,6 +12,9 @@ from psycopg import errors
 
 from tests.contract.cast import Cast
 
+# Costs are measured: rows that other tests left would count.
+pytestmark = pytest.mark.new_database
+
 DB = psycopg.Connection[Any]
 
 
@@ -104,6 +107,7 @@ def test_a_long_payload_comes_by_its_beginning(db: DB) -> None:
     assert whole == 100_002
 
 
+@pytest.mark.slow
 def test_what_a_search_costs_does_not_grow_with_the_log(db: DB) -> None:
     def blocks() -> int:
         statement = "select pgmb.browse(topic => 'nothing', look => 500)"

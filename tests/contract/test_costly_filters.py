@@ -118,6 +118,7 @@ def test_readers_do_not_subscribe_to_what_feeds_endpoints(db: psycopg.Connection
     assert db.execute("select count(*) from pgmb.subscription").fetchone() == (2,)
 
 
+@pytest.mark.slow
 def test_a_tail_with_a_filter_that_takes_too_long_ends(dsn: str) -> None:
     with pgmb.connect(dsn) as broker:
         broker.publish("t", {"a": 2})

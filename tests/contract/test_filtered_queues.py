@@ -206,6 +206,7 @@ def test_a_failing_filter_is_no_trouble_to_status_or_to_others(
     assert db.execute("select count(*) from pgmb.receive('q')").fetchall() == [(6,)]
 
 
+@pytest.mark.slow
 def test_a_condition_that_is_slow_but_ends_moves_on(db: psycopg.Connection[Any]) -> None:
     """All events would not fit into the timeout: each call does what it can, and none fails."""
     slow = " + ".join(["factorial(400 + e.seq % 2)"] * 10)

@@ -43,6 +43,7 @@ def at_once(work: Callable[[str], object], targets: list[str]) -> list[BaseExcep
     return errors
 
 
+@pytest.mark.slow
 def test_twenty_installs_into_one_empty_database_all_succeed(empty_dsn: str, dsn: str) -> None:
     assert at_once(schema.install, [empty_dsn] * 20) == []
     with psycopg.connect(empty_dsn) as many, psycopg.connect(dsn) as once:
@@ -50,6 +51,7 @@ def test_twenty_installs_into_one_empty_database_all_succeed(empty_dsn: str, dsn
         many.execute("select pgmb.publish('t', '1')")
 
 
+@pytest.mark.slow
 def test_installs_into_five_databases_at_once_all_succeed(fresh_server: Any) -> None:
     """On a server of its own, where the roles, which databases share, do not exist yet."""
     server: Server = fresh_server()
