@@ -452,3 +452,16 @@ def test_connections_over_a_network_without_tls() -> None:
     assert list(security._tls(look({**far, "remote": None}))) == []
     (others,) = security._tls(look({**far, "remote": None, "plain": 3}))
     assert "3 other connections" in others.message
+
+
+def test_streams_that_keep_events_for_longer_than_they_should(db: psycopg.Connection[Any]) -> None:
+    assert checked(db, "retention").level is Level.OK
+    db.execute("select pgmb.create_queue('forgotten')")
+    db.execute("select pgmb.publish('t', '1')")
+    db.execute("select pgmb.rotate()")
+    db.execute("select pgmb.maintain()")
+    db.execute("update pgmb.segment set last_published_at = last_published_at - interval '9 days'")
+    held = problems(db, Limits())["retention"]
+    assert "stream main keeps events for 2 d longer than its 7 d" in held.message
+    db.execute("select pgmb.alter_stream('main', keep_for => '-1 s')")
+    assert checked(db, "retention").level is Level.NOTE

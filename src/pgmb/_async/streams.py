@@ -22,7 +22,8 @@ class AsyncStreams(AsyncCalls):
     ) -> None:
         """Create a stream; nothing happens when it exists.
 
-        By default its segments rotate every hour or 50 million events, and are never deleted.
+        By default its segments rotate every hour or 50 million events, and are dropped after 7 days, once
+        every queue and durable reader has passed them. A negative `keep_for` keeps them without limit.
         """
         await self._value(
             call(
@@ -48,7 +49,7 @@ class AsyncStreams(AsyncCalls):
         archive: bool | None = None,
         conn: AsyncConnectionLike | None = None,
     ) -> None:
-        """Change how a stream rotates and what it keeps. None leaves a setting as it is."""
+        """Change how a stream rotates and what it keeps. None leaves a setting, a negative value disables it."""
         await self._value(
             call(
                 "alter_stream",

@@ -23,7 +23,8 @@ class Streams(Calls):
     ) -> None:
         """Create a stream; nothing happens when it exists.
 
-        By default its segments rotate every hour or 50 million events, and are never deleted.
+        By default its segments rotate every hour or 50 million events, and are dropped after 7 days, once
+        every queue and durable reader has passed them. A negative `keep_for` keeps them without limit.
         """
         self._value(
             call(
@@ -49,7 +50,7 @@ class Streams(Calls):
         archive: bool | None = None,
         conn: ConnectionLike | None = None,
     ) -> None:
-        """Change how a stream rotates and what it keeps. None leaves a setting as it is."""
+        """Change how a stream rotates and what it keeps. None leaves a setting, a negative value disables it."""
         self._value(
             call(
                 "alter_stream",

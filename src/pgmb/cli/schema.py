@@ -45,6 +45,9 @@ def install(dsn: Dsn = "", compat: Compat = None) -> None:
         output.line(f"Schema pgmb is at version {schema.VERSION}; its functions were applied again.")
     elif before is None:
         output.line(f"Installed schema pgmb, version {schema.VERSION}.")
+        output.line(
+            "Events are kept for 7 days, unread ones longer: `pgmb streams alter main --keep-for …` changes it."
+        )
     else:
         output.line(f"Upgraded schema pgmb from version {before} to {schema.VERSION}.")
     for name in compat or ():

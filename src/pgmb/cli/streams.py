@@ -29,7 +29,9 @@ RotateEvents: TypeAlias = Annotated[int | None, typer.Option(help="Or after this
 KeepFor: TypeAlias = Annotated[
     timedelta | None,
     typer.Option(
-        parser=durations.parse_or_off, metavar="DURATION|off", help="Drop segments older than this."
+        parser=durations.parse_or_off,
+        metavar="DURATION|off",
+        help="Drop segments older than this. [default of a new stream: 7d]",
     ),
 ]
 DropUnread: TypeAlias = Annotated[
@@ -93,7 +95,7 @@ def create(
             name,
             rotate_every=rotate_every,
             rotate_events=rotate_events,
-            keep_for=None if keep_for == durations.OFF else keep_for,
+            keep_for=keep_for,
             drop_unread=bool(drop_unread),
             archive=bool(archive),
         )

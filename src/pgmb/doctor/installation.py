@@ -22,17 +22,16 @@ def _schema(look: Look) -> Iterable[Verdict]:
 
 
 def _version(look: Look) -> Iterable[Verdict]:
-    found = look.rows[0]["version"] if look.rows else None
+    found: int | None = look.rows[0]["version"] if look.rows else None
+    newer = found is not None and found > schema.VERSION
     if found == schema.VERSION:
         yield ok(f"version {found}")
     elif schema.works_with(found):
-        newer = found > schema.VERSION
         yield warn(
             f"schema pgmb is at version {found}, this package installs {schema.VERSION}",
             "Upgrade the pgmb package everywhere." if newer else "pgmb upgrade",
         )
     else:
-        newer = found is not None and found > schema.VERSION
         yield fail(
             f"schema pgmb is at version {found}, this package works with {schema.VERSION}",
             "Upgrade the pgmb package." if newer else "pgmb upgrade",

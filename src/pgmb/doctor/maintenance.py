@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from pgmb.doctor.finding import Check, Look, Verdict, ago, warn
+from pgmb.doctor.finding import Check, Look, Verdict, ago, note, warn
 
 _SERVE = "Run `pgmb serve`, or select pgmb.maintain(); every few seconds."
 
@@ -48,6 +48,22 @@ def _archive(look: Look) -> Iterable[Verdict]:
             )
 
 
+def _retention(look: Look) -> Iterable[Verdict]:
+    for row in look.rows:
+        stream, keep_for, late = row["stream"], row["keep_for"], row["overkept_for"]
+        if keep_for is None:
+            yield note(
+                f"stream {stream} keeps events without limit",
+                f"pgmb streams alter {stream} --keep-for 7d",
+            )
+        elif late is not None and late > look.limits.held_for:
+            yield warn(
+                f"stream {stream} keeps events for {ago(late)} longer than its {ago(keep_for)}:"
+                " a queue or reader has not passed them, or no janitor runs",
+                "See `pgmb status`; drop queues without consumers, forget readers that will not return.",
+            )
+
+
 def _delayed(look: Look) -> Iterable[Verdict]:
     for row in look.rows:
         waiting = row["overdue_for"]
@@ -83,6 +99,7 @@ CHECKS = (
     Check("janitor", "rotation and clearing are up to date", _STANDING, _janitor),
     Check("segments", "closed segments are sealed", _HEALTH, _segments),
     Check("archive", "sealed segments are archived where the stream says so", _HEALTH, _archive),
+    Check("retention", "no stream keeps events for longer than it should", _HEALTH, _retention),
     Check("delayed events", "none overdue", _HEALTH, _delayed),
     Check("schedules", "none late", _LATE, _schedules),
 )

@@ -45,6 +45,7 @@ class CreateStream(Given):
     rotate_every: Duration | None = None
     rotate_events: Number | None = None
     keep_for: Duration | None = None
+    """By default 7 days. Unread events are kept longer, unless drop_unread is true."""
     drop_unread: bool = False
     archive: bool = False
 

@@ -22,11 +22,12 @@ end $$;
 
 -- Creates a stream: its log pgmb.log_<name>, its sequence pgmb.seq_<name> and the first segments.
 -- Does nothing when it exists. rotate_every / rotate_events: when maintain() opens a new segment.
--- keep_for: how long sealed segments are kept (null: for ever); drop_unread: even if a durable reader has
--- not passed them; archive: not before the archive has confirmed them.
+-- keep_for: how long sealed segments are kept after the last queue and durable reader has passed them (null or a
+-- negative value: without limit); drop_unread: even if one has not passed them; archive: not before the archive has
+-- confirmed them.
 create or replace function pgmb.create_stream(
   name text, rotate_every interval default '1 hour', rotate_events bigint default 50000000,
-  keep_for interval default null, drop_unread boolean default false, archive boolean default false
+  keep_for interval default '7 days', drop_unread boolean default false, archive boolean default false
 )
 returns void
 language plpgsql security definer
@@ -48,7 +49,8 @@ begin
   end if;
   insert into pgmb.stream (name, salt, rotate_every, rotate_events, keep_for, drop_unread, archive)
   values (create_stream.name, ('x' || substr(md5(gen_random_uuid()::text), 1, 16))::bit(64)::bigint & 4611686018427387903,
-    create_stream.rotate_every, create_stream.rotate_events, create_stream.keep_for,
+    create_stream.rotate_every, create_stream.rotate_events,
+    case when create_stream.keep_for >= '0 s' then create_stream.keep_for end,
     create_stream.drop_unread, create_stream.archive)
   on conflict do nothing
   returning * into made;
@@ -81,7 +83,7 @@ begin
 end $$;
 
 -- Changes how a stream rotates and what it keeps. Null leaves a setting as it is; a negative value switches
--- it off: keep_for => '-1 s' keeps for ever.
+-- it off: keep_for => '-1 s' keeps events without limit.
 create or replace function pgmb.alter_stream(
   name text, rotate_every interval default null, rotate_events bigint default null,
   keep_for interval default null, drop_unread boolean default null, archive boolean default null

@@ -13,10 +13,11 @@ begin
 end $$;
 
 -- Every stream: for how long segments wait to be sealed and archived, rotation is due and events with a delay
--- are due; how many numbers were drawn since the last tick, and since when.
+-- are due; how many numbers were drawn since the last tick, and since when; for how long events are kept beyond keep_for.
 create or replace function pgmb.stream_health(
   out stream text, out unsealed_for interval, out unarchived_for interval, out unrotated_for interval,
-  out overdue bigint, out overdue_for interval, out unticked bigint, out unticked_for interval
+  out overdue bigint, out overdue_for interval, out unticked bigint, out unticked_for interval,
+  out keep_for interval, out overkept_for interval
 )
 returns setof record
 language plpgsql security definer
@@ -30,11 +31,13 @@ begin
   perform pgmb_internal.assert_admin();
   for s in select * from pgmb.stream order by name loop
     stream := s.name;
+    keep_for := s.keep_for;
     last := pgmb_internal.last_seq(s.name);
     select clock_timestamp() - min(g.closed_at) filter (where g.sealed_at is null),
       clock_timestamp() - min(g.sealed_at) filter (where s.archive and g.archived_at is null),
-      clock_timestamp() - (coalesce(max(g.closed_at), s.created_at) + s.rotate_every)
-    into unsealed_for, unarchived_for, unrotated_for
+      clock_timestamp() - (coalesce(max(g.closed_at), s.created_at) + s.rotate_every),
+      clock_timestamp() - (min(coalesce(g.last_published_at, g.closed_at)) filter (where g.sealed_at is not null) + s.keep_for)
+    into unsealed_for, unarchived_for, unrotated_for, overkept_for
     from pgmb.segment g where g.stream = s.id and g.closed_at is not null and g.dropped_at is null;
     -- An empty segment stays open.
     unrotated_for := case when unrotated_for > '0 s' and last & 1099511627775 > 0 then unrotated_for end;
