@@ -35,6 +35,25 @@ close all; set session authorization default; reset all; deallocate all; unliste
 discard sequences; discard temp; select pg_advisory_unlock_all()
 """
 
+# Drops the relations that are newer than the one with this oid.
+_DROP = """
+do $$
+declare
+  made record;
+begin
+  for made in
+    select c.oid, case c.relkind when 'v' then 'view' when 'S' then 'sequence' else 'table' end as kind
+    from pg_class c where c.oid > {newest} and c.relkind in ('r', 'p', 'v', 'S')
+    and not exists (select from pg_depend d where d.classid = 'pg_class'::regclass and d.objid = c.oid
+      and d.refclassid = 'pg_class'::regclass and d.refobjid <> c.oid and d.deptype in ('a', 'i'))
+  loop
+    if exists (select from pg_class c where c.oid = made.oid) then
+      execute format('drop %s %s cascade', made.kind, made.oid::regclass);
+    end if;
+  end loop;
+end $$
+"""
+
 
 def create_database(server: Server, template: str | None = None) -> str:
     """A new database with a name of its own, copied from `template` if one is given.
@@ -129,8 +148,8 @@ class Database:
 class Databases:
     """Copies of a template, each lent to one user at a time.
 
-    The rows that a user leaves in tables of pgmb are replaced by the template's. A database in which anything
-    else has changed is dropped.
+    The rows that a user leaves in tables of pgmb are replaced by the template's; new tables and views are
+    dropped. A database in which anything else has changed is dropped itself.
     """
 
     def __init__(self, server: Server, template: str) -> None:
@@ -140,6 +159,7 @@ class Databases:
         self._counts: dict[str, int] = {}
         self._rows: dict[str, list[str]] = {}
         self._sequences = ""
+        self._drop = b""
         self._balance: collections.Counter[str] = collections.Counter()
 
     @contextlib.contextmanager
@@ -181,6 +201,8 @@ class Databases:
 
     def _look(self, connection: psycopg.Connection[Any]) -> None:
         """Learns what the template has."""
+        ((newest,),) = connection.execute("select max(oid)::bigint from pg_class").fetchall()
+        self._drop = _DROP.format(newest=newest).encode()
         relations = connection.execute(
             "select oid::regclass::text, relkind = 'S' from pg_class where relkind in ('r', 'S')"
             " and relnamespace::regnamespace::text in ('pgmb', 'pgmb_internal')"
@@ -224,6 +246,11 @@ class Databases:
         """Of every table its rows, and whether one of them was written after transaction `since`."""
         return connection.execute(self._question.replace("{since}", since).encode(), prepare=False).fetchall()
 
+    def _changed(self, connection: psycopg.Connection[Any], since: str) -> set[str]:
+        """The tables that are not as they were when transaction `since` ended."""
+        found = self._ask(connection, since)
+        return {name for name, count, touched in found if touched or count != self._counts[name]}
+
     def _restored(self, database: Database) -> bool:
         """Whether a database is as the template again."""
         database.users += 1
@@ -234,10 +261,12 @@ class Databases:
             return False
         connection = database.connect()
         try:
-            found = self._ask(connection, database.since)
+            changed = self._changed(connection, database.since)
+            if not changed <= self._rows.keys():
+                connection.execute(self._drop)
+                changed = self._changed(connection, database.since)
         except psycopg.errors.UndefinedTable:
             return False
-        changed = {name for name, count, touched in found if touched or count != self._counts[name]}
         if not changed <= self._rows.keys():
             return False
         # Tables that refer to others come first; they are filled again last.

@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -43,7 +42,7 @@ def fetch(port: int) -> Samples:
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer:
             return parsed(answer.read().decode())
-    except urllib.error.URLError:
+    except OSError:
         return {}
 
 

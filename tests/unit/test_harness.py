@@ -206,6 +206,7 @@ def test_a_database_is_lent_again_as_it_was(lending: Databases) -> None:
         before = first.connect().execute(contents).fetchall()
         used, other = first.connect(), first.connect()
         used.execute("select pgmb.create_queue('q'), pgmb.publish('t', '1')")
+        used.execute("create table t (id int primary key); create view v as select * from t")
         used.execute("update pgmb.stream set rotate_every = '1 day'")
         used.execute(
             "set statement_timeout = '1min'; prepare p as select 1; listen x; select pg_advisory_lock(1)"
@@ -216,6 +217,7 @@ def test_a_database_is_lent_again_as_it_was(lending: Databases) -> None:
         assert again.name == first.name
         kept = [again.connect() for _ in range(3)]
         assert kept[0].execute(contents).fetchall() == before
+        assert kept[0].execute("select to_regclass('t'), to_regclass('v')").fetchall() == [(None, None)]
         assert kept[0].execute("select rotate_every = '1 day' from pgmb.stream").fetchall() == [(False,)]
         assert pids < {connection.info.backend_pid for connection in kept}
         for connection in kept:
@@ -230,7 +232,7 @@ def test_a_database_is_lent_again_as_it_was(lending: Databases) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        "create table t ()",
+        "create function f() returns int language sql as 'select 1'",
         "create or replace function pgmb.tick() returns int language sql as 'select 1'",
         "grant select on pgmb.queue to pgmb_publisher",
         "grant select (name) on pgmb.queue to pgmb_publisher",
