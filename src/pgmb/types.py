@@ -157,7 +157,7 @@ class Position(msgspec.Struct, frozen=True):
         found = _POSITION.fullmatch(text)
         if found is None:
             raise ValueError(
-                f"not a position: {text!r}; expected (epoch,stream,tick,proof,snapshot,seq,next)"
+                f"invalid position: {text!r}; expected (epoch,stream,tick,proof,snapshot,seq,next)"
                 " as pgmb.position() returns it"
             )
         epoch, stream, tick, proof, snapshot, seq, following = found.groups()

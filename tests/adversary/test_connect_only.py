@@ -45,7 +45,7 @@ ATTEMPTS = [
     "select * from pgmb.queue",
     "select * from pgmb.stream",
     "select * from pgmb.api_key",
-    "select * from pgmb.pass",
+    "select * from pgmb.access_token",
     "select * from pgmb.audit",
     "select * from pgmb.endpoint",
     "select * from pgmb.endpoint_secret",

@@ -52,5 +52,5 @@ async def test_a_role_that_may_not_leaves_schedules_as_they_are(
 
     app.every("* * * * *", "clock.tick")
     async with working(app):
-        await until(lambda: "schedules are left as they are" in caplog.text)
+        await until(lambda: "using the existing schedules" in caplog.text)
     assert db.execute("select count(*) from pgmb.schedule").fetchone() == (0,)

@@ -92,7 +92,7 @@ def test_a_role_that_may_only_publish_publishes(dsn: str, db: psycopg.Connection
 
 def test_on_without_parentheses_is_refused() -> None:
     app = pgmb.App("")
-    with pytest.raises(pgmb.InvalidArgument, match="not a pattern") as refused:
+    with pytest.raises(pgmb.InvalidArgument, match="invalid pattern") as refused:
         app.on(print)  # type: ignore[call-overload]
     assert refused.value.hint == 'Name the topics: @app.on("order.*").'
 

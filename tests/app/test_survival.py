@@ -50,7 +50,7 @@ async def test_a_server_restart_at_work_and_at_rest(
     stop.set()
     await task
     # One line a failed call, with pauses that grow: not a busy loop.
-    assert 1 <= sum("again in" in record.message for record in caplog.records) < 60
+    assert 1 <= sum("retrying in" in record.message for record in caplog.records) < 60
     with pgmb.connect(dsn) as broker:
         assert broker.dead_letters("q") == []
 

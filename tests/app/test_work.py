@@ -118,7 +118,7 @@ def test_a_second_signal_ends_it_at_once(workers: Workers, dsn: str) -> None:
         with workers.running() as process:
             until_true(lambda: workers.lines("tried.txt"))
             process.send_signal(signal.SIGINT)
-            until_true(lambda: "SIGINT: finishing" in workers.logged())
+            until_true(lambda: "SIGINT: waiting for running handlers" in workers.logged())
             process.send_signal(signal.SIGINT)
             assert process.wait(20) == 128 + signal.SIGINT
 
@@ -130,7 +130,7 @@ def test_a_parent_passes_signals_on_and_restarts_who_dies(workers: Workers, dsn:
         assert len(children) == 2
         children[0].kill()
         until_true(lambda: workers.logged().count("working on q") == 3)
-        assert "ended (SIGKILL); again in" in workers.logged()
+        assert "ended (SIGKILL); restarting in" in workers.logged()
         broker.publish("a", {"kind": "fine", "number": 5})
         until_true(lambda: workers.lines() == ["5"])
         family = psutil.Process(parent.pid).children()

@@ -105,7 +105,7 @@ def test_a_key_is_made(done: Done, run: Run, monkeypatch: pytest.MonkeyPatch) ->
 
 REFUSED = [
     (("show", "none"), 1, "does not exist"),
-    (("create", "hook", "ftp://x/"), 1, "not a URL"),
+    (("create", "hook", "ftp://x/"), 1, "invalid endpoint URL"),
     (("create", "hook", URL, "--retry-after", "soon"), 2, "not a duration"),
     (("create", "hook", URL, "--metadata", "{"), 2, "not JSON"),
     (("create", "hook", URL, "--header", "secret"), 1, "not a header"),

@@ -17,7 +17,7 @@ def test_a_key_from_its_making_to_its_end(done: Done, run: Run, db: psycopg.Conn
     made = run("keys", "create", "ci", "--scope", "publish:main", "--scope", "consume:*", "--expires", "30d")
     key = made.out.strip()
     assert (made.code, key.startswith("pgmb_key_"), len(key)) == (0, True, 52)
-    assert "shown this once" in made.err
+    assert "cannot be shown again" in made.err
     assert key not in made.err
     (row,) = db.execute("select name, scopes, expires_at - created_at from pgmb.api_key").fetchall()
     assert row[:2] == ("ci", ["publish:main", "consume:*"])
@@ -49,7 +49,7 @@ def test_a_key_from_its_making_to_its_end(done: Done, run: Run, db: psycopg.Conn
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("create", "k", "--scope", "everything"), "not a scope: 'everything'"),
+        (("create", "k", "--scope", "everything"), "invalid scope: 'everything'"),
         (("create", "", "--scope", "inspect"), "name"),
         (("create", "k", "--scope", "inspect", "--expires", "soon"), "not a duration"),
         (("create", "k"), "--scope"),
@@ -67,7 +67,7 @@ def test_a_name_that_is_taken_is_refused(run: Run) -> None:
     assert run("keys", "create", "k", "--scope", "inspect").code == 0
     again = run("keys", "create", "k", "--scope", "operate")
     assert (again.code, again.out) == (1, "")
-    assert "there is a key 'k'" in again.err
+    assert "API key 'k'" in again.err
     assert len(run("audit", "--json").json) == 1
 
 

@@ -41,7 +41,7 @@ def test_a_schedule_from_its_creation_to_its_end(done: Done, run: Run) -> None:
         (("create", "s", "soon", "t"), "not a cron expression: 'soon'"),
         (("create", "s", "* * * * *", "t", "--timezone", "Mars"), "not a time zone: 'Mars'"),
         (("create", "s", "* * * * *", "t", "{"), "json"),
-        (("create", "s", "* * * * *", "t", "--headers", "[1]"), "headers of a schedule are array"),
+        (("create", "s", "* * * * *", "t", "--headers", "[1]"), "headers must be an object, got array"),
         (("pause", "none"), "schedule 'none' does not exist"),
         (("resume", "none"), "schedule 'none' does not exist"),
     ],

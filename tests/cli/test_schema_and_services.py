@@ -117,3 +117,23 @@ def test_services_run_until_they_are_interrupted(dsn: str, command: list[str]) -
     finally:
         process.kill()
         process.communicate()
+
+
+def test_serve_names_the_services_that_are_not_installed(dsn: str) -> None:
+    hidden = "import sys; sys.modules.update(aiohttp=None, uvicorn=None); from pgmb.cli import main; main()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", hidden, "serve", "--dsn", dsn],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == "Serving janitor, scheduler, ticker.\n"
+        said = process.stderr.readline() + process.stderr.readline()
+        assert "dispatcher is not installed: pip install 'pgmb[webhooks]'" in said
+        assert "http is not installed: pip install 'pgmb[server]'" in said
+    finally:
+        process.kill()
+        process.communicate()

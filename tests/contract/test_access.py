@@ -60,14 +60,16 @@ def test_an_expired_key_is_not_found_and_gives_no_pass(db: psycopg.Connection[An
         KEY,
     )
     assert one(db, "select count(*) from pgmb.find_api_key(%s)", KEY) == 0
-    given = one(db, "select pgmb.give_pass(%s, 'ticket', %s, '{operate}', '1 minute')", made, TICKET)
+    given = one(
+        db, "select pgmb.create_access_token(%s, 'ticket', %s, '{operate}', '1 minute')", made, TICKET
+    )
     assert given is False
 
 
 def test_a_pass_ends_with_its_key_at_the_latest(db: psycopg.Connection[Any]) -> None:
     made = create(db)
     db.execute("update pgmb.api_key set expires_at = clock_timestamp() + interval '1 minute'")
-    assert one(db, "select pgmb.give_pass(%s, 'session', %s, '{inspect}', '1 day')", made, OTHER)
+    assert one(db, "select pgmb.create_access_token(%s, 'session', %s, '{inspect}', '1 day')", made, OTHER)
     found = one(
         db,
         "select s.name, s.scopes, s.expires_at = k.expires_at from pgmb.find_session(%s) s, pgmb.api_key k",
@@ -75,13 +77,13 @@ def test_a_pass_ends_with_its_key_at_the_latest(db: psycopg.Connection[Any]) -> 
     )
     assert found == ("k", ["inspect"], True)
     assert one(db, "select pgmb.drop_api_key('k')")
-    assert one(db, "select count(*) from pgmb.pass") == 0
+    assert one(db, "select count(*) from pgmb.access_token") == 0
     assert one(db, "select pgmb.drop_api_key('k')") is False
 
 
 def test_a_pass_is_of_its_kind(db: psycopg.Connection[Any]) -> None:
     made = create(db)
-    give = "select pgmb.give_pass(%s, %s, %s, %s::text[], '1 minute')"
+    give = "select pgmb.create_access_token(%s, %s, %s, %s::text[], '1 minute')"
     assert one(db, give, made, "session", OTHER, "{operate}")
     assert one(db, give, made, "ticket", TICKET, "{operate}")
     assert one(db, "select count(*) from pgmb.take_ticket(%s)", OTHER) == 0
@@ -100,13 +102,13 @@ def test_a_pass_is_of_its_kind(db: psycopg.Connection[Any]) -> None:
 
 def test_a_ticket_that_is_over_is_worth_nothing(db: psycopg.Connection[Any]) -> None:
     made = create(db)
-    one(db, "select pgmb.give_pass(%s, 'ticket', %s, '{operate}', '-1 second')", made, TICKET)
+    one(db, "select pgmb.create_access_token(%s, 'ticket', %s, '{operate}', '-1 second')", made, TICKET)
     assert one(db, "select count(*) from pgmb.take_ticket(%s)", TICKET) == 0
 
 
 def test_of_several_takers_of_a_ticket_one_gets_it(db: psycopg.Connection[Any], connect: Connect) -> None:
     made = create(db)
-    one(db, "select pgmb.give_pass(%s, 'ticket', %s, '{operate}', '1 minute')", made, TICKET)
+    one(db, "select pgmb.create_access_token(%s, 'ticket', %s, '{operate}', '1 minute')", made, TICKET)
     together = threading.Barrier(6)
     taken: list[int] = []
 
@@ -124,13 +126,13 @@ def test_of_several_takers_of_a_ticket_one_gets_it(db: psycopg.Connection[Any], 
 
 def test_what_is_over_is_cleared_with_the_audit_of_long_ago(db: psycopg.Connection[Any]) -> None:
     made = create(db)
-    one(db, "select pgmb.give_pass(%s, 'ticket', %s, '{operate}', '-1 second')", made, TICKET)
-    one(db, "select pgmb.give_pass(%s, 'session', %s, '{operate}', '1 day')", made, OTHER)
+    one(db, "select pgmb.create_access_token(%s, 'ticket', %s, '{operate}', '-1 second')", made, TICKET)
+    one(db, "select pgmb.create_access_token(%s, 'session', %s, '{operate}', '1 day')", made, OTHER)
     one(db, "select pgmb.record('key:k', 'pause', 'q', '{\"reason\": \"x\"}')")
     one(db, "select pgmb.record('key:k', 'resume', 'q')")
     db.execute("update pgmb.audit set at = at - interval '1 year' where action = 'pause'")
     assert one(db, "select pgmb_internal.clear_access('90 days')") == 2
-    assert one(db, "select count(*) from pgmb.pass") == 1
+    assert one(db, "select count(*) from pgmb.access_token") == 1
     assert one(db, "select action, detail from pgmb.audit") == ("resume", {})
 
 
@@ -140,7 +142,7 @@ def test_plain_roles_neither_call_nor_read_any_of_it(db: psycopg.Connection[Any]
         ("pgmb.create_api_key('x', '\\x00', '{operate}')"),
         ("pgmb.drop_api_key('k')"),
         ("pgmb.find_api_key('\\x00')"),
-        ("pgmb.give_pass(1, 'ticket', '\\x00', '{operate}', '1s')"),
+        ("pgmb.create_access_token(1, 'ticket', '\\x00', '{operate}', '1s')"),
         ("pgmb.find_session('\\x00')"),
         ("pgmb.take_ticket('\\x00')"),
         ("pgmb.end_session('\\x00')"),
@@ -156,7 +158,7 @@ def test_plain_roles_neither_call_nor_read_any_of_it(db: psycopg.Connection[Any]
         for call in functions:
             with pytest.raises(errors.InsufficientPrivilege):
                 plain.execute(f"select {call}".encode())
-        for table in ("api_key", "api_keys", "pass", "audit"):
+        for table in ("api_key", "api_keys", "access_token", "audit"):
             with pytest.raises(errors.InsufficientPrivilege):
                 plain.execute(f"select * from pgmb.{table}".encode())
         plain.close()

@@ -33,7 +33,7 @@ KEPT = {
     " select (select id from pgmb.endpoint), 1, 0 from generate_series(1, %s)",
     "pgmb_internal.clear_access('90 days')": "with audited as (insert into pgmb.audit (actor, action)"
     " select 'a', 'b' from generate_series(1, %s) returning id)"
-    " insert into pgmb.pass (digest, api_key, kind, scopes, expires_at)"
+    " insert into pgmb.access_token (digest, api_key, kind, scopes, expires_at)"
     " select sha256(id::text::bytea), 1, 'ticket', '{inspect}', now() + interval '1 day' from audited",
     "pgmb.clear_stages('1 day')": "insert into pgmb.ledger (app, stream, role)"
     " select 'app ' || n, 1, 'pgmb_publisher' from generate_series(1, %s) n",

@@ -126,7 +126,7 @@ ADMIN = [
     "find_dead",
     "find_session",
     "fire",
-    "give_pass",
+    "create_access_token",
     "grant_consume",
     "grant_publish",
     "grant_read",

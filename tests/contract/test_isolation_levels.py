@@ -183,7 +183,7 @@ READ_COMMITTED = {
     "maintain": "",
     "rebase": "",
     "find_api_key": DIGEST,
-    "give_pass": f"1, 'ticket', {DIGEST}, '{{inspect}}', '1 hour'",
+    "create_access_token": f"1, 'ticket', {DIGEST}, '{{inspect}}', '1 hour'",
     "find_session": DIGEST,
     "take_ticket": DIGEST,
     "create": f"'made', 'a.*', 3, {ENDPOINT}",

@@ -57,7 +57,7 @@ def test_a_full_queue_refuses_and_says_how_much_waits(db: psycopg.Connection[Any
     cap(db, 3)
     for _ in range(3):
         db.execute(PUBLISH)
-    assert refused(db) == "queue 'q' is full: 3 events wait, at most 3"
+    assert refused(db) == "queue 'q' is full: 3 events wait, max_length is 3"
     refused(db, "select pgmb.publish_many('t', '{1,2}'::json[])")
     with pytest.raises(psycopg.Error, match="is full"):
         copy(db)
@@ -76,7 +76,7 @@ async def test_clients_raise_queue_full(broker: pgmb.Broker, dsn: str, db: psyco
     cap(db, 5)
     assert broker.publish_many("t", range(9000)) == 9000, "one statement may overshoot"
     for publish in (lambda: broker.publish("t", 1), lambda: broker.publish_many("t", range(9000))):
-        with pytest.raises(pgmb.QueueFull, match="'q' is full: 5 events wait, at most 5") as caught:
+        with pytest.raises(pgmb.QueueFull, match="'q' is full: 5 events wait, max_length is 5") as caught:
             publish()
         assert "max_length" in (caught.value.hint or "")
     async with await pgmb.aconnect(dsn) as abroker:

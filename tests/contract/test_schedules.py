@@ -95,10 +95,10 @@ def test_the_same_definition_again_loses_no_due_time(
     [
         ({"cron": "every day"}, "not a cron expression: 'every day'"),
         ({"timezone": "Berlin"}, "not a time zone: 'Berlin'"),
-        ({"missed": "some"}, "missed is 'some'"),
-        ({"headers": [1]}, "headers of a schedule are array"),
-        ({"name": " x"}, "not a schedule name"),
-        ({"name": ""}, "not a schedule name"),
+        ({"missed": "some"}, "invalid missed: 'some'"),
+        ({"headers": [1]}, "schedule headers must be an object, got array"),
+        ({"name": " x"}, "invalid schedule name"),
+        ({"name": ""}, "invalid schedule name"),
     ],
 )
 def test_nonsense_is_refused(broker: pgmb.Broker, changed: dict[str, Any], message: str) -> None:

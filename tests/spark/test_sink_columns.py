@@ -118,8 +118,12 @@ def test_what_a_read_of_a_log_returns_can_be_written() -> None:
             {"topic": "t", "deliveryGuarantee": "exactly"},
             "exactly-once or at-least-once",
         ),
-        (schema(payload=TEXT), {"topic": "t", "txnAppId": "a"}, "txnAppId and txnVersion go together"),
-        (schema(payload=TEXT), {"topic": "t", "txnAppId": "a", "txnVersion": "-1"}, "a number from 0"),
+        (
+            schema(payload=TEXT),
+            {"topic": "t", "txnAppId": "a"},
+            "txnAppId and txnVersion must be set together",
+        ),
+        (schema(payload=TEXT), {"topic": "t", "txnAppId": "a", "txnVersion": "-1"}, "a number of at least 0"),
         (schema(payload=TEXT), {"topic": "t", "txnAppId": "", "txnVersion": "1"}, "1 to 500 characters"),
         (schema(payload=TEXT), {"topic": "t", "url": ""}, "needs .option"),
         (t.StructType([t.StructField("a", TEXT), t.StructField("a", TEXT)]), {"topic": "t"}, "the same name"),
@@ -137,9 +141,9 @@ def test_modes_that_make_no_sense_are_refused() -> None:
     for writer in (BatchWriter, StreamWriter):
         with pytest.raises(ValueError, match="only ever appended to"):
             writer({"url": URL}, kinds, True)
-    with pytest.raises(ValueError, match="the version of a stream is its batch"):
+    with pytest.raises(ValueError, match="batch writes only"):
         StreamWriter({"url": URL, "txnVersion": "1"}, kinds, False)
-    with pytest.raises(ValueError, match="leave it out"):
+    with pytest.raises(ValueError, match="cannot be combined"):
         StreamWriter({"url": URL, "commitMode": "direct", "deliveryGuarantee": "at-least-once"}, kinds, False)
     # Spark hands its own options on.
     StreamWriter({"URL": URL, "checkpointLocation": "/tmp/x", "queryName": "q"}, kinds, False)

@@ -63,7 +63,7 @@ def test_positions_are_read_and_written(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "(1,2)", '(1,5,7,9,"a:b:",1,2)', '(1,"10:20:",5,21,0/1A2B)', "null"])
 def test_what_is_no_position_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="not a position"):
+    with pytest.raises(ValueError, match="invalid position"):
         Position.parse(text)
 
 

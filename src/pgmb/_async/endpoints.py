@@ -189,7 +189,7 @@ class AsyncEndpoints(AsyncCalls):
         return plain
 
     async def drop_endpoint(self, name: str, *, conn: AsyncConnectionLike | None = None) -> bool:
-        """Drop an endpoint with what waits for it, its attempts and dead letters. True if there was one."""
+        """Drop an endpoint with its waiting deliveries, attempts and dead letters. True if there was one."""
         return bool(await self._value(call("drop_endpoint", name=name), conn))
 
     async def pause_endpoint(

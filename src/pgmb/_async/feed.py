@@ -250,7 +250,7 @@ class AsyncFeeding:
                     return
                 seconds = pace.pause()
                 logger.warning(
-                    "group %s: cannot read: %s; again in %.1f s", self._group, str(error).strip(), seconds
+                    "group %s: cannot read: %s; retrying in %.1f s", self._group, str(error).strip(), seconds
                 )
                 await self._stopping.wait(seconds)
             except Exception as error:

@@ -156,14 +156,16 @@ class AsyncListener:
                     self._connection = connection
                     if await _is_pooled(connection):
                         self.pooled = True
-                        logger.info("behind a pooler, which passes no notifications on: polling instead")
+                        logger.info(
+                            "connected through a pooler, which forwards no notifications: polling instead"
+                        )
                         break
                     await connection.execute("listen pgmb")
                     pause = _FIRST_PAUSE_SECONDS
                     await self._listen(connection)
             except (psycopg.Error, OSError) as error:
                 if not self._closing.is_set():
-                    logger.warning("not listening: %s; again in %.1f s", _first_line(error), pause)
+                    logger.warning("not listening: %s; retrying in %.1f s", _first_line(error), pause)
             finally:
                 self.healthy = self.ticking = False
                 self._connection = None

@@ -157,7 +157,7 @@ class AsyncQueues(AsyncCalls):
         await self._value(call("pause", queue=queue, reason=reason), conn)
 
     async def resume(self, queue: str, *, conn: AsyncConnectionLike | None = None) -> None:
-        """Take up delivery again."""
+        """Resume delivery."""
         await self._value(call("resume", queue=queue), conn)
 
     async def seek(self, queue: str, to: Position, *, conn: AsyncConnectionLike | None = None) -> None:

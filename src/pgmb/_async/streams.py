@@ -49,7 +49,7 @@ class AsyncStreams(AsyncCalls):
         archive: bool | None = None,
         conn: AsyncConnectionLike | None = None,
     ) -> None:
-        """Change how a stream rotates and what it keeps. None leaves a setting, a negative value disables it."""
+        """Change rotation and retention of a stream. None keeps a setting, a negative value disables it."""
         await self._value(
             call(
                 "alter_stream",

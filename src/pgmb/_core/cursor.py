@@ -35,7 +35,7 @@ class ReadCursor(msgspec.Struct, frozen=True):
             return cls(Position.parse(start))
         end, _, seq = rest[0].rpartition("@")
         if len(rest) > 1 or not seq.isdecimal() or not seq.isascii():
-            raise ValueError(f"not a position: {text!r}")
+            raise ValueError(f"invalid position: {text!r}")
         return cls(Position.parse(start), Position.parse(end), int(seq))
 
     @classmethod

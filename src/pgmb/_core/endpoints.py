@@ -72,7 +72,7 @@ def required_key() -> SealingKey:
     key = sealing_key()
     if key is None:
         missing = SecretKeyMissing("there is no key to seal secrets with")
-        missing.advise("Set PGMB_SECRET_KEY: `pgmb endpoints key` makes one.")
+        missing.advise("Set PGMB_SECRET_KEY. `pgmb endpoints key` creates one.")
         raise missing
     return key
 

@@ -190,7 +190,7 @@ class Endpoints(Calls):
         return plain
 
     def drop_endpoint(self, name: str, *, conn: ConnectionLike | None = None) -> bool:
-        """Drop an endpoint with what waits for it, its attempts and dead letters. True if there was one."""
+        """Drop an endpoint with its waiting deliveries, attempts and dead letters. True if there was one."""
         return bool(self._value(call("drop_endpoint", name=name), conn))
 
     def pause_endpoint(

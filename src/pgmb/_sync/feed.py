@@ -251,7 +251,7 @@ class Feeding:
                     return
                 seconds = pace.pause()
                 logger.warning(
-                    "group %s: cannot read: %s; again in %.1f s", self._group, str(error).strip(), seconds
+                    "group %s: cannot read: %s; retrying in %.1f s", self._group, str(error).strip(), seconds
                 )
                 self._stopping.wait(seconds)
             except Exception as error:

@@ -156,7 +156,7 @@ class Queues(Calls):
         self._value(call("pause", queue=queue, reason=reason), conn)
 
     def resume(self, queue: str, *, conn: ConnectionLike | None = None) -> None:
-        """Take up delivery again."""
+        """Resume delivery."""
         self._value(call("resume", queue=queue), conn)
 
     def seek(self, queue: str, to: Position, *, conn: ConnectionLike | None = None) -> None:

@@ -50,7 +50,7 @@ class Streams(Calls):
         archive: bool | None = None,
         conn: ConnectionLike | None = None,
     ) -> None:
-        """Change how a stream rotates and what it keeps. None leaves a setting, a negative value disables it."""
+        """Change rotation and retention of a stream. None keeps a setting, a negative value disables it."""
         self._value(
             call(
                 "alter_stream",

@@ -356,7 +356,7 @@ def _refuse_other_than_text(patterns: Iterable[object]) -> None:
     """For `@app.on` without parentheses, which would register nothing."""
     for pattern in patterns:
         if not isinstance(pattern, str):
-            refused = InvalidArgument(f"not a pattern: {pattern!r}")
+            refused = InvalidArgument(f"invalid pattern: {pattern!r}")
             refused.advise('Name the topics: @app.on("order.*").')
             raise refused
 

@@ -138,7 +138,7 @@ class Consumer:
                     self._carried = None
             except settling.DATABASE_ERRORS as error:
                 logger.warning(
-                    "queue %s: cannot receive: %s; again in %.1f s", self.name, str(error).strip(), pause
+                    "queue %s: cannot receive: %s; retrying in %.1f s", self.name, str(error).strip(), pause
                 )
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._stopping.wait(), pause)

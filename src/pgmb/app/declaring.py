@@ -120,7 +120,7 @@ def with_handlers(queues: Mapping[str, QueueSpec], names: Iterable[str] | None) 
         refused = InvalidArgument(
             f"the app has no handler of queue {', '.join(map(repr, unknown)) or '(none)'}"
         )
-        refused.advise(f"It has {', '.join(handled)}.")
+        refused.advise(f"Its queues are {', '.join(handled)}.")
         raise refused
     return [handled[name] for name in chosen]
 
@@ -150,7 +150,7 @@ async def declare(broker: AsyncBroker, queues: Sequence[QueueSpec]) -> dict[str,
             if await _alter(broker, queue, present):
                 present = await _present(broker, queue.name)
         except PermissionDenied as error:
-            logger.warning("queue %s is used as it is: %s", queue.name, error)
+            logger.warning("queue %s: using its existing settings: %s", queue.name, error)
         found[queue.name] = QueueSettings(
             msgspec.convert(present["lease_for"], timedelta).total_seconds(),
             present["max_attempts"],

@@ -179,7 +179,7 @@ async def handle_next(
                 try:
                     handled = await handle_lease(routes, lease, found.max_attempts)
                 except LeaseLost as error:
-                    logger.warning("queue %s: %s; what it held is delivered again", queue, error)
+                    logger.warning("queue %s: %s; its events are delivered again", queue, error)
                 else:
                     _log(handled)
     finally:

@@ -105,7 +105,7 @@ class IdlePoller:
             return
         except settling.DATABASE_ERRORS as error:
             logger.warning(
-                "cannot receive: %s; again in %.1f s", str(error).strip(), LONGEST_PAUSE_SECONDS * 2
+                "cannot receive: %s; retrying in %.1f s", str(error).strip(), LONGEST_PAUSE_SECONDS * 2
             )
             await asyncio.sleep(LONGEST_PAUSE_SECONDS * 2)
             return

@@ -67,7 +67,7 @@ class _Crew:
                 self.end(signal.SIGTERM)
                 return
             pause = _FIRST_PAUSE_SECONDS if time.monotonic() - began > _STABLE_AFTER_SECONDS else pause
-            logger.warning("worker %s ended (%s); again in %.1f s", place, _manner(code), pause)
+            logger.warning("worker %s ended (%s); restarting in %.1f s", place, _manner(code), pause)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._ending.wait(), pause)
             pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)

@@ -90,7 +90,7 @@ async def _consume(
                 consumer.stop(spec.grace)
             _, late = await asyncio.wait(tasks, timeout=spec.grace + _OVERTIME_SECONDS)
             for task in late:
-                logger.warning("%s does not end; leaving it", task.get_name())
+                logger.warning("%s does not end; exiting without it", task.get_name())
                 task.cancel()
             idle.stop()
     finally:
@@ -107,7 +107,7 @@ async def until_signalled(spec: WorkSpec, parent: int | None = None) -> None:
     patience = spec.grace + 2 * _OVERTIME_SECONDS
 
     def end(why: str) -> None:
-        logger.info("%s: finishing", why)
+        logger.info("%s: waiting for running handlers to finish", why)
         loop.call_soon_threadsafe(stop.set)
         # Whatever may hang, the process ends.
         last = threading.Timer(patience, os._exit, [1])
@@ -170,6 +170,6 @@ async def _declare_schedules(broker: AsyncBroker, schedules: Mapping[str, dict[s
             await broker.create_schedule(name, **settings)
     except PermissionDenied as error:
         # They may be there, and `pgmb serve` may run them under another role.
-        logger.warning("schedules are left as they are: %s", error)
+        logger.warning("using the existing schedules: %s", error)
         return False
     return bool(schedules)

@@ -101,7 +101,7 @@ async def _persist(
             lose(progress, error)
         except DATABASE_ERRORS as error:
             logger.warning(
-                "queue %s: cannot settle: %s; again in %.1f s",
+                "queue %s: cannot settle: %s; retrying in %.1f s",
                 progress.lease.queue,
                 str(error).strip(),
                 pause,

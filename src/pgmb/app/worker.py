@@ -265,9 +265,11 @@ class Worker:
     def _log(self, what: str, attempt: int, handler: Handler | None, error: BaseException) -> None:
         queue, name = self._routes.queue, handler.name if handler else "no handler"
         if isinstance(error, Retry):
-            logger.info("queue %s: %s asks for a retry: %s (%s)", queue, name, describe(error), what)
+            logger.info("queue %s: %s requested a retry: %s (%s)", queue, name, describe(error), what)
         elif isinstance(error, Reject):
-            logger.warning("queue %s: %s rejects: %s (%s)", queue, name, describe(error), what)
+            logger.warning(
+                "queue %s: %s rejected it, now a dead letter: %s (%s)", queue, name, describe(error), what
+            )
         else:
             last = attempt >= self._max_attempts
             logger.log(
@@ -277,6 +279,6 @@ class Worker:
                 name,
                 describe(error),
                 what,
-                ", the last" if last else "",
+                ", the last attempt" if last else "",
                 exc_info=error,
             )

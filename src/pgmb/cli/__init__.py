@@ -138,7 +138,7 @@ def _told(error: Exception) -> tuple[str, str | None]:
     if error.diag.message_primary is None:
         # The other one: a connection string that cannot be read.
         is_address = isinstance(error, (psycopg.OperationalError, psycopg.ProgrammingError))
-        hint = "Is the server running, and the address right? --dsn, PGMB_DSN or DATABASE_URL name it."
+        hint = "Check that the server is running and that --dsn, PGMB_DSN or DATABASE_URL is right."
         said = str(error).strip() or type(error).__name__
         if isinstance(error, psycopg.ProgrammingError):
             # It quotes the connection string, or the part that cannot be read, with the password.

@@ -14,13 +14,15 @@ from pgmb.cli.options import AsJson, Dsn, Queue, Yes
 from pgmb.cli.terminal import confirm
 from pgmb.errors import NotFound
 
-dlq = typer.Typer(help="Dead letters: what a queue gave up, with the last error.", no_args_is_help=True)
+dlq = typer.Typer(
+    help="Dead letters: events that failed for good, with their last error.", no_args_is_help=True
+)
 
-Topic: TypeAlias = Annotated[str | None, typer.Option(help="Those whose topic matches this pattern.")]
+Topic: TypeAlias = Annotated[str | None, typer.Option(help="Only topics that match this pattern.")]
 Error: TypeAlias = Annotated[
-    str | None, typer.Option(help="Those whose error contains this, or with % is LIKE it.")
+    str | None, typer.Option(help="Only errors that contain this text; with %, a LIKE pattern.")
 ]
-Ids: TypeAlias = Annotated[list[int] | None, typer.Option("--id", help="These, by their ids.")]
+Ids: TypeAlias = Annotated[list[int] | None, typer.Option("--id", help="Only this id. May be repeated.")]
 
 _PAGE_EVENTS = 1000
 
@@ -37,11 +39,11 @@ def list_dead(
     dsn: Dsn = "",
     topic: Topic = None,
     error: Error = None,
-    after: Annotated[int, typer.Option(help="Go on after the dead letter with this id.")] = 0,
-    max: Annotated[int, typer.Option(help="How many at most.", min=1)] = 100,
+    after: Annotated[int, typer.Option(help="Start after the dead letter with this id.")] = 0,
+    max: Annotated[int, typer.Option(help="Maximum number.", min=1)] = 100,
     as_json: AsJson = False,
 ) -> None:
-    """Dead letters, the oldest first."""
+    """List dead letters, oldest first."""
     with connect(dsn, max_size=1) as broker:
         found = broker.dead_letters(queue, topic, _like(error), after, max)
     if as_json:
@@ -65,7 +67,7 @@ def show(
     dsn: Dsn = "",
     as_json: AsJson = False,
 ) -> None:
-    """One dead letter with its payload."""
+    """Show one dead letter with its payload."""
     with connect(dsn, max_size=1) as broker:
         found = broker.dead_letters(queue, after=id - 1, max=1)
     if not found or found[0].id != id:
@@ -83,7 +85,7 @@ def show(
 
 
 def redrive(queue: Queue, dsn: Dsn = "", topic: Topic = None, error: Error = None, id: Ids = None) -> None:
-    """Send dead letters back to be tried again: all, or those that every filter names."""
+    """Send dead letters back to the queue: all, or those that match all filters."""
     with connect(dsn, max_size=1) as broker:
         count = change(broker.redrive, queue, id or None, topic, _like(error))
     output.line(f"Redrove {count:,} dead letter{'' if count == 1 else 's'} of queue {queue}.")
@@ -92,7 +94,7 @@ def redrive(queue: Queue, dsn: Dsn = "", topic: Topic = None, error: Error = Non
 def drop(
     queue: Queue, dsn: Dsn = "", topic: Topic = None, error: Error = None, id: Ids = None, yes: Yes = False
 ) -> None:
-    """Delete dead letters for good: all, or those that every filter names."""
+    """Delete dead letters permanently: all, or those that match all filters."""
     with connect(dsn, max_size=1) as broker:
         chosen = _chosen(broker, queue, topic, _like(error), id)
         confirm(f"Delete {len(chosen):,} dead letters of queue {queue} for good?", yes)

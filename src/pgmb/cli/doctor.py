@@ -40,14 +40,14 @@ def register(app: typer.Typer) -> None:
 def doctor(
     dsn: Dsn = "",
     fail_on: Annotated[
-        FailOn, typer.Option(metavar="warn|fail", help="What counts as a problem for the exit code.")
+        FailOn, typer.Option(metavar="warn|fail", help="The lowest level that sets exit code 1.")
     ] = FailOn.WARN,
     pinned_for: Annotated[
         timedelta | None,
         typer.Option(
             parser=durations.parse,
             metavar="DURATION",
-            help="How old a transaction may be.",
+            help="The maximum age of a transaction.",
             show_default="5m",
         ),
     ] = None,
@@ -56,13 +56,13 @@ def doctor(
         typer.Option(
             parser=durations.parse,
             metavar="DURATION",
-            help="How long work may wait for a consumer.",
+            help="The longest time an event may wait for a consumer.",
             show_default="5m",
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Name each problem with its fix. Exit code: 0 healthy, 1 problems found, 3 could not check."""
+    """List problems and how to fix them. Exit code: 0 healthy, 1 problems found, 3 could not check."""
     usual = Limits()
     limits = Limits(
         pinned_for=usual.pinned_for if pinned_for is None else pinned_for,
@@ -77,7 +77,7 @@ def doctor(
     except psycopg.Error as error:
         output.fail(
             str(error).strip() or "the connection was lost",
-            "Is the server running, and the address right? --dsn, PGMB_DSN or DATABASE_URL name it.",
+            "Check that the server is running and that --dsn, PGMB_DSN or DATABASE_URL is right.",
             _COULD_NOT_CHECK,
         )
     if as_json:

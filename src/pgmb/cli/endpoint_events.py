@@ -33,10 +33,10 @@ def register(endpoints: typer.Typer) -> None:
 def attempts(
     endpoint: Endpoint,
     dsn: Dsn = "",
-    max: Annotated[int, typer.Option(help="How many at most.", min=1)] = 20,
+    max: Annotated[int, typer.Option(help="Maximum number.", min=1)] = 20,
     as_json: AsJson = False,
 ) -> None:
-    """What was tried, the newest first: failures, or all with `--log all`."""
+    """List delivery attempts, newest first: failures, or all attempts of endpoints with `--log all`."""
     with connect(dsn, max_size=1) as broker:
         found = broker.attempts(endpoint, max)
     if as_json:
@@ -67,7 +67,7 @@ def resend(
     ids: Annotated[list[UUID], typer.Argument(help="Ids of events.", show_default=False)],
     dsn: Dsn = "",
 ) -> None:
-    """Send events of the log to an endpoint again."""
+    """Send events from the log to an endpoint again, by id."""
     with connect(dsn, max_size=1) as broker:
         found = change(broker.resend, endpoint, ids)
     output.line(f"Sending {_events(found)} again.")
@@ -80,11 +80,11 @@ def replay(
     since: Time,
     dsn: Dsn = "",
     until: Time = None,
-    topic: Annotated[str | None, typer.Option(help="Those whose topic matches this pattern.")] = None,
+    topic: Annotated[str | None, typer.Option(help="Only topics that match this pattern.")] = None,
     filter: FilterBy = None,
-    max: Annotated[int, typer.Option(help="How many at most, the oldest first.", min=1)] = 10_000,
+    max: Annotated[int, typer.Option(help="Maximum number, oldest first.", min=1)] = 10_000,
 ) -> None:
-    """Send an endpoint what it asks for of the log again."""
+    """Send all matching events of a time span to an endpoint again."""
     with connect(dsn, max_size=1) as broker:
         found = change(broker.replay, endpoint, time(since), time(until), topic=topic, filter=filter, max=max)
     output.line(f"Sending {_events(found)} again.")
@@ -93,7 +93,7 @@ def replay(
 
 
 def redrive(endpoint: Endpoint, dsn: Dsn = "", since: Time = None) -> None:
-    """Send an endpoint its dead letters again, and at once what waits to be tried again."""
+    """Send an endpoint its dead letters again, and retry its waiting deliveries now."""
     with connect(dsn, max_size=1) as broker:
         found = change(broker.redrive_failed, endpoint, time(since))
     output.line(f"Sending {_events(found)} again.")
@@ -106,7 +106,7 @@ def fire(
     egress_proxy: EgressProxy = None,
     as_json: AsJson = False,
 ) -> None:
-    """Post an event of topic pgmb.test to an endpoint, once, and print what came of it."""
+    """Post a test event (topic pgmb.test) to an endpoint once and print the result."""
     found = asyncio.run(_fire(dsn, endpoint, allow or (), egress_proxy))
     shown = {
         "status": found.status,
@@ -120,7 +120,7 @@ def fire(
     else:
         output.record(f"Endpoint {endpoint}", shown)
     if found.error_class == "refused_address":
-        output.note("A network that is not public needs --allow CIDR, here and for the Dispatcher.")
+        output.note("For a private network pass --allow CIDR, here and to the dispatcher.")
     if found.error_class is not None:
         sys.exit(1)
 

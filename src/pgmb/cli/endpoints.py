@@ -32,9 +32,7 @@ from pgmb.cli.posting import (
 from pgmb.cli.terminal import confirm
 from pgmb.errors import InvalidArgument
 
-endpoints = typer.Typer(
-    help="Endpoints: HTTP destinations that the Dispatcher posts events to.", no_args_is_help=True
-)
+endpoints = typer.Typer(help="Endpoints: URLs to which webhooks are posted.", no_args_is_help=True)
 
 _ONCE = "It is not shown again: give it to whoever verifies the requests."
 
@@ -48,7 +46,7 @@ def register(app: typer.Typer) -> None:
 
 
 def list_endpoints(dsn: Dsn = "", as_json: AsJson = False) -> None:
-    """Every endpoint: how it is, what it did, what waits."""
+    """List endpoints with state, counts and backlog."""
     with connect(dsn, max_size=1) as broker:
         found = broker.endpoints()
     if as_json:
@@ -63,7 +61,7 @@ def list_endpoints(dsn: Dsn = "", as_json: AsJson = False) -> None:
 
 
 def show(endpoint: Endpoint, dsn: Dsn = "", as_json: AsJson = False) -> None:
-    """One endpoint: its settings, how it is, what it did."""
+    """Show one endpoint: settings, state and counts."""
     with connect(dsn, max_size=1) as broker:
         found = broker.endpoint(endpoint)
     if as_json:
@@ -77,7 +75,7 @@ def show(endpoint: Endpoint, dsn: Dsn = "", as_json: AsJson = False) -> None:
 
 def create(
     endpoint: Annotated[str, typer.Argument(help="A name of up to 100 characters.")],
-    url: Annotated[str, typer.Argument(help="Where events are posted to, http or https.")],
+    url: Annotated[str, typer.Argument(help="The URL to post events to, http or https.")],
     patterns: Annotated[
         list[str], typer.Argument(help="Topics: * is one word, # any number of words.", show_default=False)
     ] = ["#"],  # noqa: B006 - typer copies it
@@ -88,7 +86,7 @@ def create(
     condition: Condition = None,
     param: Params = None,
     ordered: Annotated[
-        bool, typer.Option("--ordered", help="Events of one key one after the other.")
+        bool, typer.Option("--ordered", help="Post events with the same key one at a time.")
     ] = False,
     batch: Batch = None,
     body: BodyOf = None,
@@ -103,13 +101,13 @@ def create(
     description: Description = None,
     metadata: Metadata = None,
     queue: Annotated[
-        str | None, typer.Option(help="The queue that it shares with others. [default: webhooks]")
+        str | None, typer.Option(help="The queue shared with other endpoints. [default: webhooks]")
     ] = None,
     secret_file: SecretFile = None,
-    unsigned: Annotated[bool, typer.Option("--unsigned", help="Without a secret.")] = False,
+    unsigned: Annotated[bool, typer.Option("--unsigned", help="Do not sign requests.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Register an endpoint, or give one all of these settings.
+    """Create an endpoint, or replace the settings of an existing one.
 
     It gets a secret if PGMB_SECRET_KEY is set and it has none.
     """
@@ -154,7 +152,7 @@ def create(
 def alter(
     endpoint: Endpoint,
     dsn: Dsn = "",
-    url: Annotated[str | None, typer.Option(help="Where events are posted to.")] = None,
+    url: Annotated[str | None, typer.Option(help="The URL to post events to.")] = None,
     batch: Batch = None,
     body: BodyOf = None,
     rps: Rps = None,
@@ -168,7 +166,7 @@ def alter(
     description: Description = None,
     metadata: Metadata = None,
 ) -> None:
-    """Change settings of an endpoint; what is not named stays. --rps 0 takes the limit away."""
+    """Change single settings of an endpoint. --rps 0 removes the rate limit."""
     given = posting.given(
         header,
         url=url,
@@ -211,7 +209,7 @@ def bind(
 
 
 def drop(endpoint: Endpoint, dsn: Dsn = "", yes: Yes = False) -> None:
-    """Drop an endpoint with what waits for it, its attempts and dead letters."""
+    """Drop an endpoint with its waiting deliveries, attempts and dead letters."""
     with connect(dsn, max_size=1) as broker:
         found = broker.endpoint(endpoint)
         confirm(f"Drop endpoint {endpoint} with {found.waiting:,} events that wait for it?", yes)
@@ -219,25 +217,25 @@ def drop(endpoint: Endpoint, dsn: Dsn = "", yes: Yes = False) -> None:
     output.line(f"Dropped endpoint {output.printable(endpoint)}.")
 
 
-Reason = Annotated[str | None, typer.Option(help="Shown in the status.")]
+Reason = Annotated[str | None, typer.Option(help="A reason to show in the status.")]
 
 
 def pause(endpoint: Endpoint, dsn: Dsn = "", reason: Reason = None) -> None:
-    """Have events wait for an endpoint."""
+    """Pause an endpoint. Its events wait."""
     with connect(dsn, max_size=1) as broker:
         change(broker.pause_endpoint, endpoint, reason)
     output.line(f"Paused endpoint {output.printable(endpoint)}.")
 
 
 def resume(endpoint: Endpoint, dsn: Dsn = "") -> None:
-    """Post to an endpoint again that was paused, tripped or disabled."""
+    """Resume an endpoint that was paused, tripped or disabled."""
     with connect(dsn, max_size=1) as broker:
         change(broker.resume_endpoint, endpoint)
     output.line(f"Resumed endpoint {output.printable(endpoint)}.")
 
 
 def disable(endpoint: Endpoint, dsn: Dsn = "", reason: Reason = None) -> None:
-    """Have an endpoint get nothing more; what comes meanwhile does not wait for it."""
+    """Disable an endpoint. It does not receive events published meanwhile."""
     with connect(dsn, max_size=1) as broker:
         change(broker.disable_endpoint, endpoint, reason)
     output.line(f"Disabled endpoint {output.printable(endpoint)}.")
@@ -251,12 +249,12 @@ def rotate_secret(
         typer.Option(
             parser=durations.parse,
             metavar="DURATION",
-            help="How long the former secret signs beside it. [default: 1d]",
+            help="How long requests are also signed with the old secret. [default: 1d]",
         ),
     ] = None,
     secret_file: SecretFile = None,
 ) -> None:
-    """Sign with a new secret, and for a while with the former too."""
+    """Create a new signing secret. The old one remains valid for a while."""
     with connect(dsn, max_size=1) as broker:
         made = change(
             broker.rotate_secret,
@@ -271,7 +269,7 @@ def rotate_secret(
 
 
 def key() -> None:
-    """Print a new key for PGMB_SECRET_KEY, which seals secrets in the database."""
+    """Print a new key for PGMB_SECRET_KEY, which encrypts the secrets in the database."""
     from pgmb.webhooks.secrets import generate_key
 
     output.line(generate_key())

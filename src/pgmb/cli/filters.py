@@ -12,14 +12,17 @@ from pgmb.errors import InvalidArgument
 
 Equals: TypeAlias = Annotated[
     list[str] | None,
-    typer.Option(metavar="FIELD=VALUE", help="A field's value: payload.status=paid. May be repeated."),
+    typer.Option(
+        metavar="FIELD=VALUE", help="Require a field's value: payload.status=paid. May be repeated."
+    ),
 ]
 FilterBy: TypeAlias = Annotated[
     str | None,
     typer.Option(help="A jsonpath predicate over topic, key, payload and headers: $.payload.total > $least"),
 ]
 Condition: TypeAlias = Annotated[
-    str | None, typer.Option(help="An SQL expression over e, the event, and s.params; for roles that may.")
+    str | None,
+    typer.Option(help="An SQL expression over e (the event) and s.params. Needs the role pgmb_conditions."),
 ]
 Params: TypeAlias = Annotated[
     list[str] | None,

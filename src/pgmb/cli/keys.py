@@ -13,9 +13,7 @@ from pgmb.cli.changes import change
 from pgmb.cli.options import AsJson, Dsn, Yes
 from pgmb.cli.terminal import confirm
 
-keys = typer.Typer(
-    help="Keys for HTTP: who may publish, read, consume, look and operate.", no_args_is_help=True
-)
+keys = typer.Typer(help="API keys for HTTP and the dashboard.", no_args_is_help=True)
 
 Name: TypeAlias = Annotated[str, typer.Argument(help="The key's name.")]
 
@@ -29,7 +27,7 @@ def register(app: typer.Typer) -> None:
 
 
 def list_keys(dsn: Dsn = "", as_json: AsJson = False) -> None:
-    """Every key: what it may do, and when it was used. Not the keys themselves: nobody has them but you."""
+    """List keys with their scopes and last use. The keys themselves are not stored."""
     with connect(dsn, max_size=1) as broker:
         found = broker.api_keys()
     if as_json:
@@ -52,11 +50,13 @@ def create(
     dsn: Dsn = "",
     expires: Annotated[
         timedelta | None,
-        typer.Option(parser=durations.parse, metavar="DURATION", help="After which it ends, as 30d."),
+        typer.Option(
+            parser=durations.parse, metavar="DURATION", help="How long the key is valid, for example 30d."
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a key and print it. It is shown this once."""
+    """Create a key and print it. It cannot be shown again."""
     expires_at = None if expires is None else datetime.now(UTC) + expires
     with connect(dsn, max_size=1) as broker:
         made = change(broker.create_api_key, name, scope, expires_at=expires_at)
@@ -64,11 +64,11 @@ def create(
         output.json(made)
         return
     output.line(made.key)
-    output.note(f"key {name} is shown this once. Send it as `Authorization: Bearer KEY`.")
+    output.note(f"key {name} cannot be shown again. Send it as `Authorization: Bearer KEY`.")
 
 
 def drop(name: Name, dsn: Dsn = "", yes: Yes = False) -> None:
-    """Take a key back, with its sessions. Servers notice within seconds."""
+    """Revoke a key and its sessions. Servers notice within seconds."""
     with connect(dsn, max_size=1) as broker:
         confirm(f"Drop key {name}?", yes)
         dropped = change(broker.drop_api_key, name)
@@ -78,10 +78,10 @@ def drop(name: Name, dsn: Dsn = "", yes: Yes = False) -> None:
 
 def audit(
     dsn: Dsn = "",
-    limit: Annotated[int, typer.Option(min=1, max=10_000, help="So many, latest first.")] = 50,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="Maximum number, newest first.")] = 50,
     as_json: AsJson = False,
 ) -> None:
-    """What was changed over HTTP and on the command line, and by whom."""
+    """List changes made over HTTP and on the command line, and who made them."""
     with connect(dsn, max_size=1) as broker:
         entries = broker.audit(limit)
     if as_json:

@@ -44,12 +44,12 @@ Dsn: TypeAlias = Annotated[
     typer.Option(
         "--dsn",
         envvar=ENVIRONMENT,
-        help="Connection string or URL; what it leaves out comes from PGHOST and the like.",
+        help="Connection string or URL. Missing parts come from the PG* variables.",
         show_default=False,
     ),
 ]
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Yes: TypeAlias = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+Yes: TypeAlias = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 Queue: TypeAlias = Annotated[str, typer.Argument(help="The queue.", autocompletion=_queues)]
 Endpoint: TypeAlias = Annotated[str, typer.Argument(help="The endpoint.", autocompletion=_endpoints)]
 StreamName: TypeAlias = Annotated[str, typer.Argument(help="The stream.", autocompletion=_streams)]

@@ -25,21 +25,21 @@ MaxAttempts: TypeAlias = Annotated[
     int | None, typer.Option(help="Attempts before an event becomes a dead letter.")
 ]
 BackoffBase: TypeAlias = Annotated[timedelta | None, _duration("The pause before the second attempt.")]
-BackoffFactor: TypeAlias = Annotated[float | None, typer.Option(help="How much longer each further one is.")]
+BackoffFactor: TypeAlias = Annotated[float | None, typer.Option(help="The factor by which the delay grows.")]
 BackoffMax: TypeAlias = Annotated[timedelta | None, _duration("The longest pause.")]
-BackoffJitter: TypeAlias = Annotated[
-    float | None, typer.Option(help="The part of it left to chance, 0 to 1.")
+BackoffJitter: TypeAlias = Annotated[float | None, typer.Option(help="The random part of the delay, 0 to 1.")]
+MaxInFlight: TypeAlias = Annotated[
+    int | None, typer.Option(help="Maximum number of events leased at a time.")
 ]
-MaxInFlight: TypeAlias = Annotated[int | None, typer.Option(help="Events leased at a time, at most.")]
-Rps: TypeAlias = Annotated[float | None, typer.Option(help="Events delivered per second, at most.")]
+Rps: TypeAlias = Annotated[float | None, typer.Option(help="Maximum number of events delivered per second.")]
 Ttl: TypeAlias = Annotated[timedelta | None, _duration("Older events go to the dead letters unseen.")]
-MaxLength: TypeAlias = Annotated[int | None, typer.Option(help="Events waiting, at most.")]
+MaxLength: TypeAlias = Annotated[int | None, typer.Option(help="Maximum number of waiting events.")]
 When: TypeAlias = Annotated[
     WhenFull | None,
     typer.Option(
         "--when-full",
         metavar="refuse|drop_oldest",
-        help="What happens to one event more.",
+        help="What happens when the queue is full.",
         show_default=False,
     ),
 ]

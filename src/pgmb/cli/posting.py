@@ -45,53 +45,53 @@ def _time(text: str) -> moments.Moment:
     return named
 
 
-Batch: TypeAlias = Annotated[int | None, typer.Option(help="Events per request, at most.")]
+Batch: TypeAlias = Annotated[int | None, typer.Option(help="Maximum number of events per request.")]
 BodyOf: TypeAlias = Annotated[
     Body | None,
     typer.Option(
         "--body",
         metavar="payload|cloudevents",
-        help="The payload, or a CloudEvents document.",
+        help="The body: the payload, or a CloudEvents document.",
         show_default=False,
     ),
 ]
-Rps: TypeAlias = Annotated[int | None, typer.Option(help="Requests per second, at most.")]
-MaxInFlight: TypeAlias = Annotated[int | None, typer.Option(help="Requests in flight, at most.")]
+Rps: TypeAlias = Annotated[int | None, typer.Option(help="Maximum number of requests per second.")]
+MaxInFlight: TypeAlias = Annotated[int | None, typer.Option(help="Maximum number of concurrent requests.")]
 Timeout: TypeAlias = Annotated[
     timedelta | None,
-    typer.Option(parser=durations.parse, metavar="DURATION", help="How long a request may take."),
+    typer.Option(parser=durations.parse, metavar="DURATION", help="The timeout of a request."),
 ]
 Headers: TypeAlias = Annotated[
     list[str] | None,
-    typer.Option("--header", metavar="NAME:VALUE", help="One more header. May be repeated."),
+    typer.Option("--header", metavar="NAME:VALUE", help="An additional header. May be repeated."),
 ]
-GzipAbove: TypeAlias = Annotated[int | None, typer.Option(help="Compress bodies of more bytes.")]
+GzipAbove: TypeAlias = Annotated[
+    int | None, typer.Option(help="Compress bodies larger than this many bytes.")
+]
 RetryAfter: TypeAlias = Annotated[
     Any,
-    typer.Option(
-        parser=_waits, metavar="DURATIONS", help="When to try again after each failure: 0s,5s,5m,1h."
-    ),
+    typer.Option(parser=_waits, metavar="DURATIONS", help="The delay after each failure: 0s,5s,5m,1h."),
 ]
 LogOf: TypeAlias = Annotated[
     Log | None,
-    typer.Option(
-        "--log", metavar="failures|all", help="Which attempts are written down.", show_default=False
-    ),
+    typer.Option("--log", metavar="failures|all", help="Which attempts to record.", show_default=False),
 ]
 KeepResponse: TypeAlias = Annotated[
     bool | None,
     typer.Option(
-        "--keep-response/--no-keep-response", help="With 1 KB of what came back.", show_default=False
+        "--keep-response/--no-keep-response",
+        help="Record the first 1 KB of the response.",
+        show_default=False,
     ),
 ]
-Description: TypeAlias = Annotated[str | None, typer.Option(help="What it is for.")]
+Description: TypeAlias = Annotated[str | None, typer.Option(help="A description.")]
 Metadata: TypeAlias = Annotated[
-    Any, typer.Option(parser=_document, metavar="JSON", help="Whatever you want to keep with it.")
+    Any, typer.Option(parser=_document, metavar="JSON", help="Your own data, stored with the endpoint.")
 ]
 SecretFile: TypeAlias = Annotated[
     Path | None,
     typer.Option(
-        metavar="FILE", help="Holds the secret to sign with, whsec_… or whsk_…; - for standard input."
+        metavar="FILE", help="A file with the signing secret, whsec_… or whsk_…; - for standard input."
     ),
 ]
 Time: TypeAlias = Annotated[

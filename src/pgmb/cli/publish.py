@@ -50,7 +50,7 @@ def publish(
     ] = None,
     payload: Annotated[
         str | None,
-        typer.Argument(help="JSON; - reads a payload a line from standard input.", show_default=False),
+        typer.Argument(help="JSON; - reads one payload per line from standard input.", show_default=False),
     ] = None,
     dsn: Dsn = "",
     key: Annotated[str | None, typer.Option(help="The ordering key.")] = None,
@@ -58,26 +58,29 @@ def publish(
     stream: Stream = "main",
     delay: Annotated[
         timedelta | None,
-        typer.Option(parser=durations.parse, metavar="DURATION", help="How long until it is delivered."),
+        typer.Option(parser=durations.parse, metavar="DURATION", help="Deliver the event after this time."),
     ] = None,
     dedup_key: Annotated[
-        str | None, typer.Option(help="Publish nothing if there was an event under this key lately.")
+        str | None, typer.Option(help="Publish nothing if this deduplication key was used recently.")
     ] = None,
     dedup_for: Annotated[
         timedelta | None,
         typer.Option(
-            parser=durations.parse, metavar="DURATION", help="How long it counts.", show_default="1d"
+            parser=durations.parse,
+            metavar="DURATION",
+            help="How long the deduplication key is kept.",
+            show_default="1d",
         ),
     ] = None,
     events: Annotated[
         bool,
         typer.Option(
             "--events",
-            help='Read whole events: {"topic", "payload", "key", "headers", "id", "dedup_key"} a line.',
+            help='Read whole events: {"topic", "payload", "key", "headers", "id", "dedup_key"} per line.',
         ),
     ] = False,
 ) -> None:
-    """Publish an event and print its id, or many from standard input, all or none, and print how many."""
+    """Publish one event and print its id, or many events from standard input, all or none."""
     _agree(
         topic,
         payload,
@@ -103,7 +106,9 @@ def publish(
             unread = sys.stderr.isatty() and not _somebody(broker, topic, stream)
         output.line(str(event))
         if unread:
-            output.note(f"No queue that you may see gets {topic}. One made later starts after this event.")
+            output.note(
+                f"No queue that you can see receives {topic}. A queue created later starts after this event."
+            )
         return
     with connect(dsn, max_size=1) as broker, _Lines(sys.stdin.buffer) as lines:
         if topic is None:
@@ -152,7 +157,7 @@ def _event(text: bytes, number: int) -> NewEvent:
 def _refused(where: str, text: bytes, error: Exception) -> InvalidArgument:
     shown = text.strip().decode("utf-8", "backslashreplace")
     refused = InvalidArgument(f"{where}: {error}: {shown if len(shown) <= 60 else shown[:57] + '...'}")
-    refused.advise("A text is JSON in quotes of its own: '\"hello\"'. Nothing was published.")
+    refused.advise("JSON strings need double quotes: '\"hello\"'. Nothing was published.")
     return refused
 
 

@@ -45,7 +45,7 @@ def register(app: typer.Typer) -> None:
 
 
 def list_queues(dsn: Dsn = "", as_json: AsJson = False) -> None:
-    """Every queue: what waits, for how long, what is leased, retried and dead."""
+    """List queues with backlog, age, leases, retries and dead letters."""
     with connect(dsn, max_size=1) as broker:
         found = broker.queue_status()
     if as_json:
@@ -57,12 +57,10 @@ def list_queues(dsn: Dsn = "", as_json: AsJson = False) -> None:
 def show(
     queue: Queue,
     dsn: Dsn = "",
-    depth: Annotated[
-        bool, typer.Option("--depth", help="Count exactly: reads every event that waits.")
-    ] = False,
+    depth: Annotated[bool, typer.Option("--depth", help="Count exactly. Reads all waiting events.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """One queue: its settings and where it stands."""
+    """Show one queue: settings and position."""
     with connect(dsn, max_size=1) as broker:
         given = settings.of_queue(broker, queue)
         standing = msgspec.structs.asdict(_standing(broker, queue))
@@ -91,7 +89,7 @@ def create(
     backoff_max: BackoffMax = None,
     backoff_jitter: BackoffJitter = None,
     ordered: Annotated[
-        bool, typer.Option("--ordered", help="One event of a key at a time, in order.")
+        bool, typer.Option("--ordered", help="Deliver events with the same key one at a time, in order.")
     ] = False,
     max_in_flight: MaxInFlight = None,
     rps: Rps = None,
@@ -99,14 +97,14 @@ def create(
     max_length: MaxLength = None,
     when_full: When = None,
     lane: Annotated[
-        list[str] | None, typer.Option(help="A pattern of what is urgent; again for the next less urgent.")
+        list[str] | None, typer.Option(help="A pattern of urgent events. Repeat for lower priorities.")
     ] = None,
     equals: Equals = None,
     filter: FilterBy = None,
     condition: Condition = None,
     param: Params = None,
 ) -> None:
-    """Create a queue that gets events of these topics; nothing happens when it exists just so."""
+    """Create a queue for these topics. Does nothing if it exists with the same settings."""
     given = policies.given(
         lease_for=lease_for,
         max_attempts=max_attempts,
@@ -133,7 +131,7 @@ def create(
             **given,
             **filters.given(equals, filter, condition, param),
         )
-    output.line(f"Created queue {queue}." if made else f"Queue {queue} exists already; nothing was changed.")
+    output.line(f"Created queue {queue}." if made else f"Queue {queue} exists already; nothing changed.")
 
 
 def alter(
@@ -151,7 +149,7 @@ def alter(
     max_length: MaxLength = None,
     when_full: When = None,
 ) -> None:
-    """Change how a queue delivers; what is not named stays. Patterns: pgmb queues bind."""
+    """Change single settings of a queue. To change its patterns, use pgmb queues bind."""
     given = policies.given(
         lease_for=lease_for,
         max_attempts=max_attempts,
@@ -183,7 +181,7 @@ def bind(
     condition: Condition = None,
     param: Params = None,
 ) -> None:
-    """Replace a queue's patterns and filter, from its position on."""
+    """Replace a queue's patterns and filter, from its current position on."""
     with connect(dsn, max_size=1) as broker:
         change(broker.bind, queue, patterns, **filters.given(equals, filter, condition, param))
     output.line(f"Queue {queue} gets {', '.join(patterns)}.")
@@ -192,23 +190,23 @@ def bind(
 def pause(
     queue: Queue,
     dsn: Dsn = "",
-    reason: Annotated[str | None, typer.Option(help="Shown in the status.")] = None,
+    reason: Annotated[str | None, typer.Option(help="A reason to show in the status.")] = None,
 ) -> None:
-    """Stop delivery; leases in flight can still be settled."""
+    """Stop delivery. Existing leases can still be settled."""
     with connect(dsn, max_size=1) as broker:
         change(broker.pause, queue, reason)
     output.line(f"Paused queue {queue}.")
 
 
 def resume(queue: Queue, dsn: Dsn = "") -> None:
-    """Take up delivery again."""
+    """Resume delivery."""
     with connect(dsn, max_size=1) as broker:
         change(broker.resume, queue)
     output.line(f"Resumed queue {queue}.")
 
 
 def purge(queue: Queue, dsn: Dsn = "", yes: Yes = False) -> None:
-    """Skip everything that waits: fresh events, retries and leases. Dead letters stay."""
+    """Skip all waiting events, retries and leases. Dead letters are kept."""
     with connect(dsn, max_size=1) as broker:
         found = _standing(broker, queue)
         waiting = f"up to {found.waiting:,} events and {found.retries:,} retries"
@@ -225,7 +223,7 @@ def seek(
     dsn: Dsn = "",
     yes: Yes = False,
 ) -> None:
-    """Move a queue to a point in its stream. Leases end and retries are dropped; dead letters stay."""
+    """Move a queue to a point in its stream. Drops leases and retries; keeps dead letters."""
     with connect(dsn, max_size=1) as broker:
         found = _standing(broker, queue)
         confirm(
@@ -236,7 +234,7 @@ def seek(
         beginning = to.named != "earliest" and position == broker.earliest(found.stream)
     output.line(f"Moved queue {queue} to {to}.")
     if beginning:
-        output.note("No tick is that old: the queue stands at the earliest event. `pgmb serve` makes ticks.")
+        output.note("No tick is that old, so the queue is at the earliest event. `pgmb serve` writes ticks.")
 
 
 def drop(queue: Queue, dsn: Dsn = "", yes: Yes = False) -> None:

@@ -18,10 +18,12 @@ def register(app: typer.Typer) -> None:
 def receive(
     queue: Queue,
     dsn: Dsn = "",
-    max: Annotated[int, typer.Option(help="How many at most.", min=1)] = 1,
-    ack: Annotated[bool, typer.Option("--ack/--no-ack", help="Settle them once they are printed.")] = True,
+    max: Annotated[int, typer.Option(help="Maximum number.", min=1)] = 1,
+    ack: Annotated[
+        bool, typer.Option("--ack/--no-ack", help="Acknowledge events after printing them.")
+    ] = True,
 ) -> None:
-    """Receive events and print them, one JSON document a line."""
+    """Receive events and print each as a line of JSON."""
     with connect(dsn, max_size=1) as broker:
         lease = broker.receive(queue, max)
         for event in lease:

@@ -12,7 +12,7 @@ from pgmb.app import loading
 from pgmb.cli import output
 from pgmb.cli.options import AsJson, Dsn, Stream
 
-route = typer.Typer(help="Routing by topic.", no_args_is_help=True)
+route = typer.Typer(help="Test which queues receive a topic.", no_args_is_help=True)
 
 
 def register(app: typer.Typer) -> None:
@@ -27,11 +27,11 @@ def route_test(
     dsn: Dsn = "",
     stream: Stream = "main",
     app: Annotated[
-        str | None, typer.Option("--app", metavar="MODULE:NAME", help="Name the handlers of this App too.")
+        str | None, typer.Option("--app", metavar="MODULE:NAME", help="Also show the handlers of this app.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Which queues would get an event of this topic, by which pattern, and which handler takes it."""
+    """Show which queues would receive this topic, by which pattern, and their handlers."""
     with connect(dsn, max_size=1) as broker:
         queues = [one for one in broker.queue_status() if one.stream == stream]
     rows: list[dict[str, Any]] = [

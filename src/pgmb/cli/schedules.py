@@ -14,9 +14,7 @@ from pgmb.cli.changes import change
 from pgmb.cli.options import AsJson, Dsn, Stream, Yes
 from pgmb.cli.terminal import confirm
 
-schedules = typer.Typer(
-    help="Schedules: events published again and again, by cron expressions.", no_args_is_help=True
-)
+schedules = typer.Typer(help="Schedules: recurring events (cron).", no_args_is_help=True)
 
 Name: TypeAlias = Annotated[str, typer.Argument(help="The schedule.")]
 
@@ -34,7 +32,7 @@ def register(app: typer.Typer) -> None:
 
 
 def list_schedules(dsn: Dsn = "", as_json: AsJson = False) -> None:
-    """Every schedule: when it is due next, and when it was last."""
+    """List schedules with their next and last run."""
     with connect(dsn, max_size=1) as broker:
         found = broker.schedules()
     if as_json:
@@ -51,13 +49,13 @@ def create(
     topic: Annotated[str, typer.Argument(help="Dotted words, for example report.due.")],
     payload: Annotated[str, typer.Argument(help="JSON.")] = "null",
     dsn: Dsn = "",
-    timezone: Annotated[str, typer.Option(help="By which clock, for example Europe/Berlin.")] = "UTC",
+    timezone: Annotated[str, typer.Option(help="The time zone, for example Europe/Berlin.")] = "UTC",
     key: Annotated[str | None, typer.Option(help="The ordering key.")] = None,
     headers: Annotated[str | None, typer.Option(help="JSON, an object.")] = None,
     stream: Stream = "main",
     missed: Annotated[Missed, typer.Option(help="Which missed due times to publish.")] = Missed.LAST,
 ) -> None:
-    """Create a schedule, or change the one of that name."""
+    """Create a schedule, or change an existing one."""
     with connect(dsn, max_size=1) as broker:
         made = change(
             broker.create_schedule,
@@ -92,7 +90,7 @@ def pause(name: Name, dsn: Dsn = "") -> None:
 
 
 def resume(name: Name, dsn: Dsn = "") -> None:
-    """Let a schedule go on from now; what was due meanwhile is not made up for."""
+    """Resume a schedule from now. Missed times are not published."""
     with connect(dsn, max_size=1) as broker:
         change(broker.resume_schedule, name)
     output.line(f"Resumed schedule {name}.")

@@ -14,7 +14,7 @@ from pgmb.cli.options import AsJson, Dsn, Yes
 from pgmb.cli.terminal import confirm
 from pgmb.errors import PgmbError
 
-scripts = typer.Typer(help="The schema as SQL.", no_args_is_help=True)
+scripts = typer.Typer(help="Print the schema as SQL.", no_args_is_help=True)
 
 Compat: TypeAlias = Annotated[
     list[str] | None,
@@ -37,7 +37,7 @@ def register(app: typer.Typer) -> None:
 
 
 def install(dsn: Dsn = "", compat: Compat = None) -> None:
-    """Install the schema pgmb, or upgrade it; nothing happens when it is up to date."""
+    """Install the schema pgmb, or upgrade it. Safe to repeat."""
     with connect(dsn, "pgmb cli") as conn:
         before = schema.installed_version(conn)
         schema.install(conn, compat or ())
@@ -46,7 +46,8 @@ def install(dsn: Dsn = "", compat: Compat = None) -> None:
     elif before is None:
         output.line(f"Installed schema pgmb, version {schema.VERSION}.")
         output.line(
-            "Events are kept for 7 days, unread ones longer: `pgmb streams alter main --keep-for …` changes it."
+            "Events are kept for 7 days, unread ones longer:"
+            " `pgmb streams alter main --keep-for …` changes it."
         )
     else:
         output.line(f"Upgraded schema pgmb from version {before} to {schema.VERSION}.")
@@ -55,7 +56,7 @@ def install(dsn: Dsn = "", compat: Compat = None) -> None:
 
 
 def upgrade(dsn: Dsn = "") -> None:
-    """Upgrade the schema pgmb; fails where it is not installed."""
+    """Upgrade the schema pgmb. Fails if it is not installed."""
     with connect(dsn, "pgmb cli") as conn:
         if schema.installed_version(conn) is None:
             missing = PgmbError("schema pgmb is not installed")
@@ -65,7 +66,7 @@ def upgrade(dsn: Dsn = "") -> None:
 
 
 def uninstall(dsn: Dsn = "", yes: Yes = False) -> None:
-    """Remove the schema pgmb with every event in it. Roles stay: other databases may use them."""
+    """Remove the schema pgmb with all its events. Roles are kept, because other databases may use them."""
     with connect(dsn, "pgmb cli") as conn:
         confirm(f"Drop every event in database {conn.info.dbname}?", yes)
         schema.uninstall(conn)
@@ -73,7 +74,7 @@ def uninstall(dsn: Dsn = "", yes: Yes = False) -> None:
 
 
 def emit(
-    uninstall: Annotated[bool, typer.Option("--uninstall", help="The script that removes it.")] = False,
+    uninstall: Annotated[bool, typer.Option("--uninstall", help="Print the script that removes it.")] = False,
     compat: Compat = None,
 ) -> None:
     """Print the SQL that installs or upgrades the schema, for psql -f."""
@@ -81,7 +82,7 @@ def emit(
 
 
 def version(dsn: Dsn = "", as_json: AsJson = False) -> None:
-    """Print the package's version, the schema version it works with, and the database's if there is one."""
+    """Print the versions of the package and of the schema in the database."""
     found = schema.installed_version(dsn) if dsn else None
     if as_json:
         output.json({"pgmb": pgmb.__version__, "schema": schema.VERSION, "database": found})

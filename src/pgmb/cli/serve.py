@@ -31,54 +31,56 @@ _MODULES = {
 _END_WITHIN_SECONDS = 28.0
 """After SIGTERM, beside --drain-for: orchestrators kill a process after 30 seconds."""
 
-Host: TypeAlias = Annotated[str, typer.Option(help="The address to serve HTTP on; 0.0.0.0 or :: for all.")]
-Port: TypeAlias = Annotated[int, typer.Option(min=0, max=65535, help="And the port; 0: any that is free.")]
+Host: TypeAlias = Annotated[str, typer.Option(help="The address to listen on; 0.0.0.0 or :: for all.")]
+Port: TypeAlias = Annotated[
+    int, typer.Option(min=0, max=65535, help="The port to listen on; 0 for any free port.")
+]
 Connections: TypeAlias = Annotated[
-    int, typer.Option(min=2, max=1000, help="Connections to the database for HTTP, beside those of others.")
+    int, typer.Option(min=2, max=1000, help="Maximum number of database connections for HTTP.")
 ]
 MetricsPublic: TypeAlias = Annotated[
-    bool, typer.Option("--metrics-public", help="Answer /metrics without a key.")
+    bool, typer.Option("--metrics-public", help="Serve /metrics without an API key.")
 ]
 ProxyHeaders: TypeAlias = Annotated[
-    bool, typer.Option("--proxy-headers", help="Believe X-Forwarded-For and X-Forwarded-Proto of a proxy.")
+    bool, typer.Option("--proxy-headers", help="Trust X-Forwarded-For and X-Forwarded-Proto from proxies.")
 ]
 ForwardedAllowIps: TypeAlias = Annotated[
     str,
-    typer.Option(metavar="ADDRESSES", help="Of which proxies: addresses or networks with commas between."),
+    typer.Option(metavar="ADDRESSES", help="Trusted proxies: addresses or networks, separated by commas."),
 ]
 SslCertfile: TypeAlias = Annotated[
     str | None, typer.Option(metavar="FILE", help="Serve HTTPS with this certificate and its chain, PEM.")
 ]
 SslKeyfile: TypeAlias = Annotated[
-    str | None, typer.Option(metavar="FILE", help="The certificate's key, if it is not in the same file.")
+    str | None, typer.Option(metavar="FILE", help="The certificate's private key, if it is in another file.")
 ]
 DrainFor: TypeAlias = Annotated[
     timedelta | None,
     typer.Option(
         parser=durations.parse,
         metavar="DURATION",
-        help="When told to stop, say so in /readyz for this long before the port closes.",
+        help="On shutdown, fail /readyz for this long before closing the port.",
     ),
 ]
 Allow: TypeAlias = Annotated[
     list[str] | None,
     typer.Option(
         metavar="CIDR",
-        help="A network that is not public and endpoints may be in, as 10.1.0.0/16; may be repeated.",
+        help="Allow endpoints in this private network, for example 10.1.0.0/16. May be repeated.",
     ),
 ]
 EgressProxy: TypeAlias = Annotated[
     str | None,
     typer.Option(
         metavar="URL",
-        help="Post through this HTTP proxy. It is trusted to refuse addresses that are not public.",
+        help="Post through this HTTP proxy, which must refuse private addresses.",
     ),
 ]
 Services: TypeAlias = Annotated[
     str | None,
-    typer.Option(help=f"Which of {', '.join(sorted(SERVICES))}, with commas between. [default: all]"),
+    typer.Option(help=f"Which of {', '.join(sorted(SERVICES))}, separated by commas. [default: all]"),
 ]
-Log: TypeAlias = Annotated[LogFormat, typer.Option("--log-format", help="Lines for people, or JSON.")]
+Log: TypeAlias = Annotated[LogFormat, typer.Option("--log-format", help="Log format: text or JSON.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -102,10 +104,10 @@ def serve(
     drain_for: DrainFor = None,
     log_format: Log = LogFormat.TEXT,
 ) -> None:
-    """Run background services and serve HTTP in one process until it is interrupted. Several copies may run.
+    """Run background services and HTTP in one process until interrupted. You can run several.
 
-    The dispatcher needs the extra `webhooks` and HTTP the extra `server`: without them the other services run
-    unless these are asked for.
+    The dispatcher needs the extra `webhooks`, HTTP the extra `server`. Without `--services`, the installed
+    services run.
     """
     settings = HttpSettings(
         host=host,
@@ -127,13 +129,14 @@ def serve(
         serving.bind()
     configure(log_format)
     with asyncio.Runner(loop_factory=None if serving is None else _fast_loop()) as runner:
-        runner.run(_serve(dsn, made, serving, turns, settings.drain_for + _END_WITHIN_SECONDS))
+        left_out = sorted(set(SERVICES) - set(names)) if services is None else []
+        runner.run(_serve(dsn, made, left_out, serving, turns, settings.drain_for + _END_WITHIN_SECONDS))
 
 
 def dispatcher(
     dsn: Dsn = "", allow: Allow = None, egress_proxy: EgressProxy = None, log_format: Log = LogFormat.TEXT
 ) -> None:
-    """Run the Dispatcher: posts events to HTTP endpoints."""
+    """Run the dispatcher: post events to webhooks."""
     serve(dsn, "dispatcher", allow, egress_proxy, log_format=log_format)
 
 
@@ -168,22 +171,22 @@ def http(
 
 
 def janitor(dsn: Dsn = "", log_format: Log = LogFormat.TEXT) -> None:
-    """Run the Janitor: rotation, retention, clearing."""
+    """Run the janitor: segment rotation, retention and cleanup."""
     serve(dsn, "janitor", log_format=log_format)
 
 
 def scheduler(dsn: Dsn = "", log_format: Log = LogFormat.TEXT) -> None:
-    """Run the Scheduler: publishes what schedules say."""
+    """Run the scheduler: publish the events of schedules."""
     serve(dsn, "scheduler", log_format=log_format)
 
 
 def ticker(dsn: Dsn = "", log_format: Log = LogFormat.TEXT) -> None:
-    """Run the Ticker: names positions and wakes sleepers."""
+    """Run the ticker: write ticks, which wake idle consumers and readers."""
     serve(dsn, "ticker", log_format=log_format)
 
 
 def _asked(services: str) -> list[str]:
-    """The services of a list that was given; refuses what is none, or cannot run here."""
+    """The services of a comma-separated list. Raises for unknown services and missing extras."""
     names = list(dict.fromkeys(name.strip() for name in services.split(",") if name.strip()))
     unknown = sorted(set(names) - set(SERVICES))
     if unknown or not names:
@@ -229,7 +232,12 @@ def _fast_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 async def _serve(
-    dsn: str, services: Sequence[Service], http: Http | None, turns: Turns, end_within: float
+    dsn: str,
+    services: Sequence[Service],
+    left_out: Sequence[str],
+    http: Http | None,
+    turns: Turns,
+    end_within: float,
 ) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -247,8 +255,10 @@ async def _serve(
         dsn, max_size=len(services) + 1, max_wait=5.0, fallback_application_name="pgmb serve"
     ) as broker:
         output.line(f"Serving {', '.join(service.name for service in services)}.")
+        for name in left_out:
+            output.note(f"{name} is not installed: pip install 'pgmb[{_EXTRAS[name]}]'")
         if http is not None:
             output.line(f"HTTP at {http.url}, the dashboard at {http.url}/ui.")
             if not await broker.api_keys():
-                output.line("There is no key yet: `pgmb keys create admin --scope operate` makes one.")
+                output.line("There is no API key yet. Create one: pgmb keys create admin --scope operate")
         await serve_services(broker, services, stop, turns=turns)

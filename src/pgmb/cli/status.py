@@ -60,7 +60,7 @@ def register(app: typer.Typer) -> None:
 
 
 def status(dsn: Dsn = "", as_json: AsJson = False) -> None:
-    """Streams, queues, durable readers and sinks: what waits, for how long, what is leased and dead."""
+    """Show streams, queues, durable readers and sinks: backlog, age, leases and dead letters."""
     with connect(dsn, max_size=1) as broker:
         streams, queues = broker.stream_status(), broker.queue_status()
         readers, sinks = broker.reader_status(), broker.sink_status()

@@ -15,17 +15,19 @@ from pgmb.cli.options import AsJson, Dsn, StreamName, Yes
 from pgmb.cli.terminal import confirm
 
 streams = typer.Typer(
-    help="Streams: logs with a name, each with a retention of its own.", no_args_is_help=True
+    help="Streams: named logs of events, each with its own retention.", no_args_is_help=True
 )
 
 Name: TypeAlias = Annotated[str, typer.Argument(help="Letters, digits, and _ . - inside; at most 40.")]
 RotateEvery: TypeAlias = Annotated[
     timedelta | None,
     typer.Option(
-        parser=durations.parse_or_off, metavar="DURATION|off", help="Open a new segment that often."
+        parser=durations.parse_or_off, metavar="DURATION|off", help="Open a new segment at this interval."
     ),
 ]
-RotateEvents: TypeAlias = Annotated[int | None, typer.Option(help="Or after this many events.")]
+RotateEvents: TypeAlias = Annotated[
+    int | None, typer.Option(help="Open a new segment after this many events.")
+]
 KeepFor: TypeAlias = Annotated[
     timedelta | None,
     typer.Option(
@@ -37,7 +39,9 @@ KeepFor: TypeAlias = Annotated[
 DropUnread: TypeAlias = Annotated[
     bool | None,
     typer.Option(
-        "--drop-unread/--no-drop-unread", help="Also what a queue has not passed.", show_default=False
+        "--drop-unread/--no-drop-unread",
+        help="Also drop segments that a queue has not read.",
+        show_default=False,
     ),
 ]
 Archive: TypeAlias = Annotated[
@@ -54,7 +58,7 @@ def register(app: typer.Typer) -> None:
 
 
 def list_streams(dsn: Dsn = "", as_json: AsJson = False) -> None:
-    """Every stream: events, segments, rates, size."""
+    """List streams with events, segments, rates and size."""
     with connect(dsn, max_size=1) as broker:
         found = broker.stream_status()
     if as_json:
@@ -64,7 +68,7 @@ def list_streams(dsn: Dsn = "", as_json: AsJson = False) -> None:
 
 
 def show(name: StreamName, dsn: Dsn = "", as_json: AsJson = False) -> None:
-    """One stream: its settings and where it stands."""
+    """Show one stream: settings and state."""
     with connect(dsn, max_size=1) as broker:
         given = settings.of_stream(broker, name)
         found = next((one for one in broker.stream_status() if one.stream == name), None)
@@ -87,7 +91,7 @@ def create(
     drop_unread: DropUnread = None,
     archive: Archive = None,
 ) -> None:
-    """Create a stream; nothing happens when it exists."""
+    """Create a stream. Does nothing if it exists."""
     with connect(dsn, max_size=1) as broker:
         existed = any(one.stream == name for one in broker.stream_status())
         change(
@@ -99,9 +103,7 @@ def create(
             drop_unread=bool(drop_unread),
             archive=bool(archive),
         )
-    output.line(
-        f"Stream {name} exists already; nothing was changed." if existed else f"Created stream {name}."
-    )
+    output.line(f"Stream {name} exists already; nothing changed." if existed else f"Created stream {name}.")
 
 
 def alter(
@@ -113,7 +115,7 @@ def alter(
     drop_unread: DropUnread = None,
     archive: Archive = None,
 ) -> None:
-    """Change how a stream rotates and what it keeps; what is not named stays."""
+    """Change single settings of a stream: rotation and retention."""
     with connect(dsn, max_size=1) as broker:
         change(
             broker.alter_stream,
@@ -128,7 +130,7 @@ def alter(
 
 
 def drop(name: StreamName, dsn: Dsn = "", yes: Yes = False) -> None:
-    """Drop a stream with all its events; refused while queues read it."""
+    """Drop a stream with all its events. Fails while queues read it."""
     with connect(dsn, max_size=1) as broker:
         count = next((one.events for one in broker.stream_status() if one.stream == name), 0)
         confirm(f"Drop stream {name} with its {count:,} events?", yes)

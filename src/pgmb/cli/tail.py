@@ -33,14 +33,14 @@ def tail(
         moments.Moment | None,
         typer.Option(parser=moments.parse, metavar="POINT", help=f"{moments.MEANT}; by default latest."),
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow/--no-follow", help="Wait for more.")] = True,
+    follow: Annotated[bool, typer.Option("--follow/--no-follow", help="Wait for new events.")] = True,
     max: Annotated[int | None, typer.Option(help="End after this many events.", min=1)] = None,
     equals: Equals = None,
     filter: FilterBy = None,
     param: Params = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON document a line.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document per line.")] = False,
 ) -> None:
-    """Print events as they are committed, until interrupted. Queues get them all the same."""
+    """Print events as they are committed, until interrupted. Queues are not affected."""
     with interruptible(), connect(dsn, max_size=2) as broker:
         after = None if since is None else since.position(broker, stream)
         asked = filters.given(equals, filter, None, param)

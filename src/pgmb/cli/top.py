@@ -45,13 +45,15 @@ def top(
     interval: Annotated[
         timedelta | None,
         typer.Option(
-            parser=durations.parse, metavar="DURATION", help="Between two looks.", show_default="2s"
+            parser=durations.parse, metavar="DURATION", help="The refresh interval.", show_default="2s"
         ),
     ] = None,
-    once: Annotated[bool, typer.Option("--once", help="One frame, measured over one interval.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON a refresh.")] = False,
+    once: Annotated[
+        bool, typer.Option("--once", help="Print one frame, measured over one interval.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per refresh.")] = False,
 ) -> None:
-    """Watch streams, queues and readers: rates, depth, age, leases, failures. q quits, p pauses."""
+    """Watch rates, backlog, age, leases and failures live. Keys: q quits, p pauses."""
     pause = 2.0 if interval is None else max(interval.total_seconds(), 0.1)
     with connect(dsn, max_size=1) as broker, interruptible():
         if once or as_json or not sys.stdout.isatty():

@@ -25,30 +25,35 @@ def register(app: typer.Typer) -> None:
 
 def work(
     target: Annotated[str, typer.Argument(help="Where the app is: module:app, from the current directory.")],
-    processes: Annotated[int, typer.Option(min=1, help="How many worker processes.")] = 1,
+    processes: Annotated[int, typer.Option(min=1, help="Number of worker processes.")] = 1,
     queue: Annotated[
         list[str] | None, typer.Option(help="Only this queue; may be repeated. All by default.")
     ] = None,
     concurrency: Annotated[
-        int | None, typer.Option(min=1, help="Events at once, a queue and process.", show_default=False)
+        int | None, typer.Option(min=1, help="Concurrent events per queue and process.", show_default=False)
     ] = None,
     grace: Annotated[
         float | None,
-        typer.Option(min=0, help="Seconds for what is running at the end.", show_default=False),
+        typer.Option(min=0, help="Seconds to wait for running handlers at shutdown.", show_default=False),
     ] = None,
     dsn: Annotated[
         str | None,
-        typer.Option(envvar=_DSN, show_envvar=False, help="Instead of the app's own.", show_default=False),
+        typer.Option(
+            envvar=_DSN,
+            show_envvar=False,
+            help="Connection string to use instead of the app's own.",
+            show_default=False,
+        ),
     ] = None,
     install: Annotated[
-        bool, typer.Option("--install", help="Install or upgrade the schema first, where that is due.")
+        bool, typer.Option("--install", help="Install or upgrade the schema first, if needed.")
     ] = False,
     metrics_port: Annotated[
         int | None,
-        typer.Option(min=1, max=65535, help="Serve metrics for Prometheus there.", show_default=False),
+        typer.Option(min=1, max=65535, help="Serve Prometheus metrics on this port.", show_default=False),
     ] = None,
 ) -> None:
-    """Run an app's handlers until it is interrupted: finish what is running, hand back the rest."""
+    """Run an app's handlers until interrupted. Running handlers finish; other leased events are released."""
     logs.configure(text="%(asctime)s %(levelname)s %(name)s %(message)s")
     if processes > 1:
         sys.exit(_supervised(target, processes, queue or [], concurrency, grace, dsn, install, metrics_port))

@@ -217,7 +217,7 @@ class Access:
     def check_csrf(self, principal: Principal, given: str | None) -> None:
         """Raise Problem 403 unless a session's CSRF token matches. Keys in a header need none."""
         if principal.csrf is not None and (given is None or not is_same(principal.csrf, given)):
-            raise Problem(403, "csrf", "the form is not of this session: load the page again")
+            raise Problem(403, "csrf", "the form belongs to another session: reload the page")
 
     async def _cached(self, kind: str, text: str, lookup: _Lookup) -> Principal | None:
         if _is_malformed(text):
@@ -257,7 +257,7 @@ class Access:
     ) -> bool:
         found = await rows(
             self._broker,
-            "select pgmb.give_pass(%s, %s, %s, %s, %s)",
+            "select pgmb.create_access_token(%s, %s, %s, %s, %s)",
             (holder.key, kind, digest(text), sorted(scopes), lasts),
         )
         return bool(found[0][0])

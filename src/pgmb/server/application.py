@@ -193,18 +193,18 @@ async def _known_error(request: Request, error: Exception) -> Response:
 
 
 async def _not_found(_: Request, __: Exception) -> Response:
-    return Problem(404, "not_found", "there is nothing here").response()
+    return Problem(404, "not_found", "not found").response()
 
 
 async def _not_allowed(_: Request, error: Exception) -> Response:
     headers = getattr(error, "headers", None)
-    return Problem(405, "method_not_allowed", "not a method of this", headers=headers).response()
+    return Problem(405, "method_not_allowed", "method not allowed", headers=headers).response()
 
 
 async def _internal_error(request: Request, error: Exception) -> Response:
     request_id = request.scope.get(REQUEST_ID, "-")
     logger.error("request %s failed: %s", request_id, type(error).__name__, exc_info=error)
-    return Problem(500, "internal", "this should not have happened; the log says more").response()
+    return Problem(500, "internal", "internal error; see the server's log").response()
 
 
 _STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)

@@ -83,4 +83,4 @@ async def read_body(request: Request, most: int) -> bytes:
 
 
 def too_large(most: int) -> Problem:
-    return Problem(413, "too_large", f"a request may have {most} bytes")
+    return Problem(413, "too_large", f"a request may have at most {most} bytes")

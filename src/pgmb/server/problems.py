@@ -122,8 +122,8 @@ def unauthorised() -> Problem:
     return Problem(
         401,
         "unauthorised",
-        "a key is needed, and this is none",
-        hint="Send `Authorization: Bearer KEY`; `pgmb keys create` makes one.",
+        "missing or invalid API key",
+        hint="Send `Authorization: Bearer KEY`; Create one with `pgmb keys create`.",
         headers={"WWW-Authenticate": 'Bearer realm="pgmb"'},
     )
 

@@ -60,7 +60,7 @@ class Http:
         elif self._serving.done():
             # It ends when it is told to, and for no other reason.
             self._serving.result()
-            raise RuntimeError("the HTTP server has ended by itself")
+            raise RuntimeError("the HTTP server ended unexpectedly")
         return 1.0
 
     async def close(self, broker: AsyncBroker) -> None:
@@ -108,7 +108,7 @@ def _listening(host: str, port: int) -> socket.socket:
         found = socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except OSError as error:
         refused = InvalidArgument(f"cannot listen on {host} port {port}: {error.strerror or error}")
-        refused.advise("Another process may have it: choose one with --port (0: any that is free).")
+        refused.advise("Another process may use it. Choose another with --port; 0 selects a free one.")
         raise refused from error
     found.setblocking(False)
     return found
@@ -121,5 +121,7 @@ def _check_certificate(certificate: str | None, key: str | None) -> None:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)
     except OSError as error:
         refused = InvalidArgument(f"cannot use {certificate}: {error}")
-        refused.advise("--ssl-certfile and --ssl-keyfile name PEM files: the chain, and its key.")
+        refused.advise(
+            "--ssl-certfile and --ssl-keyfile must be PEM files: the certificate chain, and its key."
+        )
         raise refused from error

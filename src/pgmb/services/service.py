@@ -100,7 +100,7 @@ async def _run(broker: AsyncBroker, service: Service, stop: asyncio.Event, turns
             # The server is restarting, or something is in the way: nothing that giving up would mend.
             pause = min(_FIRST_PAUSE_SECONDS * 2**failures, LONGEST_RETRY_SECONDS)
             failures = min(failures + 1, 10)
-            logger.warning("%s: %s; again in %.1f s", service.name, error, pause)
+            logger.warning("%s: %s; retrying in %.1f s", service.name, error, pause)
         finally:
             turns.end(service.name)
         with contextlib.suppress(TimeoutError):
@@ -114,4 +114,4 @@ async def _close(broker: AsyncBroker, service: ClosableService) -> None:
         await service.close(broker)
     except (psycopg.Error, PoolTimeout, PgmbError) as error:
         # What it held comes back when its leases expire.
-        logger.warning("could not give back what was under way: %s", error)
+        logger.warning("could not release the events in progress: %s", error)

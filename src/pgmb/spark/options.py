@@ -29,7 +29,7 @@ class SparkOptions:
                     if near
                     else f"; there are {', '.join(names.values())}"
                 )
-                raise ValueError(f"pgmb does not know the option {name}{hint}")
+                raise ValueError(f"unknown option {name}{hint}")
 
     def __contains__(self, name: str) -> bool:
         return name.lower() in self._options
@@ -41,7 +41,7 @@ class SparkOptions:
         """A number of at least 1."""
         text = self.text(name)
         if text is not None and (not text.strip().isdecimal() or int(text) < 1):
-            raise ValueError(f"{name} is a number above 0, not {text!r}")
+            raise ValueError(f"{name} must be a number above 0, got {text!r}")
         return None if text is None else int(text)
 
     def truth(self, name: str, default: bool) -> bool:
@@ -51,7 +51,7 @@ class SparkOptions:
         """One of the allowed values; the first is the default."""
         value = (self.text(name) or allowed[0]).strip().lower()
         if value not in allowed:
-            raise ValueError(f"{name} is {' or '.join(allowed)}, not {value!r}")
+            raise ValueError(f"{name} must be {' or '.join(allowed)}, got {value!r}")
         return value
 
     def duration(self, name: str, default: float) -> float:
@@ -63,7 +63,7 @@ class SparkOptions:
         try:
             return float(number) * _UNIT_SECONDS[text.strip()[len(number) :]]
         except (KeyError, ValueError):
-            raise ValueError(f"{name} is a time such as 15m, 30s or 500ms, not {text!r}") from None
+            raise ValueError(f"{name} must be a duration such as 15m, 30s or 500ms, got {text!r}") from None
 
     def moment(self, name: str) -> int | None:
         """Microseconds since 1970, from ISO 8601 (UTC without a time zone) or Kafka's milliseconds."""
@@ -75,7 +75,7 @@ class SparkOptions:
         try:
             at = datetime.fromisoformat(text.strip())
         except ValueError:
-            raise ValueError(f"{name} is a time such as 2026-01-31T10:00:00Z, not {text!r}") from None
+            raise ValueError(f"{name} must be a time such as 2026-01-31T10:00:00Z, got {text!r}") from None
         at = at if at.tzinfo else at.replace(tzinfo=UTC)
         return int(at.replace(microsecond=0).timestamp()) * 1_000_000 + at.microsecond
 
@@ -142,11 +142,11 @@ class ReadOptions(msgspec.Struct, frozen=True):
         if len(read_urls) != len(urls):
             raise ValueError(f"readUrl names {len(read_urls)} databases, url {len(urls)}: one for each")
         if "startingTimestamp" in given and "startingOffsets" in given:
-            raise ValueError("startingTimestamp or startingOffsets, not both")
+            raise ValueError("set startingTimestamp or startingOffsets, not both")
         if streaming:
             for name in ("endingOffsets", "endingTimestamp"):
                 if name in given:
-                    raise ValueError(f"{name} is for batch reads: a stream does not end")
+                    raise ValueError(f"{name} is for batch reads only")
         return cls(
             urls=urls,
             read_urls=read_urls,
@@ -189,7 +189,7 @@ def offsets_given(text: str) -> dict[str, object] | None:
     try:
         found = json.loads(text)
     except ValueError as error:
-        raise ValueError(f"offsets are earliest, latest or JSON: {error}") from None
+        raise ValueError(f"offsets must be earliest, latest or JSON: {error}") from None
     return dict(found)
 
 
@@ -242,16 +242,14 @@ class WriteOptions(msgspec.Struct, frozen=True):
         guarantee = given.one_of("deliveryGuarantee", "exactly-once", "at-least-once")
         committed = given.one_of("commitMode", "staged", "direct")
         if guarantee == "at-least-once" and "commitMode" in given:
-            raise ValueError(
-                "commitMode is about exactly-once: leave it out with deliveryGuarantee=at-least-once"
-            )
+            raise ValueError("commitMode cannot be combined with deliveryGuarantee=at-least-once")
         app, version = given.text("txnAppId"), _version(given.text("txnVersion"))
         if app is not None and not 0 < len(app) <= 500:
-            raise ValueError("txnAppId is a name of 1 to 500 characters")
+            raise ValueError("txnAppId must have 1 to 500 characters")
         if streaming and version is not None:
-            raise ValueError("txnVersion is for batch writes: the version of a stream is its batch")
+            raise ValueError("txnVersion is for batch writes only; a streaming write uses its batch number")
         if not streaming and (app is None) != (version is None):
-            raise ValueError("txnAppId and txnVersion go together")
+            raise ValueError("txnAppId and txnVersion must be set together")
         named = {name: given.text(f"{name}Column") for name in COLUMNS}
         return cls(
             url=url,
@@ -269,5 +267,5 @@ def _version(text: str | None) -> int | None:
     if text is None:
         return None
     if not text.strip().isdecimal() or int(text) >= 2**63:
-        raise ValueError(f"txnVersion is a number from 0, not {text!r}")
+        raise ValueError(f"txnVersion must be a number of at least 0, got {text!r}")
     return int(text)

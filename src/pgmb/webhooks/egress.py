@@ -98,8 +98,8 @@ class Guard:
             try:
                 network = ip_network(text)
             except ValueError as error:
-                refused = InvalidArgument(f"{text!r} is no range of addresses: {error}")
-                refused.advise("Write a CIDR such as 10.1.0.0/16 or fd00:1::/32.")
+                refused = InvalidArgument(f"{text!r} is not an address range: {error}")
+                refused.advise("Use CIDR notation, such as 10.1.0.0/16 or fd00:1::/32.")
                 raise refused from None
             if isinstance(network, IPv4Network):
                 self._allowed_4.append(network)
@@ -111,7 +111,7 @@ class Guard:
         try:
             parsed = ip_address(address.partition("%")[0])
         except ValueError:
-            raise AddressRefused(f"{address!r} is no address") from None
+            raise AddressRefused(f"{address!r} is not an IP address") from None
         why = self._why_not_4(parsed) if isinstance(parsed, IPv4Address) else self._why_not_6(parsed)
         if why is not None:
             refused = AddressRefused(f"{address} is not public ({why})")
@@ -122,7 +122,7 @@ class Guard:
         """Create a socket for a permitted address. aiohttp's connector calls it for every connection."""
         family, kind, protocol, _, address = info
         if family not in (socket.AF_INET, socket.AF_INET6):
-            raise AddressRefused("only IPv4 and IPv6 are connected to")
+            raise AddressRefused("only IPv4 and IPv6 are supported")
         self.check(str(address[0]))
         return socket.socket(family, kind, protocol)
 

@@ -337,7 +337,7 @@ class EndpointDirectory:
         if not sealed:
             return ()
         if self._key is None:
-            raise SecretKeyMissing("it has secrets, and no key is set to open them")
+            raise SecretKeyMissing("it has secrets, but PGMB_SECRET_KEY is not set")
         return tuple(parse_secret(self._key.open(bytes(one), endpoint)) for one in sealed)
 
 

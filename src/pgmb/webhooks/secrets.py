@@ -115,7 +115,7 @@ def _decoded(text: str) -> bytes:
 
 def _invalid_secret(said: str) -> InvalidArgument:
     error = InvalidArgument(said)
-    error.advise("pgmb.webhooks.secrets.generate_secret() makes one.")
+    error.advise("Create one with pgmb.webhooks.secrets.generate_secret().")
     return error
 
 

@@ -243,7 +243,7 @@ def _opened(row: dict[str, Any], key: SealingKey | None) -> Endpoint:
     sealed = row.pop("secrets")
     if sealed and key is None:
         missing = SecretKeyMissing("the endpoint has secrets, and no key is set to open them")
-        missing.advise("Set PGMB_SECRET_KEY to the key that sealed them.")
+        missing.advise("Set PGMB_SECRET_KEY to the key that encrypted them.")
         raise missing
     opened = [key.open(bytes(one), row["id"]) for one in sealed] if key is not None else []
     return Endpoint(**row, secrets=tuple(map(parse_secret, opened)))

@@ -275,7 +275,7 @@ EARLIEST = '(1,5,0,0,"3:3:",0,3)'
 
 @pytest.mark.parametrize("text", ["", "x", EARLIEST + "|", f"{EARLIEST}|{EARLIEST}@-1", '(1,"3:3:",0,3,0/0)'])
 def test_texts_that_are_no_cursor_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="not a p"):
+    with pytest.raises(ValueError, match="invalid position"):
         ReadCursor.parse(text)
 
 

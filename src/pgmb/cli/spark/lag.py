@@ -26,25 +26,29 @@ def lag(
     max_lag: Annotated[
         timedelta | None,
         typer.Option(
-            parser=durations.parse, metavar="DURATION", help="Exit with 1 if one is later, or lost events."
+            parser=durations.parse,
+            metavar="DURATION",
+            help="Exit with 1 if a reader is further behind or lost events.",
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Durable readers: what waits for them and for how long. Exit code: 0, 1 too late, 3 could not check."""
+    """Show the backlog and lag of durable readers. Exit code: 0, 1 too late, 3 could not check."""
     try:
         with connect(dsn, max_size=1) as broker:
             found = [one for one in broker.reader_status() if not readers or one.reader in readers]
     except (psycopg.OperationalError, PoolTimeout) as error:
         output.fail(
             str(error).strip() or "the connection was lost",
-            "Is the server running, and the address right? --dsn, PGMB_DSN or DATABASE_URL name it.",
+            "Check that the server is running and that --dsn, PGMB_DSN or DATABASE_URL is right.",
             _COULD_NOT_CHECK,
         )
     if as_json:
         output.json(found)
-    else:
+    elif found:
         output.console().print(status.reader_table(found))
+    elif not readers:
+        output.line("No durable readers. A query with the option readerName is one.")
     missing = set(readers or ()) - {one.reader for one in found}
     if missing:
         output.fail(

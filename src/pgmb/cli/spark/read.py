@@ -53,7 +53,7 @@ def read(
         list[str] | None,
         typer.Option(help="Only these: * is one word, # any number of words.", show_default=False),
     ] = None,
-    limit: Annotated[int | None, typer.Option(help="How many at most.", min=1)] = None,
+    limit: Annotated[int | None, typer.Option(help="Maximum number.", min=1)] = None,
     master: Master = "local[*]",
     conf: Conf = None,
 ) -> None:

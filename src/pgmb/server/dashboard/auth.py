@@ -59,7 +59,7 @@ class Visit(msgspec.Struct, frozen=True):
         """A query parameter; None if it is empty."""
         value = self.request.query_params.get(name, "").strip()
         if "\0" in value:
-            raise Problem(422, "invalid_argument", f"{name} holds a NUL character")
+            raise Problem(422, "invalid_argument", f"{name} contains a NUL character")
         return value or None
 
     def number(self, name: str) -> int | None:
@@ -73,7 +73,7 @@ class Visit(msgspec.Struct, frozen=True):
     def needed(self, name: str) -> str:
         value = self.given(name)
         if value is None:
-            raise Problem(404, "not_found", f"the address names no {name}")
+            raise Problem(404, "not_found", f"the query parameter {name} is missing")
         return value
 
 
@@ -89,7 +89,9 @@ async def admit(access: Access, request: Request, verb: Verb) -> Visit:
 
 async def read_form(request: Request) -> Form:
     if not request.headers.get("content-type", "").startswith("application/x-www-form-urlencoded"):
-        raise Problem(415, "unsupported_media_type", "a form is sent as application/x-www-form-urlencoded")
+        raise Problem(
+            415, "unsupported_media_type", "forms must be sent as application/x-www-form-urlencoded"
+        )
     body = await read_body(request, _MOST_FORM_BYTES)
     try:
         fields = parse_qsl(
@@ -98,7 +100,7 @@ async def read_form(request: Request) -> Form:
     except ValueError as error:
         raise Problem(422, "invalid_argument", "the form cannot be read") from error
     if any("\0" in value for _, value in fields):
-        raise Problem(422, "invalid_argument", "the form holds a NUL character")
+        raise Problem(422, "invalid_argument", "the form contains a NUL character")
     return Form([(name, value.strip()) for name, value in fields])
 
 

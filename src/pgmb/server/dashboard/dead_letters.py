@@ -120,7 +120,7 @@ async def change(router: PageRouter, visit: Visit, form: Form) -> Response:
     back = "/ui/dead" + (f"?{urlencode(asked.given)}" if asked.given else "")
     verb, _, which = (action or "").partition("-")
     if verb not in ("redrive", "drop") or which not in ("chosen", "matching"):
-        raise invalid("there is no such action")
+        raise invalid("unknown action")
     if verb == "drop" and form.get("confirm") != "yes":
         raise invalid("this needs to be confirmed")
     if which == "chosen":

@@ -85,7 +85,7 @@ async def _changed(router: PageRouter, visit: Visit, form: Form, name: str, acti
         async with router.changing(visit, "redrive_failed", name, detail) as conn:
             detail["count"] = count = await broker.redrive_failed(name, conn=conn)
         return f"{plural(count, 'event')} sent to {name} again"
-    raise invalid("there is no such action")
+    raise invalid("unknown action")
 
 
 async def _resent(router: PageRouter, visit: Visit, form: Form, name: str) -> str:

@@ -177,7 +177,7 @@ def _local_target(target: str | None) -> str:
 
 async def stream_samples(router: PageRouter, visit: Visit) -> Response:
     if router.sampler.watchers >= _MOST_VIEWERS:
-        raise Problem(503, "busy", "too many look at this process already", headers={"Retry-After": "10"})
+        raise Problem(503, "busy", "too many viewers on this process", headers={"Retry-After": "10"})
     headers = {**PAGE, "Cache-Control": "no-store, no-transform", "X-Accel-Buffering": "no"}
     if visit.request.method == "HEAD":
         return Response(headers=headers, media_type="text/event-stream")

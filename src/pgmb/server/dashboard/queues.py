@@ -100,7 +100,7 @@ async def _changed(router: PageRouter, visit: Visit, form: Form, name: str, acti
         return f"{name} is purged: it goes on with what is published from now on"
     if action == "seek":
         return await _sought(router, visit, form, name)
-    raise Problem(422, "invalid_argument", "there is no such action")
+    raise Problem(422, "invalid_argument", "unknown action")
 
 
 async def _sought(router: PageRouter, visit: Visit, form: Form, name: str) -> str:

@@ -70,7 +70,7 @@ class Assets:
     async def serve(self, request: Request) -> Response:
         found = self._files.get(request.path_params["name"])
         if found is None:
-            return Problem(404, "not_found", "there is nothing here", headers=SECURITY).response()
+            return Problem(404, "not_found", "not found", headers=SECURITY).response()
         headers = {**SECURITY, "Cache-Control": "public, max-age=31536000, immutable"}
         return Response(found[0], headers=headers, media_type=found[1])
 

@@ -92,7 +92,9 @@ class PageRouter:
                 assert visit.principal is not None  # noqa: S101
                 self.context.access.check_csrf(visit.principal, form.get("csrf"))
                 if not visit.principal.may(verb):
-                    raise Problem(403, "forbidden", "this session may only look")
+                    raise Problem(
+                        403, "forbidden", "this session is read-only: it needs a key with the scope operate"
+                    )
                 return await handler(self, visit, form)
             except NotSignedInError:
                 return self._redirect_to_login(visit)
@@ -102,7 +104,7 @@ class PageRouter:
         return Route(path, answer, methods=["POST"])
 
     async def nothing(self, _: PageRouter, __: Visit) -> Response:
-        raise Problem(404, "not_found", "there is no such page")
+        raise Problem(404, "not_found", "page not found")
 
     async def rows(self, statement: str, parameters: Any = ()) -> list[dict[str, Any]]:
         """Run a statement with a timeout of five seconds, and return its rows."""

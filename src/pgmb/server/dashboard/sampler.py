@@ -181,7 +181,7 @@ class Sampler:
             except (psycopg.Error, PgmbError, PoolTimeout) as error:
                 # Logged once, not at every sample.
                 if not self._failing:
-                    logger.warning("the dashboard cannot look at the database: %s", error)
+                    logger.warning("the dashboard cannot read the database: %s", error)
                 self._failing = True
             self._hurry.clear()
             with contextlib.suppress(TimeoutError):

@@ -76,7 +76,7 @@ def binary(headers: Mapping[str, str], media_type: str, body: bytes) -> NewEvent
 
 def _of_document(document: dict[str, msgspec.Raw]) -> NewEvent:
     if "data_base64" in document:
-        raise ValueError("data that is not JSON")
+        raise ValueError("data must be JSON")
     attributes = {name: _attribute(raw) for name, raw in document.items() if name not in _DATA}
     return _event(attributes, document.get("data", _NOTHING))
 
@@ -89,7 +89,7 @@ def _event(attributes: dict[str, Any], data: msgspec.Raw) -> NewEvent:
         if not isinstance(given.get(name), str) or not given[name]:
             raise ValueError(f"the attribute {name} is missing")
     if not all(_NAME.fullmatch(name) for name in given):
-        raise ValueError("an attribute's name has other than small letters and digits")
+        raise ValueError("attribute names may contain only lower-case letters and digits")
     if given.get("datacontenttype") == "application/json":
         del given["datacontenttype"]
     headers = _headers(given["pgmbheaders"]) if "pgmbheaders" in given else {}

@@ -107,7 +107,7 @@ async def redrive(call: Call, queue: Name, body: Chosen) -> Counted:
 async def drop_dead(call: Call, queue: Name, body: DropDead) -> Counted:
     """Delete the selected dead letters, or all."""
     if not body.all and not _told(body):
-        raise invalid("which dead letters was not said", "Name some, or say `all`.")
+        raise invalid("no dead letters selected", "Send `ids`, or `all`.")
     async with call.changing() as change:
         ids = await _chosen(change.conn, queue, body)
         count = await call.broker.drop_dead(queue, ids, conn=change.conn)

@@ -177,7 +177,7 @@ async def alter_endpoint(call: Call, endpoint: Name, body: AlterEndpoint) -> Non
     """Change an endpoint's settings; omitted ones stay. `rps` 0 and `gzip_above` -1 remove these limits."""
     given = {name: value for name, value in audited(body).items() if value is not None}
     if not given:
-        raise invalid("nothing to change was named")
+        raise invalid("nothing to change: no setting was given")
     async with call.changing() as change:
         await call.broker.alter_endpoint(endpoint, **given, conn=change.conn)
         await change.record("alter_endpoint", endpoint, **_audited(body))

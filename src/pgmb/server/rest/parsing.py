@@ -37,7 +37,7 @@ def checked(read: Callable[[], Any], what: str) -> Any:
     except (msgspec.MsgspecError, ValueError, OverflowError) as error:
         # The message names the field and does not quote the input.
         said = "not UTF-8" if isinstance(error, UnicodeError) else str(error)
-        raise invalid(f"the {what} is not as it should be", said[:_LONGEST_DETAIL]) from error
+        raise invalid(f"invalid {what}", said[:_LONGEST_DETAIL]) from error
     _check_durations(given)
     return given
 
@@ -54,7 +54,7 @@ def query_values(request: Request, kind: type[msgspec.Struct] | None) -> Any:
         given[name] = value
     if kind is None:
         if given:
-            raise invalid("there are no query parameters here", next(iter(given))[:_LONGEST_DETAIL])
+            raise invalid("unknown query parameter", next(iter(given))[:_LONGEST_DETAIL])
         return None
     integers = _integers(kind)
     values = {name: _integer(value) if name in integers else value for name, value in given.items()}
@@ -84,19 +84,19 @@ def media_type(request: Request) -> str:
 
 def unsupported(accepted: Mapping[str, Any] | tuple[str, ...]) -> Problem:
     hint = f"This takes {', '.join(accepted)}."
-    return Problem(415, "unsupported_media_type", "not a content type of this", hint=hint)
+    return Problem(415, "unsupported_media_type", "unsupported content type", hint=hint)
 
 
 async def body_bytes(request: Request, most: int) -> bytes:
     try:
         body = await read_body(request, most)
     except ClientDisconnect as error:
-        raise Problem(400, "disconnected", "the client went away") from error
+        raise Problem(400, "disconnected", "the client disconnected") from error
     encoding = request.headers.get("content-encoding", "").strip().lower()
     if encoding in ("", "identity"):
         return body
     if encoding != "gzip":
-        raise Problem(415, "unsupported_encoding", "not a content encoding of this", hint="This takes gzip.")
+        raise Problem(415, "unsupported_encoding", "unsupported content encoding", hint="This takes gzip.")
     return _unzipped(body, most)
 
 
@@ -124,7 +124,7 @@ def _unzipped(body: bytes, most: int) -> bytes:
 def _check_durations(given: Any) -> None:
     for one in _within(given):
         if not timedelta() <= one <= _LONGEST:
-            raise invalid("not a duration: less than nothing, or more than a hundred years")
+            raise invalid("invalid duration: it must be between 0 and 100 years")
 
 
 def _within(given: Any) -> Iterator[timedelta]:
@@ -144,7 +144,7 @@ def position(text: str) -> Position:
     try:
         return Position.parse(text)
     except ValueError as error:
-        raise invalid("not a position") from error
+        raise invalid("invalid position") from error
 
 
 async def point(broker: AsyncBroker, stream: str, text: str) -> Position:
@@ -158,7 +158,7 @@ async def point(broker: AsyncBroker, stream: str, text: str) -> Position:
     try:
         at = msgspec.convert(text, datetime)
     except msgspec.ValidationError:
-        raise invalid("not a point in a stream", "earliest, latest, a time, or a position") from None
+        raise invalid("invalid position", "Use earliest, latest, a time, or a position.") from None
     return await broker.position_at(stream, at)
 
 

@@ -70,7 +70,7 @@ async def publish(call: Call, stream: StreamName, body: bytes) -> Published:
     events = reading.checked(lambda: _events(call, body), "body")
     most = call.context.limits.events
     if len(events) > most:
-        raise Problem(413, "too_many_events", f"a request may have {most} events")
+        raise Problem(413, "too_many_events", f"a request may have at most {most} events")
     if len(events) == 1:
         return Published([await _publish_one(call, stream, events[0])])
     with translated():
@@ -97,7 +97,7 @@ def _events(call: Call, body: bytes) -> list[NewEvent]:
 
 def _some(events: list[NewEvent]) -> list[NewEvent]:
     if not events:
-        raise ValueError("there are no events in it")
+        raise ValueError("the request contains no events")
     return events
 
 

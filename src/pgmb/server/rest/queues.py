@@ -138,7 +138,7 @@ async def alter_queue(call: Call, queue: Name, body: AlterQueue) -> None:
     """Change a queue's settings; omitted ones stay."""
     given = {name: value for name, value in audited(body).items() if value is not None}
     if not given:
-        raise invalid("nothing to change was named")
+        raise invalid("nothing to change: no setting was given")
     async with call.changing() as change:
         await call.broker.alter_queue(queue, **given, conn=change.conn)
         await change.record("alter_queue", queue, **given)
@@ -146,7 +146,7 @@ async def alter_queue(call: Call, queue: Name, body: AlterQueue) -> None:
 
 @operations.add("POST", f"{_QUEUE}/bind", OPERATE)
 async def bind(call: Call, queue: Name, body: Bind) -> None:
-    """Replace a queue's patterns and filter, from its position on."""
+    """Replace a queue's patterns and filter, from its current position on."""
     async with call.changing() as change:
         await call.broker.bind(queue, **audited(body), conn=change.conn)
         await change.record("bind", queue, **audited(body))
@@ -180,7 +180,7 @@ async def resume(call: Call, queue: Name, body: Nothing) -> None:
 
 @operations.add("POST", f"{_QUEUE}/seek", OPERATE, problems=(410,))
 async def seek(call: Call, queue: Name, body: Seek) -> None:
-    """Move a queue to a point in its stream. Leases end and retries are dropped; dead letters stay."""
+    """Move a queue to a point in its stream. Drops leases and retries; keeps dead letters."""
     to = await point(call.broker, await call.broker.stream_of(queue), body.to)
     with taken_elsewhere():
         async with call.changing() as change:

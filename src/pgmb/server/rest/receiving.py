@@ -67,7 +67,7 @@ async def receive(call: Call, queue: Name, body: Receive) -> Received:
     """
     most = call.context.limits.events
     if body.max > most:
-        raise invalid(f"a request may ask for {most} events")
+        raise invalid(f"a request may ask for at most {most} events")
     watching = partial(call.context.access.watching, call.principal)
     lease = await call.service.polls.receive(
         call.request, queue, body.max, body.wait, body.lease_for, watching

@@ -109,7 +109,7 @@ def _subscribeed(request: Request, stream: str) -> Subscription:
         )
     event = query.get("event", "message")
     if event not in ("message", "topic"):
-        raise invalid("event is message or topic")
+        raise invalid("event must be message or topic")
     return Subscription(
         stream=stream,
         topics=tuple(query.getlist("topic")),
@@ -126,7 +126,7 @@ def _object(text: str | None, name: str) -> dict[str, Any] | None:
     try:
         return msgspec.json.decode(text, type=dict[str, Any])
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        raise invalid(f"{name} is a JSON object", str(error)) from error
+        raise invalid(f"{name} must be a JSON object", str(error)) from error
 
 
 logger = logging.getLogger("pgmb.server")
@@ -327,7 +327,7 @@ class Hub:
         if self._context.draining:
             raise Problem(503, "draining", "this process is shutting down", headers={"Retry-After": "1"})
         if self._context.counts.sse_clients >= self._context.limits.clients:
-            raise busy("no more readers fit in here")
+            raise busy("too many readers on this process")
         async with self._opening:
             found = self._sources.get(stream)
             if found is None:
@@ -340,7 +340,7 @@ class Hub:
         tail = source.tail
         fresh = interest.filter_query is not None and interest.filter_query not in tail.filters
         if fresh and len(tail.filters) >= _MOST_FILTERS:
-            raise busy("too many different filters are read here")
+            raise busy("too many different filters on this process")
         await tail.register(interest, client_id)
 
     async def drain(self) -> None:

@@ -50,7 +50,7 @@ class Interest(NamedTuple):
         """Validate an interest. Raises InvalidArgument. The database validates the filter."""
         wanted = tuple(sorted(set(patterns))) or ("#",)
         if len(wanted) > _MOST_PATTERNS or any(len(pattern) > 1000 for pattern in wanted):
-            raise InvalidArgument(f"a reader may ask for {_MOST_PATTERNS} patterns")
+            raise InvalidArgument(f"a reader may have at most {_MOST_PATTERNS} patterns")
         for pattern in wanted:
             compiled(pattern)
         asked = sorted(_flattened(equals)) if equals is not None else []
@@ -183,7 +183,7 @@ def _params_text(given: Mapping[str, Any]) -> str:
 
 
 def _invalid_equals() -> InvalidArgument:
-    refused = InvalidArgument("not fields to be equal")
+    refused = InvalidArgument("invalid equals")
     refused.advise(
         "An object of topic and key, which are texts, payload and headers with single values:"
         ' {"payload": {"status": "paid"}}.'

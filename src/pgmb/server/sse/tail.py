@@ -136,7 +136,7 @@ class Tail:
             if query not in self.filters and costly:
                 self._assert_fast(client_id)
                 if len(self.costly) >= _MOST_COSTLY_FILTERS:
-                    raise busy("too many costly filters are read here")
+                    raise busy("too many costly filters on this process")
                 self.costly.add(query)
         self.filters[query] += 1
 
@@ -206,7 +206,7 @@ class Tail:
             except (psycopg.Error, PoolTimeout, PgmbError, OSError) as error:
                 pause = min(_FIRST_RETRY_PAUSE * 2**failures, LONGEST_RETRY_SECONDS)
                 failures += 1
-                logger.warning("stream %s: %s; again in %.1f s", self.log.stream, error, pause)
+                logger.warning("stream %s: %s; retrying in %.1f s", self.log.stream, error, pause)
                 woken = False
                 await asyncio.sleep(pause)
 

@@ -280,4 +280,4 @@ class Shards:
             return ShardOffset(log.earliest())
         if given == "latest":
             return ShardOffset(log.frontier().position)
-        raise ValueError(f"offsets are earliest, latest or JSON, not {given!r}")
+        raise ValueError(f"offsets must be earliest, latest or JSON, got {given!r}")

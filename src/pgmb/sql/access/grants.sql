@@ -76,8 +76,8 @@ begin
   from pgmb.stream s;
 end $$;
 
--- A function that an upgrade made anew, or added, may be called by its owner alone: whoever was granted a stream or
--- a queue gets what belongs to it again.
+-- After an upgrade, only the owner may call recreated or new functions: grant them again to the roles that were granted
+-- a stream or a queue.
 do $$
 begin
   perform pgmb_internal.grant_functions('publish', held.role), pgmb_internal.grant_stream(held.stream, held.role, null)

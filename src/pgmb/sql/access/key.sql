@@ -14,13 +14,13 @@ begin
   end if;
   foreach scope in array scopes loop
     if scope is null or length(scope) > 200 or scope !~ '^(inspect|operate|(publish|read|consume):[^\x01-\x1f\x7f]+)$' then
-      raise exception 'not a scope: %', coalesce(quote_literal(scope), 'null') using errcode = 'MB005',
+      raise exception 'invalid scope: %', coalesce(quote_literal(scope), 'null') using errcode = 'MB005',
         hint = 'publish:STREAM, read:STREAM, consume:QUEUE (each may be *), inspect or operate.';
     end if;
   end loop;
 end $$;
 
--- Registers a key by the SHA-256 of its text, which stays with its holder, and returns its id. Errors: MB003 not a name,
+-- Registers a key by the SHA-256 of its text, which stays with its holder, and returns its id. Errors: MB003 invalid name,
 -- MB004 the name is taken, MB005 not scopes, not a digest. For admins.
 create or replace function pgmb.create_api_key(name text, digest bytea, scopes text[], expires_at timestamptz default null)
 returns integer
@@ -41,8 +41,8 @@ begin
   on conflict do nothing
   returning id into made;
   if made is null then
-    raise exception 'there is a key %', quote_literal(create_api_key.name) using errcode = 'MB004',
-      hint = 'Drop it first with pgmb.drop_api_key(name), or take another name.';
+    raise exception 'API key % exists', quote_literal(create_api_key.name) using errcode = 'MB004',
+      hint = 'Drop it first with pgmb.drop_api_key(name), or use another name.';
   end if;
   return made;
 end $$;
@@ -80,9 +80,9 @@ begin
   where k.digest = find_api_key.digest and (k.expires_at is null or k.expires_at > now);
 end $$;
 
--- Hands out a pass on behalf of a key: kind session, or ticket, which is good once. It ends with the key at the latest.
--- Returns whether the key is still there. Errors: MB005 not scopes, not a kind. For admins.
-create or replace function pgmb.give_pass(api_key integer, kind text, digest bytea, scopes text[], lasts interval)
+-- Creates an access token for a key. kind is session, or ticket, which can be used once. The token expires with the key at
+-- the latest. Returns false if the key no longer exists. Errors: MB005 invalid scopes, kind or digest. For admins.
+create or replace function pgmb.create_access_token(api_key integer, kind text, digest bytea, scopes text[], lasts interval)
 returns boolean
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
@@ -92,18 +92,18 @@ declare
 begin
   perform pgmb_internal.assert_read_committed();
   perform pgmb_internal.assert_admin();
-  perform pgmb_internal.assert_scopes(give_pass.scopes);
-  if not coalesce(give_pass.kind in ('session', 'ticket'), false) or coalesce(octet_length(give_pass.digest), 0) <> 32 then
-    raise exception 'not a pass' using errcode = 'MB005';
+  perform pgmb_internal.assert_scopes(create_access_token.scopes);
+  if not coalesce(create_access_token.kind in ('session', 'ticket'), false) or coalesce(octet_length(create_access_token.digest), 0) <> 32 then
+    raise exception 'invalid access token: kind must be session or ticket, digest must have 32 bytes' using errcode = 'MB005';
   end if;
-  insert into pgmb.pass (digest, api_key, kind, scopes, expires_at)
-  select give_pass.digest, k.id, give_pass.kind, give_pass.scopes, least(now + give_pass.lasts, k.expires_at)
+  insert into pgmb.access_token (digest, api_key, kind, scopes, expires_at)
+  select create_access_token.digest, k.id, create_access_token.kind, create_access_token.scopes, least(now + create_access_token.lasts, k.expires_at)
   from pgmb.api_key k
-  where k.id = give_pass.api_key and (k.expires_at is null or k.expires_at > now);
+  where k.id = create_access_token.api_key and (k.expires_at is null or k.expires_at > now);
   return found;
 end $$;
 
--- The session of a digest, while it is good, with the key's name. For admins.
+-- The valid session with this digest, with the key's name. For admins.
 create or replace function pgmb.find_session(digest bytea)
 returns table (api_key integer, name text, scopes text[], expires_at timestamptz)
 language plpgsql stable security definer
@@ -114,11 +114,11 @@ begin
   perform pgmb_internal.assert_admin();
   return query
   select k.id, k.name, p.scopes, p.expires_at
-  from pgmb.pass p join pgmb.api_key k on k.id = p.api_key
+  from pgmb.access_token p join pgmb.api_key k on k.id = p.api_key
   where p.digest = find_session.digest and p.kind = 'session' and p.expires_at > statement_timestamp();
 end $$;
 
--- Uses a ticket up. Of several that use it at once, one gets it. For admins.
+-- Uses up a ticket. Of several concurrent calls, one gets it. For admins.
 create or replace function pgmb.take_ticket(digest bytea)
 returns table (api_key integer, name text, scopes text[])
 language plpgsql security definer
@@ -129,7 +129,7 @@ begin
   perform pgmb_internal.assert_admin();
   return query
   with taken as (
-    delete from pgmb.pass p
+    delete from pgmb.access_token p
     where p.digest = take_ticket.digest and p.kind = 'ticket'
     returning p.api_key, p.scopes, p.expires_at
   )
@@ -146,11 +146,11 @@ set search_path = pg_catalog, pg_temp
 as $$
 begin
   perform pgmb_internal.assert_admin();
-  delete from pgmb.pass p where p.digest = end_session.digest and p.kind = 'session';
+  delete from pgmb.access_token p where p.digest = end_session.digest and p.kind = 'session';
   return found;
 end $$;
 
--- Writes down what was changed, by whom: in the transaction that changes it. Returns the entry's id. For admins.
+-- Records a change and who made it, in the transaction that makes it. Returns the entry's id. For admins.
 create or replace function pgmb.record(actor text, action text, subject text default null, detail jsonb default '{}')
 returns bigint
 language plpgsql security definer
@@ -166,7 +166,7 @@ begin
   return written;
 end $$;
 
--- Removes passes that are over, and what was changed longer ago than that. Returns how many rows.
+-- Removes expired access tokens and old entries of the audit. Returns the number of rows.
 create or replace function pgmb_internal.clear_access(keep interval, max integer default 10000)
 returns bigint
 language plpgsql
@@ -176,17 +176,17 @@ set enable_bitmapscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-  passes bigint;
+  tokens bigint;
   entries bigint;
   now timestamptz := clock_timestamp();
 begin
-  delete from pgmb.pass p where p.digest = any (array(
-    select old.digest from pgmb.pass old where old.expires_at < now order by old.expires_at limit max));
-  get diagnostics passes = row_count;
+  delete from pgmb.access_token p where p.digest = any (array(
+    select old.digest from pgmb.access_token old where old.expires_at < now order by old.expires_at limit max));
+  get diagnostics tokens = row_count;
   delete from pgmb.audit a where a.id = any (array(
     select old.id from pgmb.audit old where old.at < now - keep order by old.at limit max));
   get diagnostics entries = row_count;
-  return passes + entries;
+  return tokens + entries;
 end $$;
 
 -- Every key, without what would let one use it. For admins.

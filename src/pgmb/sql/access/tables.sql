@@ -1,6 +1,6 @@
 -- Who comes over HTTP: keys and what they may do, what was handed out on their behalf, and what was changed.
 
--- A key is known by its digest alone: whoever reads this table cannot use one.
+-- Only digests of keys are stored, so readers of this table cannot use them.
 create table pgmb.api_key (
   id integer generated always as identity primary key,
   name text not null unique,
@@ -12,19 +12,19 @@ create table pgmb.api_key (
   used_at timestamptz
 );
 
--- What stands for a key for a while: a browser's session, or a ticket that is good for one request.
-create table pgmb.pass (
+-- Access tokens of an API key: a browser's session, or a ticket that can be used once.
+create table pgmb.access_token (
   digest bytea primary key check (octet_length(digest) = 32),
   api_key integer not null references pgmb.api_key on delete cascade,
   kind text not null check (kind in ('session', 'ticket')),
-  -- At most what the key may.
+  -- A subset of the key's scopes.
   scopes text[] not null,
   expires_at timestamptz not null
 );
-create index pass_expires on pgmb.pass (expires_at);
-create index pass_api_key on pgmb.pass (api_key);
+create index access_token_expires on pgmb.access_token (expires_at);
+create index access_token_api_key on pgmb.access_token (api_key);
 
--- What was changed over HTTP or by the command line, by whom.
+-- The audit: changes made over HTTP and on the command line, and who made them.
 create table pgmb.audit (
   id bigint generated always as identity primary key,
   at timestamptz not null default clock_timestamp(),

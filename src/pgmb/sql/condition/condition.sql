@@ -44,7 +44,7 @@ begin
   end if;
 end $$;
 
--- Checks a condition and gives it as the server understands it. Errors: MB010 not a condition, MB025 none can run
+-- Checks a condition and gives it as the server understands it. Errors: MB010 invalid condition, MB025 none can run
 -- here, 42501.
 create or replace function pgmb_internal.compile_condition(condition text)
 returns text
@@ -104,7 +104,7 @@ begin
         -- Comments nest.
         token := substring(rest from '^(?:/\*|\*/|.)');
         if token is null then
-          raise exception 'not a condition: a comment does not end' using errcode = 'MB010';
+          raise exception 'invalid condition: a comment does not end' using errcode = 'MB010';
         end if;
         rest := substr(rest, length(token) + 1);
         depth := depth + case token when '/*' then 1 when '*/' then -1 else 0 end;
@@ -143,12 +143,12 @@ begin
       end if;
     end if;
     if token is null then
-      raise exception 'not a condition: cannot read %', quote_literal(left(rest, 20)) using errcode = 'MB010',
+      raise exception 'invalid condition: cannot read %', quote_literal(left(rest, 20)) using errcode = 'MB010',
         hint = 'Quotes must end, and letters outside quotes must be ASCII.';
     end if;
     -- The server would join the two, and read the second as it reads the first.
     if kind = 'string' and kinds[cardinality(kinds)] = 'string' then
-      raise exception 'not a condition: two strings in a row' using errcode = 'MB010', hint = 'Join them with ||.';
+      raise exception 'invalid condition: two strings in a row' using errcode = 'MB010', hint = 'Join them with ||.';
     end if;
     kinds := kinds || kind;
     texts := texts || coalesce(name, token);
@@ -227,7 +227,7 @@ begin
   checked := to_regprocedure(parsed);
   select p.prosqlbody::text into tree from pg_proc p where p.oid = checked;
   if tree is null then
-    raise exception 'not a condition' using errcode = 'MB010';
+    raise exception 'invalid condition' using errcode = 'MB010';
   end if;
   if tree ~ '\{(SUBLINK|AGGREF|WINDOWFUNC|NEXTVALUEEXPR|RTE|RANGETBLENTRY) ' then
     forbidden := 'a subquery or an aggregate';

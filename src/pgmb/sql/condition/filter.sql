@@ -30,7 +30,7 @@ as $$
     || ',"payload":' || payload || ',"headers":' || coalesce(headers::text, '{}') || '}' end
 $$;
 
--- Whether a json text has so many brackets that it might be nested too deeply.
+-- Whether a json text has enough brackets to be nested too deeply.
 create or replace function pgmb_internal.may_be_deep(value text)
 returns boolean
 language sql immutable
@@ -79,7 +79,7 @@ begin
         or (f.path[1] in ('topic', 'key')) <> (cardinality(f.path) = 1)
         or cardinality(f.path) = 1 and jsonb_typeof(f.value) <> 'string' and not (f.path = '{key}' and f.value = 'null')))
   then
-    raise exception 'not fields to be equal: %', left(equals::text, 100) using errcode = 'MB009',
+    raise exception 'invalid equals: %', left(equals::text, 100) using errcode = 'MB009',
       hint = 'An object of topic and key, which are texts, payload and headers with single values: {"payload": {"status": "paid"}}.';
   end if;
   if params is not null and (jsonb_typeof(params) <> 'object' or octet_length(params::text) > 8000) then
@@ -100,7 +100,7 @@ begin
     select jsonb_object_agg(name, null) into variables from pgmb_internal.filter_variables(path) name;
     perform jsonb_path_exists('{}', path, coalesce(variables, '{}'), true);
   exception when others then
-    raise exception 'not a filter: %', sqlerrm using errcode = 'MB009',
+    raise exception 'invalid filter: %', sqlerrm using errcode = 'MB009',
       hint = 'A jsonpath predicate over topic, key, payload and headers: $.payload.amount > $least.';
   end;
   if missing is not null then

@@ -77,7 +77,7 @@ begin
       returns boolean language sql stable return (%s)', pg_backend_pid(), E'\n' || condition || E'\n');
     return format('pgmb_parser.trial_%s(pgmb.document, pgmb.subscriber)', pg_backend_pid());
   exception when others then
-    raise exception 'not a condition: %', sqlerrm using errcode = 'MB010',
+    raise exception 'invalid condition: %', sqlerrm using errcode = 'MB010',
       hint = 'One boolean expression over e (topic, key, payload, headers, id, published_at) and s.params.';
   end $$;
   revoke all on function pgmb_parser.parse from public;

@@ -7,7 +7,7 @@ language plpgsql immutable
 as $$
 begin
   if name is null or name !~ '^[^\x01-\x20\x7f]([^\x01-\x1f\x7f]{0,98}[^\x01-\x20\x7f])?$' then
-    raise exception 'not a % name: %', kind, coalesce(quote_literal(name), 'null') using errcode = 'MB003',
+    raise exception 'invalid % name: %', kind, coalesce(quote_literal(name), 'null') using errcode = 'MB003',
       hint = 'Up to 100 characters, none of them control characters, no space at either end.';
   end if;
 end $$;

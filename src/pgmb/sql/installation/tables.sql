@@ -6,7 +6,7 @@ create table pgmb.installation (
   only_one boolean primary key default true check (only_one),
   version integer not null,
   -- xid8 values belong to one cluster. When the system identifier differs from the running server's and the rows of
-  -- pgmb.lineage were written anew, the data was restored elsewhere: readers refuse until pgmb.rebase() raises the epoch.
+  -- pgmb.lineage were written again, the data was restored elsewhere: readers refuse until pgmb.rebase() raises the epoch.
   epoch integer not null default 1,
   system_identifier bigint not null,
   -- Signs what a session remembers in its settings, which it could set itself: see refuse_full.
@@ -20,7 +20,7 @@ create table pgmb.installation (
 );
 
 -- Rows that hold the id of the transaction that wrote them, as their xmin does. pg_upgrade, a base backup and a copy by
--- CREATE DATABASE keep both alike, and the cluster's transaction ids with them. A dump writes the rows anew: all of them
+-- CREATE DATABASE keep both alike, and the cluster's transaction ids with them. A restored dump writes the rows again: all of them
 -- in one transaction, while the ids that they hold differ.
 create table pgmb.lineage (
   id integer primary key,

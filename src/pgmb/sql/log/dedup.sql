@@ -13,8 +13,8 @@ declare
   earlier uuid;
 begin
   if pg_catalog.length(claim_key.key) not between 1 and 500 then
-    raise exception 'a deduplication key of % characters', pg_catalog.length(claim_key.key)
-      using errcode = 'MB005', hint = 'It has 1 to 500 characters. Use a digest of what is longer.';
+    raise exception 'a deduplication key must have 1 to 500 characters, got %', pg_catalog.length(claim_key.key)
+      using errcode = 'MB005', hint = 'Use a digest of longer keys.';
   end if;
   -- The policy of pgmb.dedup has the same limit.
   if not coalesce(claim_key.dedup_for > interval '0' and claim_key.dedup_for <= interval '366 days', false) then
@@ -28,7 +28,7 @@ begin
     if found then
       return null;
     end if;
-    -- Null when it has expired meanwhile, or somebody's maintain() took it away: then it is free.
+    -- Null if it has expired meanwhile, or a concurrent maintain() removed it: then the key is free.
     earlier := pgmb.holder_of_key(claim_key.stream, claim_key.key);
     if earlier is not null then
       return earlier;

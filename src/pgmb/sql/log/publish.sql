@@ -106,9 +106,9 @@ begin
   return published;
 end $$;
 
--- Publishes many events, each with its own topic, key, headers and id, and returns their number. Arrays
--- left out are null for every event; those given must be as long as payloads. Events whose dedup_key is taken, as
--- publish has it, or repeated within the array, are left out and not counted.
+-- Publishes many events, each with its own topic, key, headers and id, and returns their number. Omitted arrays
+-- are null for every event; the others must be as long as payloads. Events whose dedup_key is taken (see publish) or
+-- repeated within the array are not published and not counted.
 create or replace function pgmb.publish_many(
   topics text[], payloads json[], keys text[] default null, headers json[] default null,
   ids uuid[] default null, stream text default 'main', dedup_keys text[] default null,
@@ -133,7 +133,7 @@ begin
     or coalesce(pg_catalog.cardinality(publish_many.dedup_keys), events) <> events
   then
     raise exception 'arrays of different lengths' using errcode = 'MB005',
-      hint = 'topics, payloads and, where given, keys, headers, ids and dedup_keys have one element an event.';
+      hint = 'topics, payloads and, where given, keys, headers, ids and dedup_keys need one element per event.';
   end if;
   if publish_many.dedup_keys is not null and events > 0 then
     publish_many.ids := coalesce(array(select pg_catalog.unnest(publish_many.ids)), '{}');

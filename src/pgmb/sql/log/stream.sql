@@ -39,7 +39,7 @@ declare
 begin
   perform pgmb_internal.assert_admin();
   if create_stream.name is null or create_stream.name !~ '^[A-Za-z0-9][A-Za-z0-9_.-]{0,39}$' then
-    raise exception 'not a stream name: %', coalesce(quote_literal(create_stream.name), 'null')
+    raise exception 'invalid stream name: %', coalesce(quote_literal(create_stream.name), 'null')
       using errcode = 'MB003',
         hint = 'Up to 40 letters, digits, dots, dashes and underscores, beginning with a letter or digit.';
   end if;
@@ -130,7 +130,7 @@ begin
     raise exception 'tables still publish to stream %', drop_stream.name
       using errcode = 'MB004', hint = 'Stop them first with pgmb.stop_table_mutations(tabl).';
   end if;
-  -- First, as whoever reads or ticks has it before the stream's row.
+  -- First: readers and ticks also lock it before the stream's row.
   execute format('lock table pgmb.%I in access exclusive mode', 'log_' || drop_stream.name);
   delete from pgmb.delayed d where d.stream = drop_stream.name;
   delete from pgmb.dedup d where d.stream = drop_stream.name;

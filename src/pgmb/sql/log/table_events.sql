@@ -1,5 +1,5 @@
 -- Table events. Statement triggers publish what was inserted, updated, deleted and truncated in a table, in the
--- transaction that wrote it. They run with the owner's rights, so that whoever writes to the table needs none here.
+-- transaction that wrote it. They run with the owner's rights, so that roles that write to the table need none here.
 
 -- Has a table publish its mutations to a stream, as <schema>.<table>.insert, .update, .delete and .truncate, in lower
 -- case; in the names, dots, blanks, * and # become _. payload: the row (of an update the new one); key: its primary
@@ -143,7 +143,7 @@ declare
   admin boolean := pgmb_internal.caller_is_owner() or pgmb_internal.caller_is('pgmb_admin');
 begin
   if attach_mutations.op is null or attach_mutations.op <> all ('{insert,update,delete,truncate}') then
-    raise exception 'not a mutation: %', coalesce(quote_literal(attach_mutations.op), 'null') using errcode = 'MB005';
+    raise exception 'invalid mutation: %', coalesce(quote_literal(attach_mutations.op), 'null') using errcode = 'MB005';
   end if;
   perform pgmb.stream_id(attach_mutations.stream);
   if not (admin and has_table_privilege(caller, attach_mutations.tabl, 'trigger') or exists (
@@ -420,9 +420,9 @@ begin
     from unnest(fields) field));
 end $$;
 
--- Whether JSON made of a value of this type could call a function of somebody with less rights than pgmb's owner: a cast
--- to json, which whoever owns a type can make at any time. The trigger would lend that function its rights. Composite
--- types are taken by their fields, which nobody can change while a table has a column of the type; rows of other
+-- Whether JSON made of a value of this type could call a function of a role with less rights than pgmb's owner: a cast
+-- to json, which the owner of a type can create at any time. The trigger would lend that function its rights. Composite
+-- types are taken by their fields, which cannot change while a table has a column of the type; rows of other
 -- tables, which can, by the table's owner.
 create or replace function pgmb_internal.type_is_foreign(type oid)
 returns boolean

@@ -38,7 +38,7 @@ create table pgmb.segment (
   max_xid xid8,
   last_published_at timestamptz,
   archived_at timestamptz,
-  -- Emptied by retention; the table is detached and dropped when nobody holds it.
+  -- Emptied by retention. The table is detached and dropped when no transaction uses it.
   dropped_at timestamptz,
   primary key (stream, number)
 );

@@ -65,7 +65,7 @@ declare
 begin
   if exists (select from pgmb.segment s where s.stream = (noted).id and s.writers is null) then
     execute format('lock table %s in share update exclusive mode', log);
-    -- Not those of this transaction: nobody else sees them before it commits.
+    -- Not those of this transaction: others see them only after it commits.
     update pgmb.segment s set writers = pgmb_internal.log_writers(log::regclass)
     where s.stream = (noted).id and s.writers is null
       and s.attached_xid is distinct from pg_current_xact_id_if_assigned();

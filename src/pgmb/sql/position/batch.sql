@@ -54,7 +54,7 @@ $$;
 
 -- The events of the batch done -> batch with lo < seq <= hi, in seq order, at most `max`. Stragglers,
 -- transactions unfinished in `done`, are found by xid at or below done_seq; above it the log is walked.
--- Events of transaction `own` up to own_seq are left out. raw: ids that nobody gave stay null.
+-- Events of transaction `own` up to own_seq are left out. raw: ids that the publisher did not set stay null.
 create or replace function pgmb_internal.batch_events(
   stream integer, done pg_snapshot, done_seq bigint, done_next xid8, batch pg_snapshot,
   own xid8, own_seq bigint, lo bigint, hi bigint, matching text, max bigint, raw boolean default false

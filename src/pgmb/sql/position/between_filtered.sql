@@ -2,7 +2,7 @@
 
 -- What `between` gives, by fields and a filter as create_queue takes them: a page of at most `max` events, of which
 -- those that do not pass come as their seq alone, so that a page costs the same whatever passes. Without positions
--- it only checks the filter. Errors: those of between, MB009 not a filter, MB024 the filter is costly
+-- it only checks the filter. Errors: those of between, MB009 invalid filter, MB024 the filter is costly
 -- and no statement_timeout is set, 42501.
 create or replace function pgmb.between_filtered(
   stream text, after pgmb.position, upto pgmb.position, after_seq bigint default 0, max bigint default 1000,

@@ -34,9 +34,9 @@ end $$;
 -- Divides the events between two positions with after_seq < seq <= last into parts of about `size` numbers, at least
 -- `parts` of them where there are as many. A part is lo < seq <= hi, and together they cover the whole stretch. A late
 -- part holds transactions that were unfinished at `after`, to be found by their xids; the others are walked by number. max:
--- so many numbers in all; the last part then ends before `last`, and the rest is for after_seq => its hi. Numbers that
--- nothing committed holds count too, but a stretch is never empty while events remain. The cost depends on neither
--- the backlog nor the log's size. Errors: those of assert_between without lo and hi.
+-- the number of numbers in all parts; the last part then ends before `last`, and the next call continues with
+-- after_seq => its hi. Numbers of rolled-back events count too, but a range is never empty while events remain. The cost
+-- depends on neither the backlog nor the log's size. Errors: those of assert_between without lo and hi.
 create or replace function pgmb.divide(
   stream text, after pgmb.position, upto pgmb.position, after_seq bigint, last bigint,
   max bigint default null, size bigint default 500000, parts integer default 1,

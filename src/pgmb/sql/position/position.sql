@@ -81,7 +81,7 @@ begin
   perform pg_catalog.set_config('pgmb.cluster_checked', pg_catalog.current_database(), false);
 end $$;
 
--- Where the stream stands now, without a tick: for whoever stores it in the database in this transaction.
+-- The stream's current position, without a tick: for positions that this transaction stores in the database.
 create or replace function pgmb_internal.take_position(stream text)
 returns pgmb.position
 language plpgsql volatile
@@ -367,7 +367,7 @@ begin
         'pgmb.earliest() or pgmb.position_at().';
   end if;
   if (given).stream is distinct from here.salt then
-    raise exception 'not a position of this stream %', here.name using errcode = 'MB026',
+    raise exception 'the position does not belong to stream %', here.name using errcode = 'MB026',
       hint = 'It was taken from another stream, or from one of this name that was dropped. Start again from '
         'pgmb.earliest() or pgmb.position_at().';
   end if;

@@ -119,7 +119,7 @@ begin
       and split_part(room, '/', 2)::bigint > last;
     waiting := pgmb_internal.waiting_upto(capped, capped.max_length);
     if waiting >= capped.max_length then
-      raise exception 'queue % is full: % events wait, at most %', quote_literal(capped.name), waiting, capped.max_length
+      raise exception 'queue % is full: % events wait, max_length is %', quote_literal(capped.name), waiting, capped.max_length
         using errcode = 'MB040',
           hint = 'Consume it, purge it, or raise max_length with pgmb.alter_queue(queue, max_length => …).';
     end if;

@@ -29,12 +29,12 @@ begin
     upto := case when looked.events < page then hi else looked.last end;
     exit when upto >= hi or cardinality(chosen) >= most;
     exit when clock_timestamp() > statement_timestamp() + timeout / 4;
-    -- Not so many more that they alone would use up the time.
+    -- Limited, so that these alone do not use up the time.
     page := case when clock_timestamp() - began > timeout / 64 then page else least(page * 4, 1024) end;
   end loop;
 exception
   when query_canceled then
-    -- By the timeout that this used up, or by somebody who wants the caller to stop?
+    -- Cancelled by the timeout, which this used up, or by a user?
     if timeout is null or clock_timestamp() < began + timeout / 2 or clock_timestamp() < statement_timestamp() + timeout * 0.9 then
       raise;
     end if;
@@ -48,7 +48,7 @@ exception
     chosen := null;
 end $$;
 
--- Pauses a queue whose filter or condition failed; not while somebody is changing it.
+-- Pauses a queue whose filter or condition failed, unless another session is changing it.
 create or replace function pgmb_internal.pause_failing(q pgmb.queue, error text)
 returns void
 language sql

@@ -48,7 +48,7 @@ begin
   if passing then
     lanes := array(select one from unnest(lanes) one order by random());
   elsif head.shards = 1 and cardinality(lanes) > 1 and random() < 0.125 then
-    -- One call in eight begins at the other end: nothing waits for ever. The first lane is locked first even so:
+    -- One call in eight begins at the other end, so that no lane starves. The first lane is locked first even so:
     -- of two that ask in opposite orders each would wait for the other.
     perform pgmb_internal.lock_queue(head.id);
     lanes := array(select one from unnest(lanes) one order by one.lane desc);
@@ -89,7 +89,7 @@ as $$
   from (select c.id from pgmb.claim c where c.queue = try_queue.queue order by c.id desc limit 1) newest
 $$;
 
--- How many events more may be leased of a queue that allows only so many in flight; null if it allows any number.
+-- How many more events of a queue with max_in_flight may be leased; null without a limit.
 create or replace function pgmb_internal.room_in_flight(head pgmb.queue, lanes pgmb.queue[])
 returns bigint
 language sql volatile

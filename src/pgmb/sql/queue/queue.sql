@@ -1,8 +1,8 @@
 -- Queues: create, change, drop, and where they stand.
 
--- Compiles topic patterns: words separated by dots, * is one word, # any number of words. Gives exact
--- topics, or one regular expression, or neither for everything. Called by pgmb.matches and Spark's source. Errors: MB007
--- not a pattern. Support.
+-- Compiles topic patterns: words separated by dots, * is one word, # any number of words. Returns exact
+-- topics, or one regular expression, or neither if all topics match. Called by pgmb.matches and Spark's source. Errors: MB007
+-- invalid pattern. Support.
 create or replace function pgmb.compile_patterns(patterns text[], out topics text[], out regex text)
 language plpgsql immutable parallel safe
 as $$
@@ -21,7 +21,7 @@ begin
   foreach pattern in array patterns loop
     words := string_to_array(pattern, '.');
     if pattern is null or exists (select from unnest(words) w where w ~ '[*#]' and length(w) > 1) then
-      raise exception 'not a pattern: %', coalesce(quote_literal(pattern), 'null') using errcode = 'MB007',
+      raise exception 'invalid pattern: %', coalesce(quote_literal(pattern), 'null') using errcode = 'MB007',
         hint = '* and # stand for whole words: order.*, order.#, *.created.';
     end if;
     wild := wild or pattern ~ '[*#]';
@@ -114,20 +114,20 @@ $$;
 
 -- Creates a queue that reads `stream` from the position `starting` on, by default from now. True if it was
 -- created, false if a queue of that name exists with the same stream, patterns, order and lanes.
---   ordered         events of one key are delivered one after another, in order; keys in parallel
---   shards          an ordered queue deals its keys out to so many parts, each of which gives one lease at a time
---                   while leases are short: a power of two, by default 4, or 1 with max_length
---   max_in_flight   at most so many events are leased at once;  rps: at most so many are delivered a second
+--   ordered         events with the same key are delivered one at a time, in order; different keys in parallel
+--   shards          the number of shards among which an ordered queue distributes its keys. While leases are short, a
+--                   shard gives one lease at a time. A power of two, by default 4, or 1 with max_length
+--   max_in_flight   maximum number of leased events;  rps: maximum number of events delivered per second
 --   ttl             events older than this when they are first received become dead letters
---   max_length      at most so many wait; when_full: 'refuse' has publishers fail with MB040, 'drop_oldest'
---                   passes over the oldest
+--   max_length      maximum number of waiting events; when_full: 'refuse' makes publishers fail with MB040,
+--                   'drop_oldest' skips the oldest
 --   lanes           patterns of the most urgent events, of the next, and so on: a receive takes from the first
---                   lane that has something; the others have their turn now and then
+--                   lane that is not empty, and now and then from the others
 --   equals          fields of the event that must have these values: {"payload": {"status": "paid"}}
 --   filter          a jsonpath predicate over {topic, key, payload, headers}, with variables from params
 --   condition       an SQL expression over e, the event, and s.params; for roles that were granted pgmb_conditions
--- Errors: MB001 no such stream, MB003 not a name, MB005 settings that exclude each other, MB006 it exists and
--- differs, MB007 not a pattern, MB009 not a filter, MB010 not a condition, MB025 no conditions here, and, where it is
+-- Errors: MB001 no such stream, MB003 invalid name, MB005 settings that exclude each other, MB006 it exists and
+-- differs, MB007 invalid pattern, MB009 invalid filter, MB010 invalid condition, MB025 no conditions here, and, where it is
 -- created, those of between for `starting`.
 create or replace function pgmb.create_queue(
   name text, patterns text[] default '{#}', stream text default 'main', starting pgmb.position default null,
@@ -162,15 +162,15 @@ begin
   create_queue.condition := pgmb_internal.compile_condition(create_queue.condition);
   perform pgmb_internal.assert_name('queue', create_queue.name);
   if create_queue.lanes is not null and (create_queue.ordered or create_queue.max_length is not null) then
-    raise exception 'a queue with lanes has no order and no length' using errcode = 'MB005',
-      hint = 'Make a queue of its own for what is urgent.';
+    raise exception 'lanes cannot be combined with ordered or max_length' using errcode = 'MB005',
+      hint = 'Create a separate queue for urgent events.';
   end if;
   if create_queue.max_length is not null and num_nonnulls(create_queue.equals, create_queue.filter, create_queue.condition) > 0 then
-    raise exception 'a queue with a filter has no length' using errcode = 'MB005',
-      hint = 'What waits would have to be filtered at every publish.';
+    raise exception 'max_length cannot be combined with a filter' using errcode = 'MB005',
+      hint = 'Every publish would have to filter the waiting events.';
   end if;
   if parts not in (1, 2, 4, 8, 16, 32, 64) or (parts > 1 and (not create_queue.ordered or create_queue.max_length is not null)) then
-    raise exception 'not a number of shards: %', parts using errcode = 'MB005',
+    raise exception 'invalid number of shards: %', parts using errcode = 'MB005',
       hint = 'A power of two up to 64; more than one only where ordered, and without max_length.';
   end if;
   for nth in 0 .. greatest(cardinality(create_queue.lanes), parts - 1) loop
@@ -256,7 +256,7 @@ begin
   bind.condition := pgmb_internal.compile_condition(bind.condition);
   for bound in select * from pgmb_internal.lanes_for_consumer(bind.queue) loop
     if bound.max_length is not null and num_nonnulls(bind.equals, bind.filter, bind.condition) > 0 then
-      raise exception 'a queue with a filter has no length' using errcode = 'MB005';
+      raise exception 'max_length cannot be combined with a filter' using errcode = 'MB005';
     end if;
     perform from pgmb.queue q where q.id = bound.id for no key update;
     insert into pgmb.binding (queue, version, patterns, matching, equals, filter, condition, params)
@@ -294,8 +294,8 @@ begin
     if alter_queue.max_length > 0 and (altered.lanes is not null or altered.shards > 1
       or num_nonnulls(altered.equals, altered.filter, altered.condition) > 0)
     then
-      raise exception 'queue % was made without a length', quote_literal(alter_queue.queue) using errcode = 'MB005',
-        hint = 'One with lanes or a filter has none; an ordered one must have it from the beginning.';
+      raise exception 'max_length of queue % cannot be set now', quote_literal(alter_queue.queue) using errcode = 'MB005',
+        hint = 'Queues with lanes or a filter have no max_length; an ordered queue needs it at creation.';
     end if;
     update pgmb.queue q
     set lease_for = coalesce(alter_queue.lease_for, q.lease_for),
@@ -316,8 +316,8 @@ begin
   end if;
 end $$;
 
--- Drops a queue with its leases, retries, dead letters and views; waits for whoever reads those. The events stay in
--- the log. True if there was one. Errors: MB004 endpoints share it, or one has it for its own.
+-- Drops a queue with its leases, retries, dead letters and views; waits for transactions that read those. The events
+-- stay in the log. False if there is no such queue. Errors: MB004 endpoints share it, or one has it for its own.
 create or replace function pgmb.drop_queue(queue text)
 returns boolean
 language plpgsql security definer

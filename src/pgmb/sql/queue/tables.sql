@@ -34,7 +34,7 @@ create table pgmb.queue (
   lanes text[],
   lane integer not null default 0,
   lane_of integer references pgmb.queue on delete cascade,
-  -- An ordered queue spreads its keys over so many lanes, which consumers take from in any order.
+  -- The number of lanes over which an ordered queue spreads its keys. Consumers take from them in any order.
   shards integer not null default 1,
   -- What an event must hold beside its topic (see the folder condition): fields that equal these values, a jsonpath
   -- predicate, an SQL condition; params are for the latter two.
@@ -112,7 +112,7 @@ create table pgmb.claim (
   paid_until timestamptz,
   -- Of a queue with a filter or condition: the numbers that passed it. It is asked once, at the claim.
   chosen bigint[],
-  -- The last number of pgmb.opening before the claim was made. While that has not changed, nobody opens a generation.
+  -- The last number of pgmb.opening before the claim was made. While it has not changed, no generation is being opened.
   openings bigint not null default 0
 ) with (
   fillfactor = 60,
@@ -139,7 +139,7 @@ create table pgmb.generation (
   primary key (queue, number)
 ) with (autovacuum_vacuum_threshold = 10, autovacuum_vacuum_scale_factor = 0.1, vacuum_truncate = false);
 
--- A number for each generation of any queue that somebody begins to open, drawn when its row is marked. It changes at once
+-- A number for each generation of any queue that a session begins to open, drawn when its row is marked. It changes at once
 -- for all sessions, so that a receive or an ack need not look at pgmb.generation where it is what it was.
 create sequence pgmb.opening;
 select nextval('pgmb.opening');
@@ -190,7 +190,7 @@ create table pgmb.retry (
   -- then of its number, and none before those ahead of it are settled.
   ordered boolean not null default false,
   origin bigint not null default 0,
-  -- How often in a row its lease expired: whoever held it may have died of it.
+  -- How often in a row its lease expired: the event may have crashed its consumer.
   expiries integer not null default 0,
   -- Rows with the same number here failed together and are tried together, by themselves.
   together bigint

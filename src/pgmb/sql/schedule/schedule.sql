@@ -2,9 +2,9 @@
 -- due next, and the one step that publishes and moves it on.
 
 -- Creates a schedule that publishes an event at each time that `cron` names in `timezone`, first at next_at; or
--- changes the one of that name. A schedule whose cron and timezone stay as they are keeps its next_at.
--- missed: of the due times that nobody was there for, publish the 'last' or 'all'. True if it was created.
--- Errors: MB001 no such stream, MB003 not a name, MB005 not what it should be.
+-- changes an existing one. If cron and timezone do not change, the schedule keeps its next_at.
+-- missed: publish the 'last' or 'all' due times that were missed while no scheduler ran. True if it was created.
+-- Errors: MB001 no such stream, MB003 invalid name, MB005 an invalid argument.
 create or replace function pgmb.create_schedule(
   name text, cron text, topic text, payload json, next_at timestamptz, timezone text default 'UTC',
   key text default null, headers json default null, stream text default 'main', missed text default 'last'
@@ -20,17 +20,17 @@ begin
   perform pgmb.stream_id(create_schedule.stream);
   perform pgmb_internal.assert_name('schedule', create_schedule.name);
   if create_schedule.missed is null or create_schedule.missed not in ('last', 'all') then
-    raise exception 'missed is %', coalesce(quote_literal(create_schedule.missed), 'null')
+    raise exception 'invalid missed: %', coalesce(quote_literal(create_schedule.missed), 'null')
       using errcode = 'MB005', hint = 'It is ''last'' or ''all''.';
   end if;
   if json_typeof(create_schedule.headers) <> 'object' then
-    raise exception 'headers of a schedule are %', json_typeof(create_schedule.headers)
-      using errcode = 'MB005', hint = 'They are an object: the schedule adds its name and due time.';
+    raise exception 'schedule headers must be an object, got %', json_typeof(create_schedule.headers)
+      using errcode = 'MB005', hint = 'The schedule adds its name and due time to the headers.';
   end if;
   if create_schedule.cron is null or create_schedule.timezone is null or create_schedule.topic is null
     or create_schedule.payload is null or create_schedule.next_at is null
   then
-    raise exception 'a schedule without cron, timezone, topic, payload or next_at' using errcode = 'MB005',
+    raise exception 'a schedule needs cron, timezone, topic, payload and next_at' using errcode = 'MB005',
       hint = 'For an event without a payload give ''null''::json.';
   end if;
   insert into pgmb.schedule as c (name, cron, timezone, stream, topic, key, payload, headers, next_at, missed)
@@ -141,9 +141,8 @@ begin
 end $$;
 
 -- Publishes a schedule's event and moves the schedule on from due_at to next_at (null: it never falls due again), if it
--- still stands at due_at and that time has come; returns the event's id, or null where somebody was faster. So each due
--- time publishes once, however many call. The event's headers say {"schedule", "due_at"}: stands_for, by default
--- due_at. Lock: the schedule's row. Errors: as pgmb.publish.
+-- is still at due_at and that time has come. Returns the event's id, or null if another scheduler was faster: each due time
+-- is published once. The event's headers contain "schedule" and "due_at": stands_for, by default due_at. Lock: the schedule's row. Errors: as pgmb.publish.
 create or replace function pgmb.fire(
   name text, due_at timestamptz, next_at timestamptz, stands_for timestamptz default null
 )

@@ -1,4 +1,4 @@
--- Recurring publishes. Whoever runs the Scheduler reads the cron expression; the row says when it is due next, and
+-- Recurring events. The scheduler reads the cron expression; the row says when it is due next, and
 -- moving it on is what makes each due time publish once.
 
 create table pgmb.schedule (
@@ -15,7 +15,7 @@ create table pgmb.schedule (
   last_at timestamptz,
   paused_at timestamptz,
   created_at timestamptz not null default now(),
-  -- Of the due times that nobody was there for, the last is published, or all are.
+  -- Which due times missed while no scheduler ran are published: the last, or all.
   missed text not null default 'last' check (missed in ('last', 'all'))
 );
 create index schedule_next on pgmb.schedule (next_at) where paused_at is null;

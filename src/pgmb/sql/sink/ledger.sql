@@ -1,7 +1,7 @@
 -- Publishing from many tasks. Each task writes into a stage, as those of Spark's sink do; one call publishes all stages
 -- and notes their version in the ledger, in one transaction.
 
--- An application's line in the ledger, which is made, and locked to the end of the transaction. Waits for whoever holds
+-- An application's line in the ledger, which is made, and locked to the end of the transaction. Waits for the transaction that holds
 -- it. Errors: 42501 another role began it.
 create or replace function pgmb_internal.ledger_of(stream text, app text)
 returns pgmb.ledger
@@ -19,7 +19,7 @@ begin
   return line;
 end $$;
 
--- Raises 42501 unless the caller may go on with an application. One whose role is gone is anybody's.
+-- Raises 42501 unless the application belongs to the caller's role. If its role was dropped, any role may take it.
 create or replace function pgmb_internal.assert_app(line pgmb.ledger)
 returns void
 language plpgsql

@@ -151,8 +151,9 @@ begin
   return freed;
 end $$;
 
--- Frees stages that were written and not published within `older`, drops those that nobody used for as long, a hundred a
--- call, and returns how many were freed. Those being written are left. maintain() calls it with the setting pgmb.keep_stages, a day.
+-- Frees stages that were written but not published within `older`, drops stages unused for as long, up to a hundred per
+-- call, and returns how many were freed. Skips stages that are being written. maintain() calls it with the setting
+-- pgmb.keep_stages, by default a day.
 create or replace function pgmb.clear_stages(older interval default '1 day')
 returns integer
 language plpgsql security definer

@@ -5,7 +5,7 @@
 create table pgmb.ledger (
   app text not null,
   stream integer not null references pgmb.stream on delete cascade,
-  -- Who began. Nobody else may go on, or say that a version was published.
+  -- The role that began it. No other role may continue it or record a version.
   role name not null,
   -- Null until the first is published.
   version bigint,

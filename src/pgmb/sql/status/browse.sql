@@ -4,7 +4,7 @@
 -- The newest events of a stream that match: {events, looked, next}. Each event comes with the beginning of its payload
 -- and how many bytes it has. At most `max` (200) events are returned and `look` (100000) are looked at; `next`, unless
 -- null, is what to pass as `before` to go on. Of a time span, events that a publisher dated back, or that came last of a
--- statement which ran for more than a minute, may be passed over. Errors: MB001, MB005, MB007 not a pattern, 42501. For admins.
+-- statement which ran for more than a minute, may be passed over. Errors: MB001, MB005, MB007 invalid pattern, 42501. For admins.
 create or replace function pgmb.browse(
   stream text default 'main', topic text default null, key text default null, id uuid default null,
   since timestamptz default null, until timestamptz default null,
@@ -37,7 +37,7 @@ begin
   perform pgmb_internal.assert_admin();
   perform pgmb.stream_id(browse.stream);
   if not coalesce(browse.max > 0 and browse.look > 0, false) then
-    raise exception 'max and look are at least 1' using errcode = 'MB005';
+    raise exception 'max and look must be at least 1' using errcode = 'MB005';
   end if;
   select * into asked from pgmb.stream s where s.name = browse.stream;
   shown := 'json_build_object(''seq'', v.seq, ''id'', v.id, ''topic'', v.topic, ''key'', v.key,'
@@ -133,7 +133,7 @@ end $$;
 
 -- The ids of the newest dead letters that match, of one queue or of all: the error by a part of its text in any case,
 -- died within a time span, with an id below `before`. At most `max` are returned and `look` looked at; `next` goes on.
--- Errors: MB002, MB007 not a pattern, 42501. For admins.
+-- Errors: MB002, MB007 invalid pattern, 42501. For admins.
 create or replace function pgmb.find_dead(
   queue text default null, topic text default null, error text default null,
   since timestamptz default null, until timestamptz default null,

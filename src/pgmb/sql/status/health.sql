@@ -84,9 +84,9 @@ begin
   end loop;
 end $$;
 
--- Every queue that the caller may consume: for how long its oldest event waits (that matches: this reads up
--- to it), a lease has been expired without anybody receiving since, and what is settled has not been cleared;
--- how many events are tried again because their lease expired.
+-- Every queue that the caller may consume: how long its oldest matching event has waited (this reads up to it), how
+-- long a lease has been expired without a receive, how long settled claims have not been cleared, and how many events
+-- are retried because their lease expired.
 create or replace function pgmb.queue_health(
   out queue text, out waiting_for interval, out lapsed_for interval, out uncleared_for interval,
   out expired bigint

@@ -86,9 +86,8 @@ begin
   group by place order by place;
 end $$;
 
--- Everything at a glance, for whoever draws it: queues and readers as their status tells, how many events each stream
--- was given numbers for since those in `seen` ({stream: number}), what became of endpoints, who delivers, and numbers that
--- tell whether there is something new. For admins.
+-- One sample for the dashboard: the status of queues and readers, the events published to each stream since the numbers in
+-- `seen` ({stream: number}), endpoints, dispatchers, and version numbers that change with each subject. For admins.
 create or replace function pgmb.sample(seen jsonb default '{}')
 returns json
 language plpgsql security definer

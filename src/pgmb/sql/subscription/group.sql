@@ -63,8 +63,8 @@ begin
 end $$;
 
 -- As between, for a group: the events between two positions that match a subscription of the group, each with the
--- ids of all of them. The last event looked at always comes, with no ids if nobody asked for it: the next call goes on
--- after it. max: how many events are looked at. Errors: as between, and MB024.
+-- ids of all of them. The last event examined is always returned, without ids if no subscription matches: the next
+-- call continues after it. max: how many events are examined. Errors: as between, and MB024.
 create or replace function pgmb.between_group(
   group_id text, stream text, after pgmb.position, upto pgmb.position, after_seq bigint default 0,
   max bigint default 1000

@@ -61,7 +61,7 @@ $$;
 
 -- The statement that matches documents with the subscriptions of some shapes, for pgmb_condition.match. Where values are
 -- looked up by an index, that is the only way in, and the rest is asked of those alone that are meant: what others ask
--- for is nobody's trouble. Otherwise the group's subscriptions are gathered first.
+-- for costs the others nothing. Otherwise the group's subscriptions are gathered first.
 create or replace function pgmb_internal.match_statement(shapes pgmb.shape[])
 returns text
 language sql immutable
@@ -100,7 +100,7 @@ set work_mem = '64MB'
 set jit = off
 set enable_seqscan = on
 set enable_bitmapscan = on
--- Nobody knows how many of which shape there are: a nested loop over them all would be chosen in error.
+-- The planner has no statistics on the number of each shape and would wrongly choose a nested loop over all.
 set enable_nestloop = off
 set plan_cache_mode = auto
 set standard_conforming_strings = on
@@ -254,7 +254,7 @@ begin
     return;
   exception
     when query_canceled then
-      -- By the timeout, of which this shape used more than its share, or by somebody who wants the caller to stop?
+      -- Cancelled by the timeout, of which this shape used more than its share, or by a user?
       timeout := nullif(current_setting('statement_timeout'), '0')::interval;
       if timeout is null or cardinality(match_shapes.shapes) > 1
         or clock_timestamp() < statement_timestamp() + timeout * 0.9
@@ -299,7 +299,7 @@ begin
       order by s.id);
   end if;
   middle := cardinality(match_shapes.named) / 2;
-  -- An event that nobody can be matched with shows in whomever one asks. Their ids are random, so are those asked.
+  -- An event that cannot be matched with any subscription fails with each one tried. Ids are random, so the sample is too.
   if middle > 0 and (middle < 16 or not (
     select bool_and(pgmb_internal.match_fails(match_shapes.group_id, match_shapes.stream, match_shapes.documents, match_shapes.shapes,
       match_shapes.named[1 + nth * (cardinality(match_shapes.named) - 1) / 9:1 + nth * (cardinality(match_shapes.named) - 1) / 9]))
@@ -316,7 +316,7 @@ begin
   perform pgmb_internal.pause_subscriptions(match_shapes.named, error);
 end $$;
 
--- Pauses subscriptions that could not be matched; not those that somebody is changing.
+-- Pauses subscriptions that could not be matched, except those that another session is changing.
 create or replace function pgmb_internal.pause_subscriptions(ids uuid[], reason text)
 returns void
 language sql

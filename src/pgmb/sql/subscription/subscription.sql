@@ -1,9 +1,9 @@
--- Subscriptions of a group: what thousands of readers ask of the same events, matched together.
+-- Subscriptions of a group: the filters of thousands of readers of the same events, matched together.
 
 -- Subscribes within a group to events that match the patterns, fields, filter and condition (see create_queue), and
--- returns the subscription's id: equal ones of a group are one. It expires once nobody has subscribed again or kept it
--- (keep_subscriptions) for expires_after. What it matches is read with receive_group or between_group. Errors:
--- MB001 no such stream, MB003 not a name, MB007 not a pattern, MB009 not a filter, MB010 not a condition, MB025 no conditions here,
+-- returns the subscription's id. Equal subscriptions of a group are one. It expires if it is neither subscribed again nor
+-- kept (keep_subscriptions) for expires_after. What it matches is read with receive_group or between_group. Errors:
+-- MB001 no such stream, MB003 invalid name, MB007 invalid pattern, MB009 invalid filter, MB010 invalid condition, MB025 no conditions here,
 -- 42501.
 create or replace function pgmb.subscribe(
   group_id text, patterns text[] default '{#}', equals jsonb default null, filter text default null,
@@ -81,7 +81,7 @@ begin
   end if;
   identity := sha256(convert_to(jsonb_build_array(add_subscription.group_id, stream_number, made,
     coalesce(add_subscription.params, '{}'), coalesce(amounts, '[]'))::text, 'UTF8'));
-  -- One that lasts is not written again by everybody who asks for the same.
+  -- A permanent subscription is not written again by each equal call.
   select s.id into given from pgmb.subscription s
   where s.digest = identity and num_nonnulls(s.expires_after, add_subscription.expires_after, s.paused_at) = 0
   for key share;
@@ -115,8 +115,8 @@ begin
   return found;
 end $$;
 
--- Says that subscriptions are in use, so that they do not expire. Returns those that exist: whoever misses one
--- subscribes again. Cheap to repeat: a row is written once in a quarter of its time at most.
+-- Prevents subscriptions in use from expiring. Returns those that exist; subscribe again to missing ones. Cheap to
+-- repeat: a row is written at most once in a quarter of its expires_after.
 create or replace function pgmb.keep_subscriptions(ids uuid[])
 returns setof uuid
 language plpgsql security definer
@@ -133,8 +133,8 @@ begin
   return query select s.id from pgmb.subscription s where s.id = any (keep_subscriptions.ids);
 end $$;
 
--- Removes subscriptions that nobody kept, shapes that none is of, and conditions that nobody asks any more. Returns how
--- many subscriptions. Called by maintain.
+-- Removes expired subscriptions, and shapes and conditions without subscriptions. Returns the number of subscriptions.
+-- Called by maintain.
 create or replace function pgmb_internal.expire_subscriptions()
 returns bigint
 language plpgsql
@@ -151,7 +151,7 @@ begin
   where h.id = any (array(
     select unused.id from pgmb.shape unused
     where not exists (select from pgmb.subscription s where s.shape = unused.id) for update skip locked));
-  -- Not while somebody is about to ask one of them.
+  -- Not while another session is about to use one of them.
   if not pgmb_internal.conditions_available() or not pg_try_advisory_xact_lock(pgmb_internal.lock_key('conditions')) then
     return expired;
   end if;
@@ -186,7 +186,7 @@ begin
   return resumed;
 end $$;
 
--- Every subscription: who asks for what.
+-- All subscriptions.
 create or replace view pgmb.subscriptions as
 select s.id, s.group_id, t.name stream, h.patterns,
   case when h.fields <> '{}' then (

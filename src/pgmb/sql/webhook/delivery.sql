@@ -289,7 +289,7 @@ begin
     left join unnest(claim_deliveries.endpoints, claim_deliveries.rooms) named (endpoint, room) on named.endpoint = w.endpoint
     join pgmb.endpoint e on e.id = w.endpoint
     where (e.state = 'active' or named.room is not null) and coalesce(named.room, claim_deliveries.room) > 0
-    -- Who comes first shall not always be the same.
+    -- In random order, so that no endpoint is always first.
     order by random()
   ), due as materialized (
     select first.id

@@ -60,7 +60,7 @@ begin
       -- Where it is, without what may be a secret.
       'url', substring(url from '^[a-zA-Z]+://[^/?#]*'), 'reason', reason), key => name);
 exception when sqlstate 'MB040' then
-  raise warning 'that endpoint % was disabled is not published: %', quote_literal(name), sqlerrm;
+  raise warning 'could not publish that endpoint % was disabled: %', quote_literal(name), sqlerrm;
 end $$;
 
 -- Says that a dispatcher stops. For admins.
@@ -74,8 +74,8 @@ begin
   delete from pgmb.dispatcher d where d.id = depart.dispatcher;
 end $$;
 
--- Gives away requests of endpoints that have a limit, at most as many as are wanted and as their rps allows by now: what
--- nobody took is kept for half a second. Returns how many of each. For admins.
+-- Draws requests from the rate limits of endpoints: at most as many as wanted, and as rps allows now. Unused capacity is
+-- kept for half a second. Returns the number granted per endpoint. For admins.
 create or replace function pgmb.take_requests(endpoints uuid[], wanted integer[])
 returns table (endpoint uuid, given integer)
 language plpgsql security definer
@@ -112,8 +112,8 @@ begin
   select t.endpoint, t.given from taken t;
 end $$;
 
--- Trips an endpoint: events wait for it until somebody may probe it, after a time that doubles from `first` to `longest`.
--- Returns when that is; null if it is not active or tripped. For admins.
+-- Trips an endpoint: its events wait until it may be probed, after a time that doubles from `first` to `longest`.
+-- Returns the time of the next probe; null if the endpoint is neither active nor tripped. For admins.
 create or replace function pgmb.trip_endpoint(
   id uuid, reason text, first interval default '10 seconds', longest interval default '5 minutes'
 )
@@ -131,7 +131,7 @@ begin
     probe_at = clock_timestamp() + least(trip_endpoint.longest, trip_endpoint.first * power(2, least(e.trips, 20))),
     changed_at = clock_timestamp()
   where e.id = trip_endpoint.id
-    -- Somebody else may have found the same a moment ago.
+    -- Another dispatcher may have tripped it a moment ago.
     and (e.state = 'active' or e.state = 'tripped' and e.probe_at <= now)
   returning e.probe_at into probe;
   if probe is null then
@@ -140,8 +140,7 @@ begin
   return probe;
 end $$;
 
--- Whether the caller may send one request to a tripped endpoint: one dispatcher at a time. Nobody else may for
--- `busy_for`. For admins.
+-- Whether the caller may send one request to a tripped endpoint. Other dispatchers may not for `busy_for`. For admins.
 create or replace function pgmb.probe_endpoint(id uuid, busy_for interval)
 returns boolean
 language plpgsql security definer

@@ -1,23 +1,23 @@
--- Endpoints: HTTP destinations that queues feed. The Dispatcher posts; nothing here waits for the network.
+-- Endpoints: URLs that queues feed. The dispatcher posts; nothing here waits for the network.
 
--- Registers an endpoint that gets the events that match the patterns, fields, filter and condition (see create_queue),
--- from now on, and returns its id. A name that is registered gets all of these settings and keeps its id, its state, its
--- secrets and what waits for it.
---   ordered          events of one key are posted one after the other
---   batch            at most so many events in a request; a batch that failed is posted again as it was
+-- Creates an endpoint for the events that match the patterns, fields, filter and condition (see create_queue), from now on,
+-- and returns its id. An existing endpoint gets all of these settings and keeps its id, state, secrets and waiting
+-- deliveries.
+--   ordered          events with the same key are posted one at a time
+--   batch            maximum number of events per request; a failed batch is retried unchanged
 --   body             payload, with the rest in headers, or cloudevents: a structured CloudEvents document
---   rps              at most so many requests a second, over all dispatchers
---   max_in_flight    at most so many requests at a time, over all dispatchers
---   timeout          for a request, up to 10 minutes
---   headers          more headers of a request, by name
---   gzip_above       bodies of more bytes are compressed
---   retry_after      when to try again after each failure, with 20 % of jitter; after the last it is a dead letter; null:
---                    as the queue says
---   log              failures, or all: which attempts are written down; keep_response: with 1 KB of what came back
---   queue            that feeds it, and others like it: made where it does not exist, and for endpoints alone. One that
---                    is ordered or takes batches has a queue of its own, named endpoint/<name>
--- Errors: MB001 no such stream, MB003 not a name, MB005 not a URL, header or number, MB006 it is fed by another queue,
--- or another kind of queue, MB007 not a pattern, MB009 not a filter, MB010 not a condition, 42501.
+--   rps              maximum number of requests per second, over all dispatchers
+--   max_in_flight    maximum number of concurrent requests, over all dispatchers
+--   timeout          of a request, up to 10 minutes
+--   headers          additional headers, by name
+--   gzip_above       compress bodies larger than this many bytes
+--   retry_after      the delay after each failure, with 20 % jitter; after the last delay, a failure is a dead letter; null:
+--                    the queue's backoff
+--   log              which attempts to record: failures, or all; keep_response: with 1 KB of the response
+--   queue            the queue that feeds it, shared with other endpoints and created if it does not exist. An endpoint
+--                    that is ordered or takes batches has its own queue, named endpoint/<name>
+-- Errors: MB001 no such stream, MB003 invalid name, MB005 invalid URL, header or number, MB006 it is fed by another queue,
+-- or another kind of queue, MB007 invalid pattern, MB009 invalid filter, MB010 invalid condition, 42501.
 create or replace function pgmb.create_endpoint(
   name text, url text, patterns text[] default '{#}', equals jsonb default null, filter text default null,
   condition text default null, params jsonb default null, stream text default 'main',
@@ -46,14 +46,14 @@ begin
   perform pgmb_internal.assert_url(create_endpoint.url);
   perform pgmb_internal.assert_headers(create_endpoint.headers);
   if length(own) > 90 then
-    raise exception 'not an endpoint name: %', quote_literal(create_endpoint.name) using errcode = 'MB003',
+    raise exception 'invalid endpoint name: %', quote_literal(create_endpoint.name) using errcode = 'MB003',
       hint = 'Up to 81 characters, where a queue of its own is named after it.';
   end if;
   select * into former from pgmb.endpoint e where e.name = create_endpoint.name for no key update;
   if found and (former.subscription is null) <> (own is not null) then
     raise exception 'endpoint % has % queue of its own', quote_literal(create_endpoint.name),
       case when own is null then 'a' else 'no' end
-      using errcode = 'MB006', hint = 'Drop it and create it anew, or take another name.';
+      using errcode = 'MB006', hint = 'Drop and recreate it, or use another name.';
   end if;
   if own is null then
     select s.group_id queue, t.name stream into fed
@@ -62,7 +62,7 @@ begin
     if (fed.queue, fed.stream) <> (create_endpoint.queue, create_endpoint.stream) then
       raise exception 'endpoint % is fed by queue % of stream %', quote_literal(create_endpoint.name),
         quote_literal(fed.queue), quote_literal(fed.stream)
-        using errcode = 'MB006', hint = 'Drop it and create it anew, or take another name.';
+        using errcode = 'MB006', hint = 'Drop and recreate it, or use another name.';
     end if;
     perform pgmb_internal.share_queue(create_endpoint.queue, create_endpoint.stream);
     asked := pgmb_internal.add_subscription(create_endpoint.queue, create_endpoint.patterns, create_endpoint.equals,
@@ -101,7 +101,7 @@ exception
 end $$;
 
 -- Changes some settings of an endpoint: see create_endpoint. Null leaves one as it is; rps => 0 and gzip_above => -1 take
--- those away. Errors: MB060 no such endpoint, MB005 not a URL, header or number, MB006 batches for one that shares a
+-- those away. Errors: MB060 no such endpoint, MB005 invalid URL, header or number, MB006 batches for one that shares a
 -- queue.
 create or replace function pgmb.alter_endpoint(
   name text, url text default null, batch integer default null, body text default null, rps integer default null,
@@ -135,19 +135,19 @@ begin
   returning e.* into altered;
   if altered.batch > 1 and altered.subscription is not null then
     raise exception 'endpoint % has no queue of its own', quote_literal(alter_endpoint.name)
-      using errcode = 'MB006', hint = 'One that takes batches must have it from the beginning: drop it and create it anew.';
+      using errcode = 'MB006', hint = 'Endpoints with batches need their own queue: drop and recreate the endpoint.';
   end if;
   if alter_endpoint.retry_after is not null then
     perform pgmb_internal.set_max_attempts('endpoint/' || altered.name, altered.id, altered.retry_after);
   end if;
 exception
   when check_violation then
-    raise exception 'not a setting of an endpoint: %', sqlerrm using errcode = 'MB005',
+    raise exception 'unknown endpoint setting: %', sqlerrm using errcode = 'MB005',
       hint = 'docs/reference/sql.md says what each setting may be.';
 end $$;
 
 -- Replaces what an endpoint asks of events, patterns and filter, from its queue's position on. See create_queue. Errors:
--- MB060 no such endpoint, MB002 a worker that has no queue of its own, MB007 not a pattern, MB009 not a filter, MB010 not a
+-- MB060 no such endpoint, MB002 a worker that has no queue of its own, MB007 invalid pattern, MB009 invalid filter, MB010 not a
 -- condition, 42501.
 create or replace function pgmb.bind_endpoint(
   name text, patterns text[], equals jsonb default null, filter text default null, condition text default null,
@@ -211,7 +211,7 @@ begin
   where s.group_id = share_queue.name and not exists (select from pgmb.endpoint e where e.subscription = s.id);
 end $$;
 
--- Drops the queue that endpoints of a stream share by default once none is left: nobody would move it on, and the log
+-- Drops the queue that endpoints of a stream share by default once none is left: it would never advance, and the log
 -- would be kept for it.
 create or replace function pgmb_internal.unshare_queue(name text, stream text)
 returns void
@@ -271,7 +271,7 @@ begin
         or q.endpoint is distinct from feed_endpoint.endpoint))
     then
       raise exception 'queue % exists with another order or stream, or for something else', quote_literal(feed_endpoint.queue)
-        using errcode = 'MB006', hint = 'Drop the endpoint and create it anew, or take another name.';
+        using errcode = 'MB006', hint = 'Drop and recreate the endpoint, or use another name.';
     end if;
     perform pgmb.bind(feed_endpoint.queue, feed_endpoint.patterns, feed_endpoint.equals, feed_endpoint.filter,
       feed_endpoint.condition, feed_endpoint.params);
@@ -310,7 +310,7 @@ begin
     or lower(h.name) ~ '^(ce-.*|webhook-.*|pgmb-.*|content-(type|length|encoding)|host|connection|keep-alive|te|trailer|transfer-encoding|upgrade|expect|proxy-.*|idempotency-key)$'
   limit 1;
   if wrong is not null then
-    raise exception 'not a header of an endpoint: %', quote_literal(left(wrong, 100)) using errcode = 'MB005',
+    raise exception 'invalid endpoint header: %', quote_literal(left(wrong, 100)) using errcode = 'MB005',
       hint = 'A name and a text without control characters; those that every request sets are not to be set.';
   end if;
 end $$;
@@ -372,7 +372,7 @@ begin
   perform pgmb_internal.assert_admin();
   target := pgmb_internal.endpoint_id(set_endpoint_state.name);
   if not coalesce(set_endpoint_state.state in ('active', 'paused', 'disabled'), false) then
-    raise exception 'not a state of an endpoint: %', coalesce(quote_literal(set_endpoint_state.state), 'null')
+    raise exception 'invalid endpoint state: %', coalesce(quote_literal(set_endpoint_state.state), 'null')
       using errcode = 'MB005', hint = 'active, paused or disabled.';
   end if;
   if set_endpoint_state.state = 'active' then
@@ -392,7 +392,7 @@ begin
   return found or coalesce(changed, false);
 end $$;
 
--- Adds a secret to sign with, sealed by whoever has the key; those before it sign beside it for `overlap`. Returns its
+-- Adds a signing secret, encrypted by the caller. Older secrets also sign for `overlap`. Returns the secret's
 -- number. Errors: MB060 no such endpoint.
 create or replace function pgmb.add_endpoint_secret(name text, sealed bytea, overlap interval default '1 day')
 returns integer
@@ -541,7 +541,7 @@ begin
     or url !~* '^https?://([^][\x01-\x20\x7f/?#@:\\"<>]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?([/?#][^\x01-\x20\x7f\\"<>]*)?$'
     or coalesce(substring(url from '^[^/]*//(?:\[[^]]*\]|[^][/?#:]*):([0-9]+)')::integer, 1) not between 1 and 65535
   then
-    raise exception 'not a URL of an endpoint: %', coalesce(quote_literal(left(url, 100)), 'null') using errcode = 'MB005',
+    raise exception 'invalid endpoint URL: %', coalesce(quote_literal(left(url, 100)), 'null') using errcode = 'MB005',
       hint = 'http://host/path or https://host:port/path, without a user and a password, of at most 2000 characters.';
   end if;
 end $$;

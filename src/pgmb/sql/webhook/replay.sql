@@ -1,8 +1,7 @@
--- Replay: events of the log, and dead letters, go to one endpoint again. Whatever came of them before, they are tried at
--- once and as if for the first time.
+-- Replay: sends events from the log, and dead letters, to one endpoint again, at once and as a first attempt.
 
--- Sends events of the log to an endpoint again, by their ids, whether it asks for them or not, and returns how many of
--- them were found. Ids that publishers gave may have to be looked for in the whole log. Errors: MB060 no such endpoint,
+-- Sends events from the log to an endpoint again, by id, even if they do not match it, and returns how many were found.
+-- To find ids that publishers set, it may read the whole log. Errors: MB060 no such endpoint,
 -- MB002 no queue feeds it. For admins.
 create or replace function pgmb.resend(endpoint text, ids uuid[])
 returns bigint
@@ -18,11 +17,11 @@ begin
   return pgmb_internal.send_again(pgmb_internal.endpoint_id(resend.endpoint), feed, pgmb_internal.events_by_id(feed.stream, resend.ids));
 end $$;
 
--- Sends an endpoint what it asks for of the log again, published from `since` until before `until`: at most `max` events,
--- the oldest first, of the topics that match a pattern and pass a jsonpath filter. Returns how many. It is asked for as
--- it is now. Reads the log from `since` on. Errors: MB060 no such endpoint, MB002 no queue feeds it, MB005 no `since`,
--- MB007 not a pattern, MB009 not a filter, MB012 history since then is gone, MB024 an SQL condition or a costly
--- filter is asked and no statement_timeout is set. For admins.
+-- Sends matching events from the log to an endpoint again, published from `since` until before `until`: at most `max`
+-- events, oldest first, whose topic matches a pattern and which pass a jsonpath filter. Returns their number. Uses the
+-- endpoint's current patterns and filter. Reads the log from `since` on. Errors: MB060 no such endpoint, MB002 no queue feeds it, MB005 no `since`,
+-- MB007 invalid pattern, MB009 invalid filter, MB012 history since then is gone, MB024 an SQL condition or a costly
+-- filter is used without a statement_timeout. For admins.
 create or replace function pgmb.replay(
   endpoint text, since timestamptz, until timestamptz default null, topic text default null, filter text default null,
   max integer default 10000
@@ -105,7 +104,7 @@ begin
   return moved;
 end $$;
 
--- The queues that feed an endpoint, each with what it asks for: of a shared one, what the endpoint does. `matching` is of
+-- The queues that feed an endpoint, each with its patterns and filter; for a shared queue, those of the endpoint. `matching` is of
 -- all its lanes. Errors: MB060 no such endpoint, MB002 no queue feeds it.
 create or replace function pgmb_internal.endpoint_feeds(endpoint text)
 returns setof pgmb.queue
@@ -229,7 +228,7 @@ end $$;
 create or replace function pgmb_internal.send_again(endpoint uuid, feed pgmb.queue, events pgmb.event[])
 returns bigint
 language plpgsql
--- Nobody knows how many wait: to ask each event about each of them would be chosen in error.
+-- The planner has no statistics on the waiting rows and would wrongly choose a nested loop.
 set enable_nestloop = off
 set jit = off
 as $$

@@ -13,7 +13,7 @@ create table pgmb.endpoint (
   metadata jsonb not null default '{}',
   -- What is posted: the payload with the rest in headers, or a CloudEvents document.
   body text not null default 'payload' check (body in ('payload', 'cloudevents')),
-  -- At most so many events in a request.
+  -- Maximum number of events per request.
   batch integer not null default 1 check (batch between 1 and 1000),
   timeout interval not null default '15 seconds' check (timeout > interval '0' and timeout <= interval '10 minutes'),
   headers jsonb not null default '{}' check (jsonb_typeof(headers) = 'object'),
@@ -95,7 +95,7 @@ create index delivery_oldest on pgmb.delivery (endpoint, published_at);
 create index delivery_queue on pgmb.delivery (queue);
 create index delivery_lease on pgmb.delivery (lease) where lease is not null;
 
--- What was tried: failures, and the rest where an endpoint asks for it.
+-- Delivery attempts: failures, and all attempts of endpoints with log = 'all'.
 create table pgmb.attempt (
   id bigint generated always as identity primary key,
   endpoint uuid not null references pgmb.endpoint on delete cascade,

@@ -196,7 +196,7 @@ begin
   end loop;
 end $$;
 
--- Drops the views of a queue. Waits for whoever reads them.
+-- Drops the views of a queue. Waits for transactions that read them.
 create or replace function pgmb_internal.drop_queue_views(queue text)
 returns void
 language plpgsql

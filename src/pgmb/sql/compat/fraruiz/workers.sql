@@ -1,9 +1,9 @@
 -- Workers: the calls of fraruiz/pgmb. A worker is an endpoint; `create` makes a queue that feeds one, beside the views
 -- that show it; `send` publishes to stream main under an id of the caller's.
 
--- Registers the HTTP endpoint that queues feed and returns its id. A name that is registered gets the new URL and
--- limit and keeps its id. rps: at most so many requests a second, over all of its queues; null for no limit.
--- Errors: MB003 not a name, MB005 not an http or https URL or not a limit.
+-- Creates the HTTP endpoint that queues feed and returns its id. For an existing name, it changes the URL and the limit
+-- and keeps the id. rps: maximum number of requests per second, over all of its queues; null for no limit.
+-- Errors: MB003 invalid name, MB005 not an http or https URL or not a limit.
 create or replace function pgmb.worker(name text, endpoint text, rps integer default null)
 returns uuid
 language plpgsql security definer
@@ -16,7 +16,7 @@ begin
   perform pgmb_internal.assert_name('worker', worker.name);
   perform pgmb_internal.assert_url(worker.endpoint);
   if worker.rps <= 0 then
-    raise exception 'not a number of requests a second: %', worker.rps using errcode = 'MB005',
+    raise exception 'rps must be at least 1, got %', worker.rps using errcode = 'MB005',
       hint = 'At least 1, or null for no limit.';
   end if;
   insert into pgmb.endpoint as e (name, url, rps)
@@ -32,7 +32,7 @@ end $$;
 --   binding_key   an AMQP pattern: in order.* the * is one word, in order.# the # is any number of words
 --   max_retries   so often a message is tried again, with a growing delay, before it is a dead letter
 --   worker_id     one that is not registered draws a warning
--- Errors: MB003 not a name, MB005 no worker or not a number of retries, MB006 it exists and differs, MB007 not a pattern.
+-- Errors: MB003 invalid name, MB005 no worker or not a number of retries, MB006 it exists and differs, MB007 invalid pattern.
 create or replace function pgmb.create(name text, binding_key text, max_retries integer, worker_id uuid)
 returns uuid
 language plpgsql security definer
@@ -48,7 +48,7 @@ begin
       hint = 'One that consumers receive from is made with pgmb.create_queue(name, patterns).';
   end if;
   if not coalesce("create".max_retries between 0 and 2147483646, false) then
-    raise exception 'not a number of retries: %', coalesce("create".max_retries::text, 'null') using errcode = 'MB005',
+    raise exception 'max_retries must be at least 0, got %', coalesce("create".max_retries::text, 'null') using errcode = 'MB005',
       hint = '0 or more.';
   end if;
   if not exists (select from pgmb.endpoint e where e.id = "create".worker_id) then
@@ -83,7 +83,7 @@ language plpgsql
 as $$
 begin
   if send.id is null then
-    raise exception 'a message needs an id' using errcode = 'MB005', hint = 'gen_random_uuid() makes one.';
+    raise exception 'a message needs an id' using errcode = 'MB005', hint = 'Create one with gen_random_uuid().';
   end if;
   if pgmb.claim_key('main', 'message ' || send.id, send.id, interval '1 day') is not null then
     raise exception 'message % was sent before', send.id using errcode = '23505',

@@ -1,5 +1,5 @@
 -- The functions of PGMQ's first release, which its README calls without a schema. They stand in `public`, where the
--- search_path finds them, if whoever installs this may create there.
+-- search_path finds them, if the installing role may create there.
 
 -- Creates a queue.
 create or replace function public.pgmq_create(queue_name text)

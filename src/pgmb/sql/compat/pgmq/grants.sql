@@ -79,7 +79,7 @@ begin
   perform pgmq.grant_relation(pgmq.format_table_name(q.queue_name, prefix))
   from pgmq.queue q, (values ('q'), ('a')) own (prefix)
   where to_regclass(format('pgmq.%I', pgmq.format_table_name(q.queue_name, prefix))) is not null;
-  -- A function that an upgrade made anew may be called by its owner alone.
+  -- After an upgrade, only the owner may call recreated functions.
   perform pgmq.keep_to_itself(q.stream) from pgmq.queue q;
   perform pgmq.grant_functions('{send,look}', held.role)
   from (select distinct r.rolname::text role from pgmq.sender s join pg_roles r on r.oid = s.role_id) held;

@@ -1,6 +1,6 @@
 -- What is in a queue, counted exactly.
 
--- The messages that nobody has read yet, at most `max`, in the order of their numbers but for those that committed
+-- The unread messages, at most `max`, in the order of their numbers but for those that committed
 -- late. Takes no lock.
 create or replace function pgmq.unread(queue pgmq.queue, max bigint default 9223372036854775807)
 returns setof pgmb.event
@@ -11,7 +11,7 @@ declare
   newest pgmb.claim;
   last bigint;
   part bigint;
-  -- So many may be met and left out.
+  -- The number of messages that may be skipped.
   more bigint := (select count(*) from pgmq.passed_over o where o.queue = (unread.queue).id);
   own xid8 := pg_current_xact_id_if_assigned();
 begin
@@ -45,7 +45,7 @@ begin
   end if;
 end $$;
 
--- How many messages nobody has read yet, and when the first and the last of them were sent. As pgmq.unread, but reads
+-- The number of unread messages, and when the first and the last of them were sent. As pgmq.unread, but reads
 -- no message.
 create or replace function pgmq.count_unread(
   queue pgmq.queue, out messages bigint, out oldest timestamptz, out newest timestamptz
@@ -89,7 +89,7 @@ begin
     q.stream, at.place, at.batch_seq, at.batch_next, q.id;
 end $$;
 
--- Every message of a queue that somebody read, delayed or hid; bodies: with message and headers.
+-- Every message of a queue that was read, delayed or hidden; bodies: with message and headers.
 create or replace function pgmq.touched(queue pgmq.queue, bodies boolean)
 returns setof pgmq.message_record
 language plpgsql
@@ -158,7 +158,7 @@ begin
     select count(*) messages, count(*) filter (where m.vt <= statement_timestamp()) visible,
       min(m.enqueued_at) oldest, max(m.enqueued_at) newest
     from pgmq.touched(asked, false) m) t;
-  -- Numbers begin anew at each segment.
+  -- Each segment begins at its own number.
   select sum(coalesce(g.last_seq, case when g.number = last >> 40 then last end) - (g.number::bigint << 40))
   into counted.total_messages
   from pgmb.segment g join pgmb.stream s on s.id = g.stream

@@ -180,7 +180,7 @@ begin
   perform pgmq.make_queue(queue_name, false, true, '1 day', 5000000);
 end $$;
 
--- As create, but a new segment of the log begins after partition_interval, so many messages or so long a time. Every
+-- As create, but a new segment of the log begins after partition_interval, a number of messages or a duration. Every
 -- log is in segments, without an extension. retention_interval and premake change nothing: no message that is in the
 -- queue is ever dropped, and the archive is kept.
 create or replace function pgmq.create_partitioned(

@@ -199,7 +199,7 @@ begin
         if found then
           return;
         end if;
-        -- Somebody else was first. Going back lets go of the queue's lock, which would keep others waiting.
+        -- Another session was first. Rolling back releases the queue's lock, for which others wait.
         raise exception 'nothing read' using errcode = 'MB000';
       exception when sqlstate 'MB000' then
         null;

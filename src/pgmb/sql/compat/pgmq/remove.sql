@@ -1,7 +1,7 @@
 -- Deleting, archiving and hiding messages by their numbers, wherever they are: parked, held by a reading, or not read
 -- by anybody yet.
 
--- Those of some messages that nobody has read yet, by a queue's position.
+-- Those of the given messages that are unread, by a queue's position.
 create or replace function pgmq.unread_of(queue pgmq.queue, at pgmb.claim, numbers bigint[])
 returns bigint[]
 language plpgsql
@@ -18,7 +18,7 @@ begin
   return coalesce(unread, '{}');
 end $$;
 
--- Takes messages that nobody has read yet out of the log's way and returns their numbers. moved: somebody read one of
+-- Takes unread messages out of the log's way and returns their numbers. moved: another session read one of
 -- them meanwhile. Lock: the queue's, if there are any.
 create or replace function pgmq.pass_over(queue pgmq.queue, numbers bigint[], out passed bigint[], out moved boolean)
 language plpgsql

@@ -28,7 +28,7 @@ create unique index queue_lower_name on pgmq.queue (lower(queue_name));
 create view pgmq.meta as
 select queue_name, is_partitioned, is_unlogged, created_at from pgmq.queue;
 
--- Who may send to one queue. Nobody else but the owner writes to its stream: what others publish might be no jsonb.
+-- Roles that may send to one queue. Only they and the owner write to its stream: other events may not be valid jsonb.
 create table pgmq.sender (
   queue integer not null references pgmq.queue on delete cascade,
   role name not null,
@@ -71,7 +71,7 @@ create table pgmq.parked (
 create index parked_vt on pgmq.parked (queue, vt, msg_id);
 create index parked_fifo on pgmq.parked (queue, fifo, msg_id);
 
--- Messages that were taken out of the log's way before anybody read them. The read that comes to one removes it here.
+-- Messages that were taken out of the log's way before they were read. The read that reaches one removes it here.
 create table pgmq.passed_over (
   queue integer not null,
   msg_id bigint not null,

@@ -13,7 +13,7 @@ begin
     raise exception 'routing_key length cannot exceed 255 characters, got % characters', pg_catalog.length(routing_key)
       using errcode = '22023';
   elsif routing_key !~ '^[a-zA-Z0-9_-]+(\.[a-zA-Z0-9_-]+)*$' then
-    raise exception 'not a routing key: %', routing_key using errcode = '22023',
+    raise exception 'invalid routing key: %', routing_key using errcode = '22023',
       hint = 'Words of letters, digits, hyphens and underscores, with a dot between two.';
   end if;
   return true;
@@ -32,7 +32,7 @@ begin
     raise exception 'pattern length cannot exceed 255 characters, got % characters', pg_catalog.length(pattern)
       using errcode = '22023';
   elsif pattern !~ '^[a-zA-Z0-9_*#-]+(\.[a-zA-Z0-9_*#-]+)*$' or pattern ~ '[*#][*#]' then
-    raise exception 'not a pattern: %', pattern using errcode = '22023',
+    raise exception 'invalid pattern: %', pattern using errcode = '22023',
       hint = 'Words of letters, digits, hyphens, underscores, * and #, with a dot between two; no two wildcards together.';
   end if;
   return true;
