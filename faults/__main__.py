@@ -49,6 +49,15 @@ def late_commits(arguments: argparse.Namespace) -> bool:
     return result.holds
 
 
+def numbers(arguments: argparse.Namespace) -> bool:
+    from faults.operations import numbers
+
+    with database(arguments.pg) as (_, dsn):
+        tally = numbers.run(dsn, rounds=arguments.rounds, seed=arguments.seed)
+    print(tally)
+    return tally.holds
+
+
 def rotation(arguments: argparse.Namespace) -> bool:
     from faults.log import rotation
 
@@ -443,6 +452,11 @@ def main() -> int:
         "server-fuzz", server_fuzz, "malformed requests of all kinds: no server error, no leak between keys"
     )
     fuzzing.add_argument("--requests", type=int, default=100_000)
+
+    shown = command(
+        "numbers", numbers, "every figure of status and /metrics against an exact count, under traffic"
+    )
+    shown.add_argument("--rounds", type=int, default=5)
 
     counting = command(
         "effects",

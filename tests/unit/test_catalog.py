@@ -88,6 +88,7 @@ def test_every_definer_function_asks_who_calls(db: psycopg.Connection[Any]) -> N
         "tick",
         # Names and counts, no events.
         "describe_streams",
+        "describe_broker",
         # To one who knows the key, the id of the event that has it.
         "holder_of_key",
     }

@@ -56,6 +56,11 @@ class AsyncBroker(
         host, port = given.get("host") or given.get("hostaddr"), str(given.get("port") or "")
         return (str(host) if host else None), (int(port) if port.isdigit() else None)
 
+    @property
+    def pool_stats(self) -> dict[str, int]:
+        """The pool's counters, as `psycopg_pool` names them."""
+        return self._pool.get_stats()
+
     def break_off(self, caller: object) -> int:
         """Close the connections that a task (or, synchronous, a thread) uses: its statement fails at once.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from typing import Any, Final
 
@@ -67,10 +67,18 @@ _TIMEOUT_MILLISECONDS: Final = 5000
 """Statement timeout of a scrape."""
 
 
+_BACKLOGS: Final = (
+    "select endpoint, waiting::float8, coalesce(extract(epoch from oldest_age), 0)::float8"
+    " from pgmb.endpoint_backlogs()"
+)
+
+
 class EndpointTotals(msgspec.Struct, frozen=True):
     by_state: dict[str, float]
     delivered: float
     failed: float
+    backlogs: list[tuple[str, float, float]]
+    """Name, events that wait and the age of the oldest, of the endpoints that are furthest behind."""
 
 
 class DatabaseStatus(msgspec.Struct, frozen=True):
@@ -93,14 +101,17 @@ async def read_status(broker: AsyncBroker) -> DatabaseStatus:
         await cursor.execute(QUERY)
         row = await cursor.fetchone()
         await cursor.execute(_ENDPOINTS)
-        found = await cursor.fetchall()
-    return DatabaseStatus(decode(row[0] if row else ""), _endpoints(found), time.perf_counter() - began)
+        totals = await cursor.fetchall()
+        await cursor.execute(_BACKLOGS)
+        backlogs = await cursor.fetchall()
+    endpoints = _endpoints(totals, backlogs)
+    return DatabaseStatus(decode(row[0] if row else ""), endpoints, time.perf_counter() - began)
 
 
-def _endpoints(rows: list[Any]) -> EndpointTotals:
+def _endpoints(rows: list[Any], backlogs: list[Any]) -> EndpointTotals:
     by_state: dict[str, float] = dict.fromkeys(_STATES, 0.0)
     by_state.update((state, count) for state, count, _, _ in rows)
-    return EndpointTotals(by_state, sum(row[2] for row in rows), sum(row[3] for row in rows))
+    return EndpointTotals(by_state, sum(row[2] for row in rows), sum(row[3] for row in rows), backlogs)
 
 
 def database_families(status: DatabaseStatus | None) -> Iterator[Metric]:
@@ -122,3 +133,36 @@ def database_families(status: DatabaseStatus | None) -> Iterator[Metric]:
     deliveries.add_metric(["delivered"], status.endpoints.delivered)
     deliveries.add_metric(["failed"], status.endpoints.failed)
     yield deliveries
+    waiting = GaugeMetricFamily(
+        "pgmb_endpoint_waiting",
+        "Events that wait for an endpoint, up to 10,000; of the 100 that are furthest behind.",
+        labels=("endpoint",),
+    )
+    oldest = GaugeMetricFamily(
+        "pgmb_endpoint_oldest_age_seconds", "Age of the oldest of them.", labels=("endpoint",)
+    )
+    for endpoint, events, age in status.endpoints.backlogs:
+        waiting.add_metric([endpoint], events)
+        oldest.add_metric([endpoint], age)
+    yield waiting
+    yield oldest
+
+
+def pool_families(stats: Mapping[str, int]) -> Iterator[Metric]:
+    """Metrics of the process's connection pool."""
+    size, available = stats.get("pool_size", 0), stats.get("pool_available", 0)
+    connections = GaugeMetricFamily(
+        "pgmb_pool_connections", "Connections of the pool, by use.", labels=("state",)
+    )
+    connections.add_metric(["used"], size - available)
+    connections.add_metric(["available"], available)
+    yield connections
+    yield GaugeMetricFamily(
+        "pgmb_pool_max_connections", "Most connections that it opens.", value=stats.get("pool_max", 0)
+    )
+    yield GaugeMetricFamily(
+        "pgmb_pool_waiting", "Requests that wait for one.", value=stats.get("requests_waiting", 0)
+    )
+    yield CounterMetricFamily(
+        "pgmb_pool_timeouts", "Requests that waited in vain.", value=stats.get("requests_errors", 0)
+    )

@@ -22,8 +22,13 @@ from starlette.routing import BaseRoute, Route
 from pgmb import schema
 from pgmb._async.broker import AsyncBroker
 from pgmb.server.application import Context
-from pgmb.server.instrumentation import Counters
-from pgmb.server.metrics import DatabaseStatus, database_families, process_families, read_status
+from pgmb.server.metrics import (
+    DatabaseStatus,
+    database_families,
+    pool_families,
+    process_families,
+    read_status,
+)
 from pgmb.server.tasks import SharedResult
 
 logger = logging.getLogger("pgmb.server")
@@ -94,7 +99,7 @@ class Operations:
         except (TimeoutError, psycopg.Error, PoolTimeout) as error:
             logger.warning("metrics: the database does not answer: %s", type(error).__name__)
         registry = CollectorRegistry()
-        registry.register(_Scrape(self._context.counts if permitted else None, status))
+        registry.register(_Scrape(self._context if permitted else None, status))
         if permitted:
             ProcessCollector(registry=registry)
         encode, media_type = choose_encoder(request.headers.get("accept", ""))
@@ -104,16 +109,17 @@ class Operations:
 class _Scrape(Collector):
     """The metrics of one scrape."""
 
-    def __init__(self, counts: Counters | None, status: DatabaseStatus | None) -> None:
-        self._counts = counts
+    def __init__(self, context: Context | None, status: DatabaseStatus | None) -> None:
+        self._context = context
         self._status = status
 
     def describe(self) -> list[Metric]:
         return []
 
     def collect(self) -> Iterator[Metric]:
-        if self._counts is not None:
-            yield from process_families(self._counts)
+        if self._context is not None:
+            yield from process_families(self._context.counts)
+            yield from pool_families(self._context.broker.pool_stats)
         yield from database_families(self._status)
 
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeAlias
 
 import psycopg
-from prometheus_client import REGISTRY, CollectorRegistry
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client import REGISTRY, CollectorRegistry, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 from psycopg import sql
 
@@ -85,6 +85,15 @@ READER_GAUGES: list[Column] = [
     ("pgmb_reader_lost", "1 if retention dropped what it has not read.", lambda reader: float(reader.lost)),
 ]
 
+RETENTION_GAUGES: list[Column] = [
+    (
+        "pgmb_retention_held_seconds",
+        "For how long segments are kept beyond their time, by who keeps them.",
+        lambda holder: holder.held_for,
+    ),
+    ("pgmb_retention_held_segments", "How many of them.", lambda holder: holder.segments),
+]
+
 XMIN_GAUGES: list[Column] = [
     ("pgmb_xmin_holders", "What keeps old row versions alive, by kind.", lambda holder: holder.count),
     ("pgmb_xmin_holder_age_seconds", "Age of the oldest one.", lambda holder: holder.age),
@@ -114,7 +123,7 @@ class StatusCollector(Collector):
         """Nothing, so that registering does not ask the database."""
         return []
 
-    def collect(self) -> Iterator[GaugeMetricFamily]:
+    def collect(self) -> Iterator[Metric]:
         began = time.perf_counter()
         snapshot = self._look()
         yield GaugeMetricFamily("pgmb_up", "1 if the database answered.", value=float(snapshot is not None))
@@ -190,13 +199,26 @@ class StatusCollector(Collector):
             held.close()
 
 
-def families_of(snapshot: Snapshot) -> Iterator[GaugeMetricFamily]:
+def families_of(snapshot: Snapshot) -> Iterator[Metric]:
     """What a scrape shows of the database."""
     yield from _families(QUEUE_GAUGES, ("queue", "stream"), snapshot.queues)
     yield _bounds(snapshot.queues)
     yield from _families(STREAM_GAUGES, ("stream",), snapshot.streams)
     yield from _families(READER_GAUGES, ("reader", "stream"), snapshot.readers)
+    yield from _families(RETENTION_GAUGES, ("stream", "kind", "holder"), snapshot.retention)
     yield from _families(XMIN_GAUGES, ("kind",), snapshot.xmin_holders)
+    yield CounterMetricFamily(
+        "pgmb_dead_letters", "Dead letters since installation.", value=snapshot.broker.dead_letters
+    )
+    yield GaugeMetricFamily(
+        "pgmb_dispatchers", "Dispatchers that are alive.", value=snapshot.broker.dispatchers
+    )
+    if snapshot.broker.maintained_age is not None:
+        yield GaugeMetricFamily(
+            "pgmb_last_maintain_age_seconds",
+            "Time since maintenance last ended.",
+            value=snapshot.broker.maintained_age,
+        )
 
 
 def _bounds(queues: Iterable[Queue]) -> GaugeMetricFamily:

@@ -25,6 +25,12 @@ select json_build_object(
     'lag', extract(epoch from lag), 'confirmed_age', extract(epoch from clock_timestamp() - confirmed_at),
     'held_for', extract(epoch from held_for), 'lost', lost))
     from pgmb.reader_status), '[]'),
+  'retention', coalesce((select json_agg(json_build_object(
+    'stream', stream, 'kind', kind, 'holder', holder, 'segments', segments,
+    'held_for', extract(epoch from held_for)))
+    from pgmb.describe_retention()), '[]'),
+  'broker', (select json_build_object('dead_letters', dead_letters, 'dispatchers', dispatchers,
+    'maintained_age', extract(epoch from maintained_age)) from pgmb.describe_broker()),
   'xmin_holders', coalesce((select json_agg(json_build_object(
     'kind', kind, 'count', count, 'age', extract(epoch from age), 'xids', xids))
     from (select kind, count(*) count, max(age) age, max(xids) xids
@@ -72,6 +78,22 @@ class Reader(msgspec.Struct):
     lost: bool
 
 
+class RetentionHolder(msgspec.Struct):
+    """A queue, reader or archive that keeps segments which are older than their stream keeps them."""
+
+    stream: str
+    kind: str
+    holder: str
+    segments: float
+    held_for: float
+
+
+class BrokerStatus(msgspec.Struct):
+    dead_letters: float
+    dispatchers: float
+    maintained_age: float | None
+
+
 class XminHolders(msgspec.Struct):
     """Sessions, prepared transactions or replication slots that keep old row versions alive."""
 
@@ -85,6 +107,8 @@ class Snapshot(msgspec.Struct):
     queues: list[Queue]
     streams: list[Stream]
     readers: list[Reader]
+    retention: list[RetentionHolder]
+    broker: BrokerStatus
     xmin_holders: list[XminHolders]
 
 

@@ -35,3 +35,7 @@ create table pgmb.lock_secret (
 );
 insert into pgmb.lock_secret (secret)
 values (sha256(convert_to(gen_random_uuid()::text || gen_random_uuid()::text, 'UTF8')));
+
+-- When maintain() last ended, in milliseconds since 1970. A sequence, because a row that is updated each second would grow
+-- old versions.
+create sequence pgmb.maintained;

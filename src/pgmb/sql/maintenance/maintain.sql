@@ -197,24 +197,34 @@ begin
     exit when old.sealed_at is null or (asked.archive and old.archived_at is null)
       or asked.keep_for is null
       or not coalesce(old.last_published_at, old.closed_at) + asked.keep_for < clock_timestamp();
-    if not asked.drop_unread and old.max_xid is not null then
-      exit when exists (
-        select from pgmb.queue q
-        cross join lateral (select * from pgmb.claim c where c.queue = q.id order by c.id desc limit 1) newest
-        where q.stream = asked.id
-          and not (old.max_xid < pg_snapshot_xmin(newest.done_snapshot)
-            or (old.max_xid < pg_snapshot_xmin(newest.batch_snapshot) and old.last_seq <= newest.place)));
-      exit when exists (
-        select from pgmb.queue q join pgmb.claim c on c.queue = q.id
-        where q.stream = asked.id and c.state in ('l', 'o') and c.lo < old.last_seq
-          and not pgmb_internal.is_void(c.queue, c.id));
-      exit when exists (
-        select from pgmb.reader r
-        where r.stream = asked.id and not old.max_xid < pg_snapshot_xmin((r.position).snapshot));
-    end if;
+    exit when not asked.drop_unread and exists (select from pgmb_internal.segment_holders(old));
     return next old.number;
   end loop;
 end $$;
+
+-- The queues and durable readers that have not passed a segment, and queues with leases in it.
+create or replace function pgmb_internal.segment_holders(segment pgmb.segment)
+returns table (kind text, name text)
+language sql stable
+as $$
+  select 'queue', coalesce(head.name, q.name)
+  from pgmb.queue q
+  left join pgmb.queue head on head.id = q.lane_of
+  cross join lateral (select * from pgmb.claim c where c.queue = q.id order by c.id desc limit 1) newest
+  where q.stream = (segment).stream and (segment).max_xid is not null
+    and not ((segment).max_xid < pg_snapshot_xmin(newest.done_snapshot)
+      or ((segment).max_xid < pg_snapshot_xmin(newest.batch_snapshot) and (segment).last_seq <= newest.place))
+  union
+  select 'queue', coalesce(head.name, q.name)
+  from pgmb.queue q
+  left join pgmb.queue head on head.id = q.lane_of
+  join pgmb.claim c on c.queue = q.id
+  where q.stream = (segment).stream and (segment).max_xid is not null and c.state in ('l', 'o') and c.lo < (segment).last_seq
+    and not pgmb_internal.is_void(c.queue, c.id)
+  union
+  select 'reader', r.name from pgmb.reader r
+  where r.stream = (segment).stream and not (segment).max_xid < pg_snapshot_xmin((r.position).snapshot)
+$$;
 
 -- Empties the segments that droppable() names, and returns how many. The space is free at once; only the
 -- segment itself is locked, and positions cannot be moved back meanwhile. Empty segments are detached by detach_dropped() or by the Janitor.
@@ -390,4 +400,5 @@ begin
     perform pgmb.drop_segments(maintained.name);
     perform pgmb.detach_dropped(maintained.name);
   end loop;
+  perform setval('pgmb.maintained', (extract(epoch from clock_timestamp()) * 1000)::bigint);
 end $$;

@@ -6,11 +6,24 @@ create or replace function pgmb_internal.numbers_between(stream integer, lo bigi
 returns bigint
 language sql stable
 as $$
-  select coalesce(sum(greatest(0, least(hi, coalesce(s.last_seq, hi)) - greatest(lo, s.number::bigint << 40))), 0)::bigint
+  select coalesce(sum(greatest(0, least(hi, coalesce(s.last_seq,
+    case when s.number = hi >> 40 then hi else pgmb_internal.last_in_segment(s.stream, s.number) end))
+    - greatest(lo, s.number::bigint << 40))), 0)::bigint
   from pgmb.segment s
   where s.stream = numbers_between.stream and s.number between lo >> 40 and hi >> 40 and s.dropped_at is null
-    and (s.last_seq is not null or s.number = hi >> 40)
 $$;
+
+-- The last number in a segment, of one that a rotation is just closing: the sequence moves on before it commits.
+create or replace function pgmb_internal.last_in_segment(stream integer, number integer)
+returns bigint
+language plpgsql stable
+as $$
+declare
+  last bigint;
+begin
+  execute format('select max(e.seq) from pgmb.segment_%s_%s e', stream, number) into last;
+  return coalesce(last, number::bigint << 40);
+end $$;
 
 -- The time of the first event of a stream above a number.
 create or replace function pgmb_internal.first_published(stream integer, above bigint, upto bigint)
@@ -34,7 +47,7 @@ begin
 end $$;
 
 -- Every queue that the caller may consume:
---   waiting         events of the log that match and were not received yet; oldest_age: since the oldest was published
+--   waiting         events that match and were not received yet; oldest_age: since the oldest of them was published
 --   leases          leases that hold unsettled events, leased_events their number, oldest_lease_age since the oldest was given
 --   retries         events to be delivered again: after a retry, or because their lease expired
 --   dead            dead letters
@@ -119,10 +132,19 @@ begin
       retries := retries + part.lapsed;
       received_per_second := received_per_second + part.received / 10.0;
 
-      -- Leased rows are due at infinity.
-      select count(*) counted into part
-      from (select from pgmb.retry r where r.queue = lane.id and r.due_at < 'infinity' limit 10001) c;
-      retries := retries + part.counted;
+      -- Leased rows are due at infinity. In an ordered queue, those of the first attempt wait for others of their key.
+      select count(*) filter (where not r.parked) retries, count(*) filter (where r.parked) parked,
+        min(r.published_at) filter (where r.parked) oldest
+      into part
+      from (
+        select r.ordered and r.attempt = 1 parked, r.published_at from pgmb.retry r
+        where r.queue = lane.id and r.due_at < 'infinity' limit 10001) r;
+      waiting := waiting + part.parked;
+      oldest := least(oldest, part.oldest);
+      retries := retries + part.retries;
+      if part.parked + part.retries > 10000 then
+        at_least := at_least || '{waiting,retries}'::text[];
+      end if;
       select count(*) filter (where d.lease is null or d.due_at <= now) waiting, count(*) filter (where d.lease is not null and d.due_at > now) leased,
         count(distinct d.lease) filter (where d.due_at > now) leases
       into part from (select d.lease, d.due_at from pgmb.delivery d where d.queue = lane.id limit 10001) d;
@@ -379,6 +401,45 @@ begin
     or has_table_privilege(c.role, format('pgmb.%I', 'log_' || s.name), 'select')
     or has_any_column_privilege(c.role, format('pgmb.%I', 'log_' || s.name), 'insert')
   order by 2, 1;
+end $$;
+
+-- What keeps segments that are older than keep_for, in the streams that the caller may read: a queue or reader that has not
+-- passed them, or the archive. For how long, and how many segments.
+create or replace function pgmb.describe_retention(
+  out stream text, out kind text, out holder text, out segments bigint, out held_for interval
+)
+returns setof record
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  now timestamptz := clock_timestamp();
+begin
+  return query
+  select s.name, held.kind, held.name, count(*), now - min(due.due_at)
+  from pgmb.stream s
+  join pgmb.segment g on g.stream = s.id and g.dropped_at is null and g.sealed_at is not null
+  cross join lateral (select coalesce(g.last_published_at, g.closed_at) + s.keep_for as due_at) due
+  cross join lateral (
+    select h.kind, h.name from pgmb_internal.segment_holders(g) h where not s.drop_unread
+    union all
+    select 'archive', 'archive' where s.archive and g.archived_at is null
+  ) held
+  where due.due_at < now and pgmb_internal.may_read(s.name)
+  group by s.name, held.kind, held.name
+  order by 5 desc;
+end $$;
+
+-- The broker as a whole: how many dead letters there ever were (those that were rolled back count), since when maintain()
+-- has not ended (null: never), and how many dispatchers are alive.
+create or replace function pgmb.describe_broker(out dead_letters bigint, out maintained_age interval, out dispatchers bigint)
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  dead_letters := coalesce(pg_sequence_last_value('pgmb.dead_id_seq'), 0);
+  maintained_age := clock_timestamp() - to_timestamp(pg_sequence_last_value('pgmb.maintained') / 1000.0);
+  select count(*) into dispatchers from pgmb.dispatcher d where d.heartbeat_at > statement_timestamp() - interval '10 seconds';
 end $$;
 
 -- Exactly how many events wait in a queue: reads every one of them. Null where that cannot be known: its filter or

@@ -530,6 +530,36 @@ left join pgmb.subscription s on s.id = e.subscription
 left join pgmb.shape h on h.id = s.shape
 left join pgmb.stream t on t.id = s.stream;
 
+-- The endpoints for which something waits, as endpoint_backlog tells, those first whose oldest event is oldest; at most `max`.
+-- For admins.
+create or replace function pgmb.endpoint_backlogs(
+  max integer default 100, out endpoint text, out waiting bigint, out oldest_age interval, out at_least text[]
+)
+returns setof record
+language plpgsql stable security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set jit = off
+as $$
+begin
+  perform pgmb_internal.assert_admin();
+  return query
+  with recursive parked (endpoint) as (
+    (select d.endpoint from pgmb.delivery d order by d.endpoint limit 1)
+    union all
+    select next.endpoint from parked p
+    cross join lateral (
+      select d.endpoint from pgmb.delivery d where d.endpoint > p.endpoint order by d.endpoint limit 1) next
+  )
+  select e.name, b.waiting, b.oldest_age, b.at_least
+  from (select p.endpoint from parked p union select q.endpoint from pgmb.queue q where q.endpoint is not null) one
+  join pgmb.endpoint e on e.id = one.endpoint
+  cross join lateral pgmb.endpoint_backlog(e.id) b
+  where b.waiting > 0
+  order by b.oldest_age desc nulls last limit endpoint_backlogs.max;
+end $$;
+
 -- Refuses what is not a plain http or https URL. Whether its host may be reached is asked when it is. Errors: MB005.
 create or replace function pgmb_internal.assert_url(url text)
 returns void

@@ -1,0 +1,196 @@
+"""Every alert of deploy/prometheus fires in the situation that it is for, and not before it."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+from psycopg_pool import PoolTimeout
+
+from pgmb import aconnect
+from pgmb._async.broker import AsyncBroker
+from pgmb.server import create_app
+from tests.server.asking import asking
+
+RULES = Path(__file__).parents[3] / "deploy" / "prometheus" / "pgmb.rules.yaml"
+(GROUP,) = yaml.safe_load(RULES.read_text())["groups"]
+ALERTS: dict[str, str] = {rule["alert"]: rule["expr"] for rule in GROUP["rules"]}
+
+Scrape = dict[str, list[tuple[dict[str, str], float]]]
+_COMPARISON = re.compile(
+    r"(?P<increase>increase\()?(?P<metric>\w+)(\{(?P<label>\w+)=\"(?P<wanted>\w+)\"\})?(\[\w+\]\))?"
+    r" (?P<how>==|>) (?P<value>\d+)"
+)
+HOUR = "interval '2 hours'"
+
+
+def compared(text: str, before: Scrape, now: Scrape) -> list[dict[str, str]]:
+    """The labels of the samples for which one comparison holds."""
+    parsed = _COMPARISON.fullmatch(text)
+    assert parsed is not None, f"the evaluator does not know {text!r}"
+    earlier = before.get(parsed["metric"], []) if parsed["increase"] else []
+    base = earlier[0][1] if earlier else 0.0
+    holds: Callable[[float], bool] = {
+        "==": lambda value: value == float(parsed["value"]),
+        ">": lambda value: value > float(parsed["value"]),
+    }[parsed["how"]]
+    return [
+        labels
+        for labels, value in now.get(parsed["metric"], [])
+        if (parsed["label"] is None or labels.get(parsed["label"]) == parsed["wanted"])
+        and holds(value - base)
+    ]
+
+
+def fires(alert: str, before: Scrape, now: Scrape) -> bool:
+    """What Prometheus would say, of the expressions that these rules have."""
+    for alternative in ALERTS[alert].split(" or "):
+        found: list[dict[str, str]] | None = None
+        for part in re.split(r" and (?:on\(\) )?", alternative):
+            held = compared(part, before, now)
+            if found is None:
+                found = held
+            else:
+                joined = " and on() " in alternative
+                found = [labels for labels in found if held and (joined or labels in held)]
+        if found:
+            return True
+    return False
+
+
+async def scrape(broker: AsyncBroker) -> Scrape:
+    """By an application of its own: one keeps what it read for a second."""
+    async with asking(create_app(broker=broker, metrics_public=True)) as client:
+        text = (await client.get("/metrics")).text
+    found: Scrape = {}
+    for family in text_string_to_metric_families(text):
+        found.setdefault(family.name + ("_total" if family.type == "counter" else ""), [])
+        for sample in family.samples:
+            found.setdefault(sample.name, []).append((sample.labels, sample.value))
+    return found
+
+
+def age(db: psycopg.Connection[Any], *updates: str) -> None:
+    for update in updates:
+        db.execute(update.replace("HOUR", HOUR).encode())
+
+
+def queue_falls_behind(db: psycopg.Connection[Any]) -> None:
+    age(db, "select pgmb.create_queue('q')", "select pgmb.publish('t', '1')")
+    age(db, "update pgmb.log_main set published_at = published_at - HOUR")
+
+
+def lease_held(db: psycopg.Connection[Any]) -> None:
+    age(db, "select pgmb.create_queue('q')", "select pgmb.publish('t', '1')")
+    age(db, "select pgmb.receive('q', 1, '1 day')", "update pgmb.claim set at = at - HOUR")
+
+
+def dead_letter(db: psycopg.Connection[Any]) -> None:
+    age(db, "select pgmb.create_queue('q')", "select pgmb.publish('t', '1')")
+    age(db, "select pgmb.bury((select lease from pgmb.receive('q')))")
+
+
+def reader_falls_behind(db: psycopg.Connection[Any]) -> None:
+    age(db, "select pgmb.confirm('main', 'r', pgmb.position())", "select pgmb.publish('t', '1')")
+    age(db, "update pgmb.log_main set published_at = published_at - HOUR")
+
+
+def retention_held(db: psycopg.Connection[Any]) -> None:
+    age(db, "select pgmb.create_queue('q')", "select pgmb.alter_stream('main', keep_for => '1 s')")
+    age(db, "select pgmb.publish('t', '1')", "select pgmb.rotate('main')", "select pgmb.seal('main')")
+    age(db, "update pgmb.segment set last_published_at = last_published_at - HOUR")
+
+
+def endpoint(db: psycopg.Connection[Any]) -> None:
+    age(db, "select pgmb.create_endpoint('e', 'https://endpoint.example/', '{t}')")
+
+
+def endpoint_falls_behind(db: psycopg.Connection[Any]) -> None:
+    endpoint(db)
+    age(
+        db,
+        "insert into pgmb.delivery"
+        " (queue, endpoint, due_at, attempt, seq, event_id, topic, payload, published_at)"
+        " select q.id, e.id, now(), 1, 1, gen_random_uuid(), 't', '1', now() - HOUR"
+        " from pgmb.queue q, pgmb.endpoint e",
+    )
+
+
+def endpoint_tripped(db: psycopg.Connection[Any]) -> None:
+    endpoint(db)
+    age(db, "select pgmb.trip_endpoint(id, 'status 500') from pgmb.endpoint")
+
+
+def maintenance_stopped(db: psycopg.Connection[Any]) -> None:
+    age(
+        db,
+        "select pgmb.maintain()",
+        "select setval('pgmb.maintained', last_value - 7200000) from pgmb.maintained",
+    )
+
+
+PROVOKED: dict[str, Callable[[psycopg.Connection[Any]], None]] = {
+    "PgmbMaintenanceStopped": maintenance_stopped,
+    "PgmbQueueFallsBehind": queue_falls_behind,
+    "PgmbLeaseHeldLong": lease_held,
+    "PgmbDeadLetters": dead_letter,
+    "PgmbReaderFallsBehind": reader_falls_behind,
+    "PgmbRetentionHeld": retention_held,
+    "PgmbDispatchersGone": endpoint,
+    "PgmbEndpointFallsBehind": endpoint_falls_behind,
+    "PgmbEndpointTripped": endpoint_tripped,
+}
+OTHERWISE = {"PgmbDatabaseAway", "PgmbPoolExhausted", "PgmbOldTransaction"}
+"""Provoked by the tests below."""
+
+
+def test_every_alert_is_provoked() -> None:
+    assert PROVOKED.keys() | OTHERWISE == ALERTS.keys()
+    assert all({"summary", "action"} == rule["annotations"].keys() for rule in GROUP["rules"])
+
+
+@pytest.mark.parametrize("alert", PROVOKED)
+async def test_it_fires(dsn: str, db: psycopg.Connection[Any], alert: str) -> None:
+    db.execute("select pgmb.maintain()")
+    async with await aconnect(dsn, min_size=0, max_size=2) as broker:
+        before = await scrape(broker)
+        assert set(re.findall(r"pgmb_\w+", ALERTS[alert])) <= before.keys()
+        assert [name for name in PROVOKED if fires(name, before, before)] == []
+        PROVOKED[alert](db)
+        assert fires(alert, before, await scrape(broker))
+
+
+async def test_it_fires_when_no_connection_is_to_be_had(dsn: str) -> None:
+    async def ask(broker: AsyncBroker) -> None:
+        while True:
+            with suppress(PoolTimeout):
+                await broker.queue_status()
+
+    async with await aconnect(dsn, min_size=0, max_size=1, max_wait=0.2) as broker:
+        before = await scrape(broker)
+        assert not fires("PgmbDatabaseAway", before, before)
+        assert not fires("PgmbPoolExhausted", before, before)
+        async with broker.connection():
+            asking_too = [asyncio.create_task(ask(broker)) for _ in range(3)]
+            now = await scrape(broker)
+            for task in asking_too:
+                task.cancel()
+            await asyncio.gather(*asking_too, return_exceptions=True)
+    assert fires("PgmbDatabaseAway", before, now)
+    assert fires("PgmbPoolExhausted", before, now)
+
+
+def test_it_fires_for_an_old_transaction() -> None:
+    """What an hour takes is not waited for: test_prometheus scrapes such a session's age."""
+    young: Scrape = {"pgmb_xmin_holder_age_seconds": [({"kind": "session"}, 3600.0)]}
+    old: Scrape = {"pgmb_xmin_holder_age_seconds": [({"kind": "session"}, 3601.0)]}
+    assert not fires("PgmbOldTransaction", young, young)
+    assert fires("PgmbOldTransaction", young, old)
