@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
+from typing import TextIO
+
+_URL = re.compile(r"HTTP at ([^\s,]+)")
 
 
 class Served:
@@ -16,17 +20,19 @@ class Served:
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
         self.said: list[str] = []
+        self.url = ""
         self._log: list[str] = []
+        self._told = threading.Event()
         # Read all the time: a log that nobody reads would stop the process once the pipe is full.
-        self._reading = threading.Thread(target=self._read, daemon=True)
-        self._reading.start()
-        assert process.stdout is not None
-        for line in process.stdout:
-            self.said.append(line)
-            if line.startswith("HTTP at "):
-                self.url = line.split()[2].rstrip(",")
-                return
-        raise AssertionError(f"it does not serve: {self.said} {self.ended()}")
+        self._reading = [
+            threading.Thread(target=self._read, args=given, daemon=True)
+            for given in ((process.stdout, self.said), (process.stderr, self._log))
+        ]
+        for thread in self._reading:
+            thread.start()
+        self._told.wait()
+        if not self.url:
+            raise AssertionError(f"it does not serve: {self.said} {self.ended()}")
 
     @property
     def port(self) -> int:
@@ -35,12 +41,18 @@ class Served:
     def ended(self, seconds: float = 60) -> str:
         """Waits for its end. Gives its log."""
         self.process.wait(seconds)
-        self._reading.join(seconds)
+        for thread in self._reading:
+            thread.join(seconds)
         return "".join(self._log)
 
-    def _read(self) -> None:
-        assert self.process.stderr is not None
-        self._log.extend(self.process.stderr)
+    def _read(self, lines: TextIO, into: list[str]) -> None:
+        for line in lines:
+            into.append(line)
+            # On stdout, or in the log if that is JSON.
+            if not self.url and (found := _URL.search(line)):
+                self.url = found[1]
+                self._told.set()
+        self._told.set()
 
 
 @contextmanager

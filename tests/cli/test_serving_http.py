@@ -20,8 +20,6 @@ from tests.cli.conftest import Run
 def test_all_roles_and_http_in_one_process(dsn: str) -> None:
     with serving(dsn, "serve", "--log-format", "json", "--drain-for", "2s") as served:
         process, url = served.process, served.url
-        assert process.stdout is not None
-        assert "pgmb keys create" in process.stdout.readline()
         with httpx.Client(base_url=url, timeout=30) as client:
             assert client.get("/livez").text == "ok\n"
             ready = client.get("/readyz")
@@ -34,22 +32,27 @@ def test_all_roles_and_http_in_one_process(dsn: str) -> None:
             assert ended.json()["checks"]["staying"]["ok"] is False
         log = served.ended()
         assert process.returncode == 0, log
+        assert served.said == [], "JSON is all that it says"
         told = [msgspec.json.decode(line) for line in log.splitlines()]
+        assert told[0]["message"].startswith("Serving ")
+        assert any("pgmb keys create" in line["message"] for line in told)
         assert {"GET"} == {line["method"] for line in told if line["logger"] == "pgmb.access"}
         assert "/metrics" in {line["route"] for line in told if line["logger"] == "pgmb.access"}
 
 
 def test_http_alone_ends_when_interrupted_with_a_connection_open(dsn: str) -> None:
     with (
-        serving(dsn, "http", "--metrics-public") as served,
+        serving(dsn, "http", "--metrics-public", "--no-access-log") as served,
         httpx.Client(base_url=served.url, timeout=30) as client,
     ):
         process = served.process
         assert client.get("/metrics").status_code == 200
+        assert client.get("/nothing").status_code == 404
         process.send_signal(signal.SIGINT)
         log = served.ended()
         assert process.returncode == 0, log
         assert "Traceback" not in log
+        assert "GET" not in log
 
 
 def test_a_port_that_is_taken_is_one_line_and_a_hint(run: Run) -> None:

@@ -43,7 +43,7 @@ class AsyncBrokerPool(AsyncConnectionPool[AsyncConnection[Any]]):
             name="pgmb",
         )
 
-    async def getconn(self, timeout: float | None = None) -> AsyncConnection[Any]:  # noqa: ASYNC109
+    async def getconn(self, timeout: float | None = None) -> AsyncConnection[Any]:  # noqa: ASYNC109, RUF100
         """A connection that was alive a moment ago, as far as can be known without asking the server."""
         while True:
             found = await super().getconn(timeout)

@@ -203,9 +203,9 @@ class Listener:
         if self._tick_every is None or not silent or time.monotonic() < self._tick_again_at:
             return False
         try:
+            cursor = connection.cursor(row_factory=tuple_row)
             with self._deadline.enforced():
-                with connection.cursor(row_factory=tuple_row) as cursor:
-                    ticks = (cursor.execute(_TICK, [silent])).fetchall()
+                ticks = (cursor.execute(_TICK, [silent])).fetchall()
             self.ticking = True
             return any(tick is not None for (tick,) in ticks)
         except psycopg.Error as error:

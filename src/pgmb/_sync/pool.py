@@ -44,7 +44,7 @@ class BrokerPool(ConnectionPool[Connection[Any]]):
             name="pgmb",
         )
 
-    def getconn(self, timeout: float | None = None) -> Connection[Any]:  # noqa: ASYNC109
+    def getconn(self, timeout: float | None = None) -> Connection[Any]:  # noqa: ASYNC109, RUF100
         """A connection that was alive a moment ago, as far as can be known without asking the server."""
         while True:
             found = super().getconn(timeout)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import threading
@@ -20,6 +21,8 @@ from pgmb.cli.options import Dsn
 from pgmb.errors import InvalidArgument
 from pgmb.services import SERVICES, Dispatcher, Http, HttpSettings, Service, Turns
 from pgmb.services import serve as serve_services
+
+logger = logging.getLogger("pgmb.services")
 
 _EXTRAS = {"dispatcher": "webhooks", "http": "server"}
 _MODULES = {
@@ -81,6 +84,9 @@ Services: TypeAlias = Annotated[
     typer.Option(help=f"Which of {', '.join(sorted(SERVICES))}, separated by commas. [default: all]"),
 ]
 Log: TypeAlias = Annotated[LogFormat, typer.Option("--log-format", help="Log format: text or JSON.")]
+AccessLog: TypeAlias = Annotated[
+    bool, typer.Option("--access-log/--no-access-log", help="Log each HTTP request.", show_default=True)
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -102,6 +108,7 @@ def serve(
     ssl_certfile: SslCertfile = None,
     ssl_keyfile: SslKeyfile = None,
     drain_for: DrainFor = None,
+    access_log: AccessLog = True,
     log_format: Log = LogFormat.TEXT,
 ) -> None:
     """Run background services and HTTP in one process until interrupted. You can run several.
@@ -128,9 +135,14 @@ def serve(
     if serving is not None:
         serving.bind()
     configure(log_format)
+    if not access_log:
+        logging.getLogger("pgmb.access").setLevel(logging.WARNING)
+    # Machines that read JSON get nothing else.
+    say = output.line if log_format is LogFormat.TEXT else logger.info
     with asyncio.Runner(loop_factory=None if serving is None else _fast_loop()) as runner:
         left_out = sorted(set(SERVICES) - set(names)) if services is None else []
-        runner.run(_serve(dsn, made, left_out, serving, turns, settings.drain_for + _END_WITHIN_SECONDS))
+        end_within = settings.drain_for + _END_WITHIN_SECONDS
+        runner.run(_serve(dsn, made, left_out, serving, turns, end_within, say))
 
 
 def dispatcher(
@@ -151,6 +163,7 @@ def http(
     ssl_certfile: SslCertfile = None,
     ssl_keyfile: SslKeyfile = None,
     drain_for: DrainFor = None,
+    access_log: AccessLog = True,
     log_format: Log = LogFormat.TEXT,
 ) -> None:
     """Serve HTTP: REST, server-sent events, the dashboard, metrics."""
@@ -166,6 +179,7 @@ def http(
         ssl_certfile=ssl_certfile,
         ssl_keyfile=ssl_keyfile,
         drain_for=drain_for,
+        access_log=access_log,
         log_format=log_format,
     )
 
@@ -238,6 +252,7 @@ async def _serve(
     http: Http | None,
     turns: Turns,
     end_within: float,
+    say: Callable[[str], None],
 ) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -254,11 +269,12 @@ async def _serve(
     async with await aconnect(
         dsn, max_size=len(services) + 1, max_wait=5.0, fallback_application_name="pgmb serve"
     ) as broker:
-        output.line(f"Serving {', '.join(service.name for service in services)}.")
+        say(f"Serving {', '.join(service.name for service in services)}.")
         for name in left_out:
-            output.note(f"{name} is not installed: pip install 'pgmb[{_EXTRAS[name]}]'")
+            note = output.note if say is output.line else say
+            note(f"{name} is not installed: pip install 'pgmb[{_EXTRAS[name]}]'")
         if http is not None:
-            output.line(f"HTTP at {http.url}, the dashboard at {http.url}/ui.")
+            say(f"HTTP at {http.url}, the dashboard at {http.url}/ui.")
             if not await broker.api_keys():
-                output.line("There is no API key yet. Create one: pgmb keys create admin --scope operate")
+                say("There is no API key yet. Create one: pgmb keys create admin --scope operate")
         await serve_services(broker, services, stop, turns=turns)
