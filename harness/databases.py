@@ -158,6 +158,7 @@ class Databases:
         self._question = ""
         self._counts: dict[str, int] = {}
         self._rows: dict[str, list[str]] = {}
+        self._referring: dict[str, set[str]] = {}
         self._sequences = ""
         self._drop = b""
         self._balance: collections.Counter[str] = collections.Counter()
@@ -214,6 +215,7 @@ class Databases:
         order: dict[str, set[str]] = {name: set() for name, is_sequence in relations if not is_sequence}
         for referred, referring in references:
             order[referred].add(referring)
+        self._referring = order
         tables = list(graphlib.TopologicalSorter(order).static_order())
         touched = "coalesce(bool_or(age(xmin) < age('{since}'::xid)), false)"
         name = "current_database()"
@@ -269,8 +271,12 @@ class Databases:
             return False
         if not changed <= self._rows.keys():
             return False
+        # A table that refers to one of them may lose its rows with theirs: on delete cascade.
+        emptied = set(changed)
+        while found := {one for name in emptied for one in self._referring[name]} - emptied:
+            emptied |= found
         # Tables that refer to others come first; they are filled again last.
-        tables = [name for name in self._rows if name in changed]
+        tables = [name for name in self._rows if name in emptied]
         statements = [self._sequences, *(f"delete from {name}" for name in tables)]
         for name in reversed(tables):
             statements += self._rows[name]

@@ -18,7 +18,7 @@ _LATEST_COMMIT = 1.2
 
 
 def run(dsn: str, *, seconds: float, publishers: int, workers: int, seed: int) -> Result:
-    """Half of all transactions are prepared; a fifth of those is rolled back."""
+    """Half of all transactions are prepared; every fifth of those is rolled back."""
     run = Run(dsn, seed=seed, options=f"lease_for => '{_LEASE} s'")
     decided = [0, 0]
     for number in range(publishers):
@@ -48,7 +48,7 @@ def _publish(run: Run, publisher: Publisher, number: int, decided: list[int], ch
             if chance.random() < 0.5:
                 connection.execute(f"prepare transaction '{name}'")
                 time.sleep(chance.uniform(0, _LATEST_COMMIT))
-                commits = chance.random() < 0.8
+                commits = sum(decided) % 5 < 4
                 connection.execute(f"{'commit' if commits else 'rollback'} prepared '{name}'")
                 decided[0 if commits else 1] += 1
             else:
@@ -81,7 +81,7 @@ def _settle_prepared(consumer: Consumer, held: Held, decided: list[int], chance:
         consumer.failed(error, held.events)
         return
     time.sleep(chance.uniform(0, _LATEST_COMMIT))
-    commits = chance.random() < 0.8
+    commits = sum(decided) % 5 < 4
     consumer.connection.execute(f"{'commit' if commits else 'rollback'} prepared '{consumer.name}'")
     decided[0 if commits else 1] += 1
     now = time.time()

@@ -201,7 +201,10 @@ def lending(server: Server, template: str) -> Iterator[Databases]:
 
 
 def test_a_database_is_lent_again_as_it_was(lending: Databases) -> None:
-    contents = "select (select count(*) from pgmb.queue), nextval('pgmb.seq_main')"
+    contents = (
+        "select (select count(*) from pgmb.queue), (select count(*) from pgmb.segment),"
+        " nextval('pgmb.seq_main')"
+    )
     with lending.lend("test") as first:
         before = first.connect().execute(contents).fetchall()
         used, other = first.connect(), first.connect()

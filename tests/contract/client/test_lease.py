@@ -125,7 +125,7 @@ def test_status_tells_what_waits(broker: pgmb.Broker) -> None:
     broker.pause("q", "looking")
     (queue,) = broker.queue_status()
     assert (queue.queue, queue.stream, queue.patterns) == ("q", "main", ["a.#"])
-    assert (queue.waiting, queue.leases, queue.retries, queue.dead) == (16, 1, 1, 1)
+    assert (queue.waiting, queue.leases, queue.retries, queue.dead) == (6, 1, 1, 1)
     assert queue.paused_reason == "looking"
     assert queue.paused_at is not None
     assert queue.oldest_age is not None

@@ -21,7 +21,7 @@ exception
       using errcode = 'MB042', hint = 'Call it in a statement of its own: create table … as select …, or a plain view.';
 end $$;
 
--- As caller(), for receive and ack, without a subtransaction, which costs a receive 7 %: a restricted operation refuses
+-- As caller(), for receive and ack, without a subtransaction, which costs the two 4 to 7 %: a restricted operation refuses
 -- UNLISTEN too, and outside there is no error to catch. The refusal is then PostgreSQL's own, 42501. Not on a replica,
 -- which refuses it always, nor where transactions can be prepared: a session that has ever listened no longer could.
 create or replace function pgmb_internal.caller_at_low_cost()
@@ -75,12 +75,10 @@ begin
 end $$;
 
 -- Whether the caller may consume a queue.
-create or replace function pgmb_internal.may_consume(queue integer)
+create or replace function pgmb_internal.may_consume(queue integer, caller name default pgmb_internal.caller())
 returns boolean
 language plpgsql
 as $$
-declare
-  caller name := pgmb_internal.caller();
 begin
   return pg_has_role(caller, current_user, 'usage') or pgmb_internal.acts_for(caller, 'pgmb_consumer')
     or pgmb_internal.acts_for(caller, 'pgmb_admin') or exists (
@@ -90,13 +88,15 @@ begin
         and pg_has_role(caller, g.role_id, 'usage'));
 end $$;
 
-create or replace function pgmb_internal.assert_consumer(queue integer, name text)
+create or replace function pgmb_internal.assert_consumer(
+  queue integer, name text, caller name default pgmb_internal.caller()
+)
 returns void
 language plpgsql
 as $$
 begin
-  if not pgmb_internal.may_consume(queue) then
-    raise exception 'role % may not consume queue %', pgmb_internal.caller(), coalesce(name, queue::text) using errcode = '42501',
+  if not pgmb_internal.may_consume(queue, caller) then
+    raise exception 'role % may not consume queue %', caller, coalesce(name, queue::text) using errcode = '42501',
       hint = 'Grant it with pgmb.grant_consume(queue, role), or the role pgmb_consumer for all queues.';
   end if;
 end $$;

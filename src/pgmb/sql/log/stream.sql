@@ -18,6 +18,7 @@ begin
   execute format('alter table %s attach partition %s for values from (%s) to (%s)',
     log, leaf, number::bigint << 40, (number::bigint + 1) << 40);
   insert into pgmb.segment (stream, number) values ((stream).id, attach_segment.number);
+  perform pgmb_internal.create_reader((stream).id, attach_segment.number);
 end $$;
 
 -- Creates a stream: its log pgmb.log_<name>, its sequence pgmb.seq_<name> and the first segments.
@@ -139,6 +140,7 @@ begin
     drop view if exists pgmb.messages;
   end if;
   execute format('drop table pgmb.%I', 'log_' || drop_stream.name);
+  perform pgmb_internal.drop_readers();
 end $$;
 
 -- The id of a stream. Called by pgmb.publish and by clients that write the log themselves. Errors: MB001 no such stream.

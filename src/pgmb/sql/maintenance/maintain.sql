@@ -289,6 +289,9 @@ begin
       exit;
     end;
   end loop;
+  if detached > 0 then
+    perform pgmb_internal.drop_readers();
+  end if;
   return detached;
 end $$;
 

@@ -6,20 +6,23 @@
 -- and what it publishes from now on as read.
 create or replace function pgmb_internal.snapshot()
 returns pg_snapshot
-language plpgsql volatile
-set search_path = pg_catalog, pg_temp
+language sql volatile
 as $$
-declare
-  own xid8 := pg_current_xact_id_if_assigned();
-  taken pg_snapshot := pg_current_snapshot();
-begin
-  if own is null or not pg_visible_in_snapshot(own, taken) then
-    return taken;
-  end if;
-  return format('%s:%s:%s', pg_snapshot_xmin(taken), pg_snapshot_xmax(taken), (
-    select string_agg(x::text, ',' order by x)
-    from (select pg_snapshot_xip(taken) union all select own) unfinished (x)));
-end $$;
+  select pgmb_internal.with_own(pg_catalog.pg_current_snapshot(), pg_catalog.pg_current_xact_id_if_assigned())
+$$;
+
+-- A snapshot with the transaction `own` unfinished in it; as it is where `own` is null.
+create or replace function pgmb_internal.with_own(taken pg_snapshot, own xid8)
+returns pg_snapshot
+language sql immutable
+as $$
+  select case
+    when own is null or not pg_catalog.pg_visible_in_snapshot(own, taken) then taken
+    else pg_catalog.format('%s:%s:%s', pg_catalog.pg_snapshot_xmin(taken), pg_catalog.pg_snapshot_xmax(taken), (
+      select pg_catalog.string_agg(x::text, ',' order by x)
+      from (select pg_catalog.pg_snapshot_xip(taken) union all select own) unfinished (x)))::pg_snapshot
+  end
+$$;
 
 -- The SQL that reads from one segment the main part of a batch: $1 < seq <= $2, visible in $3 and not in
 -- $5. The two xid comparisons spare the snapshot look-ups for all but a few events.
@@ -52,6 +55,69 @@ as $$
     || ', e.topic::text, e.key::text, e.payload, e.headers, e.published_at'
 $$;
 
+-- The columns by which a receive gives events of a stream. raw: ids that nobody gave stay null.
+create or replace function pgmb_internal.columns_of(stream integer, raw boolean)
+returns text
+language plpgsql stable
+as $$
+begin
+  if raw then
+    return 'e.seq, e.id, e.topic::text, e.key::text, e.payload, e.headers, e.published_at';
+  end if;
+  return pgmb_internal.event_columns((select s.salt from pgmb.stream s where s.id = columns_of.stream));
+end $$;
+
+-- Creates the function by which a receive reads a few events of a segment: as pgmb_internal.main_part, but planned once
+-- in a session. topics, regex: the queue's patterns, compiled.
+create or replace function pgmb_internal.create_reader(stream integer, number integer)
+returns void
+language plpgsql
+as $$
+declare
+  reader text := format('pgmb_internal.read_%s_%s', stream, number);
+  reading text := format('return query
+      select given, %%s, 1 from pgmb.segment_%s_%s e
+      where e.seq > lo and e.seq <= hi
+        and (e.xid < batch_xmin or pg_visible_in_snapshot(e.xid, batch))
+        and (e.xid >= done_xmax or not pg_visible_in_snapshot(e.xid, done))
+        and (topics is null or e.topic = any (topics)) and (regex is null or e.topic ~ regex)
+      order by e.seq;', stream, number);
+begin
+  execute format('create or replace function %s(
+      lo bigint, hi bigint, batch pg_snapshot, batch_xmin xid8, done pg_snapshot, done_xmax xid8, given uuid, raw boolean,
+      topics text[], regex text)
+    returns table (lease uuid, seq bigint, id uuid, topic text, key text, payload json, headers json,
+      published_at timestamptz, attempt integer)
+    language plpgsql
+    as $read$
+    begin
+      if raw then
+        %s
+      else
+        %s
+      end if;
+    end $read$', reader, format(reading, pgmb_internal.columns_of(stream, true)),
+    format(reading, pgmb_internal.columns_of(stream, false)));
+  execute format('revoke all on function %s from public', reader);
+end $$;
+
+-- Drops the functions that read segments which are gone.
+create or replace function pgmb_internal.drop_readers()
+returns void
+language plpgsql
+as $$
+declare
+  gone regprocedure;
+begin
+  for gone in
+    select p.oid from pg_proc p
+    where p.pronamespace = 'pgmb_internal'::regnamespace and p.proname ~ '^read_[0-9]+_[0-9]+$'
+      and to_regclass('pgmb.segment_' || substr(p.proname, 6)) is null
+  loop
+    execute format('drop function %s', gone);
+  end loop;
+end $$;
+
 -- The events of the batch done -> batch with lo < seq <= hi, in seq order, at most `max`. Stragglers,
 -- transactions unfinished in `done`, are found by xid at or below done_seq; above it the log is walked.
 -- Events of transaction `own` up to own_seq are left out. raw: ids that the publisher did not set stay null.
@@ -64,18 +130,13 @@ language plpgsql volatile
 as $$
 declare
   filter text := matching || pgmb_internal.without_own(own, own_seq);
-  columns text;
+  columns text := pgmb_internal.columns_of(stream, raw);
   unfinished xid8[];
   seg record;
   got bigint := 0;
   part bigint;
   place bigint;
 begin
-  if raw then
-    columns := 'e.seq, e.id, e.topic::text, e.key::text, e.payload, e.headers, e.published_at';
-  else
-    select pgmb_internal.event_columns(s.salt) into columns from pgmb.stream s where s.id = stream;
-  end if;
   if lo < done_seq then
     unfinished := array(select x from pg_snapshot_xip(done) x
       where x <= done_next and pg_visible_in_snapshot(x, batch));

@@ -49,15 +49,24 @@ declare
   given_up integer := -1;
   openings bigint;
 begin
-  -- The common way: nobody holds the lock, and nobody opened a generation since the last claim.
+  -- The common way: nobody opened a generation since the last claim. Others hold the lock for a fraction of a
+  -- millisecond: trying again now and then lets whoever runs go on, where a queue of waiters would have each wait for the
+  -- next to be woken.
   select q.generation, q.lock_key into hint from pgmb.queue q where q.id = lock_queue.queue;
-  if pg_try_advisory_xact_lock(hint.lock_key) then
-    select * into base from pgmb.claim c where c.queue = lock_queue.queue order by c.id desc limit 1;
-    if base.openings = pg_sequence_last_value('pgmb.opening'::regclass) and base.id >> 40 = hint.generation then
-      return base;
+  for attempt in 1 .. 10 loop
+    if pg_try_advisory_xact_lock(hint.lock_key) then
+      select * into base from pgmb.claim c where c.queue = lock_queue.queue order by c.id desc limit 1;
+      if base.openings = pg_sequence_last_value('pgmb.opening'::regclass) and base.id >> 40 = hint.generation then
+        return base;
+      end if;
+      base := null;
+      exit;
     end if;
-    base := null;
-  end if;
+    -- Or the hint is old: a long transaction holds a generation that others have left behind.
+    exit when exists (select from pgmb.generation g
+      where g.queue = lock_queue.queue and g.number > hint.generation and g.base is not null);
+    perform pg_sleep(0.001);
+  end loop;
   loop
     newest := pgmb_internal.newest_generation(lock_queue.queue);
     wanted := greatest(newest.opened, newest.opening, given_up + 1);

@@ -170,16 +170,7 @@ begin
     if base.place >= base.upto then
       exit when opened;
       opened := true;
-      if base.own is not null and pg_visible_in_snapshot(base.own, base.batch_snapshot) then
-        base.own := null;
-        base.own_seq := null;
-      end if;
-      base.done_snapshot := base.batch_snapshot;
-      base.done_seq := base.batch_seq;
-      base.done_next := base.batch_next;
-      base.batch_snapshot := pgmb_internal.snapshot();
-      base.upto := greatest(pgmb_internal.last_seq(q.stream_name), base.done_seq);
-      base.place := 0;
+      base := pgmb_internal.open_batch(base, q.numbers);
       pending := pending or base.upto - base.done_seq >= 64;
       if not pgmb_internal.has_stragglers(q.stream, base.done_snapshot, base.done_next, base.batch_snapshot, 0, base.done_seq) then
         base.place := base.done_seq;
@@ -208,9 +199,7 @@ begin
   end loop;
 
   if opened and entry_xid is null and pending then
-    -- As receive does: what the next batch starts from.
-    base.batch_next := greatest((pg_current_xact_id()::text::bigint - 1)::text::xid8, base.batch_next);
-    base.batch_seq := greatest(noted, base.batch_seq);
+    base := pgmb_internal.note_pair(base, noted);
   end if;
   if taken > 0 then
     lease := pgmb_internal.lease_of(q.id, base.id + 1, token);

@@ -174,16 +174,19 @@ begin
       hint = 'A power of two up to 64; more than one only where ordered, and without max_length.';
   end if;
   for nth in 0 .. greatest(cardinality(create_queue.lanes), parts - 1) loop
-    insert into pgmb.queue (name, stream, stream_name, matching, lease_for, max_attempts,
+    insert into pgmb.queue (name, stream, stream_name, numbers, matching, topics, regex, lease_for, max_attempts,
       backoff_base, backoff_factor, backoff_max, backoff_jitter,
       ordered, max_in_flight, rps, ttl, max_length, when_full, lanes, lane, lane_of, shards,
       equals, filter, condition, params)
     select create_queue.name || case nth when 0 then '' else '/' || nth end, stream_number, create_queue.stream,
-      pgmb_internal.lane_matching(create_queue.patterns, create_queue.lanes, parts, nth), create_queue.lease_for, create_queue.max_attempts,
+      format('pgmb.%I', 'seq_' || create_queue.stream)::regclass,
+      pgmb_internal.lane_matching(create_queue.patterns, create_queue.lanes, parts, nth), wanted.topics, wanted.regex,
+      create_queue.lease_for, create_queue.max_attempts,
       create_queue.backoff_base, create_queue.backoff_factor, create_queue.backoff_max, create_queue.backoff_jitter,
       create_queue.ordered, create_queue.max_in_flight, create_queue.rps, create_queue.ttl, create_queue.max_length,
       create_queue.when_full, create_queue.lanes, nth, head, parts,
       create_queue.equals, create_queue.filter, create_queue.condition, create_queue.params
+    from pgmb.compile_patterns(create_queue.patterns) wanted
     -- Not left to the conflict alone, which would use up an id at every call.
     where not exists (select from pgmb.queue q where q.name = create_queue.name || case nth when 0 then '' else '/' || nth end)
     on conflict do nothing
@@ -266,8 +269,9 @@ begin
     from pgmb.binding b where b.queue = bound.id
     returning version, matching into asked;
     update pgmb.queue q
-    set bindings = asked.version, matching = asked.matching, equals = bind.equals, filter = bind.filter,
-      condition = bind.condition, params = bind.params
+    set bindings = asked.version, matching = asked.matching, topics = wanted.topics, regex = wanted.regex,
+      equals = bind.equals, filter = bind.filter, condition = bind.condition, params = bind.params
+    from pgmb.compile_patterns(bind.patterns) wanted
     where q.id = bound.id;
   end loop;
 end $$;

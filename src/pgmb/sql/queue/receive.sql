@@ -102,6 +102,40 @@ begin
   end if;
 end $$;
 
+-- A queue's position with the next batch opened: it begins where the one before ended, and ends here and now. In this
+-- call alone until a claim is written: looking costs no xid. Late events come first, so that its place is 0.
+create or replace function pgmb_internal.open_batch(base pgmb.claim, numbers regclass)
+returns pgmb.claim
+language plpgsql
+as $$
+begin
+  if base.own is not null and pg_visible_in_snapshot(base.own, base.batch_snapshot) then
+    base.own := null;
+    base.own_seq := null;
+  end if;
+  base.done_snapshot := base.batch_snapshot;
+  base.done_seq := base.batch_seq;
+  base.done_next := base.batch_next;
+  base.batch_snapshot := pgmb_internal.snapshot();
+  -- Read after the snapshot: no event of the batch lies above it.
+  base.upto := greatest(pg_sequence_last_value(open_batch.numbers), base.done_seq);
+  base.place := 0;
+  return base;
+end $$;
+
+-- A queue's position with what the batch after this one starts from: `noted`, the sequence before this transaction had an
+-- xid, and that xid. Whoever takes a higher xid takes higher numbers too, and so does this transaction itself. One that
+-- had its xid before keeps the older pair: correct, only a longer walk.
+create or replace function pgmb_internal.note_pair(base pgmb.claim, noted bigint)
+returns pgmb.claim
+language plpgsql
+as $$
+begin
+  base.batch_next := greatest((pg_current_xact_id()::text::bigint - 1)::text::xid8, base.batch_next);
+  base.batch_seq := greatest(note_pair.noted, base.batch_seq);
+  return base;
+end $$;
+
 -- The next events of a queue, at most `max`, leased for `lease_for` (default: the queue's own). Settle
 -- them by ack, retry or bury with the lease; what is not settled in time is delivered again. Retries that
 -- are due come first. `ack` settles an earlier lease in the same round trip and commit. durable => false
@@ -126,15 +160,13 @@ set jit = off
 set lock_timeout = '1s'
 as $$
 declare
-  -- Fewer expressions, on purpose: each costs anew in every transaction.
-  entry_xid xid8 := pg_current_xact_id_if_assigned();
   q record;
-  locked boolean;
   base pgmb.claim;
   now timestamptz;
-  token bigint := (random() * 1099511627775)::bigint;
+  caller name;
+  due boolean;
   given uuid;
-  got bigint;
+  got bigint := 0;
   ending bigint;
   swept record;
   part bigint;
@@ -153,6 +185,8 @@ declare
   pending boolean;                           -- the position moved enough to be worth writing
   look bigint;
 begin
+  -- Few expressions and large statements up to the end of the short way: PL/pgSQL prepares each expression anew in every
+  -- transaction.
   if pg_is_in_recovery() or current_setting('pgmb.cluster_checked', true) is distinct from current_database()
     or current_setting('transaction_isolation') <> 'read committed'
   then
@@ -160,33 +194,84 @@ begin
     perform pgmb_internal.assert_read_committed();
   end if;
   now := clock_timestamp();
-  select asked.id, asked.stream, asked.stream_name, asked.bindings, asked.matching, asked.generation, asked.lock_key, asked.paused_at, asked.max_attempts, asked.plain,
+  select asked.id, asked.stream, asked.stream_name, asked.numbers, asked.bindings, asked.matching, asked.topics, asked.regex,
+    asked.generation, asked.lock_key, asked.paused_at, asked.max_attempts, asked.plain,
     -- At least a moment: a lease that ends where the sweep stands would never be examined.
     greatest(coalesce(receive.lease_for, asked.lease_for), interval '1 millisecond') lease_for,
+    pg_current_xact_id_if_assigned() entry_xid,
     -- The sequence, read before this transaction has an xid: what the next batch may start from.
-    numbers.sequence, coalesce(pg_sequence_last_value(numbers.sequence), 0) noted,
+    coalesce(pg_sequence_last_value(asked.numbers), 0) noted, (random() * 1099511627775)::bigint token,
     exists (select from pgmb.retry r where r.queue = asked.id and r.due_at <= now) due
   into q
-  from pgmb.queue asked, lateral (values (('pgmb.' || quote_ident('seq_' || asked.stream_name))::regclass)) numbers (sequence)
+  from pgmb.queue asked
   where asked.name = receive.queue;
-  if q.id is null or not pg_has_role(pgmb_internal.caller_at_low_cost(), current_user, 'usage') then
-    if q.id is null then
-      perform pgmb_internal.queue_for_consumer(receive.queue);
-    end if;
-    perform pgmb_internal.assert_consumer(q.id, receive.queue);
+  caller := pgmb_internal.caller_at_low_cost();
+  if q.id is null then
+    perform pgmb_internal.queue_for_consumer(receive.queue);
+  elsif not pg_has_role(caller, current_user, 'usage') then
+    perform pgmb_internal.assert_consumer(q.id, receive.queue, caller);
   end if;
   if receive.ack is not null then
-    perform pgmb_internal.ack_lease(receive.ack);
+    perform pgmb_internal.ack_lease(receive.ack, caller);
   end if;
   if q.paused_at is not null or receive.max <= 0 then
     return;
   end if;
   if not receive.durable then
-    columns := pgmb_internal.commit_lazily();
+    perform pgmb_internal.commit_lazily();
+  end if;
+
+  -- The short way: the batch goes on, or the next one begins, in one segment, and nothing is late, due, expired or
+  -- special. Numbers are nearly dense, so a window of as many numbers as events are wanted holds at most that many and
+  -- needs no limit and no count.
+  if q.plain and q.entry_xid is null and not q.due and pg_try_advisory_xact_lock(q.lock_key) then
+    select c.* into base from pgmb.claim c where c.queue = q.id order by c.id desc limit 1;
+    if base.id >> 40 = q.generation and base.openings = pg_sequence_last_value('pgmb.opening'::regclass)
+      and base.own is null and base.held is null and now between base.swept and base.swept + interval '50 milliseconds'
+      and base.events * 2 >= base.hi - greatest(base.lo, base.done_seq)
+      and (case when base.place < base.upto then base.place >= base.done_seq
+        else base.batch_next < pg_snapshot_xmin(base.batch_snapshot) end)
+    then
+      opened := base.place >= base.upto;
+      if opened then
+        base := pgmb_internal.open_batch(base, q.numbers);
+        base.place := base.done_seq;
+        if base.upto = base.done_seq then
+          return;
+        end if;
+      end if;
+      if base.place >> 40 = base.upto >> 40 then
+        lo := base.place;
+        base.place := least(base.place + receive.max, base.upto);
+        -- Of many events, what a function costs each of them is more than planning the statement once.
+        return query execute case
+            when receive.max <= 100 then 'select * from pgmb_internal.read_' || q.stream || '_' || (lo >> 40)
+              || '($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)'
+            else pgmb_internal.main_part('pgmb.segment_' || q.stream || '_' || (lo >> 40),
+              '$7, ' || pgmb_internal.columns_of(q.stream, receive.raw) || ', 1', q.matching)
+          end
+          using lo, base.place, base.batch_snapshot, pg_snapshot_xmin(base.batch_snapshot),
+            base.done_snapshot, pg_snapshot_xmax(base.done_snapshot), pgmb_internal.lease_of(q.id, base.id + 1, q.token),
+            receive.raw, q.topics, q.regex;
+        get diagnostics got = row_count;
+        if got > 0 then
+          if opened then
+            base := pgmb_internal.note_pair(base, q.noted);
+          end if;
+          insert into pgmb.claim (queue, id, token, state, bindings, events, lo, hi, place, upto,
+            done_snapshot, done_seq, done_next, batch_snapshot, batch_seq, batch_next, expires_at, swept, openings)
+          values (q.id, base.id + 1, q.token, 'l', q.bindings, got, lo, base.place, base.place, base.upto,
+            base.done_snapshot, base.done_seq, base.done_next, base.batch_snapshot, base.batch_seq, base.batch_next,
+            now + q.lease_for, base.swept, base.openings);
+          return;
+        end if;
+      end if;
+      opened := null;
+    end if;
   end if;
 
   if not q.plain then
-    swept := pgmb_internal.claim_by_policy(q.id, entry_xid, q.noted, receive.max, q.lease_for);
+    swept := pgmb_internal.claim_by_policy(q.id, q.entry_xid, q.noted, receive.max, q.lease_for);
     if swept.retried then
       return query
       select swept.lease, r.seq, r.event_id, r.topic, r.key, r.payload, r.headers, r.published_at, r.attempt
@@ -195,10 +280,8 @@ begin
     elsif swept.lease is not null then
       base := swept.claim;
       if cardinality(swept.rows) > 0 then
-        columns := case when receive.raw then 'e.seq, e.id, e.topic::text, e.key::text, e.payload, e.headers, e.published_at'
-          else pgmb_internal.event_columns((select s.salt from pgmb.stream s where s.id = q.stream)) end;
-        return query execute 'select $1, ' || columns || ', 1 from pgmb.segment_' || q.stream || '_' || (base.hi >> 40)
-            || ' e where e.ctid = any ($2) order by e.seq + 0'
+        return query execute 'select $1, ' || pgmb_internal.columns_of(q.stream, receive.raw) || ', 1 from pgmb.segment_' || q.stream
+            || '_' || (base.hi >> 40) || ' e where e.ctid = any ($2) order by e.seq + 0'
           using swept.lease, swept.rows;
         return;
       end if;
@@ -210,86 +293,13 @@ begin
     return;
   end if;
 
-  -- Others hold the lock for a fraction of a millisecond: trying again now and then lets whoever runs go on,
-  -- where a queue of waiters would have each wait for the next to be woken.
-  for attempt in 1 .. 10 loop
-    locked := pg_try_advisory_xact_lock(q.lock_key);
-    exit when locked;
-    if attempt = 1 then
-      -- Or the hint is old: a long transaction holds a generation that others have left behind.
-      select max(n.number) into look from pgmb.generation n
-      where n.queue = q.id and n.number > q.generation and n.base is not null;
-      if look > q.generation then
-        q.generation := look;
-        q.lock_key := pgmb_internal.queue_lock(q.id, q.generation);
-        continue;
-      end if;
-    end if;
-    columns := pg_sleep(0.001);
-  end loop;
-  if locked then
-    select c.* into base from pgmb.claim c where c.queue = q.id order by c.id desc limit 1;
-  end if;
-  -- Or somebody has begun to open a generation since the last claim.
-  if base.id >> 40 is distinct from q.generation
-    or base.openings is distinct from pg_sequence_last_value('pgmb.opening'::regclass)
-  then
-    base := pgmb_internal.lock_queue(q.id);
-    now := clock_timestamp();
-  end if;
-  given := pgmb_internal.lease_of(q.id, base.id + 1, token);
+  base := pgmb_internal.lock_queue(q.id);
+  now := clock_timestamp();
+  given := pgmb_internal.lease_of(q.id, base.id + 1, q.token);
+  columns := pgmb_internal.columns_of(q.stream, receive.raw);
+  due := exists (select from pgmb.retry r where r.queue = q.id and r.due_at <= now);
+  sparse := base.events * 2 < base.hi - greatest(base.lo, base.done_seq);
 
-  if receive.raw then
-    columns := 'e.seq, e.id, e.topic::text, e.key::text, e.payload, e.headers, e.published_at';
-  else
-    columns := pgmb_internal.event_columns(s.salt) from pgmb.stream s where s.id = q.stream;
-  end if;
-
-  -- The short way: the batch goes on, or one without stragglers begins, in one segment, and nothing is due,
-  -- expired or special. Numbers are nearly dense, so a window of as many numbers as events are wanted holds
-  -- at most that many and needs no limit and no count.
-  if base.own is null and not q.due and base.held is null
-    and now between base.swept and base.swept + interval '50 milliseconds'
-  then
-    if base.place >= base.upto and pg_current_xact_id_if_assigned() is null
-      and pg_snapshot_xmin(base.batch_snapshot) = pg_snapshot_xmax(base.batch_snapshot)
-      and base.batch_next < pg_snapshot_xmax(base.batch_snapshot)
-    then
-      base.done_snapshot := base.batch_snapshot;
-      base.done_seq := base.batch_seq;
-      base.done_next := base.batch_next;
-      base.batch_snapshot := pg_current_snapshot();
-      base.upto := greatest(pg_sequence_last_value(q.sequence), base.done_seq);
-      if base.upto = base.done_seq then
-        return;
-      end if;
-      base.place := base.done_seq;
-      opened := true;
-    end if;
-    if base.place < base.upto and base.place >= base.done_seq and base.place >> 40 = base.upto >> 40 then
-      lo := base.place;
-      ending := least(base.place + receive.max, base.upto);
-      return query execute pgmb_internal.main_part('pgmb.segment_' || q.stream || '_' || (base.place >> 40),
-          '$7, ' || columns || ', 1', q.matching)
-        using base.place, ending, base.batch_snapshot, pg_snapshot_xmin(base.batch_snapshot),
-          base.done_snapshot, pg_snapshot_xmax(base.done_snapshot), given;
-      get diagnostics got = row_count;
-      if got * 2 >= ending - lo and opened is null then
-        insert into pgmb.claim (queue, id, token, state, bindings, events, lo, hi, place, upto,
-          done_snapshot, done_seq, done_next, batch_snapshot, batch_seq, batch_next, expires_at, swept, openings)
-        values (q.id, base.id + 1, token, 'l', q.bindings, got, lo, ending, ending, base.upto,
-          base.done_snapshot, base.done_seq, base.done_next, base.batch_snapshot, base.batch_seq, base.batch_next,
-          now + q.lease_for, base.swept, base.openings);
-        return;
-      end if;
-      scanned := ending - lo;
-      sparse := got * 2 < scanned;
-      base.place := ending;
-    end if;
-    pending := opened and base.upto - base.done_seq >= 64;
-  end if;
-
-  got := coalesce(got, 0);
   -- A clock that was set back takes the sweep back with it: no lease given now may lie behind it.
   base.swept := least(base.swept, now);
   if now > base.swept + interval '50 milliseconds' or base.held is not null then
@@ -298,11 +308,11 @@ begin
     base.held := swept.held;
     pending := pending or swept.examined >= 64;
     released := pgmb_internal.release_due(q.stream_name, now);
-    q.due := exists (select from pgmb.retry r where r.queue = q.id and r.due_at <= now);
+    due := exists (select from pgmb.retry r where r.queue = q.id and r.due_at <= now);
   end if;
 
-  if q.due and got = 0 then
-    if pgmb_internal.lease_due(base, q.bindings, receive.max, now, now + q.lease_for, q.max_attempts, token) > 0 then
+  if due then
+    if pgmb_internal.lease_due(base, q.bindings, receive.max, now, now + q.lease_for, q.max_attempts, q.token) > 0 then
       return query
       select given, r.seq, r.event_id, r.topic, r.key, r.payload, r.headers, r.published_at, r.attempt
       from pgmb.retry r where r.queue = q.id and r.lease = base.id + 1 order by r.seq;
@@ -317,20 +327,7 @@ begin
       exit when opened or got > 0;
       opened := true;
       lo := 0;
-      if base.own is not null and pg_visible_in_snapshot(base.own, base.batch_snapshot) then
-        base.own := null;
-        base.own_seq := null;
-      end if;
-      base.done_snapshot := base.batch_snapshot;
-      base.done_seq := base.batch_seq;
-      base.done_next := base.batch_next;
-      if pg_current_xact_id_if_assigned() is null then
-        base.batch_snapshot := pg_current_snapshot();
-      else
-        base.batch_snapshot := pgmb_internal.snapshot();
-      end if;
-      base.upto := greatest(pg_sequence_last_value(q.sequence), base.done_seq);
-      base.place := 0;
+      base := pgmb_internal.open_batch(base, q.numbers);
       -- Whatever it holds (a rotation, what was rolled back), later calls need not pass over it again.
       pending := pending or base.upto - base.done_seq >= 64;
     end if;
@@ -405,12 +402,8 @@ begin
     end loop;
     exit when got > 0 or scanned >= 20000;
   end loop;
-  if opened and entry_xid is null and (got > 0 or pending or scanned >= 64 or released > 0) then
-    -- What the next batch starts from: the sequence, noted before this transaction had an xid, and that xid:
-    -- whoever takes a higher one takes higher numbers too, and so does this transaction itself. A
-    -- transaction that had its xid before keeps the older pair: correct, only a longer walk.
-    base.batch_next := greatest((pg_current_xact_id()::text::bigint - 1)::text::xid8, base.batch_next);
-    base.batch_seq := greatest(q.noted, base.batch_seq);
+  if opened and q.entry_xid is null and (got > 0 or pending or scanned >= 64 or released > 0) then
+    base := pgmb_internal.note_pair(base, q.noted);
   elsif opened and got > 0 then
     -- A newer tick's pair serves as well.
     select greatest((t.position).next, base.batch_next), greatest((t.position).seq, base.batch_seq)
@@ -424,18 +417,18 @@ begin
     insert into pgmb.claim (queue, id, token, state, bindings, events, lo, hi, place, upto,
       done_snapshot, done_seq, done_next, batch_snapshot, batch_seq, batch_next,
       own, own_seq, expires_at, swept, held, openings)
-    values (q.id, base.id + 1, token, 'l', q.bindings, got, lo, base.place, base.place, base.upto,
+    values (q.id, base.id + 1, q.token, 'l', q.bindings, got, lo, base.place, base.place, base.upto,
       base.done_snapshot, base.done_seq, base.done_next, base.batch_snapshot, base.batch_seq, base.batch_next,
       base.own, base.own_seq, now + q.lease_for, base.swept, base.held, base.openings);
     return;
   end if;
 
-  if (entry_xid is not null or released > 0) and base.place >= base.upto then
+  if (q.entry_xid is not null or released > 0) and base.place >= base.upto then
     -- Before our own events can be noted as received, those of another transaction so noted must lie behind.
     if base.own <> pg_current_xact_id() and not pg_visible_in_snapshot(base.own, base.batch_snapshot) then
       perform pgmb_internal.raise_moved_on();
     end if;
-    return query select * from pgmb_internal.receive_own(base, q.stream, q.bindings, q.matching, given, token,
+    return query select * from pgmb_internal.receive_own(base, q.stream, q.bindings, q.matching, given, q.token,
       now + q.lease_for, receive.max);
     if found then
       return;

@@ -147,7 +147,8 @@ begin
 end $$;
 
 -- Settles a whole lease as done. Returns how many events it held, those of the log settled one by one or not.
-create or replace function pgmb_internal.ack_lease(lease uuid)
+-- Errors: MB011 lost, 42501.
+create or replace function pgmb_internal.ack_lease(lease uuid, caller name default null)
 returns bigint
 language plpgsql
 as $$
@@ -155,8 +156,9 @@ declare
   acked record;
   held pgmb.claim;
 begin
-  if not pg_has_role(pgmb_internal.caller_at_low_cost(), current_user, 'usage') then
-    perform pgmb_internal.assert_consumer(pgmb_internal.lease_queue(lease), null);
+  caller := coalesce(caller, pgmb_internal.caller_at_low_cost());
+  if not pg_has_role(caller, current_user, 'usage') then
+    perform pgmb_internal.assert_consumer(pgmb_internal.lease_queue(lease), null, caller);
   end if;
   -- The common way: not expired, so no takeover is at it, and nobody has begun to open a generation since
   -- (see pgmb.opening).

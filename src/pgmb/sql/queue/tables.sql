@@ -8,6 +8,8 @@ create table pgmb.queue (
   -- What receive needs, in one row: the stream's name, the present binding and its condition, and the
   -- generation to try first (a hint: pgmb_internal.lock_queue finds the true one).
   stream_name text not null,
+  -- The sequence that numbers the stream's events.
+  numbers regclass not null,
   bindings integer not null default 1,
   generation integer not null default 0,
   -- The advisory lock of that generation (pgmb_internal.queue_lock).
@@ -22,6 +24,9 @@ create table pgmb.queue (
   backoff_jitter double precision not null default 0.2 check (backoff_jitter between 0 and 1),
   created_at timestamptz not null default now(),
   matching text not null default '',
+  -- The patterns compiled (pgmb.compile_patterns), which `matching` says too.
+  topics text[],
+  regex text,
   -- What makes a queue more than plain: see create_queue. A plain one takes receive's short ways.
   ordered boolean not null default false,
   max_in_flight integer check (max_in_flight > 0),
