@@ -111,7 +111,7 @@ def test_what_a_read_of_a_log_returns_can_be_written() -> None:
         (
             schema(payload=TEXT),
             {"topic": "t", "commitMode": "fast"},
-            "commitMode is staged or direct, not 'fast'",
+            "commitMode must be staged or direct, got 'fast'",
         ),
         (
             schema(payload=TEXT),

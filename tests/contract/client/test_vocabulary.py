@@ -15,7 +15,8 @@ APART = {
     "api_keys",  # views
     "attempts",
     "audit",
-    "close",  # of the client itself
+    "break_off",  # of the client itself
+    "close",
     "connection",
     "consume",
     "create_api_key",  # makes the key, and passes its digest on
