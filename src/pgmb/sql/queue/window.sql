@@ -135,6 +135,7 @@ begin
       waiting := waiting + late.events;
       oldest := least(oldest, late.oldest);
     end if;
+    continue when newest.done_seq >= newest.upto;
     for leaf in
       select format('pgmb.segment_%s_%s', s.stream, s.number) from pgmb.segment s
       where s.stream = q.stream and s.number between greatest(newest.place, newest.done_seq) >> 40 and newest.upto >> 40

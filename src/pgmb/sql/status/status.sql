@@ -202,8 +202,9 @@ create or replace function pgmb_internal.lease_counts(
   queue integer, newest pgmb.claim, now timestamptz,
   out leases bigint, out events bigint, out oldest timestamptz, out lapsed bigint, out received bigint
 )
-language sql
+language plpgsql
 as $$
+begin
   with given as (
     select c.queue, c.id, c.state, c.at, c.events, c.expires_at from pgmb.claim c
     where c.queue + 0 = lease_counts.queue and c.expires_at > least((newest).swept, lease_counts.now - interval '10 seconds')
@@ -224,8 +225,9 @@ as $$
   select count(*) filter (where h.live), coalesce(sum(h.events) filter (where h.live), 0), min(h.at) filter (where h.live),
     coalesce(sum(h.events) filter (where not h.live), 0),
     (select coalesce(sum(c.events), 0) from given c where c.at > lease_counts.now - interval '10 seconds')
-  from held h where h.events > 0
-$$;
+  into leases, events, oldest, lapsed, received
+  from held h where h.events > 0;
+end $$;
 
 -- Every stream: its segments, how many events they hold by their numbers, so that what was rolled back counts, how many
 -- wait to be published later (up to 10000: then at_least names it), and how many were published over the last ten seconds.
