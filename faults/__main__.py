@@ -58,6 +58,15 @@ def numbers(arguments: argparse.Namespace) -> bool:
     return tally.holds
 
 
+def recovery(arguments: argparse.Namespace) -> bool:
+    from faults.operations import recovery
+
+    with database(arguments.pg) as (server, dsn):
+        table = recovery.run(server, dsn, outages=[20.0] if arguments.outages is None else arguments.outages)
+    print(table)
+    return table.holds
+
+
 def rotation(arguments: argparse.Namespace) -> bool:
     from faults.log import rotation
 
@@ -457,6 +466,11 @@ def main() -> int:
         "numbers", numbers, "every figure of status and /metrics against an exact count, under traffic"
     )
     shown.add_argument("--rounds", type=int, default=5)
+
+    returning = command(
+        "recovery", recovery, "seconds until each service works again, after every kind of outage"
+    )
+    returning.add_argument("--outages", type=float, nargs="+", help="seconds that the server is down")
 
     counting = command(
         "effects",

@@ -64,7 +64,12 @@ class StallingProxy:
                     self.refused += 1
                     client.close()
                     continue
-                server = socket.create_connection(self._target)
+                try:
+                    server = socket.create_connection(self._target)
+                except OSError:
+                    # It is down. A client sees a connection that ends at once.
+                    client.close()
+                    continue
                 self._sockets += [client, server]
                 stalled = self._stalled
                 if not self.accepting:

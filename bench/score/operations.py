@@ -14,5 +14,16 @@ OPERATIONS: list[Part] = [
         needs=["faults/operations/numbers.py"],
         full=["-m", "faults", "numbers", "--rounds", "60"],
     ),
+    Proved(
+        "recovery, every fault and service",
+        "each within 5 s",
+        ["-m", "faults", "recovery"],
+        line_with(r"(\d+ recoveries), (slowest [\d.]+ s)"),
+        needs=["faults/operations/recovery.py"],
+        full=["-m", "faults", "recovery", "--outages", "20", "150", "330"],
+        seconds=900.0,
+        alone=True,
+    ),
+    proved_by_tests("upgrade, rollback and locks", "tests/migration/test_upgrade.py"),
     proved_by_tests("maintenance, cost with rows that are kept", "tests/contract/test_clearing_cost.py"),
 ]

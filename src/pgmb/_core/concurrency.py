@@ -127,7 +127,7 @@ def hang_up(connection: AsyncConnection[Any] | Connection[Any]) -> None:
 
 
 class _Limit:
-    FIRST_SECONDS: Final = 4.0
+    FIRST_SECONDS: Final = 3.0
     LONGEST_SECONDS: Final = 600.0
 
     def __init__(self, what: str, break_off: Callable[[object], int]) -> None:

@@ -21,6 +21,7 @@ from starlette.routing import BaseRoute, Route
 
 from pgmb import schema
 from pgmb._async.broker import AsyncBroker
+from pgmb._core.concurrency import AsyncDeadline
 from pgmb.server.application import Context
 from pgmb.server.metrics import (
     DatabaseStatus,
@@ -172,19 +173,23 @@ class Readiness(msgspec.Struct):
 async def examine(broker: AsyncBroker) -> dict[str, Check]:
     """Check the database. The route is public, so the details contain no text of the server's errors."""
     try:
-        async with broker.connection() as connection:
-            cursor = connection.cursor(row_factory=tuple_row)
-            await cursor.execute(_SERVER)
-            version, recovering, read_only = await cursor.fetchone() or (None, False, False)
-            checks = {
-                "database": Check(True),
-                "schema": _schema(version),
-                "primary": _primary(recovering, read_only),
-            }
-            if all(check.ok for check in checks.values()):
-                await cursor.execute(_PROGRESS, {"unticked": UNTICKED_SECONDS, "overdue": OVERDUE_SECONDS})
-                checks["progress"] = _progress(await cursor.fetchone())
-            return checks
+        # Probes come every few seconds: so they also find, for all requests, connections that get no answer.
+        with AsyncDeadline("readiness", broker.break_off).enforced():
+            async with broker.connection() as connection:
+                cursor = connection.cursor(row_factory=tuple_row)
+                await cursor.execute(_SERVER)
+                version, recovering, read_only = await cursor.fetchone() or (None, False, False)
+                checks = {
+                    "database": Check(True),
+                    "schema": _schema(version),
+                    "primary": _primary(recovering, read_only),
+                }
+                if all(check.ok for check in checks.values()):
+                    await cursor.execute(
+                        _PROGRESS, {"unticked": UNTICKED_SECONDS, "overdue": OVERDUE_SECONDS}
+                    )
+                    checks["progress"] = _progress(await cursor.fetchone())
+                return checks
     except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
         return {"database": Check(True), "schema": _schema(None)}
     except psycopg.errors.InsufficientPrivilege:
