@@ -1,6 +1,11 @@
-"""before: publish, and receive + ack, beside the same calls of an earlier revision, on one server."""
+"""before: publish, and receive + ack, beside the same calls of an earlier revision, on one server.
+
+As an ordinary role that was granted both, as applications should run.
+"""
 
 from __future__ import annotations
+
+from psycopg.conninfo import make_conninfo
 
 from bench import loops
 from bench.crew import Job
@@ -16,6 +21,7 @@ _RECEIVED, _LEASE = 4000, 20
 _ROUNDS = 5
 """Times the form's rounds: three per cent is less than what a neighbour on the machine takes of one round."""
 _GOAL = 0.97
+_ROLE = "pgmb_bench"
 
 
 def run(ground: Ground, form: Form) -> Outcome:
@@ -25,12 +31,12 @@ def run(ground: Ground, form: Form) -> Outcome:
     rounds = form.rounds if form.name == "tiny" else form.rounds * _ROUNDS
 
     def publishing(name: str, site: Site) -> list[Job]:
-        return [Job(site.dsn, name, loops.publish, {"batches": _PUBLISHED, "size": _BATCH})]
+        return [Job(_as_an_ordinary_role(site), name, loops.publish, {"batches": _PUBLISHED, "size": _BATCH})]
 
     def receiving(name: str, site: Site) -> list[Job]:
         site.fill((_RECEIVED + _LEASE) * rounds + loops.WARM_BATCHES * _LEASE)
         site.settle()
-        return [Job(site.dsn, name, loops.consume, {"events": _RECEIVED, "size": _LEASE})]
+        return [Job(_as_an_ordinary_role(site), name, loops.consume, {"events": _RECEIVED, "size": _LEASE})]
 
     for check, (now, then), jobs in zip(
         CHECKS,
@@ -43,3 +49,11 @@ def run(ground: Ground, form: Form) -> Outcome:
         outcome.readings += part.readings
         outcome.checks.append(part.compare(check, now, then, _GOAL))
     return outcome
+
+
+def _as_an_ordinary_role(site: Site) -> str:
+    """A connection string whose sessions have the rights of an application."""
+    if site.connection.execute("select to_regrole(%s)", [_ROLE]).fetchone() == (None,):
+        site.connection.execute(f"create role {_ROLE}")
+        site.connection.execute(f"grant pgmb_publisher, pgmb_consumer to {_ROLE}")
+    return make_conninfo(site.dsn, options=f"-c role={_ROLE}")
