@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from importlib import import_module
@@ -13,6 +14,9 @@ import adbc_driver_manager
 
 from pgmb._core.connecting import conninfo
 from pgmb.errors import ours_for
+from pgmb.spark.options import RECONNECT_SECONDS
+
+_reached: Final[set[str]] = set()
 
 # By process and connection string: a worker may be a fork of one that had connections.
 _kept: Final[dict[tuple[int, str], Any]] = {}
@@ -27,13 +31,15 @@ def _close() -> None:
 
 
 @contextmanager
-def transaction(url: str) -> Generator[Any]:
+def transaction(url: str, *, reached: bool = False) -> Generator[Any]:
     """A transaction on this process's connection to a database. Errors of pgmb are raised as `pgmb.errors`.
 
+    If the database is away and was `reached` before, by the driver or this process, it is waited for.
+    Otherwise the address may be wrong.
     After an error the connection is closed. BEGIN and COMMIT are explicit: ADBC's own transactions would
     leave the connection idle in transaction between tasks.
     """
-    connection = _connection(url)
+    connection = _connection(url, reached or url in _reached)
     try:
         with translated(), connection.cursor() as cursor:
             yield cursor
@@ -68,7 +74,7 @@ def diagnosis(error: adbc_driver_manager.Error) -> dict[str, str]:
     }
 
 
-def _connection(url: str) -> Any:
+def _connection(url: str, wait: bool) -> Any:
     """A connection in a new transaction: the kept one, unless the server closed it."""
     kept = _kept.pop((os.getpid(), url), None)
     if kept is not None:
@@ -80,9 +86,19 @@ def _connection(url: str) -> Any:
             return kept
     # Imported here because it imports pandas, which the driver's planning does not need. It is untyped.
     driver: Any = import_module("adbc_driver_postgresql.dbapi")
-    fresh = driver.connect(conninfo(url, "pgmb spark"), autocommit=True)
-    _begin(fresh)
-    return fresh
+    until = time.monotonic() + RECONNECT_SECONDS
+    while True:
+        try:
+            fresh = driver.connect(conninfo(url, "pgmb spark"), autocommit=True)
+        except adbc_driver_manager.Error:
+            # A task that fails is tried again at once, and after four times ends the query.
+            if not wait or time.monotonic() >= until:
+                raise
+            time.sleep(0.5)
+        else:
+            _reached.add(url)
+            _begin(fresh)
+            return fresh
 
 
 def _begin(connection: Any) -> None:

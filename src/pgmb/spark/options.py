@@ -10,6 +10,9 @@ from typing import Final, Literal, TypeAlias, cast
 
 import msgspec
 
+RECONNECT_SECONDS: Final = 30.0
+"""How long the driver and tasks wait for a database that is away."""
+
 _UNIT_SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 

@@ -68,7 +68,7 @@ def _attempt(partition: PartitionRead, schema: pa.Schema) -> Iterator[pa.RecordB
     columns = columns_for(schema.names)
     rows = Rows(schema, partition.stream, str(partition.upto), partition.salt)
     statement = select(partition.stream, columns, partition.after, partition.upto, seqs, partition.condition)
-    with transaction(partition.url) as cursor:
+    with transaction(partition.url, reached=True) as cursor:
         _ask(cursor, _SETTINGS.format("'on'" if seqs.late else "'off'"))
         _ask(cursor, _assert_between(partition))
         cursor.adbc_statement.set_options(**{"adbc.postgresql.batch_size_hint_bytes": str(_BATCH_BYTES)})

@@ -14,12 +14,11 @@ from psycopg import sql
 from pgmb._core.connecting import connect
 from pgmb._core.cursor import ReadCursor, later
 from pgmb.errors import ClusterChanged, ForeignPosition, HistoryGone, PositionLost, translated
-from pgmb.spark.options import ReadOptions, offsets_given
+from pgmb.spark.options import RECONNECT_SECONDS, ReadOptions, offsets_given
 from pgmb.spark.source.offsets import Offset, SeqRange, ShardOffset
 from pgmb.types import Position
 
 # Seconds for which a driver tries to reconnect.
-RECONNECT_SECONDS: Final = 30.0
 
 _IDENTIFY: Final = "select cluster, database, salt from pgmb.identify(%s)"
 _TICK: Final = "select pgmb.tick(%s)"
