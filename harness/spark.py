@@ -15,6 +15,7 @@ Nothing outlives the process that started it, even if that one is killed.
 from __future__ import annotations
 
 import atexit
+import importlib
 import json
 import os
 import shutil
@@ -44,6 +45,13 @@ LOCAL = "local[2]"
 # Spark gives the Python process of a source ten seconds to start, whatever its settings: on a crowded machine
 # not always enough. A query that failed with this may be started again.
 TOO_SLOW = "Python worker failed to connect back"
+
+# What these processes import.
+_WORKERS = (
+    "adbc_driver_postgresql.dbapi",
+    "pgmb.spark.source.rows",
+    "pyspark.sql.streaming.python_streaming_source_runner",
+)
 
 _open: set[_Group] = set()
 
@@ -244,6 +252,8 @@ def session(
 
     if SparkContext._active_spark_context is not None:  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
         raise RuntimeError("this process has a Spark session already")
+    for module in _WORKERS:
+        importlib.import_module(module)  # which compiles it, once for all workers
     variables = spark_settings.environment(directory, master, conf, lasting=lasting)
     del variables["TMPDIR"]  # of this process, which outlives the directory
     with mock.patch.dict(os.environ, variables):

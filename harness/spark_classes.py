@@ -8,7 +8,6 @@ everything.
 from __future__ import annotations
 
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -31,9 +30,6 @@ def main() -> None:
     draft = PREPARED / "draft.jsa"
     draft.unlink(missing_ok=True)
     print("setup: preparing the classes of Spark")
-    # Spark gives the Python process of a source ten seconds to start: what it imports is to be compiled.
-    for module in ("pyspark.sql.streaming.python_streaming_source_runner", "pgmb.spark.source.rows"):
-        subprocess.run([sys.executable, "-c", f"import {module}, adbc_driver_postgresql.dbapi"], check=True)
     with tempfile.TemporaryDirectory(prefix="pgmb-classes-") as directory:
         _work(Path(directory), draft)
     draft.rename(CLASSES)

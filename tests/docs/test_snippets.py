@@ -14,7 +14,6 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from harness.postgres import binaries
-from harness.spark import Driver
 from pgmb import schema
 
 pytestmark = pytest.mark.once(15)
@@ -25,7 +24,7 @@ FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 PROGRAMS = "<!-- Each snippet is a program of its own. -->"
-ONE_PROGRAM = "<!-- The snippets are one program. -->"
+SPARK = "docs/howto/spark.md"
 
 
 def snippets(page: Path, language: str) -> list[str]:
@@ -75,18 +74,10 @@ def run_each(programs: list[str], dsn: str) -> None:
         assert done.returncode == 0, done.stderr
 
 
-# A page on Spark takes a minute on a slow machine.
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("page", pages_with("python"))
-def test_python_snippets_run(
-    page: Path, dsn: str, db: psycopg.Connection[Any], capsys: Any, tmp_path: Path
-) -> None:
+# The page on Spark is run by tests/spark/test_examples.py, in the JVM that is there.
+@pytest.mark.parametrize("page", [page for page in pages_with("python") if page.id != SPARK])
+def test_python_snippets_run(page: Path, dsn: str, db: psycopg.Connection[Any], capsys: Any) -> None:
     db.execute("create table orders (id int, paid boolean)")
-    if ONE_PROGRAM in page.read_text():
-        program = tmp_path / "program.py"
-        program.write_text("\n".join(snippets(page, "python")).replace("postgresql:///app", dsn))
-        Driver.start(program).finish(500)
-        return
     if PROGRAMS in page.read_text():
         run_each(snippets(page, "python"), dsn)
         if page.name == "outbox.md":

@@ -1,4 +1,4 @@
-"""The programs of examples/spark do what they say.
+"""The programs of examples/spark, and the one that docs/howto/spark.md makes, do what they say.
 
 They run in the session that tests share, but for what Spark's own commands start; with FULL=1 each is a
 process of its own.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import runpy
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from faults.spark.files import rows
 from harness import spark_settings
 from harness.processes import kill_group
 from harness.spark import LOCAL, TOO_SLOW, Driver
+from tests.docs.test_snippets import ROOT, SPARK, snippets
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
 FULL = bool(os.environ.get("FULL"))
 pytestmark = [pytest.mark.slow, pytest.mark.once(18), pytest.mark.timeout(12000 if FULL else 3600)]
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "spark"
+EXAMPLES = ROOT / "examples" / "spark"
 PATIENCE = 3000.0 if FULL else 800.0
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 
@@ -121,6 +123,16 @@ def shell(command: list[object], environment: dict[str, str], directory: Path) -
 
 def publish(db: psycopg.Connection[Any], topic: str, key: str | None, payload: dict[str, Any]) -> None:
     db.execute("select pgmb.publish(%s, %s::json, key => %s)", [topic, json.dumps(payload), key])
+
+
+def test_the_page_on_spark_runs(run: Run, dsn: str, tmp_path: Path) -> None:
+    """All its snippets, as one program. A JVM does not follow a process to another directory."""
+    program = tmp_path / "program.py"
+    text = "\n".join(snippets(ROOT / SPARK, "python")).replace("postgresql:///app", dsn)
+    text, directories = re.subn(r'"(?=[\w-]+/(data|checkpoint)")', f'"{tmp_path}/', text)
+    assert directories == 4
+    program.write_text(text)
+    run(str(program))
 
 
 @pytest.mark.minutes
