@@ -308,7 +308,8 @@ async def test_no_failure_tells_the_url(url: str, caplog: pytest.LogCaptureFixtu
         WebhookClient(Guard(["127.0.0.2/32"])) as client,
     ):
         request = Request(url.format(port=public.port, token=TOKEN), b"{}", {"authorization": TOKEN})
-        attempted = await client.post(request, 30, True)
+        # It waits for the rest of a head, the client for its part of a handshake.
+        attempted = await client.post(request, 1 if url.startswith("https:") else 30, True)
     assert attempted.error_class is not None
     assert TOKEN not in repr(attempted)
     assert TOKEN not in repr(request)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pgmb import InvalidArgument, cron
@@ -110,28 +110,33 @@ def test_any_text_is_read_or_refused(text: str) -> None:
     assert found is None or found > at("2026-03-01T00:00:00")
 
 
+# Of each about how often it is due: some dozens of times are missed, across a change of the clocks too.
+USUAL = {
+    "* * * * *": timedelta(minutes=1),
+    "*/7 * * * *": timedelta(minutes=7),
+    "30 2 * * *": timedelta(days=1),
+    "0 */6 * * *": timedelta(hours=6),
+    "15 10 1 * *": timedelta(days=30),
+    "*/10 * * * * *": timedelta(seconds=10),
+    "0 0 * * SUN": timedelta(days=7),
+}
+
+
 @given(
-    expression=st.sampled_from(
-        [
-            "* * * * *",
-            "*/7 * * * *",
-            "30 2 * * *",
-            "0 */6 * * *",
-            "15 10 1 * *",
-            "*/10 * * * * *",
-            "0 0 * * SUN",
-        ]
-    ),
+    expression=st.sampled_from([*USUAL]),
     timezone=st.sampled_from(["UTC", "Europe/Berlin", "America/New_York", "Australia/Lord_Howe"]),
     start=st.datetimes(datetime(2026, 1, 1), datetime(2026, 12, 31), timezones=st.just(UTC)),  # noqa: DTZ001
-    downtime=st.timedeltas(timedelta(0), timedelta(hours=30)),
+    missed=st.floats(0, 40),
 )
 @settings(max_examples=40, deadline=None)
+@example("*/10 * * * * *", "Europe/Berlin", datetime(2026, 10, 25, 0, 59, tzinfo=UTC), 40)
+@example("* * * * *", "Europe/Berlin", datetime(2026, 3, 29, 0, 40, tzinfo=UTC), 40)
+@example("* * * * *", "Australia/Lord_Howe", datetime(2026, 4, 4, 14, 50, tzinfo=UTC), 60)
 def test_the_newest_is_the_last_of_all_that_were_missed(
-    expression: str, timezone: str, start: datetime, downtime: timedelta
+    expression: str, timezone: str, start: datetime, missed: float
 ) -> None:
     due = cron.first_after(expression, timezone, start)
-    now = due + downtime
+    now = due + missed * USUAL[expression]
     last = walked = due
     while walked <= now:
         last = walked
