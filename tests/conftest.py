@@ -86,6 +86,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.path.is_relative_to(SPARK):
             item.add_marker(pytest.mark.xdist_group("spark"))
+            if not {"spark", "run"}.isdisjoint(getattr(item, "fixturenames", ())):
+                # Its Python processes keep their connections: nobody could have the database after it.
+                item.add_marker(pytest.mark.new_database)
     if not config.getoption("--split"):
         return
 
