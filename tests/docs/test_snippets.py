@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
+from harness.forks import forks
 from harness.postgres import binaries
 from pgmb import schema
 
@@ -94,13 +96,14 @@ def test_python_snippets_run(page: Path, dsn: str, db: psycopg.Connection[Any], 
         assert capsys.readouterr().out == "order.paid 42 1\n"
 
 
-@pytest.mark.parametrize("page", pages_with("console"))
-def test_console_snippets_run_in_a_shell(page: Path, dsn: str) -> None:
-    """The lines that begin with $, but for the one that says where the database is."""
-    lines = "".join(snippets(page, "console")).splitlines()
-    script = [line[2:] for line in lines if line.startswith("$ ") and not line.startswith("$ export ")]
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with forks(tmp_path_factory.mktemp("forks")) as found:
+        yield found
+
+
+def shell(script: list[str], dsn: str, path: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
         ["sh", "-e", "-x"],
         input="\n".join(script),
         env={**os.environ, "PATH": path, "PGMB_DSN": dsn},
@@ -108,7 +111,22 @@ def test_console_snippets_run_in_a_shell(page: Path, dsn: str) -> None:
         capture_output=True,
         check=False,
     )
+
+
+@pytest.mark.parametrize("page", pages_with("console"))
+def test_console_snippets_run_in_a_shell(page: Path, dsn: str, path: str) -> None:
+    """The lines that begin with $, but for the one that says where the database is."""
+    lines = "".join(snippets(page, "console")).splitlines()
+    script = [line[2:] for line in lines if line.startswith("$ ") and not line.startswith("$ export ")]
+    done = shell(script, dsn, path)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_console_snippet_can_fail(dsn: str, path: str) -> None:
+    done = shell(["echo 7 | pgmb publish t -", "pgmb queues show nope", "echo further"], dsn, path)
+    assert (done.returncode, "further" in done.stdout) == (1, False)
+    assert "Error: queue 'nope' does not exist" in done.stderr
+    assert shell(["pgmb queues nonsense"], dsn, path).returncode == 2
 
 
 def test_the_readme_links_to_pages_that_exist() -> None:

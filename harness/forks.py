@@ -1,0 +1,104 @@
+"""`pgmb` for a shell that calls it often: forked from a process that has imported it, most of its work.
+
+with forks(directory) as path:   # a folder with the command, for PATH
+    subprocess.run(["sh", "-c", "pgmb status"], env={**os.environ, "PATH": path})
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import traceback
+from collections.abc import Generator
+from pathlib import Path
+
+# Sends its arguments, directory, variables and streams, and ends as the fork does.
+_COMMAND = """#!{python} -IS
+import json, os, socket, sys
+asked = json.dumps([sys.argv, os.getcwd(), dict(os.environ)]).encode()
+with socket.socket(socket.AF_UNIX) as server:
+    server.connect({address!r})
+    socket.send_fds(server, [len(asked).to_bytes(4, "big")], [0, 1, 2])
+    server.sendall(asked)
+    sys.exit(int(server.recv(10)))
+"""
+
+
+@contextlib.contextmanager
+def forks(directory: Path) -> Generator[str]:
+    """A `PATH` on which `pgmb` is such a command."""
+    address = directory / "socket"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(address))
+        listener.listen()
+        command = directory / "pgmb"
+        command.write_text(_COMMAND.format(python=sys.executable, address=str(address)))
+        command.chmod(0o755)
+        # It ends with its standard input, also if this process is killed.
+        with subprocess.Popen(
+            [sys.executable, "-m", "harness.forks", str(listener.fileno())],
+            stdin=subprocess.PIPE,
+            pass_fds=[listener.fileno()],
+        ):
+            yield f"{directory}{os.pathsep}{os.environ['PATH']}"
+
+
+def _serve(listener: socket.socket) -> None:
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    with selectors.DefaultSelector() as waiting:
+        waiting.register(listener, selectors.EVENT_READ)
+        waiting.register(sys.stdin, selectors.EVENT_READ)
+        while True:
+            ready = [key.fileobj for key, _ in waiting.select()]
+            if sys.stdin in ready:
+                return
+            client, _ = listener.accept()
+            with client:
+                if os.fork() == 0:
+                    _run(client)
+
+
+def _run(client: socket.socket) -> None:
+    code: object = 1
+    try:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        size, streams, _, _ = socket.recv_fds(client, 4, 3)
+        with client.makefile("rb") as sent:
+            sys.argv, directory, variables = json.loads(sent.read(int.from_bytes(size, "big")))
+        for number, stream in enumerate(streams):
+            os.dup2(stream, number)
+            os.close(stream)
+        # Python's own belong to other files: of another kind, perhaps.
+        sys.stdin, sys.stdout, sys.stderr = (
+            open(number, mode, buffering=1, closefd=False)  # noqa: SIM115 # to the end of the process
+            for number, mode in enumerate("rww")
+        )
+        os.chdir(directory)
+        os.environ.clear()
+        os.environ.update(variables)
+        sys.argv[0] = "pgmb"
+        try:
+            importlib.import_module("pgmb.cli").main()
+            code = 0
+        except SystemExit as ended:
+            code = ended.code or 0
+        sys.stdout.flush()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        client.sendall(str(code).encode())
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    for module in ("pgmb.cli", "typer._adapters", "pgmb.schema"):
+        importlib.import_module(module)
+    with socket.socket(fileno=int(sys.argv[1])) as given:
+        _serve(given)
