@@ -266,7 +266,7 @@ def session(
         spark.stop()
         gateway.shutdown()
         gateway.proc.stdin.close()
-        gateway.proc.wait(60)
+        gateway.proc.wait(600)  # one that archives its classes takes a minute
         SparkContext._gateway = SparkContext._jvm = None  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
 
 
