@@ -101,7 +101,7 @@ async def test_a_role_that_may_not_uses_a_queue_as_it_is(
     stop.set()
     await task
     assert row(db)[1] == 4
-    assert "queue q is used as it is" in caplog.text
+    assert "queue q: using its existing settings" in caplog.text
 
 
 async def test_a_missing_queue_that_may_not_be_created_names_the_fix(dsn: str, consumer_role: str) -> None:
@@ -123,7 +123,7 @@ async def test_an_app_without_handlers_or_queues_of_that_name_says_so() -> None:
         await pgmb.App("").work()
     with pytest.raises(pgmb.InvalidArgument, match="no handler of queue 'x'") as raised:
         await an_app("", "a").work(queues=["x"])
-    assert raised.value.hint == "It has q."
+    assert raised.value.hint == "Its queues are q."
 
 
 async def test_only_the_queues_that_are_named_are_worked_on(dsn: str) -> None:

@@ -70,6 +70,8 @@ def test_maintenance_reads_no_more_pages_for_rows_that_are_kept(db: psycopg.Conn
     db.execute("select pgmb.create_endpoint('e', 'https://endpoint.example/')")
     db.execute("select pgmb.create_api_key('k', sha256('k'), '{inspect}')")
     db.execute("select pgmb.create_queue('q', '{none}')")
+    # Idle from the start, so that every call looks at it.
+    db.execute("update pgmb.claim set at = at - interval '1 hour'")
     before = pages(db, "pgmb.maintain()")
     for rows in KEPT.values():
         db.execute(cast("Any", rows), [ROWS])

@@ -111,7 +111,7 @@ def test_the_next_package_works_with_this_schema_until_it_is_upgraded(
 
 
 @pytest.mark.parametrize(
-    ("package", "database", "fix"),
+    ("package", "installed", "fix"),
     [(THIS, THIS + 2, "Upgrade the pgmb package."), (THIS + 2, THIS, "pgmb install")],
 )
 def test_two_versions_apart_is_refused_with_both_numbers_and_the_fix(
@@ -119,12 +119,12 @@ def test_two_versions_apart_is_refused_with_both_numbers_and_the_fix(
     db: psycopg.Connection[Any],
     monkeypatch: pytest.MonkeyPatch,
     package: int,
-    database: int,
+    installed: int,
     fix: str,
 ) -> None:
     monkeypatch.setattr(schema, "VERSION", package)
-    db.execute("update pgmb.installation set version = %s", [database])
-    with pytest.raises(pgmb.SchemaVersionError, match=f"version {database}.*version {package}") as caught:
+    db.execute("update pgmb.installation set version = %s", [installed])
+    with pytest.raises(pgmb.SchemaVersionError, match=f"version {installed}.*version {package}") as caught:
         pgmb.connect(dsn)
     assert fix in str(caught.value.hint)
 
