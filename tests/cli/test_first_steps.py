@@ -65,7 +65,7 @@ def test_what_is_no_module_is_told_with_an_example(target: str, here: Path, run:
 def test_publish_says_in_a_terminal_that_no_queue_gets_it(dsn: str, terminal: OpenTerminal) -> None:
     with terminal("publish", "order.paid", "1") as shown:
         shown.finish()
-        assert "No queue that you may see gets order.paid" in shown.text
+        assert "No queue that you can see receives order.paid" in shown.text
     with pgmb.connect(dsn) as broker:
         broker.create_queue("billing", ["order.*"])
     with terminal("publish", "order.paid", "1") as shown:

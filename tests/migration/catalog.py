@@ -34,9 +34,7 @@ PARTS: dict[str, str] = {
         select oid::regprocedure, pg_get_functiondef(oid), proconfig, prosecdef, provolatile, proparallel,
           (select array_agg(x::text order by x::text)
            from unnest(coalesce(proacl, acldefault('f', proowner))) x)
-        from pg_proc where pronamespace = any ('{pgmb,pgmb_internal}'::regnamespace[]) and prokind <> 'a'
-          -- Those that read a segment hold the random salt of its stream.
-          and proname !~ '^read_[0-9]+_[0-9]+$'""",
+        from pg_proc where pronamespace = any ('{pgmb,pgmb_internal}'::regnamespace[]) and prokind <> 'a'""",
     "triggers": """
         select t.tgrelid::regclass, t.tgname, pg_get_triggerdef(t.oid), t.tgenabled
         from pg_trigger t join pg_class c on c.oid = t.tgrelid

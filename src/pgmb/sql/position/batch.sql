@@ -75,29 +75,30 @@ language plpgsql
 as $$
 declare
   reader text := format('pgmb_internal.read_%s_%s', stream, number);
-  reading text := format('return query
-      select given, %%s, 1 from pgmb.segment_%s_%s e
-      where e.seq > lo and e.seq <= hi
-        and (e.xid < batch_xmin or pg_visible_in_snapshot(e.xid, batch))
-        and (e.xid >= done_xmax or not pg_visible_in_snapshot(e.xid, done))
-        and (topics is null or e.topic = any (topics)) and (regex is null or e.topic ~ regex)
-      order by e.seq;', stream, number);
 begin
-  execute format('create or replace function %s(
+  execute format('create or replace function %1$s(
       lo bigint, hi bigint, batch pg_snapshot, batch_xmin xid8, done pg_snapshot, done_xmax xid8, given uuid, raw boolean,
       topics text[], regex text)
     returns table (lease uuid, seq bigint, id uuid, topic text, key text, payload json, headers json,
       published_at timestamptz, attempt integer)
     language plpgsql
     as $read$
+    declare
+      salt bigint;
     begin
-      if raw then
-        %s
-      else
-        %s
+      if not raw then
+        select s.salt into salt from pgmb.stream s where s.id = %2$s;
       end if;
-    end $read$', reader, format(reading, pgmb_internal.columns_of(stream, true)),
-    format(reading, pgmb_internal.columns_of(stream, false)));
+      return query
+      select given, e.seq, case when raw then e.id else coalesce(e.id, pgmb.derive_id(e.seq, e.published_at, salt)) end,
+        e.topic::text, e.key::text, e.payload, e.headers, e.published_at, 1
+      from pgmb.segment_%2$s_%3$s e
+      where e.seq > lo and e.seq <= hi
+        and (e.xid < batch_xmin or pg_visible_in_snapshot(e.xid, batch))
+        and (e.xid >= done_xmax or not pg_visible_in_snapshot(e.xid, done))
+        and (topics is null or e.topic = any (topics)) and (regex is null or e.topic ~ regex)
+      order by e.seq;
+    end $read$', reader, stream, number);
   execute format('revoke all on function %s from public', reader);
 end $$;
 
