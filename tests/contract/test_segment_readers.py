@@ -70,8 +70,8 @@ def test_new_patterns_hold_for_what_is_read_next(db: Connection) -> None:
         db.execute("select pgmb.publish('b', '3')")
     assert db.execute("select topic from pgmb.receive('q', 2)").fetchall() == [("a",), ("a",)]
     db.execute("select pgmb.bind('q', '{b}')")
-    assert db.execute("select topic from pgmb.receive('q', 2)").fetchall() == [("b",)]
-    assert db.execute("select topic from pgmb.receive('q', 2)").fetchall() == [("b",)]
+    rest = [row for _ in range(3) for row in db.execute("select topic from pgmb.receive('q', 2)")]
+    assert rest == [("b",), ("b",)]
 
 
 def test_a_plan_made_while_the_segment_was_empty_reads_by_its_numbers(db: Connection) -> None:
