@@ -10,7 +10,9 @@ from typing import Any, Self
 from uuid import UUID
 
 import psycopg
+from psycopg.pq import TransactionStatus
 
+from faults.correctness.run import rollback
 from faults.correctness.verdict import Ask, Delivery, Ended, History
 
 _RECEIVE = """
@@ -94,6 +96,9 @@ class Consumer:
         With `after`, that lease's effects and its ack are part of the same transaction (`ack =>`).
         """
         began = time.time()
+        if self.connection.info.transaction_status != TransactionStatus.IDLE:
+            # A cancellation ended the rollback before.
+            rollback(self.connection)
         try:
             with self.connection.transaction():
                 if after is not None:

@@ -152,9 +152,9 @@ def test_a_session_that_is_idle_in_a_transaction_that_wrote(
     told = problems(db)["old transactions"]
     assert f"session {holder.info.backend_pid} of postgres (idle in transaction)" in told.message
     found = db.execute(
-        "select state, xids from pgmb.xmin_holders where name = %s", [str(holder.info.backend_pid)]
+        "select state, xids >= 1 from pgmb.xmin_holders where name = %s", [str(holder.info.backend_pid)]
     ).fetchall()
-    assert found == [("idle in transaction", 1)]
+    assert found == [("idle in transaction", True)]
     holder.rollback()
 
 

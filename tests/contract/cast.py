@@ -20,7 +20,7 @@ class Cast:
 
     def __init__(self, server: Server, database: str, connect: Connect) -> None:
         self._server, self._database, self._connect = server, database, connect
-        self._suffix = f"{os.getpid()}_{next(_numbers)}"
+        self._suffix = f"cast_{os.getpid()}_{next(_numbers)}"
         self._made: list[str] = []
 
     def role(self, name: str, *member_of: str) -> str:

@@ -223,7 +223,7 @@ def test_what_compose_starts_works_together(empty_dsn: str, tmp_path: Path) -> N
     served = [part for part in commands()["serve"] if part not in ("--port", "8080")]
     printed = tmp_path / "printed.txt"
     with serving(empty_dsn, *served) as server, printed.open("w") as output:
-        assert httpx.get(f"http://127.0.0.1:{server.port}/livez").status_code == 200
+        assert httpx.get(f"http://127.0.0.1:{server.port}/livez", timeout=60).status_code == 200
         worker = subprocess.Popen(
             [sys.executable, "-m", "pgmb", *commands()["worker"]],
             cwd=COMPOSE,
