@@ -199,7 +199,7 @@ begin
   end loop;
 
   if opened and entry_xid is null and pending then
-    base := pgmb_internal.note_pair(base, noted);
+    base := pgmb_internal.note_pair(base, q.stream, noted);
   end if;
   if taken > 0 then
     lease := pgmb_internal.lease_of(q.id, base.id + 1, token);

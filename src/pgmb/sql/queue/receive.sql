@@ -125,12 +125,19 @@ end $$;
 
 -- A queue's position with what the batch after this one starts from: `noted`, the sequence before this transaction had an
 -- xid, and that xid. Whoever takes a higher xid takes higher numbers too, and so does this transaction itself. One that
--- had its xid before keeps the older pair: correct, only a longer walk.
-create or replace function pgmb_internal.note_pair(base pgmb.claim, noted bigint)
+-- had its xid before (`noted` null) takes the pair of the newest tick: correct, only a longer walk.
+create or replace function pgmb_internal.note_pair(base pgmb.claim, stream integer, noted bigint)
 returns pgmb.claim
 language plpgsql
 as $$
 begin
+  if noted is null then
+    select greatest((t.position).next, base.batch_next), greatest((t.position).seq, base.batch_seq)
+    into base.batch_next, base.batch_seq
+    from (select t.* from pgmb.tick t where t.stream = note_pair.stream order by t.id desc limit 1) t
+    right join (values (0)) one on true;
+    return base;
+  end if;
   base.batch_next := greatest((pg_current_xact_id()::text::bigint - 1)::text::xid8, base.batch_next);
   base.batch_seq := greatest(note_pair.noted, base.batch_seq);
   return base;
@@ -256,7 +263,7 @@ begin
         get diagnostics got = row_count;
         if got > 0 then
           if opened then
-            base := pgmb_internal.note_pair(base, q.noted);
+            base := pgmb_internal.note_pair(base, q.stream, q.noted);
           end if;
           insert into pgmb.claim (queue, id, token, state, bindings, events, lo, hi, place, upto,
             done_snapshot, done_seq, done_next, batch_snapshot, batch_seq, batch_next, expires_at, swept, openings)
@@ -403,13 +410,9 @@ begin
     exit when got > 0 or scanned >= 20000;
   end loop;
   if opened and q.entry_xid is null and (got > 0 or pending or scanned >= 64 or released > 0) then
-    base := pgmb_internal.note_pair(base, q.noted);
+    base := pgmb_internal.note_pair(base, q.stream, q.noted);
   elsif opened and got > 0 then
-    -- A newer tick's pair serves as well.
-    select greatest((t.position).next, base.batch_next), greatest((t.position).seq, base.batch_seq)
-    into base.batch_next, base.batch_seq
-    from (select t.* from pgmb.tick t where t.stream = q.stream order by t.id desc limit 1) t
-    right join (values (0)) one on true;
+    base := pgmb_internal.note_pair(base, q.stream, null);
   end if;
 
   if got > 0 then

@@ -199,16 +199,7 @@ begin
     if base.place >= base.upto then
       exit when opened;
       opened := true;
-      if base.own is not null and pg_visible_in_snapshot(base.own, base.batch_snapshot) then
-        base.own := null;
-        base.own_seq := null;
-      end if;
-      base.done_snapshot := base.batch_snapshot;
-      base.done_seq := base.batch_seq;
-      base.done_next := base.batch_next;
-      base.batch_snapshot := pgmb_internal.snapshot();
-      base.upto := greatest(pgmb_internal.last_seq(q.stream_name), base.done_seq);
-      base.place := 0;
+      base := pgmb_internal.open_batch(base, q.numbers);
     end if;
     began := greatest(base.place, base.done_seq);
     hi := case when base.place < base.done_seq then base.done_seq
@@ -222,15 +213,8 @@ begin
   if passed < 64 and not moved then
     return 0;
   end if;
-  if opened and noted is not null then
-    -- As receive does: what the next batch starts from.
-    base.batch_next := greatest((pg_current_xact_id()::text::bigint - 1)::text::xid8, base.batch_next);
-    base.batch_seq := greatest(noted, base.batch_seq);
-  elsif opened then
-    select greatest((t.position).next, base.batch_next), greatest((t.position).seq, base.batch_seq)
-    into base.batch_next, base.batch_seq
-    from (select t.* from pgmb.tick t where t.stream = q.stream order by t.id desc limit 1) t
-    right join (values (0)) one on true;
+  if opened then
+    base := pgmb_internal.note_pair(base, q.stream, noted);
   end if;
   perform pgmb_internal.write_claim(base, 0, 'p', q.bindings, 0, base.place, base.place, 'infinity');
   return passed;
