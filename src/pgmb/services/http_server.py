@@ -21,6 +21,10 @@ HALF_OPEN_CONNECTIONS: Final = 512
 """Connections whose request's head has not arrived: beyond that the oldest of them is closed."""
 BODY_WITHIN_SECONDS: Final = 60.0
 """Seconds that a body may take to arrive."""
+LINGER_SECONDS: Final = 2.0
+LINGER_BYTES: Final = 1 << 20
+"""A head that is too large is read on for so long and so far: closing at once would reset the connection, and
+the client would not see why."""
 
 
 class Server(uvicorn.Server):
@@ -95,14 +99,15 @@ class _Limited(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if not self._refused:
+            super().data_received(data)
+        # The parser keeps a field until all of it is there.
+        self._head += len(data)
         if self._refused:
-            return
-        super().data_received(data)
-        if self._in_head and not self._refused:
-            # The parser keeps a field until all of it is there.
-            self._head += len(data)
-            if self._head > HEAD_BYTES:
-                self.refuse(431)
+            if self._head > LINGER_BYTES:
+                self.transport.abort()
+        elif self._in_head and self._head > HEAD_BYTES:
+            self.refuse_head()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -111,7 +116,7 @@ class _Limited(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         if size > HEAD_BYTES or len(self.headers) > HEAD_FIELDS:
-            self.refuse(431)
+            self.refuse_head()
             return
         self._wait_no_more()
         self._timer = self.loop.call_later(BODY_WITHIN_SECONDS, self.transport.abort)
@@ -143,9 +148,20 @@ class _Limited(HttpToolsProtocol):
             self._timer.cancel()
             self._timer = None
 
+    def refuse_head(self) -> None:
+        self._answer(431)
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+            self._timer = self.loop.call_later(LINGER_SECONDS, self.transport.abort)
+        else:
+            self.transport.close()
+
     def refuse(self, status: int) -> None:
+        self._answer(status)
+        self.transport.close()
+
+    def _answer(self, status: int) -> None:
         self._wait_no_more()
         self._refused = True
         if not self.transport.is_closing():
             self.transport.write(STATUS_LINE[status] + b"content-length: 0\r\nconnection: close\r\n\r\n")
-            self.transport.close()
