@@ -71,22 +71,60 @@ async def test_a_tick_wakes_a_queue_at_rest(dsn: str, monkeypatch: pytest.Monkey
     monkeypatch.setattr(idle, "Pace", lambda: Pace(3600, 3600))
     app, seen = pgmb.App(dsn), list[int]()
 
-    @app.on("a", queue="q")
+    @app.on("a.b.*", "a.x", queue="q")
     async def handle(number: int) -> None:
         seen.append(number)
 
     async with working(app) as broker:
         for number in range(3):
-            await broker.publish("a", number)
+            await broker.publish("a.x", number)
 
             async def heard() -> bool:
                 # Again and again: the listener may not listen yet.
-                await broker.publish("other", 1)
+                await broker.publish("a", 1)
                 await broker.tick()
                 return len(seen) > number  # noqa: B023 - called at once
 
             await until(heard)
     assert seen == [0, 1, 2]
+
+
+async def test_events_of_others_cost_no_look(
+    dsn: str, db: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app, seen, looks = pgmb.App(dsn), list[str](), list[list[str]]()
+    look = idle.IdlePoller._look
+
+    async def counted(self: idle.IdlePoller, queues: list[str]) -> None:
+        looks.append(queues)
+        await look(self, queues)
+
+    monkeypatch.setattr(idle.IdlePoller, "_look", counted)
+    monkeypatch.setattr(idle, "LISTENING_PAUSE_SECONDS", 3600)
+    for topic in ("a", "b"):
+        app.on(topic, queue=topic)(lambda event, topic=topic: seen.append(topic))
+    async with working(app) as broker:
+
+        async def published(topic: str) -> None:
+            await broker.publish(topic, 1)
+            await asyncio.to_thread(db.execute, "select pgmb.tick()")
+
+        # Until both queues have heard that another process ticks.
+        for topic in ("a", "b"):
+            while topic not in seen:
+                await published(topic)
+                await asyncio.sleep(0.05)
+        await asyncio.sleep(1.0)
+        looks.clear()
+        for _ in range(20):
+            await published("other")
+            await asyncio.sleep(0.02)
+        assert looks == []
+        count = seen.count("b")
+        await published("b")
+        await until(lambda: seen.count("b") == count + 1)
+        assert ["b"] in looks
+        assert all(queues == ["b"] for queues in looks)
 
 
 async def test_a_busy_queue_does_not_starve_the_others_at_rest(dsn: str) -> None:

@@ -134,7 +134,7 @@ ADMIN = [
     "grant_publish",
     "grant_read",
     "heartbeat",
-    "last_numbers",
+    "streams_to_tick",
     "log_attempts",
     "maintain",
     "pause_schedule",

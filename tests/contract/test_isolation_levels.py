@@ -143,7 +143,7 @@ ANY_LEVEL = {
     "table_topic": "'public', 'watched'",
     "compile_patterns": "'{a.*}'",
     "fields_object": "'{}', '[]'",
-    "last_numbers": "",
+    "streams_to_tick": "",
     "queue_of": LEASE,
 }
 READ_COMMITTED = {

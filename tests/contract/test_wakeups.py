@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import random
 import statistics
 import threading
@@ -18,6 +19,7 @@ import pgmb
 from harness.pgbouncer import PgBouncer
 from harness.postgres import Server
 from pgmb._async.listener import AsyncListener
+from pgmb._core.patterns import TopicHints
 from pgmb._sync.listener import Listener
 from tests.conftest import FreshServer
 
@@ -82,6 +84,104 @@ async def test_only_the_stream_that_moved_wakes(dsn: str, db: psycopg.Connection
         db.execute("select pgmb.tick()")
         assert await moved.wait(LONG)
         assert not await quiet.wait(0)
+
+
+PATTERNS = {
+    ("order.paid",): {"order.paid"},
+    ("order.*",): {"order.paid", "order", "order.paid.late"},
+    ("order.#", "x"): {"order.paid", "order", "order.paid.late"},
+    ("*.paid",): {"order.paid", "order", "order.paid.late", "ordér.paid", "user", ""},
+    ("#",): {"order.paid", "order", "order.paid.late", "ordér.paid", "user", ""},
+    ("ordér.paid",): {"ordér.paid"},
+    ("user", "never"): {"user"},
+    ("",): {""},
+    ("paid",): set(),
+}
+"""Patterns, and the topics whose hints may match: all that do, and those that share their first word."""
+
+
+async def test_a_tick_wakes_those_whose_topics_may_match(dsn: str, db: psycopg.Connection[Any]) -> None:
+    salt = db.execute("select salt from pgmb.stream where name = 'main'").fetchone()
+    assert salt is not None
+    db.execute("select pgmb.tick()")
+    async with AsyncListener(dsn, tick_every=None) as listener:
+        assert await listener.start()
+        everything = listener.subscribe()
+        waiting = {one: listener.subscribe("main", TopicHints(one, *salt)) for one in PATTERNS}
+        for topic in sorted(set().union(*PATTERNS.values())):
+            db.execute("select pgmb.publish(%s, '1')", [topic])
+            db.execute("select pgmb.tick()")
+            assert await everything.wait(LONG)
+            woken = {patterns for patterns, one in waiting.items() if await one.wait(0)}
+            assert woken == {patterns for patterns, wakes in PATTERNS.items() if topic in wakes}, topic
+
+
+async def test_a_tick_of_many_events_wakes_everybody(dsn: str, db: psycopg.Connection[Any]) -> None:
+    db.execute("select pgmb.tick()")
+    async with AsyncListener(dsn, tick_every=None) as listener:
+        assert await listener.start()
+        one = listener.subscribe("main", TopicHints(["never"], 0))
+        db.execute("select pgmb.publish_many('a', array_fill('1'::json, array[33]))")
+        db.execute("select pgmb.tick()")
+        assert await one.wait(LONG)
+
+
+async def test_a_late_commit_wakes_everybody(
+    dsn: str, db: psycopg.Connection[Any], connect: Callable[..., psycopg.Connection[Any]]
+) -> None:
+    salt = db.execute("select salt from pgmb.stream where name = 'main'").fetchone()
+    assert salt is not None
+    slow = connect(autocommit=False)
+    slow.execute("select pgmb.publish('slow', '1')")
+    db.execute("select pgmb.tick()")
+    async with AsyncListener(dsn, tick_every=None) as listener:
+        assert await listener.start()
+        everything = listener.subscribe()
+        quick, late = (listener.subscribe("main", TopicHints([one], *salt)) for one in ("quick", "slow"))
+        db.execute("select pgmb.publish('quick', '1')")
+        db.execute("select pgmb.tick()")
+        assert await everything.wait(LONG)
+        assert await quick.wait(0)
+        assert not await late.wait(0)
+        slow.commit()
+        db.execute("select pgmb.tick()")
+        assert await everything.wait(LONG)
+        assert await late.wait(0)
+
+
+@pytest.mark.parametrize("open_ones", [0, 3, 1200], ids=lambda count: f"{count} open")
+def test_a_position_holds_what_ended_since_the_newest_tick(
+    open_ones: int, db: psycopg.Connection[Any], connect: Callable[..., psycopg.Connection[Any]]
+) -> None:
+    """Also where many transactions are open: each subtransaction has an id of its own."""
+    late, many = connect(autocommit=False), connect(autocommit=False)
+    many.execute("select pg_current_xact_id()")
+    for _ in range(open_ones):
+        many.execute("savepoint one")
+        many.execute("create temp table if not exists t (x int); insert into t values (1)")
+    late.execute("select pgmb.publish('late', '1')")
+    before = db.execute("select pgmb.position()").fetchone()
+    assert db.execute("select pgmb.position()").fetchone() == before
+    late.commit()
+    assert db.execute("select pgmb.position()").fetchone() != before
+    many.rollback()
+
+
+async def test_a_tick_tells_no_topic_to_those_who_may_only_connect(
+    dsn: str, db: psycopg.Connection[Any]
+) -> None:
+    """Every role of the database may listen: without the stream's salt the hints are noise."""
+    db.execute("select pgmb.tick()")
+    with psycopg.connect(dsn, autocommit=True) as other:
+        other.execute("listen pgmb")
+        db.execute("select pgmb.publish('order.paid', '1')")
+        db.execute("select pgmb.tick()")
+        (heard,) = other.notifies(timeout=LONG, stop_after=1)
+    stream, hint = heard.payload.split(" ")
+    assert stream == "main"
+    assert len(hint) == 8
+    unsalted = [hashlib.sha256(text.encode()).hexdigest()[:4] for text in ("order", "order.paid")]
+    assert hint != "".join(unsalted)
 
 
 async def test_with_nobody_ticking_the_listener_does(dsn: str, db: psycopg.Connection[Any]) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
+from collections.abc import Iterable
 from functools import lru_cache
 
 from pgmb.errors import InvalidArgument
@@ -34,3 +36,30 @@ def compiled(pattern: str) -> re.Pattern[str]:
         text += r"\." if position else ""
         text += "[^.]*" if word == "*" else re.escape(word)
     return re.compile(text)
+
+
+class TopicHints:
+    """Whether patterns may match the topics that a tick hints at (pgmb_internal.topic_hints)."""
+
+    def __init__(self, patterns: Iterable[str], salt: int) -> None:
+        self._all = False
+        self._first_words: set[str] = set()
+        self._topics: set[str] = set()
+        for pattern in patterns:
+            words = pattern.split(".")
+            if words[0] in ("*", "#"):
+                self._all = True
+            elif "*" in words or "#" in words:
+                self._first_words.add(_hint(words[0], salt))
+            else:
+                self._topics.add(_hint(pattern, salt))
+
+    def may_match(self, hints: str) -> bool:
+        """Whether one of these topics may match."""
+        return self._all or any(
+            hint[:4] in self._first_words or hint[4:] in self._topics for hint in hints.split()
+        )
+
+
+def _hint(text: str, salt: int) -> str:
+    return hashlib.sha256(f"{salt} {text}".encode()).hexdigest()[:4]

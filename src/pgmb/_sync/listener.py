@@ -24,6 +24,7 @@ from pgmb._core.concurrency import (
     hang_up,
 )
 from pgmb._core.connecting import connect
+from pgmb._core.patterns import TopicHints
 from pgmb._sync.calls import Calls
 
 logger = logging.getLogger("pgmb.listener")
@@ -37,15 +38,21 @@ _TICK = "select pgmb.tick(s.name) from pgmb.stream s where s.name = any (%s::tex
 class Subscription:
     """Something that waits for news of a stream. Made by `Listener.subscribe`."""
 
-    def __init__(self, listener: Listener, stream: str) -> None:
+    def __init__(self, listener: Listener, stream: str, topics: TopicHints | None) -> None:
         self._listener = listener
         self._flag = Flag()
         self.stream = stream
+        self.topics = topics
 
     @property
     def healthy(self) -> bool:
         """Whether `wait` alone suffices: what is committed to the stream is announced within a second."""
         return self._listener.healthy and self._listener.ticking
+
+    @property
+    def announced(self) -> bool:
+        """Whether another process ticks the stream: one was heard on the connection that listens now."""
+        return self._listener.healthy and self.stream in self._listener.announced
 
     def wait(self, max_wait: float | None = None) -> bool:
         """True if there was news since the last wait, or comes within `max_wait` seconds.
@@ -95,6 +102,8 @@ class Listener:
         """Whether it is listening."""
         self.ticking = False
         """Whether its own ticks went well, so that all news is heard even if no other process ticks."""
+        self.announced: set[str] = set()
+        """The streams that other processes were heard to tick."""
         self._tick_every = tick_every
         self._options: dict[str, Any] = {
             **connection,
@@ -112,9 +121,9 @@ class Listener:
         self._tick_again_at = 0.0
         self._deadline = Deadline("listener", self._hang_up)
 
-    def subscribe(self, stream: str = "main") -> Subscription:
-        """Hear of a stream from now on."""
-        subscription = Subscription(self, stream)
+    def subscribe(self, stream: str = "main", topics: TopicHints | None = None) -> Subscription:
+        """Hear of a stream from now on; with `topics`, only of events that may be among these."""
+        subscription = Subscription(self, stream, topics)
         with self._lock:
             self._streams.setdefault(stream, WeakSet()).add(subscription)
             if self._background is None and not self.pooled and not self._closing.is_set():
@@ -169,6 +178,7 @@ class Listener:
                     logger.warning("not listening: %s; retrying in %.1f s", _first_line(error), pause)
             finally:
                 self.healthy = self.ticking = False
+                self.announced.clear()
                 self._connection = None
                 self._settled.set()
             # Whoever relied on the wake-ups has to look for itself now.
@@ -191,9 +201,11 @@ class Listener:
         while not self._closing.is_set():
             self._heard.clear()
             for heard in connection.notifies(timeout=None if pace is None else pace.pause()):
+                stream, _, hints = heard.payload.partition(" ")
                 if heard.pid != own:
-                    self._heard.add(heard.payload)
-                self._wake(heard.payload)
+                    self._heard.add(stream)
+                    self.announced.add(stream)
+                self._wake(stream, hints)
             if self._tick(connection) and pace is not None:
                 pace.found()
 
@@ -230,11 +242,12 @@ class Listener:
             self._streams = {stream: waiting for stream, waiting in self._streams.items() if waiting}
             return list(self._streams)
 
-    def _wake(self, stream: str) -> None:
+    def _wake(self, stream: str, hints: str = "") -> None:
         with self._lock:
             waiting = list(self._streams.get(stream, ()))
         for subscription in waiting:
-            subscription.notify()
+            if not hints or subscription.topics is None or subscription.topics.may_match(hints):
+                subscription.notify()
 
     def _wake_all(self) -> None:
         for stream in self._waited_for():

@@ -135,7 +135,7 @@ class Tail:
         self.start()
         if self._subscription is None or self._closed:
             return False
-        relying = self._pace.at_rest and self._subscription.healthy
+        relying = self._subscription.healthy
         seconds = _LISTENING_PAUSE_SECONDS if relying else self._pace.pause()
         self._woken = self._subscription.wait(seconds if max_wait is None else min(seconds, max_wait))
         return self._woken

@@ -25,6 +25,8 @@ from pgmb.types import Event
 
 logger = logging.getLogger("pgmb.app")
 
+# Of a lease that was not full, so long is waited for the end: then its ack travels with the next receive.
+_CALM_SECONDS = 0.005
 # For the last statements, once every handler has ended.
 _LAST_STATEMENTS_SECONDS = 5.0
 
@@ -57,6 +59,7 @@ class Consumer:
         self._suspended: LeaseProgress | None = None
         self._carried: LeaseProgress | None = None
         self._stopping = asyncio.Event()
+        self._calm_until = 0.0
         self._grace = 0.0
 
     async def run(self) -> None:
@@ -87,12 +90,12 @@ class Consumer:
 
     # -- called by the idle poller
 
-    def hand(self, lease: AsyncLease) -> bool:
+    def hand(self, lease: AsyncLease, full: bool) -> bool:
         """Take over a lease that was received for this queue. False if it comes too late."""
         self._asleep = False
         if self._stopping.is_set():
             return False
-        self._begin(lease)
+        self._begin(lease, full)
         self._assignments.changed.set()
         return True
 
@@ -113,12 +116,16 @@ class Consumer:
             elif self._carried is not None:
                 await self._ack_carried()
             else:
-                await self._assignments.changed.wait()
+                calm = self._calm_until - time.monotonic()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(calm if calm > 0 and not self._asleep else None):
+                        await self._assignments.changed.wait()
 
     def _wants_more(self) -> bool:
         return (
             self._assignments.wanted
             and not self._asleep
+            and not (self.in_progress and time.monotonic() < self._calm_until)
             and not any(progress.suspect for progress in self.in_progress)
             and not self._stopping.is_set()
         )
@@ -127,10 +134,11 @@ class Consumer:
         pause = settling.FIRST_PAUSE_SECONDS
         while not self._stopping.is_set():
             carried = self._carried
+            size = self.size.next
             try:
                 with self._deadline.enforced():
                     lease = await self._broker.receive(
-                        self.name, self.size.next, ack=None if carried is None else carried.lease
+                        self.name, size, ack=None if carried is None else carried.lease
                     )
             except LeaseLost as error:
                 if carried is not None:
@@ -146,13 +154,15 @@ class Consumer:
             else:
                 self._carried = None
                 if lease:
-                    self._begin(lease)
+                    self._begin(lease, full=len(lease.events) >= size)
                 else:
                     self._asleep = True
                     self._idle.add(self)
                 return
 
-    def _begin(self, lease: AsyncLease) -> None:
+    def _begin(self, lease: AsyncLease, full: bool) -> None:
+        if not full:
+            self._calm_until = time.monotonic() + _CALM_SECONDS
         handler, refused = self.routes.handlers[0], None
         pending = chains(lease.events) if self.ordered else None
         if handler.together:

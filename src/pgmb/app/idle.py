@@ -5,13 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterable
+import time
+from collections.abc import Mapping
 from typing import Protocol
 
 from pgmb._async.broker import AsyncBroker
-from pgmb._async.listener import AsyncListener, AsyncSubscription
+from pgmb._async.listener import AsyncSubscription
 from pgmb._async.receiving import AsyncLease
-from pgmb._core.concurrency import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, AsyncDeadline, Pace
+from pgmb._core.concurrency import (
+    FIRST_PAUSE_SECONDS,
+    LISTENING_PAUSE_SECONDS,
+    LONGEST_PAUSE_SECONDS,
+    AsyncDeadline,
+    Pace,
+)
 from pgmb.app import settling
 from pgmb.app.progress import LeaseSize
 from pgmb.errors import InvalidArgument, NotFound, PermissionDenied
@@ -25,7 +32,7 @@ class IdleConsumer(Protocol):
     name: str
     size: LeaseSize
 
-    def hand(self, lease: AsyncLease) -> bool:
+    def hand(self, lease: AsyncLease, full: bool) -> bool:
         """Take over a lease that was received for this queue. False if the consumer is stopping."""
         ...
 
@@ -40,10 +47,13 @@ class IdlePoller:
     def __init__(self, broker: AsyncBroker) -> None:
         self._broker = broker
         self._waiting: dict[str, IdleConsumer] = {}
+        self._told: set[str] = set()
+        """Queues that news came for since they were last looked at, whether they wait or not."""
         self._news = asyncio.Event()
         self._stopping = False
         self._pace = Pace()
         self._deadline = AsyncDeadline("waiting for events", broker.break_off)
+        self._subscriptions: list[AsyncSubscription] = []
 
     def add(self, consumer: IdleConsumer) -> None:
         """Look for this consumer's events too, soon."""
@@ -58,45 +68,63 @@ class IdlePoller:
         self._stopping = True
         self._news.set()
 
-    async def run(self, listener: AsyncListener | None = None, streams: Iterable[str] = ()) -> None:
-        """Until `stop`. News that the listener hears, the ticks of `pgmb serve`, are looked at at once."""
-        subscriptions = [] if listener is None else [listener.subscribe(name) for name in streams]
-        hearing = [asyncio.create_task(self._hear(one)) for one in subscriptions]
+    async def run(self, subscriptions: Mapping[str, AsyncSubscription] | None = None) -> None:
+        """Until `stop`. News of a queue, from the ticks of `pgmb serve`, is looked at at once."""
+        heard = dict(subscriptions or {})
+        self._subscriptions = list(heard.values())
+        hearing = [asyncio.create_task(self._hear(queue, one)) for queue, one in heard.items()]
         try:
             while not self._stopping:
                 if not self._waiting:
                     self._news.clear()
                     await self._news.wait()
-                await self._pause()
-                if self._waiting and not self._stopping:
-                    await self._look()
+                queues = await self._pause()
+                if queues and not self._stopping:
+                    await self._look(queues)
         finally:
             for task in hearing:
                 task.cancel()
-            for subscription in subscriptions:
+            for subscription in self._subscriptions:
                 subscription.close()
 
-    async def _hear(self, subscription: AsyncSubscription) -> None:
+    async def _hear(self, queue: str, subscription: AsyncSubscription) -> None:
         while not self._stopping:
             if await subscription.wait():
+                self._told.add(queue)
                 self._news.set()
                 # News comes by the dozen while there is traffic for others.
                 await asyncio.sleep(FIRST_PAUSE_SECONDS)
 
-    async def _pause(self) -> None:
-        self._news.clear()
-        if self._stopping:
-            # That may have been the news.
-            return
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._pace.pause()):
-                await self._news.wait()
+    async def _pause(self) -> list[str]:
+        """Until it is time to look, and at which queues: those that news came for, or all."""
+        relying = self._relying
+        end = time.monotonic() + (LISTENING_PAUSE_SECONDS if relying else self._pace.pause())
+        while not self._stopping:
+            if told := self._told & self._waiting.keys():
+                # Before the look: what is heard during it counts for the next.
+                self._told -= told
+                return list(told)
+            self._news.clear()
+            try:
+                async with asyncio.timeout(end - time.monotonic()):
+                    await self._news.wait()
+            except TimeoutError:
+                break
+            if not relying and not self._told:
+                # A queue was added.
+                break
+        return list(self._waiting)
 
-    async def _look(self) -> None:
-        size = min(consumer.size.next for consumer in self._waiting.values())
+    @property
+    def _relying(self) -> bool:
+        """Whether another process announces new events: then looking is for what is retried or expired."""
+        return bool(self._subscriptions) and all(one.announced for one in self._subscriptions)
+
+    async def _look(self, queues: list[str]) -> None:
+        size = min(self._waiting[queue].size.next for queue in queues)
         try:
             with self._deadline.enforced():
-                lease = await self._broker.receive_any(list(self._waiting), size)
+                lease = await self._broker.receive_any(queues, size)
         except (NotFound, PermissionDenied, InvalidArgument):
             # One of them is at fault. Each finds out for itself.
             for consumer in list(self._waiting.values()):
@@ -112,6 +140,9 @@ class IdlePoller:
         if not lease:
             return
         self._pace.found()
-        if lease.queue not in self._waiting or not self._waiting.pop(lease.queue).hand(lease):
+        # Those behind it were not looked at.
+        self._told.update(queue for queue in queues if queue > lease.queue)
+        full = len(lease.events) >= size
+        if lease.queue not in self._waiting or not self._waiting.pop(lease.queue).hand(lease, full):
             with contextlib.suppress(*settling.DATABASE_ERRORS):
                 await lease.release()

@@ -13,7 +13,9 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, NamedTuple
 
 from pgmb._async.broker import AsyncBroker, aconnect
+from pgmb._async.listener import AsyncSubscription
 from pgmb._core.observer import Instrumentation
+from pgmb._core.patterns import TopicHints
 from pgmb.app.consumer import Consumer
 from pgmb.app.declaring import QueueSettings, QueueSpec, declare
 from pgmb.app.idle import IdlePoller
@@ -24,6 +26,7 @@ from pgmb.errors import PermissionDenied
 logger = logging.getLogger("pgmb.app")
 
 DEFAULT_CONCURRENCY = 10
+_SOURCES = "select name, s.stream, s.salt from unnest(%s::text[]) name, pgmb.stream_of(name) s"
 # Consumers end within their grace period; those that do not are cancelled after this many seconds more.
 _OVERTIME_SECONDS = 15.0
 
@@ -77,11 +80,10 @@ async def _consume(
         )
         for queue in spec.queues
     ]
-    listener = broker.listener(tick_every=None) if spec.listen else None
-    streams = {queue.stream for queue in spec.queues}
+    subscriptions = await _subscribe(broker, spec.queues) if spec.listen else {}
     try:
         async with asyncio.TaskGroup() as group:
-            polling = group.create_task(idle.run(listener, streams), name="pgmb idle")
+            polling = group.create_task(idle.run(subscriptions), name="pgmb idle")
             tasks = [group.create_task(one.run(), name=f"pgmb {one.name}") for one in consumers]
             ending = group.create_task(stop.wait())
             await asyncio.wait([ending, *tasks, polling], return_when=asyncio.FIRST_COMPLETED)
@@ -95,6 +97,19 @@ async def _consume(
             idle.stop()
     finally:
         threads.close()
+
+
+async def _subscribe(broker: AsyncBroker, queues: Sequence[QueueSpec]) -> dict[str, AsyncSubscription]:
+    """Hear of events that the queues may take. One whose patterns are others by now is still looked at."""
+    listener = broker.listener(tick_every=None)
+    async with broker.connection() as conn:
+        cursor = await conn.execute(_SOURCES, [[queue.name for queue in queues]])
+        sources = {name: (stream, salt) for name, stream, salt in await cursor.fetchall()}
+    subscriptions: dict[str, AsyncSubscription] = {}
+    for queue in queues:
+        stream, salt = sources[queue.name]
+        subscriptions[queue.name] = listener.subscribe(stream, TopicHints(queue.patterns, salt))
+    return subscriptions
 
 
 async def until_signalled(spec: WorkSpec, parent: int | None = None) -> None:

@@ -7,45 +7,49 @@ from collections.abc import Callable
 
 from pgmb._async.broker import AsyncBroker
 
-_LAST_NUMBERS = "select stream, last from pgmb.last_numbers()"
+_STREAMS = "select stream, tick, moved, ended from pgmb.streams_to_tick()"
+_ALL = "select pgmb.tick(s.name), pg_notify('pgmb', s.name || ' -') from pgmb.stream s"
 
 
 class Ticker:
-    """Ticks each stream every `every` seconds while its numbers move and a second longer, else `idle` apart.
+    """Ticks each stream that has something to tick, which one statement for all streams says.
 
-    A look at the sequences, one statement for all streams, says which have moved. The others are ticked too,
-    only less often: what a slow transaction commits moves no sequence again, and an event with a delay none
-    before it is due.
+    It runs every `every` seconds while there is traffic, and at rest up to eight times less often. Once in
+    `all_every` seconds listeners are told, for no topic, that a ticker runs, and all streams are ticked.
     """
 
     name = "ticker"
 
     def __init__(
-        self, every: float = 0.03, idle: float = 0.5, clock: Callable[[], float] = time.monotonic
+        self, every: float = 0.03, all_every: float = 10.0, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.every = every
-        self.idle = idle
+        self.all_every = all_every
         self._clock = clock
-        self._seen: dict[str, int] = {}
-        self._hot_until: dict[str, float] = {}
-        self._ticked_at: dict[str, float] = {}
+        self._ticked_at = float("-inf")
+        self._all_ticked_at = float("-inf")
+        self._in_vain: dict[str, tuple[int, int]] = {}
 
     async def turn(self, broker: AsyncBroker) -> float:
         now = self._clock()
         async with broker.connection() as conn:
-            streams = await (await conn.execute(_LAST_NUMBERS)).fetchall()
-        for stream, last_seq in streams:
-            if self._seen.get(stream) != last_seq:
-                self._seen[stream] = last_seq
-                self._hot_until[stream] = now + 1
-            if self._due(stream, now):
-                self._ticked_at[stream] = now
+            streams = await (await conn.execute(_STREAMS)).fetchall()
+        for stream, tick, moved, ended in streams:
+            # Transactions that ended without publishing anything are looked at once.
+            if moved or self._in_vain.get(stream) != (tick, ended):
                 # One transaction a stream: a second tick in the same one could not read the sequence again.
-                await broker.tick(stream)
-        # Idle or not, the sequences are looked at often enough for the first event after a silence.
-        return self.every if any(until > now for until in self._hot_until.values()) else self.every * 3
+                if await broker.tick(stream) is None:
+                    self._in_vain[stream] = (tick, ended)
+                else:
+                    self._ticked_at = now
+        if now - self._all_ticked_at >= self.all_every:
+            self._all_ticked_at = now
+            async with broker.connection() as conn:
+                await conn.execute(_ALL)
+        return self._pause(now - self._ticked_at)
 
-    def _due(self, stream: str, now: float) -> bool:
-        if self._hot_until.get(stream, 0) > now:
-            return True
-        return now - self._ticked_at.get(stream, float("-inf")) >= self.idle
+    def _pause(self, rested: float) -> float:
+        """Of the first event after a silence, readers hear within this time."""
+        if rested < 0.1:
+            return self.every
+        return self.every * 3 if rested < 10.0 else self.every * 8

@@ -254,8 +254,12 @@ class DispatchLoop:
                 logger.warning("queue %s: %s", queue, error)
                 self._due[step] = self._clock() + _PAUSE_AFTER_ERROR
                 continue
-            longest = _LONGEST_PAUSE_WITH_LISTENER if self._wakeups.is_listening(stream) else _LONGEST_PAUSE
-            pause = 0.0 if received.more else min(longest, 2 * self._pauses.get(step, _SHORTEST_PAUSE / 2))
+            if received.more:
+                pause = 0.0
+            elif self._wakeups.is_listening(stream):
+                pause = _LONGEST_PAUSE_WITH_LISTENER
+            else:
+                pause = min(_LONGEST_PAUSE, 2 * self._pauses.get(step, _SHORTEST_PAUSE / 2))
             self._pauses[step] = max(pause, _SHORTEST_PAUSE / 2)
             self._due[step] = self._clock() + pause
             overflowed = self._leases.receive(received.events, self._directory.lanes)

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 _TIMEOUT: Final = "select set_config('statement_timeout', '10s', true)"
 _RECEIVE: Final = """
-select lease::text, seq, id::text, topic, key, payload, headers, published_at, attempt, endpoints::text[]
+select lease::text, seq, id::text, topic, key, payload, headers, published_at, attempt, endpoints::text[],
+  more
 from pgmb.receive_deliveries(%s, %s, %s::interval)"""
 _CLAIM: Final = """
 select lease::text, delivery, endpoint::text, seq, id::text, topic, key, payload, headers, published_at,
@@ -253,10 +254,10 @@ class Store:
 def _received(rows: Sequence[Any]) -> Received:
     events = [
         ReceivedEvent(lease, seq, WebhookEvent(*event), attempt, endpoints)
-        for lease, seq, *event, attempt, endpoints in rows
+        for lease, seq, *event, attempt, endpoints, _ in rows
         if lease is not None
     ]
-    return Received(events, more=len(rows) > 0)
+    return Received(events, more=bool(rows) and rows[-1][-1])
 
 
 def _columns(failures: Sequence[DeliveryFailure]) -> list[list[Any]]:

@@ -89,36 +89,79 @@ async def test_the_janitor_rotates_and_clears(dsn: str, db: psycopg.Connection[A
         assert row == (1,)
 
 
-async def test_the_ticker_ticks_streams_that_move_and_later_the_others(dsn: str) -> None:
+async def ticks(db: psycopg.Connection[Any]) -> list[str]:
+    """The stream of each tick, in the order in which they were made."""
+    rows = db.execute("select s.name from pgmb.tick t join pgmb.stream s on s.id = t.stream order by t.at")
+    return [name for (name,) in rows.fetchall()]
+
+
+async def test_the_ticker_ticks_streams_that_moved(dsn: str, db: psycopg.Connection[Any]) -> None:
     now = 100.0
-    ticker = Ticker(every=0.03, idle=0.5, clock=lambda: now)
+    ticker = Ticker(every=0.03, all_every=60, clock=lambda: now)
     async with await pgmb.aconnect(dsn) as broker:
         await broker.create_stream("other")
-        await broker.publish("a", 1)
-        await broker.publish("a", 1, stream="other")
         assert await ticker.turn(broker) == 0.03
+        made = await ticks(db)
+        assert sorted(made) == ["main", "other"], "what was never ticked has no position yet"
+        await ticker.turn(broker)
+        assert await ticks(db) == made
+        await broker.publish("a", 1, stream="other")
+        await ticker.turn(broker)
+        assert await ticks(db) == [*made, "other"]
         assert await broker.tick("main") is None
         assert await broker.tick("other") is None
-        await broker.publish("a", 2)
-        now += 0.03
-        assert await ticker.turn(broker) == 0.03
-        assert await broker.tick("main") is None
         now += 2
-        assert await ticker.turn(broker) > 0.03
+        assert 0.03 < await ticker.turn(broker) < 0.1
+        now += 20
+        assert await ticker.turn(broker) > 0.1
 
 
 async def test_the_ticker_finds_a_late_commit_on_a_stream_at_rest(dsn: str, sessions: Sessions) -> None:
-    now = 100.0
-    ticker = Ticker(clock=lambda: now)
+    ticker = Ticker(all_every=3600)
     async with await pgmb.aconnect(dsn) as broker:
         sessions["late"].run("begin; select pgmb.publish('a', '1')")
         await ticker.turn(broker)
         before = await broker.position()
         sessions["late"].run("commit")
-        now += 5
         await ticker.turn(broker)
         assert await broker.tick() is None
         assert len(await broker.between("main", before, await broker.position())) == 1
+
+
+async def test_the_ticker_looks_once_at_transactions_that_published_nothing(
+    dsn: str, sessions: Sessions, db: psycopg.Connection[Any]
+) -> None:
+    ticker = Ticker(all_every=3600)
+    async with await pgmb.aconnect(dsn) as broker:
+        sessions["open"].run("begin; select pg_current_xact_id()")
+        await broker.publish("a", 1)
+        await ticker.turn(broker)
+        sessions["open"].run("commit")
+        made = await ticks(db)
+        calls: list[str] = []
+        tick = broker.tick
+
+        async def counted(stream: str) -> int | None:
+            calls.append(stream)
+            return await tick(stream)
+
+        broker.tick = counted  # type: ignore[method-assign,assignment]
+        for _ in range(3):
+            await ticker.turn(broker)
+        assert calls == ["main"]
+        assert await ticks(db) == made
+
+
+async def test_the_ticker_publishes_what_is_due(dsn: str, db: psycopg.Connection[Any]) -> None:
+    ticker = Ticker(all_every=3600)
+    async with await pgmb.aconnect(dsn) as broker:
+        await ticker.turn(broker)
+        await broker.publish("a", 1, delay=3600)
+        await ticker.turn(broker)
+        assert db.execute("select count(*) from pgmb.delayed").fetchone() == (1,)
+        db.execute("update pgmb.delayed set due_at = clock_timestamp()")
+        await ticker.turn(broker)
+        assert db.execute("select count(*) from pgmb.delayed").fetchone() == (0,)
 
 
 async def ticked(db: psycopg.Connection[Any]) -> None:

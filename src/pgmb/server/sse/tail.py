@@ -196,7 +196,7 @@ class Tail:
                 if await self._read():
                     pace.found()
                 failures = 0
-                relying = pace.at_rest and self._subscription.healthy
+                relying = self._subscription.healthy
                 woken = await self._subscription.wait(_LISTENING_PAUSE if relying else pace.pause())
             except (HistoryGone, PositionLost, ForeignPosition) as error:
                 logger.warning("stream %s: %s", self.log.stream, error)

@@ -144,7 +144,8 @@ begin
     for seg in
       select format('pgmb.segment_%s_%s', s.stream, s.number) leaf, s.number::bigint << 40 first
       from pgmb.segment s
-      where s.stream = batch_events.stream and s.number between lo >> 40 and least(hi, done_seq) >> 40
+      where (cardinality(unfinished) > 0 or done_next >= pg_snapshot_xmax(done))
+        and s.stream = batch_events.stream and s.number between lo >> 40 and least(hi, done_seq) >> 40
         and s.dropped_at is null and (s.max_xid is null or s.max_xid >= pg_snapshot_xmin(done))
       order by s.number
     loop

@@ -8,13 +8,49 @@ as $$
   select coalesce(pg_sequence_last_value(format('pgmb.%I', 'seq_' || stream)::regclass), 0)
 $$;
 
--- The last number that the sequence of each stream gave, 0 before the first. Called by the ticker. Support.
-create or replace function pgmb.last_numbers(out stream text, out last bigint)
+-- How many of the transactions that were open at a position have ended by a snapshot; of more than 1000, it is said of
+-- all.
+create or replace function pgmb_internal.ended_since(done pgmb.position, now pg_snapshot)
+returns bigint
+language plpgsql immutable
+as $$
+begin
+  -- The common way: none was open.
+  if (done).next < pg_snapshot_xmax((done).snapshot) and right((done).snapshot::text, 1) = ':' then
+    return 0;
+  end if;
+  return (
+    select case when count(*) > 1000 then count(*)
+      else count(*) filter (where pg_visible_in_snapshot(unfinished.open, now)) end
+    from (
+      select open from pg_snapshot_xip((done).snapshot) open
+      union all
+      -- Those that had an id when nothing with a higher one had ended yet.
+      select number::text::xid8
+      from generate_series(pg_snapshot_xmax((done).snapshot)::text::bigint, (done).next::text::bigint) number
+      limit 1001) unfinished);
+end $$;
+
+-- The streams that have something to tick: numbers were given out since the newest tick or delayed events are due
+-- (moved), or of the transactions that were open then some have ended, which may have published. Called by the ticker.
+-- Support.
+create or replace function pgmb.streams_to_tick(out stream text, out tick bigint, out moved boolean, out ended bigint)
 returns setof record
 language sql volatile security definer
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set jit = off
 as $$
-  select s.name, pgmb_internal.last_seq(s.name) from pgmb.stream s
+  select s.name, newest.id, since.moved, since.ended
+  from pgmb.stream s
+  left join lateral (
+    select t.id, t.position from pgmb.tick t where t.stream = s.id order by t.id desc limit 1) newest on true
+  cross join lateral (
+    select newest.id is null or pgmb_internal.last_seq(s.name) > (newest.position).seq
+        or exists (select from pgmb.delayed d where d.stream = s.name and d.due_at <= statement_timestamp()) moved,
+      pgmb_internal.ended_since(newest.position, pg_current_snapshot()) ended) since
+  where since.moved or since.ended > 0
 $$;
 
 -- Whether the log's transaction ids are this cluster's: it is the same one, or pg_upgrade made it of the same files.
@@ -111,6 +147,32 @@ begin
   return taken;
 end $$;
 
+-- What a tick's NOTIFY tells of the topics since the tick before: of each, four hex digits of the first word's hash and
+-- four of the whole topic's. Salted, because every role of the database may listen. Empty where that is not known at low
+-- cost, as with late commits or many events: then whoever listens has to look.
+create or replace function pgmb_internal.topic_hints(stream integer, done pgmb.position, upto pgmb.position, last bigint)
+returns text
+language plpgsql
+as $$
+declare
+  topics text[];
+begin
+  if (done).seq >> 40 < topic_hints.last >> 40 or pgmb_internal.ended_since(done, (upto).snapshot) > 0 then
+    return '';
+  end if;
+  -- What was committed since `upto` may be among them.
+  execute 'select array(select e.topic from pgmb.segment_' || topic_hints.stream || '_' || (topic_hints.last >> 40)
+    || ' e where e.seq > $1 order by e.seq limit 33)' into topics using (done).seq;
+  if cardinality(topics) > 32 then
+    return '';
+  end if;
+  return (
+    select coalesce(string_agg(distinct ' ' || left(encode(sha256(convert_to((done).stream || ' ' || split_part(topic, '.', 1),
+        'UTF8')), 'hex'), 4)
+      || left(encode(sha256(convert_to((done).stream || ' ' || topic, 'UTF8')), 'hex'), 4), ''), ' -')
+    from unnest(topics) topic);
+end $$;
+
 -- The stream's newest tick, or a new one where something happened since, which wakes listeners. Takes no lock that
 -- outlives the statement but the row's own: a tick in a long transaction stalls no other session. Its commit is
 -- flushed even under synchronous_commit = off, so that its transaction ids are never given again.
@@ -130,7 +192,8 @@ declare
   finished bigint;
 begin
   select * into newest from pgmb.tick t where t.stream = stream_number order by t.id desc limit 1;
-  made := newest.id is null or pgmb_internal.last_seq(make_tick.stream) > (newest.position).seq or exists (
+  made := newest.id is null or pgmb_internal.last_seq(make_tick.stream) > (newest.position).seq
+    or pgmb_internal.ended_since(newest.position, pg_current_snapshot()) > 0 and exists (
     select from pgmb_internal.batch_events(stream_number, (newest.position).snapshot, (newest.position).seq,
       (newest.position).next, pg_current_snapshot(), null, null, 0, (newest.position).seq, '', 1));
   if not made then
@@ -162,7 +225,9 @@ begin
     on conflict do nothing;
     exit when found;
   end loop;
-  perform pg_notify('pgmb', make_tick.stream);
+  perform pg_notify('pgmb', make_tick.stream
+    || case when newest.id is null then '' else pgmb_internal.topic_hints(stream_number, newest.position, make_tick.position,
+      pgmb_internal.last_seq(make_tick.stream)) end);
 end $$;
 
 -- The stream's position now: everything that was committed by this moment lies before it. It is a tick's, the newest
@@ -192,7 +257,7 @@ as $$
 $$;
 
 -- Publishes what is due and stores the stream's position under a short name, the tick's id, with one NOTIFY on channel
--- pgmb that carries the stream's name. Does nothing, and returns null, when nothing happened since the last tick.
+-- pgmb that carries the stream's name, and hints at the topics after a space. Does nothing, and returns null, when nothing happened since the last tick.
 -- Takes no lock that outlives the statement but the row's own: a tick in a long transaction stalls no other session.
 -- Errors: those of position.
 create or replace function pgmb.tick(stream text default 'main')

@@ -143,6 +143,24 @@ begin
   return base;
 end $$;
 
+-- Whether leases of a queue may have expired since it was last swept, were made shorter, or delayed events are due. Of
+-- more than 64 claims it is said in any case: the sweep passes over them once for all.
+create or replace function pgmb_internal.has_something_due(queue integer, stream text, swept timestamptz, now timestamptz)
+returns boolean
+language plpgsql volatile
+as $$
+begin
+  return (
+      select count(*) >= 64 or count(*) filter (where passing.state in ('l', 'o', 'r')) > 0
+      from (
+        select c.state from pgmb.claim c
+        where c.queue + 0 = has_something_due.queue
+          and c.expires_at > has_something_due.swept and c.expires_at <= has_something_due.now
+        limit 64) passing)
+    or exists (select from pgmb.shortened s where s.queue = has_something_due.queue)
+    or exists (select from pgmb.delayed d where d.stream = has_something_due.stream and d.due_at <= has_something_due.now);
+end $$;
+
 -- The next events of a queue, at most `max`, leased for `lease_for` (default: the queue's own). Settle
 -- them by ack, retry or bury with the lease; what is not settled in time is delivered again. Retries that
 -- are due come first. `ack` settles an earlier lease in the same round trip and commit. durable => false
@@ -189,6 +207,7 @@ declare
   scanned bigint;
   sparse boolean;
   opened boolean;
+  locked boolean;
   pending boolean;                           -- the position moved enough to be worth writing
   look bigint;
 begin
@@ -230,15 +249,30 @@ begin
 
   -- The short way: the batch goes on, or the next one begins, in one segment, and nothing is late, due, expired or
   -- special. Numbers are nearly dense, so a window of as many numbers as events are wanted holds at most that many and
-  -- needs no limit and no count.
-  if q.plain and q.entry_xid is null and not q.due and pg_try_advisory_xact_lock(q.lock_key) then
+  -- needs no limit and no count. Where few match, it is worth it if the window holds the rest of the batch.
+  locked := q.plain and q.entry_xid is null and not q.due and pg_try_advisory_xact_lock(q.lock_key);
+  if q.plain and q.entry_xid is null and not q.due and not locked then
+    -- Another consumer was woken for the same event and is done with its claim in a moment.
+    for attempt in 1 .. 3 loop
+      perform pg_sleep(0.001);
+      locked := pg_try_advisory_xact_lock(q.lock_key);
+      exit when locked;
+    end loop;
+  end if;
+  if locked then
     select c.* into base from pgmb.claim c where c.queue = q.id order by c.id desc limit 1;
     if base.id >> 40 = q.generation and base.openings = pg_sequence_last_value('pgmb.opening'::regclass)
-      and base.own is null and base.held is null and now between base.swept and base.swept + interval '50 milliseconds'
-      and base.events * 2 >= base.hi - greatest(base.lo, base.done_seq)
+      and base.own is null and base.held is null and now >= base.swept
+      and (base.events * 2 >= base.hi - greatest(base.lo, base.done_seq)
+        or receive.max >= case when base.place < base.upto then base.upto - base.place else q.noted - base.batch_seq end)
       and (case when base.place < base.upto then base.place >= base.done_seq
         else base.batch_next < pg_snapshot_xmin(base.batch_snapshot) end)
+      and (now <= base.swept + interval '50 milliseconds'
+        or not pgmb_internal.has_something_due(q.id, q.stream_name, base.swept, now))
     then
+      if now > base.swept + interval '50 milliseconds' then
+        base.swept := now;
+      end if;
       opened := base.place >= base.upto;
       if opened then
         base := pgmb_internal.open_batch(base, q.numbers);
@@ -270,6 +304,9 @@ begin
           values (q.id, base.id + 1, q.token, 'l', q.bindings, got, lo, base.place, base.place, base.upto,
             base.done_snapshot, base.done_seq, base.done_next, base.batch_snapshot, base.batch_seq, base.batch_next,
             now + q.lease_for, base.swept, base.openings);
+          return;
+        end if;
+        if opened and base.place = base.upto and base.upto - lo < 64 then
           return;
         end if;
       end if;

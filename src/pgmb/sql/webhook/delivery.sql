@@ -3,11 +3,11 @@
 
 -- As receive, from a queue that feeds endpoints: the next events, each with the endpoints that it is for. Of a queue that
 -- many share those are matched here, once for all of them; an event that is for none is settled. One that waited to be
--- tried again more than once, because it was sent again, comes once. A single row of nulls: what was looked at is for none,
--- and there is more to look at. For admins.
+-- tried again more than once, because it was sent again, comes once. more: the queue may have more by now. A single row
+-- without a lease: what was looked at is for none, and there is more to look at. For admins.
 create or replace function pgmb.receive_deliveries(queue text, max integer default 500, lease_for interval default null)
 returns table (lease uuid, seq bigint, id uuid, topic text, key text, payload text, headers text,
-  published_at timestamptz, attempt integer, endpoints uuid[])
+  published_at timestamptz, attempt integer, endpoints uuid[], more boolean)
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
@@ -21,12 +21,13 @@ declare
   salt bigint;
 begin
   perform pgmb_internal.assert_admin();
+  more := true;
   q := pgmb_internal.queue_for_consumer(receive_deliveries.queue);
   select s.salt into salt from pgmb.stream s where s.id = q.stream;
   if q.endpoint is not null then
     return query
     select once.lease, once.seq, once.id, once.topic, once.key, once.payload::text, once.headers::text, once.published_at,
-      once.attempt, array[q.endpoint]
+      once.attempt, array[q.endpoint], true
     from (
       select distinct on (r.seq) r.*
       from pgmb.receive(receive_deliveries.queue, receive_deliveries.max, receive_deliveries.lease_for) with ordinality
@@ -62,12 +63,13 @@ begin
     )
     select array_agg(m.seq), array_agg(m.endpoints) into seqs, meant from meant m;
     if seqs is not null then
+      more := pgmb_internal.may_have_more(q);
       if cardinality(seqs) < cardinality(events) then
         perform pgmb_internal.narrow_lease(given, seqs, array(select e.seq from unnest(events) e except select unnest(seqs)));
       end if;
       return query
       select given, e.seq, coalesce(e.id, pgmb.derive_id(e.seq, e.published_at, salt)), e.topic::text, e.key::text, e.payload::text,
-        e.headers::text, e.published_at, e.attempt, m.endpoints::uuid[]
+        e.headers::text, e.published_at, e.attempt, m.endpoints::uuid[], more
       from unnest(seqs, meant) m (seq, endpoints)
       join unnest(events, attempts) e (seq, id, topic, key, payload, headers, published_at, attempt)
         on e.seq = m.seq
@@ -78,6 +80,18 @@ begin
   end loop;
   return next;
 end $$;
+
+-- Whether a queue may have something to receive: it is not at the end of its log, has retries that are due, or does not
+-- give all that it has.
+create or replace function pgmb_internal.may_have_more(q pgmb.queue)
+returns boolean
+language sql volatile
+as $$
+  select not q.plain
+    or exists (select from pgmb.retry r where r.queue = q.id and r.due_at <= statement_timestamp())
+    or (select newest.place < newest.upto or pg_sequence_last_value(q.numbers) > newest.upto
+        from (select c.place, c.upto from pgmb.claim c where c.queue = q.id order by c.id desc limit 1) newest)
+$$;
 
 -- Whether a receive that found nothing did so because it passed over as much as one call may, and not because it reached the
 -- end of the log or a limit of the queue.
