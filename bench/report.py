@@ -35,7 +35,7 @@ def _line(outcome: Outcome, name: str) -> str:
     handled = sum(reading.messages for reading in readings)
     return (
         f"  {name:20}{outcome.middle(name, 'per_second'):10,.0f}{middle:10,.0f}"
-        f"{(max(rates) - min(rates)) / middle / 2:8.0%}"
+        f"{(max(rates) - min(rates)) / middle / 2 if middle else 0.0:8.0%}"
         f"{handled / client if client else 0:12,.0f}"
         f"{_ratio(outcome, name, 'bare'):>9}{_ratio(outcome, name, 'pgmq'):>9}"
     )

@@ -67,6 +67,15 @@ def recovery(arguments: argparse.Namespace) -> bool:
     return table.holds
 
 
+def upgrade(arguments: argparse.Namespace) -> bool:
+    from faults.operations import upgrade
+
+    with database(arguments.pg) as (_, dsn):
+        result = upgrade.run(dsn, arguments.seconds)
+    print(result)
+    return result.holds
+
+
 def rotation(arguments: argparse.Namespace) -> bool:
     from faults.log import rotation
 
@@ -471,6 +480,11 @@ def main() -> int:
         "recovery", recovery, "seconds until each service works again, after every kind of outage"
     )
     returning.add_argument("--outages", type=float, nargs="+", help="seconds that the server is down")
+
+    upgrading = command(
+        "upgrade", upgrade, "a rolling upgrade and its way back under load: no call fails, no event is lost"
+    )
+    upgrading.add_argument("--seconds", type=float, default=4.0, help="how long each stage lasts")
 
     counting = command(
         "effects",

@@ -1,7 +1,9 @@
 """`pgmb` for a shell that calls it often: forked from a process that has imported it, most of its work.
 
-with forks(directory) as path:   # a folder with the command, for PATH
+with forks(directory) as path:   # a folder with the commands, for PATH
     subprocess.run(["sh", "-c", "pgmb status"], env={**os.environ, "PATH": path})
+
+`pgmb-python` is `python -W error -` in the same way.
 """
 
 from __future__ import annotations
@@ -16,8 +18,10 @@ import socket
 import subprocess
 import sys
 import traceback
+import warnings
 from collections.abc import Generator
 from pathlib import Path
+from types import ModuleType
 
 # Sends its arguments, directory, variables and streams, and ends as the fork does.
 _COMMAND = """#!{python} -IS
@@ -33,14 +37,15 @@ with socket.socket(socket.AF_UNIX) as server:
 
 @contextlib.contextmanager
 def forks(directory: Path) -> Generator[str]:
-    """A `PATH` on which `pgmb` is such a command."""
+    """A `PATH` on which these are commands."""
     address = directory / "socket"
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(address))
         listener.listen()
-        command = directory / "pgmb"
-        command.write_text(_COMMAND.format(python=sys.executable, address=str(address)))
-        command.chmod(0o755)
+        for name in ("pgmb", "pgmb-python"):
+            command = directory / name
+            command.write_text(_COMMAND.format(python=sys.executable, address=str(address)))
+            command.chmod(0o755)
         # It ends with its standard input, also if this process is killed.
         with subprocess.Popen(
             [sys.executable, "-m", "harness.forks", str(listener.fileno())],
@@ -83,9 +88,12 @@ def _run(client: socket.socket) -> None:
         os.chdir(directory)
         os.environ.clear()
         os.environ.update(variables)
-        sys.argv[0] = "pgmb"
+        sys.argv[0] = Path(sys.argv[0]).name
         try:
-            importlib.import_module("pgmb.cli").main()
+            if sys.argv[0] == "pgmb":
+                importlib.import_module("pgmb.cli").main()
+            else:
+                _execute(sys.stdin.read())
             code = 0
         except SystemExit as ended:
             code = ended.code or 0
@@ -95,6 +103,12 @@ def _run(client: socket.socket) -> None:
     finally:
         client.sendall(str(code).encode())
         os._exit(0)
+
+
+def _execute(program: str) -> None:
+    warnings.simplefilter("error")
+    module = sys.modules["__main__"] = ModuleType("__main__")
+    exec(compile(program, "<stdin>", "exec"), module.__dict__)
 
 
 if __name__ == "__main__":

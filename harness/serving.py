@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import TextIO
 
@@ -56,11 +56,13 @@ class Served:
 
 
 @contextmanager
-def serving(dsn: str, *arguments: str, port: int = 0) -> Generator[Served]:
+def serving(
+    dsn: str, *arguments: str, port: int = 0, environment: Mapping[str, str] | None = None
+) -> Generator[Served]:
     """`pgmb ARGUMENTS` on a port, any that is free unless told; killed at the end if it still runs."""
     with subprocess.Popen(
         [sys.executable, "-m", "pgmb", *arguments, "--port", str(port)],
-        env={**os.environ, "PGMB_DSN": dsn},
+        env={**os.environ, **(environment or {}), "PGMB_DSN": dsn},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

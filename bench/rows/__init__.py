@@ -24,6 +24,7 @@ from bench.rows import (
     pinned_xmin,
     publish,
     receive_one,
+    small_traffic,
     spark_growth,
     spark_read,
     spark_write,
@@ -36,6 +37,7 @@ Row = Callable[[Ground, Form], Outcome]
 
 ROWS: dict[str, Row] = {
     "before": before.run,
+    "small-traffic": small_traffic.run,
     "publish": publish.run,
     "copy": copy.run,
     "consume": consume.run,

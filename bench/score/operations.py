@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from bench.rows import small_traffic
 from bench.score.core import proved_by_tests
-from bench.score.part import Part, Proved, line_with
+from bench.score.part import Measured, Part, Proved, line_with
 
 OPERATIONS: list[Part] = [
     Proved(
@@ -22,6 +23,16 @@ OPERATIONS: list[Part] = [
         needs=["faults/operations/recovery.py"],
         full=["-m", "faults", "recovery", "--outages", "20", "150", "330"],
         seconds=900.0,
+        alone=True,
+    ),
+    Measured("small-traffic", small_traffic.CHECKS, small_traffic.run),
+    Proved(
+        "rolling upgrade and rollback under load",
+        "0 failed, wait < 500 ms",
+        ["-m", "faults", "upgrade"],
+        line_with(r"(\d+ calls), (\d+ failed), (\d+ lost), .* (longest wait \d+ ms)"),
+        needs=["faults/operations/upgrade.py"],
+        full=["-m", "faults", "upgrade", "--seconds", "30"],
         alone=True,
     ),
     proved_by_tests("upgrade, rollback and locks", "tests/migration/test_upgrade.py"),

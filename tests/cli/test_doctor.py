@@ -14,6 +14,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from harness.next_version import next_version
 from harness.pgbouncer import PgBouncer
 from harness.server import Server
 from pgmb import doctor, schema
@@ -21,7 +22,7 @@ from pgmb.doctor import Finding, Level, Limits, connection, security, server
 from pgmb.doctor.finding import Look
 from tests.cli.conftest import OpenTerminal, Run
 from tests.conftest import Connect, FreshServer
-from tests.migration.versions import become, next_version
+from tests.migration.versions import become
 
 AT_ONCE = Limits(
     pinned_for=timedelta(0),

@@ -175,6 +175,24 @@ def test_superseded_twice(queue: Sessions) -> None:
     assert first.value("select count(*) from pgmb.generation where base is not null") == 2
 
 
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_a_generation_that_another_session_opens_is_waited_for(queue: Sessions, end: str) -> None:
+    """Two that opened one each would both go on from the same position."""
+    long, opener, third = queue.open("long", "opener", "third")
+    publish(third, 1, 2)
+    long.run("begin")
+    assert receive(long, 1)[1] == [1]
+    opener.run("begin")
+    assert receive(opener, 1)[1] == [1], "in a generation that others do not see yet"
+    waiting = third.start("select payload from pgmb.receive('q', 1)").blocked()
+    assert waiting.blocked_by() == [opener.pid], "and not for the long one"
+    opener.run(end)
+    assert waiting.result() == [(2 if end == "commit" else 1,)]
+    (opened,) = third.run("select count(*) from pgmb.generation where base is not null and number > 0")
+    assert opened == (1,)
+    long.run("rollback")
+
+
 def test_a_superseder_that_rolls_back_changes_nothing(queue: Sessions) -> None:
     long, second = queue.open("long", "second")
     publish(long, 1, 2)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -37,6 +36,12 @@ def pages_with(language: str) -> list[Any]:
     return [pytest.param(page, id=str(page.relative_to(ROOT))) for page in PAGES if snippets(page, language)]
 
 
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with forks(tmp_path_factory.mktemp("forks")) as found:
+        yield found
+
+
 @pytest.mark.parametrize("page", pages_with("sql"))
 def test_sql_snippets_run_in_psql(page: Path, dsn: str, db: psycopg.Connection[Any]) -> None:
     # Roles belong to the server, which other tests share: the page's own are removed again.
@@ -58,7 +63,7 @@ def test_sql_snippets_run_in_psql(page: Path, dsn: str, db: psycopg.Connection[A
             db.execute(f"drop role {role}")
 
 
-def run_each(programs: list[str], dsn: str) -> None:
+def run_each(programs: list[str], dsn: str, path: str) -> None:
     """Each in a process, on the test's database in place of the one called app."""
     server = conninfo_to_dict(dsn)
     environment = {f"PG{name.upper()}": str(server[name]) for name in ("host", "port", "user")}
@@ -67,8 +72,9 @@ def run_each(programs: list[str], dsn: str) -> None:
             '"NAME": "app"', f'"NAME": "{server["dbname"]}"'
         )
         done = subprocess.run(
-            [sys.executable, "-W", "error", "-c", text],
-            env={**os.environ, **environment},
+            ["pgmb-python"],
+            input=text,
+            env={**os.environ, **environment, "PATH": path},
             text=True,
             capture_output=True,
             check=False,
@@ -78,10 +84,12 @@ def run_each(programs: list[str], dsn: str) -> None:
 
 # The page on Spark is run by tests/spark/test_examples.py, in the JVM that is there.
 @pytest.mark.parametrize("page", [page for page in pages_with("python") if page.id != SPARK])
-def test_python_snippets_run(page: Path, dsn: str, db: psycopg.Connection[Any], capsys: Any) -> None:
+def test_python_snippets_run(
+    page: Path, dsn: str, db: psycopg.Connection[Any], capsys: Any, path: str
+) -> None:
     db.execute("create table orders (id int, paid boolean)")
     if PROGRAMS in page.read_text():
-        run_each(snippets(page, "python"), dsn)
+        run_each(snippets(page, "python"), dsn, path)
         if page.name == "outbox.md":
             assert db.execute("select count(*) from orders").fetchone() == (5,)
             assert db.execute("select count(*) from pgmb.log_main").fetchone() == (5,)
@@ -94,12 +102,6 @@ def test_python_snippets_run(page: Path, dsn: str, db: psycopg.Connection[Any], 
     exec(compile(text, str(page), "exec"), {})
     if page.name == "README.md":
         assert capsys.readouterr().out == "order.paid 42 1\n"
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with forks(tmp_path_factory.mktemp("forks")) as found:
-        yield found
 
 
 def shell(script: list[str], dsn: str, path: str) -> subprocess.CompletedProcess[str]:

@@ -18,11 +18,12 @@ import pytest
 
 import pgmb
 from harness.databases import create_database, drop_database
+from harness.next_version import add_migration, next_version
 from harness.server import Server
 from pgmb import schema
 from pgmb.server import create_app
 from tests.migration.catalog import catalog
-from tests.migration.versions import add_migration, become, next_version
+from tests.migration.versions import become
 from tests.server.asking import asking
 
 THIS = schema.VERSION

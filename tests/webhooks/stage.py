@@ -89,7 +89,7 @@ class Stage:
         before = len(self.receiver.got)
         quiet = 0
         async with asyncio.timeout(120):
-            while quiet < 3:
+            while quiet < 5:
                 came = len(self.receiver.got)
                 await self._dispatch.turn(self._broker)
                 await asyncio.sleep(0.01)

@@ -32,6 +32,8 @@ logger = logging.getLogger("pgmb.listener")
 _FIRST_PAUSE_SECONDS = 0.1
 _FIRST_TICK_PAUSE_SECONDS = 0.03
 _TICK_RETRY_SECONDS = 60.0
+_TICKER_SILENT_SECONDS = 35.0
+"""Tickers are heard every ten seconds, also at rest."""
 _TICK = "select pgmb.tick(s.name) from pgmb.stream s where s.name = any (%s::text[])"
 
 
@@ -51,8 +53,9 @@ class Subscription:
 
     @property
     def announced(self) -> bool:
-        """Whether another process ticks the stream: one was heard on the connection that listens now."""
-        return self._listener.healthy and self.stream in self._listener.announced
+        """Whether another process ticks the stream: one was heard lately."""
+        heard_at = self._listener.announced.get(self.stream, float("-inf"))
+        return self._listener.healthy and time.monotonic() - heard_at < _TICKER_SILENT_SECONDS
 
     def wait(self, max_wait: float | None = None) -> bool:
         """True if there was news since the last wait, or comes within `max_wait` seconds.
@@ -102,8 +105,8 @@ class Listener:
         """Whether it is listening."""
         self.ticking = False
         """Whether its own ticks went well, so that all news is heard even if no other process ticks."""
-        self.announced: set[str] = set()
-        """The streams that other processes were heard to tick."""
+        self.announced: dict[str, float] = {}
+        """When another process was heard to tick a stream."""
         self._tick_every = tick_every
         self._options: dict[str, Any] = {
             **connection,
@@ -204,7 +207,7 @@ class Listener:
                 stream, _, hints = heard.payload.partition(" ")
                 if heard.pid != own:
                     self._heard.add(stream)
-                    self.announced.add(stream)
+                    self.announced[stream] = time.monotonic()
                 self._wake(stream, hints)
             if self._tick(connection) and pace is not None:
                 pace.found()
