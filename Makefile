@@ -43,9 +43,9 @@ format: ## Format the code and apply safe fixes
 	$(PYTHON) -m ruff check --fix $(CODE)
 
 .PHONY: types
-types: ## Check types: all code with mypy, with pyright what others import and the harness
+types: ## Check types: all code with mypy, with pyright what others import
 	$(PYTHON) -m mypy $(CODE)
-	.venv/bin/pyright src harness examples tests/typing
+	.venv/bin/pyright src examples tests/typing
 
 .PHONY: test
 test: test-15 test-18 ## Run the tests on PostgreSQL 15 and 18

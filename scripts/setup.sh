@@ -49,16 +49,17 @@ virtualenv() {
     [[ -f $stamp && $(<"$stamp") == "$digest" ]] && return 0
     say "filling .venv"
     [[ -x .venv/bin/python ]] || python3 -m venv .venv
-    # PySpark comes as source and takes as long as all others together: it is built beside them. The lock names
-    # every package, so pip need not look for what they depend on.
-    local lists pip=(.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps) spark
+    # Three at a time: PySpark comes as source and takes almost as long as all others, and pip uses one processor.
+    # The lock names every package, so pip need not look for what they depend on.
+    local lists list running=() pip=(.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps)
     lists=$(mktemp -d)
-    awk -v lists="$lists" '/^[^ ]/ { list = /^pyspark==/ ? "spark" : "others" } { print > (lists "/" list) }' \
+    awk -v lists="$lists" '/^[^ ]/ { list = /^pyspark==/ ? "spark" : n++ % 2 } { print > (lists "/" list) }' \
         requirements/dev.txt
-    "${pip[@]}" --require-hashes -r "$lists/spark" &
-    spark=$!
-    "${pip[@]}" --require-hashes -r "$lists/others"
-    wait "$spark"
+    for list in "$lists"/*; do
+        "${pip[@]}" --require-hashes -r "$list" &
+        running+=($!)
+    done
+    for list in "${running[@]}"; do wait "$list"; done
     rm -rf "$lists"
     "${pip[@]}" --no-build-isolation --no-index --editable .
     printf '%s\n' "$digest" >"$stamp"

@@ -218,9 +218,12 @@ def _longest_stall(
         waits += [(_free_at(one), two.at) for one, two in itertools.pairwise(made)]
         if made:
             waits.append((_free_at(made[-1]), math.inf))
+        # A transaction that was superseded may have been given the event too, before or after.
+        settled = min((one.ended_at for one in made if one.ended is Ended.SETTLED), default=math.inf)
         for start, end in waits:
             since = max(start, free_from.get(event.event, 0.0), history.since)
-            longest = max(longest, _asked_in_vain(asks, began, since, end))
+            if since < settled:
+                longest = max(longest, _asked_in_vain(asks, began, since, min(end, settled)))
     return longest
 
 

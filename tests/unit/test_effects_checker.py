@@ -132,6 +132,17 @@ def test_an_empty_receive_while_an_event_is_deliverable_is_a_stall() -> None:
     assert verdict([event(A)], [effect(A, at=106.0)], late, empty=(99.0, 200.0)).longest_stall == 0.0
 
 
+def test_an_event_that_was_settled_is_not_awaited_by_a_transaction_that_was_superseded() -> None:
+    settled = delivery(A, ended=Ended.SETTLED)
+    settled.ended_at = 106.0
+    superseded = delivery(A, 2, at=105.0, ended=Ended.LOST)
+    made = [settled, superseded]
+    assert verdict([event(A)], [effect(A, at=106.0)], made, empty=(200.0,)).longest_stall == 0.0
+    # Until it is settled, it is.
+    settled.ended_at = 130.0
+    assert verdict([event(A)], [effect(A, at=130.0)], made, empty=(125.0,)).longest_stall > 2.0
+
+
 def test_an_expired_lease_that_is_never_delivered_again_stalls() -> None:
     found = verdict([event(A)], [], [delivery(A)], empty=(150.0,))
     assert found.lost == [A]
