@@ -100,7 +100,7 @@ async def test_events_of_others_cost_no_look(
         await look(self, queues)
 
     monkeypatch.setattr(idle.IdlePoller, "_look", counted)
-    monkeypatch.setattr(idle, "LISTENING_PAUSE_SECONDS", 3600)
+    monkeypatch.setattr(idle, "LONGEST_PAUSE_SECONDS", 3600)
     for topic in ("a", "b"):
         app.on(topic, queue=topic)(lambda event, topic=topic: seen.append(topic))
     async with working(app) as broker:

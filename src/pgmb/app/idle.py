@@ -12,13 +12,7 @@ from typing import Protocol
 from pgmb._async.broker import AsyncBroker
 from pgmb._async.listener import AsyncSubscription
 from pgmb._async.receiving import AsyncLease
-from pgmb._core.concurrency import (
-    FIRST_PAUSE_SECONDS,
-    LISTENING_PAUSE_SECONDS,
-    LONGEST_PAUSE_SECONDS,
-    AsyncDeadline,
-    Pace,
-)
+from pgmb._core.concurrency import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, AsyncDeadline, Pace
 from pgmb.app import settling
 from pgmb.app.progress import LeaseSize
 from pgmb.errors import InvalidArgument, NotFound, PermissionDenied
@@ -98,7 +92,7 @@ class IdlePoller:
     async def _pause(self) -> list[str]:
         """Until it is time to look, and at which queues: those that news came for, or all."""
         relying = self._relying
-        end = time.monotonic() + (LISTENING_PAUSE_SECONDS if relying else self._pace.pause())
+        end = time.monotonic() + (LONGEST_PAUSE_SECONDS if relying else self._pace.pause())
         while not self._stopping:
             if told := self._told & self._waiting.keys():
                 # Before the look: what is heard during it counts for the next.
