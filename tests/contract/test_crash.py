@@ -90,10 +90,12 @@ def run_until_killed(server: Server, ledger: Ledger, after: int) -> None:
         threading.Thread(target=consumer, args=(server.dsn(), ledger, False)),
     ]
     goal = len(ledger.published) + after
+    # Whichever threads run first: the kill is to meet acks too.
+    acked = len(ledger.acked) + 10
     for thread in threads:
         thread.start()
     deadline = time.monotonic() + 30
-    while len(ledger.published) < goal and time.monotonic() < deadline:
+    while (len(ledger.published) < goal or len(ledger.acked) < acked) and time.monotonic() < deadline:
         time.sleep(0.001)
     server.kill()
     for thread in threads:
