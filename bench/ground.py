@@ -103,3 +103,12 @@ class Ground:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def transactions(connection: psycopg.Connection[Any]) -> int:
+    """How many transactions the connection's database has ended so far."""
+    connection.execute("select pg_stat_clear_snapshot()")
+    row = connection.execute(
+        "select xact_commit + xact_rollback from pg_stat_database where datname = current_database()"
+    ).fetchone()
+    return int(row[0]) if row is not None else 0

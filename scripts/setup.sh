@@ -49,9 +49,9 @@ virtualenv() {
     [[ -f $stamp && $(<"$stamp") == "$digest" ]] && return 0
     say "filling .venv"
     [[ -x .venv/bin/python ]] || python3 -m venv .venv
-    # Three at a time: PySpark comes as source and takes almost as long as all others, and pip uses one processor.
-    # The lock names every package, so pip need not look for what they depend on.
-    local lists list running=() pip=(.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps)
+    # Three processes, because pip uses one core: one builds PySpark, which has no wheel, two install the rest. The lock
+    # names every package, so pip need not resolve dependencies.
+    local lists list process running=() pip=(.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps)
     lists=$(mktemp -d)
     awk -v lists="$lists" '/^[^ ]/ { list = /^pyspark==/ ? "spark" : n++ % 2 } { print > (lists "/" list) }' \
         requirements/dev.txt
@@ -59,7 +59,7 @@ virtualenv() {
         "${pip[@]}" --require-hashes -r "$list" &
         running+=($!)
     done
-    for list in "${running[@]}"; do wait "$list"; done
+    for process in "${running[@]}"; do wait "$process"; done
     rm -rf "$lists"
     "${pip[@]}" --no-build-isolation --no-index --editable .
     printf '%s\n' "$digest" >"$stamp"

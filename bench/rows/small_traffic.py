@@ -1,4 +1,4 @@
-"""small-traffic: what an installation that does little costs its server, beside that of an earlier revision.
+"""small-traffic: the server CPU of an installation with little traffic, beside an earlier revision.
 
 `pgmb serve` with ten endpoints and fifty clients of server-sent events, and two workers on five queues. Both
 revisions run at the same time, each with its own package on a server of its own, and get the same events.
@@ -22,7 +22,7 @@ import psycopg
 
 from bench import cpu
 from bench.forms import Form
-from bench.ground import SETTINGS, Ground
+from bench.ground import SETTINGS, Ground, transactions
 from bench.outcome import Outcome, Reading
 from bench.revision import before, sources
 from harness.databases import create_database
@@ -63,7 +63,7 @@ def run(ground: Ground, form: Form) -> Outcome:
                 outcome.readings += _round(sites, rate, seconds)
         published = {name: site.published * _ENDPOINTS // _TOPICS for name, site in sites.items()}
         for name, site in sites.items():
-            # Both did their work: each event is for two endpoints.
+            # Each event goes to two endpoints. Both revisions must have posted all of them.
             site.sink.wait_for(published[name])
     for check, rate in zip(CHECKS, (2, 20), strict=True):
         outcome.checks.append(outcome.compare(check, f"now, {rate}/s", f"before, {rate}/s", _GOAL))
@@ -78,7 +78,7 @@ def run(ground: Ground, form: Form) -> Outcome:
 
 
 class _Installation:
-    """A server with everything that runs on it, from the sources of one revision; none: the present ones."""
+    """A server with `pgmb serve`, workers and clients. `package`: another revision's sources."""
 
     def __init__(self, major: int, package: Path | None) -> None:
         self._stack = contextlib.ExitStack()
@@ -143,11 +143,7 @@ class _Installation:
         return cpu.of_server(self.server.postmaster_pid)
 
     def transactions(self) -> int:
-        self.connection.execute("select pg_stat_clear_snapshot()")
-        row = self.connection.execute(
-            "select xact_commit + xact_rollback from pg_stat_database where datname = current_database()"
-        ).fetchone()
-        return int(row[0]) if row is not None else 0
+        return transactions(self.connection)
 
     def _wait_for_workers(self) -> None:
         deadline = time.monotonic() + 60
@@ -194,7 +190,7 @@ def _round(sites: dict[str, _Installation], rate: int, seconds: float) -> list[R
     readings = []
     for name, site in sites.items():
         used = site.cpu() - started[name][0]
-        transactions = (site.transactions() - started[name][1]) / wall
-        extra = {"cores": used / wall, "transactions": transactions}
+        ended = site.transactions() - started[name][1]
+        extra = {"cores": used / wall, "transactions": ended / wall}
         readings.append(Reading(f"{name}, {rate}/s", count, wall, used, 0.0, extra))
     return readings

@@ -21,7 +21,7 @@ import psycopg
 import pgmb
 from bench import cpu
 from bench.forms import Form
-from bench.ground import Ground
+from bench.ground import Ground, transactions
 from bench.outcome import Check, Outcome, Reading
 from harness.crowd import GROUPS, Crowd, payload
 from harness.serving import serving
@@ -59,10 +59,10 @@ def run(ground: Ground, form: Form) -> Outcome:
         def measure(name: str, number: int, churn: int) -> tuple[Reading, int, dict[str, Any]]:
             if churn:
                 crowd.tell("churn", churn, seconds)
-            before = cpu.of_process(server.pid), _transactions(site.connection), time.monotonic()
+            before = cpu.of_process(server.pid), transactions(site.connection), time.monotonic()
             upto = _publish(site.dsn, number, int(_RATE * seconds))
             wall = time.monotonic() - before[2]
-            queries = (_transactions(site.connection) - before[1]) / wall - _RATE
+            queries = (transactions(site.connection) - before[1]) / wall - _RATE
             report = crowd.tell("finish", upto)
             used = cpu.of_process(server.pid) - before[0]
             extra = {
@@ -113,14 +113,6 @@ def _publish(dsn: str, first: int, count: int) -> int:
                 time.sleep(ahead)
             connection.execute("select pgmb.publish('readers', %s)", [payload(first + place)], prepare=True)
     return first + count
-
-
-def _transactions(connection: psycopg.Connection[Any]) -> int:
-    connection.execute("select pg_stat_clear_snapshot()")
-    row = connection.execute(
-        "select xact_commit + xact_rollback from pg_stat_database where datname = current_database()"
-    ).fetchone()
-    return int(row[0]) if row is not None else 0
 
 
 @contextlib.contextmanager

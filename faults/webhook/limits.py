@@ -75,10 +75,10 @@ def run(
         with Dispatchers(dsn, dispatchers):
             _publish(admin, "paced", int(RATE * (lasts + 10)))
             _publish(admin, "narrow", int(IN_FLIGHT / _ANSWERED_AFTER * lasts))
-            first = _watch(sink, lasts)
+            first = _watch(sink, "/paced", lasts)
             in_flight = sink.most_under_way()["/slow/narrow"]
             _publish(admin, "many", int(MANY_RATE * (lasts + 10)))
-            second = _watch(sink, lasts)
+            second = _watch(sink, "/many", lasts)
         everything = sink.arrivals()
     (rate,) = _rates(first, "/paced", settling_in, measured)
     return Result(
@@ -118,12 +118,15 @@ def _publish(admin: psycopg.Connection[Any], topic: str, events: int) -> None:
     )
 
 
-def _watch(sink: Sink, seconds: float) -> list[Arrival]:
-    """What comes in so many seconds, from the first that comes on."""
-    before = sink.count()
-    sink.wait_for(before + 1)
+def _watch(sink: Sink, path: str, seconds: float) -> list[Arrival]:
+    """All arrivals, so many seconds after the first at a path that begins so."""
+    deadline = time.monotonic() + 120
+    while not any(arrival.path.startswith(path) for arrival in sink.arrivals()):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"no request to {path} came within 120 s")
+        time.sleep(0.05)
     time.sleep(seconds)
-    return sink.arrivals()[before:]
+    return sink.arrivals()
 
 
 def _rates(arrivals: Iterable[Arrival], path: str, settling_in: float, measured: float) -> list[float]:

@@ -168,10 +168,17 @@ def test_a_position_holds_what_ended_since_the_newest_tick(
 
 
 async def test_a_tick_tells_no_topic_to_those_who_may_only_connect(
-    dsn: str, db: psycopg.Connection[Any]
+    dsn: str, db: psycopg.Connection[Any], connect: Callable[..., psycopg.Connection[Any]]
 ) -> None:
-    """Every role of the database may listen: without the stream's salt the hints are noise."""
+    """Every role of the database may listen: without the stream's salt the hints are noise.
+
+    A transaction that publishes nothing, as those of other databases, does not turn hints into "wake up all".
+    """
+    silent = connect(autocommit=False)
+    silent.execute("select pg_current_xact_id()")
+    db.execute("select pgmb.publish('first', '1')")
     db.execute("select pgmb.tick()")
+    silent.commit()
     with psycopg.connect(dsn, autocommit=True) as other:
         other.execute("listen pgmb")
         db.execute("select pgmb.publish('order.paid', '1')")

@@ -32,7 +32,7 @@ _FIRST_PAUSE_SECONDS = 0.1
 _FIRST_TICK_PAUSE_SECONDS = 0.03
 _TICK_RETRY_SECONDS = 60.0
 _TICKER_SILENT_SECONDS = 35.0
-"""Tickers are heard every ten seconds, also at rest."""
+"""A ticker sends a notification at least every ten seconds."""
 _TICK = "select pgmb.tick(s.name) from pgmb.stream s where s.name = any (%s::text[])"
 
 
@@ -52,7 +52,7 @@ class AsyncSubscription:
 
     @property
     def announced(self) -> bool:
-        """Whether another process ticks the stream: one was heard lately."""
+        """Whether another process ticks the stream, as far as was heard lately."""
         heard_at = self._listener.announced.get(self.stream, float("-inf"))
         return self._listener.healthy and time.monotonic() - heard_at < _TICKER_SILENT_SECONDS
 
@@ -124,7 +124,7 @@ class AsyncListener:
         self._deadline = AsyncDeadline("listener", self._hang_up)
 
     def subscribe(self, stream: str = "main", topics: TopicHints | None = None) -> AsyncSubscription:
-        """Hear of a stream from now on; with `topics`, only of events that may be among these."""
+        """Hear of a stream from now on; with `topics`, only of ticks whose events may match them."""
         subscription = AsyncSubscription(self, stream, topics)
         with self._lock:
             self._streams.setdefault(stream, WeakSet()).add(subscription)

@@ -25,7 +25,7 @@ from pgmb.types import Event
 
 logger = logging.getLogger("pgmb.app")
 
-# Of a lease that was not full, so long is waited for the end: then its ack travels with the next receive.
+# How long to wait for the end of a lease that was not full, so that its ack travels with the next receive.
 _CALM_SECONDS = 0.005
 # For the last statements, once every handler has ended.
 _LAST_STATEMENTS_SECONDS = 5.0

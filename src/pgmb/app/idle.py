@@ -42,7 +42,7 @@ class IdlePoller:
         self._broker = broker
         self._waiting: dict[str, IdleConsumer] = {}
         self._told: set[str] = set()
-        """Queues that news came for since they were last looked at, whether they wait or not."""
+        """Queues with news since they were last polled, also those whose consumers are busy."""
         self._news = asyncio.Event()
         self._stopping = False
         self._pace = Pace()
@@ -63,7 +63,7 @@ class IdlePoller:
         self._news.set()
 
     async def run(self, subscriptions: Mapping[str, AsyncSubscription] | None = None) -> None:
-        """Until `stop`. News of a queue, from the ticks of `pgmb serve`, is looked at at once."""
+        """Run until `stop`. A queue with news, from the ticks of `pgmb serve`, is polled at once."""
         heard = dict(subscriptions or {})
         self._subscriptions = list(heard.values())
         hearing = [asyncio.create_task(self._hear(queue, one)) for queue, one in heard.items()]
@@ -90,12 +90,12 @@ class IdlePoller:
                 await asyncio.sleep(FIRST_PAUSE_SECONDS)
 
     async def _pause(self) -> list[str]:
-        """Until it is time to look, and at which queues: those that news came for, or all."""
+        """Wait until it is time to poll. Returns the queues to poll: those with news, or all."""
         relying = self._relying
         end = time.monotonic() + (LONGEST_PAUSE_SECONDS if relying else self._pace.pause())
         while not self._stopping:
             if told := self._told & self._waiting.keys():
-                # Before the look: what is heard during it counts for the next.
+                # Removed before the poll: news that arrives during it counts for the next one.
                 self._told -= told
                 return list(told)
             self._news.clear()
@@ -111,7 +111,7 @@ class IdlePoller:
 
     @property
     def _relying(self) -> bool:
-        """Whether another process announces new events: then looking is for what is retried or expired."""
+        """Whether another process announces new events: polls then find retries and expired leases."""
         return bool(self._subscriptions) and all(one.announced for one in self._subscriptions)
 
     async def _look(self, queues: list[str]) -> None:
@@ -134,8 +134,8 @@ class IdlePoller:
         if not lease:
             return
         self._pace.found()
-        # Those behind it were not looked at.
-        self._told.update(queue for queue in queues if queue > lease.queue)
+        # Some of the others were not polled; the order is the database's.
+        self._told.update(queue for queue in queues if queue != lease.queue)
         full = len(lease.events) >= size
         if lease.queue not in self._waiting or not self._waiting.pop(lease.queue).hand(lease, full):
             with contextlib.suppress(*settling.DATABASE_ERRORS):

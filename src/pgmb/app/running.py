@@ -100,7 +100,7 @@ async def _consume(
 
 
 async def _subscribe(broker: AsyncBroker, queues: Sequence[QueueSpec]) -> dict[str, AsyncSubscription]:
-    """Hear of events that the queues may take. One whose patterns are others by now is still looked at."""
+    """Subscribe each queue to its topics. If its patterns change, polls still find its events."""
     listener = broker.listener(tick_every=None)
     async with broker.connection() as conn:
         cursor = await conn.execute(_SOURCES, [[queue.name for queue in queues]])

@@ -23,8 +23,8 @@ BODY_WITHIN_SECONDS: Final = 60.0
 """Seconds that a body may take to arrive."""
 LINGER_SECONDS: Final = 2.0
 LINGER_BYTES: Final = 1 << 20
-"""A head that is too large is read on for so long and so far: closing at once would reset the connection, and
-the client would not see why."""
+"""After refusing a head that is too large, the server reads and discards up to this much. Closing at once
+would reset the connection before the client has read the answer."""
 
 
 class Server(uvicorn.Server):

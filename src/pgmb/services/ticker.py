@@ -12,10 +12,10 @@ _ALL = "select pgmb.tick(s.name), pg_notify('pgmb', s.name || ' -') from pgmb.st
 
 
 class Ticker:
-    """Ticks each stream that has something to tick, which one statement for all streams says.
+    """Ticks the streams with news, which one statement finds.
 
-    It runs every `every` seconds while there is traffic, and at rest up to eight times less often. Once in
-    `all_every` seconds listeners are told, for no topic, that a ticker runs, and all streams are ticked.
+    It runs every `every` seconds while there is traffic, and at rest up to eight times less often.
+    Every `all_every` seconds the ticker ticks all streams and notifies listeners that it runs.
     """
 
     name = "ticker"
@@ -35,7 +35,7 @@ class Ticker:
         async with broker.connection() as conn:
             streams = await (await conn.execute(_STREAMS)).fetchall()
         for stream, tick, moved, ended in streams:
-            # Transactions that ended without publishing anything are looked at once.
+            # Transactions that ended without publishing need only one attempt.
             if moved or self._in_vain.get(stream) != (tick, ended):
                 # One transaction a stream: a second tick in the same one could not read the sequence again.
                 if await broker.tick(stream) is None:
@@ -49,7 +49,7 @@ class Ticker:
         return self._pause(now - self._ticked_at)
 
     def _pause(self, rested: float) -> float:
-        """Of the first event after a silence, readers hear within this time."""
+        """Seconds to the next turn, the longest that the first event after a silence waits for its tick."""
         if rested < 0.1:
             return self.every
         return self.every * 3 if rested < 10.0 else self.every * 8

@@ -1,4 +1,4 @@
--- Positions: taking them, naming them by ticks, and reading the events between two of them.
+-- Positions: taking them, and reading the events between two of them.
 
 -- The last number that the sequence of a stream gave, 0 before the first.
 create or replace function pgmb_internal.last_seq(stream text)
@@ -6,51 +6,6 @@ returns bigint
 language sql volatile
 as $$
   select coalesce(pg_sequence_last_value(format('pgmb.%I', 'seq_' || stream)::regclass), 0)
-$$;
-
--- How many of the transactions that were open at a position have ended by a snapshot; of more than 1000, it is said of
--- all.
-create or replace function pgmb_internal.ended_since(done pgmb.position, now pg_snapshot)
-returns bigint
-language plpgsql immutable
-as $$
-begin
-  -- The common way: none was open.
-  if (done).next < pg_snapshot_xmax((done).snapshot) and right((done).snapshot::text, 1) = ':' then
-    return 0;
-  end if;
-  return (
-    select case when count(*) > 1000 then count(*)
-      else count(*) filter (where pg_visible_in_snapshot(unfinished.open, now)) end
-    from (
-      select open from pg_snapshot_xip((done).snapshot) open
-      union all
-      -- Those that had an id when nothing with a higher one had ended yet.
-      select number::text::xid8
-      from generate_series(pg_snapshot_xmax((done).snapshot)::text::bigint, (done).next::text::bigint) number
-      limit 1001) unfinished);
-end $$;
-
--- The streams that have something to tick: numbers were given out since the newest tick or delayed events are due
--- (moved), or of the transactions that were open then some have ended, which may have published. Called by the ticker.
--- Support.
-create or replace function pgmb.streams_to_tick(out stream text, out tick bigint, out moved boolean, out ended bigint)
-returns setof record
-language sql volatile security definer
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set enable_bitmapscan = off
-set jit = off
-as $$
-  select s.name, newest.id, since.moved, since.ended
-  from pgmb.stream s
-  left join lateral (
-    select t.id, t.position from pgmb.tick t where t.stream = s.id order by t.id desc limit 1) newest on true
-  cross join lateral (
-    select newest.id is null or pgmb_internal.last_seq(s.name) > (newest.position).seq
-        or exists (select from pgmb.delayed d where d.stream = s.name and d.due_at <= statement_timestamp()) moved,
-      pgmb_internal.ended_since(newest.position, pg_current_snapshot()) ended) since
-  where since.moved or since.ended > 0
 $$;
 
 -- Whether the log's transaction ids are this cluster's: it is the same one, or pg_upgrade made it of the same files.
@@ -147,89 +102,6 @@ begin
   return taken;
 end $$;
 
--- What a tick's NOTIFY tells of the topics since the tick before: of each, four hex digits of the first word's hash and
--- four of the whole topic's. Salted, because every role of the database may listen. Empty where that is not known at low
--- cost, as with late commits or many events: then whoever listens has to look.
-create or replace function pgmb_internal.topic_hints(stream integer, done pgmb.position, upto pgmb.position, last bigint)
-returns text
-language plpgsql
-as $$
-declare
-  topics text[];
-begin
-  if (done).seq >> 40 < topic_hints.last >> 40 or pgmb_internal.ended_since(done, (upto).snapshot) > 0 then
-    return '';
-  end if;
-  -- What was committed since `upto` may be among them.
-  execute 'select array(select e.topic from pgmb.segment_' || topic_hints.stream || '_' || (topic_hints.last >> 40)
-    || ' e where e.seq > $1 order by e.seq limit 33)' into topics using (done).seq;
-  if cardinality(topics) > 32 then
-    return '';
-  end if;
-  return (
-    select coalesce(string_agg(distinct ' ' || left(encode(sha256(convert_to((done).stream || ' ' || split_part(topic, '.', 1),
-        'UTF8')), 'hex'), 4)
-      || left(encode(sha256(convert_to((done).stream || ' ' || topic, 'UTF8')), 'hex'), 4), ''), ' -')
-    from unnest(topics) topic);
-end $$;
-
--- The stream's newest tick, or a new one where something happened since, which wakes listeners. Takes no lock that
--- outlives the statement but the row's own: a tick in a long transaction stalls no other session. Its commit is
--- flushed even under synchronous_commit = off, so that its transaction ids are never given again.
-create or replace function pgmb_internal.make_tick(stream text, out made boolean, out "position" pgmb.position)
-language plpgsql volatile
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set jit = off
-set enable_bitmapscan = off
-set plan_cache_mode = force_generic_plan
-as $$
-declare
-  stream_number integer := pgmb.stream_id(make_tick.stream);
-  newest pgmb.tick;
-  latest timestamptz;
-  present timestamptz;
-  finished bigint;
-begin
-  select * into newest from pgmb.tick t where t.stream = stream_number order by t.id desc limit 1;
-  made := newest.id is null or pgmb_internal.last_seq(make_tick.stream) > (newest.position).seq
-    or pgmb_internal.ended_since(newest.position, pg_current_snapshot()) > 0 and exists (
-    select from pgmb_internal.batch_events(stream_number, (newest.position).snapshot, (newest.position).seq,
-      (newest.position).next, pg_current_snapshot(), null, null, 0, (newest.position).seq, '', 1));
-  if not made then
-    position := newest.position;
-    return;
-  end if;
-  position := pgmb_internal.take_position(make_tick.stream);
-  position.proof := hashtextextended(gen_random_uuid()::text, 0) & 9223372036854775807;
-  finished := pg_snapshot_xmax(position.snapshot)::text::bigint
-    - (select count(*) from pg_snapshot_xip(position.snapshot));
-  -- The clock after the latest tick was seen: only a clock that was set back is before that tick.
-  select t.at into latest from pgmb.tick t where t.stream = stream_number order by t.at desc limit 1;
-  present := clock_timestamp();
-  if latest > present and current_setting('transaction_isolation') not in ('repeatable read', 'serializable') then
-    -- Times that have not come yet count as now. A row that another session is changing has its turn next time.
-    update pgmb.tick t set at = present
-    where t.stream = stream_number and t.id in (
-      select ahead.id from pgmb.tick ahead
-      where ahead.stream = stream_number and ahead.at > present and ahead.id <= newest.id
-      for no key update skip locked);
-  end if;
-  if current_setting('synchronous_commit') = 'off' then
-    perform set_config('synchronous_commit', 'local', true);
-  end if;
-  loop
-    position.tick := (finished << 16) | (hashtextextended(gen_random_uuid()::text, 0) & 65535);
-    insert into pgmb.tick (stream, id, at, position)
-    values (stream_number, (make_tick.position).tick, present, make_tick.position)
-    on conflict do nothing;
-    exit when found;
-  end loop;
-  perform pg_notify('pgmb', make_tick.stream
-    || case when newest.id is null then '' else pgmb_internal.topic_hints(stream_number, newest.position, make_tick.position,
-      pgmb_internal.last_seq(make_tick.stream)) end);
-end $$;
-
 -- The stream's position now: everything that was committed by this moment lies before it. It is a tick's, the newest
 -- one where nothing happened since, and holds from this transaction's commit on, also after a crash or failover.
 -- Errors: MB001 no such stream, MB020 standby, MB021 another cluster, 42501.
@@ -256,24 +128,6 @@ as $$
   where s.id = (select pgmb_internal.readable_stream(earliest.stream))
 $$;
 
--- Publishes what is due and stores the stream's position under a short name, the tick's id, with one NOTIFY on channel
--- pgmb that carries the stream's name, and hints at the topics after a space. Does nothing, and returns null, when nothing happened since the last tick.
--- Takes no lock that outlives the statement but the row's own: a tick in a long transaction stalls no other session.
--- Errors: those of position.
-create or replace function pgmb.tick(stream text default 'main')
-returns bigint
-language plpgsql security definer
-set search_path = pg_catalog, pg_temp
-as $$
-begin
-  perform pgmb_internal.assert_read_committed();
-  perform pgmb.stream_id(tick.stream);
-  perform pgmb_internal.assert_primary();
-  perform pgmb_internal.assert_reader(tick.stream);
-  perform pgmb_internal.release_due(tick.stream, clock_timestamp());
-  return (select case when t.made then (t.position).tick end from pgmb_internal.make_tick(tick.stream) t);
-end $$;
-
 -- The newest position that a tick recorded at or before `at`; before the first tick, the earliest.
 create or replace function pgmb.position_at(stream text, at timestamptz)
 returns pgmb.position
@@ -286,58 +140,6 @@ as $$
      order by t.at desc, t.id desc limit 1),
     pgmb.earliest(position_at.stream))
 $$;
-
--- The stream's newest tick; before the first, number 0 at the earliest position. Errors: MB001 no such stream, 42501.
-create or replace function pgmb.newest_tick(
-  stream text default 'main', out tick bigint, out at timestamptz, out "position" pgmb.position
-)
-language plpgsql stable security definer
-set search_path = pg_catalog, pg_temp
-as $$
-declare
-  stream_number integer := pgmb.stream_id(newest_tick.stream);
-  newest pgmb.tick;
-begin
-  perform pgmb_internal.assert_reader(newest_tick.stream);
-  select t.* into newest from pgmb.tick t where t.stream = stream_number order by t.id desc limit 1;
-  newest_tick.tick := coalesce(newest.id, 0);
-  newest_tick.at := newest.at;
-  newest_tick.position := case when newest.id is null then pgmb.earliest(newest_tick.stream) else newest.position end;
-end $$;
-
--- The ticks of these numbers that are still there, number 0 being the earliest position. Errors: as newest_tick.
-create or replace function pgmb.ticks(stream text, numbers bigint[])
-returns table (tick bigint, at timestamptz, "position" pgmb.position)
-language plpgsql stable security definer
-set search_path = pg_catalog, pg_temp
-as $$
-declare
-  stream_number integer := pgmb.stream_id(ticks.stream);
-begin
-  perform pgmb_internal.assert_reader(ticks.stream);
-  return query
-  select t.id, t.at, t.position from pgmb.tick t where t.stream = stream_number and t.id = any (ticks.numbers)
-  union all
-  select 0, null, pgmb.earliest(ticks.stream) where 0 = any (ticks.numbers);
-end $$;
-
--- The position that a tick's id names. Errors: MB012 it is gone.
-create or replace function pgmb.position_of(stream text, tick bigint)
-returns pgmb.position
-language plpgsql stable security definer
-set search_path = pg_catalog, pg_temp
-as $$
-declare
-  named pgmb.position;
-begin
-  select (t.position).* into named from pgmb.tick t
-  where t.stream = pgmb.stream_id(position_of.stream) and t.id = position_of.tick;
-  if named is null then
-    raise exception 'stream % has no tick %', position_of.stream, position_of.tick using errcode = 'MB012',
-      hint = 'Ticks go with the history they name: start from pgmb.earliest() or pgmb.position().';
-  end if;
-  return named;
-end $$;
 
 -- The events between two positions, in the order of their numbers: visible in `upto`, not in `after`. The
 -- same pair gives the same events whenever it is read. To go on after a full page, pass the last event's

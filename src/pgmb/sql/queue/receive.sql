@@ -143,9 +143,9 @@ begin
   return base;
 end $$;
 
--- Whether leases of a queue may have expired since it was last swept, were made shorter, or delayed events are due. Of
--- more than 64 claims it is said in any case: the sweep passes over them once for all.
-create or replace function pgmb_internal.has_something_due(queue integer, stream text, swept timestamptz, now timestamptz)
+-- Whether a queue needs a sweep: leases expired since the last one or were shortened, or delayed events are due. Also true
+-- if 64 or more claims, settled or not, lie behind: the sweep moves past them.
+create or replace function pgmb_internal.needs_sweep(queue integer, stream text, swept timestamptz, now timestamptz)
 returns boolean
 language plpgsql volatile
 as $$
@@ -154,11 +154,11 @@ begin
       select count(*) >= 64 or count(*) filter (where passing.state in ('l', 'o', 'r')) > 0
       from (
         select c.state from pgmb.claim c
-        where c.queue + 0 = has_something_due.queue
-          and c.expires_at > has_something_due.swept and c.expires_at <= has_something_due.now
+        where c.queue + 0 = needs_sweep.queue
+          and c.expires_at > needs_sweep.swept and c.expires_at <= needs_sweep.now
         limit 64) passing)
-    or exists (select from pgmb.shortened s where s.queue = has_something_due.queue)
-    or exists (select from pgmb.delayed d where d.stream = has_something_due.stream and d.due_at <= has_something_due.now);
+    or exists (select from pgmb.shortened s where s.queue = needs_sweep.queue)
+    or exists (select from pgmb.delayed d where d.stream = needs_sweep.stream and d.due_at <= needs_sweep.now);
 end $$;
 
 -- The next events of a queue, at most `max`, leased for `lease_for` (default: the queue's own). Settle
@@ -207,7 +207,6 @@ declare
   scanned bigint;
   sparse boolean;
   opened boolean;
-  locked boolean;
   pending boolean;                           -- the position moved enough to be worth writing
   look bigint;
 begin
@@ -250,16 +249,10 @@ begin
   -- The short way: the batch goes on, or the next one begins, in one segment, and nothing is late, due, expired or
   -- special. Numbers are nearly dense, so a window of as many numbers as events are wanted holds at most that many and
   -- needs no limit and no count. Where few match, it is worth it if the window holds the rest of the batch.
-  locked := q.plain and q.entry_xid is null and not q.due and pg_try_advisory_xact_lock(q.lock_key);
-  if q.plain and q.entry_xid is null and not q.due and not locked then
-    -- Another consumer was woken for the same event and is done with its claim in a moment.
-    for attempt in 1 .. 3 loop
-      perform pg_sleep(0.001);
-      locked := pg_try_advisory_xact_lock(q.lock_key);
-      exit when locked;
-    end loop;
-  end if;
-  if locked then
+  if q.plain and q.entry_xid is null and not q.due and (pg_try_advisory_xact_lock(q.lock_key)
+    -- Another consumer, woken for the same event, is about to finish its claim.
+    or pgmb_internal.try_lock(q.id, q.generation, q.lock_key, 4))
+  then
     select c.* into base from pgmb.claim c where c.queue = q.id order by c.id desc limit 1;
     if base.id >> 40 = q.generation and base.openings = pg_sequence_last_value('pgmb.opening'::regclass)
       and base.own is null and base.held is null and now >= base.swept
@@ -268,7 +261,7 @@ begin
       and (case when base.place < base.upto then base.place >= base.done_seq
         else base.batch_next < pg_snapshot_xmin(base.batch_snapshot) end)
       and (now <= base.swept + interval '50 milliseconds'
-        or not pgmb_internal.has_something_due(q.id, q.stream_name, base.swept, now))
+        or not pgmb_internal.needs_sweep(q.id, q.stream_name, base.swept, now))
     then
       if now > base.swept + interval '50 milliseconds' then
         base.swept := now;

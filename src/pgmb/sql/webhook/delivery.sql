@@ -3,8 +3,9 @@
 
 -- As receive, from a queue that feeds endpoints: the next events, each with the endpoints that it is for. Of a queue that
 -- many share those are matched here, once for all of them; an event that is for none is settled. One that waited to be
--- tried again more than once, because it was sent again, comes once. more: the queue may have more by now. A single row
--- without a lease: what was looked at is for none, and there is more to look at. For admins.
+-- tried again more than once, because it was sent again, comes once. `more` is false if the
+-- queue is at its end. A single row without a lease means that the events looked at are for no endpoint, and that there are
+-- more. For admins.
 create or replace function pgmb.receive_deliveries(queue text, max integer default 500, lease_for interval default null)
 returns table (lease uuid, seq bigint, id uuid, topic text, key text, payload text, headers text,
   published_at timestamptz, attempt integer, endpoints uuid[], more boolean)
@@ -81,8 +82,8 @@ begin
   return next;
 end $$;
 
--- Whether a queue may have something to receive: it is not at the end of its log, has retries that are due, or does not
--- give all that it has.
+-- Whether a queue may have more to receive. False only for a plain queue that has reached the end of the log and has no
+-- retries due.
 create or replace function pgmb_internal.may_have_more(q pgmb.queue)
 returns boolean
 language sql volatile

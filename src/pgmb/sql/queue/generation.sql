@@ -1,0 +1,313 @@
+-- Generations: the lock of a queue, and how consumers supersede a transaction that keeps it.
+
+-- Takes the queue's lock until the transaction ends and returns its newest claim, the queue's position. A receive in a
+-- transaction that stays open would hold up all others: they wait for one second, then open a new generation at the last
+-- committed position, and that receive's claim is void. If a second such transaction holds the newer generation by then,
+-- they wait a quarter of a second for that one. A generation that another session is opening is waited for.
+-- Errors: MB002 the queue was dropped meanwhile, MB013 no generation can be opened.
+create or replace function pgmb_internal.lock_queue(queue integer)
+returns pgmb.claim
+language plpgsql
+as $$
+declare
+  base pgmb.claim;
+  hint record;
+  newest record;
+  wanted integer;
+  waited boolean := false;
+  given_up integer := -1;
+  openings bigint;
+begin
+  -- The common way: no generation was opened since the last claim.
+  select q.generation, q.lock_key into hint from pgmb.queue q where q.id = lock_queue.queue;
+  if pgmb_internal.try_lock(lock_queue.queue, hint.generation, hint.lock_key, 10) then
+    select * into base from pgmb.claim c where c.queue = lock_queue.queue order by c.id desc limit 1;
+    if base.openings = pg_sequence_last_value('pgmb.opening'::regclass) and base.id >> 40 = hint.generation then
+      return base;
+    end if;
+    base := null;
+  end if;
+  loop
+    newest := pgmb_internal.newest_generation(lock_queue.queue);
+    wanted := greatest(newest.opened, newest.opening, given_up + 1);
+    if not pg_try_advisory_xact_lock(pgmb_internal.queue_lock(lock_queue.queue, wanted)) then
+      begin
+        if not waited then
+          waited := true;
+          perform pg_advisory_xact_lock(pgmb_internal.queue_lock(lock_queue.queue, wanted));
+        else
+          perform pgmb_internal.lock_after_waiting(pgmb_internal.queue_lock(lock_queue.queue, wanted));
+        end if;
+      exception when lock_not_available or deadlock_detected then
+        given_up := wanted;
+        continue;
+      end;
+    end if;
+    -- Looked at again under the lock: whoever opens a generation from here on sees what was committed before. Those
+    -- whose number is drawn by now have marked theirs before.
+    openings := pg_sequence_last_value('pgmb.opening'::regclass);
+    newest := pgmb_internal.newest_generation(lock_queue.queue);
+    continue when greatest(newest.opened, newest.opening) > wanted;
+    if newest.opened = wanted then
+      select * into base from pgmb.claim c where c.queue = lock_queue.queue order by c.id desc limit 1;
+    else
+      base := pgmb_internal.open_generation(lock_queue.queue, wanted);
+    end if;
+    exit when base.id is not null;
+  end loop;
+  base.openings := openings;
+  return base;
+end $$;
+
+-- Takes the lock of a queue's generation if it is free at one of several attempts, a millisecond apart. Other receives hold
+-- it for a fraction of a millisecond; if all waited for it in PostgreSQL's queue, each would have to be woken in turn.
+create or replace function pgmb_internal.try_lock(queue integer, generation integer, key bigint, attempts integer)
+returns boolean
+language plpgsql
+as $$
+begin
+  for attempt in 1 .. attempts loop
+    if pg_try_advisory_xact_lock(key) then
+      return true;
+    end if;
+    -- A long transaction keeps this generation, and others have opened a newer one.
+    exit when exists (select from pgmb.generation g
+      where g.queue = try_lock.queue and g.number > try_lock.generation and g.base is not null);
+    perform pg_sleep(0.001);
+  end loop;
+  return false;
+end $$;
+
+-- Takes an advisory lock for the transaction, for a caller that has waited for another one already.
+create or replace function pgmb_internal.lock_after_waiting(key bigint)
+returns void
+language sql
+set lock_timeout = '250ms'
+as $$
+  select pg_advisory_xact_lock(key)
+$$;
+
+-- The newest generation of a queue that was opened, and the newest that another transaction is opening at this moment or
+-- has just opened. Errors: MB002 the queue was dropped.
+create or replace function pgmb_internal.newest_generation(queue integer, out opened integer, out opening integer)
+language plpgsql
+as $$
+begin
+  select coalesce(max(g.number) filter (where g.base is not null), q.generation),
+    max(g.number) filter (where g.base is null and g.xmax <> '0'::xid and pgmb_internal.fate(g.xmax) <> 'aborted')
+  into opened, opening
+  from pgmb.queue q left join pgmb.generation g on g.queue = q.id and g.number >= q.generation
+  where q.id = newest_generation.queue
+  group by q.id;
+  if opened is null then
+    raise exception 'the queue was dropped' using errcode = 'MB002';
+  end if;
+end $$;
+
+-- What became of a transaction, by the 32 bits that a row shows of its id: in progress, committed or aborted.
+create or replace function pgmb_internal.fate(xid xid)
+returns text
+language sql volatile
+as $$
+  -- Within 2^31 of the next one, on either side: a snapshot may be older than the row.
+  select coalesce(pg_xact_status((near.next
+    + ((fate.xid::text::bigint - near.next + 2147483648) & 4294967295) - 2147483648)::text::xid8), 'aborted')
+  from (select pg_snapshot_xmax(pg_current_snapshot())::text::bigint next) near
+$$;
+
+-- Opens a generation under its lock and returns its first claim, the queue's position; null if a newer one is there by
+-- now. First its row is marked, which every session sees; then transactions that are committing what they received are
+-- waited for; then the position is read. So a claim that this does not find was not committed when it was marked.
+-- Errors: MB013.
+create or replace function pgmb_internal.open_generation(queue integer, number integer)
+returns pgmb.claim
+language plpgsql
+as $$
+declare
+  base pgmb.claim;
+begin
+  begin
+    perform from pgmb.generation g
+    where g.queue = open_generation.queue and g.number = open_generation.number and g.base is null
+    for no key update;
+    if not found then
+      perform pgmb_internal.raise_held(open_generation.queue);
+    end if;
+    perform nextval('pgmb.opening');
+    perform pgmb_internal.await_commits(open_generation.queue);
+    select * into base from pgmb.claim c where c.queue = open_generation.queue order by c.id desc limit 1;
+    if base.id is null or base.id >> 40 >= open_generation.number then
+      -- The mark goes with this block.
+      raise exception 'overtaken' using errcode = 'MB000';
+    end if;
+    update pgmb.generation g set base = base.id, opened_at = clock_timestamp()
+    where g.queue = open_generation.queue and g.number = open_generation.number;
+    if not exists (select from pgmb.generation g
+      where g.queue = open_generation.queue and g.number = open_generation.number + 1)
+    then
+      perform pgmb_internal.add_generations(open_generation.queue);
+    end if;
+  exception
+    when sqlstate 'MB000' then
+      return null;
+    when lock_not_available then
+      perform pgmb_internal.raise_held(open_generation.queue);
+  end;
+  -- The new generation's first claim is written at once, whatever the caller finds to receive: without
+  -- it the void claim, once committed, would be the newest and so the queue's position.
+  base.id := (open_generation.number::bigint << 40) + (base.id & 1099511627775);
+  perform pgmb_internal.write_claim(base, 0, 'p', base.bindings, 0, base.place, base.place, 'infinity');
+  base.id := base.id + 1;
+  return base;
+end $$;
+
+-- Waits until no transaction is committing that settled what it received of a queue.
+create or replace function pgmb_internal.await_commits(queue integer)
+returns void
+language plpgsql
+as $$
+begin
+  perform from pgmb.generation g where g.queue = await_commits.queue and g.number = -1 for update;
+  -- Rolled back at once: others who open a generation must not wait for this transaction.
+  raise exception 'waited' using errcode = 'MB000';
+exception when sqlstate 'MB000' then
+  null;
+end $$;
+
+-- Gives a queue rows for its next generations.
+create or replace function pgmb_internal.add_generations(queue integer)
+returns void
+language sql
+as $$
+  insert into pgmb.generation (queue, number)
+  select add_generations.queue, ahead
+  from (select coalesce(max(g.number), -1) last from pgmb.generation g
+    where g.queue = add_generations.queue and (g.base is not null or g.number = -1)) newest,
+    generate_series(greatest(newest.last, 0) + 1, greatest(newest.last, 0) + 4) ahead
+  on conflict do nothing
+$$;
+
+-- Raises that a queue can neither be received from nor be taken over at this moment.
+create or replace function pgmb_internal.raise_held(queue integer)
+returns void
+language plpgsql
+as $$
+begin
+  raise exception 'queue % is held by transactions that stay open',
+    (select quote_literal(q.name) from pgmb.queue q where q.id = raise_held.queue)
+    using errcode = 'MB013',
+      hint = 'One received and settled and is prepared: commit or roll it back (pg_prepared_xacts). Or several received and stay open.';
+end $$;
+
+-- The advisory lock of a queue's generation. A stranger who saw it in pg_locks and holds it delays receivers for a
+-- second: then they open the next generation, which has another.
+create or replace function pgmb_internal.queue_lock(queue integer, generation integer)
+returns bigint
+language sql stable
+as $$
+  select pgmb_internal.lock_key('queue ' || queue || ' generation ' || generation)
+$$;
+
+-- Whether a claim was made void: a newer generation that counts went on from a claim before it. The newest generation
+-- counts, and so does each that the base of one that counts belongs to.
+create or replace function pgmb_internal.is_void(queue integer, claim bigint)
+returns boolean
+language sql stable
+as $$
+  with recursive counting (number, base) as (
+    (select g.number, g.base from pgmb.generation g
+    where g.queue = is_void.queue and g.number > is_void.claim >> 40 and g.base is not null
+    order by g.number desc limit 1)
+    union all
+    select g.number, g.base from counting c
+    join pgmb.generation g on g.queue = is_void.queue and g.number = c.base >> 40 and g.base is not null
+    where g.number > is_void.claim >> 40
+  )
+  select exists (select from counting c where c.base < is_void.claim)
+$$;
+
+-- How a committed claim stands: h it holds, whatever happens; v it is void; u undecided: a transaction is opening a
+-- generation and may not have seen it. Asked after the claim committed, h stays true: a generation that is opened later
+-- goes on from this claim or a later one. Errors: 40001 by the caller's snapshot this cannot be told.
+create or replace function pgmb_internal.standing(queue integer, claim bigint)
+returns "char"
+language plpgsql
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+declare
+  newer record;
+begin
+  loop
+    select bool_or(g.base is not null) opened, bool_or(g.base is null and pgmb_internal.fate(g.xmax) = 'in progress') opening,
+      bool_or(g.base is null and pgmb_internal.fate(g.xmax) = 'committed') unseen
+    into newer
+    from pgmb.generation g
+    where g.queue = standing.queue and g.number > standing.claim >> 40
+      and (g.base is not null or g.xmax <> '0'::xid);
+    exit when newer.unseen is not true;
+    -- It committed after this statement's snapshot: the next statement sees it, unless they share one.
+    if current_setting('transaction_isolation') in ('repeatable read', 'serializable') then
+      perform pgmb_internal.raise_moved_on();
+    end if;
+  end loop;
+  if newer.opened and pgmb_internal.is_void(standing.queue, standing.claim) then
+    return 'v';
+  end if;
+  -- A later claim of the same generation by another transaction was made after this one committed, and looked for
+  -- openers first: whoever opens now saw it.
+  if newer.opening and not exists (
+    select from pgmb.claim later
+    where later.queue = standing.queue and later.id > standing.claim and later.id < ((standing.claim >> 40) + 1) << 40
+      and later.xid <> (select own.xid from pgmb.claim own where own.queue = standing.queue and own.id = standing.claim))
+  then
+    return 'u';
+  end if;
+  return 'h';
+end $$;
+
+-- Whether a claim was made void or may be.
+create or replace function pgmb_internal.may_be_void(queue integer, claim bigint)
+returns boolean
+language sql volatile
+as $$
+  select pgmb_internal.standing(may_be_void.queue, may_be_void.claim) <> 'h'
+$$;
+
+-- A transaction that received and settled in one go may have been superseded while it stayed open: it must
+-- not commit then, or its effects would happen twice. Runs at commit; holds a row that whoever opens a generation
+-- waits for (pgmb_internal.await_commits), so that nobody supersedes between this check and the commit.
+create or replace function pgmb_internal.refuse_void()
+returns trigger
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  perform pgmb_internal.hold_generation(new.queue);
+  if pgmb_internal.may_be_void(new.queue, new.id) then
+    raise exception 'the lease was superseded: this transaction stayed open for too long after its receive'
+      using errcode = 'MB011', hint = 'Receive in a transaction of its own, or finish within a second.';
+  end if;
+  return null;
+end $$;
+
+-- Keeps generations of a queue from being opened until this transaction ends, but for those that are marked already.
+create or replace function pgmb_internal.hold_generation(queue integer)
+returns void
+language sql
+set enable_seqscan = off
+set jit = off
+as $$
+  select from pgmb.generation g where g.queue = hold_generation.queue and g.number = -1 for share
+$$;
+
+-- Raises that another session moved the queue's position behind this transaction's snapshot.
+create or replace function pgmb_internal.raise_moved_on()
+returns void
+language plpgsql
+as $$
+begin
+  raise exception 'the queue moved on after this transaction''s snapshot' using errcode = '40001',
+    hint = 'Try the transaction again.';
+end $$;
