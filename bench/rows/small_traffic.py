@@ -157,12 +157,13 @@ class _Installation:
 async def _clients(port: int, key: str) -> None:
     async def read(topic: str) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(
-            f"GET /v1/streams/main/events?topic={topic} HTTP/1.1\r\nHost: pgmb\r\n"
-            f"Authorization: Bearer {key}\r\n\r\n".encode()
-        )
-        while await reader.read(65536):
-            pass
+        with contextlib.closing(writer):
+            writer.write(
+                f"GET /v1/streams/main/events?topic={topic} HTTP/1.1\r\nHost: pgmb\r\n"
+                f"Authorization: Bearer {key}\r\n\r\n".encode()
+            )
+            while await reader.read(65536):
+                pass
 
     topics = [f"topic{number % _TOPICS}" for number in range(_CLIENTS)]
     await asyncio.gather(*map(read, topics), return_exceptions=True)

@@ -9,6 +9,7 @@ from bench.score.part import Measured, Part, Proved, line_with, tests_passed
 
 _CHECKS = {
     "publish": ["publish vs bare", "publish vs PGMQ"],
+    "publish-one": ["publish(1), SQL, vs plain insert", "publish(1), Python, vs plain insert"],
     "copy": ["COPY vs bare"],
     "consume": ["consume vs bare", "consume vs PGMQ"],
     "receive-one": ["receive(1) + ack vs PGMQ"],

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeAlias
 
 from psycopg import AsyncConnection, AsyncCursor, errors, pq
@@ -152,12 +152,19 @@ def _idle(connection: AsyncConnection[Any]) -> bool:
 
 async def _write(connection: AsyncConnection[Any], copy: Copy) -> int:
     cursor = _Cursor(connection)
-    try:
+    with writing_log(copy.stream):
         async with cursor.copy(copy.text) as writing:
             for data in copy.data:
                 await writing.write(data)
+    return cursor.rowcount
+
+
+@contextmanager
+def writing_log(stream: str) -> Generator[None]:
+    """Without its table there is no such stream."""
+    try:
+        yield
     except errors.UndefinedTable as error:
-        missing = StreamNotFound(f"stream '{copy.stream}' does not exist")
+        missing = StreamNotFound(f"stream '{stream}' does not exist")
         missing.hint = "Create it with create_stream(name)."
         raise missing from error
-    return cursor.rowcount

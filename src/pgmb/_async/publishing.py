@@ -7,13 +7,21 @@ from datetime import datetime
 from typing import Any, overload
 from uuid import UUID
 
-from pgmb._async.calls import AsyncCalls
+from pgmb._async.calls import AsyncCalls, Pool, writing_log
 from pgmb._core import batch, statements, wire
+from pgmb._core.statements import Statement
 from pgmb.outbox import AsyncConnectionLike
-from pgmb.types import Duration, NewEvent
+from pgmb.types import Duration, NewEvent, derive_id
+
+_MOST_SALTS = 1000
 
 
 class AsyncPublishing(AsyncCalls):
+    def __init__(self, pool: Pool) -> None:
+        super().__init__(pool)
+        self._salts: dict[int, int] = {}
+        """Of streams, by their segments: a stream that is dropped and created again has other segments."""
+
     async def publish(
         self,
         topic: str,
@@ -36,11 +44,27 @@ class AsyncPublishing(AsyncCalls):
         `dedup_for`, nothing is published, and its id returned.
         """
         with self.observer.publishing(topic, headers, stream) as observed:
-            statement = statements.publish(
-                topic, payload, key, observed.headers, stream, id, delay, at, dedup_key, dedup_for
-            )
-            published = observed.id = wire.uuid(await self._value(statement, conn))
+            if id is None and delay is None and at is None and dedup_key is None:
+                published = await self._insert(
+                    statements.insert(topic, payload, key, observed.headers, stream), stream, conn
+                )
+            else:
+                statement = statements.publish(
+                    topic, payload, key, observed.headers, stream, id, delay, at, dedup_key, dedup_for
+                )
+                published = wire.uuid(await self._value(statement, conn))
+            observed.id = published
         return published
+
+    async def _insert(self, statement: Statement, stream: str, conn: AsyncConnectionLike | None) -> UUID:
+        with writing_log(stream):
+            ((seq, published_at, segment),) = await self._rows(statement, conn)
+        salt = self._salts.get(segment)
+        if salt is None:
+            if len(self._salts) >= _MOST_SALTS:
+                self._salts.clear()
+            salt = self._salts[segment] = int(await self._value(statements.salt_of(stream), conn))
+        return derive_id(seq, published_at, salt)
 
     @overload
     async def publish_many(

@@ -153,12 +153,19 @@ def _idle(connection: Connection[Any]) -> bool:
 
 def _write(connection: Connection[Any], copy: Copy) -> int:
     cursor = _Cursor(connection)
-    try:
+    with writing_log(copy.stream):
         with cursor.copy(copy.text) as writing:
             for data in copy.data:
                 writing.write(data)
+    return cursor.rowcount
+
+
+@contextmanager
+def writing_log(stream: str) -> Generator[None]:
+    """Without its table there is no such stream."""
+    try:
+        yield
     except errors.UndefinedTable as error:
-        missing = StreamNotFound(f"stream '{copy.stream}' does not exist")
+        missing = StreamNotFound(f"stream '{stream}' does not exist")
         missing.hint = "Create it with create_stream(name)."
         raise missing from error
-    return cursor.rowcount

@@ -9,12 +9,20 @@ from typing import Any, overload
 from uuid import UUID
 
 from pgmb._core import batch, statements, wire
-from pgmb._sync.calls import Calls
+from pgmb._core.statements import Statement
+from pgmb._sync.calls import Calls, Pool, writing_log
 from pgmb.outbox import ConnectionLike
-from pgmb.types import Duration, NewEvent
+from pgmb.types import Duration, NewEvent, derive_id
+
+_MOST_SALTS = 1000
 
 
 class Publishing(Calls):
+    def __init__(self, pool: Pool) -> None:
+        super().__init__(pool)
+        self._salts: dict[int, int] = {}
+        """Of streams, by their segments: a stream that is dropped and created again has other segments."""
+
     def publish(
         self,
         topic: str,
@@ -37,11 +45,27 @@ class Publishing(Calls):
         `dedup_for`, nothing is published, and its id returned.
         """
         with self.observer.publishing(topic, headers, stream) as observed:
-            statement = statements.publish(
-                topic, payload, key, observed.headers, stream, id, delay, at, dedup_key, dedup_for
-            )
-            published = observed.id = wire.uuid(self._value(statement, conn))
+            if id is None and delay is None and at is None and dedup_key is None:
+                published = self._insert(
+                    statements.insert(topic, payload, key, observed.headers, stream), stream, conn
+                )
+            else:
+                statement = statements.publish(
+                    topic, payload, key, observed.headers, stream, id, delay, at, dedup_key, dedup_for
+                )
+                published = wire.uuid(self._value(statement, conn))
+            observed.id = published
         return published
+
+    def _insert(self, statement: Statement, stream: str, conn: ConnectionLike | None) -> UUID:
+        with writing_log(stream):
+            ((seq, published_at, segment),) = self._rows(statement, conn)
+        salt = self._salts.get(segment)
+        if salt is None:
+            if len(self._salts) >= _MOST_SALTS:
+                self._salts.clear()
+            salt = self._salts[segment] = int(self._value(statements.salt_of(stream), conn))
+        return derive_id(seq, published_at, salt)
 
     @overload
     def publish_many(

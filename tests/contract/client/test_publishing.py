@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
 
+import pgmb
 from pgmb import NewEvent
+from pgmb.errors import StreamNotFound
 from tests.contract.client.adapters import Client
 
 
@@ -26,6 +29,24 @@ async def test_an_id_is_made_where_none_is_given_and_is_the_one_delivered(client
     assert isinstance(made, UUID)
     assert made.version == 7
     assert (await client.receive("q")).events[0].id == made
+
+
+def test_the_id_is_that_of_the_stream_whatever_becomes_of_its_segments(dsn: str) -> None:
+    """The client derives it from a salt that it remembers, by segment."""
+    with pgmb.connect(dsn) as broker:
+        for _ in range(2):
+            broker.create_stream("a.b-c")
+            broker.create_queue("q", stream="a.b-c")
+            first = broker.publish("t", 1, stream="a.b-c")
+            broker.rotate("a.b-c")
+            with broker.connection() as connection, connection.transaction():
+                second = broker.publish("t", 2, stream="a.b-c", conn=connection)
+            assert [event.id for event in broker.receive("q", 10)] == [first, second]
+            broker.drop_queue("q")
+            broker.drop_stream("a.b-c")
+        for name in ("a.b-c", "100%", "%s", 'a"b', ""):
+            with pytest.raises(StreamNotFound, match=re.escape(f"stream '{name}' does not exist")):
+                broker.publish("t", 1, stream=name)
 
 
 @pytest.mark.parametrize(

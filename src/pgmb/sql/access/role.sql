@@ -218,7 +218,7 @@ language plpgsql
 as $$
 begin
   if publisher is not null then
-    execute format('grant insert (id, topic, key, payload, headers), select (seq, published_at) on pgmb.%I to %I',
+    execute format('grant insert (id, topic, key, payload, headers), select (seq, published_at, tableoid) on pgmb.%I to %I',
       'log_' || stream, publisher);
     execute format('grant usage on sequence pgmb.%I to %I', 'seq_' || stream, publisher);
     execute format('grant select (id, name, salt) on pgmb.stream to %I', publisher);

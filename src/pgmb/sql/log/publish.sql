@@ -40,7 +40,18 @@ as $$
 declare
   given uuid;
   due timestamptz;
+  number bigint;
+  written_at timestamptz;
+  stream_salt bigint;
 begin
+  if publish.stream = 'main' and publish.dedup_key is null and publish.delay is null and publish.at is null then
+    -- As below, with one condition to evaluate and planned once a session.
+    insert into pgmb.log_main as e (id, topic, key, payload, headers)
+    values (publish.id, publish.topic, publish.key, publish.payload, publish.headers)
+    returning e.seq, e.published_at, (select s.salt from pgmb.stream s where s.name = 'main')
+    into number, written_at, stream_salt;
+    return coalesce(publish.id, pgmb.derive_id(number, written_at, stream_salt));
+  end if;
   if publish.dedup_key is not null then
     perform pgmb.stream_id(publish.stream);
     publish.id := coalesce(publish.id, pgmb.fresh_id());
@@ -59,24 +70,14 @@ begin
       return given;
     end if;
   end if;
-  if publish.stream = 'main' then
-    -- As below; planned once a session.
-    insert into pgmb.log_main as e (id, topic, key, payload, headers)
-    values (publish.id, publish.topic, publish.key, publish.payload, publish.headers)
-    returning coalesce(publish.id, pgmb.derive_id(e.seq, e.published_at,
-      (select s.salt from pgmb.stream s where s.name = 'main')))
-    into given;
-    return given;
-  end if;
   if pg_catalog.to_regclass(pg_catalog.format('pgmb.%I', 'log_' || publish.stream)) is null then
     perform pgmb.stream_id(publish.stream);
   end if;
   execute pg_catalog.format('insert into pgmb.%I as e (id, topic, key, payload, headers) values ($1, $2, $3, $4, $5)
-      returning coalesce($1, pgmb.derive_id(e.seq, e.published_at,
-        (select s.salt from pgmb.stream s where s.name = $6)))', 'log_' || publish.stream)
-  into given
+      returning e.seq, e.published_at, (select s.salt from pgmb.stream s where s.name = $6)', 'log_' || publish.stream)
+  into number, written_at, stream_salt
   using publish.id, publish.topic, publish.key, publish.payload, publish.headers, publish.stream;
-  return given;
+  return coalesce(publish.id, pgmb.derive_id(number, written_at, stream_salt));
 end $$;
 
 -- Publishes many events of one topic and returns their number. They come in the array's order.
