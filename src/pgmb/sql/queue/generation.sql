@@ -1,9 +1,6 @@
 -- Generations: the lock of a queue, and how consumers supersede a transaction that keeps it.
 
--- Takes the queue's lock until the transaction ends and returns its newest claim, the queue's position. A receive in a
--- transaction that stays open would hold up all others: they wait for one second, then open a new generation at the last
--- committed position, and that receive's claim is void. If a second such transaction holds the newer generation by then,
--- they wait a quarter of a second for that one. A generation that another session is opening is waited for.
+-- Takes the queue's lock until the transaction ends and returns its newest claim, the queue's position.
 -- Errors: MB002 the queue was dropped meanwhile, MB013 no generation can be opened.
 create or replace function pgmb_internal.lock_queue(queue integer)
 returns pgmb.claim
@@ -12,11 +9,6 @@ as $$
 declare
   base pgmb.claim;
   hint record;
-  newest record;
-  wanted integer;
-  waited boolean := false;
-  given_up integer := -1;
-  openings bigint;
 begin
   -- The common way: no generation was opened since the last claim.
   select q.generation, q.lock_key into hint from pgmb.queue q where q.id = lock_queue.queue;
@@ -25,19 +17,40 @@ begin
     if base.openings = pg_sequence_last_value('pgmb.opening'::regclass) and base.id >> 40 = hint.generation then
       return base;
     end if;
-    base := null;
   end if;
+  return pgmb_internal.lock_newest(lock_queue.queue);
+end $$;
+
+-- The same where generations were opened, or where the queue is locked. A receive in a transaction that stays open would
+-- hold up all others: they wait for one second, then open a new generation at the last committed position, and that
+-- receive's claim is void. If a second such transaction holds the newer generation by then, they wait a quarter of a second
+-- for that one. A generation that another session is opening is waited for. All of this together takes a second and a half
+-- at most: then MB013.
+create or replace function pgmb_internal.lock_newest(queue integer)
+returns pgmb.claim
+language plpgsql
+set lock_timeout = '1s'
+as $$
+declare
+  base pgmb.claim;
+  newest record;
+  wanted integer;
+  until timestamptz := clock_timestamp() + interval '1500 milliseconds';
+  patience integer := 1000;
+  given_up integer := -1;
+  openings bigint;
+begin
   loop
-    newest := pgmb_internal.newest_generation(lock_queue.queue);
+    newest := pgmb_internal.newest_generation(lock_newest.queue);
     wanted := greatest(newest.opened, newest.opening, given_up + 1);
-    if not pg_try_advisory_xact_lock(pgmb_internal.queue_lock(lock_queue.queue, wanted)) then
+    if not pg_try_advisory_xact_lock(pgmb_internal.queue_lock(lock_newest.queue, wanted)) then
+      if clock_timestamp() >= until then
+        perform pgmb_internal.raise_held(lock_newest.queue);
+      end if;
       begin
-        if not waited then
-          waited := true;
-          perform pg_advisory_xact_lock(pgmb_internal.queue_lock(lock_queue.queue, wanted));
-        else
-          perform pgmb_internal.lock_after_waiting(pgmb_internal.queue_lock(lock_queue.queue, wanted));
-        end if;
+        perform pgmb_internal.wait_until(until, patience);
+        patience := 250;
+        perform pg_advisory_xact_lock(pgmb_internal.queue_lock(lock_newest.queue, wanted));
       exception when lock_not_available or deadlock_detected then
         given_up := wanted;
         continue;
@@ -46,18 +59,28 @@ begin
     -- Looked at again under the lock: whoever opens a generation from here on sees what was committed before. Those
     -- whose number is drawn by now have marked theirs before.
     openings := pg_sequence_last_value('pgmb.opening'::regclass);
-    newest := pgmb_internal.newest_generation(lock_queue.queue);
+    newest := pgmb_internal.newest_generation(lock_newest.queue);
     continue when greatest(newest.opened, newest.opening) > wanted;
     if newest.opened = wanted then
-      select * into base from pgmb.claim c where c.queue = lock_queue.queue order by c.id desc limit 1;
+      select * into base from pgmb.claim c where c.queue = lock_newest.queue order by c.id desc limit 1;
     else
-      base := pgmb_internal.open_generation(lock_queue.queue, wanted);
+      base := pgmb_internal.open_generation(lock_newest.queue, wanted, until);
     end if;
     exit when base.id is not null;
   end loop;
   base.openings := openings;
   return base;
 end $$;
+
+-- Lets a statement wait for a lock until that time, at most `patience` milliseconds, in a function with a lock_timeout of
+-- its own.
+create or replace function pgmb_internal.wait_until(until timestamptz, patience integer default 1000)
+returns void
+language sql volatile
+as $$
+  select set_config('lock_timeout', greatest(1,
+    least(patience, floor(extract(epoch from until - clock_timestamp()) * 1000)))::integer::text, true)
+$$;
 
 -- Takes the lock of a queue's generation if it is free at one of several attempts, a millisecond apart. Other receives hold
 -- it for a fraction of a millisecond; if all waited for it in PostgreSQL's queue, each would have to be woken in turn.
@@ -77,15 +100,6 @@ begin
   end loop;
   return false;
 end $$;
-
--- Takes an advisory lock for the transaction, for a caller that has waited for another one already.
-create or replace function pgmb_internal.lock_after_waiting(key bigint)
-returns void
-language sql
-set lock_timeout = '250ms'
-as $$
-  select pg_advisory_xact_lock(key)
-$$;
 
 -- The newest generation of a queue that was opened, and the newest that another transaction is opening at this moment or
 -- has just opened. Errors: MB002 the queue was dropped.
@@ -117,9 +131,9 @@ $$;
 
 -- Opens a generation under its lock and returns its first claim, the queue's position; null if a newer one is there by
 -- now. First its row is marked, which every session sees; then transactions that are committing what they received are
--- waited for; then the position is read. So a claim that this does not find was not committed when it was marked.
--- Errors: MB013.
-create or replace function pgmb_internal.open_generation(queue integer, number integer)
+-- waited for; then the position is read. So a claim that this does not find was not committed when it was marked. Waits
+-- until that time. Errors: MB013.
+create or replace function pgmb_internal.open_generation(queue integer, number integer, until timestamptz)
 returns pgmb.claim
 language plpgsql
 as $$
@@ -127,6 +141,7 @@ declare
   base pgmb.claim;
 begin
   begin
+    perform pgmb_internal.wait_until(open_generation.until);
     perform from pgmb.generation g
     where g.queue = open_generation.queue and g.number = open_generation.number and g.base is null
     for no key update;
@@ -134,6 +149,7 @@ begin
       perform pgmb_internal.raise_held(open_generation.queue);
     end if;
     perform nextval('pgmb.opening');
+    perform pgmb_internal.wait_until(open_generation.until);
     perform pgmb_internal.await_commits(open_generation.queue);
     select * into base from pgmb.claim c where c.queue = open_generation.queue order by c.id desc limit 1;
     if base.id is null or base.id >> 40 >= open_generation.number then
