@@ -350,9 +350,6 @@ declare
   maintained pgmb.stream;
   newest_seq bigint;
   opened_at timestamptz;
-  -- Read before this transaction has an xid (pgmb_internal.pass_unmatched).
-  noted jsonb := case when pg_current_xact_id_if_assigned() is null
-    then (select jsonb_object_agg(s.id, pgmb_internal.last_seq(s.name)) from pgmb.stream s) end;
 begin
   perform pgmb_internal.assert_read_committed();
   perform pgmb_internal.assert_admin();
@@ -396,7 +393,7 @@ begin
   where q.id = newest.queue and q.generation <> newest.number;
   perform pgmb_internal.add_generations(q.id) from pgmb.queue q
   where not exists (select from pgmb.generation n where n.queue = q.id and n.number = q.generation + 4);
-  perform pgmb_internal.pass_idle_queues(noted);
+  perform pgmb_internal.pass_idle_queues();
   -- Last, because these keep readers, then publishers, out until the end of the transaction.
   for maintained in select * from pgmb.stream loop
     perform pgmb_internal.guard_stream(maintained.name, 1);

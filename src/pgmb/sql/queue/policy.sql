@@ -116,7 +116,8 @@ declare
   picked record;
   trimmed pgmb.claim;
   taken bigint := 0;
-  vacant integer := 0;                       -- windows in which nothing matched
+  windows integer := 0;                      -- in which something matched
+  vacant integer := 0;                       -- in which nothing did
   pending boolean := false;                  -- the position moved enough to be worth writing
   opened boolean := false;
   wrote boolean := false;                    -- rows that must not outlive a superseded claim
@@ -143,6 +144,7 @@ begin
   flight := pgmb_internal.in_flight(q.id, base.open, now);
   base.open := flight.open;
   if exists (select from pgmb.retry r where r.queue = q.id and r.due_at <= now) then
+    base.open := flight.open || (base.id + 1);
     if q.ordered then
       events := pgmb_internal.lease_due_in_order(base, q.bindings, max, now, now + lease_for, q.max_attempts, token, flight.keys);
     else
@@ -153,6 +155,7 @@ begin
       retried := true;
       return;
     end if;
+    base.open := flight.open;
   end if;
 
   if q.max_length is not null and q.when_full = 'drop_oldest' then
@@ -162,10 +165,10 @@ begin
     base := trimmed;
   end if;
 
-  -- A few windows at most: what a filter, busy keys or age leave over of each may be little. While a lease of an ordered
-  -- queue was just given nothing is read behind it: most likely its keys will be free in a moment, and nothing
-  -- has to be set aside.
-  for turn in 1 .. greatest(5, 1000 / max) loop
+  -- A few windows at most: what a filter, busy keys or age leave over of each may be little. Those in which nothing
+  -- matches are passed for half a second, as receive does. While a lease of an ordered queue was just given nothing is
+  -- read behind it: most likely its keys will be free in a moment, and nothing has to be set aside.
+  loop
     exit when q.ordered and flight.youngest > now - interval '100 milliseconds';
     if base.place >= base.upto then
       exit when opened;
@@ -194,12 +197,17 @@ begin
     pending := pending or picked.moved or base.place - lo >= 64;
     wrote := wrote or picked.wrote;
     taken := picked.taken;
-    vacant := vacant + case when picked.moved then 0 else 1 end;
-    exit when taken > 0 or vacant >= 5;
+    if picked.moved then
+      windows := windows + 1;
+    else
+      vacant := vacant + 1;
+    end if;
+    exit when taken > 0 or windows >= greatest(5, 1000 / max)
+      or (vacant >= 5 and clock_timestamp() >= statement_timestamp() + interval '500 milliseconds');
   end loop;
 
-  if opened and entry_xid is null and pending then
-    base := pgmb_internal.note_pair(base, q.stream, noted);
+  if opened and pending then
+    base := pgmb_internal.note_pair(base, case when entry_xid is null then noted end);
   end if;
   if taken > 0 then
     lease := pgmb_internal.lease_of(q.id, base.id + 1, token);

@@ -123,24 +123,44 @@ begin
   return base;
 end $$;
 
--- A queue's position with what the batch after this one starts from: `noted`, the sequence before this transaction had an
--- xid, and that xid. Whoever takes a higher xid takes higher numbers too, and so does this transaction itself. One that
--- had its xid before (`noted` null) takes the pair of the newest tick: correct, only a longer walk.
-create or replace function pgmb_internal.note_pair(base pgmb.claim, stream integer, noted bigint)
+-- A queue's position with what the batch after this one starts from: a number of the log and a transaction id, so that
+-- every transaction with a higher id takes higher numbers only. `noted` is the sequence before this transaction had an
+-- xid, which is the id then. A transaction that had one before (`noted` null) takes the end of the batch, which was read
+-- earlier in this call, and an id that no transaction has yet; not for a short batch, which is as soon read again.
+create or replace function pgmb_internal.note_pair(base pgmb.claim, noted bigint)
 returns pgmb.claim
 language plpgsql
 as $$
 begin
-  if noted is null then
-    select greatest((t.position).next, base.batch_next), greatest((t.position).seq, base.batch_seq)
-    into base.batch_next, base.batch_seq
-    from (select t.* from pgmb.tick t where t.stream = note_pair.stream order by t.id desc limit 1) t
-    right join (values (0)) one on true;
-    return base;
+  if noted is not null then
+    base.batch_next := greatest((pg_current_xact_id()::text::bigint - 1)::text::xid8, base.batch_next);
+    base.batch_seq := greatest(note_pair.noted, base.batch_seq);
+  elsif base.upto - base.batch_seq >= 64 then
+    base.batch_next := greatest((pgmb_internal.unused_xid()::text::bigint - 1)::text::xid8, base.batch_next);
+    base.batch_seq := base.upto;
   end if;
-  base.batch_next := greatest((pg_current_xact_id()::text::bigint - 1)::text::xid8, base.batch_next);
-  base.batch_seq := greatest(note_pair.noted, base.batch_seq);
   return base;
+end $$;
+
+-- A transaction id that no transaction has yet: the next one, or one not far above it. pg_xact_status() refuses those,
+-- while a snapshot's xmax may lie below the ids of transactions that are open.
+create or replace function pgmb_internal.unused_xid()
+returns xid8
+language plpgsql
+as $$
+declare
+  candidate bigint := pg_snapshot_xmax(pg_current_snapshot())::text::bigint;
+  step bigint := 1;
+begin
+  loop
+    begin
+      perform pg_xact_status(candidate::text::xid8);
+    exception when invalid_parameter_value then
+      return candidate::text::xid8;
+    end;
+    candidate := candidate + step;
+    step := step * 2;
+  end loop;
 end $$;
 
 -- Whether a queue needs a sweep: leases expired since the last one or were shortened, or delayed events are due. Also true
@@ -290,7 +310,7 @@ begin
         get diagnostics got = row_count;
         if got > 0 then
           if opened then
-            base := pgmb_internal.note_pair(base, q.stream, q.noted);
+            base := pgmb_internal.note_pair(base, q.noted);
           end if;
           insert into pgmb.claim (queue, id, token, state, bindings, events, lo, hi, place, upto,
             done_snapshot, done_seq, done_next, batch_snapshot, batch_seq, batch_next, expires_at, swept, openings)
@@ -395,8 +415,11 @@ begin
     end if;
 
     -- The main part: (place, upto] of the log, a window at a time. Where a dense window yields little, the
-    -- end of a larger one is looked for first.
-    while got < receive.max and base.place < base.upto and coalesce(scanned, 0) < 20000 loop
+    -- end of a larger one is looked for first. To come back with nothing although there is something further on would
+    -- have consumers wait, so that a call ends so only after half a second.
+    while got < receive.max and base.place < base.upto and (coalesce(scanned, 0) < 20000
+      or got = 0 and clock_timestamp() < statement_timestamp() + interval '500 milliseconds')
+    loop
       seg := base.upto >> 40;
       bound := base.upto;
       if base.place >> 40 < seg then
@@ -437,12 +460,10 @@ begin
       scanned := coalesce(scanned, 0) + ending - base.place;
       base.place := ending;
     end loop;
-    exit when got > 0 or scanned >= 20000;
+    exit when got > 0 or base.place < base.upto;
   end loop;
-  if opened and q.entry_xid is null and (got > 0 or pending or scanned >= 64 or released > 0) then
-    base := pgmb_internal.note_pair(base, q.stream, q.noted);
-  elsif opened and got > 0 then
-    base := pgmb_internal.note_pair(base, q.stream, null);
+  if opened and (got > 0 or pending or scanned >= 64 or released > 0 or q.entry_xid is not null) then
+    base := pgmb_internal.note_pair(base, case when q.entry_xid is null then q.noted end);
   end if;
 
   if got > 0 then

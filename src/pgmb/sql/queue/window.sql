@@ -164,9 +164,8 @@ end $$;
 
 -- Moves a queue that nobody receives from past events that do not match, up to the first that does: what waits in it is
 -- counted from there, and retention need not keep what lies before. Looks at `most` numbers at most and returns how many it
--- passed. `noted`: the stream's last number before this transaction had an xid, null where it had one before. A queue that
--- another session is at is left alone.
-create or replace function pgmb_internal.pass_unmatched(q pgmb.queue, noted bigint, most bigint)
+-- passed. A queue that another session is at is left alone.
+create or replace function pgmb_internal.pass_unmatched(q pgmb.queue, most bigint)
 returns bigint
 language plpgsql
 set enable_seqscan = off
@@ -214,16 +213,15 @@ begin
     return 0;
   end if;
   if opened then
-    base := pgmb_internal.note_pair(base, q.stream, noted);
+    base := pgmb_internal.note_pair(base, null);
   end if;
   perform pgmb_internal.write_claim(base, 0, 'p', q.bindings, 0, base.place, base.place, 'infinity');
   return passed;
 end $$;
 
 -- Passes over what does not match in queues that nobody has received from for seconds and that are far behind, those first
--- that were not looked at for longest. `noted`: the last number by stream, as pass_unmatched takes it. Looks at 100,000
--- events at most.
-create or replace function pgmb_internal.pass_idle_queues(noted jsonb)
+-- that were not looked at for longest. Looks at 100,000 events at most.
+create or replace function pgmb_internal.pass_idle_queues()
 returns void
 language plpgsql
 as $$
@@ -243,8 +241,7 @@ begin
     order by newest.at
   loop
     begin
-      left_over := left_over - 100 - pgmb_internal.pass_unmatched(idle.q, (noted ->> (idle.q).stream::text)::bigint,
-        case when (idle.q).plain then 20000 else 5000 end);
+      left_over := left_over - 100 - pgmb_internal.pass_unmatched(idle.q, case when (idle.q).plain then 20000 else 5000 end);
     exception when others then
       -- Its filter raises, which receive tells.
       if (idle.q).plain or pgmb_internal.servers_trouble(sqlstate) then
