@@ -1,8 +1,8 @@
 -- Which events of a queue with a policy may be delivered now, and what becomes of those that may not.
 
 -- The leases of a queue that are still in flight, out of those that its position names, how many events they
--- and the leased retries hold, which keys, and since when the youngest of them. A lease whose events were all
--- settled one by one is not; of one that has expired the keys are still held, but its events count no more.
+-- hold, which keys, and since when the youngest of them. A lease whose events were all settled one by one is not; of
+-- one that has expired the keys are still held, but its events count no more.
 create or replace function pgmb_internal.in_flight(
   queue integer, named bigint[], now timestamptz, out open bigint[], out events bigint, out keys integer[],
   out youngest timestamptz
@@ -10,11 +10,9 @@ create or replace function pgmb_internal.in_flight(
 language plpgsql
 as $$
 begin
-  if in_flight.named is null and not exists (
-    select from pgmb.retry r where r.queue = in_flight.queue and r.lease is not null)
-  then
-    events := 0;
-    keys := '{}';
+  events := 0;
+  keys := '{}';
+  if in_flight.named is null then
     return;
   end if;
   select array_agg(c.id), coalesce(sum(held.events) filter (where c.expires_at > in_flight.now), 0), max(c.at)
@@ -22,24 +20,49 @@ begin
   from unnest(in_flight.named) one
   join pgmb.claim c on c.queue = in_flight.queue and c.id = one
   cross join lateral (
-    select c.events - count(*) events from pgmb.settlement s where s.queue = c.queue and s.claim = c.id) held
-  where c.state in ('l', 'o') and held.events > 0;
-  select coalesce(array_agg(distinct held.hash) filter (where held.hash <> 0), '{}'),
-    in_flight.events + count(*) filter (where held.retried), greatest(in_flight.youngest, max(held.since))
-  into keys, events, youngest
-  from (
-    select one hash, false retried, null::timestamptz since from pgmb.claim c, unnest(c.keys) one
-    where c.queue = in_flight.queue and c.id = any (in_flight.open)
+    select case c.state
+      when 'r' then (select count(*) from pgmb.retry r where r.queue = c.queue and r.lease = c.id)
+      else c.events - (select count(*) from pgmb.settlement s where s.queue = c.queue and s.claim = c.id) end events) held
+  where c.state in ('l', 'o', 'r') and held.events > 0;
+  select coalesce(array_agg(distinct held.hash) filter (where held.hash <> 0), '{}') into keys
+  from unnest(in_flight.open) one
+  cross join lateral (
+    select unnest(c.keys) hash from pgmb.claim c where c.queue = in_flight.queue and c.id = one
     union all
-    -- Also those of a key ahead of which a dead letter was put back.
-    select case when r.ordered then pgmb_internal.key_hash(r.key) else 0 end, c.expires_at > in_flight.now, c.at
-    from pgmb.retry r join pgmb.claim c on c.queue = r.queue and c.id = r.lease
-    where r.queue = in_flight.queue and r.lease is not null) held;
+    select pgmb_internal.key_hash(r.key) from pgmb.retry r
+    where r.queue = in_flight.queue and r.lease = one and r.ordered) held;
 end $$;
+
+-- Where the events of a key begin in pgmb.retry, as a queue's position has it; null where it says nothing.
+create or replace function pgmb_internal.passed_of(base pgmb.claim, key text)
+returns bigint
+language sql immutable
+as $$
+  select (base).passed_origins[array_position((base).passed_keys, key)]
+$$;
+
+-- The first event of a key that waits in pgmb.retry or is leased there. `passed`: where its events begin
+-- (pgmb_internal.passed_of). Dead letters that were put back have the origin 0 and come before.
+create or replace function pgmb_internal.first_of_key(queue integer, key text, passed bigint)
+returns setof pgmb.retry
+language sql stable
+as $$
+  select * from (
+    (select r.* from pgmb.retry r
+    where r.queue = first_of_key.queue and r.ordered and r.key = first_of_key.key and r.origin = 0
+    order by r.origin, r.seq limit 1)
+    union all
+    (select r.* from pgmb.retry r
+    where r.queue = first_of_key.queue and r.ordered and r.key = first_of_key.key
+      and r.origin >= greatest(first_of_key.passed, 1)
+    order by r.origin, r.seq limit 1)) first
+  order by first.origin, first.seq limit 1
+$$;
 
 -- As lease_due, in an ordered queue: of each key the first event that waits, if it is due and no lease holds
 -- the key, and those behind it. The next of each key that stays is due from now on, and only blocked: nothing has to
--- wake it when those ahead are settled, and so no settlement can miss it.
+-- wake it when those ahead are settled, and so no settlement can miss it. The position keeps where these keys begin: as
+-- no lease holds them, no event of an earlier claim can come back.
 create or replace function pgmb_internal.lease_due_in_order(
   base pgmb.claim, bindings integer, max integer, now timestamptz, expires_at timestamptz, max_attempts integer,
   token bigint, busy integer[]
@@ -49,6 +72,7 @@ language plpgsql
 as $$
 declare
   leased bigint[];
+  held record;
   events bigint;
 begin
   with head as materialized (
@@ -59,9 +83,9 @@ begin
       and (later.key is null or (
         pgmb_internal.key_hash(later.key) <> all (lease_due_in_order.busy)
         and not exists (
-          select from pgmb.retry ahead
-          where ahead.queue = later.queue and ahead.ordered and ahead.key = later.key
-            and (ahead.origin, ahead.seq) < (later.origin, later.seq))))
+          select from pgmb_internal.first_of_key(later.queue, later.key,
+            pgmb_internal.passed_of(lease_due_in_order.base, later.key)) ahead
+          where (ahead.origin, ahead.seq) < (later.origin, later.seq))))
     order by later.due_at
     limit lease_due_in_order.max
     for update skip locked
@@ -95,14 +119,27 @@ begin
     -- Heads first sort before what is behind them: a limit never parts a key's first from its second.
     order by taken.due_at, taken.origin, taken.seq
     limit lease_due_in_order.max) t;
-  events := pgmb_internal.lease_retried(lease_due_in_order.base, lease_due_in_order.bindings, leased, lease_due_in_order.expires_at,
+  select array_agg(t.key) keys, array_agg(t.origin) origins into held
+  from (
+    select r.key, min(r.origin) filter (where r.origin > 0) origin from pgmb.retry r
+    where r.id = any (leased) and r.key is not null group by r.key) t;
+  select array_agg(k.key), array_agg(k.origin) into base.passed_keys, base.passed_origins
+  from (
+    select k.key, k.origin from (
+      select n.key, coalesce(n.origin, pgmb_internal.passed_of(base, n.key)) origin from unnest(held.keys, held.origins) n (key, origin)
+      union all
+      select o.key, o.origin from unnest(base.passed_keys, base.passed_origins) o (key, origin)
+      where held.keys is null or o.key <> all (held.keys)) k
+    where k.origin is not null limit 64) k;
+  events := pgmb_internal.lease_retried(base, lease_due_in_order.bindings, leased, lease_due_in_order.expires_at,
     lease_due_in_order.token);
   if events > 0 then
     update pgmb.retry r set due_at = lease_due_in_order.now
-    from (select distinct t.key from pgmb.retry t where t.id = any (leased) and t.key is not null) taken
+    from unnest(held.keys) one
     cross join lateral (
       select first.id from pgmb.retry first
-      where first.queue = (lease_due_in_order.base).queue and first.ordered and first.key = taken.key and first.lease is null
+      where first.queue = base.queue and first.ordered and first.key = one and first.lease is null
+        and first.origin >= coalesce(pgmb_internal.passed_of(base, one), 1)
       order by first.origin, first.seq limit 1) waiting
     -- One that was tried waits by its own backoff.
     where r.id = waiting.id and r.attempt = 1 and r.due_at > lease_due_in_order.now;
@@ -125,11 +162,13 @@ language plpgsql
 as $$
 declare
   source text := 'select null::tid ctid, e.seq, e.key, e.published_at from pgmb_internal.batch_events($8, $5, $9, $10, $3, $11, $12, $1, $2, $13, $7, true) e';
-  retried boolean := q.ordered and exists (select from pgmb.retry r where r.queue = q.id and r.ordered);
+  -- Of each key that is not leased, the first event that waits has a time.
+  retried boolean := q.ordered and exists (select from pgmb.retry r where r.queue = q.id and r.due_at < 'infinity');
   most bigint := allowed;
   found_events bigint;
   last bigint;
   behind integer[];
+  blocked_keys text[];
   blocked bigint := 0;
   ending timestamptz := now - q.ttl;
 begin
@@ -161,26 +200,27 @@ begin
           case when e.key is null then 0 else coalesce(nullif(hashtext(e.key), 0), 1) end held
         from (' || source || ') e
       ), waiting as materialized (
-        select distinct r.held from read r
-        where r.keyed and (r.held in (select unnest($15)) or $16 and exists (
-          select from pgmb.retry ahead where ahead.queue = $17 and ahead.ordered and ahead.key = r.key))
+        select distinct k.held from (select distinct r.key, r.held from read r where r.keyed) k
+        where k.held in (select unnest($15)) or $16 and exists (
+          select from pgmb_internal.first_of_key($17, k.key, pgmb_internal.passed_of($19, k.key)))
       ), judged as (
-        select r.ctid, r.seq, r.held, r.old, w.held is not null behind,
+        select r.ctid, r.seq, r.key, r.held, r.old, w.held is not null behind,
           count(*) filter (where not r.old and w.held is null) over (order by r.seq) free
         from read r
         left join waiting w on w.held = r.held and r.keyed
       )
       select count(*) filter (where not j.old and not j.behind), array_agg(distinct j.held) filter (where not j.old and not j.behind),
-        array_agg(distinct j.held) filter (where not j.old and j.behind), count(*) filter (where not j.old and j.behind),
+        array_agg(distinct j.held) filter (where not j.old and j.behind),
+        array_agg(distinct j.key) filter (where not j.old and j.behind), count(*) filter (where not j.old and j.behind),
         coalesce(array_agg(j.seq) filter (where j.old), ''{}''), array_agg(j.ctid) filter (where not j.old and not j.behind),
         case when count(*) filter (where not j.old and not j.behind) = $18 then max(j.seq) end,
         (select count(*) from read), (select max(r.seq) from read r)
       from judged j
       where j.free < $18 or (j.free = $18 and not j.old and not j.behind)'
-    into taken, keys, behind, blocked, expired, rows, upto, found_events, last
+    into taken, keys, behind, blocked_keys, blocked, expired, rows, upto, found_events, last
     using base.place, hi, base.batch_snapshot, pg_snapshot_xmin(base.batch_snapshot), base.done_snapshot,
       pg_snapshot_xmax(base.done_snapshot), most, q.stream, base.done_seq, base.done_next, base.own, base.own_seq,
-      q.matching, ending, busy, retried, q.id, allowed;
+      q.matching, ending, busy, retried, q.id, allowed, base;
   else
     execute 'select count(*) filter (where e.published_at <= $14 is not true), count(*), max(e.seq),
         coalesce(array_agg(e.seq) filter (where e.published_at <= $14), ''{}''),
@@ -192,7 +232,11 @@ begin
       q.matching, ending;
   end if;
   waits := blocked > 3 * taken and youngest > now - interval '1 second' and (
-    select count(*) = 200 from (select from pgmb.retry r where r.queue = q.id and r.due_at > '-infinity' limit 200) parked);
+    select count(*) = 200 from (
+      select from unnest(blocked_keys) one
+      join pgmb.retry r on r.queue = q.id and r.ordered and r.key = one
+        and r.origin >= coalesce(pgmb_internal.passed_of(base, one), 0)
+      limit 200) parked);
   if waits then
     taken := 0;
     upto := base.place;
@@ -216,8 +260,13 @@ begin
   if behind is not null then
     insert into pgmb.retry (queue, due_at, attempt, seq, event_id, topic, key, payload, headers, published_at, ordered, origin)
     -- The first behind a lease is due and only blocked: nothing has to wake it (see pgmb_internal.lease_due_in_order).
+    -- The others wait until they are the first.
     select q.id,
-      case when e.key_place = 1 and ahead.due_at is null then now else greatest(ahead.due_at, now) + interval '1 minute' end,
+      case when e.key_place = 1 and not exists (
+          select from pgmb.retry waiting
+          where waiting.queue = q.id and waiting.ordered and waiting.key = e.key and waiting.lease is null
+            and waiting.origin >= coalesce(pgmb_internal.passed_of(base, e.key), 0))
+        then now else 'infinity' end,
       1, e.seq, e.id, e.topic, e.key, e.payload, e.headers, e.published_at, true, base.id + 1
     from (
       select parked.*, row_number() over (partition by parked.key order by parked.seq) key_place
@@ -225,10 +274,6 @@ begin
         base.own, base.own_seq, base.place, upto,
         q.matching || pgmb_internal.with_keys(behind)
           || case when ending is null then '' else format(' and e.published_at > %L', ending) end,
-        9223372036854775807) parked) e
-    left join lateral (
-      select waiting.due_at from pgmb.retry waiting
-      where waiting.queue = q.id and waiting.ordered and waiting.key = e.key and waiting.lease is null
-      order by waiting.origin, waiting.seq limit 1) ahead on true;
+        9223372036854775807) parked) e;
   end if;
 end $$;

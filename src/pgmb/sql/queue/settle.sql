@@ -365,20 +365,23 @@ begin
       select pgmb_internal.backoff(fail_retried.queue, max(r.attempt)) from pgmb.retry r
       where r.queue = (fail_retried.queue).id and r.lease = fail_retried.claim));
   end if;
-  update pgmb.retry r
-  set lease = null, due_at = now + coalesce(after, pgmb_internal.backoff(fail_retried.queue, r.attempt)),
-    attempt = r.attempt + case manner when 'release' then 0 else 1 end, expiries = 0,
-    together = case manner when 'release' then r.together else fail_retried.together end,
-    error = coalesce(fail_retried.error, r.error)
-  where r.queue = (fail_retried.queue).id and r.lease = fail_retried.claim and (seqs is null or r.seq = any (seqs));
-  get diagnostics failed = row_count;
-  if (fail_retried.queue).ordered and seqs is not null and failed > 0 then
+  with ahead as (
+    update pgmb.retry r
+    set lease = null, due_at = now + coalesce(after, pgmb_internal.backoff(fail_retried.queue, r.attempt)),
+      attempt = r.attempt + case manner when 'release' then 0 else 1 end, expiries = 0,
+      together = case manner when 'release' then r.together else fail_retried.together end,
+      error = coalesce(fail_retried.error, r.error)
+    where r.queue = (fail_retried.queue).id and r.lease = fail_retried.claim and (seqs is null or r.seq = any (seqs))
+    returning r.key, r.origin, r.seq, r.due_at
+  ), behind as (
+    -- Of an ordered queue, what the lease holds behind them of the same keys goes back too.
     update pgmb.retry r
     set lease = null, due_at = ahead.due_at
-    from pgmb.retry ahead
-    where r.queue = (fail_retried.queue).id and r.lease = fail_retried.claim and ahead.queue = r.queue and ahead.ordered and ahead.key = r.key
-      and ahead.lease is null and ahead.seq = any (seqs) and (ahead.origin, ahead.seq) < (r.origin, r.seq);
-  end if;
+    from ahead
+    where (fail_retried.queue).ordered and r.queue = (fail_retried.queue).id and r.lease = fail_retried.claim
+      and r.seq <> all (seqs) and ahead.key = r.key and (ahead.origin, ahead.seq) < (r.origin, r.seq)
+  )
+  select count(*) into failed from ahead;
   return dead + failed;
 end $$;
 

@@ -111,10 +111,14 @@ create table pgmb.claim (
   batch_snapshot pg_snapshot not null,
   held bigint[],
   -- Of queues that are not plain: the hashes of the keys that this lease holds (pgmb_internal.key_hash), the leases in
-  -- flight when this claim was made, and when the rate limit will have been paid for.
+  -- flight when this claim was made, this one included, and when the rate limit will have been paid for.
   keys integer[],
   open bigint[],
   paid_until timestamptz,
+  -- Of an ordered queue: keys that were leased lately out of pgmb.retry, and for each the claim (pgmb.retry.origin) of
+  -- its first event there. Rows of earlier claims are gone for good, so that no look-up has to pass them.
+  passed_keys text[],
+  passed_origins bigint[],
   -- Of a queue with a filter or condition: the numbers that passed it. It is asked once, at the claim.
   chosen bigint[],
   -- The last number of pgmb.opening before the claim was made. While it has not changed, no generation is being opened.
@@ -179,7 +183,8 @@ create table pgmb.queue_grant (
 create table pgmb.retry (
   id bigint generated always as identity primary key,
   queue integer not null,
-  -- When to try again; while leased infinity, and the claim (pgmb.claim.id) that holds the row.
+  -- When to try again. Infinity while leased: `lease` is the claim (pgmb.claim.id) that holds the row. Also infinity
+  -- while parked behind another event of its key that is not leased either.
   due_at timestamptz not null,
   lease bigint,
   attempt integer not null,

@@ -78,7 +78,7 @@ begin
     select width_bucket(extract(epoch from w.due_at - clock_timestamp())::double precision, retry_curve.seconds) + 1 bucket, w.attempt
     from (
       select r.due_at, r.attempt from pgmb_internal.lanes_for_consumer(retry_curve.queue) q
-      join pgmb.retry r on r.queue = q.id where r.lease is null
+      join pgmb.retry r on r.queue = q.id where r.due_at < 'infinity'
       union all
       select d.due_at, d.attempt from pgmb_internal.lanes_for_consumer(retry_curve.queue) q
       join pgmb.delivery d on d.queue = q.id where d.lease is null

@@ -132,13 +132,13 @@ begin
       retries := retries + part.lapsed;
       received_per_second := received_per_second + part.received / 10.0;
 
-      -- Leased rows are due at infinity. In an ordered queue, those of the first attempt wait for others of their key.
+      -- In an ordered queue, those of the first attempt wait for others of their key.
       select count(*) filter (where not r.parked) retries, count(*) filter (where r.parked) parked,
         min(r.published_at) filter (where r.parked) oldest
       into part
       from (
         select r.ordered and r.attempt = 1 parked, r.published_at from pgmb.retry r
-        where r.queue = lane.id and r.due_at < 'infinity' limit 10001) r;
+        where r.queue = lane.id and r.lease is null limit 10001) r;
       waiting := waiting + part.parked;
       oldest := least(oldest, part.oldest);
       retries := retries + part.retries;

@@ -492,7 +492,7 @@ begin
     part := pgmb_internal.lease_counts(lane.id, newest, statement_timestamp());
     waiting := waiting + part.events + part.lapsed;
     select count(*) events, min(r.published_at) oldest into part
-    from (select r.published_at from pgmb.retry r where r.queue = lane.id and r.due_at < 'infinity' limit 10001) r;
+    from (select r.published_at from pgmb.retry r where r.queue = lane.id and r.lease is null limit 10001) r;
     waiting := waiting + part.events;
     oldest := least(oldest, part.oldest);
   end loop;
