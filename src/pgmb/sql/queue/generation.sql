@@ -24,8 +24,8 @@ end $$;
 -- The same where generations were opened, or where the queue is locked. A receive in a transaction that stays open would
 -- hold up all others: they wait for one second, then open a new generation at the last committed position, and that
 -- receive's claim is void. If a second such transaction holds the newer generation by then, they wait a quarter of a second
--- for that one. A generation that another session is opening is waited for. All of this together takes a second and a half
--- at most: then MB013.
+-- for that one. A generation that another session is opening is waited for. All of this together takes little more than that:
+-- then MB013.
 create or replace function pgmb_internal.lock_newest(queue integer)
 returns pgmb.claim
 language plpgsql
@@ -35,7 +35,7 @@ declare
   base pgmb.claim;
   newest record;
   wanted integer;
-  until timestamptz := clock_timestamp() + interval '1500 milliseconds';
+  until timestamptz := clock_timestamp() + interval '1250 milliseconds';
   patience integer := 1000;
   given_up integer := -1;
   openings bigint;
@@ -72,13 +72,13 @@ begin
   return base;
 end $$;
 
--- Lets a statement wait for a lock until that time, at most `patience` milliseconds, in a function with a lock_timeout of
--- its own.
+-- Lets a statement wait for a lock until that time, from 50 to `patience` milliseconds, in a function with a lock_timeout
+-- of its own.
 create or replace function pgmb_internal.wait_until(until timestamptz, patience integer default 1000)
 returns void
 language sql volatile
 as $$
-  select set_config('lock_timeout', greatest(1,
+  select set_config('lock_timeout', greatest(50,
     least(patience, floor(extract(epoch from until - clock_timestamp()) * 1000)))::integer::text, true)
 $$;
 

@@ -33,36 +33,60 @@ begin
     where r.queue = in_flight.queue and r.lease = one and r.ordered) held;
 end $$;
 
--- Where the events of a key begin in pgmb.retry, as a queue's position has it; null where it says nothing.
-create or replace function pgmb_internal.passed_of(base pgmb.claim, key text)
-returns bigint
-language sql immutable
+-- The events of a key in pgmb.retry, from where the queue's position says that they begin.
+create or replace function pgmb_internal.events_of_key(base pgmb.claim, key text)
+returns setof pgmb.retry
+language sql stable
 as $$
-  select (base).passed_origins[array_position((base).passed_keys, key)]
+  select r.* from pgmb.retry r
+  where r.queue = (base).queue and r.ordered and r.key = events_of_key.key
+    and (r.origin, r.seq) >= (
+      coalesce((base).passed_origins[array_position((base).passed_keys, events_of_key.key)], 1),
+      coalesce((base).passed_seqs[array_position((base).passed_keys, events_of_key.key)], 0))
 $$;
 
--- The first event of a key that waits in pgmb.retry or is leased there. `passed`: where its events begin
--- (pgmb_internal.passed_of). Dead letters that were put back have the origin 0 and come before.
-create or replace function pgmb_internal.first_of_key(queue integer, key text, passed bigint)
+-- The first event of a key in pgmb.retry. Dead letters that were put back have the origin 0 and come before others.
+create or replace function pgmb_internal.first_of_key(base pgmb.claim, key text)
 returns setof pgmb.retry
 language sql stable
 as $$
   select * from (
     (select r.* from pgmb.retry r
-    where r.queue = first_of_key.queue and r.ordered and r.key = first_of_key.key and r.origin = 0
+    where r.queue = (base).queue and r.ordered and r.key = first_of_key.key and r.origin = 0
     order by r.origin, r.seq limit 1)
     union all
-    (select r.* from pgmb.retry r
-    where r.queue = first_of_key.queue and r.ordered and r.key = first_of_key.key
-      and r.origin >= greatest(first_of_key.passed, 1)
-    order by r.origin, r.seq limit 1)) first
+    (select r.* from pgmb_internal.events_of_key(base, first_of_key.key) r order by r.origin, r.seq limit 1)) first
   order by first.origin, first.seq limit 1
 $$;
 
+-- A queue's position with where the keys of rows of pgmb.retry begin, which are about to be leased and are the first of
+-- their keys. It keeps 64 keys, those that were leased last. No row can come to lie before: only a lease that holds a key
+-- returns its events to an earlier place, and dead letters that are put back have a place of their own.
+create or replace function pgmb_internal.pass_keys(base pgmb.claim, leased bigint[])
+returns pgmb.claim
+language plpgsql
+as $$
+begin
+  with begun as (
+    select distinct on (r.key) r.key, r.origin, r.seq from pgmb.retry r
+    where r.id = any (leased) and r.key is not null and r.origin > 0
+    order by r.key, r.origin, r.seq
+  )
+  select array_agg(k.key), array_agg(k.origin), array_agg(k.seq)
+  into base.passed_keys, base.passed_origins, base.passed_seqs
+  from (
+    select b.key, b.origin, b.seq, 0 age from begun b
+    union all
+    select o.key, o.origin, o.seq, o.age
+    from unnest(base.passed_keys, base.passed_origins, base.passed_seqs) with ordinality o (key, origin, seq, age)
+    where o.key not in (select b.key from begun b)
+    order by age limit 64) k;
+  return base;
+end $$;
+
 -- As lease_due, in an ordered queue: of each key the first event that waits, if it is due and no lease holds
 -- the key, and those behind it. The next of each key that stays is due from now on, and only blocked: nothing has to
--- wake it when those ahead are settled, and so no settlement can miss it. The position keeps where these keys begin: as
--- no lease holds them, no event of an earlier claim can come back.
+-- wake it when those ahead are settled, and so no settlement can miss it.
 create or replace function pgmb_internal.lease_due_in_order(
   base pgmb.claim, bindings integer, max integer, now timestamptz, expires_at timestamptz, max_attempts integer,
   token bigint, busy integer[]
@@ -72,7 +96,6 @@ language plpgsql
 as $$
 declare
   leased bigint[];
-  held record;
   events bigint;
 begin
   with head as materialized (
@@ -83,8 +106,7 @@ begin
       and (later.key is null or (
         pgmb_internal.key_hash(later.key) <> all (lease_due_in_order.busy)
         and not exists (
-          select from pgmb_internal.first_of_key(later.queue, later.key,
-            pgmb_internal.passed_of(lease_due_in_order.base, later.key)) ahead
+          select from pgmb_internal.first_of_key(lease_due_in_order.base, later.key) ahead
           where (ahead.origin, ahead.seq) < (later.origin, later.seq))))
     order by later.due_at
     limit lease_due_in_order.max
@@ -119,28 +141,18 @@ begin
     -- Heads first sort before what is behind them: a limit never parts a key's first from its second.
     order by taken.due_at, taken.origin, taken.seq
     limit lease_due_in_order.max) t;
-  select array_agg(t.key) keys, array_agg(t.origin) origins into held
-  from (
-    select r.key, min(r.origin) filter (where r.origin > 0) origin from pgmb.retry r
-    where r.id = any (leased) and r.key is not null group by r.key) t;
-  select array_agg(k.key), array_agg(k.origin) into base.passed_keys, base.passed_origins
-  from (
-    select k.key, k.origin from (
-      select n.key, coalesce(n.origin, pgmb_internal.passed_of(base, n.key)) origin from unnest(held.keys, held.origins) n (key, origin)
-      union all
-      select o.key, o.origin from unnest(base.passed_keys, base.passed_origins) o (key, origin)
-      where held.keys is null or o.key <> all (held.keys)) k
-    where k.origin is not null limit 64) k;
+  if leased is null then
+    return 0;
+  end if;
+  base := pgmb_internal.pass_keys(base, leased);
   events := pgmb_internal.lease_retried(base, lease_due_in_order.bindings, leased, lease_due_in_order.expires_at,
     lease_due_in_order.token);
   if events > 0 then
     update pgmb.retry r set due_at = lease_due_in_order.now
-    from unnest(held.keys) one
+    from (select distinct t.key from pgmb.retry t where t.id = any (leased) and t.key is not null) taken
     cross join lateral (
-      select first.id from pgmb.retry first
-      where first.queue = base.queue and first.ordered and first.key = one and first.lease is null
-        and first.origin >= coalesce(pgmb_internal.passed_of(base, one), 1)
-      order by first.origin, first.seq limit 1) waiting
+      select first.id from pgmb_internal.events_of_key(base, taken.key) first
+      where first.lease is null order by first.origin, first.seq limit 1) waiting
     -- One that was tried waits by its own backoff.
     where r.id = waiting.id and r.attempt = 1 and r.due_at > lease_due_in_order.now;
   end if;
@@ -202,7 +214,7 @@ begin
       ), waiting as materialized (
         select distinct k.held from (select distinct r.key, r.held from read r where r.keyed) k
         where k.held in (select unnest($15)) or $16 and exists (
-          select from pgmb_internal.first_of_key($17, k.key, pgmb_internal.passed_of($19, k.key)))
+          select from pgmb_internal.first_of_key($19, k.key))
       ), judged as (
         select r.ctid, r.seq, r.key, r.held, r.old, w.held is not null behind,
           count(*) filter (where not r.old and w.held is null) over (order by r.seq) free
@@ -233,10 +245,7 @@ begin
   end if;
   waits := blocked > 3 * taken and youngest > now - interval '1 second' and (
     select count(*) = 200 from (
-      select from unnest(blocked_keys) one
-      join pgmb.retry r on r.queue = q.id and r.ordered and r.key = one
-        and r.origin >= coalesce(pgmb_internal.passed_of(base, one), 0)
-      limit 200) parked);
+      select from unnest(blocked_keys) one cross join lateral pgmb_internal.events_of_key(base, one) limit 200) parked);
   if waits then
     taken := 0;
     upto := base.place;
@@ -263,9 +272,7 @@ begin
     -- The others wait until they are the first.
     select q.id,
       case when e.key_place = 1 and not exists (
-          select from pgmb.retry waiting
-          where waiting.queue = q.id and waiting.ordered and waiting.key = e.key and waiting.lease is null
-            and waiting.origin >= coalesce(pgmb_internal.passed_of(base, e.key), 0))
+          select from pgmb_internal.events_of_key(base, e.key) waiting where waiting.lease is null)
         then now else 'infinity' end,
       1, e.seq, e.id, e.topic, e.key, e.payload, e.headers, e.published_at, true, base.id + 1
     from (

@@ -115,10 +115,11 @@ create table pgmb.claim (
   keys integer[],
   open bigint[],
   paid_until timestamptz,
-  -- Of an ordered queue: keys that were leased lately out of pgmb.retry, and for each the claim (pgmb.retry.origin) of
-  -- its first event there. Rows of earlier claims are gone for good, so that no look-up has to pass them.
+  -- Of an ordered queue: keys that were leased lately out of pgmb.retry, and the origin and number of the first event of
+  -- each. Rows before it are gone for good, so that no look-up has to pass them.
   passed_keys text[],
   passed_origins bigint[],
+  passed_seqs bigint[],
   -- Of a queue with a filter or condition: the numbers that passed it. It is asked once, at the claim.
   chosen bigint[],
   -- The last number of pgmb.opening before the claim was made. While it has not changed, no generation is being opened.
