@@ -18,11 +18,13 @@ from psycopg import sql
 from tests.concurrency import test_stepped_fencing as fencing
 from tests.concurrency import test_stepped_rotation as rotation
 from tests.contract import test_isolation_levels as isolation
+from tests.contract import test_ordered as ordered
 from tests.contract import test_positions_belong as belonging
 from tests.contract import test_positions_durable as durable
 from tests.contract import test_rotation as rotating
 
 queue, s, lost = fencing.queue, belonging.s, durable.lost
+one, two = ordered.one, ordered.two
 """Fixtures of the tests that catch."""
 
 
@@ -99,6 +101,20 @@ MUTATIONS = [
         "if false then",
         fencing.test_what_waits_behind_a_key_comes_when_its_parts_are_settled_at_once,
         {"first": "ack(%s, array[%s])", "second": "ack(%s, array[%s])"},
+    ),
+    Mutation(
+        "a key begins behind an event that its lease can give back",
+        "pass_keys",
+        "order by r.key, r.origin, r.seq",
+        "order by r.key, r.origin desc, r.seq desc",
+        ordered.test_a_parked_event_that_is_retried_stays_ahead_of_those_parked_with_it,
+    ),
+    Mutation(
+        "a lease of retried events does not hold their keys",
+        "claim_lane",
+        "base.open := flight.open || (base.id + 1);",
+        "",
+        ordered.test_a_dead_letter_sent_back_waits_for_a_retried_lease_too,
     ),
     Mutation(
         "R4: maintain() rotates at every call",

@@ -188,7 +188,7 @@ def test_a_parked_backlog_does_not_grow_dearer_under_a_pinned_snapshot(db: Conne
 
     def published(count: int) -> None:
         db.execute(
-            "select pgmb.publish('t', '1', key => 'k' || g %% 2) from generate_series(1, %s) g", [count]
+            "select pgmb.publish('t', '1', key => 'k' || g %% 3) from generate_series(1, %s) g", [count]
         )
 
     def consume(leases: int) -> None:
@@ -196,14 +196,16 @@ def test_a_parked_backlog_does_not_grow_dearer_under_a_pinned_snapshot(db: Conne
             rows = db.execute("select distinct lease from pgmb.receive('q', 20)").fetchall()
             db.execute("select pgmb.ack(%s)", rows[0])
 
-    published(2)
+    published(3)
     ((held,),) = db.execute("select distinct lease from pgmb.receive('q')").fetchall()
     # A young lease is waited for; behind an old one events are parked.
     db.execute("update pgmb.claim set at = at - interval '1 minute'")
-    published(4000)
-    while db.execute("select count(*) from pgmb.retry").fetchall() != [(4000,)]:
+    published(4500)
+    while db.execute("select count(*) from pgmb.retry").fetchall() != [(4500,)]:
         assert db.execute("select * from pgmb.receive('q', 1000)").fetchall() == []
     db.execute("select pgmb.ack(%s)", [held])
+    # One of the keys stays leased.
+    db.execute("select pgmb.receive('q', 1, '1 hour')")
     pin: Connection = connect(autocommit=False)
     pin.execute("set transaction isolation level repeatable read")
     pin.execute("select pg_current_xact_id()")

@@ -309,6 +309,23 @@ def test_a_dead_letter_sent_back_waits_for_a_retried_lease_too(one: Consumer, tw
     assert two.take_all() == [1, 3]
 
 
+def test_a_parked_event_that_is_retried_stays_ahead_of_those_parked_with_it(
+    one: Consumer, two: Consumer
+) -> None:
+    one.publish("a", 1)
+    held = one.receive()
+    one.publish("a", 2, 3, 4, 5)
+    assert two.names() == []
+    one.ack(held)
+    held = one.receive(3)
+    assert held.names == [2, 3, 4]
+    one.ack(held, 3, 4)
+    one.retry(held, 2, after="1 hour")
+    assert two.names() == []
+    one.session.run("update pgmb.retry set due_at = clock_timestamp() where attempt = 2")
+    assert two.take_all() == [2, 5]
+
+
 def test_a_dead_letter_sent_back_leaves_other_leases_as_they_are(one: Consumer, two: Consumer) -> None:
     one.publish("a", 1)
     one.bury(one.receive())

@@ -17,20 +17,20 @@ begin
   end if;
   select array_agg(c.id), coalesce(sum(held.events) filter (where c.expires_at > in_flight.now), 0), max(c.at)
   into open, events, youngest
-  from unnest(in_flight.named) one
-  join pgmb.claim c on c.queue = in_flight.queue and c.id = one
+  from pgmb.claim c
   cross join lateral (
     select case c.state
       when 'r' then (select count(*) from pgmb.retry r where r.queue = c.queue and r.lease = c.id)
       else c.events - (select count(*) from pgmb.settlement s where s.queue = c.queue and s.claim = c.id) end events) held
-  where c.state in ('l', 'o', 'r') and held.events > 0;
+  where c.queue = in_flight.queue and c.id = any (in_flight.named) and c.state in ('l', 'o', 'r') and held.events > 0;
   select coalesce(array_agg(distinct held.hash) filter (where held.hash <> 0), '{}') into keys
   from unnest(in_flight.open) one
   cross join lateral (
     select unnest(c.keys) hash from pgmb.claim c where c.queue = in_flight.queue and c.id = one
     union all
-    select pgmb_internal.key_hash(r.key) from pgmb.retry r
-    where r.queue = in_flight.queue and r.lease = one and r.ordered) held;
+    -- No condition on r.ordered: planned while the table was empty, it would lead to another index.
+    select case when r.ordered then pgmb_internal.key_hash(r.key) else 0 end from pgmb.retry r
+    where r.queue = in_flight.queue and r.lease = one) held;
 end $$;
 
 -- The events of a key in pgmb.retry, from where the queue's position says that they begin.
@@ -185,8 +185,9 @@ declare
   ending timestamptz := now - q.ttl;
 begin
   if retried or cardinality(busy) > 0 then
-    -- Besides those that can be delivered, as many are read that perhaps cannot.
-    most := allowed * 2;
+    -- Besides those that can be delivered, as many are read that perhaps cannot, and not just a few: each look has its
+    -- cost, and behind a lease there may be many.
+    most := greatest(allowed * 2, 200);
   end if;
   if base.place >= base.done_seq and base.place >> 40 = hi >> 40 and base.own is null then
     -- The common way: one segment, no stragglers.

@@ -202,7 +202,7 @@ begin
     else
       vacant := vacant + 1;
     end if;
-    exit when taken > 0 or windows >= greatest(5, 1000 / max)
+    exit when taken > 0 or windows >= 5
       or (vacant >= 5 and clock_timestamp() >= statement_timestamp() + interval '500 milliseconds');
   end loop;
 
