@@ -11,7 +11,7 @@ from uuid import UUID
 
 import psycopg
 
-from faults.correctness.verdict import Effect, Published
+from faults.correctness.verdict import Effect, Generation, Published
 
 TABLES = """
 create schema if not exists app;
@@ -94,6 +94,16 @@ def published(connection: psycopg.Connection[Any], publishers: Sequence[Publishe
 def effects(connection: psycopg.Connection[Any]) -> list[Effect]:
     rows = connection.execute("select event, lease, extract(epoch from at)::float from app.effect")
     return [Effect(*row) for row in rows]
+
+
+def generations(connection: psycopg.Connection[Any], queue: str) -> list[Generation]:
+    """The generations of a queue that receivers opened."""
+    rows = connection.execute(
+        "select g.number, g.base, extract(epoch from g.opened_at)::float from pgmb.generation g"
+        " join pgmb.queue q on q.id = g.queue where q.name = %s and g.opened_at is not null",
+        [queue],
+    )
+    return [Generation(*row) for row in rows]
 
 
 def dead_letters(connection: psycopg.Connection[Any], queues: Sequence[str]) -> list[UUID]:

@@ -158,6 +158,8 @@ class Run:
     ) -> Result:
         """The verdict on all that was published and settled."""
         with psycopg.connect(self.dsn, autocommit=True) as connection:
+            for queue, history in self.histories.items():
+                history.generations = application.generations(connection, queue)
             verdict = judge(
                 application.published(connection, self.publishers),
                 application.effects(connection),

@@ -78,6 +78,15 @@ class Ask:
     ended: float
 
 
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """A generation of a queue that was opened: it goes on from the claim `base`."""
+
+    number: int
+    base: int
+    opened_at: float
+
+
 @dataclass(slots=True)
 class History:
     """What the consumers of one queue recorded."""
@@ -88,6 +97,8 @@ class History:
     longest_call: float = 0.0
     superseding: bool = False
     """Whether transactions stay open after a receive, so that leases may be lost before they expire."""
+    generations: Sequence[Generation] = ()
+    """The generations of the queue that were opened, as its rows have them after the run."""
     since: float = 0.0
     """Nothing counts as deliverable before this time: the database was away."""
 
@@ -174,10 +185,31 @@ def _explains(one: Delivery, two: Delivery, history: History) -> bool:
         case Ended.RETURNED | Ended.UNKNOWN:
             return True
         case Ended.SETTLED:
-            # A transaction that supersedes another may be superseded itself: the first lease holds again.
-            return history.superseding and two.ended is not Ended.SETTLED and two.at < one.settled_by
+            # A transaction that supersedes another may be superseded itself: the first lease holds again. The
+            # rows must show it, and that it happened before the second delivery if the settlement did.
+            void_since = superseded_at(two.lease, history.generations)
+            return two.ended is not Ended.SETTLED and (
+                void_since < math.inf if two.at < one.settled_by else void_since <= two.at
+            )
         case Ended.HELD | Ended.LOST:
             return history.superseding or two.at >= one.expires_from
+
+
+def superseded_at(lease: UUID, generations: Sequence[Generation]) -> float:
+    """When a generation was opened that makes a lease's claim void; never, if none does.
+
+    The newest generation counts, and so does each that contains the base of one that counts. A generation that
+    counts makes claims of older ones void that come after its base.
+    """
+    claim = int(lease.hex[6:22], 16)
+    by_number = {one.number: one for one in generations}
+    counts = by_number.get(max(by_number, default=-1))
+    since = math.inf
+    while counts is not None and counts.number > claim >> 40:
+        if counts.base < claim:
+            since = counts.opened_at
+        counts = by_number.get(counts.base >> 40)
+    return since
 
 
 def _disordered(effects: Sequence[Effect], events: Mapping[UUID, Published]) -> list[UUID]:

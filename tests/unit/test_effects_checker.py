@@ -7,7 +7,18 @@ from uuid import UUID
 
 import pytest
 
-from faults.correctness.verdict import Ask, Delivery, Effect, Ended, History, Published, Verdict, judge
+from faults.correctness.verdict import (
+    Ask,
+    Delivery,
+    Effect,
+    Ended,
+    Generation,
+    History,
+    Published,
+    Verdict,
+    judge,
+    superseded_at,
+)
 
 A, B, C = UUID(int=1), UUID(int=2), UUID(int=3)
 LEASE = 10.0
@@ -28,6 +39,10 @@ def delivery(name: UUID, lease: int = 1, at: float = 101.0, ended: Ended = Ended
     return made
 
 
+def lease_of(generation: int, number: int) -> UUID:
+    return UUID(f"{1:06x}{(generation << 40) + number:016x}{0:010x}")
+
+
 def verdict(
     published: list[Published],
     effects: list[Effect],
@@ -37,8 +52,10 @@ def verdict(
     empty: tuple[float, ...] = (),
     superseding: bool = False,
     ordered: bool = False,
+    generations: tuple[Generation, ...] = (),
 ) -> Verdict:
-    history = History("q", deliveries, [Ask(at, at + 0.001) for at in empty], superseding=superseding)
+    asks = [Ask(at, at + 0.001) for at in empty]
+    history = History("q", deliveries, asks, superseding=superseding, generations=generations)
     return judge(published, effects, dead, [history], ordered=ordered)
 
 
@@ -95,21 +112,38 @@ def test_a_lease_may_be_lost_early_only_where_transactions_stay_open() -> None:
 
 
 @pytest.mark.parametrize(
-    ("again", "ended", "superseding", "explained"),
+    ("again", "ended", "superseded", "explained"),
     [
-        (103.0, Ended.LOST, True, True),
-        (103.0, Ended.LOST, False, False),
-        (105.0, Ended.LOST, True, False),
-        (103.0, Ended.SETTLED, True, False),
+        (103.0, Ended.LOST, 103.5, True),
+        (103.0, Ended.LOST, None, False),
+        (105.0, Ended.LOST, 104.5, True),
+        (105.0, Ended.LOST, 105.5, False),
+        (105.0, Ended.LOST, None, False),
+        (103.0, Ended.SETTLED, 102.0, False),
     ],
 )
-def test_a_settled_event_may_only_have_been_delivered_before_by_a_superseding_transaction(
-    again: float, ended: Ended, superseding: bool, explained: bool
+def test_a_settled_event_may_only_be_delivered_again_to_a_transaction_that_is_superseded(
+    again: float, ended: Ended, superseded: float | None, explained: bool
 ) -> None:
     first, second = delivery(A, 1, ended=Ended.SETTLED), delivery(A, 2, at=again, ended=ended)
     first.settled_by = 104.0
-    found = verdict([event(A)], [effect(A, 1)], [first, second], superseding=superseding)
+    second.lease = lease_of(generation=1, number=7)
+    opened = [Generation(1, 5, 102.0)]
+    if superseded is not None:
+        opened.append(Generation(2, 6, superseded))
+    found = verdict([event(A)], [effect(A, 1)], [first, second], superseding=True, generations=tuple(opened))
     assert (found.unexplained == []) is explained
+
+
+def test_a_lease_is_void_if_a_generation_that_counts_goes_on_from_before_it() -> None:
+    first = Generation(1, 5, 101.0)
+    later, second = Generation(3, (1 << 40) + 9, 103.0), Generation(2, 7, 102.0)
+    assert superseded_at(lease_of(0, 6), [first]) == 101.0
+    assert superseded_at(lease_of(0, 5), [first]) == math.inf
+    assert superseded_at(lease_of(1, 8), [first]) == math.inf
+    assert superseded_at(lease_of(1, 8), [first, second, later]) == math.inf, "the third went on from it"
+    assert superseded_at(lease_of(2, 8), [first, second, later]) == 103.0, "the second counts no more"
+    assert superseded_at(lease_of(0, 6), [first, second, later]) == 101.0
 
 
 def test_an_effect_proves_a_settlement_whose_answer_was_lost() -> None:

@@ -187,9 +187,9 @@ end $$;
 -- lets the transaction commit without waiting for the disk, unless it brought delayed events into the log: only for a
 -- receive alone in its transaction, where a lost claim means redelivery. raw => true leaves ids that nobody gave null, for clients that
 -- derive them themselves as pgmb.derive_id does. Nothing to receive: no rows, nothing written, no transaction id.
--- Lock: one a queue, to the end of the transaction; others wait at most a second.
+-- Lock: one a queue, to the end of the transaction; others supersede this transaction after a second.
 -- Needs READ COMMITTED. Errors: MB002 no such queue, MB011 the ack's lease is lost, MB013 the queue is held by prepared
--- transactions, MB020 standby, MB021 another cluster, MB029 another isolation level.
+-- transactions or by several that stay open, MB020 standby, MB021 another cluster, MB029 another isolation level.
 create or replace function pgmb.receive(
   queue text, max integer default 100, lease_for interval default null, ack uuid default null,
   durable boolean default true, raw boolean default false
