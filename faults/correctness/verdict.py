@@ -198,8 +198,8 @@ def _explains(one: Delivery, two: Delivery, history: History) -> bool:
 def superseded_at(lease: UUID, generations: Sequence[Generation]) -> float:
     """When a generation was opened that makes a lease's claim void; never, if none does.
 
-    The newest generation counts, and so does each that contains the base of one that counts. A generation that
-    counts makes claims of older ones void that come after its base.
+    The newest generation counts, and so does each that contains the base of one that counts. Those void
+    claims of older generations that come after their base.
     """
     claim = int(lease.hex[6:22], 16)
     by_number = {one.number: one for one in generations}

@@ -19,6 +19,7 @@ declare
   passed_over pgmb.queue;
   locked_upto integer := -1;
   passing boolean;
+  began timestamptz := clock_timestamp();
   now timestamptz;
   paid timestamptz;
   claimed record;
@@ -43,7 +44,8 @@ begin
     return;
   end if;
   -- Shards are asked in any order, those that others are at passed over. But for one call in eight, which asks in
-  -- order and waits, so that a long transaction in a shard is superseded. Who waits holds only shards before it.
+  -- order and waits, so that a long transaction in a shard is superseded. Who waits holds only shards before it, and
+  -- waits for no more after a second.
   passing := head.shards > 1 and random() >= 0.125;
   if passing then
     lanes := array(select one from unnest(lanes) one order by random());
@@ -54,7 +56,7 @@ begin
     lanes := array(select one from unnest(lanes) one order by one.lane desc);
   end if;
   foreach lane in array lanes loop
-    if passing and not pgmb_internal.try_queue(lane.id) then
+    if (passing or clock_timestamp() > began + interval '1 second') and not pgmb_internal.try_queue(lane.id) then
       -- Another receives from it at this moment.
       passed_over := lane;
       continue;
@@ -64,7 +66,8 @@ begin
     exit when claimed.lease is not null;
   end loop;
   if claimed.lease is null and passed_over.id is not null
-    and (pgmb_internal.try_queue(passed_over.id) or passed_over.lane > locked_upto)
+    and (pgmb_internal.try_queue(passed_over.id)
+      or passed_over.lane > locked_upto and clock_timestamp() <= began + interval '1 second')
   then
     claimed := pgmb_internal.claim_lane(passed_over, entry_xid, noted, max, lease_for);
   end if;
