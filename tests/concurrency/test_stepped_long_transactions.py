@@ -193,6 +193,35 @@ def test_a_generation_that_another_session_opens_is_waited_for(queue: Sessions, 
     long.run("rollback")
 
 
+def test_a_receive_that_cannot_open_a_generation_says_so(queue: Sessions) -> None:
+    """The row of the next generation may be missing while the transaction that adds it stays open."""
+    long, other = queue.open("long", "other")
+    publish(long, 1)
+    long.run("begin")
+    assert receive(long)[1] == [1]
+    other.run("delete from pgmb.generation where number > 0")
+    other.run("set statement_timeout = '20s'")
+    with raises("MB013"):
+        receive(other)
+    long.run("rollback")
+    assert drain(other) == [1]
+
+
+def test_long_transactions_in_a_row_leave_generations_for_the_next(queue: Sessions) -> None:
+    """Each adds a row for a later generation, which others see only after its commit."""
+    *long, last = queue.open("one", "two", "three", "four", "five", "last")
+    publish(last, 1)
+    for session in long:
+        session.run("begin")
+        assert receive(session)[1] == [1]
+    lease, got = receive(last)
+    assert got == [1]
+    assert ack(last, lease) == 1
+    for session in long:
+        session.run("rollback")
+    assert drain(last) == []
+
+
 def test_a_superseder_that_rolls_back_changes_nothing(queue: Sessions) -> None:
     long, second = queue.open("long", "second")
     publish(long, 1, 2)

@@ -154,17 +154,21 @@ begin
     select * into base from pgmb.claim c where c.queue = open_generation.queue order by c.id desc limit 1;
     if base.id is null or base.id >> 40 >= open_generation.number then
       -- The mark goes with this block.
-      raise exception 'overtaken' using errcode = 'MB000';
+      raise exception 'overtaken' using errcode = 'MB099';
     end if;
     update pgmb.generation g set base = base.id, opened_at = clock_timestamp()
     where g.queue = open_generation.queue and g.number = open_generation.number;
+    -- Rows for the next ones must have committed before they are marked: while this transaction stays open, others take
+    -- those that were added earlier.
+    insert into pgmb.generation (queue, number) values (open_generation.queue, open_generation.number + 8)
+    on conflict do nothing;
     if not exists (select from pgmb.generation g
       where g.queue = open_generation.queue and g.number = open_generation.number + 1)
     then
       perform pgmb_internal.add_generations(open_generation.queue);
     end if;
   exception
-    when sqlstate 'MB000' then
+    when sqlstate 'MB099' then
       return null;
     when lock_not_available then
       perform pgmb_internal.raise_held(open_generation.queue);
@@ -185,8 +189,8 @@ as $$
 begin
   perform from pgmb.generation g where g.queue = await_commits.queue and g.number = -1 for update;
   -- Rolled back at once: others who open a generation must not wait for this transaction.
-  raise exception 'waited' using errcode = 'MB000';
-exception when sqlstate 'MB000' then
+  raise exception 'waited' using errcode = 'MB099';
+exception when sqlstate 'MB099' then
   null;
 end $$;
 
@@ -199,7 +203,7 @@ as $$
   select add_generations.queue, ahead
   from (select coalesce(max(g.number), -1) last from pgmb.generation g
     where g.queue = add_generations.queue and (g.base is not null or g.number = -1)) newest,
-    generate_series(greatest(newest.last, 0) + 1, greatest(newest.last, 0) + 4) ahead
+    generate_series(greatest(newest.last, 0) + 1, greatest(newest.last, 0) + 8) ahead
   on conflict do nothing
 $$;
 

@@ -100,10 +100,10 @@ language plpgsql
 as $$
 begin
   if pgmb_internal.lock_claim(is_being_taken.queue, is_being_taken.claim, 'key share', false) then
-    raise exception 'free' using errcode = 'MB000';
+    raise exception 'free' using errcode = 'MB099';
   end if;
   return true;
-exception when sqlstate 'MB000' then
+exception when sqlstate 'MB099' then
   return false;
 end $$;
 

@@ -200,8 +200,8 @@ begin
           return;
         end if;
         -- Another session was first. Rolling back releases the queue's lock, for which others wait.
-        raise exception 'nothing read' using errcode = 'MB000';
-      exception when sqlstate 'MB000' then
+        raise exception 'nothing read' using errcode = 'MB099';
+      exception when sqlstate 'MB099' then
         null;
       end;
     end if;
