@@ -79,7 +79,7 @@ returns void
 language sql volatile
 as $$
   select set_config('lock_timeout', greatest(50,
-    least(patience, floor(extract(epoch from until - clock_timestamp()) * 1000)))::integer::text, true)
+    least(patience, floor(extract(epoch from (until - clock_timestamp())) * 1000)))::integer::text, true)
 $$;
 
 -- Takes the lock of a queue's generation if it is free at one of several attempts, a millisecond apart. Other receives hold

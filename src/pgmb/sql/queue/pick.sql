@@ -162,13 +162,13 @@ end $$;
 -- Which events of a queue above its position and up to `hi` are to be delivered now, at most `allowed`: those up to
 -- `upto` that match `matching`, `taken` in number. Those older than the queue lets them live become dead letters,
 -- `expired`. In an ordered queue those whose key is held wait in pgmb.retry, behind what holds it; `keys` are the
--- hashes of those taken. rows: where in its segment those taken lie, if they are all in one. moved: something was
--- read and has its place now. wrote: events were parked or became dead letters. Where many wait already and
+-- hashes of those taken. rows: where in its segment those taken lie, if they are all in one. looked: how many were
+-- read. wrote: events were parked or became dead letters. Where many wait already and
 -- most of these are of keys that are held, but not for long, all are left where they are: waits.
 create or replace function pgmb_internal.pick(
   q pgmb.queue, base pgmb.claim, hi bigint, allowed bigint, now timestamptz, busy integer[], youngest timestamptz,
   out taken bigint, out upto bigint, out matching text, out rows tid[], out expired bigint[], out keys integer[],
-  out moved boolean, out wrote boolean, out waits boolean
+  out looked bigint, out wrote boolean, out waits boolean
 )
 language plpgsql
 as $$
@@ -177,7 +177,6 @@ declare
   -- Of each key that is not leased, the first event that waits has a time.
   retried boolean := q.ordered and exists (select from pgmb.retry r where r.queue = q.id and r.due_at < 'infinity');
   most bigint := allowed;
-  found_events bigint;
   last bigint;
   behind integer[];
   blocked_keys text[];
@@ -203,7 +202,7 @@ begin
         select e.ctid, e.seq, coalesce(e.published_at <= $14, false) old,
           case when e.key is null then 0 else coalesce(nullif(hashtext(e.key), 0), 1) end held
         from (' || source || ') e) e'
-    into taken, found_events, last, expired, rows, keys
+    into taken, looked, last, expired, rows, keys
     using base.place, hi, base.batch_snapshot, pg_snapshot_xmin(base.batch_snapshot), base.done_snapshot,
       pg_snapshot_xmax(base.done_snapshot), most, q.stream, base.done_seq, base.done_next, base.own, base.own_seq,
       q.matching, ending;
@@ -230,7 +229,7 @@ begin
         (select count(*) from read), (select max(r.seq) from read r)
       from judged j
       where j.free < $18 or (j.free = $18 and not j.old and not j.behind)'
-    into taken, keys, behind, blocked_keys, blocked, expired, rows, upto, found_events, last
+    into taken, keys, behind, blocked_keys, blocked, expired, rows, upto, looked, last
     using base.place, hi, base.batch_snapshot, pg_snapshot_xmin(base.batch_snapshot), base.done_snapshot,
       pg_snapshot_xmax(base.done_snapshot), most, q.stream, base.done_seq, base.done_next, base.own, base.own_seq,
       q.matching, ending, busy, retried, q.id, allowed, base;
@@ -239,7 +238,7 @@ begin
         coalesce(array_agg(e.seq) filter (where e.published_at <= $14), ''{}''),
         array_agg(e.ctid) filter (where e.published_at <= $14 is not true)
       from (' || source || ') e'
-    into taken, found_events, last, expired, rows
+    into taken, looked, last, expired, rows
     using base.place, hi, base.batch_snapshot, pg_snapshot_xmin(base.batch_snapshot), base.done_snapshot,
       pg_snapshot_xmax(base.done_snapshot), most, q.stream, base.done_seq, base.done_next, base.own, base.own_seq,
       q.matching, ending;
@@ -252,8 +251,7 @@ begin
     upto := base.place;
     return;
   end if;
-  upto := coalesce(upto, case when found_events < most then hi else last end);
-  moved := found_events > 0;
+  upto := coalesce(upto, case when looked < most then hi else last end);
   rows := array_remove(rows, null);
   wrote := behind is not null or cardinality(expired) > 0;
   matching := q.matching;

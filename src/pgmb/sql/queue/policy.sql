@@ -56,7 +56,9 @@ begin
     lanes := array(select one from unnest(lanes) one order by one.lane desc);
   end if;
   foreach lane in array lanes loop
-    if (passing or clock_timestamp() > began + interval '1 second') and not pgmb_internal.try_queue(lane.id) then
+    if (passing or head.shards > 1 and clock_timestamp() > began + interval '1 second')
+      and not pgmb_internal.try_queue(lane.id)
+    then
       -- Another receives from it at this moment.
       passed_over := lane;
       continue;
@@ -119,8 +121,9 @@ declare
   picked record;
   trimmed pgmb.claim;
   taken bigint := 0;
-  windows integer := 0;                      -- in which something matched
-  vacant integer := 0;                       -- in which nothing did
+  windows integer := 0;                      -- looked at
+  looked bigint := 0;                        -- events that matched in them
+  vacant integer := 0;                       -- windows in which nothing did
   pending boolean := false;                  -- the position moved enough to be worth writing
   opened boolean := false;
   wrote boolean := false;                    -- rows that must not outlive a superseded claim
@@ -168,8 +171,8 @@ begin
     base := trimmed;
   end if;
 
-  -- A few windows at most: what a filter, busy keys or age leave over of each may be little. Those in which nothing
-  -- matches are passed for half a second, as receive does. While a lease of an ordered queue was just given nothing is
+  -- A few windows, or a thousand events: what a filter, busy keys or age leave over of each may be little. Those in which
+  -- nothing matches are passed for half a second, as receive does. While a lease of an ordered queue was just given nothing is
   -- read behind it: most likely its keys will be free in a moment, and nothing has to be set aside.
   loop
     exit when q.ordered and flight.youngest > now - interval '100 milliseconds';
@@ -197,16 +200,14 @@ begin
     picked := pgmb_internal.pick(asked, base, hi, max, now, flight.keys, flight.youngest);
     exit when picked.waits;
     base.place := picked.upto;
-    pending := pending or picked.moved or base.place - lo >= 64;
+    pending := pending or picked.looked > 0 or base.place - lo >= 64;
     wrote := wrote or picked.wrote;
     taken := picked.taken;
-    if picked.moved then
-      windows := windows + 1;
-    else
-      vacant := vacant + 1;
-    end if;
-    exit when taken > 0 or windows >= 5
-      or (vacant >= 5 and clock_timestamp() >= statement_timestamp() + interval '500 milliseconds');
+    windows := windows + 1;
+    looked := looked + picked.looked;
+    vacant := vacant + case when picked.looked > 0 then 0 else 1 end;
+    exit when taken > 0 or (windows >= 5 and looked >= 1000)
+      or ((vacant >= 5 or windows >= 500) and clock_timestamp() >= statement_timestamp() + interval '500 milliseconds');
   end loop;
 
   if opened and pending then
