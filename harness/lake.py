@@ -1,6 +1,6 @@
 """The lake for tests, faults and benchmarks: archivers in this process or one that is killed at a step.
 
-    python -m harness.lake DSN STREAM [--die-after STEP] [--spark]
+    python -m harness.lake DSN STREAM [--die-after STEP] [--unlocked] [--spark]
 
 archives what is sealed, and kills itself with SIGKILL after the step. STEPS lists them.
 """
@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import msgspec
-import psycopg
 
 from pgmb.lake.archive import Archived, Archiver, Sizes
 
@@ -24,12 +23,12 @@ _Task = TypeVar("_Task")
 _Result = TypeVar("_Result")
 
 STEPS = ("lock", "plan", "first task", "write", "commit", "first read", "verify", "first record", "settle")
-"""Where an archiver can die: when it holds the lock; after it planned, wrote a file, wrote all files, committed, read
-a file back, read all back, recorded one segment, recorded all."""
+"""After which an archiver can die: it holds the lock, planned, wrote a part, wrote all, committed, read files
+back, read all back, recorded one segment, recorded all."""
 
 
 class Here:
-    """Runs the tasks of an archiver in this process, one after the other, and passes results as Spark does."""
+    """Runs the tasks of an archiver in this process, one after the other; results pass as with Spark."""
 
     parallelism = 2
 
@@ -43,13 +42,14 @@ class Mortal(Archiver):
     """An archiver that kills its process after a step."""
 
     die_after: str | None = None
+    unlocked = False
 
     def reach(self, step: str) -> None:
         if step == self.die_after:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def lock(self, *given: Any) -> Any:
-        held = super().lock(*given)
+        held = self.unlocked or super().lock(*given)
         self.reach("lock")
         return held
 
@@ -105,30 +105,6 @@ class Mortal(Archiver):
             self._run = run
 
 
-def fill(db: psycopg.Connection[Any], events: int, *, stream: str = "main", base: int = 0) -> None:
-    """Publish events of several topics and keys: with and without key, headers and an id, large ones too."""
-    db.execute(
-        f"""
-        insert into pgmb."log_{stream}" (id, topic, key, payload, headers)
-        select case when g %% 50 = 0 then gen_random_uuid() end, 'order.' || (g %% 7),
-          case when g %% 3 > 0 then 'ключ-' || g %% 11 end,
-          json_build_object('n', g, 'text', repeat('é', case when g %% 97 = 0 then 2000 else g %% 20 end)),
-          case when g %% 5 = 0 then json_build_object('trace', md5(g::text)) end
-        from generate_series(%s::int, %s::int) g
-        """.encode(),
-        [base + 1, base + events],
-    )
-
-
-def seal(db: psycopg.Connection[Any], stream: str = "main") -> int:
-    """Close the open segment and seal it: its number."""
-    row = db.execute("select pgmb.rotate(%s)", [stream]).fetchone()
-    assert row is not None
-    assert row[0] is not None, "a transaction keeps the next segment from being opened"
-    db.execute("select pgmb.seal(%s)", [stream])
-    return int(row[0]) - 1
-
-
 def archived(archiver: Archiver, *, repair: bool = False) -> list[Archived]:
     """Archive all that is sealed."""
     return list(archiver.archive(repair=repair))
@@ -139,6 +115,7 @@ def main() -> int:
     parser.add_argument("dsn")
     parser.add_argument("stream")
     parser.add_argument("--die-after", choices=STEPS)
+    parser.add_argument("--unlocked", action="store_true", help="work although another archiver does")
     parser.add_argument("--spark", action="store_true")
     parser.add_argument("--commit-bytes", type=int, default=Sizes().commit_bytes)
     given = parser.parse_args()
@@ -150,7 +127,7 @@ def main() -> int:
 
         run = SparkRun(SparkSession.builder.getOrCreate())
     archiver = Mortal(given.dsn, given.stream, run, sizes=Sizes(commit_bytes=given.commit_bytes))
-    archiver.die_after = given.die_after
+    archiver.die_after, archiver.unlocked = given.die_after, given.unlocked
     for done in archiver.archive():
         print(msgspec.json.encode(done).decode(), flush=True)
     return 0

@@ -1,4 +1,4 @@
-"""An archiver that is killed with SIGKILL after any step: the next one ends its work, and each event is there once."""
+"""An archiver that is killed after any step: the next one ends its work, and each event is there once."""
 
 from __future__ import annotations
 

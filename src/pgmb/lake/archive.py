@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
@@ -29,7 +28,7 @@ _Task = TypeVar("_Task")
 _Result = TypeVar("_Result")
 
 _MEGABYTE: Final = 1024 * 1024
-# Of the log, for one task: smaller parts make small files, and larger ones leave a failed task too much to repeat.
+# Of the log, for one task: small parts make small files, and a failed task has to repeat all of a large one.
 _PART_BYTES: Final = (16 * _MEGABYTE, 1024 * _MEGABYTE)
 _DIGESTING: Final = 4
 
@@ -52,7 +51,7 @@ class Run(Protocol):
 
 
 class Sizes(msgspec.Struct, frozen=True):
-    """file_bytes: after which a file is complete; commit_bytes: of the log, after which segments are committed."""
+    """file_bytes: after which a file is complete; commit_bytes: of the log, after which to commit."""
 
     file_bytes: int = 192 * _MEGABYTE
     commit_bytes: int = 16 * 1024 * _MEGABYTE
@@ -129,7 +128,7 @@ class Archiver:
         self._url, self._options, self._sizes = url or dsn, options, sizes or Sizes()
 
     def archive(self, *, repair: bool = False) -> Iterator[Archived]:
-        """Archive what is sealed, commit by commit. Yields nothing while another archiver works on the stream.
+        """Archive what is sealed, commit by commit. Yields nothing while another archiver is at work.
 
         Raises VerificationFailed for segments whose files are not as the log; with `repair` those files
         are replaced first.
@@ -182,9 +181,7 @@ class Archiver:
                 break
         return chosen
 
-    def write(
-        self, lake: Lake, chosen: Sequence[Pending]
-    ) -> tuple[list[WrittenFile], dict[int, Digested]]:
+    def write(self, lake: Lake, chosen: Sequence[Pending]) -> tuple[list[WrittenFile], dict[int, Digested]]:
         """Write the segments to files, while the database computes their digests."""
         parts = [
             Part(
@@ -228,7 +225,7 @@ class Archiver:
         *,
         adopted: bool = False,
     ) -> Archived:
-        """Verify and record committed segments. Raises VerificationFailed for those that are not as the log."""
+        """Verify and record committed segments. Raises VerificationFailed if some are not as the log."""
         found, files = self.verify(lake, table, committed)
         failed: list[str] = []
         for one in committed:
@@ -245,7 +242,9 @@ class Archiver:
                 f"{len(failed)} of {len(committed)} segments in {lake.url} are not as in the log: "
                 + "; ".join(failed[:3])
             )
-            broken.advise("They stay in the log. Run `pgmb lake archive --repair` to write their files again.")
+            broken.advise(
+                "They stay in the log. Run `pgmb lake archive --repair` to write their files again."
+            )
             raise broken
         return Archived(
             [one.segment for one in committed],
@@ -304,7 +303,9 @@ class Archiver:
             return
         again = [one for one in committed if one.segment in broken]
         if missing := broken - {one.segment for one in again}:
-            gone = VerificationFailed(f"segments {sorted(missing)} cannot be written again: the log dropped them")
+            gone = VerificationFailed(
+                f"segments {sorted(missing)} cannot be written again: the log dropped them"
+            )
             gone.advise("Restore the files of the table.")
             raise gone
         written, digests = [], {}
@@ -327,8 +328,8 @@ def plan(database: psycopg.Connection[Any], stream: str) -> list[Pending]:
 
 
 def divide(chosen: Sequence[Pending], parallelism: int) -> list[tuple[int, int]]:
-    """Ranges (lo, hi] of seqs for tasks. Small segments share one; large ones are cut between blocks of events, so
-    that files can be verified apart from each other."""
+    """Ranges (lo, hi] of seqs for tasks. Small segments share one; large ones are cut between blocks of
+    events, so that each file can be verified alone."""
     least, most = _PART_BYTES
     size = min(most, max(least, sum(one.bytes for one in chosen) // max(parallelism, 1)))
     ranges: list[tuple[int, int]] = []
@@ -388,13 +389,6 @@ def _contiguous(segments: Sequence[Pending]) -> Iterator[list[Pending]]:
         run.append(one)
     if run:
         yield run
-
-
-@contextmanager
-def opened(dsn: str) -> Generator[psycopg.Connection[Any]]:
-    """A connection whose errors are ours."""
-    with connect(dsn, "pgmb lake") as database, translated():
-        yield database
 
 
 def _lake(database: psycopg.Connection[Any], stream: str) -> Lake:

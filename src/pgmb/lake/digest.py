@@ -1,15 +1,16 @@
 """The digest of events in Arrow: the same that `pgmb.digest_segment` computes in the database.
 
-An event is encoded as PostgreSQL's `record_send` does: the number of columns, then of each column its type, its
-length (-1: null) and its bytes, all in network order. A payload or headers of more than 1,024 bytes count by their
-SHA-256. A derived id counts as null, since the log does not store it. Blocks of events, see `BLOCK_BITS`, have a
-SHA-256 each, and a segment has that of its blocks, in order.
+An event is encoded as PostgreSQL's `record_send` does: the number of columns, then of each column its type,
+its length (-1: null) and its bytes, all in network order. A payload or headers of more than 1,024 bytes count
+by their SHA-256. A derived id counts as null, since the log does not store it. Blocks of events, see
+`BLOCK_BITS`, have a SHA-256 each, and a segment has that of its blocks, in order.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
+from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -89,7 +90,7 @@ class BlockDigests:
         data = memoryview(encoded.buffers()[2])
         blocks = seqs >> BLOCK_BITS
         bounds = [0, *(np.flatnonzero(np.diff(blocks)) + 1).tolist(), len(seqs)]
-        for start, end in zip(bounds, bounds[1:], strict=False):
+        for start, end in pairwise(bounds):
             if (number := int(blocks[start])) != self._number:
                 self._close()
                 self._number = number
@@ -108,14 +109,14 @@ class BlockDigests:
 
 
 def segments(blocks: Iterable[Block]) -> Mapping[int, Digested]:
-    """The digests of segments, from those of their blocks. Blocks with the same number are a fault of the table
-    and change the digest."""
+    """The digests of segments, from those of their blocks. A block that comes twice changes the digest."""
     found: dict[int, list[Block]] = {}
     for block in sorted(blocks):
         found.setdefault(block.number >> (SEGMENT_BITS - BLOCK_BITS), []).append(block)
     return {
         number: Digested(
-            sum(block.events for block in its), hashlib.sha256(b"".join(block.digest for block in its)).digest()
+            sum(block.events for block in its),
+            hashlib.sha256(b"".join(block.digest for block in its)).digest(),
         )
         for number, its in found.items()
     }

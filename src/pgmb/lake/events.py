@@ -34,8 +34,7 @@ TABLE_SCHEMA: Final = FILE_SCHEMA.append(pa.field("date", pa.date32(), nullable=
 """The columns of a table: `date`, of published_at in UTC, is the folder of a file."""
 
 STATISTICS: Final = ("seq", "xid", "topic", "published_at")
-"""The columns whose bounds are known without reading a file. Keys and payloads are not among them: an erasure does
-not reach what the log of a table says about them."""
+"""The columns whose bounds the table knows. Not keys and payloads: an erasure does not reach its log."""
 
 ROW_GROUP: Final = 131_072
 

@@ -33,7 +33,9 @@ class SparkRun:
             for batch in batches:
                 numbers: Any = batch.column(0).to_pylist()
                 done = [msgspec.msgpack.encode(work(given[number])) for number in numbers]
-                yield pa.RecordBatch.from_arrays([pa.array(numbers, pa.int64()), pa.array(done, pa.binary())], ["task", "result"])
+                yield pa.RecordBatch.from_arrays(
+                    [pa.array(numbers, pa.int64()), pa.array(done, pa.binary())], ["task", "result"]
+                )
 
         # A partition for each task, with its number.
         numbers = self._spark.range(0, len(given), 1, len(given))

@@ -53,10 +53,11 @@ class Storage(msgspec.Struct, frozen=True):
         """Bring files and their folders to disk: retention relies on them. Object stores have done so."""
         if self.folder is None:
             return
-        places = [self.folder / path for path in paths]
-        for place in (*places, *dict.fromkeys(parent for place in places for parent in place.parents)):
-            if not place.is_relative_to(self.folder):
-                continue
+        files = [self.folder / path for path in paths]
+        folders = dict.fromkeys(
+            folder for file in files for folder in file.parents if folder.is_relative_to(self.folder)
+        )
+        for place in (*files, *folders):
             descriptor = os.open(place, os.O_RDONLY)
             try:
                 os.fsync(descriptor)

@@ -89,7 +89,7 @@ class EventTable:
         metadata: dict[str, Any],
         replaced: Sequence[KnownFile] = (),
     ) -> bool:
-        """Add files and note that all segments up to this one are committed. False if another archiver was first.
+        """Add files, and note all segments up to this one as committed. False if another archiver was first.
 
         Whether the table holds the segment already is decided by the state that this object has, and the
         table refuses the commit if another one of the same source came after that state.
@@ -120,7 +120,9 @@ class EventTable:
 
     def files(self, lo: int, hi: int) -> list[KnownFile]:
         """The files that may hold events with lo < seq <= hi, in the order of seq."""
-        found = pa.table(self._table.get_add_actions(flatten=True)).select(["path", "size_bytes", "min.seq", "max.seq"])
+        found = pa.table(self._table.get_add_actions(flatten=True)).select(
+            ["path", "size_bytes", "min.seq", "max.seq"]
+        )
         return sorted(
             (
                 KnownFile(unquote(row["path"]), row["size_bytes"], row["min.seq"], row["max.seq"])

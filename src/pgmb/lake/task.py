@@ -149,7 +149,9 @@ class _DateWriter:
         if self._writer is None:
             self._open()
         self._writer.write_table(group, row_group_size=ROW_GROUP)
-        self._bounds.append({"rows": group.num_rows, **{name: pc.min_max(group.column(name)) for name in STATISTICS}})
+        self._bounds.append(
+            {"rows": group.num_rows, **{name: pc.min_max(group.column(name)) for name in STATISTICS}}
+        )
         if self._sink.tell() >= self._part.file_bytes:
             self._close()
 
@@ -172,8 +174,12 @@ class _DateWriter:
                 date=self.date,
                 bytes=size,
                 rows=sum(bounds["rows"] for bounds in self._bounds),
-                lowest={name: min(_plain(bounds[name]["min"]) for bounds in self._bounds) for name in STATISTICS},
-                highest={name: max(_plain(bounds[name]["max"]) for bounds in self._bounds) for name in STATISTICS},
+                lowest={
+                    name: min(_plain(bounds[name]["min"]) for bounds in self._bounds) for name in STATISTICS
+                },
+                highest={
+                    name: max(_plain(bounds[name]["max"]) for bounds in self._bounds) for name in STATISTICS
+                },
                 written_at=time.time_ns() // 1_000_000,
             )
         )
@@ -184,7 +190,11 @@ class _DateWriter:
 def _plain(value: Any) -> Any:
     """A bound as the log of a table writes it."""
     found = value.as_py()
-    return found.isoformat(timespec="microseconds").replace("+00:00", "Z") if isinstance(found, datetime) else found
+    return (
+        found.isoformat(timespec="microseconds").replace("+00:00", "Z")
+        if isinstance(found, datetime)
+        else found
+    )
 
 
 # -- Read back -----------------------------------------------------------------------------------------------
@@ -240,4 +250,3 @@ def _merged(streams: list[Iterator[Any]]) -> Iterator[Any]:
             head[0] = head[0].slice(below) if below < head[0].num_rows else next(head[1], None)
         yield pa.Table.from_batches([one for one in ready if one.num_rows]).sort_by("seq")
         heads = [head for head in heads if head[0] is not None]
-
