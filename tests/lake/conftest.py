@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -14,9 +14,9 @@ import pytest
 from deltalake import DeltaTable
 
 from harness.lake import Here, Mortal, archived
+from harness.s3 import s3
 from harness.segments import fill, seal
 from pgmb.lake.archive import Archived, Sizes, init
-from pgmb.lake.storage import Storage
 
 DB = psycopg.Connection[Any]
 
@@ -120,6 +120,8 @@ def lake(dsn: str, db: DB, tmp_path: Path) -> Lake:
     return Lake(dsn, db, str(tmp_path / "lake"))
 
 
-@pytest.fixture
-def storage(lake: Lake) -> Storage:
-    return Storage.at(lake.url)
+@pytest.fixture(scope="session")
+def s3_options() -> Iterator[dict[str, str]]:
+    """The options of an S3 server with the bucket BUCKET; use a folder of your own."""
+    with s3() as started:
+        yield started

@@ -13,7 +13,8 @@ import pytest
 from harness.lake import Here
 from harness.segments import seal
 from pgmb.errors import ForeignTable, VerificationFailed
-from pgmb.lake.archive import KnownFile, Pending, divide, overlapping
+from pgmb.lake.archive import Pending, divide, overlapping
+from pgmb.lake.table import KnownFile
 from tests.lake.conftest import DB, Lake
 
 pytestmark = [pytest.mark.new_database]
@@ -47,7 +48,7 @@ def test_files_are_divided_by_date_sorted_and_keep_keys_out_of_the_tables_log(la
     assert done.files == 2
     assert lake.is_exact()
     for file in lake.files():
-        stored = pq.ParquetFile(file)
+        stored: Any = pq.ParquetFile(file)
         seqs = stored.read().column("seq").to_pylist()
         assert seqs == sorted(seqs)
         assert {at.date().isoformat() for at in stored.read().column("published_at").to_pylist()} == {

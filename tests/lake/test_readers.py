@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,20 +9,20 @@ import duckdb
 import polars
 import pytest
 
-from harness.s3 import BUCKET, s3
+from harness.s3 import BUCKET
 from tests.lake.conftest import COLUMNS, DB, Lake, plain_digest
 
 pytestmark = [pytest.mark.new_database]
 
 
 @pytest.fixture(params=["disk", "s3"])
-def archived(request: pytest.FixtureRequest, dsn: str, db: DB, tmp_path: Path) -> Iterator[Lake]:
+def archived(
+    request: pytest.FixtureRequest, dsn: str, db: DB, tmp_path: Path, s3_options: dict[str, str]
+) -> Lake:
     """Two segments in a table."""
     if request.param == "disk":
-        yield _filled(Lake(dsn, db, str(tmp_path / "lake")))
-    else:
-        with s3() as options:
-            yield _filled(Lake(dsn, db, f"s3://{BUCKET}/main", options))
+        return _filled(Lake(dsn, db, str(tmp_path / "lake")))
+    return _filled(Lake(dsn, db, f"s3://{BUCKET}/readers", s3_options))
 
 
 def _filled(lake: Lake) -> Lake:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import boto3
 import pytest
 
 from harness.lake import Here
-from harness.s3 import BUCKET, s3
+from harness.s3 import BUCKET, bucket
 from pgmb.errors import VerificationFailed
 from pgmb.lake.storage import Storage
 from tests.lake.conftest import DB, Lake
@@ -18,15 +16,9 @@ from tests.lake.conftest import DB, Lake
 pytestmark = [pytest.mark.new_database]
 
 
-@pytest.fixture(scope="module")
-def options() -> Iterator[dict[str, str]]:
-    with s3() as started:
-        yield started
-
-
 @pytest.fixture
-def on_s3(dsn: str, db: DB, options: dict[str, str], request: pytest.FixtureRequest) -> Lake:
-    return Lake(dsn, db, f"s3://{BUCKET}/{request.node.name}", options)
+def on_s3(dsn: str, db: DB, s3_options: dict[str, str], request: pytest.FixtureRequest) -> Lake:
+    return Lake(dsn, db, f"s3://{BUCKET}/{request.node.name}", s3_options)
 
 
 def test_archive_on_s3(on_s3: Lake) -> None:
@@ -58,16 +50,13 @@ def test_two_archivers_on_s3_commit_once(on_s3: Lake) -> None:
     assert on_s3.is_exact()
 
 
-def test_a_missing_object_blocks_the_drop(on_s3: Lake, options: dict[str, str]) -> None:
+def test_a_missing_object_blocks_the_drop(on_s3: Lake, s3_options: dict[str, str]) -> None:
     on_s3.publish(200)
     archiver = on_s3.archiver()
     verify = archiver.verify
 
     def without_objects(*given: Any) -> Any:
-        bucket = boto3.resource(
-            "s3", endpoint_url=options["AWS_ENDPOINT_URL"], aws_access_key_id="t", aws_secret_access_key="t"
-        ).Bucket(BUCKET)
-        for found in bucket.objects.filter(Prefix=on_s3.url.rpartition("/")[2] + "/date="):
+        for found in bucket(s3_options).objects.filter(Prefix=on_s3.url.rpartition("/")[2] + "/date="):
             found.delete()
         return verify(*given)
 

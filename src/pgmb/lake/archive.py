@@ -308,7 +308,8 @@ class Archiver:
             )
             gone.advise("Restore the files of the table.")
             raise gone
-        written, digests = [], {}
+        written: list[WrittenFile] = []
+        digests: dict[int, Digested] = {}
         for run in _contiguous(again):
             more, theirs = self.write(lake, run)
             written += more
@@ -317,6 +318,8 @@ class Archiver:
 
     def _digest(self, segment: int) -> Digested:
         with connect(self._dsn, "pgmb lake") as database, translated():
+            # It takes a second for a million events.
+            database.execute("set statement_timeout = 0")
             events, found = database.execute(_DIGEST, [self._stream, segment]).fetchone() or (0, b"")
             return Digested(events, bytes(found))
 

@@ -30,7 +30,9 @@ _GROUP_BYTES: Final = 128 * 1024 * 1024
 # Forces the index scan by seq, whatever the statistics of the table say.
 _SETTINGS: Final = (
     "select set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true),"
-    " set_config('max_parallel_workers_per_gather', '0', true), set_config('jit', 'off', true)"
+    " set_config('max_parallel_workers_per_gather', '0', true), set_config('jit', 'off', true),"
+    # A part takes as long as it takes; who set a limit had other statements in mind.
+    " set_config('statement_timeout', '0', true)"
 )
 _DAY: Final = timedelta(days=1)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -233,20 +235,26 @@ def _events_of(files: Any, path: str) -> Iterator[Any]:
         raise _DamagedError(f"{path}: {' '.join(str(error).split())[:300]}") from error
 
 
+class _Head:
+    """A stream of events with the batch that comes next; None at its end."""
+
+    def __init__(self, stream: Iterator[Any]) -> None:
+        self._stream = stream
+        self.batch: Any = next(stream, None)
+
+    def take(self, bound: int) -> Any:
+        """The events of the batch up to a seq."""
+        count = pc.sum(pc.less_equal(self.batch.column("seq"), bound)).as_py() or 0
+        taken = self.batch.slice(0, count)
+        self.batch = self.batch.slice(count) if count < self.batch.num_rows else next(self._stream, None)
+        return taken
+
+
 def _merged(streams: list[Iterator[Any]]) -> Iterator[Any]:
-    """Events of several files in the order of seq, each of which is in that order."""
-    heads = [head for head in ([next(stream, None), stream] for stream in streams) if head[0] is not None]
-    while heads:
-        if len(heads) == 1:
-            yield heads[0][0]
-            yield from heads[0][1]
-            return
+    """Events of several files in the order of seq. Each file is in that order."""
+    heads = [_Head(stream) for stream in streams]
+    while heads := [head for head in heads if head.batch is not None]:
         # What lies up to the smallest last seq of all is complete.
-        bound = min(head[0].column("seq")[-1].as_py() for head in heads)
-        ready = []
-        for head in heads:
-            below = pc.sum(pc.less_equal(head[0].column("seq"), bound)).as_py() or 0
-            ready.append(head[0].slice(0, below))
-            head[0] = head[0].slice(below) if below < head[0].num_rows else next(head[1], None)
-        yield pa.Table.from_batches([one for one in ready if one.num_rows]).sort_by("seq")
-        heads = [head for head in heads if head[0] is not None]
+        bound = min(head.batch.column("seq")[-1].as_py() for head in heads)
+        ready = [taken for taken in (head.take(bound) for head in heads) if taken.num_rows]
+        yield ready[0] if len(ready) == 1 else pa.Table.from_batches(ready).sort_by("seq")

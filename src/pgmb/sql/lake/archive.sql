@@ -147,28 +147,31 @@ as $$
 declare
   leaf text := format('pgmb.segment_%s_%s', digest_leaf.stream, digest_leaf.segment);
   lo bigint;
-  part record;
-  parts bytea[] := '{}';
+  next_lo bigint;
+  counted bigint;
+  block bytea;
+  blocks bytea[] := '{}';
 begin
   events := 0;
   execute format('select min(e.seq) from %s e', leaf) into lo;
   while lo is not null loop
     lo := lo >> 12 << 12;
     execute format($query$
-      select count(*) events, sha256(string_agg(record_send(row(e.seq, e.xid, e.published_at, e.id, e.topic::text, e.key::text,
+      select count(*), sha256(string_agg(record_send(row(e.seq, e.xid, e.published_at, e.id, e.topic::text, e.key::text,
           case when octet_length(e.payload::text) > 1024 then sha256(convert_to(e.payload::text, 'UTF8'))
             else convert_to(e.payload::text, 'UTF8') end,
           case when octet_length(e.headers::text) > 1024 then sha256(convert_to(e.headers::text, 'UTF8'))
-            else convert_to(e.headers::text, 'UTF8') end)), '')) digest,
-        (select min(n.seq) from %1$s n where n.seq >= $1 + 4096) next
+            else convert_to(e.headers::text, 'UTF8') end)), '')),
+        (select min(n.seq) from %1$s n where n.seq >= $1 + 4096)
       from (select * from %1$s o where o.seq >= $1 and o.seq < $1 + 4096 order by o.seq) e
       $query$, leaf)
-    into part using lo;
-    events := events + part.events;
-    parts := parts || part.digest;
-    lo := part.next;
+    into counted, block, next_lo using lo;
+    events := events + counted;
+    blocks := blocks || block;
+    lo := next_lo;
   end loop;
-  digest := sha256(coalesce((select string_agg(p.digest, '' order by p.place) from unnest(parts) with ordinality p (digest, place)), ''));
+  digest := sha256(coalesce((
+    select string_agg(b.digest, '' order by b.place) from unnest(blocks) with ordinality b (digest, place)), ''));
 end $$;
 
 -- Records that version lake_version of a stream's table holds a segment as the log does: `events` and `digest` are what
