@@ -36,6 +36,7 @@ StorageOption: TypeAlias = Annotated[
     ),
 ]
 
+_EVERY = timedelta(seconds=10)
 _LAKES = (
     "select stream, url, keep_hot, archived, events, verified_at, waiting, waiting_bytes, waiting_for"
     " from pgmb.describe_lakes()"
@@ -91,14 +92,14 @@ def archive(
         bool, typer.Option("--follow/--once", help="Go on with what is sealed later, or end.")
     ] = False,
     every: Annotated[
-        timedelta,
+        timedelta | None,
         typer.Option(
             parser=durations.parse,
             metavar="DURATION",
             help="With --follow: how often to look.",
             show_default="10s",
         ),
-    ] = timedelta(seconds=10),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be archived.")] = False,
     repair: Annotated[
         bool, typer.Option("--repair", help="Write files again that are not as the log.")
@@ -132,7 +133,7 @@ def archive(
                         output.note(f"Another archiver works on stream {name}.")
             if not follow:
                 return
-            time.sleep(every.total_seconds())
+            time.sleep((every or _EVERY).total_seconds())
 
 
 def status(dsn: Dsn = "", as_json: AsJson = False) -> None:
