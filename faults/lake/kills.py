@@ -31,7 +31,7 @@ LEDGER = "create table published (seq bigint)"
 PUBLISH = """
 with made as (
   insert into pgmb.log_main (topic, key, payload)
-  select 'order.' || n % 5, 'k' || n % 9, json_build_object('n', n) from generate_series(1, %s) n
+  select 'order.' || n %% 5, 'k' || n %% 9, json_build_object('n', n) from generate_series(1, %s::int) n
   returning seq
 )
 insert into published select seq from made
@@ -85,7 +85,7 @@ def run(
         chance.shuffle(killed)
         with _going_on(dsn, chance, result.wrong):
             for number, (step, on_spark) in enumerate(killed):
-                _wait_for_work(db)
+                _wait_for_work(db, result.wrong)
                 # Every third time another archiver works beside, without the lock that would keep it waiting.
                 beside = contextlib.nullcontext() if number % 3 else _another(dsn, result.wrong)
                 with beside:
@@ -126,13 +126,13 @@ def _another(dsn: str, wrong: list[str]) -> Iterator[None]:
             wrong.append(f"the archiver beside ended with {other.returncode}: {said[-500:]}")
 
 
-def _wait_for_work(db: psycopg.Connection[Any]) -> None:
+def _wait_for_work(db: psycopg.Connection[Any], wrong: list[str]) -> None:
     until = time.monotonic() + 60
     while time.monotonic() < until:
         if len(db.execute("select from pgmb.plan_archive('main')").fetchall()) >= 2:
             return
         time.sleep(0.05)
-    raise TimeoutError("no segment was sealed in a minute")
+    raise TimeoutError(f"no segment was sealed in a minute: {wrong}")
 
 
 @contextlib.contextmanager
