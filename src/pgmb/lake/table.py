@@ -109,7 +109,8 @@ class EventTable:
                 ),
             )
         except CommitFailedError:
-            if EventTable.open(self.storage, self._source).committed >= segment > self.committed:
+            # The other one may have committed fewer segments, or more.
+            if EventTable.open(self.storage, self._source).committed > self.committed:
                 return False
             raise
         before = self.version
@@ -120,17 +121,20 @@ class EventTable:
 
     def files(self, lo: int, hi: int) -> list[KnownFile]:
         """The files that may hold events with lo < seq <= hi, in the order of seq."""
-        found = pa.table(self._table.get_add_actions(flatten=True)).select(
-            ["path", "size_bytes", "min.seq", "max.seq"]
-        )
-        return sorted(
-            (
-                KnownFile(unquote(row["path"]), row["size_bytes"], row["min.seq"], row["max.seq"])
-                for row in found.to_pylist()
-                if row["max.seq"] > lo and row["min.seq"] <= hi
-            ),
-            key=lambda file: (file.lowest_seq, file.path),
-        )
+        return files_of(self._table, lo, hi)
+
+
+def files_of(table: DeltaTable, lo: int, hi: int) -> list[KnownFile]:
+    """The files of a table that may hold events with lo < seq <= hi, in the order of seq."""
+    found = pa.table(table.get_add_actions(flatten=True)).select(["path", "size_bytes", "min.seq", "max.seq"])
+    return sorted(
+        (
+            KnownFile(unquote(row["path"]), row["size_bytes"], row["min.seq"], row["max.seq"])
+            for row in found.to_pylist()
+            if row["max.seq"] > lo and row["min.seq"] <= hi
+        ),
+        key=lambda file: (file.lowest_seq, file.path),
+    )
 
 
 def _added(file: WrittenFile) -> AddAction:

@@ -202,7 +202,7 @@ def _plain(value: Any) -> Any:
 # -- Read back -----------------------------------------------------------------------------------------------
 
 
-class _DamagedError(Exception):
+class DamagedError(Exception):
     """A file that is missing or cannot be read."""
 
 
@@ -211,28 +211,42 @@ def read_group(group: FileGroup) -> GroupRead:
     digests = BlockDigests(group.salt)
     files = group.storage.files()
     try:
-        for events in _merged([_events_of(files, path) for path in group.paths]):
+        for events in in_order(files, group.paths):
             digests.add(events)
-    except _DamagedError as damaged:
+    except DamagedError as damaged:
         return GroupRead([], str(damaged))
     return GroupRead(digests.blocks())
 
 
-def _events_of(files: Any, path: str) -> Iterator[Any]:
+def in_order(files: Any, paths: list[str], lo: int = -1, hi: int = 1 << 62) -> Iterator[Any]:
+    """The events of files in the order of seq; row groups without one of lo < seq <= hi are left out.
+
+    Raises DamagedError if a file is missing or cannot be read.
+    """
+    return _merged([_events_of(files, path, lo, hi) for path in paths])
+
+
+def _events_of(files: Any, path: str, lo: int, hi: int) -> Iterator[Any]:
     """The events of a file, in batches that fit into memory whatever their size."""
     try:
         with files.open_input_file(path) as source:
             file = pq.ParquetFile(source, page_checksum_verification=True)
             if file.schema_arrow.names != FILE_SCHEMA.names:
-                raise _DamagedError(f"{path}: has other columns")
+                raise DamagedError(f"{path}: has other columns")
             described = file.metadata
-            size = sum(described.row_group(n).total_byte_size for n in range(described.num_row_groups))
-            rows = _BATCH_BYTES * 4 * described.num_rows // max(size, 1)
-            for events in file.iter_batches(batch_size=max(64, min(65536, rows))):
+            groups = [n for n in range(described.num_row_groups) if _overlaps(described.row_group(n), lo, hi)]
+            size = sum(described.row_group(n).total_byte_size for n in groups)
+            rows = _BATCH_BYTES * 4 * sum(described.row_group(n).num_rows for n in groups) // max(size, 1)
+            for events in file.iter_batches(batch_size=max(64, min(65536, rows)), row_groups=groups):
                 if events.num_rows:
                     yield events
     except (OSError, pa.ArrowException) as error:
-        raise _DamagedError(f"{path}: {' '.join(str(error).split())[:300]}") from error
+        raise DamagedError(f"{path}: {' '.join(str(error).split())[:300]}") from error
+
+
+def _overlaps(group: Any, lo: int, hi: int) -> bool:
+    bounds = group.column(FILE_SCHEMA.get_field_index("seq")).statistics
+    return bounds is None or not bounds.has_min_max or (bounds.max > lo and bounds.min <= hi)
 
 
 class _Head:
