@@ -42,6 +42,7 @@ CONSUMER = [
     "forget",
     "identify",
     "keep_subscriptions",
+    "lake_segments",
     "newest",
     "newest_tick",
     "pause",

@@ -100,6 +100,7 @@ ANY_LEVEL = {
     "redrive_failed": "'e'",
     "droppable": "",
     "lake_of": "'archived'",
+    "lake_segments": "'archived', 0, 1",
     "plan_archive": "'archived'",
     "lock_lake": "'archived'",
     "describe_lakes": "",

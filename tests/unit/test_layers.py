@@ -35,7 +35,8 @@ BELOW: dict[str, set[str]] = {
     "webhooks": {"_async", "_core", "errors", "types"},
     "server": {"_async", "doctor", "telemetry", "webhooks", *CLIENT},
     "services": {"_async", "_core", "cron", "errors", "server", "types", "webhooks"},
-    "spark": {"_sync", *CLIENT},
+    # Each on demand: tasks of Spark read the lake, and tasks of the lake run on Spark.
+    "spark": {"_sync", "lake", *CLIENT},
     "lake": {"spark", *CLIENT},
 }
 

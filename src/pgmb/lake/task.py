@@ -271,4 +271,7 @@ def _merged(streams: list[Iterator[Any]]) -> Iterator[Any]:
         # What lies up to the smallest last seq of all is complete.
         bound = min(head.batch.column("seq")[-1].as_py() for head in heads)
         ready = [taken for taken in (head.take(bound) for head in heads) if taken.num_rows]
-        yield ready[0] if len(ready) == 1 else pa.Table.from_batches(ready).sort_by("seq")
+        if len(ready) == 1:
+            yield ready[0]
+        else:
+            yield from pa.Table.from_batches(ready).sort_by("seq").combine_chunks().to_batches()

@@ -252,3 +252,23 @@ begin
   ) left_over
   order by s.name;
 end $$;
+
+-- The segments of a stream with events in lo < seq <= hi that are verified in the lake: the URL of the table, whether the
+-- log has dropped them, and whether their xids are of the present epoch; earlier ones are before every position. Support.
+create or replace function pgmb.lake_segments(stream text, lo bigint, hi bigint)
+returns table (segment integer, url text, dropped boolean, current boolean)
+language plpgsql stable security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  stream_number integer := pgmb_internal.readable_stream(lake_segments.stream);
+begin
+  return query
+  select a.segment, a.url, g.dropped_at is not null, a.epoch = i.epoch
+  from pgmb.archived a
+  join pgmb.segment g on g.stream = a.stream and g.number = a.segment
+  cross join pgmb.installation i
+  where a.stream = stream_number and a.verified_at is not null and a.events > 0
+    and a.segment between lake_segments.lo >> 40 and lake_segments.hi >> 40
+  order by a.segment;
+end $$;
