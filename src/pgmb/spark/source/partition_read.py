@@ -135,11 +135,14 @@ def _from_log(partition: PartitionRead, cursor: Any, columns: list[str], seqs: S
 
 
 def _from_lake(partition: PartitionRead, cursor: Any, seqs: SeqRange, segment: _LakeSegment) -> Iterator[Any]:
-    from pgmb.lake.read import LakeEvents, LakeRange
-
     given = partition.lake
     if given is None:
         return
+    try:
+        from pgmb.lake.read import LakeEvents, LakeRange
+    except ImportError as error:
+        error.add_note('These events are in the lake. Install what reads it: pip install "pgmb[lake]".')
+        raise
 
     def matches(topics: list[str]) -> set[str]:
         listed = sql.Literal(topics).as_string()

@@ -1,0 +1,125 @@
+"""What a task reads while the border between log and lake moves, and after a rebase. Without a JVM."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from pyspark.sql.types import StructType
+
+from pgmb.errors import HistoryGone
+from pgmb.spark.source import partition_read
+from pgmb.spark.source.queries import ARROW_SCHEMA, arrow_schema
+from pgmb.spark.source.readers import BatchReader
+from tests.lake.conftest import Lake
+
+pytestmark = [pytest.mark.new_database]
+
+COLUMNS = StructType()
+for _name in ARROW_SCHEMA.names:
+    COLUMNS.add(_name, "string")
+
+
+def planned(lake: Lake, **options: str) -> list[Any]:
+    return [part.value for part in BatchReader({"url": lake.dsn, **options}, COLUMNS).partitions()]
+
+
+def seqs(parts: list[Any]) -> list[int]:
+    """In the order in which tasks give them."""
+    schema = arrow_schema(COLUMNS.fieldNames())
+    return [
+        seq
+        for part in parts
+        for batch in partition_read.read_partition(part, schema)
+        for seq in batch.column("seq").to_pylist()
+    ]
+
+
+def everything(lake: Lake) -> list[int]:
+    return [seq for (seq,) in lake.db.execute("select seq from pgmb.log_main order by seq")]
+
+
+@pytest.fixture
+def filled(lake: Lake) -> Lake:
+    lake.db.execute("select pgmb.alter_stream('main', keep_for => '0 s')")
+    for events in (60, 50, 40):
+        lake.publish(events)
+    lake.publish(30, sealed=False)
+    return lake
+
+
+def archive_and_drop(lake: Lake) -> None:
+    lake.archive()
+    lake.db.execute("select pgmb.drop_segments()")
+
+
+def test_a_part_that_was_planned_as_log_is_found_in_the_lake(filled: Lake) -> None:
+    wanted, parts = everything(filled), planned(filled, maxRecordsPerPartition="25")
+    assert len(parts) > 5
+    archive_and_drop(filled)
+    assert filled.dropped() == [0, 1, 2]
+    assert seqs(parts) == wanted
+    assert seqs(planned(filled)) == wanted
+
+
+def before_the_log_is_read(monkeypatch: pytest.MonkeyPatch, work: Callable[[], None]) -> None:
+    """Do something when a task has looked where its segments are, and before it reads the log."""
+    read, begun = partition_read._from_log, []
+
+    def meanwhile(*given: Any) -> Any:
+        if not begun:
+            begun.append(True)
+            work()
+        return read(*given)
+
+    monkeypatch.setattr(partition_read, "_from_log", meanwhile)
+
+
+@pytest.mark.parametrize("archived_before", [False, True])
+def test_a_segment_that_is_dropped_after_the_look_is_found_in_the_lake(
+    filled: Lake, monkeypatch: pytest.MonkeyPatch, archived_before: bool
+) -> None:
+    """With no segment in the lake at the first look, or with one of them."""
+    wanted = everything(filled)
+    if archived_before:
+        filled.db.execute("update pgmb.segment set sealed_at = null where number = 1")
+        filled.archive()
+        filled.db.execute("update pgmb.segment set sealed_at = now() where number = 1")
+    parts = planned(filled)
+    before_the_log_is_read(monkeypatch, lambda: archive_and_drop(filled))
+    assert sorted(seqs(parts)) == wanted
+    assert filled.dropped() == [0, 1, 2]
+
+
+def test_without_the_lake_dropped_history_is_an_error(filled: Lake) -> None:
+    parts = planned(filled, tier="log")
+    archive_and_drop(filled)
+    with pytest.raises(HistoryGone, match="were dropped by retention"):
+        seqs(parts)
+    assert len(seqs(planned(filled, tier="log"))) == 30
+    # What was never archived is an error with the lake too.
+    filled.publish(5)
+    parts = planned(filled)
+    filled.db.execute("select pgmb.alter_stream('main', archive => false)")
+    filled.db.execute("select pgmb.drop_segments()")
+    with pytest.raises(HistoryGone):
+        seqs(parts)
+
+
+def test_an_archive_that_is_older_than_a_rebase_comes_first_and_once(filled: Lake) -> None:
+    wanted = everything(filled)
+    filled.archive()
+    filled.db.execute("update pgmb.segment set dropped_at = now() where number = 0")
+    filled.db.execute("truncate pgmb.segment_1_0")
+    filled.db.execute("select pgmb.rebase()")
+    position = filled.value("select pgmb.position()::text")
+    assert seqs(planned(filled)) == wanted
+    filled.publish(10)
+    more = [seq for seq in everything(filled) if seq > wanted[-1]]
+    later = {"startingOffsets": json.dumps({"main": position})}
+    assert seqs(planned(filled, **later)) == more, "nothing of the archive comes again"
+    archive_and_drop(filled)
+    assert seqs(planned(filled)) == [*wanted, *more]
+    assert seqs(planned(filled, **later)) == more
