@@ -29,12 +29,11 @@ def planned(lake: Lake, **options: str) -> list[Any]:
 def seqs(parts: list[Any]) -> list[int]:
     """In the order in which tasks give them."""
     schema = arrow_schema(COLUMNS.fieldNames())
-    return [
-        seq
-        for part in parts
-        for batch in partition_read.read_partition(part, schema)
-        for seq in batch.column("seq").to_pylist()
-    ]
+    found: list[Any] = []
+    for part in parts:
+        for batch in partition_read.read_partition(part, schema):
+            found += batch.column("seq").to_pylist()
+    return found
 
 
 def everything(lake: Lake) -> list[int]:
@@ -66,7 +65,8 @@ def test_a_part_that_was_planned_as_log_is_found_in_the_lake(filled: Lake) -> No
 
 def before_the_log_is_read(monkeypatch: pytest.MonkeyPatch, work: Callable[[], None]) -> None:
     """Do something when a task has looked where its segments are, and before it reads the log."""
-    read, begun = partition_read._from_log, []
+    read = partition_read._from_log
+    begun: list[bool] = []
 
     def meanwhile(*given: Any) -> Any:
         if not begun:
