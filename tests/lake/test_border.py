@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
+import psycopg
 import pytest
 from pyspark.sql.types import StructType
 
@@ -61,6 +63,43 @@ def test_a_part_that_was_planned_as_log_is_found_in_the_lake(filled: Lake) -> No
     assert filled.dropped() == [0, 1, 2]
     assert seqs(parts) == wanted
     assert seqs(planned(filled)) == wanted
+
+
+def test_options_choose_the_same_events_in_both_tiers(filled: Lake) -> None:
+    moment = filled.value("select min(published_at) from pgmb.segment_1_1")
+    choices: list[dict[str, str]] = [
+        {"subscribe": "order.1,order.3"},
+        {"subscribe": "*.2"},
+        {"subscribePattern": "order.[12]$"},
+        {"startingTimestamp": moment.isoformat()},
+        {"endingTimestamp": (moment + timedelta(microseconds=1)).isoformat()},
+        {"maxRecordsPerPartition": "7"},
+    ]
+    before = [seqs(planned(filled, **options)) for options in choices]
+    assert all(0 < len(found) < 180 for found in before[:-1])
+    filled.archive()
+    assert [seqs(planned(filled, **options)) for options in choices] == before, "archived, and in the log"
+    archive_and_drop(filled)
+    assert [seqs(planned(filled, **options)) for options in choices] == before
+
+
+def test_positions_lead_into_the_lake_and_late_commits_are_found_there(lake: Lake, connect: Any) -> None:
+    lake.db.execute("select pgmb.alter_stream('main', keep_for => '0 s')")
+    late: psycopg.Connection[Any] = connect(autocommit=False)
+    late.execute("insert into pgmb.log_main (topic, payload) values ('late', '1')")
+    lake.publish(50, sealed=False)
+    position = lake.value("select pgmb.position()::text")
+    late.commit()
+    lake.publish(20)
+    lake.publish(10, sealed=False)
+    after = {"startingOffsets": json.dumps({"main": position})}
+    upto = {"endingOffsets": json.dumps({"main": position})}
+    later, earlier = seqs(planned(lake, **after)), seqs(planned(lake, **upto))
+    assert (len(later), len(earlier)) == (31, 50)
+    archive_and_drop(lake)
+    assert lake.dropped() == [0]
+    assert seqs(planned(lake, **after)) == later
+    assert seqs(planned(lake, **upto)) == earlier
 
 
 def before_the_log_is_read(monkeypatch: pytest.MonkeyPatch, work: Callable[[], None]) -> None:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -110,6 +111,24 @@ def test_spark_archives_and_only_what_is_new(on_spark: Run, lake: Lake) -> None:
     next(held)
     lake.publish(100)
     assert "Another archiver works on stream main." in on_spark("archive")[2]
+
+
+def test_following_archives_what_is_sealed_later(
+    on_spark: Run, lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[float] = []
+
+    def wait(seconds: float) -> None:
+        waited.append(seconds)
+        if len(waited) == 2:
+            raise KeyboardInterrupt
+        lake.publish(30)
+
+    monkeypatch.setattr(commands, "time", SimpleNamespace(sleep=wait))
+    code, said, _ = on_spark("archive", "--follow", "--every", "2m", "--json")
+    assert (code, waited) == (130, [120.0, 120.0])
+    assert [json.loads(line)["events"] for line in said.splitlines()] == [30]
+    assert lake.is_exact()
 
 
 def test_a_failed_verification_is_an_error_of_the_command(on_spark: Run, lake: Lake) -> None:
