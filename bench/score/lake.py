@@ -21,4 +21,7 @@ LAKE: list[Part] = [
     proved_by_tests("several archivers, S3 (moto)", "tests/lake/test_storage*.py"),
     proved_by_tests("digests of Polars, DuckDB, the log", "tests/lake/test_readers*.py"),
     proved_by_tests("pgmb lake, on Spark", "tests/lake/test_cli*.py"),
+    proved_by_tests(
+        "log and lake as one stream", "tests/lake/test_one_stream*.py", "tests/lake/test_border*.py"
+    ),
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -11,6 +12,7 @@ import psycopg
 import pytest
 from pyspark.sql.types import StructType
 
+from pgmb import cli
 from pgmb.errors import HistoryGone
 from pgmb.spark.source import partition_read
 from pgmb.spark.source.queries import ARROW_SCHEMA, arrow_schema
@@ -100,6 +102,27 @@ def test_positions_lead_into_the_lake_and_late_commits_are_found_there(lake: Lak
     assert lake.dropped() == [0]
     assert seqs(planned(lake, **after)) == later
     assert seqs(planned(lake, **upto)) == earlier
+
+
+def test_offsets_of_the_command_line_lead_into_the_lake(
+    filled: Lake, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PGMB_DSN", filled.dsn)
+
+    def starting(at: str) -> dict[str, str]:
+        monkeypatch.setattr(sys, "argv", ["pgmb", "lake", "offsets", "--at", at])
+        capsys.readouterr()
+        try:
+            cli.main()
+        except SystemExit as ended:
+            assert not ended.code
+        return {"startingOffsets": capsys.readouterr().out}
+
+    wanted = everything(filled)
+    archive_and_drop(filled)
+    assert seqs(planned(filled, **starting("earliest"))) == wanted
+    assert seqs(planned(filled, **starting("2026-01-01T00:00"))) == wanted
+    assert seqs(planned(filled, **starting("latest"))) == []
 
 
 def before_the_log_is_read(monkeypatch: pytest.MonkeyPatch, work: Callable[[], None]) -> None:

@@ -13,8 +13,9 @@ import msgspec
 import typer
 from psycopg.rows import dict_row
 
+from pgmb import connect as broker_of
 from pgmb._core.connecting import connect
-from pgmb.cli import durations, output
+from pgmb.cli import durations, moments, output
 from pgmb.cli.options import AsJson, Dsn, Stream
 from pgmb.cli.spark.progress import progress
 from pgmb.cli.spark.session import UNTOLD, Conf, Master, session
@@ -55,7 +56,7 @@ _STATUS = {
 
 
 def register(app: typer.Typer) -> None:
-    for command in (init, archive, status):
+    for command in (init, archive, status, offsets):
         lake.command()(command)
     app.add_typer(lake, name="lake")
 
@@ -146,6 +147,22 @@ def status(dsn: Dsn = "", as_json: AsJson = False) -> None:
         output.table("Lakes", list(_STATUS.values()), rows)
     else:
         output.line("No stream has a lake. Create one with: pgmb lake init URL")
+
+
+def offsets(
+    at: Annotated[
+        moments.Moment,
+        typer.Option("--at", parser=moments.parse, metavar="POINT", help=f"{moments.MEANT}."),
+    ],
+    dsn: Dsn = "",
+    stream: Stream = "main",
+) -> None:
+    """Print Spark's startingOffsets for a point in a stream. No event after that point is left out.
+
+    Times are known to the second or so, and not before the oldest segment of the log: add startingTimestamp.
+    """
+    with broker_of(dsn, max_size=1) as broker:
+        output.json({stream: str(at.position(broker, stream))})
 
 
 def _archived(stream: str, archiver: Archiver, repair: bool, as_json: bool) -> int:
