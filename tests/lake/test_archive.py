@@ -69,20 +69,29 @@ def test_files_are_divided_by_date_sorted_and_keep_keys_out_of_the_tables_log(la
     assert "date=2026-01-31" in pruned[0]
 
 
-def test_files_end_at_their_size_and_large_segments_are_cut_between_blocks(lake: Lake) -> None:
-    # A row group is what a file grows by; this one is small enough for a test.
-    lake.publish(2000)
+def test_files_end_at_their_size_and_large_segments_are_cut_between_blocks(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A row group is what a file grows by; of this size a test has several.
+    monkeypatch.setattr("pgmb.lake.task.ROW_GROUP", 500)
+    lake.publish(2100)
     (done,) = lake.archive(file_bytes=1)
-    assert (done.events, done.files) == (2000, 1)
+    assert (done.events, done.files) == (2100, 5)
+    assert lake.is_exact()
+    lake.publish(1200)
+    (done,) = lake.archive()
+    assert (done.events, done.files) == (1200, 1)
+    (large,) = [file for file in map(pq.ParquetFile, lake.files()) if file.metadata.num_rows == 1200]
+    assert [large.metadata.row_group(n).num_rows for n in range(3)] == [500, 500, 200]
     mega = 1024 * 1024
-    large = Pending(2, (2 << 40) - 1, (2 << 40) + 99_999, 200 * mega, lake.value("select now()"))
-    small = [large._replace(segment=n, lo=(n << 40) - 1, hi=(n << 40) + 10, bytes=mega) for n in (3, 4, 5)]
-    empty = large._replace(segment=6, lo=(6 << 40) - 1, hi=None, bytes=0)
-    ranges = divide([large, *small, empty], 4)
+    big = Pending(2, (2 << 40) - 1, (2 << 40) + 99_999, 200 * mega, lake.value("select now()"))
+    small = [big._replace(segment=n, lo=(n << 40) - 1, hi=(n << 40) + 10, bytes=mega) for n in (3, 4, 5)]
+    empty = big._replace(segment=6, lo=(6 << 40) - 1, hi=None, bytes=0)
+    ranges = divide([big, *small, empty], 4)
     *cut, shared = ranges
     assert shared == (small[0].lo, small[-1].hi)
-    assert cut[0][0] == large.lo
-    assert cut[-1][1] == large.hi
+    assert cut[0][0] == big.lo
+    assert cut[-1][1] == big.hi
     assert [lo for lo, _ in cut[1:]] == [hi for _, hi in cut[:-1]]
     assert all((lo + 1) % 4096 == 0 for lo, _ in cut)
     assert 3 <= len(cut) <= 5

@@ -196,6 +196,8 @@ def _uuid_bytes(texts: Any) -> Any:
     offset = np.frombuffer(padded.buffers()[1], dtype=np.int32)[padded.offset]
     characters = np.frombuffer(padded.buffers()[2], dtype=np.uint8, count=36 * len(padded), offset=offset)
     nibbles = _NIBBLES[characters.reshape(-1, 36)[:, _DIGITS]]
-    packed = np.ascontiguousarray((nibbles[:, 0::2] << 4) | (nibbles[:, 1::2] & 15))
+    packed: NDArray[np.uint8] = np.ascontiguousarray(
+        (nibbles[:, 0::2] << 4) | (nibbles[:, 1::2] & 15), dtype=np.uint8
+    )
     exact = pc.and_(whole, pc.equal(texts, uuid_texts(packed)))
     return pc.if_else(exact, _pieces(packed.view("V16").reshape(-1)), raw)

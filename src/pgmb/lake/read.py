@@ -9,7 +9,6 @@ import msgspec
 import numpy as np
 import pyarrow
 import pyarrow.compute
-import pyarrow.parquet
 from deltalake import DeltaTable
 
 from pgmb.lake.storage import Storage

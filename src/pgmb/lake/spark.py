@@ -6,10 +6,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
-import pyarrow as pa
+import pyarrow
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+# The stubs of pyarrow are incomplete.
+pa: Any = pyarrow
 
 _Task = TypeVar("_Task")
 _Result = TypeVar("_Result")
@@ -29,9 +32,9 @@ class SparkRun:
             return []
         given = list(tasks)
 
-        def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        def run(batches: Iterator[Any]) -> Iterator[Any]:
             for batch in batches:
-                numbers: Any = batch.column(0).to_pylist()
+                numbers: list[int] = batch.column(0).to_pylist()
                 done = [msgspec.msgpack.encode(work(given[number])) for number in numbers]
                 yield pa.RecordBatch.from_arrays(
                     [pa.array(numbers, pa.int64()), pa.array(done, pa.binary())], ["task", "result"]

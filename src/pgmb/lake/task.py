@@ -148,20 +148,20 @@ class _DateWriter:
         rest = waiting.slice(ROW_GROUP)
         self._waiting = rest.to_batches()
         self._rows, self._bytes = rest.num_rows, rest.nbytes
-        if self._writer is None:
-            self._open()
-        self._writer.write_table(group, row_group_size=ROW_GROUP)
+        writer = self._writer or self._open()
+        writer.write_table(group, row_group_size=ROW_GROUP)
         self._bounds.append(
             {"rows": group.num_rows, **{name: pc.min_max(group.column(name)) for name in STATISTICS}}
         )
         if self._sink.tell() >= self._part.file_bytes:
             self._close()
 
-    def _open(self) -> None:
+    def _open(self) -> Any:
         self._path = f"date={self.date}/{self._part.lo + 1}-{uuid.uuid4()}.parquet"
         self._part.storage.make_folder(self._path)
         self._sink = self._files.open_output_stream(self._path)
         self._writer = pq.ParquetWriter(self._sink, FILE_SCHEMA, **WRITING)
+        return self._writer
 
     def _close(self) -> None:
         if self._writer is None:
