@@ -89,7 +89,8 @@ class _Archive:
         return reading
 
     def _spark(self, place: Path) -> None:
-        self.lab.spark.read.format("pgmb").option("url", self.url).load().write.parquet(str(place))
+        log = self.lab.spark.read.format("pgmb").option("url", self.url).option("tier", "log")
+        log.load().write.parquet(str(place))
 
     def _ours(self, place: Path) -> None:
         from pgmb.lake.archive import Archiver
