@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from datetime import timedelta
@@ -14,7 +15,7 @@ import pytest
 from pyspark.sql.types import StructType
 
 from pgmb import cli
-from pgmb.errors import HistoryGone
+from pgmb.errors import ForeignTable, HistoryGone
 from pgmb.spark.source import partition_read
 from pgmb.spark.source.queries import ARROW_SCHEMA, arrow_schema
 from pgmb.spark.source.readers import BatchReader
@@ -167,6 +168,16 @@ def test_without_the_lake_dropped_history_is_an_error(filled: Lake) -> None:
     filled.db.execute("select pgmb.drop_segments()")
     with pytest.raises(HistoryGone):
         seqs(parts)
+
+
+def test_a_table_that_is_not_there_is_named(filled: Lake) -> None:
+    parts = planned(filled)
+    filled.archive()
+    shutil.rmtree(filled.url)
+    with pytest.raises(ForeignTable, match=f"no table at {filled.url}") as refused:
+        seqs(parts)
+    assert "tier=log" in (refused.value.hint or "")
+    assert len(seqs(planned(filled, tier="log"))) == 180
 
 
 def test_an_archive_that_is_older_than_a_rebase_comes_first_and_once(filled: Lake) -> None:

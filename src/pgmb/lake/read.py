@@ -10,7 +10,9 @@ import numpy as np
 import pyarrow
 import pyarrow.compute
 from deltalake import DeltaTable
+from deltalake.exceptions import TableNotFoundError
 
+from pgmb.errors import ForeignTable
 from pgmb.lake.storage import Storage
 from pgmb.lake.table import files_of
 from pgmb.lake.task import in_order
@@ -71,7 +73,15 @@ class LakeEvents:
     def _table(self, url: str) -> tuple[Storage, DeltaTable]:
         if url not in self._tables:
             storage = Storage.at(url, self._options)
-            self._tables[url] = storage, DeltaTable(storage.url, storage_options=storage.options)
+            try:
+                table = DeltaTable(storage.url, storage_options=storage.options)
+            except TableNotFoundError as error:
+                gone = ForeignTable(f"there is no table at {url}, where events of this stream are archived")
+                gone.advise(
+                    "Give this machine access to the storage, or read with tier=log what the log has."
+                )
+                raise gone from error
+            self._tables[url] = storage, table
         return self._tables[url]
 
     def _mask(self, events: Any, asked: LakeRange) -> Any:
