@@ -279,6 +279,23 @@ def spark_sink(arguments: argparse.Namespace) -> bool:
     return result.holds
 
 
+def lake_kills(arguments: argparse.Namespace) -> bool:
+    from faults.lake import kills
+    from harness.lake import STEPS
+
+    spark = ("write", "commit") if arguments.brief else STEPS * arguments.times
+    with database(arguments.pg) as (_, dsn), tempfile.TemporaryDirectory(prefix="pgmb-lake-") as name:
+        result = kills.run(
+            dsn,
+            f"{name}/main",
+            times=1 if arguments.brief else arguments.times,
+            spark=spark,
+            seed=arguments.seed,
+        )
+    print(result)
+    return result.holds
+
+
 def sse(arguments: argparse.Namespace) -> bool:
     from faults.server import sse
 
@@ -445,6 +462,14 @@ def main() -> int:
     )
     sinking.add_argument("--rounds", type=int, default=200)
     sinking.add_argument("--brief", action="store_true", help="a few runs, one of each kind")
+
+    archiving = command(
+        "lake-kills",
+        lake_kills,
+        "archivers killed after each step, several at once, under traffic: each event once, all verified",
+    )
+    archiving.add_argument("--times", type=int, default=5, help="after each step, and as often on Spark")
+    archiving.add_argument("--brief", action="store_true", help="each step once, two of them on Spark")
 
     readers = command("sse", sse, "readers of server-sent events come back, and each gets every event once")
     readers.add_argument("--readers", type=int, default=1000)

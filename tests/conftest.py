@@ -6,7 +6,7 @@ import gc
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import psycopg
 import pytest
@@ -14,9 +14,12 @@ import pytest
 from harness.postgres import Database, Databases, Server, available, create_database, drop_database
 from harness.sessions import Sessions
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 # Of several processes (`-n 2 --dist loadgroup`) one gets all of these: Spark is slow to start and large.
 TESTS = Path(__file__).parent
-SPARK = TESTS / "spark"
+SPARK = (TESTS / "spark", TESTS / "lake")
 _IN_TURNS = (TESTS / "contract", TESTS / "adversary")
 # Whatever has to do with a server rests on the first; the others ask for a database when they are called.
 _POSTGRES = {"pg_major", "connect", "run"}
@@ -36,6 +39,7 @@ _ONE_IS_ENOUGH = {
     "contract/test_workers.py": 15,
     "contract/test_workers_send.py": 15,
     "contract/test_workers_views.py": 15,
+    "lake": 18,
     "readmes": 18,
     "server": 18,
     "spark": 18,
@@ -85,7 +89,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
-        if item.path.is_relative_to(SPARK):
+        if any(item.path.is_relative_to(folder) for folder in SPARK):
             item.add_marker(pytest.mark.xdist_group("spark"))
             if not {"spark", "run"}.isdisjoint(getattr(item, "fixturenames", ())):
                 # Its Python processes keep their connections: nobody could have the database after it.
@@ -305,6 +309,15 @@ def fresh_server(pg_major: int, prepared: Server) -> Iterator[FreshServer]:
     yield starter
     for server in reversed(started):
         server.close()
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """A session on local[2] that all tests share. Stop the queries you start; leave its settings alone."""
+    from harness.spark import session
+
+    with session(tmp_path_factory.mktemp("spark")) as started:
+        yield started
 
 
 @pytest.fixture

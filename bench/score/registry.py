@@ -8,6 +8,7 @@ from bench.score.core import CORE
 from bench.score.correctness import CORRECTNESS
 from bench.score.delivery import DELIVERY
 from bench.score.house import HOUSE
+from bench.score.lake import LAKE
 from bench.score.matching import MATCHING
 from bench.score.operations import OPERATIONS
 from bench.score.part import Part
@@ -22,6 +23,7 @@ AREAS: Mapping[str, Sequence[Part]] = {
     "python": PYTHON,
     "matching": MATCHING,
     "spark": SPARK,
+    "lake": LAKE,
     "delivery": DELIVERY,
     "server": SERVER,
     "house": HOUSE,

@@ -5,7 +5,8 @@ PgmbError
 │   ├── StreamNotFound          MB001
 │   ├── QueueNotFound           MB002
 │   ├── ScheduleNotFound        MB008
-│   └── EndpointNotFound        MB060
+│   ├── EndpointNotFound        MB060
+│   └── LakeNotFound            MB061
 ├── InvalidArgument             MB003 name, MB005 arrays, MB007 pattern, MB009 filter, MB010 condition,
 │                               23514 topic or key too long
 ├── Conflict                    MB004 stream in use, MB006 queue differs
@@ -26,6 +27,9 @@ PgmbError
 ├── TooManyStages               MB043
 ├── StageLost                   MB050
 ├── TasksDiffer                 MB051
+├── VerificationFailed          MB062
+├── NotSealed                   MB063
+├── ForeignTable                of a lake
 ├── PublishFailed               of a background publisher
 ├── PublisherFull
 ├── PublisherClosed
@@ -79,6 +83,10 @@ class ScheduleNotFound(NotFound):
 
 class EndpointNotFound(NotFound):
     """There is no endpoint of that name."""
+
+
+class LakeNotFound(NotFound):
+    """The stream has no lake, or only that of the database which this one is a copy of."""
 
 
 class InvalidArgument(PgmbError):
@@ -155,6 +163,18 @@ class StageLost(PgmbError):
 
 class TasksDiffer(PgmbError):
     """Tasks that publish directly were cut otherwise than before, or another run publishes now."""
+
+
+class VerificationFailed(PgmbError):
+    """A table of the lake does not hold what the log holds. The log keeps the segments concerned."""
+
+
+class NotSealed(PgmbError):
+    """Events can still arrive in the segment, or it was dropped."""
+
+
+class ForeignTable(PgmbError):
+    """The table of a lake belongs to another stream or database, or lacks what was verified in it."""
 
 
 class PublishFailed(PgmbError):
@@ -240,6 +260,9 @@ BY_SQLSTATE: dict[str, type[PgmbError]] = {
     "MB043": TooManyStages,
     "MB050": StageLost,
     "MB051": TasksDiffer,
+    "MB061": LakeNotFound,
+    "MB062": VerificationFailed,
+    "MB063": NotSealed,
     "42501": PermissionDenied,
 }
 

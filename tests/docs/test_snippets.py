@@ -26,6 +26,8 @@ FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 PROGRAMS = "<!-- Each snippet is a program of its own. -->"
 SPARK = "docs/howto/spark.md"
+# Run by tests/spark/test_examples.py, in the JVM that is there, and by tests/lake/test_docs.py, with a table.
+ELSEWHERE = (SPARK, "docs/howto/lake.md")
 
 
 def snippets(page: Path, language: str) -> list[str]:
@@ -82,8 +84,7 @@ def run_each(programs: list[str], dsn: str, path: str) -> None:
         assert done.returncode == 0, done.stderr
 
 
-# The page on Spark is run by tests/spark/test_examples.py, in the JVM that is there.
-@pytest.mark.parametrize("page", [page for page in pages_with("python") if page.id != SPARK])
+@pytest.mark.parametrize("page", [page for page in pages_with("python") if page.id not in ELSEWHERE])
 def test_python_snippets_run(
     page: Path, dsn: str, db: psycopg.Connection[Any], capsys: Any, path: str
 ) -> None:

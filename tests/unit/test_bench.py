@@ -32,7 +32,7 @@ def ground(pg_major):
         yield servers
 
 
-SPARK = [row for row in ROWS if row.startswith("spark-")]
+SPARK = [row for row in ROWS if row.startswith(("lake-", "spark-"))]
 
 
 def _in_gate(row: str) -> Any:

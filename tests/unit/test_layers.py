@@ -35,7 +35,9 @@ BELOW: dict[str, set[str]] = {
     "webhooks": {"_async", "_core", "errors", "types"},
     "server": {"_async", "doctor", "telemetry", "webhooks", *CLIENT},
     "services": {"_async", "_core", "cron", "errors", "server", "types", "webhooks"},
-    "spark": {"_sync", *CLIENT},
+    # Each on demand: tasks of Spark read the lake, and tasks of the lake run on Spark.
+    "spark": {"_sync", "lake", *CLIENT},
+    "lake": {"spark", *CLIENT},
 }
 
 # The order inside _core: each module may import these others.
@@ -56,8 +58,9 @@ CORE: dict[str, set[str]] = {
     "pending": {"concurrency", "wire"},
 }
 
-# What the extra for Spark brings, directly and below.
+# What the extras for Spark and the lake bring, directly and below.
 SPARK = {"adbc_driver_manager", "adbc_driver_postgresql", "numpy", "pandas", "py4j", "pyarrow", "pyspark"}
+LAKE = {"deltalake", *SPARK}
 
 
 GRAPH = imports(PACKAGE)
@@ -146,8 +149,8 @@ def test_importing_the_package_imports_no_command_line() -> None:
 @pytest.mark.parametrize("module", ["pgmb", "pgmb.cli", "pgmb.services", "pgmb.testing"])
 def test_only_the_spark_part_imports_spark(module: str) -> None:
     loaded = loaded_by(f"import {module}")
-    assert not packages(loaded) & SPARK
-    assert "pgmb.spark" not in loaded
+    assert not packages(loaded) & LAKE
+    assert not {"pgmb.spark", "pgmb.lake"} & loaded
 
 
 @pytest.mark.parametrize("module", ["pgmb", "pgmb.cli", "pgmb.services", "pgmb.testing", "pgmb.webhooks"])

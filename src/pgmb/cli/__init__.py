@@ -21,6 +21,7 @@ from pgmb.cli import (
     doctor,
     endpoints,
     keys,
+    lake,
     output,
     publish,
     queues,
@@ -62,6 +63,7 @@ for group in (
     keys,
     work,
     spark,
+    lake,
     serve,
 ):
     group.register(app)

@@ -44,7 +44,7 @@ def _archive(look: Look) -> Iterable[Verdict]:
             yield warn(
                 f"segments of stream {row['stream']} are sealed but not archived, for {ago(waiting)}:"
                 " retention keeps them",
-                f"Run the archiver, or: pgmb streams alter {row['stream']} --no-archive.",
+                f"Run pgmb lake archive, or: pgmb streams alter {row['stream']} --no-archive.",
             )
 
 

@@ -47,6 +47,9 @@ def transaction(url: str, *, reached: bool = False) -> Generator[Any]:
     except BaseException:
         connection.close()
         raise
+    # One that was opened meanwhile, for a transaction inside of this one, is not needed any more.
+    if (other := _kept.pop((os.getpid(), url), None)) is not None:
+        other.close()
     _kept[os.getpid(), url] = connection
 
 

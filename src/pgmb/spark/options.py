@@ -103,6 +103,8 @@ READ_OPTIONS: Final = (
     "failOnDataLoss",
     "readerName",
     "replicaTimeout",
+    "tier",
+    "lakeOptions",
 )
 
 
@@ -134,6 +136,8 @@ class ReadOptions(msgspec.Struct, frozen=True):
     fail_on_data_loss: bool = True
     reader: str | None = None
     replica_timeout: float = 60.0
+    read_lake: bool = True
+    lake_options: dict[str, str] = {}
 
     @classmethod
     def of(cls, options: Mapping[str, str], streaming: bool) -> ReadOptions:
@@ -171,7 +175,17 @@ class ReadOptions(msgspec.Struct, frozen=True):
             fail_on_data_loss=given.truth("failOnDataLoss", True),
             reader=given.text("readerName"),
             replica_timeout=given.duration("replicaTimeout", 60.0),
+            read_lake=given.one_of("tier", "auto", "log") == "auto",
+            lake_options=_lake_options(given),
         )
+
+
+def _lake_options(given: SparkOptions) -> dict[str, str]:
+    """The options of the lake's storage, a JSON object."""
+    try:
+        return msgspec.json.decode(given.text("lakeOptions") or "{}", type=dict[str, str])
+    except msgspec.DecodeError as error:
+        raise ValueError(f"lakeOptions is not a JSON object of strings: {error}") from None
 
 
 def _urls(given: SparkOptions, name: str) -> list[str]:

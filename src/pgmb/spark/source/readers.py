@@ -23,7 +23,7 @@ from pyspark.sql.streaming.datasource import (
 
 from pgmb.spark.options import ReadOptions, offsets_given
 from pgmb.spark.source.offsets import BatchRange, Offset, ShardOffset, between
-from pgmb.spark.source.partition_read import PartitionRead, read_partition
+from pgmb.spark.source.partition_read import LakeOptions, PartitionRead, read_partition
 from pgmb.spark.source.queries import arrow_schema, condition
 from pgmb.spark.source.shards import Frontier, Shards
 
@@ -54,20 +54,22 @@ class _Reader:
             return iter(())
         return read_partition(partition.value, arrow_schema(self._names))
 
-    def _conditions(self, shards: Shards) -> str:
-        """The conditions of the options, for the WHERE clause."""
+    def _topics(self, shards: Shards) -> str:
+        """The conditions of the options on topics, for the WHERE clause."""
         conditions = shards.matching(self._options.subscribe) if self._options.subscribe else ""
         if self._options.subscribe_pattern is not None:
             conditions += f" and e.topic ~ {sql.Literal(self._options.subscribe_pattern).as_string()}"
-        if self._options.until is not None:
-            conditions += f" and e.published_at < {_moment(self._options.until)}"
         return conditions
 
     def _partitions(
-        self, shards: Shards, home: str, batch: BatchRange, conditions: str
+        self, shards: Shards, home: str, batch: BatchRange, topics: str, pushed: str = ""
     ) -> Iterator[EventPartition]:
+        conditions, until = topics + pushed, self._options.until
+        if until is not None:
+            conditions += f" and e.published_at < {_moment(until)}"
         if batch.since is not None:
             conditions += f" and e.published_at >= {_moment(batch.since)}"
+        lake = LakeOptions(topics, batch.since, until, self._options.lake_options)
         for seqs in batch.ranges:
             yield EventPartition(
                 PartitionRead(
@@ -80,6 +82,7 @@ class _Reader:
                     condition=conditions,
                     fail_on_data_loss=self._options.fail_on_data_loss,
                     replica_timeout=self._options.replica_timeout,
+                    lake=lake if self._options.read_lake else None,
                 )
             )
 
@@ -97,7 +100,7 @@ class BatchReader(_Reader, DataSourceReader):
             return list(self._planned(shards))
 
     def _planned(self, shards: Shards) -> Iterator[EventPartition]:
-        conditions = self._conditions(shards) + self._pushed
+        topics = self._topics(shards)
         start = shards.first(self._options.starting)
         end = shards.first(self._options.ending) if offsets_given(self._options.ending) else None
         for home, log in shards.items():
@@ -108,16 +111,19 @@ class BatchReader(_Reader, DataSourceReader):
             )
             batch = between(begun, sliced.offset)
             if batch is not None:
-                yield from self._partitions(shards, home, batch, conditions)
+                yield from self._partitions(shards, home, batch, topics, self._pushed)
 
     def push(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Push filters down to PostgreSQL where it evaluates them as Spark does, and return the others."""
+        """Push filters down to PostgreSQL where it evaluates them as Spark does, and return the others.
+
+        All of them if events may come from the lake: Spark evaluates them for those.
+        """
         for pushed in filters:
             made = condition(pushed)
-            if made is None:
-                yield pushed
-            else:
+            if made is not None:
                 self._pushed += f" and {made}"
+            if made is None or self._options.read_lake:
+                yield pushed
 
 
 class _PushFilters:
@@ -152,7 +158,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     @cached_property
     def _matching(self) -> str:
-        return self._conditions(self._shards)
+        return self._topics(self._shards)
 
     def initialOffset(self) -> dict[str, Any]:
         first = self._shards.first(self._options.starting)

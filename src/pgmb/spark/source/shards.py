@@ -49,8 +49,10 @@ class Slice(msgspec.Struct, frozen=True):
 class ShardLog:
     """A stream in one database. Connects on first use, and reconnects."""
 
-    def __init__(self, url: str, stream: str, fail_on_data_loss: bool = True) -> None:
-        self._url, self.stream, self._strict = url, stream, fail_on_data_loss
+    def __init__(
+        self, url: str, stream: str, fail_on_data_loss: bool = True, read_lake: bool = False
+    ) -> None:
+        self._url, self.stream, self._strict, self._lake = url, stream, fail_on_data_loss, read_lake
         self._connection: psycopg.Connection[Any] | None = None
         self._identity: tuple[str, int] | None = None
 
@@ -173,6 +175,8 @@ class ShardLog:
     def _connected(self) -> psycopg.Connection[Any]:
         if self._connection is None:
             self._connection = connect(self._url, "pgmb spark", prepare_threshold=None)
+            if self._lake:
+                self._connection.execute("set pgmb.read_lake = 'on'")
         return self._connection
 
 
@@ -190,7 +194,7 @@ class Shards:
         self._read_urls: dict[str, str] = {}
         with ExitStack() as undo:
             for url, read_url in zip(options.urls, options.read_urls, strict=True):
-                log = ShardLog(url, options.stream, options.fail_on_data_loss)
+                log = ShardLog(url, options.stream, options.fail_on_data_loss, options.read_lake)
                 undo.callback(log.close)
                 if log.home in self._logs:
                     raise ValueError(f"url names the database {log.home} twice")

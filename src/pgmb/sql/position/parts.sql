@@ -61,7 +61,10 @@ declare
 begin
   perform pgmb.assert_between(stream, after, upto);
   if place < floor then
-    straggling := (pgmb_internal.stragglers(stream_number, after, (upto).snapshot, place, floor)).events;
+    -- History that only the lake has cannot be counted here: it is walked.
+    first := pgmb_internal.first_in_lake(stream_number, after, place, floor);
+    straggling := case when first is null then
+      (pgmb_internal.stragglers(stream_number, after, (upto).snapshot, place, floor)).events else 10001 end;
     if straggling between 1 and least(budget, 10000) then
       lo := place;
       hi := floor;
@@ -72,7 +75,7 @@ begin
     elsif straggling > 0 then
       -- Many: their numbers lie close together, and from the first on the log is walked as it is above them.
       late := false;
-      first := pgmb_internal.first_between(stream_number, after, upto, place, floor);
+      first := coalesce(first, pgmb_internal.first_between(stream_number, after, upto, place, floor));
       for lo, hi, numbers in select * from pgmb_internal.cut(stream_number, first - 1, floor, budget, size, parts) loop
         budget := budget - numbers;
         return next;
@@ -83,7 +86,10 @@ begin
     end if;
     place := floor;
   end if;
-  if budget > 0 and budget < pgmb_internal.numbers_between(stream_number, place, last) then
+  first := pgmb_internal.first_in_lake(stream_number, after, place, last);
+  if first is not null then
+    place := first - 1;
+  elsif budget > 0 and budget < pgmb_internal.numbers_between(stream_number, place, last) then
     first := pgmb_internal.first_between(stream_number, after, upto, place, last);
     if first is null then
       return;
@@ -132,6 +138,30 @@ begin
   end loop;
 end $$;
 
+-- Whether a segment that retention dropped can be read from the lake: it was verified there, and the session has said by
+-- the setting pgmb.read_lake that it reads the lake.
+create or replace function pgmb_internal.is_in_lake(gone pgmb.segment)
+returns boolean
+language sql stable
+as $$
+  select (gone).dropped_at is not null and current_setting('pgmb.read_lake', true) = 'on' and exists (
+    select from pgmb.archived a
+    where a.stream = (gone).stream and a.segment = (gone).number and a.verified_at is not null)
+$$;
+
+-- The lowest number with lo < seq <= hi that an event after a position may have in a segment which only the lake has.
+-- Segments are dropped in order: what the log has lies above it.
+create or replace function pgmb_internal.first_in_lake(stream integer, after pgmb.position, lo bigint, hi bigint)
+returns bigint
+language sql stable
+as $$
+  select greatest(lo + 1, min(s.number::bigint << 40))
+  from pgmb.segment s
+  where s.stream = first_in_lake.stream and s.number between lo >> 40 and hi >> 40 and s.last_seq > lo
+    and s.max_xid >= pg_snapshot_xmin((after).snapshot) and pgmb_internal.is_in_lake(s)
+  having count(*) > 0
+$$;
+
 -- The number of the first event between two positions with lo < seq <= hi.
 create or replace function pgmb_internal.first_between(
   stream integer, after pgmb.position, upto pgmb.position, lo bigint, hi bigint
@@ -152,7 +182,10 @@ returns table (part_lo bigint, part_hi bigint, numbers bigint)
 language plpgsql
 as $$
 declare
-  held bigint := pgmb_internal.numbers_between(stream, lo, hi);
+  held bigint := pgmb_internal.numbers_between(stream, lo, hi) + (
+    select coalesce(sum(least(hi, s.last_seq) - greatest(lo, s.number::bigint << 40)), 0)
+    from pgmb.segment s
+    where s.stream = cut.stream and s.number between lo >> 40 and hi >> 40 and s.last_seq > lo and pgmb_internal.is_in_lake(s));
   rest bigint := least(held, budget);
   target bigint := ceil(rest / greatest(1, parts, ceil(rest / size::numeric)));
   place bigint;
@@ -161,13 +194,14 @@ declare
 begin
   -- From the beginning on: what is kept begins later.
   part_lo := case when lo > 0 then lo else coalesce((
-    select min(s.number)::bigint << 40 from pgmb.segment s where s.stream = cut.stream and s.dropped_at is null), 0) end;
+    select min(s.number)::bigint << 40 from pgmb.segment s
+    where s.stream = cut.stream and (s.dropped_at is null or pgmb_internal.is_in_lake(s))), 0) end;
   numbers := 0;
   for place, final in
     select greatest(lo, s.number::bigint << 40), least(hi, coalesce(s.last_seq, hi))
     from pgmb.segment s
-    where s.stream = cut.stream and s.number between lo >> 40 and hi >> 40 and s.dropped_at is null
-      and (s.last_seq is not null or s.number = hi >> 40)
+    where s.stream = cut.stream and s.number between lo >> 40 and hi >> 40
+      and (s.dropped_at is null or pgmb_internal.is_in_lake(s)) and (s.last_seq is not null or s.number = hi >> 40)
     order by s.number
   loop
     while rest > 0 and place < final loop

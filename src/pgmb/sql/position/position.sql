@@ -181,7 +181,8 @@ end $$;
 
 -- Refuses to read between two positions where they do not apply, or not yet: the checks of pgmb.between, for readers of
 -- the log itself. With lo and hi, afterwards, refuses if retention took of the events between them with
--- lo < seq <= hi; without, dropped history is accepted. The errors are those of between.
+-- lo < seq <= hi; without, dropped history is accepted. Not what the lake has, in a session with pgmb.read_lake = on. The
+-- errors are those of between.
 create or replace function pgmb.assert_between(
   stream text, after pgmb.position, upto pgmb.position, lo bigint default null, hi bigint default null
 )
@@ -204,7 +205,8 @@ begin
   from pgmb.segment s
   where s.stream = stream_number and s.dropped_at is not null
     and s.max_xid >= pg_snapshot_xmin((after).snapshot)
-    and s.number between assert_between.lo >> 40 and assert_between.hi >> 40 and s.last_seq > assert_between.lo;
+    and s.number between assert_between.lo >> 40 and assert_between.hi >> 40 and s.last_seq > assert_between.lo
+    and not pgmb_internal.is_in_lake(s);
   if gone.hi is not null then
     raise exception 'events of stream % with numbers % to %, published until %, were dropped by retention',
       assert_between.stream, gone.lo + 1, gone.hi, coalesce(gone.last_published_at::text, 'an unknown time')

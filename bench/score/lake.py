@@ -1,0 +1,27 @@
+"""What the lake must show: archives as fast as Spark's own files, exactly once, verified before a drop."""
+
+from __future__ import annotations
+
+from bench.rows import ROWS, lake_archive
+from bench.score.core import proved_by_tests
+from bench.score.part import Measured, Part, Proved, line_with
+
+LAKE: list[Part] = [
+    Measured("lake-archive", lake_archive.CHECKS, ROWS["lake-archive"]),
+    Proved(
+        "archivers killed after each step",
+        "each once",
+        ["-m", "faults", "lake-kills", "--brief"],
+        line_with(r"(\d+ kills).*?([\d,]+ events).*?(\d+ lost, \d+ repeated, \d+ digests differ)"),
+        needs=["faults/__main__.py", "faults/lake/kills.py"],
+        full=["-m", "faults", "lake-kills"],
+        heavy=True,
+    ),
+    proved_by_tests("lost and damaged files block the drop", "tests/lake/test_archive*.py"),
+    proved_by_tests("several archivers, S3 (moto)", "tests/lake/test_storage*.py"),
+    proved_by_tests("digests of Polars, DuckDB, the log", "tests/lake/test_readers*.py"),
+    proved_by_tests("pgmb lake, on Spark", "tests/lake/test_cli*.py"),
+    proved_by_tests(
+        "log and lake as one stream", "tests/lake/test_one_stream*.py", "tests/lake/test_border*.py"
+    ),
+]

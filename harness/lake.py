@@ -1,0 +1,137 @@
+"""The lake for tests, faults and benchmarks: archivers in this process or one that is killed at a step.
+
+    python -m harness.lake DSN STREAM [--die-after STEP] [--unlocked] [--spark]
+
+archives what is sealed, and kills itself with SIGKILL after the step. STEPS lists them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import msgspec
+
+from pgmb.lake.archive import Archived, Archiver, Sizes
+
+_Task = TypeVar("_Task")
+_Result = TypeVar("_Result")
+
+STEPS = ("lock", "plan", "first task", "write", "commit", "first read", "verify", "first record", "settle")
+"""After which an archiver can die: it holds the lock, planned, wrote a part, wrote all, committed, read files
+back, read all back, recorded one segment, recorded all."""
+
+
+class Here:
+    """Runs the tasks of an archiver in this process, one after the other; results pass as with Spark."""
+
+    parallelism = 2
+
+    def __call__(
+        self, work: Callable[[_Task], _Result], tasks: Sequence[_Task], result: type[_Result]
+    ) -> list[_Result]:
+        return [msgspec.msgpack.decode(msgspec.msgpack.encode(work(task)), type=result) for task in tasks]
+
+
+class Mortal(Archiver):
+    """An archiver that kills its process after a step."""
+
+    die_after: str | None = None
+    unlocked = False
+
+    def reach(self, step: str) -> None:
+        if step == self.die_after:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def lock(self, *given: Any) -> Any:
+        held = self.unlocked or super().lock(*given)
+        self.reach("lock")
+        return held
+
+    def plan(self, *given: Any) -> Any:
+        planned = super().plan(*given)
+        self.reach("plan")
+        return planned
+
+    def write(self, *given: Any) -> Any:
+        with self._dying_after("first task"):
+            written = super().write(*given)
+        self.reach("write")
+        return written
+
+    def commit(self, *given: Any) -> Any:
+        committed = super().commit(*given)
+        self.reach("commit")
+        return committed
+
+    def verify(self, *given: Any) -> Any:
+        with self._dying_after("first read"):
+            found = super().verify(*given)
+        self.reach("verify")
+        return found
+
+    def record(self, *given: Any) -> None:
+        super().record(*given)
+        self.reach("first record")
+
+    def settle(self, *given: Any, **options: Any) -> Any:
+        settled = super().settle(*given, **options)
+        self.reach("settle")
+        return settled
+
+    @contextmanager
+    def _dying_after(self, step: str) -> Iterator[None]:
+        """Dies after the first task of a step: the others are not begun."""
+        run = self._run
+
+        class First:
+            parallelism = run.parallelism
+
+            def __call__(_self, work: Any, tasks: Sequence[Any], result: Any) -> Any:  # noqa: N805
+                if step == self.die_after:
+                    run(work, tasks[:1], result)
+                    self.reach(step)
+                return run(work, tasks, result)
+
+        self._run = First()
+        try:
+            yield
+        finally:
+            self._run = run
+
+
+def archived(archiver: Archiver, *, repair: bool = False) -> list[Archived]:
+    """Archive all that is sealed."""
+    return list(archiver.archive(repair=repair))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("dsn")
+    parser.add_argument("stream")
+    parser.add_argument("--die-after", choices=STEPS)
+    parser.add_argument("--unlocked", action="store_true", help="work although another archiver does")
+    parser.add_argument("--spark", action="store_true")
+    parser.add_argument("--commit-bytes", type=int, default=Sizes().commit_bytes)
+    given = parser.parse_args()
+    run: Any = Here()
+    if given.spark:
+        from pyspark.sql import SparkSession
+
+        from pgmb.lake.spark import SparkRun
+
+        run = SparkRun(SparkSession.builder.getOrCreate())
+    archiver = Mortal(given.dsn, given.stream, run, sizes=Sizes(commit_bytes=given.commit_bytes))
+    archiver.die_after, archiver.unlocked = given.die_after, given.unlocked
+    for done in archiver.archive():
+        print(msgspec.json.encode(done).decode(), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

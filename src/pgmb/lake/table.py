@@ -1,0 +1,154 @@
+"""A stream's table in the lake: a Delta table. Another format has to offer what `EventTable` does."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+from urllib.parse import unquote
+
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, Schema, Transaction
+from deltalake.exceptions import CommitFailedError, TableNotFoundError
+from deltalake.transaction import AddAction, RemoveAction
+
+from pgmb.errors import ForeignTable
+from pgmb.lake.events import STATISTICS, TABLE_SCHEMA
+from pgmb.lake.storage import Storage
+from pgmb.lake.task import WrittenFile
+
+_SOURCE: Final = "pgmb.source"
+"""The table's property that says which stream of which installation writes it."""
+_PARTITION: Final = ["date"]
+
+
+class KnownFile(NamedTuple):
+    """A file of the table, with the bounds of its events."""
+
+    path: str
+    bytes: int
+    lowest_seq: int
+    highest_seq: int
+
+
+class EventTable:
+    """The table of a stream, as of its version when this was opened or last committed to."""
+
+    def __init__(self, storage: Storage, source: str, table: DeltaTable) -> None:
+        self.storage, self._source, self._table = storage, source, table
+
+    @classmethod
+    def create(cls, storage: Storage, source: str, stream: str) -> EventTable:
+        """Create the table unless it exists. Raises ForeignTable if it is another stream's."""
+        if storage.folder is not None:
+            storage.folder.mkdir(parents=True, exist_ok=True)
+        DeltaTable.create(
+            storage.url,
+            Schema.from_arrow(TABLE_SCHEMA),
+            mode="ignore",
+            partition_by=_PARTITION,
+            name=stream,
+            description=f"Events of stream {stream}, archived by pgmb",
+            configuration={_SOURCE: source},
+            storage_options=storage.options,
+            raise_if_key_not_exists=False,
+        )
+        return cls.open(storage, source)
+
+    @classmethod
+    def open(cls, storage: Storage, source: str) -> EventTable:
+        """The table as it is now. Raises ForeignTable if there is none, or it is another stream's."""
+        try:
+            table = DeltaTable(storage.url, storage_options=storage.options)
+        except TableNotFoundError as error:
+            gone = ForeignTable(f"there is no table at {storage.url}")
+            gone.advise("Create it with `pgmb lake init`, or bring back what was removed there.")
+            raise gone from error
+        if table.metadata().configuration.get(_SOURCE) != source:
+            foreign = ForeignTable(f"the table at {storage.url} belongs to another stream or database")
+            foreign.advise("Name another URL. A copy of a database must not write to the original's table.")
+            raise foreign
+        return cls(storage, source, table)
+
+    @property
+    def version(self) -> int:
+        """The version of the table as a whole."""
+        return self._table.version()
+
+    @property
+    def committed(self) -> int:
+        """The last segment that was committed; -1: none."""
+        found = self._table.transaction_version(self._source)
+        return -1 if found is None else found
+
+    def commit(
+        self,
+        segment: int,
+        files: Sequence[WrittenFile],
+        metadata: dict[str, Any],
+        replaced: Sequence[KnownFile] = (),
+    ) -> bool:
+        """Add files, and note all segments up to this one as committed. False if another archiver was first.
+
+        Whether the table holds the segment already is decided by the state that this object has, and the
+        table refuses the commit if another one of the same source came after that state.
+        """
+        now = time.time_ns() // 1_000_000
+        actions: list[AddAction | RemoveAction] = [_added(file) for file in files]
+        actions += [RemoveAction(file.path, True, now) for file in replaced]
+        try:
+            self._table.create_write_transaction(
+                actions,
+                "append",
+                Schema.from_arrow(TABLE_SCHEMA),
+                partition_by=_PARTITION,
+                commit_properties=CommitProperties(
+                    app_transactions=[Transaction(self._source, segment)],
+                    custom_metadata={"pgmb": json.dumps(metadata)},
+                ),
+            )
+        except CommitFailedError:
+            # The other one may have committed fewer segments, or more.
+            if EventTable.open(self.storage, self._source).committed > self.committed:
+                return False
+            raise
+        before = self.version
+        self._table.update_incremental()
+        if self.storage.folder is not None:
+            self.storage.flush(*(f"_delta_log/{n:020}.json" for n in range(before + 1, self.version + 1)))
+        return True
+
+    def files(self, lo: int, hi: int) -> list[KnownFile]:
+        """The files that may hold events with lo < seq <= hi, in the order of seq."""
+        return files_of(self._table, lo, hi)
+
+
+def files_of(table: DeltaTable, lo: int, hi: int) -> list[KnownFile]:
+    """The files of a table that may hold events with lo < seq <= hi, in the order of seq."""
+    found = pa.table(table.get_add_actions(flatten=True)).select(["path", "size_bytes", "min.seq", "max.seq"])
+    return sorted(
+        (
+            KnownFile(unquote(row["path"]), row["size_bytes"], row["min.seq"], row["max.seq"])
+            for row in found.to_pylist()
+            if row["max.seq"] > lo and row["min.seq"] <= hi
+        ),
+        key=lambda file: (file.lowest_seq, file.path),
+    )
+
+
+def _added(file: WrittenFile) -> AddAction:
+    statistics = {
+        "numRecords": file.rows,
+        "minValues": file.lowest,
+        "maxValues": file.highest,
+        "nullCount": dict.fromkeys(STATISTICS, 0),
+    }
+    return AddAction(
+        path=file.path,
+        size=file.bytes,
+        partition_values={"date": file.date},
+        modification_time=file.written_at,
+        data_change=True,
+        stats=json.dumps(statistics),
+    )

@@ -1,0 +1,274 @@
+-- The lake: archive sealed segments to a table outside of the database. An archiver plans, writes files, commits them to
+-- the table, reads them back, and records here what it read. Retention drops a segment only after that
+-- (docs/explanation/lake.md).
+
+-- Archives a stream to the table at a URL from now on: retention then waits for the archive. keep_hot: how long the log
+-- keeps events that are archived, which is the stream's keep_for; null leaves that as it is. Errors: MB001 no such stream,
+-- MB004 the stream is archived to another table.
+create or replace function pgmb.create_lake(stream text, url text, keep_hot interval default null)
+returns void
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  stream_number integer;
+  installed uuid;
+  found_url text;
+begin
+  perform pgmb_internal.assert_read_committed();
+  perform pgmb_internal.assert_admin();
+  perform pgmb_internal.assert_primary();
+  stream_number := pgmb.stream_id(create_lake.stream);
+  if create_lake.url is null or create_lake.url = '' then
+    raise exception 'a lake needs the URL of its table' using errcode = 'MB003',
+      hint = 'For example s3://bucket/folder, or the absolute path of a folder.';
+  end if;
+  select i.identity into installed from pgmb.installation i;
+  -- A copy of a database that has a lake gets one of its own.
+  insert into pgmb.lake as l (stream, url, identity) values (stream_number, create_lake.url, installed)
+  on conflict on constraint lake_pkey do update set url = excluded.url, identity = excluded.identity
+  where l.identity <> excluded.identity;
+  select l.url into found_url from pgmb.lake l where l.stream = stream_number;
+  if found_url <> create_lake.url then
+    raise exception 'stream % is archived to %', create_lake.stream, found_url using errcode = 'MB004',
+      hint = 'A stream has one table, and what is archived stays there.';
+  end if;
+  perform pgmb.alter_stream(create_lake.stream, keep_for => create_lake.keep_hot, archive => true);
+end $$;
+
+-- What an archiver has to know of a stream: the URL of its table, the name under which this stream commits to it, the
+-- salt of derived ids, the epoch, and the last segment that was verified in this table (null: none). Errors: MB001 no
+-- such stream, MB061 it has no lake, or the one of the database that this one is a copy of. Support.
+create or replace function pgmb.lake_of(
+  stream text, out url text, out source text, out salt bigint, out epoch integer, out verified integer
+)
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  stream_number integer;
+  owner uuid;
+  installed uuid;
+begin
+  perform pgmb_internal.assert_admin();
+  perform pgmb_internal.assert_primary();
+  stream_number := pgmb.stream_id(lake_of.stream);
+  select l.url, l.identity, i.identity, i.epoch, s.salt, format('pgmb:%s:%s', i.identity, s.salt)
+  into lake_of.url, owner, installed, lake_of.epoch, lake_of.salt, lake_of.source
+  from pgmb.stream s cross join pgmb.installation i left join pgmb.lake l on l.stream = s.id
+  where s.id = stream_number;
+  if lake_of.url is null then
+    raise exception 'stream % has no lake', lake_of.stream using errcode = 'MB061',
+      hint = 'Create one: pgmb lake init URL --stream NAME.';
+  elsif owner <> installed then
+    raise exception 'the lake of stream % belongs to the database that this one is a copy of', lake_of.stream
+      using errcode = 'MB061', hint = 'Give it one of its own: pgmb lake init OTHER-URL --stream NAME.';
+  end if;
+  select max(a.segment) into lake_of.verified from pgmb.archived a
+  where a.stream = stream_number and a.url = lake_of.url and a.verified_at is not null;
+end $$;
+
+-- The segments of a stream to archive, in their order: sealed, not yet archived, and with no unsealed one before them,
+-- since segments may be sealed out of order. All their events have lo < seq and seq <= hi; hi null: there are none.
+-- Bytes are those in the log. Support.
+create or replace function pgmb.plan_archive(stream text)
+returns table (segment integer, lo bigint, hi bigint, bytes bigint, sealed_at timestamptz)
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  stream_number integer;
+begin
+  perform pgmb_internal.assert_admin();
+  stream_number := pgmb.stream_id(plan_archive.stream);
+  return query
+  select g.number, (g.number::bigint << 40) - 1, g.last_seq,
+    coalesce(pg_table_size(to_regclass(format('pgmb.segment_%s_%s', g.stream, g.number))), 0), g.sealed_at
+  from pgmb.segment g
+  where g.stream = stream_number and g.dropped_at is null and g.sealed_at is not null and g.archived_at is null
+    and not exists (select from pgmb.segment open
+      where open.stream = g.stream and open.number < g.number and open.sealed_at is null and open.dropped_at is null)
+  order by g.number;
+end $$;
+
+-- The number of events in a sealed segment of the log, and their digest, which record_archived() compares the table's
+-- with. It is computed once, at about a second for a million events, and kept in pgmb.archived. See
+-- docs/explanation/lake.md for its definition. Errors: MB001 no such stream, MB063 the segment is not sealed, or
+-- dropped. Support.
+create or replace function pgmb.digest_segment(stream text, segment integer, out events bigint, out digest bytea)
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  stream_number integer;
+  current_epoch integer;
+  sealed pgmb.segment;
+begin
+  perform pgmb_internal.assert_read_committed();
+  perform pgmb_internal.assert_admin();
+  perform pgmb_internal.assert_primary();
+  stream_number := pgmb.stream_id(digest_segment.stream);
+  select i.epoch into current_epoch from pgmb.installation i;
+  select a.events, a.digest into digest_segment.events, digest_segment.digest
+  from pgmb.archived a
+  where a.stream = stream_number and a.segment = digest_segment.segment
+    and (a.epoch = current_epoch or a.verified_at is not null);
+  if digest_segment.digest is not null then
+    return;
+  end if;
+  select * into sealed from pgmb.segment g where g.stream = stream_number and g.number = digest_segment.segment;
+  if sealed.sealed_at is null or sealed.dropped_at is not null then
+    raise exception 'segment % of stream % is not a sealed one', digest_segment.segment, digest_segment.stream
+      using errcode = 'MB063', hint = 'Events can still arrive in a segment that is not sealed. pgmb.maintain() seals and drops segments.';
+  end if;
+  select d.events, d.digest into digest_segment.events, digest_segment.digest
+  from pgmb_internal.digest_leaf(stream_number, digest_segment.segment) d;
+  insert into pgmb.archived as a (stream, segment, epoch, events, digest, max_xid)
+  values (stream_number, digest_segment.segment, current_epoch, digest_segment.events, digest_segment.digest, sealed.max_xid)
+  on conflict on constraint archived_pkey do update
+  set epoch = excluded.epoch, events = excluded.events, digest = excluded.digest, max_xid = excluded.max_xid
+  where a.verified_at is null;
+end $$;
+
+-- Counts and digests the events of a segment. An event is its columns in binary form, as record_send() writes them; a
+-- payload or headers of more than 1,024 bytes count by their SHA-256, so that a block stays small. Events
+-- whose seq has the same quotient by 4,096 are a block, and its digest is the SHA-256 of its events in the order of seq.
+-- The segment's digest is the SHA-256 of those of its blocks, in order.
+create or replace function pgmb_internal.digest_leaf(
+  stream integer, segment integer, out events bigint, out digest bytea
+)
+language plpgsql
+set client_encoding = 'UTF8'
+set enable_seqscan = off
+set enable_bitmapscan = off
+set max_parallel_workers_per_gather = 0
+set jit = off
+as $$
+declare
+  leaf text := format('pgmb.segment_%s_%s', digest_leaf.stream, digest_leaf.segment);
+  lo bigint;
+  next_lo bigint;
+  counted bigint;
+  block bytea;
+  blocks bytea[] := '{}';
+begin
+  events := 0;
+  execute format('select min(e.seq) from %s e', leaf) into lo;
+  while lo is not null loop
+    lo := lo >> 12 << 12;
+    execute format($query$
+      select count(*), sha256(string_agg(record_send(row(e.seq, e.xid, e.published_at, e.id, e.topic::text, e.key::text,
+          case when octet_length(e.payload::text) > 1024 then sha256(convert_to(e.payload::text, 'UTF8'))
+            else convert_to(e.payload::text, 'UTF8') end,
+          case when octet_length(e.headers::text) > 1024 then sha256(convert_to(e.headers::text, 'UTF8'))
+            else convert_to(e.headers::text, 'UTF8') end)), '')),
+        (select min(n.seq) from %1$s n where n.seq >= $1 + 4096)
+      from (select * from %1$s o where o.seq >= $1 and o.seq < $1 + 4096 order by o.seq) e
+      $query$, leaf)
+    into counted, block, next_lo using lo;
+    events := events + counted;
+    blocks := blocks || block;
+    lo := next_lo;
+  end loop;
+  digest := sha256(coalesce((
+    select string_agg(b.digest, '' order by b.place) from unnest(blocks) with ordinality b (digest, place)), ''));
+end $$;
+
+-- Records that version lake_version of a stream's table holds a segment as the log does: `events` and `digest` are what
+-- was read back from the table. From then on retention may drop the segment. Returns whether it was recorded by this
+-- call; false: it had been before. Errors: MB062 they differ from the log's, MB001, MB061.
+create or replace function pgmb.record_archived(
+  stream text, segment integer, events bigint, digest bytea, lake_version bigint
+)
+returns boolean
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  stream_number integer;
+  lake record;
+  own record;
+begin
+  perform pgmb_internal.assert_read_committed();
+  perform pgmb_internal.assert_admin();
+  stream_number := pgmb.stream_id(record_archived.stream);
+  select * into lake from pgmb.lake_of(record_archived.stream);
+  select * into own from pgmb.digest_segment(record_archived.stream, record_archived.segment);
+  if (own.events, own.digest) is distinct from (record_archived.events, record_archived.digest) then
+    raise exception 'segment % of stream % has % events in the log and % in the table%', record_archived.segment,
+      record_archived.stream, own.events, coalesce(record_archived.events::text, 'no'),
+      case when own.events = record_archived.events then ', whose digests differ' else '' end
+      using errcode = 'MB062',
+        hint = 'The segment stays in the log. Run pgmb lake archive --repair to write its files again.';
+  end if;
+  update pgmb.archived a
+  set url = lake.url, lake_version = record_archived.lake_version, verified_at = clock_timestamp()
+  where a.stream = stream_number and a.segment = record_archived.segment and a.verified_at is null;
+  if not found then
+    return false;
+  end if;
+  update pgmb.segment g set archived_at = clock_timestamp()
+  where g.stream = stream_number and g.number = record_archived.segment;
+  return true;
+end $$;
+
+-- Lets one archiver at a time work on a stream: whether this session holds the lock now. It ends with the session. It
+-- only saves work: two archivers that write the same segments conflict at the table's commit. Support.
+create or replace function pgmb.lock_lake(stream text)
+returns boolean
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  perform pgmb_internal.assert_admin();
+  return pg_try_advisory_lock(pgmb_internal.lock_key('lake ' || pgmb.stream_id(lock_lake.stream)));
+end $$;
+
+-- Every stream with a lake: its URL, how long the log keeps what is archived (null: without limit), how many segments are
+-- verified there, with how many events, and when the last was; how many wait to be archived, with how many bytes in
+-- the log, and for how long the first of them.
+create or replace function pgmb.describe_lakes(
+  out stream text, out url text, out keep_hot interval, out archived bigint, out events bigint, out verified_at timestamptz,
+  out waiting bigint, out waiting_bytes bigint, out waiting_for interval
+)
+returns setof record
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  perform pgmb_internal.assert_admin();
+  return query
+  select s.name, l.url, s.keep_for, done.segments, done.events, done.verified_at,
+    left_over.segments, left_over.bytes, clock_timestamp() - left_over.sealed_at
+  from pgmb.lake l
+  join pgmb.stream s on s.id = l.stream
+  cross join lateral (
+    select count(*) segments, coalesce(sum(a.events), 0)::bigint events, max(a.verified_at) verified_at
+    from pgmb.archived a where a.stream = s.id and a.verified_at is not null
+  ) done
+  cross join lateral (
+    select count(*) segments, coalesce(sum(p.bytes), 0)::bigint bytes, min(p.sealed_at) sealed_at
+    from pgmb.plan_archive(s.name) p
+  ) left_over
+  order by s.name;
+end $$;
+
+-- The segments of a stream with events in lo < seq <= hi that are verified in the lake: the URL of the table, whether the
+-- log has dropped them, and whether their xids are of the present epoch; earlier ones are before every position. Support.
+create or replace function pgmb.lake_segments(stream text, lo bigint, hi bigint)
+returns table (segment integer, url text, dropped boolean, current boolean)
+language plpgsql stable security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  stream_number integer := pgmb_internal.readable_stream(lake_segments.stream);
+begin
+  return query
+  select a.segment, a.url, g.dropped_at is not null, a.epoch = i.epoch
+  from pgmb.archived a
+  join pgmb.segment g on g.stream = a.stream and g.number = a.segment
+  cross join pgmb.installation i
+  where a.stream = stream_number and a.verified_at is not null and a.events > 0
+    and a.segment between lake_segments.lo >> 40 and lake_segments.hi >> 40
+  order by a.segment;
+end $$;

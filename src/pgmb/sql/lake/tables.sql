@@ -1,0 +1,26 @@
+-- The lake: open tables outside of the database, one for each stream, which keep its history.
+
+create table pgmb.lake (
+  stream integer primary key references pgmb.stream on delete cascade,
+  url text not null check (url <> ''),
+  -- Of the installation that writes the table. A copy of this database has another one and must not write there.
+  identity uuid not null,
+  created_at timestamptz not null default clock_timestamp()
+);
+
+-- The copies of segments. `events` and `digest` are the log's own, computed by digest_segment() after the segment was sealed.
+-- verified_at: when a reader found the same two in the table, of which that was version lake_version.
+create table pgmb.archived (
+  stream integer not null references pgmb.stream on delete cascade,
+  segment integer not null,
+  -- Of the installation when the digest was computed. rebase() changes xids, and with them the digest of what is not verified.
+  epoch integer not null,
+  events bigint not null,
+  digest bytea not null,
+  max_xid xid8,
+  url text,
+  lake_version bigint,
+  verified_at timestamptz,
+  primary key (stream, segment),
+  check (num_nulls(url, lake_version, verified_at) in (0, 3))
+);
