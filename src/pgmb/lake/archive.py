@@ -318,7 +318,7 @@ class Archiver:
 
     def _digest(self, segment: int) -> Digested:
         with connect(self._dsn, "pgmb lake") as database, translated():
-            # It takes a second for a million events.
+            # It takes a few seconds for a million events.
             database.execute("set statement_timeout = 0")
             events, found = database.execute(_DIGEST, [self._stream, segment]).fetchone() or (0, b"")
             return Digested(events, bytes(found))

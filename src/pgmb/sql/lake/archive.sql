@@ -92,7 +92,7 @@ begin
 end $$;
 
 -- The number of events in a sealed segment of the log, and their digest, which record_archived() compares the table's
--- with. It is computed once, at about a second for a million events, and kept in pgmb.archived. See
+-- with. It is computed once, in a few seconds for a million events, and kept in pgmb.archived. See
 -- docs/explanation/lake.md for its definition. Errors: MB001 no such stream, MB063 the segment is not sealed, or
 -- dropped. Support.
 create or replace function pgmb.digest_segment(stream text, segment integer, out events bigint, out digest bytea)
