@@ -69,7 +69,7 @@ def test_every_trigger_function_pins_its_search_path(db: psycopg.Connection[Any]
 def test_every_definer_function_asks_who_calls(db: psycopg.Connection[Any]) -> None:
     """Either itself, or it is for admins' EXECUTE alone, or it gives away no event."""
     asked = (
-        "assert_admin|assert_consumer|assert_reader|queue_for_consumer|lanes_for_consumer|ack_lease"
+        "assert_admin|assert_consumer|assert_reader|readable_stream|queue_for_consumer|lanes_for_consumer|ack_lease"
         "|settle_as_failed|caller|assert_publisher|may_publish|may_consume|may_read|assert_between"
     )
     open_to_all = set(
