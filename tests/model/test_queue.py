@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from faults.queue import machine, ordered_machine
@@ -17,7 +19,7 @@ def test_a_queue_does_what_the_model_does(dsn: str) -> None:
 
 @pytest.mark.slow
 def test_an_ordered_queue_does_what_the_model_does(dsn: str) -> None:
-    done = machine.run(dsn, examples=12, steps=20, kind=ordered_machine.OrderedMachine)
-    # Chance decides how many: enough that it was not all for nothing.
-    assert done["deliveries"] > 8, done
-    assert done["settled"] > 0, done
+    done: Counter[str] = Counter()
+    # Chance decides what the examples do: until they have done enough.
+    while done["deliveries"] <= 8 or done["settled"] <= 2:
+        done += machine.run(dsn, examples=12, steps=20, kind=ordered_machine.OrderedMachine)

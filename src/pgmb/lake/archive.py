@@ -19,10 +19,11 @@ from psycopg.rows import class_row
 from pgmb._core.connecting import connect
 from pgmb.errors import ForeignTable, VerificationFailed, translated
 from pgmb.lake import digest
-from pgmb.lake.digest import BLOCK_BITS, SEGMENT_BITS, Digested
+from pgmb.lake.digest import BLOCK_BITS, Digested
 from pgmb.lake.storage import Storage
 from pgmb.lake.table import EventTable, KnownFile
 from pgmb.lake.task import FileGroup, GroupRead, Part, WrittenFile, read_group, write_part
+from pgmb.spark.source.offsets import SEGMENT_BITS
 
 _Task = TypeVar("_Task")
 _Result = TypeVar("_Result")

@@ -18,6 +18,7 @@ import pyarrow
 import pyarrow.compute
 from numpy.typing import NDArray
 
+from pgmb.spark.source.offsets import SEGMENT_BITS
 from pgmb.spark.source.rows import derived_ids, uuid_texts
 
 # The stubs of pyarrow are incomplete.
@@ -26,8 +27,6 @@ pc: Any = pyarrow.compute
 
 BLOCK_BITS: Final = 12
 """Events whose seq is the same above these bits are a block."""
-SEGMENT_BITS: Final = 40
-"""The seq above these bits is the number of the segment."""
 
 _MOST_BYTES: Final = 1024
 # Microseconds from 1970, as Arrow counts, to 2000, as PostgreSQL does.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
-from pgmb.spark.source.offsets import Offset, ShardOffset
+from pgmb.spark.source.offsets import SEGMENT_BITS, Offset, ShardOffset
 from pgmb.types import Position
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     )
 
 _logger: Final = logging.getLogger("pgmb.spark")
-_OF_A_SEGMENT: Final = (1 << 40) - 1
+_OF_A_SEGMENT: Final = (1 << SEGMENT_BITS) - 1
 
 
 def log_progress(spark: SparkSession) -> Progress:
@@ -84,7 +84,7 @@ def _left(end: Offset, latest: Offset | None) -> str:
     left, more = 0, ""
     for home, mark in latest.shards.items():
         first, last = _number(end.shards.get(home, mark)), _number(mark)
-        if first >> 40 == last >> 40:
+        if first >> SEGMENT_BITS == last >> SEGMENT_BITS:
             left += max(last - first, 0)
         else:
             # How many numbers a segment in between had is for the database to say.

@@ -16,6 +16,8 @@ import msgspec
 from pgmb.types import Position
 
 VERSION: Final = 2
+SEGMENT_BITS: Final = 40
+"""The seq above these bits is the number of the segment."""
 
 
 class SeqRange(msgspec.Struct, frozen=True, array_like=True):

@@ -10,7 +10,7 @@ import msgspec
 from psycopg import sql
 
 from pgmb.errors import HistoryGone, ReaderBehind
-from pgmb.spark.source.offsets import SeqRange
+from pgmb.spark.source.offsets import SEGMENT_BITS, SeqRange
 from pgmb.spark.source.queries import columns_for, select
 from pgmb.spark.source.shards import ON_DATA_LOSS
 from pgmb.types import Position
@@ -18,8 +18,6 @@ from pgmb.types import Position
 if TYPE_CHECKING:
     import pyarrow as pa
 
-SEGMENT_BITS: Final = 40
-"""The seq above these bits is the number of the segment."""
 # Large enough to amortize the overhead per batch, small enough to fit several times into any worker.
 _BATCH_BYTES: Final = 16 * 1024 * 1024
 # Forces the index scan by seq, whatever the statistics of the table say.

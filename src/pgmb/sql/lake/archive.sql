@@ -1,4 +1,4 @@
--- The lake: archive sealed segments to a table outside of the database. An archiver plans, writes files, commits them to
+-- The lake: archive sealed segments to a table outside the database. An archiver plans, writes files, commits them to
 -- the table, reads them back, and records here what it read. Retention drops a segment only after that
 -- (docs/explanation/lake.md).
 

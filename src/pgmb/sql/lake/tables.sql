@@ -1,4 +1,4 @@
--- The lake: open tables outside of the database, one for each stream, which keep its history.
+-- The lake: open tables outside the database, one for each stream, which keep its history.
 
 create table pgmb.lake (
   stream integer primary key references pgmb.stream on delete cascade,
