@@ -20,7 +20,7 @@ from bench.outcome import Check, Outcome, Reading
 from bench.payload import payload
 from bench.rounds import interleave
 from harness.dispatchers import Dispatchers, wait_settled
-from harness.sink import Sink
+from harness.receiver import ReceiverProcess
 
 _AT_ONCE = 32
 _BARE, _BARE_TWO = "bare aiohttp", "bare aiohttp, 2"
@@ -36,7 +36,7 @@ class _Sum(NamedTuple):
 
     posting: float
     postgres: float
-    sink: float
+    receiver: float
     idle: float
 
 
@@ -48,10 +48,10 @@ def run(ground: Ground, form: Form) -> Outcome:
     names = _ONE if form.name == "tiny" else (*_ONE, *_TWO)
     outcome = Outcome("delivery", f"events over HTTP, {_AT_ONCE} at a time, for about {seconds:g} s")
     with contextlib.ExitStack() as stack:
-        sink = stack.enter_context(Sink())
-        turns = _turns(stack, ground, sink, seconds, 1)
+        receiver = stack.enter_context(ReceiverProcess())
+        turns = _turns(stack, ground, receiver, seconds, 1)
         if _WEBHOOK_TWO in names:
-            turns |= _turns(stack, ground, sink, seconds, 2)
+            turns |= _turns(stack, ground, receiver, seconds, 2)
         for name in names:
             turns[name]()  # the first only warms up
         outcome.readings = interleave(names, rounds, lambda name: turns[name]())
@@ -70,14 +70,14 @@ def run(ground: Ground, form: Form) -> Outcome:
 
 
 def _turns(
-    stack: contextlib.ExitStack, ground: Ground, sink: Sink, seconds: float, processes: int
+    stack: contextlib.ExitStack, ground: Ground, receiver: ReceiverProcess, seconds: float, processes: int
 ) -> dict[str, Callable[[], Reading]]:
     """What is measured with so many processes, in a database of its own."""
     site = ground.site("pgmb")
     stack.callback(site.close)
-    _prepare(site, sink.url)
+    _prepare(site, receiver.url)
     dispatchers = stack.enter_context(Dispatchers(site.dsn, processes))
-    arguments = {"url": sink.url + "/bare", "seconds": seconds, "at_once": _AT_ONCE // processes}
+    arguments = {"url": receiver.url + "/bare", "seconds": seconds, "at_once": _AT_ONCE // processes}
     loops = site.crew(*[Job(site.dsn, "pgmb", bare.post_for, arguments)] * processes)
     stack.callback(loops.close)
     posted = 0
@@ -85,7 +85,7 @@ def _turns(
     def posting(name: str) -> Callable[[], Reading]:
         def post() -> Reading:
             nonlocal posted
-            reading = _post(name, sink, loops)
+            reading = _post(name, receiver, loops)
             posted = reading.messages
             return reading
 
@@ -93,7 +93,7 @@ def _turns(
 
     def delivering(name: str, topic: str) -> Callable[[], Reading]:
         # About as many as it takes as long for.
-        return lambda: _deliver(name, topic, site, sink, dispatchers, int(0.75 * posted))
+        return lambda: _deliver(name, topic, site, receiver, dispatchers, int(0.75 * posted))
 
     if processes == 1:
         return {
@@ -114,37 +114,39 @@ def _prepare(site: Site, url: str) -> None:
     site.connection.execute("select pgmb.alter_endpoint('own', max_in_flight => %s)", [_AT_ONCE])
 
 
-def _post(name: str, sink: Sink, crew: Crew) -> Reading:
-    sink.clear()
-    before, idle = cpu.of_process(sink.pid), cpu.idle()
+def _post(name: str, receiver: ReceiverProcess, crew: Crew) -> Reading:
+    receiver.clear()
+    before, idle = cpu.of_process(receiver.pid), cpu.idle()
     shift = crew.work()
-    served, idle = cpu.of_process(sink.pid) - before, cpu.idle() - idle
+    served, idle = cpu.of_process(receiver.pid) - before, cpu.idle() - idle
     used = _Sum(shift.total("client_cpu"), shift.server_cpu, served, idle)
-    return _reading(name, int(shift.total("messages")), sink.seconds(), used)
+    return _reading(name, int(shift.total("messages")), receiver.seconds(), used)
 
 
-def _deliver(name: str, topic: str, site: Site, sink: Sink, dispatchers: Dispatchers, events: int) -> Reading:
-    sink.clear()
+def _deliver(
+    name: str, topic: str, site: Site, receiver: ReceiverProcess, dispatchers: Dispatchers, events: int
+) -> Reading:
+    receiver.clear()
     site.connection.execute(
         "insert into pgmb.log_main (topic, payload)"
         " select %s, overlay(%s placing lpad(n::text, 9, '0') from 33)::json from generate_series(1, %s) n",
         [topic, payload(0).decode(), events],
     )
-    before = _used(site, sink, dispatchers.pids)
-    sink.wait_for(events)
+    before = _used(site, receiver, dispatchers.pids)
+    receiver.wait_for(events)
     wait_settled(site.connection)
-    after = _used(site, sink, dispatchers.pids)
+    after = _used(site, receiver, dispatchers.pids)
     used = _Sum(*(late - early for late, early in zip(after, before, strict=True)))
-    if (came := sink.count()) != events:
+    if (came := receiver.count()) != events:
         raise AssertionError(f"{name}: {came} requests for {events} events")
-    return _reading(name, events, sink.seconds(), used)
+    return _reading(name, events, receiver.seconds(), used)
 
 
-def _used(site: Site, sink: Sink, posting: Sequence[int]) -> _Sum:
+def _used(site: Site, receiver: ReceiverProcess, posting: Sequence[int]) -> _Sum:
     return _Sum(
         sum(cpu.of_process(pid) for pid in posting),
         cpu.of_server(site.server.postmaster_pid),
-        cpu.of_process(sink.pid),
+        cpu.of_process(receiver.pid),
         cpu.idle(),
     )
 
@@ -152,7 +154,7 @@ def _used(site: Site, sink: Sink, posting: Sequence[int]) -> _Sum:
 def _reading(name: str, events: int, wall: float, used: _Sum) -> Reading:
     extra = {f"{what}_us": seconds / events * 1e6 for what, seconds in used._asdict().items()}
     extra["per_client_cpu"] = events / used.posting
-    return Reading(name, events, wall, used.postgres + used.sink, used.posting, extra)
+    return Reading(name, events, wall, used.postgres + used.receiver, used.posting, extra)
 
 
 def _scaling(outcome: Outcome) -> Check:

@@ -1,4 +1,4 @@
-"""delivery-isolation: what endpoints that are dead or slow cost the others, in delay from publish to arrival.
+"""delivery-isolation: what endpoints that are dead or slow cost the others, in delay from publish to request.
 
 Two databases with as many endpoints, each with a filter of its own, and one dispatcher each: in one all are
 well, in the other one in ten is dead (nobody listens) and one in ten takes seconds to answer. Both get events
@@ -24,10 +24,10 @@ from bench.ground import Ground, Site
 from bench.outcome import Outcome, Reading
 from bench.rounds import interleave
 from bench.wire import Client
+from harness.answers import slow
 from harness.dispatchers import Dispatchers
-from harness.manners import slow
 from harness.ports import free_port
-from harness.sink import Sink
+from harness.receiver import ReceiverProcess
 
 _WELL, _ILL = "all well", "1 in 5 bad"
 _TOPIC = b"delivery"
@@ -44,20 +44,20 @@ def run(ground: Ground, form: Form) -> Outcome:
         "delivery-isolation", f"{endpoints:,} endpoints, {rate} events a second; a tenth dead, a tenth slow"
     )
     with contextlib.ExitStack() as stack:
-        sink = stack.enter_context(Sink(("ce-time",), {"slow": partial(slow, seconds=wait)}))
+        receiver = stack.enter_context(ReceiverProcess(("ce-time",), {"slow": partial(slow, seconds=wait)}))
         crews: dict[str, Crew] = {}
         dispatchers: dict[str, Dispatchers] = {}
         for name in (_WELL, _ILL):
             site = ground.site("pgmb")
             stack.callback(site.close)
-            _prepare(site, sink.url, endpoints, ill=name == _ILL)
+            _prepare(site, receiver.url, endpoints, ill=name == _ILL)
             dispatchers[name] = stack.enter_context(Dispatchers(site.dsn))
             job = {"endpoints": endpoints, "rate": rate, "seconds": seconds}
             crews[name] = site.crew(Job(site.dsn, "pgmb", _publish, job))
             stack.callback(crews[name].close)
 
         def measure(name: str) -> Reading:
-            return _measure(name, crews[name], dispatchers[name], sink)
+            return _measure(name, crews[name], dispatchers[name], receiver)
 
         for name in (_WELL, _ILL):
             measure(name)  # the first only warms up
@@ -114,24 +114,24 @@ def _in_turn(endpoints: int, chance: random.Random) -> Iterator[int]:
         yield from chance.sample(range(endpoints), endpoints)
 
 
-def _measure(name: str, crew: Crew, dispatchers: Dispatchers, sink: Sink) -> Reading:
-    sink.clear()
+def _measure(name: str, crew: Crew, dispatchers: Dispatchers, receiver: ReceiverProcess) -> Reading:
+    receiver.clear()
     used = sum(cpu.of_process(pid) for pid in dispatchers.pids)
     shift = crew.work()
-    delays = _delays(sink, int(shift.total("messages")))
+    delays = _delays(receiver, int(shift.total("messages")))
     used = sum(cpu.of_process(pid) for pid in dispatchers.pids) - used
     cuts = quantiles(delays, n=100)
     return Reading(name, len(delays), shift.wall, shift.server_cpu, used, {"p50": cuts[49], "p99": cuts[98]})
 
 
-def _delays(sink: Sink, expected: int) -> list[float]:
+def _delays(receiver: ReceiverProcess, expected: int) -> list[float]:
     """Of those that are well in both databases, in milliseconds. What is late is waited for."""
     deadline = time.monotonic() + _ARRIVED_WITHIN
     while True:
         found = [
-            (arrival.at - datetime.fromisoformat(arrival.headers["ce-time"]).timestamp()) * 1000
-            for arrival in sink.arrivals()
-            if arrival.path.startswith("/well/") and _is_well(int(arrival.path.rsplit("/", 1)[1]))
+            (request.at - datetime.fromisoformat(request.headers["ce-time"]).timestamp()) * 1000
+            for request in receiver.requests()
+            if request.path.startswith("/well/") and _is_well(int(request.path.rsplit("/", 1)[1]))
         ]
         if len(found) >= expected or time.monotonic() > deadline:
             break

@@ -26,9 +26,9 @@ from bench.ground import SETTINGS, Ground, transactions
 from bench.outcome import Outcome, Reading
 from bench.revision import before, sources
 from harness.databases import create_database
+from harness.receiver import ReceiverProcess
 from harness.server import Server
 from harness.serving import serving
-from harness.sink import Sink
 
 CHECKS = [f"small traffic, server CPU before vs now, {rate} a second" for rate in (2, 20)]
 _GOAL = 3.0
@@ -64,7 +64,7 @@ def run(ground: Ground, form: Form) -> Outcome:
         published = {name: site.published * _ENDPOINTS // _TOPICS for name, site in sites.items()}
         for name, site in sites.items():
             # Each event goes to two endpoints. Both revisions must have posted all of them.
-            site.sink.wait_for(published[name])
+            site.receiver.wait_for(published[name])
     for check, rate in zip(CHECKS, (2, 20), strict=True):
         outcome.checks.append(outcome.compare(check, f"now, {rate}/s", f"before, {rate}/s", _GOAL))
     for rate in rates:
@@ -90,7 +90,7 @@ class _Installation:
         folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="pgmb-small-")))
         (folder / "small_traffic_app.py").write_text(_APP)
         self.server = self._stack.enter_context(Server.start(self._major, settings=SETTINGS, name="bench"))
-        self.sink = self._stack.enter_context(Sink())
+        self.receiver = self._stack.enter_context(ReceiverProcess())
         dsn = self.server.dsn(create_database(self.server))
         paths = [str(path) for path in (self._package, folder) if path is not None]
         environment = {"PYTHONPATH": os.pathsep.join(paths), "PGMB_DSN": dsn}
@@ -109,7 +109,7 @@ class _Installation:
         for number in range(_ENDPOINTS):
             self.connection.execute(
                 "select pgmb.create_endpoint(%s, %s, %s)",
-                [f"endpoint{number}", f"{self.sink.url}/{number}", [f"topic{number % _TOPICS}"]],
+                [f"endpoint{number}", f"{self.receiver.url}/{number}", [f"topic{number % _TOPICS}"]],
             )
         key = pgmb("keys", "create", "clients", "--scope", "read:main").strip().splitlines()[-1].split()[-1]
         served = self._stack.enter_context(

@@ -23,8 +23,8 @@ from bench import cpu
 from bench.forms import Form
 from bench.ground import Ground, transactions
 from bench.outcome import Check, Outcome, Reading
-from harness.crowd import GROUPS, Crowd, payload
 from harness.serving import serving
+from harness.sse_readers import GROUPS, SseReaders, payload
 
 CHECKS = [
     "sse, missed, repeated or out of order",
@@ -50,20 +50,20 @@ def run(ground: Ground, form: Form) -> Outcome:
         served = stack.enter_context(serving(site.dsn, "http"))
         stack.enter_context(_ticker(site.dsn))
         server = psutil.Process(served.process.pid)
-        crowd = Crowd([served.port], key)
-        stack.callback(crowd.close)
-        crowd.tell("connect", 1, 0)
+        sse = SseReaders([served.port], key)
+        stack.callback(sse.close)
+        sse.tell("connect", 1, 0)
         _publish(site.dsn, 0, GROUPS * 20)  # it warms up
-        crowd.tell("finish", GROUPS * 20)
+        sse.tell("finish", GROUPS * 20)
 
         def measure(name: str, number: int, churn: int) -> tuple[Reading, int, dict[str, Any]]:
             if churn:
-                crowd.tell("churn", churn, seconds)
+                sse.tell("churn", churn, seconds)
             before = cpu.of_process(server.pid), transactions(site.connection), time.monotonic()
             upto = _publish(site.dsn, number, int(_RATE * seconds))
             wall = time.monotonic() - before[2]
             queries = (transactions(site.connection) - before[1]) / wall - _RATE
-            report = crowd.tell("finish", upto)
+            report = sse.tell("finish", upto)
             used = cpu.of_process(server.pid) - before[0]
             extra = {
                 "queries": queries,
@@ -74,7 +74,7 @@ def run(ground: Ground, form: Form) -> Outcome:
 
         one, number, _ = measure("one reader", GROUPS * 20, 0)
         empty = server.memory_info().rss
-        crowd.tell("connect", readers - 1, number)
+        sse.tell("connect", readers - 1, number)
         each = (server.memory_info().rss - empty) / max(1, readers - 1)
         outcome.readings = [one]
         reports: list[dict[str, Any]] = []

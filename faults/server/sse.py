@@ -18,9 +18,9 @@ import psutil
 import psycopg
 
 import pgmb
-from harness.crowd import GROUPS, Crowd, payload
 from harness.ports import free_port
 from harness.serving import Served, serving
+from harness.sse_readers import GROUPS, SseReaders, payload
 
 RATE = 100
 _PHANTOM = 1 << 20
@@ -70,16 +70,16 @@ def run(dsn: str, *, readers: int, seconds: float, seed: int) -> Result:
         key = broker.create_api_key("readers", ["read:main"]).key
     with ExitStack() as stack:
         servers = [stack.enter_context(_Restarting(dsn)) for _ in range(2)]
-        crowd = Crowd([server.port for server in servers], key)
-        stack.callback(crowd.close)
-        crowd.tell("connect", readers, 0)
+        sse = SseReaders([server.port for server in servers], key)
+        stack.callback(sse.close)
+        sse.tell("connect", readers, 0)
         kills = rotations = memory = 0
         with _publishing(dsn, seed) as published, psycopg.connect(dsn, autocommit=True) as admin:
             until = time.monotonic() + seconds
             kill_at = time.monotonic() + _KILL_EVERY
             while time.monotonic() < until:
-                crowd.tell("churn", readers // 10, 2.0)
-                crowd.tell("stop", readers // 10, chance.uniform(0.5, 3))
+                sse.tell("churn", readers // 10, 2.0)
+                sse.tell("stop", readers // 10, chance.uniform(0.5, 3))
                 admin.execute("select pgmb.rotate()")
                 rotations += 1
                 memory = max(memory, *(server.memory for server in servers))
@@ -88,7 +88,7 @@ def run(dsn: str, *, readers: int, seconds: float, seed: int) -> Result:
                     chance.choice(servers).restart()
                     kills += 1
                     kill_at = time.monotonic() + _KILL_EVERY
-        report = crowd.tell("finish", published[0])
+        report = sse.tell("finish", published[0])
         memory = max(memory, *(server.memory for server in servers))
     return Result(readers, published[0], report, kills, rotations, memory, time.monotonic() - began)
 

@@ -18,10 +18,9 @@ from typing import Any
 
 import psycopg
 
-from harness import manners
+from harness import answers
 from harness.dispatchers import Dispatchers
-from harness.sink import Sink
-from harness.visits import Manner
+from harness.receiver import Answer, ReceiverProcess
 
 WELL = 8
 ALLOWED = "127.0.0.2"
@@ -52,7 +51,7 @@ class Result:
     hits: int
     """On the canary."""
     untried: list[str]
-    """Manners that were not met: then nothing is shown."""
+    """Answers that were not met: then nothing is shown."""
     unaccounted: list[str]
     """Bad endpoints of whose events some are neither delivered, nor wait, nor are dead letters."""
     canary_works: bool
@@ -76,41 +75,41 @@ class Result:
         )
 
 
-def bad_manners(canary: str) -> dict[str, Manner]:
+def bad_answers(canary: str) -> dict[str, Answer]:
     return {
-        "refusing": manners.refusing,
-        "unavailable": partial(manners.refusing, status=503, headers=("Retry-After: 1",)),
-        "redirecting": partial(manners.redirecting, to=canary),
-        "resetting": manners.resetting,
-        "silent": manners.silent,
-        "babbling": manners.babbling,
-        "dribbling": manners.dribbling,
-        "endless": manners.endless,
+        "refusing": partial(answers.answering, status=500),
+        "unavailable": partial(answers.answering, status=503, headers=("Retry-After: 1",)),
+        "redirecting": partial(answers.redirecting, to=canary),
+        "resetting": answers.resetting,
+        "silent": answers.silent,
+        "babbling": answers.babbling,
+        "dribbling": answers.dribbling,
+        "endless": answers.endless,
     }
 
 
 def run(dsn: str, *, deliveries: int, dispatchers: int) -> Result:
     began = time.monotonic()
-    with Sink(()) as canary:
-        bad = bad_manners(f"{canary.url}/redirected")
+    with ReceiverProcess(()) as canary:
+        bad = bad_answers(f"{canary.url}/redirected")
         with (
-            Sink(("ce-time", "webhook-id"), bad, ALLOWED) as sink,
+            ReceiverProcess(("ce-time", "webhook-id"), bad, ALLOWED) as receiver,
             psycopg.connect(dsn, autocommit=True) as admin,
         ):
-            endpoints = Counter(_prepare(admin, sink.url, canary.port, bad))
+            endpoints = Counter(_prepare(admin, receiver.url, canary.port, bad))
             events = -(-deliveries // endpoints.total())
             with Dispatchers(dsn, dispatchers, [f"{ALLOWED}/32"]):
                 _publish(admin, events)
-                _arrive(admin, sink, events)
-            arrivals = sink.arrivals()
+                _arrive(admin, receiver, events)
+            requests = receiver.requests()
             unaccounted = _unaccounted(admin, events)
         hits = canary.count()
         works = _is_counted(canary)
-    of_the_well = [arrival for arrival in arrivals if arrival.path.startswith("/well/")]
+    of_the_well = [request for request in requests if request.path.startswith("/well/")]
     delays = [
-        arrival.at - datetime.fromisoformat(arrival.headers["ce-time"]).timestamp() for arrival in of_the_well
+        request.at - datetime.fromisoformat(request.headers["ce-time"]).timestamp() for request in of_the_well
     ]
-    distinct = len({(arrival.path, arrival.headers["webhook-id"]) for arrival in of_the_well})
+    distinct = len({(request.path, request.headers["webhook-id"]) for request in of_the_well})
     return Result(
         endpoints,
         events * endpoints.total(),
@@ -118,14 +117,14 @@ def run(dsn: str, *, deliveries: int, dispatchers: int) -> Result:
         len(of_the_well) - distinct,
         quantiles(delays, n=100)[98],
         hits,
-        sorted(bad.keys() - {arrival.path.split("/")[1] for arrival in arrivals}),
+        sorted(bad.keys() - {request.path.split("/")[1] for request in requests}),
         unaccounted,
         works,
         time.monotonic() - began,
     )
 
 
-def _prepare(admin: psycopg.Connection[Any], url: str, port: int, bad: dict[str, Manner]) -> Iterator[str]:
+def _prepare(admin: psycopg.Connection[Any], url: str, port: int, bad: dict[str, Answer]) -> Iterator[str]:
     """Yields what kind each endpoint is of."""
     for number in range(WELL):
         _create(admin, f"well-{number}", f"{url}/well/{number}")
@@ -157,11 +156,11 @@ def _publish(admin: psycopg.Connection[Any], events: int) -> None:
         admin.execute("select pgmb.publish('chaos', to_json(%s::integer))", [number])
 
 
-def _arrive(admin: psycopg.Connection[Any], sink: Sink, events: int) -> None:
+def _arrive(admin: psycopg.Connection[Any], receiver: ReceiverProcess, events: int) -> None:
     """Until those that are well have got everything and no event waits to be taken, or it takes too long."""
     deadline = time.monotonic() + ARRIVED_WITHIN
     while time.monotonic() < deadline:
-        came = sum(arrival.path.startswith("/well/") for arrival in sink.arrivals())
+        came = sum(request.path.startswith("/well/") for request in receiver.requests())
         taken = admin.execute("select not exists (select from pgmb.claim where state = 'l')").fetchone()
         if came >= events * WELL and taken == (True,):
             return
@@ -179,7 +178,7 @@ def _unaccounted(admin: psycopg.Connection[Any], events: int) -> list[str]:
     return [name for (name,) in rows]
 
 
-def _is_counted(canary: Sink) -> bool:
+def _is_counted(canary: ReceiverProcess) -> bool:
     """A canary that nobody could hit would prove nothing."""
     before = canary.count()
     connection = http.client.HTTPConnection("127.0.0.1", canary.port, timeout=10)

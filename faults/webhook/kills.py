@@ -23,9 +23,9 @@ import psycopg
 from faults.crew import Crew
 from faults.webhook.dispatching import LIAR, LIVE, PROCESS, STEPS
 from faults.webhook.posted import Post, Verdict, judge
+from harness.answers import failing_once
 from harness.dispatchers import wait_settled
-from harness.manners import failing_once
-from harness.sink import Sink
+from harness.receiver import ReceiverProcess
 
 ROOT = Path(__file__).parents[2]
 HEALED_WITHIN = 30.0
@@ -179,8 +179,8 @@ def prepare(dsn: str, url: str) -> None:
 def run(dsn: str, folder: Path, *, times: int, seed: int) -> Result:
     began = time.monotonic()
     chance = random.Random(seed)
-    with Sink(("webhook-id", PROCESS), {"once": failing_once}) as sink:
-        prepare(dsn, sink.url)
+    with ReceiverProcess(("webhook-id", PROCESS), {"once": failing_once}) as receiver:
+        prepare(dsn, receiver.url)
         traffic = Traffic(dsn, chance)
         fleet = Fleet(dsn, folder)
         try:
@@ -194,9 +194,9 @@ def run(dsn: str, folder: Path, *, times: int, seed: int) -> Result:
             crew.join(publishing)
             healed_after = _drain(dsn)
             fleet.end()
-            verdict = judge(_posts(sink), traffic.meant, fleet.names)
-            sink.clear()
-            control = _control(dsn, fleet, sink, chance)
+            verdict = judge(_posts(receiver), traffic.meant, fleet.names)
+            receiver.clear()
+            control = _control(dsn, fleet, receiver, chance)
         finally:
             fleet.abandon()
     return Result(fleet.killed, verdict, control, healed_after, time.monotonic() - began)
@@ -228,7 +228,7 @@ def _drain(dsn: str) -> float:
         return wait_settled(connection, 4 * HEALED_WITHIN)
 
 
-def _control(dsn: str, fleet: Fleet, sink: Sink, chance: random.Random) -> Verdict:
+def _control(dsn: str, fleet: Fleet, receiver: ReceiverProcess, chance: random.Random) -> Verdict:
     traffic = Traffic(dsn, chance, number=1 << 40)
     fleet.start(LIAR)
     with psycopg.connect(dsn) as connection:
@@ -236,18 +236,18 @@ def _control(dsn: str, fleet: Fleet, sink: Sink, chance: random.Random) -> Verdi
             traffic.transaction(connection)
     _drain(dsn)
     fleet.end()
-    return judge(_posts(sink), traffic.meant, ())
+    return judge(_posts(receiver), traffic.meant, ())
 
 
-def _posts(sink: Sink) -> list[Post]:
-    answered = sink.answered()
+def _posts(receiver: ReceiverProcess) -> list[Post]:
+    answered = receiver.answered()
     return [
         Post(
-            arrival.path[1:],
-            json.loads(arrival.body)["n"],
-            arrival.headers["webhook-id"],
-            arrival.headers[PROCESS],
+            request.path[1:],
+            json.loads(request.body)["n"],
+            request.headers["webhook-id"],
+            request.headers[PROCESS],
             answered.get(number),
         )
-        for number, arrival in enumerate(sink.arrivals())
+        for number, request in enumerate(receiver.requests())
     ]

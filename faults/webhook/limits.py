@@ -15,10 +15,9 @@ from typing import Any
 
 import psycopg
 
+from harness.answers import slow
 from harness.dispatchers import Dispatchers
-from harness.manners import slow
-from harness.sink import Sink
-from harness.visits import Arrival
+from harness.receiver import ReceiverProcess, Request
 
 RATE = 50
 MANY_RATE = 5
@@ -68,18 +67,18 @@ def run(
     began = time.monotonic()
     with (
         psycopg.connect(dsn, autocommit=True) as admin,
-        Sink(("webhook-id",), {"slow": partial(slow, seconds=_ANSWERED_AFTER)}) as sink,
+        ReceiverProcess(("webhook-id",), {"slow": partial(slow, seconds=_ANSWERED_AFTER)}) as receiver,
     ):
-        _prepare(admin, sink.url, many)
+        _prepare(admin, receiver.url, many)
         lasts = settling_in + measured + 1
         with Dispatchers(dsn, dispatchers):
             _publish(admin, "paced", int(RATE * (lasts + 10)))
             _publish(admin, "narrow", int(IN_FLIGHT / _ANSWERED_AFTER * lasts))
-            first = _watch(sink, "/paced", lasts)
-            in_flight = sink.most_under_way()["/slow/narrow"]
+            first = _watch(receiver, "/paced", lasts)
+            in_flight = receiver.most_under_way()["/slow/narrow"]
             _publish(admin, "many", int(MANY_RATE * (lasts + 10)))
-            second = _watch(sink, "/many", lasts)
-        everything = sink.arrivals()
+            second = _watch(receiver, "/many", lasts)
+        everything = receiver.requests()
     (rate,) = _rates(first, "/paced", settling_in, measured)
     return Result(
         dispatchers,
@@ -87,8 +86,8 @@ def run(
         rate,
         _rates(second, "/many", settling_in, measured),
         in_flight,
-        sum(arrival.path == "/slow/narrow" for arrival in everything),
-        len(everything) - len({(arrival.path, arrival.headers["webhook-id"]) for arrival in everything}),
+        sum(request.path == "/slow/narrow" for request in everything),
+        len(everything) - len({(request.path, request.headers["webhook-id"]) for request in everything}),
         time.monotonic() - began,
     )
 
@@ -118,22 +117,22 @@ def _publish(admin: psycopg.Connection[Any], topic: str, events: int) -> None:
     )
 
 
-def _watch(sink: Sink, path: str, seconds: float) -> list[Arrival]:
-    """All arrivals, so many seconds after the first at a path that begins so."""
+def _watch(receiver: ReceiverProcess, path: str, seconds: float) -> list[Request]:
+    """All requests, so many seconds after the first at a path that begins so."""
     deadline = time.monotonic() + 120
-    while not any(arrival.path.startswith(path) for arrival in sink.arrivals()):
+    while not any(request.path.startswith(path) for request in receiver.requests()):
         if time.monotonic() > deadline:
             raise TimeoutError(f"no request to {path} came within 120 s")
         time.sleep(0.05)
     time.sleep(seconds)
-    return sink.arrivals()
+    return receiver.requests()
 
 
-def _rates(arrivals: Iterable[Arrival], path: str, settling_in: float, measured: float) -> list[float]:
+def _rates(requests: Iterable[Request], path: str, settling_in: float, measured: float) -> list[float]:
     """Requests a second of each path that begins so, once they have settled in."""
     times: dict[str, list[float]] = defaultdict(list)
-    for arrival in arrivals:
-        if arrival.path.startswith(path):
-            times[arrival.path].append(arrival.at)
+    for request in requests:
+        if request.path.startswith(path):
+            times[request.path].append(request.at)
     since = min(min(came) for came in times.values()) + settling_in
     return [sum(since <= at < since + measured for at in came) / measured for came in times.values()]

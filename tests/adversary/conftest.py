@@ -13,7 +13,7 @@ import pytest_asyncio
 from harness.databases import create_database, drop_database
 from harness.server import Server
 from tests.adversary.serving import Served, serving
-from tests.adversary.stage import INSTALLATIONS, Installations, Stage
+from tests.adversary.target import INSTALLATIONS, Installations, Target
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -32,7 +32,7 @@ def installations(server: Server, template: str) -> Iterator[Installations]:
 
 
 @pytest.fixture(scope="module", params=INSTALLATIONS)
-def stage(request: pytest.FixtureRequest, installations: Installations) -> Iterator[Stage]:
+def target(request: pytest.FixtureRequest, installations: Installations) -> Iterator[Target]:
     """A copy of an installation for the attempts of one module, each of which must leave it as it was."""
     with installations.copy(request.param) as copied:
         before = copied.standing()

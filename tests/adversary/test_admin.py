@@ -7,7 +7,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.adversary.stage import Stage, shortened
+from tests.adversary.target import Target, shortened
 
 ATTEMPTS = [
     "create function pgmb.evil() returns int language sql as 'select 1'",
@@ -48,8 +48,8 @@ ATTEMPTS = [
 
 
 @pytest.fixture(scope="module")
-def admin(stage: Stage) -> psycopg.Connection[Any]:
-    return stage.role(
+def admin(target: Target) -> psycopg.Connection[Any]:
+    return target.role(
         "admin",
         "grant pgmb_admin to {}",
         "grant create on schema public to {}",
@@ -58,8 +58,8 @@ def admin(stage: Stage) -> psycopg.Connection[Any]:
 
 
 @pytest.mark.parametrize("attempt", ATTEMPTS, ids=shortened)
-def test_an_admin_is_refused(stage: Stage, admin: psycopg.Connection[Any], attempt: str) -> None:
-    stage.refuses(admin, attempt)
+def test_an_admin_is_refused(target: Target, admin: psycopg.Connection[Any], attempt: str) -> None:
+    target.refuses(admin, attempt)
 
 
 SHADOWS = [
@@ -92,12 +92,12 @@ CALLS = [
 
 
 @pytest.fixture(scope="module")
-def author(stage: Stage) -> psycopg.Connection[Any]:
+def author(target: Target) -> psycopg.Connection[Any]:
     """An admin whose functions and views have the names of others. They note which role ran them."""
-    made = stage.role(
+    made = target.role(
         "author",
         "grant pgmb_admin, pgmb_publisher, pgmb_consumer to {}",
-        f"grant create on database {stage.database} to {{}}",
+        f"grant create on database {target.database} to {{}}",
     )
     for statement in SHADOWS:
         made.execute(statement.encode())

@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from harness.server import Server
-from tests.adversary.stage import Stage
+from tests.adversary.target import Target
 
 ATTEMPTS = {
     "receive": "select count(*) from pgmb.receive('yours')",
@@ -27,7 +27,7 @@ ATTEMPTS = {
     "write a condition": "select pgmb.subscribe('g', condition => 'true', stream => 'main')",
     "cancel": "select 1 / pgmb.cancel((select id from lair.known))::int",
     "attach events": "select pgmb.attach_mutations('public.held', 'insert', 'main')",
-    "stage": "select pgmb.claim_stage('other', 'app')",
+    "target": "select pgmb.claim_stage('other', 'app')",
     "status": "select count(*) from pgmb.queue_status where queue = 'yours' having count(*) > 0",
     "create a queue": "select pgmb.create_queue('made')",
     "grant": "select pgmb.grant_consume('yours', 'pgmb_consumer')",
@@ -75,7 +75,7 @@ Said: TypeAlias = dict[str, dict[str, str]]
 
 
 @pytest.fixture(scope="module")
-def said(stage: Stage, server: Server) -> Said:
+def said(target: Target, server: Server) -> Said:
     """What became of each attempt, by operation and attempt."""
     for statement in (
         "select pgmb.confirm('other', 'reader', pgmb.earliest('other'))",
@@ -84,8 +84,8 @@ def said(stage: Stage, server: Server) -> Said:
         "grant select on lair.known to public",
         "insert into lair.known select lease, (select id from pgmb.delayed) from held",
     ):
-        stage.db.execute(statement.encode())
-    mallory = stage.role(
+        target.db.execute(statement.encode())
+    mallory = target.role(
         "mallory",
         "grant all on schema lair to {}",
         "select pgmb.grant_publish('main', '{}'), pgmb.grant_read('main', '{}')",
@@ -95,14 +95,16 @@ def said(stage: Stage, server: Server) -> Said:
         mallory.execute(statement.encode())
     with mallory.cursor() as cursor:
         cursor.executemany("insert into lair.attempts values (%s, %s)", list(ATTEMPTS.items()))
-    return {operation: became(stage, server, mallory, operation) for operation in OPERATIONS}
+    return {operation: became(target, server, mallory, operation) for operation in OPERATIONS}
 
 
-def became(stage: Stage, server: Server, mallory: psycopg.Connection[Any], operation: str) -> dict[str, str]:
+def became(
+    target: Target, server: Server, mallory: psycopg.Connection[Any], operation: str
+) -> dict[str, str]:
     mallory.execute("truncate lair.log")
     # The owner of a database may analyze its tables; the rest is for the table's owner and superusers.
-    user = stage.db.info.user if "analyze" in operation else None
-    with psycopg.connect(server.dsn(stage.database, user), autocommit=True) as session:
+    user = target.db.info.user if "analyze" in operation else None
+    with psycopg.connect(server.dsn(target.database, user), autocommit=True) as session:
         session.execute("set lair.armed = 'on'")
         session.execute(operation.encode())
     return dict(mallory.execute("select attempt, said from lair.log").fetchall())
@@ -116,9 +118,9 @@ def test_code_of_a_table_gets_nothing_by_the_session_it_runs_in(
     assert said[operation][attempt].startswith(("MB", "42501")), said[operation][attempt]
 
 
-def test_nothing_was_changed(stage: Stage, said: Said) -> None:
+def test_nothing_was_changed(target: Target, said: Said) -> None:
     assert said.keys() == set(OPERATIONS)
-    assert stage.db.execute("select count(*) from pgmb.reader").fetchone() == (1,)
-    assert stage.db.execute("select count(*) from pgmb.delayed").fetchone() == (1,)
-    assert stage.db.execute("select count(*) from pgmb.table_mutations()").fetchone() == (0,)
-    assert stage.db.execute("select count(*) from pgmb.queue where paused_at is not null").fetchone() == (0,)
+    assert target.db.execute("select count(*) from pgmb.reader").fetchone() == (1,)
+    assert target.db.execute("select count(*) from pgmb.delayed").fetchone() == (1,)
+    assert target.db.execute("select count(*) from pgmb.table_mutations()").fetchone() == (0,)
+    assert target.db.execute("select count(*) from pgmb.queue where paused_at is not null").fetchone() == (0,)

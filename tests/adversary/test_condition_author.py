@@ -8,7 +8,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.adversary.stage import WITHOUT_CONDITIONS, Installations, Stage, shortened
+from tests.adversary.target import WITHOUT_CONDITIONS, Installations, Target, shortened
 from tests.contract.test_condition_attacks import TYPES
 from tests.contract.test_conditions import REFUSED as NO_CONDITIONS
 
@@ -93,8 +93,8 @@ GRANTS = "grant pgmb_admin, pgmb_conditions, pgmb_consumer, pgmb_publisher to {}
 
 
 @pytest.fixture(scope="module")
-def author(stage: Stage) -> psycopg.Connection[Any]:
-    author = stage.role(
+def author(target: Target) -> psycopg.Connection[Any]:
+    author = target.role(
         "author", GRANTS, "create schema tools authorization {}", "create schema e authorization {}"
     )
     for statement in TYPES:
@@ -142,8 +142,8 @@ def test_no_code_of_the_author_runs_while_a_condition_is_read(
 @pytest.fixture(scope="module")
 def without_conditions(installations: Installations) -> Iterator[psycopg.Connection[Any]]:
     """An author where the owner of pgmb was not granted the roles that conditions run as."""
-    with installations.copy(WITHOUT_CONDITIONS) as stage:
-        yield stage.role("author", GRANTS)
+    with installations.copy(WITHOUT_CONDITIONS) as target:
+        yield target.role("author", GRANTS)
 
 
 @pytest.mark.parametrize("condition", ["e.topic = 'a'", "pg_sleep(1) is null"])

@@ -7,7 +7,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.adversary.stage import Stage, shortened
+from tests.adversary.target import Target, shortened
 
 ATTEMPTS = [
     "select pgmb.publish('t', '1')",
@@ -70,11 +70,11 @@ ATTEMPTS = [
 
 
 @pytest.fixture(scope="module")
-def stranger(stage: Stage) -> psycopg.Connection[Any]:
-    return stage.role("stranger")
+def stranger(target: Target) -> psycopg.Connection[Any]:
+    return target.role("stranger")
 
 
 @pytest.mark.parametrize("attempt", ATTEMPTS, ids=shortened)
-def test_a_stranger_is_refused(stage: Stage, stranger: psycopg.Connection[Any], attempt: str) -> None:
-    stage.understands(attempt)
-    stage.refuses(stranger, attempt)
+def test_a_stranger_is_refused(target: Target, stranger: psycopg.Connection[Any], attempt: str) -> None:
+    target.understands(attempt)
+    target.refuses(stranger, attempt)

@@ -7,7 +7,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.adversary.stage import Stage, shortened
+from tests.adversary.target import Target, shortened
 
 ATTEMPTS = [
     "select * from pgmb.receive('yours')",
@@ -44,13 +44,13 @@ ATTEMPTS = [
 
 
 @pytest.fixture(scope="module")
-def consumer(stage: Stage) -> psycopg.Connection[Any]:
-    return stage.role("consumer", "select pgmb.grant_consume('mine', '{}')")
+def consumer(target: Target) -> psycopg.Connection[Any]:
+    return target.role("consumer", "select pgmb.grant_consume('mine', '{}')")
 
 
 @pytest.mark.parametrize("attempt", ATTEMPTS, ids=shortened)
-def test_a_consumer_is_refused(stage: Stage, consumer: psycopg.Connection[Any], attempt: str) -> None:
-    stage.refuses(consumer, attempt)
+def test_a_consumer_is_refused(target: Target, consumer: psycopg.Connection[Any], attempt: str) -> None:
+    target.refuses(consumer, attempt)
 
 
 def test_it_may_receive_from_its_queue(consumer: psycopg.Connection[Any]) -> None:

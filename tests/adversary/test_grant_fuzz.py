@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.adversary.stage import INSTALLATIONS, REFUSED, Installations, Stage
+from tests.adversary.target import INSTALLATIONS, REFUSED, Installations, Target
 
 EXAMPLES = int(os.environ.get("PGMB_GRANT_EXAMPLES", "100"))
 
@@ -69,18 +69,18 @@ MODEL: list[tuple[str, str | None]] = [
 
 
 @pytest.fixture(params=INSTALLATIONS)
-def stage(request: pytest.FixtureRequest, installations: Installations) -> Iterator[Stage]:
+def target(request: pytest.FixtureRequest, installations: Installations) -> Iterator[Target]:
     """A copy of its own: what a grant allows changes it."""
     with installations.copy(request.param) as copied:
         yield copied
 
 
 @pytest.fixture
-def attacker(stage: Stage) -> psycopg.Connection[Any]:
-    return stage.role("fuzzed")
+def attacker(target: Target) -> psycopg.Connection[Any]:
+    return target.role("fuzzed")
 
 
-def test_a_role_does_what_its_grants_say(stage: Stage, attacker: psycopg.Connection[Any]) -> None:
+def test_a_role_does_what_its_grants_say(target: Target, attacker: psycopg.Connection[Any]) -> None:
     (name,) = attacker.execute("select current_user").fetchone() or ("",)
     calls = 0
 
@@ -89,9 +89,9 @@ def test_a_role_does_what_its_grants_say(stage: Stage, attacker: psycopg.Connect
     def tried(granted: set[str], asked: list[tuple[str, str | None]]) -> None:
         nonlocal calls
         for revoke in REVOKES:
-            stage.db.execute(revoke.format(name).encode())
+            target.db.execute(revoke.format(name).encode())
         for grant in granted:
-            stage.db.execute(GRANTS[grant].format(name).encode())
+            target.db.execute(GRANTS[grant].format(name).encode())
         for call, needed in asked:
             calls += 1
             try:
@@ -104,7 +104,7 @@ def test_a_role_does_what_its_grants_say(stage: Stage, attacker: psycopg.Connect
                 assert said is None, (call, granted, said)
             else:
                 assert said in REFUSED or str(said).startswith("MB"), (call, granted, said)
-        held = stage.db.execute(
+        held = target.db.execute(
             "select locktype, mode from pg_locks where pid = %s and locktype <> 'virtualxid'",
             [attacker.info.backend_pid],
         ).fetchall()

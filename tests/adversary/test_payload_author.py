@@ -21,6 +21,8 @@ from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 import pgmb
+from harness.answers import OK, saying
+from harness.receiver import Receiver
 from harness.server import Server
 from pgmb import Event, cli
 from pgmb.cli.logs import TEXT, JsonLines, TextLines
@@ -34,7 +36,6 @@ from pgmb.webhooks.egress import Guard
 from pgmb.webhooks.request import Endpoint, WebhookEvent, build_request
 from tests.adversary.payloads import TEXTS, UNREADABLE
 from tests.server.dashboard.visitor import PAGES, Visitor, check, hostile_pages, visiting
-from tests.webhooks.stranger import OK, Stranger, listening, saying
 
 pytestmark = pytest.mark.once
 
@@ -290,26 +291,26 @@ def test_a_dead_letter_holds_no_control_characters(module_dsn: str, published: P
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def receiver() -> AsyncIterator[tuple[Stranger, WebhookClient]]:
-    async with listening(saying(OK)) as stranger, WebhookClient(Guard(["127.0.0.0/8"])) as poster:
-        yield stranger, poster
+async def posting() -> AsyncIterator[tuple[Receiver, WebhookClient]]:
+    async with Receiver(saying(OK)) as receiver, WebhookClient(Guard(["127.0.0.0/8"])) as poster:
+        yield receiver, poster
 
 
 @each
 @together
 async def test_it_adds_no_header_to_a_request_and_no_field_to_a_document(
-    published: Published, receiver: tuple[Stranger, WebhookClient], name: str
+    published: Published, posting: tuple[Receiver, WebhookClient], name: str
 ) -> None:
-    stranger, poster = receiver
+    receiver, poster = posting
     event, case = published.events[name], CASES[name]
-    endpoint = Endpoint(UUID(int=1), "e", f"http://127.0.0.1:{stranger.port}/")
+    endpoint = Endpoint(UUID(int=1), "e", f"http://127.0.0.1:{receiver.port}/")
     posted = WebhookEvent(str(event.id), case.topic, case.key, case.payload, case.headers, event.published_at)
     request = build_request(endpoint, [posted], 1, 1)
     attempted = await poster.post(request, 30, False)
     assert attempted.kind == "delivered", attempted
-    head, _, body = stranger.requests[-1].partition(b"\r\n\r\n")
-    assert body == case.payload.encode()
-    first, *lines = head.decode("ascii").split("\r\n")
+    received = receiver.requests[-1]
+    assert received.body == case.payload.encode()
+    first, *lines = received.head.decode("ascii").split("\r\n")
     assert first == "POST / HTTP/1.1"
     assert CONTROL.findall("".join(lines)) == []
     received = {key.lower(): value for key, _, value in (line.partition(": ") for line in lines)}

@@ -7,7 +7,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.adversary.stage import Stage, shortened
+from tests.adversary.target import Target, shortened
 
 ATTEMPTS = [
     "select pgmb.publish('t', '1', stream => 'other')",
@@ -48,13 +48,13 @@ ATTEMPTS = [
 
 
 @pytest.fixture(scope="module")
-def publisher(stage: Stage) -> psycopg.Connection[Any]:
-    return stage.role("publisher", "select pgmb.grant_publish('main', '{}')")
+def publisher(target: Target) -> psycopg.Connection[Any]:
+    return target.role("publisher", "select pgmb.grant_publish('main', '{}')")
 
 
 @pytest.mark.parametrize("attempt", ATTEMPTS, ids=shortened)
-def test_a_publisher_is_refused(stage: Stage, publisher: psycopg.Connection[Any], attempt: str) -> None:
-    stage.refuses(publisher, attempt)
+def test_a_publisher_is_refused(target: Target, publisher: psycopg.Connection[Any], attempt: str) -> None:
+    target.refuses(publisher, attempt)
 
 
 def test_it_may_publish_to_its_stream(publisher: psycopg.Connection[Any]) -> None:

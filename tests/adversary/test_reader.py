@@ -7,7 +7,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.adversary.stage import Stage, shortened
+from tests.adversary.target import Target, shortened
 
 BOMB = "exists($p[*] ? (exists($p[*] ? (exists($p[*] ? (exists($p[*] ? (@ < 0))))))))"
 PARAMS = "(select jsonb_build_object('p', jsonb_agg(n)) from generate_series(1, 300) n)"
@@ -41,13 +41,13 @@ ATTEMPTS = [
 
 
 @pytest.fixture(scope="module")
-def reader(stage: Stage) -> psycopg.Connection[Any]:
-    return stage.role("reader", "select pgmb.grant_read('main', '{}')")
+def reader(target: Target) -> psycopg.Connection[Any]:
+    return target.role("reader", "select pgmb.grant_read('main', '{}')")
 
 
 @pytest.mark.parametrize("attempt", ATTEMPTS, ids=shortened)
-def test_a_reader_is_refused(stage: Stage, reader: psycopg.Connection[Any], attempt: str) -> None:
-    stage.refuses(reader, attempt)
+def test_a_reader_is_refused(target: Target, reader: psycopg.Connection[Any], attempt: str) -> None:
+    target.refuses(reader, attempt)
 
 
 COSTLY = f"filter => '{BOMB}', params => {PARAMS}"
@@ -55,11 +55,11 @@ COSTLY = f"filter => '{BOMB}', params => {PARAMS}"
 
 @pytest.mark.parametrize("between", ["pgmb.earliest('main'), pgmb.position('main')", "null, null"])
 def test_a_filter_that_runs_for_hours_is_not_run_to_be_checked_nor_without_a_limit(
-    stage: Stage, reader: psycopg.Connection[Any], between: str
+    target: Target, reader: psycopg.Connection[Any], between: str
 ) -> None:
     with reader.transaction():
         reader.execute("set local statement_timeout = 0")
-        stage.refuses(reader, f"select * from pgmb.between_filtered('main', {between}, {COSTLY})")
+        target.refuses(reader, f"select * from pgmb.between_filtered('main', {between}, {COSTLY})")
 
 
 def test_it_may_read_its_stream(reader: psycopg.Connection[Any]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.adversary.stage import Stage, shortened
+from tests.adversary.target import Target, shortened
 
 ATTEMPTS = [
     "select pgmb.push_table_mutations('own', stream => 'other')",
@@ -31,20 +31,23 @@ ATTEMPTS = [
 
 
 @pytest.fixture(scope="module")
-def owner(stage: Stage) -> psycopg.Connection[Any]:
-    stage.db.execute("create table foreign_one (id int primary key)")
-    return stage.role(
+def owner(target: Target) -> psycopg.Connection[Any]:
+    target.db.execute("create table foreign_one (id int primary key)")
+    return target.role(
         "table_owner",
         "grant create on schema public to {}",
         "select pgmb.grant_publish('main', '{}')",
         # A plain owner needs the right to create triggers: without it every attempt would fail for its lack.
-        f"set role {{}}; create table own (id int primary key); grant trigger on own to {stage.db.info.user}",
+        "set role {}; create table own (id int primary key);"
+        f" grant trigger on own to {target.db.info.user}",
     )
 
 
 @pytest.mark.parametrize("attempt", ATTEMPTS, ids=shortened)
-def test_the_owner_of_a_table_is_refused(stage: Stage, owner: psycopg.Connection[Any], attempt: str) -> None:
-    stage.refuses(owner, attempt)
+def test_the_owner_of_a_table_is_refused(
+    target: Target, owner: psycopg.Connection[Any], attempt: str
+) -> None:
+    target.refuses(owner, attempt)
 
 
 def test_it_may_publish_the_changes_of_its_table(owner: psycopg.Connection[Any]) -> None:

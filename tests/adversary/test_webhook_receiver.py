@@ -14,11 +14,12 @@ import pytest
 import pytest_asyncio
 from aiohttp.abc import AbstractResolver, ResolveResult
 
+from harness.answers import OK, saying
+from harness.receiver import Receiver, response
 from pgmb.webhooks.client import WebhookClient
 from pgmb.webhooks.egress import Guard
 from pgmb.webhooks.request import Request
 from tests.webhooks.hostile import HOSTILE
-from tests.webhooks.stranger import OK, Stranger, listening, saying, status
 
 pytestmark = pytest.mark.once
 
@@ -69,10 +70,10 @@ NAMES = {
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def canary() -> AsyncIterator[Stranger]:
+async def canary() -> AsyncIterator[Receiver]:
     """Listens on every address of this machine."""
-    async with listening(saying(OK), ["0.0.0.0", "::"] if has_ipv6() else ["0.0.0.0"]) as stranger:
-        yield stranger
+    async with Receiver(saying(OK), ["0.0.0.0", "::"] if has_ipv6() else ["0.0.0.0"]) as receiver:
+        yield receiver
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -83,7 +84,7 @@ async def guarded() -> AsyncIterator[WebhookClient]:
 
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("url", HOSTILE, ids=ascii)
-async def test_a_hostile_url_reaches_nothing(canary: Stranger, guarded: WebhookClient, url: str) -> None:
+async def test_a_hostile_url_reaches_nothing(canary: Receiver, guarded: WebhookClient, url: str) -> None:
     before = canary.connections
     attempted = await guarded.post(Request(url.format(port=canary.port), b"{}", {}), 30, False)
     assert attempted.error_class in ("refused_address", "invalid_url", "dns"), attempted
@@ -91,7 +92,7 @@ async def test_a_hostile_url_reaches_nothing(canary: Stranger, guarded: WebhookC
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_the_canary_is_heard_where_its_address_is_allowed(canary: Stranger) -> None:
+async def test_the_canary_is_heard_where_its_address_is_allowed(canary: Receiver) -> None:
     async with WebhookClient(Guard(["127.0.0.0/8"]), resolver=Names(NAMES)) as allowing:
         request = Request(HOSTILE[0].format(port=canary.port), b"{}", {})
         before = canary.connections
@@ -101,7 +102,7 @@ async def test_the_canary_is_heard_where_its_address_is_allowed(canary: Stranger
 
 @pytest.mark.parametrize("host", ["localhost", "0x7f.1", "0x7f000001"])
 async def test_what_the_system_resolves_is_looked_at_too(host: str) -> None:
-    async with listening(saying(OK)) as canary:
+    async with Receiver(saying(OK)) as canary:
         request = Request(f"http://{host}:{canary.port}/", b"{}", {})
         async with WebhookClient(Guard()) as poster:
             assert (await poster.post(request, 30, False)).error_class == "refused_address"
@@ -113,8 +114,8 @@ async def test_what_the_system_resolves_is_looked_at_too(host: str) -> None:
 async def test_a_resolver_that_changes_its_mind_gets_nowhere() -> None:
     # 127.0.0.2 stands for an address that may be reached.
     names = Names({"rebinding.example": [["127.0.0.2"], ["127.0.0.1"]]})
-    closing = saying(status(200, "Connection: close"))
-    async with listening(closing, ["127.0.0.2"]) as public, listening(saying(OK), port=public.port) as canary:
+    closing = saying(response(200, "Connection: close"))
+    async with Receiver(closing, ["127.0.0.2"]) as public, Receiver(saying(OK), port=public.port) as canary:
         async with WebhookClient(Guard(["127.0.0.2/32"]), resolver=names) as poster:
             request = Request(f"http://rebinding.example:{public.port}/", b"{}", {})
             assert (await poster.post(request, 30, False)).kind == "delivered"
@@ -133,8 +134,8 @@ async def test_a_resolver_that_changes_its_mind_gets_nowhere() -> None:
 async def test_of_several_addresses_only_those_are_tried_that_may_be(order: list[str]) -> None:
     names = Names({"mixed.example": [order]})
     async with (
-        listening(saying(OK), ["127.0.0.2"]) as public,
-        listening(saying(OK), port=public.port) as canary,
+        Receiver(saying(OK), ["127.0.0.2"]) as public,
+        Receiver(saying(OK), port=public.port) as canary,
     ):
         async with WebhookClient(Guard(["127.0.0.2/32"]), resolver=names) as poster:
             attempted = await poster.post(
@@ -156,9 +157,9 @@ REDIRECTS = [
 
 @pytest.mark.parametrize(("code", "location"), REDIRECTS)
 async def test_a_redirect_is_not_followed(code: int, location: str) -> None:
-    async with listening(saying(OK)) as canary:
-        away = saying(status(code, location.format(port=canary.port)))
-        async with listening(away, ["127.0.0.2"]) as public, WebhookClient(Guard(["127.0.0.0/8"])) as poster:
+    async with Receiver(saying(OK)) as canary:
+        away = saying(response(code, location.format(port=canary.port)))
+        async with Receiver(away, ["127.0.0.2"]) as public, WebhookClient(Guard(["127.0.0.0/8"])) as poster:
             attempted = await poster.post(Request(f"http://127.0.0.2:{public.port}/", b"{}", {}), 30, False)
         assert attempted.kind == "failed"
         assert attempted.error_class == "redirect"
@@ -166,7 +167,7 @@ async def test_a_redirect_is_not_followed(code: int, location: str) -> None:
 
 
 async def test_proxies_of_the_environment_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with listening(saying(OK)) as canary, listening(saying(OK), ["127.0.0.2"]) as public:
+    async with Receiver(saying(OK)) as canary, Receiver(saying(OK), ["127.0.0.2"]) as public:
         for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
             monkeypatch.setenv(name, f"http://127.0.0.1:{canary.port}")
         async with WebhookClient(Guard(["127.0.0.0/8"])) as poster:
@@ -176,17 +177,17 @@ async def test_proxies_of_the_environment_are_not_used(monkeypatch: pytest.Monke
 
 
 async def test_an_egress_proxy_gets_names() -> None:
-    async with listening(saying(OK)) as proxy, WebhookClient(Guard(), proxy=at(proxy)) as poster:
+    async with Receiver(saying(OK)) as proxy, WebhookClient(Guard(), proxy=at(proxy)) as poster:
         attempted = await poster.post(Request("http://example.org/hook", b"{}", {}), 30, False)
         assert attempted.kind == "delivered"
-        assert proxy.requests[0].startswith(b"POST http://example.org/hook HTTP/1.1\r\n")
+        assert proxy.requests[0].head.startswith(b"POST http://example.org/hook HTTP/1.1\r\n")
 
 
 @pytest.mark.parametrize(
     "host", ["127.0.0.1", "0x7f.1", "2130706433", "[::1]", "localhost", "10.0.0.1", "a.localhost."]
 )
 async def test_an_egress_proxy_gets_no_inner_addresses(host: str) -> None:
-    async with listening(saying(OK)) as proxy, WebhookClient(Guard(), proxy=at(proxy)) as poster:
+    async with Receiver(saying(OK)) as proxy, WebhookClient(Guard(), proxy=at(proxy)) as poster:
         attempted = await poster.post(Request(f"http://{host}/", b"{}", {}), 30, False)
         assert attempted.error_class == "refused_address"
         assert proxy.requests == []
@@ -194,7 +195,7 @@ async def test_an_egress_proxy_gets_no_inner_addresses(host: str) -> None:
 
 async def test_the_address_of_a_proxy_is_checked_if_asked() -> None:
     async with (
-        listening(saying(OK)) as proxy,
+        Receiver(saying(OK)) as proxy,
         WebhookClient(Guard(), proxy=at(proxy), guard_proxy=True) as poster,
     ):
         attempted = await poster.post(Request("http://example.org/", b"{}", {}), 30, False)
@@ -202,12 +203,12 @@ async def test_the_address_of_a_proxy_is_checked_if_asked() -> None:
         assert proxy.requests == []
 
 
-def at(proxy: Stranger) -> str:
+def at(proxy: Receiver) -> str:
     return f"http://127.0.0.1:{proxy.port}"
 
 
 async def test_a_proxy_that_is_not_there_is_named_so() -> None:
-    async with listening(saying(OK)) as proxy:
+    async with Receiver(saying(OK)) as proxy:
         pass
     async with WebhookClient(Guard(), proxy=f"http://127.0.0.1:{proxy.port}") as poster:
         attempted = await poster.post(Request("http://example.org/", b"{}", {}), 30, False)
@@ -248,7 +249,7 @@ def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 )
 async def test_name_servers_that_do_not_answer_delay_no_other_endpoint(evil: str, good: str) -> None:
     async with (
-        listening(saying(OK), ["127.0.0.2"]) as public,
+        Receiver(saying(OK), ["127.0.0.2"]) as public,
         WebhookClient(Guard(["127.0.0.2/32"])) as client,
         asyncio.timeout(60),
     ):
@@ -304,7 +305,7 @@ TOKEN = "T0KEN-a1b2c3d4e5f6"
 )
 async def test_no_failure_tells_the_url(url: str, caplog: pytest.LogCaptureFixture) -> None:
     async with (
-        listening(saying(b"nonsense\r\n\r\n"), ["127.0.0.2"]) as public,
+        Receiver(saying(b"nonsense\r\n\r\n"), ["127.0.0.2"]) as public,
         WebhookClient(Guard(["127.0.0.2/32"])) as client,
     ):
         request = Request(url.format(port=public.port, token=TOKEN), b"{}", {"authorization": TOKEN})

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import http.server
-import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,8 @@ import psycopg
 import pytest
 from standardwebhooks.webhooks import Webhook
 
+from harness.answers import answering
+from harness.receiver import ReceiverProcess
 from pgmb.webhooks.secrets import generate_key, generate_secret, parse_secret
 from tests.cli.conftest import Run
 from tests.contract.endpoints import claim, receive, settle, settle_claimed
@@ -153,32 +154,18 @@ def test_what_went_by_is_sent_again(done: Done, run: Run, db: psycopg.Connection
     assert due() == [1]
 
 
-class _Answering(http.server.BaseHTTPRequestHandler):
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["content-length"]))
-        self.server.got.append((dict(self.headers), body))  # type: ignore[attr-defined]
-        self.send_response(int(self.path.strip("/")))
-        self.end_headers()
-        self.wfile.write(b"thanks")
-
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-        pass
-
-
 @pytest.fixture
-def receiver() -> Iterator[Any]:
-    """A server that answers with the status that the path names."""
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Answering) as server:
-        server.got = []  # type: ignore[attr-defined]
-        serving = threading.Thread(target=server.serve_forever)
-        serving.start()
-        yield server
-        server.shutdown()
-        serving.join()
+def receiver() -> Iterator[ReceiverProcess]:
+    """Answers with the status that the path names."""
+    answers = {str(status): partial(answering, status=status, body=b"thanks") for status in (200, 500)}
+    with ReceiverProcess(("webhook-id", "webhook-timestamp", "webhook-signature"), answers) as receiver:
+        yield receiver
 
 
-def test_an_endpoint_is_tried_and_what_came_of_it_written_down(done: Done, run: Run, receiver: Any) -> None:
-    place = f"http://127.0.0.1:{receiver.server_address[1]}"
+def test_an_endpoint_is_tried_and_what_came_of_it_written_down(
+    done: Done, run: Run, receiver: ReceiverProcess
+) -> None:
+    place = receiver.url
     made = run("endpoints", "create", "hook", f"{place}/200", "--keep-response", "--json").json
     refused = run("endpoints", "test", "hook", "--json")
     assert (refused.code, refused.json["status"]) == (1, None)
@@ -187,14 +174,14 @@ def test_an_endpoint_is_tried_and_what_came_of_it_written_down(done: Done, run: 
     tried = run("endpoints", "test", "hook", "--allow", "127.0.0.0/8", "--json")
     assert tried.code == 0, tried.err
     assert (tried.json["status"], tried.json["error"], tried.json["response"]) == (200, None, "thanks")
-    ((headers, body),) = receiver.got
-    assert Webhook(made["secret"]).verify(body, headers) == {"test": True, "endpoint": "hook"}
+    (request,) = receiver.requests()
+    assert Webhook(made["secret"]).verify(request.body, request.headers) == {"test": True, "endpoint": "hook"}
 
     done("endpoints", "create", "batches", f"{place}/500", "--batch", "5")
     tried = run("endpoints", "test", "batches", "--allow", "127.0.0.0/8")
     assert tried.code == 1
     assert "500" in tried.out
-    assert receiver.got[1][1].startswith(b"[")
+    assert receiver.requests()[1].body.startswith(b"[")
     attempts = run("endpoints", "attempts", "batches", "--json").json
     assert [(one["status"], one["topic"], one["attempt"]) for one in attempts] == [(500, "pgmb.test", 1)]
     assert "pgmb.test" in done("endpoints", "attempts", "batches")

@@ -23,7 +23,8 @@ from pgmb.spark.source.offsets import Offset
 from pgmb.spark.source.shards import Shards
 from pgmb.types import Position
 from tests.conftest import FreshServer
-from tests.server.sse.stage import EVENTS, Client, make_key, served
+from tests.server.hosting import served
+from tests.server.sse.client import EVENTS, Client, make_key
 
 # Only Debian's build has pg_upgrade.
 pytestmark = pytest.mark.once(15)

@@ -22,7 +22,8 @@ from pgmb.spark.source.offsets import ShardOffset
 from pgmb.spark.source.shards import ShardLog
 from pgmb.types import Position
 from tests.conftest import FreshServer
-from tests.server.sse.stage import EVENTS, Client, make_key, served
+from tests.server.hosting import served
+from tests.server.sse.client import EVENTS, Client, make_key
 
 READ = "select payload from pgmb.between('main', %s::pgmb.position, pgmb.position())"
 

@@ -16,7 +16,7 @@ from pgmb import aconnect
 from pgmb.server.access import COOKIE, Access, Principal, covers, csrf_of
 from pgmb.server.problems import Problem
 from tests.server.asking import make_key
-from tests.server.rest.desk import opened, problem
+from tests.server.rest.api import opened, problem
 
 
 def request(*headers: tuple[str, str], query: str = "") -> Request:
@@ -148,21 +148,21 @@ async def test_a_session_ends_at_logout_and_with_its_key(dsn: str) -> None:
 
 
 async def test_a_session_needs_its_proof_for_anything_but_reading(dsn: str) -> None:
-    async with opened(dsn) as desk, await aconnect(dsn, max_size=1) as broker:
-        await desk.done("POST", "/v1/queues", json={"name": "q"})
-        made = await Access(broker).login(desk.key)
+    async with opened(dsn) as api, await aconnect(dsn, max_size=1) as broker:
+        await api.done("POST", "/v1/queues", json={"name": "q"})
+        made = await Access(broker).login(api.key)
         assert made is not None
         session, principal = made
         assert principal.csrf == csrf_of(session)
-        desk.client.cookies.set(COOKIE, session)
-        other = await Access(broker).login(desk.key)
+        api.client.cookies.set(COOKIE, session)
+        other = await Access(broker).login(api.key)
         assert other is not None
-        assert (await desk.ask("GET", "/v1/queues", key=None)).status_code == 200
+        assert (await api.ask("GET", "/v1/queues", key=None)).status_code == 200
         for given in ({}, {"X-CSRF-Token": "x"}, {"X-CSRF-Token": other[1].csrf or ""}):
             for method, path in (("POST", "/v1/queues/q/pause"), ("DELETE", "/v1/queues/q")):
-                answer = await desk.ask(method, path, key=None, headers=given)
+                answer = await api.ask(method, path, key=None, headers=given)
                 assert problem(answer) == (403, "csrf")
         proof = {"X-CSRF-Token": principal.csrf}
-        assert (await desk.ask("POST", "/v1/queues/q/pause", key=None, headers=proof)).status_code == 204
+        assert (await api.ask("POST", "/v1/queues/q/pause", key=None, headers=proof)).status_code == 204
         # A key in the header counts before a cookie that came along.
-        assert (await desk.ask("POST", "/v1/queues/q/resume")).status_code == 204
+        assert (await api.ask("POST", "/v1/queues/q/resume")).status_code == 204

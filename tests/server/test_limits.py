@@ -10,7 +10,7 @@ from starlette.requests import Request
 
 from pgmb.server.limits import Limits, Rates, read_body
 from pgmb.server.problems import Problem
-from tests.server.rest.desk import opened, problem
+from tests.server.rest.api import opened, problem
 
 
 class Clock:
@@ -51,12 +51,12 @@ def test_buckets_do_not_grow_without_bound() -> None:
 
 
 async def test_each_key_has_a_rate_of_its_own_and_so_has_an_address(dsn: str) -> None:
-    async with opened(dsn, Limits(requests_per_second=0.001, burst=3)) as desk:
-        other = desk.make_key("other", "inspect")
-        for key in (desk.key, other, None):
-            statuses = [(await desk.ask("GET", "/v1/queues", key=key)).status_code for _ in range(3)]
+    async with opened(dsn, Limits(requests_per_second=0.001, burst=3)) as api:
+        other = api.make_key("other", "inspect")
+        for key in (api.key, other, None):
+            statuses = [(await api.ask("GET", "/v1/queues", key=key)).status_code for _ in range(3)]
             assert statuses == [401 if key is None else 200] * 3
-            answer = await desk.ask("GET", "/v1/queues", key=key)
+            answer = await api.ask("GET", "/v1/queues", key=key)
             assert problem(answer) == (429, "too_many_requests")
             assert int(answer.headers["retry-after"]) >= 1
 
@@ -98,8 +98,8 @@ async def test_an_endless_body_is_cut_off(dsn: str) -> None:
             sent += 1
             yield b"x" * 1000
 
-    async with opened(dsn, Limits(body=10_000)) as desk:
+    async with opened(dsn, Limits(body=10_000)) as api:
         headers = {"Content-Type": "application/json"}
-        answer = await desk.ask("POST", "/v1/queues", content=endless(), headers=headers)
+        answer = await api.ask("POST", "/v1/queues", content=endless(), headers=headers)
         assert problem(answer) == (413, "too_large")
         assert sent <= 12

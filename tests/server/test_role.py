@@ -14,7 +14,7 @@ from harness.server import Server
 from pgmb import aconnect
 from pgmb.services.ticker import Ticker
 from tests.conftest import Connect
-from tests.server.rest.desk import opened
+from tests.server.rest.api import opened
 
 
 @pytest.fixture
@@ -29,11 +29,11 @@ def serving_dsn(server: Server, dsn: str, connect: Connect) -> Iterator[str]:
 
 
 async def test_the_http_server_publishes_receives_and_acks(serving_dsn: str) -> None:
-    async with opened(serving_dsn) as desk:
-        await desk.done("POST", "/v1/queues", json={"name": "q"})
-        await desk.publish(1)
-        lease = (await desk.receive())["lease"]
-        assert await desk.done("POST", f"/v1/queues/q/leases/{lease}/ack", json={}) == {"count": 1}
+    async with opened(serving_dsn) as api:
+        await api.done("POST", "/v1/queues", json={"name": "q"})
+        await api.publish(1)
+        lease = (await api.receive())["lease"]
+        assert await api.done("POST", f"/v1/queues/q/leases/{lease}/ack", json={}) == {"count": 1}
 
 
 async def test_the_ticker_ticks(serving_dsn: str, db: psycopg.Connection[Any]) -> None:

@@ -13,10 +13,10 @@ import psycopg
 import pytest
 
 import pgmb
+from harness.receiver import Exchange, Receiver
 from pgmb.services import serve
 from pgmb.services.dispatcher import Dispatcher
-from tests.webhooks.receiver import Receiver, Request
-from tests.webhooks.stage import Stage
+from tests.webhooks.stepped import SteppedDispatcher
 
 LOOPBACK = ("127.0.0.0/8",)
 
@@ -47,10 +47,10 @@ async def test_a_worker_gets_what_its_queue_holds(dsn: str, db: psycopg.Connecti
         db.execute("select pgmb.send(gen_random_uuid(), 'order.created', '{\"n\": 1}')")
         db.execute("select pgmb.publish('order.paid', to_json(n)) from generate_series(2, 100) n")
         async with dispatching(dsn):
-            await receiver.until(lambda: len(receiver.got) >= 100)
-        assert max(len(request.body) for request in receiver.got) == 8
-        assert {request.path for request in receiver.got} == {"/process"}
-        assert len({request.headers["webhook-id"] for request in receiver.got}) == 100
+            await receiver.until(lambda: len(receiver.requests) >= 100)
+        assert max(len(request.body) for request in receiver.requests) == 8
+        assert {request.path for request in receiver.requests} == {"/process"}
+        assert len({request.headers["webhook-id"] for request in receiver.requests}) == 100
     assert value(db, "select pgmb.queue_depth('orders')") == 0
     assert value(db, "select delivered from pgmb.endpoints where name = 'w'") == 100
     assert value(db, "select last_heartbeat is null from pgmb.workers") is True
@@ -70,11 +70,11 @@ async def test_webhooks_that_share_a_queue_get_what_they_asked_for(
             "select pgmb.publish('t.x', json_build_object('n', n % 10)) from generate_series(0, 199) n"
         )
         async with dispatching(dsn):
-            await receiver.until(lambda: len(receiver.got) >= 300)
+            await receiver.until(lambda: len(receiver.requests) >= 300)
             await receiver.until(lambda: value(db, "select pgmb.queue_depth('webhooks')") == 0)
-    paths = Counter(request.path for request in receiver.got)
+    paths = Counter(request.path for request in receiver.requests)
     assert paths == {"/all": 200, **{f"/{n}": 20 for n in range(5)}}
-    for request in receiver.got:
+    for request in receiver.requests:
         if request.path != "/all":
             assert json.loads(request.body)["n"] == int(request.path[1:])
 
@@ -84,7 +84,8 @@ async def test_what_fails_waits_and_comes_again_under_the_same_id(
 ) -> None:
     tries: dict[str, int] = defaultdict(int)
 
-    def answer(request: Request) -> int:
+    def answer(exchange: Exchange) -> int:
+        request = exchange.request
         tries[request.path] += 1
         return 200 if tries[request.path] == 3 or request.path == "/well" else 500
 
@@ -97,11 +98,11 @@ async def test_what_fails_waits_and_comes_again_under_the_same_id(
             )
         db.execute("select pgmb.publish('t', '1')")
         async with dispatching(dsn):
-            await receiver.until(lambda: len(receiver.got) >= 4)
+            await receiver.until(lambda: len(receiver.requests) >= 4)
             await receiver.until(lambda: value(db, "select count(*) from pgmb.delivery") == 0)
-    ids = {request.headers["webhook-id"] for request in receiver.got}
+    ids = {request.headers["webhook-id"] for request in receiver.requests}
     assert len(ids) == 1
-    assert Counter(request.path for request in receiver.got) == {"/bad": 3, "/well": 1}
+    assert Counter(request.path for request in receiver.requests) == {"/bad": 3, "/well": 1}
     attempts = db.execute("select attempt, status, error from pgmb.attempt order by id").fetchall()
     assert attempts == [(1, 500, "http_500"), (2, 500, "http_500")]
 
@@ -114,13 +115,13 @@ async def test_after_the_last_failure_it_is_a_dead_letter(dsn: str, db: psycopg.
         db.execute("select pgmb.publish('t', '1')")
         async with dispatching(dsn):
             await receiver.until(lambda: value(db, "select count(*) from pgmb.dead") == 1)
-        assert len(receiver.got) == 3
+        assert len(receiver.requests) == 3
         dead = db.execute("select attempt, error, endpoint is not null from pgmb.dead").fetchall()
         assert dead == [(3, "http_500", True)]
         receiver.answer = lambda _: 200
         db.execute("select pgmb.redrive('webhooks')")
         async with dispatching(dsn):
-            await receiver.until(lambda: len(receiver.got) == 4)
+            await receiver.until(lambda: len(receiver.requests) == 4)
 
 
 async def test_gone_disables(dsn: str, db: psycopg.Connection[Any]) -> None:
@@ -131,7 +132,7 @@ async def test_gone_disables(dsn: str, db: psycopg.Connection[Any]) -> None:
             await receiver.until(lambda: value(db, "select state from pgmb.endpoint") == "disabled")
             db.execute("select pgmb.publish('t', '2')")
             await receiver.until(lambda: value(db, "select pgmb.queue_depth('webhooks')") == 0)
-        assert len(receiver.got) == 1
+        assert len(receiver.requests) == 1
     assert value(db, "select reason from pgmb.endpoint") == "410 Gone"
     assert value(db, "select count(*) from pgmb.dead") == 1
     assert (
@@ -150,7 +151,7 @@ async def test_an_endpoint_that_fails_is_tripped_probed_and_mended(
             await receiver.until(
                 lambda: value(db, "select count(*) from pgmb.delivery where lease is null") == 50
             )
-            tried = len(receiver.got)
+            tried = len(receiver.requests)
             assert tried <= 5 + 16
             receiver.answer = lambda _: 200
             await asyncio.to_thread(db.execute, "update pgmb.endpoint set probe_at = clock_timestamp()")
@@ -159,13 +160,14 @@ async def test_an_endpoint_that_fails_is_tripped_probed_and_mended(
             )
             await receiver.until(lambda: value(db, "select count(*) from pgmb.delivery") == 0)
             assert value(db, "select state from pgmb.endpoint") == "active"
-        assert len(receiver.got) == tried + 50
+        assert len(receiver.requests) == tried + 50
 
 
 async def test_keys_keep_their_order(dsn: str, db: psycopg.Connection[Any]) -> None:
     failed: set[bytes] = set()
 
-    def answer(request: Request) -> int:
+    def answer(exchange: Exchange) -> int:
+        request = exchange.request
         if int(request.body) % 7 == 0 and request.body not in failed:
             failed.add(request.body)
             return 500
@@ -178,9 +180,9 @@ async def test_keys_keep_their_order(dsn: str, db: psycopg.Connection[Any]) -> N
         )
         db.execute("select pgmb.publish('t', to_json(n), key => (n % 5)::text) from generate_series(1, 60) n")
         async with dispatching(dsn):
-            await receiver.until(lambda: len(receiver.got) == 60 + len(failed) and len(failed) == 8)
+            await receiver.until(lambda: len(receiver.requests) == 60 + len(failed) and len(failed) == 8)
     seen: dict[int, list[int]] = defaultdict(list)
-    for request in receiver.got:
+    for request in receiver.requests:
         number = int(request.body)
         if number not in seen[number % 5]:
             seen[number % 5].append(number)
@@ -193,7 +195,8 @@ async def test_a_batch_is_one_request_and_comes_again_as_it_was(
 ) -> None:
     bodies: list[bytes] = []
 
-    def answer(request: Request) -> int:
+    def answer(exchange: Exchange) -> int:
+        request = exchange.request
         bodies.append(request.body)
         return 500 if bodies.count(request.body) == 1 else 200
 
@@ -211,7 +214,7 @@ async def test_a_batch_is_one_request_and_comes_again_as_it_was(
 
 @pytest.mark.parametrize("most", [1, 3])
 async def test_no_more_than_so_many_at_a_time(dsn: str, db: psycopg.Connection[Any], most: int) -> None:
-    async def answer(_: Request) -> int:
+    async def answer(_: Exchange) -> int:
         await asyncio.sleep(0.01)
         return 200
 
@@ -219,7 +222,7 @@ async def test_no_more_than_so_many_at_a_time(dsn: str, db: psycopg.Connection[A
         db.execute("select pgmb.create_endpoint('e', %s, max_in_flight => %s)", [receiver.url, most])
         db.execute("select pgmb.publish('t', to_json(n)) from generate_series(1, 40) n")
         async with dispatching(dsn):
-            await receiver.until(lambda: len(receiver.got) >= 40)
+            await receiver.until(lambda: len(receiver.requests) >= 40)
         assert receiver.most_under_way == most
 
 
@@ -228,21 +231,21 @@ async def test_events_for_no_endpoint_are_passed_without_a_pause(
     dsn: str, db: psycopg.Connection[Any], others: int, shared: bool
 ) -> None:
     """The dispatcher's clock stands still: a pause would never end."""
-    async with Stage(dsn, db) as stage:
+    async with SteppedDispatcher(dsn, db) as stepped:
         if shared:
-            stage.endpoint()
+            stepped.endpoint()
         else:
-            worker = value(db, "select pgmb.worker('w', %s, null)", stage.receiver.url)
+            worker = value(db, "select pgmb.worker('w', %s, null)", stepped.receiver.url)
             db.execute("select pgmb.create('q', 't', 3, %s)", [worker])
-        await stage.play()
+        await stepped.play()
         db.execute(
             "select pgmb.publish_many('other', array(select to_json(n) from generate_series(1, %s) n))",
             [others],
         )
-        stage.publish()
-        stage.now += 2
+        stepped.publish()
+        stepped.now += 2
         for _ in range(60):
-            await stage.turn()
-            if stage.receiver.got:
+            await stepped.turn()
+            if stepped.receiver.requests:
                 break
-        await stage.receiver.until(lambda: len(stage.receiver.got) == 1)
+        await stepped.receiver.until(lambda: len(stepped.receiver.requests) == 1)

@@ -13,10 +13,10 @@ from uuid import UUID
 import psycopg
 import pytest
 
+from harness.receiver import Exchange, Receiver
 from pgmb import schema
 from pgmb.webhooks.secrets import SealingKey, generate_key, generate_secret
 from tests.conftest import FreshServer
-from tests.webhooks.receiver import Receiver, Request
 from tests.webhooks.test_dispatch import dispatching, value
 
 
@@ -40,8 +40,8 @@ async def test_requests_are_signed_with_all_live_secrets(
         secrets = [seal(db, "e", key), seal(db, "e", key)]
         db.execute("select pgmb.publish('t', '{\"a\": 1}')")
         async with dispatching(dsn):
-            await receiver.until(lambda: len(receiver.got) == 1)
-    (request,) = receiver.got
+            await receiver.until(lambda: len(receiver.requests) == 1)
+    (request,) = receiver.requests
     for secret in secrets:
         assert standardwebhooks.Webhook(secret).verify(request.body, request.headers) == {"a": 1}
 
@@ -56,9 +56,9 @@ async def test_nothing_is_posted_unsigned_for_want_of_the_key(
         seal(db, "sealed", generate_key())
         db.execute("select pgmb.publish('t', '1')")
         async with dispatching(dsn):
-            await receiver.until(lambda: len(receiver.got) == 1)
+            await receiver.until(lambda: len(receiver.requests) == 1)
             await receiver.until(lambda: value(db, "select count(*) from pgmb.delivery") == 1)
-    assert [request.path for request in receiver.got] == ["/plain"]
+    assert [request.path for request in receiver.requests] == ["/plain"]
 
 
 async def test_what_a_paused_endpoint_misses_waits_for_it(dsn: str, db: psycopg.Connection[Any]) -> None:
@@ -69,9 +69,9 @@ async def test_what_a_paused_endpoint_misses_waits_for_it(dsn: str, db: psycopg.
         async with dispatching(dsn):
             db.execute("select pgmb.publish('t', to_json(n)) from generate_series(1, 30) n")
             await receiver.until(lambda: value(db, "select count(*) from pgmb.delivery") == 30)
-            assert {request.path for request in receiver.got} == {"/f"}
+            assert {request.path for request in receiver.requests} == {"/f"}
             await asyncio.to_thread(db.execute, "select pgmb.set_endpoint_state('e', 'active')")
-            await receiver.until(lambda: len(receiver.got) == 60)
+            await receiver.until(lambda: len(receiver.requests) == 60)
             await receiver.until(lambda: value(db, "select count(*) from pgmb.delivery") == 0)
 
 
@@ -80,7 +80,8 @@ async def test_an_endpoint_and_a_queue_that_are_dropped_trouble_nobody(
 ) -> None:
     held = asyncio.Event()
 
-    async def answer(request: Request) -> int:
+    async def answer(exchange: Exchange) -> int:
+        request = exchange.request
         if request.path == "/gone":
             await held.wait()
         return 200
@@ -93,12 +94,12 @@ async def test_an_endpoint_and_a_queue_that_are_dropped_trouble_nobody(
         db.execute("select pgmb.create_endpoint('own', %s, '{t}', ordered => true)", [receiver.url + "/own"])
         async with dispatching(dsn):
             db.execute("select pgmb.publish('t', to_json(n)) from generate_series(1, 10) n")
-            await receiver.until(lambda: len(receiver.got) >= 21)
+            await receiver.until(lambda: len(receiver.requests) >= 21)
             await asyncio.to_thread(db.execute, "select pgmb.drop_endpoint('gone')")
             await asyncio.to_thread(db.execute, "select pgmb.drop_endpoint('own')")
             held.set()
             db.execute("select pgmb.publish('t', to_json(n)) from generate_series(11, 20) n")
-            await receiver.until(lambda: sum(request.path == "/stays" for request in receiver.got) >= 20)
+            await receiver.until(lambda: sum(request.path == "/stays" for request in receiver.requests) >= 20)
             await receiver.until(lambda: value(db, "select pgmb.queue_depth('webhooks')") == 0)
 
 
@@ -113,7 +114,7 @@ async def test_a_filter_that_raises_pauses_its_own_endpoint_alone(
         db.execute("select pgmb.create_endpoint('good', %s, '{t}')", [receiver.url + "/good"])
         async with dispatching(dsn):
             db.execute("select pgmb.publish('t', json_build_object('n', n)) from generate_series(0, 5) n")
-            await receiver.until(lambda: sum(got.path == "/good" for got in receiver.got) == 6)
+            await receiver.until(lambda: sum(got.path == "/good" for got in receiver.requests) == 6)
     assert "division by zero" in value(
         db, "select paused_reason from pgmb.subscriptions where paused_at is not null"
     )
@@ -129,10 +130,12 @@ async def test_a_database_that_restarts_costs_no_event(fresh_server: FreshServer
             db.execute("select pgmb.create_endpoint('e', %s, '{t}')", [receiver.url])
             db.execute("select pgmb.publish('t', to_json(n)) from generate_series(1, 300) n")
         async with dispatching(dsn, lease_for=2.0):
-            await receiver.until(lambda: len(receiver.got) >= 20)
+            await receiver.until(lambda: len(receiver.requests) >= 20)
             await asyncio.to_thread(server.restart, "immediate")
             with psycopg.connect(dsn, autocommit=True) as db:
                 db.execute("select pgmb.publish('t', to_json(n)) from generate_series(301, 600) n")
-            await receiver.until(lambda: len({int(json.loads(got.body)) for got in receiver.got}) == 600, 120)
-    ids = {got.body: got.headers["webhook-id"] for got in receiver.got}
-    assert all(ids[got.body] == got.headers["webhook-id"] for got in receiver.got)
+            await receiver.until(
+                lambda: len({int(json.loads(got.body)) for got in receiver.requests}) == 600, 120
+            )
+    ids = {got.body: got.headers["webhook-id"] for got in receiver.requests}
+    assert all(ids[got.body] == got.headers["webhook-id"] for got in receiver.requests)

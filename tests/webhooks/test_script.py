@@ -4,48 +4,49 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from typing import Any
 
 import psycopg
 import pytest
-from aiohttp import web
 
+from harness.answers import answering, redirecting
 from pgmb.webhooks.outcomes import DEFAULT_SCHEDULE
-from tests.webhooks.stage import Stage
+from tests.webhooks.stepped import SteppedDispatcher
 
 pytestmark = pytest.mark.once()
 
 
 async def test_retries_come_at_the_times_of_the_schedule(dsn: str, db: psycopg.Connection[Any]) -> None:
-    async with Stage(dsn, db, lambda _: 500) as stage:
-        stage.endpoint()
+    async with SteppedDispatcher(dsn, db, lambda _: 500) as stepped:
+        stepped.endpoint()
         # Failures that are not the endpoint's alone keep its breaker closed.
-        stage.publish()
-        assert await stage.play() == 2
+        stepped.publish()
+        assert await stepped.play() == 2
         for wait in DEFAULT_SCHEDULE[1:]:
-            (seconds,) = stage.waits()
+            (seconds,) = stepped.waits()
             # Some of it has really passed by now.
             assert 0.8 * wait - 10.0 <= seconds <= 1.2 * wait + 0.01
-            stage.advance(0.75 * wait)
+            stepped.advance(0.75 * wait)
             if wait > 5.0:
-                assert await stage.play() == 0
-            stage.advance(0.5 * wait)
-            stage.db.execute("update pgmb.endpoint set state = 'active', changed_at = clock_timestamp()")
-            assert await stage.play() == 1
-        assert stage.waits() == []
-        assert stage.value("select attempt from pgmb.dead") == 11
-        assert len({request.headers["webhook-id"] for request in stage.receiver.got}) == 1
-        numbers = [int(request.headers["pgmb-attempt"]) for request in stage.receiver.got]
+                assert await stepped.play() == 0
+            stepped.advance(0.5 * wait)
+            stepped.db.execute("update pgmb.endpoint set state = 'active', changed_at = clock_timestamp()")
+            assert await stepped.play() == 1
+        assert stepped.waits() == []
+        assert stepped.value("select attempt from pgmb.dead") == 11
+        assert len({request.headers["webhook-id"] for request in stepped.receiver.requests}) == 1
+        numbers = [int(request.headers["pgmb-attempt"]) for request in stepped.receiver.requests]
         assert numbers == list(range(1, 12))
 
 
 async def test_waits_are_spread(dsn: str, db: psycopg.Connection[Any]) -> None:
-    async with Stage(dsn, db, lambda _: 500) as stage:
-        stage.endpoint(retry_after=["1000 s"], max_in_flight=50)
-        stage.publish(40)
-        await stage.play()
+    async with SteppedDispatcher(dsn, db, lambda _: 500) as stepped:
+        stepped.endpoint(retry_after=["1000 s"], max_in_flight=50)
+        stepped.publish(40)
+        await stepped.play()
         # Those that were tried; the others found it tripped.
-        waits = [seconds for seconds in stage.waits() if seconds > 100]
+        waits = [seconds for seconds in stepped.waits() if seconds > 100]
         assert len(waits) >= 5
         assert 700 <= min(waits) < max(waits) <= 1200.1
         assert max(waits) - min(waits) > 20
@@ -66,47 +67,49 @@ async def test_waits_are_spread(dsn: str, db: psycopg.Connection[Any]) -> None:
 async def test_retry_after_is_honoured_within_bounds(
     dsn: str, db: psycopg.Connection[Any], status: int, header: str, least: float, most: float
 ) -> None:
-    async with Stage(
-        dsn, db, lambda _: web.Response(status=status, headers={"Retry-After": header})
-    ) as stage:
-        stage.endpoint(retry_after=["5 s", "5 s"])
-        stage.publish()
-        assert await stage.play() == 1
-        (seconds,) = stage.waits()
+    async with SteppedDispatcher(
+        dsn, db, partial(answering, status=status, headers=(f"Retry-After: {header}",))
+    ) as stepped:
+        stepped.endpoint(retry_after=["5 s", "5 s"])
+        stepped.publish()
+        assert await stepped.play() == 1
+        (seconds,) = stepped.waits()
         assert least <= seconds <= most
 
 
 async def test_an_endpoint_that_asks_for_time_gets_it(dsn: str, db: psycopg.Connection[Any]) -> None:
-    async with Stage(dsn, db, lambda _: web.Response(status=429, headers={"Retry-After": "60"})) as stage:
-        stage.endpoint(max_in_flight=1)
-        stage.publish(3)
-        assert await stage.play() == 1
-        stage.publish()
-        assert await stage.play() == 0
-        stage.receiver.answer = lambda _: 200
-        stage.advance(61)
-        assert await stage.play() == 4
-        assert stage.waits() == []
+    async with SteppedDispatcher(
+        dsn, db, partial(answering, status=429, headers=("Retry-After: 60",))
+    ) as stepped:
+        stepped.endpoint(max_in_flight=1)
+        stepped.publish(3)
+        assert await stepped.play() == 1
+        stepped.publish()
+        assert await stepped.play() == 0
+        stepped.receiver.answer = lambda _: 200
+        stepped.advance(61)
+        assert await stepped.play() == 4
+        assert stepped.waits() == []
 
 
 async def test_the_breaker_opens_tries_once_and_waits_longer(dsn: str, db: psycopg.Connection[Any]) -> None:
-    async with Stage(dsn, db, lambda _: 500) as stage:
-        stage.endpoint(max_in_flight=1, retry_after=["1 s"] * 50)
-        stage.publish(20)
-        assert await stage.play() == 5
-        assert stage.value("select state from pgmb.endpoint") == "tripped"
+    async with SteppedDispatcher(dsn, db, lambda _: 500) as stepped:
+        stepped.endpoint(max_in_flight=1, retry_after=["1 s"] * 50)
+        stepped.publish(20)
+        assert await stepped.play() == 5
+        assert stepped.value("select state from pgmb.endpoint") == "tripped"
         for wait in (10, 20, 40, 80, 160, 300, 300):
             probe = "select extract(epoch from probe_at - clock_timestamp())::float8 from pgmb.endpoint"
-            assert wait / 2 < stage.value(probe) <= wait
-            stage.advance(wait / 2 - 2)
-            assert await stage.play() == 0
-            stage.advance(wait / 2 + 2)
-            assert await stage.play() == 1
-        stage.receiver.answer = lambda _: 200
-        stage.advance(301)
-        assert await stage.play() == 20
-        assert stage.value("select state from pgmb.endpoint") == "active"
-        assert stage.waits() == []
+            assert wait / 2 < stepped.value(probe) <= wait
+            stepped.advance(wait / 2 - 2)
+            assert await stepped.play() == 0
+            stepped.advance(wait / 2 + 2)
+            assert await stepped.play() == 1
+        stepped.receiver.answer = lambda _: 200
+        stepped.advance(301)
+        assert await stepped.play() == 20
+        assert stepped.value("select state from pgmb.endpoint") == "active"
+        assert stepped.waits() == []
 
 
 async def test_some_failures_among_many_do_not_trip(dsn: str, db: psycopg.Connection[Any]) -> None:
@@ -117,49 +120,51 @@ async def test_some_failures_among_many_do_not_trip(dsn: str, db: psycopg.Connec
         asked += 1
         return 500 if asked % 3 == 0 else 200
 
-    async with Stage(dsn, db, answer) as stage:
-        stage.endpoint(max_in_flight=1, retry_after=["1 h"] * 9)
-        stage.publish(30)
-        assert await stage.play() == 30
-        assert stage.value("select state from pgmb.endpoint") == "active"
-        assert len(stage.waits()) == 10
+    async with SteppedDispatcher(dsn, db, answer) as stepped:
+        stepped.endpoint(max_in_flight=1, retry_after=["1 h"] * 9)
+        stepped.publish(30)
+        assert await stepped.play() == 30
+        assert stepped.value("select state from pgmb.endpoint") == "active"
+        assert len(stepped.waits()) == 10
 
 
 async def test_five_days_of_failure_disable(dsn: str, db: psycopg.Connection[Any]) -> None:
-    async with Stage(dsn, db, lambda _: 500) as stage:
-        stage.endpoint(retry_after=["1 day"] * 9)
-        stage.publish()
-        await stage.play()
-        stage.advance(10)
-        await stage.play()
+    async with SteppedDispatcher(dsn, db, lambda _: 500) as stepped:
+        stepped.endpoint(retry_after=["1 day"] * 9)
+        stepped.publish()
+        await stepped.play()
+        stepped.advance(10)
+        await stepped.play()
         for _ in range(5):
-            assert stage.value("select state from pgmb.endpoint") == "active"
-            stage.advance(1.21 * 86_400)
-            await stage.play()
-            stage.advance(10)
-            await stage.play()
-        assert stage.value("select state from pgmb.endpoint") == "disabled"
-        assert stage.value("select reason from pgmb.endpoint").startswith("failed since")
-        assert stage.value("select count(*) from pgmb.log_main where topic = 'pgmb.endpoint.disabled'") == 1
+            assert stepped.value("select state from pgmb.endpoint") == "active"
+            stepped.advance(1.21 * 86_400)
+            await stepped.play()
+            stepped.advance(10)
+            await stepped.play()
+        assert stepped.value("select state from pgmb.endpoint") == "disabled"
+        assert stepped.value("select reason from pgmb.endpoint").startswith("failed since")
+        assert stepped.value("select count(*) from pgmb.log_main where topic = 'pgmb.endpoint.disabled'") == 1
 
 
 async def test_a_redirect_is_a_failure_and_not_followed(dsn: str, db: psycopg.Connection[Any]) -> None:
-    async with Stage(dsn, db) as stage:
-        url = stage.receiver.url
-        stage.receiver.answer = lambda _: web.Response(status=307, headers={"Location": url + "/canary"})
-        stage.endpoint()
-        stage.publish()
-        await stage.play()
-        assert {request.path for request in stage.receiver.got} == {"/e"}
-        assert stage.value("select distinct error from pgmb.attempt") == "redirect"
+    async with SteppedDispatcher(dsn, db) as stepped:
+        url = stepped.receiver.url
+        stepped.receiver.answer = partial(redirecting, to=url + "/canary")
+        stepped.endpoint()
+        stepped.publish()
+        await stepped.play()
+        assert {request.path for request in stepped.receiver.requests} == {"/e"}
+        assert stepped.value("select distinct error from pgmb.attempt") == "redirect"
 
 
 async def test_what_came_back_is_kept_if_asked(dsn: str, db: psycopg.Connection[Any]) -> None:
-    async with Stage(dsn, db, lambda _: web.Response(status=400, text="no\x00pe" + "x" * 5000)) as stage:
-        stage.endpoint(keep_response=True, log="all", retry_after=["1 h"])
-        stage.publish()
-        await stage.play()
-        response = stage.value("select response from pgmb.attempt")
+    async with SteppedDispatcher(
+        dsn, db, partial(answering, status=400, body=b"no\x00pe" + b"x" * 5000)
+    ) as stepped:
+        stepped.endpoint(keep_response=True, log="all", retry_after=["1 h"])
+        stepped.publish()
+        await stepped.play()
+        response = stepped.value("select response from pgmb.attempt")
         assert response.startswith("no\ufffdpe")
         assert len(response.encode()) <= 1024
 
@@ -171,11 +176,11 @@ async def test_a_timeout_is_a_failure(dsn: str, db: psycopg.Connection[Any]) -> 
         await release.wait()
         return 200
 
-    async with Stage(dsn, db, answer) as stage:
-        stage.endpoint(timeout="0.2 s", retry_after=["1 h"])
-        stage.publish()
-        assert await stage.play() == 1
-        assert stage.value("select error from pgmb.attempt") == "timeout"
+    async with SteppedDispatcher(dsn, db, answer) as stepped:
+        stepped.endpoint(timeout="0.2 s", retry_after=["1 h"])
+        stepped.publish()
+        assert await stepped.play() == 1
+        assert stepped.value("select error from pgmb.attempt") == "timeout"
         release.set()
 
 
@@ -184,37 +189,37 @@ async def test_a_trip_a_recovery_and_a_410_are_logged(
 ) -> None:
     caplog.set_level(logging.INFO, "pgmb.webhooks")
     status = 500
-    async with Stage(dsn, db, lambda _: status) as stage:
-        stage.endpoint()
-        stage.publish(5)
-        await stage.play()
+    async with SteppedDispatcher(dsn, db, lambda _: status) as stepped:
+        stepped.endpoint()
+        stepped.publish(5)
+        await stepped.play()
         assert caplog.messages == ["endpoint e: tripped: requests fail: http_500"]
         status = 204
-        stage.advance(600)
-        await stage.play()
+        stepped.advance(600)
+        await stepped.play()
         assert caplog.messages[1:] == ["endpoint e: active: a request succeeded"]
         status = 410
-        stage.publish()
-        await stage.play()
+        stepped.publish()
+        await stepped.play()
     assert caplog.messages[2:] == ["endpoint e: disabled: it answered 410 Gone"]
 
 
 async def test_what_waits_for_an_endpoint_is_counted(dsn: str, db: psycopg.Connection[Any]) -> None:
     """By the row that it has: failed, or given back because the endpoint is not open."""
-    async with Stage(dsn, db, lambda _: 500) as stage:
-        stage.endpoint()
-        stage.publish(20)
-        await stage.play()
+    async with SteppedDispatcher(dsn, db, lambda _: 500) as stepped:
+        stepped.endpoint()
+        stepped.publish(20)
+        await stepped.play()
         db.execute("update pgmb.delivery set published_at = published_at - interval '1 hour' where seq = 7")
-        assert stage.value("select waiting from pgmb.endpoints") == 20
-        assert stage.value("select at_least from pgmb.endpoints") == []
-        assert 3600 <= stage.value("select extract(epoch from oldest_age) from pgmb.endpoints") < 7200
+        assert stepped.value("select waiting from pgmb.endpoints") == 20
+        assert stepped.value("select at_least from pgmb.endpoints") == []
+        assert 3600 <= stepped.value("select extract(epoch from oldest_age) from pgmb.endpoints") < 7200
         db.execute(
             "insert into pgmb.delivery (queue, endpoint, due_at, attempt, seq, event_id, topic, payload,"
             "  published_at) select queue, endpoint, due_at, 1, n, event_id, topic, payload, published_at"
             " from (select * from pgmb.delivery limit 1) d, generate_series(1, 9990) n"
         )
-        assert stage.value("select (waiting, at_least)::text from pgmb.endpoints") == "(10000,{waiting})"
+        assert stepped.value("select (waiting, at_least)::text from pgmb.endpoints") == "(10000,{waiting})"
 
 
 def test_an_endpoint_with_a_queue_of_its_own_has_all_that_waits_there(db: psycopg.Connection[Any]) -> None:

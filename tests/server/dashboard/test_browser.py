@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -11,7 +10,6 @@ from typing import Any
 
 import psycopg
 import pytest
-import uvicorn
 from playwright.async_api import Browser, Page, async_playwright, expect
 from starlette.applications import Starlette
 from starlette.routing import Mount
@@ -20,6 +18,7 @@ import pgmb
 from harness.demo import key, seed
 from pgmb.server import dashboard
 from pgmb.server.application import Application
+from tests.server.hosting import served
 
 CHROMIUM = "/usr/bin/chromium"
 PATIENCE = 60_000
@@ -39,7 +38,7 @@ PATHS += ["/endpoint?name=partner-feed", "/audit", "/nothing"]
 expect.set_options(timeout=PATIENCE)
 
 
-class Stage:
+class Browsing:
     """A server, a browser, and what the browser complained about."""
 
     def __init__(self, browser: Browser, url: str, operator: str) -> None:
@@ -68,38 +67,27 @@ class Stage:
 
 
 @asynccontextmanager
-async def staged(dsn: str, root: str = "") -> AsyncGenerator[Stage]:
+async def browsing(dsn: str, root: str = "") -> AsyncGenerator[Browsing]:
     with psycopg.connect(dsn, autocommit=True) as connection:
         operator = key(connection, "operator", "operate")
     application = Application(dsn, parts=[dashboard.routes], max_size=4)
     mounted = Starlette(routes=[Mount(root, application)], lifespan=application.lifespan)
-    config = uvicorn.Config(mounted, port=0, log_level="warning", lifespan="on")
-    server = uvicorn.Server(config)
-    serving = asyncio.create_task(server.serve())
-    try:
-        while not server.started:
-            assert not serving.done()
-            await asyncio.sleep(0.01)
-        port = server.servers[0].sockets[0].getsockname()[1]
-        async with async_playwright() as playwright:
-            browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-            try:
-                yield Stage(browser, f"http://127.0.0.1:{port}{root}", operator)
-            finally:
-                await browser.close()
-    finally:
-        await application.drain()
-        server.should_exit = True
-        await serving
+    async with served(mounted) as port, async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        try:
+            yield Browsing(browser, f"http://127.0.0.1:{port}{root}", operator)
+        finally:
+            await browser.close()
+            await application.drain()
 
 
 async def test_a_failing_message_appears_is_inspected_redriven_and_gone(dsn: str) -> None:
-    async with staged(dsn) as stage, await pgmb.aconnect(dsn, max_size=1) as broker:
+    async with browsing(dsn) as visit, await pgmb.aconnect(dsn, max_size=1) as broker:
         await broker.create_queue("orders/eu", ["order.*"])
-        page = await stage.enter()
+        page = await visit.enter()
         await page.keyboard.press("g")
         await page.keyboard.press("d")
-        await page.wait_for_url(f"{stage.url}/ui/dead")
+        await page.wait_for_url(f"{visit.url}/ui/dead")
         await expect(page.get_by_text("No dead letters")).to_be_visible()
         await expect(page.locator("#live")).to_have_text("live")
 
@@ -127,19 +115,19 @@ async def test_a_failing_message_appears_is_inspected_redriven_and_gone(dsn: str
         await expect(page.locator("#entries")).to_contain_text("redrive_dead")
 
         await page.get_by_role("button", name="Sign out").click()
-        await page.wait_for_url(f"{stage.url}/ui/login")
-        await page.goto(f"{stage.url}/ui/audit")
+        await page.wait_for_url(f"{visit.url}/ui/login")
+        await page.goto(f"{visit.url}/ui/audit")
         await expect(page.get_by_label("API key")).to_be_focused()
-        assert stage.complaints == []
+        assert visit.complaints == []
 
 
 async def test_every_page_small_dark_and_by_keyboard_under_a_prefix(dsn: str) -> None:
     seed(dsn)
     long = fill_with_long_words(dsn)
-    async with staged(dsn, "/broker") as stage:
-        page = await stage.enter(viewport={"width": 375, "height": 740}, color_scheme="dark")
+    async with browsing(dsn, "/broker") as visit:
+        page = await visit.enter(viewport={"width": 375, "height": 740}, color_scheme="dark")
         for path in [*PATHS, *long]:
-            await page.goto(f"{stage.url}/ui{path}")
+            await page.goto(f"{visit.url}/ui{path}")
             wide = await page.evaluate("document.documentElement.scrollWidth")
             assert wide <= 375, path
             await check_accessible(page, path)
@@ -147,7 +135,7 @@ async def test_every_page_small_dark_and_by_keyboard_under_a_prefix(dsn: str) ->
         await page.keyboard.press("t")
         light = await page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert dark != light
-        await page.goto(f"{stage.url}/ui")
+        await page.goto(f"{visit.url}/ui")
         assert await page.evaluate("getComputedStyle(document.body).backgroundColor") == light
 
         await expect(page.locator("[data-chart=waiting] path.line")).not_to_have_count(0)
@@ -159,7 +147,7 @@ async def test_every_page_small_dark_and_by_keyboard_under_a_prefix(dsn: str) ->
         await page.keyboard.press("?")
         await expect(page.locator("#help")).to_be_visible()
         await page.keyboard.press("Escape")
-        await page.goto(f"{stage.url}/ui/dead")
+        await page.goto(f"{visit.url}/ui/dead")
         await page.keyboard.press("/")
         await expect(page.locator("[data-search]")).to_be_focused()
         await page.keyboard.press("Escape")
@@ -167,8 +155,8 @@ async def test_every_page_small_dark_and_by_keyboard_under_a_prefix(dsn: str) ->
         await page.keyboard.press("j")
         await page.keyboard.press("x")
         await expect(page.locator("[data-chosen]")).to_have_text("1 chosen")
-        await use_without_scripts(stage)
-        complaints = [one for one in stage.complaints if "404" not in one]
+        await use_without_scripts(visit)
+        complaints = [one for one in visit.complaints if "404" not in one]
         assert complaints == []
 
 
@@ -202,8 +190,8 @@ async def check_accessible(page: Page, path: str) -> None:
     assert found == {"headings": 1, "unnamed": [], "repeated": [], "language": "en"}, path
 
 
-async def use_without_scripts(stage: Stage) -> None:
-    page = await stage.enter(java_script_enabled=False)
+async def use_without_scripts(visit: Browsing) -> None:
+    page = await visit.enter(java_script_enabled=False)
     await page.get_by_role("link", name="Queues").first.click()
     await page.get_by_role("link", name="billing", exact=True).click()
     await page.get_by_text("Pause…").click()

@@ -6,23 +6,23 @@ from datetime import UTC, datetime, timedelta
 
 import psycopg
 
-from tests.server.rest.desk import opened
+from tests.server.rest.api import opened
 
 
 async def test_a_key_is_shown_once_used_and_taken_back(dsn: str) -> None:
-    async with opened(dsn) as desk:
+    async with opened(dsn) as api:
         asked = {"name": "shop", "scopes": ["publish:main", "read:*"]}
-        made = await desk.done("POST", "/v1/keys", json=asked)
+        made = await api.done("POST", "/v1/keys", json=asked)
         assert made["key"].startswith("pgmb_key_")
-        assert await desk.refused("POST", "/v1/keys", json=asked) == (409, "conflict")
+        assert await api.refused("POST", "/v1/keys", json=asked) == (409, "conflict")
         event = {"topic": "a", "payload": 1}
-        assert await desk.done("POST", "/v1/streams/main/events", json=event, key=made["key"])
-        listed = await desk.ask("GET", "/v1/keys")
+        assert await api.done("POST", "/v1/streams/main/events", json=event, key=made["key"])
+        listed = await api.ask("GET", "/v1/keys")
         assert made["key"] not in listed.text
         found = {one["name"]: one for one in listed.json()["keys"]}
         assert found["shop"]["scopes"] == asked["scopes"]
-        assert (await desk.ask("DELETE", "/v1/keys/shop")).status_code == 204
-        assert await desk.refused("DELETE", "/v1/keys/shop") == (404, "not_found")
+        assert (await api.ask("DELETE", "/v1/keys/shop")).status_code == 204
+        assert await api.refused("DELETE", "/v1/keys/shop") == (404, "not_found")
     with psycopg.connect(dsn) as connection:
         entries = connection.execute(
             "select action, subject, detail::text from pgmb.audit order by id"
@@ -33,21 +33,21 @@ async def test_a_key_is_shown_once_used_and_taken_back(dsn: str) -> None:
 
 async def test_a_key_does_not_outlive_the_one_that_made_it(dsn: str) -> None:
     ends = datetime.now(UTC) + timedelta(hours=1)
-    async with opened(dsn) as desk:
+    async with opened(dsn) as api:
         asked = {"name": "brief", "scopes": ["operate"], "expires_at": ends.isoformat()}
-        brief = (await desk.done("POST", "/v1/keys", json=asked))["key"]
+        brief = (await api.done("POST", "/v1/keys", json=asked))["key"]
         for expires_at, status in ((None, 403), (ends + timedelta(seconds=1), 403), (ends, 200)):
             given = {
                 "name": "child",
                 "scopes": ["inspect"],
                 "expires_at": expires_at and expires_at.isoformat(),
             }
-            answer = await desk.ask("POST", "/v1/keys", json=given, key=brief)
+            answer = await api.ask("POST", "/v1/keys", json=given, key=brief)
             assert answer.status_code == status
 
 
 async def test_scopes_that_are_none_are_refused(dsn: str) -> None:
-    async with opened(dsn) as desk:
+    async with opened(dsn) as api:
         for scopes in (
             [],
             ["all"],
@@ -59,21 +59,21 @@ async def test_scopes_that_are_none_are_refused(dsn: str) -> None:
             [1],
         ):
             asked = {"name": "x", "scopes": scopes}
-            assert (await desk.refused("POST", "/v1/keys", json=asked))[0] == 422, scopes
-            assert (await desk.refused("POST", "/v1/tickets", json={"scopes": scopes}))[0] == 422, scopes
+            assert (await api.refused("POST", "/v1/keys", json=asked))[0] == 422, scopes
+            assert (await api.refused("POST", "/v1/tickets", json={"scopes": scopes}))[0] == 422, scopes
 
 
 async def test_a_ticket_allows_no_more_than_its_key(dsn: str) -> None:
-    async with opened(dsn) as desk:
-        key = desk.make_key("reader", "read:main")
-        given = await desk.done("POST", "/v1/tickets", json={"scopes": ["read:main"]}, key=key)
+    async with opened(dsn) as api:
+        key = api.make_key("reader", "read:main")
+        given = await api.done("POST", "/v1/tickets", json={"scopes": ["read:main"]}, key=key)
         assert given["ticket"].startswith("pgmb_ticket_")
         for scopes in (["read:other"], ["read:*"], ["inspect"], ["read:main", "publish:main"]):
-            refused = await desk.refused("POST", "/v1/tickets", json={"scopes": scopes}, key=key)
+            refused = await api.refused("POST", "/v1/tickets", json={"scopes": scopes}, key=key)
             assert refused == (403, "forbidden")
         for lasts in (0, -1, 61, "60"):
             asked = {"scopes": ["read:main"], "lasts": lasts}
-            assert (await desk.refused("POST", "/v1/tickets", json=asked, key=key))[0] == 422
+            assert (await api.refused("POST", "/v1/tickets", json=asked, key=key))[0] == 422
         # No operation of REST takes a ticket: a header can be sent there.
         path = f"/v1/streams/main/position?ticket={given['ticket']}"
-        assert await desk.refused("GET", path, key=None) == (401, "unauthorised")
+        assert await api.refused("GET", path, key=None) == (401, "unauthorised")

@@ -26,8 +26,8 @@ from schemathesis.specs.openapi.checks import (
 from pgmb.server import rest
 from pgmb.server.limits import Limits
 from tests.server.asking import bearer, make_key
-from tests.server.rest.desk import opened
-from tests.server.rest.serving import serving
+from tests.server.hosting import serving
+from tests.server.rest.api import opened
 
 CHECKS: list[Any] = [
     not_a_server_error,
@@ -47,8 +47,8 @@ PLAIN = settings(
 
 
 async def test_it_is_served_to_all_and_names_every_operation(dsn: str) -> None:
-    async with opened(dsn) as desk:
-        answer = await desk.ask("GET", "/v1/openapi.json", key=None)
+    async with opened(dsn) as api:
+        answer = await api.ask("GET", "/v1/openapi.json", key=None)
     assert answer.json() == rest.document()
     told = {
         operation["operationId"] for path in answer.json()["paths"].values() for operation in path.values()

@@ -6,7 +6,7 @@ from typing import Any
 
 import psycopg
 
-from tests.server.rest.desk import opened
+from tests.server.rest.api import opened
 
 
 def audit(dsn: str) -> list[tuple[Any, ...]]:
@@ -15,75 +15,75 @@ def audit(dsn: str) -> list[tuple[Any, ...]]:
 
 
 async def test_a_queue_is_made_seen_changed_and_dropped(dsn: str) -> None:
-    async with opened(dsn) as desk:
+    async with opened(dsn) as api:
         asked = {"name": "q", "patterns": ["a.#"], "lease_for": "PT1M", "equals": {"payload": {"x": 1}}}
-        assert await desk.done("POST", "/v1/queues", json=asked) == {"created": True}
-        assert await desk.done("POST", "/v1/queues", json=asked) == {"created": False}
-        assert await desk.refused("POST", "/v1/queues", json={"name": "q"}) == (409, "conflict")
-        (listed,) = (await desk.done("GET", "/v1/queues"))["queues"]
+        assert await api.done("POST", "/v1/queues", json=asked) == {"created": True}
+        assert await api.done("POST", "/v1/queues", json=asked) == {"created": False}
+        assert await api.refused("POST", "/v1/queues", json={"name": "q"}) == (409, "conflict")
+        (listed,) = (await api.done("GET", "/v1/queues"))["queues"]
         assert (listed["queue"], listed["patterns"]) == ("q", ["a.#"])
-        await desk.done("PATCH", "/v1/queues/q", json={"max_attempts": 3, "rps": 5})
-        await desk.done("POST", "/v1/queues/q/bind", json={"patterns": ["b"]})
-        await desk.done("POST", "/v1/queues/q/pause", json={"reason": "night"})
-        shown = await desk.done("GET", "/v1/queues/q")
+        await api.done("PATCH", "/v1/queues/q", json={"max_attempts": 3, "rps": 5})
+        await api.done("POST", "/v1/queues/q/bind", json={"patterns": ["b"]})
+        await api.done("POST", "/v1/queues/q/pause", json={"reason": "night"})
+        shown = await api.done("GET", "/v1/queues/q")
         assert shown["status"]["patterns"] == ["b"]
         assert shown["status"]["paused_reason"] == "night"
         assert (shown["settings"]["max_attempts"], shown["settings"]["lease_for"]) == (3, "PT1M")
-        await desk.done("POST", "/v1/queues/q/resume")
-        assert (await desk.done("GET", "/v1/queues/q"))["status"]["paused_at"] is None
-        assert await desk.done("DELETE", "/v1/queues/q") == {"dropped": True}
-        assert await desk.done("DELETE", "/v1/queues/q") == {"dropped": False}
-        assert await desk.refused("GET", "/v1/queues/q") == (404, "not_found")
+        await api.done("POST", "/v1/queues/q/resume")
+        assert (await api.done("GET", "/v1/queues/q"))["status"]["paused_at"] is None
+        assert await api.done("DELETE", "/v1/queues/q") == {"dropped": True}
+        assert await api.done("DELETE", "/v1/queues/q") == {"dropped": False}
+        assert await api.refused("GET", "/v1/queues/q") == (404, "not_found")
     done = ["create_queue", "alter_queue", "bind", "pause", "resume", "drop_queue"]
     assert audit(dsn) == [("key:operator", action, "q") for action in done]
 
 
 async def test_a_queue_is_moved_and_purged(dsn: str) -> None:
-    async with opened(dsn) as desk:
-        await desk.publish(1)
-        await desk.done("POST", "/v1/queues", json={"name": "q", "starting": "earliest"})
-        between = (await desk.done("GET", "/v1/streams/main/position"))["position"]
-        await desk.publish(2)
-        await desk.done("POST", "/v1/queues/q/purge")
-        assert (await desk.receive())["events"] == []
+    async with opened(dsn) as api:
+        await api.publish(1)
+        await api.done("POST", "/v1/queues", json={"name": "q", "starting": "earliest"})
+        between = (await api.done("GET", "/v1/streams/main/position"))["position"]
+        await api.publish(2)
+        await api.done("POST", "/v1/queues/q/purge")
+        assert (await api.receive())["events"] == []
         for to, expected in (
             ("earliest", [1, 2]),
             (between, [2]),
             ("latest", []),
             ("2000-01-01T00:00:00Z", [1, 2]),
         ):
-            await desk.done("POST", "/v1/queues/q/seek", json={"to": to})
-            assert [event["payload"] for event in (await desk.receive())["events"]] == expected
+            await api.done("POST", "/v1/queues/q/seek", json={"to": to})
+            assert [event["payload"] for event in (await api.receive())["events"]] == expected
 
 
 async def test_a_change_and_its_record_are_made_together(dsn: str) -> None:
-    async with opened(dsn) as desk:
-        assert await desk.refused("POST", "/v1/queues/none/pause") == (404, "not_found")
-        await desk.done("POST", "/v1/queues", json={"name": "q"})
+    async with opened(dsn) as api:
+        assert await api.refused("POST", "/v1/queues/none/pause") == (404, "not_found")
+        await api.done("POST", "/v1/queues", json={"name": "q"})
         with psycopg.connect(dsn, autocommit=True) as connection:
             connection.execute("alter table pgmb.audit add check (action <> 'pause')")
-        assert (await desk.ask("POST", "/v1/queues/q/pause")).status_code == 422
-        assert (await desk.done("GET", "/v1/queues/q"))["status"]["paused_at"] is None
+        assert (await api.ask("POST", "/v1/queues/q/pause")).status_code == 422
+        assert (await api.done("GET", "/v1/queues/q"))["status"]["paused_at"] is None
     assert audit(dsn) == [("key:operator", "create_queue", "q")]
 
 
 async def test_a_position_that_does_not_apply_is_gone(dsn: str) -> None:
-    async with opened(dsn) as desk:
-        await desk.done("POST", "/v1/queues", json={"name": "q"})
-        position = (await desk.done("GET", "/v1/streams/main/position"))["position"]
+    async with opened(dsn) as api:
+        await api.done("POST", "/v1/queues", json={"name": "q"})
+        position = (await api.done("GET", "/v1/streams/main/position"))["position"]
         elsewhere = position.replace("(", "(99")
-        assert await desk.refused("POST", "/v1/queues/q/seek", json={"to": elsewhere}) == (
+        assert await api.refused("POST", "/v1/queues/q/seek", json={"to": elsewhere}) == (
             410,
             "cluster_changed",
         )
         for wrong in ("(1,2)", "", "soon", '(1,5,7,9,"1:1:",0,0)x', "9999-99-99T00:00:00Z"):
-            assert (await desk.refused("POST", "/v1/queues/q/seek", json={"to": wrong}))[0] == 422, wrong
+            assert (await api.refused("POST", "/v1/queues/q/seek", json={"to": wrong}))[0] == 422, wrong
 
 
 async def test_settings_that_cannot_be_are_refused(dsn: str) -> None:
-    async with opened(dsn) as desk:
-        await desk.done("POST", "/v1/queues", json={"name": "q"})
-        assert await desk.refused("PATCH", "/v1/queues/q", json={}) == (422, "invalid_argument")
+    async with opened(dsn) as api:
+        await api.done("POST", "/v1/queues", json={"name": "q"})
+        assert await api.refused("PATCH", "/v1/queues/q", json={}) == (422, "invalid_argument")
         for wrong in (
             {"max_attempts": 0},
             {"max_attempts": 2**31},
@@ -94,7 +94,7 @@ async def test_settings_that_cannot_be_are_refused(dsn: str) -> None:
             {"patterns": ["a"]},
             {"rps": "1"},
         ):
-            assert (await desk.refused("PATCH", "/v1/queues/q", json=wrong))[0] == 422, wrong
+            assert (await api.refused("PATCH", "/v1/queues/q", json=wrong))[0] == 422, wrong
         for odd in (
             {},
             {"name": ""},
@@ -109,17 +109,17 @@ async def test_settings_that_cannot_be_are_refused(dsn: str) -> None:
             {"name": "n", "shards": 3},
             {"name": "n", "condition": "true"},
         ):
-            status, _ = await desk.refused("POST", "/v1/queues", json=odd)
+            status, _ = await api.refused("POST", "/v1/queues", json=odd)
             assert status == 422, odd
         missing = {"name": "n", "stream": "none"}
-        assert await desk.refused("POST", "/v1/queues", json=missing) == (404, "not_found")
-        assert [one["queue"] for one in (await desk.done("GET", "/v1/queues"))["queues"]] == ["q"]
+        assert await api.refused("POST", "/v1/queues", json=missing) == (404, "not_found")
+        assert [one["queue"] for one in (await api.done("GET", "/v1/queues"))["queues"]] == ["q"]
 
 
 async def test_a_key_sees_the_queues_that_it_may_consume(dsn: str) -> None:
-    async with opened(dsn) as desk:
+    async with opened(dsn) as api:
         for name in ("a", "b", "c"):
-            await desk.done("POST", "/v1/queues", json={"name": name})
+            await api.done("POST", "/v1/queues", json={"name": name})
         for scopes, seen in (
             (("consume:a",), ["a"]),
             (("consume:a", "consume:c"), ["a", "c"]),
@@ -127,6 +127,6 @@ async def test_a_key_sees_the_queues_that_it_may_consume(dsn: str) -> None:
             (("inspect",), ["a", "b", "c"]),
             (("consume:none",), []),
         ):
-            key = desk.make_key("-".join(scopes), *scopes)
-            listed = await desk.done("GET", "/v1/queues", key=key)
+            key = api.make_key("-".join(scopes), *scopes)
+            listed = await api.done("GET", "/v1/queues", key=key)
             assert sorted(one["queue"] for one in listed["queues"]) == seen

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Any
 from uuid import uuid4
 
+import httpx
 import psycopg
 import pytest
 
@@ -17,16 +18,17 @@ from pgmb.server.limits import Limits
 from pgmb.server.rest import routes
 from pgmb.server.rest.service import LongPolls
 from tests.server.asking import asking, bearer, make_key
-from tests.server.rest.desk import Desk, opened
+from tests.server.hosting import served
+from tests.server.rest.api import Api, opened
 
 SETTLEMENTS = ("ack", "retry", "bury", "release", "extend")
 
 
 @contextlib.asynccontextmanager
-async def with_queue(dsn: str, limits: Limits | None = None, **asked: Any) -> AsyncGenerator[Desk]:
-    async with opened(dsn, limits) as desk:
-        await desk.done("POST", "/v1/queues", json={"name": "q", **asked})
-        yield desk
+async def with_queue(dsn: str, limits: Limits | None = None, **asked: Any) -> AsyncGenerator[Api]:
+    async with opened(dsn, limits) as api:
+        await api.done("POST", "/v1/queues", json={"name": "q", **asked})
+        yield api
 
 
 async def until(condition: Callable[[], bool], seconds: float = 60) -> None:
@@ -36,11 +38,11 @@ async def until(condition: Callable[[], bool], seconds: float = 60) -> None:
 
 
 async def test_events_come_back_to_the_letter(dsn: str) -> None:
-    async with with_queue(dsn) as desk:
+    async with with_queue(dsn) as api:
         body = b'{"topic":"a","key":"k","headers":{"h":[1]},"payload":{"z": 1.00,  "a": "\\u00e9", "z": 2}}'
         headers = {"Content-Type": "application/json"}
-        await desk.done("POST", "/v1/streams/main/events", content=body, headers=headers)
-        answer = await desk.ask("POST", "/v1/queues/q/receive", json={})
+        await api.done("POST", "/v1/streams/main/events", content=body, headers=headers)
+        answer = await api.ask("POST", "/v1/queues/q/receive", json={})
         assert '{"z": 1.00,  "a": "\\u00e9", "z": 2}' in answer.text
         (event,) = answer.json()["events"]
         assert (event["topic"], event["key"], event["headers"]) == ("a", "k", {"h": [1]})
@@ -48,93 +50,93 @@ async def test_events_come_back_to_the_letter(dsn: str) -> None:
 
 
 async def test_nothing_is_a_null_lease(dsn: str) -> None:
-    async with with_queue(dsn) as desk:
-        assert await desk.receive() == {"queue": "q", "lease": None, "events": []}
-        assert await desk.refused("POST", "/v1/queues/none/receive") == (404, "not_found")
+    async with with_queue(dsn) as api:
+        assert await api.receive() == {"queue": "q", "lease": None, "events": []}
+        assert await api.refused("POST", "/v1/queues/none/receive") == (404, "not_found")
 
 
 async def test_a_lease_is_settled_in_every_way(dsn: str) -> None:
-    async with with_queue(dsn) as desk:
-        await desk.publish(*range(5))
-        got = await desk.receive(lease_for=60)
+    async with with_queue(dsn) as api:
+        await api.publish(*range(5))
+        got = await api.receive(lease_for=60)
         seqs = [event["seq"] for event in got["events"]]
         lease = f"/v1/queues/q/leases/{got['lease']}"
-        assert await desk.done("POST", f"{lease}/ack", json={"seqs": seqs[:1]}) == {"count": 1}
-        assert await desk.done("POST", f"{lease}/ack", json={"seqs": seqs[:1]}) == {"count": 0}
+        assert await api.done("POST", f"{lease}/ack", json={"seqs": seqs[:1]}) == {"count": 1}
+        assert await api.done("POST", f"{lease}/ack", json={"seqs": seqs[:1]}) == {"count": 0}
         retried = {"seqs": seqs[1:2], "after": 0, "error": "not now"}
-        assert await desk.done("POST", f"{lease}/retry", json=retried) == {"count": 1}
-        assert await desk.done("POST", f"{lease}/bury", json={"seqs": seqs[2:3]}) == {"count": 1}
-        assert await desk.done("POST", f"{lease}/release", json={"seqs": seqs[3:4]}) == {"count": 1}
-        assert "expires_at" in await desk.done("POST", f"{lease}/extend", json={"lease_for": "PT5M"})
-        assert await desk.done("POST", f"{lease}/ack") == {"count": 1}
+        assert await api.done("POST", f"{lease}/retry", json=retried) == {"count": 1}
+        assert await api.done("POST", f"{lease}/bury", json={"seqs": seqs[2:3]}) == {"count": 1}
+        assert await api.done("POST", f"{lease}/release", json={"seqs": seqs[3:4]}) == {"count": 1}
+        assert "expires_at" in await api.done("POST", f"{lease}/extend", json={"lease_for": "PT5M"})
+        assert await api.done("POST", f"{lease}/ack") == {"count": 1}
         again: list[int] = []
         while len(again) < 2:
-            again += [event["payload"] for event in (await desk.receive(wait=30))["events"]]
+            again += [event["payload"] for event in (await api.receive(wait=30))["events"]]
         assert sorted(again) == [1, 3]
 
 
 async def test_an_expired_lease_is_lost(dsn: str) -> None:
-    async with with_queue(dsn) as desk:
-        await desk.publish(1)
-        first = (await desk.receive(lease_for=0.01))["lease"]
-        second = (await desk.receive(wait=30))["lease"]
+    async with with_queue(dsn) as api:
+        await api.publish(1)
+        first = (await api.receive(lease_for=0.01))["lease"]
+        second = (await api.receive(wait=30))["lease"]
         assert second is not None
-        refused = await desk.refused("POST", f"/v1/queues/q/leases/{first}/ack")
+        refused = await api.refused("POST", f"/v1/queues/q/leases/{first}/ack")
         assert refused == (409, "lease_lost")
 
 
 @pytest.mark.parametrize("kind", ["fresh", "retried"])
 async def test_a_lease_of_another_queue_is_as_one_that_never_was(dsn: str, kind: str) -> None:
-    async with opened(dsn) as desk:
+    async with opened(dsn) as api:
         for name in ("mine", "other"):
-            await desk.done("POST", "/v1/queues", json={"name": name})
-        await desk.publish(1)
-        got = await desk.receive("other")
+            await api.done("POST", "/v1/queues", json={"name": name})
+        await api.publish(1)
+        got = await api.receive("other")
         if kind == "retried":
             path = f"/v1/queues/other/leases/{got['lease']}/retry"
-            await desk.done("POST", path, json={"after": 0})
-            got = await desk.receive("other", wait=30)
-        key = desk.make_key("mine", "consume:mine")
+            await api.done("POST", path, json={"after": 0})
+            got = await api.receive("other", wait=30)
+        key = api.make_key("mine", "consume:mine")
         never = uuid4()
         for how in SETTLEMENTS:
             foreign, unknown = [
-                await desk.ask("POST", f"/v1/queues/mine/leases/{lease}/{how}", key=key)
+                await api.ask("POST", f"/v1/queues/mine/leases/{lease}/{how}", key=key)
                 for lease in (got["lease"], never)
             ]
             assert foreign.status_code == unknown.status_code == 409
             assert foreign.text.replace(got["lease"], "") == unknown.text.replace(str(never), "")
-            allowed = await desk.refused("POST", f"/v1/queues/other/leases/{got['lease']}/{how}", key=key)
+            allowed = await api.refused("POST", f"/v1/queues/other/leases/{got['lease']}/{how}", key=key)
             assert allowed == (403, "forbidden")
-        assert await desk.done("POST", f"/v1/queues/other/leases/{got['lease']}/ack") == {"count": 1}
+        assert await api.done("POST", f"/v1/queues/other/leases/{got['lease']}/ack") == {"count": 1}
 
 
 async def test_a_lease_of_a_lane_is_of_its_queue(dsn: str) -> None:
-    async with with_queue(dsn, lanes=["urgent.#"]) as desk:
-        await desk.publish(1, topic="plain")
-        got = await desk.receive(wait=30)
-        assert await desk.done("POST", f"/v1/queues/q/leases/{got['lease']}/ack") == {"count": 1}
+    async with with_queue(dsn, lanes=["urgent.#"]) as api:
+        await api.publish(1, topic="plain")
+        got = await api.receive(wait=30)
+        assert await api.done("POST", f"/v1/queues/q/leases/{got['lease']}/ack") == {"count": 1}
 
 
 async def test_a_publish_wakes_a_long_poll(dsn: str) -> None:
-    async with with_queue(dsn) as desk:
-        waiting = asyncio.create_task(desk.receive(wait=60))
+    async with with_queue(dsn) as api:
+        waiting = asyncio.create_task(api.receive(wait=60))
         await asyncio.sleep(0)
-        await desk.publish("news")
+        await api.publish("news")
         async with asyncio.timeout(30):
             assert [event["payload"] for event in (await waiting)["events"]] == ["news"]
 
 
 async def test_a_long_poll_ends_with_nothing_when_its_time_is_over(dsn: str) -> None:
-    async with with_queue(dsn) as desk:
-        assert (await desk.receive(wait=0.05))["lease"] is None
-        assert (await desk.refused("POST", "/v1/queues/q/receive", json={"wait": 61}))[0] == 422
+    async with with_queue(dsn) as api:
+        assert (await api.receive(wait=0.05))["lease"] is None
+        assert (await api.refused("POST", "/v1/queues/q/receive", json={"wait": 61}))[0] == 422
 
 
 async def test_those_that_wait_at_one_queue_each_get_something(dsn: str) -> None:
-    async with with_queue(dsn) as desk:
-        waiting = [asyncio.create_task(desk.receive(wait=60, max=1)) for _ in range(5)]
+    async with with_queue(dsn) as api:
+        waiting = [asyncio.create_task(api.receive(wait=60, max=1)) for _ in range(5)]
         await asyncio.sleep(0)
-        await desk.publish(*range(5))
+        await api.publish(*range(5))
         async with asyncio.timeout(60):
             got = [(await one)["events"][0]["payload"] for one in waiting]
         assert sorted(got) == list(range(5))
@@ -187,51 +189,44 @@ async def test_a_client_that_goes_away_ends_its_long_poll_and_leaves_no_lease(ds
 
 
 async def test_too_many_long_polls_are_told_to_come_back(dsn: str) -> None:
-    async with with_queue(dsn, Limits(long_polls=0)) as desk:
-        answer = await desk.ask("POST", "/v1/queues/q/receive", json={"wait": 1})
+    async with with_queue(dsn, Limits(long_polls=0)) as api:
+        answer = await api.ask("POST", "/v1/queues/q/receive", json={"wait": 1})
         assert answer.status_code == 503
         assert answer.headers["retry-after"] == "1"
         assert answer.json()["code"] == "too_many_wait"
-        assert (await desk.receive())["lease"] is None
+        assert (await api.receive())["lease"] is None
 
 
 async def test_a_disconnect_ends_the_wait_over_real_http(dsn: str) -> None:
-    import uvicorn
-
     key = make_key(dsn, "k", "consume:q")
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute("select pgmb.create_queue('q')")
-    application = Application(dsn, parts=[routes])
-    config = uvicorn.Config(application, host="127.0.0.1", port=0, log_level="warning", lifespan="on")
-    server = uvicorn.Server(config)
-    serving = asyncio.create_task(server.serve())
-    await until(lambda: server.started)
-    port = server.servers[0].sockets[0].getsockname()[1]
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    body = b'{"wait": 60}'
-    head = (
-        f"POST /v1/queues/q/receive HTTP/1.1\r\nHost: x\r\nAuthorization: {bearer(key)['Authorization']}\r\n"
-    )
-    writer.write(head.encode() + b"Content-Type: application/json\r\nContent-Length: 12\r\n\r\n" + body)
-    await writer.drain()
+    application = Application(dsn, parts=[routes], limits=Limits(long_polls=1))
+    async with (
+        served(application) as port,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", headers=bearer(key), timeout=60) as other,
+    ):
 
-    def waits() -> bool:
-        with psycopg.connect(dsn) as connection:
-            count = connection.execute(
-                "select count(*) from pg_stat_activity where application_name = 'pgmb listener'"
-                " and datname = current_database()"
-            ).fetchone()
-        return count == (1,)
+        def listens() -> bool:
+            with psycopg.connect(dsn) as connection:
+                count = connection.execute(
+                    "select count(*) from pg_stat_activity where application_name = 'pgmb listener'"
+                    " and datname = current_database()"
+                ).fetchone()
+            return count == (1,)
 
-    await until(waits)
-    writer.close()
-    with contextlib.suppress(ConnectionError):
-        await writer.wait_closed()
-    server.should_exit = True
-    # It ends well before the poll's own time.
-    async with asyncio.timeout(30):
-        await serving
-    assert not await reader.read()
+        async def another_may_wait() -> bool:
+            answer = await other.post("/v1/queues/q/receive", json={"wait": 1})
+            return answer.status_code == 200
+
+        first = asyncio.create_task(other.post("/v1/queues/q/receive", json={"wait": 60}))
+        await until(listens)
+        assert not await another_may_wait()
+        # Closes its connection.
+        first.cancel()
+        async with asyncio.timeout(30):
+            while not await another_may_wait():
+                pass
 
 
 async def test_a_server_that_drains_sends_those_who_wait_away(dsn: str) -> None:

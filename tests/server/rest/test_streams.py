@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import psycopg
 
-from tests.server.rest.desk import opened
+from tests.server.rest.api import opened
 
 BETWEEN = "/v1/streams/main/between"
 
 
 async def test_a_stream_is_made_and_seen(dsn: str) -> None:
-    async with opened(dsn) as desk:
+    async with opened(dsn) as api:
         asked = {"name": "audit", "keep_for": "P7D", "rotate_events": 1000}
-        assert await desk.done("POST", "/v1/streams", json=asked) == {"created": True}
-        assert await desk.done("POST", "/v1/streams", json=asked) == {"created": False}
-        listed = await desk.done("GET", "/v1/streams")
+        assert await api.done("POST", "/v1/streams", json=asked) == {"created": True}
+        assert await api.done("POST", "/v1/streams", json=asked) == {"created": False}
+        listed = await api.done("GET", "/v1/streams")
         assert sorted(one["stream"] for one in listed["streams"]) == ["audit", "main"]
-        shown = await desk.done("GET", "/v1/streams/audit")
+        shown = await api.done("GET", "/v1/streams/audit")
         assert shown["settings"]["keep_for"] == "P7D"
         assert shown["status"]["segments"] == 1
-        assert await desk.refused("GET", "/v1/streams/none") == (404, "not_found")
+        assert await api.refused("GET", "/v1/streams/none") == (404, "not_found")
         for wrong in ("", ".x", "a b", "x" * 41, "a/b"):
-            assert (await desk.refused("POST", "/v1/streams", json={"name": wrong}))[0] == 422, wrong
-        key = desk.make_key("reader", "read:audit")
-        listed = await desk.done("GET", "/v1/streams", key=key)
+            assert (await api.refused("POST", "/v1/streams", json={"name": wrong}))[0] == 422, wrong
+        key = api.make_key("reader", "read:audit")
+        listed = await api.done("GET", "/v1/streams", key=key)
         assert [one["stream"] for one in listed["streams"]] == ["audit"]
     with psycopg.connect(dsn) as connection:
         assert connection.execute("select action, subject from pgmb.audit").fetchall() == [
@@ -32,24 +32,24 @@ async def test_a_stream_is_made_and_seen(dsn: str) -> None:
 
 
 async def test_the_events_between_two_positions_are_read_by_pages(dsn: str) -> None:
-    async with opened(dsn) as desk:
-        first = (await desk.done("GET", "/v1/streams/main/earliest"))["position"]
-        await desk.publish(*range(5))
-        last = (await desk.done("GET", "/v1/streams/main/position"))["position"]
-        await desk.publish("later")
+    async with opened(dsn) as api:
+        first = (await api.done("GET", "/v1/streams/main/earliest"))["position"]
+        await api.publish(*range(5))
+        last = (await api.done("GET", "/v1/streams/main/position"))["position"]
+        await api.publish("later")
         query = {"after": first, "upto": last, "max": 3}
         seen: list[int] = []
-        while page := (await desk.done("GET", BETWEEN, params=query))["events"]:
+        while page := (await api.done("GET", BETWEEN, params=query))["events"]:
             seen += [event["payload"] for event in page]
             query["after_seq"] = page[-1]["seq"]
         assert seen == list(range(5))
-        old = await desk.done("GET", "/v1/streams/main/position", params={"at": "2001-01-01T00:00:00Z"})
+        old = await api.done("GET", "/v1/streams/main/position", params={"at": "2001-01-01T00:00:00Z"})
         assert old["position"] == first
 
 
 async def test_what_is_no_position_is_refused(dsn: str) -> None:
-    async with opened(dsn) as desk:
-        good = (await desk.done("GET", "/v1/streams/main/position"))["position"]
+    async with opened(dsn) as api:
+        good = (await api.done("GET", "/v1/streams/main/position"))["position"]
         for after in (
             "",
             "x",
@@ -59,10 +59,8 @@ async def test_what_is_no_position_is_refused(dsn: str) -> None:
             good.replace("(", "(-"),
             "(" + "9" * 5000 + good[2:],
         ):
-            assert (await desk.refused("GET", BETWEEN, params={"after": after, "upto": good}))[0] == 422, (
-                after
-            )
-        assert (await desk.refused("GET", BETWEEN, params={"after": good}))[0] == 422
+            assert (await api.refused("GET", BETWEEN, params={"after": after, "upto": good}))[0] == 422, after
+        assert (await api.refused("GET", BETWEEN, params={"after": good}))[0] == 422
         for upto, status in (
             (good.replace("(1,", "(2,"), 410),
             (good.replace("(1,", "(99999999999999,"), 422),
@@ -71,8 +69,8 @@ async def test_what_is_no_position_is_refused(dsn: str) -> None:
             ('(1,"3:3:",0,0,FFFFFFFF/FFFFFFFF)', 422),
             (",".join([*good.split(",")[:2], "7", *good.split(",")[3:]]), 410),
         ):
-            refused = await desk.refused("GET", BETWEEN, params={"after": good, "upto": upto})
+            refused = await api.refused("GET", BETWEEN, params={"after": good, "upto": upto})
             assert refused[0] == status, upto
         position = "/v1/streams/main/position"
         for at in ("yesterday", "2026-01-01", "2026-01-01T00:00:00", "1", ""):
-            assert (await desk.refused("GET", position, params={"at": at}))[0] == 422, at
+            assert (await api.refused("GET", position, params={"at": at}))[0] == 422, at

@@ -10,7 +10,8 @@ import pytest
 
 from pgmb.server import sse
 from pgmb.server.application import Application
-from tests.server.sse.stage import make_key, served
+from tests.server.hosting import served
+from tests.server.sse.client import make_key
 
 
 @pytest.fixture

@@ -11,7 +11,8 @@ import psycopg
 
 from pgmb.server import sse
 from pgmb.server.application import Application
-from tests.server.sse.stage import EVENTS, Client, make_key, publish, served
+from tests.server.hosting import served
+from tests.server.sse.client import EVENTS, Client, make_key, publish
 
 NESTED = "exists($p[*] ? (exists($p[*] ? (exists($p[*] ? (exists($p[*] ? (@ < 0))))))))"
 PARAMS = json.dumps({"p": list(range(200))})

@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.server.sse.stage import EVENTS, Client, make_key, publish
+from tests.server.sse.client import EVENTS, Client, make_key, publish
 
 
 async def test_events_come_as_they_are_committed(port: int, key: str, db: psycopg.Connection[Any]) -> None:

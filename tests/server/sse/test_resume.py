@@ -10,7 +10,8 @@ import psycopg
 from pgmb.server import sse
 from pgmb.server.application import Application
 from pgmb.server.limits import Limits
-from tests.server.sse.stage import EVENTS, Client, make_key, publish, served
+from tests.server.hosting import served
+from tests.server.sse.client import EVENTS, Client, make_key, publish
 
 
 async def test_whoever_comes_back_misses_nothing(port: int, key: str, db: psycopg.Connection[Any]) -> None:

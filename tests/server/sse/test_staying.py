@@ -18,7 +18,8 @@ from pgmb.server.limits import Limits
 from pgmb.server.sse import Subscription
 from pgmb.server.sse import app as sse_app
 from tests.conftest import FreshServer
-from tests.server.sse.stage import EVENTS, Client, make_key, publish, served
+from tests.server.hosting import served
+from tests.server.sse.client import EVENTS, Client, make_key, publish
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ from typing import Any, Self
 import psycopg
 
 import pgmb
+from harness.receiver import Answer, Receiver
 from pgmb.webhooks.client import WebhookClient
 from pgmb.webhooks.dispatcher import DispatchLoop
 from pgmb.webhooks.egress import Guard
-from tests.webhooks.receiver import Answer, Receiver
 
 LOOPBACK = ("127.0.0.0/8",)
 
@@ -25,10 +25,10 @@ _MOVED = {
 }
 
 
-class Stage:
+class SteppedDispatcher:
     """The process's clock and whatever in the database waits for a time go by `advance`."""
 
-    def __init__(self, dsn: str, db: psycopg.Connection[Any], answer: Answer | None = None) -> None:
+    def __init__(self, dsn: str, db: psycopg.Connection[Any], answer: Answer = lambda _: 204) -> None:
         self.db = db
         self.now = 1000.0
         self.receiver = Receiver(answer)
@@ -86,15 +86,15 @@ class Stage:
 
     async def play(self) -> int:
         """Let the dispatcher do all that is due now. Returns how many requests that made."""
-        before = len(self.receiver.got)
+        before = len(self.receiver.requests)
         quiet = 0
         async with asyncio.timeout(120):
             while quiet < 5:
-                came = len(self.receiver.got)
+                came = len(self.receiver.requests)
                 await self._dispatch.turn(self._broker)
                 await asyncio.sleep(0.01)
                 # A little of its time, so that it looks again: far less than anything here waits for.
                 self.now += 0.3
-                busy = self._dispatch.busy or len(self.receiver.got) > came
+                busy = self._dispatch.busy or len(self.receiver.requests) > came
                 quiet = 0 if busy else quiet + 1
-        return len(self.receiver.got) - before
+        return len(self.receiver.requests) - before

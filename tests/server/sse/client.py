@@ -1,20 +1,17 @@
-"""A real server on loopback, and a client of server-sent events that shows every field."""
+"""A client of server-sent events that shows every field."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 from urllib.parse import urlencode
 
 import psycopg
-import uvicorn
 
 from pgmb._core.keys import KEY, digest, generate
-from pgmb.server.application import Application
 
 PATIENCE = 30.0
 EVENTS = "/v1/streams/main/events"
@@ -29,26 +26,6 @@ def make_key(db: psycopg.Connection[Any], *scopes: str, name: str = "k") -> str:
     key = generate(KEY)
     db.execute("select pgmb.create_api_key(%s, %s, %s)", [name, digest(key), list(scopes)])
     return key
-
-
-@asynccontextmanager
-async def served(app: Any) -> AsyncGenerator[int]:
-    """Serves an application in this loop. Gives its port."""
-    config = uvicorn.Config(
-        app, host="127.0.0.1", port=0, log_config=None, lifespan="on", timeout_graceful_shutdown=5
-    )
-    server = uvicorn.Server(config)
-    server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
-    task = asyncio.create_task(server._serve())
-    while not server.started:  # noqa: ASYNC110
-        await asyncio.sleep(0.01)
-    try:
-        yield server.servers[0].sockets[0].getsockname()[1]
-    finally:
-        if isinstance(app, Application):
-            await app.drain()
-        server.should_exit = True
-        await task
 
 
 class Got(NamedTuple):

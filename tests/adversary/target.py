@@ -42,7 +42,7 @@ def shortened(attempt: object) -> str:
     return " ".join(str(attempt).split())[:80]
 
 
-class Stage:
+class Target:
     """An installation with streams main and other, queues mine and yours, a leased and a delayed event."""
 
     def __init__(self, server: Server, database: str, db: psycopg.Connection[Any]) -> None:
@@ -122,7 +122,7 @@ class Installations:
         self._made: dict[str, tuple[str, str | None]] = {}
 
     @contextmanager
-    def copy(self, kind: str) -> Iterator[Stage]:
+    def copy(self, kind: str) -> Iterator[Target]:
         """A copy in a database of its own, which is dropped afterwards."""
         original, owner = self._made.get(kind) or self._install(kind)
         database = create_database(self._server, original)
@@ -130,14 +130,14 @@ class Installations:
             self._give(database, owner)
         try:
             with psycopg.connect(self._server.dsn(database, owner), autocommit=True) as db:
-                stage = Stage(self._server, database, db)
+                target = Target(self._server, database, db)
                 try:
-                    yield stage
+                    yield target
                 finally:
-                    stage.leave()
+                    target.leave()
         finally:
             drop_database(self._server, database)
-        for role in stage.roles:
+        for role in target.roles:
             self._server.admin().execute(sql.SQL("drop role {}").format(sql.Identifier(role)))
 
     def drop(self) -> None:

@@ -14,7 +14,7 @@ from pgmb.server.rest import routes
 from tests.server.asking import asking, bearer, make_key
 
 
-class Desk:
+class Api:
     """A client of an application, and what it asks with a key or another."""
 
     def __init__(self, client: httpx.AsyncClient, dsn: str, key: str) -> None:
@@ -60,8 +60,8 @@ def problem(answer: httpx.Response) -> tuple[int, str]:
 
 
 @asynccontextmanager
-async def opened(dsn: str, limits: Limits | None = None) -> AsyncGenerator[Desk]:
+async def opened(dsn: str, limits: Limits | None = None) -> AsyncGenerator[Api]:
     """Started, with a key that may do all."""
     application = Application(dsn, parts=[routes], limits=limits)
     async with asking(application) as client:
-        yield Desk(client, dsn, make_key(dsn, "operator", "operate"))
+        yield Api(client, dsn, make_key(dsn, "operator", "operate"))

@@ -42,12 +42,12 @@ def payload(number: int) -> str:
     return f'{{"n":{number},"group":{number % GROUPS},"at":{time.time():.6f}}}'
 
 
-class Crowd:
+class SseReaders:
     """The readers' process, told what to do."""
 
     def __init__(self, ports: Sequence[int], key: str) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "harness.crowd", ",".join(map(str, ports)), key],
+            [sys.executable, "-m", "harness.sse_readers", ",".join(map(str, ports)), key],
             cwd=_ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
