@@ -308,9 +308,9 @@ async def test_it_adds_no_header_to_a_request_and_no_field_to_a_document(
     request = build_request(endpoint, [posted], 1, 1)
     attempted = await poster.post(request, 30, False)
     assert attempted.kind == "delivered", attempted
-    received = receiver.requests[-1]
-    assert received.body == case.payload.encode()
-    first, *lines = received.head.decode("ascii").split("\r\n")
+    sent = receiver.requests[-1]
+    assert sent.body == case.payload.encode()
+    first, *lines = sent.head.decode("ascii").split("\r\n")
     assert first == "POST / HTTP/1.1"
     assert CONTROL.findall("".join(lines)) == []
     received = {key.lower(): value for key, _, value in (line.partition(": ") for line in lines)}
@@ -320,12 +320,12 @@ async def test_it_adds_no_header_to_a_request_and_no_field_to_a_document(
     assert unquote(received["ce-partitionkey"]) == case.key
     assert unquote(received["ce-pgmbheaders"]) == case.headers
     structured = Endpoint(UUID(int=1), "e", endpoint.url, body="cloudevents", batch=2)
-    (sent,) = decoded(build_request(structured, [posted], 1, 1).body.decode())
-    assert sent.keys() == {
+    (document,) = decoded(build_request(structured, [posted], 1, 1).body.decode())
+    assert document.keys() == {
         *("specversion", "id", "source", "type", "time", "partitionkey"),
         *("pgmbheaders", "datacontenttype", "data"),
     }
-    assert (sent["type"], sent["data"]) == (case.topic, decoded(case.payload))
+    assert (document["type"], document["data"]) == (case.topic, decoded(case.payload))
 
 
 # -- metrics and logs --------------------------------------------------------------------------------------
