@@ -1,7 +1,18 @@
-"""`python -m pgmb` is the command `pgmb`."""
+"""The command `pgmb`, also as `python -m pgmb`."""
 
 from __future__ import annotations
 
-from pgmb.cli import main
+import sys
 
-main()
+
+def main() -> None:
+    try:
+        # Takes long enough to be interrupted.
+        from pgmb.cli import main as run
+    except KeyboardInterrupt:
+        sys.exit(130)
+    run()
+
+
+if __name__ == "__main__":
+    main()

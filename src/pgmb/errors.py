@@ -8,7 +8,7 @@ PgmbError
 │   ├── EndpointNotFound        MB060
 │   └── LakeNotFound            MB061
 ├── InvalidArgument             MB003 name, MB005 arrays, MB007 pattern, MB009 filter, MB010 condition,
-│                               23514 topic or key too long
+│                               23514 a topic, key or setting, 23502 null in place of one
 ├── Conflict                    MB004 stream in use, MB006 queue differs
 ├── LeaseLost                   MB011
 ├── HistoryGone                 MB012
@@ -266,11 +266,15 @@ BY_SQLSTATE: dict[str, type[PgmbError]] = {
     "42501": PermissionDenied,
 }
 
-_MOST_BYTES = {
-    "topic_has_at_most_255_bytes": "a topic has at most 255 bytes",
-    "key_has_at_most_1000_bytes": "a key has at most 1000 bytes",
-}
-"""What the domains of a topic and a key check."""
+
+def _demanded(diag: psycopg.errors.Diagnostic) -> str | None:
+    """What a table or a domain of pgmb demands: its constraints are named by that."""
+    if diag.schema_name == "pgmb" and diag.sqlstate == "23514":
+        return diag.constraint_name
+    if diag.schema_name == "pgmb" and diag.sqlstate == "23502":
+        is_event = diag.column_name in ("topic", "payload")
+        return f"an event needs a {diag.column_name}" if is_event else f"{diag.column_name} must not be null"
+    return None
 
 
 @contextmanager
@@ -279,10 +283,8 @@ def translated() -> Generator[None]:
     try:
         yield
     except psycopg.Error as error:
-        if error.sqlstate == "23502" and error.diag.schema_name == "pgmb":
-            raise InvalidArgument(f"an event needs a {error.diag.column_name}") from error
-        if error.sqlstate == "23514" and (most := _MOST_BYTES.get(error.diag.constraint_name or "")):
-            raise InvalidArgument(most) from error
+        if demand := _demanded(error.diag):
+            raise InvalidArgument(demand) from error
         ours = ours_for(error.sqlstate, error.diag.message_primary or str(error), error.diag.message_hint)
         if ours is None:
             raise

@@ -5,6 +5,7 @@ Without them libpq waits for hours on a connection whose peer is gone.
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 
 import psycopg
@@ -26,11 +27,16 @@ tcp_user_timeout is in milliseconds and applies to unacknowledged data and to ke
 """
 
 
+_DRIVER: Final = re.compile(r"^(postgres(?:ql)?)\+\w+://")
+"""A driver's name in the scheme of a URL, as SQLAlchemy writes it: postgresql+psycopg://."""
+
+
 def conninfo(dsn: str, application: str = "pgmb") -> str:
-    """The connection string with the defaults that it, and the environment, leave open.
+    """The connection string, or URL, with the defaults that it, and the environment, leave open.
 
     application: application_name, unless the string or PGAPPNAME names another.
     """
+    dsn = _DRIVER.sub(r"\1://", dsn)
     given = conninfo_to_dict(dsn)
     environment = {option.keyword.decode() for option in Conninfo.get_defaults() if option.val is not None}
     missing: dict[str, Any] = {

@@ -13,7 +13,7 @@ from pgmb._async.receiving import AsyncLease
 from pgmb.app import settling
 from pgmb.app.declaring import QueueSpec, declare
 from pgmb.app.handler import Handler
-from pgmb.app.outcome import Reject, Retry, describe
+from pgmb.app.outcome import Reject, Retry, describe, own_traceback
 from pgmb.app.progress import Failure, LeaseProgress, parts
 from pgmb.app.routing import Middleware, Route, Routes, late
 from pgmb.app.threads import Threads
@@ -213,12 +213,12 @@ def _log(handled: list[Handled]) -> None:
     for one in handled:
         if one.error is not None:
             logger.warning(
-                "queue %s: %s: %s (seq %s, %s, attempt %s)",
+                "queue %s: %s: %s (%s, %s, attempt %s)",
                 one.queue,
                 one.outcome,
                 one.error,
-                one.event.seq,
+                one.event.id,
                 one.event.topic,
                 one.event.attempt,
-                exc_info=one.error,
+                exc_info=(type(one.error), one.error, own_traceback(one.error)),
             )

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
 from datetime import timedelta
+from pathlib import Path
+from types import TracebackType
 
 from pgmb.types import Duration
 
+_PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
 _LONGEST_ERROR_CHARACTERS = 2000
 _LONGEST_WAIT_SECONDS = 10 * 365 * 86_400.0
 
@@ -44,6 +48,14 @@ def describe(error: BaseException) -> str:
     # PostgreSQL has no NUL in text, and UTF-8 no lone surrogates.
     text = text.replace("\0", "\ufffd").encode(errors="replace").decode()
     return text if len(text) <= _LONGEST_ERROR_CHARACTERS else text[: _LONGEST_ERROR_CHARACTERS - 1] + "…"
+
+
+def own_traceback(error: BaseException) -> TracebackType | None:
+    """The error's traceback without the frames of pgmb that precede the handler's."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+        trace = trace.tb_next
+    return error.__traceback__ if trace is None else trace
 
 
 def seconds(duration: Duration) -> float:

@@ -16,6 +16,9 @@ logger = logging.getLogger("pgmb.app")
 PARENT_PIPE = "PGMB_PARENT_PIPE"
 """The descriptor whose end of file tells a worker process that its parent is gone."""
 
+WORKER = "PGMB_WORKER"
+"""The number of a worker process, for its log."""
+
 EXIT_WITHOUT_RESTART = 2
 """The exit code of a process that need not be started again."""
 
@@ -58,7 +61,7 @@ class _Crew:
         pause = _FIRST_PAUSE_SECONDS
         while not self._ending.is_set():
             began = time.monotonic()
-            code = await self._run()
+            code = await self._run(place)
             if self._ending.is_set():
                 self.code = self.code or max(code, 0)
                 return
@@ -72,11 +75,11 @@ class _Crew:
                 await asyncio.wait_for(self._ending.wait(), pause)
             pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
 
-    async def _run(self) -> int:
+    async def _run(self, place: int) -> int:
         # A session of its own: Ctrl-C in a terminal goes to the parent, who passes it on once.
         child = await asyncio.create_subprocess_exec(
             *self._command,
-            env=self._environment,
+            env={**self._environment, WORKER: str(place)},
             stdin=subprocess.DEVNULL,
             start_new_session=True,
             pass_fds=[self.reading],

@@ -14,7 +14,7 @@ from time import monotonic
 from typing import Any, cast
 
 from pgmb.app.handler import Handler
-from pgmb.app.outcome import Reject, Retry, describe
+from pgmb.app.outcome import Reject, Retry, describe, own_traceback
 from pgmb.app.progress import Failure, LeaseProgress
 from pgmb.app.routing import Route, Routes, late
 from pgmb.types import Event
@@ -232,7 +232,7 @@ class Worker:
         failure = Failure(False, None, describe(error)) if handler is None else handler.failure(event, error)
         progress.failed[event.seq] = failure
         self._assignments.note_survived(event)
-        self._log(f"seq {event.seq}, {event.topic}, attempt {event.attempt}", event.attempt, handler, error)
+        self._log(f"{event.id}, {event.topic}, attempt {event.attempt}", event.attempt, handler, error)
         return failure
 
     def _failed_batch(self, progress: LeaseProgress, batch: list[Event], error: BaseException) -> None:
@@ -247,7 +247,7 @@ class Worker:
             progress.failed.setdefault(seq, failure)
         if len(batch) == 1:
             self._assignments.note_survived(batch[0])
-        self._log(f"{len(batch)} events from seq {batch[0].seq}", batch[0].attempt, handler, error)
+        self._log(f"{len(batch)} events from {batch[0].id}", batch[0].attempt, handler, error)
 
     def _explained(self, error: BaseException) -> BaseException:
         """The error as the handler's own; raises it if it is not: the worker itself is told to end."""
@@ -280,5 +280,5 @@ class Worker:
                 describe(error),
                 what,
                 ", the last attempt" if last else "",
-                exc_info=error,
+                exc_info=(type(error), error, own_traceback(error)),
             )

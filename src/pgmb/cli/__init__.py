@@ -5,21 +5,22 @@ from __future__ import annotations
 import copy
 import logging
 import os
-import re
 import sys
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import psycopg
 import typer
 from psycopg_pool import PoolTimeout
+from typer.core import TyperCommand, TyperGroup
 
 import pgmb
 from pgmb.cli import (
     dlq,
     doctor,
     endpoints,
+    hints,
     keys,
     lake,
     output,
@@ -69,6 +70,36 @@ for group in (
     group.register(app)
 
 
+def _without_types_of_flags(params: list[Any]) -> list[Any]:
+    """For help, which would show a type beside a flag that takes no value."""
+    for param in params:
+        if getattr(param, "is_flag", False):
+            param.metavar = ""
+    return params
+
+
+class _Command(TyperCommand):
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_types_of_flags(super().get_params(ctx))
+
+
+class _Group(TyperGroup):
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_types_of_flags(super().get_params(ctx))
+
+
+def _show(group: typer.Typer) -> None:
+    group.info.cls = _Group
+    for command in group.registered_commands:
+        command.cls = _Command
+    for below in group.registered_groups:
+        if below.typer_instance is not None:
+            _show(below.typer_instance)
+
+
+_show(app)
+
+
 def _print_version(wanted: bool) -> None:
     if wanted:
         output.line(f"pgmb {pgmb.__version__}")
@@ -97,7 +128,7 @@ def main() -> None:
     try:
         _asked(*sys.argv[1:2])(prog_name="pgmb")
     except PgmbError as error:
-        output.fail(str(error), error.hint)
+        output.fail(str(error), hints.in_commands(error.hint))
     except (psycopg.Error, PoolTimeout) as error:
         output.fail(*_told(error))
     except UnicodeEncodeError as error:
@@ -139,15 +170,11 @@ def _told(error: Exception) -> tuple[str, str | None]:
         return str(error), "The server may be down, or have no connection left."
     if error.diag.message_primary is None:
         # The other one: a connection string that cannot be read.
-        is_address = isinstance(error, (psycopg.OperationalError, psycopg.ProgrammingError))
-        hint = "Check that the server is running and that --dsn, PGMB_DSN or DATABASE_URL is right."
-        said = str(error).strip() or type(error).__name__
-        if isinstance(error, psycopg.ProgrammingError):
-            # It quotes the connection string, or the part that cannot be read, with the password.
-            said = re.sub('".*"', '"…"', said, flags=re.DOTALL)
-        return said, hint if is_address else None
+        if isinstance(error, (psycopg.OperationalError, psycopg.ProgrammingError)):
+            return hints.connection_failure(error)
+        return str(error).strip() or type(error).__name__, None
     detail = f" ({error.diag.message_detail})" if error.diag.message_detail else ""
-    return error.diag.message_primary + detail, error.diag.message_hint
+    return error.diag.message_primary + detail, hints.in_commands(error.diag.message_hint)
 
 
 __all__ = ["app", "main"]

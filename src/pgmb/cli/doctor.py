@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pgmb._core.connecting import connect
-from pgmb.cli import durations, output
+from pgmb.cli import durations, hints, output
 from pgmb.cli.options import AsJson, Dsn
 from pgmb.doctor import Finding, Level, Limits, examine
 
@@ -75,11 +75,7 @@ def doctor(
         with connect(dsn, "pgmb doctor", prepare_threshold=None) as conn:
             findings = examine(conn, limits)
     except psycopg.Error as error:
-        output.fail(
-            str(error).strip() or "the connection was lost",
-            "Check that the server is running and that --dsn, PGMB_DSN or DATABASE_URL is right.",
-            _COULD_NOT_CHECK,
-        )
+        output.fail(*hints.connection_failure(error), _COULD_NOT_CHECK)
     if as_json:
         output.json(findings)
     else:

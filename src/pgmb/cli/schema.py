@@ -68,6 +68,9 @@ def upgrade(dsn: Dsn = "") -> None:
 def uninstall(dsn: Dsn = "", yes: Yes = False) -> None:
     """Remove the schema pgmb with all its events. Roles are kept, because other databases may use them."""
     with connect(dsn, "pgmb cli") as conn:
+        if schema.installed_version(conn) is None:
+            output.line("Schema pgmb is not installed.")
+            return
         confirm(f"Drop every event in database {conn.info.dbname}?", yes)
         schema.uninstall(conn)
     output.line("Removed schema pgmb.")

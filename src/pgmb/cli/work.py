@@ -10,9 +10,9 @@ from typing import Annotated
 
 import typer
 
-from pgmb import schema
+from pgmb import connect, schema
 from pgmb.app import App, loading, running
-from pgmb.app.processes import EXIT_WITHOUT_RESTART, PARENT_PIPE, supervise
+from pgmb.app.processes import EXIT_WITHOUT_RESTART, PARENT_PIPE, WORKER, supervise
 from pgmb.cli import logs, output, worker_metrics
 from pgmb.errors import InvalidArgument
 
@@ -54,7 +54,10 @@ def work(
     ] = None,
 ) -> None:
     """Run an app's handlers until interrupted. Running handlers finish; other leased events are released."""
-    logs.configure(text="%(asctime)s %(levelname)s %(name)s %(message)s")
+    worker = os.environ.pop(WORKER, None)
+    logs.configure(
+        text=f"%(asctime)s %(levelname)s %(name)s{f' worker {worker}:' if worker else ''} %(message)s"
+    )
     if processes > 1:
         sys.exit(_supervised(target, processes, queue or [], concurrency, grace, dsn, install, metrics_port))
     app = _loaded(target, queue)
@@ -93,12 +96,14 @@ def _supervised(
     command += ["--install"] if install else []
     # Not on the command line, where everybody on the machine could read a password.
     environment = dict(os.environ) if dsn is None else {**os.environ, _DSN: dsn}
+    app = _loaded(target, queues or None)
+    if dsn is not None:
+        app.dsn = dsn
+    # What fails now fails for good: processes that have once connected are restarted for ever.
+    connect(app.dsn, **app.connection).close()
     with contextlib.ExitStack() as stack:
         if metrics_port is not None:
-            app = _loaded(target, queues or None)
-            environment |= worker_metrics.serve_workers(
-                stack, metrics_port, app.dsn if dsn is None else dsn, app
-            )
+            environment |= worker_metrics.serve_workers(stack, metrics_port, app.dsn, app)
         return asyncio.run(supervise(command, count, environment))
 
 

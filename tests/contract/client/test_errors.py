@@ -45,8 +45,31 @@ async def test_a_made_up_lease_is_lost(client: Client) -> None:
 
 
 async def test_other_errors_stay_psycopgs(client: Client) -> None:
-    with pytest.raises(psycopg.errors.CheckViolation):
-        await client.create_queue("q", max_attempts=0)
+    with pytest.raises(psycopg.errors.NumericValueOutOfRange):
+        await client.create_queue("q", max_attempts=2**40)
+
+
+@pytest.mark.parametrize(
+    ("settings", "demand"),
+    [
+        ({"max_attempts": 0}, "max_attempts must be at least 1"),
+        ({"lease_for": 0.0}, "lease_for must be more than 0"),
+        ({"when_full": "wait"}, "when_full must be refuse or drop_oldest"),
+    ],
+)
+async def test_a_setting_out_of_bounds_is_refused_by_what_it_may_be(
+    client: Client, settings: dict[str, Any], demand: str
+) -> None:
+    with pytest.raises(pgmb.InvalidArgument, match=f"^{demand}$"):
+        await client.create_queue("q", **settings)
+
+
+@pytest.mark.parametrize("topic", ["", "x" * 256, "order.*", "#", "c#"])
+async def test_a_topic_that_no_pattern_could_name_is_refused(client: Client, topic: str) -> None:
+    with pytest.raises(pgmb.InvalidArgument, match="^a topic must have"):
+        await client.publish(topic, 1)
+    with pytest.raises(pgmb.InvalidArgument, match="^a topic must have"):
+        await client.publish_many([pgmb.NewEvent(topic, 1)])
 
 
 def test_an_event_without_a_topic_is_refused_by_name(dsn: str) -> None:

@@ -11,7 +11,7 @@ import typer
 from psycopg_pool import PoolTimeout
 
 from pgmb import ReaderStatus, connect
-from pgmb.cli import durations, output, status
+from pgmb.cli import durations, hints, output, status
 from pgmb.cli.options import AsJson, Dsn
 
 _COULD_NOT_CHECK = 3
@@ -38,11 +38,7 @@ def lag(
         with connect(dsn, max_size=1) as broker:
             found = [one for one in broker.reader_status() if not readers or one.reader in readers]
     except (psycopg.OperationalError, PoolTimeout) as error:
-        output.fail(
-            str(error).strip() or "the connection was lost",
-            "Check that the server is running and that --dsn, PGMB_DSN or DATABASE_URL is right.",
-            _COULD_NOT_CHECK,
-        )
+        output.fail(*hints.connection_failure(error), _COULD_NOT_CHECK)
     if as_json:
         output.json(found)
     elif found:

@@ -4,7 +4,7 @@
 create table pgmb.api_key (
   id integer generated always as identity primary key,
   name text not null unique,
-  digest bytea not null unique check (octet_length(digest) = 32),
+  digest bytea not null unique constraint "a digest must have 32 bytes" check (octet_length(digest) = 32),
   scopes text[] not null,
   created_at timestamptz not null default clock_timestamp(),
   expires_at timestamptz,
@@ -14,9 +14,9 @@ create table pgmb.api_key (
 
 -- Access tokens of an API key: a browser's session, or a ticket that can be used once.
 create table pgmb.access_token (
-  digest bytea primary key check (octet_length(digest) = 32),
+  digest bytea primary key constraint "a digest must have 32 bytes" check (octet_length(digest) = 32),
   api_key integer not null references pgmb.api_key on delete cascade,
-  kind text not null check (kind in ('session', 'ticket')),
+  kind text not null constraint "kind must be session or ticket" check (kind in ('session', 'ticket')),
   -- A subset of the key's scopes.
   scopes text[] not null,
   expires_at timestamptz not null

@@ -2,7 +2,7 @@
 
 create table pgmb.lake (
   stream integer primary key references pgmb.stream on delete cascade,
-  url text not null check (url <> ''),
+  url text not null constraint "a lake must have a URL" check (url <> ''),
   -- Of the installation that writes the table. A copy of this database has another one and must not write there.
   identity uuid not null,
   created_at timestamptz not null default clock_timestamp()
@@ -22,5 +22,5 @@ create table pgmb.archived (
   lake_version bigint,
   verified_at timestamptz,
   primary key (stream, segment),
-  check (num_nulls(url, lake_version, verified_at) in (0, 3))
+  constraint "a segment must be archived or not" check (num_nulls(url, lake_version, verified_at) in (0, 3))
 );

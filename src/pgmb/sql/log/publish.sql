@@ -27,8 +27,8 @@ $$;
 -- delay, at: when it enters the log; no limit. dedup_key: if the stream had an event under this key within
 -- dedup_for, publishes nothing and returns that event's id; waits for a transaction that is publishing
 -- under the same key. Writes the stream's log, or pgmb.delayed, and pgmb.dedup. No other lock. Errors: MB001 no
--- such stream, MB005 not a key, MB040 a queue of the stream is full, 23514 the topic has
--- more than 255 bytes, or the key more than 1,000.
+-- such stream, MB005 not a key, MB040 a queue of the stream is full, 23514 a topic that is
+-- empty, has more than 255 bytes, * or #, or a key of more than 1,000 bytes.
 create or replace function pgmb.publish(
   topic text, payload json, key text default null, headers json default null,
   stream text default 'main', id uuid default null, delay interval default null, at timestamptz default null,

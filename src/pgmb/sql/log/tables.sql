@@ -4,8 +4,12 @@
 
 -- What the log and every table that feeds it accept as an event's topic and key. Ordered queues index the key: an index row
 -- holds 2,704 bytes. Domains, because a table's CHECK is prepared again by every statement: 14 of 80 µs an insert.
-create domain pgmb.event_topic as text constraint topic_has_at_most_255_bytes check (octet_length(value) <= 255);
-create domain pgmb.event_key as text constraint key_has_at_most_1000_bytes check (octet_length(value) <= 1000);
+-- Constraints are named by what they demand, because callers read the name in an error message.
+create domain pgmb.event_topic as text
+  constraint "a topic must have 1 to 255 bytes" check (octet_length(value) between 1 and 255)
+  constraint "a topic must have no * and no #" check (strpos(value, '*') = 0 and strpos(value, '#') = 0);
+create domain pgmb.event_key as text
+  constraint "a key must have at most 1000 bytes" check (octet_length(value) <= 1000);
 
 create table pgmb.stream (
   id integer generated always as identity (maxvalue 16777215) primary key,
@@ -18,7 +22,7 @@ create table pgmb.stream (
   drop_unread boolean not null default false,
   archive boolean not null default false,
   created_at timestamptz not null default now(),
-  check (name ~ '^[A-Za-z0-9][A-Za-z0-9_.-]{0,39}$')
+  constraint "a stream must have a name" check (name ~ '^[A-Za-z0-9][A-Za-z0-9_.-]{0,39}$')
 );
 
 create table pgmb.segment (
@@ -69,7 +73,7 @@ alter table pgmb.delayed enable row level security;
 
 create table pgmb.dedup (
   stream text not null,
-  key text not null check (length(key) between 1 and 500),
+  key text not null constraint "a dedup_key must have 1 to 500 characters" check (length(key) between 1 and 500),
   id uuid not null,
   expires_at timestamptz not null,
   primary key (stream, key)

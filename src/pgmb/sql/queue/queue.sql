@@ -20,7 +20,7 @@ begin
   end if;
   foreach pattern in array patterns loop
     words := string_to_array(pattern, '.');
-    if pattern is null or exists (select from unnest(words) w where w ~ '[*#]' and length(w) > 1) then
+    if coalesce(pattern, '') = '' or exists (select from unnest(words) w where w ~ '[*#]' and length(w) > 1) then
       raise exception 'invalid pattern: %', coalesce(quote_literal(pattern), 'null') using errcode = 'MB007',
         hint = '* and # stand for whole words: order.*, order.#, *.created.';
     end if;

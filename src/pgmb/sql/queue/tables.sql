@@ -16,12 +16,16 @@ create table pgmb.queue (
   lock_key bigint,
   paused_at timestamptz,
   paused_reason text,
-  lease_for interval not null default interval '30 seconds' check (lease_for > interval '0'),
-  max_attempts integer not null default 10 check (max_attempts > 0),
-  backoff_base interval not null default interval '1 second' check (backoff_base >= interval '0'),
-  backoff_factor double precision not null default 2 check (backoff_factor >= 1),
+  lease_for interval not null default interval '30 seconds'
+    constraint "lease_for must be more than 0" check (lease_for > interval '0'),
+  max_attempts integer not null default 10 constraint "max_attempts must be at least 1" check (max_attempts > 0),
+  backoff_base interval not null default interval '1 second'
+    constraint "backoff_base must be 0 or more" check (backoff_base >= interval '0'),
+  backoff_factor double precision not null default 2
+    constraint "backoff_factor must be at least 1" check (backoff_factor >= 1),
   backoff_max interval not null default interval '1 hour',
-  backoff_jitter double precision not null default 0.2 check (backoff_jitter between 0 and 1),
+  backoff_jitter double precision not null default 0.2
+    constraint "backoff_jitter must be between 0 and 1" check (backoff_jitter between 0 and 1),
   created_at timestamptz not null default now(),
   matching text not null default '',
   -- The patterns compiled (pgmb.compile_patterns), which `matching` says too.
@@ -29,11 +33,12 @@ create table pgmb.queue (
   regex text,
   -- What makes a queue more than plain: see create_queue. A plain one takes receive's short ways.
   ordered boolean not null default false,
-  max_in_flight integer check (max_in_flight > 0),
-  rps double precision check (rps > 0),
-  ttl interval check (ttl > interval '0'),
-  max_length bigint check (max_length > 0),
-  when_full text not null default 'refuse' check (when_full in ('refuse', 'drop_oldest')),
+  max_in_flight integer constraint "max_in_flight must be at least 1" check (max_in_flight > 0),
+  rps double precision constraint "rps must be more than 0" check (rps > 0),
+  ttl interval constraint "ttl must be more than 0" check (ttl > interval '0'),
+  max_length bigint constraint "max_length must be at least 1" check (max_length > 0),
+  when_full text not null default 'refuse'
+    constraint "when_full must be refuse or drop_oldest" check (when_full in ('refuse', 'drop_oldest')),
   -- Priority: the patterns of the lanes, the most urgent first. Each but the first lane is a queue of its own
   -- behind the one that the user named, lane_of.
   lanes text[],
@@ -53,7 +58,7 @@ create table pgmb.queue (
   plain boolean not null generated always as (not ordered and max_in_flight is null and rps is null
     and ttl is null and max_length is null and lanes is null and lane_of is null
     and equals is null and filter is null and condition is null) stored,
-  constraint queue_name check (name ~ '^[^\x01-\x20\x7f]([^\x01-\x1f\x7f]{0,98}[^\x01-\x20\x7f])?$')
+  constraint "a queue must have a name" check (name ~ '^[^\x01-\x20\x7f]([^\x01-\x1f\x7f]{0,98}[^\x01-\x20\x7f])?$')
 );
 create index queue_stream on pgmb.queue (stream);
 create index queue_endpoint on pgmb.queue (endpoint) where endpoint is not null;

@@ -57,7 +57,7 @@ create table pgmb.subscription (
   costly boolean not null default false,
   -- SHA-256 of group, stream, shape and values: equal subscriptions are one.
   digest bytea not null unique,
-  expires_after interval check (expires_after > interval '0'),
+  expires_after interval constraint "expires_after must be more than 0" check (expires_after > interval '0'),
   active_at timestamptz not null default clock_timestamp(),
   -- active_at + expires_after.
   expires_at timestamptz,
@@ -65,7 +65,7 @@ create table pgmb.subscription (
   -- A subscription whose filter or condition raised is passed over until it is resumed.
   paused_at timestamptz,
   paused_reason text,
-  constraint group_name check (group_id ~ '^[^\x01-\x20\x7f]([^\x01-\x1f\x7f]{0,98}[^\x01-\x20\x7f])?$')
+  constraint "a group must have a name" check (group_id ~ '^[^\x01-\x20\x7f]([^\x01-\x1f\x7f]{0,98}[^\x01-\x20\x7f])?$')
 );
 create index subscription_group on pgmb.subscription (stream, group_id, shape);
 create index subscription_shape on pgmb.subscription (shape);

@@ -94,10 +94,6 @@ begin
     perform pgmb_internal.forget_subscription(former.subscription);
   end if;
   return made;
-exception
-  when check_violation or not_null_violation then
-    raise exception 'not an endpoint: %', sqlerrm using errcode = 'MB005',
-      hint = 'docs/reference/sql.md says what each setting may be.';
 end $$;
 
 -- Changes some settings of an endpoint: see create_endpoint. Null leaves one as it is; rps => 0 and gzip_above => -1 take
@@ -140,10 +136,6 @@ begin
   if alter_endpoint.retry_after is not null then
     perform pgmb_internal.set_max_attempts('endpoint/' || altered.name, altered.id, altered.retry_after);
   end if;
-exception
-  when check_violation then
-    raise exception 'unknown endpoint setting: %', sqlerrm using errcode = 'MB005',
-      hint = 'docs/reference/sql.md says what each setting may be.';
 end $$;
 
 -- Replaces what an endpoint asks of events, patterns and filter, from its queue's position on. See create_queue. Errors:

@@ -4,32 +4,37 @@
 -- group that has the name of the queue that they share.
 create table pgmb.endpoint (
   id uuid primary key default gen_random_uuid(),
-  name text not null unique check (name ~ '^[^\x01-\x20\x7f]([^\x01-\x1f\x7f]{0,98}[^\x01-\x20\x7f])?$'),
+  name text not null unique
+    constraint "an endpoint must have a name" check (name ~ '^[^\x01-\x20\x7f]([^\x01-\x1f\x7f]{0,98}[^\x01-\x20\x7f])?$'),
   url text not null,
-  rps integer check (rps > 0),
+  rps integer constraint "rps must be at least 1" check (rps > 0),
   created_at timestamptz not null default now(),
   subscription uuid references pgmb.subscription,
   description text,
   metadata jsonb not null default '{}',
   -- What is posted: the payload with the rest in headers, or a CloudEvents document.
-  body text not null default 'payload' check (body in ('payload', 'cloudevents')),
+  body text not null default 'payload'
+    constraint "body must be payload or cloudevents" check (body in ('payload', 'cloudevents')),
   -- Maximum number of events per request.
-  batch integer not null default 1 check (batch between 1 and 1000),
-  timeout interval not null default '15 seconds' check (timeout > interval '0' and timeout <= interval '10 minutes'),
-  headers jsonb not null default '{}' check (jsonb_typeof(headers) = 'object'),
+  batch integer not null default 1 constraint "batch must be between 1 and 1000" check (batch between 1 and 1000),
+  timeout interval not null default '15 seconds'
+    constraint "timeout must be more than 0 and at most 10 minutes" check (timeout > interval '0' and timeout <= interval '10 minutes'),
+  headers jsonb not null default '{}' constraint "headers must be an object" check (jsonb_typeof(headers) = 'object'),
   -- Bodies of more bytes than this are compressed.
-  gzip_above integer check (gzip_above >= 0),
-  max_in_flight integer not null default 16 check (max_in_flight > 0),
+  gzip_above integer constraint "gzip_above must be 0 or more" check (gzip_above >= 0),
+  max_in_flight integer not null default 16 constraint "max_in_flight must be at least 1" check (max_in_flight > 0),
   -- When to try again after each failure; null: as the queue says.
-  retry_after interval[] check (array_position(retry_after, null) is null and cardinality(retry_after) <= 100),
+  retry_after interval[]
+    constraint "retry_after must have at most 100 intervals, none of them null" check (array_position(retry_after, null) is null and cardinality(retry_after) <= 100),
   -- Which attempts are written down, and whether with what came back.
-  log text not null default 'failures' check (log in ('failures', 'all')),
+  log text not null default 'failures' constraint "log must be failures or all" check (log in ('failures', 'all')),
   keep_response boolean not null default false,
   --   active     events are posted
   --   paused     by an operator: they wait
   --   tripped    it failed too often: they wait until probe_at, when one of them tries
   --   disabled   it is gone, or failed for days: those that share a queue do not get events any more
-  state text not null default 'active' check (state in ('active', 'paused', 'tripped', 'disabled')),
+  state text not null default 'active'
+    constraint "state must be active, paused, tripped or disabled" check (state in ('active', 'paused', 'tripped', 'disabled')),
   reason text,
   probe_at timestamptz,
   trips integer not null default 0,
@@ -110,7 +115,7 @@ create table pgmb.attempt (
   -- What went wrong, in a word; null where nothing did.
   error text,
   detail text,
-  response text check (octet_length(response) <= 4096)
+  response text constraint "a response must have at most 4096 bytes" check (octet_length(response) <= 4096)
 ) with (autovacuum_vacuum_scale_factor = 0.02);
 create index attempt_endpoint on pgmb.attempt (endpoint, id);
 create index attempt_at on pgmb.attempt (at);

@@ -43,6 +43,7 @@ def test_every_command_explains_itself(run: Run, dsn: str) -> None:
         outcome = run(*words, "--help")
         assert outcome.code == 0, words
         assert "Usage: pgmb" in outcome.out, words
+        assert "<bool>" not in outcome.out, "a flag takes no value"
 
 
 def test_the_reference_is_made_from_the_commands() -> None:

@@ -1,0 +1,99 @@
+"""Hints in the terms of the command line: the command to type, and what is wrong with a connection."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import psycopg
+
+COMMANDS: Final = {
+    "alter_queue": "pgmb queues alter NAME",
+    "alter_stream": "pgmb streams alter NAME",
+    "bind": "pgmb queues bind NAME PATTERN",
+    "bind_endpoint": "pgmb endpoints bind NAME PATTERN",
+    "create_endpoint": "pgmb endpoints create NAME URL",
+    "create_queue": "pgmb queues create NAME PATTERN",
+    "create_schedule": "pgmb schedules create NAME",
+    "create_stream": "pgmb streams create NAME",
+    "drop_api_key": "pgmb keys drop NAME",
+    "drop_endpoint": "pgmb endpoints drop NAME",
+    "drop_queue": "pgmb queues drop NAME",
+    "drop_schedule": "pgmb schedules drop NAME",
+}
+"""The command that calls a function of the schema pgmb, for functions that the database's hints name."""
+
+_CALL: Final = re.compile(r"\bpgmb\.(?P<function>[a-z_]+)(?:\((?P<arguments>[^()]*)\))?")
+_NAMED: Final = re.compile(r"(?P<name>[a-z_]+) => (?P<value>[^,]+)")
+
+_ADDRESS: Final = "--dsn, PGMB_DSN or DATABASE_URL"
+_CAUSES: Final = (
+    (
+        r"Connection refused|No such file or directory",
+        f"No PostgreSQL server listens there. Start it, or correct host and port in {_ADDRESS}.",
+    ),
+    (
+        r"resolve host|translate host name|Name or service not known",
+        f"No such host. Correct its name in {_ADDRESS}.",
+    ),
+    (
+        r"timeout expired|timed out|No route to host|Network is unreachable",
+        f"The host does not answer. Check host and port in {_ADDRESS}, and firewalls in between.",
+    ),
+    (
+        r'database "(?P<name>[^"]*)" does not exist',
+        "Create the database (createdb {name}), or name another one in " + _ADDRESS + ".",
+    ),
+    (
+        r'role "(?P<name>[^"]*)" does not exist',
+        "Create the role (createuser {name}), or name another user in " + _ADDRESS + ".",
+    ),
+    (
+        r"password authentication failed|no password supplied|authentication failed",
+        f"Correct the user and the password in {_ADDRESS}, PGPASSWORD or ~/.pgpass.",
+    ),
+    (
+        r"no pg_hba\.conf entry|pg_hba\.conf rejects",
+        "The server refuses such connections: add a line to its pg_hba.conf, or try sslmode=require.",
+    ),
+    (
+        r"too many clients|remaining connection slots|too many connections",
+        "The server has no connection left: close some, raise max_connections, or connect through a pooler.",
+    ),
+    (
+        r"does not support SSL|SSL error|certificate",
+        f"Correct sslmode, or the certificates, in {_ADDRESS}.",
+    ),
+    (r"starting up|shutting down|in recovery mode", "The server is not ready. Try again in a moment."),
+)
+
+
+def in_commands(hint: str | None) -> str | None:
+    """A hint of the database with each call of a function replaced by the command that does the same."""
+    return None if hint is None else _CALL.sub(_command, hint)
+
+
+def _command(call: re.Match[str]) -> str:
+    command = COMMANDS.get(call["function"])
+    if command is None:
+        return call[0]
+    options = [
+        f"--{found['name'].replace('_', '-')} {found['value']}"
+        for found in _NAMED.finditer(call["arguments"] or "")
+    ]
+    return f"`{' '.join([command, *options])}`"
+
+
+def connection_failure(error: Exception) -> tuple[str, str]:
+    """Why a connection was not made, and what to do about it."""
+    said = str(error).strip() or "the connection was lost"
+    if isinstance(error, psycopg.ProgrammingError):
+        # It quotes the connection string, or the part that cannot be read, with the password.
+        said = re.sub('".*"', '"…"', said, flags=re.DOTALL)
+        return f"not a connection string: {said}", (
+            f"{_ADDRESS} is a URL, postgresql://user@host:5432/database, or pairs, host=… dbname=… user=…"
+        )
+    for pattern, hint in _CAUSES:
+        if found := re.search(pattern, said):
+            return said, hint.format(**found.groupdict())
+    return said, f"Check that the server is running and that {_ADDRESS} is right."
