@@ -1,4 +1,5 @@
-"""Writes docs/reference: sql.md from the headers of the functions, cli.md from the commands, http.md of REST.
+"""Writes docs/reference: sql.md from the headers of the functions, python.md from the docstrings, cli.md from
+the commands, http.md of REST.
 
 `--check` fails if one of them is stale.
 """
@@ -10,7 +11,7 @@ import sys
 from pathlib import Path
 
 from pgmb import schema
-from scripts import cli_reference, http_reference
+from scripts import cli_reference, http_reference, python_reference
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ROOT / "src" / "pgmb" / "sql"
@@ -98,7 +99,12 @@ def render() -> str:
 
 def main() -> int:
     stale = 0
-    pages = {"sql.md": render(), "cli.md": cli_reference.render(), "http.md": http_reference.render()}
+    pages = {
+        "sql.md": render(),
+        "python.md": python_reference.render(),
+        "cli.md": cli_reference.render(),
+        "http.md": http_reference.render(),
+    }
     for name, rendered in pages.items():
         target = REFERENCE / name
         if "--check" not in sys.argv:

@@ -57,7 +57,9 @@ class Case(NamedTuple):
 def of_text(text: str) -> Case:
     written = json.dumps(text, ensure_ascii=False)
     headers = json.dumps({text: text}, ensure_ascii=False)
-    return Case(text, text, f"{{{written}: [{written}]}}", headers, text)
+    # A topic has no wildcard.
+    topic = text.replace("*", "+").replace("#", "+")
+    return Case(topic, text, f"{{{written}: [{written}]}}", headers, text)
 
 
 def decoded(written: str) -> Any:

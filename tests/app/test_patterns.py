@@ -13,7 +13,7 @@ from pgmb import InvalidArgument
 from pgmb._core.patterns import matches
 
 WORDS = st.sampled_from(["a", "b", "é", "a b", "a\n", "", "*", "#", "a+", "(", "$", "\\d", "a-b", "_"])
-PATTERNS = st.lists(WORDS, min_size=1, max_size=5).map(".".join)
+PATTERNS = st.lists(WORDS, min_size=1, max_size=5).map(".".join).filter(bool)
 TOPICS = st.lists(WORDS, min_size=1, max_size=5).map(".".join)
 
 
@@ -39,7 +39,6 @@ def test_python_matches_what_sql_matches(pattern: str, topic: str, db: psycopg.C
         ("#.paid", "order.x.paid", True),
         ("a.#.b", "a.b", True),
         ("a.#.b", "ab", False),
-        ("#", "", True),
         ("*", "a.b", False),
         ("a", "a\n", False),
     ],
@@ -48,7 +47,7 @@ def test_words_stars_and_hashes(pattern: str, topic: str, expected: bool) -> Non
     assert matches(pattern, topic) is expected
 
 
-@pytest.mark.parametrize("pattern", ["a*", "#a", "order.**", "##"])
+@pytest.mark.parametrize("pattern", ["a*", "#a", "order.**", "##", ""])
 def test_wildcards_stand_for_whole_words(pattern: str) -> None:
     with pytest.raises(InvalidArgument, match="invalid pattern"):
         matches(pattern, "a")

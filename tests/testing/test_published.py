@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -60,6 +61,7 @@ def test_many_events_do_not_make_a_long_message(broker: pgmb.Broker) -> None:
     with pytest.raises(AssertionError) as caught:
         assert_published(broker, "b")
     assert "80 before these" in str(caught.value)
+    assert caught.traceback.filter(caught)[-1].path == Path(__file__), "pytest shows the caller's line"
     assert len(str(caught.value)) < 10_000
 
 

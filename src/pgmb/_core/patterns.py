@@ -19,7 +19,7 @@ def matches(pattern: str, topic: str) -> bool:
 def compiled(pattern: str) -> re.Pattern[str]:
     """The regular expression that a whole topic must match. InvalidArgument if it is not a pattern."""
     words = pattern.split(".")
-    if any(len(word) > 1 and ("*" in word or "#" in word) for word in words):
+    if not pattern or any(len(word) > 1 and ("*" in word or "#" in word) for word in words):
         refused = InvalidArgument(f"invalid pattern: {pattern!r}")
         refused.advise("* and # stand for whole words: order.*, order.#, *.created.")
         raise refused

@@ -75,6 +75,8 @@ def assert_published(
     payload instead, or as well. `key` is compared too if it is given. With `conn` the events that its
     transaction has not committed count too.
     """
+    # pytest shows the caller's line instead of these.
+    __tracebackhide__ = True
     described = _describe(topic, payload, matching, key)
     wanted = None if payload is _ANY else msgspec.json.decode(wire.json(payload))
     pattern = compiled(topic)

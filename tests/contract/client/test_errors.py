@@ -66,9 +66,9 @@ async def test_a_setting_out_of_bounds_is_refused_by_what_it_may_be(
 
 @pytest.mark.parametrize("topic", ["", "x" * 256, "order.*", "#", "c#"])
 async def test_a_topic_that_no_pattern_could_name_is_refused(client: Client, topic: str) -> None:
-    with pytest.raises(pgmb.InvalidArgument, match="^a topic must have"):
+    with pytest.raises(pgmb.InvalidArgument, match=r"^a topic must have"):
         await client.publish(topic, 1)
-    with pytest.raises(pgmb.InvalidArgument, match="^a topic must have"):
+    with pytest.raises(pgmb.InvalidArgument, match=r"^a topic must have"):
         await client.publish_many([pgmb.NewEvent(topic, 1)])
 
 

@@ -16,7 +16,7 @@
 --   log              which attempts to record: failures, or all; keep_response: with 1 KB of the response
 --   queue            the queue that feeds it, shared with other endpoints and created if it does not exist. An endpoint
 --                    that is ordered or takes batches has its own queue, named endpoint/<name>
--- Errors: MB001 no such stream, MB003 invalid name, MB005 invalid URL, header or number, MB006 it is fed by another queue,
+-- Errors: MB001 no such stream, MB003 invalid name, MB005 invalid URL or header, 23514 a setting out of bounds, MB006 it is fed by another queue,
 -- or another kind of queue, MB007 invalid pattern, MB009 invalid filter, MB010 invalid condition, 42501.
 create or replace function pgmb.create_endpoint(
   name text, url text, patterns text[] default '{#}', equals jsonb default null, filter text default null,
@@ -97,7 +97,7 @@ begin
 end $$;
 
 -- Changes some settings of an endpoint: see create_endpoint. Null leaves one as it is; rps => 0 and gzip_above => -1 take
--- those away. Errors: MB060 no such endpoint, MB005 invalid URL, header or number, MB006 batches for one that shares a
+-- those away. Errors: MB060 no such endpoint, MB005 invalid URL or header, 23514 a setting out of bounds, MB006 batches for one that shares a
 -- queue.
 create or replace function pgmb.alter_endpoint(
   name text, url text default null, batch integer default null, body text default null, rps integer default null,
