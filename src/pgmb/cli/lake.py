@@ -7,7 +7,7 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from importlib import import_module
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
@@ -16,7 +16,7 @@ from psycopg.rows import dict_row
 from pgmb import connect as broker_of
 from pgmb._core.connecting import connect
 from pgmb.cli import durations, moments, output
-from pgmb.cli.options import AsJson, Dsn, Stream
+from pgmb.cli.options import AsJson, Dsn, StorageOption, Stream, storage_options
 from pgmb.cli.spark.progress import progress
 from pgmb.cli.spark.session import UNTOLD, Conf, Master, session
 from pgmb.errors import translated
@@ -27,15 +27,6 @@ if TYPE_CHECKING:
 lake = typer.Typer(
     help="Archive streams to open tables, verified before they are dropped.", no_args_is_help=True
 )
-
-StorageOption: TypeAlias = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="NAME=VALUE",
-        help="An option of the storage, such as AWS_ENDPOINT_URL. The environment gives the others.",
-        show_default=False,
-    ),
-]
 
 _EVERY = timedelta(seconds=10)
 _LAKES = (
@@ -76,7 +67,7 @@ def init(
     storage_option: StorageOption = None,
 ) -> None:
     """Create the table of a stream. From then on its log keeps events until they are archived."""
-    options = _options(storage_option)
+    options = storage_options(storage_option)
     with _needed():
         from pgmb.lake import archive
     made = archive.init(dsn, stream, url, keep_hot, options)
@@ -111,7 +102,7 @@ def archive(
     as_json: AsJson = False,
 ) -> None:
     """Archive sealed segments with Spark and verify them. Prints a line for each commit."""
-    options = _options(storage_option)
+    options = storage_options(storage_option)
     with _needed():
         from pgmb.lake.archive import Archiver
         from pgmb.lake.spark import SparkRun
@@ -226,16 +217,6 @@ def _planned(dsn: str, stream: str) -> Sequence[Any]:
 def _lakes(dsn: str) -> list[dict[str, Any]]:
     with connect(dsn, "pgmb cli") as database, translated(), database.cursor(row_factory=dict_row) as cursor:
         return cursor.execute(_LAKES).fetchall()
-
-
-def _options(given: Sequence[str] | None) -> dict[str, str]:
-    options: dict[str, str] = {}
-    for one in given or ():
-        name, equals, value = one.partition("=")
-        if not equals or not name.strip():
-            raise typer.BadParameter("not an option of a storage. Write NAME=VALUE.")
-        options[name.strip()] = value
-    return options
 
 
 @contextmanager

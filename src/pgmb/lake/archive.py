@@ -7,7 +7,7 @@ are dropped from the log only after they were recorded. See docs/explanation/lak
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
@@ -21,7 +21,7 @@ from pgmb.errors import ForeignTable, VerificationFailed, translated
 from pgmb.lake import digest
 from pgmb.lake.digest import BLOCK_BITS, Digested
 from pgmb.lake.storage import Storage
-from pgmb.lake.table import EventTable, KnownFile
+from pgmb.lake.table import EventTable, KnownFile, overlapping
 from pgmb.lake.task import FileGroup, GroupRead, Part, WrittenFile, read_group, write_part
 from pgmb.spark.source.offsets import SEGMENT_BITS
 
@@ -359,20 +359,6 @@ def divide(chosen: Sequence[Pending], parallelism: int) -> list[tuple[int, int]]
             close()
     close()
     return ranges
-
-
-def overlapping(files: Iterable[KnownFile]) -> Generator[list[KnownFile]]:
-    """Files in groups whose blocks of events have none in common, each to be read by one task."""
-    group: list[KnownFile] = []
-    last = -1
-    for file in sorted(files, key=lambda file: file.lowest_seq):
-        if group and file.lowest_seq >> BLOCK_BITS > last:
-            yield group
-            group, last = [], -1
-        group.append(file)
-        last = max(last, file.highest_seq >> BLOCK_BITS)
-    if group:
-        yield group
 
 
 def _segments_of(files: Iterable[KnownFile]) -> set[int]:

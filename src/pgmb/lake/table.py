@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 
@@ -14,6 +14,7 @@ from deltalake.exceptions import CommitFailedError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 
 from pgmb.errors import ForeignTable
+from pgmb.lake.digest import BLOCK_BITS
 from pgmb.lake.events import STATISTICS, TABLE_SCHEMA
 from pgmb.lake.storage import Storage
 from pgmb.lake.task import WrittenFile
@@ -30,6 +31,8 @@ class KnownFile(NamedTuple):
     bytes: int
     lowest_seq: int
     highest_seq: int
+    lowest_xid: int = 0
+    highest_xid: int = 1 << 62
 
 
 class EventTable:
@@ -126,15 +129,38 @@ class EventTable:
 
 def files_of(table: DeltaTable, lo: int, hi: int) -> list[KnownFile]:
     """The files of a table that may hold events with lo < seq <= hi, in the order of seq."""
-    found = pa.table(table.get_add_actions(flatten=True)).select(["path", "size_bytes", "min.seq", "max.seq"])
+    found = pa.table(table.get_add_actions(flatten=True)).select(
+        ["path", "size_bytes", "min.seq", "max.seq", "min.xid", "max.xid"]
+    )
     return sorted(
         (
-            KnownFile(unquote(row["path"]), row["size_bytes"], row["min.seq"], row["max.seq"])
+            KnownFile(
+                unquote(row["path"]),
+                row["size_bytes"],
+                row["min.seq"],
+                row["max.seq"],
+                row["min.xid"],
+                row["max.xid"],
+            )
             for row in found.to_pylist()
             if row["max.seq"] > lo and row["min.seq"] <= hi
         ),
         key=lambda file: (file.lowest_seq, file.path),
     )
+
+
+def overlapping(files: Iterable[KnownFile]) -> Generator[list[KnownFile]]:
+    """Files in groups whose blocks of events have none in common, each to be read by one task."""
+    group: list[KnownFile] = []
+    last = -1
+    for file in sorted(files, key=lambda file: file.lowest_seq):
+        if group and file.lowest_seq >> BLOCK_BITS > last:
+            yield group
+            group, last = [], -1
+        group.append(file)
+        last = max(last, file.highest_seq >> BLOCK_BITS)
+    if group:
+        yield group
 
 
 def _added(file: WrittenFile) -> AddAction:

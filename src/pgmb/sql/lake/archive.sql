@@ -272,3 +272,59 @@ begin
     and a.segment between lake_segments.lo >> 40 and lake_segments.hi >> 40
   order by a.segment;
 end $$;
+
+-- The segments of which only the lake has the events between two positions with seq > after_seq, in their order, at most
+-- `max` of them: the table's URL and the version in which they were verified, lo < seq <= hi, the number of all events of
+-- the segment, and whether their xids are of the present epoch. The log has nothing before the last of them. Does not
+-- check the positions: read with between(lake => true) first, in the same statement. From the earliest on, history counts
+-- that is kept in one of the two. Errors: MB012 some was dropped and is not in the lake. Support.
+create or replace function pgmb.lake_between(
+  stream text, after pgmb.position, upto pgmb.position, after_seq bigint default 0, max integer default 100
+)
+returns table (
+  segment integer, url text, lake_version bigint, lo bigint, hi bigint, events bigint, current boolean
+)
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  stream_number integer := pgmb_internal.readable_stream(lake_between.stream);
+  beginning boolean := pg_snapshot_xmin((after).snapshot) <= '3' and after_seq = 0;
+begin
+  for segment, url, lake_version, lo, hi, events, current in
+    select g.number, a.url, a.lake_version, greatest(after_seq, (g.number::bigint << 40) - 1), g.last_seq, a.events,
+      a.epoch = i.epoch
+    from pgmb.segment g
+    cross join pgmb.installation i
+    left join pgmb.archived a on a.stream = g.stream and a.segment = g.number and a.verified_at is not null
+    where g.stream = stream_number and g.number >= after_seq >> 40 and g.last_seq > after_seq
+      and g.dropped_at is not null and g.max_xid >= pg_snapshot_xmin((after).snapshot)
+    order by g.number
+  loop
+    if url is not null then
+      beginning := false;
+      return next;
+      max := max - 1;
+      exit when max = 0;
+    elsif not beginning then
+      perform pgmb_internal.raise_gone();
+    end if;
+  end loop;
+end $$;
+
+-- The highest number up to which all events of a stream were published before a time, by what is known of sealed segments;
+-- 0: not known of any. Where to begin to look for events of that time that lie before the oldest tick. Support.
+create or replace function pgmb.seq_at(stream text, at timestamptz)
+returns bigint
+language plpgsql stable security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  stream_number integer := pgmb_internal.readable_stream(seq_at.stream);
+begin
+  return coalesce((
+    select max(g.last_seq) from pgmb.segment g
+    where g.stream = stream_number and g.number < (
+      select min(later.number) from pgmb.segment later
+      where later.stream = stream_number and (later.sealed_at is null or later.last_published_at >= seq_at.at))), 0);
+end $$;

@@ -21,6 +21,9 @@ create table pgmb.archived (
   url text,
   lake_version bigint,
   verified_at timestamptz,
+  -- Of the ticks that retention deleted when it dropped the segment: by them it is known that a position belongs to this
+  -- history (docs/adr/0025-positions-name-a-proven-tick.md). Null: not dropped.
+  proofs bigint[],
   primary key (stream, segment),
   constraint "a segment must be archived or not" check (num_nulls(url, lake_version, verified_at) in (0, 3))
 );

@@ -253,9 +253,14 @@ begin
       exit;
     end;
     update pgmb.segment s set dropped_at = clock_timestamp() where s.stream = stream_number and s.number = old;
-    delete from pgmb.tick t
-    where t.stream = stream_number and pg_snapshot_xmin((t.position).snapshot) <=
-      (select s.max_xid from pgmb.segment s where s.stream = stream_number and s.number = old);
+    with forgotten as (
+      delete from pgmb.tick t
+      where t.stream = stream_number and pg_snapshot_xmin((t.position).snapshot) <=
+        (select s.max_xid from pgmb.segment s where s.stream = stream_number and s.number = old)
+      returning (t.position).proof
+    )
+    update pgmb.archived a set proofs = array(select f.proof from forgotten f)
+    where a.stream = stream_number and a.segment = old and a.verified_at is not null;
     dropped := dropped + 1;
   end loop;
   return dropped;
