@@ -3,9 +3,13 @@
 -- (docs/explanation/lake.md).
 
 -- Archives a stream to the table at a URL from now on: retention then waits for the archive. keep_hot: how long the log
--- keeps events that are archived, which is the stream's keep_for; null leaves that as it is. Errors: MB001 no such stream,
--- MB004 the stream is archived to another table.
-create or replace function pgmb.create_lake(stream text, url text, keep_hot interval default null)
+-- keeps events that are archived, which is the stream's keep_for; null leaves that as it is. dead_url: the table of the dead
+-- letters of its queues, by default the URL with _dead at its end; keep_dead: how long the database keeps dead letters that
+-- are archived, null leaves that as it is, and a negative one removes the limit. Errors: MB001 no such stream, MB004 the
+-- stream is archived to another table.
+create or replace function pgmb.create_lake(
+  stream text, url text, keep_hot interval default null, dead_url text default null, keep_dead interval default null
+)
 returns void
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
@@ -25,9 +29,14 @@ begin
   end if;
   select i.identity into installed from pgmb.installation i;
   -- A copy of a database that has a lake gets one of its own.
-  insert into pgmb.lake as l (stream, url, identity) values (stream_number, create_lake.url, installed)
-  on conflict on constraint lake_pkey do update set url = excluded.url, identity = excluded.identity
+  insert into pgmb.lake as l (stream, url, identity, dead_url)
+  values (stream_number, create_lake.url, installed, coalesce(create_lake.dead_url, rtrim(create_lake.url, '/') || '_dead'))
+  on conflict on constraint lake_pkey do update
+  set url = excluded.url, identity = excluded.identity, dead_url = excluded.dead_url
   where l.identity <> excluded.identity;
+  update pgmb.lake l
+  set keep_dead = case when create_lake.keep_dead >= interval '0' then create_lake.keep_dead end
+  where l.stream = stream_number and create_lake.keep_dead is not null;
   select l.url into found_url from pgmb.lake l where l.stream = stream_number;
   if found_url <> create_lake.url then
     raise exception 'stream % is archived to %', create_lake.stream, found_url using errcode = 'MB004',

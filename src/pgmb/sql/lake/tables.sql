@@ -5,6 +5,9 @@ create table pgmb.lake (
   url text not null constraint "a lake must have a URL" check (url <> ''),
   -- Of the installation that writes the table. A copy of this database has another one and must not write there.
   identity uuid not null,
+  -- The table of dead letters, and how long the database keeps those that are archived; null: without limit.
+  dead_url text not null check (dead_url <> '' and dead_url <> url),
+  keep_dead interval,
   created_at timestamptz not null default clock_timestamp()
 );
 
@@ -26,4 +29,21 @@ create table pgmb.archived (
   proofs bigint[],
   primary key (stream, segment),
   constraint "a segment must be archived or not" check (num_nulls(url, lake_version, verified_at) in (0, 3))
+);
+
+-- Batches of dead letters for the lake. The number is the version of the commit to the table. `events` and `digest` are the
+-- database's own, of the dead letters as they were when the batch was planned; ids until it is verified. A batch that is
+-- planned and never committed is followed by another one with the same dead letters.
+create table pgmb.dead_batch (
+  stream integer not null references pgmb.stream on delete cascade,
+  number bigint not null,
+  ids bigint[],
+  events bigint not null,
+  digest bytea not null,
+  url text,
+  lake_version bigint,
+  planned_at timestamptz not null default clock_timestamp(),
+  verified_at timestamptz,
+  primary key (stream, number),
+  check (num_nulls(url, lake_version, verified_at) in (0, 3))
 );

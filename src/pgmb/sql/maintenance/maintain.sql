@@ -392,6 +392,7 @@ begin
   perform pgmb_internal.expire_subscriptions();
   perform pgmb_internal.clear_attempts(coalesce(nullif(current_setting('pgmb.keep_attempts', true), ''), '7 days')::interval);
   perform pgmb_internal.clear_access(coalesce(nullif(current_setting('pgmb.keep_audit', true), ''), '90 days')::interval);
+  perform pgmb_internal.drop_archived_dead();
   perform pgmb.clear_stages(coalesce(nullif(current_setting('pgmb.keep_stages', true), ''), '1 day')::interval);
   update pgmb.queue q set generation = newest.number, lock_key = pgmb_internal.queue_lock(q.id, newest.number)
   from (select n.queue, max(n.number) number from pgmb.generation n where n.base is not null group by n.queue) newest
