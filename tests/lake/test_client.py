@@ -348,6 +348,7 @@ def test_an_archive_that_is_older_than_a_rebase_comes_first_and_once(filled: Lak
     filled.publish(10)
     more = rows(broker, after=position)
     assert len(more) == 10, "nothing of the archive comes again"
+    assert rows(broker, after=position, lake=False) == more, "the log has all that is new"
     archive_and_drop(filled)
     assert rows(broker) == before + more
     assert rows(broker, after=position) == more

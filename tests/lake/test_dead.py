@@ -17,7 +17,7 @@ from harness.lake import DEAD_STEPS
 from harness.segments import fill
 from pgmb.errors import ForeignTable, VerificationFailed
 from pgmb.lake.archive import init
-from pgmb.lake.dead import DeadArchived, DeadArchiver, dead_lake
+from pgmb.lake.dead import DeadArchived, DeadArchiver, dead_lake, digest_of
 from tests.lake.conftest import Lake
 
 pytestmark = [pytest.mark.new_database]
@@ -237,3 +237,19 @@ def test_a_database_from_a_backup_and_another_table_are_refused(dead: Dead, tmp_
     with pytest.raises(ForeignTable, match="another stream"):
         init(dead.lake.dsn, "other", str(tmp_path / "other"), dead_url=dead.url)
     assert DeltaTable(dead.url).metadata().description == "Dead letters of stream main, archived by pgmb"
+
+
+def test_the_database_compares_what_was_read_back_with_its_plan(dead: Dead) -> None:
+    dead.die(3)
+    batch = DeadArchiver(dead.lake.dsn, "main").plan(dead.db)
+    assert batch is not None
+    right = digest_of(batch.letters)
+    for number, count, digest in ((1, 3, b"other"), (1, 2, right), (1, 0, b""), (2, 3, right)):
+        with pytest.raises(psycopg.Error) as refused:
+            dead.db.execute("select pgmb.record_dead('main', %s, %s, %s, 0)", [number, count, digest])
+        assert refused.value.sqlstate == "MB062"
+    assert dead.count("archived_at is null") == 3
+    for recorded in (True, False):
+        row = dead.db.execute("select pgmb.record_dead('main', 1, 3, %s, 0)", [right]).fetchone()
+        assert row == (recorded,)
+    assert dead.count("archived_at is null") == 0

@@ -101,7 +101,7 @@ begin
   if planned.number is null then
     raise exception 'batch % of dead letters of stream % was not planned by this database', record_dead.batch,
       record_dead.stream using errcode = 'MB062',
-      hint = 'It was restored from a backup that is older than the table. Give the table another URL: pgmb lake init.';
+      hint = 'The table is newer than this database, which was restored from an older backup.';
   elsif (planned.events, planned.digest) is distinct from (record_dead.events, record_dead.digest) then
     raise exception 'batch % of dead letters of stream % was planned with % of them, and % are in the table%',
       record_dead.batch, record_dead.stream, planned.events, coalesce(record_dead.events::text, 'none'),
