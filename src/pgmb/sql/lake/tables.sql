@@ -6,9 +6,10 @@ create table pgmb.lake (
   -- Of the installation that writes the table. A copy of this database has another one and must not write there.
   identity uuid not null,
   -- The table of dead letters, and how long the database keeps those that are archived; null: without limit.
-  dead_url text not null check (dead_url <> '' and dead_url <> url),
+  dead_url text not null,
   keep_dead interval,
-  created_at timestamptz not null default clock_timestamp()
+  created_at timestamptz not null default clock_timestamp(),
+  constraint "dead letters must have a table of their own" check (dead_url <> '' and dead_url <> url)
 );
 
 -- The copies of segments. `events` and `digest` are the log's own, computed by digest_segment() after the segment was sealed.
@@ -45,5 +46,5 @@ create table pgmb.dead_batch (
   planned_at timestamptz not null default clock_timestamp(),
   verified_at timestamptz,
   primary key (stream, number),
-  check (num_nulls(url, lake_version, verified_at) in (0, 3))
+  constraint "a batch must be verified or not" check (num_nulls(url, lake_version, verified_at) in (0, 3))
 );
