@@ -1,6 +1,6 @@
 """The lake for tests, faults and benchmarks: archivers in this process or one that is killed at a step.
 
-    python -m harness.lake DSN STREAM [--die-after STEP] [--unlocked] [--spark]
+    python -m harness.lake DSN STREAM [--die-after STEP] [--unlocked] [--spark] [--dead]
 
 archives what is sealed, and kills itself with SIGKILL after the step. STEPS lists them.
 """
@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from pgmb.lake.archive import Archived, Archiver, Sizes
+from pgmb.lake.dead import DeadArchiver
 
 _Task = TypeVar("_Task")
 _Result = TypeVar("_Result")
@@ -105,6 +106,44 @@ class Mortal(Archiver):
             self._run = run
 
 
+DEAD_STEPS = ("plan", "write", "commit", "verify", "settle")
+
+
+class MortalDead(DeadArchiver):
+    """The same for dead letters."""
+
+    die_after: str | None = None
+
+    def reach(self, step: str) -> None:
+        if step == self.die_after:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def plan(self, *given: Any, **options: Any) -> Any:
+        planned = super().plan(*given, **options)
+        self.reach("plan")
+        return planned
+
+    def write(self, *given: Any) -> Any:
+        written = super().write(*given)
+        self.reach("write")
+        return written
+
+    def commit(self, *given: Any) -> Any:
+        committed = super().commit(*given)
+        self.reach("commit")
+        return committed
+
+    def verify(self, *given: Any) -> Any:
+        found = super().verify(*given)
+        self.reach("verify")
+        return found
+
+    def settle(self, *given: Any, **options: Any) -> Any:
+        settled = super().settle(*given, **options)
+        self.reach("settle")
+        return settled
+
+
 def archived(archiver: Archiver, *, repair: bool = False) -> list[Archived]:
     """Archive all that is sealed."""
     return list(archiver.archive(repair=repair))
@@ -114,11 +153,18 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("dsn")
     parser.add_argument("stream")
-    parser.add_argument("--die-after", choices=STEPS)
+    parser.add_argument("--die-after", choices=[*STEPS, *DEAD_STEPS])
     parser.add_argument("--unlocked", action="store_true", help="work although another archiver does")
     parser.add_argument("--spark", action="store_true")
     parser.add_argument("--commit-bytes", type=int, default=Sizes().commit_bytes)
+    parser.add_argument("--dead", action="store_true", help="archive dead letters")
     given = parser.parse_args()
+    if given.dead:
+        dead = MortalDead(given.dsn, given.stream)
+        dead.die_after = given.die_after
+        for batch in dead.archive():
+            print(msgspec.json.encode(batch).decode(), flush=True)
+        return 0
     run: Any = Here()
     if given.spark:
         from pyspark.sql import SparkSession

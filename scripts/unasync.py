@@ -37,6 +37,7 @@ NAMES = {
     "adriver_connection": "driver_connection",
     "aforget": "forget",
     "anext": "next",
+    "aoff_loop": "off_loop",
     "aremember": "remember",
     "asynccontextmanager": "contextmanager",
 }

@@ -86,6 +86,7 @@ class _Archive:
         if name == OURS:
             self.stored = sum(file.stat().st_size for file in place.rglob("*.parquet"))
         shutil.rmtree(place)
+        shutil.rmtree(f"{place}_dead", ignore_errors=True)
         return reading
 
     def _spark(self, place: Path) -> None:

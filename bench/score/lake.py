@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from bench.rows import ROWS, lake_archive
+from bench.rows import ROWS, lake_archive, lake_read
 from bench.score.core import proved_by_tests
 from bench.score.part import Measured, Part, Proved, line_with
 
 LAKE: list[Part] = [
     Measured("lake-archive", lake_archive.CHECKS, ROWS["lake-archive"]),
+    Measured("lake-read", lake_read.CHECKS, ROWS["lake-read"]),
     Proved(
         "archivers killed after each step",
         "each once",
@@ -19,9 +20,12 @@ LAKE: list[Part] = [
     ),
     proved_by_tests("lost and damaged files block the drop", "tests/lake/test_archive*.py"),
     proved_by_tests("several archivers, S3 (moto)", "tests/lake/test_storage*.py"),
-    proved_by_tests("digests of Polars, DuckDB, the log", "tests/lake/test_readers*.py"),
+    proved_by_tests("digests of Polars, DuckDB, DataFusion, the log", "tests/lake/test_readers.py"),
     proved_by_tests("pgmb lake, on Spark", "tests/lake/test_cli*.py"),
     proved_by_tests(
         "log and lake as one stream", "tests/lake/test_one_stream*.py", "tests/lake/test_border*.py"
     ),
+    proved_by_tests("log and lake as one stream, Python", "tests/lake/test_client*.py"),
+    proved_by_tests("readers killed while the border moves", "tests/lake/test_readers_killed*.py"),
+    proved_by_tests("dead letters in a table, each once", "tests/lake/test_dead*.py"),
 ]

@@ -30,6 +30,7 @@ PgmbError
 ├── VerificationFailed          MB062
 ├── NotSealed                   MB063
 ├── ForeignTable                of a lake
+├── MissingExtra
 ├── PublishFailed               of a background publisher
 ├── PublisherFull
 ├── PublisherClosed
@@ -166,7 +167,7 @@ class TasksDiffer(PgmbError):
 
 
 class VerificationFailed(PgmbError):
-    """A table of the lake does not hold what the log holds. The log keeps the segments concerned."""
+    """A table of the lake does not hold what was archived there. What was not verified stays in the log."""
 
 
 class NotSealed(PgmbError):
@@ -175,6 +176,10 @@ class NotSealed(PgmbError):
 
 class ForeignTable(PgmbError):
     """The table of a lake belongs to another stream or database, or lacks what was verified in it."""
+
+
+class MissingExtra(PgmbError, ImportError):
+    """A package that this needs is not installed: it comes with an extra of pgmb."""
 
 
 class PublishFailed(PgmbError):

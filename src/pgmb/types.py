@@ -27,6 +27,20 @@ _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 _EPOCH_OFFSET_MICROSECONDS = 946_684_800_000_000
 
 
+class LakeAccess(msgspec.Struct, frozen=True):
+    """How a reader gets at the lake of a stream, where the database's word and the environment do not do."""
+
+    url: str | None = None
+    """Of the table, if this machine has it under another one."""
+    options: dict[str, str] = {}
+    """Of the storage, by the names of `deltalake`, such as AWS_ENDPOINT_URL."""
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What tells it from others."""
+        return self.url, *sorted(self.options.items())
+
+
 class Source(msgspec.Struct, frozen=True, gc=False):
     """The stream that events come from, and what their ids are derived with."""
 

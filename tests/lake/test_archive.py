@@ -13,8 +13,8 @@ import pytest
 from harness.lake import Here
 from harness.segments import seal
 from pgmb.errors import ForeignTable, VerificationFailed
-from pgmb.lake.archive import Pending, divide, overlapping
-from pgmb.lake.table import KnownFile
+from pgmb.lake.archive import Pending, divide
+from pgmb.lake.table import KnownFile, overlapping
 from tests.lake.conftest import DB, Lake
 
 pytestmark = [pytest.mark.new_database]

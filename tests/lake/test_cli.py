@@ -71,7 +71,11 @@ def test_init_and_status_need_no_spark(pgmb_lake: Run, db: DB, tmp_path: Path) -
     assert not (tmp_path / "other").exists()
     code, _, said = pgmb_lake("init", url, "--stream", "nothing")
     assert (code, "stream 'nothing' does not exist" in said) == (1, True)
-    assert pgmb_lake("archive", "--once")[:2] == (0, "Nothing to archive: no sealed segment waits.\n")
+    code, told, _ = pgmb_lake("archive", "--once")
+    assert (code, told) == (0, "Nothing to archive: no sealed segment and no dead letter waits.\n")
+    db.execute("select pgmb.create_queue('q', '{#}'), pgmb.publish('t', '1')")
+    db.execute("select pgmb.bury(lease, error => 'no') from pgmb.receive('q')")
+    assert pgmb_lake("archive", "--once")[:2] == (0, "main: verified 1 dead letters\n")
     assert pgmb_lake("archive", "--storage-option", "x")[0] == 2
 
 
@@ -99,7 +103,7 @@ def test_spark_archives_and_only_what_is_new(on_spark: Run, lake: Lake) -> None:
         False,
     )
     assert lake.is_exact()
-    assert on_spark("archive")[1] == "Nothing to archive: no sealed segment waits.\n"
+    assert on_spark("archive")[1] == "Nothing to archive: no sealed segment and no dead letter waits.\n"
     lake.publish(100)
     code, said, _ = on_spark("archive", "--stream", "main")
     assert said.startswith("main: verified segment 2, 100 events, 1 files of ")

@@ -25,7 +25,8 @@ BELOW: dict[str, set[str]] = {
     "outbox": {"errors"},
     "schema": {"_core", "errors"},
     # webhooks.secrets seals and signs, imported on demand.
-    "_core": {"errors", "types", "webhooks"},
+    # lake reads what the log has dropped, imported on demand too.
+    "_core": {"errors", "lake", "types", "webhooks"},
     "_async": CLIENT,
     "_sync": CLIENT,
     "testing": {"_async", "_sync", "app", *CLIENT},
@@ -55,6 +56,7 @@ CORE: dict[str, set[str]] = {
     "endpoints": {"statements", "wire"},
     "groups": {"statements", "wire"},
     "keys": {"statements"},
+    "lake": {"patterns"},
     "pending": {"concurrency", "wire"},
 }
 

@@ -25,6 +25,7 @@ PUBLIC = [
     "Group",
     "HistoryGone",
     "InvalidArgument",
+    "LakeAccess",
     "Lease",
     "LeaseLost",
     "NewEndpoint",

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from pgmb._async.calls import AsyncCalls
+from pgmb._async.calls import AsyncCalls, Pool
 from pgmb._core import statements, wire
-from pgmb._core.statements import call
+from pgmb._core.concurrency import aoff_loop
+from pgmb._core.lake import LakePages, Place
+from pgmb._core.statements import Filter, call
 from pgmb.outbox import AsyncConnectionLike
-from pgmb.types import Event, Position, Source
+from pgmb.types import Event, LakeAccess, Position, Source
 
 
 class AsyncPositions(AsyncCalls):
+    def __init__(self, pool: Pool) -> None:
+        super().__init__(pool)
+        self._lakes: dict[tuple[object, ...], LakePages] = {}
+
     async def position(self, stream: str = "main", *, conn: AsyncConnectionLike | None = None) -> Position:
         """The stream's position now: everything committed by this moment lies before it."""
         return await self._position(statements.position("position", stream=stream), conn)
@@ -40,14 +46,57 @@ class AsyncPositions(AsyncCalls):
         after_seq: int = 0,
         max: int = 1000,
         *,
+        lake: LakeAccess | bool = True,
         conn: AsyncConnectionLike | None = None,
     ) -> list[Event]:
         """The events between two positions, in order; the same pair gives the same events.
 
-        To go on after a full page, pass the last event's `seq` as `after_seq`.
+        To go on after a full page, pass the last event's `seq` as `after_seq`. What the log has dropped is
+        read from the stream's lake, which needs `pgmb[lake]`; HistoryGone if it is not there either. `lake`
+        says how to reach it; with False only the log is read.
         """
-        rows = await self._rows(statements.between(stream, after, upto, after_seq, max), conn)
-        return wire.events(rows, Source(stream, 0))
+        if lake is False:
+            rows = await self._rows(statements.between(stream, after, upto, after_seq, max), conn)
+            return wire.events(rows, Source(stream, 0))
+        access = LakeAccess() if lake is True else lake
+        pages = self._lakes.setdefault(access.key, LakePages(access))
+        found: list[Event] = []
+        at: int | None = after_seq
+        while at is not None and len(found) < max:
+            place = Place(stream, after, upto, at)
+            events, at = await self._both(place, max - len(found), pages, None, conn)
+            found += events
+        return found
+
+    async def _both(
+        self,
+        place: Place,
+        limit: int,
+        pages: LakePages,
+        asked: Filter | None,
+        conn: AsyncConnectionLike | None,
+    ) -> tuple[list[Event], int | None]:
+        """A page of log or lake: the events that pass, and the seq with which it ended if more may follow."""
+        source = Source(place.stream, 0)
+        reading = pages.take(place)
+        if reading is None:
+            statement = statements.between_both(*place, limit, asked)
+            read = self._rows if asked is None else self._timed_rows
+            rows = await read(statement, conn)
+            if not rows or rows[-1][8] is None:
+                more = rows[-1][0] if len(rows) == limit else None
+                return wire.events((row for row in rows if row[2] is not None), source), more
+            # What the lake alone has comes before all that the log has.
+            told = [row[8] for row in rows if row[8] is not None]
+            opened = pages.begin(place, told)
+        else:
+            opened = reading
+        found = await aoff_loop(lambda: opened.page(limit))
+        if asked is not None and found:
+            passing = set((await self._timed_rows(statements.passing(found, asked), conn))[0][0])
+            found = [event for event in found if event.seq in passing]
+        pages.keep(place, opened)
+        return found, opened.scanned_to
 
     async def confirm(
         self, stream: str, reader: str, at: Position, *, conn: AsyncConnectionLike | None = None

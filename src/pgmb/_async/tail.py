@@ -5,18 +5,21 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Mapping
+from datetime import datetime
 from types import TracebackType
 from typing import Any, Self
 
+from pgmb._async.calls import Pool
 from pgmb._async.listener import AsyncListener, AsyncListening, AsyncSubscription
 from pgmb._async.positions import AsyncPositions
 from pgmb._core import cursor, statements, wire
 from pgmb._core.concurrency import Pace
 from pgmb._core.cursor import ReadCursor
+from pgmb._core.lake import LakePages, Place, topics
 from pgmb._core.patterns import compiled
 from pgmb._core.statements import Filter
 from pgmb.errors import ReaderBehind, StandbyError
-from pgmb.types import Duration, Event, Position, Source
+from pgmb.types import Duration, Event, LakeAccess, Position, Source
 
 _PAGE_EVENTS = 1000
 _LOOK_EVERY_SECONDS = 0.03
@@ -28,6 +31,10 @@ class AsyncLooks(AsyncPositions):
     """Finds positions to read up to."""
 
     on_primary = True
+
+    def __init__(self, pool: Pool, pages: LakePages | None = None) -> None:
+        super().__init__(pool)
+        self._pages = pages
 
     async def now(self, stream: str) -> Position:
         """What is committed by now; on a replica, what had been by the newest tick that came here."""
@@ -50,8 +57,11 @@ class AsyncLooks(AsyncPositions):
         self, stream: str, after: Position, upto: Position, after_seq: int, asked: Filter | None
     ) -> tuple[list[Event], int | None]:
         """A page's events, those that pass, and the seq with which it ended if there may be more."""
+        if self._pages is not None:
+            place = Place(stream, after, upto, after_seq)
+            return await self._both(place, _PAGE_EVENTS, self._pages, asked, None)
         if asked is None:
-            found = await self.between(stream, after, upto, after_seq, _PAGE_EVENTS)
+            found = await self.between(stream, after, upto, after_seq, _PAGE_EVENTS, lake=False)
             return found, found[-1].seq if len(found) == _PAGE_EVENTS else None
         statement = statements.between_filtered(stream, after, upto, after_seq, _PAGE_EVENTS, asked)
         rows = await self._timed_rows(statement, None)
@@ -61,6 +71,15 @@ class AsyncLooks(AsyncPositions):
     async def check(self, stream: str, asked: Filter) -> None:
         """Refuse what is not a filter."""
         await self._timed_rows(statements.between_filtered(stream, None, None, 0, 0, asked), None)
+
+    async def since(self, stream: str, at: datetime) -> ReadCursor:
+        """Where to begin for events of that time and later."""
+        found = await self.position_at(stream, at)
+        if found.tick or self._pages is None:
+            return ReadCursor(found)
+        # Before the oldest tick: what is known of the times of segments leads there.
+        before: int = await self._value(statements.seq_at(stream, at), None)
+        return ReadCursor(found, await self.now(stream), before) if before else ReadCursor(found)
 
     async def newest_tick(self, stream: str) -> Position:
         """The position of the newest tick of any process."""
@@ -85,6 +104,7 @@ class AsyncTail:
         follow: bool,
         max_wait: float | None,
         asked: Filter | None = None,
+        since: datetime | None = None,
     ) -> None:
         self.stream = stream
         self.position = None if after is None else ReadCursor.of(after)
@@ -94,6 +114,7 @@ class AsyncTail:
         self._looks = looks
         self._listener = listener
         self._asked = asked
+        self._since = since
         self._checked = asked is None
         self._matching = [compiled(pattern) for pattern in patterns]
         self._follow = follow
@@ -115,7 +136,11 @@ class AsyncTail:
         if self._follow and self._subscription is None and not self._closed:
             self._subscription = self._listener.subscribe(self.stream)
         if self._next is None:
-            self.position = self._next = ReadCursor(await self._looks.now(self.stream))
+            self.position = self._next = (
+                ReadCursor(await self._looks.now(self.stream))
+                if self._since is None
+                else await self._looks.since(self.stream, self._since)
+            )
         if not self._follow and self._end is None:
             self._end = await self._looks.now(self.stream)
         return self._next
@@ -199,7 +224,7 @@ class AsyncTail:
             return
         page = ReadCursor(at.start, end, at.scanned_to)
         self._next = ReadCursor(end) if more is None else page.at(more)
-        self._page.extend((event, page) for event in found if self._matches(event.topic))
+        self._page.extend((event, page) for event in found if self._matches(event))
         if found or more is not None:
             self._pace.found()
 
@@ -221,8 +246,10 @@ class AsyncTail:
         # A tick that is newer than the newest here was lost, which reading says; or this replica is behind.
         return newest if 0 < newest.tick < done.tick else None
 
-    def _matches(self, topic: str) -> bool:
-        return not self._matching or any(pattern.fullmatch(topic) for pattern in self._matching)
+    def _matches(self, event: Event) -> bool:
+        if self._since is not None and event.published_at < self._since:
+            return False
+        return not self._matching or any(pattern.fullmatch(event.topic) for pattern in self._matching)
 
 
 class AsyncTailing(AsyncListening):
@@ -237,18 +264,24 @@ class AsyncTailing(AsyncListening):
         equals: Mapping[str, Any] | None = None,
         filter: str | None = None,
         params: Mapping[str, Any] | None = None,
+        since: datetime | None = None,
+        lake: LakeAccess | bool = True,
     ) -> AsyncTail:
         """The events of a stream whose topics match one of the patterns, by default all, one after another.
 
-        From now on, or after a position. With `follow` it waits for more, until none came for `max_wait`;
-        without, it ends with what is committed by now. Nothing is stored in the database: keep
-        `tail.position` to go on from there. HistoryGone when retention has passed it. With `listen` the
-        broker's listener wakes it; otherwise it looks every half second. `equals`, `filter` and `params` are
-        those of `create_queue`.
+        From now on, after a position, or `since` a time: those that were published then or later; with both,
+        those of them that lie after the position. With `follow` it waits for more, until none came for
+        `max_wait`; without, it ends with what is committed by now. Nothing is stored in the database: keep
+        `tail.position` to go on from there. What the log has dropped is read from the stream's lake, which
+        needs `pgmb[lake]`; HistoryGone if it is not there either. `lake` says how to reach it; with False
+        only the log is read. With `listen` the broker's listener wakes it; otherwise it looks every half
+        second. `equals`, `filter` and `params` are those of `create_queue`.
         """
         waited = statements.interval(max_wait)
+        statements.aware(since)
+        pages = None if lake is False else LakePages(None if lake is True else lake, since, topics(patterns))
         return AsyncTail(
-            AsyncLooks(self._pool),
+            AsyncLooks(self._pool, pages),
             self.listener() if listen and follow else AsyncListener(pooled=True),
             stream,
             patterns,
@@ -256,4 +289,5 @@ class AsyncTailing(AsyncListening):
             follow,
             None if waited is None else waited.total_seconds(),
             None if equals is None and filter is None else Filter(equals, filter, params),
+            since,
         )

@@ -13,11 +13,13 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Coroutine, Generator
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
 
 from psycopg import AsyncConnection, Connection
 
 logger = logging.getLogger("pgmb")
+
+_Result = TypeVar("_Result")
 
 
 class AsyncFlag:
@@ -117,6 +119,16 @@ def acaller() -> object:
 def caller() -> object:
     """The thread that runs."""
     return threading.current_thread()
+
+
+async def aoff_loop(work: Callable[[], _Result]) -> _Result:
+    """Do work that blocks, in a thread."""
+    return await asyncio.to_thread(work)
+
+
+def off_loop(work: Callable[[], _Result]) -> _Result:
+    """Do work that blocks: the caller may wait for it."""
+    return work()
 
 
 def hang_up(connection: AsyncConnection[Any] | Connection[Any]) -> None:

@@ -361,11 +361,64 @@ _BETWEEN_FILTERED: Final = (
     "stream => %s::text, after => %s::pgmb.position, upto => %s::pgmb.position, after_seq => %s::bigint,"
     " max => %s::bigint, equals => %s::jsonb, filter => %s::text, params => %s::jsonb)"
 )
+# Events of the log, then segments that only the lake has. These come last: a segment that is dropped while
+# the log is read is among them.
+_BOTH: Final = (
+    "select seq, id, topic, key, payload, headers, published_at, 1, null::json from pgmb.{function}("
+    "stream => %s::text, after => %s::pgmb.position, upto => %s::pgmb.position, after_seq => %s::bigint,"
+    " max => %s::bigint, lake => true{filter})"
+    " union all"
+    " select null, null, null, null, null, null, null, null, to_json(kept)"
+    " from pgmb.lake_between(stream => %s::text, after => %s::pgmb.position, upto => %s::pgmb.position,"
+    " after_seq => %s::bigint) kept"
+)
+_BETWEEN_BOTH: Final = _BOTH.format(function="between", filter="")
+_BETWEEN_FILTERED_BOTH: Final = _BOTH.format(
+    function="between_filtered", filter=", equals => %s::jsonb, filter => %s::text, params => %s::jsonb"
+)
+_PASSING: Final = (
+    "select pgmb.passing(seqs => %s::bigint[], topics => %s::text[], keys => %s::text[],"
+    " payloads => %s::json[], headers => %s::json[], equals => %s::jsonb, filter => %s::text,"
+    " params => %s::jsonb)"
+)
 _CONFIRM: Final = "select pgmb.confirm(stream => %s::text, reader => %s::text, at => %s::pgmb.position)"
 
 
 def between(stream: str, after: Position, upto: Position, after_seq: int, limit: int) -> Statement:
     return Statement(_BETWEEN, (stream, str(after), str(upto), after_seq, limit))
+
+
+def between_both(
+    stream: str, after: Position, upto: Position, after_seq: int, limit: int, asked: Filter | None
+) -> Statement:
+    """Rows of the log, then segments that only the lake has, in the last column: their events come first."""
+    where = (stream, str(after), str(upto), after_seq)
+    text: Any = _BETWEEN_BOTH if asked is None else _BETWEEN_FILTERED_BOTH
+    filtered = () if asked is None else _filter(asked)
+    return Statement(text, (*where, limit, *filtered, *where))
+
+
+def passing(events: Sequence[Event], asked: Filter) -> Statement:
+    """The seqs of the events that pass a filter."""
+    return Statement(
+        _PASSING,
+        (
+            [event.seq for event in events],
+            wire.TextArray([event.topic.encode() for event in events]),
+            wire.TextArray([None if event.key is None else event.key.encode() for event in events]),
+            wire.JsonArray([event.raw for event in events]),
+            wire.JsonArray([event.raw_headers for event in events]),
+            *_filter(asked),
+        ),
+    )
+
+
+def _filter(asked: Filter) -> tuple[Any, ...]:
+    return wire.optional_json(asked.equals), asked.filter, wire.optional_json(asked.params)
+
+
+def seq_at(stream: str, at: datetime) -> Statement:
+    return Statement("select pgmb.seq_at(stream => %s::text, at => %s::timestamptz)", (stream, aware(at)))
 
 
 def between_filtered(
@@ -380,9 +433,7 @@ def between_filtered(
             None if upto is None else str(upto),
             after_seq,
             limit,
-            wire.optional_json(asked.equals),
-            asked.filter,
-            wire.optional_json(asked.params),
+            *_filter(asked),
         ),
     )
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from importlib import import_module
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
@@ -16,26 +16,18 @@ from psycopg.rows import dict_row
 from pgmb import connect as broker_of
 from pgmb._core.connecting import connect
 from pgmb.cli import durations, moments, output
-from pgmb.cli.options import AsJson, Dsn, Stream
+from pgmb.cli.options import AsJson, Dsn, StorageOption, Stream, storage_options
 from pgmb.cli.spark.progress import progress
 from pgmb.cli.spark.session import UNTOLD, Conf, Master, session
 from pgmb.errors import translated
 
 if TYPE_CHECKING:
     from pgmb.lake.archive import Archived, Archiver
+    from pgmb.lake.dead import DeadArchived
 
 lake = typer.Typer(
     help="Archive streams to open tables, verified before they are dropped.", no_args_is_help=True
 )
-
-StorageOption: TypeAlias = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="NAME=VALUE",
-        help="An option of the storage, such as AWS_ENDPOINT_URL. The environment gives the others.",
-        show_default=False,
-    ),
-]
 
 _EVERY = timedelta(seconds=10)
 _LAKES = (
@@ -73,13 +65,25 @@ def init(
             help="How long the log keeps archived events. By default as the stream's --keep-for.",
         ),
     ] = None,
+    dead: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Of the table of dead letters.", show_default="URL_dead"),
+    ] = None,
+    keep_dead: Annotated[
+        timedelta | None,
+        typer.Option(
+            parser=durations.parse_or_off,
+            metavar="DURATION|off",
+            help="How long the database keeps archived dead letters. By default without limit.",
+        ),
+    ] = None,
     storage_option: StorageOption = None,
 ) -> None:
-    """Create the table of a stream. From then on its log keeps events until they are archived."""
-    options = _options(storage_option)
+    """Create the tables of a stream. From then on its log keeps events until they are archived."""
+    options = storage_options(storage_option)
     with _needed():
         from pgmb.lake import archive
-    made = archive.init(dsn, stream, url, keep_hot, options)
+    made = archive.init(dsn, stream, url, keep_hot, options, dead_url=dead, keep_dead=keep_dead)
     output.line(f"Stream {stream} is archived to {made}.")
 
 
@@ -111,7 +115,7 @@ def archive(
     as_json: AsJson = False,
 ) -> None:
     """Archive sealed segments with Spark and verify them. Prints a line for each commit."""
-    options = _options(storage_option)
+    options = storage_options(storage_option)
     with _needed():
         from pgmb.lake.archive import Archiver
         from pgmb.lake.spark import SparkRun
@@ -119,8 +123,10 @@ def archive(
     if dry_run:
         _show_plan(dsn, streams, as_json)
         return
+    dead = [_archive_dead(dsn, name, options, repair, as_json) for name in streams]
     if not follow and not any(_planned(dsn, name) for name in streams):
-        _nothing(as_json)
+        if not any(dead):
+            _nothing(as_json)
         return
     with session(master, conf) as spark:
         run = SparkRun(spark)
@@ -135,6 +141,8 @@ def archive(
             if not follow:
                 return
             time.sleep((every or _EVERY).total_seconds())
+            for name in streams:
+                _archive_dead(dsn, name, options, repair, as_json)
 
 
 def status(dsn: Dsn = "", as_json: AsJson = False) -> None:
@@ -183,6 +191,23 @@ def _show(stream: str, done: Archived, as_json: bool) -> None:
     output.line(f"{stream}: verified {segments}, {done.events:,} events, {files}{earlier}")
 
 
+def _archive_dead(
+    dsn: str, stream: str, options: Mapping[str, str], repair: bool, as_json: bool
+) -> list[DeadArchived]:
+    """Archive dead letters, which takes no Spark."""
+    from pgmb.lake.dead import DeadArchiver
+
+    batches: list[DeadArchived] = []
+    for done in DeadArchiver(dsn, stream, options=options).archive(repair=repair):
+        batches.append(done)
+        if as_json:
+            output.json({"stream": stream, **msgspec.structs.asdict(done)})
+        else:
+            earlier = ", committed by an earlier run" if done.adopted else ""
+            output.line(f"{stream}: verified {done.dead_letters:,} dead letters{earlier}")
+    return batches
+
+
 def _show_plan(dsn: str, streams: Sequence[str], as_json: bool) -> None:
     rows = [
         {"stream": name, "segment": one.segment, "bytes": one.bytes, "sealed_at": one.sealed_at}
@@ -204,7 +229,7 @@ def _show_plan(dsn: str, streams: Sequence[str], as_json: bool) -> None:
 
 def _nothing(as_json: bool) -> None:
     if not as_json:
-        output.line("Nothing to archive: no sealed segment waits.")
+        output.line("Nothing to archive: no sealed segment and no dead letter waits.")
 
 
 def _streams(dsn: str, named: Sequence[str] | None) -> list[str]:
@@ -226,16 +251,6 @@ def _planned(dsn: str, stream: str) -> Sequence[Any]:
 def _lakes(dsn: str) -> list[dict[str, Any]]:
     with connect(dsn, "pgmb cli") as database, translated(), database.cursor(row_factory=dict_row) as cursor:
         return cursor.execute(_LAKES).fetchall()
-
-
-def _options(given: Sequence[str] | None) -> dict[str, str]:
-    options: dict[str, str] = {}
-    for one in given or ():
-        name, equals, value = one.partition("=")
-        if not equals or not name.strip():
-            raise typer.BadParameter("not an option of a storage. Write NAME=VALUE.")
-        options[name.strip()] = value
-    return options
 
 
 @contextmanager

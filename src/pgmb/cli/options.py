@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Annotated, LiteralString, TypeAlias
 
 import typer
@@ -54,3 +55,23 @@ Queue: TypeAlias = Annotated[str, typer.Argument(help="The queue.", autocompleti
 Endpoint: TypeAlias = Annotated[str, typer.Argument(help="The endpoint.", autocompletion=_endpoints)]
 StreamName: TypeAlias = Annotated[str, typer.Argument(help="The stream.", autocompletion=_streams)]
 Stream: TypeAlias = Annotated[str, typer.Option("--stream", help="The stream.", autocompletion=_streams)]
+
+StorageOption: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=VALUE",
+        help="An option of the storage, such as AWS_ENDPOINT_URL. The environment gives the others.",
+        show_default=False,
+    ),
+]
+
+
+def storage_options(given: Sequence[str] | None) -> dict[str, str]:
+    """The options by their names."""
+    options: dict[str, str] = {}
+    for one in given or ():
+        name, equals, value = one.partition("=")
+        if not equals or not name.strip():
+            raise typer.BadParameter("not an option of a storage. Write NAME=VALUE.")
+        options[name.strip()] = value
+    return options

@@ -7,7 +7,7 @@ are dropped from the log only after they were recorded. See docs/explanation/lak
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
@@ -19,9 +19,10 @@ from psycopg.rows import class_row
 from pgmb._core.connecting import connect
 from pgmb.errors import ForeignTable, VerificationFailed, translated
 from pgmb.lake import digest
+from pgmb.lake.dead import DeadTable, dead_lake
 from pgmb.lake.digest import BLOCK_BITS, Digested
 from pgmb.lake.storage import Storage
-from pgmb.lake.table import EventTable, KnownFile
+from pgmb.lake.table import EventTable, KnownFile, overlapping
 from pgmb.lake.task import FileGroup, GroupRead, Part, WrittenFile, read_group, write_part
 from pgmb.spark.source.offsets import SEGMENT_BITS
 
@@ -38,7 +39,7 @@ _PLAN: Final = "select segment, lo, hi, bytes, sealed_at from pgmb.plan_archive(
 _DIGEST: Final = "select events, digest from pgmb.digest_segment(%s, %s)"
 _RECORD: Final = "select pgmb.record_archived(%s, %s, %s, %s, %s)"
 _LOCK: Final = "select pgmb.lock_lake(%s)"
-_CREATE: Final = "select pgmb.create_lake(%s, %s, %s)"
+_CREATE: Final = "select pgmb.create_lake(%s, %s, %s, dead_url => %s, keep_dead => %s)"
 
 
 class Run(Protocol):
@@ -95,15 +96,24 @@ class Archived(msgspec.Struct, frozen=True):
 
 
 def init(
-    dsn: str, stream: str, url: str, keep_hot: object = None, options: Mapping[str, str] | None = None
+    dsn: str,
+    stream: str,
+    url: str,
+    keep_hot: object = None,
+    options: Mapping[str, str] | None = None,
+    *,
+    dead_url: str | None = None,
+    keep_dead: object = None,
 ) -> str:
-    """Create a stream's table and have retention wait for its archive. Returns the table's URL."""
+    """Create a stream's tables and have retention wait for its archive. Returns the URL of its events."""
     storage = Storage.at(url, options)
+    beside = None if dead_url is None else Storage.at(dead_url, options).url
     with connect(dsn, "pgmb lake") as database, translated(), database.transaction():
-        database.execute(_CREATE, [stream, storage.url, keep_hot])
-        lake = _lake(database, stream)
-        # Last: if the table cannot be had, the database is left as it was.
+        database.execute(_CREATE, [stream, storage.url, keep_hot, beside, keep_dead])
+        lake, dead = _lake(database, stream), dead_lake(database, stream)
+        # Last: if the tables cannot be had, the database is left as it was.
         EventTable.create(storage, lake.source, stream)
+        DeadTable.create(Storage.at(dead.url, options), dead.source, stream)
     return storage.url
 
 
@@ -359,20 +369,6 @@ def divide(chosen: Sequence[Pending], parallelism: int) -> list[tuple[int, int]]
             close()
     close()
     return ranges
-
-
-def overlapping(files: Iterable[KnownFile]) -> Generator[list[KnownFile]]:
-    """Files in groups whose blocks of events have none in common, each to be read by one task."""
-    group: list[KnownFile] = []
-    last = -1
-    for file in sorted(files, key=lambda file: file.lowest_seq):
-        if group and file.lowest_seq >> BLOCK_BITS > last:
-            yield group
-            group, last = [], -1
-        group.append(file)
-        last = max(last, file.highest_seq >> BLOCK_BITS)
-    if group:
-        yield group
 
 
 def _segments_of(files: Iterable[KnownFile]) -> set[int]:

@@ -7,9 +7,6 @@ from typing import Any, Final
 import numpy as np
 import pyarrow
 
-from pgmb.spark.source.queries import arrow_schema
-from pgmb.spark.source.rows import Rows
-
 # The stubs of pyarrow are incomplete.
 pa: Any = pyarrow
 
@@ -58,6 +55,10 @@ class LogRows:
     """Converts record batches of the log to the columns of a file."""
 
     def __init__(self, salt: int) -> None:
+        # Imported here: readers of files need no Spark.
+        from pgmb.spark.source.queries import arrow_schema
+        from pgmb.spark.source.rows import Rows
+
         names = [name for name in FILE_SCHEMA.names if name != "xid"]
         self._rows = Rows(arrow_schema(names), "", "", salt)
 

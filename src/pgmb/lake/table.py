@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Generator, Iterable, Sequence
+from typing import Any, ClassVar, Final, NamedTuple, Self
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -14,6 +14,7 @@ from deltalake.exceptions import CommitFailedError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 
 from pgmb.errors import ForeignTable
+from pgmb.lake.digest import BLOCK_BITS
 from pgmb.lake.events import STATISTICS, TABLE_SCHEMA
 from pgmb.lake.storage import Storage
 from pgmb.lake.task import WrittenFile
@@ -30,26 +31,33 @@ class KnownFile(NamedTuple):
     bytes: int
     lowest_seq: int
     highest_seq: int
+    lowest_xid: int = 0
+    highest_xid: int = 1 << 62
 
 
-class EventTable:
-    """The table of a stream, as of its version when this was opened or last committed to."""
+class LakeTable:
+    """A table of a stream, as of its version when this was opened or last committed to."""
+
+    schema: ClassVar[Any]
+    statistics: ClassVar[tuple[str, ...]]
+    """The columns whose bounds the table knows."""
+    holds: ClassVar[str]
 
     def __init__(self, storage: Storage, source: str, table: DeltaTable) -> None:
         self.storage, self._source, self._table = storage, source, table
 
     @classmethod
-    def create(cls, storage: Storage, source: str, stream: str) -> EventTable:
+    def create(cls, storage: Storage, source: str, stream: str) -> Self:
         """Create the table unless it exists. Raises ForeignTable if it is another stream's."""
         if storage.folder is not None:
             storage.folder.mkdir(parents=True, exist_ok=True)
         DeltaTable.create(
             storage.url,
-            Schema.from_arrow(TABLE_SCHEMA),
+            Schema.from_arrow(cls.schema),
             mode="ignore",
             partition_by=_PARTITION,
             name=stream,
-            description=f"Events of stream {stream}, archived by pgmb",
+            description=f"{cls.holds} of stream {stream}, archived by pgmb",
             configuration={_SOURCE: source},
             storage_options=storage.options,
             raise_if_key_not_exists=False,
@@ -57,7 +65,7 @@ class EventTable:
         return cls.open(storage, source)
 
     @classmethod
-    def open(cls, storage: Storage, source: str) -> EventTable:
+    def open(cls, storage: Storage, source: str) -> Self:
         """The table as it is now. Raises ForeignTable if there is none, or it is another stream's."""
         try:
             table = DeltaTable(storage.url, storage_options=storage.options)
@@ -78,13 +86,13 @@ class EventTable:
 
     @property
     def committed(self) -> int:
-        """The last segment that was committed; -1: none."""
+        """The last segment or batch that was committed; -1: none."""
         found = self._table.transaction_version(self._source)
         return -1 if found is None else found
 
     def commit(
         self,
-        segment: int,
+        number: int,
         files: Sequence[WrittenFile],
         metadata: dict[str, Any],
         replaced: Sequence[KnownFile] = (),
@@ -95,22 +103,22 @@ class EventTable:
         table refuses the commit if another one of the same source came after that state.
         """
         now = time.time_ns() // 1_000_000
-        actions: list[AddAction | RemoveAction] = [_added(file) for file in files]
+        actions: list[AddAction | RemoveAction] = [self._added(file) for file in files]
         actions += [RemoveAction(file.path, True, now) for file in replaced]
         try:
             self._table.create_write_transaction(
                 actions,
                 "append",
-                Schema.from_arrow(TABLE_SCHEMA),
+                Schema.from_arrow(self.schema),
                 partition_by=_PARTITION,
                 commit_properties=CommitProperties(
-                    app_transactions=[Transaction(self._source, segment)],
+                    app_transactions=[Transaction(self._source, number)],
                     custom_metadata={"pgmb": json.dumps(metadata)},
                 ),
             )
         except CommitFailedError:
             # The other one may have committed fewer segments, or more.
-            if EventTable.open(self.storage, self._source).committed > self.committed:
+            if self.open(self.storage, self._source).committed > self.committed:
                 return False
             raise
         before = self.version
@@ -119,6 +127,28 @@ class EventTable:
             self.storage.flush(*(f"_delta_log/{n:020}.json" for n in range(before + 1, self.version + 1)))
         return True
 
+    def _added(self, file: WrittenFile) -> AddAction:
+        statistics = {
+            "numRecords": file.rows,
+            "minValues": file.lowest,
+            "maxValues": file.highest,
+            "nullCount": dict.fromkeys(self.statistics, 0),
+        }
+        return AddAction(
+            path=file.path,
+            size=file.bytes,
+            partition_values={"date": file.date},
+            modification_time=file.written_at,
+            data_change=True,
+            stats=json.dumps(statistics),
+        )
+
+
+class EventTable(LakeTable):
+    """The events of a stream."""
+
+    schema, statistics, holds = TABLE_SCHEMA, STATISTICS, "Events"
+
     def files(self, lo: int, hi: int) -> list[KnownFile]:
         """The files that may hold events with lo < seq <= hi, in the order of seq."""
         return files_of(self._table, lo, hi)
@@ -126,10 +156,19 @@ class EventTable:
 
 def files_of(table: DeltaTable, lo: int, hi: int) -> list[KnownFile]:
     """The files of a table that may hold events with lo < seq <= hi, in the order of seq."""
-    found = pa.table(table.get_add_actions(flatten=True)).select(["path", "size_bytes", "min.seq", "max.seq"])
+    found = pa.table(table.get_add_actions(flatten=True)).select(
+        ["path", "size_bytes", "min.seq", "max.seq", "min.xid", "max.xid"]
+    )
     return sorted(
         (
-            KnownFile(unquote(row["path"]), row["size_bytes"], row["min.seq"], row["max.seq"])
+            KnownFile(
+                unquote(row["path"]),
+                row["size_bytes"],
+                row["min.seq"],
+                row["max.seq"],
+                row["min.xid"],
+                row["max.xid"],
+            )
             for row in found.to_pylist()
             if row["max.seq"] > lo and row["min.seq"] <= hi
         ),
@@ -137,18 +176,15 @@ def files_of(table: DeltaTable, lo: int, hi: int) -> list[KnownFile]:
     )
 
 
-def _added(file: WrittenFile) -> AddAction:
-    statistics = {
-        "numRecords": file.rows,
-        "minValues": file.lowest,
-        "maxValues": file.highest,
-        "nullCount": dict.fromkeys(STATISTICS, 0),
-    }
-    return AddAction(
-        path=file.path,
-        size=file.bytes,
-        partition_values={"date": file.date},
-        modification_time=file.written_at,
-        data_change=True,
-        stats=json.dumps(statistics),
-    )
+def overlapping(files: Iterable[KnownFile]) -> Generator[list[KnownFile]]:
+    """Files in groups whose blocks of events have none in common, each to be read by one task."""
+    group: list[KnownFile] = []
+    last = -1
+    for file in sorted(files, key=lambda file: file.lowest_seq):
+        if group and file.lowest_seq >> BLOCK_BITS > last:
+            yield group
+            group, last = [], -1
+        group.append(file)
+        last = max(last, file.highest_seq >> BLOCK_BITS)
+    if group:
+        yield group

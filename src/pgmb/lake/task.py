@@ -6,7 +6,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import pyarrow
@@ -17,7 +17,6 @@ from psycopg import sql
 from pgmb.lake.digest import Block, BlockDigests
 from pgmb.lake.events import COLUMNS, FILE_SCHEMA, ROW_GROUP, STATISTICS, WRITING, LogRows
 from pgmb.lake.storage import Storage
-from pgmb.spark.connections import transaction
 
 # The stubs of pyarrow are incomplete.
 pa: Any = pyarrow
@@ -36,6 +35,9 @@ _SETTINGS: Final = (
 )
 _DAY: Final = timedelta(days=1)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_END: Final = datetime(9999, 12, 31, tzinfo=UTC)
+_MICROSECOND: Final = timedelta(microseconds=1)
+_LAST: Final = 1 << 62
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -85,6 +87,9 @@ def write_part(part: Part) -> list[WrittenFile]:
 
     The names are new in each attempt: files of an attempt whose result is not committed belong to no table.
     """
+    # Imported here: readers of files need neither Spark nor ADBC.
+    from pgmb.spark.connections import transaction
+
     rows = LogRows(part.salt)
     log = sql.Identifier("pgmb", f"log_{part.stream}").as_string()
     writers: dict[int, _DateWriter] = {}
@@ -218,15 +223,26 @@ def read_group(group: FileGroup) -> GroupRead:
     return GroupRead(digests.blocks())
 
 
-def in_order(files: Any, paths: list[str], lo: int = -1, hi: int = 1 << 62) -> Iterator[Any]:
-    """The events of files in the order of seq; row groups without one of lo < seq <= hi are left out.
+class Bounds(NamedTuple):
+    """Which row groups to read: those that may have an event with lo < seq <= hi, of a transaction within
+    these bounds, published at `since` (microseconds) or later."""
+
+    lo: int = -1
+    hi: int = _LAST
+    lowest_xid: int = 0
+    highest_xid: int = _LAST
+    since: int = -_LAST
+
+
+def in_order(files: Any, paths: list[str], bounds: Bounds | None = None) -> Iterator[Any]:
+    """The events of files in the order of seq; row groups that cannot have one within bounds are left out.
 
     Raises DamagedError if a file is missing or cannot be read.
     """
-    return _merged([_events_of(files, path, lo, hi) for path in paths])
+    return _merged([_events_of(files, path, bounds or Bounds()) for path in paths])
 
 
-def _events_of(files: Any, path: str, lo: int, hi: int) -> Iterator[Any]:
+def _events_of(files: Any, path: str, bounds: Bounds) -> Iterator[Any]:
     """The events of a file, in batches that fit into memory whatever their size."""
     try:
         with files.open_input_file(path) as source:
@@ -234,7 +250,7 @@ def _events_of(files: Any, path: str, lo: int, hi: int) -> Iterator[Any]:
             if file.schema_arrow.names != FILE_SCHEMA.names:
                 raise DamagedError(f"{path}: has other columns")
             described = file.metadata
-            groups = [n for n in range(described.num_row_groups) if _overlaps(described.row_group(n), lo, hi)]
+            groups = [n for n in range(described.num_row_groups) if _overlaps(described.row_group(n), bounds)]
             size = sum(described.row_group(n).total_byte_size for n in groups)
             rows = _BATCH_BYTES * 4 * sum(described.row_group(n).num_rows for n in groups) // max(size, 1)
             for events in file.iter_batches(batch_size=max(64, min(65536, rows)), row_groups=groups):
@@ -244,9 +260,16 @@ def _events_of(files: Any, path: str, lo: int, hi: int) -> Iterator[Any]:
         raise DamagedError(f"{path}: {' '.join(str(error).split())[:300]}") from error
 
 
-def _overlaps(group: Any, lo: int, hi: int) -> bool:
-    bounds = group.column(FILE_SCHEMA.get_field_index("seq")).statistics
-    return bounds is None or not bounds.has_min_max or (bounds.max > lo and bounds.min <= hi)
+def _overlaps(group: Any, asked: Bounds) -> bool:
+    def reaches(column: str, lowest: Any, highest: Any) -> bool:
+        known = group.column(FILE_SCHEMA.get_field_index(column)).statistics
+        return known is None or not known.has_min_max or (known.max >= lowest and known.min <= highest)
+
+    return (
+        reaches("seq", asked.lo + 1, asked.hi)
+        and reaches("xid", asked.lowest_xid, asked.highest_xid)
+        and (asked.since == -_LAST or reaches("published_at", _EPOCH + asked.since * _MICROSECOND, _END))
+    )
 
 
 class _Head:

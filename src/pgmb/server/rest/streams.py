@@ -130,7 +130,7 @@ async def between(call: Call, stream: StreamName, query: Between) -> Events:
     most = min(query.max, call.context.limits.events)
     after, upto = parsed(query.after), parsed(query.upto)
     with taken_elsewhere():
-        found = await call.broker.between(stream, after, upto, query.after_seq, most)
+        found = await call.broker.between(stream, after, upto, query.after_seq, most, lake=False)
     return Events([EventDocument.of(event) for event in found])
 
 

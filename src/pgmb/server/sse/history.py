@@ -71,7 +71,7 @@ class StreamLog:
 
     async def between(self, after: Tick, upto: Tick, seq: int) -> list[Event]:
         """A page of the events between two ticks, after `seq`."""
-        return await self._broker.between(self.stream, after.position, upto.position, seq, PAGE)
+        return await self._broker.between(self.stream, after.position, upto.position, seq, PAGE, lake=False)
 
     async def passing(
         self, query: FilterQuery, after: Tick, upto: Tick, seq: int, *, costly: bool = True

@@ -186,7 +186,7 @@ as $$
   from pg_proc p
   where p.pronamespace = 'pgmb'::regnamespace and p.proname = any (case kind
     when 'publish' then '{publish,publish_many,send,cancel,claim_key,holder_of_key,derive_id,fresh_id,stream_id,matches,compile_patterns,push_table_mutations,stop_table_mutations,table_mutations,attach_mutations,table_topic,published_version,claim_stage,publish_stage,publish_tasks,abandon_tasks,begin_tasks,claim_task,task_published,finish_task,describe_sinks}'::text[]
-    when 'read' then '{position,earliest,position_at,position_of,newest_tick,ticks,between,between_filtered,assert_between,identify,newest,divide,confirm,forget,tick,stream_id,matches,compile_patterns,derive_id,stream_settings,subscribe,unsubscribe,keep_subscriptions,resume_subscriptions,between_group,describe_readers,describe_sinks,lake_segments}'
+    when 'read' then '{position,earliest,position_at,position_of,newest_tick,ticks,between,between_filtered,assert_between,identify,newest,divide,confirm,forget,tick,stream_id,matches,compile_patterns,derive_id,stream_settings,subscribe,unsubscribe,keep_subscriptions,resume_subscriptions,between_group,describe_readers,describe_sinks,lake_segments,lake_between,seq_at,passing}'
     when 'consume' then '{receive,receive_any,receive_group,stream_of,queue_of,ack,retry,bury,release,extend,pause,resume,redrive,dead_letters,drop_dead,pending_messages,as_jsonb,matches,compile_patterns,describe_queues,describe_streams,describe_readers,describe_sinks,describe_retention,describe_broker,queue_depth,queue_health,queue_activity,queue_settings}'
     when 'admin' then array(select all_of.proname::text from pg_proc all_of where all_of.pronamespace = 'pgmb'::regnamespace)
   end)

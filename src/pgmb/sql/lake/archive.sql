@@ -3,9 +3,13 @@
 -- (docs/explanation/lake.md).
 
 -- Archives a stream to the table at a URL from now on: retention then waits for the archive. keep_hot: how long the log
--- keeps events that are archived, which is the stream's keep_for; null leaves that as it is. Errors: MB001 no such stream,
--- MB004 the stream is archived to another table.
-create or replace function pgmb.create_lake(stream text, url text, keep_hot interval default null)
+-- keeps events that are archived, which is the stream's keep_for; null leaves that as it is. dead_url: the table of the dead
+-- letters of its queues, by default the URL with _dead at its end; keep_dead: how long the database keeps dead letters that
+-- are archived, null leaves that as it is, and a negative one removes the limit. Errors: MB001 no such stream, MB004 the
+-- stream is archived to another table.
+create or replace function pgmb.create_lake(
+  stream text, url text, keep_hot interval default null, dead_url text default null, keep_dead interval default null
+)
 returns void
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
@@ -25,9 +29,14 @@ begin
   end if;
   select i.identity into installed from pgmb.installation i;
   -- A copy of a database that has a lake gets one of its own.
-  insert into pgmb.lake as l (stream, url, identity) values (stream_number, create_lake.url, installed)
-  on conflict on constraint lake_pkey do update set url = excluded.url, identity = excluded.identity
+  insert into pgmb.lake as l (stream, url, identity, dead_url)
+  values (stream_number, create_lake.url, installed, coalesce(create_lake.dead_url, rtrim(create_lake.url, '/') || '_dead'))
+  on conflict on constraint lake_pkey do update
+  set url = excluded.url, identity = excluded.identity, dead_url = excluded.dead_url
   where l.identity <> excluded.identity;
+  update pgmb.lake l
+  set keep_dead = case when create_lake.keep_dead >= interval '0' then create_lake.keep_dead end
+  where l.stream = stream_number and create_lake.keep_dead is not null;
   select l.url into found_url from pgmb.lake l where l.stream = stream_number;
   if found_url <> create_lake.url then
     raise exception 'stream % is archived to %', create_lake.stream, found_url using errcode = 'MB004',
@@ -271,4 +280,60 @@ begin
   where a.stream = stream_number and a.verified_at is not null and a.events > 0
     and a.segment between lake_segments.lo >> 40 and lake_segments.hi >> 40
   order by a.segment;
+end $$;
+
+-- The segments of which only the lake has the events between two positions with seq > after_seq, in their order, at most
+-- `max` of them: the table's URL and the version in which they were verified, lo < seq <= hi, the number of all events of
+-- the segment, and whether their xids are of the present epoch. The log has nothing before the last of them. Does not
+-- check the positions: read with between(lake => true) first, in the same statement. From the earliest on, history counts
+-- that is kept in one of the two. Errors: MB012 some was dropped and is not in the lake. Support.
+create or replace function pgmb.lake_between(
+  stream text, after pgmb.position, upto pgmb.position, after_seq bigint default 0, max integer default 100
+)
+returns table (
+  segment integer, url text, lake_version bigint, lo bigint, hi bigint, events bigint, current boolean
+)
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  stream_number integer := pgmb_internal.readable_stream(lake_between.stream);
+  beginning boolean := pg_snapshot_xmin((after).snapshot) <= '3' and after_seq = 0;
+begin
+  for segment, url, lake_version, lo, hi, events, current in
+    select g.number, a.url, a.lake_version, greatest(after_seq, (g.number::bigint << 40) - 1), g.last_seq, a.events,
+      a.epoch = i.epoch
+    from pgmb.segment g
+    cross join pgmb.installation i
+    left join pgmb.archived a on a.stream = g.stream and a.segment = g.number and a.verified_at is not null
+    where g.stream = stream_number and g.number >= after_seq >> 40 and g.last_seq > after_seq
+      and g.dropped_at is not null and g.max_xid >= pg_snapshot_xmin((after).snapshot)
+    order by g.number
+  loop
+    if url is not null then
+      beginning := false;
+      return next;
+      max := max - 1;
+      exit when max = 0;
+    elsif not beginning then
+      perform pgmb_internal.raise_gone();
+    end if;
+  end loop;
+end $$;
+
+-- The highest number up to which all events of a stream were published before a time, by what is known of sealed segments;
+-- 0: not known of any. Where to begin to look for events of that time that lie before the oldest tick. Support.
+create or replace function pgmb.seq_at(stream text, at timestamptz)
+returns bigint
+language plpgsql stable security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  stream_number integer := pgmb_internal.readable_stream(seq_at.stream);
+begin
+  return coalesce((
+    select max(g.last_seq) from pgmb.segment g
+    where g.stream = stream_number and g.number < (
+      select min(later.number) from pgmb.segment later
+      where later.stream = stream_number and (later.sealed_at is null or later.last_published_at >= seq_at.at))), 0);
 end $$;

@@ -5,7 +5,11 @@ create table pgmb.lake (
   url text not null constraint "a lake must have a URL" check (url <> ''),
   -- Of the installation that writes the table. A copy of this database has another one and must not write there.
   identity uuid not null,
-  created_at timestamptz not null default clock_timestamp()
+  -- The table of dead letters, and how long the database keeps those that are archived; null: without limit.
+  dead_url text not null,
+  keep_dead interval,
+  created_at timestamptz not null default clock_timestamp(),
+  constraint "dead letters must have a table of their own" check (dead_url <> '' and dead_url <> url)
 );
 
 -- The copies of segments. `events` and `digest` are the log's own, computed by digest_segment() after the segment was sealed.
@@ -21,6 +25,26 @@ create table pgmb.archived (
   url text,
   lake_version bigint,
   verified_at timestamptz,
+  -- Of the ticks that retention deleted when it dropped the segment: by them it is known that a position belongs to this
+  -- history (docs/adr/0025-positions-name-a-proven-tick.md). Null: not dropped.
+  proofs bigint[],
   primary key (stream, segment),
   constraint "a segment must be archived or not" check (num_nulls(url, lake_version, verified_at) in (0, 3))
+);
+
+-- Batches of dead letters for the lake. The number is the version of the commit to the table. `events` and `digest` are the
+-- database's own, of the dead letters as they were when the batch was planned; ids until it is verified. A batch that is
+-- planned and never committed is followed by another one with the same dead letters.
+create table pgmb.dead_batch (
+  stream integer not null references pgmb.stream on delete cascade,
+  number bigint not null,
+  ids bigint[],
+  events bigint not null,
+  digest bytea not null,
+  url text,
+  lake_version bigint,
+  planned_at timestamptz not null default clock_timestamp(),
+  verified_at timestamptz,
+  primary key (stream, number),
+  constraint "a batch must be verified or not" check (num_nulls(url, lake_version, verified_at) in (0, 3))
 );

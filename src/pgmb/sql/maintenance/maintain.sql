@@ -253,9 +253,14 @@ begin
       exit;
     end;
     update pgmb.segment s set dropped_at = clock_timestamp() where s.stream = stream_number and s.number = old;
-    delete from pgmb.tick t
-    where t.stream = stream_number and pg_snapshot_xmin((t.position).snapshot) <=
-      (select s.max_xid from pgmb.segment s where s.stream = stream_number and s.number = old);
+    with forgotten as (
+      delete from pgmb.tick t
+      where t.stream = stream_number and pg_snapshot_xmin((t.position).snapshot) <=
+        (select s.max_xid from pgmb.segment s where s.stream = stream_number and s.number = old)
+      returning (t.position).proof
+    )
+    update pgmb.archived a set proofs = array(select f.proof from forgotten f)
+    where a.stream = stream_number and a.segment = old and a.verified_at is not null;
     dropped := dropped + 1;
   end loop;
   return dropped;
@@ -387,6 +392,7 @@ begin
   perform pgmb_internal.expire_subscriptions();
   perform pgmb_internal.clear_attempts(coalesce(nullif(current_setting('pgmb.keep_attempts', true), ''), '7 days')::interval);
   perform pgmb_internal.clear_access(coalesce(nullif(current_setting('pgmb.keep_audit', true), ''), '90 days')::interval);
+  perform pgmb_internal.drop_archived_dead();
   perform pgmb.clear_stages(coalesce(nullif(current_setting('pgmb.keep_stages', true), ''), '1 day')::interval);
   update pgmb.queue q set generation = newest.number, lock_key = pgmb_internal.queue_lock(q.id, newest.number)
   from (select n.queue, max(n.number) number from pgmb.generation n where n.base is not null group by n.queue) newest

@@ -64,11 +64,15 @@ begin
     end loop;
     perform pgmb_internal.rebase_segment(g) from pgmb.segment g
     where g.stream = s.id and g.dropped_at is null order by g.number;
+    -- The ids of segments that only the lake has are another cluster's too.
+    update pgmb.segment g set max_xid = '3'
+    where g.stream = s.id and g.dropped_at is not null and g.max_xid is not null;
     -- The trigger names the owner, who may be another here.
     execute format('drop trigger if exists refuse_full on pgmb.%I', 'log_' || s.name);
     perform pgmb_internal.guard_stream(s.name);
   end loop;
   delete from pgmb.tick;
+  update pgmb.archived a set proofs = '{}' where a.proofs is not null;
   delete from pgmb.reader;
   update pgmb.installation i
   set epoch = i.epoch + 1, system_identifier = c.system_identifier,

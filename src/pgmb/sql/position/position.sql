@@ -143,11 +143,13 @@ $$;
 
 -- The events between two positions, in the order of their numbers: visible in `upto`, not in `after`. The
 -- same pair gives the same events whenever it is read. To go on after a full page, pass the last event's
--- seq as after_seq. Works on a replica that has replayed both. Takes no lock, writes nothing.
+-- seq as after_seq. Works on a replica that has replayed both. Takes no lock, writes nothing. lake: give what the log has,
+-- for a reader that asks lake_between() for the rest afterwards, in the same statement.
 -- Errors: MB012 history is gone, MB021 another epoch, MB022 the reader is behind, MB023 the position was lost,
 -- MB026 another stream's.
 create or replace function pgmb.between(
-  stream text, after pgmb.position, upto pgmb.position, after_seq bigint default 0, max bigint default 1000
+  stream text, after pgmb.position, upto pgmb.position, after_seq bigint default 0, max bigint default 1000,
+  lake boolean default false
 )
 returns setof pgmb.event
 language plpgsql volatile security definer
@@ -176,7 +178,9 @@ begin
   ) then
     perform pgmb_internal.raise_gone();
   end if;
-  perform pgmb_internal.assert_history(stream_number, (after).snapshot);
+  if not lake then
+    perform pgmb_internal.assert_history(stream_number, (after).snapshot);
+  end if;
 end $$;
 
 -- Refuses to read between two positions where they do not apply, or not yet: the checks of pgmb.between, for readers of
@@ -248,8 +252,10 @@ begin
   if kept = (given).proof then
     return;
   end if;
-  -- Retention deletes ticks by the same rule.
-  if kept is null and pgmb_internal.is_dropped(assert_position.stream, (given).snapshot) then
+  -- Retention deletes ticks by the same rule, and keeps their proofs for history that it leaves to the lake.
+  if kept is null and pgmb_internal.is_dropped(assert_position.stream, (given).snapshot)
+    and pgmb_internal.is_proven(assert_position.stream, given)
+  then
     return;
   end if;
   if kept is null and pg_is_in_recovery() then
@@ -300,6 +306,24 @@ as $$
   select exists (
     select from pgmb.segment s
     where s.stream = is_dropped.stream and s.dropped_at is not null and s.max_xid >= pg_snapshot_xmin(after))
+$$;
+
+-- Whether the tick of a position was deleted with history that the lake has; true also if the lake does not have it: then
+-- nothing can be read from there. A tick goes with the first segment that its snapshot may not have seen, or with a
+-- later one if it was committed after that was dropped.
+create or replace function pgmb_internal.is_proven(stream integer, given pgmb.position)
+returns boolean
+language sql volatile
+as $$
+  select first.proofs is null or exists (
+    select from pgmb.archived a
+    where a.stream = is_proven.stream and a.segment >= first.number and (given).proof = any (a.proofs))
+  from (
+    select s.number, a.proofs
+    from pgmb.segment s
+    left join pgmb.archived a on a.stream = s.stream and a.segment = s.number
+    where s.stream = is_proven.stream and s.dropped_at is not null and s.max_xid >= pg_snapshot_xmin((given).snapshot)
+    order by s.number limit 1) first
 $$;
 
 create or replace function pgmb_internal.raise_gone()

@@ -229,7 +229,10 @@ create table pgmb.dead (
   headers json,
   published_at timestamptz not null,
   -- Of a queue that many endpoints share: the one that it did not reach.
-  endpoint uuid
+  endpoint uuid,
+  -- When it was verified in the lake.
+  archived_at timestamptz
 );
+create index dead_unarchived on pgmb.dead (id) where archived_at is null;
 create index dead_endpoint on pgmb.dead (endpoint, id) where endpoint is not null;
 create index dead_queue on pgmb.dead (queue, id);
