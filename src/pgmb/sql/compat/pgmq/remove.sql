@@ -281,7 +281,10 @@ begin
   whole := pgmq.take_whole(asked.id, msg_ids);
   if whole.taken is not null then
     return query execute inserting || 'select e.seq, 1, e.published_at, $1, $2, e.payload::jsonb, e.headers::jsonb
-      from ' || asked.log || ' e where e.seq > $3 and e.seq <= $4 and e.seq = any ($5) returning a.msg_id'
+      from ' || asked.log || ' e where e.seq > $3 and e.seq <= $4'
+      -- The whole range, or some of it.
+      || case when cardinality(whole.taken) = (whole.reading).hi - (whole.reading).lo then '' else ' and e.seq = any ($5)' end
+      || ' returning a.msg_id'
     using (whole.reading).read_at, (whole.reading).vt, (whole.reading).lo, (whole.reading).hi, whole.taken;
   else
     return query execute inserting || 'select t.msg_id, t.read_ct, t.enqueued_at, t.last_read_at, t.vt, t.message, t.headers
