@@ -55,6 +55,7 @@ ROWS: dict[str, Row] = {
     "handlers": handlers.run,
     "matching": matching.run,
     "compat": compat.run,
+    "compat-one": compat.run_one,
     "table-events": table_events.run,
     "delivery": delivery.run,
     "delivery-isolation": delivery_isolation.run,

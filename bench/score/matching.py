@@ -10,6 +10,11 @@ from bench.score.part import Measured, Part, Proved, line_with
 MATCHING: list[Part] = [
     Measured("matching", CHECKS, ROWS["matching"]),
     Measured("compat", ["compat consume vs PGMQ", "compat archive vs PGMQ"], ROWS["compat"]),
+    Measured(
+        "compat-one",
+        ["compat read(1) + delete(1) vs PGMQ", "compat read(1) + archive(1) vs PGMQ"],
+        ROWS["compat-one"],
+    ),
     Measured("table-events", ["table events, INSERT cost vs without"], ROWS["table-events"]),
     Proved(
         "one raising filter of 1,000",

@@ -195,17 +195,17 @@ def test_a_message_that_is_being_read_can_be_deleted(
 
 
 def test_settling_parts_of_one_read_does_not_wait(ours: psycopg.Connection[Any], sessions: Sessions) -> None:
-    ask(ours, "select pgmq.send_batch('q', array_fill('{}'::jsonb, array[4]))")
-    ask(ours, "select msg_id from pgmq.read('q', 1, 10)")
+    ask(ours, "select pgmq.send_batch('q', array_fill('{}'::jsonb, array[20]))")
+    ask(ours, "select msg_id from pgmq.read('q', 1, 20)")
     one = sessions["one"]
     one.run("begin")
-    assert one.run("select pgmq.delete('q', 4::bigint)") == [(True,)]
+    assert one.run("select pgmq.delete('q', 20::bigint)") == [(True,)]
     assert ask(ours, "select pgmq.delete('q', 1::bigint)") == [True]
     # Its time passes: a read leaves it to the one who settles it.
     time.sleep(1.2)
     assert ask(ours, "select msg_id from pgmq.read('q', 60, 10)") == []
     one.run("rollback")
-    assert ask(ours, "select msg_id from pgmq.read('q', 60, 10)") == [2, 3, 4]
+    assert ask(ours, "select msg_id from pgmq.read('q', 60, 20)") == list(range(2, 21))
 
 
 def test_senders_do_not_wait_for_each_other_when_they_notify(

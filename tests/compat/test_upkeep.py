@@ -44,50 +44,85 @@ def kept(connection: psycopg.Connection[Any]) -> int:
 
 
 def test_the_log_is_dropped_when_everything_was_removed(ours: psycopg.Connection[Any]) -> None:
-    assert send(ours, 10) == list(range(1, 11))
-    held = read(ours, qty=5)
+    assert send(ours, 60) == list(range(1, 61))
+    held = read(ours, qty=20)
     rotated(ours)
-    assert kept(ours) == 10
+    assert kept(ours) == 60
     # Numbers jump to the new segment, and are counted all the same.
     [number] = send(ours)
     assert number > 1 << 40
-    assert ask(ours, "select queue_length, total_messages from pgmq.metrics('q')") == [(11, 11)]
+    assert ask(ours, "select queue_length, total_messages from pgmq.metrics('q')") == [(61, 61)]
     ask(ours, "select pgmq.delete('q', %s::bigint[])", held)
-    assert read(ours) == [6, 7, 8, 9, 10, number]
-    assert kept(ours) == 11
+    assert read(ours) == [*range(21, 61), number]
+    assert kept(ours) == 61
     # One that got its own time is copied out and holds nothing back.
-    assert ask(ours, "select msg_id from pgmq.set_vt('q', 7::bigint, 0)") == [7]
-    ask(ours, "select pgmq.archive('q', %s::bigint[])", [6, 8, 9, 10])
+    assert ask(ours, "select msg_id from pgmq.set_vt('q', 23::bigint, 0)") == [23]
+    rest = [21, 22, *range(24, 61)]
+    ask(ours, "select pgmq.archive('q', %s::bigint[])", rest)
     ask(ours, "select pgmq.delete('q', %s::bigint)", number)
     rotated(ours)
     assert kept(ours) == 0
-    assert read(ours) == [7]
-    assert ask(ours, "select msg_id from pgmq.a_q order by 1") == [6, 8, 9, 10]
-    assert ask(ours, "select queue_length, total_messages from pgmq.metrics('q')") == [(1, 11)]
+    assert read(ours) == [23]
+    assert ask(ours, "select msg_id from pgmq.a_q order by 1") == rest
+    assert ask(ours, "select queue_length, total_messages from pgmq.metrics('q')") == [(1, 61)]
 
 
-def test_readings_do_not_pile_up(ours: psycopg.Connection[Any]) -> None:
-    send(ours, 60)
+@pytest.mark.parametrize("qty", [6, 20])
+def test_nothing_is_left_of_what_was_deleted(ours: psycopg.Connection[Any], qty: int) -> None:
+    """Small reads copy messages, large ones hold a range."""
+    send(ours, 10 * qty)
     for _ in range(10):
-        numbers = read(ours, qty=6)
-        for number in numbers:
+        for number in read(ours, qty=qty):
             assert ask(ours, "select pgmq.delete('q', %s::bigint)", number) == [True]
-    assert ask(ours, "select count(*) from pgmq.reading") == [0]
-    assert ask(ours, "select count(*) from pgmb.claim where state = 'l'") == [0]
+    for leftover in ("pgmq.reading", "pgmq.parked", "pgmb.claim where state = 'l'"):
+        assert ask(ours, f"select count(*) from {leftover}") == [0]
     ask(ours, "select pgmb.clear_settled()")
     # But for those of the queue's position.
-    assert ask(ours, "select count(*) from pgmb.settlement") == [6]
+    assert ask(ours, "select count(*) <= %s from pgmb.settlement", qty) == [True]
+
+
+def test_small_reads_share_a_claim(ours: psycopg.Connection[Any]) -> None:
+    """Read one by one, a message costs a row of its own, as in PGMQ, and a hundredth of a claim."""
+    [before] = ask(ours, "select count(*) from pgmb.claim")
+    send(ours, 100)
+    seen = []
+    for _ in range(100):
+        [number] = read(ours, qty=1)
+        seen.append(number)
+        assert ask(ours, "select pgmq.delete('q', %s::bigint[])", [number]) == [number]
+    assert seen == sorted(seen)
+    assert ask(ours, "select count(*) from pgmb.claim") == [before + 1]
+
+
+def test_messages_that_wait_after_a_small_read(ours: psycopg.Connection[Any]) -> None:
+    """They look and are read as if they were still in the log."""
+    send(ours, 5)
+    assert read(ours, qty=1) == [1]
+    untouched = "read_ct = 0 and vt = enqueued_at and last_read_at is null"
+    assert ask(ours, f"select msg_id from pgmq.q_q where {untouched} order by 1") == [2, 3, 4, 5]
+    assert ask(ours, "select queue_length, queue_visible_length from pgmq.metrics('q')") == [(5, 4)]
+    # Visible again, the first one is again the first.
+    ask(ours, "select msg_id from pgmq.set_vt('q', 1::bigint, 0)")
+    assert read(ours, qty=2) == [1, 2]
+    assert ask(ours, "select msg_id, read_ct, vt = enqueued_at from pgmq.pop('q')") == [(3, 0, True)]
+    assert ask(ours, "select pgmq.archive('q', 4::bigint)") == [True]
+    assert ask(ours, "select msg_id, read_ct, vt = enqueued_at from pgmq.a_q") == [(4, 0, True)]
+    assert ask(ours, "select msg_id from pgmq.read_with_poll('q', 60, 1, 5)") == [5]
+    assert ask(ours, "select pgmq.delete('q', '{1,2,3,4,5}'::bigint[])") == [1, 2, 5]
 
 
 def test_after_a_rebase_everything_is_there(ours: psycopg.Connection[Any]) -> None:
-    send(ours, 6)
-    read(ours, qty=2)
-    ask(ours, "select pgmq.delete('q', '{1,5}'::bigint[])")
-    ask(ours, "select msg_id from pgmq.set_vt('q', 6::bigint, 3600)")
+    send(ours, 26)
+    # A range, and a message of its own.
+    assert read(ours, qty=20) == list(range(1, 21))
+    assert read(ours, qty=1) == [21]
+    ask(ours, "select pgmq.delete('q', '{1,25}'::bigint[])")
+    ask(ours, "select msg_id from pgmq.set_vt('q', 26::bigint, 3600)")
     ask(ours, "select pgmb.rebase()")
-    assert ask(ours, "select queue_length from pgmq.metrics('q')") == [4]
-    assert sorted(read(ours)) == [2, 3, 4]
-    assert sorted(ask(ours, "select pgmq.delete('q', '{1,2,3,4,5,6}'::bigint[])")) == [2, 3, 4, 6]
+    assert ask(ours, "select queue_length from pgmq.metrics('q')") == [24]
+    assert sorted(read(ours)) == [*range(2, 21), 22, 23, 24]
+    everything = list(range(1, 27))
+    assert sorted(ask(ours, "select pgmq.delete('q', %s::bigint[])", everything)) == [*range(2, 25), 26]
     assert ask(ours, "select queue_length from pgmq.metrics('q')") == [0]
 
 

@@ -82,8 +82,8 @@ MUTATIONS = [
     Mutation(
         "R1: a superseded transaction commits what it received",
         "refuse_void",
-        "if pgmb_internal.may_be_void(new.queue, new.id) then",
-        "if false then",
+        "and pgmb_internal.may_be_void(new.queue, new.id) then",
+        "and false then",
         fencing.test_a_superseded_receive_of_retried_events_gives_them_back,
     ),
     Mutation(

@@ -305,7 +305,8 @@ set search_path = pg_catalog, pg_temp
 as $$
 begin
   perform pgmb_internal.hold_generation(new.queue);
-  if pgmb_internal.may_be_void(new.queue, new.id) then
+  -- Whoever begins to open a generation after this look waits for this transaction (see pgmb.opening).
+  if new.openings <> pg_sequence_last_value('pgmb.opening'::regclass) and pgmb_internal.may_be_void(new.queue, new.id) then
     raise exception 'the lease was superseded: this transaction stayed open for too long after its receive'
       using errcode = 'MB011', hint = 'Receive in a transaction of its own, or finish within a second.';
   end if;

@@ -181,6 +181,240 @@ begin
     or exists (select from pgmb.delayed d where d.stream = needs_sweep.stream and d.due_at <= needs_sweep.now);
 end $$;
 
+-- The segment in which the range (place, upto] goes on: its table, the last number of it to read, and `place` moved past
+-- segments that hold nothing of the range or were dropped.
+create or replace function pgmb_internal.next_segment(stream integer, upto bigint, inout place bigint, out leaf text, out bound bigint)
+language plpgsql
+as $$
+declare
+  number bigint;
+begin
+  loop
+    number := upto >> 40;
+    bound := upto;
+    if place >> 40 < upto >> 40 then
+      select g.number into number from pgmb.segment g
+      where g.stream = next_segment.stream and g.number >= next_segment.place >> 40 and g.dropped_at is null
+      order by g.number limit 1;
+      place := greatest(place, number << 40);
+      if number < upto >> 40 then
+        execute 'select coalesce(max(e.seq), 0) from pgmb.segment_' || stream || '_' || number || ' e' into bound;
+      end if;
+    end if;
+    exit when bound > place or number = upto >> 40;
+    place := (number + 1) << 40;
+  end loop;
+  leaf := 'pgmb.segment_' || stream || '_' || number;
+end $$;
+
+-- Where a window of a segment ends that holds at most `max` matching events, and how many it holds: for queues of which
+-- few events match, so that a window as wide as `max` would hold next to nothing.
+create or replace function pgmb_internal.look_ahead(
+  base pgmb.claim, leaf text, bound bigint, filter text, max bigint, out ending bigint, out events bigint
+)
+language plpgsql
+as $$
+declare
+  last bigint;
+begin
+  ending := least((base).place + 5000, bound);
+  execute 'select count(*), max(seq) from (' || pgmb_internal.main_part(leaf, 'e.seq', filter) || ' limit $7) found'
+    into events, last
+    using (base).place, ending, (base).batch_snapshot, pg_snapshot_xmin((base).batch_snapshot),
+      (base).done_snapshot, pg_snapshot_xmax((base).done_snapshot), look_ahead.max;
+  if events = look_ahead.max then
+    ending := last;
+  end if;
+end $$;
+
+-- Events at or below done_seq that belong to the batch, because their transactions were unfinished in the batch before, at
+-- most `max`.
+create or replace function pgmb_internal.late_events(base pgmb.claim, stream integer, matching text, max bigint)
+returns pgmb.event[]
+language plpgsql
+as $$
+begin
+  if (pg_snapshot_xmin((base).done_snapshot) < pg_snapshot_xmax((base).done_snapshot)
+      or (base).done_next >= pg_snapshot_xmax((base).done_snapshot))
+    -- In the middle of them, asking costs more than looking.
+    and ((base).place > 0 or pgmb_internal.has_stragglers(stream, (base).done_snapshot, (base).done_next,
+      (base).batch_snapshot, (base).place, (base).done_seq))
+  then
+    return array(
+      select e from pgmb_internal.batch_events(late_events.stream, (base).done_snapshot, (base).done_seq, (base).done_next,
+        (base).batch_snapshot, (base).own, (base).own_seq, (base).place, (base).done_seq, late_events.matching,
+        late_events.max) e);
+  end if;
+  return '{}';
+end $$;
+
+-- Receives from a plain queue in every case: another transaction may hold the queue, events may be due again, late or of
+-- this transaction itself, leases may have expired, the range may cross segments. `base`, the queue's position, is passed
+-- from step to step and becomes the new claim. token, entry_xid, noted: as pgmb.receive found them.
+create or replace function pgmb_internal.receive_plain(
+  queue integer, max integer, lease_for interval, token bigint, entry_xid xid8, noted bigint, raw boolean
+)
+returns table (lease uuid, seq bigint, id uuid, topic text, key text, payload json, headers json,
+  published_at timestamptz, attempt integer)
+language plpgsql
+as $$
+declare
+  base pgmb.claim := pgmb_internal.lock_queue(receive_plain.queue);
+  now timestamptz := clock_timestamp();
+  given uuid := pgmb_internal.lease_of(receive_plain.queue, base.id + 1, receive_plain.token);
+  sparse boolean := base.events * 2 < base.hi - greatest(base.lo, base.done_seq);
+  q pgmb.queue;
+  swept record;
+  released bigint := 0;                      -- delayed events that this call brought into the log
+  late pgmb.event[];
+  segment record;
+  ahead record;
+  filter text;
+  lo bigint;                                 -- the lease is (lo, base.place]
+  part bigint;
+  got bigint := 0;
+  scanned bigint := 0;
+  opened boolean := false;
+  pending boolean := false;                  -- the position moved enough to be worth writing
+begin
+  select * into q from pgmb.queue asked where asked.id = receive_plain.queue;
+
+  -- What expired. A clock that was set back takes the sweep back with it: no lease given now may lie behind it.
+  base.swept := least(base.swept, now);
+  if now > base.swept + interval '50 milliseconds' or base.held is not null then
+    swept := pgmb_internal.sweep(q.id, base, now);
+    base.swept := swept.swept;
+    base.held := swept.held;
+    pending := swept.examined >= 64;
+    released := pgmb_internal.release_due(q.stream_name, now);
+  end if;
+
+  -- What is due again comes first, in a lease of its own.
+  if exists (select from pgmb.retry r where r.queue = q.id and r.due_at <= now)
+    and pgmb_internal.lease_due(base, q.bindings, receive_plain.max, now, now + receive_plain.lease_for, q.max_attempts,
+      receive_plain.token) > 0
+  then
+    return query
+    select given, r.seq, r.event_id, r.topic, r.key, r.payload, r.headers, r.published_at, r.attempt
+    from pgmb.retry r where r.queue = q.id and r.lease = base.id + 1 order by r.seq;
+    return;
+  end if;
+
+  loop
+    -- The batch goes on. At its end the next one is opened, in this call alone until something is written: looking costs
+    -- no xid.
+    if base.place >= base.upto then
+      exit when opened or got > 0;
+      opened := true;
+      lo := 0;
+      base := pgmb_internal.open_batch(base, q.numbers);
+      -- Whatever it holds (a rotation, what was rolled back), later calls need not pass over it again.
+      pending := pending or base.upto - base.done_seq >= 64;
+    end if;
+    lo := coalesce(lo, base.place);
+
+    if base.place < base.done_seq then
+      late := pgmb_internal.late_events(base, q.stream, q.matching, receive_plain.max);
+      got := cardinality(late);
+      return query select given, e.seq, e.id, e.topic, e.key, e.payload, e.headers, e.published_at, 1 from unnest(late) e;
+      base.place := case when got < receive_plain.max then base.done_seq else late[got].seq end;
+    end if;
+
+    -- The main part: (place, upto] of the log, a window at a time, as wide as events are wanted. Where one yields little,
+    -- the next are wide. To come back with nothing although there is something further on would have consumers wait, so
+    -- that a call ends so only after half a second.
+    filter := q.matching || pgmb_internal.without_own(base.own, base.own_seq);
+    while got < receive_plain.max and base.place < base.upto
+      and (scanned < 20000 or got = 0 and clock_timestamp() < statement_timestamp() + interval '500 milliseconds')
+    loop
+      segment := pgmb_internal.next_segment(q.stream, base.upto, base.place);
+      base.place := segment.place;
+      if sparse then
+        ahead := pgmb_internal.look_ahead(base, segment.leaf, segment.bound, filter, receive_plain.max - got);
+      else
+        select least(base.place + receive_plain.max - got, segment.bound) ending, null::bigint events into ahead;
+      end if;
+      part := 0;
+      if ahead.events is distinct from 0 then
+        return query execute pgmb_internal.main_part(segment.leaf,
+            '$7, ' || pgmb_internal.columns_of(q.stream, receive_plain.raw) || ', 1', filter)
+          using base.place, ahead.ending, base.batch_snapshot, pg_snapshot_xmin(base.batch_snapshot),
+            base.done_snapshot, pg_snapshot_xmax(base.done_snapshot), given;
+        get diagnostics part = row_count;
+        sparse := sparse or part * 2 < ahead.ending - base.place;
+      end if;
+      got := got + part;
+      scanned := scanned + ahead.ending - base.place;
+      base.place := ahead.ending;
+    end loop;
+    exit when got > 0 or base.place < base.upto;
+  end loop;
+
+  if opened and (got > 0 or pending or scanned >= 64 or released > 0 or entry_xid is not null) then
+    base := pgmb_internal.note_pair(base, case when entry_xid is null then noted end);
+  end if;
+  if got > 0 then
+    perform pgmb_internal.write_claim(base, receive_plain.token, 'l', q.bindings, got, lo, base.place,
+      now + receive_plain.lease_for);
+    return;
+  end if;
+
+  -- Nothing that others published: events of this transaction itself, or those that it released.
+  if (entry_xid is not null or released > 0) and base.place >= base.upto then
+    -- Before our own events can be noted as received, those of another transaction so noted must lie behind.
+    if base.own <> pg_current_xact_id() and not pg_visible_in_snapshot(base.own, base.batch_snapshot) then
+      perform pgmb_internal.raise_moved_on();
+    end if;
+    return query select * from pgmb_internal.receive_own(base, q.stream, q.bindings, q.matching, given, receive_plain.token,
+      now + receive_plain.lease_for, receive_plain.max);
+    if found then
+      return;
+    end if;
+  end if;
+  if pending or scanned >= 64 then
+    perform pgmb_internal.write_claim(base, 0, 'p', q.bindings, 0, base.place, base.place, 'infinity');
+  end if;
+end $$;
+
+-- Receives from an ordered, limited, filtered or prioritised queue: the events of the claim that
+-- pgmb_internal.claim_by_policy makes.
+create or replace function pgmb_internal.receive_by_policy(
+  queue integer, max integer, lease_for interval, entry_xid xid8, noted bigint, stream integer, raw boolean
+)
+returns table (lease uuid, seq bigint, id uuid, topic text, key text, payload json, headers json,
+  published_at timestamptz, attempt integer)
+language plpgsql
+as $$
+declare
+  made record;
+  claim pgmb.claim;
+begin
+  made := pgmb_internal.claim_by_policy(queue, entry_xid, noted, receive_by_policy.max, lease_for);
+  if made.lease is null then
+    return;
+  end if;
+  if made.retried then
+    return query
+    select made.lease, r.seq, r.event_id, r.topic, r.key, r.payload, r.headers, r.published_at, r.attempt
+    from pgmb.retry r
+    where r.queue = pgmb_internal.lease_queue(made.lease) and r.lease = pgmb_internal.lease_claim(made.lease)
+    order by r.origin, r.seq;
+    return;
+  end if;
+  claim := made.claim;
+  if cardinality(made.rows) > 0 then
+    return query execute 'select $1, ' || pgmb_internal.columns_of(stream, raw) || ', 1 from pgmb.segment_' || stream
+        || '_' || (claim.hi >> 40) || ' e where e.ctid = any ($2) order by e.seq + 0'
+      using made.lease, made.rows;
+    return;
+  end if;
+  return query
+  select made.lease, e.*, 1
+  from pgmb_internal.batch_events(receive_by_policy.stream, claim.done_snapshot, claim.done_seq, claim.done_next,
+    claim.batch_snapshot, claim.own, claim.own_seq, claim.lo, claim.hi, made.matching, 9223372036854775807,
+    receive_by_policy.raw) e;
+end $$;
+
 -- The next events of a queue, at most `max`, leased for `lease_for` (default: the queue's own). Settle
 -- them by ack, retry or bury with the lease; what is not settled in time is delivered again. Retries that
 -- are due come first. `ack` settles an earlier lease in the same round trip and commit. durable => false
@@ -209,26 +443,9 @@ declare
   base pgmb.claim;
   now timestamptz;
   caller name;
-  due boolean;
-  given uuid;
-  got bigint := 0;
-  ending bigint;
-  swept record;
-  part bigint;
+  got bigint;
   lo bigint;
-  filter text;
-  columns text;
-  released bigint;
-  rows pgmb.event[];
-  seg bigint;
-  leaf text;
-  bound bigint;
-  -- Null is no, or none.
-  scanned bigint;
-  sparse boolean;
   opened boolean;
-  pending boolean;                           -- the position moved enough to be worth writing
-  look bigint;
 begin
   -- Few expressions and large statements up to the end of the short way: PL/pgSQL prepares each expression anew in every
   -- transaction.
@@ -257,7 +474,7 @@ begin
     perform pgmb_internal.assert_consumer(q.id, receive.queue, caller);
   end if;
   if receive.ack is not null then
-    perform pgmb_internal.ack_lease(receive.ack, caller);
+    got := pgmb_internal.ack_lease(receive.ack, caller);
   end if;
   if q.paused_at is not null or receive.max <= 0 then
     return;
@@ -323,173 +540,15 @@ begin
           return;
         end if;
       end if;
-      opened := null;
     end if;
   end if;
 
-  if not q.plain then
-    swept := pgmb_internal.claim_by_policy(q.id, q.entry_xid, q.noted, receive.max, q.lease_for);
-    if swept.retried then
-      return query
-      select swept.lease, r.seq, r.event_id, r.topic, r.key, r.payload, r.headers, r.published_at, r.attempt
-      from pgmb.retry r
-      where r.queue = pgmb_internal.lease_queue(swept.lease) and r.lease = pgmb_internal.lease_claim(swept.lease) order by r.origin, r.seq;
-    elsif swept.lease is not null then
-      base := swept.claim;
-      if cardinality(swept.rows) > 0 then
-        return query execute 'select $1, ' || pgmb_internal.columns_of(q.stream, receive.raw) || ', 1 from pgmb.segment_' || q.stream
-            || '_' || (base.hi >> 40) || ' e where e.ctid = any ($2) order by e.seq + 0'
-          using swept.lease, swept.rows;
-        return;
-      end if;
-      return query
-      select swept.lease, e.*, 1
-      from pgmb_internal.batch_events(q.stream, base.done_snapshot, base.done_seq, base.done_next, base.batch_snapshot,
-        base.own, base.own_seq, base.lo, base.hi, swept.matching, 9223372036854775807, receive.raw) e;
-    end if;
-    return;
-  end if;
-
-  base := pgmb_internal.lock_queue(q.id);
-  now := clock_timestamp();
-  given := pgmb_internal.lease_of(q.id, base.id + 1, q.token);
-  columns := pgmb_internal.columns_of(q.stream, receive.raw);
-  due := exists (select from pgmb.retry r where r.queue = q.id and r.due_at <= now);
-  sparse := base.events * 2 < base.hi - greatest(base.lo, base.done_seq);
-
-  -- A clock that was set back takes the sweep back with it: no lease given now may lie behind it.
-  base.swept := least(base.swept, now);
-  if now > base.swept + interval '50 milliseconds' or base.held is not null then
-    swept := pgmb_internal.sweep(q.id, base, now);
-    base.swept := swept.swept;
-    base.held := swept.held;
-    pending := pending or swept.examined >= 64;
-    released := pgmb_internal.release_due(q.stream_name, now);
-    due := exists (select from pgmb.retry r where r.queue = q.id and r.due_at <= now);
-  end if;
-
-  if due then
-    if pgmb_internal.lease_due(base, q.bindings, receive.max, now, now + q.lease_for, q.max_attempts, q.token) > 0 then
-      return query
-      select given, r.seq, r.event_id, r.topic, r.key, r.payload, r.headers, r.published_at, r.attempt
-      from pgmb.retry r where r.queue = q.id and r.lease = base.id + 1 order by r.seq;
-      return;
-    end if;
-  end if;
-
-  loop
-    if base.place >= base.upto then
-      -- The batch is read to its end. The next one begins here and now, in this call alone until something
-      -- is written: looking costs no xid.
-      exit when opened or got > 0;
-      opened := true;
-      lo := 0;
-      base := pgmb_internal.open_batch(base, q.numbers);
-      -- Whatever it holds (a rotation, what was rolled back), later calls need not pass over it again.
-      pending := pending or base.upto - base.done_seq >= 64;
-    end if;
-    lo := coalesce(lo, base.place);
-    filter := q.matching;
-    if base.own is not null then
-      filter := filter || pgmb_internal.without_own(base.own, base.own_seq);
-    end if;
-
-    if base.place < base.done_seq then
-      if (pg_snapshot_xmin(base.done_snapshot) < pg_snapshot_xmax(base.done_snapshot)
-          or base.done_next >= pg_snapshot_xmax(base.done_snapshot))
-        -- In the middle of them, asking costs more than looking.
-        and (base.place > 0 or pgmb_internal.has_stragglers(q.stream, base.done_snapshot, base.done_next, base.batch_snapshot,
-          base.place, base.done_seq))
-      then
-        rows := array(
-          select e from pgmb_internal.batch_events(q.stream, base.done_snapshot, base.done_seq, base.done_next,
-            base.batch_snapshot, base.own, base.own_seq, base.place, base.done_seq, q.matching,
-            receive.max) e);
-        got := cardinality(rows);
-        if got > 0 then
-          return query select given, r.seq, r.id, r.topic, r.key, r.payload, r.headers, r.published_at, 1
-          from unnest(rows) r;
-        end if;
-      end if;
-      base.place := case when got < receive.max then base.done_seq else rows[got].seq end;
-    end if;
-
-    -- The main part: (place, upto] of the log, a window at a time. Where a dense window yields little, the
-    -- end of a larger one is looked for first. To come back with nothing although there is something further on would
-    -- have consumers wait, so that a call ends so only after half a second.
-    while got < receive.max and base.place < base.upto and (coalesce(scanned, 0) < 20000
-      or got = 0 and clock_timestamp() < statement_timestamp() + interval '500 milliseconds')
-    loop
-      seg := base.upto >> 40;
-      bound := base.upto;
-      if base.place >> 40 < seg then
-        select g.number into seg from pgmb.segment g
-        where g.stream = q.stream and g.number >= base.place >> 40 and g.dropped_at is null
-        order by g.number limit 1;
-        base.place := greatest(base.place, seg << 40);
-        if seg < base.upto >> 40 then
-          execute 'select coalesce(max(e.seq), 0) from pgmb.segment_' || q.stream || '_' || seg || ' e' into bound;
-          if bound <= base.place then
-            base.place := (seg + 1) << 40;
-            continue;
-          end if;
-        end if;
-      end if;
-      leaf := 'pgmb.segment_' || q.stream || '_' || seg;
-      ending := least(base.place + receive.max - got, bound);
-      if sparse then
-        ending := least(base.place + 5000, bound);
-        execute 'select count(*), max(seq) from (' || pgmb_internal.main_part(leaf, 'e.seq', filter) || ' limit $7) found'
-          into part, look
-          using base.place, ending, base.batch_snapshot, pg_snapshot_xmin(base.batch_snapshot),
-            base.done_snapshot, pg_snapshot_xmax(base.done_snapshot), receive.max - got;
-        if part = receive.max - got then
-          ending := look;
-        end if;
-      end if;
-      if sparse is not true or part > 0 then
-        return query execute pgmb_internal.main_part(leaf, '$7, ' || columns || ', 1', filter)
-          using base.place, ending, base.batch_snapshot, pg_snapshot_xmin(base.batch_snapshot),
-            base.done_snapshot, pg_snapshot_xmax(base.done_snapshot), given;
-        get diagnostics part = row_count;
-        if part * 2 < ending - base.place then
-          sparse := true;
-        end if;
-      end if;
-      got := got + part;
-      scanned := coalesce(scanned, 0) + ending - base.place;
-      base.place := ending;
-    end loop;
-    exit when got > 0 or base.place < base.upto;
-  end loop;
-  if opened and (got > 0 or pending or scanned >= 64 or released > 0 or q.entry_xid is not null) then
-    base := pgmb_internal.note_pair(base, case when q.entry_xid is null then q.noted end);
-  end if;
-
-  if got > 0 then
-    -- As pgmb_internal.write_claim, without the call.
-    insert into pgmb.claim (queue, id, token, state, bindings, events, lo, hi, place, upto,
-      done_snapshot, done_seq, done_next, batch_snapshot, batch_seq, batch_next,
-      own, own_seq, expires_at, swept, held, openings)
-    values (q.id, base.id + 1, q.token, 'l', q.bindings, got, lo, base.place, base.place, base.upto,
-      base.done_snapshot, base.done_seq, base.done_next, base.batch_snapshot, base.batch_seq, base.batch_next,
-      base.own, base.own_seq, now + q.lease_for, base.swept, base.held, base.openings);
-    return;
-  end if;
-
-  if (q.entry_xid is not null or released > 0) and base.place >= base.upto then
-    -- Before our own events can be noted as received, those of another transaction so noted must lie behind.
-    if base.own <> pg_current_xact_id() and not pg_visible_in_snapshot(base.own, base.batch_snapshot) then
-      perform pgmb_internal.raise_moved_on();
-    end if;
-    return query select * from pgmb_internal.receive_own(base, q.stream, q.bindings, q.matching, given, q.token,
-      now + q.lease_for, receive.max);
-    if found then
-      return;
-    end if;
-  end if;
-  if pending or scanned >= 64 then
-    perform pgmb_internal.write_claim(base, 0, 'p', q.bindings, 0, base.place, base.place, 'infinity');
+  if q.plain then
+    return query
+    select * from pgmb_internal.receive_plain(q.id, receive.max, q.lease_for, q.token, q.entry_xid, q.noted, receive.raw);
+  else
+    return query
+    select * from pgmb_internal.receive_by_policy(q.id, receive.max, q.lease_for, q.entry_xid, q.noted, q.stream, receive.raw);
   end if;
 end $$;
 

@@ -2,33 +2,6 @@
 -- while one before it is hidden. Messages without the header are one group. What these read lies in pgmq.parked: one
 -- row a message.
 
--- Moves the next messages of the log to pgmq.parked. Lock: the queue's, as pgmb.receive.
-create or replace function pgmq.park_fresh(queue pgmq.queue, max integer)
-returns void
-language plpgsql
-as $$
-declare
-  moved bigint;
-begin
-  with fresh as materialized (
-    select r.seq, r.published_at, r.payload, r.headers
-    from pgmb.receive((park_fresh.queue).stream, park_fresh.max, interval '1000 years') r
-  ), dropped as (
-    delete from pgmq.passed_over o using fresh f
-    where o.queue = (park_fresh.queue).id and o.msg_id = f.seq
-    returning o.msg_id
-  ), kept as (
-    insert into pgmq.parked (queue, msg_id, enqueued_at, vt, message, headers)
-    select (park_fresh.queue).id, f.seq, f.published_at, f.published_at, f.payload::jsonb, f.headers::jsonb
-    from fresh f
-    where not exists (select from dropped d where d.msg_id = f.seq)
-  )
-  select count(*) into moved from fresh;
-  if moved > 0 then
-    perform pgmq.settle_newest((park_fresh.queue).id);
-  end if;
-end $$;
-
 -- Reads at most qty messages by group. manner: 'filled' takes all that it can of one group, then of the next; 'layered'
 -- the first of each, then the second of each; 'heads' the first of each alone. A group belongs to the caller that
 -- locked its first message; others pass it over and get the next groups.
@@ -57,7 +30,7 @@ begin
     return;
   end if;
   perform pgmq.park_readings(asked, 'infinity');
-  perform pgmq.park_retried(asked);
+  perform pgmq.park_retried(asked.id);
   loop
     chosen := '{}';
     groups := '{}';
@@ -105,7 +78,7 @@ begin
     end loop;
     close heads;
     exit when cardinality(chosen) >= read_by_group.qty or bound = 9223372036854775807 or parked >= 5000;
-    perform pgmq.park_fresh(asked, greatest(read_by_group.qty, 100));
+    perform pgmq.take_fresh(asked, greatest(read_by_group.qty, 100), 0, '{}', null, null, false);
     parked := parked + greatest(read_by_group.qty, 100);
     now := clock_timestamp();
   end loop;

@@ -101,7 +101,7 @@ declare
   held pgmq.reading;
 begin
   return query
-  select p.msg_id, p.read_ct, p.enqueued_at, p.last_read_at, p.vt, p.message, p.headers
+  select p.msg_id, p.read_ct, p.enqueued_at, p.last_read_at, pgmq.visible_from(p.vt, p.enqueued_at), p.message, p.headers
   from pgmq.parked p where p.queue = (touched.queue).id;
   for held in select * from pgmq.reading r where r.queue = (touched.queue).id order by r.lo loop
     return query

@@ -1,8 +1,8 @@
 -- Reading: messages become visible to others again when their vt has passed.
 
 -- Reads at most qty messages that may be read and contain `conditional`, and hides them for vt seconds: those first
--- that were read before or delayed, then the log in its order. Never two callers the same. Writes one row a read for messages
--- that are read for the first time, one a message otherwise. Lock: the queue's, as pgmb.receive, to the end of the
+-- that were read before or delayed, then the log in its order. Never two callers the same. Writes one row a message, or
+-- one a read of 20 or more from the log. Lock, where it reads the log: the queue's, as pgmb.receive, to the end of the
 -- transaction; one that stays open for more than a second is superseded. Errors: 42P01 no such queue, 42501.
 create or replace function pgmq.read(queue_name text, vt integer, qty integer, conditional jsonb default '{}')
 returns setof pgmq.message_record
@@ -21,17 +21,12 @@ declare
   asked_for jsonb := coalesce(read.conditional, '{}');
   due bigint[];
   got integer := 0;
-  part integer;
 begin
-  if wanted < 0 then
-    raise exception 'qty must not be negative' using errcode = '2201W';
-  end if;
-  if wanted = 0 then
+  if wanted <= 0 then
+    perform pgmq.assert_not_negative(wanted);
     return;
   end if;
-  if pgmq.is_disturbed(asked, now) then
-    perform pgmq.park_readings(asked, now);
-    perform pgmq.park_retried(asked);
+  if asked_for <> '{}' or pgmq.is_disturbed(asked.id, now) then
     due := pgmq.lock_due(asked, now, asked_for, wanted);
     return query
     with hidden as (
@@ -41,36 +36,85 @@ begin
       returning p.msg_id, p.read_ct, p.enqueued_at, p.last_read_at, p.vt, p.message, p.headers
     )
     select h.msg_id, h.read_ct, h.enqueued_at, h.last_read_at, h.vt, h.message, h.headers from hidden h order by h.msg_id;
-    get diagnostics got = row_count;
+  else
+    -- The same where those that wait were never hidden, in one statement.
+    return query
+    with hidden as (
+      update pgmq.parked p
+      set read_ct = p.read_ct + 1, last_read_at = now, vt = until
+      where p.ctid = any (array(
+        select waiting.ctid from pgmq.parked waiting
+        where waiting.queue = asked.id and waiting.vt = '-infinity'
+        order by waiting.msg_id limit wanted for update skip locked))
+      returning p.msg_id, p.read_ct, p.enqueued_at, p.last_read_at, p.vt, p.message, p.headers
+    )
+    select h.msg_id, h.read_ct, h.enqueued_at, h.last_read_at, h.vt, h.message, h.headers from hidden h order by h.msg_id;
   end if;
+  get diagnostics got = row_count;
   if got = wanted then
     return;
   end if;
-  if asked_for <> '{}' or pgmq.has_passed_over(asked.id) then
-    return query select * from pgmq.take_fresh(asked, wanted - got, asked_for, until, now, false);
+  if pgmq.park_retried(asked.id) then
+    return query select * from pgmq.read(read.queue_name, read.vt, wanted - got, asked_for);
+  else
+    return query select * from pgmq.read_log(asked, wanted - got, asked_for, until, now, false);
+  end if;
+end $$;
+
+-- Reads at most `wanted` messages of the log that contain `conditional`; popped: and removes them from the queue. A small
+-- read, which would pay for a range of its own, and one that selects take the way of pgmq.take_fresh.
+create or replace function pgmq.read_log(
+  queue pgmq.queue, wanted integer, conditional jsonb, vt timestamptz, read_at timestamptz, popped boolean
+)
+returns setof pgmq.message_record
+language plpgsql
+as $$
+declare
+  got integer;
+begin
+  if wanted < 20 or conditional <> '{}' or pgmq.has_passed_over((read_log.queue).id) then
+    return query select * from pgmq.take_fresh(read_log.queue,
+      greatest(wanted, case when conditional = '{}' then 100 else 500 end), wanted, conditional, read_log.vt, read_log.read_at, popped);
     return;
   end if;
   loop
     return query
-    select r.seq, 1, r.published_at, now, until, r.payload::jsonb, r.headers::jsonb
-    from pgmb.receive(asked.stream, wanted - got, interval '1000 years', raw => true) r;
-    exit when not found;
-    get diagnostics part = row_count;
-    perform pgmq.note_reading(asked.id, null, until, now);
-    got := got + part;
+    select r.seq, (not popped)::integer, r.published_at, case when not popped then read_log.read_at end,
+      case when popped then r.published_at else read_log.vt end, r.payload::jsonb, r.headers::jsonb
+    from pgmb.receive((read_log.queue).stream, read_log.wanted, interval '1000 years', raw => true) r;
+    get diagnostics got = row_count;
+    exit when got = 0;
+    if popped then
+      perform pgmq.settle_newest((read_log.queue).id);
+    else
+      perform pgmq.note_reading((read_log.queue).id, read_log.vt, read_log.read_at);
+    end if;
+    wanted := wanted - got;
     -- A batch has an end, behind which there may be more: what committed late, or what this transaction sent itself.
-    exit when got = wanted;
+    exit when wanted = 0;
   end loop;
+end $$;
+
+-- Raises for a number of messages that cannot be. Errors: 2201W.
+create or replace function pgmq.assert_not_negative(qty integer)
+returns void
+language plpgsql immutable
+as $$
+begin
+  if qty < 0 then
+    raise exception 'qty must not be negative, got %', qty using errcode = '2201W';
+  end if;
 end $$;
 
 -- Locks at most `wanted` parked messages that may be read and contain `conditional`, and that no other transaction has
 -- locked: those with the lowest numbers, or where more than a thousand may be read those that waited longest, which
--- costs the same however many wait.
+-- costs the same however many wait. First it parks what readings held that are over.
 create or replace function pgmq.lock_due(queue pgmq.queue, now timestamptz, conditional jsonb, wanted integer)
 returns bigint[]
 language plpgsql
 as $$
 begin
+  perform pgmq.park_readings(lock_due.queue, lock_due.now);
   if exists (
     select from pgmq.parked p where p.queue = (lock_due.queue).id and p.vt <= lock_due.now
     order by p.vt, p.msg_id offset 1000)
@@ -88,15 +132,17 @@ begin
     order by p.msg_id + 0 limit lock_due.wanted for update skip locked);
 end $$;
 
--- Whether anything but the log is to be looked at: readings that ended, messages parked, or put back by a rebase.
-create or replace function pgmq.is_disturbed(queue pgmq.queue, now timestamptz)
+-- Whether anything is to be looked at beside the log and parked messages that were never hidden: messages that are visible
+-- again, and readings that ended.
+create or replace function pgmq.is_disturbed(queue integer, now timestamptz)
 returns boolean
 language plpgsql
 as $$
 begin
-  return exists (select from pgmq.parked p where p.queue = (is_disturbed.queue).id and p.vt <= is_disturbed.now)
-    or exists (select from pgmq.reading r where r.queue = (is_disturbed.queue).id and r.vt <= is_disturbed.now)
-    or exists (select from pgmb.retry t where t.queue = (is_disturbed.queue).id and t.due_at <= is_disturbed.now);
+  return exists (
+      select from pgmq.parked p
+      where p.queue = is_disturbed.queue and p.vt > '-infinity' and p.vt <= is_disturbed.now)
+    or exists (select from pgmq.reading r where r.queue = is_disturbed.queue and r.vt <= is_disturbed.now);
 end $$;
 
 -- Reads at most qty messages and removes them from the queue. Errors: 42P01 no such queue, 42501.
@@ -115,17 +161,12 @@ declare
   wanted integer := coalesce(pop.qty, 2147483647);
   due bigint[];
   got integer := 0;
-  part integer;
 begin
-  if wanted < 0 then
-    raise exception 'qty must not be negative' using errcode = '2201W';
-  end if;
-  if wanted = 0 then
+  if wanted <= 0 then
+    perform pgmq.assert_not_negative(wanted);
     return;
   end if;
-  if pgmq.is_disturbed(asked, now) then
-    perform pgmq.park_readings(asked, now);
-    perform pgmq.park_retried(asked);
+  if pgmq.is_disturbed(asked.id, now) then
     due := pgmq.lock_due(asked, now, '{}', wanted);
     return query
     with popped as (
@@ -133,26 +174,30 @@ begin
       where p.queue = asked.id and p.msg_id = any (due)
       returning p.msg_id, p.read_ct, p.enqueued_at, p.last_read_at, p.vt, p.message, p.headers
     )
-    select h.msg_id, h.read_ct, h.enqueued_at, h.last_read_at, h.vt, h.message, h.headers from popped h order by h.msg_id;
-    get diagnostics got = row_count;
+    select h.msg_id, h.read_ct, h.enqueued_at, h.last_read_at, pgmq.visible_from(h.vt, h.enqueued_at), h.message, h.headers
+    from popped h order by h.msg_id;
+  else
+    return query
+    with popped as (
+      delete from pgmq.parked p
+      where p.ctid = any (array(
+        select waiting.ctid from pgmq.parked waiting
+        where waiting.queue = asked.id and waiting.vt = '-infinity'
+        order by waiting.msg_id limit wanted for update skip locked))
+      returning p.msg_id, p.read_ct, p.enqueued_at, p.last_read_at, p.message, p.headers
+    )
+    select h.msg_id, h.read_ct, h.enqueued_at, h.last_read_at, h.enqueued_at, h.message, h.headers
+    from popped h order by h.msg_id;
   end if;
+  get diagnostics got = row_count;
   if got = wanted then
     return;
   end if;
-  if pgmq.has_passed_over(asked.id) then
-    return query select * from pgmq.take_fresh(asked, wanted - got, '{}', now, now, true);
-    return;
+  if pgmq.park_retried(asked.id) then
+    return query select * from pgmq.pop(pop.queue_name, wanted - got);
+  else
+    return query select * from pgmq.read_log(asked, wanted - got, '{}', null, now, true);
   end if;
-  loop
-    return query
-    select r.seq, 0, r.published_at, null::timestamptz, r.published_at, r.payload::jsonb, r.headers::jsonb
-    from pgmb.receive(asked.stream, wanted - got, interval '1000 years', raw => true) r;
-    exit when not found;
-    get diagnostics part = row_count;
-    perform pgmq.settle_newest(asked.id);
-    got := got + part;
-    exit when got = wanted;
-  end loop;
 end $$;
 
 -- Whether a read may find something. Takes no lock.
@@ -161,7 +206,10 @@ returns boolean
 language plpgsql
 as $$
 begin
-  return pgmq.is_disturbed(queue, clock_timestamp()) or exists (select from pgmq.unread(queue, 1));
+  return pgmq.is_disturbed((has_visible.queue).id, clock_timestamp())
+    or exists (select from pgmq.parked p where p.queue = (has_visible.queue).id and p.vt = '-infinity')
+    or exists (select from pgmb.retry t where t.queue = (has_visible.queue).id)
+    or exists (select from pgmq.unread(has_visible.queue, 1));
 end $$;
 
 -- As read, but waits up to max_poll_seconds for a message, looking every poll_interval_ms. While it waits it holds up

@@ -20,23 +20,20 @@ as $$
 $$;
 
 -- Notes that the newest claim of a queue, which this transaction just made, is a read whose messages come back at vt.
--- ids: those read, where they are not all of the claim.
-create or replace function pgmq.note_reading(queue integer, ids bigint[], vt timestamptz, read_at timestamptz)
+create or replace function pgmq.note_reading(queue integer, vt timestamptz, read_at timestamptz)
 returns void
 language plpgsql
 as $$
 declare
   claimed pgmb.claim;
+  ids bigint[];
 begin
   select * into claimed from pgmb.claim c where c.queue = note_reading.queue order by c.id desc limit 1;
-  if ids is null and claimed.events <> claimed.hi - claimed.lo then
+  if claimed.events <> claimed.hi - claimed.lo then
     -- Numbers were left out, by a transaction that rolled back or has not committed yet.
     ids := array(select e.seq from pgmb_internal.claim_events(claimed) e order by e.seq);
-  end if;
-  if ids is not null then
     claimed.lo := ids[1] - 1;
     claimed.hi := ids[cardinality(ids)];
-    claimed.events := cardinality(ids);
     if claimed.events = claimed.hi - claimed.lo then
       ids := null;
     end if;
@@ -81,44 +78,52 @@ begin
       continue;
     end if;
     continue when held.xid <> pg_current_xact_id() and pgmb_internal.may_be_void(held.queue, held.id);
-    insert into pgmq.parked (queue, msg_id, read_ct, enqueued_at, last_read_at, vt, message, headers)
-    select ended.queue, e.seq, 1, e.published_at, ended.read_at, ended.vt, e.payload::jsonb, e.headers::jsonb
+    insert into pgmq.parked (queue, msg_id, read_ct, enqueued_at, last_read_at, vt, message, headers, fifo)
+    select ended.queue, e.seq, 1, e.published_at, ended.read_at, ended.vt, e.payload::jsonb, e.headers::jsonb,
+      pgmq.fifo_of(e.headers::jsonb)
     from pgmb_internal.claim_events(held) e
     where e.seq > ended.lo and e.seq <= ended.hi and (ended.ids is null or e.seq = any (ended.ids));
     perform pgmq.end_reading(ended);
   end loop;
 end $$;
 
--- Moves what pgmb itself would try again to pgmq.parked: after a rebase only.
-create or replace function pgmq.park_retried(queue pgmq.queue)
-returns void
-language sql
+-- Moves what pgmb itself would try again to pgmq.parked, and says whether there was any: after a rebase only.
+create or replace function pgmq.park_retried(queue integer)
+returns boolean
+language plpgsql
 as $$
+begin
+  if not exists (select from pgmb.retry r where r.queue = park_retried.queue) then
+    return false;
+  end if;
   with back as (
-    delete from pgmb.retry r where r.queue = (park_retried.queue).id
+    delete from pgmb.retry r where r.queue = park_retried.queue
     returning r.seq, r.attempt - 1 read_ct, r.published_at, r.due_at, r.payload, r.headers
   ), dropped as (
     delete from pgmq.passed_over o using back b
-    where o.queue = (park_retried.queue).id and o.msg_id = b.seq
+    where o.queue = park_retried.queue and o.msg_id = b.seq
     returning o.msg_id
   )
-  insert into pgmq.parked (queue, msg_id, read_ct, enqueued_at, vt, message, headers)
-  select (park_retried.queue).id, b.seq, b.read_ct, b.published_at, b.due_at, b.payload::jsonb, b.headers::jsonb
+  insert into pgmq.parked (queue, msg_id, read_ct, enqueued_at, vt, message, headers, fifo)
+  select park_retried.queue, b.seq, b.read_ct, b.published_at, b.due_at, b.payload::jsonb, b.headers::jsonb,
+    pgmq.fifo_of(b.headers::jsonb)
   from back b
   where not exists (select from dropped d where d.msg_id = b.seq)
-  on conflict do nothing
-$$;
+    and not exists (select from pgmq.parked p where p.queue = park_retried.queue and p.msg_id = b.seq);
+  return true;
+end $$;
 
--- Settles the newest claim of a queue, which this transaction just made.
+-- Settles the newest claim of a queue if this transaction made it and has not settled it, and says whether it did. The
+-- transaction cannot commit if it is superseded meanwhile (pgmb_internal.refuse_void).
 create or replace function pgmq.settle_newest(queue integer)
-returns void
+returns boolean
 language plpgsql
 as $$
-declare
-  claimed pgmb.claim;
 begin
-  select * into claimed from pgmb.claim c where c.queue = settle_newest.queue order by c.id desc limit 1;
-  perform pgmb.ack(pgmb_internal.lease_of(claimed.queue, claimed.id, claimed.token));
+  update pgmb.claim c set state = 's', xid = c.xid
+  where c.queue = settle_newest.queue and c.state in ('l', 'o') and c.xid = pg_current_xact_id_if_assigned()
+    and c.id = (select newest.id from pgmb.claim newest where newest.queue = settle_newest.queue order by newest.id desc limit 1);
+  return found;
 end $$;
 
 -- Whether messages were taken out of the log's way.
@@ -129,62 +134,57 @@ as $$
   select exists (select from pgmq.passed_over o where o.queue = has_passed_over.queue)
 $$;
 
--- The next messages of the log, at most `max`, that contain `conditional`. popped: they leave the queue at once;
--- otherwise they come back at vt. Those passed over leave the log, those that do not contain it go to pgmq.parked,
--- where they may be read at once. Lock: the queue's, as pgmb.receive.
+-- When a message of pgmq.parked may be read, as callers see it.
+create or replace function pgmq.visible_from(vt timestamptz, enqueued_at timestamptz)
+returns timestamptz
+language sql immutable
+as $$
+  select case when vt = '-infinity' then enqueued_at else vt end
+$$;
+
+-- Moves the next messages of the log, `most` at a time, to pgmq.parked, except for those passed over, which leave the
+-- queue. Returns the first `wanted` of them that contain `conditional`: they are hidden until vt, or popped: they leave the
+-- queue too. The others may be read at once: small reads cost less by the row than by the range, and share the cost of
+-- the range. Lock: the queue's, as pgmb.receive.
 create or replace function pgmq.take_fresh(
-  queue pgmq.queue, max integer, conditional jsonb, vt timestamptz, read_at timestamptz, popped boolean
+  queue pgmq.queue, most integer, wanted integer, conditional jsonb, vt timestamptz, read_at timestamptz, popped boolean
 )
 returns setof pgmq.message_record
 language plpgsql
 as $$
 declare
-  claimed pgmb.claim;
-  fresh pgmb.event[];
-  left_out bigint[];
-  unasked bigint[];
-  given bigint[];
+  given integer;
 begin
-  while max > 0 loop
-    select array_agg((r.seq, r.id, r.topic, r.key, r.payload, r.headers, r.published_at)::pgmb.event order by r.seq)
-    into fresh
-    from pgmb.receive((take_fresh.queue).stream,
-      case when take_fresh.conditional = '{}' then take_fresh.max else greatest(take_fresh.max, 500) end, interval '1000 years') r;
-    exit when fresh is null;
-    select * into claimed from pgmb.claim c where c.queue = (take_fresh.queue).id order by c.id desc limit 1;
-    with dropped as (
-      delete from pgmq.passed_over o
-      where o.queue = (take_fresh.queue).id and o.msg_id in (select f.seq from unnest(fresh) f)
-      returning o.msg_id
-    )
-    select coalesce(array_agg(d.msg_id), '{}') into left_out from dropped d;
-    select coalesce(array_agg(f.seq), '{}') into given
-    from (
-      select f.seq from unnest(fresh) f
-      where f.seq <> all (left_out)
-        and (take_fresh.conditional = '{}' or f.payload::jsonb @> take_fresh.conditional)
-      order by f.seq limit take_fresh.max) f;
-    with kept as (
-      insert into pgmq.parked (queue, msg_id, enqueued_at, vt, message, headers)
-      select (take_fresh.queue).id, f.seq, f.published_at, f.published_at, f.payload::jsonb, f.headers::jsonb
-      from unnest(fresh) f
-      where f.seq <> all (left_out) and f.seq <> all (given)
-      returning msg_id
-    )
-    select coalesce(array_agg(k.msg_id), '{}') into unasked from kept k;
-    if popped or cardinality(given) = 0 then
-      perform pgmb.ack(pgmb_internal.lease_of(claimed.queue, claimed.id, claimed.token));
-    else
-      if cardinality(given) < cardinality(fresh) then
-        perform pgmb.ack(pgmb_internal.lease_of(claimed.queue, claimed.id, claimed.token), left_out || unasked);
-      end if;
-      perform pgmq.note_reading((take_fresh.queue).id, given, take_fresh.vt, take_fresh.read_at);
-    end if;
+  loop
     return query
-    select f.seq, case when popped then 0 else 1 end, f.published_at, case when popped then null else take_fresh.read_at end,
-      case when popped then f.published_at else take_fresh.vt end, f.payload::jsonb, f.headers::jsonb
-    from unnest(fresh) f where f.seq = any (given);
-    max := max - cardinality(given);
+    with fresh as materialized (
+      select r.seq, r.published_at, r.payload::jsonb message, r.headers::jsonb headers
+      from pgmb.receive((take_fresh.queue).stream, take_fresh.most, interval '1000 years', raw => true) r
+    ), dropped as (
+      delete from pgmq.passed_over o using fresh f
+      where o.queue = (take_fresh.queue).id and o.msg_id = f.seq
+      returning o.msg_id
+    ), sorted as materialized (
+      select f.seq, f.published_at, f.message, f.headers,
+        m.matches and row_number() over (partition by m.matches order by f.seq) <= take_fresh.wanted given
+      from fresh f
+      cross join lateral (
+        select case when take_fresh.conditional = '{}' then true else f.message @> take_fresh.conditional end matches) m
+      where not exists (select from dropped d where d.msg_id = f.seq)
+    ), kept as (
+      insert into pgmq.parked (queue, msg_id, read_ct, enqueued_at, last_read_at, vt, message, headers, fifo)
+      select (take_fresh.queue).id, s.seq, s.given::integer, s.published_at, case when s.given then take_fresh.read_at end,
+        case when s.given then take_fresh.vt else '-infinity' end, s.message, s.headers, pgmq.fifo_of(s.headers)
+      from sorted s
+      where not (s.given and take_fresh.popped)
+    )
+    select s.seq, (not popped)::integer, s.published_at, case when not popped then take_fresh.read_at end,
+      case when popped then s.published_at else take_fresh.vt end, s.message, s.headers
+    from sorted s where s.given order by s.seq;
+    get diagnostics given = row_count;
+    exit when not pgmq.settle_newest((take_fresh.queue).id);
+    wanted := wanted - given;
+    exit when wanted <= 0;
   end loop;
 end $$;
 

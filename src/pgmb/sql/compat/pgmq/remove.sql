@@ -124,14 +124,15 @@ declare
   passing record;
 begin
   rest := array(select distinct i from unnest(numbers) i where i is not null order by i);
-  for passing in
-    delete from pgmq.parked p where p.queue = (take.queue).id and p.msg_id = any (rest)
-    returning p.msg_id, p.read_ct, p.enqueued_at, p.last_read_at, p.vt, p.message, p.headers
   loop
-    rest := array_remove(rest, passing.msg_id);
-    return next passing;
-  end loop;
-  loop
+    for passing in
+      delete from pgmq.parked p where p.queue = (take.queue).id and p.msg_id = any (rest)
+      returning p.msg_id, p.read_ct, p.enqueued_at, p.last_read_at, pgmq.visible_from(p.vt, p.enqueued_at) vt, p.message,
+        p.headers
+    loop
+      rest := array_remove(rest, passing.msg_id);
+      return next passing;
+    end loop;
     for held in
       select * from pgmq.reading r
       where r.queue = (take.queue).id and r.lo < rest[cardinality(rest)] and r.hi >= rest[1]
@@ -207,8 +208,19 @@ set jit = off
 as $$
 declare
   asked pgmq.queue := pgmq.queue_for_reader(queue_name);
-  whole record := pgmq.take_whole(asked.id, msg_ids);
+  whole record;
+  deleted integer;
 begin
+  -- What small reads gave is parked; what a large one gave, a reading holds.
+  if cardinality(msg_ids) < 20 then
+    return query
+    delete from pgmq.parked p where p.queue = asked.id and p.msg_id = any (delete.msg_ids) returning p.msg_id;
+    get diagnostics deleted = row_count;
+    if deleted = cardinality(msg_ids) then
+      return;
+    end if;
+  end if;
+  whole := pgmq.take_whole(asked.id, msg_ids);
   if whole.taken is not null then
     return query select unnest(whole.taken);
   else
@@ -219,10 +231,19 @@ end $$;
 -- Deletes a message. True if it was in the queue. Errors: 42P01 no such queue, 42501.
 create or replace function pgmq.delete(queue_name text, msg_id bigint)
 returns boolean
-language sql
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set plan_cache_mode = force_generic_plan
+set jit = off
 as $$
-  select exists (select from pgmq.delete(queue_name, array[msg_id]))
-$$;
+declare
+  asked pgmq.queue := pgmq.queue_for_reader(queue_name);
+begin
+  delete from pgmq.parked p where p.queue = asked.id and p.msg_id = delete.msg_id;
+  return found or exists (select from pgmq.take(asked, array[delete.msg_id], false));
+end $$;
 
 -- Moves messages to the archive, pgmq.a_<name>, and returns the numbers of those that were in the queue. Errors: 42P01
 -- no such queue, 42501.
@@ -237,16 +258,36 @@ set jit = off
 as $$
 declare
   asked pgmq.queue := pgmq.queue_for_reader(queue_name);
-  whole record := pgmq.take_whole(asked.id, msg_ids);
-  archive text := format('insert into pgmq.%I as a (msg_id, read_ct, enqueued_at, last_read_at, vt, message, headers)',
-    pgmq.format_table_name(asked.queue_name, 'a'));
+  inserting text := 'insert into ' || asked.archive || ' as a (msg_id, read_ct, enqueued_at, last_read_at, vt, message, headers) ';
+  parked pgmq.message_record[];
+  whole record;
 begin
+  -- As delete.
+  if cardinality(msg_ids) < 20 then
+    with gone as (
+      delete from pgmq.parked p where p.queue = asked.id and p.msg_id = any (archive.msg_ids)
+      returning p.msg_id, p.read_ct, p.enqueued_at, p.last_read_at, pgmq.visible_from(p.vt, p.enqueued_at) vt,
+        p.message, p.headers
+    )
+    select array_agg(g::pgmq.message_record) into parked
+    from (select g.msg_id, g.read_ct, g.enqueued_at, g.last_read_at, g.vt, g.message, g.headers from gone g) g;
+    if parked is not null then
+      return query execute inserting || 'select m.* from unnest($1) m returning a.msg_id' using parked;
+    end if;
+    if cardinality(parked) = cardinality(msg_ids) then
+      return;
+    end if;
+  end if;
+  whole := pgmq.take_whole(asked.id, msg_ids);
   if whole.taken is not null then
-    return query execute archive || ' select e.seq, 1, e.published_at, $1, $2, e.payload::jsonb, e.headers::jsonb
-      from ' || asked.log || ' e where e.seq > $3 and e.seq <= $4 and e.seq = any ($5) returning a.msg_id'
+    return query execute inserting || 'select e.seq, 1, e.published_at, $1, $2, e.payload::jsonb, e.headers::jsonb
+      from ' || asked.log || ' e where e.seq > $3 and e.seq <= $4'
+      -- The whole range, or some of it.
+      || case when cardinality(whole.taken) = (whole.reading).hi - (whole.reading).lo then '' else ' and e.seq = any ($5)' end
+      || ' returning a.msg_id'
     using (whole.reading).read_at, (whole.reading).vt, (whole.reading).lo, (whole.reading).hi, whole.taken;
   else
-    return query execute archive || ' select t.msg_id, t.read_ct, t.enqueued_at, t.last_read_at, t.vt, t.message, t.headers
+    return query execute inserting || 'select t.msg_id, t.read_ct, t.enqueued_at, t.last_read_at, t.vt, t.message, t.headers
       from pgmq.take($1, $2, true) t returning a.msg_id'
     using asked, msg_ids;
   end if;
@@ -255,10 +296,12 @@ end $$;
 -- Moves a message to the archive. True if it was in the queue. Errors: 42P01 no such queue, 42501.
 create or replace function pgmq.archive(queue_name text, msg_id bigint)
 returns boolean
-language sql
+language plpgsql
+set search_path = pg_catalog, pg_temp
 as $$
-  select exists (select from pgmq.archive(queue_name, array[msg_id]))
-$$;
+begin
+  return exists (select from pgmq.archive(archive.queue_name, array[archive.msg_id]));
+end $$;
 
 -- Hides messages until vt, or shows them at once if it has passed, and returns those that are in the queue. A whole
 -- read is hidden with one row. Errors: 42P01 no such queue, 42501.
@@ -302,8 +345,9 @@ begin
   end loop;
   if cardinality(rest) > 0 then
     return query
-    insert into pgmq.parked as p (queue, msg_id, read_ct, enqueued_at, last_read_at, vt, message, headers)
-    select asked.id, t.msg_id, t.read_ct, t.enqueued_at, t.last_read_at, set_vt.vt, t.message, t.headers
+    insert into pgmq.parked as p (queue, msg_id, read_ct, enqueued_at, last_read_at, vt, message, headers, fifo)
+    select asked.id, t.msg_id, t.read_ct, t.enqueued_at, t.last_read_at, set_vt.vt, t.message, t.headers,
+      pgmq.fifo_of(t.headers)
     from pgmq.take(asked, rest, true) t
     returning p.msg_id, p.read_ct, p.enqueued_at, p.last_read_at, p.vt, p.message, p.headers;
   end if;

@@ -22,6 +22,14 @@ begin
   return named;
 end $$;
 
+-- The group of a message, for reads by group. Groups are told apart by a hash: two that share one wait for each other.
+create or replace function pgmq.fifo_of(headers jsonb)
+returns bigint
+language sql immutable
+as $$
+  select hashtextextended(coalesce(headers ->> 'x-pgmq-group', '_default_fifo_group'), 0)
+$$;
+
 -- Writes messages to a queue and returns their numbers, in the array's order. headers: null, or one an element.
 -- topic: what readers of the log see; the queue's name, or a routing key.
 create or replace function pgmq.write(queue pgmq.queue, topic text, msgs jsonb[], headers jsonb[], vt timestamptz)
@@ -36,9 +44,9 @@ begin
   if vt > clock_timestamp() or array_position(msgs, null) is not null then
     return query
     with sent as (
-      insert into pgmq.parked (queue, msg_id, vt, message, headers)
+      insert into pgmq.parked (queue, msg_id, vt, message, headers, fifo)
       select (write.queue).id, nextval(format('pgmb.%I', 'seq_' || (write.queue).stream)::regclass), write.vt,
-        one.message, one.headers
+        one.message, one.headers, pgmq.fifo_of(one.headers)
       from unnest(write.msgs, write.headers) one (message, headers)
       returning parked.msg_id
     )

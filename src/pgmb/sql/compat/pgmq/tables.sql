@@ -1,6 +1,6 @@
 -- PGMQ's interface on pgmb's log: what it keeps beside the log. A PGMQ queue is a stream with one queue of pgmb
--- reading it. A message that was only sent, or sent and read once, is not stored here: the log has it, and
--- pgmq.reading one row for all that one read gave out. What has a fate of its own is in pgmq.parked.
+-- reading it. A message that was only sent, or read once with many others, is not stored here: the log has it, and
+-- pgmq.reading one row for all that the read gave out. What has a fate of its own is in pgmq.parked.
 
 create schema pgmq;
 
@@ -16,8 +16,9 @@ create table pgmq.queue (
   id integer primary key references pgmb.queue on delete cascade,
   queue_name varchar not null unique,
   stream text not null,
-  -- The stream's log, to be used in a statement.
+  -- The stream's log and the table of archived messages, to be used in a statement.
   log text not null,
+  archive text not null,
   is_partitioned boolean not null,
   is_unlogged boolean not null,
   created_at timestamptz not null default now()
@@ -53,7 +54,9 @@ create unique index reading_lo on pgmq.reading (queue, lo, claim);
 create index reading_vt on pgmq.reading (queue, vt);
 
 -- Messages that the log's reader has passed and that are still in their queue, or that never were in the log:
--- delayed, not settled before their vt, given a vt of their own, not what a condition asked for, read by group.
+-- given out by a small read or waiting for the next one, delayed, not settled before their vt, given a vt of their own,
+-- not what a condition asked for, read by group. vt is -infinity for a message that waits and was never hidden, so that an
+-- index gives these in the order of their numbers; its vt for callers is enqueued_at (pgmq.visible_from).
 create table pgmq.parked (
   queue integer not null,
   msg_id bigint not null,
@@ -63,11 +66,12 @@ create table pgmq.parked (
   vt timestamptz not null,
   message jsonb,
   headers jsonb,
-  -- Groups are told apart by a hash: two that share one wait for each other.
-  fifo bigint not null generated always as
-    (hashtextextended(coalesce(headers ->> 'x-pgmq-group', '_default_fifo_group'), 0)) stored,
-  primary key (queue, msg_id)
+  -- pgmq.fifo_of(headers). Not generated: PostgreSQL would parse its expression at every read that hides a message.
+  fifo bigint not null
 ) with (autovacuum_vacuum_scale_factor = 0.02, vacuum_truncate = false);
+-- Not unique: a read must not wait for another that stays open with the same messages. That one is superseded and cannot
+-- commit (pgmb_internal.refuse_void).
+create index parked_number on pgmq.parked (queue, msg_id);
 create index parked_vt on pgmq.parked (queue, vt, msg_id);
 create index parked_fifo on pgmq.parked (queue, fifo, msg_id);
 
