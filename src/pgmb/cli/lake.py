@@ -15,7 +15,7 @@ from psycopg.rows import dict_row
 
 from pgmb import connect as broker_of
 from pgmb._core.connecting import connect
-from pgmb.cli import durations, moments, output
+from pgmb.cli import durations, lake_replay, moments, output
 from pgmb.cli.options import AsJson, Dsn, Stream
 from pgmb.cli.spark.progress import progress
 from pgmb.cli.spark.session import UNTOLD, Conf, Master, session
@@ -23,6 +23,7 @@ from pgmb.errors import translated
 
 if TYPE_CHECKING:
     from pgmb.lake.archive import Archived, Archiver
+    from pgmb.lake.replay import Replayer
 
 lake = typer.Typer(
     help="Archive streams to open tables, verified before they are dropped.", no_args_is_help=True
@@ -58,6 +59,7 @@ _STATUS = {
 def register(app: typer.Typer) -> None:
     for command in (init, archive, status, offsets):
         lake.command()(command)
+    lake_replay.register(lake, _replayer)
     app.add_typer(lake, name="lake")
 
 
@@ -236,6 +238,13 @@ def _options(given: Sequence[str] | None) -> dict[str, str]:
             raise typer.BadParameter("not an option of a storage. Write NAME=VALUE.")
         options[name.strip()] = value
     return options
+
+
+def _replayer(dsn: str, storage_option: list[str] | None) -> Replayer:
+    options = _options(storage_option)
+    with _needed():
+        from pgmb.lake.replay import Replayer
+    return Replayer(dsn, options=options)
 
 
 @contextmanager
