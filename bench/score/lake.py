@@ -1,4 +1,4 @@
-"""What the lake must show: archives as fast as Spark's own files, exactly once, verified before a drop; replays."""
+"""What the lake must show: archives as fast as Spark's files, once, verified before a drop; replays, once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ LAKE: list[Part] = [
         "replay into one queue, killed 10 times",
         "each once, rate kept",
         ["-m", "faults", "lake-replay", "--brief"],
-        line_with(r"([\d,]+ events), (\d+ kills).*?(\d+ lost, \d+ repeated).*?([\d,]+ of [\d,]+ events per second)"),
+        line_with(
+            r"([\d,]+ events), (\d+ kills).*?(\d+ lost, \d+ repeated).*?([\d,]+ of [\d,]+ events per second)"
+        ),
         needs=["faults/__main__.py", "faults/lake/replays.py"],
         full=["-m", "faults", "lake-replay"],
         heavy=True,

@@ -1,7 +1,7 @@
 """A replay of both tiers into one queue that is killed again and again.
 
-What was published is known from a table that was written with it. In the end the queue has each event once, with
-its id, key and time, another queue has nothing, and the replay has kept its rate while it ran.
+What was published is known from a table that was written with it. In the end the queue has each event once,
+with its id, key and time, another queue has nothing, and the replay has kept its rate while it ran.
 """
 
 from __future__ import annotations
@@ -66,8 +66,9 @@ class Result:
 
     def __str__(self) -> str:
         return (
-            f"lake replay {'holds' if self.holds else 'VIOLATED'}: {self.events:,} events, {self.kills} kills,"
-            f" {self.dropped} segments in the lake alone: {self.events - self.received + self.repeated} lost,"
+            f"lake replay {'holds' if self.holds else 'VIOLATED'}: {self.events:,} events,"
+            f" {self.kills} kills, {self.dropped} segments in the lake alone:"
+            f" {self.events - self.received + self.repeated} lost,"
             f" {self.repeated} repeated, {self.different} differ, {self.elsewhere} in another queue;"
             f" {self.kept_rate:,.0f} of {self.rate:,.0f} events per second in {self.seconds:.0f} s"
             + "".join(f"\n  WRONG {line}" for line in self.wrong)
@@ -84,11 +85,9 @@ def run(dsn: str, url: str, *, events: int, kills: int, rate: float, seed: int) 
             db.execute("select pgmb.create_queue(%s, '{#}')", [name])
         before = _other(db)
         replayer = Replayer(dsn)
-        id = replayer.start(replayer.slice("main", None, None, into_queue="target"))
+        id = replayer.start(replayer.choose("main", None, None, into_queue="target"))
         after = sorted(chance.sample(range(events // 20, events - events // 20), kills))
-        samples: list[list[tuple[int, datetime]]] = []
-        for place in [*after, events]:
-            samples.append(_run(replayer, id, place, rate, result))
+        samples = [_run(replayer, id, place, rate, result) for place in [*after, events]]
         spans = [(ran[-1][0] - ran[0][0], (ran[-1][1] - ran[0][1]).total_seconds()) for ran in samples if ran]
         result.kept_rate = sum(sent for sent, _ in spans) / max(sum(spent for _, spent in spans), 0.001)
         result.kills = kills
@@ -117,7 +116,7 @@ def _fill(db: psycopg.Connection[Any], dsn: str, url: str, events: int) -> None:
 
 
 def _run(replayer: Replayer, id: UUID, upto: int, rate: float, result: Result) -> list[tuple[int, datetime]]:
-    """Run until so many events are sent, then kill it, or until it ends: how many were sent at which times."""
+    """Run until so many events are sent and kill it, or until it ends: how many were sent, and when."""
     command = [sys.executable, "-m", "pgmb", "lake", "replay", "--dsn", replayer.dsn, "--resume", str(id)]
     seen: list[tuple[int, datetime]] = []
     last = replayer.find(id).events
@@ -146,7 +145,8 @@ def _other(db: psycopg.Connection[Any]) -> Any:
     """What another queue has, and where it stands."""
     return db.execute(
         "select (select count(*) from pgmb.retry r where r.queue = q.id),"
-        " (select count(*) from pgmb.receive('other')), (select max(c.place) from pgmb.claim c where c.queue = q.id)"
+        " (select count(*) from pgmb.receive('other')),"
+        " (select max(c.place) from pgmb.claim c where c.queue = q.id)"
         " from pgmb.queue q where q.name = 'other'"
     ).fetchone()
 

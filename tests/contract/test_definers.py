@@ -232,6 +232,7 @@ HOSTILE: dict[str, list[str]] = {
     "double precision[]": ["{1}"],
     "boolean": ["true"],
     "timestamp with time zone": ["now"],
+    "timestamp with time zone[]": ["{}"],
     'pgmb."position"': [""],
     "pgmb.document[]": ["{}"],
 }

@@ -198,7 +198,7 @@ READ_COMMITTED = {
     "digest_segment": "'archived', 0",
     "record_archived": "'archived', 0, 0, sha256(''), 1",
     "start_replay": f"{BETWEEN}, 10, 'q'",
-    "replay_events": "gen_random_uuid(), 0, 1, " + ", ".join(["'{}'"] * 7),
+    "replay_events": "(select id from pgmb.describe_replays()), 0, 1, " + ", ".join(["'{}'"] * 7),
     "find_api_key": DIGEST,
     "create_access_token": f"1, 'ticket', {DIGEST}, '{{inspect}}', '1 hour'",
     "find_session": DIGEST,
@@ -219,6 +219,7 @@ SETTING = [
     f"select pgmb.begin_tasks('main', 'begun', 1, {RUN})",
     "select pgmb.publish('t', '1')",
     "select pgmb.tick()",
+    f"select pgmb.start_replay({BETWEEN}, 10, 'g')",
 ]
 
 

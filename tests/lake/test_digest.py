@@ -28,11 +28,16 @@ CHANGES: dict[str, list[tuple[Any, Any]]] = {
 
 def events(**first: Any) -> Any:
     """Two events of which the first has these values."""
-    rows = [
-        {"seq": 4095, "xid": 1, "id": "", "topic": "a", "key": "k", "payload": "1", "headers": None, "published_at": AT},
-        {"seq": 4200, "xid": 1, "id": "", "topic": "a", "key": "k", "payload": "1", "headers": None, "published_at": AT},
-    ]  # fmt: skip
-    rows[0] |= first
+    common = {
+        "xid": 1,
+        "id": "",
+        "topic": "a",
+        "key": "k",
+        "payload": "1",
+        "headers": None,
+        "published_at": AT,
+    }
+    rows: list[dict[str, Any]] = [{"seq": 4095, **common, **first}, {"seq": 4200, **common}]
     made = pa.Table.from_pylist(rows, schema=FILE_SCHEMA)
     derived = uuid_texts(derived_ids(made.column("seq"), made.column("published_at"), SALT)).to_pylist()
     ids = [row["id"] or own for row, own in zip(rows, derived, strict=True)]

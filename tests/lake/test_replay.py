@@ -8,9 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 
@@ -48,25 +47,22 @@ def both_tiers(lake: Lake) -> Lake:
 
 def drain(lake: Lake, *queues: str) -> None:
     for queue in queues:
-        while row := lake.db.execute(
-            "select lease from pgmb.receive(%s, 1000) limit 1", [queue]
-        ).fetchone():
+        while row := lake.db.execute("select lease from pgmb.receive(%s, 1000) limit 1", [queue]).fetchone():
             lake.db.execute("select pgmb.ack(%s)", row)
 
 
 def waiting(lake: Lake, queue: str) -> list[tuple[Any, ...]]:
     return lake.db.execute(
         f"select {FIELDS} from pgmb.retry r join pgmb.queue q on q.id = r.queue"
-        " join pgmb.queue head on head.id = coalesce(q.lane_of, q.id) where head.name = %s order by r.id".encode(),
+        " join pgmb.queue head on head.id = coalesce(q.lane_of, q.id)"
+        " where head.name = %s order by r.id".encode(),
         [queue],
     ).fetchall()
 
 
 def history(lake: Lake) -> list[tuple[Any, ...]]:
     """Every event of both tiers, as a queue gets it."""
-    stored = [
-        (seq, id, topic, key, payload, at) for seq, _, id, topic, key, payload, _, at in lake.stored()
-    ]
+    stored = [(seq, id, topic, key, payload, at) for seq, _, id, topic, key, payload, _, at in lake.stored()]
     logged = lake.db.execute(
         "select e.seq, coalesce(e.id, pgmb.derive_id(e.seq, e.published_at, s.salt))::text, e.topic::text,"
         " e.key::text, e.payload::text, e.published_at from pgmb.log_main e, pgmb.stream s"
@@ -81,7 +77,7 @@ def plain(rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
 
 
 def test_history_of_both_tiers_enters_one_queue_as_it_was(both_tiers: Lake, replayer: Replayer) -> None:
-    chosen = replayer.slice("main", None, None, into_queue="billing")
+    chosen = replayer.choose("main", None, None, into_queue="billing")
     counted = replayer.count(chosen)
     id = replayer.start(chosen)
     *_, done = replayer.run(id)
@@ -101,7 +97,7 @@ def test_history_of_both_tiers_enters_one_queue_as_it_was(both_tiers: Lake, repl
 def test_topics_times_and_filters_choose_in_both_tiers(both_tiers: Lake, replayer: Replayer) -> None:
     everything = history(both_tiers)
     since, until = everything[250][5], everything[-50][5]
-    chosen = replayer.slice(
+    chosen = replayer.choose(
         "main",
         since,
         until,
@@ -121,11 +117,11 @@ def test_topics_times_and_filters_choose_in_both_tiers(both_tiers: Lake, replaye
     list(replayer.run(replayer.start(chosen)))
     assert plain(waiting(both_tiers, "mail")) == wanted
     with pytest.raises(InvalidArgument, match="invalid filter"):
-        replayer.start(replayer.slice("main", None, None, into_queue="mail", filter="$.("))
+        replayer.start(replayer.choose("main", None, None, into_queue="mail", filter="$.("))
 
 
 def test_a_target_has_one_unfinished_replay_and_one_process(both_tiers: Lake, replayer: Replayer) -> None:
-    chosen = replayer.slice("main", None, None, into_queue="billing")
+    chosen = replayer.choose("main", None, None, into_queue="billing")
     id = replayer.start(chosen)
     with pytest.raises(Conflict, match="is not finished") as refused:
         replayer.start(chosen)
@@ -139,7 +135,7 @@ def test_a_target_has_one_unfinished_replay_and_one_process(both_tiers: Lake, re
     with pytest.raises(Conflict, match="has ended"):
         list(second)
     assert not replayer.end(id)
-    replayer.start(replayer.slice("main", None, None, into_queue="mail"))
+    replayer.start(replayer.choose("main", None, None, into_queue="mail"))
     with pytest.raises(NotFound):
         replayer.find(uuid4())
 
@@ -147,10 +143,11 @@ def test_a_target_has_one_unfinished_replay_and_one_process(both_tiers: Lake, re
 def test_a_replay_into_a_stream_keeps_ids_and_times(both_tiers: Lake, replayer: Replayer) -> None:
     both_tiers.db.execute("select pgmb.create_stream('again', keep_for => '1 hour')")
     both_tiers.db.execute("select pgmb.create_queue('copies', '{#}', stream => 'again')")
-    id = replayer.start(replayer.slice("main", None, None, into_stream="again"))
+    id = replayer.start(replayer.choose("main", None, None, into_stream="again"))
     list(replayer.run(id))
     copies = both_tiers.db.execute(
-        "select id::text, topic::text, key::text, payload::text, published_at from pgmb.log_again order by seq"
+        "select id::text, topic::text, key::text, payload::text, published_at"
+        " from pgmb.log_again order by seq"
     ).fetchall()
     assert copies == [event[1:] for event in history(both_tiers)]
     assert waiting(both_tiers, "billing") == waiting(both_tiers, "mail") == []
@@ -163,7 +160,7 @@ def test_retention_counts_from_when_old_events_were_replayed(lake: Lake, replaye
     lake.db.execute("update pgmb.log_main set published_at = now() - interval '3 days'")
     lake.db.execute("select pgmb.create_stream('again', keep_for => '1 hour')")
     lake.db.execute("select pgmb.rotate('again')")
-    list(replayer.run(replayer.start(replayer.slice("main", None, None, into_stream="again"))))
+    list(replayer.run(replayer.start(replayer.choose("main", None, None, into_stream="again"))))
     lake.db.execute("select pgmb.rotate('again')")
     lake.db.execute("select pgmb.seal('again')")
     assert lake.value("select count(*) from pgmb.log_again") == 10
@@ -180,7 +177,7 @@ def test_lanes_and_shards_get_what_they_would_have_received(
     given: dict[int, set[int]] = {}
     for kind in ("live", "replayed"):
         if kind == "replayed":
-            list(replayer.run(replayer.start(replayer.slice("main", None, None, into_queue="laned"))))
+            list(replayer.run(replayer.start(replayer.choose("main", None, None, into_queue="laned"))))
         seen: dict[str, int] = {}
         while rows := lake.db.execute(
             "select lease::text, seq, key, ('x' || left(replace(lease::text, '-', ''), 6))::bit(24)::int"
@@ -200,9 +197,11 @@ def test_queues_of_endpoints_are_refused(lake: Lake, replayer: Replayer) -> None
     lake.db.execute("select pgmb.create_endpoint('hook', 'https://example.com/', patterns => '{#}')")
     name = lake.value("select name from pgmb.queue where name like '%hook%' or endpoint is not null limit 1")
     if name is None:
-        name = lake.value("select s.group_id from pgmb.subscription s join pgmb.endpoint e on e.subscription = s.id")
+        name = lake.value(
+            "select s.group_id from pgmb.subscription s join pgmb.endpoint e on e.subscription = s.id"
+        )
     with pytest.raises(InvalidArgument, match="feeds endpoints"):
-        replayer.start(replayer.slice("main", None, None, into_queue=name))
+        replayer.start(replayer.choose("main", None, None, into_queue=name))
 
 
 # -- Killed --------------------------------------------------------------------------------------------------
@@ -211,12 +210,12 @@ def test_queues_of_endpoints_are_refused(lake: Lake, replayer: Replayer) -> None
 def test_a_replay_that_is_killed_continues_and_sends_each_event_once(
     both_tiers: Lake, replayer: Replayer
 ) -> None:
-    id = replayer.start(replayer.slice("main", None, None, into_queue="billing"))
+    id = replayer.start(replayer.choose("main", None, None, into_queue="billing"))
     command = [sys.executable, "-m", "pgmb", "lake", "replay", "--dsn", both_tiers.dsn, "--resume", str(id),
                "--rate", "400/s"]  # fmt: skip
     for least in (100, 200):
         with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as killed:
-            until(lambda least=least: replayer.find(id).events >= least or killed.poll() is not None)
+            until_sent(replayer, id, least, killed)
             os.kill(killed.pid, signal.SIGKILL)
             assert killed.wait() == -signal.SIGKILL
     found = replayer.find(id)
@@ -227,9 +226,9 @@ def test_a_replay_that_is_killed_continues_and_sends_each_event_once(
     assert waiting(both_tiers, "mail") == []
 
 
-def until(condition: Callable[[], bool]) -> None:
+def until_sent(replayer: Replayer, id: UUID, events: int, running: subprocess.Popen[bytes]) -> None:
     end = time.monotonic() + 60
-    while not condition():
+    while replayer.find(id).events < events and running.poll() is None:
         assert time.monotonic() < end
         time.sleep(0.02)
 
@@ -238,7 +237,9 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def test_the_command_counts_asks_and_sends(both_tiers: Lake, pgmb_lake: Run) -> None:  # noqa: F811
-    code, said, _ = pgmb_lake("replay", "--into", "queue:billing", "--topic", "order.2", "--dry-run", "--json")
+    code, said, _ = pgmb_lake(
+        "replay", "--into", "queue:billing", "--topic", "order.2", "--dry-run", "--json"
+    )
     counted = json.loads(said)
     assert code == 0
     assert counted["into"] == "queue billing"
@@ -257,7 +258,9 @@ def test_the_command_counts_asks_and_sends(both_tiers: Lake, pgmb_lake: Run) -> 
     assert plain(waiting(both_tiers, "billing")) == wanted
     (shown,) = json.loads(pgmb_lake("replays", "--json")[1])
     assert (shown["into_queue"], shown["events"]) == ("billing", len(wanted))
-    assert shown["id"] in pgmb_lake("replays")[1].replace("\n", "") or "queue billing" in pgmb_lake("replays")[1]
+    assert (
+        shown["id"] in pgmb_lake("replays")[1].replace("\n", "") or "queue billing" in pgmb_lake("replays")[1]
+    )
     assert pgmb_lake("replay", "--resume", shown["id"])[0] == 1
     assert pgmb_lake("replay", "--cancel", shown["id"])[1] == f"Replay {shown['id']} had ended before.\n"
     for words in ([], ["--into", "billing"], ["--into", "queue:billing", "--rate", "fast"],

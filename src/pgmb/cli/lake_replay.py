@@ -111,7 +111,9 @@ def register(lake: typer.Typer, opened: Opened) -> None:
         if resume is None:
             target = parse_target(into or "")
             asked = {"patterns": topic, **filters.given(None, where, None, param)}
-            chosen = replayer.slice(stream, _point(begin, 'earliest'), _point(end, 'latest'), **target, **asked)
+            chosen = replayer.choose(
+                stream, _point(begin, "earliest"), _point(end, "latest"), **target, **asked
+            )
             if dry_run or not yes:
                 found = replayer.count(chosen)
                 if dry_run:

@@ -1,8 +1,8 @@
 """Replay: a part of a stream's history, from the log and the lake, into one queue or stream.
 
-What lies between two positions does not change. So a replay remembers two positions and the number of the last
-event that it passed, which moves on in the transaction that inserts the events. A replay that was killed is
-continued from there, and each event arrives once.
+What lies between two positions does not change. So a replay remembers two positions and the number of the
+last event that it passed, which moves on in the transaction that inserts the events. A replay that was killed
+is continued from there, and each event arrives once.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ select pgmb.start_replay(%(stream)s, %(after)s::pgmb.position, %(upto)s::pgmb.po
   until => %(until)s, equals => %(equals)s, filter => %(filter)s, params => %(params)s)
 """
 _DESCRIBE: Final = """
-select id, stream, into_queue, into_stream, after::text, upto::text, last, patterns, since, until, equals, filter, params, seq,
-  events, bytes, created_at, moved_at, ended_at
+select id, stream, into_queue, into_stream, after::text, upto::text, last, patterns, since, until, equals,
+  filter, params, seq, events, bytes, created_at, moved_at, ended_at
 from pgmb.describe_replays()
 """
 _FILTER: Final = "select pgmb.filter_events(%s, %s, %s, %s, %s, %s, %s)"
@@ -111,7 +111,7 @@ class Replayer:
     def __init__(self, dsn: str, *, options: Mapping[str, str] | None = None) -> None:
         self.dsn, self._options = dsn, dict(options or {})
 
-    def slice(
+    def choose(
         self,
         stream: str,
         begin: datetime | Position | None,
@@ -137,19 +137,19 @@ class Replayer:
             **asked,
         )
 
-    def count(self, slice: Slice) -> Counted:
+    def count(self, chosen: Slice) -> Counted:
         """What a replay would insert."""
         events = size = 0
         with self._connected() as database:
-            for found, _ in self._read(slice, 0):
-                kept = self._filtered(database, slice, found)
+            for found, _ in self._read(chosen, 0):
+                kept = self._filtered(database, chosen, found)
                 events += kept.num_rows
                 size += sum(_bytes(kept.column(name)) for name in _TEXTS)
         return Counted(events, size)
 
-    def start(self, slice: Slice) -> UUID:
+    def start(self, chosen: Slice) -> UUID:
         """Begin a replay. Raises Conflict if the target has an unfinished one."""
-        given = msgspec.structs.asdict(slice)
+        given = msgspec.structs.asdict(chosen)
         for name in ("equals", "params"):
             given[name] = None if given[name] is None else Jsonb(given[name])
         with self._connected() as database:
@@ -210,46 +210,46 @@ class Replayer:
             database.execute("set statement_timeout = '60s'")
             yield database
 
-    def _filtered(self, database: psycopg.Connection[Any], slice: Slice, events: Any) -> Any:
-        if not slice.filtered or events.num_rows == 0:
+    def _filtered(self, database: psycopg.Connection[Any], chosen: Slice, events: Any) -> Any:
+        if not chosen.filtered or events.num_rows == 0:
             return events
-        asked = [None if given is None else Jsonb(given) for given in (slice.equals, slice.params)]
+        asked = [None if given is None else Jsonb(given) for given in (chosen.equals, chosen.params)]
         kept: list[bool] = []
         for begin in range(0, events.num_rows, _MOST_EVENTS):
             piece = events.slice(begin, _MOST_EVENTS)
             given = [piece.column(name).to_pylist() for name in _TEXTS]
-            row = database.execute(_FILTER, [asked[0], slice.filter, asked[1], *given]).fetchone()
+            row = database.execute(_FILTER, [asked[0], chosen.filter, asked[1], *given]).fetchone()
             kept += row[0] if row else []
         return events.filter(pa.array(kept, pa.bool_()))
 
-    def _read(self, slice: Slice, seq: int) -> Iterator[tuple[Any, int]]:
+    def _read(self, chosen: Slice, seq: int) -> Iterator[tuple[Any, int]]:
         """Events with a number above `seq`, in tables, each with the number up to which it is complete.
 
         Each is read in a transaction that ends before its events are used.
         """
-        with closing(ShardLog(self.dsn, slice.stream, read_lake=True)) as log:
-            topics = log.matching(slice.patterns) if slice.patterns else ""
-            since, until = _micros(slice.since), _micros(slice.until)
+        with closing(ShardLog(self.dsn, chosen.stream, read_lake=True)) as log:
+            topics = log.matching(chosen.patterns) if chosen.patterns else ""
+            since, until = _micros(chosen.since), _micros(chosen.until)
             times = "".join(
                 f" and e.published_at {sign} {sql.Literal(at).as_string()}"
-                for sign, at in ((">=", slice.since), ("<", slice.until))
+                for sign, at in ((">=", chosen.since), ("<", chosen.until))
                 if at is not None
             )
             lake = LakeOptions(topics, since, until, self._options)
-            frontier = Frontier(slice.upto, slice.last)
-            while seq < slice.last:
-                offset = ShardOffset(slice.after, slice.upto, seq, slice.last)
+            frontier = Frontier(chosen.upto, chosen.last)
+            while seq < chosen.last:
+                offset = ShardOffset(chosen.after, chosen.upto, seq, chosen.last)
                 ahead = log.advance(offset, frontier, _READ_NUMBERS, _READ_NUMBERS, 1).offset
-                end = slice.last if ahead.to_position is None else ahead.seq
+                end = chosen.last if ahead.to_position is None else ahead.seq
                 found: list[Any] = []
                 size = 0
                 for seqs in ahead.ranges:
                     part = PartitionRead(
                         url=self.dsn,
-                        stream=slice.stream,
+                        stream=chosen.stream,
                         salt=log.salt,
-                        after=Position.parse(slice.after),
-                        upto=Position.parse(slice.upto),
+                        after=Position.parse(chosen.after),
+                        upto=Position.parse(chosen.upto),
                         range=SeqRange(max(seqs.lo, seq), seqs.hi, seqs.late),
                         condition=topics + times,
                         fail_on_data_loss=True,

@@ -21,6 +21,10 @@ from pgmb.lake.task import WrittenFile
 _SOURCE: Final = "pgmb.source"
 """The table's property that says which stream of which installation writes it."""
 _PARTITION: Final = ["date"]
+# Commits say what segments must hold. By default Delta forgets them after 30 days.
+_LOG_KEPT: Final = "interval 3650 days"
+_TOLD: Final = "pgmb"
+"""The field of a commit that names its segments."""
 
 
 class KnownFile(NamedTuple):
@@ -50,7 +54,7 @@ class EventTable:
             partition_by=_PARTITION,
             name=stream,
             description=f"Events of stream {stream}, archived by pgmb",
-            configuration={_SOURCE: source},
+            configuration={_SOURCE: source, "delta.logRetentionDuration": _LOG_KEPT},
             storage_options=storage.options,
             raise_if_key_not_exists=False,
         )
@@ -105,7 +109,7 @@ class EventTable:
                 partition_by=_PARTITION,
                 commit_properties=CommitProperties(
                     app_transactions=[Transaction(self._source, segment)],
-                    custom_metadata={"pgmb": json.dumps(metadata)},
+                    custom_metadata={_TOLD: json.dumps(metadata)},
                 ),
             )
         except CommitFailedError:
@@ -113,11 +117,43 @@ class EventTable:
             if EventTable.open(self.storage, self._source).committed > self.committed:
                 return False
             raise
+        self._follow()
+        return True
+
+    def rewrite(self, files: Sequence[WrittenFile], replaced: Sequence[KnownFile]) -> None:
+        """Replace files by others with the same events. Raises CommitFailedError if one is gone already."""
+        now = time.time_ns() // 1_000_000
+        self._table.create_write_transaction(
+            [
+                *(_added(file, data_change=False) for file in files),
+                *(RemoveAction(file.path, False, now) for file in replaced),
+            ],
+            "append",
+            Schema.from_arrow(TABLE_SCHEMA),
+            partition_by=_PARTITION,
+        )
+        self._follow()
+
+    def _follow(self) -> None:
+        """Go on to the newest version, and bring what was committed to disk."""
         before = self.version
         self._table.update_incremental()
         if self.storage.folder is not None:
             self.storage.flush(*(f"_delta_log/{n:020}.json" for n in range(before + 1, self.version + 1)))
-        return True
+
+    def vacuum(self, hours: int, *, dry_run: bool) -> list[str]:
+        """Remove files that belong to no version of the last hours. Returns their paths."""
+        return self._table.vacuum(hours, dry_run=dry_run, enforce_retention_duration=False, full=True)
+
+    def told(self) -> dict[int, dict[str, Any]]:
+        """What commits say of segments: epoch, events and digest, the newest commit of each."""
+        found: dict[int, dict[str, Any]] = {}
+        for commit in self._table.history():
+            if _TOLD in commit:
+                said = json.loads(commit[_TOLD])
+                for one in said["segments"]:
+                    found.setdefault(one["segment"], {**one, "epoch": said["epoch"]})
+        return found
 
     def files(self, lo: int, hi: int) -> list[KnownFile]:
         """The files that may hold events with lo < seq <= hi, in the order of seq."""
@@ -137,7 +173,7 @@ def files_of(table: DeltaTable, lo: int, hi: int) -> list[KnownFile]:
     )
 
 
-def _added(file: WrittenFile) -> AddAction:
+def _added(file: WrittenFile, *, data_change: bool = True) -> AddAction:
     statistics = {
         "numRecords": file.rows,
         "minValues": file.lowest,
@@ -149,6 +185,6 @@ def _added(file: WrittenFile) -> AddAction:
         size=file.bytes,
         partition_values={"date": file.date},
         modification_time=file.written_at,
-        data_change=True,
+        data_change=data_change,
         stats=json.dumps(statistics),
     )

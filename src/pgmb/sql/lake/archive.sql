@@ -209,7 +209,8 @@ begin
         hint = 'The segment stays in the log. Run pgmb lake archive --repair to write its files again.';
   end if;
   update pgmb.archived a
-  set url = lake.url, lake_version = record_archived.lake_version, verified_at = clock_timestamp()
+  set url = lake.url, lake_version = record_archived.lake_version, verified_at = clock_timestamp(), failed_at = null,
+    failure = null
   where a.stream = stream_number and a.segment = record_archived.segment and a.verified_at is null;
   if not found then
     return false;
@@ -233,10 +234,10 @@ end $$;
 
 -- Every stream with a lake: its URL, how long the log keeps what is archived (null: without limit), how many segments are
 -- verified there, with how many events, and when the last was; how many wait to be archived, with how many bytes in
--- the log, and for how long the first of them.
+-- the log, and for how long the first of them. lag: the age of the first event that is not archived, also if its segment is open.
 create or replace function pgmb.describe_lakes(
   out stream text, out url text, out keep_hot interval, out archived bigint, out events bigint, out verified_at timestamptz,
-  out waiting bigint, out waiting_bytes bigint, out waiting_for interval
+  out waiting bigint, out waiting_bytes bigint, out waiting_for interval, out lag interval
 )
 returns setof record
 language plpgsql security definer
@@ -246,7 +247,8 @@ begin
   perform pgmb_internal.assert_admin();
   return query
   select s.name, l.url, s.keep_for, done.segments, done.events, done.verified_at,
-    left_over.segments, left_over.bytes, clock_timestamp() - left_over.sealed_at
+    left_over.segments, left_over.bytes, clock_timestamp() - left_over.sealed_at,
+    clock_timestamp() - pgmb_internal.unarchived_since(s.id)
   from pgmb.lake l
   join pgmb.stream s on s.id = l.stream
   cross join lateral (

@@ -21,6 +21,9 @@ create table pgmb.archived (
   url text,
   lake_version bigint,
   verified_at timestamptz,
+  -- Why the table did not hold the segment when it was last read, and since when. Null once it was verified.
+  failed_at timestamptz,
+  failure text,
   primary key (stream, segment),
   constraint "a segment must be archived or not" check (num_nulls(url, lake_version, verified_at) in (0, 3))
 );
