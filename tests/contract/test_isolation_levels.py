@@ -105,6 +105,9 @@ ANY_LEVEL = {
     "lock_lake": "'archived'",
     "describe_lakes": "",
     "describe_replays": "",
+    "archived_segments": "'archived'",
+    "orphaned_segments": "'archived'",
+    "describe_lake_segments": "",
     "filter_events": "null, null, null, '{}', '{}', '{}', '{}'",
     "end_replay": "gen_random_uuid()",
     "grant_publish": "'main', 'pgmb_consumer'",
@@ -197,6 +200,8 @@ READ_COMMITTED = {
     "create_lake": "'main', '/lake'",
     "digest_segment": "'archived', 0",
     "record_archived": "'archived', 0, 0, sha256(''), 1",
+    "record_damage": "'archived', 0, 'a file is missing'",
+    "adopt_archived": "'archived', 7, 1, 0, sha256(''), 1",
     "start_replay": f"{BETWEEN}, 10, 'q'",
     "replay_events": "(select id from pgmb.describe_replays()), 0, 1, " + ", ".join(["'{}'"] * 7),
     "find_api_key": DIGEST,
@@ -220,6 +225,9 @@ SETTING = [
     "select pgmb.publish('t', '1')",
     "select pgmb.tick()",
     f"select pgmb.start_replay({BETWEEN}, 10, 'g')",
+    # A segment that was dropped, and is not in the manifest.
+    "insert into pgmb.segment (stream, number, dropped_at)"
+    " select s.id, 7, now() from pgmb.stream s where s.name = 'archived'",
 ]
 
 

@@ -276,16 +276,19 @@ class Pace:
         if rate is not None and not rate > 0:
             raise InvalidArgument(f"the rate must be above 0 events per second, got {rate}")
         self._rate = rate
-        self._next = time.monotonic()
+        self._next: float | None = None
         self.events = _MOST_EVENTS if rate is None else max(1, min(_MOST_EVENTS, round(rate / _PER_SECOND)))
         """As many as a transaction should insert."""
 
     def wait(self) -> None:
-        if (seconds := self._next - time.monotonic()) > 0:
+        if self._next is None:
+            # What it took to come here is not caught up with.
+            self._next = time.monotonic()
+        elif (seconds := self._next - time.monotonic()) > 0:
             time.sleep(seconds)
 
     def passed(self, events: int) -> None:
-        if self._rate is not None:
+        if self._rate is not None and self._next is not None:
             self._next = max(self._next, time.monotonic() - _SECONDS_TO_CATCH_UP) + events / self._rate
 
 
