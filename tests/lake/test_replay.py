@@ -296,9 +296,9 @@ def test_a_pace_is_kept_and_pauses_are_caught_up_with(monkeypatch: pytest.Monkey
     assert 5000 / (Clock.now - began) == pytest.approx(500, rel=0.05)
     Clock.now += 60
     before = Clock.now
-    for _ in range(20):
+    for _ in range(100):
         pace.wait()
         pace.passed(pace.events)
-    assert Clock.now - before > 0.8, "a minute's pause is not made up for at once"
+    assert Clock.now - before > 4.5, "a minute's pause is not made up for at once"
     with pytest.raises(InvalidArgument):
         Pace(0)

@@ -43,7 +43,7 @@ _MOST_EVENTS: Final = 1000
 """Of a transaction that inserts."""
 _PER_SECOND: Final = 10
 """Transactions, so that a slow replay is an even one."""
-_SECONDS_TO_CATCH_UP: Final = 1.0
+_SECONDS_TO_CATCH_UP: Final = 5.0
 
 _START: Final = """
 select pgmb.start_replay(%(stream)s, %(after)s::pgmb.position, %(upto)s::pgmb.position, %(last)s,
@@ -270,7 +270,7 @@ class Replayer:
 
 
 class Pace:
-    """Spreads events evenly over time. What was held up is caught up with, but not more than a second's."""
+    """Spreads events evenly over time, and catches up with pauses of up to 5 seconds."""
 
     def __init__(self, rate: float | None) -> None:
         if rate is not None and not rate > 0:
