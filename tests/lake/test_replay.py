@@ -8,11 +8,14 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import timedelta
 from typing import Any
 from uuid import UUID, uuid4
 
+import pyarrow.parquet as pq
 import pytest
 
+from harness.segments import seal
 from pgmb.errors import Conflict, InvalidArgument, NotFound
 from pgmb.lake.replay import Pace, Replayer
 from tests.lake.conftest import Lake
@@ -118,6 +121,28 @@ def test_topics_times_and_filters_choose_in_both_tiers(both_tiers: Lake, replaye
     assert plain(waiting(both_tiers, "mail")) == wanted
     with pytest.raises(InvalidArgument, match="invalid filter"):
         replayer.start(replayer.choose("main", None, None, into_queue="mail", filter="$.("))
+
+
+def test_files_of_other_times_are_not_read(lake: Lake, replayer: Replayer) -> None:
+    """A replay of an hour does not read years."""
+    for days in (3, 2, 1):
+        lake.publish(50, sealed=False)
+        lake.db.execute(
+            "update pgmb.log_main set published_at = now() - %s * interval '1 day' where seq >> 40 = %s",
+            [days, 3 - days],
+        )
+        seal(lake.db)
+        lake.archive()
+    lake.age()
+    assert lake.dropped() == [0, 1, 2]
+    lake.db.execute("select pgmb.create_queue('billing', '{#}')")
+    wanted = lake.stored()[50:100]
+    for file in lake.files():
+        if pq.read_table(file, partitioning=None).column("seq")[0].as_py() != wanted[0][0]:
+            file.unlink()
+    begin, end = wanted[0][7], wanted[-1][7] + timedelta(microseconds=1)
+    list(replayer.run(replayer.start(replayer.choose("main", begin, end, into_queue="billing"))))
+    assert [event[0] for event in waiting(lake, "billing")] == [event[0] for event in wanted]
 
 
 def test_a_target_has_one_unfinished_replay_and_one_process(both_tiers: Lake, replayer: Replayer) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import msgspec
@@ -22,6 +23,7 @@ from pgmb.types import Position
 pa: Any = pyarrow
 pc: Any = pyarrow.compute
 
+_BEGIN: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _REBASED: Final = 3
 """The xid of events before a rebase, as the log has it."""
 
@@ -64,7 +66,7 @@ class LakeEvents:
         """The events in the order of seq, with the columns of a file."""
         storage, table = self._table(asked.url)
         files = storage.files()
-        known = files_of(table, asked.lo, asked.hi)
+        known = files_of(table, asked.lo, asked.hi, _moment(self._since), _moment(self._until))
         for events in in_order(files, [file.path for file in known], asked.lo, asked.hi):
             kept = events.filter(self._mask(events, asked))
             if kept.num_rows:
@@ -112,6 +114,10 @@ class LakeEvents:
             self._wanted |= {name: name in wanted for name in strange}
         known = np.array([self._wanted[name] for name in names], dtype=bool)
         return known[coded.indices.to_numpy(zero_copy_only=False)]
+
+
+def _moment(micros: int | None) -> datetime | None:
+    return None if micros is None else _BEGIN + timedelta(microseconds=micros)
 
 
 class _Snapshot:

@@ -38,6 +38,7 @@ _SCHEMA: Final = arrow_schema(["seq", "id", "topic", "key", "payload", "headers"
 _TEXTS: Final = ("topic", "key", "payload", "headers")
 # How much is read in one transaction of the log: it must end soon, since retention waits for it.
 _READ_NUMBERS: Final = 50_000
+_MOST_NUMBERS: Final = 5_000_000
 _READ_BYTES: Final = 64 * 1024 * 1024
 _MOST_EVENTS: Final = 1000
 """Of a transaction that inserts."""
@@ -237,9 +238,10 @@ class Replayer:
             )
             lake = LakeOptions(topics, since, until, self._options)
             frontier = Frontier(chosen.upto, chosen.last)
+            numbers = _READ_NUMBERS
             while seq < chosen.last:
                 offset = ShardOffset(chosen.after, chosen.upto, seq, chosen.last)
-                ahead = log.advance(offset, frontier, _READ_NUMBERS, _READ_NUMBERS, 1).offset
+                ahead = log.advance(offset, frontier, numbers, numbers, 1).offset
                 end = chosen.last if ahead.to_position is None else ahead.seq
                 found: list[Any] = []
                 size = 0
@@ -265,6 +267,8 @@ class Replayer:
                     if size >= _READ_BYTES:
                         end = found[-1].column("seq")[-1].as_py()
                         break
+                # Where nothing is wanted, larger steps are taken.
+                numbers = _READ_NUMBERS if found else min(numbers * 4, _MOST_NUMBERS)
                 yield pa.Table.from_batches(found, schema=_SCHEMA), end
                 seq = end
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
+from datetime import datetime, timedelta
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 
@@ -21,6 +22,9 @@ from pgmb.lake.task import WrittenFile
 _SOURCE: Final = "pgmb.source"
 """The table's property that says which stream of which installation writes it."""
 _PARTITION: Final = ["date"]
+_FILE_COLUMNS: Final = ["path", "size_bytes", "min.seq", "max.seq", "min.published_at", "max.published_at"]
+# Bounds of times may be cut to milliseconds.
+_ROUNDED: Final = timedelta(milliseconds=1)
 # Commits say what segments must hold. By default Delta forgets them after 30 days.
 _LOG_KEPT: Final = "interval 3650 days"
 _TOLD: Final = "pgmb"
@@ -160,14 +164,20 @@ class EventTable:
         return files_of(self._table, lo, hi)
 
 
-def files_of(table: DeltaTable, lo: int, hi: int) -> list[KnownFile]:
-    """The files of a table that may hold events with lo < seq <= hi, in the order of seq."""
-    found = pa.table(table.get_add_actions(flatten=True)).select(["path", "size_bytes", "min.seq", "max.seq"])
+def files_of(
+    table: DeltaTable, lo: int, hi: int, since: datetime | None = None, until: datetime | None = None
+) -> list[KnownFile]:
+    """The files of a table that may hold events with lo < seq <= hi, in the order of seq; with times, those
+    that may hold events published from `since` and before `until`."""
+    found = pa.table(table.get_add_actions(flatten=True)).select(_FILE_COLUMNS)
     return sorted(
         (
             KnownFile(unquote(row["path"]), row["size_bytes"], row["min.seq"], row["max.seq"])
             for row in found.to_pylist()
-            if row["max.seq"] > lo and row["min.seq"] <= hi
+            if row["max.seq"] > lo
+            and row["min.seq"] <= hi
+            and (since is None or (row["max.published_at"] or since) >= since - _ROUNDED)
+            and (until is None or row["min.published_at"] is None or row["min.published_at"] < until)
         ),
         key=lambda file: (file.lowest_seq, file.path),
     )
