@@ -57,4 +57,5 @@ create table pgmb.lake_replay (
 );
 -- One replay at a time into a target: a command that is repeated after a crash must not begin a second one.
 create unique index lake_replay_queue on pgmb.lake_replay (queue) where ended_at is null;
-create unique index lake_replay_stream on pgmb.lake_replay (into_stream) where ended_at is null;
+create unique index lake_replay_into on pgmb.lake_replay (into_stream) where ended_at is null;
+create index lake_replay_stream on pgmb.lake_replay (stream);
