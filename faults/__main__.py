@@ -494,7 +494,7 @@ def main() -> int:
     )
     replaying.add_argument("--events", type=int, default=500_000)
     replaying.add_argument("--kills", type=int, default=10)
-    replaying.add_argument("--rate", type=float, default=5_000.0, help="events per second")
+    replaying.add_argument("--rate", type=float, default=2_500.0, help="events per second")
     replaying.add_argument("--brief", action="store_true", help="10,000 events, 500 per second")
 
     readers = command("sse", sse, "readers of server-sent events come back, and each gets every event once")

@@ -117,7 +117,8 @@ begin
   if replayed.queue is not null then
     select * into target from pgmb.queue q where q.id = replayed.queue;
     insert into pgmb.retry (queue, due_at, attempt, seq, event_id, topic, key, payload, headers, published_at, ordered)
-    select pgmb_internal.lane_for(target, e.seq, e.topic, e.key), now, 1, e.seq, e.id, e.topic, e.key, e.payload::json,
+    select case when target.lanes is null and target.shards = 1 then target.id
+        else pgmb_internal.lane_for(target, e.seq, e.topic, e.key) end, now, 1, e.seq, e.id, e.topic, e.key, e.payload::json,
       pgmb_internal.with_replay(e.headers, replayed.id), e.published_at, target.ordered
     from unnest(replay_events.seqs, replay_events.ids, replay_events.topics, replay_events.keys, replay_events.payloads,
       replay_events.headers, replay_events.times) e (seq, id, topic, key, payload, headers, published_at)
@@ -145,12 +146,11 @@ create or replace function pgmb_internal.lane_for(queue pgmb.queue, seq bigint, 
 returns integer
 language sql stable
 as $$
-  select case when (queue).lanes is null and (queue).shards = 1 then (queue).id else (
-    select q.id from pgmb.queue q
-    where (queue).id in (q.id, q.lane_of) and case when (queue).lanes is null
-      then case when key is null then seq else hashtext(key)::bigint end & ((queue).shards - 1) = q.lane
-      else q.lanes[q.lane + 1] is null or pgmb.matches(q.lanes[q.lane + 1], topic) end
-    order by q.lane limit 1) end
+  select q.id from pgmb.queue q
+  where (queue).id in (q.id, q.lane_of) and case when (queue).lanes is null
+    then case when key is null then seq else hashtext(key)::bigint end & ((queue).shards - 1) = q.lane
+    else q.lanes[q.lane + 1] is null or pgmb.matches(q.lanes[q.lane + 1], topic) end
+  order by q.lane limit 1
 $$;
 
 -- An event's headers with that of a replay. Their text stays as it is.
