@@ -156,8 +156,8 @@ begin
   execute format('select min(e.seq) from %s e', leaf) into lo;
   while lo is not null loop
     lo := lo >> 12 << 12;
-    -- Aggregates of arrays cost less than a record for each row. Without its 20 bytes of header an array is what the
-    -- definition says. json_send(), since a cast to text would go through a C string, and in a subquery to call it once.
+    -- Without its 20 bytes of header an array is what the definition says. json_send(), since a cast to text would go through
+    -- a C string, and in a subquery to call it once.
     execute format($query$
       select count(*), sha256(sha256(substr(array_send(array_agg(e.seq)), 21)) || sha256(substr(array_send(array_agg(e.xid)), 21))
           || sha256(substr(array_send(array_agg(e.published_at)), 21)) || sha256(substr(array_send(array_agg(e.id)), 21))
