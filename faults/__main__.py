@@ -296,6 +296,22 @@ def lake_kills(arguments: argparse.Namespace) -> bool:
     return result.holds
 
 
+def lake_replay(arguments: argparse.Namespace) -> bool:
+    from faults.lake import replays
+
+    with database(arguments.pg) as (_, dsn), tempfile.TemporaryDirectory(prefix="pgmb-lake-") as name:
+        result = replays.run(
+            dsn,
+            f"{name}/main",
+            events=10_000 if arguments.brief else arguments.events,
+            kills=arguments.kills,
+            rate=500 if arguments.brief else arguments.rate,
+            seed=arguments.seed,
+        )
+    print(result)
+    return result.holds
+
+
 def sse(arguments: argparse.Namespace) -> bool:
     from faults.server import sse
 
@@ -470,6 +486,16 @@ def main() -> int:
     )
     archiving.add_argument("--times", type=int, default=5, help="after each step, and as often on Spark")
     archiving.add_argument("--brief", action="store_true", help="each step once, two of them on Spark")
+
+    replaying = command(
+        "lake-replay",
+        lake_replay,
+        "a replay of log and lake into one queue, killed again and again: each event once, at its rate",
+    )
+    replaying.add_argument("--events", type=int, default=500_000)
+    replaying.add_argument("--kills", type=int, default=10)
+    replaying.add_argument("--rate", type=float, default=2_500.0, help="events per second")
+    replaying.add_argument("--brief", action="store_true", help="10,000 events, 500 per second")
 
     readers = command("sse", sse, "readers of server-sent events come back, and each gets every event once")
     readers.add_argument("--readers", type=int, default=1000)

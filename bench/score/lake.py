@@ -1,4 +1,4 @@
-"""What the lake must show: archives as fast as Spark's own files, exactly once, verified before a drop."""
+"""What the lake must show: archives as fast as Spark's files, once, verified before a drop; replays, once."""
 
 from __future__ import annotations
 
@@ -18,6 +18,18 @@ LAKE: list[Part] = [
         full=["-m", "faults", "lake-kills"],
         heavy=True,
     ),
+    Proved(
+        "replay into one queue, killed 10 times",
+        "each once, rate kept",
+        ["-m", "faults", "lake-replay", "--brief"],
+        line_with(
+            r"([\d,]+ events), (\d+ kills).*?(\d+ lost, \d+ repeated).*?([\d,]+ of [\d,]+ events per second)"
+        ),
+        needs=["faults/__main__.py", "faults/lake/replays.py"],
+        full=["-m", "faults", "lake-replay"],
+        heavy=True,
+    ),
+    proved_by_tests("replay of both tiers", "tests/lake/test_replay*.py"),
     proved_by_tests("lost and damaged files block the drop", "tests/lake/test_archive*.py"),
     proved_by_tests("several archivers, S3 (moto)", "tests/lake/test_storage*.py"),
     proved_by_tests("digests of Polars, DuckDB, DataFusion, the log", "tests/lake/test_readers.py"),

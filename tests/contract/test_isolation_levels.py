@@ -108,6 +108,12 @@ ANY_LEVEL = {
     "plan_archive": "'archived'",
     "lock_lake": "'archived'",
     "describe_lakes": "",
+    "describe_replays": "",
+    "archived_segments": "'archived'",
+    "orphaned_segments": "'archived'",
+    "describe_lake_segments": "",
+    "filter_events": "null, null, null, '{}', '{}', '{}', '{}'",
+    "end_replay": "gen_random_uuid()",
     "grant_publish": "'main', 'pgmb_consumer'",
     "grant_read": "'main', 'pgmb_publisher'",
     "grant_consume": "'q', 'pgmb_publisher'",
@@ -200,6 +206,10 @@ READ_COMMITTED = {
     "create_lake": "'main', '/lake'",
     "digest_segment": "'archived', 0",
     "record_archived": "'archived', 0, 0, sha256(''), 1",
+    "record_damage": "'archived', 0, 'a file is missing'",
+    "adopt_archived": "'archived', 7, 1, 0, sha256(''), 1",
+    "start_replay": f"{BETWEEN}, 10, 'q'",
+    "replay_events": "(select id from pgmb.describe_replays()), 0, 1, " + ", ".join(["'{}'"] * 7),
     "find_api_key": DIGEST,
     "create_access_token": f"1, 'ticket', {DIGEST}, '{{inspect}}', '1 hour'",
     "find_session": DIGEST,
@@ -221,6 +231,9 @@ SETTING = [
     f"select pgmb.begin_tasks('main', 'begun', 1, {RUN})",
     "select pgmb.publish('t', '1')",
     "select pgmb.tick()",
+    f"select pgmb.start_replay({BETWEEN}, 10, 'g')",
+    # A segment that was dropped, and is not in the manifest.
+    "insert into pgmb.segment (stream, number, dropped_at) values (pgmb.stream_id('archived'), 7, now())",
 ]
 
 

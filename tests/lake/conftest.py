@@ -90,29 +90,23 @@ COLUMNS = ["seq", "xid", "id", "topic", "key", "payload", "headers", "published_
 
 def plain_digest(events: Iterable[tuple[Any, ...]], derived: set[str]) -> bytes:
     """The digest by its definition, event by event, without Arrow and without the product's code."""
-    blocks: dict[int, bytes] = {}
+    blocks: dict[int, list[bytes]] = {}
     for seq, xid, id, topic, key, payload, headers, at in events:
         since_2000 = round((at.timestamp() - 946_684_800) * 1_000_000)
-        values: list[tuple[int, bytes | None]] = [
-            (20, struct.pack(">q", seq)),
-            (5069, struct.pack(">q", xid)),
-            (1184, struct.pack(">q", since_2000)),
-            (2950, None if id in derived else UUID(id).bytes),
-            (25, topic.encode()),
-            (25, None if key is None else key.encode()),
-            (17, _shortened(payload)),
-            (17, _shortened(headers)),
-        ]
-        row = struct.pack(">i", len(values))
-        for kind, value in values:
-            row += struct.pack(">ii", kind, -1 if value is None else len(value)) + (value or b"")
-        blocks[seq >> 12] = blocks.get(seq >> 12, b"") + row
-    return hashlib.sha256(b"".join(hashlib.sha256(blocks[n]).digest() for n in sorted(blocks))).digest()
+        values: list[bytes | None] = [struct.pack(">q", number) for number in (seq, xid, since_2000)]
+        values.append(None if id in derived else UUID(id).bytes)
+        values += [None if text is None else text.encode() for text in (topic, key)]
+        for text in (payload, headers):
+            encoded = None if text is None else text.encode()
+            values.append(_hashed(encoded) if encoded and len(encoded) > 1024 else encoded)
+        columns = blocks.setdefault(seq >> 12, [b""] * 8)
+        for place, value in enumerate(values):
+            columns[place] += struct.pack(">i", -1 if value is None else len(value)) + (value or b"")
+    return _hashed(*(_hashed(*map(_hashed, blocks[number])) for number in sorted(blocks)))
 
 
-def _shortened(text: str | None) -> bytes | None:
-    encoded = None if text is None else text.encode()
-    return hashlib.sha256(encoded).digest() if encoded and len(encoded) > 1024 else encoded
+def _hashed(*parts: bytes) -> bytes:
+    return hashlib.sha256(b"".join(parts)).digest()
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from psycopg.rows import dict_row
 
 from pgmb import connect as broker_of
 from pgmb._core.connecting import connect
-from pgmb.cli import durations, moments, output
+from pgmb.cli import durations, lake_care, lake_replay, moments, output
 from pgmb.cli.options import AsJson, Dsn, StorageOption, Stream, storage_options
 from pgmb.cli.spark.progress import progress
 from pgmb.cli.spark.session import UNTOLD, Conf, Master, session
@@ -23,7 +23,9 @@ from pgmb.errors import translated
 
 if TYPE_CHECKING:
     from pgmb.lake.archive import Archived, Archiver
+    from pgmb.lake.care import Keeper
     from pgmb.lake.dead import DeadArchived
+    from pgmb.lake.replay import Replayer
 
 lake = typer.Typer(
     help="Archive streams to open tables, verified before they are dropped.", no_args_is_help=True
@@ -31,7 +33,7 @@ lake = typer.Typer(
 
 _EVERY = timedelta(seconds=10)
 _LAKES = (
-    "select stream, url, keep_hot, archived, events, verified_at, waiting, waiting_bytes, waiting_for"
+    "select stream, url, keep_hot, archived, events, verified_at, waiting, waiting_bytes, waiting_for, lag"
     " from pgmb.describe_lakes()"
 )
 _STATUS = {
@@ -42,6 +44,7 @@ _STATUS = {
     "waiting": "waiting",
     "waiting_bytes": "bytes",
     "waiting_for": "for",
+    "lag": "lag",
     "keep_hot": "kept in the log",
     "url": "table",
 }
@@ -50,6 +53,8 @@ _STATUS = {
 def register(app: typer.Typer) -> None:
     for command in (init, archive, status, offsets):
         lake.command()(command)
+    lake_care.register(lake, _keeper)
+    lake_replay.register(lake, _replayer)
     app.add_typer(lake, name="lake")
 
 
@@ -145,16 +150,32 @@ def archive(
                 _archive_dead(dsn, name, options, repair, as_json)
 
 
-def status(dsn: Dsn = "", as_json: AsJson = False) -> None:
-    """Show streams with a lake: what is archived, and what waits to be."""
-    found = _lakes(dsn)
+def status(
+    dsn: Dsn = "",
+    max_lag: Annotated[
+        timedelta | None,
+        typer.Option(
+            parser=durations.parse,
+            metavar="DURATION",
+            help="Exit with 1 if an event is not archived for longer, or a table is damaged.",
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show streams with a lake: what is archived, and why segments are not archived or dropped."""
+    found, segments = _lakes(dsn), lake_care.held_up(dsn)
     if as_json:
+        for one in found:
+            one["segments"] = [row for row in segments if row["stream"] == one["stream"]]
         output.json(found)
     elif found:
         rows = [[one[name] for name in _STATUS] for one in found]
         output.table("Lakes", list(_STATUS.values()), rows)
+        lake_care.show_held_up(segments)
     else:
         output.line("No stream has a lake. Create one with: pgmb lake init URL")
+    if max_lag is not None:
+        lake_care.fail_behind(found, segments, max_lag)
 
 
 def offsets(
@@ -251,6 +272,20 @@ def _planned(dsn: str, stream: str) -> Sequence[Any]:
 def _lakes(dsn: str) -> list[dict[str, Any]]:
     with connect(dsn, "pgmb cli") as database, translated(), database.cursor(row_factory=dict_row) as cursor:
         return cursor.execute(_LAKES).fetchall()
+
+
+def _keeper(dsn: str, stream: str, storage_option: list[str] | None) -> Keeper:
+    options = storage_options(storage_option)
+    with _needed():
+        from pgmb.lake.care import Keeper
+    return Keeper(dsn, stream, options=options)
+
+
+def _replayer(dsn: str, storage_option: list[str] | None) -> Replayer:
+    options = storage_options(storage_option)
+    with _needed():
+        from pgmb.lake.replay import Replayer
+    return Replayer(dsn, options=options)
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from pgmb.doctor.finding import Check, Look, Verdict, ago, note, warn
+from pgmb.doctor.finding import Check, Look, Verdict, ago, fail, note, warn
 
 _SERVE = "Run `pgmb serve`, or select pgmb.maintain(); every few seconds."
 
@@ -48,6 +48,15 @@ def _archive(look: Look) -> Iterable[Verdict]:
             )
 
 
+def _lake(look: Look) -> Iterable[Verdict]:
+    for row in look.rows:
+        lost = row["state"] == "damaged"
+        yield (fail if lost else warn)(
+            f"segment {row['segment']} of stream {row['stream']}: {row['reason']}",
+            "Restore the files of the table." if lost else "Run pgmb lake archive --repair.",
+        )
+
+
 def _retention(look: Look) -> Iterable[Verdict]:
     for row in look.rows:
         stream, keep_for, late = row["stream"], row["keep_for"], row["overkept_for"]
@@ -85,6 +94,11 @@ def _schedules(look: Look) -> Iterable[Verdict]:
 
 _HEALTH = "select * from pgmb.stream_health()"
 
+_DAMAGED = """
+select s.stream, s.segment, s.state, s.reason from pgmb.describe_lake_segments() s
+where s.state = 'damaged' or s.reason like 'verification failed%'
+"""
+
 _STANDING = """
 select 'rotation of stream ' || s.stream || ' is due' what, s.unrotated_for standing_for
 from pgmb.stream_health() s
@@ -99,6 +113,7 @@ CHECKS = (
     Check("janitor", "rotation and clearing are up to date", _STANDING, _janitor),
     Check("segments", "closed segments are sealed", _HEALTH, _segments),
     Check("archive", "sealed segments are archived where the stream says so", _HEALTH, _archive),
+    Check("lake", "no table is known to be damaged", _DAMAGED, _lake),
     Check("retention", "no stream keeps events for longer than it should", _HEALTH, _retention),
     Check("delayed events", "none overdue", _HEALTH, _delayed),
     Check("schedules", "none late", _LATE, _schedules),

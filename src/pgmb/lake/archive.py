@@ -38,6 +38,7 @@ _LAKE: Final = "select url, source, salt, epoch, verified from pgmb.lake_of(%s)"
 _PLAN: Final = "select segment, lo, hi, bytes, sealed_at from pgmb.plan_archive(%s)"
 _DIGEST: Final = "select events, digest from pgmb.digest_segment(%s, %s)"
 _RECORD: Final = "select pgmb.record_archived(%s, %s, %s, %s, %s)"
+_DAMAGED: Final = "select pgmb.record_damage(%s, %s, %s)"
 _LOCK: Final = "select pgmb.lock_lake(%s)"
 _CREATE: Final = "select pgmb.create_lake(%s, %s, %s, dead_url => %s, keep_dead => %s)"
 
@@ -110,7 +111,7 @@ def init(
     beside = None if dead_url is None else Storage.at(dead_url, options).url
     with connect(dsn, "pgmb lake") as database, translated(), database.transaction():
         database.execute(_CREATE, [stream, storage.url, keep_hot, beside, keep_dead])
-        lake, dead = _lake(database, stream), dead_lake(database, stream)
+        lake, dead = lake_of(database, stream), dead_lake(database, stream)
         # Last: if the tables cannot be had, the database is left as it was.
         EventTable.create(storage, lake.source, stream)
         DeadTable.create(Storage.at(dead.url, options), dead.source, stream)
@@ -148,7 +149,7 @@ class Archiver:
             if not self.lock(database):
                 return
             while True:
-                lake = _lake(database, self._stream)
+                lake = lake_of(database, self._stream)
                 table = self.open(lake)
                 pending = self.plan(database)
                 if left := [one for one in pending if one.segment <= table.committed]:
@@ -241,13 +242,13 @@ class Archiver:
         failed: list[str] = []
         for one in committed:
             result = found[one.segment]
-            if isinstance(result, str):
-                failed.append(f"segment {one.segment}: {result}")
-                continue
             try:
+                if isinstance(result, str):
+                    raise VerificationFailed(f"segment {one.segment}: {result}")
                 self.record(database, table, one, result)
             except VerificationFailed as error:
-                failed.append(str(error))
+                failed.append(error.args[0])
+                _one(database, _DAMAGED, self._stream, one.segment, error.args[0])
         if failed:
             broken = VerificationFailed(
                 f"{len(failed)} of {len(committed)} segments in {lake.url} are not as in the log: "
@@ -391,7 +392,7 @@ def _contiguous(segments: Sequence[Pending]) -> Iterator[list[Pending]]:
         yield run
 
 
-def _lake(database: psycopg.Connection[Any], stream: str) -> Lake:
+def lake_of(database: psycopg.Connection[Any], stream: str) -> Lake:
     with database.cursor(row_factory=class_row(Lake)) as cursor:
         found = cursor.execute(_LAKE, [stream]).fetchone()
     assert found is not None  # noqa: S101 - the function returns a row or raises

@@ -1,9 +1,9 @@
 """The digest of events in Arrow: the same that `pgmb.digest_segment` computes in the database.
 
-An event is encoded as PostgreSQL's `record_send` does: the number of columns, then of each column its type,
-its length (-1: null) and its bytes, all in network order. A payload or headers of more than 1,024 bytes count
-by their SHA-256. A derived id counts as null, since the log does not store it. Blocks of events, see
-`BLOCK_BITS`, have a SHA-256 each, and a segment has that of its blocks, in order.
+Blocks of events, see `BLOCK_BITS`, are hashed column by column: of each value its length (4 bytes, -1: null)
+and its bytes, as PostgreSQL sends them, in network order. A payload or headers of more than 1,024 bytes count
+by their SHA-256. A derived id counts as null, since the log does not store it. A block has the SHA-256 of its
+columns' SHA-256s, and a segment that of its blocks, in order.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping
 from itertools import pairwise
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow
@@ -31,17 +31,8 @@ BLOCK_BITS: Final = 12
 _MOST_BYTES: Final = 1024
 # Microseconds from 1970, as Arrow counts, to 2000, as PostgreSQL does.
 _EPOCH: Final = 946_684_800_000_000
-_TEXT, _BYTEA, _UUID = 25, 17, 2950
-_PREFIX: Final = np.dtype([("type", ">i4"), ("length", ">i4")])
-_FIXED: Final = np.dtype(
-    [
-        ("columns", ">i4"),
-        *((f"{name}_{part}", ">i4" if part != "value" else ">i8") for name in ("seq", "xid", "at")
-          for part in ("type", "length", "value")),
-        ("id_type", ">i4"),
-        ("id_length", ">i4"),
-    ]
-)  # fmt: skip
+_NUMBER: Final = np.dtype([("length", ">i4"), ("value", ">i8")])
+_COLUMNS: Final = ("seq", "xid", "published_at", "id", "topic", "key", "payload", "headers")
 _NIBBLES: Final = np.full(256, 255, dtype=np.uint8)
 _NIBBLES[np.frombuffer(b"0123456789abcdef", dtype=np.uint8)] = np.arange(16)
 # Where the 32 digits of a UUID stand in its text.
@@ -54,6 +45,10 @@ class Block(NamedTuple):
     number: int
     events: int
     digest: bytes
+
+
+Encoded: TypeAlias = tuple[memoryview, NDArray[Any]]
+"""Bytes, and where those of each event begin."""
 
 
 class Digested(NamedTuple):
@@ -71,7 +66,7 @@ class BlockDigests:
         self._done: list[Block] = []
         self._number: int | None = None
         self._events = 0
-        self._hash = hashlib.sha256()
+        self._hashes = _hashes()
 
     def add(self, batch: Any) -> None:
         """Add a record batch, or a table, of events."""
@@ -81,19 +76,15 @@ class BlockDigests:
             for part in batch.combine_chunks().to_batches():
                 self.add(part)
             return
-        seqs = batch.column("seq").to_numpy(zero_copy_only=False)
-        encoded = encode(batch, self._salt)
-        offsets = np.frombuffer(encoded.buffers()[1], dtype=np.int32)[
-            encoded.offset : encoded.offset + len(encoded) + 1
-        ]
-        data = memoryview(encoded.buffers()[2])
-        blocks = seqs >> BLOCK_BITS
-        bounds = [0, *(np.flatnonzero(np.diff(blocks)) + 1).tolist(), len(seqs)]
+        blocks = _numbers(batch.column("seq")) >> BLOCK_BITS
+        columns = encode(batch, self._salt)
+        bounds = [0, *(np.flatnonzero(np.diff(blocks)) + 1).tolist(), len(blocks)]
         for start, end in pairwise(bounds):
             if (number := int(blocks[start])) != self._number:
                 self._close()
                 self._number = number
-            self._hash.update(data[offsets[start] : offsets[end]])
+            for hashed, (data, offsets) in zip(self._hashes, columns, strict=True):
+                hashed.update(data[int(offsets[start]) : int(offsets[end])])
             self._events += end - start
 
     def blocks(self) -> list[Block]:
@@ -103,8 +94,13 @@ class BlockDigests:
 
     def _close(self) -> None:
         if self._number is not None:
-            self._done.append(Block(self._number, self._events, self._hash.digest()))
-        self._number, self._events, self._hash = None, 0, hashlib.sha256()
+            joined = b"".join(hashed.digest() for hashed in self._hashes)
+            self._done.append(Block(self._number, self._events, hashlib.sha256(joined).digest()))
+        self._number, self._events, self._hashes = None, 0, _hashes()
+
+
+def _hashes() -> list[Any]:
+    return [hashlib.sha256() for _ in _COLUMNS]
 
 
 def segments(blocks: Iterable[Block]) -> Mapping[int, Digested]:
@@ -125,32 +121,27 @@ EMPTY: Final = Digested(0, hashlib.sha256().digest())
 """A segment without events."""
 
 
-def encode(batch: Any, salt: int) -> Any:
-    """Each event in binary form."""
-    rows = batch.num_rows
-    ids, id_lengths = _ids(batch, salt)
-    fixed = np.empty(rows, dtype=_FIXED)
-    fixed["columns"] = 8
-    for name, kind, values in (
-        ("seq", 20, _numbers(batch.column("seq"))),
-        ("xid", 5069, _numbers(batch.column("xid"))),
-        ("at", 1184, _numbers(batch.column("published_at").cast(pa.int64())) - _EPOCH),
-    ):
-        fixed[f"{name}_type"], fixed[f"{name}_length"], fixed[f"{name}_value"] = kind, 8, values
-    fixed["id_type"], fixed["id_length"] = _UUID, id_lengths
-    parts = [_pieces(fixed)]
-    if ids is not None:
-        parts.append(ids)
-    for name, kind in (("topic", _TEXT), ("key", _TEXT), ("payload", _BYTEA), ("headers", _BYTEA)):
-        column = batch.column(name).cast(pa.binary())
-        if kind == _BYTEA:
-            column = _shortened(column)
-        prefix = np.empty(rows, dtype=_PREFIX)
-        prefix["type"] = kind
-        prefix["length"] = pc.fill_null(pc.binary_length(column), -1).to_numpy(zero_copy_only=False)
-        parts += [_pieces(prefix), column]
-    nothing = pa.scalar(b"", pa.binary())
-    return pc.binary_join_element_wise(*parts, nothing, null_handling="replace", null_replacement="")
+def encode(batch: Any, salt: int) -> list[Encoded]:
+    """What is hashed of events, column by column."""
+    return [_encoded(batch, name, salt) for name in _COLUMNS]
+
+
+def _encoded(batch: Any, name: str, salt: int) -> Encoded:
+    if name in ("seq", "xid", "published_at"):
+        values = _numbers(batch.column(name).cast(pa.int64()))
+        fixed = np.empty(len(values), dtype=_NUMBER)
+        fixed["length"], fixed["value"] = 8, values - _EPOCH if name == "published_at" else values
+        return memoryview(fixed.tobytes()), np.arange(0, fixed.nbytes + 1, fixed.itemsize)
+    column = _ids(batch, salt) if name == "id" else batch.column(name).cast(pa.binary())
+    if name in ("payload", "headers"):
+        column = _shortened(column)
+    lengths = _numbers(pc.fill_null(pc.binary_length(column), -1)).astype(">i4")
+    joined = pc.binary_join_element_wise(
+        _pieces(lengths), column, pa.scalar(b"", pa.binary()), null_handling="replace", null_replacement=""
+    )
+    _, offsets, data = joined.buffers()
+    found: NDArray[np.int32] = np.frombuffer(offsets, dtype=np.int32)
+    return memoryview(data), found[joined.offset : joined.offset + len(joined) + 1]
 
 
 def _numbers(column: Any) -> NDArray[np.int64]:
@@ -175,16 +166,14 @@ def _shortened(column: Any) -> Any:
     return pc.replace_with_mask(column, long, pa.array(hashes, pa.binary()))
 
 
-def _ids(batch: Any, salt: int) -> tuple[Any, Any]:
-    """The bytes of ids that are not derived, None if all are; and their lengths, -1 for derived ones."""
+def _ids(batch: Any, salt: int) -> Any:
+    """The bytes of ids, null where they are derived."""
     texts = batch.column("id")
     derived = uuid_texts(derived_ids(batch.column("seq"), batch.column("published_at"), salt))
     is_derived = pc.fill_null(pc.equal(texts, derived), False)
     if pc.all(is_derived).as_py():
-        return None, -1
-    given = _uuid_bytes(texts)
-    ids = pc.if_else(is_derived, pa.scalar(None, pa.binary()), given)
-    return ids, pc.fill_null(pc.binary_length(ids), -1).to_numpy(zero_copy_only=False)
+        return pa.nulls(len(texts), pa.binary())
+    return pc.if_else(is_derived, pa.scalar(None, pa.binary()), _uuid_bytes(texts))
 
 
 def _uuid_bytes(texts: Any) -> Any:

@@ -93,7 +93,10 @@ class LakeEvents:
         wanted = [
             file
             for file in inside
-            if file.highest_xid >= bounds.lowest_xid and file.lowest_xid <= bounds.highest_xid
+            if file.highest_xid >= bounds.lowest_xid
+            and file.lowest_xid <= bounds.highest_xid
+            and (self._since is None or file.last_at >= self._since)
+            and (self._until is None or file.first_at < self._until)
         ]
         try:
             for group in overlapping(wanted):
@@ -124,6 +127,7 @@ class LakeEvents:
         return (
             asked.lo == (asked.segment << SEGMENT_BITS) - 1
             and self._since is None
+            and self._until is None
             and all(
                 bounds.lowest_xid <= file.lowest_xid and file.highest_xid <= bounds.highest_xid
                 for file in files

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Generator, Iterable, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar, Final, NamedTuple, Self
 from urllib.parse import unquote
 
@@ -22,6 +23,18 @@ from pgmb.lake.task import WrittenFile
 _SOURCE: Final = "pgmb.source"
 """The table's property that says which stream of which installation writes it."""
 _PARTITION: Final = ["date"]
+_FILE_COLUMNS: Final = [
+    *("path", "size_bytes", "min.seq", "max.seq", "min.xid", "max.xid"),
+    *("min.published_at", "max.published_at"),
+]
+_BEGIN: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND: Final = timedelta(microseconds=1)
+# Bounds of times may be cut to milliseconds.
+_ROUNDED: Final = timedelta(milliseconds=1)
+# Commits say what segments must hold. By default Delta forgets them after 30 days.
+_LOG_KEPT: Final = "interval 3650 days"
+_TOLD: Final = "pgmb"
+"""The field of a commit that names its segments."""
 
 
 class KnownFile(NamedTuple):
@@ -33,6 +46,9 @@ class KnownFile(NamedTuple):
     highest_seq: int
     lowest_xid: int = 0
     highest_xid: int = 1 << 62
+    first_at: int = -(1 << 62)
+    """No event was published before this, in microseconds since 1970."""
+    last_at: int = 1 << 62
 
 
 class LakeTable:
@@ -58,7 +74,7 @@ class LakeTable:
             partition_by=_PARTITION,
             name=stream,
             description=f"{cls.holds} of stream {stream}, archived by pgmb",
-            configuration={_SOURCE: source},
+            configuration={_SOURCE: source, "delta.logRetentionDuration": _LOG_KEPT},
             storage_options=storage.options,
             raise_if_key_not_exists=False,
         )
@@ -113,7 +129,7 @@ class LakeTable:
                 partition_by=_PARTITION,
                 commit_properties=CommitProperties(
                     app_transactions=[Transaction(self._source, number)],
-                    custom_metadata={"pgmb": json.dumps(metadata)},
+                    custom_metadata={_TOLD: json.dumps(metadata)},
                 ),
             )
         except CommitFailedError:
@@ -121,13 +137,45 @@ class LakeTable:
             if self.open(self.storage, self._source).committed > self.committed:
                 return False
             raise
+        self._follow()
+        return True
+
+    def rewrite(self, files: Sequence[WrittenFile], replaced: Sequence[KnownFile]) -> None:
+        """Replace files by others with the same events. Raises CommitFailedError if one is gone already."""
+        now = time.time_ns() // 1_000_000
+        self._table.create_write_transaction(
+            [
+                *(self._added(file, data_change=False) for file in files),
+                *(RemoveAction(file.path, False, now) for file in replaced),
+            ],
+            "append",
+            Schema.from_arrow(self.schema),
+            partition_by=_PARTITION,
+        )
+        self._follow()
+
+    def _follow(self) -> None:
+        """Go on to the newest version, and bring what was committed to disk."""
         before = self.version
         self._table.update_incremental()
         if self.storage.folder is not None:
             self.storage.flush(*(f"_delta_log/{n:020}.json" for n in range(before + 1, self.version + 1)))
-        return True
 
-    def _added(self, file: WrittenFile) -> AddAction:
+    def vacuum(self, hours: int, *, dry_run: bool) -> list[str]:
+        """Remove files that belong to no version of the last hours. Returns their paths."""
+        return self._table.vacuum(hours, dry_run=dry_run, enforce_retention_duration=False, full=True)
+
+    def told(self) -> dict[int, dict[str, Any]]:
+        """What commits say of segments: epoch, events and digest, the newest commit of each."""
+        found: dict[int, dict[str, Any]] = {}
+        for commit in self._table.history():
+            if _TOLD in commit:
+                said = json.loads(commit[_TOLD])
+                for one in said["segments"]:
+                    found.setdefault(one["segment"], {**one, "epoch": said["epoch"]})
+        return found
+
+    def _added(self, file: WrittenFile, *, data_change: bool = True) -> AddAction:
         statistics = {
             "numRecords": file.rows,
             "minValues": file.lowest,
@@ -139,7 +187,7 @@ class LakeTable:
             size=file.bytes,
             partition_values={"date": file.date},
             modification_time=file.written_at,
-            data_change=True,
+            data_change=data_change,
             stats=json.dumps(statistics),
         )
 
@@ -156,23 +204,27 @@ class EventTable(LakeTable):
 
 def files_of(table: DeltaTable, lo: int, hi: int) -> list[KnownFile]:
     """The files of a table that may hold events with lo < seq <= hi, in the order of seq."""
-    found = pa.table(table.get_add_actions(flatten=True)).select(
-        ["path", "size_bytes", "min.seq", "max.seq", "min.xid", "max.xid"]
-    )
+    found = pa.table(table.get_add_actions(flatten=True)).select(_FILE_COLUMNS)
     return sorted(
-        (
-            KnownFile(
-                unquote(row["path"]),
-                row["size_bytes"],
-                row["min.seq"],
-                row["max.seq"],
-                row["min.xid"],
-                row["max.xid"],
-            )
-            for row in found.to_pylist()
-            if row["max.seq"] > lo and row["min.seq"] <= hi
-        ),
+        (_known(row) for row in found.to_pylist() if row["max.seq"] > lo and row["min.seq"] <= hi),
         key=lambda file: (file.lowest_seq, file.path),
+    )
+
+
+def _known(row: dict[str, Any]) -> KnownFile:
+    known = KnownFile(
+        unquote(row["path"]),
+        row["size_bytes"],
+        row["min.seq"],
+        row["max.seq"],
+        row["min.xid"],
+        row["max.xid"],
+    )
+    first, last = row["min.published_at"], row["max.published_at"]
+    if first is None or last is None:
+        return known
+    return known._replace(
+        first_at=(first - _BEGIN) // _MICROSECOND, last_at=(last + _ROUNDED - _BEGIN) // _MICROSECOND
     )
 
 

@@ -92,7 +92,7 @@ def write_part(part: Part) -> list[WrittenFile]:
 
     rows = LogRows(part.salt)
     log = sql.Identifier("pgmb", f"log_{part.stream}").as_string()
-    writers: dict[int, _DateWriter] = {}
+    writers: dict[int, DateWriter] = {}
     with transaction(part.url, reached=True) as cursor:
         cursor.execute(_SETTINGS)
         cursor.fetchall()
@@ -104,7 +104,7 @@ def write_part(part: Part) -> list[WrittenFile]:
             if batch.num_rows:
                 for day, events in _by_day(rows.of(batch)):
                     if day not in writers:
-                        writers[day] = _DateWriter(part, day)
+                        writers[day] = DateWriter(part, day)
                     writers[day].add(events)
     return [file for day in sorted(writers) for file in writers[day].finish()]
 
@@ -120,7 +120,7 @@ def _by_day(events: Any) -> Iterator[tuple[int, Any]]:
         yield day, events.filter(pc.equal(days, day))
 
 
-class _DateWriter:
+class DateWriter:
     """Writes events of one date to files of about the size that is asked for."""
 
     def __init__(self, part: Part, day: int) -> None:

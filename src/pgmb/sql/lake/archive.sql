@@ -139,10 +139,10 @@ begin
   where a.verified_at is null;
 end $$;
 
--- Counts and digests the events of a segment. An event is its columns in binary form, as record_send() writes them; a
--- payload or headers of more than 1,024 bytes count by their SHA-256, so that a block stays small. Events
--- whose seq has the same quotient by 4,096 are a block, and its digest is the SHA-256 of its events in the order of seq.
--- The segment's digest is the SHA-256 of those of its blocks, in order.
+-- Counts and digests the events of a segment. Events whose seq has the same quotient by 4,096 are a block, which is hashed
+-- column by column in the order of seq: of each value its length in bytes (4 bytes, -1: null) and its binary form. A payload or
+-- headers of more than 1,024 bytes count by their SHA-256, so that a block stays small. A block has the SHA-256 of its columns'
+-- SHA-256s, and the segment that of its blocks, in order.
 create or replace function pgmb_internal.digest_leaf(
   stream integer, segment integer, out events bigint, out digest bytea
 )
@@ -165,14 +165,21 @@ begin
   execute format('select min(e.seq) from %s e', leaf) into lo;
   while lo is not null loop
     lo := lo >> 12 << 12;
+    -- Without its 20 bytes of header an array is what the definition says. json_send(), since a cast to text would go through
+    -- a C string, and in a subquery to call it once.
     execute format($query$
-      select count(*), sha256(string_agg(record_send(row(e.seq, e.xid, e.published_at, e.id, e.topic::text, e.key::text,
-          case when octet_length(e.payload::text) > 1024 then sha256(convert_to(e.payload::text, 'UTF8'))
-            else convert_to(e.payload::text, 'UTF8') end,
-          case when octet_length(e.headers::text) > 1024 then sha256(convert_to(e.headers::text, 'UTF8'))
-            else convert_to(e.headers::text, 'UTF8') end)), '')),
+      select count(*), sha256(sha256(substr(array_send(array_agg(e.seq)), 21)) || sha256(substr(array_send(array_agg(e.xid)), 21))
+          || sha256(substr(array_send(array_agg(e.published_at)), 21)) || sha256(substr(array_send(array_agg(e.id)), 21))
+          || sha256(substr(array_send(array_agg(e.topic::text)), 21)) || sha256(substr(array_send(array_agg(e.key::text)), 21))
+          || sha256(substr(array_send(array_agg(
+            case when octet_length(e.payload) > 1024 then sha256(e.payload) else e.payload end)), 21))
+          || sha256(substr(array_send(array_agg(
+            case when octet_length(e.headers) > 1024 then sha256(e.headers) else e.headers end)), 21))),
         (select min(n.seq) from %1$s n where n.seq >= $1 + 4096)
-      from (select * from %1$s o where o.seq >= $1 and o.seq < $1 + 4096 order by o.seq) e
+      from (
+        select o.seq, o.xid, o.published_at, o.id, o.topic, o.key, json_send(o.payload) payload, json_send(o.headers) headers
+        from %1$s o where o.seq >= $1 and o.seq < $1 + 4096 order by o.seq offset 0
+      ) e
       $query$, leaf)
     into counted, block, next_lo using lo;
     events := events + counted;
@@ -211,7 +218,8 @@ begin
         hint = 'The segment stays in the log. Run pgmb lake archive --repair to write its files again.';
   end if;
   update pgmb.archived a
-  set url = lake.url, lake_version = record_archived.lake_version, verified_at = clock_timestamp()
+  set url = lake.url, lake_version = record_archived.lake_version, verified_at = clock_timestamp(), failed_at = null,
+    failure = null
   where a.stream = stream_number and a.segment = record_archived.segment and a.verified_at is null;
   if not found then
     return false;
@@ -235,10 +243,10 @@ end $$;
 
 -- Every stream with a lake: its URL, how long the log keeps what is archived (null: without limit), how many segments are
 -- verified there, with how many events, and when the last was; how many wait to be archived, with how many bytes in
--- the log, and for how long the first of them.
+-- the log, and for how long the first of them. lag: the age of the first event that is not archived, also if its segment is open.
 create or replace function pgmb.describe_lakes(
   out stream text, out url text, out keep_hot interval, out archived bigint, out events bigint, out verified_at timestamptz,
-  out waiting bigint, out waiting_bytes bigint, out waiting_for interval
+  out waiting bigint, out waiting_bytes bigint, out waiting_for interval, out lag interval
 )
 returns setof record
 language plpgsql security definer
@@ -248,7 +256,8 @@ begin
   perform pgmb_internal.assert_admin();
   return query
   select s.name, l.url, s.keep_for, done.segments, done.events, done.verified_at,
-    left_over.segments, left_over.bytes, clock_timestamp() - left_over.sealed_at
+    left_over.segments, left_over.bytes, clock_timestamp() - left_over.sealed_at,
+    clock_timestamp() - pgmb_internal.unarchived_since(s.id)
   from pgmb.lake l
   join pgmb.stream s on s.id = l.stream
   cross join lateral (

@@ -28,6 +28,9 @@ create table pgmb.archived (
   -- Of the ticks that retention deleted when it dropped the segment: by them it is known that a position belongs to this
   -- history (docs/adr/0025-positions-name-a-proven-tick.md). Null: not dropped.
   proofs bigint[],
+  -- Why the table did not hold the segment when it was last read, and since when. Null once it was verified.
+  failed_at timestamptz,
+  failure text,
   primary key (stream, segment),
   constraint "a segment must be archived or not" check (num_nulls(url, lake_version, verified_at) in (0, 3))
 );
@@ -48,3 +51,35 @@ create table pgmb.dead_batch (
   primary key (stream, number),
   constraint "a batch must be verified or not" check (num_nulls(url, lake_version, verified_at) in (0, 3))
 );
+
+-- Replays of history into one queue or stream. What lies between two positions, `after` and `upto`, does not change, so the
+-- number of the last event that was passed, `seq`, is all that a replay has to remember. It moves on in the transaction that
+-- inserts the events.
+create table pgmb.lake_replay (
+  id uuid primary key default gen_random_uuid(),
+  stream integer not null references pgmb.stream on delete cascade,
+  -- The target: one of these.
+  queue integer references pgmb.queue on delete cascade,
+  into_stream integer references pgmb.stream on delete cascade,
+  after pgmb.position not null,
+  upto pgmb.position not null,
+  -- No event before `upto` has a higher number.
+  last bigint not null,
+  patterns text[],
+  since timestamptz,
+  until timestamptz,
+  equals jsonb,
+  filter text,
+  params jsonb,
+  seq bigint not null default 0,
+  events bigint not null default 0,
+  bytes bigint not null default 0,
+  created_at timestamptz not null default clock_timestamp(),
+  moved_at timestamptz,
+  ended_at timestamptz,
+  constraint "a replay must have one target" check (num_nonnulls(queue, into_stream) = 1)
+);
+-- One replay at a time into a target: a command that is repeated after a crash must not begin a second one.
+create unique index lake_replay_queue on pgmb.lake_replay (queue) where ended_at is null;
+create unique index lake_replay_into on pgmb.lake_replay (into_stream) where ended_at is null;
+create index lake_replay_stream on pgmb.lake_replay (stream);

@@ -126,7 +126,10 @@ begin
     end;
     execute format('update pgmb.segment s set sealed_at = clock_timestamp(),
         last_seq = (select max(e.seq) from %1$s e), max_xid = (select max(e.xid) from %1$s e),
-        last_published_at = (select e.published_at from %1$s e order by e.seq desc limit 1)
+        last_published_at = (
+          -- Replayed events have the times of the originals, but the segment is not older than its opening.
+          select greatest(e.published_at, (select max(b.closed_at) from pgmb.segment b where b.stream = $1 and b.number = $2 - 1))
+          from %1$s e order by e.seq desc limit 1)
       where s.stream = $1 and s.number = $2', leaf)
     using closed.stream, closed.number;
     sealed := sealed + 1;
