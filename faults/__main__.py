@@ -303,7 +303,7 @@ def lake_replay(arguments: argparse.Namespace) -> bool:
         result = replays.run(
             dsn,
             f"{name}/main",
-            events=10_000 if arguments.brief else arguments.events,
+            events=6_000 if arguments.brief else arguments.events,
             kills=arguments.kills,
             rate=500 if arguments.brief else arguments.rate,
             seed=arguments.seed,
@@ -495,7 +495,7 @@ def main() -> int:
     replaying.add_argument("--events", type=int, default=500_000)
     replaying.add_argument("--kills", type=int, default=10)
     replaying.add_argument("--rate", type=float, default=2_500.0, help="events per second")
-    replaying.add_argument("--brief", action="store_true", help="10,000 events, 500 per second")
+    replaying.add_argument("--brief", action="store_true", help="6,000 events, 500 per second")
 
     readers = command("sse", sse, "readers of server-sent events come back, and each gets every event once")
     readers.add_argument("--readers", type=int, default=1000)
