@@ -83,6 +83,51 @@ def test_maintenance_reads_no_more_pages_for_rows_that_are_kept(db: psycopg.Conn
         assert pages(db, "pgmb.maintain()") <= 1.2 * before
 
 
+# What maintain() calls for each stream that needs it.
+STEPS = "{seal,release_due,note_writers,rotate,guard_stream,drop_segments,droppable,detach_dropped}"
+
+
+def test_streams_and_queues_at_rest_cost_maintenance_no_step_of_their_own(
+    db: psycopg.Connection[Any],
+) -> None:
+    for number in range(3):
+        db.execute("select pgmb.create_stream(%s)", [f"s{number}"])
+        db.execute("select pgmb.create_queue(%s, stream => %s)", [f"q{number}", f"s{number}"])
+        db.execute("select pgmb.publish('t', '1', stream => %s)", [f"s{number}"])
+        db.execute("select pgmb.ack(lease) from pgmb.receive(%s)", [f"q{number}"])
+    db.execute("update pgmb.claim set at = at - interval '1 minute'")
+    # Notes who writes to the new segments.
+    db.execute("select pgmb.maintain()")
+    with db.transaction(force_rollback=True):
+        db.execute("set local track_functions = 'all'")
+        counting = (
+            "select funcname, calls from pg_stat_xact_user_functions"
+            " where funcname = any (%s) or funcname = 'maintain'"
+        )
+        before = dict(db.execute(counting, [STEPS]).fetchall())
+        db.execute("select pgmb.maintain()")
+        after = dict(db.execute(counting, [STEPS]).fetchall())
+    assert {name: calls - before.get(name, 0) for name, calls in after.items()} == {"maintain": 1}
+
+
+def test_a_dispatcher_reads_no_more_pages_for_endpoints_that_did_not_change(
+    db: psycopg.Connection[Any],
+) -> None:
+    since = "pgmb.dispatched_endpoints(clock_timestamp() - interval '10 seconds')"
+    call = f"count(*) from {since}"
+    few = pages(db, call)
+    db.execute(
+        "insert into pgmb.endpoint (name, url, changed_at)"
+        " select 'e' || n, 'https://endpoint.example/', now() - interval '1 hour'"
+        " from generate_series(1, %s) n",
+        [ROWS // 4],
+    )
+    for analyzed in (False, True):
+        if analyzed:
+            db.execute("analyze")
+        assert pages(db, call) < few + FEW_PAGES
+
+
 # Between these words lies a condition; strings are read as well, because some of them are statements.
 TOKEN = re.compile(r"--[^\n]*|[a-z_][a-z0-9_.]*(?=\s*\(\s*\))|[a-z_][a-z0-9_]*|[();]", re.IGNORECASE)
 BEGINS = {"where", "on", "having"}

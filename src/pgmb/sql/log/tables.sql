@@ -46,6 +46,8 @@ create table pgmb.segment (
   dropped_at timestamptz,
   primary key (stream, number)
 );
+create index segment_unsealed on pgmb.segment (stream, number) where sealed_at is null;
+create index segment_kept on pgmb.segment (stream, number) where dropped_at is null;
 
 -- A row for each stream, to be locked: by retention FOR UPDATE before it looks which segments it may drop, by a
 -- transaction that moves a queue or durable reader to a position FOR SHARE before it looks whether its history is kept.

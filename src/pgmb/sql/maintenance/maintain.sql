@@ -326,6 +326,8 @@ begin
     select queue.id, newest.id position
     from pgmb.queue
     cross join lateral (select c.id from pgmb.claim c where c.queue = queue.id order by c.id desc limit 1) newest
+    -- A queue at rest has its position alone.
+    where exists (select from pgmb.claim old where old.queue = queue.id and old.id < newest.id)
   loop
     exit when cleared >= clear_settled.max;
     with gone as (
@@ -353,11 +355,16 @@ create or replace function pgmb.maintain()
 returns void
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set jit = off
 as $$
 declare
   maintained pgmb.stream;
   newest_seq bigint;
   opened_at timestamptz;
+  now timestamptz := clock_timestamp();
+  emptied timestamptz := clock_timestamp() - interval '1 minute';
 begin
   perform pgmb_internal.assert_read_committed();
   perform pgmb_internal.assert_admin();
@@ -369,9 +376,20 @@ begin
   -- pg_upgrade gave the cluster another identifier.
   update pgmb.installation i set system_identifier = c.system_identifier
   from pg_control_system() c where i.system_identifier <> c.system_identifier and pgmb_internal.is_same_lineage();
+  -- Each step finds the streams that need it by one statement: those at rest cost a few index rows.
   -- Sealing comes first: it needs an xid younger than the last rotation.
-  perform pgmb.seal(s.name) from pgmb.stream s;
-  for maintained in select * from pgmb.stream loop
+  perform pgmb.seal(s.name) from pgmb.stream s
+  where exists (select from pgmb.segment g where g.stream = s.id and g.sealed_at is null and g.closed_at is not null);
+  for maintained in
+    select s.* from pgmb.stream s
+    cross join lateral (select pgmb_internal.last_seq(s.name) seq offset 0) newest
+    left join pgmb.segment previous on previous.stream = s.id and previous.number = (newest.seq >> 40) - 1
+    where (newest.seq & 1099511627775) > 0 and ((newest.seq & 1099511627775) >= s.rotate_events
+        or now > coalesce(previous.closed_at, s.created_at) + s.rotate_every)
+      -- Not exists, which PostgreSQL may answer for all streams at once, by reading all rows.
+      or (select true from pgmb.delayed d where d.stream = s.name and d.due_at <= now limit 1)
+      or (select true from pgmb.segment g where g.stream = s.id and g.sealed_at is null and g.writers is null limit 1)
+  loop
     perform pgmb_internal.release_due(maintained.name, clock_timestamp(), 100000);
     newest_seq := pgmb_internal.last_seq(maintained.name);
     -- The current segment opened when the one before it was closed.
@@ -404,10 +422,17 @@ begin
   where not exists (select from pgmb.generation n where n.queue = q.id and n.number = q.generation + 4);
   perform pgmb_internal.pass_idle_queues();
   -- Last, because these keep readers, then publishers, out until the end of the transaction.
-  for maintained in select * from pgmb.stream loop
-    perform pgmb_internal.guard_stream(maintained.name, 1);
-    perform pgmb.drop_segments(maintained.name);
-    perform pgmb.detach_dropped(maintained.name);
-  end loop;
+  perform pgmb_internal.guard_stream(s.name, 1) from pgmb.stream s
+  where exists (select from pgmb.queue q where q.stream = s.id and q.max_length is not null and q.when_full = 'refuse')
+    <> exists (select from pg_trigger t
+      where t.tgrelid = format('pgmb.%I', 'log_' || s.name)::regclass and t.tgname = 'refuse_full');
+  perform pgmb.drop_segments(s.name) from pgmb.stream s
+  cross join lateral (
+    select g.sealed_at, g.archived_at, coalesce(g.last_published_at, g.closed_at) "end" from pgmb.segment g
+    where g.stream = s.id and g.dropped_at is null order by g.number limit 1) oldest
+  where oldest.sealed_at is not null and oldest."end" + s.keep_for < now and (oldest.archived_at is not null or not s.archive);
+  perform pgmb.detach_dropped(s.name) from pgmb.stream s
+  where exists (select from pgmb.segment g where g.stream = s.id and g.dropped_at < emptied
+    and to_regclass(format('pgmb.segment_%s_%s', g.stream, g.number)) is not null);
   perform setval('pgmb.maintained', (extract(epoch from clock_timestamp()) * 1000)::bigint);
 end $$;

@@ -228,6 +228,8 @@ returns table (id uuid, name text, url text, body text, batch integer, timeout i
   probe_at timestamptz, ordered boolean, source text, secrets bytea[], queue text, changed_at timestamptz)
 language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
 as $$
 declare
   now timestamptz := clock_timestamp();
@@ -248,7 +250,11 @@ begin
     select q.name, q.ordered, q.stream_name from pgmb.queue q where q.endpoint = e.id and q.lane_of is null order by q.id limit 1) own on true
   left join pgmb.subscription s on s.id = e.subscription
   left join pgmb.stream t on t.id = s.stream
-  where changed.at >= dispatched_endpoints.since;
+  where e.id = any (array(
+      select one.id from pgmb.endpoint one where one.changed_at >= dispatched_endpoints.since
+      union
+      select k.endpoint from pgmb.endpoint_secret k where k.expires_at >= dispatched_endpoints.since and k.expires_at <= now))
+    and changed.at >= dispatched_endpoints.since;
 end $$;
 
 -- The queues that feed endpoints: with the endpoint where it has the queue for itself. For admins.

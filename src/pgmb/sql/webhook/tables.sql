@@ -42,6 +42,7 @@ create table pgmb.endpoint (
   changed_at timestamptz not null default clock_timestamp()
 );
 create index endpoint_subscription on pgmb.endpoint (subscription) where subscription is not null;
+create index endpoint_changed on pgmb.endpoint (changed_at);
 
 -- What requests are signed with, sealed: the key is not in the database. Several while they are replaced.
 create table pgmb.endpoint_secret (
@@ -52,6 +53,7 @@ create table pgmb.endpoint_secret (
   expires_at timestamptz,
   primary key (endpoint, id)
 );
+create index endpoint_secret_expiry on pgmb.endpoint_secret (expires_at) where expires_at is not null;
 
 -- What an endpoint has done lately, and what it may do: written often, and by many.
 create table pgmb.endpoint_activity (
