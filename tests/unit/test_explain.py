@@ -1,7 +1,8 @@
 """The plans of the hot statements, as they run inside receive, ack and between.
 
 auto_explain shows every nested statement to the session. Tables were never analyzed and are not vacuumed;
-plans cached while the log was empty must be as good as those made when it is full.
+plans cached while the log was empty must be as good as those made when it is full. At the end, the plans of
+all statements that the services repeat, as the server logs them.
 """
 
 from __future__ import annotations
@@ -11,9 +12,16 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import psycopg
 import pytest
 from psycopg.errors import Diagnostic
+
+import pgmb
+from harness.server import Server
+from harness.serving import serving
+from tests.app.stage import until, working
+from tests.server.asking import make_key
 
 # Costs are measured: rows that other tests left would count.
 pytestmark = pytest.mark.new_database
@@ -279,3 +287,156 @@ def test_the_guard_itself_sees_a_bad_plan(log: psycopg.Connection[Any], connect:
     session.run("select seq, payload::text from pgmb.segment_1_0 where seq > 10 order by seq")
     assert offences(session.plans) != []
     assert read_too_much(session.plans, 1000) != []
+
+
+# Tables that grow by what an administrator creates, not with traffic or time.
+SETTINGS = {
+    *("installation", "lineage", "lock_secret", "stream", "segment", "history", "lake", "archived", "reader"),
+    *("queue", "binding", "generation", "queue_grant", "queue_view", "schedule", "api_key", "dispatcher"),
+    *("endpoint", "endpoint_secret", "endpoint_activity", "subscription", "shape", "condition"),
+    *("stage", "ledger_task"),
+}
+ROWS = 12_000
+# Figures are counted up to 10,000 rows (pgmb.queue_status).
+FEW_ROWS = 10_500
+# These pass all leases in flight: no index tells settled ones apart, because it would cost each ack.
+PASS_LEASES = re.compile(r"lease_counts\.queue and c\.expires_at|with gone as \(\s+delete from pgmb\.claim")
+
+GROWN = """
+insert into pgmb.log_main (topic, payload) select 'none', '1' from generate_series(1, :rows);
+insert into pgmb.dedup (stream, key, id, expires_at)
+  select 'main', 'k' || n, gen_random_uuid(), now() + interval '1 day' from generate_series(1, :rows) n;
+insert into pgmb.attempt (endpoint, attempt, seconds)
+  select (select id from pgmb.endpoint), 1, 0 from generate_series(1, :rows);
+insert into pgmb.audit (actor, action) select 'a', 'b' from generate_series(1, :rows);
+insert into pgmb.access_token (digest, api_key, kind, scopes, expires_at)
+  select sha256(n::text::bytea), (select min(id) from pgmb.api_key), 'ticket', '{inspect}',
+    now() + interval '1 day' from generate_series(1, :rows) n;
+insert into pgmb.ledger (app, stream, role) select 'app ' || n, 1, 'r' from generate_series(1, :rows) n;
+insert into pgmb.delayed (id, stream, due_at, topic, payload)
+  select gen_random_uuid(), 'main', now() + interval '1 day', 't', '1' from generate_series(1, :rows);
+insert into pgmb.tick (stream, id, at, position)
+  select t.stream, t.id - n, t.at - n * interval '1 second', t.position
+  from pgmb.tick t, generate_series(1, :rows) n where t.stream = 1;
+with busy as (select id from pgmb.queue where name = 'busy'),
+retried as (
+  insert into pgmb.retry (queue, due_at, attempt, seq, event_id, topic, payload, published_at)
+  select id, now() + interval '1 day', 1, n, gen_random_uuid(), 't', '1', now()
+  from busy, generate_series(1, :rows) n),
+dead as (
+  insert into pgmb.dead (queue, attempt, seq, event_id, topic, payload, published_at)
+  select id, 1, n, gen_random_uuid(), 't', '1', now() from busy, generate_series(1, :rows) n),
+waiting as (
+  insert into pgmb.delivery (queue, endpoint, due_at, attempt, seq, event_id, topic, payload, published_at)
+  select id, (select id from pgmb.endpoint), now() + interval '1 day', 1, n, gen_random_uuid(), 't', '1',
+    now() from busy, generate_series(1, :rows) n),
+shortened as (
+  insert into pgmb.shortened (queue, claim) select -1, n from generate_series(1, :rows) n),
+settled as (
+  insert into pgmb.settlement (queue, claim, seq) select -1, n, n from generate_series(1, :rows) n)
+insert into pgmb.claim (queue, id, token, state, bindings, events, lo, hi, place, upto, done_seq, done_next,
+  batch_seq, batch_next, at, expires_at, swept, done_snapshot, batch_snapshot, openings)
+select c.queue, c.id + n, 0, 'l', c.bindings, 1, c.lo, c.hi, c.place, c.upto, c.done_seq, c.done_next,
+  c.batch_seq, c.batch_next, now() + interval '1 day', now() + interval '1 day', c.swept, c.done_snapshot,
+  c.batch_snapshot, c.openings
+from pgmb.claim c join busy on busy.id = c.queue, generate_series(1, :rows) n;
+"""
+
+
+def logged_plans(text: str) -> list[tuple[str, Plan]]:
+    """The plans that auto_explain wrote to the server's log."""
+    found = []
+    for block in re.findall(r"duration: [\d.]+ ms  plan:\n((?:\t.*\n)+)", text):
+        document = json.loads(re.sub(r"^\t", "", block, flags=re.MULTILINE))
+        found.append((document["Query Text"], document["Plan"]))
+    return found
+
+
+def scans(plans: list[tuple[str, Plan]], grows: set[str]) -> dict[str, str]:
+    """Statements that read most of a table that grows, and which one."""
+    found = {}
+    for text, plan in plans:
+        for node in nodes(plan):
+            relation = node.get("Relation Name", "")
+            grown = "log_main" if WALK.match(relation) else relation
+            removed = ("Rows Removed by Filter", "Rows Removed by Index Recheck")
+            rows = node.get("Actual Rows", 0) + sum(node.get(one, 0) for one in removed)
+            if grown == "claim" and PASS_LEASES.search(text):
+                continue
+            if grown in grows and rows * node.get("Actual Loops", 1) > FEW_ROWS:
+                found[text] = f"{node['Node Type']} on {relation}"
+    return found
+
+
+@pytest.mark.parametrize("analyzed", [False, True], ids=["never analyzed", "analyzed"])
+async def test_no_statement_that_a_service_repeats_scans_a_table_that_grows(
+    dsn: str, db: psycopg.Connection[Any], server: Server, analyzed: bool
+) -> None:
+    """The statements are those that the services run here, whatever they are."""
+    tables = (
+        "select c.relname from pg_class c"
+        " where c.relnamespace = 'pgmb'::regnamespace and c.relkind in ('r', 'p')"
+    )
+    grows = {name for (name,) in db.execute(tables.encode()) if name not in SETTINGS and not WALK.match(name)}
+    db.execute("select pgmb.create_queue('busy', '{some}')")
+    db.execute("select pgmb.create_queue('q', '{wanted}')")
+    db.execute("select pgmb.create_endpoint('e', 'https://endpoint.invalid/', '{wanted}')")
+    db.execute("select pgmb.publish('some', '1')")
+    db.execute("select pgmb.tick()")
+    key = make_key(dsn, "k", "read:main", "inspect")
+    for statement in filter(str.strip, GROWN.replace(":rows", str(ROWS)).split(";\n")):
+        db.execute(statement.encode())
+    for table in grows:
+        count = db.execute(f"select count(*) from pgmb.{table}".encode()).fetchone()
+        assert count is not None
+        assert count[0] >= ROWS, f"fill {table}"
+    if analyzed:
+        db.execute("analyze")
+    # For the sessions that the services open now.
+    database = psycopg.conninfo.conninfo_to_dict(dsn)["dbname"]
+    settings = {
+        "session_preload_libraries": "auto_explain",
+        "auto_explain.log_min_duration": "0",
+        "auto_explain.log_nested_statements": "on",
+        "auto_explain.log_format": "json",
+        "auto_explain.log_analyze": "on",
+        "auto_explain.log_timing": "off",
+    }
+    db.execute("load 'auto_explain'")
+    for name, value in settings.items():
+        db.execute(f"alter database {database} set {name} = {value}".encode())
+    began = len(server.log.read_text(errors="replace"))
+    seen: list[str] = []
+    app = pgmb.App(dsn)
+    app.on("wanted", queue="q")(lambda event: seen.append("worker"))
+    with serving(dsn, "serve") as served:
+        async with working(app) as broker, httpx.AsyncClient(base_url=served.url) as client:
+            client.headers["Authorization"] = f"Bearer {key}"
+            async with client.stream("GET", "/v1/streams/main/events?topic=wanted", timeout=60) as events:
+                lines = events.aiter_lines()
+                await anext(lines)
+                for _ in range(8):  # PostgreSQL turns to generic plans after five
+                    await broker.publish("wanted", 1)
+                    async for line in lines:
+                        if line.startswith("data:"):
+                            break
+                for path in ("/readyz", "/metrics", "/v1/queues", "/v1/streams"):
+                    (await client.get(path)).raise_for_status()
+            done = (
+                "select s.last_value > 0, (select count(*) from pgmb.attempt where error is not null) > 0"
+                " from pgmb.maintained s"
+            )
+            await until(lambda: db.execute(done.encode()).fetchone() == (True, True) and len(seen) >= 8)
+    plans = logged_plans(server.log.read_text(errors="replace")[began:])
+    texts = "\n".join(text for text, _ in plans)
+    for repeated in (
+        "receive_any",
+        "streams_to_tick",
+        "maintain()",
+        "receive_deliveries",
+        "newest_tick",
+        "due_schedules",
+    ):
+        assert repeated in texts, "a service that did nothing shows nothing"
+    found = scans(plans, grows)
+    assert found == {}, "\n".join(f"{how}: {text}" for text, how in found.items())
