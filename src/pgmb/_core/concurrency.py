@@ -142,8 +142,8 @@ class _Limit:
     FIRST_SECONDS: Final = 3.0
     LONGEST_SECONDS: Final = 600.0
 
-    def __init__(self, what: str, break_off: Callable[[object], int]) -> None:
-        self.seconds = self.FIRST_SECONDS
+    def __init__(self, what: str, break_off: Callable[[object], int], seconds: float | None = None) -> None:
+        self.seconds = self.FIRST_SECONDS if seconds is None else seconds
         self._what = what
         self._break_off = break_off
 

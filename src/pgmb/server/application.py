@@ -23,6 +23,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from pgmb._async.broker import AsyncBroker, aconnect
 from pgmb.errors import PgmbError
 from pgmb.server.access import Access
+from pgmb.server.database import answering
 from pgmb.server.instrumentation import REQUEST_ID, Counters, Instrumentation, RouteTemplates
 from pgmb.server.limits import Limits, Rates
 from pgmb.server.problems import Problem, problem_of
@@ -171,8 +172,10 @@ class Application:
             await answer.response()(scope, receive, send)
             return
         assert self._app is not None  # noqa: S101
+        assert self._context is not None  # noqa: S101
         scope[DIRECT_SEND] = send
-        await self._app(scope, receive, send)
+        with answering(self._context.broker):
+            await self._app(scope, receive, send)
 
     async def _run_lifespan(self, receive: Receive, send: Send) -> None:
         await receive()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager
 from typing import Any, Final
 
 import msgspec
@@ -11,9 +11,18 @@ from psycopg import AsyncConnection
 from psycopg.rows import tuple_row
 
 from pgmb._async.broker import AsyncBroker
+from pgmb._core.concurrency import AsyncDeadline
 from pgmb.errors import translated
 
+ANSWER_SECONDS: Final = 60.0
+"""How long a request waits for the database. Without a limit it would wait forever for a connection that a
+proxy keeps open although its server is gone, and keep its place in the pool."""
 _SET_TIMEOUT: Final = "select set_config('statement_timeout', %s, true)"
+
+
+def answering(broker: AsyncBroker) -> AbstractContextManager[None]:
+    """Close the connections that this task uses if the database does not answer in time."""
+    return AsyncDeadline("request", broker.break_off, ANSWER_SECONDS).enforced()
 
 
 async def rows(
@@ -23,7 +32,7 @@ async def rows(
 
     within: statement timeout in seconds (QueryCanceled); 0 disables it.
     """
-    with translated():
+    with translated(), answering(broker):
         if within is not None:
             async with broker.connection() as connection, connection.transaction():
                 await connection.execute(_SET_TIMEOUT, (f"{round(within * 1000)}ms",))
