@@ -250,7 +250,7 @@ class OrderedLane(Lane):
 logger = logging.getLogger("pgmb.webhooks")
 
 _OVERLAP: Final = timedelta(seconds=10)
-"""Reloads go back this far before the last change seen, because changes may commit late."""
+"""Reloads go back this far before the last one, because changes may commit late."""
 _FULL_RELOAD_EVERY: Final = 30.0
 
 
@@ -268,7 +268,9 @@ class EndpointDirectory:
         self.limited: dict[str, Lane] = {}
         self._key = key
         self._clock = clock
-        self._changed_at: datetime | None = None
+        self._known_at: datetime | None = None
+        """The database's clock before the endpoints were last read."""
+        self._read_at: datetime | None = None
         self._all_again_at = float("-inf")
         self._seen: dict[str, datetime] = {}
 
@@ -277,7 +279,7 @@ class EndpointDirectory:
         everything = self._clock() >= self._all_again_at
         if everything:
             self._all_again_at = self._clock() + _FULL_RELOAD_EVERY
-        since = None if everything or self._changed_at is None else self._changed_at - _OVERLAP
+        since = None if everything or self._known_at is None else self._known_at - _OVERLAP
         rows = await store.endpoints(since)
         for row in rows:
             self._update(row)
@@ -287,11 +289,9 @@ class EndpointDirectory:
                 self.lanes[gone].state = "dropped"
                 dropped.append(self.lanes.pop(gone))
                 del self._seen[gone]
-        if rows:
-            self._changed_at = max(row.changed_at for row in rows)
-        self.queues = [
-            one for one in await store.queues() if one.endpoint is None or one.endpoint in self.lanes
-        ]
+        queues, now = await store.queues()
+        self._known_at, self._read_at = self._read_at, now
+        self.queues = [one for one in queues if one.endpoint is None or one.endpoint in self.lanes]
         self.own = {one.endpoint: one.queue for one in self.queues if one.endpoint is not None}
         self.shared = {name: lane for name, lane in self.lanes.items() if name not in self.own}
         self.sharing = {}

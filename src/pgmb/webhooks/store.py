@@ -43,7 +43,7 @@ _ENDPOINTS: Final = """
 select id, name, url, body, batch, timeout, headers, gzip_above, rps, max_in_flight, retry_after, log,
   keep_response, state, ordered, source, secrets, queue, changed_at
 from pgmb.dispatched_endpoints(coalesce(%s::timestamptz, '-infinity'))"""
-_QUEUES: Final = "select queue, endpoint::text, stream from pgmb.dispatched_queues()"
+_QUEUES: Final = "select queue, endpoint::text, stream, statement_timestamp() from pgmb.dispatched_queues()"
 _TAKE: Final = "select endpoint::text, given from pgmb.take_requests(%s::uuid[], %s::integer[])"
 _PROBE: Final = """
 select id::text from unnest(%s::uuid[], %s::interval[]) asked (id, busy_for)
@@ -223,9 +223,10 @@ class Store:
         """The endpoints that changed since a time; None: all."""
         return [EndpointRow(*row) for row in await self._rows(_ENDPOINTS, (since,))]
 
-    async def queues(self) -> list[SourceQueue]:
-        """The queues that feed endpoints."""
-        return [SourceQueue(*row) for row in await self._rows(_QUEUES, ())]
+    async def queues(self) -> tuple[list[SourceQueue], datetime | None]:
+        """The queues that feed endpoints, and the database's clock if there are any."""
+        rows = await self._rows(_QUEUES, ())
+        return [SourceQueue(*row[:-1]) for row in rows], rows[0][-1] if rows else None
 
     async def take_requests(self, wanted: dict[str, int]) -> dict[str, int]:
         return dict(await self._rows(_TAKE, (list(wanted), list(wanted.values()))))
