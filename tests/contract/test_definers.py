@@ -137,6 +137,7 @@ ADMIN = [
     "filter_events",
     "endpoint_backlog",
     "endpoint_backlogs",
+    "endpoint_totals",
     "end_session",
     "extend_claimed",
     "find_api_key",

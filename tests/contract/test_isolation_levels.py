@@ -69,6 +69,7 @@ ANY_LEVEL = {
     "describe_retention": "",
     "endpoint_backlog": ENDPOINT,
     "endpoint_backlogs": "",
+    "endpoint_totals": "",
     "stream_of": "'q'",
     "pause": "'q'",
     "resume": "'q'",

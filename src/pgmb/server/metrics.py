@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from importlib.metadata import version
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from prometheus_client import Metric
@@ -60,9 +60,9 @@ def _sse(counts: Counters) -> Iterator[Metric]:
 
 _STATES: Final = ("active", "paused", "tripped", "disabled")
 _ENDPOINTS: Final = """
-select state, count(*)::float8, coalesce(sum(delivered), 0)::float8, coalesce(sum(failed), 0)::float8
-from pgmb.endpoints group by state
+select state, count(*)::float8 from pgmb.endpoints group by state
 """
+_TOTALS: Final = "select delivered::float8, failed::float8 from pgmb.endpoint_totals()"
 _TIMEOUT_MILLISECONDS: Final = 5000
 """Statement timeout of a scrape."""
 
@@ -101,17 +101,14 @@ async def read_status(broker: AsyncBroker) -> DatabaseStatus:
         await cursor.execute(QUERY)
         row = await cursor.fetchone()
         await cursor.execute(_ENDPOINTS)
-        totals = await cursor.fetchall()
+        states = await cursor.fetchall()
+        await cursor.execute(_TOTALS)
+        ((delivered, failed),) = await cursor.fetchall()
         await cursor.execute(_BACKLOGS)
         backlogs = await cursor.fetchall()
-    endpoints = _endpoints(totals, backlogs)
+    by_state: dict[str, float] = {**dict.fromkeys(_STATES, 0.0), **dict(states)}
+    endpoints = EndpointTotals(by_state, delivered, failed, backlogs)
     return DatabaseStatus(decode(row[0] if row else ""), endpoints, time.perf_counter() - began)
-
-
-def _endpoints(rows: list[Any], backlogs: list[Any]) -> EndpointTotals:
-    by_state: dict[str, float] = dict.fromkeys(_STATES, 0.0)
-    by_state.update((state, count) for state, count, _, _ in rows)
-    return EndpointTotals(by_state, sum(row[2] for row in rows), sum(row[3] for row in rows), backlogs)
 
 
 def database_families(status: DatabaseStatus | None) -> Iterator[Metric]:
@@ -128,7 +125,9 @@ def database_families(status: DatabaseStatus | None) -> Iterator[Metric]:
         states.add_metric([state], count)
     yield states
     deliveries = CounterMetricFamily(
-        "pgmb_endpoint_deliveries", "Requests to the endpoints that there are.", labels=("outcome",)
+        "pgmb_endpoint_deliveries",
+        "Requests to endpoints, dropped ones included.",
+        labels=("outcome",),
     )
     deliveries.add_metric(["delivered"], status.endpoints.delivered)
     deliveries.add_metric(["failed"], status.endpoints.failed)

@@ -49,6 +49,19 @@ async def test_a_scrape_shows_the_database_and_what_was_asked(dsn: str, db: psyc
     assert all(name.startswith(("pgmb_", "process_")) for name in families)
 
 
+async def test_the_deliveries_of_an_endpoint_that_was_dropped_still_count(
+    dsn: str, db: psycopg.Connection[Any]
+) -> None:
+    for name in ("kept", "dropped"):
+        db.execute("select pgmb.create_endpoint(%s, 'https://endpoint.example/')", [name])
+    db.execute("update pgmb.endpoint_activity set delivered = 3, failed = 2")
+    async with asking(create_app(dsn, metrics_public=True)) as client:
+        db.execute("select pgmb.drop_endpoint('dropped')")
+        told = metrics((await client.get("/metrics")).text)
+        assert told['pgmb_endpoint_deliveries_total{outcome="delivered"}'] == 6
+        assert told['pgmb_endpoint_deliveries_total{outcome="failed"}'] == 4
+
+
 async def test_a_scrape_without_the_database_is_an_answer(dsn: str) -> None:
     async with (
         await aconnect(dsn, min_size=0, max_size=1, max_wait=0.2) as broker,

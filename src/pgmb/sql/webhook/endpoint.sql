@@ -334,10 +334,15 @@ declare
 begin
   perform pgmb_internal.assert_read_committed();
   perform pgmb_internal.assert_admin();
-  delete from pgmb.endpoint e where e.name = drop_endpoint.name returning e.* into gone;
+  -- Locked first: a dispatcher adds to the counts that are kept below.
+  select e.* into gone from pgmb.endpoint e where e.name = drop_endpoint.name for update;
   if gone.id is null then
     return false;
   end if;
+  update pgmb.installation i
+  set dropped_delivered = i.dropped_delivered + a.delivered, dropped_failed = i.dropped_failed + a.failed
+  from pgmb.endpoint_activity a where a.endpoint = gone.id and a.delivered + a.failed > 0;
+  delete from pgmb.endpoint e where e.id = gone.id;
   delete from pgmb.dead d where d.endpoint = gone.id;
   perform pgmb.drop_queue(q.name) from pgmb.queue q
   where q.endpoint = gone.id and q.name = 'endpoint/' || gone.name;
@@ -521,6 +526,19 @@ left join pgmb.binding b on b.queue = own.id and b.version = own.bindings
 left join pgmb.subscription s on s.id = e.subscription
 left join pgmb.shape h on h.id = s.shape
 left join pgmb.stream t on t.id = s.stream;
+
+-- How many requests to endpoints succeeded and failed, to those that were dropped as well. For admins.
+create or replace function pgmb.endpoint_totals(out delivered bigint, out failed bigint)
+language plpgsql stable security definer
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  perform pgmb_internal.assert_admin();
+  select i.dropped_delivered + coalesce(sum(a.delivered), 0), i.dropped_failed + coalesce(sum(a.failed), 0)
+  into delivered, failed
+  from pgmb.installation i left join pgmb.endpoint_activity a on true
+  group by i.only_one;
+end $$;
 
 -- The endpoints for which something waits, as endpoint_backlog tells, those first whose oldest event is oldest; at most `max`.
 -- For admins.
