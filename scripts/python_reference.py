@@ -91,7 +91,7 @@ def _call(name: str, function: Any) -> str:
 
 
 def _parameter(one: inspect.Parameter) -> str:
-    stars = {one.VAR_POSITIONAL: "*", one.VAR_KEYWORD: "**"}.get(one.kind, "")
+    stars = "*" if one.kind is one.VAR_POSITIONAL else "**" if one.kind is one.VAR_KEYWORD else ""
     hint = "" if one.annotation is one.empty else f": {_written(one.annotation)}"
     # A default that only says that nothing was given has no text of its own.
     default = "…" if repr(one.default).startswith("<") else repr(one.default)
