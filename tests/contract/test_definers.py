@@ -134,7 +134,6 @@ ADMIN = [
     "due_schedules",
     "end_probe",
     "end_replay",
-    "filter_events",
     "endpoint_backlog",
     "endpoint_backlogs",
     "endpoint_totals",

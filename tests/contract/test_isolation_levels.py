@@ -113,7 +113,6 @@ ANY_LEVEL = {
     "archived_segments": "'archived'",
     "orphaned_segments": "'archived'",
     "describe_lake_segments": "",
-    "filter_events": "null, null, null, '{}', '{}', '{}', '{}'",
     "end_replay": "gen_random_uuid()",
     "grant_publish": "'main', 'pgmb_consumer'",
     "grant_read": "'main', 'pgmb_publisher'",

@@ -56,7 +56,10 @@ select id, stream, into_queue, into_stream, after::text, upto::text, last, patte
   filter, params, seq, events, bytes, created_at, moved_at, ended_at
 from pgmb.describe_replays()
 """
-_FILTER: Final = "select pgmb.filter_events(%s, %s, %s, %s, %s, %s, %s)"
+_PASSING: Final = """
+select pgmb.passing(%s::bigint[], %s::text[], %s::text[], %s::json[], %s::json[],
+  equals => %s, filter => %s, params => %s)
+"""
 _INSERT: Final = "select pgmb.replay_events(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s)"
 _END: Final = "select pgmb.end_replay(%s)"
 
@@ -214,14 +217,14 @@ class Replayer:
     def _filtered(self, database: psycopg.Connection[Any], chosen: Slice, events: Any) -> Any:
         if not chosen.filtered or events.num_rows == 0:
             return events
-        asked = [None if given is None else Jsonb(given) for given in (chosen.equals, chosen.params)]
-        kept: list[bool] = []
+        equals, params = (None if given is None else Jsonb(given) for given in (chosen.equals, chosen.params))
+        kept: list[int] = []
         for begin in range(0, events.num_rows, _MOST_EVENTS):
             piece = events.slice(begin, _MOST_EVENTS)
-            given = [piece.column(name).to_pylist() for name in _TEXTS]
-            row = database.execute(_FILTER, [asked[0], chosen.filter, asked[1], *given]).fetchone()
-            kept += row[0] if row else []
-        return events.filter(pa.array(kept, pa.bool_()))
+            given = [piece.column(name).to_pylist() for name in ("seq", *_TEXTS)]
+            ((passed,),) = database.execute(_PASSING, [*given, equals, chosen.filter, params]).fetchall()
+            kept += passed
+        return events.filter(pc.is_in(events.column("seq"), pa.array(kept, pa.int64())))
 
     def _read(self, chosen: Slice, seq: int) -> Iterator[tuple[Any, int]]:
         """Events with a number above `seq`, in tables, each with the number up to which it is complete.

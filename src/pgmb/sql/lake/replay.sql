@@ -60,33 +60,6 @@ begin
   return made;
 end $$;
 
--- Which of these events pass a filter as in create_queue, in their order. Errors: MB009 not a filter, MB024 a costly one
--- without a statement_timeout. Support.
-create or replace function pgmb.filter_events(
-  equals jsonb, filter text, params jsonb, topics text[], keys text[], payloads text[], headers text[]
-)
-returns boolean[]
-language plpgsql security definer
-set search_path = pg_catalog, pg_temp
-as $$
-declare
-  passed boolean[];
-begin
-  perform pgmb_internal.assert_admin();
-  perform pgmb_internal.assert_filter(filter_events.equals, filter_events.filter, filter_events.params);
-  if filter_events.filter is not null
-    and pgmb_internal.is_costly(pgmb_internal.predicate(filter_events.filter), filter_events.params)
-  then
-    perform pgmb_internal.assert_timeout();
-  end if;
-  execute format('select array_agg(coalesce(true%s, false) order by e.place)
-      from (select g.topic, g.key, g.payload::json payload, g.headers::json headers, g.place
-        from unnest($1, $2, $3, $4) with ordinality g (topic, "key", payload, headers, place)) e',
-    pgmb_internal.filtering(filter_events.equals, filter_events.filter, filter_events.params))
-  into passed using filter_events.topics, filter_events.keys, filter_events.payloads, filter_events.headers;
-  return coalesce(passed, '{}');
-end $$;
-
 -- Inserts the next events of a replay into its target and moves it on from after_seq to upto_seq: all events of the replay
 -- with after_seq < seq <= upto_seq must be given. In a queue they are due at once, as dead letters are after redrive(); other queues
 -- do not see them. They keep id, key and published_at and get the header pgmb-replay, the replay's id, if their headers are
