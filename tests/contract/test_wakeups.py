@@ -90,11 +90,10 @@ PATTERNS = {
     ("order.paid",): {"order.paid"},
     ("order.*",): {"order.paid", "order", "order.paid.late"},
     ("order.#", "x"): {"order.paid", "order", "order.paid.late"},
-    ("*.paid",): {"order.paid", "order", "order.paid.late", "ordér.paid", "user", ""},
-    ("#",): {"order.paid", "order", "order.paid.late", "ordér.paid", "user", ""},
+    ("*.paid",): {"order.paid", "order", "order.paid.late", "ordér.paid", "user"},
+    ("#",): {"order.paid", "order", "order.paid.late", "ordér.paid", "user"},
     ("ordér.paid",): {"ordér.paid"},
     ("user", "never"): {"user"},
-    ("",): {""},
     ("paid",): set(),
 }
 """Patterns, and the topics whose hints may match: all that do, and those that share their first word."""

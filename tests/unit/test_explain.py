@@ -312,6 +312,10 @@ insert into pgmb.audit (actor, action) select 'a', 'b' from generate_series(1, :
 insert into pgmb.access_token (digest, api_key, kind, scopes, expires_at)
   select sha256(n::text::bytea), (select min(id) from pgmb.api_key), 'ticket', '{inspect}',
     now() + interval '1 day' from generate_series(1, :rows) n;
+insert into pgmb.dead_batch (stream, number, events, digest)
+  select 1, n, 0, '' from generate_series(1, :rows) n;
+insert into pgmb.lake_replay (stream, into_stream, after, upto, last, ended_at)
+  select 1, 1, pgmb.earliest(), pgmb.earliest(), 0, now() from generate_series(1, :rows);
 insert into pgmb.ledger (app, stream, role) select 'app ' || n, 1, 'r' from generate_series(1, :rows) n;
 insert into pgmb.delayed (id, stream, due_at, topic, payload)
   select gen_random_uuid(), 'main', now() + interval '1 day', 't', '1' from generate_series(1, :rows);

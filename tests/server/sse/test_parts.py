@@ -20,7 +20,8 @@ from pgmb.server.sse.matching import EventFields, Interest, ReaderIndex, TopicTr
 from pgmb.types import Event, Position, Source
 
 WORDS = st.sampled_from(["a", "b", "", "ab"])
-PATTERNS = st.lists(st.one_of(WORDS, st.sampled_from(["*", "#"])), min_size=1, max_size=5).map(".".join)
+WILD = st.one_of(WORDS, st.sampled_from(["*", "#"]))
+PATTERNS = st.lists(WILD, min_size=1, max_size=5).map(".".join).filter(bool)
 TOPICS = st.lists(WORDS, min_size=1, max_size=5).map(".".join)
 VALUES = st.sampled_from([0, 1, 1.0, True, False, None, "1", "", "x"])
 

@@ -128,6 +128,7 @@ language plpgsql
 as $$
 declare
   gone bigint;
+  now timestamptz := clock_timestamp();
 begin
   if not exists (select from pgmb.lake l where l.keep_dead is not null) then
     return 0;
@@ -138,7 +139,7 @@ begin
     from pgmb.lake l
     join pgmb.queue q on q.stream = l.stream
     join pgmb.dead old on old.queue = q.id
-    where old.archived_at is not null and old.died_at + l.keep_dead < clock_timestamp()
+    where old.archived_at is not null and old.died_at + l.keep_dead < now
     limit drop_archived_dead.max for update of old skip locked));
   get diagnostics gone = row_count;
   return gone;
