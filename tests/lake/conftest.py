@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,17 @@ class Lake:
             " last_published_at = last_published_at - interval '2 hours'"
         )
         self.db.execute("select pgmb.drop_segments()")
+
+    def await_end_of_archivers(self) -> None:
+        """Wait until the sessions of a killed archiver have ended: until then they hold its lock."""
+        sessions = (
+            "select count(*) from pg_stat_activity"
+            " where datname = current_database() and application_name = 'pgmb lake'"
+        )
+        deadline = time.monotonic() + 60
+        while self.value(sessions):
+            assert time.monotonic() < deadline, "an archiver is still connected"
+            time.sleep(0.01)
 
     def dropped(self) -> list[int]:
         rows = self.db.execute("select number from pgmb.segment where dropped_at is not null order by 1")

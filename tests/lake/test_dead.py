@@ -153,6 +153,7 @@ def test_what_a_killed_archiver_left_is_taken_up(dead: Dead, step: str) -> None:
         check=False,
     )
     assert killed.returncode == -signal.SIGKILL, killed.stderr
+    dead.lake.await_end_of_archivers()
     dead.db.execute("select pgmb.maintain()")
     assert dead.count("true") == (0 if step == "settle" else 30), "only what was verified is dropped"
     # One of them leaves the database before the next run.

@@ -22,6 +22,7 @@ def killed(lake: Lake, step: str) -> None:
         check=False,
     )
     assert done.returncode == -signal.SIGKILL, done.stderr
+    lake.await_end_of_archivers()
 
 
 @pytest.mark.parametrize("step", STEPS)
