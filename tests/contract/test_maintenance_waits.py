@@ -133,8 +133,8 @@ def test_an_open_maintenance_step_holds_nobody_up(sessions: Sessions, step: str)
 def test_maintenance_with_much_to_do_holds_nobody_up(sessions: Sessions, dsn: str) -> None:
     """A cron job that had not run for long: segments to seal, drop and detach, claims to clear, delays.
 
-    The server counts a wait by the clock, and a busy machine may stop the janitor while it holds a lock: a wait
-    that is ours comes every time.
+    The server counts a wait by the clock, and a busy machine may stop the janitor while it holds a lock: a
+    wait that is ours comes every time.
     """
     janitor = sessions["janitor"]
     janitor.run("select pgmb.create_queue('q')")
@@ -142,13 +142,13 @@ def test_maintenance_with_much_to_do_holds_nobody_up(sessions: Sessions, dsn: st
     janitor.run(
         "select pgmb.alter_stream('main', keep_for => '0 s', rotate_every => '0 s', drop_unread => true)"
     )
-    seen = []
+    seen: list[list[str]] = []
     while len(seen) < 3 and (not seen or seen[-1]):
-        seen.append(_waits_for_much_maintenance(janitor, dsn))
+        seen.append(_waits_for_much_maintenance(janitor, dsn, len(seen)))
     assert not seen[-1], seen
 
 
-def _waits_for_much_maintenance(janitor: Session, dsn: str) -> list[str]:
+def _waits_for_much_maintenance(janitor: Session, dsn: str, attempt: int) -> list[str]:
     for _ in range(4):
         janitor.run("select pgmb.publish_many('t', array_fill('1'::json, array[200]))")
         janitor.run("select pgmb.rotate()")
@@ -156,7 +156,7 @@ def _waits_for_much_maintenance(janitor: Session, dsn: str) -> list[str]:
         "insert into pgmb.claim (queue, id, token, state, bindings, events, lo, hi, place, upto,"
         " done_snapshot,"
         "  done_seq, done_next, batch_snapshot, batch_seq, batch_next, expires_at, swept)"
-        " select queue, id - 10000000 + g, token, 's', bindings, 1, 0, 0, place, upto,"
+        f" select queue, id - {10 + attempt}000000 + g, token, 's', bindings, 1, 0, 0, place, upto,"
         " done_snapshot, done_seq,"
         "  done_next, batch_snapshot, batch_seq, batch_next, now(), swept"
         " from (select distinct on (queue) * from pgmb.claim order by queue, id desc) newest,"
