@@ -19,7 +19,7 @@ from psycopg.rows import class_row
 from pgmb._core.connecting import connect
 from pgmb.errors import ForeignTable, VerificationFailed, translated
 from pgmb.lake import digest
-from pgmb.lake.dead import DeadTable, dead_lake
+from pgmb.lake.dead import DeadTable, dead_lake, lock_lake
 from pgmb.lake.digest import BLOCK_BITS, Digested
 from pgmb.lake.storage import Storage
 from pgmb.lake.table import EventTable, KnownFile, overlapping
@@ -39,7 +39,6 @@ _PLAN: Final = "select segment, lo, hi, bytes, sealed_at from pgmb.plan_archive(
 _DIGEST: Final = "select events, digest from pgmb.digest_segment(%s, %s)"
 _RECORD: Final = "select pgmb.record_archived(%s, %s, %s, %s, %s)"
 _DAMAGED: Final = "select pgmb.record_damage(%s, %s, %s)"
-_LOCK: Final = "select pgmb.lock_lake(%s)"
 _CREATE: Final = "select pgmb.create_lake(%s, %s, %s, dead_url => %s, keep_dead => %s)"
 
 
@@ -167,7 +166,7 @@ class Archiver:
 
     def lock(self, database: psycopg.Connection[Any]) -> bool:
         """Whether this archiver is the only one. That saves work; the table's commits are what is safe."""
-        return bool(_one(database, _LOCK, self._stream))
+        return lock_lake(database, self._stream)
 
     def open(self, lake: Lake) -> EventTable:
         table = EventTable.open(Storage.at(lake.url, self._options), lake.source)

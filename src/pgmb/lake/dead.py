@@ -62,6 +62,7 @@ _BATCH_LETTERS: Final = 50_000
 _DEAD_LAKE: Final = "select url, source, verified, planned from pgmb.dead_lake_of(%s)"
 _RECORD: Final = "select pgmb.record_dead(%s, %s, %s, %s, %s)"
 _LOCK: Final = "select pgmb.lock_lake(%s)"
+_LAST_SESSION_SECONDS: Final = 1.0
 
 Letter = tuple[Any, ...]
 """The number of a batch, then a dead letter with the columns of the table."""
@@ -131,7 +132,7 @@ class DeadArchiver:
         taken out of the table and its dead letters are written again.
         """
         with connect(self._dsn, "pgmb lake") as database, translated():
-            if database.execute(_LOCK, [self._stream]).fetchone() != (True,):
+            if not lock_lake(database, self._stream):
                 return
             while True:
                 lake = dead_lake(database, self._stream)
@@ -222,6 +223,16 @@ class DeadArchiver:
     ) -> None:
         """Tell the database what the table holds. It compares that with its plan."""
         database.execute(_RECORD, [self._stream, batch, count, digest, table.version])
+
+
+def lock_lake(database: psycopg.Connection[Any], stream: str) -> bool:
+    """Whether this session has the lock of archivers, which one that ended may hold for a moment longer."""
+    deadline = time.monotonic() + _LAST_SESSION_SECONDS
+    while database.execute(_LOCK, [stream]).fetchone() != (True,):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
 
 
 def dead_lake(database: psycopg.Connection[Any], stream: str) -> DeadLake:
