@@ -22,6 +22,7 @@ _OIDS = {
     "jsonb[]": 3807,
     "bigint[]": 1016,
     "uuid": 2950,
+    "interval": 1186,
 }
 _ELEMENT = struct.Struct("!i")
 _ARRAY = struct.Struct("!iiIii")

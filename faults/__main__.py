@@ -7,29 +7,17 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from harness.postgres import Server, create_database
+from faults.database import database
+from harness.postgres import create_database
 
 EFFECTS = (
     *("control", "expiry", "supersession", "keys", "shortened", "positions", "synchronous-failover"),
     *("asynchronous-failover", "spark-failover", "isolation", "cancels", "two-phase"),
 )
 """The programs of `faults.correctness`, which is imported only when it is needed."""
-
-
-@contextmanager
-def database(major: int, settings: dict[str, Any] | None = None) -> Iterator[tuple[Server, str]]:
-    """A throwaway server and the address of a database with pgmb in it."""
-    from pgmb import schema
-
-    with Server.start(major, name="faults", settings={"max_wal_size": "1GB", **(settings or {})}) as server:
-        dsn = server.dsn(create_database(server))
-        schema.install(dsn)
-        yield server, dsn
 
 
 def late_commits(arguments: argparse.Namespace) -> bool:
@@ -54,6 +42,15 @@ def numbers(arguments: argparse.Namespace) -> bool:
 
     with database(arguments.pg) as (_, dsn):
         tally = numbers.run(dsn, rounds=arguments.rounds, seed=arguments.seed)
+    print(tally)
+    return tally.holds
+
+
+def fates(arguments: argparse.Namespace) -> bool:
+    from faults.operations import fates
+
+    with database(arguments.pg, fates.SETTINGS) as (_, dsn):
+        tally = fates.run(dsn, small=arguments.small, large=arguments.large)
     print(tally)
     return tally.holds
 
@@ -96,21 +93,47 @@ def model(arguments: argparse.Namespace) -> bool:
     from faults.queue import machine, ordered_machine
 
     began = time.monotonic()
-    with database(arguments.pg) as (_, dsn):
-        done = machine.run(
-            dsn,
-            kind=ordered_machine.OrderedMachine if arguments.ordered else machine.QueueMachine,
-            examples=arguments.examples,
-            steps=arguments.steps,
-            seed=arguments.seed,
-            shrink=arguments.shrink,
-        )
+    done = machine.run_in_processes(
+        arguments.processes,
+        major=arguments.pg,
+        kind=ordered_machine.OrderedMachine if arguments.ordered else machine.QueueMachine,
+        examples=arguments.examples,
+        steps=arguments.steps,
+        seed=arguments.seed,
+        shrink=arguments.shrink,
+    )
     print(
         f"model holds: {done['examples']} examples, {done['steps']} steps, {done['receives']} receives of "
-        f"{done['deliveries']} events, {done['settled']} settled, {done['refused']} refused as lost | "
+        f"{done['deliveries']} events ({done['claims']} by one statement, {done['recounts']} with gaps), "
+        f"{done['settled']} settled, {done['refused']} refused as lost | "
         f"{time.monotonic() - began:.1f} s"
     )
     return True
+
+
+def requests(arguments: argparse.Namespace) -> bool:
+    from faults.worker import requests
+
+    with database(arguments.pg) as (_, dsn):
+        every = None if arguments.spared else arguments.every
+        result = requests.run(dsn, requests=arguments.requests, every=every, seed=arguments.seed)
+    print(result)
+    return result.holds
+
+
+def fair(arguments: argparse.Namespace) -> bool:
+    from faults.queue import fair
+
+    with database(arguments.pg) as (_, dsn):
+        result = fair.run(
+            dsn,
+            backlog=arguments.backlog,
+            seconds=arguments.seconds,
+            rounds=arguments.rounds,
+            seed=arguments.seed,
+        )
+    print(result)
+    return result.holds
 
 
 def kills(arguments: argparse.Namespace) -> bool:
@@ -312,6 +335,39 @@ def lake_replay(arguments: argparse.Namespace) -> bool:
     return result.holds
 
 
+def lake_erase(arguments: argparse.Namespace) -> bool:
+    from faults.lake import erasures
+    from harness.erase import STEPS
+
+    with database(arguments.pg) as (_, dsn), tempfile.TemporaryDirectory(prefix="pgmb-lake-") as name:
+        result = erasures.run(
+            dsn,
+            Path(name),
+            events=60_000 if arguments.brief else arguments.events,
+            steps=("first segment", "write", "commit", "first rewrite") if arguments.brief else STEPS,
+        )
+    print(result)
+    return result.holds
+
+
+def lake_projections(arguments: argparse.Namespace) -> bool:
+    from faults.lake import projections
+    from harness.lake import PROJECTION_STEPS
+
+    spark = () if arguments.brief else PROJECTION_STEPS
+    with database(arguments.pg) as (_, dsn), tempfile.TemporaryDirectory(prefix="pgmb-lake-") as name:
+        result = projections.run(
+            dsn,
+            f"{name}/main",
+            events=300 if arguments.brief else arguments.events,
+            steps=projections.STEPS * (1 if arguments.brief else arguments.times),
+            spark=spark,
+            seed=arguments.seed,
+        )
+    print(result)
+    return result.holds
+
+
 def sse(arguments: argparse.Namespace) -> bool:
     from faults.server import sse
 
@@ -399,8 +455,21 @@ def main() -> int:
     modelled = command("model", model, "a queue does what a model of it does, whatever is done to it")
     modelled.add_argument("--examples", type=int, default=2000)
     modelled.add_argument("--steps", type=int, default=50)
+    modelled.add_argument("--processes", type=int, default=1, help="that share the examples")
     modelled.add_argument("--ordered", action="store_true", help="an ordered queue, with keys")
     modelled.add_argument("--shrink", action="store_true", help="a failure to its least steps (minutes)")
+
+    requesting = command("requests", requests, "requests are answered once while workers are killed")
+    requesting.add_argument("--requests", type=int, default=10_000)
+    requesting.add_argument("--every", type=float, default=0.3, help="seconds between kills")
+    requesting.add_argument("--spared", action="store_true", help="kill none, and judge the times")
+
+    serving = command(
+        "fair", fair, "tenants of a fair queue beside one with a backlog: their delay, its price"
+    )
+    serving.add_argument("--backlog", type=int, default=100_000, help="events of the one tenant")
+    serving.add_argument("--seconds", type=float, default=20.0, help="of a span with or without the backlog")
+    serving.add_argument("--rounds", type=int, default=3, help="of two spans each")
 
     killing = command("kills", kills, "SIGKILL to consumers, producers, or the server: what was told stands")
     killing.add_argument("whom", choices=("consumers", "producers", "server"))
@@ -497,6 +566,23 @@ def main() -> int:
     replaying.add_argument("--rate", type=float, default=2_500.0, help="events per second")
     replaying.add_argument("--brief", action="store_true", help="6,000 events, 500 per second")
 
+    erasing = command(
+        "lake-erase",
+        lake_erase,
+        "keys erased from log and lake, killed after each step: in no file, and readers go on",
+    )
+    erasing.add_argument("--events", type=int, default=1_000_000)
+    erasing.add_argument("--brief", action="store_true", help="60,000 events, killed after four steps")
+
+    projecting = command(
+        "lake-projections",
+        lake_projections,
+        "a projection killed again and again, with late, malformed and erased events: as DuckDB has it",
+    )
+    projecting.add_argument("--events", type=int, default=20_000, help="before each kill")
+    projecting.add_argument("--times", type=int, default=3, help="at each step, and once on Spark")
+    projecting.add_argument("--brief", action="store_true", help="each step once, 300 events, without Spark")
+
     readers = command("sse", sse, "readers of server-sent events come back, and each gets every event once")
     readers.add_argument("--readers", type=int, default=1000)
     readers.add_argument("--seconds", type=float, default=180.0)
@@ -526,6 +612,12 @@ def main() -> int:
         "numbers", numbers, "every figure of status and /metrics against an exact count, under traffic"
     )
     shown.add_argument("--rounds", type=int, default=5)
+
+    following = command(
+        "fates", fates, "an event's six fates in CLI, HTTP and dashboard, at a cost that no log changes"
+    )
+    following.add_argument("--small", type=int, default=10_000, help="events in the log at first")
+    following.add_argument("--large", type=int, default=500_000, help="and in the end")
 
     returning = command(
         "recovery", recovery, "seconds until each service works again, after every kind of outage"

@@ -34,6 +34,9 @@ with socket.socket(socket.AF_UNIX) as server:
     sys.exit(int(server.recv(10)))
 """
 
+# Arrow and Delta take half a second to import: once, before the first command that needs them is forked.
+_LAKE = "pgmb.lake.project"
+
 
 @contextlib.contextmanager
 def forks(directory: Path) -> Generator[str]:
@@ -66,17 +69,24 @@ def _serve(listener: socket.socket) -> None:
                 return
             client, _ = listener.accept()
             with client:
+                size, streams, _, _ = socket.recv_fds(client, 4, 3)
+                with client.makefile("rb") as sent:
+                    asked = json.loads(sent.read(int.from_bytes(size, "big")))
+                if "lake" in asked[0]:
+                    importlib.import_module(_LAKE)
                 if os.fork() == 0:
-                    _run(client)
+                    _run(client, streams, *asked)
+                for stream in streams:
+                    os.close(stream)
 
 
-def _run(client: socket.socket) -> None:
+def _run(
+    client: socket.socket, streams: list[int], words: list[str], directory: str, variables: dict[str, str]
+) -> None:
     code: object = 1
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        size, streams, _, _ = socket.recv_fds(client, 4, 3)
-        with client.makefile("rb") as sent:
-            sys.argv, directory, variables = json.loads(sent.read(int.from_bytes(size, "big")))
+        sys.argv = words
         for number, stream in enumerate(streams):
             os.dup2(stream, number)
             os.close(stream)

@@ -1,7 +1,7 @@
-"""Pictures of every page of the dashboard, for the documentation: `make screenshots`.
+"""Pictures of every page of the dashboard and of a report, for the documentation: `make screenshots`.
 
 A throwaway server is filled with a shop's events, worked on for two minutes so that the charts have something
-to show, and looked at with Debian's Chromium.
+to show, and looked at with Debian's Chromium. The report is on a month with planted anomalies.
 """
 
 from __future__ import annotations
@@ -20,17 +20,20 @@ from typing import Any
 
 import psycopg
 import uvicorn
-from playwright.async_api import Browser, Page, ViewportSize, async_playwright
+from playwright.async_api import Browser, Locator, Page, ViewportSize, async_playwright
 
+from harness import month
 from harness.demo import key, orders, seed
+from harness.lake import Here
 from harness.postgres import Server, create_database
+from harness.spark import LOCAL, session
 from pgmb import NewEvent, aconnect, schema
 from pgmb.server import create_app
 from pgmb.services.janitor import Janitor
 from pgmb.services.service import serve
 from pgmb.services.ticker import Ticker
 
-FOLDER = Path(__file__).parents[1] / "docs" / "images" / "dashboard"
+IMAGES = Path(__file__).parents[1] / "docs" / "images"
 CHROMIUM = "/usr/bin/chromium"
 WIDE = ViewportSize(width=1280, height=860)
 SMALL = ViewportSize(width=375, height=780)
@@ -79,7 +82,7 @@ REDUCED = """async (encoded) => {
 }"""
 
 
-async def write(page: Page, worker: Page, name: str, folder: Path) -> None:
+async def write(page: Page | Locator, worker: Page, name: str, folder: Path) -> None:
     taken = await page.screenshot(animations="disabled")
     reduced = await worker.evaluate(REDUCED, base64.b64encode(taken).decode())
     pixels = base64.b64decode(reduced["pixels"])
@@ -191,21 +194,61 @@ async def take(dsn: str, folder: Path, seconds: float) -> None:
         stop.set()
 
 
+# Of the report: the top of the page, and panels by their place.
+PANELS = {"volume": 1, "failures": 3, "fields": 6}
+
+
+async def take_report(page_of: str, folder: Path) -> None:
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        worker = await browser.new_page()
+        page = await browser.new_page(viewport=WIDE)
+        await page.set_content(page_of)
+        await write(page, worker, "lake-report-summary", folder)
+        for name, place in PANELS.items():
+            await write(page.locator(".panel").nth(place), worker, f"lake-report-{name}", folder)
+        await browser.close()
+
+
+def report(dsn: str, folder: Path) -> str:
+    """The page of a month of which a half is in the lake."""
+    from pgmb.lake.archive import Archiver, init
+    from pgmb.lake.report.gather import Asked, gather
+    from pgmb.lake.report.page import render
+
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        month.fill(connection, planted=True, segments=2)
+        month.request(connection)
+    init(dsn, "main", str(folder / "lake"))
+    list(Archiver(dsn, "main", Here()).archive())
+    with session(folder / "spark", LOCAL, {}) as spark:
+        return render(gather(spark, dsn, Asked(since=month.BEGIN, until=month.END)))
+
+
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--only", choices=["dashboard", "report"])
     options.add_argument("--seconds", type=float, default=120, help="how much there is in the charts")
-    seconds = options.parse_args().seconds
-    FOLDER.mkdir(parents=True, exist_ok=True)
+    asked = options.parse_args()
     with (
         tempfile.TemporaryDirectory() as folder,
         Server.start(18, name="screenshots", settings={"fsync": "on"}) as server,
     ):
-        dsn = server.dsn(create_database(server))
-        schema.install(dsn)
-        seed(dsn)
-        asyncio.run(take(dsn, Path(folder), seconds))
-        for picture in Path(folder).iterdir():
-            (FOLDER / picture.name).write_bytes(picture.read_bytes())
+        for kind, place in (("dashboard", IMAGES / "dashboard"), ("report", IMAGES)):
+            if asked.only not in (None, kind):
+                continue
+            dsn = server.dsn(create_database(server))
+            schema.install(dsn)
+            taken = Path(folder) / kind
+            taken.mkdir()
+            if kind == "dashboard":
+                seed(dsn)
+                asyncio.run(take(dsn, taken, asked.seconds))
+            else:
+                asyncio.run(take_report(report(dsn, Path(folder)), taken))
+            place.mkdir(parents=True, exist_ok=True)
+            for picture in taken.iterdir():
+                (place / picture.name).write_bytes(picture.read_bytes())
 
 
 if __name__ == "__main__":

@@ -49,18 +49,17 @@ virtualenv() {
     [[ -f $stamp && $(<"$stamp") == "$digest" ]] && return 0
     say "filling .venv"
     [[ -x .venv/bin/python ]] || python3 -m venv .venv
-    # Three processes, because pip uses one core: one builds PySpark, which has no wheel, two install the rest. The lock
-    # names every package, so pip need not resolve dependencies.
-    local lists list process running=() pip=(.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps)
-    lists=$(mktemp -d)
-    awk -v lists="$lists" '/^[^ ]/ { list = /^pyspark==/ ? "spark" : n++ % 2 } { print > (lists "/" list) }' \
-        requirements/dev.txt
-    for list in "$lists"/*; do
-        "${pip[@]}" --require-hashes -r "$list" &
-        running+=($!)
-    done
-    for process in "${running[@]}"; do wait "$process"; done
-    rm -rf "$lists"
+    # uv takes a fifth of pip's time, and finds what pip's settings name: the index and the certificates. The lock names
+    # every package, so nothing is resolved.
+    local pip=(.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps) given=(--require-hashes -r)
+    "${pip[@]}" "${given[@]}" <(awk '/^[^ ]/ { wanted = /^uv==/ } wanted' requirements/dev.txt)
+    local uv=(.venv/bin/uv pip install --quiet --no-config --python .venv/bin/python --no-deps) index
+    index=${PIP_INDEX_URL:-$(.venv/bin/python -m pip config get global.index-url 2>/dev/null || true)}
+    [[ -z $index ]] || export UV_DEFAULT_INDEX=$index
+    [[ -z ${PIP_CERT:-} ]] || export SSL_CERT_FILE=$PIP_CERT
+    # PySpark has no wheel. The one that is built is unpacked at once: to compress it would take 20 s.
+    export DIST_EXTRA_CONFIG=$PWD/scripts/build.cfg
+    "${uv[@]}" "${given[@]}" requirements/dev.txt || "${pip[@]}" "${given[@]}" requirements/dev.txt
     "${pip[@]}" --no-build-isolation --no-index --editable .
     printf '%s\n' "$digest" >"$stamp"
 }

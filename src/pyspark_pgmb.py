@@ -30,11 +30,18 @@ class DefaultSource(DataSource):
     def name(cls) -> str:
         return "pgmb"
 
-    def schema(self) -> str:
+    def schema(self) -> StructType | str:
+        if "projection" in self.options:
+            columns: StructType = _part("source.projection").schema_of(self.options)
+            return columns
         return str(_part("source.queries").SCHEMA)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        reader: DataSourceReader = _part("source.readers").BatchReader(self.options, schema)
+        reader: DataSourceReader = (
+            _part("source.projection").ProjectionReader(self.options, schema)
+            if "projection" in self.options
+            else _part("source.readers").BatchReader(self.options, schema)
+        )
         return reader
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from bench.contender import Contender
 from bench.contenders.bare import BareLog, BareTable
-from bench.contenders.broker import Pgmb, PgmbAckApart, PgmbAckApartBefore, PgmbBefore, PgmbIdsBySql
+from bench.contenders.broker import (
+    Pgmb,
+    PgmbAckApart,
+    PgmbAckApartBefore,
+    PgmbBefore,
+    PgmbByClient,
+    PgmbIdsBySql,
+)
 from bench.contenders.compat import Compat, CompatArchive
 from bench.contenders.pgmq import Pgmq, PgmqArchive, PgmqAsyncRead
 from bench.contenders.skip_locked import SkipLocked
 
 _ALL: list[Contender] = [
     Pgmb(),
+    PgmbByClient(),
     PgmbAckApart(),
     PgmbBefore(),
     PgmbAckApartBefore(),

@@ -28,8 +28,8 @@ def run(ground: Ground, form: Form) -> Outcome:
     with ground.sites("pgmb", "bare", "skip locked", "pgmq") as sites:
         outcome.readings = contest(sites, max(2, form.rounds // 2), jobs)
     outcome.checks = [
-        outcome.compare("steady vs bare", "pgmb", "bare", 0.85),
-        outcome.compare("steady vs PGMQ", "pgmb", "pgmq", 3),
+        outcome.compare("steady vs bare", "pgmb", "bare", 0.8),
+        outcome.compare("steady vs PGMQ", "pgmb", "pgmq", 3.5),
     ]
     indirect = outcome.ratio("pgmb", "bare") * _BARE_THEN / _PGQUE_THEN
     outcome.notes = [_PGQUE.format(indirect)]

@@ -12,6 +12,7 @@ _CHECKS = {
     "publish-one": ["publish(1), SQL, vs plain insert", "publish(1), Python, vs plain insert"],
     "copy": ["COPY vs bare"],
     "consume": ["consume vs bare", "consume vs PGMQ"],
+    "consume-20": ["consume, batches of 20, vs bare", "consume, batches of 20, vs PGMQ"],
     "receive-one": ["receive(1) + ack vs PGMQ"],
     "steady": ["steady vs bare", "steady vs PGMQ"],
     "latency": [

@@ -32,7 +32,7 @@ def _model(name: str, *options: str, examples: int) -> Proved:
         [*command, "--examples", str(examples), "--steps", "30"],
         line_with(r"model holds: (\d+ examples), (\d+ steps)"),
         needs=["faults/queue/machine.py"],
-        full=[*command, "--examples", "5000"],
+        full=[*command, "--examples", "5000", "--processes", "4"],
     )
 
 

@@ -37,4 +37,5 @@ OPERATIONS: list[Part] = [
     ),
     proved_by_tests("upgrade, rollback and locks", "tests/migration/test_upgrade.py"),
     proved_by_tests("maintenance, cost with rows that are kept", "tests/contract/test_clearing_cost.py"),
+    proved_by_tests("what became of an event, in every state", "tests/contract/test_fate.py"),
 ]

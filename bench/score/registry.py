@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from bench.score.core import CORE
 from bench.score.correctness import CORRECTNESS
 from bench.score.delivery import DELIVERY
+from bench.score.experience import EXPERIENCE
 from bench.score.house import HOUSE
 from bench.score.lake import LAKE
 from bench.score.matching import MATCHING
@@ -29,4 +30,5 @@ AREAS: Mapping[str, Sequence[Part]] = {
     "house": HOUSE,
     "security": SECURITY,
     "operations": OPERATIONS,
+    "experience": EXPERIENCE,
 }

@@ -24,8 +24,9 @@ insert into app.effect (event, lease, worker, attempt)
 select unnest(%s::uuid[]), %s, %s, unnest(%s::int[])
 """
 
-_TRY_AGAIN = ("40001", "40P01", "55P03")
-"""Serialization failure, deadlock, lock timeout: the transaction may be tried again."""
+_TRY_AGAIN = ("40001", "40P01", "55P03", "MB013")
+"""Serialization failure, deadlock, lock timeout, a queue held by transactions that stay open, as they do on a
+busy machine: the transaction may be tried again. How long that takes is judged as a stall."""
 _KILLED = ("57014", "57P01", "57P02", "57P03")
 """Cancelled, terminated, crashed, starting."""
 

@@ -17,8 +17,6 @@ from faults.correctness.consumer import Consumer, Held
 from faults.correctness.run import Result, Run
 
 _LEASE = 8.0
-_REFUSALS = ("MB013",)
-"""The queue is held by several transactions that stay open: the receive may be tried again."""
 _WORKERS = 4
 
 
@@ -73,7 +71,7 @@ class _Rounds:
 
 
 def _first(run: Run, queue: str, name: str, rounds: _Rounds, chance: random.Random) -> None:
-    with Consumer(run.dsn, queue, name, run.histories[queue], _LEASE, refusals=_REFUSALS) as consumer:
+    with Consumer(run.dsn, queue, name, run.histories[queue], _LEASE) as consumer:
         while rounds.begin():
             held = _hold(consumer, chance, rounds, chance.uniform(1.0, 1.4))
             if held is not None:
@@ -81,7 +79,7 @@ def _first(run: Run, queue: str, name: str, rounds: _Rounds, chance: random.Rand
 
 
 def _second(run: Run, queue: str, name: str, rounds: _Rounds, chance: random.Random) -> None:
-    with Consumer(run.dsn, queue, name, run.histories[queue], _LEASE, refusals=_REFUSALS) as consumer:
+    with Consumer(run.dsn, queue, name, run.histories[queue], _LEASE) as consumer:
         while rounds.begin():
             rounds.locked.wait(10)
             held = _hold(consumer, chance, rounds, chance.uniform(0.2, 1.0))
@@ -116,7 +114,7 @@ def _hold(consumer: Consumer, chance: random.Random, rounds: _Rounds, seconds: f
 
 
 def _work(run: Run, queue: str, name: str, chance: random.Random) -> None:
-    with Consumer(run.dsn, queue, name, run.histories[queue], _LEASE, refusals=_REFUSALS) as consumer:
+    with Consumer(run.dsn, queue, name, run.histories[queue], _LEASE) as consumer:
         while not run.drained.is_set():
             held = consumer.receive(chance.choice((1, 5)))
             if held is not None:

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 import psycopg
 
+import pgmb
 from faults.crew import Crew
 from faults.log.history import Event, Reader, Verdict, judge
-from faults.log.readers import Consumer, SequenceCursor, Walker
+from faults.log.readers import Client, Consumer, SequenceCursor, Walker
 from faults.log.writers import Writer, prepare
 
 
@@ -44,13 +45,21 @@ def run(
     finished = threading.Event()
     with psycopg.connect(dsn, autocommit=True) as connection:
         prepare(connection)
-        for name, patterns in (("shared", ["#"]), ("single", ["#"]), ("orders", ["order.*"])):
+        # The client's statement leaves the first numbers of a segment to receive.
+        connection.execute("select setval('pgmb.seq_main', 5000)")
+        for name, patterns in (
+            *(("shared", ["#"]), ("single", ["#"]), ("claimed", ["#"])),
+            ("orders", ["order.*"]),
+        ):
             connection.execute(
                 "select pgmb.create_queue(%s, %s, lease_for => '10 minutes')", [name, patterns]
             )
     shared, single, orders = Reader("shared"), Reader("single"), Reader("orders", wants=is_order)
+    claimed, broker = Reader("claimed"), pgmb.connect(dsn)
     walking, ticking, cursor = Reader("walker"), Reader("ticks"), Reader("sequence cursor")
-    readers: dict[str, Consumer | Walker | SequenceCursor] = {
+    readers: dict[str, Consumer | Client | Walker | SequenceCursor] = {
+        "claimed 1": Client(broker, claimed, finished, size=3),
+        "claimed 2": Client(broker, claimed, finished, size=5),
         "shared 1": Consumer(dsn, shared, finished, size=100, style="chained"),
         "shared 2": Consumer(dsn, shared, finished, size=37, style="chained"),
         "shared 3": Consumer(dsn, shared, finished, size=250, style="apart"),
@@ -75,9 +84,10 @@ def run(
     finally:
         finished.set()
     crew.join(*reading, rotating)
+    broker.close()
     publishers = [session.publisher for session in sessions]
     return Result(
-        judge(publishers, [shared, single, orders, walking, ticking]),
+        judge(publishers, [shared, single, claimed, orders, walking, ticking]),
         judge(publishers, [cursor]),
         rotator.rotations,
         time.monotonic() - began,

@@ -9,6 +9,7 @@ from typing import Any
 import psycopg
 from psycopg.rows import TupleRow
 
+import pgmb
 from faults.log.history import Delivery, Reader
 
 
@@ -61,6 +62,31 @@ class Consumer:
         turn = turn_of(lease)
         self._reader.deliveries.extend(Delivery(name, turn, attempt) for _, name, attempt in rows)
         return lease
+
+
+class Client:
+    """A competing consumer by the Python client, which claims and reads in one statement where it can.
+
+    Several may share a broker, as the tasks of a process do.
+    """
+
+    def __init__(self, broker: pgmb.Broker, reader: Reader, finished: threading.Event, *, size: int) -> None:
+        self._broker = broker
+        self._reader = reader
+        self._finished = finished
+        self._size = size
+
+    def run(self) -> None:
+        lease: pgmb.Lease | None = None
+        while True:
+            last = self._finished.is_set()
+            lease = self._broker.receive(self._reader.name, self._size, ack=lease)
+            turn = turn_of(str(lease.id))
+            self._reader.deliveries.extend(Delivery(event.payload, turn, event.attempt) for event in lease)
+            if not lease and last:
+                return
+            if not lease:
+                time.sleep(0.01)
 
 
 class Walker:

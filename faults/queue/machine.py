@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
+import multiprocessing
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar
+from uuid import UUID
 
 import psycopg
 from hypothesis import HealthCheck, Phase, settings
@@ -21,7 +24,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from faults.database import database
 from faults.queue.model import Delivered, Lost, Model, Wrong
+from pgmb._core import statements
 
 TOPICS = ("a", "a.b", "a.b.c", "b", "c.d")
 PATTERNS = (["#"], ["a.#"], ["a.*", "b"], ["a.b", "b"], ["*.b.#", "c.d"])
@@ -45,11 +50,10 @@ class QueueMachine(RuleBasedStateMachine):
     _second: ClassVar[psycopg.Connection[Any]]
     _third: ClassVar[psycopg.Connection[Any]]
 
-    @initialize(max_attempts=st.integers(1, 3), patterns=st.sampled_from(PATTERNS))
-    def begin(self, max_attempts: int, patterns: list[str]) -> None:
+    @initialize(max_attempts=st.integers(1, 3), patterns=st.sampled_from(PATTERNS), claims=st.booleans())
+    def begin(self, max_attempts: int, patterns: list[str], claims: bool) -> None:
         number = next(_numbers)
         self.stream, self.queue = f"s{number}", f"q{number}"
-        self.model = Model(max_attempts, patterns)
         self.leases: list[str] = []
         self.names_of: dict[str, dict[int, int]] = {}
         self.positions: list[tuple[str, frozenset[int]]] = []
@@ -58,7 +62,14 @@ class QueueMachine(RuleBasedStateMachine):
         self.name = 0
         self.open: list[int] | None = None
         self.superseded = False
+        self.claims = claims
+        if claims:
+            patterns = PATTERNS[0]
+        self.model = Model(max_attempts, patterns)
         self.value("select pgmb.create_stream(%s)", self.stream)
+        if claims:
+            # The first numbers of a segment are left to receive.
+            self.skip()
         self.value(
             "select pgmb.create_queue(%s, %s, %s, lease_for => '1 hour', max_attempts => %s)",
             self.queue,
@@ -168,6 +179,23 @@ class QueueMachine(RuleBasedStateMachine):
     def publish_then_receive(self, topics: list[str], limit: int) -> None:
         self.publish(topics, "copy", True)
         self.judge(self.fetch(limit), limit)
+
+    @rule(
+        parts=st.lists(st.tuples(topics, st.booleans()), min_size=2, max_size=4),
+        limit=st.sampled_from((1, 2, 3)),
+        acks=st.booleans(),
+    )
+    def receive_in_the_middle(self, parts: list[tuple[list[str], bool]], limit: int, acks: bool) -> None:
+        """A backlog with gaps, a few events at a time."""
+        for topics, commits in parts:
+            self.publish(topics, "many", commits)
+        lease = None
+        for _ in range(5):
+            rows = self.fetch(limit, lease)
+            if lease is not None:
+                self.model.ack(lease, None)
+            self.judge(rows, limit)
+            lease = rows[0].lease if rows and acks else None
 
     @precondition(lambda self: self.leases)
     @rule(limit=st.sampled_from((1, 5)), which=pick)
@@ -402,7 +430,9 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(rotates=st.booleans())
     def maintain(self, rotates: bool) -> None:
         if rotates:
-            self.value("select pgmb.rotate(%s)", self.stream)
+            self.rotate()
+            if self.claims:
+                self.skip()
         self.value("select pgmb.maintain()")
         self.model.release()
         self.model.forgotten = True
@@ -441,6 +471,16 @@ class QueueMachine(RuleBasedStateMachine):
         self.name += count
         return list(range(self.name - count + 1, self.name + 1))
 
+    def rotate(self) -> None:
+        """Again if autovacuum had the table: on a machine that stalls it gives way only after seconds."""
+        for patience in reversed(range(10)):
+            try:
+                self.value("select pgmb.rotate(%s)", self.stream)
+                break
+            except psycopg.errors.LockNotAvailable:
+                if not patience:
+                    raise
+
     def value(self, statement: Any, *parameters: Any) -> Any:
         row = self._main.execute(statement, parameters).fetchone()
         assert row is not None
@@ -473,7 +513,44 @@ class QueueMachine(RuleBasedStateMachine):
                 for name, topic in zip(names, topics, strict=True):
                     copy.write_row((topic, str(name)))
 
+    def skip(self) -> None:
+        numbers = f"pgmb.seq_{self.stream}"
+        self._main.execute(
+            "select setval(%s, (coalesce(pg_sequence_last_value(%s), 0) >> 40 << 40) + 5000)"
+            " where coalesce(pg_sequence_last_value(%s), 0) & 1099511627775 < 5000",
+            [numbers] * 3,
+        )
+
     def fetch(self, limit: int, ack: str | None = None) -> list[Delivered]:
+        """As the client does: by the statement that claims and reads, where that is not refused."""
+        if self.claims:
+            stream, segment, known = self._main.execute(
+                "select q.stream, c.place >> 40, c.id from pgmb.queue q join pgmb.claim c on c.queue = q.id"
+                " where q.name = %s order by c.id desc limit 1",
+                [self.queue],
+            ).fetchone() or (0, 0, 0)
+            text, parameters = statements.claim(
+                self.queue,
+                limit,
+                None,
+                None if ack is None else UUID(ack),
+                known=known,
+                stream=stream,
+                segment=segment,
+            )
+            rows = self._main.execute(text, parameters).fetchall()
+            lease = rows[0][-1]
+            if lease is not None:
+                type(self).done["claims"] += 1
+                if len(rows) < limit or rows[0][0] is None:
+                    type(self).done["recounts"] += 1
+                    self.value("select pgmb.recount(%s)", lease)
+                if rows[0][0] is not None:
+                    return [
+                        Delivered(str(lease), seq, name, topic, attempt)
+                        for seq, _, topic, _, name, _, _, attempt, _ in rows
+                    ]
+                ack = None
         rows = self._main.execute(
             "select lease::text, seq, payload::text::int, topic, attempt"
             " from pgmb.receive(%s, %s, ack => %s)",
@@ -590,3 +667,23 @@ def run(
         else:
             run_state_machine_as_test(Machine, settings=chosen)
         return Machine.done
+
+
+def run_in_processes(
+    processes: int, *, major: int, examples: int, steps: int, seed: int, shrink: bool, kind: Any
+) -> Counter[str]:
+    """`run`, the examples shared by processes: most of their time they wait for a lease to expire."""
+    shares = [(major, (examples + n) // processes, seed + n) for n in range(processes)]
+    done: Counter[str] = Counter()
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:  # ends them all at the first failure
+        alike = functools.partial(_run_share, steps=steps, shrink=shrink, kind=kind)
+        for part in pool.imap_unordered(alike, shares):
+            done += part
+    return done
+
+
+def _run_share(share: tuple[int, int, int], **options: Any) -> Counter[str]:
+    """On a server of its own: an open transaction counts for the whole server."""
+    major, examples, seed = share
+    with database(major) as (_, dsn):
+        return run(dsn, examples=examples, seed=seed, **options)

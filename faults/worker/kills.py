@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -216,8 +216,9 @@ def crashes(server: Server, dsn: str, folder: Path, *, backends: int, servers: i
             time.sleep(0.3 + chance.random() * 0.5)
             crew.check()
             if kind == "backend":
-                _kill_backend(server, dsn, chance)
+                _kill_backend(server, dsn, chance, consumer_journals)
             else:
+                _wait_for_work(consumer_journals)
                 server.kill()
                 server.start_again()
         healing_from = time.monotonic()
@@ -240,7 +241,17 @@ def _call(work: Callable[..., None], *arguments: Any) -> Callable[[], None]:
     return lambda: work(*arguments)
 
 
-def _kill_backend(server: Server, dsn: str, chance: random.Random) -> None:
+def _wait_for_work(journals: Sequence[Path]) -> None:
+    """Until a consumer has received events and not yet acked them."""
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        written = [path.read_bytes().splitlines() for path in journals if path.exists()]
+        if any(lines and lines[-1].startswith(b'["got"') for lines in written):
+            return
+        time.sleep(0.001)
+
+
+def _kill_backend(server: Server, dsn: str, chance: random.Random, journals: Sequence[Path]) -> None:
     """And waits until the server takes sessions again."""
     with psycopg.connect(dsn, autocommit=True) as connection:
         pids = [
@@ -251,6 +262,7 @@ def _kill_backend(server: Server, dsn: str, chance: random.Random) -> None:
         ]
         if not pids:
             raise RuntimeError("there is no backend to kill")
+        _wait_for_work(journals)
         os.kill(chance.choice(pids), signal.SIGKILL)
         # This session, too, is ended by the server; then it recovers.
         deadline = time.monotonic() + 20

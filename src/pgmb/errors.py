@@ -6,7 +6,8 @@ PgmbError
 │   ├── QueueNotFound           MB002
 │   ├── ScheduleNotFound        MB008
 │   ├── EndpointNotFound        MB060
-│   └── LakeNotFound            MB061
+│   ├── LakeNotFound            MB061
+│   └── ProjectionNotFound      MB066
 ├── InvalidArgument             MB003 name, MB005 arrays, MB007 pattern, MB009 filter, MB010 condition,
 │                               23514 a topic, key or setting, 23502 null in place of one
 ├── Conflict                    MB004 stream in use, MB006 queue differs
@@ -31,6 +32,7 @@ PgmbError
 ├── NotSealed                   MB063
 ├── ForeignTable                of a lake
 ├── MissingExtra
+├── RequestFailed               of `App.request`
 ├── PublishFailed               of a background publisher
 ├── PublisherFull
 ├── PublisherClosed
@@ -88,6 +90,10 @@ class EndpointNotFound(NotFound):
 
 class LakeNotFound(NotFound):
     """The stream has no lake, or only that of the database which this one is a copy of."""
+
+
+class ProjectionNotFound(NotFound):
+    """There is no projection of that name."""
 
 
 class InvalidArgument(PgmbError):
@@ -182,6 +188,13 @@ class MissingExtra(PgmbError, ImportError):
     """A package that this needs is not installed: it comes with an extra of pgmb."""
 
 
+class RequestFailed(PgmbError):
+    """The handler of a request raised `kind`; `trace` is the traceback of where it ran."""
+
+    kind = ""
+    trace = ""
+
+
 class PublishFailed(PgmbError):
     """A background publisher could not publish `events`. It keeps them; the cause is the last error."""
 
@@ -268,6 +281,7 @@ BY_SQLSTATE: dict[str, type[PgmbError]] = {
     "MB061": LakeNotFound,
     "MB062": VerificationFailed,
     "MB063": NotSealed,
+    "MB066": ProjectionNotFound,
     "42501": PermissionDenied,
 }
 
@@ -302,6 +316,14 @@ def ours_for(sqlstate: str | None, message: str, hint: str | None) -> PgmbError 
     if kind is None:
         return None
     ours = kind(message)
+    if hint is None and kind is PermissionDenied:
+        hint = _RIGHTS
     if hint:
         ours.advise(hint)
     return ours
+
+
+_RIGHTS = (
+    "An administrator grants rights: pgmb.grant_publish(stream, role), pgmb.grant_consume(queue, role) or"
+    " pgmb.grant_read(stream, role)."
+)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
-from typing import Any, Literal, Self, TypeAlias
+from typing import Any, Final, Literal, Self, TypeAlias
 from uuid import UUID
 
 import msgspec
@@ -25,6 +26,8 @@ AttemptLog: TypeAlias = Literal["failures", "all"]
 _decode = msgspec.json.decode
 _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 _EPOCH_OFFSET_MICROSECONDS = 946_684_800_000_000
+_ERASED = b'{"pgmb-erased":'
+"""How the headers of a tombstone begin."""
 
 
 class LakeAccess(msgspec.Struct, frozen=True):
@@ -103,6 +106,11 @@ class Event(msgspec.Struct, frozen=True, eq=False, gc=False):
     def published_at(self) -> datetime:
         return moment(self._published_at)
 
+    @property
+    def erased(self) -> bool:
+        """Whether it is a tombstone: its key, payload and headers were erased."""
+        return self._headers is not None and self._headers.startswith(_ERASED)
+
     def __eq__(self, other: object) -> bool:
         """Whether it is the same event in the same attempt."""
         if not isinstance(other, Event):
@@ -122,6 +130,16 @@ class Event(msgspec.Struct, frozen=True, eq=False, gc=False):
         )
 
 
+def live(events: Iterable[Event]) -> list[Event]:
+    """Without tombstones: there is nothing left to handle."""
+    return [event for event in events if event.raw_headers is None or not event.erased]
+
+
+def is_erased(headers: str | None) -> bool:
+    """Whether headers are those of a tombstone."""
+    return headers is not None and headers.startswith(_ERASED.decode())
+
+
 class NewEvent(msgspec.Struct, frozen=True):
     """An event to be published by `publish_many`."""
 
@@ -134,6 +152,29 @@ class NewEvent(msgspec.Struct, frozen=True):
     """Not published if the stream had an event under this key lately: see `publish`."""
 
 
+_FOUND: Final[dict[str, str]] = {
+    "delayed": "It is delayed and enters the log when it is due.",
+    "copy": "Retention dropped it from the log. A retry or dead letter holds a copy.",
+    "archived": "Retention dropped it from the log. It is archived in the lake.",
+    "dropped": "Retention dropped it from the log.",
+    "uncommitted": "Its transaction has not committed: it was rolled back, or is still open.",
+}
+
+
+def _when(word: str, moment: datetime | None) -> str:
+    return "" if moment is None else f"{word} {moment.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+class FailedAttempt(msgspec.Struct, frozen=True):
+    """An attempt at an event that failed."""
+
+    attempt: int
+    at: datetime
+    error: str | None = None
+    detail: str | None = None
+    """The traceback of a Python handler: its end, at most 2,000 bytes."""
+
+
 class DeadLetter(msgspec.Struct, frozen=True):
     """An event that a queue gave up, with the last error. `id` names it to `redrive` and `drop_dead`."""
 
@@ -141,6 +182,8 @@ class DeadLetter(msgspec.Struct, frozen=True):
     died_at: datetime
     error: str | None
     event: Event
+    errors: list[FailedAttempt] = []
+    """The last ten attempts that failed, the newest last."""
 
     @property
     def attempt(self) -> int:
@@ -210,6 +253,152 @@ class QueueStatus(msgspec.Struct, frozen=True):
         """From a row in the order of the fields, times in binary."""
         queue, stream, patterns, paused_at, *rest = row
         return cls(queue, stream, patterns, None if paused_at is None else moment(paused_at), *rest)
+
+
+FateState: TypeAlias = Literal["waiting", "leased", "retrying", "dead", "done", "not taken"]
+FoundIn: TypeAlias = Literal["log", "delayed", "copy", "archived", "dropped", "uncommitted", "unknown"]
+
+
+class Holder(msgspec.Struct, frozen=True):
+    """The process that holds a lease, as far as the database knows it."""
+
+    backend: int
+    """The server process of the connection that received."""
+    host: str | None = None
+    pid: int | None = None
+    """The process on that host. Workers and dispatchers say both in their heartbeats."""
+    application: str | None = None
+    worker: UUID | None = None
+    role: str | None = None
+    """Only admins see role and address."""
+    address: str | None = None
+    gone: bool = False
+    """Whether that session has ended."""
+
+    def __str__(self) -> str:
+        if self.host is not None:
+            process = f"{self.host}:{self.pid}"
+        else:
+            process = self.address or f"server process {self.backend}"
+        named = process if self.application is None else f"{process} ({self.application})"
+        return f"{named}, disconnected" if self.gone else named
+
+
+class Fate(msgspec.Struct, frozen=True):
+    """Where an event stands in a queue or at an endpoint. Fields that do not apply are None."""
+
+    kind: Literal["queue", "endpoint"]
+    name: str
+    state: FateState
+    queue: str | None = None
+    """Of an endpoint: the queue that feeds it."""
+    reason: str | None = None
+    attempt: int | None = None
+    """The attempt that runs, comes next, or was the last."""
+    at: datetime | None = None
+    """When it was leased, died, or was done, if that is known."""
+    until: datetime | None = None
+    """When the lease expires, or the next attempt is due."""
+    received_at: datetime | None = None
+    ahead: int | None = None
+    """At most how many events of the stream come first."""
+    error: str | None = None
+    errors: list[FailedAttempt] = []
+    """The last ten attempts that failed, the newest last."""
+    holder: Holder | None = None
+    dead_letter: int | None = None
+    """The id of the dead letter, for `redrive` and `drop_dead`."""
+
+    def told(self) -> str:
+        """What is known of the state, in words: since when, until when, by whom, why."""
+        parts: list[str] = []
+        if self.state == "leased":
+            parts.append(f"by {self.holder}" if self.holder else "")
+            parts.append(f"attempt {self.attempt}")
+            parts.append(_when("until", self.until))
+        elif self.state == "retrying":
+            parts += [f"attempt {self.attempt}", _when("at", self.until)]
+        elif self.state == "dead":
+            attempts = "1 attempt" if self.attempt == 1 else f"{self.attempt} attempts"
+            parts += [_when("since", self.at), attempts, f"dead letter {self.dead_letter}", self.error or ""]
+        elif self.state == "done":
+            parts += [_when("at", self.at), _when("received at", self.received_at)]
+        elif self.state == "waiting" and self.ahead is not None:
+            parts.append("next" if self.ahead == 0 else f"at most {self.ahead:,} ahead of it")
+        parts.append(self.reason or "")
+        return ", ".join(part for part in parts if part)
+
+
+class LakeCopy(msgspec.Struct, frozen=True):
+    """Where a segment is archived."""
+
+    url: str
+    version: int
+
+
+class EventFate(msgspec.Struct, frozen=True):
+    """What became of an event, as `event_fate` sees it."""
+
+    id: UUID
+    found: FoundIn
+    """`log`; `delayed` until `due_at`; `copy`: retention dropped it, and a retry or dead letter holds it;
+    `archived` in the `lake` or `dropped`, by retention; `uncommitted`: its transaction has not committed.
+    """
+    stream: str | None = None
+    seq: int | None = None
+    topic: str | None = None
+    key: str | None = None
+    published_at: datetime | None = None
+    due_at: datetime | None = None
+    dropped_at: datetime | None = None
+    payload: str | None = None
+    """The beginning of its JSON: 300 characters."""
+    bytes: int | None = None
+    """The length of the whole payload."""
+    consumers: list[Fate] = []
+    more: bool = False
+    """Whether there are more consumers than were asked for."""
+    lake: LakeCopy | None = None
+    looked: int | None = None
+    """Of an unknown id: how many events were looked at."""
+
+    @property
+    def where(self) -> str | None:
+        """Where it is if it is not in the log, in words."""
+        return _FOUND.get(self.found)
+
+
+class WorkerStatus(msgspec.Struct, frozen=True):
+    """A process that runs handlers, as its heartbeats describe it."""
+
+    worker: UUID
+    host: str
+    pid: int
+    application: str | None
+    role: str
+    queues: list[str]
+    backends: list[int]
+    """The server processes of its connections. Behind a pooler they are not known."""
+    started_at: datetime
+    heartbeat_at: datetime
+    alive: bool
+
+    @classmethod
+    def of(cls, row: tuple[Any, ...]) -> Self:
+        """From a row in the order of the fields, times and ids in binary."""
+        worker, *told, started_at, heartbeat_at, alive = row
+        fields: list[Any] = [UUID(bytes=worker), *told, moment(started_at), moment(heartbeat_at), alive]
+        return cls(*fields)
+
+
+class Heartbeat(msgspec.Struct, frozen=True):
+    """What a worker says of itself every few seconds."""
+
+    worker: UUID
+    host: str
+    pid: int
+    queues: list[str]
+    backends: list[int]
 
 
 class StreamStatus(msgspec.Struct, frozen=True):

@@ -336,7 +336,7 @@ async def test_it_adds_no_header_to_a_request_and_no_field_to_a_document(
 class Collected:
     def __init__(self, stream: str) -> None:
         self._snapshot = Snapshot(
-            [], [Stream(stream, 1, 1, 1, 1, 1, 1, 1, 1)], [], [], BrokerStatus(0, 0, None), []
+            [], [Stream(stream, 1, 1, 1, 1, 1, 1, 1, 1)], [], [], BrokerStatus(0, 0, 0, None), []
         )
 
     def collect(self) -> Iterable[Metric]:

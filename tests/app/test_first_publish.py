@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 from typing import Any
 
@@ -39,6 +40,15 @@ async def test_apublish_creates_the_queues_first(dsn: str) -> None:
     await app.apublish("order.paid", 1)
     await app.aclose()
     assert received(dsn, "billing") == [1]
+
+
+async def test_the_first_calls_at_once_share_one_pool(dsn: str, db: psycopg.Connection[Any]) -> None:
+    app = pgmb.App(dsn, max_size=2, application_name="first calls")
+    await asyncio.gather(*(app.apublish("order.paid", n) for n in range(10)))
+    opened = "select count(*) from pg_stat_activity where application_name = 'first calls'"
+    (connections,) = db.execute(opened).fetchone() or (None,)
+    await app.aclose()
+    assert connections in {1, 2}
 
 
 def test_a_publish_that_rolls_back_leaves_the_queue_without_the_event(dsn: str) -> None:

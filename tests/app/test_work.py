@@ -156,7 +156,7 @@ def test_children_end_when_their_parent_is_killed(workers: Workers) -> None:
     ("target", "told"),
     [
         ("nowhere:app", r"there is no module 'nowhere'"),
-        ("shop:nothing", r"nothing in shop is not there.*It has shop:app"),
+        ("shop:nothing", r"module shop has no nothing.*It has shop:app"),
         ("shop:note", r"is a function, not a pgmb.App"),
         ("shop.py:app", r"is a file, not a module.*Say shop:app"),
         ("./shop.py", r"is a file, not a module.*Say shop:app"),

@@ -408,6 +408,13 @@ def test_a_terminal_gets_colours_and_columns(terminal: OpenTerminal) -> None:
         assert "→ alter system set fsync = on" in shown.text
 
 
+def test_a_worker_that_fell_silent(db: psycopg.Connection[Any]) -> None:
+    db.execute("select pgmb.worker_heartbeat(gen_random_uuid(), 'host7', 4711, '{a,b}')")
+    assert checked(db, "workers").level is Level.OK
+    db.execute("update pgmb.worker set heartbeat_at = heartbeat_at - interval '3 minutes'")
+    assert checked(db, "workers").message == "worker host7:4711 of a, b is silent for 3 min"
+
+
 # -- endpoints -----------------------------------------------------------------------------------------------
 
 

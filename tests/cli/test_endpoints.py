@@ -100,6 +100,8 @@ def test_a_key_is_made(done: Done, run: Run, monkeypatch: pytest.MonkeyPatch) ->
     refused = run("endpoints", "create", "hook", URL, "--secret-file", "-", stdin=generate_secret().encode())
     assert refused.code == 1
     assert "PGMB_SECRET_KEY" in refused.err
+    assert "are not signed" in run("endpoints", "create", "hook", URL).err
+    assert "signed" not in run("endpoints", "create", "hook", URL, "--unsigned").err
     monkeypatch.setenv("PGMB_SECRET_KEY", made)
     assert "Secret: whsec_" in done("endpoints", "create", "hook", URL)
 

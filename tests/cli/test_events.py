@@ -1,4 +1,4 @@
-"""pgmb publish, receive, tail, dlq."""
+"""pgmb publish, receive, tail, dlq, erase."""
 
 from __future__ import annotations
 
@@ -207,3 +207,51 @@ def test_a_long_list_of_dead_letters_goes_on(run: Run, done: Done, dead: list[in
     assert f"--after {dead[1]}" in done("dlq", "list", "q", "--max", "2")
     rest = run("dlq", "list", "q", "--max", "2", "--after", str(dead[1]), "--json").json
     assert [one["id"] for one in rest] == [dead[2]]
+
+
+def test_what_became_of_an_event_is_printed(run: Run, done: Done, db: psycopg.Connection[Any]) -> None:
+    done("queues", "create", "q", "--max-attempts", "2")
+    done("queues", "create", "other", "x")
+    event = done("publish", "order.paid", '{"total": 1}', "--key", "k").strip()
+    assert "waiting" in done("event", event)
+    lease = "(select distinct lease from pgmb.receive('q'))"
+    db.execute(
+        f"select pgmb.retry({lease}, after => '0', error => 'first', detail => 'File \"a.py\", line 7')"
+    )
+    printed = done("event", event)
+    for told in ("order.paid", "retrying", "attempt 2", "first", 'File "a.py", line 7', "not taken"):
+        assert told in printed
+    db.execute(f"select pgmb.retry({lease}, error => 'second')")
+    assert "dead letter" in done("event", event)
+    (found,) = lines(done("event", event, "--json"))
+    fates = {one["name"]: one for one in found["consumers"]}
+    assert [one["error"] for one in fates["q"]["errors"]] == ["first", "second"]
+    assert (found["found"], fates["other"]["state"]) == ("log", "not taken")
+    unknown = run("event", "01900000-0000-4000-8000-000000000001", "--around", "10m")
+    assert (unknown.code, "no event" in unknown.err, "--around" in unknown.err) == (1, True, True)
+    assert done("workers") == "No workers.\n"
+    db.execute("select pgmb.worker_heartbeat(gen_random_uuid(), 'host7', 4711, '{q}')")
+    assert "host7:4711" in done("workers")
+    assert lines(done("workers", "--json"))[0][0]["alive"]
+
+
+def test_erase_counts_asks_for_a_reason_and_is_recorded(run: Run, db: psycopg.Connection[Any]) -> None:
+    run("publish", "customer.created", '{"name": "Erika"}', "--key", "customer-7")
+    run("publish", "customer.created", '{"name": "Max"}', "--key", "customer-8")
+    assert "pgmb.log_main │    1" in run("erase", "--key", "customer-7", "--dry-run").out
+    assert run("erase", "--key", "customer-9", "--dry-run").out == "No rows have such a key.\n"
+    assert run("erase", "--key", "customer-7", "--yes").code == 2
+    refused = run("erase", "--key", "customer-7", "--reason", "of customer-7", "--yes")
+    assert (refused.code, "must not contain the key" in refused.err) == (1, True)
+    assert run("erasures").out == "No erasures.\n"
+    done = run("erase", "--key", "customer-7", "--reason", "request 17", "--yes", "--json").json
+    assert [(table["name"], table["events"]) for table in done["tables"]] == [("pgmb.segment_1_0", 1)]
+    assert db.execute("select key, payload from pgmb.log_main order by seq").fetchall() == [
+        (None, None),
+        ("customer-8", {"name": "Max"}),
+    ]
+    (recorded,) = run("erasures", "--key", "customer-7", "--json").json
+    assert (recorded["id"], recorded["reason"], recorded["keys"]) == (done["id"], "request 17", 1)
+    assert run("erasures", "--key", "customer-8", "--json").json == []
+    assert "request 17" in run("erasures").out
+    assert "No rows have such a key." in run("erase", "--key", "customer-7", "--reason", "r", "--yes").out

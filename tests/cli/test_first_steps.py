@@ -83,6 +83,33 @@ def test_hints_name_the_command_to_type(run: Run) -> None:
     )
 
 
+def test_a_misspelt_name_is_answered_with_the_one_that_was_meant(
+    run: Run, db: psycopg.Connection[Any]
+) -> None:
+    db.execute("select pgmb.create_queue('billing'), pgmb.create_endpoint('shop', 'https://shop.example/')")
+    db.execute(
+        "select pgmb.create_schedule('nightly', '0 3 * * *', 'report.due', '{}', now() + interval '1 day')"
+    )
+    for words, meant in {
+        ("receive", "biling"): "billing",
+        ("queues", "show", "Billing"): "billing",
+        ("publish", "order.paid", "1", "--stream", "mian"): "main",
+        ("schedules", "pause", "nightl"): "nightly",
+        ("endpoints", "show", "shops"): "shop",
+    }.items():
+        outcome = run(*words)
+        assert outcome.code == 1
+        assert f"Hint: Did you mean '{meant}'?" in outcome.err
+
+
+def test_the_settings_of_a_queue_are_those_that_people_make(run: Run, db: psycopg.Connection[Any]) -> None:
+    db.execute("select pgmb.create_queue('billing', '{order.*}')")
+    shown = run("queues", "show", "billing", "--json").json
+    # The key of its advisory lock is nobody's business.
+    assert {"lock_key", "numbers", "topics", "regex"}.isdisjoint(shown)
+    assert shown["patterns"] == ["order.*"]
+
+
 def test_every_function_that_a_hint_names_has_its_command() -> None:
     known = {" ".join(words) for words in commands()}
     for command in hints.COMMANDS.values():
@@ -103,6 +130,7 @@ def test_every_function_that_a_hint_names_has_its_command() -> None:
         (("publish", "", "1"), "a topic must have 1 to 255 bytes"),
         (("publish", "order.*", "1"), "a topic must have no * and no #"),
         (("publish", "greet", "NaN"), "JSON is malformed"),
+        (("work", "hello:app", "--reload", "--metrics-port", "9187"), "exclude each other"),
         (("queues", "create", "q", ""), "invalid pattern: ''"),
         (("queues", "create", "q", "greet", "--max-attempts", "0"), "max_attempts must be at least 1"),
         (("queues", "create", "q", "greet", "--lease-for", "0s"), "lease_for must be more than 0"),

@@ -15,6 +15,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from tests.concurrency import test_stepped_claims as claims
 from tests.concurrency import test_stepped_fencing as fencing
 from tests.concurrency import test_stepped_rotation as rotation
 from tests.contract import test_isolation_levels as isolation
@@ -55,6 +56,20 @@ class Mutation:
 
 
 MUTATIONS = [
+    Mutation(
+        "a statement claims a batch that its snapshot does not show",
+        "claim_next",
+        "and pg_snapshot_xmax(claim_next.seen) > pg_snapshot_xmax(base.batch_snapshot)",
+        "",
+        claims.test_a_batch_that_was_opened_after_the_snapshot_is_not_claimed,
+    ),
+    Mutation(
+        "a statement goes on from a claim while a generation may be opened",
+        "claim_next",
+        "and base.openings = pg_sequence_last_value('pgmb.opening'::regclass)",
+        "",
+        claims.test_a_lease_that_was_superseded_can_not_be_settled,
+    ),
     Mutation(
         "R1: the ack of a young lease does not ask whether it was superseded",
         "ack_lease",

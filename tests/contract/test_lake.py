@@ -155,3 +155,59 @@ def test_the_lake_is_for_admins(archived: DB, cast: Cast) -> None:
     admin.execute("select * from pgmb.plan_archive('main')")
     assert value(admin, "select events from pgmb.digest_segment('main', 0)") == 100
     assert value(admin, "select waiting from pgmb.describe_lakes()") == 2
+
+
+COLUMNS = """'[{"name": "a", "type": "int"}, {"name": "b", "type": "string", "path": ["c", "b"]}]'"""
+
+
+def test_a_projection_is_declared_once_and_replaced_only_if_told_to(archived: DB) -> None:
+    declared = f"select pgmb.create_projection('p', 'main', '{{order.*}}', {COLUMNS}, 'rescue')"
+    assert value(archived, declared) == "s3://lake/main_p"
+    assert value(archived, declared) == "s3://lake/main_p", "the same again changes nothing"
+    changed = declared.replace("rescue", "drop")
+    assert fails(archived, changed) == "MB004"
+    fields = "'p', 1, '{a,x}', '{number,string}', '{5,7}', '{6,7}', array[now(), now()], array[now(), now()]"
+    archived.execute(f"select pgmb.record_fields({fields}), pgmb.record_fields({fields})")
+    archived.execute("select pgmb.record_projection('p', 1, 3, 1, 2, 10, 1, 0)")
+    assert value(archived, "select pgmb.record_projection('p', 1, 3, 1, 1, 99, 1, 0)") is False, "older"
+    assert value(archived, "select rows from pgmb.describe_projections()") == 10
+    assert value(archived, "select sum(last_seq) from pgmb.describe_fields('p')") == 13
+    archived.execute(changed.replace("'drop')", "'drop', replace => true)"))
+    assert value(archived, "select generation from pgmb.projection_of('p')") == 2
+    assert value(archived, "select count(*) from pgmb.describe_fields('p')") == 0, "of another declaration"
+    archived.execute("select pgmb.record_projection('p', 1, 3, 1, 9, 10, 1, 0)")
+    assert value(archived, "select segment from pgmb.describe_projections()") is None
+    many = "array(select 'f' || lpad(n::text, 3, '0') from generate_series(1, 300) n)"
+    archived.execute(
+        f"select pgmb.record_fields('p', 2, {many} || '{{a,c}}', array_fill('number'::text, '{{302}}'),"
+        " array_fill(1::bigint, '{302}'), array_fill(1::bigint, '{302}'), array_fill(now(), '{302}'),"
+        " array_fill(now(), '{302}'))"
+    )
+    assert value(archived, "select count(*) from pgmb.describe_fields('p')") == 202, "declared ones, and 200"
+    for wrong in ("'p', 'none', '{#}', '[1]'", "'p', 'main', '{#}', '[]'", "'p', 'main', '{}', '[1]'",
+                  "'p-q', 'main', '{#}', '[1]'", "'q', 'main', '{#}', '[1]', 'keep'"):  # fmt: skip
+        assert fails(archived, f"select pgmb.create_projection({wrong})") in (
+            "MB001",
+            "MB003",
+            "MB007",
+            "23514",
+        )
+    archived.execute("select pgmb.create_stream('other')")
+    assert fails(archived, "select pgmb.create_projection('q', 'other', '{#}', '[1]')") == "MB061"
+    assert value(archived, "select pgmb.drop_projection('p')") == "s3://lake/main_p"
+    assert fails(archived, "select pgmb.projection_of('p')") == "MB066"
+
+
+def test_readers_of_a_stream_find_its_projections_and_admins_change_them(archived: DB, cast: Cast) -> None:
+    archived.execute(f"select pgmb.create_projection('p', 'main', '{{#}}', {COLUMNS})")
+    reader = cast.acting(cast.role("reader", "pgmb_consumer"))
+    assert value(reader, "select url from pgmb.projection_of('p')") == "s3://lake/main_p"
+    for call in ("describe_projections()", "drop_projection('p')", "lock_projection('p')"):
+        refused(reader, f"select pgmb.{call}")
+    refused(cast.acting(cast.role("stranger", "pgmb_publisher")), "select pgmb.projection_of('p')")
+    admin = cast.acting(cast.role("projecting", "pgmb_admin"))
+    assert value(admin, "select pgmb.lock_projection('p')") is True
+    assert value(admin, "select upto from pgmb.projection_of('p')") is None, "nothing is verified yet"
+    # A copy of the database must not write to the table.
+    archived.execute("update pgmb.installation set identity = gen_random_uuid()")
+    assert fails(archived, "select pgmb.projection_of('p')") == "MB066"

@@ -85,11 +85,11 @@ class Lake:
             self.db.execute("select pgmb.drop_segments()")
             assert time.monotonic() < deadline, "segments cannot be dropped"
 
-    def await_end_of_archivers(self) -> None:
+    def await_end_of_archivers(self, name: str = "pgmb lake") -> None:
         """Wait until the sessions of a killed archiver have ended: until then they hold its lock."""
         sessions = (
             "select count(*) from pg_stat_activity"
-            " where datname = current_database() and application_name = 'pgmb lake'"
+            f" where datname = current_database() and application_name = '{name}'"
         )
         deadline = time.monotonic() + 60
         while self.value(sessions):

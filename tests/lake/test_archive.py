@@ -14,7 +14,7 @@ from harness.lake import Here
 from harness.segments import seal
 from pgmb.errors import ForeignTable, VerificationFailed
 from pgmb.lake.archive import Pending, divide
-from pgmb.lake.table import KnownFile, overlapping
+from pgmb.lake.delta import KnownFile, overlapping
 from tests.lake.conftest import DB, Lake
 
 pytestmark = [pytest.mark.new_database]

@@ -14,7 +14,7 @@ import pytest
 from pgmb.doctor import examine
 from pgmb.errors import Conflict, VerificationFailed
 from pgmb.lake.care import Keeper, LocalRun, small_files
-from pgmb.lake.table import KnownFile
+from pgmb.lake.delta import KnownFile
 from tests.lake.conftest import Lake
 from tests.lake.test_cli import Run, pgmb_lake  # noqa: F401
 

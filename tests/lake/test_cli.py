@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ import pytest
 from pgmb import cli
 from pgmb.cli import lake as commands
 from pgmb.cli.spark.failures import explained
+from pgmb.lake.care import LocalRun
 from pgmb.lake.spark import SparkRun
 from tests.lake.conftest import DB, Lake
 
@@ -53,6 +54,14 @@ def on_spark(pgmb_lake: Run, spark: SparkSession, monkeypatch: pytest.MonkeyPatc
     return pgmb_lake
 
 
+@pytest.fixture
+def without_spark(pgmb_lake: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """What a command does itself is the same wherever its tasks run."""
+    monkeypatch.setattr(commands, "session", lambda *_: nullcontext())
+    monkeypatch.setattr("pgmb.lake.spark.SparkRun", lambda _: LocalRun(1))
+    return pgmb_lake
+
+
 def test_init_and_status_need_no_spark(pgmb_lake: Run, db: DB, tmp_path: Path) -> None:
     assert pgmb_lake("status")[:2] == (0, "No stream has a lake. Create one with: pgmb lake init URL\n")
     code, _, said = pgmb_lake("archive")
@@ -75,7 +84,12 @@ def test_init_and_status_need_no_spark(pgmb_lake: Run, db: DB, tmp_path: Path) -
     assert (code, told) == (0, "Nothing to archive: no sealed segment and no dead letter waits.\n")
     db.execute("select pgmb.create_queue('q', '{#}'), pgmb.publish('t', '1')")
     db.execute("select pgmb.bury(lease, error => 'no') from pgmb.receive('q')")
+    (shown,) = json.loads(pgmb_lake("status", "--json")[1])
+    assert (shown["dead_waiting"], shown["dead_waiting_for"] is None) == (1, False)
+    assert "dead letters" in pgmb_lake("status")[1]
     assert pgmb_lake("archive", "--once")[:2] == (0, "main: verified 1 dead letters\n")
+    (shown,) = json.loads(pgmb_lake("status", "--json")[1])
+    assert (shown["dead_waiting"], shown["dead_waiting_for"]) == (0, None)
     assert pgmb_lake("archive", "--storage-option", "x")[0] == 2
 
 
@@ -91,7 +105,7 @@ def test_a_dry_run_shows_the_plan_and_changes_nothing(pgmb_lake: Run, lake: Lake
 
 
 def test_spark_archives_and_only_what_is_new(on_spark: Run, lake: Lake) -> None:
-    lake.publish(5000)
+    lake.publish(500)
     lake.publish(0)
     code, said, error = on_spark("archive", "--once", "--json")
     assert code == 0, error
@@ -99,7 +113,7 @@ def test_spark_archives_and_only_what_is_new(on_spark: Run, lake: Lake) -> None:
     assert (done["stream"], done["segments"], done["events"], done["adopted"]) == (
         "main",
         [0, 1],
-        5000,
+        500,
         False,
     )
     assert lake.is_exact()
@@ -109,16 +123,20 @@ def test_spark_archives_and_only_what_is_new(on_spark: Run, lake: Lake) -> None:
     assert said.startswith("main: verified segment 2, 100 events, 1 files of ")
     assert lake.is_exact()
     (shown,) = json.loads(on_spark("status", "--json")[1])
-    assert (shown["archived"], shown["events"], shown["waiting"]) == (3, 5100, 0)
-    lake.publish(100)
+    assert (shown["archived"], shown["events"], shown["waiting"]) == (3, 600, 0)
+    assert on_spark("verify", "--master", "local[2]")[1] == "main: 3 segments with 600 events are sound.\n"
+
+
+def test_one_that_is_not_needed_says_so(without_spark: Run, lake: Lake) -> None:
+    lake.publish(10)
     held = lake.archiver().archive()
     next(held)
-    lake.publish(100)
-    assert "Another archiver works on stream main." in on_spark("archive")[2]
+    lake.publish(10)
+    assert "Another archiver works on stream main." in without_spark("archive")[2]
 
 
 def test_following_archives_what_is_sealed_later(
-    on_spark: Run, lake: Lake, monkeypatch: pytest.MonkeyPatch
+    without_spark: Run, lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waited: list[float] = []
 
@@ -129,23 +147,23 @@ def test_following_archives_what_is_sealed_later(
         lake.publish(30)
 
     monkeypatch.setattr(commands, "time", SimpleNamespace(sleep=wait))
-    code, said, _ = on_spark("archive", "--follow", "--every", "2m", "--json")
+    code, said, _ = without_spark("archive", "--follow", "--every", "2m", "--json")
     assert (code, waited) == (130, [120.0, 120.0])
     assert [json.loads(line)["events"] for line in said.splitlines()] == [30]
     assert lake.is_exact()
 
 
-def test_a_failed_verification_is_an_error_of_the_command(on_spark: Run, lake: Lake) -> None:
+def test_a_failed_verification_is_an_error_of_the_command(without_spark: Run, lake: Lake) -> None:
     lake.publish(100)
     archiver = lake.archiver()
     archiver.settle = lambda *_given, **_options: None  # type: ignore[method-assign]
     next(iter(archiver.archive()))
     lake.files()[0].unlink()
-    code, _, said = on_spark("archive")
+    code, _, said = without_spark("archive")
     assert code == 1
     assert "segment 0: date=" in said
     assert "--repair" in said
-    code, said, error = on_spark("archive", "--repair")
+    code, said, error = without_spark("archive", "--repair")
     assert code == 0, error
     assert "100 events" in said
     assert lake.is_exact()

@@ -13,7 +13,7 @@ import psycopg
 import pytest
 from deltalake import DeltaTable
 
-from harness.lake import DEAD_STEPS
+from harness.lake import DEAD_STEPS, Killed, MortalDead
 from harness.segments import fill
 from pgmb.errors import ForeignTable, VerificationFailed
 from pgmb.lake.archive import init
@@ -141,31 +141,40 @@ def test_only_what_is_verified_is_dropped(dead: Dead) -> None:
     assert dead.count("archived_at is not null") == 3
 
 
-@pytest.mark.parametrize("step", DEAD_STEPS)
-def test_what_a_killed_archiver_left_is_taken_up(dead: Dead, step: str) -> None:
-    dead.die(30)
+def test_what_a_killed_archiver_left_is_taken_up(dead: Dead) -> None:
     init(dead.lake.dsn, "main", dead.lake.url, keep_dead="0 s")
-    wanted = dead.in_database()
-    killed = subprocess.run(
-        [sys.executable, "-m", "harness.lake", dead.lake.dsn, "main", "--dead", "--die-after", step],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    kept: list[tuple[Any, ...]] = []
+    for step in DEAD_STEPS:
+        dead.die(30)
+        wanted = dead.in_database()
+        end_after(dead, step)
+        dead.db.execute("select pgmb.maintain()")
+        ended = step == "settle"
+        assert dead.count("true") == (0 if ended else len(wanted)), "only what was verified is dropped"
+        # One of them leaves the database before the next run.
+        gone = [] if ended else [wanted[0][0]]
+        dead.db.execute("select pgmb.drop_dead('q', %s::bigint[])", [gone])
+        adopted = step in ("commit", "verify")
+        assert [one.adopted for one in dead.archive()] == ([] if ended else [adopted]), step
+        kept += wanted if adopted or ended else wanted[1:]
+        assert dead.in_table() == kept, step
+        assert dead.lake.value("select count(*) from pgmb.dead_batch where verified_at is null") == 0
+        dead.db.execute("select pgmb.maintain()")
+        assert dead.count("true") == 0
+
+
+def end_after(dead: Dead, step: str) -> None:
+    """By SIGKILL where the table and the database differ, otherwise in this process."""
+    if step == "commit":
+        command = [sys.executable, "-m", "harness.lake", dead.lake.dsn, "main", "--dead", "--die-after", step]
+        killed = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert killed.returncode == -signal.SIGKILL, killed.stderr
+    else:
+        archiver = MortalDead(dead.lake.dsn, "main")
+        archiver.die_after, archiver.here = step, True
+        with pytest.raises(Killed):
+            list(archiver.archive())
     dead.lake.await_end_of_archivers()
-    dead.db.execute("select pgmb.maintain()")
-    assert dead.count("true") == (0 if step == "settle" else 30), "only what was verified is dropped"
-    # One of them leaves the database before the next run.
-    back = [] if step == "settle" else [wanted[0][0]]
-    dead.db.execute("select pgmb.redrive('q', %s::bigint[])", [back])
-    adopted = step in ("commit", "verify")
-    assert [one.adopted for one in dead.archive()] == ([] if step == "settle" else [adopted])
-    rows = dead.in_table()
-    assert rows == (wanted if adopted or step == "settle" else wanted[1:])
-    assert dead.lake.value("select count(*) from pgmb.dead_batch where verified_at is null") == 0
-    dead.db.execute("select pgmb.maintain()")
-    assert dead.count("true") == 0
 
 
 def test_of_two_archivers_one_commits(dead: Dead) -> None:

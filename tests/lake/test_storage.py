@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import polars
 import pytest
 
+import pgmb
 from harness.lake import Here
 from harness.s3 import BUCKET, bucket
 from pgmb.errors import VerificationFailed
+from pgmb.lake.dead import DeadArchiver
 from pgmb.lake.storage import Storage
 from tests.lake.conftest import DB, Lake
 
@@ -21,14 +24,30 @@ def on_s3(dsn: str, db: DB, s3_options: dict[str, str], request: pytest.FixtureR
     return Lake(dsn, db, f"s3://{BUCKET}/{request.node.name}", s3_options)
 
 
-def test_archive_on_s3(on_s3: Lake) -> None:
-    on_s3.publish(1000)
-    on_s3.publish(500)
+def test_events_and_dead_letters_are_archived_on_s3_and_read_from_there(on_s3: Lake) -> None:
+    db = on_s3.db
+    db.execute("select pgmb.create_queue('q', '{order.1}')")
+    on_s3.publish(100)
+    on_s3.publish(50)
+    db.execute("select pgmb.bury(lease, error => 'no') from (select lease from pgmb.receive('q') limit 1) l")
+    letters = db.execute("select id, seq, payload::text from pgmb.dead order by id").fetchall()
     (done,) = on_s3.archive()
-    assert (done.segments, done.events) == ([0, 1], 1500)
+    assert (done.segments, done.events) == ([0, 1], 150)
     assert on_s3.is_exact()
+    wanted = [(row[0], row[5]) for row in on_s3.stored()]
+    (batch,) = DeadArchiver(on_s3.dsn, "main", options=on_s3.options).archive()
+    assert batch.dead_letters == len(letters) > 0
+    dead = polars.read_delta(f"{on_s3.url}_dead", storage_options=on_s3.options)
+    assert dead.select("id", "seq", "payload").sort("id").rows() == letters
+    db.execute("select pgmb.alter_stream('main', keep_for => '1 hour', drop_unread => true)")
     on_s3.age()
     assert on_s3.dropped() == [0, 1]
+    access = pgmb.LakeAccess(options=on_s3.options or {})
+    with (
+        pgmb.connect(on_s3.dsn, max_size=2) as broker,
+        broker.tail(after=broker.earliest(), follow=False, lake=access) as events,
+    ):
+        assert [(event.seq, event.raw.decode()) for event in events] == wanted
 
 
 def test_two_archivers_on_s3_commit_once(on_s3: Lake) -> None:

@@ -270,7 +270,7 @@ def test_a_pipeline_runs(db: psycopg.Connection[Any], dsn: str, tmp_path: Path) 
 
 
 def test_a_backfill_takes_place_once(run: Run, db: psycopg.Connection[Any], dsn: str, tmp_path: Path) -> None:
-    events = 5_000_000 if FULL else 5_000
+    events = 5_000_000 if FULL else 500
     db.execute("select pgmb.create_stream('orders')")
     arguments = ("--url", dsn, "--parquet", tmp_path / "orders")
 

@@ -27,62 +27,57 @@ def python(program: str) -> str:
     return done.stdout.strip()
 
 
-def test_importing_it_loads_nothing_but_pyspark() -> None:
+def test_it_is_found_the_way_pyspark_looks_loads_nothing_else_and_travels_by_name() -> None:
     program = """
         import sys
         import pyspark.sql.datasource
+        from importlib import import_module
+        from pkgutil import iter_modules
+        from pyspark import cloudpickle
         before = set(sys.modules)
         import pyspark_pgmb
         print(*sorted(set(sys.modules) - before))
-    """
-    assert python(program) == "pyspark_pgmb"
-
-
-def test_it_is_found_the_way_pyspark_looks() -> None:
-    program = """
-        from importlib import import_module
-        from pkgutil import iter_modules
         names = [module.name for module in iter_modules() if module.name.startswith("pyspark_")]
         print(*(import_module(name).DefaultSource.name() for name in names))
-    """
-    assert "pgmb" in python(program).split()
-
-
-def test_it_travels_to_executors_by_name() -> None:
-    program = """
-        from pyspark import cloudpickle
-        from pyspark_pgmb import DefaultSource
-        sent = cloudpickle.dumps(DefaultSource)
-        assert cloudpickle.loads(sent) is DefaultSource
+        sent = cloudpickle.dumps(pyspark_pgmb.DefaultSource)
+        assert cloudpickle.loads(sent) is pyspark_pgmb.DefaultSource
         print(len(sent))
     """
-    assert int(python(program)) < 100
+    loaded, found, size = python(program).splitlines()
+    assert loaded == "pyspark_pgmb"
+    assert "pgmb" in found.split()
+    assert int(size) < 100
 
 
-# The last is what an older PySpark lacks.
-@pytest.mark.parametrize("missing", ["pyarrow", "adbc_driver_postgresql", "pyspark.sql.streaming.datasource"])
-def test_without_the_extra_only_its_use_fails_and_says_what_to_install(missing: str) -> None:
+def test_without_the_extra_only_its_use_fails_and_says_what_to_install() -> None:
+    # The last is what an older PySpark lacks.
+    needed = ("pyarrow", "adbc_driver_postgresql", "pyspark.sql.streaming.datasource")
     program = f"""
         import sys
         import pyspark.sql.datasource
-        sys.modules[{missing!r}] = None
         from pyspark_pgmb import DefaultSource
         source = DefaultSource({{}})
-        for use, arguments in [
-            (source.schema, []),
-            (source.reader, [None]),
-            (source.streamReader, [None]),
-            (source.writer, [None, False]),
-            (source.streamWriter, [None, False]),
-        ]:
-            try:
-                use(*arguments)
-            except ImportError as error:
-                print(error)
+        for missing in {needed}:
+            kept = sys.modules.pop(missing, None)
+            sys.modules[missing] = None
+            for use, arguments in [
+                (source.schema, []),
+                (source.reader, [None]),
+                (source.streamReader, [None]),
+                (source.writer, [None, False]),
+                (source.streamWriter, [None, False]),
+            ]:
+                try:
+                    use(*arguments)
+                except ImportError as error:
+                    print(error)
+            del sys.modules[missing]
+            if kept is not None:
+                sys.modules[missing] = kept
     """
     said = python(program).splitlines()
-    assert len(said) == 5
-    for line in said:
+    assert len(said) == 15
+    for missing, line in zip((name for name in needed for _ in range(5)), said, strict=True):
         assert 'pip install "pgmb[spark]"' in line
         assert f"import of {missing}" in line
 

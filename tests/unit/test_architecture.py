@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -59,8 +60,11 @@ def spans() -> list[str]:
     return re.findall(r"`([^`\n]+)`", FENCE.sub("", PAGE))
 
 
+COMMANDS = cache(lambda: get_command(app))
+
+
 def command_exists(words: list[str]) -> bool:
-    command = get_command(app)
+    command = COMMANDS()
     for word in words:
         if not isinstance(command, TyperGroup) or word not in command.commands:
             return False
@@ -117,6 +121,7 @@ def endpoint_states() -> set[str]:
     return set(re.findall(r"'(\w+)'", found[1]))
 
 
+@cache
 def states() -> set[str]:
     return claim_states() | segment_states() | endpoint_states() | {"waiting", "leased"}
 

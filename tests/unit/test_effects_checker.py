@@ -111,6 +111,20 @@ def test_a_lease_may_be_lost_early_only_where_transactions_stay_open() -> None:
     assert verdict([event(A)], [effect(A, 2)], twice, superseding=True).unexplained == []
 
 
+@pytest.mark.parametrize(("opened", "explained"), [(102.0, True), (104.0, False)])
+def test_a_lease_that_was_superseded_may_be_lost_from_then_on(opened: float, explained: bool) -> None:
+    first, second = delivery(A, 1, ended=Ended.LOST), delivery(A, 2, at=103.0)
+    first.lease = lease_of(generation=0, number=6)
+    found = verdict(
+        [event(A)],
+        [effect(A, 2)],
+        [first, second],
+        superseding=False,
+        generations=(Generation(1, 5, opened),),
+    )
+    assert (found.unexplained == []) is explained
+
+
 @pytest.mark.parametrize(
     ("again", "ended", "superseded", "explained"),
     [

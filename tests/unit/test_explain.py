@@ -9,62 +9,25 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import psycopg
 import pytest
-from psycopg.errors import Diagnostic
 
 import pgmb
+from harness.explain import Explained, Plan, nodes
 from harness.server import Server
 from harness.serving import serving
+from pgmb._core import statements
 from tests.app.stage import until, working
 from tests.server.asking import make_key
 
 # Costs are measured: rows that other tests left would count.
 pytestmark = pytest.mark.new_database
 
-Plan = dict[str, Any]
-
 HOT = re.compile(r"^(segment_\d+_\d+|claim|retry|delayed|settlement|generation|shortened)$")
 WALK = re.compile(r"^segment_")
-
-
-class Explained:
-    """A session that keeps the plan of every statement it runs, nested ones included."""
-
-    def __init__(self, connection: psycopg.Connection[Any]) -> None:
-        self.connection = connection
-        self.plans: list[tuple[str, Plan]] = []
-        connection.add_notice_handler(self._note)
-        connection.execute("load 'auto_explain'")
-        for name, setting in (
-            ("log_min_duration", "0"),
-            ("log_nested_statements", "on"),
-            ("log_format", "json"),
-            ("log_analyze", "on"),
-            ("log_timing", "off"),
-        ):
-            connection.execute("select set_config('auto_explain.' || %s, %s, false)", [name, setting])
-        connection.execute("set client_min_messages = log")
-
-    def _note(self, diagnostic: Diagnostic) -> None:
-        message = diagnostic.message_primary or ""
-        if "plan:" in message:
-            document = json.loads(message[message.index("{") :])
-            self.plans.append((document["Query Text"], document["Plan"]))
-
-    def run(self, statement: str, *parameters: Any) -> list[Any]:
-        self.plans.clear()
-        return self.connection.execute(statement, parameters).fetchall()
-
-
-def nodes(plan: Plan) -> Iterator[Plan]:
-    yield plan
-    for child in plan.get("Plans", []):
-        yield from nodes(child)
 
 
 def offences(plans: list[tuple[str, Plan]]) -> list[str]:
@@ -226,6 +189,63 @@ def test_takeover_and_stragglers_are_found_by_index(log: psycopg.Connection[Any]
     assert read_too_much(session.plans, 100) == []
 
 
+def test_events_of_publishers_at_work_are_walked_not_searched_by_transaction(
+    log: psycopg.Connection[Any], connect: Any
+) -> None:
+    """Each batch is opened while a transaction has numbers below its end and has not committed."""
+    session = Explained(connect())
+    publishers: list[psycopg.Connection[Any]] = [connect(autocommit=False) for _ in range(2)]
+    publish = "select pgmb.publish_many('a.1', array_fill('1'::json, array[50]))"
+    got: list[int] = []
+    sought = 0
+    publishers[0].execute(publish)
+    for turn in range(12):
+        publishers[(turn + 1) % 2].execute(publish)
+        publishers[turn % 2].commit()
+        rows = session.run("select seq from pgmb.receive('q', 50)")
+        got += [seq for (seq,) in rows]
+        assert len(rows) == 50
+        assert offences(session.plans) == []
+        assert read_too_much(session.plans, 300) == []
+        sought += any("straggler" in text for text, _ in session.plans)
+    assert len(set(got)) == 600
+    assert sought <= 1
+
+
+def test_the_fate_of_an_event_is_found_by_index(log: psycopg.Connection[Any], connect: Any) -> None:
+    """Wherever it stands: waiting, leased, retried, dead, done, or under an id that its publisher chose."""
+    session = Explained(connect())
+    ids = [row[0] for row in log.execute("select pgmb.publish('a.1', '1') from generate_series(1, 4)")]
+    rows = log.execute("select lease, seq from pgmb.receive('q', 4)").fetchall()
+    log.execute("select pgmb.ack(%s, %s)", [rows[0][0], [rows[0][1]]])
+    log.execute("select pgmb.retry(%s, %s, '1 hour', 'no')", [rows[0][0], [rows[1][1]]])
+    log.execute("select pgmb.bury(%s, %s, 'no')", [rows[0][0], [rows[2][1]]])
+    for table, times in (("retry", "due_at"), ("dead", "died_at")):
+        log.execute(
+            f"insert into pgmb.{table} (queue, {times}, attempt, seq, event_id, topic, payload, published_at)"
+            " select 1, now() + interval '1 hour', 2, g, gen_random_uuid(), 'a.1', '1', now()"
+            " from generate_series(1, 20000) g"
+        )
+    fill(log)
+    ((chosen,),) = log.execute("select pgmb.publish('a.1', '1', id => gen_random_uuid())").fetchall()
+    found = re.compile(r"^(segment_\d+_\d+|claim|retry|dead|delivery|attempt|delayed|settlement|binding)$")
+    for event, expected in zip(
+        [*ids, chosen], ("done", "retrying", "dead", "leased", "waiting"), strict=True
+    ):
+        fate = session.run("select pgmb.event_fate(%s)", event)[0][0]
+        assert {one["name"]: one["state"] for one in fate["consumers"]}["q"] == expected
+        assert offences(session.plans) == []
+        # Of one that the publisher chose, as many are looked at as were asked for.
+        assert read_too_much(session.plans, 20_000 if event == chosen else 10) == []
+        scans = [
+            (node["Node Type"], text)
+            for text, plan in session.plans
+            for node in nodes(plan)
+            if found.match(node.get("Relation Name", "")) and node["Node Type"] == "Seq Scan"
+        ]
+        assert scans == []
+
+
 @pytest.mark.parametrize("filled_first", [False, True])
 def test_own_events_are_found_by_index(
     log: psycopg.Connection[Any], connect: Any, filled_first: bool
@@ -277,6 +297,37 @@ def test_between_walks_the_index_and_stops_at_its_page(
         assert read_too_much(session.plans, 100) == []
 
 
+@pytest.mark.parametrize("analyzed", [False, True])
+def test_the_statement_that_claims_walks_the_index(
+    log: psycopg.Connection[Any], connect: Any, analyzed: bool
+) -> None:
+    """The client plans it once a segment is past its first numbers, by the settings of its session."""
+    log.execute("insert into pgmb.log_main (topic, payload) select 'a', '1' from generate_series(1, 5000)")
+    if analyzed:
+        log.execute("analyze pgmb.segment_1_0")
+    assert len(log.execute("select from pgmb.receive('q', 4096)").fetchall()) == 4096
+    session = Explained(connect())
+    for size in (1, 3, 20, 100):
+        for _ in range(7):  # a generic plan from the sixth on
+            statement = statements.claim("q", size, None, None, known=0, stream=1, segment=0)
+            assert len(session.run(statement.text, *statement.parameters)) == size
+            assert offences(session.plans) == []
+            assert read_too_much(session.plans, 200) == []
+    fill(log)
+    assert len(log.execute("select from pgmb.receive('q', 5000)").fetchall()) == 36
+    assert len(log.execute("select from pgmb.receive('q', 10)").fetchall()) == 10
+    for size in (1, 20, 500, 10000):
+        statement = statements.claim("q", size, None, None, known=0, stream=1, segment=0)
+        assert len(session.run(statement.text, *statement.parameters)) == size
+        assert offences(session.plans) == []
+        assert read_too_much(session.plans, size + 200) == []
+        assert all("JIT" not in plan for _, plan in session.plans)
+    with connect() as fresh:
+        other = Explained(fresh)
+        assert len(other.run(statement.text, *statement.parameters)) == 10000
+        assert offences(other.plans) == []
+
+
 def test_the_guard_itself_sees_a_bad_plan(log: psycopg.Connection[Any], connect: Any) -> None:
     """A guard that never fails guards nothing."""
     fill(log)
@@ -292,9 +343,20 @@ def test_the_guard_itself_sees_a_bad_plan(log: psycopg.Connection[Any], connect:
 # Tables that grow by what an administrator creates, not with traffic or time.
 SETTINGS = {
     *("installation", "lineage", "lock_secret", "stream", "segment", "history", "lake", "archived", "reader"),
-    *("queue", "binding", "generation", "queue_grant", "queue_view", "schedule", "api_key", "dispatcher"),
+    *("lake_projection", "lake_field"),
+    *(
+        "queue",
+        "binding",
+        "generation",
+        "queue_grant",
+        "queue_view",
+        "schedule",
+        "api_key",
+        "dispatcher",
+        "worker",
+    ),
     *("endpoint", "endpoint_secret", "endpoint_activity", "subscription", "shape", "condition"),
-    *("stage", "ledger_task"),
+    *("stage", "ledger_task", "erasure", "erasure_stream", "erasure_table"),
 }
 ROWS = 12_000
 # Figures are counted up to 10,000 rows (pgmb.queue_status).

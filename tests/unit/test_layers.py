@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,8 @@ BELOW: dict[str, set[str]] = {
     "cron": {"errors"},
     "outbox": {"errors"},
     "schema": {"_core", "errors"},
+    # On demand: a stream without a lake needs none of it.
+    "erasure": {"_core", "errors", "lake"},
     # webhooks.secrets seals and signs, imported on demand.
     # lake reads what the log has dropped, imported on demand too.
     "_core": {"errors", "lake", "types", "webhooks"},
@@ -51,6 +54,7 @@ CORE: dict[str, set[str]] = {
     "patterns": set(),
     "wire": set(),
     "statements": {"wire"},
+    "claiming": {"statements", "wire"},
     "batch": {"statements", "wire"},
     "cursor": {"statements"},
     "endpoints": {"statements", "wire"},
@@ -131,6 +135,7 @@ def test_the_core_has_an_order_of_its_own() -> None:
             assert imported in CORE[importer], one
 
 
+@cache
 def loaded_by(statement: str) -> set[str]:
     """Every module in memory after a statement."""
     script = f"import sys; {statement}; print(*sys.modules)"
@@ -158,11 +163,3 @@ def test_only_the_spark_part_imports_spark(module: str) -> None:
 @pytest.mark.parametrize("module", ["pgmb", "pgmb.cli", "pgmb.services", "pgmb.testing", "pgmb.webhooks"])
 def test_only_webhooks_imports_what_its_extra_brings(module: str) -> None:
     assert not packages(loaded_by(f"import {module}")) & {"aiohttp", "cryptography", "yarl"}
-
-
-def test_the_synchronous_client_is_what_the_asynchronous_one_gives() -> None:
-    script = Path(__file__).resolve().parents[2] / "scripts" / "unasync.py"
-    done = subprocess.run(
-        [sys.executable, str(script), "--check"], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout

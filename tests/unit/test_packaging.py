@@ -22,7 +22,8 @@ from pgmb import schema
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ROOT / "src"
-PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PROJECT_FILE: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT: dict[str, Any] = PROJECT_FILE["project"]
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +68,19 @@ def test_an_installed_wheel_installs_the_same_schema(wheel: Path, tmp_path: Path
     )
     expected = f"{tmp_path / 'pgmb' / '__init__.py'} {PROJECT['version']} {schema.emit()}\n"
     assert done.stdout == expected
+
+
+def test_the_readme_of_the_package_links_to_nothing_that_an_index_lacks(wheel: Path) -> None:
+    told = metadata(wheel)
+    shown = str(told.get_payload())
+    assert told["Description-Content-Type"] == "text/markdown"
+    assert shown.startswith("# pgmb\n")
+    assert re.findall(r"\]\((?!https?://)[^)]*\)", shown) == []
+    # The words of a link stay, and where the pages are is said.
+    assert "see handle events." in shown
+    linked = re.findall(r"\]\((?!https?://)([^)#]+)", (ROOT / "README.md").read_text())
+    archived = PROJECT_FILE["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
+    assert [path for path in linked if not f"/{path}".startswith(tuple(archived))] == []
 
 
 def test_the_package_does_not_choose_a_libpq(wheel: Path) -> None:

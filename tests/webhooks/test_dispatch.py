@@ -80,8 +80,9 @@ async def test_webhooks_that_share_a_queue_get_what_they_asked_for(
 
 
 async def test_what_fails_waits_and_comes_again_under_the_same_id(
-    dsn: str, db: psycopg.Connection[Any]
+    dsn: str, db: psycopg.Connection[Any], caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO", "pgmb")
     tries: dict[str, int] = defaultdict(int)
 
     def answer(exchange: Exchange) -> int:
@@ -100,11 +101,17 @@ async def test_what_fails_waits_and_comes_again_under_the_same_id(
         async with dispatching(dsn):
             await receiver.until(lambda: len(receiver.requests) >= 4)
             await receiver.until(lambda: value(db, "select count(*) from pgmb.delivery") == 0)
+            recovered = "select delivered = 1 and error is null from pgmb.endpoints where name = 'bad'"
+            await receiver.until(lambda: value(db, recovered))
     ids = {request.headers["webhook-id"] for request in receiver.requests}
     assert len(ids) == 1
     assert Counter(request.path for request in receiver.requests) == {"/bad": 3, "/well": 1}
     attempts = db.execute("select attempt, status, error from pgmb.attempt order by id").fetchall()
     assert attempts == [(1, 500, "http_500"), (2, 500, "http_500")]
+    assert [record.getMessage() for record in caplog.records if "endpoint" in record.getMessage()] == [
+        f"endpoint bad: event {ids.pop()} failed at attempt 1: http_500",
+        "endpoint bad: requests succeed again",
+    ]
 
 
 async def test_after_the_last_failure_it_is_a_dead_letter(dsn: str, db: psycopg.Connection[Any]) -> None:
@@ -249,3 +256,31 @@ async def test_events_for_no_endpoint_are_passed_without_a_pause(
             if stepped.receiver.requests:
                 break
         await stepped.receiver.until(lambda: len(stepped.receiver.requests) == 1)
+
+
+async def test_erased_events_are_settled_without_a_request(dsn: str, db: psycopg.Connection[Any]) -> None:
+    """Those of a queue that several share, of an endpoint's own queue, and one that waits for its retry."""
+    async with Receiver() as receiver:
+        db.execute("select pgmb.create_endpoint('shared', %s, '{t}')", [receiver.url])
+        worker = value(db, "select pgmb.worker('w', %s, null)", receiver.url)
+        db.execute("select pgmb.create('own', 't', 3, %s)", [worker])
+        for key in ("gone", "kept", "gone"):
+            db.execute("select pgmb.publish('t', to_json(%s::text), %s)", [key, key])
+        db.execute(
+            "update pgmb.log_main set key = null, payload = 'null', headers = '{\"pgmb-erased\":\"x\"}'"
+            " where key = 'gone'"
+        )
+        db.execute(
+            "insert into pgmb.delivery (queue, endpoint, due_at, attempt, seq, event_id, topic, payload,"
+            " headers, published_at) select q.id, e.id, now(), 1, 1, gen_random_uuid(), 't', 'null',"
+            ' \'{"pgmb-erased":"x"}\', now() from pgmb.queue q, pgmb.endpoint e'
+            " where q.name = 'webhooks' and e.name = 'shared'"
+        )
+        left = (
+            "select pgmb.queue_depth('webhooks') + pgmb.queue_depth('own')"
+            " + (select count(*) from pgmb.delivery) + (select count(*) from pgmb.claim where state = 'l')"
+        )
+        async with dispatching(dsn):
+            await receiver.until(lambda: len(receiver.requests) >= 2 and value(db, left) == 0)
+        assert [request.body for request in receiver.requests] == [b'"kept"'] * 2
+    assert value(db, "select count(*) from pgmb.dead") == 0

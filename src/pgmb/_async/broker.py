@@ -61,6 +61,10 @@ class AsyncBroker(
         """The pool's counters, as `psycopg_pool` names them."""
         return self._pool.get_stats()
 
+    def backends(self) -> list[int]:
+        """The server processes of the pool's connections. Behind a pooler they are not known: none."""
+        return self._pool.backends()
+
     def break_off(self, caller: object) -> int:
         """Close the connections that a task (or, synchronous, a thread) uses: its statement fails at once.
 
@@ -131,7 +135,12 @@ async def aconnect(
     if behind_pooler:
         options["prepare_threshold"] = None
     pool = AsyncBrokerPool(
-        dsn, {**options, **connection}, min_size=min_size, max_size=max_size, max_wait=max_wait
+        dsn,
+        {**options, **connection},
+        min_size=min_size,
+        max_size=max_size,
+        max_wait=max_wait,
+        pooler=behind_pooler,
     )
     await pool.open()
     return AsyncBroker(pool)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import select
 import time
 from typing import Any
+from weakref import WeakSet
 
 import psycopg
 from psycopg import AsyncConnection
 from psycopg_pool import AsyncConnectionPool
 
-from pgmb._core.concurrency import acaller, hang_up
+from pgmb._core.concurrency import AsyncEndingPool, acaller, hang_up
 from pgmb._core.connecting import conninfo
 
 # The pool waits twice as long after each failed attempt to connect, until this many seconds after the first.
@@ -19,7 +20,7 @@ _RECONNECT_SECONDS = 2.0
 _DRAIN_EVERY_SECONDS = 1.0
 
 
-class AsyncBrokerPool(AsyncConnectionPool[AsyncConnection[Any]]):
+class AsyncBrokerPool(AsyncEndingPool):
     def __init__(
         self,
         dsn: str,
@@ -28,8 +29,11 @@ class AsyncBrokerPool(AsyncConnectionPool[AsyncConnection[Any]]):
         min_size: int = 1,
         max_size: int = 10,
         max_wait: float = 30.0,
+        pooler: bool = False,
     ) -> None:
         self._callers: dict[AsyncConnection[Any], object] = {}
+        self._pooler = pooler
+        self._made: WeakSet[AsyncConnection[Any]] = WeakSet()
         self._drained = float("-inf")
         super().__init__(
             conninfo(dsn),
@@ -39,6 +43,7 @@ class AsyncBrokerPool(AsyncConnectionPool[AsyncConnection[Any]]):
             timeout=max_wait,
             reconnect_timeout=_RECONNECT_SECONDS,
             reconnect_failed=_connect_again,
+            configure=self._note_made,
             open=False,
             name="pgmb",
         )
@@ -60,6 +65,15 @@ class AsyncBrokerPool(AsyncConnectionPool[AsyncConnection[Any]]):
             await self._replace(conn)
         else:
             await super().putconn(conn)
+
+    def backends(self) -> list[int]:
+        """The server processes of the open connections; none behind a pooler, which makes up their ids."""
+        if self._pooler:
+            return []
+        return sorted(conn.info.backend_pid for conn in list(self._made) if not conn.closed)
+
+    async def _note_made(self, conn: AsyncConnection[Any]) -> None:
+        self._made.add(conn)
 
     def break_off(self, caller: object) -> int:
         """Close the sockets of the connections that a task or thread uses, so that its statement fails now.

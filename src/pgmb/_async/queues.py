@@ -33,6 +33,7 @@ class AsyncQueues(AsyncCalls):
         when_full: WhenFull | None = None,
         lanes: Iterable[str] | None = None,
         shards: int | None = None,
+        fair_by: str | None = None,
         equals: Mapping[str, Any] | None = None,
         filter: str | None = None,
         condition: str | None = None,
@@ -44,11 +45,12 @@ class AsyncQueues(AsyncCalls):
         `ordered`: events of one key come one after another, keys in parallel, dealt out to `shards`.
         `max_in_flight`, `rps`: limits that hold across processes. `ttl`: older events become dead letters.
         `max_length`: how many may wait; then publishers are refused, or the oldest are dropped. `lanes`:
-        patterns of what is urgent, most urgent first. `equals`: fields and their values, as in
+        patterns of what is urgent, most urgent first. `fair_by`: "key" or "header:NAME" names an event's
+        tenant, and tenants are served in turn. `equals`: fields and their values, as in
         `{"payload": {"status": "paid"}}`; `filter`: a jsonpath predicate over topic, key, payload and
         headers, such as `$.payload.total > $least`, with `params`; `condition`: an SQL expression, for roles
-        that may. True if it was created, False if it exists with the same stream, patterns, filter, order and
-        lanes; Conflict if it differs.
+        that may. True if it was created, False if it exists with the same stream, patterns, filter, order,
+        lanes and fair_by; Conflict if it differs.
         """
         return bool(
             await self._value(
@@ -72,6 +74,7 @@ class AsyncQueues(AsyncCalls):
                     when_full=when_full,
                     lanes=None if lanes is None else _several(lanes),
                     shards=shards,
+                    fair_by=fair_by,
                     equals=equals,
                     filter=filter,
                     condition=condition,

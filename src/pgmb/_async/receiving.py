@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from datetime import datetime
-from typing import Any, LiteralString
+from typing import Any, LiteralString, cast
 from uuid import UUID
+
+from psycopg import errors
 
 from pgmb._async.calls import AsyncCalls, Pool
 from pgmb._core import statements, wire
+from pgmb._core.claiming import Claiming
 from pgmb._core.statements import call, seqs_of
-from pgmb.errors import TimeoutRequired
+from pgmb.errors import LeaseLost, PermissionDenied, PgmbError, TimeoutRequired
 from pgmb.outbox import AsyncConnectionLike
-from pgmb.types import DeadLetter, Duration, Event, Source, moment
+from pgmb.types import DeadLetter, Duration, Event, Heartbeat, Source, moment
 
 NO_LEASE = UUID(int=0)
 
@@ -47,21 +51,23 @@ class AsyncLease:
         after: Duration | None = None,
         error: str | None = None,
         together: bool | None = None,
+        detail: str | None = None,
         *,
         conn: AsyncConnectionLike | None = None,
     ) -> int:
         """Try again later, by default after the queue's backoff; `together` as the same set. How many."""
-        return await self._broker.retry(self, seqs_of(events), after, error, together, conn=conn)
+        return await self._broker.retry(self, seqs_of(events), after, error, together, detail, conn=conn)
 
     async def bury(
         self,
         events: Event | Iterable[Event | int] | None = None,
         error: str | None = None,
+        detail: str | None = None,
         *,
         conn: AsyncConnectionLike | None = None,
     ) -> int:
         """Give up: to the queue's dead letters. Returns how many."""
-        return await self._broker.bury(self, seqs_of(events), error, conn=conn)
+        return await self._broker.bury(self, seqs_of(events), error, detail, conn=conn)
 
     async def release(
         self,
@@ -94,6 +100,7 @@ class AsyncReceiving(AsyncCalls):
         self._sources: dict[bytes, Source] = {}
         self._timed: dict[str, bool] = {}
         """Which queues read by an SQL condition, as far as it is known."""
+        self._claiming: dict[str, Claiming] = {}
 
     async def receive(
         self,
@@ -112,13 +119,57 @@ class AsyncReceiving(AsyncCalls):
         """
         with self.observer.receiving(queue) as observed:
             earlier = _lease_id(ack)
-            statement = statements.receive(queue, max, lease_for, earlier, alone=conn is None)
-            rows = await self._received((queue,), statement, conn)
+            rows: list[wire.Row] | None = None
+            if conn is None:
+                rows = await self._claimed(queue, max, lease_for, earlier)
+            if rows is None:
+                statement = statements.receive(queue, max, lease_for, earlier, alone=conn is None)
+                rows = await self._received((queue,), statement, conn)
+                if conn is None and len(rows) == max:
+                    await self._note(queue, rows)
             if not rows:
                 return AsyncLease(self, queue, NO_LEASE, [])
             lease = await self._leased(queue, rows, conn)
             observed.events = lease.events
         return lease
+
+    async def _claimed(
+        self, queue: str, limit: int, lease_for: Duration | None, ack: UUID | None
+    ) -> list[wire.Row] | None:
+        """The next events by the statement that claims and reads; None: nothing was done, call `receive`."""
+        claiming = self._claiming.get(queue)
+        statement = None if claiming is None else claiming.statement(queue, limit, lease_for, ack)
+        if claiming is None or statement is None:
+            return None
+        try:
+            rows = await self._rows(statement, None)
+        except (PermissionDenied, errors.UndefinedTable):
+            # The right to read the stream was revoked, or the segment is gone.
+            rows = []
+        if not claiming.claimed(rows):
+            return None
+        if len(rows) == limit and rows[0][0] is not None:
+            return rows
+        # The range has gaps: events that were rolled back, or are not committed yet.
+        with suppress(LeaseLost):
+            await self._rows(statements.recount(UUID(bytes=rows[0][-1])), None)
+        if rows[0][0] is not None:
+            return rows
+        # It held nothing at all. The ack is done.
+        return await self._rows(statements.receive(queue, limit, lease_for, None, alone=True), None)
+
+    async def _note(self, queue: str, rows: list[wire.Row]) -> None:
+        """After a full lease there is more, most likely."""
+        claiming = self._claiming.get(queue)
+        if claiming is None:
+            options = cast("dict[str, Any]", self._pool.kwargs)
+            stream = None
+            # Without prepared statements, planning would cost more than is saved.
+            if options.get("prepare_threshold", 0) is not None:
+                with suppress(PgmbError, errors.UndefinedFunction):
+                    stream = await self._value(statements.claims_from(queue), None)
+            claiming = self._claiming[queue] = Claiming(stream)
+        claiming.note(rows)
 
     async def receive_any(
         self,
@@ -126,15 +177,17 @@ class AsyncReceiving(AsyncCalls):
         max: int = 100,
         lease_for: Duration | None = None,
         *,
+        heartbeat: Heartbeat | None = None,
         conn: AsyncConnectionLike | None = None,
     ) -> AsyncLease:
         """What the first of several queues gives that has something: one look at all of them.
 
-        `lease.queue` says which. With nothing in any of them the lease is empty, and false.
+        `lease.queue` says which. With nothing in any of them the lease is empty, and false. `heartbeat` says
+        in the same statement that a worker lives.
         """
         with self.observer.receiving(None) as observed:
             names = list(queues)
-            statement = statements.receive_any(names, max, lease_for, alone=conn is None)
+            statement = statements.receive_any(names, max, lease_for, heartbeat, alone=conn is None)
             rows = await self._received(names, statement, conn)
             if not rows:
                 return AsyncLease(self, "", NO_LEASE, [])
@@ -190,16 +243,18 @@ class AsyncReceiving(AsyncCalls):
         after: Duration | None = None,
         error: str | None = None,
         together: bool | None = None,
+        detail: str | None = None,
         *,
         conn: AsyncConnectionLike | None = None,
     ) -> int:
         """Send events of a lease to be tried again `after` that time, by default the queue's backoff.
 
         Past the queue's max_attempts they become dead letters. With `together` these events, and no others,
-        come together again: the same set. Returns how many.
+        come together again: the same set. `detail`, such as a traceback, is kept with the error. Returns how
+        many.
         """
         return await self._settle(
-            lease, conn, "retry", seqs=seqs, after=after, error=error, together=together
+            lease, conn, "retry", seqs=seqs, after=after, error=error, together=together, detail=detail
         )
 
     async def bury(
@@ -207,11 +262,12 @@ class AsyncReceiving(AsyncCalls):
         lease: AsyncLease | UUID,
         seqs: Iterable[int] | None = None,
         error: str | None = None,
+        detail: str | None = None,
         *,
         conn: AsyncConnectionLike | None = None,
     ) -> int:
         """Send events of a lease to the queue's dead letters. Returns how many."""
-        return await self._settle(lease, conn, "bury", seqs=seqs, error=error)
+        return await self._settle(lease, conn, "bury", seqs=seqs, error=error, detail=detail)
 
     async def release(
         self,

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from datetime import datetime
+from uuid import UUID
+
 from pgmb._async.calls import AsyncCalls
-from pgmb._core import statements
+from pgmb._core import statements, wire
 from pgmb._core.statements import call
+from pgmb.errors import TimeoutRequired
 from pgmb.outbox import AsyncConnectionLike
-from pgmb.types import QueueStatus, ReaderStatus, SinkStatus, StreamStatus
+from pgmb.types import (
+    EventFate,
+    QueueStatus,
+    ReaderStatus,
+    SinkStatus,
+    StreamStatus,
+    WorkerStatus,
+)
 
 
 class AsyncStatus(AsyncCalls):
@@ -30,3 +42,51 @@ class AsyncStatus(AsyncCalls):
         """Exactly how many events wait in a queue: reads every one of them. None if its filter raises."""
         depth = await self._value(call("queue_depth", queue=queue), conn)
         return None if depth is None else int(depth)
+
+    async def event_fate(
+        self,
+        id: UUID,
+        around: datetime | None = None,
+        look: int | None = None,
+        max: int | None = None,
+        *,
+        conn: AsyncConnectionLike | None = None,
+    ) -> EventFate:
+        """What became of an event: where it is, and where it stands in every queue and at every endpoint.
+
+        Costs the same with a log and a backlog of any size. An id that the publisher chose is looked for
+        among `look` events (20,000) `around` a time, by default the one that a version 7 UUID holds. At most
+        `max` consumers, by default 1,000.
+        """
+        statement = call("event_fate", id=id, around=around, look=look, max=max)
+        if conn is None:
+            try:
+                return wire.event_fate((await self._rows(statement, None))[0][0])
+            except TimeoutRequired:
+                # A queue asks by an SQL condition.
+                pass
+        return wire.event_fate((await self._timed_rows(statement, conn))[0][0])
+
+    async def workers(self, *, conn: AsyncConnectionLike | None = None) -> list[WorkerStatus]:
+        """The processes that run handlers: all of them for admins, those of its own role for another role."""
+        return [WorkerStatus.of(row) for row in await self._rows(statements.WORKERS, conn)]
+
+    async def worker_heartbeat(
+        self,
+        worker: UUID,
+        host: str,
+        pid: int,
+        queues: Sequence[str],
+        backends: Sequence[int] | None = None,
+        *,
+        conn: AsyncConnectionLike | None = None,
+    ) -> bool:
+        """Say that a worker lives, and which server processes are its connections. Apps do so themselves."""
+        statement = call(
+            "worker_heartbeat", worker=worker, host=host, pid=pid, queues=queues, backends=backends
+        )
+        return bool(await self._value(statement, conn))
+
+    async def worker_depart(self, worker: UUID, *, conn: AsyncConnectionLike | None = None) -> None:
+        """Say that a worker stops."""
+        await self._rows(call("worker_depart", worker=worker), conn)

@@ -13,9 +13,10 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Coroutine, Generator
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar, cast
 
 from psycopg import AsyncConnection, Connection
+from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
 logger = logging.getLogger("pgmb")
 
@@ -109,6 +110,30 @@ class Background:
             hang_up(reading)
         # It may be about to connect, which cannot be interrupted: it will find out afterwards.
         self._thread.join(2.0)
+
+
+class AsyncEndingPool(AsyncConnectionPool[AsyncConnection[Any]]):
+    """A pool whose tasks end with the event loop, also if nobody closed it."""
+
+    @classmethod
+    async def worker(cls, q: Any) -> None:
+        # The task of the pool goes on if it is cancelled while it connects, and `asyncio.run` waits for it.
+        await super().worker(cast("Any", _UntilCancelled(q)))
+
+
+class _UntilCancelled:
+    def __init__(self, queue: asyncio.Queue[Any]) -> None:
+        self._queue = queue
+
+    async def get(self) -> Any:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise asyncio.CancelledError
+        return await self._queue.get()
+
+
+EndingPool: TypeAlias = ConnectionPool[Connection[Any]]
+"""Threads of a pool end with the process."""
 
 
 def acaller() -> object:
@@ -208,11 +233,17 @@ LISTENING_PAUSE_SECONDS: Final = 1.0
 
 
 class Pace:
-    """Short pauses after something was found, each twice the one before until the longest."""
+    """Short pauses after something was found, each `growth` times the one before until the longest."""
 
-    def __init__(self, first: float = FIRST_PAUSE_SECONDS, longest: float = LONGEST_PAUSE_SECONDS) -> None:
+    def __init__(
+        self,
+        first: float = FIRST_PAUSE_SECONDS,
+        longest: float = LONGEST_PAUSE_SECONDS,
+        growth: float = 2.0,
+    ) -> None:
         self._first = first
         self._longest = longest
+        self._growth = growth
         self._next = first
 
     def found(self) -> None:
@@ -226,5 +257,5 @@ class Pace:
 
     def pause(self) -> float:
         """How long to wait now, in seconds."""
-        pause, self._next = self._next, min(self._next * 2, self._longest)
+        pause, self._next = self._next, min(self._next * self._growth, self._longest)
         return pause

@@ -16,7 +16,7 @@ from psycopg import sql
 
 from pgmb._core import wire
 from pgmb.errors import InvalidArgument
-from pgmb.types import Duration, Event, Position
+from pgmb.types import Duration, Event, Heartbeat, Position
 
 
 class Statement(NamedTuple):
@@ -37,7 +37,9 @@ TYPES: Final[dict[str, LiteralString]] = {
     "actor": "text",
     "after": "interval",
     "archive": "boolean",
+    "around": "timestamptz",
     "at": "timestamptz",
+    "backends": "integer[]",
     "backoff_base": "interval",
     "backoff_factor": "double precision",
     "backoff_jitter": "double precision",
@@ -54,9 +56,11 @@ TYPES: Final[dict[str, LiteralString]] = {
     "equals": "jsonb",
     "error": "text",
     "expires_at": "timestamptz",
+    "fair_by": "text",
     "filter": "text",
     "gzip_above": "integer",
     "headers": "json",
+    "host": "text",
     "id": "uuid",
     "ids": "bigint[]",
     "keep_for": "interval",
@@ -66,6 +70,7 @@ TYPES: Final[dict[str, LiteralString]] = {
     "lease": "uuid",
     "lease_for": "interval",
     "log": "text",
+    "look": "integer",
     "max": "integer",
     "max_attempts": "integer",
     "max_in_flight": "integer",
@@ -79,6 +84,7 @@ TYPES: Final[dict[str, LiteralString]] = {
     "params": "jsonb",
     "patterns": "text[]",
     "payload": "json",
+    "pid": "integer",
     "queue": "text",
     "queues": "text[]",
     "reader": "text",
@@ -106,13 +112,16 @@ TYPES: Final[dict[str, LiteralString]] = {
     "until": "timestamptz",
     "url": "text",
     "when_full": "text",
+    "worker": "uuid",
 }
 """The SQL type of each parameter by its name."""
 
 TYPES_OF_FUNCTIONS: Final[dict[str, dict[str, LiteralString]]] = {
     "alter_endpoint": {"headers": "jsonb", "rps": "integer"},
+    "bury": {"detail": "text"},
     "create_endpoint": {"headers": "jsonb", "rps": "integer"},
     "resend": {"ids": "uuid[]"},
+    "retry": {"detail": "text"},
 }
 """Where a function takes a parameter of that name as another type."""
 
@@ -281,15 +290,40 @@ _RECEIVE: Final = (
     "queue => %s::text, max => %s::integer, lease_for => %s::interval, ack => %s::uuid,"
     " durable => %s::boolean, raw => true)"
 )
+# Claims a range and reads it. The planner cannot know the limit, which is the range's own length, and takes
+# it for a tenth of the rows: so it walks the index, also in a table of which it knows nothing.
+_CLAIM: Final = (
+    "select e.seq, e.id, e.topic, e.key, e.payload, e.headers, e.published_at, 1, c.lease"
+    " from pgmb.claim_next(queue => %s::text, max => %s::integer, lease_for => %s::interval, ack => %s::uuid,"
+    " durable => %s::boolean, known => %s::bigint, stream => {stream}, segment => {segment},"
+    " seen => pg_current_snapshot()) c"
+    " left join lateral (select s.seq, s.id, s.topic::text, s.key::text, s.payload, s.headers,"
+    " s.published_at from pgmb.segment_{stream}_{segment} s where s.seq > c.lo and s.seq <= c.hi"
+    " and (s.xid < c.batch_xmin or pg_visible_in_snapshot(s.xid, c.batch))"
+    " and (s.xid >= c.done_xmax or not pg_visible_in_snapshot(s.xid, c.done))"
+    " order by s.seq limit c.hi - c.lo) e on true"
+)
 _RECEIVE_ANY: Final = (
     "select seq, id, topic, key, payload, headers, published_at, attempt, lease, queue from pgmb.receive_any("
     "queues => %s::text[], max => %s::integer, lease_for => %s::interval, durable => %s::boolean,"
     " raw => true)"
 )
+_HEARTBEAT: Final = (
+    "pgmb.worker_heartbeat(worker => %s::uuid, host => %s::text, pid => %s::integer, queues => %s::text[],"
+    " backends => %s::integer[])"
+)
+# The look depends on the heartbeat, so that this comes first, and comes also if there is nothing to receive.
+_RECEIVE_ANY_ALIVE: Final = (
+    "select r.seq, r.id, r.topic, r.key, r.payload, r.headers, r.published_at, r.attempt, r.lease, r.queue"
+    " from "
+    + _HEARTBEAT
+    + " alive cross join lateral pgmb.receive_any(queues => case when alive then %s::text[] end,"
+    " max => %s::integer, lease_for => %s::interval, durable => %s::boolean, raw => true) r"
+)
 _DEAD_LETTERS: Final = (
-    "select seq, event_id, topic, key, payload, headers, published_at, attempt, id, died_at, error"
-    " from pgmb.dead_letters(queue => %s::text, topic => %s::text, error => %s::text, after => %s::bigint,"
-    " max => %s::integer)"
+    "select seq, event_id, topic, key, payload, headers, published_at, attempt, id, died_at, error,"
+    " errors::json from pgmb.dead_letters(queue => %s::text, topic => %s::text, error => %s::text,"
+    " after => %s::bigint, max => %s::integer)"
 )
 
 SET_TIMEOUT: Final = Statement(
@@ -306,12 +340,61 @@ def receive(
     return Statement(_RECEIVE, (queue, limit, interval(lease_for), ack, durable))
 
 
-def receive_any(queues: Iterable[str], limit: int, lease_for: Duration | None, *, alone: bool) -> Statement:
-    return Statement(_RECEIVE_ANY, (list(queues), limit, interval(lease_for), not alone))
+def claim(
+    queue: str,
+    limit: int,
+    lease_for: Duration | None,
+    ack: UUID | None,
+    *,
+    known: int,
+    stream: int,
+    segment: int,
+) -> Statement:
+    """Receives from the middle of a batch, as a transaction of its own.
+
+    One row without a lease: nothing has happened, `receive` must decide. One row with a lease and no event:
+    the range holds none.
+    """
+    return Statement(
+        _claim_in(stream, segment),
+        (queue, limit, interval(lease_for), ack, ack is not None, known),
+    )
+
+
+@lru_cache(256)
+def _claim_in(stream: int, segment: int) -> LiteralString:
+    text: Any = _CLAIM.format(stream=stream, segment=segment)
+    return cast("LiteralString", text)
+
+
+def receive_any(
+    queues: Iterable[str],
+    limit: int,
+    lease_for: Duration | None,
+    heartbeat: Heartbeat | None = None,
+    *,
+    alone: bool,
+) -> Statement:
+    asked = (list(queues), limit, interval(lease_for), not alone)
+    if heartbeat is None:
+        return Statement(_RECEIVE_ANY, asked)
+    return Statement(_RECEIVE_ANY_ALIVE, (*_told(heartbeat), *asked))
+
+
+def _told(heartbeat: Heartbeat) -> tuple[Any, ...]:
+    return (heartbeat.worker, heartbeat.host, heartbeat.pid, heartbeat.queues, heartbeat.backends)
 
 
 def stream_of(queue: str) -> Statement:
     return Statement("select stream, salt, timed from pgmb.stream_of(queue => %s::text)", (queue,))
+
+
+def claims_from(queue: str) -> Statement:
+    return Statement("select pgmb.claims_from(queue => %s::text)", (queue,))
+
+
+def recount(lease: UUID) -> Statement:
+    return Statement("select pgmb.recount(lease => %s::uuid)", (lease,))
 
 
 def dead_letters(queue: str, topic: str | None, error: str | None, after: int, limit: int) -> Statement:
@@ -342,6 +425,11 @@ STREAM_STATUS: Final = Statement(
 READER_STATUS: Final = Statement(
     "select reader, stream, position::text, confirmed_at, waiting, waiting_bytes, lag, held_segments,"
     " held_for, lost from pgmb.reader_status",
+    (),
+)
+WORKERS: Final = Statement(
+    "select worker, host, pid, application, role::text, queues, backends, started_at, heartbeat_at, alive"
+    " from pgmb.describe_workers()",
     (),
 )
 SINK_STATUS: Final = Statement(

@@ -21,7 +21,7 @@ from psycopg.adapt import AdaptersMap, Dumper
 from psycopg.types.numeric import Int8BinaryLoader
 from psycopg.types.string import ByteaBinaryLoader
 
-from pgmb.types import DeadLetter, Event, Source, moment
+from pgmb.types import DeadLetter, Event, EventFate, FailedAttempt, Source, moment
 
 Row: TypeAlias = tuple[Any, ...]
 """One row as `ADAPTERS` reads it: uuid and json as bytes, timestamptz as microseconds."""
@@ -165,13 +165,23 @@ def events(rows: Iterable[Row], source: Source) -> list[Event]:
 
 
 def dead_letters(rows: Iterable[Row], source: Source) -> list[DeadLetter]:
-    """Rows of (seq, event_id, topic, key, payload, headers, published_at, attempt, id, died_at, error)."""
+    """Rows of (seq, event_id, topic, key, payload, headers, published_at, attempt, id, died_at, error,
+    errors).
+    """
     return [
         DeadLetter(
-            number, moment(died_at), error, Event(seq, given, topic, key, raw, headers, at, attempt, source)
+            number,
+            moment(died_at),
+            error,
+            Event(seq, given, topic, key, raw, headers, at, attempt, source),
+            [] if errors is None else _errors(errors),
         )
-        for seq, given, topic, key, raw, headers, at, attempt, number, died_at, error in rows
+        for seq, given, topic, key, raw, headers, at, attempt, number, died_at, error, errors in rows
     ]
+
+
+_errors = msgspec.json.Decoder(list[FailedAttempt]).decode
+event_fate = msgspec.json.Decoder(EventFate).decode
 
 
 def uuid(value: bytes) -> UUID:

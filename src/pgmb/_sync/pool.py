@@ -6,12 +6,13 @@ from __future__ import annotations
 import select
 import time
 from typing import Any
+from weakref import WeakSet
 
 import psycopg
 from psycopg import Connection
 from psycopg_pool import ConnectionPool
 
-from pgmb._core.concurrency import caller, hang_up
+from pgmb._core.concurrency import EndingPool, caller, hang_up
 from pgmb._core.connecting import conninfo
 
 # The pool waits twice as long after each failed attempt to connect, until this many seconds after the first.
@@ -20,7 +21,7 @@ _RECONNECT_SECONDS = 2.0
 _DRAIN_EVERY_SECONDS = 1.0
 
 
-class BrokerPool(ConnectionPool[Connection[Any]]):
+class BrokerPool(EndingPool):
     def __init__(
         self,
         dsn: str,
@@ -29,8 +30,11 @@ class BrokerPool(ConnectionPool[Connection[Any]]):
         min_size: int = 1,
         max_size: int = 10,
         max_wait: float = 30.0,
+        pooler: bool = False,
     ) -> None:
         self._callers: dict[Connection[Any], object] = {}
+        self._pooler = pooler
+        self._made: WeakSet[Connection[Any]] = WeakSet()
         self._drained = float("-inf")
         super().__init__(
             conninfo(dsn),
@@ -40,6 +44,7 @@ class BrokerPool(ConnectionPool[Connection[Any]]):
             timeout=max_wait,
             reconnect_timeout=_RECONNECT_SECONDS,
             reconnect_failed=_connect_again,
+            configure=self._note_made,
             open=False,
             name="pgmb",
         )
@@ -61,6 +66,15 @@ class BrokerPool(ConnectionPool[Connection[Any]]):
             self._replace(conn)
         else:
             super().putconn(conn)
+
+    def backends(self) -> list[int]:
+        """The server processes of the open connections; none behind a pooler, which makes up their ids."""
+        if self._pooler:
+            return []
+        return sorted(conn.info.backend_pid for conn in list(self._made) if not conn.closed)
+
+    def _note_made(self, conn: Connection[Any]) -> None:
+        self._made.add(conn)
 
     def break_off(self, caller: object) -> int:
         """Close the sockets of the connections that a task or thread uses, so that its statement fails now.

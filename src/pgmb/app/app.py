@@ -22,6 +22,8 @@ from pgmb.app import handling, running
 from pgmb.app.declaring import QueueSpec, with_handlers
 from pgmb.app.group import HandlerGroup
 from pgmb.app.handler import Backoff, Handler, attempts
+from pgmb.app.outcome import seconds
+from pgmb.app.requests import Requests, answering
 from pgmb.app.routing import Middleware
 from pgmb.errors import Conflict, InvalidArgument, PermissionDenied
 from pgmb.types import Duration, Position
@@ -76,10 +78,11 @@ class App:
         self.middlewares: list[Middleware] = []
         self.observer: Instrumentation | None = None
         self.schedules: dict[str, dict[str, Any]] = {}
+        self.answers = False
         self._created: set[str] = set()
         self._lock = threading.Lock()
         self._broker: Broker | None = None
-        self._abrokers: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncBroker] = WeakKeyDictionary()
+        self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _Opened] = WeakKeyDictionary()
 
     # -- declaring
 
@@ -147,6 +150,24 @@ class App:
 
         return register
 
+    def answer(
+        self, *patterns: str, localns: Mapping[str, Any] | None = None, **options: Any
+    ) -> Callable[[SingleHandler], SingleHandler]:
+        """Handle requests: what the function returns or raises is what `request` returns or raises.
+
+        The answer and the ack of the request are committed together. What is published without `request` is
+        handled too, and what the function returns is dropped. Takes what `on` takes, but for `batch`.
+        """
+        if "batch" in options:
+            raise InvalidArgument("a request has one answer: answer() takes no batch")
+
+        def register(function: SingleHandler) -> SingleHandler:
+            self.answers = True
+            self.on(*patterns, **options)(answering(self.abroker, function, patterns, localns))
+            return function
+
+        return register
+
     def queue(
         self,
         name: str,
@@ -198,6 +219,7 @@ class App:
         """Publish an event at each time of a cron expression. Takes what `create_schedule` takes.
 
         The schedule has the topic's name. While the app works it publishes due events, each in one process.
+        It stays when it is no longer declared: drop it with `drop_schedule`.
         """
         expressions.first_after(cron, timezone, datetime.now(UTC))
         given = {"cron": cron, "topic": topic, "payload": payload, "timezone": timezone, **settings}
@@ -232,15 +254,19 @@ class App:
 
     async def abroker(self) -> AsyncBroker:
         """The asynchronous broker behind `apublish`, one an event loop. Creates queues as `broker` does."""
-        loop = asyncio.get_running_loop()
-        broker = self._abrokers.get(loop)
-        if broker is None:
-            broker = self._abrokers[loop] = self.observed(await aconnect(self.dsn, **self.connection))
-        for queue in self._not_created():
-            with contextlib.suppress(Conflict, PermissionDenied):
-                await queue.acreate(broker)
-            self._created.add(queue.name)
-        return broker
+        opened = self._opened()
+        if opened.broker is None or self._not_created():
+            async with opened.lock:
+                if opened.broker is None:
+                    opened.broker = self.observed(await aconnect(self.dsn, **self.connection))
+                for queue in self._not_created():
+                    with contextlib.suppress(Conflict, PermissionDenied):
+                        await queue.acreate(opened.broker)
+                    self._created.add(queue.name)
+        return opened.broker
+
+    def _opened(self) -> _Opened:
+        return self._loops.setdefault(asyncio.get_running_loop(), _Opened())
 
     def _not_created(self) -> list[QueueSpec]:
         return [queue for queue in self.queues.values() if queue.handlers and queue.name not in self._created]
@@ -253,6 +279,26 @@ class App:
     async def apublish(self, *arguments: Any, **options: Any) -> Any:
         return await (await self.abroker()).publish(*arguments, **options)
 
+    async def request(
+        self,
+        topic: str,
+        payload: Any,
+        *,
+        timeout: Duration = 30,  # noqa: ASYNC109 - its error names the topic
+        key: str | None = None,
+        headers: Any = None,
+        stream: str = "main",
+    ) -> Any:
+        """Publish an event and return what its handler returns, which `answer` declared.
+
+        Raises what the handler raised, if that is one of Python's own exceptions, else RequestFailed; and
+        TimeoutError if there is no answer in time: the event stays, and may still be handled.
+        """
+        broker, opened = await self.abroker(), self._opened()
+        if opened.requests is None:
+            opened.requests = Requests(broker)
+        return await opened.requests.ask(topic, payload, seconds(timeout), headers, key=key, stream=stream)
+
     def close(self) -> None:
         """Close the connections that `publish` opened."""
         with self._lock:
@@ -261,14 +307,19 @@ class App:
             broker.close()
 
     async def aclose(self) -> None:
-        """Close the connections that `apublish` opened, and those of `publish`."""
+        """Close the connections that `apublish` and `request` opened, and those of `publish`."""
         await self._close_loop()
         self.close()
 
     async def _close_loop(self) -> None:
-        broker = self._abrokers.pop(asyncio.get_running_loop(), None)
-        if broker is not None:
-            await broker.close()
+        opened = self._loops.pop(asyncio.get_running_loop(), None)
+        if opened is None:
+            return
+        async with opened.lock:
+            if opened.requests is not None:
+                await opened.requests.close()
+            if opened.broker is not None:
+                await opened.broker.close()
 
     # -- observing
 
@@ -277,8 +328,9 @@ class App:
         self.observer = observer
         if self._broker is not None:
             observer.observe(self._broker)
-        for broker in list(self._abrokers.values()):
-            observer.observe(broker)
+        for opened in list(self._loops.values()):
+            if opened.broker is not None:
+                observer.observe(opened.broker)
 
     def observed(self, broker: AnyBroker, *, working: bool = False) -> AnyBroker:
         """The broker, observed if the app is instrumented."""
@@ -321,12 +373,14 @@ class App:
             connection=self.connection,
             queues=with_handlers(self.queues, queues),
             schedules=self.schedules,
+            answers=self.answers,
             middlewares=self.middlewares,
             instrumentation=self.observer,
             lifespan=None if self.lifespan is None else partial(self.lifespan, self),
             listen=self.listen,
             concurrency=concurrency,
             grace=self.grace if grace is None else grace,
+            close=self._close_loop,
         )
 
     def handle(self, queue: str, max: int = 1) -> int:
@@ -350,6 +404,15 @@ class App:
             return await self.ahandle(queue, max)
         finally:
             await self._close_loop()
+
+
+class _Opened:
+    """What an app opened in one event loop."""
+
+    def __init__(self) -> None:
+        self.lock = asyncio.Lock()
+        self.broker: AsyncBroker | None = None
+        self.requests: Requests | None = None
 
 
 def _refuse_other_than_text(patterns: Iterable[object]) -> None:

@@ -21,7 +21,7 @@ from pgmb.app.routing import Routes
 from pgmb.app.watchdog import enforce_timeouts, extend_leases
 from pgmb.app.worker import Assignments, Worker
 from pgmb.errors import LeaseLost
-from pgmb.types import Event
+from pgmb.types import Event, live
 
 logger = logging.getLogger("pgmb.app")
 
@@ -42,6 +42,7 @@ class Consumer:
         lease_for: float = 30.0,
         max_attempts: int = 10,
         ordered: bool = False,
+        fair: bool = False,
     ) -> None:
         self.name = routes.queue
         self.routes = routes
@@ -51,7 +52,7 @@ class Consumer:
         self.in_progress: list[LeaseProgress] = []
         self._assignments = Assignments()
         self.workers = [Worker(self._assignments, routes, max_attempts, ordered) for _ in range(concurrency)]
-        self.size = LeaseSize(concurrency, routes.handlers[0].batch)
+        self.size = LeaseSize(concurrency, routes.handlers[0].batch, fair=fair)
         self._broker = broker
         self._deadline = AsyncDeadline(f"queue {self.name}", broker.break_off)
         self._idle = idle
@@ -164,10 +165,10 @@ class Consumer:
         if not full:
             self._calm_until = time.monotonic() + _CALM_SECONDS
         handler, refused = self.routes.handlers[0], None
-        pending = chains(lease.events) if self.ordered else None
+        pending = chains(live(lease.events)) if self.ordered else None
         if handler.together:
             try:
-                pending = parts(lease.events, handler.split_by)
+                pending = parts(live(lease.events), handler.split_by)
             except Exception as error:
                 pending, refused = [], error
         suspect = len(lease.events) == 1 and self._is_suspect(lease.events[0])

@@ -26,7 +26,7 @@ from pgmb.types import Position
 
 logger = logging.getLogger("pgmb.app")
 
-_AT_CREATION = ("stream", "starting", "ordered", "lanes")
+_AT_CREATION = ("stream", "starting", "ordered", "lanes", "shards", "fair_by")
 """What alter_queue does not change."""
 _FILTER_SETTINGS = ("equals", "filter", "condition", "params")
 """What bind changes, beside the patterns."""
@@ -131,6 +131,7 @@ class QueueSettings(NamedTuple):
     lease_for: float
     max_attempts: int
     ordered: bool
+    fair: bool
 
 
 async def declare(broker: AsyncBroker, queues: Sequence[QueueSpec]) -> dict[str, QueueSettings]:
@@ -155,6 +156,7 @@ async def declare(broker: AsyncBroker, queues: Sequence[QueueSpec]) -> dict[str,
             msgspec.convert(present["lease_for"], timedelta).total_seconds(),
             present["max_attempts"],
             present["ordered"],
+            present["fair_by"] is not None,
         )
     return found
 
@@ -216,6 +218,10 @@ async def _alter(broker: AsyncBroker, queue: QueueSpec, present: Mapping[str, An
     if bool(queue.settings.get("ordered", present["ordered"])) != present["ordered"]:
         conflict = Conflict(f"queue {queue.name!r} exists with ordered={present['ordered']}")
         conflict.advise("Whether a queue is ordered cannot be changed: drop it, or take another name.")
+        raise conflict
+    if queue.settings.get("fair_by", present["fair_by"]) != present["fair_by"]:
+        conflict = Conflict(f"queue {queue.name!r} exists with fair_by={present['fair_by']!r}")
+        conflict.advise("Whether a queue is fair cannot be changed: drop it, or take another name.")
         raise conflict
     changed = {
         name: value

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias, cast, get_args, get_origin, get_type_hints
 
 from pgmb._core.patterns import compiled
 from pgmb.app.delivery import Delivery
-from pgmb.app.outcome import Reject, Retry, describe, seconds, waiting
+from pgmb.app.outcome import Reject, Retry, describe, seconds, trace, waiting
 from pgmb.app.payload import Decode, decoder
 from pgmb.app.progress import Failure, LeaseProgress, SplitBy
 from pgmb.errors import InvalidArgument
@@ -79,12 +79,12 @@ class Handler:
         if isinstance(error, Reject):
             return Failure(True, None, text)
         try:
-            return Failure(False, self._after(event.attempt, error), text)
+            return Failure(False, self._after(event.attempt, error), text, detail=trace(error))
         except Exception:
             logger.exception(
                 "%s: its backoff failed at attempt %s, the queue's serves", self.name, event.attempt
             )
-            return Failure(False, None, text)
+            return Failure(False, None, text, detail=trace(error))
 
     def failures(self, batch: Sequence[Event], error: BaseException) -> dict[int, Failure]:
         """What becomes of a batch on which this handler raised, by seq."""

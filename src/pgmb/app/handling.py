@@ -13,12 +13,12 @@ from pgmb._async.receiving import AsyncLease
 from pgmb.app import settling
 from pgmb.app.declaring import QueueSpec, declare
 from pgmb.app.handler import Handler
-from pgmb.app.outcome import Reject, Retry, describe, own_traceback
+from pgmb.app.outcome import Reject, Retry, describe, own_traceback, trace
 from pgmb.app.progress import Failure, LeaseProgress, parts
 from pgmb.app.routing import Middleware, Route, Routes, late
 from pgmb.app.threads import Threads
 from pgmb.errors import LeaseLost
-from pgmb.types import Event
+from pgmb.types import Event, live
 
 logger = logging.getLogger("pgmb.app")
 
@@ -38,7 +38,7 @@ async def handle_lease(routes: Routes, lease: AsyncLease, max_attempts: int) -> 
     progress.pending.clear()
     errors: dict[int, BaseException] = {}
     if routes.batch is None:
-        for event in lease.events:
+        for event in live(lease.events):
             await _call_single(routes.details(event.topic), progress, event, errors)
     else:
         await _call_batch(routes.batch, progress, errors)
@@ -70,13 +70,11 @@ async def _call_single(
 
 
 async def _call_batch(route: Route, progress: LeaseProgress, errors: dict[int, BaseException]) -> None:
-    handler = route.handlers[0]
+    handler, events = route.handlers[0], live(progress.lease.events)
     try:
-        batches = (
-            parts(progress.lease.events, handler.split_by) if handler.together else [progress.lease.events]
-        )
+        batches = parts(events, handler.split_by) if handler.together else [events]
     except Exception as error:
-        _fail(handler, progress, progress.lease.events, error, errors)
+        _fail(handler, progress, events, error, errors)
         return
     for batch in batches:
         await _call_part(route, progress, batch, errors)
@@ -130,7 +128,11 @@ async def _call(route: Route, argument: Any) -> None:
 def _failure(route: Route, progress: LeaseProgress, event: Event, error: BaseException) -> Failure:
     blamed = progress.blamed.pop(event.seq, None)
     handler = blamed if isinstance(blamed, Handler) else next(iter(route.handlers), None)
-    return Failure(False, None, describe(error)) if handler is None else handler.failure(event, error)
+    return (
+        Failure(False, None, describe(error), detail=trace(error))
+        if handler is None
+        else handler.failure(event, error)
+    )
 
 
 async def _settle(progress: LeaseProgress) -> None:
@@ -145,10 +147,10 @@ async def _settle(progress: LeaseProgress) -> None:
         if ending is None:
             await progress.lease.ack(part)
         elif ending.final:
-            await progress.lease.bury(part, ending.error)
+            await progress.lease.bury(part, ending.error, ending.detail)
         else:
             together = None if ending.together is None else True
-            await progress.lease.retry(part, ending.after, ending.error, together)
+            await progress.lease.retry(part, ending.after, ending.error, together, ending.detail)
 
 
 def _outcome(

@@ -14,6 +14,7 @@ from pgmb._async.listener import AsyncSubscription
 from pgmb._async.receiving import AsyncLease
 from pgmb._core.concurrency import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, AsyncDeadline, Pace
 from pgmb.app import settling
+from pgmb.app.heartbeats import Heartbeats
 from pgmb.app.progress import LeaseSize
 from pgmb.errors import InvalidArgument, NotFound, PermissionDenied
 
@@ -38,8 +39,9 @@ class IdleConsumer(Protocol):
 class IdlePoller:
     """Looks for the first event of every queue that has none, and hands the lease to its consumer."""
 
-    def __init__(self, broker: AsyncBroker) -> None:
+    def __init__(self, broker: AsyncBroker, heartbeats: Heartbeats) -> None:
         self._broker = broker
+        self._heartbeats = heartbeats
         self._waiting: dict[str, IdleConsumer] = {}
         self._told: set[str] = set()
         """Queues with news since they were last polled, also those whose consumers are busy."""
@@ -118,7 +120,7 @@ class IdlePoller:
         size = min(self._waiting[queue].size.next for queue in queues)
         try:
             with self._deadline.enforced():
-                lease = await self._broker.receive_any(queues, size)
+                lease = await self._broker.receive_any(queues, size, heartbeat=self._heartbeats.due())
         except (NotFound, PermissionDenied, InvalidArgument):
             # One of them is at fault. Each finds out for itself.
             for consumer in list(self._waiting.values()):

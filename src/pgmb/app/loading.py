@@ -40,9 +40,11 @@ def load(target: str) -> App:
     if isinstance(found, App):
         return found
     apps = [known for known, value in vars(module).items() if isinstance(value, App)]
-    what = "is not there" if found is None else f"is a {type(found).__name__}, not a pgmb.App"
+    kind = type(found).__name__
     raise _refused(
-        f"{name or 'app'} in {module_name} {what}",
+        f"module {module_name} has no {name or 'app'}"
+        if found is None
+        else f"{name or 'app'} in module {module_name} is a {kind}, not a pgmb.App",
         f"It has {', '.join(f'{module_name}:{known}' for known in apps)}."
         if apps
         else "Say which: module:name.",

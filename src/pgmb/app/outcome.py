@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import traceback
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
@@ -12,6 +13,7 @@ from pgmb.types import Duration
 
 _PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
 _LONGEST_ERROR_CHARACTERS = 2000
+_INNERMOST_FRAMES = 20
 _LONGEST_WAIT_SECONDS = 10 * 365 * 86_400.0
 
 
@@ -45,9 +47,25 @@ def describe(error: BaseException) -> str:
     else:
         message = str(error)
         text = f"{type(error).__name__}: {message}" if message else type(error).__name__
-    # PostgreSQL has no NUL in text, and UTF-8 no lone surrogates.
-    text = text.replace("\0", "\ufffd").encode(errors="replace").decode()
+    text = storable(text)
     return text if len(text) <= _LONGEST_ERROR_CHARACTERS else text[: _LONGEST_ERROR_CHARACTERS - 1] + "…"
+
+
+def trace(error: BaseException) -> str | None:
+    """The end of the error's traceback, from the handler on, as a failed attempt keeps it."""
+    if isinstance(error, (Reject, Retry)):
+        return None
+    try:
+        lines = traceback.format_exception(type(error), error, own_traceback(error), limit=-_INNERMOST_FRAMES)
+        return storable("".join(lines).rstrip())[-_LONGEST_ERROR_CHARACTERS:]
+    except Exception:
+        # An exception whose message raises.
+        return None
+
+
+def storable(text: str) -> str:
+    """Without what PostgreSQL cannot hold: NUL in text, and lone surrogates in UTF-8."""
+    return text.replace("\0", "\ufffd").encode(errors="replace").decode()
 
 
 def own_traceback(error: BaseException) -> TracebackType | None:

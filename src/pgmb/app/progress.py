@@ -8,11 +8,14 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, TypeAlias
 
 from pgmb._async.receiving import AsyncLease
-from pgmb.types import Event
+from pgmb.types import Event, live
 
 _MOST_EVENTS = 500
 _SHORT_LEASE_SECONDS = 0.25
 _LONG_LEASE_SECONDS = 1.0
+# Tenants of a fair queue wait for a lease to end before they are served.
+_SHORT_FAIR_LEASE_SECONDS = 0.015
+_LONG_FAIR_LEASE_SECONDS = 0.06
 
 
 class Failure(NamedTuple):
@@ -23,6 +26,8 @@ class Failure(NamedTuple):
     error: str
     together: int | None = None
     """Events with the same number here come again as the same set."""
+    detail: str | None = None
+    """The traceback."""
 
 
 class LeaseProgress:
@@ -59,7 +64,7 @@ class LeaseProgress:
     ) -> None:
         self.lease = lease
         self.max_attempts = max_attempts
-        self.pending: deque[Event | list[Event]] = deque(lease.events if pending is None else pending)
+        self.pending: deque[Event | list[Event]] = deque(live(lease.events) if pending is None else pending)
         """Events, or in an ordered queue lists of events that must run one after another."""
         self.working = 0
         """How many workers take events from it."""
@@ -152,14 +157,16 @@ class LeaseSize:
     A long lease keeps its last events from other processes, and all of it from being settled.
     """
 
-    def __init__(self, concurrency: int, batch: int | None = None) -> None:
+    def __init__(self, concurrency: int, batch: int | None = None, *, fair: bool = False) -> None:
+        self._short = _SHORT_FAIR_LEASE_SECONDS if fair else _SHORT_LEASE_SECONDS
+        self._long = _LONG_FAIR_LEASE_SECONDS if fair else _LONG_LEASE_SECONDS
         self._least = batch or concurrency
         self._most = batch or max(concurrency, _MOST_EVENTS)
         self.next = self._least
 
     def took(self, events: int, seconds: float) -> None:
         """Adapt to a lease of that many events, done in that many seconds."""
-        if seconds > _LONG_LEASE_SECONDS:
+        if seconds > self._long:
             self.next = max(self.next // 2, self._least)
-        elif seconds < _SHORT_LEASE_SECONDS and events >= self.next:
+        elif seconds < self._short and events >= self.next:
             self.next = min(self.next * 2, self._most)

@@ -8,7 +8,7 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, NamedTuple
 
@@ -18,7 +18,9 @@ from pgmb._core.observer import Instrumentation
 from pgmb._core.patterns import TopicHints
 from pgmb.app.consumer import Consumer
 from pgmb.app.declaring import QueueSettings, QueueSpec, declare
+from pgmb.app.heartbeats import Heartbeats
 from pgmb.app.idle import IdlePoller
+from pgmb.app.requests import create_replies
 from pgmb.app.routing import Middleware, Routes
 from pgmb.app.threads import Threads
 from pgmb.errors import PermissionDenied
@@ -38,6 +40,8 @@ class WorkSpec(NamedTuple):
     connection: Mapping[str, Any]
     queues: Sequence[QueueSpec]
     schedules: Mapping[str, dict[str, Any]]
+    answers: bool
+    """Whether a handler answers requests."""
     middlewares: Sequence[Middleware]
     instrumentation: Instrumentation | None
     lifespan: Callable[[], AbstractAsyncContextManager[Any]] | None
@@ -45,6 +49,8 @@ class WorkSpec(NamedTuple):
     concurrency: int | None
     """Of every queue; None leaves each its own."""
     grace: float
+    close: Callable[[], Awaitable[None]]
+    """Closes what handlers opened in the event loop."""
 
 
 async def work(spec: WorkSpec, stop: asyncio.Event) -> None:
@@ -59,6 +65,8 @@ async def work(spec: WorkSpec, stop: asyncio.Event) -> None:
         if spec.instrumentation is not None:
             spec.instrumentation.observe(broker, working=True)
         found = await declare(broker, spec.queues)
+        if spec.answers:
+            await create_replies(broker)
         await stack.enter_async_context(scheduling(broker, spec.schedules))
         if spec.lifespan is not None:
             await stack.enter_async_context(spec.lifespan())
@@ -69,7 +77,8 @@ async def work(spec: WorkSpec, stop: asyncio.Event) -> None:
 async def _consume(
     spec: WorkSpec, broker: AsyncBroker, found: Mapping[str, QueueSettings], stop: asyncio.Event
 ) -> None:
-    idle, threads = IdlePoller(broker), Threads("pgmb handler")
+    heartbeats = Heartbeats(broker, [queue.name for queue in spec.queues])
+    idle, threads = IdlePoller(broker, heartbeats), Threads("pgmb handler")
     consumers = [
         Consumer(
             broker,
@@ -84,6 +93,7 @@ async def _consume(
     try:
         async with asyncio.TaskGroup() as group:
             polling = group.create_task(idle.run(subscriptions), name="pgmb idle")
+            beating = group.create_task(heartbeats.run(), name="pgmb heartbeats")
             tasks = [group.create_task(one.run(), name=f"pgmb {one.name}") for one in consumers]
             ending = group.create_task(stop.wait())
             await asyncio.wait([ending, *tasks, polling], return_when=asyncio.FIRST_COMPLETED)
@@ -95,6 +105,8 @@ async def _consume(
                 logger.warning("%s does not end; exiting without it", task.get_name())
                 task.cancel()
             idle.stop()
+            beating.cancel()
+        await heartbeats.depart()
     finally:
         threads.close()
 
@@ -138,7 +150,11 @@ async def until_signalled(spec: WorkSpec, parent: int | None = None) -> None:
         if parent is not None:
             os.set_inheritable(parent, False)
             loop.add_reader(parent, orphaned, parent)
-        await work(spec, stop)
+        try:
+            await work(spec, stop)
+        finally:
+            # Not at the end of every work(): the event loop may be shared with those who publish.
+            await spec.close()
 
 
 def _on_signals(stack: contextlib.ExitStack, end: Callable[[str], None]) -> None:

@@ -81,10 +81,10 @@ async def ack(progress: LeaseProgress, deadline: AsyncDeadline) -> None:
 
 async def _fail(lease: AsyncLease, failure: Failure, seqs: list[int] | None) -> None:
     if failure.final:
-        await lease.bury(seqs, failure.error)
+        await lease.bury(seqs, failure.error, failure.detail)
     else:
         together = None if failure.together is None else True
-        await lease.retry(seqs, failure.after, failure.error, together)
+        await lease.retry(seqs, failure.after, failure.error, together, failure.detail)
 
 
 async def _persist(

@@ -14,7 +14,7 @@ from time import monotonic
 from typing import Any, cast
 
 from pgmb.app.handler import Handler
-from pgmb.app.outcome import Reject, Retry, describe, own_traceback
+from pgmb.app.outcome import Reject, Retry, describe, own_traceback, trace
 from pgmb.app.progress import Failure, LeaseProgress
 from pgmb.app.routing import Route, Routes, late
 from pgmb.types import Event
@@ -229,7 +229,11 @@ class Worker:
         if handler is None:
             handlers = self._routes.details(event.topic).handlers
             handler = handlers[0] if handlers else None
-        failure = Failure(False, None, describe(error)) if handler is None else handler.failure(event, error)
+        failure = (
+            Failure(False, None, describe(error), detail=trace(error))
+            if handler is None
+            else handler.failure(event, error)
+        )
         progress.failed[event.seq] = failure
         self._assignments.note_survived(event)
         self._log(f"{event.id}, {event.topic}, attempt {event.attempt}", event.attempt, handler, error)

@@ -17,9 +17,12 @@ from typer.core import TyperCommand, TyperGroup
 
 import pgmb
 from pgmb.cli import (
+    demo,
     dlq,
     doctor,
     endpoints,
+    erase,
+    event,
     hints,
     keys,
     lake,
@@ -49,6 +52,7 @@ app = typer.Typer(
 )
 for group in (
     schema,
+    demo,
     doctor,
     status,
     top,
@@ -58,6 +62,7 @@ for group in (
     publish,
     receive,
     tail,
+    event,
     dlq,
     route,
     schedules,
@@ -65,6 +70,7 @@ for group in (
     work,
     spark,
     lake,
+    erase,
     serve,
 ):
     group.register(app)
@@ -128,7 +134,7 @@ def main() -> None:
     try:
         _asked(*sys.argv[1:2])(prog_name="pgmb")
     except PgmbError as error:
-        output.fail(str(error), hints.in_commands(error.hint))
+        output.fail(str(error), hints.similar(error, sys.argv[1:]) or hints.in_commands(error.hint))
     except (psycopg.Error, PoolTimeout) as error:
         output.fail(*_told(error))
     except UnicodeEncodeError as error:

@@ -79,9 +79,11 @@ def show(
         output.json(document)
         return
     document["id"] = str(id)
+    del document["errors"]
     document["payload"] = msgspec.json.format(found[0].event.raw, indent=2).decode()
     document["headers"] = msgspec.json.encode(found[0].event.headers).decode()
     output.record(f"Dead letter {id} of {queue}", document)
+    output.attempts(f"Failed attempts at {queue}", found[0].errors)
 
 
 def redrive(queue: Queue, dsn: Dsn = "", topic: Topic = None, error: Error = None, id: Ids = None) -> None:
@@ -128,6 +130,7 @@ def _document(letter: DeadLetter) -> dict[str, Any]:
         "id": letter.id,
         "died_at": letter.died_at,
         "error": letter.error,
+        "errors": letter.errors,
         "event_id": event.pop("id"),
         **event,
     }

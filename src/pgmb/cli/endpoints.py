@@ -34,6 +34,10 @@ from pgmb.errors import InvalidArgument
 
 endpoints = typer.Typer(help="Endpoints: URLs to which webhooks are posted.", no_args_is_help=True)
 
+_UNSIGNED = (
+    "PGMB_SECRET_KEY is not set, so requests to this endpoint are not signed. To sign them, set it to a key"
+    " from `pgmb endpoints key`, here and where `pgmb serve` runs, and run `pgmb endpoints rotate-secret {}`."
+)
 _ONCE = "It is not shown again: give it to whoever verifies the requests."
 
 
@@ -138,6 +142,8 @@ def create(
             **given,
             **filters.given(equals, filter, condition, param),
         )
+        if not unsigned and made.secret is None and broker.endpoint(endpoint).secrets == 0:
+            output.note(_UNSIGNED.format(endpoint))
     if as_json:
         output.json(made)
         return

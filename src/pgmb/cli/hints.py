@@ -3,9 +3,21 @@
 from __future__ import annotations
 
 import re
-from typing import Final
+from collections.abc import Sequence
+from difflib import get_close_matches
+from typing import Final, LiteralString
 
 import psycopg
+
+from pgmb.cli.options import names
+from pgmb.errors import (
+    EndpointNotFound,
+    NotFound,
+    PgmbError,
+    QueueNotFound,
+    ScheduleNotFound,
+    StreamNotFound,
+)
 
 COMMANDS: Final = {
     "alter_queue": "pgmb queues alter NAME",
@@ -66,6 +78,31 @@ _CAUSES: Final = (
     ),
     (r"starting up|shutting down|in recovery mode", "The server is not ready. Try again in a moment."),
 )
+
+
+_KINDS: Final[dict[type[NotFound], LiteralString]] = {
+    QueueNotFound: "select queue from pgmb.queue_status",
+    StreamNotFound: "select stream from pgmb.stream_status",
+    EndpointNotFound: "select name from pgmb.endpoints",
+    ScheduleNotFound: "select name from pgmb.schedules()",
+}
+
+
+def similar(error: PgmbError, words: Sequence[str]) -> str | None:
+    """Of what was not found: the name that a word of the command line may have meant."""
+    query = _KINDS.get(type(error)) if isinstance(error, NotFound) else None
+    missing = [word for word in words if f"'{word}'" in str(error)]
+    if query is None or not missing:
+        return None
+    close = get_close_matches(missing[0], names(query, _dsn(words)), 1)
+    return f"Did you mean {close[0]!r}?" if close else None
+
+
+def _dsn(words: Sequence[str]) -> str:
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        if word == "--dsn" or word.startswith("--dsn="):
+            return word.partition("=")[2] or following
+    return ""
 
 
 def in_commands(hint: str | None) -> str | None:

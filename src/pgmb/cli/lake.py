@@ -15,7 +15,7 @@ from psycopg.rows import dict_row
 
 from pgmb import connect as broker_of
 from pgmb._core.connecting import connect
-from pgmb.cli import durations, lake_care, lake_replay, moments, output
+from pgmb.cli import durations, lake_care, lake_project, lake_replay, lake_report, moments, output
 from pgmb.cli.options import AsJson, Dsn, StorageOption, Stream, storage_options
 from pgmb.cli.spark.progress import progress
 from pgmb.cli.spark.session import UNTOLD, Conf, Master, session
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pgmb.lake.care import Keeper
     from pgmb.lake.dead import DeadArchived
     from pgmb.lake.replay import Replayer
+    from pgmb.lake.report.figures import Figures
 
 lake = typer.Typer(
     help="Archive streams to open tables, verified before they are dropped.", no_args_is_help=True
@@ -33,8 +34,8 @@ lake = typer.Typer(
 
 _EVERY = timedelta(seconds=10)
 _LAKES = (
-    "select stream, url, keep_hot, archived, events, verified_at, waiting, waiting_bytes, waiting_for, lag"
-    " from pgmb.describe_lakes()"
+    "select stream, url, keep_hot, archived, events, verified_at, waiting, waiting_bytes, waiting_for, lag,"
+    " dead_waiting, dead_waiting_for from pgmb.describe_lakes()"
 )
 _STATUS = {
     "stream": "stream",
@@ -45,6 +46,7 @@ _STATUS = {
     "waiting_bytes": "bytes",
     "waiting_for": "for",
     "lag": "lag",
+    "dead_waiting": "dead letters waiting",
     "keep_hot": "kept in the log",
     "url": "table",
 }
@@ -55,6 +57,8 @@ def register(app: typer.Typer) -> None:
         lake.command()(command)
     lake_care.register(lake, _keeper)
     lake_replay.register(lake, _replayer)
+    lake_project.register(lake, _needed)
+    lake_report.register(lake, _figures)
     app.add_typer(lake, name="lake")
 
 
@@ -274,11 +278,25 @@ def _lakes(dsn: str) -> list[dict[str, Any]]:
         return cursor.execute(_LAKES).fetchall()
 
 
-def _keeper(dsn: str, stream: str, storage_option: list[str] | None) -> Keeper:
+@contextmanager
+def _keeper(
+    dsn: str,
+    stream: str,
+    storage_option: list[str] | None,
+    master: str | None = None,
+    conf: list[str] | None = None,
+) -> Generator[Keeper]:
+    """With a master, its tasks run on Spark."""
     options = storage_options(storage_option)
     with _needed():
         from pgmb.lake.care import Keeper
-    return Keeper(dsn, stream, options=options)
+    if master is None:
+        yield Keeper(dsn, stream, options=options)
+        return
+    with _needed():
+        from pgmb.lake.spark import SparkRun
+    with session(master, conf) as spark, progress(spark, f"Verify {stream}"):
+        yield Keeper(dsn, stream, run=SparkRun(spark), options=options)
 
 
 def _replayer(dsn: str, storage_option: list[str] | None) -> Replayer:
@@ -286,6 +304,15 @@ def _replayer(dsn: str, storage_option: list[str] | None) -> Replayer:
     with _needed():
         from pgmb.lake.replay import Replayer
     return Replayer(dsn, options=options)
+
+
+def _figures(
+    dsn: str, asked: Mapping[str, Any], options: Mapping[str, str], master: str, conf: list[str] | None
+) -> Figures:
+    with _needed():
+        from pgmb.lake.report.gather import Asked, gather
+    with session(master, conf) as spark, progress(spark, "Report"):
+        return gather(spark, dsn, Asked(**asked), url=dsn or UNTOLD, options=options)
 
 
 @contextmanager

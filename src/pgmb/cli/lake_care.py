@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
@@ -13,17 +14,14 @@ from psycopg.rows import dict_row
 
 from pgmb._core.connecting import connect
 from pgmb.cli import durations, moments, output
-from pgmb.cli.options import AsJson, Dsn, Stream
+from pgmb.cli.options import AsJson, Dsn, StorageOption, Stream
+from pgmb.cli.spark.session import Conf
 from pgmb.errors import translated
 
 if TYPE_CHECKING:
     from pgmb.lake.care import Keeper
 
-StorageOption: TypeAlias = Annotated[
-    list[str] | None,
-    typer.Option(metavar="NAME=VALUE", help="An option of the storage.", show_default=False),
-]
-Opened = Callable[[str, str, list[str] | None], "Keeper"]
+Opened: TypeAlias = Callable[..., AbstractContextManager["Keeper"]]
 
 _SEGMENTS = "select stream, segment, state, since, reason from pgmb.describe_lake_segments()"
 _BYTES = re.compile(r"(\d+)\s*(kb|mb|gb)?")
@@ -55,13 +53,23 @@ def register(lake: typer.Typer, opened: Opened) -> None:
             ),
         ] = None,
         storage_option: StorageOption = None,
+        master: Annotated[
+            str | None,
+            typer.Option(
+                help="Read the files with Spark, on this master.",
+                show_default="in this process, several files at once",
+            ),
+        ] = None,
+        conf: Conf = None,
         as_json: AsJson = False,
     ) -> None:
         """Read the files of archived segments again. Exits with 1 if one is missing or damaged.
 
         A damaged segment that the log still has is kept there: pgmb lake archive --repair writes it again.
         """
-        found = opened(dsn, stream, storage_option).verify(_time(since))
+        begin = _time(since)
+        with opened(dsn, stream, storage_option, master, conf) as keeper:
+            found = keeper.verify(begin)
         if as_json:
             output.json(found)
         else:
@@ -91,7 +99,8 @@ def register(lake: typer.Typer, opened: Opened) -> None:
         as_json: AsJson = False,
     ) -> None:
         """Join small files of the table. Readers go on; pgmb lake vacuum removes the old files."""
-        done = opened(dsn, stream, storage_option).compact(target or 256 * _UNITS["mb"])
+        with opened(dsn, stream, storage_option) as keeper:
+            done = keeper.compact(target or 256 * _UNITS["mb"])
         if as_json:
             output.json(done)
         elif done.replaced:
@@ -121,7 +130,8 @@ def register(lake: typer.Typer, opened: Opened) -> None:
     ) -> None:
         """Remove files that the table does not need: replaced ones, and those of killed archivers."""
         hours = int((_KEEP if keep is None else keep).total_seconds() // 3600)
-        gone = opened(dsn, stream, storage_option).vacuum(hours, dry_run=dry_run)
+        with opened(dsn, stream, storage_option) as keeper:
+            gone = keeper.vacuum(hours, dry_run=dry_run)
         if as_json:
             output.json(gone)
             return
@@ -134,7 +144,8 @@ def register(lake: typer.Typer, opened: Opened) -> None:
         dsn: Dsn = "", stream: Stream = "main", storage_option: StorageOption = None, as_json: AsJson = False
     ) -> None:
         """Rebuild the manifest: record segments that the table holds and the database does not know of."""
-        done = opened(dsn, stream, storage_option).adopt()
+        with opened(dsn, stream, storage_option) as keeper:
+            done = keeper.adopt()
         if as_json:
             output.json(msgspec.structs.asdict(done))
         else:

@@ -29,14 +29,16 @@ def _endpoints(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def _names(ctx: typer.Context, incomplete: str, query: LiteralString) -> list[str]:
-    dsn = ctx.params.get("dsn") or next(
-        (os.environ[name] for name in ENVIRONMENT if os.environ.get(name)), ""
-    )
+    return [name for name in names(query, ctx.params.get("dsn") or "") if name.startswith(incomplete)]
+
+
+def names(query: LiteralString, dsn: str = "") -> list[str]:
+    """What the database knows, for a shell that completes words or a hint: none if it cannot tell at once."""
+    dsn = dsn or next((os.environ[name] for name in ENVIRONMENT if os.environ.get(name)), "")
     try:
         with connect(dsn, "pgmb cli", connect_timeout=2, options=_SHORT_TIMEOUTS) as conn:
-            return sorted(name for (name,) in conn.execute(query) if name.startswith(incomplete))
+            return sorted(name for (name,) in conn.execute(query))
     except Exception:
-        # A shell that waits for words wants no message.
         return []
 
 

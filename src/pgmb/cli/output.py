@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pgmb import Event
+from pgmb import Event, FailedAttempt
 from pgmb._core import masking
 from pgmb.cli import durations
 
@@ -105,13 +105,24 @@ def _is_measure(value: Any) -> bool:
 
 def record(title: str, values: Mapping[str, Any]) -> None:
     """One thing: a property a row, of as many lines as its text has."""
-    grid = Table(title=printable(title), title_justify="left", show_header=False)
+    # A title is wrapped to the width of its table.
+    shown = printable(title)
+    grid = Table(title=shown, title_justify="left", show_header=False, min_width=min(len(shown), 80))
     grid.add_column(style="bold")
     grid.add_column(overflow="fold")
     for name, value in values.items():
         lines = value.split("\n") if isinstance(value, str) else [value]
         grid.add_row(name.replace("_", " "), Text("\n".join(map(cell, lines))))
     console().print(grid)
+
+
+def attempts(title: str, failed: Sequence[FailedAttempt]) -> None:
+    """Failed attempts, and the last one's traceback; nothing if there are none."""
+    if not failed:
+        return
+    table(title, ("attempt", "at", "error"), [(str(one.attempt), one.at, one.error) for one in failed])
+    if (trace := failed[-1].detail) is not None:
+        line("\n".join(map(printable, trace.rstrip().split("\n"))))
 
 
 def cell(value: Any) -> str:

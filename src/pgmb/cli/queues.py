@@ -99,6 +99,12 @@ def create(
     lane: Annotated[
         list[str] | None, typer.Option(help="A pattern of urgent events. Repeat for lower priorities.")
     ] = None,
+    fair_by: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TENANT", help="Serve tenants in turn. What names an event's: key, or header:NAME."
+        ),
+    ] = None,
     equals: Equals = None,
     filter: FilterBy = None,
     condition: Condition = None,
@@ -119,6 +125,7 @@ def create(
         max_length=max_length,
         when_full=when_full,
         lanes=lane or None,
+        fair_by=fair_by,
     )
     with connect(dsn, max_size=1) as broker:
         at = None if starting is None else starting.position(broker, stream)

@@ -207,12 +207,17 @@ def _asked(services: str) -> list[str]:
         refused = InvalidArgument(f"unknown service: {', '.join(unknown) or repr(services)}")
         refused.advise(f"Services are {', '.join(sorted(SERVICES))}.")
         raise refused
-    for name in names:
+    require(*names)
+    return names
+
+
+def require(*services: str) -> None:
+    """Raise unless the extras of these services are installed."""
+    for name in services:
         if not _here(name):
             missing = InvalidArgument(f"the service {name} needs {', '.join(_MODULES[name])}")
             missing.advise(f"pip install 'pgmb[{_EXTRAS[name]}]'")
             raise missing
-    return names
 
 
 def _here(service: str) -> bool:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -52,14 +53,27 @@ def work(
         int | None,
         typer.Option(min=1, max=65535, help="Serve Prometheus metrics on this port.", show_default=False),
     ] = None,
+    reload: Annotated[
+        bool,
+        typer.Option(
+            "--reload",
+            help="Restart when a Python file below the current directory changes. For development.",
+        ),
+    ] = False,
 ) -> None:
     """Run an app's handlers until interrupted. Running handlers finish; other leased events are released."""
+    if reload and metrics_port is not None:
+        raise InvalidArgument("--reload and --metrics-port exclude each other")
     worker = os.environ.pop(WORKER, None)
     logs.configure(
         text=f"%(asctime)s %(levelname)s %(name)s{f' worker {worker}:' if worker else ''} %(message)s"
     )
-    if processes > 1:
-        sys.exit(_supervised(target, processes, queue or [], concurrency, grace, dsn, install, metrics_port))
+    if processes > 1 or reload:
+        sys.exit(
+            _supervised(
+                target, processes, queue or [], concurrency, grace, dsn, install, metrics_port, reload
+            )
+        )
     app = _loaded(target, queue)
     if dsn is not None:
         app.dsn = dsn
@@ -88,6 +102,7 @@ def _supervised(
     dsn: str | None,
     install: bool,
     metrics_port: int | None,
+    reload: bool,
 ) -> int:
     command = [sys.executable, "-m", "pgmb", "work", target]
     command += [f"--queue={name}" for name in queues]
@@ -96,6 +111,10 @@ def _supervised(
     command += ["--install"] if install else []
     # Not on the command line, where everybody on the machine could read a password.
     environment = dict(os.environ) if dsn is None else {**os.environ, _DSN: dsn}
+    if reload:
+        # Compiled files are told from newer ones by the second alone.
+        environment["PYTHONDONTWRITEBYTECODE"] = "1"
+        return asyncio.run(supervise(command, count, environment, reload=Path.cwd()))
     app = _loaded(target, queues or None)
     if dsn is not None:
         app.dsn = dsn

@@ -57,6 +57,16 @@ def _lake(look: Look) -> Iterable[Verdict]:
         )
 
 
+def _erasures(look: Look) -> Iterable[Verdict]:
+    for row in look.rows:
+        if row["standing_for"] > look.limits.standing_for:
+            yield warn(
+                f"erasure {row['id']} ({row['reason']}) is not complete, for {ago(row['standing_for'])}:"
+                " data may be left, and its streams cannot be replayed",
+                "Run pgmb erase again with the same keys and streams.",
+            )
+
+
 def _retention(look: Look) -> Iterable[Verdict]:
     for row in look.rows:
         stream, keep_for, late = row["stream"], row["keep_for"], row["overkept_for"]
@@ -99,6 +109,11 @@ select s.stream, s.segment, s.state, s.reason from pgmb.describe_lake_segments()
 where s.state = 'damaged' or s.reason like 'verification failed%'
 """
 
+_UNERASED = """
+select e.id, e.reason, clock_timestamp() - e.begun_at standing_for from pgmb.describe_erasures() e
+where e.ended_at is null
+"""
+
 _STANDING = """
 select 'rotation of stream ' || s.stream || ' is due' what, s.unrotated_for standing_for
 from pgmb.stream_health() s
@@ -114,6 +129,7 @@ CHECKS = (
     Check("segments", "closed segments are sealed", _HEALTH, _segments),
     Check("archive", "sealed segments are archived where the stream says so", _HEALTH, _archive),
     Check("lake", "no table is known to be damaged", _DAMAGED, _lake),
+    Check("erasures", "all are complete", _UNERASED, _erasures),
     Check("retention", "no stream keeps events for longer than it should", _HEALTH, _retention),
     Check("delayed events", "none overdue", _HEALTH, _delayed),
     Check("schedules", "none late", _LATE, _schedules),

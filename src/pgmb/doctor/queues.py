@@ -1,4 +1,4 @@
-"""Queues: paused, dead letters, backlog, expiring leases."""
+"""Queues: paused, dead letters, backlog, expiring leases, silent workers."""
 
 from __future__ import annotations
 
@@ -64,11 +64,22 @@ def _leases(look: Look) -> Iterable[Verdict]:
             )
 
 
+def _workers(look: Look) -> Iterable[Verdict]:
+    for row in look.rows:
+        if not row["alive"]:
+            silent = ago(look.answered_at - row["heartbeat_at"].astimezone(UTC))
+            yield warn(
+                f"worker {row['host']}:{row['pid']} of {', '.join(row['queues'])} is silent for {silent}",
+                "It was killed, or cannot reach the database: look at its log. Its leases will expire.",
+            )
+
+
 def _word(name: str) -> str:
     return shlex.quote(name)
 
 
 _STATUS = "select * from pgmb.queue_status"
+_WORKERS = "select host, pid, queues, heartbeat_at, alive from pgmb.describe_workers()"
 _HEALTH = "select * from pgmb.queue_status join pgmb.queue_health() using (queue)"
 
 CHECKS = (
@@ -76,4 +87,5 @@ CHECKS = (
     Check("dead letters", "none", _STATUS, _dead),
     Check("backlog", "no queue is far behind", _HEALTH, _backlog),
     Check("leases", "settled before they expire", _HEALTH, _leases),
+    Check("workers", "none fell silent", _WORKERS, _workers),
 )

@@ -20,9 +20,9 @@ from pgmb._core.connecting import connect
 from pgmb.errors import ForeignTable, VerificationFailed, translated
 from pgmb.lake import digest
 from pgmb.lake.dead import DeadTable, dead_lake, lock_lake
+from pgmb.lake.delta import EventTable, KnownFile, overlapping
 from pgmb.lake.digest import BLOCK_BITS, Digested
 from pgmb.lake.storage import Storage
-from pgmb.lake.table import EventTable, KnownFile, overlapping
 from pgmb.lake.task import FileGroup, GroupRead, Part, WrittenFile, read_group, write_part
 from pgmb.spark.source.offsets import SEGMENT_BITS
 

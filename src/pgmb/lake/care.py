@@ -15,16 +15,15 @@ import pyarrow
 
 from pgmb._core.connecting import connect
 from pgmb.errors import Conflict, VerificationFailed, translated
-from pgmb.lake.archive import Archiver, Lake, Pending, lake_of
+from pgmb.lake.archive import Archiver, Lake, Pending, Run, lake_of
+from pgmb.lake.delta import EventTable, KnownFile
 from pgmb.lake.digest import Block, BlockDigests, Digested
-from pgmb.lake.events import FILE_SCHEMA
+from pgmb.lake.events import EVENTS, FILE_SCHEMA
 from pgmb.lake.storage import Storage
-from pgmb.lake.table import EventTable, KnownFile
 from pgmb.lake.task import (
     DamagedError,
     DateWriter,
     FileGroup,
-    Part,
     WrittenFile,
     in_order,
     read_group,
@@ -37,7 +36,9 @@ pa: Any = pyarrow
 _Task = TypeVar("_Task")
 _Result = TypeVar("_Result")
 
-_ARCHIVED: Final = "select segment, events, digest, dropped from pgmb.archived_segments(%s, %s)"
+_ARCHIVED: Final = (
+    "select segment, events, digest, erased_digest, dropped from pgmb.archived_segments(%s, %s)"
+)
 _DAMAGED: Final = "select pgmb.record_damage(%s, %s, %s)"
 _ORPHANED: Final = "select orphaned from pgmb.orphaned_segments(%s) orphaned"
 _ADOPT: Final = "select pgmb.adopt_archived(%s, %s, %s, %s, %s, %s)"
@@ -66,6 +67,7 @@ class Expected(NamedTuple):
     segment: int
     events: int
     digest: bytes
+    erased_digest: bytes | None
     dropped: bool
 
 
@@ -102,13 +104,17 @@ class Adopted(msgspec.Struct, frozen=True):
 
 
 class Keeper:
-    """Cares for the table of a stream. `options` open the storage, by the names of `deltalake`."""
+    """Cares for the table of a stream.
+
+    run      runs tasks; by default threads of this process
+    options  of the storage, by the names of `deltalake`
+    """
 
     def __init__(
-        self, dsn: str, stream: str, *, run: LocalRun | None = None, options: Mapping[str, str] | None = None
+        self, dsn: str, stream: str, *, run: Run | None = None, options: Mapping[str, str] | None = None
     ) -> None:
         self._dsn, self._stream, self._options = dsn, stream, options
-        self._run = run or LocalRun()
+        self._run: Run = run or LocalRun()
         self._archiver = Archiver(dsn, stream, self._run, options=options)
 
     def verify(self, since: datetime | None = None) -> Verified:
@@ -125,7 +131,7 @@ class Keeper:
             table = self._archiver.open(lake)
             for begin in range(0, len(expected), _READ_AT_ONCE):
                 some = expected[begin : begin + _READ_AT_ONCE]
-                found, _ = self._archiver.verify(lake, table, [_whole(one.segment) for one in some])
+                found, _ = self._archiver.verify(lake, table, [whole(one.segment) for one in some])
                 for one in some:
                     failure = _difference(one, found[one.segment])
                     if failure is None:
@@ -168,7 +174,7 @@ class Keeper:
             refused: dict[int, str] = {}
             if numbers:
                 told = table.told()
-                found, _ = self._archiver.verify(lake, table, [_whole(number) for number in numbers])
+                found, _ = self._archiver.verify(lake, table, [whole(number) for number in numbers])
                 for number in numbers:
                     failure = self._adopt(database, table, number, found[number], told.get(number))
                     if failure is None:
@@ -188,7 +194,7 @@ class Keeper:
         """Why a segment is not adopted; None if it is."""
         if told is None:
             return "no commit of the table says what it holds"
-        expected = Expected(number, told["events"], bytes.fromhex(told["digest"]), True)
+        expected = Expected(number, told["events"], bytes.fromhex(told["digest"]), None, True)
         if (failure := _difference(expected, found)) is None:
             database.execute(
                 _ADOPT,
@@ -260,9 +266,9 @@ class Rewritten(msgspec.Struct, frozen=True):
 
 def rewrite(task: Rewrite) -> Rewritten:
     """Write the events of files to new ones, and read those back: they must have the same digests."""
-    part = Part("", "", task.salt, task.storage, task.first - 1, task.first, task.file_bytes)
     named = date.fromisoformat(task.paths[0].partition("/")[0].removeprefix("date="))
-    writer = DateWriter(part, (named - datetime(1970, 1, 1, tzinfo=UTC).date()).days)
+    day = (named - datetime(1970, 1, 1, tzinfo=UTC).date()).days
+    writer = DateWriter(task.storage, EVENTS, day, task.first, task.file_bytes)
     digests = BlockDigests(task.salt)
     try:
         for events in in_order(task.storage.files(), task.paths):
@@ -278,7 +284,7 @@ def rewrite(task: Rewrite) -> Rewritten:
     return Rewritten(files)
 
 
-def _whole(segment: int) -> Pending:
+def whole(segment: int) -> Pending:
     """A segment, wherever its events are."""
     return Pending(segment, (segment << SEGMENT_BITS) - 1, None, 0, datetime.now(UTC))
 
@@ -288,4 +294,6 @@ def _difference(expected: Expected, found: Digested | str) -> str | None:
         return found
     if found.events != expected.events:
         return f"the table has {found.events} of {expected.events} events"
-    return None if found.digest == bytes(expected.digest) else "the digests differ"
+    # An erasure that is under way has committed its files, or not yet.
+    known = {bytes(one) for one in (expected.digest, expected.erased_digest) if one is not None}
+    return None if found.digest in known else "the digests differ"

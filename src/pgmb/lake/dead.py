@@ -12,7 +12,7 @@ import struct
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 
@@ -24,8 +24,8 @@ from psycopg.rows import class_row
 
 from pgmb._core.connecting import connect
 from pgmb.errors import ForeignTable, VerificationFailed, translated
+from pgmb.lake.delta import KnownFile, LakeTable
 from pgmb.lake.storage import Storage
-from pgmb.lake.table import KnownFile, LakeTable
 from pgmb.lake.task import WrittenFile
 
 # The stubs of pyarrow are incomplete.
@@ -51,6 +51,7 @@ _FILE_SCHEMA: Final = pa.schema(
         pa.field("endpoint", pa.string()),
     ]
 )
+_DEATH: Final = ["id", "queue", "endpoint", "died_at", "published_at", "error"]
 _KINDS: Final = {_TIME: 1184, pa.int64(): 20, pa.int32(): 23, pa.string(): 25}
 """The types of PostgreSQL, as record_send() writes them."""
 _OIDS: Final = [_KINDS[field.type] for field in _FILE_SCHEMA][1:]
@@ -83,6 +84,16 @@ class DeadTable(LakeTable):
             for row in found
             if row["min.batch"] <= batch <= row["max.batch"]
         ]
+
+    def between(self, since: datetime, until: datetime) -> Iterator[dict[str, Any]]:
+        """Dead letters that died in a time, without their events."""
+        died = ("died_at", ">=", since), ("died_at", "<", until)
+        for row in pa.table(self._table.get_add_actions(flatten=True)).to_pylist():
+            # A bound of the table may be cut to milliseconds; the file's own rows decide.
+            if row["min.died_at"] >= until or row["max.died_at"] < since - timedelta(milliseconds=1):
+                continue
+            with self.storage.files().open_input_file(unquote(row["path"])) as source:
+                yield from pq.read_table(source, columns=_DEATH, filters=died).to_pylist()
 
 
 class DeadLake(NamedTuple):

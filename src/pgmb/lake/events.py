@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow
@@ -49,6 +49,24 @@ WRITING: Final[dict[str, Any]] = {
     "write_page_checksum": True,
 }
 """For Arrow's Parquet writer."""
+
+
+class Layout(NamedTuple):
+    """How the files of a table are written.
+
+    statistics   the columns whose bounds the table knows
+    at           the column whose UTC date is the folder of a file, which `partition` names
+    """
+
+    schema: Any
+    writing: dict[str, Any]
+    statistics: tuple[str, ...]
+    at: str
+    partition: str
+
+
+EVENTS: Final = Layout(FILE_SCHEMA, WRITING, STATISTICS, "published_at", "date")
+"""Of a stream's table."""
 
 
 class LogRows:

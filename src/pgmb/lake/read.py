@@ -13,8 +13,8 @@ from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
 from pgmb.errors import ForeignTable, VerificationFailed
+from pgmb.lake.delta import KnownFile, files_within, listed_files, overlapping
 from pgmb.lake.storage import Storage
-from pgmb.lake.table import KnownFile, files_of, overlapping
 from pgmb.lake.task import Bounds, DamagedError, in_order
 from pgmb.spark.source.offsets import SEGMENT_BITS
 from pgmb.types import Event, Position, Source
@@ -48,11 +48,11 @@ class LakeRange(msgspec.Struct, frozen=True):
 
 
 class _Opened(NamedTuple):
-    """A table, and its files in the order of seq."""
+    """A table, and its files as Arrow columns."""
 
     storage: Storage
     version: int
-    files: list[KnownFile]
+    files: Any
 
 
 class LakeEvents:
@@ -83,33 +83,29 @@ class LakeEvents:
         Holds one batch of each file whose events overlap, whatever the size of the segment. Raises
         VerificationFailed if files are missing or damaged, or do not have all events of the segment.
         """
-        opened = self._table(asked.url, asked.version)
-        files = opened.storage.files()
-        seen = 0
-        bounds = self._bounds(asked)
-        inside = [
-            file for file in opened.files if file.highest_seq > asked.lo and file.lowest_seq <= asked.hi
-        ]
-        wanted = [
-            file
-            for file in inside
-            if file.highest_xid >= bounds.lowest_xid
-            and file.lowest_xid <= bounds.highest_xid
-            and (self._since is None or file.last_at >= self._since)
-            and (self._until is None or file.first_at < self._until)
-        ]
-        try:
-            for group in overlapping(wanted):
-                for events in in_order(files, [file.path for file in group], bounds):
-                    mask = self._mask(events, asked)
+        seen, rest = 0, asked
+        while True:
+            opened = self._table(asked.url, asked.version)
+            bounds = self._bounds(rest)
+            try:
+                for events in self._events(opened, rest, bounds):
+                    mask = self._mask(events, rest)
                     seen += mask.inside
                     kept = events.filter(mask.wanted)
                     if kept.num_rows:
                         yield kept
-        except DamagedError as damaged:
-            lost = VerificationFailed(f"the table at {asked.url} cannot be read: {damaged}")
-            lost.advise("Restore the file. If the log still has its segment: pgmb lake archive --repair.")
-            raise lost from damaged
+                    rest = msgspec.structs.replace(rest, lo=max(rest.lo, events.column("seq")[-1].as_py()))
+                break
+            except DamagedError as damaged:
+                # An erasure, or vacuum, removes files that a newer version of the table has replaced.
+                del self._tables[asked.url]
+                if self._table(asked.url, asked.version).version > opened.version:
+                    continue
+                lost = VerificationFailed(f"the table at {asked.url} cannot be read: {damaged}")
+                lost.advise("Restore the file. If the log still has its segment: pgmb lake archive --repair.")
+                raise lost from damaged
+        inside = files_within(opened.files, asked.lo, asked.hi)
+        bounds = self._bounds(asked)
         if asked.events is not None and self._is_whole(asked, bounds, inside) and seen != asked.events:
             short = VerificationFailed(
                 f"segment {asked.segment} was archived with {asked.events} events,"
@@ -117,6 +113,20 @@ class LakeEvents:
             )
             short.advise("Bring back the files, or the version of the table, that were removed.")
             raise short
+
+    def _events(self, opened: _Opened, asked: LakeRange, bounds: Bounds) -> Iterator[Any]:
+        """The events of the files that may have some within bounds, in the order of seq."""
+        wanted = [
+            file
+            for file in files_within(opened.files, asked.lo, asked.hi)
+            if file.highest_xid >= bounds.lowest_xid
+            and file.lowest_xid <= bounds.highest_xid
+            and (self._since is None or file.last_at >= self._since)
+            and (self._until is None or file.first_at < self._until)
+        ]
+        files = opened.storage.files()
+        for group in overlapping(wanted):
+            yield from in_order(files, [file.path for file in group], bounds)
 
     def _bounds(self, asked: LakeRange) -> Bounds:
         xids = (self._after.xmin, self._upto.xmax - 1) if asked.current else (0, _LAST)
@@ -152,7 +162,7 @@ class LakeEvents:
                 )
                 older.advise("The table was replaced or restored. Bring its newer version back.")
                 raise older
-            opened = _Opened(storage, table.version(), files_of(table, -1, _LAST))
+            opened = _Opened(storage, table.version(), listed_files(table))
             self._tables[url] = opened
         return opened
 

@@ -15,7 +15,7 @@ import pyarrow.parquet
 from psycopg import sql
 
 from pgmb.lake.digest import Block, BlockDigests
-from pgmb.lake.events import COLUMNS, FILE_SCHEMA, ROW_GROUP, STATISTICS, WRITING, LogRows
+from pgmb.lake.events import COLUMNS, EVENTS, FILE_SCHEMA, ROW_GROUP, Layout, LogRows
 from pgmb.lake.storage import Storage
 
 # The stubs of pyarrow are incomplete.
@@ -53,7 +53,7 @@ class Part(msgspec.Struct, frozen=True):
 
 
 class WrittenFile(msgspec.Struct, frozen=True):
-    """A file that a task wrote. Bounds are those of STATISTICS."""
+    """A file that a task wrote. Bounds are those of its layout's statistics."""
 
     path: str
     date: str
@@ -102,16 +102,16 @@ def write_part(part: Part) -> list[WrittenFile]:
         )
         for batch in cursor.fetch_record_batch():
             if batch.num_rows:
-                for day, events in _by_day(rows.of(batch)):
+                for day, events in by_day(rows.of(batch), EVENTS.at):
                     if day not in writers:
-                        writers[day] = DateWriter(part, day)
+                        writers[day] = DateWriter(part.storage, EVENTS, day, part.lo + 1, part.file_bytes)
                     writers[day].add(events)
     return [file for day in sorted(writers) for file in writers[day].finish()]
 
 
-def _by_day(events: Any) -> Iterator[tuple[int, Any]]:
-    """Events by the days of published_at in UTC, counted from 1970."""
-    days = pc.cast(pc.cast(events.column("published_at"), pa.date32()), pa.int32())
+def by_day(events: Any, at: str) -> Iterator[tuple[int, Any]]:
+    """Events by the days of a column of times in UTC, counted from 1970."""
+    days = pc.cast(pc.cast(events.column(at), pa.date32()), pa.int32())
     bounds = pc.min_max(days).as_py()
     if bounds["min"] == bounds["max"]:
         yield bounds["min"], events
@@ -121,10 +121,11 @@ def _by_day(events: Any) -> Iterator[tuple[int, Any]]:
 
 
 class DateWriter:
-    """Writes events of one date to files of about the size that is asked for."""
+    """Writes events of one date to files of about `file_bytes`. `first`: the number of the first of them."""
 
-    def __init__(self, part: Part, day: int) -> None:
-        self._part, self._files = part, part.storage.files()
+    def __init__(self, storage: Storage, layout: Layout, day: int, first: int, file_bytes: int) -> None:
+        self._storage, self._files, self._layout = storage, storage.files(), layout
+        self._first, self._file_bytes = first, file_bytes
         self.date = (_EPOCH + day * _DAY).date().isoformat()
         self._written: list[WrittenFile] = []
         self._waiting: list[Any] = []
@@ -148,7 +149,7 @@ class DateWriter:
         return self._written
 
     def _write_group(self) -> None:
-        waiting = pa.Table.from_batches(self._waiting, schema=FILE_SCHEMA)
+        waiting = pa.Table.from_batches(self._waiting, schema=self._layout.schema)
         group = waiting.slice(0, ROW_GROUP)
         rest = waiting.slice(ROW_GROUP)
         self._waiting = rest.to_batches()
@@ -156,16 +157,19 @@ class DateWriter:
         writer = self._writer or self._open()
         writer.write_table(group, row_group_size=ROW_GROUP)
         self._bounds.append(
-            {"rows": group.num_rows, **{name: pc.min_max(group.column(name)) for name in STATISTICS}}
+            {
+                "rows": group.num_rows,
+                **{name: pc.min_max(group.column(name)) for name in self._layout.statistics},
+            }
         )
-        if self._sink.tell() >= self._part.file_bytes:
+        if self._sink.tell() >= self._file_bytes:
             self._close()
 
     def _open(self) -> Any:
-        self._path = f"date={self.date}/{self._part.lo + 1}-{uuid.uuid4()}.parquet"
-        self._part.storage.make_folder(self._path)
+        self._path = f"{self._layout.partition}={self.date}/{self._first}-{uuid.uuid4()}.parquet"
+        self._storage.make_folder(self._path)
         self._sink = self._files.open_output_stream(self._path)
-        self._writer = pq.ParquetWriter(self._sink, FILE_SCHEMA, **WRITING)
+        self._writer = pq.ParquetWriter(self._sink, self._layout.schema, **self._layout.writing)
         return self._writer
 
     def _close(self) -> None:
@@ -174,7 +178,7 @@ class DateWriter:
         self._writer.close()
         size = self._sink.tell()
         self._sink.close()
-        self._part.storage.flush(self._path)
+        self._storage.flush(self._path)
         self._written.append(
             WrittenFile(
                 path=self._path,
@@ -182,10 +186,12 @@ class DateWriter:
                 bytes=size,
                 rows=sum(bounds["rows"] for bounds in self._bounds),
                 lowest={
-                    name: min(_plain(bounds[name]["min"]) for bounds in self._bounds) for name in STATISTICS
+                    name: min(plain(bounds[name]["min"]) for bounds in self._bounds)
+                    for name in self._layout.statistics
                 },
                 highest={
-                    name: max(_plain(bounds[name]["max"]) for bounds in self._bounds) for name in STATISTICS
+                    name: max(plain(bounds[name]["max"]) for bounds in self._bounds)
+                    for name in self._layout.statistics
                 },
                 written_at=time.time_ns() // 1_000_000,
             )
@@ -194,7 +200,7 @@ class DateWriter:
         self._bounds = []
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """A bound as the log of a table writes it."""
     found = value.as_py()
     return (

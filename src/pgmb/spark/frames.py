@@ -10,8 +10,9 @@ from pyspark.sql.types import StringType, StructField, StructType
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-# What becomes of a payload that does not fit the schema: null where it differs, an error, or a row left out.
-Malformed = Literal["null", "fail", "drop"]
+# What becomes of a payload that does not fit the schema: null where it differs, the same with the payload in
+# the column `rescued`, an error, or a row left out.
+Malformed = Literal["null", "rescue", "fail", "drop"]
 # A column that a payload's field cannot have.
 _WHOLE: Final = "__payload"
 
@@ -50,13 +51,15 @@ def read_stream(
 def decode(frame: DataFrame, schema: StructType | str, *, malformed: Malformed = "null") -> DataFrame:
     """Parse payloads: to a struct of that schema, or with "variant" to whatever each of them holds.
 
-    A payload that is no such struct becomes null where it differs; `malformed="fail"` raises instead, and
-    `malformed="drop"` leaves it out.
+    A payload that is no such struct becomes null where it differs; `malformed="rescue"` also adds a column
+    `rescued` with the text of such a payload, `malformed="fail"` raises, `malformed="drop"` leaves it out.
     """
     if isinstance(schema, str) and schema.strip().lower() == "variant":
-        parse = fn.parse_json if malformed == "fail" else fn.try_parse_json
-        parsed = frame.withColumn("payload", parse("payload"))
-        return parsed.where("payload is not null") if malformed == "drop" else parsed
+        parsed = (fn.parse_json if malformed == "fail" else fn.try_parse_json)("payload")
+        if malformed == "rescue":
+            frame = frame.withColumn("rescued", fn.when(parsed.isNull(), fn.col("payload")))
+        frame = frame.withColumn("payload", parsed)
+        return frame.where("payload is not null") if malformed == "drop" else frame
     if malformed == "null":
         return frame.withColumn("payload", fn.from_json("payload", schema))
     if malformed == "fail":
@@ -64,8 +67,15 @@ def decode(frame: DataFrame, schema: StructType | str, *, malformed: Malformed =
     fields = StructType.fromDDL(schema) if isinstance(schema, str) else schema
     marked = StructType([*cast("StructType", fields), StructField(_WHOLE, StringType())])
     column = fn.from_json("payload", marked, {"columnNameOfCorruptRecord": _WHOLE})
-    kept = frame.withColumn("payload", column).where(fn.col("payload")[_WHOLE].isNull())
-    return kept.withColumn("payload", fn.col("payload").dropFields(_WHOLE))
+    whole = fn.col("payload")[_WHOLE]
+    if malformed == "rescue":
+        # JSON null is parsed to nothing, and is no struct either.
+        nothing = fn.when(column.isNull(), fn.col("payload"))
+        frame = frame.withColumn("rescued", nothing).withColumn("payload", column)
+        frame = frame.withColumn("rescued", fn.coalesce(whole, fn.col("rescued")))
+    else:
+        frame = frame.withColumn("payload", column).where(whole.isNull())
+    return frame.withColumn("payload", fn.col("payload").dropFields(_WHOLE))
 
 
 def _options(url: str | list[str], stream: str, given: dict[str, Any]) -> dict[str, str]:

@@ -105,6 +105,7 @@ READ_OPTIONS: Final = (
     "replicaTimeout",
     "tier",
     "lakeOptions",
+    "projection",
 )
 
 
@@ -142,6 +143,8 @@ class ReadOptions(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, options: Mapping[str, str], streaming: bool) -> ReadOptions:
         given = SparkOptions(options, READ_OPTIONS)
+        if "projection" in given:
+            raise ValueError("a projection is read as a batch only: use spark.read")
         urls = _urls(given, "url")
         if not urls:
             raise ValueError('reading from pgmb needs .option("url", "postgresql://…")')
@@ -176,11 +179,11 @@ class ReadOptions(msgspec.Struct, frozen=True):
             reader=given.text("readerName"),
             replica_timeout=given.duration("replicaTimeout", 60.0),
             read_lake=given.one_of("tier", "auto", "log") == "auto",
-            lake_options=_lake_options(given),
+            lake_options=lake_options(given),
         )
 
 
-def _lake_options(given: SparkOptions) -> dict[str, str]:
+def lake_options(given: SparkOptions) -> dict[str, str]:
     """The options of the lake's storage, a JSON object."""
     try:
         return msgspec.json.decode(given.text("lakeOptions") or "{}", type=dict[str, str])

@@ -213,6 +213,9 @@ def families_of(snapshot: Snapshot) -> Iterator[Metric]:
     yield GaugeMetricFamily(
         "pgmb_dispatchers", "Dispatchers that are alive.", value=snapshot.broker.dispatchers
     )
+    yield GaugeMetricFamily(
+        "pgmb_workers", "Processes that run handlers and are alive.", value=snapshot.broker.workers
+    )
     if snapshot.broker.maintained_age is not None:
         yield GaugeMetricFamily(
             "pgmb_last_maintain_age_seconds",

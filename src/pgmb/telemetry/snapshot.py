@@ -30,6 +30,7 @@ select json_build_object(
     'held_for', extract(epoch from held_for)))
     from pgmb.describe_retention()), '[]'),
   'broker', (select json_build_object('dead_letters', dead_letters, 'dispatchers', dispatchers,
+    'workers', (select count(*) from pgmb.describe_workers() where alive),
     'maintained_age', extract(epoch from maintained_age)) from pgmb.describe_broker()),
   'xmin_holders', coalesce((select json_agg(json_build_object(
     'kind', kind, 'count', count, 'age', extract(epoch from age), 'xids', xids))
@@ -91,6 +92,7 @@ class RetentionHolder(msgspec.Struct):
 class BrokerStatus(msgspec.Struct):
     dead_letters: float
     dispatchers: float
+    workers: float
     maintained_age: float | None
 
 

@@ -35,6 +35,7 @@ _TIMES: dict[str, tuple[str, ...]] = {
     "retry": ("due_at",),
     "segment": ("attached_at", "closed_at", "sealed_at", "last_published_at", "dropped_at"),
     "tick": ("at",),
+    "worker": ("heartbeat_at",),
 }
 """What waits for a time, or is as old as one."""
 

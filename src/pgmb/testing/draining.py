@@ -207,7 +207,6 @@ class _Draining:
                 await self._release()
             looks = 0 if await self._look() else looks + 1
         if self._clock is not None:
-            # What was written on the way stands still from here on.
             self._clock.hold()
         return Drained(self._deliveries)
 
@@ -240,6 +239,9 @@ class _Draining:
     async def _handle(self, queue: _Queue, lease: AsyncLease) -> None:
         handled = await handle_lease(queue.routes, lease, queue.max_attempts)
         self._deliveries += handled
+        if self._clock is not None:
+            # What it wrote, a retry or a delayed event, stands still however long the next handler takes.
+            self._clock.hold()
         unmeant = [one.error for one in handled if one.error is not None and not meant(one.error)]
         if self._raises and unmeant:
             raise unmeant[0]

@@ -97,7 +97,7 @@ class DispatchLoop:
             await self._write_decisions(store)
             await self._leases.report(store)
             if self._is_due("heartbeat", HEARTBEAT_EVERY):
-                await self._heartbeat(store)
+                await self._heartbeat(store, broker.backends())
             if self._is_due("reload", _RELOAD_EVERY):
                 await self._reload(store)
                 await self._probe(store)
@@ -132,7 +132,7 @@ class DispatchLoop:
             store = Store(connection, self._lease_for)
             await self._write_decisions(store)
             await self._leases.report(store, everything=True)
-            await self._heartbeat(store)
+            await self._heartbeat(store, broker.backends())
             await store.depart(self.id)
 
     def _is_due(self, what: str, every: float) -> bool:
@@ -148,13 +148,13 @@ class DispatchLoop:
             await decisions[0](store)
             del decisions[0]
 
-    async def _heartbeat(self, store: Store) -> None:
+    async def _heartbeat(self, store: Store, backends: list[int]) -> None:
         counts: list[EndpointCounts] = []
         for endpoint_id, lane in self._directory.lanes.items():
             if lane.delivered or lane.failed:
                 counts.append(EndpointCounts(endpoint_id, lane.delivered, lane.failed, lane.error))
                 lane.delivered, lane.failed, lane.error = 0, 0, None
-        self._alive = await store.heartbeat(self.id, socket.gethostname(), os.getpid(), counts)
+        self._alive = await store.heartbeat(self.id, socket.gethostname(), os.getpid(), counts, backends)
         self._heartbeat_at = self._clock()
         if self._joins_at is None:
             # The others must see this heartbeat and reduce their shares before this one uses its own.

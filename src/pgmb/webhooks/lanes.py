@@ -60,6 +60,8 @@ class Lane:
         self.delivered = 0
         self.failed = 0
         self.error: str | None = None
+        self.failing = False
+        """Whether the newest request failed. Only the first failure after a success is a line in the log."""
         self.breaker = CircuitBreaker(clock)
         self.waiting = 0
         self._clock = clock

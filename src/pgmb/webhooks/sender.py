@@ -121,6 +121,10 @@ class Sender:
     def _delivered(self, lane: Lane, deliveries: list[WebhookDelivery]) -> None:
         lane.finish(deliveries, delivered=True)
         lane.breaker.record(True)
+        lane.error = None
+        if lane.failing:
+            lane.failing = False
+            logger.info("endpoint %s: requests succeed again", lane.endpoint.name)
         for delivery in deliveries:
             delivery.lease.delivered(delivery.item)
             if delivery.lease.open == 0:
@@ -138,6 +142,15 @@ class Sender:
         counts: bool = True,
     ) -> None:
         lane.error = error
+        if not lane.failing:
+            lane.failing = True
+            logger.warning(
+                "endpoint %s: event %s failed at attempt %d: %s",
+                lane.endpoint.name,
+                deliveries[0].event.id,
+                deliveries[0].attempt,
+                error,
+            )
         behind = lane.finish(deliveries, delivered=False)
         after, last = self._next_try(lane, deliveries[0].attempt, min_delay)
         for delivery in deliveries:

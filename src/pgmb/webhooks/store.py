@@ -38,7 +38,8 @@ _LOG: Final = """
 select pgmb.log_attempts(%s::uuid[], %s::bigint[], %s::uuid[], %s::text[], %s::integer[], %s::integer[],
   %s::real[], %s::text[], %s::text[], %s::text[])"""
 _HEARTBEAT: Final = """
-select pgmb.heartbeat(%s::uuid, %s, %s, %s::uuid[], %s::bigint[], %s::bigint[], %s::text[])::text[]"""
+select pgmb.heartbeat(%s::uuid, %s, %s, %s::uuid[], %s::bigint[], %s::bigint[], %s::text[],
+  backends => %s::integer[])::text[]"""
 _ENDPOINTS: Final = """
 select id, name, url, body, batch, timeout, headers, gzip_above, rps, max_in_flight, retry_after, log,
   keep_response, state, ordered, source, secrets, queue, changed_at
@@ -209,11 +210,19 @@ class Store:
             )
 
     async def heartbeat(
-        self, dispatcher: UUID, host: str, pid: int, counts: Sequence[EndpointCounts]
+        self,
+        dispatcher: UUID,
+        host: str,
+        pid: int,
+        counts: Sequence[EndpointCounts],
+        backends: Sequence[int],
     ) -> list[str]:
-        """Report this dispatcher alive, with its counts. Returns the ids of all live dispatchers."""
+        """Report this dispatcher alive, with its counts and the server processes of its connections.
+
+        Returns the ids of all live dispatchers.
+        """
         columns = [list(column) for column in zip(*counts, strict=True)] or [[], [], [], []]
-        ((alive,),) = await self._rows(_HEARTBEAT, (dispatcher, host, pid, *columns))
+        ((alive,),) = await self._rows(_HEARTBEAT, (dispatcher, host, pid, *columns, list(backends)))
         return list(alive)
 
     async def depart(self, dispatcher: UUID) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
+from pgmb.types import is_erased
 from pgmb.webhooks.leases import DeliveryFailure, Lease, WebhookDelivery
 
 if TYPE_CHECKING:
@@ -48,6 +49,10 @@ class LeaseTracker:
         overflowed = False
         for one in received:
             lease = self._lease(one.lease, claimed=False)
+            if is_erased(one.event.headers):
+                # Nothing is left to send: it is settled with the lease.
+                self._sender.wake.set()
+                continue
             lease.add(one.seq, len(one.endpoints))
             for endpoint_id in one.endpoints:
                 lane = lanes.get(endpoint_id)
@@ -73,6 +78,10 @@ class LeaseTracker:
         for one in claimed:
             lease = self._lease(one.lease, claimed=True)
             lease.add(one.row, 1)
+            if is_erased(one.event.headers):
+                lease.delivered(one.row)
+                self._sender.wake.set()
+                continue
             lane = lanes.get(one.endpoint)
             if lane is None:
                 # The endpoint is newer than the directory.

@@ -194,3 +194,22 @@ def test_a_broken_connection_takes_the_idle_ones_of_its_pool_along(proxy: Stalli
             broker.publish("a", 1)
         for number in range(10):
             broker.publish("a", number)
+
+
+def test_a_program_that_closes_nothing_ends_while_it_connects() -> None:
+    """Nobody answers here; the task that connects is cancelled in the midst of it, at the end of the loop."""
+
+    async def program(hole: socket.socket) -> None:
+        address = f"host=127.0.0.1 port={hole.getsockname()[1]} dbname=x"
+        await pool.AsyncBrokerPool(address, {}).open()
+        met, _ = await asyncio.get_running_loop().sock_accept(hole)
+        accepted.append(met)
+
+    accepted: list[socket.socket] = []
+    with socket.create_server(("127.0.0.1", 0)) as hole:
+        hole.setblocking(False)
+        running = threading.Thread(target=asyncio.run, args=[program(hole)], daemon=True)
+        running.start()
+        running.join(60)
+        assert not running.is_alive()
+        accepted[0].close()

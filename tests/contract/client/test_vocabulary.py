@@ -15,7 +15,8 @@ APART = {
     "api_keys",  # views
     "attempts",
     "audit",
-    "break_off",  # of the client itself
+    "backends",  # of the client itself
+    "break_off",
     "close",
     "connection",
     "consume",
@@ -34,6 +35,7 @@ APART = {
     "sink_status",
     "stream_status",
     "tail",
+    "workers",  # describe_workers: another project's view has the name
 }
 OF_GROUPS = {
     "subscribe": ("subscribe", {"group_id", "stream"}),
@@ -70,6 +72,8 @@ def test_methods_are_named_as_functions_and_take_what_those_take(
     assert candidates, f"no function pgmb.{method}"
     if method in ("receive", "receive_any"):
         parameters |= {"durable", "raw"}  # decided by the client
+    if method == "receive_any":
+        parameters -= {"heartbeat"}  # goes along in the same statement
     if method in ("create_schedule", "resume_schedule"):
         parameters |= {"next_at"}  # the client reads the cron expression
     if method == "create_endpoint":

@@ -33,7 +33,7 @@ PATHS = [
     "/dead",
     "/endpoints",
 ]
-PATHS += ["/endpoint?name=partner-feed", "/audit", "/nothing"]
+PATHS += ["/endpoint?name=partner-feed", "/workers", "/schedules", "/keys", "/audit", "/nothing"]
 
 expect.set_options(timeout=PATIENCE)
 
@@ -93,7 +93,7 @@ async def test_a_failing_message_appears_is_inspected_redriven_and_gone(dsn: str
 
         await broker.publish("order.paid", {"order": 42, "lines": [{"sku": "<b>"}]}, key="customer-7")
         lease = await broker.receive("orders/eu", max=1)
-        await broker.bury(lease, error="TimeoutError: no answer from <bank>")
+        await broker.bury(lease, error="TimeoutError: no answer from <bank>", detail="File <stdin>, line 7")
         # Nobody loads the page again.
         await expect(page.locator("td.error")).to_have_text("TimeoutError: no answer from <bank>")
         await expect(page.locator("[data-badge=dead]")).to_have_text("1")
@@ -104,6 +104,13 @@ async def test_a_failing_message_appears_is_inspected_redriven_and_gone(dsn: str
         await expect(page.locator("h1")).to_have_text("order.paid")
         await expect(page.locator(".wrong pre")).to_have_text("TimeoutError: no answer from <bank>")
         await expect(page.locator(".tree").first).to_contain_text("<b>")
+
+        # What became of the event, and back.
+        await page.locator(".facts a code").click()
+        await expect(page.locator("#consumers .state")).to_have_text("dead")
+        await page.get_by_text("Traceback").click()
+        await expect(page.locator(".wrong pre")).to_have_text("File <stdin>, line 7")
+        await page.locator("#consumers").get_by_role("link", name="dead letter").click()
 
         await page.get_by_role("button", name="Redrive").click()
         await expect(page.locator(".note")).to_have_text("1 dead letter sent back.")
@@ -131,6 +138,11 @@ async def test_every_page_small_dark_and_by_keyboard_under_a_prefix(dsn: str) ->
             wide = await page.evaluate("document.documentElement.scrollWidth")
             assert wide <= 375, path
             await check_accessible(page, path)
+            if path == "/queues":
+                # What matters most stands in the last column.
+                await expect(page.locator("#queues td[data-label=Dead]").first).to_be_visible()
+                ends = "(cells) => cells.map((cell) => cell.getBoundingClientRect().right)"
+                assert max(await page.locator("#queues tbody td").evaluate_all(ends)) <= 375
         dark = await page.evaluate("getComputedStyle(document.body).backgroundColor")
         await page.keyboard.press("t")
         light = await page.evaluate("getComputedStyle(document.body).backgroundColor")

@@ -54,6 +54,9 @@ async def test_an_empty_broker_says_so_on_every_page(dsn: str) -> None:
             ("/ui/events", "No events"),
             ("/ui/dead", "No dead letters"),
             ("/ui/endpoints", "No endpoint yet"),
+            ("/ui/workers", "No workers"),
+            ("/ui/schedules", "No schedules"),
+            ("/ui/keys", "Only operators see keys"),
             ("/ui/audit", "Nothing was changed yet"),
         ):
             text = await visitor.page(path)
@@ -65,6 +68,8 @@ async def test_what_is_not_there_and_what_cannot_be_asked(dsn: str) -> None:
     async with visiting(dsn) as visitor:
         for path, status in (
             ("/ui/queue?name=gone", 404),
+            ("/ui/event?id=01900000-0000-4000-8000-000000000001", 404),
+            ("/ui/event?id=x", 422),
             ("/ui/queue", 404),
             ("/ui/stream?name=gone", 404),
             ("/ui/endpoint?name=gone", 404),
@@ -135,3 +140,49 @@ async def test_a_reader_sees_no_controls(dsn: str, pages: list[str]) -> None:
         assert await forms(visitor) == set()
     async with visiting(dsn, "operate") as visitor:
         assert await forms(visitor) >= {"resume", "seek", "purge", "redrive-chosen", "redrive-matching"}
+
+
+async def test_an_event_is_found_by_its_id_wherever_it_is(dsn: str, db: DB) -> None:
+    """In another stream than the one searched, delayed, or as the copy that a dead letter holds."""
+    db.execute("select pgmb.create_stream('orders')")
+    db.execute("select pgmb.create_queue('q', stream => 'orders')")
+    (elsewhere, later), *_ = db.execute(
+        "select pgmb.publish('a', '1', stream => 'orders'), pgmb.publish('b', '2', delay => '1 hour')"
+    ).fetchall()
+    async with visiting(dsn, "inspect") as visitor:
+        for event, said in ((elsewhere, "waiting"), (later, "It is delayed")):
+            found = await visitor.get(address("/ui/events", stream="main", id=str(event)))
+            assert (found.status_code, found.headers["location"]) == (303, f"/ui/event?id={event}")
+            assert said in await visitor.page(found.headers["location"])
+        db.execute("select pgmb.bury((select lease from pgmb.receive('q')), error => 'no')")
+        page = await visitor.page(f"/ui/event?id={elsewhere}")
+        assert "dead letter" in page
+        assert "Failed attempts" in page
+
+
+async def test_a_dead_letter_shows_every_attempt_with_its_traceback(dsn: str, db: DB) -> None:
+    db.execute("select pgmb.create_queue('q')")
+    db.execute("select pgmb.publish('a', '1')")
+    for error in ("no route to the bank", "the bank is closed"):
+        retried = (
+            "select pgmb.retry(lease, after => '0', error => %s, detail => 'line 7') from pgmb.receive('q')"
+        )
+        db.execute(retried, [error])
+    db.execute("select pgmb.bury((select lease from pgmb.receive('q')), error => 'given up')")
+    async with visiting(dsn, "inspect") as visitor:
+        found = Markup(await visitor.page("/ui/dead")).addresses("href")
+        (letter,) = {one for one in found if "/ui/dead-letter" in one}
+        page = await visitor.page(letter)
+    for said in ("no route to the bank", "the bank is closed", "given up", "line 7"):
+        assert said in page, said
+
+
+async def test_schedules_and_keys_are_listed(dsn: str, db: DB) -> None:
+    db.execute(
+        "select pgmb.create_schedule('nightly', '0 3 * * *', 'report.due', '{}', now() + interval '1 day')"
+    )
+    async with visiting(dsn, "inspect") as visitor:
+        assert "report.due" in await visitor.page("/ui/schedules")
+        assert "inspect</" not in await visitor.page("/ui/keys")
+    async with visiting(dsn, "operate") as visitor:
+        assert "operate" in await visitor.page("/ui/keys")

@@ -116,11 +116,15 @@ PAGES = [
     "/ui/events",
     address("/ui/events", stream="main", topic="#", key=HOSTILE, since="2020-01-01T00:00"),
     address("/ui/event", stream="main", seq="SEQ"),
+    address("/ui/event", id="RETRIED"),
     "/ui/dead",
     address("/ui/dead", queue=HOSTILE, topic="*.#", error=HOSTILE),
     address("/ui/dead-letter", id="DEAD"),
     "/ui/endpoints",
     address("/ui/endpoint", name=HOSTILE),
+    "/ui/workers",
+    "/ui/schedules",
+    "/ui/keys",
     "/ui/audit",
     address("/ui/audit", actor=HOSTILE, action=HOSTILE, subject=HOSTILE),
 ]
@@ -140,11 +144,14 @@ def hostile_pages(dsn: str) -> dict[str, str]:
         seq = next(iter(lease)).seq
         broker.bury(lease, [seq], error=HOSTILE * 3)
         retried = broker.receive(HOSTILE, max=1)
-        broker.retry(retried, after=100, error=HOSTILE)
+        broker.retry(retried, after=100, error=HOSTILE, detail=HOSTILE)
+        event = next(iter(retried)).id
         broker.receive(HOSTILE, max=1)
         broker.pause(HOSTILE, HOSTILE)
         broker.create_endpoint(HOSTILE, "https://a.example/hook", secret=None, description=HOSTILE)
         broker.confirm("main", HOSTILE, broker.position())
+        broker.create_schedule(HOSTILE, "0 3 * * *", HOSTILE.replace("#", ""), HOSTILE)
+        broker.create_api_key(HOSTILE, ["inspect"])
     with psycopg.connect(dsn, autocommit=True) as db:
         db.execute("select pgmb.record(%s, %s, %s, jsonb_build_object(%s::text, %s::text))", (HOSTILE,) * 5)
         db.execute(
@@ -155,8 +162,10 @@ def hostile_pages(dsn: str) -> dict[str, str]:
             (HOSTILE, HOSTILE, HOSTILE, seq),
         )
         db.execute("update pgmb.endpoint set state = 'tripped', reason = %s", (HOSTILE,))
+        db.execute("select pgmb.worker_heartbeat(gen_random_uuid(), %s, 1, array[%s])", (HOSTILE, HOSTILE))
         ((dead,),) = db.execute("select id from pgmb.dead where seq = %s", (seq,)).fetchall()
-    return {page: page.replace("SEQ", str(seq)).replace("DEAD", str(dead)) for page in PAGES}
+    found = {"SEQ": seq, "DEAD": dead, "RETRIED": event}
+    return {page: re.sub("SEQ|DEAD|RETRIED", lambda name: str(found[name[0]]), page) for page in PAGES}
 
 
 def check(path: str, text: str, root: str = "") -> None:

@@ -23,7 +23,14 @@ ALLOWING = {"publish:main", "read:main", "consume:mine"}
 
 
 def path_of(operation: Operation) -> str:
-    values = {"stream": "main", "queue": "mine", "lease": UUID(int=1), "endpoint": "e", "key": "k"}
+    values = {
+        "stream": "main",
+        "queue": "mine",
+        "lease": UUID(int=1),
+        "endpoint": "e",
+        "key": "k",
+        "event": UUID(int=1),
+    }
     return operation.path.format(**values)
 
 

@@ -88,10 +88,12 @@ async def search(router: PageRouter, visit: Visit) -> Response:
 
 async def show(router: PageRouter, visit: Visit) -> Response:
     letter = await _one(router, visit)
+    found = await router.broker.dead_letters(letter["queue"], after=letter["id"] - 1, max=1)
     return router.render(
         visit,
         "letter.html",
         letter=letter,
+        errors=found[0].errors if found and found[0].id == letter["id"] else [],
         payload=parse_json(letter["payload"]),
         headers=parse_json(letter["headers"]) if letter["headers"] else None,
     )

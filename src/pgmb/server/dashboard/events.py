@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 from uuid import UUID
 
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 
 from pgmb.errors import InvalidArgument
 from pgmb.server.dashboard.auth import Visit
@@ -14,6 +14,7 @@ from pgmb.server.dashboard.queues import moment_of
 from pgmb.server.dashboard.rendering import PAGE
 from pgmb.server.dashboard.router import PageRouter
 from pgmb.server.problems import Problem, invalid
+from pgmb.types import EventFate
 
 _SHOWN = 50
 _LOOKED_AT = 20_000
@@ -41,6 +42,10 @@ async def search(router: PageRouter, visit: Visit) -> Response:
     refused = None
     try:
         found = await _found(router, stream, asked, before)
+        id = _id(asked["id"]) if not found["events"] else None
+        if id is not None and (await router.broker.event_fate(id)).found != "unknown":
+            # It is in another stream, delayed, or dropped.
+            return RedirectResponse(f"{visit.root}/ui/event?id={id}", 303, PAGE)
     except (InvalidArgument, Problem) as error:
         refused = str(error)
     return router.render(
@@ -71,22 +76,50 @@ async def _found(
 
 
 async def show(router: PageRouter, visit: Visit) -> Response:
-    stream, event = await _one(router, visit)
+    """An event by its stream and number, or by its id, and what became of it."""
+    id = _id(visit.given("id"))
+    stream: str | None
+    if id is None:
+        stream, event = await _one(router, visit)
+        fate = await router.broker.event_fate(event["id"], event["published_at"])
+    else:
+        fate = await router.broker.event_fate(id)
+        if fate.found == "unknown":
+            raise _missing("It was never published, or its publisher chose the id: search by topic and time.")
+        stream = fate.stream
+        rows = await router.rows(_EVENT, (stream, fate.seq)) if fate.found == "log" else []
+        event = rows[0] if rows else _known(fate)
     attempts = await router.rows(
         "select a.*, e.name from pgmb.attempt a join pgmb.endpoints e on e.id = a.endpoint"
         " where a.event_id = %s order by a.id desc limit %s",
         (event["id"], _ATTEMPTS),
     )
+    whole = fate.found == "log"
     return router.render(
         visit,
         "event.html",
         stream=stream,
         event=event,
-        payload=parse_json(event["payload"]),
+        fate=fate,
+        whole=whole,
+        payload=parse_json(event["payload"]) if event["payload"] is not None else None,
         headers=parse_json(event["headers"]) if event["headers"] else None,
-        curl=curl(str(visit.request.base_url), stream, event),
+        curl=curl(str(visit.request.base_url), stream, event) if whole and stream is not None else None,
         attempts=attempts,
     )
+
+
+def _known(fate: EventFate) -> dict[str, Any]:
+    """What is known of an event that is not in the log, in the form of one that is."""
+    return {
+        "id": fate.id,
+        "seq": fate.seq,
+        "topic": fate.topic,
+        "key": fate.key,
+        "payload": fate.payload,
+        "headers": None,
+        "published_at": fate.published_at,
+    }
 
 
 async def raw(router: PageRouter, visit: Visit) -> Response:
@@ -104,13 +137,12 @@ async def _one(router: PageRouter, visit: Visit) -> tuple[str, dict[str, Any]]:
     stream, seq = visit.needed("stream"), visit.number("seq")
     rows = await router.rows(_EVENT, (stream, seq))
     if not rows:
-        raise Problem(
-            404,
-            "not_found",
-            "there is no such event",
-            hint="Retention may have dropped it, or it rolled back.",
-        )
+        raise _missing("Retention may have dropped it, or it rolled back.")
     return stream, rows[0]
+
+
+def _missing(hint: str) -> Problem:
+    return Problem(404, "not_found", "there is no such event", hint=hint)
 
 
 def _id(text: str | None) -> UUID | None:

@@ -1,9 +1,10 @@
-"""Login, overview, streams and audit log, and the stream of samples that keeps pages live."""
+"""Login, overview, lists of what there is, audit log, and the stream of samples that keeps pages live."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from datetime import UTC, datetime
 
 import msgspec
 from starlette.responses import RedirectResponse, Response, StreamingResponse
@@ -78,6 +79,20 @@ async def show_stream(router: PageRouter, visit: Visit) -> Response:
         readers=readers,
         queues=[queue for queue in sample.queues if queue["stream"] == name],
     )
+
+
+async def list_workers(router: PageRouter, visit: Visit) -> Response:
+    return router.render(visit, "workers.html", workers=await router.broker.workers())
+
+
+async def list_schedules(router: PageRouter, visit: Visit) -> Response:
+    return router.render(visit, "schedules.html", schedules=await router.broker.schedules())
+
+
+async def list_keys(router: PageRouter, visit: Visit) -> Response:
+    # As over REST: what a key may do is for operators to know.
+    keys = await router.broker.api_keys() if visit.operator else []
+    return router.render(visit, "keys.html", keys=keys, now=datetime.now(UTC))
 
 
 _ENTRIES_PER_PAGE = 100

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 from urllib.parse import quote
 
+import msgspec
 from starlette.responses import Response
 
 from pgmb.errors import QueueNotFound
@@ -13,6 +14,7 @@ from pgmb.server.dashboard.auth import Form, Visit
 from pgmb.server.dashboard.formats import retry_schedule
 from pgmb.server.dashboard.router import PageRouter
 from pgmb.server.problems import Problem, invalid
+from pgmb.types import Holder
 
 _SORTED_BY: Final = {
     "queue": "Queue",
@@ -54,6 +56,8 @@ async def show(router: PageRouter, visit: Visit) -> Response:
     sample = await router.sampler.latest()
     settings = (await router.rows("select pgmb.queue_settings(%s) settings", (name,)))[0]["settings"]
     leases = await router.rows("select * from pgmb.queue_leases(%s, %s)", (name, _LEASES))
+    for lease in leases:
+        lease["holder"] = lease["holder"] and str(msgspec.convert(lease["holder"], Holder))
     curve = await router.rows("select * from pgmb.retry_curve(%s)", (name,))
     queue = sample.queue(name) or (await router.sampler.latest(0)).queue(name)
     if queue is None:

@@ -17,6 +17,7 @@ from pgmb.server.application import Context
 from pgmb.server.rest import (
     dead_letters,
     endpoints,
+    inspecting,
     keys,
     openapi,
     publishing,
@@ -46,6 +47,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = tuple(
         receiving.operations,
         queues.operations,
         dead_letters.operations,
+        inspecting.operations,
         streams.operations,
         endpoints.operations,
         keys.operations,

@@ -25,7 +25,7 @@ from pgmb.server.rest.schemas import (
     Time,
     Topic,
 )
-from pgmb.types import DeadLetter
+from pgmb.types import DeadLetter, FailedAttempt
 
 operations = Operations("dead letters")
 
@@ -68,11 +68,13 @@ class DeadLetterDocument(msgspec.Struct):
     id: int
     died_at: datetime
     error: str | None
+    errors: list[FailedAttempt]
+    """The last ten attempts that failed, the newest last."""
     event: EventDocument
 
     @classmethod
     def of(cls, letter: DeadLetter) -> DeadLetterDocument:
-        return cls(letter.id, letter.died_at, letter.error, EventDocument.of(letter.event))
+        return cls(letter.id, letter.died_at, letter.error, letter.errors, EventDocument.of(letter.event))
 
 
 class DeadLetters(msgspec.Struct):

@@ -90,6 +90,8 @@ class CreateQueue(Policy, kw_only=True):
     ordered: bool | None = None
     lanes: Patterns | None = None
     shards: Integer | None = None
+    fair_by: Text | None = None
+    """`key` or `header:NAME`: what names an event's tenant."""
     equals: Object | None = None
     filter: Text | None = None
     params: Object | None = None

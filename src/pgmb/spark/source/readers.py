@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from psycopg import sql
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
@@ -25,7 +26,7 @@ from pgmb.spark.options import ReadOptions, offsets_given
 from pgmb.spark.source.offsets import BatchRange, Offset, ShardOffset, between
 from pgmb.spark.source.partition_read import LakeOptions, PartitionRead, read_partition
 from pgmb.spark.source.queries import arrow_schema, condition
-from pgmb.spark.source.shards import Frontier, Shards
+from pgmb.spark.source.shards import Frontier, ShardLog, Shards
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -104,14 +105,35 @@ class BatchReader(_Reader, DataSourceReader):
         start = shards.first(self._options.starting)
         end = shards.first(self._options.ending) if offsets_given(self._options.ending) else None
         for home, log in shards.items():
-            begun = start.shards[home]
-            frontier = log.frontier() if end is None else shards.frontier_at(home, end.shards[home])
-            sliced = log.advance(
-                begun, frontier, None, self._options.partition_events, self._options.min_partitions
-            )
-            batch = between(begun, sliced.offset)
-            if batch is not None:
+            ended = None if end is None else end.shards[home]
+            frontier = log.frontier() if ended is None else shards.frontier_at(home, ended)
+            for batch in self._batches(log, start.shards[home], frontier, ended):
                 yield from self._partitions(shards, home, batch, topics, self._pushed)
+
+    def _batches(
+        self, log: ShardLog, begun: ShardOffset, frontier: Frontier, ended: ShardOffset | None
+    ) -> Iterator[BatchRange]:
+        """What lies between two offsets, either of which may be within a batch that a limit has cut."""
+        if ended is not None and ended.to_position is not None:
+            if begun.from_position != ended.from_position:
+                yield from self._batches(log, begun, frontier, None)
+                begun = ShardOffset(ended.from_position, since=begun.since)
+            # The part of the cut batch that was read.
+            begun = msgspec.structs.replace(begun, to_position=ended.to_position, last=ended.seq, ranges=[])
+            yield from self._batch(log, begun, frontier)
+            return
+        yield from self._batch(log, begun, frontier)
+        if begun.to_position is not None:
+            yield from self._batch(log, ShardOffset(begun.to_position, since=begun.since), frontier)
+
+    def _batch(self, log: ShardLog, begun: ShardOffset, frontier: Frontier) -> Iterator[BatchRange]:
+        """The rest of a batch, or all up to a frontier."""
+        sliced = log.advance(
+            begun, frontier, None, self._options.partition_events, self._options.min_partitions
+        )
+        batch = between(begun, sliced.offset)
+        if batch is not None:
+            yield batch
 
     def push(self, filters: list[Filter]) -> Iterable[Filter]:
         """Push filters down to PostgreSQL where it evaluates them as Spark does, and return the others.

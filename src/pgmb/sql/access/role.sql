@@ -9,6 +9,10 @@ returns name
 language plpgsql volatile
 as $$
 begin
+  -- At half the cost, where that works. The refusal is then PostgreSQL's own.
+  if pg_catalog.current_setting('max_prepared_transactions') = '0' and not pg_catalog.pg_is_in_recovery() then
+    return pgmb_internal.caller_at_low_cost();
+  end if;
   -- There is no such cursor. But PostgreSQL refuses CLOSE in a restricted operation before it looks, and SQL has few
   -- other ways to ask that leave nothing behind.
   execute 'close "pgmb: no cursor has this name"';
@@ -80,12 +84,17 @@ returns boolean
 language plpgsql
 as $$
 begin
-  return pg_has_role(caller, current_user, 'usage') or pgmb_internal.acts_for(caller, 'pgmb_consumer')
-    or pgmb_internal.acts_for(caller, 'pgmb_admin') or exists (
-      select from pgmb.queue_grant g
-      -- A lane belongs to the queue that the user named.
-      where g.queue in (may_consume.queue, (select q.lane_of from pgmb.queue q where q.id = may_consume.queue))
-        and pg_has_role(caller, g.role_id, 'usage'));
+  -- Apart from the rest, which is a query: on the hot path, PL/pgSQL evaluates this as an expression.
+  if pg_has_role(caller, current_user, 'usage') or pgmb_internal.acts_for(caller, 'pgmb_consumer')
+    or pgmb_internal.acts_for(caller, 'pgmb_admin')
+  then
+    return true;
+  end if;
+  return exists (
+    select from pgmb.queue_grant g
+    -- A lane belongs to the queue that the user named.
+    where g.queue in (may_consume.queue, (select q.lane_of from pgmb.queue q where q.id = may_consume.queue))
+      and pg_has_role(caller, g.role_id, 'usage'));
 end $$;
 
 create or replace function pgmb_internal.assert_consumer(
@@ -186,8 +195,8 @@ as $$
   from pg_proc p
   where p.pronamespace = 'pgmb'::regnamespace and p.proname = any (case kind
     when 'publish' then '{publish,publish_many,send,cancel,claim_key,holder_of_key,derive_id,fresh_id,stream_id,matches,compile_patterns,push_table_mutations,stop_table_mutations,table_mutations,attach_mutations,table_topic,published_version,claim_stage,publish_stage,publish_tasks,abandon_tasks,begin_tasks,claim_task,task_published,finish_task,describe_sinks}'::text[]
-    when 'read' then '{position,earliest,position_at,position_of,newest_tick,ticks,between,between_filtered,assert_between,identify,newest,divide,confirm,forget,tick,stream_id,matches,compile_patterns,derive_id,stream_settings,subscribe,unsubscribe,keep_subscriptions,resume_subscriptions,between_group,describe_readers,describe_sinks,lake_segments,lake_between,seq_at,passing}'
-    when 'consume' then '{receive,receive_any,receive_group,stream_of,queue_of,ack,retry,bury,release,extend,pause,resume,redrive,dead_letters,drop_dead,pending_messages,as_jsonb,matches,compile_patterns,describe_queues,describe_streams,describe_readers,describe_sinks,describe_retention,describe_broker,queue_depth,queue_health,queue_activity,queue_settings}'
+    when 'read' then '{position,earliest,position_at,position_of,newest_tick,ticks,between,between_filtered,assert_between,identify,newest,divide,confirm,forget,tick,stream_id,matches,compile_patterns,derive_id,stream_settings,subscribe,unsubscribe,keep_subscriptions,resume_subscriptions,between_group,describe_readers,describe_sinks,lake_segments,lake_between,seq_at,passing,event_fate,projection_of}'
+    when 'consume' then '{receive,receive_any,claim_next,claims_from,recount,receive_group,stream_of,queue_of,ack,retry,bury,release,extend,pause,resume,redrive,dead_letters,drop_dead,pending_messages,as_jsonb,matches,compile_patterns,describe_queues,describe_streams,describe_readers,describe_sinks,describe_retention,describe_broker,queue_depth,queue_health,queue_activity,queue_settings,event_fate,worker_heartbeat,worker_depart,describe_workers}'
     when 'admin' then array(select all_of.proname::text from pg_proc all_of where all_of.pronamespace = 'pgmb'::regnamespace)
   end)
 $$;
@@ -216,6 +225,8 @@ create or replace function pgmb_internal.grant_stream(stream text, publisher tex
 returns void
 language plpgsql
 as $$
+declare
+  leaf regclass;
 begin
   if publisher is not null then
     execute format('grant insert (id, topic, key, payload, headers), select (seq, published_at, tableoid) on pgmb.%I to %I',
@@ -228,8 +239,21 @@ begin
   if reader is not null then
     execute format('grant select on pgmb.%I to %I', 'log_' || stream, reader);
     execute format('grant select on pgmb.stream, pgmb.segment to %I', reader);
+    for leaf in select * from pgmb_internal.segment_tables(grant_stream.stream) loop
+      execute format('grant select on %s to %I', leaf, reader);
+    end loop;
   end if;
 end $$;
+
+-- The tables of a stream's segments. Those to come get their rights from the log (attach_segment).
+create or replace function pgmb_internal.segment_tables(stream text)
+returns setof regclass
+language sql stable
+as $$
+  select to_regclass(format('pgmb.segment_%s_%s', g.stream, g.number))
+  from pgmb.stream s join pgmb.segment g on g.stream = s.id
+  where s.name = segment_tables.stream and to_regclass(format('pgmb.segment_%s_%s', g.stream, g.number)) is not null
+$$;
 
 -- Lets a role publish to a stream, by the functions or by COPY.
 create or replace function pgmb.grant_publish(stream text, role text)
@@ -279,10 +303,15 @@ returns void
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
+declare
+  leaf regclass;
 begin
   perform pgmb_internal.assert_admin();
   perform pgmb.stream_id(revoke_stream.stream);
   execute format('revoke all on pgmb.%I from %I', 'log_' || revoke_stream.stream, role);
+  for leaf in select * from pgmb_internal.segment_tables(revoke_stream.stream) loop
+    execute format('revoke all on %s from %I', leaf, role);
+  end loop;
   execute format('revoke all on sequence pgmb.%I from %I', 'seq_' || revoke_stream.stream, role);
 end $$;
 

@@ -244,9 +244,11 @@ end $$;
 -- Every stream with a lake: its URL, how long the log keeps what is archived (null: without limit), how many segments are
 -- verified there, with how many events, and when the last was; how many wait to be archived, with how many bytes in
 -- the log, and for how long the first of them. lag: the age of the first event that is not archived, also if its segment is open.
+-- dead_waiting and dead_waiting_for: how many dead letters wait to be archived, and for how long the oldest of them.
 create or replace function pgmb.describe_lakes(
   out stream text, out url text, out keep_hot interval, out archived bigint, out events bigint, out verified_at timestamptz,
-  out waiting bigint, out waiting_bytes bigint, out waiting_for interval, out lag interval
+  out waiting bigint, out waiting_bytes bigint, out waiting_for interval, out lag interval, out dead_waiting bigint,
+  out dead_waiting_for interval
 )
 returns setof record
 language plpgsql security definer
@@ -257,7 +259,7 @@ begin
   return query
   select s.name, l.url, s.keep_for, done.segments, done.events, done.verified_at,
     left_over.segments, left_over.bytes, clock_timestamp() - left_over.sealed_at,
-    clock_timestamp() - pgmb_internal.unarchived_since(s.id)
+    clock_timestamp() - pgmb_internal.unarchived_since(s.id), dead.letters, clock_timestamp() - dead.died_at
   from pgmb.lake l
   join pgmb.stream s on s.id = l.stream
   cross join lateral (
@@ -268,6 +270,11 @@ begin
     select count(*) segments, coalesce(sum(p.bytes), 0)::bigint bytes, min(p.sealed_at) sealed_at
     from pgmb.plan_archive(s.name) p
   ) left_over
+  cross join lateral (
+    select count(*) letters, min(d.died_at) died_at
+    from pgmb.dead d join pgmb.queue q on q.id = d.queue
+    where d.archived_at is null and q.stream = s.id
+  ) dead
   order by s.name;
 end $$;
 

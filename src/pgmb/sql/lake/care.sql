@@ -1,10 +1,11 @@
 -- Care for tables of the lake: what was verified is read again, what is missing in the manifest is taken from the table, and
 -- what holds up a segment is named.
 
--- Segments that are verified in the lake, closed since a time: what they must hold, and whether the log has dropped them.
+-- Segments that are verified in the lake, closed since a time: what they must hold, or may hold while an erasure is under way, and
+-- whether the log has dropped them.
 -- Errors: MB001, MB061. Support.
 create or replace function pgmb.archived_segments(stream text, since timestamptz default '-infinity')
-returns table (segment integer, events bigint, digest bytea, dropped boolean)
+returns table (segment integer, events bigint, digest bytea, erased_digest bytea, dropped boolean)
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
@@ -16,7 +17,7 @@ begin
   stream_number := pgmb.stream_id(archived_segments.stream);
   select * into lake from pgmb.lake_of(archived_segments.stream);
   return query
-  select a.segment, a.events, a.digest, g.dropped_at is not null
+  select a.segment, a.events, a.digest, a.erased_digest, g.dropped_at is not null
   from pgmb.archived a join pgmb.segment g on g.stream = a.stream and g.number = a.segment
   where a.stream = stream_number and a.url = lake.url and a.verified_at is not null and g.closed_at >= archived_segments.since
   order by a.segment;
@@ -95,7 +96,7 @@ begin
   values (stream_number, adopt_archived.segment, adopt_archived.epoch, adopt_archived.events, adopt_archived.digest, gone.max_xid,
     lake.url, adopt_archived.lake_version, clock_timestamp())
   on conflict on constraint archived_pkey do update
-  set epoch = excluded.epoch, events = excluded.events, digest = excluded.digest, url = excluded.url,
+  set epoch = excluded.epoch, events = excluded.events, digest = excluded.digest, erased_digest = null, url = excluded.url,
     lake_version = excluded.lake_version, verified_at = excluded.verified_at, failed_at = null, failure = null
   where a.verified_at is null;
   return found;

@@ -21,6 +21,8 @@ create table pgmb.archived (
   epoch integer not null,
   events bigint not null,
   digest bytea not null,
+  -- What the table holds as soon as an erasure that is under way has committed its files to it.
+  erased_digest bytea,
   max_xid xid8,
   url text,
   lake_version bigint,
@@ -83,3 +85,42 @@ create table pgmb.lake_replay (
 create unique index lake_replay_queue on pgmb.lake_replay (queue) where ended_at is null;
 create unique index lake_replay_into on pgmb.lake_replay (into_stream) where ended_at is null;
 create index lake_replay_stream on pgmb.lake_replay (stream);
+
+-- Projections: tables outside the database with typed columns, made of the payloads of a stream's archived events. The
+-- declaration is kept here, and what lies at `url` follows it. See projection.sql.
+create table pgmb.lake_projection (
+  name text primary key constraint "a projection's name must be letters, digits and underscores"
+    check (name ~ '^[A-Za-z_][A-Za-z0-9_]{0,62}$'),
+  stream integer not null references pgmb.stream on delete cascade,
+  url text not null unique constraint "a projection must have a URL" check (url <> ''),
+  -- Of the installation that writes the table, as in pgmb.lake.
+  identity uuid not null,
+  patterns text[] not null,
+  columns jsonb not null,
+  bad text not null constraint "bad must be rescue, drop or fail" check (bad in ('rescue', 'drop', 'fail')),
+  -- Each change of patterns, columns or bad is another one, for which the table is rebuilt.
+  generation integer not null default 1,
+  -- Where the table stood when a projector last recorded it: the last segment, the versions of the lake's table and its own,
+  -- and the counts of all its commits in this generation.
+  segment integer,
+  lake_version bigint,
+  table_version bigint,
+  rows bigint not null default 0,
+  rescued bigint not null default 0,
+  dropped bigint not null default 0,
+  moved_at timestamptz,
+  created_at timestamptz not null default clock_timestamp()
+);
+create index lake_projection_stream on pgmb.lake_projection (stream);
+
+-- The fields at the top of projected payloads, and the JSON types that they had: from which event to which.
+create table pgmb.lake_field (
+  projection text not null references pgmb.lake_projection on delete cascade,
+  field text not null,
+  kind text not null,
+  first_seq bigint not null,
+  last_seq bigint not null,
+  first_at timestamptz not null,
+  last_at timestamptz not null,
+  primary key (projection, field, kind)
+);

@@ -9,16 +9,26 @@ as $$
 declare
   log text := format('pgmb.%I', 'log_' || (stream).name);
   leaf text := format('pgmb.segment_%s_%s', (stream).id, number);
+  reader name;
 begin
   -- An insert-only table: vacuum only to freeze and to set visibility, in one pass after it is filled.
   execute format('create table %s (like %s including defaults) with (
       autovacuum_vacuum_insert_scale_factor = 0.5, autovacuum_vacuum_insert_threshold = 1000000,
       autovacuum_analyze_scale_factor = 0.5, autovacuum_analyze_threshold = 1000000,
       autovacuum_freeze_min_age = 0, toast.autovacuum_freeze_min_age = 0)', leaf, log);
+  -- Keys are not sampled: pg_statistic would keep them after an erasure.
+  execute format('alter table %s alter column key set statistics 0', leaf);
   execute format('alter table %s attach partition %s for values from (%s) to (%s)',
     log, leaf, number::bigint << 40, (number::bigint + 1) << 40);
   insert into pgmb.segment (stream, number) values ((stream).id, attach_segment.number);
   perform pgmb_internal.create_reader((stream).id, attach_segment.number);
+  -- Readers of the log read a segment by its name too (pgmb.claim_next).
+  for reader in
+    select r.rolname from pg_class c cross join aclexplode(c.relacl) a join pg_roles r on r.oid = a.grantee
+    where c.oid = log::regclass and a.privilege_type = 'SELECT' and a.grantee <> c.relowner
+  loop
+    execute format('grant select on %s to %I', leaf, reader);
+  end loop;
 end $$;
 
 -- Creates a stream: its log pgmb.log_<name>, its sequence pgmb.seq_<name> and the first segments.
@@ -73,6 +83,7 @@ begin
       headers json,
       published_at timestamptz not null default statement_timestamp()
     ) partition by range (seq)', 'log_' || made.name, format('pgmb.%I', 'seq_' || made.name));
+  execute format('alter table pgmb.%I alter column key set statistics 0', 'log_' || made.name);
   execute format('create index stream_%s_seq on pgmb.%I (seq)', made.id, 'log_' || made.name);
   execute format('create index stream_%s_xid on pgmb.%I (xid)', made.id, 'log_' || made.name);
   execute format('alter sequence pgmb.%I owned by pgmb.%I.seq', 'seq_' || made.name, 'log_' || made.name);

@@ -68,6 +68,8 @@ create table pgmb.delayed (
 ) with (autovacuum_vacuum_scale_factor = 0.02, vacuum_truncate = false);
 create index delayed_due on pgmb.delayed (stream, due_at);
 create index delayed_id on pgmb.delayed (id);
+-- Keys and what may quote a payload are not sampled: pg_statistic would keep them after an erasure.
+alter table pgmb.delayed alter column key set statistics 0;
 alter table pgmb.delayed enable row level security;
 
 -- Deduplication keys: a publish under one that is remembered returns the first event's id and publishes
@@ -81,4 +83,5 @@ create table pgmb.dedup (
   primary key (stream, key)
 ) with (autovacuum_vacuum_scale_factor = 0.02);
 create index dedup_expiry on pgmb.dedup (expires_at);
+alter table pgmb.dedup alter column key set statistics 0;
 alter table pgmb.dedup enable row level security;

@@ -217,6 +217,8 @@ as $$
   where q.stream = (segment).stream and (segment).max_xid is not null
     and not ((segment).max_xid < pg_snapshot_xmin(newest.done_snapshot)
       or ((segment).max_xid < pg_snapshot_xmin(newest.batch_snapshot) and (segment).last_seq <= newest.place))
+    or q.stream = (segment).stream and exists (
+      select from unnest(newest.lagging) l where l.place < (segment).last_seq and l.upto >= (segment).number::bigint << 40)
   union
   select 'queue', coalesce(head.name, q.name)
   from pgmb.queue q

@@ -52,9 +52,11 @@ begin
           format('%s:%s:', 9223372036854775807, 9223372036854775807)::pg_snapshot, newest.own, newest.own_seq,
           0, place, q.matching, 9223372036854775807) e;
       end;
+      perform pgmb_internal.fail_event(q, e, newest.id, 0, clock_timestamp(), null) from pgmb_internal.lagging_events(q, newest) e;
       perform pgmb_internal.fail_leased(q, c.id, clock_timestamp(), 'rebased', 0)
       from pgmb.claim c where c.queue = q.id and c.state = 'r';
       delete from pgmb.claim c where c.queue = q.id;
+      update pgmb.queue moved set moves = null where moved.id = q.id;
       delete from pgmb.shortened h where h.queue = q.id;
       delete from pgmb.settlement t where t.queue = q.id;
       insert into pgmb.claim (queue, id, token, state, bindings, events, lo, hi, place, upto,

@@ -195,6 +195,28 @@ begin
   end loop;
 end $$;
 
+-- The events of a stream that have these numbers, in their order. raw: ids that the publisher did not set stay null.
+create or replace function pgmb_internal.numbered_events(stream integer, numbers bigint[], matching text default '', raw boolean default false)
+returns setof pgmb.event
+language plpgsql volatile
+as $$
+declare
+  columns text := pgmb_internal.columns_of(stream, raw);
+  leaf text;
+begin
+  for leaf in
+    select format('pgmb.segment_%s_%s', s.stream, s.number)
+    from pgmb.segment s, (select min(one) >> 40 first, max(one) >> 40 last from unnest(numbers) one) n
+    where s.stream = numbered_events.stream and s.number between n.first and n.last and s.dropped_at is null
+    order by s.number
+  loop
+    -- Not seq = any ($1), which the planner estimates number by number.
+    return query execute 'select ' || columns || ' from unnest($1) n (number) join ' || leaf || ' e on e.seq = n.number'
+        || ' where true' || matching || ' order by e.seq'
+      using numbers;
+  end loop;
+end $$;
+
 -- Whether transactions unfinished in `done` have finished in `batch` and wrote events with lo < seq <= hi: a
 -- cheap look before batch_events reads them.
 create or replace function pgmb_internal.has_stragglers(

@@ -40,15 +40,15 @@ begin
     returning d.*
   ), delivered as (
     -- What one endpoint did not get goes to that one alone.
-    insert into pgmb.delivery (queue, endpoint, due_at, attempt, error, seq, event_id, topic, key, payload, headers,
+    insert into pgmb.delivery (queue, endpoint, due_at, attempt, error, errors, seq, event_id, topic, key, payload, headers,
       published_at)
-    select b.queue, b.endpoint, clock_timestamp(), 1, b.error, b.seq, b.event_id, b.topic, b.key, b.payload, b.headers,
+    select b.queue, b.endpoint, clock_timestamp(), 1, b.error, b.errors, b.seq, b.event_id, b.topic, b.key, b.payload, b.headers,
       b.published_at
     from back b join pgmb.endpoint e on e.id = b.endpoint order by b.id
   ), retried as (
-    insert into pgmb.retry (queue, due_at, attempt, error, seq, event_id, topic, key, payload, headers, published_at,
+    insert into pgmb.retry (queue, due_at, attempt, error, errors, seq, event_id, topic, key, payload, headers, published_at,
       ordered)
-    select b.queue, clock_timestamp(), 1, b.error, b.seq, b.event_id, b.topic, b.key, b.payload, b.headers, b.published_at,
+    select b.queue, clock_timestamp(), 1, b.error, b.errors, b.seq, b.event_id, b.topic, b.key, b.payload, b.headers, b.published_at,
       (select q.ordered from pgmb.queue q where q.id = b.queue)
     from back b where b.endpoint is null order by b.id
   )

@@ -45,12 +45,12 @@ begin
   insert into pgmb.claim (queue, id, token, state, bindings, events, lo, hi, place, upto,
     done_snapshot, done_seq, done_next, batch_snapshot, batch_seq, batch_next,
     own, own_seq, expires_at, swept, held, keys, open, paid_until, passed_keys, passed_origins, passed_seqs,
-    chosen, openings)
+    chosen, lagging, openings)
   values (base.queue, base.id + 1, write_claim.token, write_claim.state, write_claim.bindings, write_claim.events,
     write_claim.lo, write_claim.hi, base.place, base.upto,
     base.done_snapshot, base.done_seq, base.done_next, base.batch_snapshot, base.batch_seq, base.batch_next,
     base.own, base.own_seq, write_claim.expires_at, base.swept, base.held, write_claim.keys, base.open, base.paid_until,
-    base.passed_keys, base.passed_origins, base.passed_seqs, write_claim.chosen, base.openings)
+    base.passed_keys, base.passed_origins, base.passed_seqs, write_claim.chosen, base.lagging, base.openings)
   on conflict do nothing;
   if not found then
     perform pgmb_internal.raise_moved_on();
@@ -111,10 +111,13 @@ begin
           order by seq + 0', columns, leaf, b.matching || only_these)
         using held.xid, held.lo, held.hi, held.queue, held.id;
     end loop;
+  elsif held.chosen is not null then
+    return query
+    select e.* from pgmb_internal.numbered_events(q.stream, held.chosen,
+      only_these || case when held.keys is null then '' else pgmb_internal.with_keys(held.keys) end) e
+    where not exists (
+      select from pgmb.settlement s where s.queue = held.queue and s.claim = held.id and s.seq = e.seq);
   else
-    if held.chosen is not null then
-      b.matching := pgmb_internal.among(held.chosen);
-    end if;
     if held.keys is not null then
       b.matching := b.matching || pgmb_internal.with_keys(held.keys);
     end if;
@@ -137,24 +140,42 @@ as $$
     * (1 - (queue).backoff_jitter + 2 * (queue).backoff_jitter * random())
 $$;
 
+-- The errors of an event with one more, the newest last: {attempt, at, error, detail}. It keeps the last ten; of a longer error
+-- the beginning, of a longer detail (a traceback) the end, each 2,000 bytes at most.
+create or replace function pgmb_internal.with_error(errors jsonb, attempt integer, error text, detail text default null)
+returns jsonb
+language sql volatile
+as $$
+  select coalesce((
+      select jsonb_agg(kept.one order by kept.nth)
+      from (select e.one, e.nth from jsonb_array_elements(errors) with ordinality e (one, nth) order by e.nth desc limit 9) kept), '[]')
+    || jsonb_strip_nulls(jsonb_build_object('attempt', attempt, 'at', clock_timestamp(),
+      'error', left(error, case when octet_length(left(error, 2000)) <= 2000 then 2000 else 500 end),
+      'detail', right(detail, case when octet_length(right(detail, 2000)) <= 2000 then 2000 else 500 end)))
+$$;
+
 -- Sends an event of claim `origin` whose attempt failed to be tried again at due_at, or to the dead letters
 -- when that was its last or is `final`.
 create or replace function pgmb_internal.fail_event(
   queue pgmb.queue, event pgmb.event, origin bigint, attempt integer, due_at timestamptz, error text,
-  final boolean default false, expiries integer default 0, together bigint default null
+  final boolean default false, expiries integer default 0, together bigint default null, detail text default null
 )
 returns void
 language plpgsql
 as $$
+declare
+  -- Of one that was given back untried there is nothing to tell.
+  errors jsonb := case when attempt > 0 or error is not null
+    then pgmb_internal.with_error(null, fail_event.attempt, fail_event.error, fail_event.detail) end;
 begin
   if final or attempt >= (queue).max_attempts then
-    insert into pgmb.dead (queue, attempt, error, seq, event_id, topic, key, payload, headers, published_at)
-    values ((queue).id, fail_event.attempt, fail_event.error, (event).seq, (event).id, (event).topic, (event).key,
+    insert into pgmb.dead (queue, attempt, error, errors, seq, event_id, topic, key, payload, headers, published_at)
+    values ((queue).id, fail_event.attempt, fail_event.error, errors, (event).seq, (event).id, (event).topic, (event).key,
       (event).payload, (event).headers, (event).published_at);
   else
-    insert into pgmb.retry (queue, due_at, attempt, error, seq, event_id, topic, key, payload, headers, published_at,
+    insert into pgmb.retry (queue, due_at, attempt, error, errors, seq, event_id, topic, key, payload, headers, published_at,
       ordered, origin, expiries, together)
-    values ((queue).id, fail_event.due_at, fail_event.attempt + 1, fail_event.error, (event).seq, (event).id,
+    values ((queue).id, fail_event.due_at, fail_event.attempt + 1, fail_event.error, errors, (event).seq, (event).id,
       (event).topic, (event).key, (event).payload, (event).headers, (event).published_at,
       (queue).ordered, fail_event.origin, fail_event.expiries, fail_event.together);
   end if;
@@ -173,12 +194,13 @@ as $$
   ), back as (
     update pgmb.retry r
     set lease = null, due_at = fail_leased.now, attempt = r.attempt + 1, error = fail_leased.error,
-      expiries = r.expiries + fail_leased.expired
+      errors = pgmb_internal.with_error(r.errors, r.attempt, fail_leased.error), expiries = r.expiries + fail_leased.expired
     where r.queue = (fail_leased.queue).id and r.lease = fail_leased.claim and r.attempt < (fail_leased.queue).max_attempts
   )
-  insert into pgmb.dead (queue, attempt, error, seq, event_id, topic, key, payload, headers, published_at)
-  select s.queue, s.attempt, fail_leased.error || coalesce('; before: ' || s.error, ''), s.seq, s.event_id, s.topic,
-    s.key, s.payload, s.headers, s.published_at
+  insert into pgmb.dead (queue, attempt, error, errors, seq, event_id, topic, key, payload, headers, published_at)
+  select s.queue, s.attempt, fail_leased.error || coalesce('; before: ' || s.error, ''),
+    pgmb_internal.with_error(s.errors, s.attempt, fail_leased.error), s.seq, s.event_id, s.topic, s.key, s.payload, s.headers,
+    s.published_at
   from spent s order by s.id
 $$;
 

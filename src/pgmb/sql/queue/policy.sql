@@ -2,10 +2,11 @@
 -- lanes. The same claims as receive makes, by one longer way.
 
 -- What receive does for a queue that is not plain: asks its lanes in turn for a lease, within the limits of them
--- all. entry_xid, noted: as receive found them. Gives what pgmb_internal.claim_lane gives.
+-- all. entry_xid, noted: as receive found them. Gives what pgmb_internal.claim_lane gives; of a fair queue `numbers`, as
+-- pgmb_internal.claim_fair.
 create or replace function pgmb_internal.claim_by_policy(
   queue integer, entry_xid xid8, noted bigint, max integer, lease_for interval,
-  out lease uuid, out retried boolean, out claim pgmb.claim, out matching text, out rows tid[]
+  out lease uuid, out retried boolean, out claim pgmb.claim, out matching text, out rows tid[], out numbers bigint[]
 )
 language plpgsql
 as $$
@@ -43,6 +44,11 @@ begin
   if max <= 0 then
     return;
   end if;
+  if head.fair_by is not null then
+    lanes := '{}';
+    claimed := pgmb_internal.claim_fair(head, entry_xid, noted, max, lease_for);
+    numbers := claimed.numbers;
+  end if;
   -- Shards are asked in any order, those that others are at passed over. But for one call in eight, which asks in
   -- order and waits, so that a long transaction in a shard is superseded. Who waits holds only shards before it, and
   -- waits for no more after a second.
@@ -75,9 +81,11 @@ begin
   end if;
   lease := claimed.lease;
   retried := claimed.retried;
-  claim := claimed.claim;
-  matching := claimed.matching;
-  rows := claimed.rows;
+  if head.fair_by is null then
+    claim := claimed.claim;
+    matching := claimed.matching;
+    rows := claimed.rows;
+  end if;
   if lease is not null and head.rps is not null then
     select * into base from pgmb.claim c where c.queue = head.id order by c.id desc limit 1;
     base.paid_until := paid + interval '1 second' * (claimed.events / head.rps);
@@ -93,6 +101,24 @@ as $$
   select pg_try_advisory_xact_lock(pgmb_internal.queue_lock(try_queue.queue, (newest.id >> 40)::integer))
   from (select c.id from pgmb.claim c where c.queue = try_queue.queue order by c.id desc limit 1) newest
 $$;
+
+-- Sweeps a queue that is at `base`, or a lane of it, at most every 50 ms. pending: the position is worth writing.
+create or replace function pgmb_internal.sweep_lane(q pgmb.queue, inout base pgmb.claim, now timestamptz, out pending boolean)
+language plpgsql
+as $$
+declare
+  swept record;
+begin
+  base.swept := least(base.swept, now);
+  pending := false;
+  if now > base.swept + interval '50 milliseconds' or base.held is not null then
+    swept := pgmb_internal.sweep(q.id, base, now);
+    base.swept := swept.swept;
+    base.held := swept.held;
+    pending := swept.examined >= 64;
+    perform pgmb_internal.release_due(q.stream_name, now);
+  end if;
+end $$;
 
 -- How many more events of a queue with max_in_flight may be leased; null without a limit.
 create or replace function pgmb_internal.room_in_flight(head pgmb.queue, lanes pgmb.queue[])
@@ -138,14 +164,9 @@ begin
   if asks and pgmb_internal.needs_timeout(q) then
     perform pgmb_internal.assert_timeout();
   end if;
-  base.swept := least(base.swept, now);
-  if now > base.swept + interval '50 milliseconds' or base.held is not null then
-    swept := pgmb_internal.sweep(q.id, base, now);
-    base.swept := swept.swept;
-    base.held := swept.held;
-    pending := swept.examined >= 64;
-    perform pgmb_internal.release_due(q.stream_name, now);
-  end if;
+  swept := pgmb_internal.sweep_lane(q, base, now);
+  base := swept.base;
+  pending := swept.pending;
 
   flight := pgmb_internal.in_flight(q.id, base.open, now);
   base.open := flight.open;

@@ -113,7 +113,7 @@ as $$
 $$;
 
 -- Creates a queue that reads `stream` from the position `starting` on, by default from now. True if it was
--- created, false if a queue of that name exists with the same stream, patterns, order and lanes.
+-- created, false if a queue of that name exists with the same stream, patterns, order, lanes and fair_by.
 --   ordered         events with the same key are delivered one at a time, in order; different keys in parallel
 --   shards          the number of shards among which an ordered queue distributes its keys. While leases are short, a
 --                   shard gives one lease at a time. A power of two, by default 4, or 1 with max_length
@@ -123,6 +123,8 @@ $$;
 --                   'drop_oldest' skips the oldest
 --   lanes           patterns of the most urgent events, of the next, and so on: a receive takes from the first
 --                   lane that is not empty, and now and then from the others
+--   fair_by         what names an event's tenant, 'key' or 'header:NAME': tenants are served in turn, so that one with many
+--                   waiting events does not delay the others. Not with ordered, lanes, max_length or a filter
 --   equals          fields of the event that must have these values: {"payload": {"status": "paid"}}
 --   filter          a jsonpath predicate over {topic, key, payload, headers}, with variables from params
 --   condition       an SQL expression over e, the event, and s.params; for roles that were granted pgmb_conditions
@@ -137,7 +139,8 @@ create or replace function pgmb.create_queue(
   ordered boolean default false, max_in_flight integer default null, rps double precision default null,
   ttl interval default null, max_length bigint default null, when_full text default 'refuse',
   lanes text[] default null, shards integer default null,
-  equals jsonb default null, filter text default null, condition text default null, params jsonb default null
+  equals jsonb default null, filter text default null, condition text default null, params jsonb default null,
+  fair_by text default null
 )
 returns boolean
 language plpgsql security definer
@@ -169,6 +172,9 @@ begin
     raise exception 'max_length cannot be combined with a filter' using errcode = 'MB005',
       hint = 'Every publish would have to filter the waiting events.';
   end if;
+  perform pgmb_internal.assert_fair(create_queue.fair_by, case when create_queue.ordered then 'ordered'
+    when create_queue.lanes is not null then 'lanes' when create_queue.max_length is not null then 'max_length'
+    when num_nonnulls(create_queue.equals, create_queue.filter, create_queue.condition) > 0 then 'a filter' end);
   if parts not in (1, 2, 4, 8, 16, 32, 64) or (parts > 1 and (not create_queue.ordered or create_queue.max_length is not null)) then
     raise exception 'invalid number of shards: %', parts using errcode = 'MB005',
       hint = 'A power of two up to 64; more than one only where ordered, and without max_length.';
@@ -177,7 +183,7 @@ begin
     insert into pgmb.queue (name, stream, stream_name, numbers, matching, topics, regex, lease_for, max_attempts,
       backoff_base, backoff_factor, backoff_max, backoff_jitter,
       ordered, max_in_flight, rps, ttl, max_length, when_full, lanes, lane, lane_of, shards,
-      equals, filter, condition, params)
+      equals, filter, condition, params, fair_by)
     select create_queue.name || case nth when 0 then '' else '/' || nth end, stream_number, create_queue.stream,
       format('pgmb.%I', 'seq_' || create_queue.stream)::regclass,
       pgmb_internal.lane_matching(create_queue.patterns, create_queue.lanes, parts, nth), wanted.topics, wanted.regex,
@@ -185,7 +191,7 @@ begin
       create_queue.backoff_base, create_queue.backoff_factor, create_queue.backoff_max, create_queue.backoff_jitter,
       create_queue.ordered, create_queue.max_in_flight, create_queue.rps, create_queue.ttl, create_queue.max_length,
       create_queue.when_full, create_queue.lanes, nth, head, parts,
-      create_queue.equals, create_queue.filter, create_queue.condition, create_queue.params
+      create_queue.equals, create_queue.filter, create_queue.condition, create_queue.params, create_queue.fair_by
     from pgmb.compile_patterns(create_queue.patterns) wanted
     -- Not left to the conflict alone, which would use up an id at every call.
     where not exists (select from pgmb.queue q where q.name = create_queue.name || case nth when 0 then '' else '/' || nth end)
@@ -197,10 +203,11 @@ begin
         where q.name = create_queue.name and q.stream = stream_number
           and b.patterns @> create_queue.patterns and b.patterns <@ create_queue.patterns
           and q.ordered = create_queue.ordered and q.lanes is not distinct from create_queue.lanes and q.lane_of is null
+          and q.fair_by is not distinct from create_queue.fair_by
           and (q.equals, q.filter, q.condition, q.params)
             is not distinct from (create_queue.equals, create_queue.filter, create_queue.condition, create_queue.params)
       ) then
-        raise exception 'queue % exists with another stream, other patterns, filter, order or lanes',
+        raise exception 'queue % exists with another stream, other patterns, filter, order, lanes or fair_by',
           quote_literal(create_queue.name || case nth when 0 then '' else '/' || nth end)
           using errcode = 'MB006', hint = 'Change its patterns with pgmb.bind(queue, patterns), the rest by dropping it.';
       end if;
@@ -219,6 +226,7 @@ begin
       start.snapshot, start.seq, start.next, start.snapshot, start.seq, start.next,
       'infinity', clock_timestamp());
     update pgmb.queue q set lock_key = pgmb_internal.queue_lock(q.id, q.generation) where q.id = made;
+    perform pgmb_internal.note_move(made, start.snapshot);
     insert into pgmb.generation (queue, number) values (made, -1);
     perform pgmb_internal.add_generations(made);
   end loop;
@@ -261,6 +269,9 @@ begin
     if bound.max_length is not null and num_nonnulls(bind.equals, bind.filter, bind.condition) > 0 then
       raise exception 'max_length cannot be combined with a filter' using errcode = 'MB005';
     end if;
+    if num_nonnulls(bind.equals, bind.filter, bind.condition) > 0 then
+      perform pgmb_internal.assert_fair(bound.fair_by, 'a filter');
+    end if;
     perform from pgmb.queue q where q.id = bound.id for no key update;
     insert into pgmb.binding (queue, version, patterns, matching, equals, filter, condition, params)
     select bound.id, max(b.version) + 1, bind.patterns,
@@ -295,6 +306,9 @@ begin
   perform pgmb_internal.assert_read_committed();
   perform pgmb_internal.assert_admin();
   for altered in select * from pgmb_internal.lanes_for_consumer(alter_queue.queue) loop
+    if alter_queue.max_length > 0 then
+      perform pgmb_internal.assert_fair(altered.fair_by, 'max_length');
+    end if;
     if alter_queue.max_length > 0 and (altered.lanes is not null or altered.shards > 1
       or num_nonnulls(altered.equals, altered.filter, altered.condition) > 0)
     then
@@ -437,6 +451,7 @@ begin
     update pgmb.claim c set state = 'x' where c.queue = moved.id and c.state in ('l', 'o', 'r');
     delete from pgmb.retry r where r.queue = moved.id;
     delete from pgmb.delivery d where d.queue = moved.id;
+    perform pgmb_internal.note_move(moved.id, target.snapshot, base);
     base.done_snapshot := target.snapshot;
     base.done_seq := target.seq;
     base.done_next := target.next;
@@ -449,6 +464,7 @@ begin
     base.own_seq := null;
     base.held := null;
     base.open := null;
+    base.lagging := null;
     perform pgmb_internal.write_claim(base, 0, 'p', moved.bindings, 0, 0, 0, 'infinity');
   end loop;
 end $$;

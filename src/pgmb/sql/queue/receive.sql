@@ -102,23 +102,41 @@ begin
   end if;
 end $$;
 
+-- Whether the next batch of a queue starts where the one before started, not where it ended. Publishers were at work when
+-- the last batch was opened, so that some of their numbers lie below its end: events that committed since would be late
+-- ones, each found by its transaction. Where nothing below the start of the last batch was unfinished, and that start is
+-- not far away for what is new, to walk over those numbers again costs less. `last`: the last number of the log.
+create or replace function pgmb_internal.rereads(base pgmb.claim, last bigint)
+returns boolean
+language sql immutable
+as $$
+  select (base).batch_next >= pg_snapshot_xmin((base).batch_snapshot) and (base).done_next < pg_snapshot_xmin((base).batch_snapshot)
+    and (base).upto - (base).done_seq <= 64 + 4 * (last - (base).upto)
+$$;
+
 -- A queue's position with the next batch opened: it begins where the one before ended, and ends here and now. In this
--- call alone until a claim is written: looking costs no xid. Late events come first, so that its place is 0.
-create or replace function pgmb_internal.open_batch(base pgmb.claim, numbers regclass)
+-- call alone until a claim is written: looking costs no xid. Late events come first, so that its place is 0. `again`: it may
+-- begin where the one before began (pgmb_internal.rereads); snapshots tell what was read.
+create or replace function pgmb_internal.open_batch(base pgmb.claim, numbers regclass, again boolean default false)
 returns pgmb.claim
 language plpgsql
 as $$
+declare
+  present pg_snapshot := pgmb_internal.snapshot();
+  -- Read after the snapshot: no event of the batch lies above it.
+  last bigint := pg_sequence_last_value(open_batch.numbers);
 begin
   if base.own is not null and pg_visible_in_snapshot(base.own, base.batch_snapshot) then
     base.own := null;
     base.own_seq := null;
   end if;
+  if (open_batch.again and pgmb_internal.rereads(base, last)) is not true then
+    base.done_seq := base.batch_seq;
+    base.done_next := base.batch_next;
+  end if;
   base.done_snapshot := base.batch_snapshot;
-  base.done_seq := base.batch_seq;
-  base.done_next := base.batch_next;
-  base.batch_snapshot := pgmb_internal.snapshot();
-  -- Read after the snapshot: no event of the batch lies above it.
-  base.upto := greatest(pg_sequence_last_value(open_batch.numbers), base.done_seq);
+  base.batch_snapshot := present;
+  base.upto := greatest(last, base.done_seq);
   base.place := 0;
   return base;
 end $$;
@@ -127,14 +145,23 @@ end $$;
 -- every transaction with a higher id takes higher numbers only. `noted` is the sequence before this transaction had an
 -- xid, which is the id then. A transaction that had one before (`noted` null) takes the end of the batch, which was read
 -- earlier in this call, and an id that no transaction has yet; not for a short batch, which is as soon read again.
-create or replace function pgmb_internal.note_pair(base pgmb.claim, noted bigint)
+-- `again`: where transactions below that id are unfinished, the pair before stays if none is unfinished below its own and
+-- this batch did not start from it (pgmb_internal.rereads).
+create or replace function pgmb_internal.note_pair(base pgmb.claim, noted bigint, again boolean default false)
 returns pgmb.claim
 language plpgsql
 as $$
+declare
+  own bigint;
 begin
   if noted is not null then
-    base.batch_next := greatest((pg_current_xact_id()::text::bigint - 1)::text::xid8, base.batch_next);
-    base.batch_seq := greatest(note_pair.noted, base.batch_seq);
+    own := pg_current_xact_id()::text::bigint;
+    if not (note_pair.again and base.done_next < base.batch_next and base.batch_next < pg_snapshot_xmin(base.batch_snapshot)
+      and pg_snapshot_xmin(base.batch_snapshot)::text::bigint < own)
+    then
+      base.batch_next := greatest((own - 1)::text::xid8, base.batch_next);
+      base.batch_seq := greatest(note_pair.noted, base.batch_seq);
+    end if;
   elsif base.upto - base.batch_seq >= 64 then
     base.batch_next := greatest((pgmb_internal.unused_xid()::text::bigint - 1)::text::xid8, base.batch_next);
     base.batch_seq := base.upto;
@@ -207,10 +234,10 @@ begin
   leaf := 'pgmb.segment_' || stream || '_' || number;
 end $$;
 
--- Where a window of a segment ends that holds at most `max` matching events, and how many it holds: for queues of which
--- few events match, so that a window as wide as `max` would hold next to nothing.
+-- Where a window of a segment ends that holds at most `max` matching events, how many it holds, and the first of them: for
+-- queues of which few events match, so that a window as wide as `max` would hold next to nothing.
 create or replace function pgmb_internal.look_ahead(
-  base pgmb.claim, leaf text, bound bigint, filter text, max bigint, out ending bigint, out events bigint
+  base pgmb.claim, leaf text, bound bigint, filter text, max bigint, out ending bigint, out events bigint, out first bigint
 )
 language plpgsql
 as $$
@@ -218,8 +245,8 @@ declare
   last bigint;
 begin
   ending := least((base).place + 5000, bound);
-  execute 'select count(*), max(seq) from (' || pgmb_internal.main_part(leaf, 'e.seq', filter) || ' limit $7) found'
-    into events, last
+  execute 'select count(*), min(seq), max(seq) from (' || pgmb_internal.main_part(leaf, 'e.seq', filter) || ' limit $7) found'
+    into events, first, last
     using (base).place, ending, (base).batch_snapshot, pg_snapshot_xmin((base).batch_snapshot),
       (base).done_snapshot, pg_snapshot_xmax((base).done_snapshot), look_ahead.max;
   if events = look_ahead.max then
@@ -228,14 +255,13 @@ begin
 end $$;
 
 -- Events at or below done_seq that belong to the batch, because their transactions were unfinished in the batch before, at
--- most `max`.
-create or replace function pgmb_internal.late_events(base pgmb.claim, stream integer, matching text, max bigint)
+-- most `max`. raw: as receive.
+create or replace function pgmb_internal.late_events(base pgmb.claim, stream integer, matching text, max bigint, raw boolean)
 returns pgmb.event[]
 language plpgsql
 as $$
 begin
-  if (pg_snapshot_xmin((base).done_snapshot) < pg_snapshot_xmax((base).done_snapshot)
-      or (base).done_next >= pg_snapshot_xmax((base).done_snapshot))
+  if (base).done_next >= pg_snapshot_xmin((base).done_snapshot)
     -- In the middle of them, asking costs more than looking.
     and ((base).place > 0 or pgmb_internal.has_stragglers(stream, (base).done_snapshot, (base).done_next,
       (base).batch_snapshot, (base).place, (base).done_seq))
@@ -243,7 +269,7 @@ begin
     return array(
       select e from pgmb_internal.batch_events(late_events.stream, (base).done_snapshot, (base).done_seq, (base).done_next,
         (base).batch_snapshot, (base).own, (base).own_seq, (base).place, (base).done_seq, late_events.matching,
-        late_events.max) e);
+        late_events.max, late_events.raw) e);
   end if;
   return '{}';
 end $$;
@@ -275,6 +301,8 @@ declare
   got bigint := 0;
   scanned bigint := 0;
   opened boolean := false;
+  read_before bigint;                        -- nearly all numbers up to here were read before
+  rereads boolean := false;                  -- the batch begins with many of them
   pending boolean := false;                  -- the position moved enough to be worth writing
 begin
   select * into q from pgmb.queue asked where asked.id = receive_plain.queue;
@@ -307,14 +335,16 @@ begin
       exit when opened or got > 0;
       opened := true;
       lo := 0;
-      base := pgmb_internal.open_batch(base, q.numbers);
+      read_before := base.upto;
+      base := pgmb_internal.open_batch(base, q.numbers, again => true);
       -- Whatever it holds (a rotation, what was rolled back), later calls need not pass over it again.
       pending := pending or base.upto - base.done_seq >= 64;
+      rereads := (read_before - base.done_seq) * 4 > receive_plain.max;
     end if;
     lo := coalesce(lo, base.place);
 
     if base.place < base.done_seq then
-      late := pgmb_internal.late_events(base, q.stream, q.matching, receive_plain.max);
+      late := pgmb_internal.late_events(base, q.stream, q.matching, receive_plain.max, receive_plain.raw);
       got := cardinality(late);
       return query select given, e.seq, e.id, e.topic, e.key, e.payload, e.headers, e.published_at, 1 from unnest(late) e;
       base.place := case when got < receive_plain.max then base.done_seq else late[got].seq end;
@@ -329,8 +359,14 @@ begin
     loop
       segment := pgmb_internal.next_segment(q.stream, base.upto, base.place);
       base.place := segment.place;
-      if sparse then
+      if sparse or rereads then
         ahead := pgmb_internal.look_ahead(base, segment.leaf, segment.bound, filter, receive_plain.max - got);
+        if rereads and got = 0 and ahead.events > 0 then
+          -- The lease begins with its first event: it is not taken for a sparse one.
+          base.place := ahead.first - 1;
+          lo := base.place;
+          rereads := false;
+        end if;
       else
         select least(base.place + receive_plain.max - got, segment.bound) ending, null::bigint events into ahead;
       end if;
@@ -351,7 +387,7 @@ begin
   end loop;
 
   if opened and (got > 0 or pending or scanned >= 64 or released > 0 or entry_xid is not null) then
-    base := pgmb_internal.note_pair(base, case when entry_xid is null then noted end);
+    base := pgmb_internal.note_pair(base, case when entry_xid is null then noted end, again => got > 0);
   end if;
   if got > 0 then
     perform pgmb_internal.write_claim(base, receive_plain.token, 'l', q.bindings, got, lo, base.place,
@@ -399,6 +435,26 @@ begin
     from pgmb.retry r
     where r.queue = pgmb_internal.lease_queue(made.lease) and r.lease = pgmb_internal.lease_claim(made.lease)
     order by r.origin, r.seq;
+    return;
+  end if;
+  if made.numbers is not null then
+    if made.numbers[1] >> 40 = all (array(select one >> 40 from unnest(made.numbers) one)) then
+      -- The common way: one segment. Where they lie close together and in order, all numbers between are walked.
+      return query execute 'select $1, ' || pgmb_internal.columns_of(stream, raw) || ', 1 from '
+          || case when made.numbers[cardinality(made.numbers)] - made.numbers[1] < 2 * cardinality(made.numbers)
+              and made.numbers = array(select one from unnest(made.numbers) one order by one)
+            then 'pgmb.segment_' || stream || '_' || (made.numbers[1] >> 40)
+              || ' e where e.seq >= $3 and e.seq <= $4 and e.seq + 0 = any ($2) order by e.seq'
+            else 'unnest($2) with ordinality n (number, nth) join pgmb.segment_' || stream || '_' || (made.numbers[1] >> 40)
+              || ' e on e.seq = n.number order by n.nth' end
+        using made.lease, made.numbers, made.numbers[1], made.numbers[cardinality(made.numbers)];
+    else
+      return query
+      select made.lease, e.*, 1
+      from unnest(made.numbers) with ordinality n (number, nth)
+      join pgmb_internal.numbered_events(receive_by_policy.stream, made.numbers, raw => receive_by_policy.raw) e on e.seq = n.number
+      order by n.nth;
+    end if;
     return;
   end if;
   claim := made.claim;
@@ -493,10 +549,13 @@ begin
     select c.* into base from pgmb.claim c where c.queue = q.id order by c.id desc limit 1;
     if base.id >> 40 = q.generation and base.openings = pg_sequence_last_value('pgmb.opening'::regclass)
       and base.own is null and base.held is null and now >= base.swept
-      and (base.events * 2 >= base.hi - greatest(base.lo, base.done_seq)
-        or receive.max >= case when base.place < base.upto then base.upto - base.place else q.noted - base.batch_seq end)
-      and (case when base.place < base.upto then base.place >= base.done_seq
-        else base.batch_next < pg_snapshot_xmin(base.batch_snapshot) end)
+      and (case
+        when base.place < base.upto then base.place >= base.done_seq
+          and (base.events * 2 >= base.hi - greatest(base.lo, base.done_seq) or receive.max >= base.upto - base.place)
+        -- Little of what the next batch begins with was read before.
+        when base.batch_next < pg_snapshot_xmin(base.batch_snapshot) then receive.max >= q.noted - base.batch_seq
+          or receive.max >= (base.upto - base.batch_seq) * 4 and base.events * 2 >= base.hi - greatest(base.lo, base.done_seq)
+        else receive.max >= q.noted - base.done_seq and pgmb_internal.rereads(base, q.noted) end)
       and (now <= base.swept + interval '50 milliseconds'
         or not pgmb_internal.needs_sweep(q.id, q.stream_name, base.swept, now))
     then
@@ -505,7 +564,7 @@ begin
       end if;
       opened := base.place >= base.upto;
       if opened then
-        base := pgmb_internal.open_batch(base, q.numbers);
+        base := pgmb_internal.open_batch(base, q.numbers, again => true);
         base.place := base.done_seq;
         if base.upto = base.done_seq then
           return;
@@ -527,7 +586,7 @@ begin
         get diagnostics got = row_count;
         if got > 0 then
           if opened then
-            base := pgmb_internal.note_pair(base, q.noted);
+            base := pgmb_internal.note_pair(base, q.noted, again => true);
           end if;
           insert into pgmb.claim (queue, id, token, state, bindings, events, lo, hi, place, upto,
             done_snapshot, done_seq, done_next, batch_snapshot, batch_seq, batch_next, expires_at, swept, openings)

@@ -235,11 +235,11 @@ end $$;
 -- Sends events of a lease (all that are left, or those named) to be tried again `after` that time, by
 -- default the queue's backoff; past the queue's max_attempts they become dead letters with this error. In an
 -- ordered queue, what the lease holds behind them of the same keys goes back too, untried. together => true has
--- these events, and no others, come together again: the same set. Returns how many of those asked for. Isolation levels
--- as ack. Errors: MB011 the lease is lost, 42501.
+-- these events, and no others, come together again: the same set. detail, such as a traceback, is kept with the error, in
+-- the list of the last ten. Returns how many of those asked for. Isolation levels as ack. Errors: MB011 the lease is lost, 42501.
 create or replace function pgmb.retry(
   lease uuid, seqs bigint[] default null, after interval default null, error text default null,
-  together boolean default false
+  together boolean default false, detail text default null
 )
 returns bigint
 language plpgsql security definer
@@ -251,12 +251,14 @@ set plan_cache_mode = force_generic_plan
 as $$
 begin
   return pgmb_internal.settle_as_failed(retry.lease, retry.seqs, retry.after, retry.error, 'retry',
-    case when retry.together then nextval('pgmb.retry_id_seq') end);
+    case when retry.together then nextval('pgmb.retry_id_seq') end, retry.detail);
 end $$;
 
 -- Sends events of a lease (all that are left, or those named) to the queue's dead letters with the error.
 -- Returns how many. Isolation levels as ack. Errors: MB011 the lease is lost, 42501.
-create or replace function pgmb.bury(lease uuid, seqs bigint[] default null, error text default null)
+create or replace function pgmb.bury(
+  lease uuid, seqs bigint[] default null, error text default null, detail text default null
+)
 returns bigint
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
@@ -266,7 +268,7 @@ set enable_bitmapscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 begin
-  return pgmb_internal.settle_as_failed(bury.lease, bury.seqs, null, bury.error, 'bury');
+  return pgmb_internal.settle_as_failed(bury.lease, bury.seqs, null, bury.error, 'bury', detail => bury.detail);
 end $$;
 
 -- Gives events of a lease (all that are left, or those named) back untried: they are due at once and the
@@ -286,7 +288,7 @@ end $$;
 
 -- What retry, bury and release share.
 create or replace function pgmb_internal.settle_as_failed(
-  lease uuid, seqs bigint[], after interval, error text, manner text, together bigint default null
+  lease uuid, seqs bigint[], after interval, error text, manner text, together bigint default null, detail text default null
 )
 returns bigint
 language plpgsql
@@ -310,7 +312,7 @@ begin
     update pgmb.claim c set state = 's' where c.queue = held.queue and c.id = held.id;
   end if;
   if held.state = 'r' then
-    return pgmb_internal.fail_retried(q, held.id, seqs, after, error, manner, together);
+    return pgmb_internal.fail_retried(q, held.id, seqs, after, error, manner, together, detail);
   end if;
   failing := array(select e from pgmb_internal.claim_events(held, seqs) e);
   if seqs is not null and q.ordered and manner <> 'bury' then
@@ -328,7 +330,7 @@ begin
     after := coalesce(after, pgmb_internal.backoff(q, 1));
   end if;
   perform pgmb_internal.fail_event(q, f, held.id, case manner when 'release' then 0 else 1 end,
-    now + coalesce(after, pgmb_internal.backoff(q, 1)), error, manner = 'bury', together => together)
+    now + coalesce(after, pgmb_internal.backoff(q, 1)), error, manner = 'bury', together => together, detail => detail)
   from unnest(failing) f
   where seqs is null or f.seq = any (settled);
   get diagnostics failed = row_count;
@@ -338,7 +340,7 @@ end $$;
 
 -- The same for retried events, which have rows of their own, under the lock of their claim.
 create or replace function pgmb_internal.fail_retried(
-  queue pgmb.queue, claim bigint, seqs bigint[], after interval, error text, manner text, together bigint
+  queue pgmb.queue, claim bigint, seqs bigint[], after interval, error text, manner text, together bigint, detail text
 )
 returns bigint
 language plpgsql
@@ -355,9 +357,10 @@ begin
       and (manner = 'bury' or (manner = 'retry' and r.attempt >= (fail_retried.queue).max_attempts))
     returning r.*
   )
-  insert into pgmb.dead (queue, attempt, error, seq, event_id, topic, key, payload, headers, published_at)
-  select s.queue, s.attempt, coalesce(fail_retried.error, s.error), s.seq, s.event_id, s.topic, s.key, s.payload,
-    s.headers, s.published_at
+  insert into pgmb.dead (queue, attempt, error, errors, seq, event_id, topic, key, payload, headers, published_at)
+  select s.queue, s.attempt, coalesce(fail_retried.error, s.error),
+    pgmb_internal.with_error(s.errors, s.attempt, fail_retried.error, fail_retried.detail), s.seq, s.event_id, s.topic, s.key,
+    s.payload, s.headers, s.published_at
   from spent s;
   get diagnostics dead = row_count;
   if fail_retried.together is not null then
@@ -370,7 +373,9 @@ begin
     set lease = null, due_at = now + coalesce(after, pgmb_internal.backoff(fail_retried.queue, r.attempt)),
       attempt = r.attempt + case manner when 'release' then 0 else 1 end, expiries = 0,
       together = case manner when 'release' then r.together else fail_retried.together end,
-      error = coalesce(fail_retried.error, r.error)
+      error = coalesce(fail_retried.error, r.error),
+      errors = case manner when 'release' then r.errors
+        else pgmb_internal.with_error(r.errors, r.attempt, fail_retried.error, fail_retried.detail) end
     where r.queue = (fail_retried.queue).id and r.lease = fail_retried.claim and (seqs is null or r.seq = any (seqs))
     returning r.key, r.origin, r.seq, r.due_at
   ), behind as (

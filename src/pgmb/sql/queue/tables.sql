@@ -46,6 +46,8 @@ create table pgmb.queue (
   lane_of integer references pgmb.queue on delete cascade,
   -- The number of lanes over which an ordered queue spreads its keys. Consumers take from them in any order.
   shards integer not null default 1,
+  -- What names the tenant of an event, where tenants are served in turn: key, or header:NAME.
+  fair_by text,
   -- What an event must hold beside its topic (see the folder condition): fields that equal these values, a jsonpath
   -- predicate, an SQL condition; params are for the latter two.
   equals jsonb,
@@ -57,7 +59,9 @@ create table pgmb.queue (
   endpoint uuid,
   plain boolean not null generated always as (not ordered and max_in_flight is null and rps is null
     and ttl is null and max_length is null and lanes is null and lane_of is null
-    and equals is null and filter is null and condition is null) stored,
+    and fair_by is null and equals is null and filter is null and condition is null) stored,
+  -- Where it began and was moved to (pgmb_internal.note_move). Behind what receive reads.
+  moves jsonb,
   constraint "a queue must have a name" check (name ~ '^[^\x01-\x20\x7f]([^\x01-\x1f\x7f]{0,98}[^\x01-\x20\x7f])?$')
 );
 create index queue_stream on pgmb.queue (stream);
@@ -78,6 +82,15 @@ create table pgmb.binding (
   condition text,
   params jsonb,
   primary key (queue, version)
+);
+
+-- A tenant of a fair queue that lags: its events numbered (place, upto] were passed over and wait, those that the queue's
+-- position has passed and that `since` does not show.
+create type pgmb.lag as (
+  tenant integer,
+  place bigint,
+  upto bigint,
+  since pg_snapshot
 );
 
 -- The newest claim of a queue is its position. Append-only but for the one update that settles it: a
@@ -125,10 +138,15 @@ create table pgmb.claim (
   passed_keys text[],
   passed_origins bigint[],
   passed_seqs bigint[],
-  -- Of a queue with a filter or condition: the numbers that passed it. It is asked once, at the claim.
+  -- Of a queue with a filter or condition: the numbers that passed it. It is asked once, at the claim. Of a fair queue: the
+  -- numbers that this lease holds.
   chosen bigint[],
+  -- Of a fair queue: the tenants that lag, the next to be served first.
+  lagging pgmb.lag[],
   -- The last number of pgmb.opening before the claim was made. While it has not changed, no generation is being opened.
-  openings bigint not null default 0
+  openings bigint not null default 0,
+  -- The server process that received: see pgmb.worker.
+  pid integer default pg_backend_pid()
 ) with (
   fillfactor = 60,
   autovacuum_vacuum_scale_factor = 0.02,
@@ -139,6 +157,8 @@ create table pgmb.claim (
 create unique index claim_newest on pgmb.claim (queue, id);
 -- On an expression, so that no statement that looks a claim up by its id can be planned to walk this one.
 create index claim_expiry on pgmb.claim ((queue + 0), expires_at);
+-- Keys and what may quote a payload are not sampled: pg_statistic would keep them after an erasure.
+alter table pgmb.claim alter column passed_keys set statistics 0;
 
 -- A receive in a transaction that stays open would hold up the queue. The others wait a second, then open a new
 -- generation at the last committed position: `base`, the claim that it goes on from. Claims of older generations above
@@ -209,11 +229,16 @@ create table pgmb.retry (
   -- How often in a row its lease expired: the event may have crashed its consumer.
   expiries integer not null default 0,
   -- Rows with the same number here failed together and are tried together, by themselves.
-  together bigint
+  together bigint,
+  -- The last attempts that failed, the newest last (pgmb_internal.with_error).
+  errors jsonb
 ) with (autovacuum_vacuum_scale_factor = 0.02, vacuum_truncate = false);
 create index retry_due on pgmb.retry (queue, due_at);
 create index retry_lease on pgmb.retry (queue, lease) where lease is not null;
 create index retry_key on pgmb.retry (queue, key, origin, seq) where ordered;
+create index retry_event on pgmb.retry (event_id);
+alter table pgmb.retry alter column key set statistics 0, alter column error set statistics 0,
+  alter column errors set statistics 0;
 
 create table pgmb.dead (
   id bigint generated always as identity primary key,
@@ -231,8 +256,28 @@ create table pgmb.dead (
   -- Of a queue that many endpoints share: the one that it did not reach.
   endpoint uuid,
   -- When it was verified in the lake.
-  archived_at timestamptz
+  archived_at timestamptz,
+  -- The last attempts that failed, the newest last.
+  errors jsonb
 );
 create index dead_unarchived on pgmb.dead (id) where archived_at is null;
 create index dead_endpoint on pgmb.dead (endpoint, id) where endpoint is not null;
 create index dead_queue on pgmb.dead (queue, id);
+create index dead_event on pgmb.dead (event_id);
+alter table pgmb.dead alter column key set statistics 0, alter column error set statistics 0,
+  alter column errors set statistics 0;
+
+-- Processes that run handlers. Each says every few seconds that it lives, and which server processes are its own: by them a
+-- lease's holder is known.
+create table pgmb.worker (
+  id uuid primary key,
+  -- The role that said so first: no other may change the row.
+  role name not null,
+  host text not null constraint "a host must have at most 255 characters" check (length(host) <= 255),
+  pid integer not null,
+  application text constraint "an application must have at most 255 characters" check (length(application) <= 255),
+  queues text[] not null constraint "a worker must have at most 10000 queues" check (cardinality(queues) <= 10000),
+  backends integer[] not null constraint "a worker must have at most 10000 server processes" check (cardinality(backends) <= 10000),
+  started_at timestamptz not null default clock_timestamp(),
+  heartbeat_at timestamptz not null default clock_timestamp()
+) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02);

@@ -106,6 +106,7 @@ set jit = off
 as $$
 declare
   filter text := asked || pgmb_internal.without_own(newest.own, newest.own_seq);
+  at pgmb.claim;
   last bigint := pgmb_internal.last_seq(q.stream_name);
   looked bigint := 0;
   leaf text;
@@ -114,9 +115,18 @@ declare
 begin
   waiting := 0;
   complete := true;
-  -- The rest of the batch that is being read, then what came after it.
-  for turn in 1 .. 2 loop
-    if turn = 2 then
+  -- What waits because its tenant lags, the rest of the batch that is being read, then what came after it.
+  for turn in case when newest.lagging is null then 1 else 0 end .. 2 loop
+    if turn = 0 then
+      at := newest;
+      filter := filter || pgmb_internal.lagging(q, newest);
+      select min(l.place), max(l.upto) into newest.place, newest.upto from unnest(at.lagging) l;
+      newest.done_snapshot := '3:3:';
+      newest.done_seq := 0;
+    elsif turn = 1 and at.id is not null then
+      newest := at;
+      filter := asked || pgmb_internal.without_own(newest.own, newest.own_seq);
+    elsif turn = 2 then
       newest.done_snapshot := newest.batch_snapshot;
       newest.done_seq := newest.batch_seq;
       newest.done_next := newest.batch_next;

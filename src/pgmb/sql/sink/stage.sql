@@ -34,6 +34,8 @@ begin
         headers json,
         due_at timestamptz
       ) using heap with (autovacuum_enabled = off, toast.autovacuum_enabled = off)', stage);
+    -- Not sampled: pg_statistic would keep what was erased.
+    execute format('alter table pgmb.stage_%s alter column key set statistics 0', stage);
     execute format('grant insert on pgmb.stage_%s to %I', stage, pgmb_internal.caller());
   else
     -- Also when it is empty: into a table that is new in this transaction COPY only appends, never into a gap, so

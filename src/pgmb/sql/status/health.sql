@@ -66,7 +66,8 @@ begin
       if turn = 1 and (current_setting('statement_timeout') <> '0' or not pgmb_internal.needs_timeout(q)) then
         asked := q.matching || pgmb_internal.asking(q);
       end if;
-      if newest.place < newest.upto then
+      select min(e.published_at) into first from pgmb_internal.lagging_events(q, newest, 1) e;
+      if first is null and newest.place < newest.upto then
         select e.published_at into first from pgmb_internal.batch_events(q.stream, newest.done_snapshot, newest.done_seq,
           newest.done_next, newest.batch_snapshot, newest.own, newest.own_seq, newest.place, newest.upto, asked, 1) e;
       end if;
@@ -159,7 +160,8 @@ begin
   end loop;
 end $$;
 
--- A queue's settings, one key a column of pgmb.queue. Errors: MB002 no such queue, 42501.
+-- A queue's settings, one key a column of pgmb.queue, but for those that only its functions use. Errors: MB002 no such
+-- queue, 42501.
 create or replace function pgmb.queue_settings(queue text)
 returns json
 language plpgsql stable security definer
@@ -169,7 +171,7 @@ as $$
 begin
   return (select json_object_agg(s.key, s.value)
     from json_each(to_json(pgmb_internal.queue_for_consumer(queue_settings.queue))) s
-    where s.key <> all ('{id,stream,bindings,generation,matching,lane,lane_of,plain}'));
+    where s.key <> all ('{id,stream,numbers,bindings,generation,lock_key,matching,topics,regex,lane,lane_of,plain,moves}'));
 end $$;
 
 -- A stream's settings, one key a column of pgmb.stream. Errors: MB001 no such stream, 42501.

@@ -29,9 +29,10 @@ begin
 end $$;
 
 -- The leases of a queue, those that end first at the top: kind event for those of fresh events, retry and delivery for
--- those of what is tried again. One that has ended is taken over by the next receiver. Errors: MB002, 42501. For admins.
+-- those of what is tried again. One that has ended is taken over by the next receiver. holder: the process that received, as
+-- in event_fate. Errors: MB002, 42501. For admins.
 create or replace function pgmb.queue_leases(queue text, max integer default 100)
-returns table (kind text, lease text, events bigint, since timestamptz, expires_at timestamptz)
+returns table (kind text, lease text, events bigint, since timestamptz, expires_at timestamptz, holder jsonb)
 language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -48,13 +49,13 @@ begin
   cross join lateral (
     (select case c.state when 'r' then 'retry' else 'event' end, (c.id & 1099511627775)::text,
       case c.state when 'r' then (select count(*) from pgmb.retry r where r.queue = c.queue and r.lease = c.id)
-        else c.events::bigint end, c.at, c.expires_at
+        else c.events::bigint end, c.at, c.expires_at, pgmb_internal.holder(c.pid, c.at, true)
     from pgmb.claim c
     where c.queue + 0 = q.id and c.expires_at > least(newest.swept, now) and c.expires_at < 'infinity'
       and c.state in ('l', 'o', 'r') and not pgmb_internal.is_void(c.queue, c.id)
     order by c.expires_at limit queue_leases.max)
     union all
-    (select 'delivery', d.lease::text, count(*), null, min(d.due_at)
+    (select 'delivery', d.lease::text, count(*), null, min(d.due_at), pgmb_internal.holder(min(d.pid), min(d.due_at), true)
     from pgmb.delivery d where d.queue = q.id and d.lease is not null group by d.lease limit queue_leases.max)
   ) held
   order by 5 limit queue_leases.max;

@@ -113,6 +113,7 @@ begin
       select * into newest from pgmb.claim c where c.queue = lane.id order by c.id desc limit 1;
       place := case when newest.place >= newest.upto then greatest(newest.upto, newest.batch_seq)
         else greatest(newest.place, newest.done_seq) end;
+      place := least(place, (select min(l.place) from unnest(newest.lagging) l));
       behind := greatest(behind, pgmb_internal.numbers_between(lane.stream, place, last));
 
       part := pgmb_internal.waiting_of(lane, newest, greatest(1000, most / q.lane_count));
@@ -474,6 +475,7 @@ begin
           newest.done_next, newest.batch_snapshot, newest.own, newest.own_seq, newest.place, newest.upto,
           q.matching, 9223372036854775807);
       end if;
+      part := part + count(*) from pgmb_internal.lagging_events(q, newest);
     exception when others then
       if q.plain or pgmb_internal.servers_trouble(sqlstate) then
         raise;

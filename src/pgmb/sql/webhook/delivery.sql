@@ -154,22 +154,23 @@ begin
   perform from pgmb.endpoint e where e.id = any (settle_deliveries.endpoints) order by e.id for key share;
   with outcome as (
     select f.endpoint, f.error, f.due_at, f.spent, e.attempt + case when f.tried and not f.spent then 1 else 0 end attempt,
+      case when f.tried then pgmb_internal.with_error(e.errors, e.attempt, f.error) else e.errors end errors,
       e.seq, coalesce(e.id, pgmb.derive_id(e.seq, e.published_at, salt)) event_id, e.topic::text, e.key::text, e.payload, e.headers,
       e.published_at
-    from unnest(settled.failing, settled.attempts) e (seq, id, topic, key, payload, headers, published_at, attempt)
+    from unnest(settled.failing, settled.attempts, settled.errors) e (seq, id, topic, key, payload, headers, published_at, attempt, errors)
     join unnest(settle_deliveries.failed, settle_deliveries.endpoints, settle_deliveries.after, settle_deliveries.errors,
       settle_deliveries.tried, settle_deliveries.last) said (seq, endpoint, after, error, tried, last) on said.seq = e.seq
     cross join lateral pgmb_internal.outcome(q, e.attempt, said.endpoint, said.after, said.error, said.tried, said.last) f
     join pgmb.endpoint still on still.id = f.endpoint
   ), parked as (
-    insert into pgmb.delivery (queue, endpoint, due_at, attempt, error, seq, event_id, topic, key, payload, headers,
+    insert into pgmb.delivery (queue, endpoint, due_at, attempt, error, errors, seq, event_id, topic, key, payload, headers,
       published_at)
-    select q.id, o.endpoint, o.due_at, o.attempt, o.error, o.seq, o.event_id, o.topic, o.key, o.payload, o.headers,
+    select q.id, o.endpoint, o.due_at, o.attempt, o.error, o.errors, o.seq, o.event_id, o.topic, o.key, o.payload, o.headers,
       o.published_at
     from outcome o where not o.spent order by o.seq
   )
-  insert into pgmb.dead (queue, endpoint, attempt, error, seq, event_id, topic, key, payload, headers, published_at)
-  select q.id, o.endpoint, o.attempt, o.error, o.seq, o.event_id, o.topic, o.key, o.payload, o.headers, o.published_at
+  insert into pgmb.dead (queue, endpoint, attempt, error, errors, seq, event_id, topic, key, payload, headers, published_at)
+  select q.id, o.endpoint, o.attempt, o.error, o.errors, o.seq, o.event_id, o.topic, o.key, o.payload, o.headers, o.published_at
   from outcome o where o.spent order by o.seq;
   return settled.events;
 end $$;
@@ -187,10 +188,11 @@ as $$
     coalesce(last, false) or (after is null and tried is not false and attempt >= (queue).max_attempts)
 $$;
 
--- Settles events of a lease of a shared queue, and gives those of `failed` that this settled, with their attempts: what
--- another call settled has its rows from there.
+-- Settles events of a lease of a shared queue, and gives those of `failed` that this settled, with their attempts and errors:
+-- what another call settled has its rows from there.
 create or replace function pgmb_internal.settle_shared(
-  lease uuid, seqs bigint[], failed bigint[], out events bigint, out failing pgmb.event[], out attempts integer[]
+  lease uuid, seqs bigint[], failed bigint[], out events bigint, out failing pgmb.event[], out attempts integer[],
+  out errors jsonb[]
 )
 language plpgsql
 as $$
@@ -216,8 +218,9 @@ begin
       select distinct on (g.seq) g.* from gone g where g.seq = any (settle_shared.failed) order by g.seq, g.attempt desc
     )
     select (select count(distinct g.seq) from gone g),
-      array_agg((o.seq, o.event_id, o.topic, o.key, o.payload, o.headers, o.published_at)::pgmb.event), array_agg(o.attempt)
-    into events, failing, attempts
+      array_agg((o.seq, o.event_id, o.topic, o.key, o.payload, o.headers, o.published_at)::pgmb.event), array_agg(o.attempt),
+      array_agg(o.errors)
+    into events, failing, attempts, errors
     from once o;
     return;
   end if;
@@ -318,7 +321,8 @@ begin
     update pgmb.delivery d
     set attempt = d.attempt + case when d.lease is null then 0 else 1 end,
       error = case when d.lease is null then d.error else 'lease expired' end,
-      lease = given, due_at = now + claim_deliveries.lease_for
+      errors = case when d.lease is null then d.errors else pgmb_internal.with_error(d.errors, d.attempt, 'lease expired') end,
+      pid = pg_backend_pid(), lease = given, due_at = now + claim_deliveries.lease_for
     from due
     where d.id = due.id
     returning d.*
@@ -358,15 +362,17 @@ begin
   ), spent as (
     delete from pgmb.delivery d using outcome o
     where d.id = o.id and d.lease = settle_claimed.lease and o.spent
-    returning d.*, o.error newest
+    returning d.*, o.error newest, o.tried
   ), buried as (
-    insert into pgmb.dead (queue, endpoint, attempt, error, seq, event_id, topic, key, payload, headers, published_at)
-    select s.queue, s.endpoint, s.attempt, coalesce(s.newest, s.error), s.seq, s.event_id, s.topic, s.key, s.payload,
+    insert into pgmb.dead (queue, endpoint, attempt, error, errors, seq, event_id, topic, key, payload, headers, published_at)
+    select s.queue, s.endpoint, s.attempt, coalesce(s.newest, s.error),
+      case when s.tried then pgmb_internal.with_error(s.errors, s.attempt, s.newest) else s.errors end, s.seq, s.event_id, s.topic, s.key, s.payload,
       s.headers, s.published_at
     from spent s
   ), waiting as (
     update pgmb.delivery d
     set lease = null, due_at = o.due_at, error = coalesce(o.error, d.error),
+      errors = case when o.tried then pgmb_internal.with_error(d.errors, d.attempt, o.error) else d.errors end,
       attempt = d.attempt + case when o.tried then 1 else 0 end
     from outcome o
     where d.id = o.id and d.lease = settle_claimed.lease and not o.spent

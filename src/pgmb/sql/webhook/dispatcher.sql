@@ -1,12 +1,13 @@
 -- What dispatchers share: who of them lives, how many requests a second are left, which endpoints have failed too often.
 
--- Says that a dispatcher lives, and what its endpoints did since it last said so. One that failed for `give_up_after`
--- without a success is disabled, and an event says so: pgmb.endpoint.disabled, on stream main. Returns the ids of the
--- dispatchers that live. For admins.
+-- Says that a dispatcher lives, which server processes are its own, and what its endpoints did since it last said so;
+-- errors: of each the newest, null where its newest request succeeded. One that failed for `give_up_after` without a
+-- success is disabled, and an event says so: pgmb.endpoint.disabled, on stream main. Returns the ids of the dispatchers
+-- that live. For admins.
 create or replace function pgmb.heartbeat(
   dispatcher uuid, host text, pid integer, endpoints uuid[] default '{}', delivered bigint[] default '{}',
   failed bigint[] default '{}', errors text[] default '{}', alive_for interval default '10 seconds',
-  give_up_after interval default '5 days'
+  give_up_after interval default '5 days', backends integer[] default '{}'
 )
 returns uuid[]
 language plpgsql security definer
@@ -18,8 +19,9 @@ declare
 begin
   perform pgmb_internal.assert_read_committed();
   perform pgmb_internal.assert_admin();
-  insert into pgmb.dispatcher as d (id, host, pid) values (heartbeat.dispatcher, heartbeat.host, heartbeat.pid)
-  on conflict (id) do update set heartbeat_at = now;
+  insert into pgmb.dispatcher as d (id, host, pid, backends)
+  values (heartbeat.dispatcher, heartbeat.host, heartbeat.pid, heartbeat.backends)
+  on conflict (id) do update set heartbeat_at = now, backends = excluded.backends;
   delete from pgmb.dispatcher d where d.id = any (array(
     select gone.id from pgmb.dispatcher gone where gone.heartbeat_at < now - interval '1 hour' for update skip locked));
   -- In one order, so that no two dispatchers wait for each other.
@@ -30,7 +32,7 @@ begin
     failed_at = case when did.failed > 0 then now else a.failed_at end,
     failing_since = case when did.delivered > 0 then null when did.failed > 0 then coalesce(a.failing_since, now)
       else a.failing_since end,
-    error = coalesce(did.error, a.error)
+    error = case when did.delivered > 0 then did.error else coalesce(did.error, a.error) end
   from unnest(heartbeat.endpoints, heartbeat.delivered, heartbeat.failed, heartbeat.errors)
     did (endpoint, delivered, failed, error)
   where a.endpoint = did.endpoint;

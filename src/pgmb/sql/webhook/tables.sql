@@ -75,7 +75,9 @@ create table pgmb.dispatcher (
   host text not null,
   pid integer not null,
   started_at timestamptz not null default clock_timestamp(),
-  heartbeat_at timestamptz not null default clock_timestamp()
+  heartbeat_at timestamptz not null default clock_timestamp(),
+  -- The server processes of its connections.
+  backends integer[] not null default '{}'
 );
 
 -- Events of a shared queue that wait for one endpoint: to be tried again, or because it could not take them. Rows carry
@@ -95,12 +97,19 @@ create table pgmb.delivery (
   key text,
   payload json not null,
   headers json,
-  published_at timestamptz not null
+  published_at timestamptz not null,
+  -- The last attempts that failed, the newest last; the server process that leased it.
+  errors jsonb,
+  pid integer
 ) with (autovacuum_vacuum_scale_factor = 0.02, vacuum_truncate = false);
+create index delivery_event on pgmb.delivery (event_id);
 create index delivery_due on pgmb.delivery (endpoint, due_at);
 create index delivery_oldest on pgmb.delivery (endpoint, published_at);
 create index delivery_queue on pgmb.delivery (queue);
 create index delivery_lease on pgmb.delivery (lease) where lease is not null;
+-- Keys and what may quote a payload are not sampled: pg_statistic would keep them after an erasure.
+alter table pgmb.delivery alter column key set statistics 0, alter column error set statistics 0,
+  alter column errors set statistics 0;
 
 -- Delivery attempts: failures, and all attempts of endpoints with log = 'all'.
 create table pgmb.attempt (
@@ -122,3 +131,4 @@ create table pgmb.attempt (
 create index attempt_endpoint on pgmb.attempt (endpoint, id);
 create index attempt_at on pgmb.attempt (at);
 create index attempt_event on pgmb.attempt (event_id);
+alter table pgmb.attempt alter column detail set statistics 0, alter column response set statistics 0;

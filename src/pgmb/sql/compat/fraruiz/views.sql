@@ -92,6 +92,8 @@ begin
         newest.batch_snapshot, newest.own, newest.own_seq, newest.place, newest.upto, q.matching, 9223372036854775807) b
       where newest.place < newest.upto
       union all
+      select b.* from pgmb_internal.lagging_events(q, newest) b
+      union all
       select b.* from pgmb_internal.batch_events(q.stream, newest.batch_snapshot, newest.batch_seq, newest.batch_next,
         pgmb_internal.snapshot_with_own(), newest.own, newest.own_seq, 0, last, q.matching, 9223372036854775807) b
     ) e

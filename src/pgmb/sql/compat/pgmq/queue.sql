@@ -124,6 +124,8 @@ begin
       message jsonb,
       headers jsonb
     )', archive);
+  -- Not sampled: pg_statistic would keep what was erased.
+  execute format('alter table pgmq.%I alter column message set statistics 0, alter column headers set statistics 0', archive);
   execute format('create index if not exists %I on pgmq.%I (archived_at)', left('archived_at_idx_' || lower(make_queue.queue_name), 63), archive);
   execute format('create or replace view pgmq.%I as select * from pgmq.messages(%L)', contents, make_queue.queue_name);
   perform pgmq.grant_relation(contents);

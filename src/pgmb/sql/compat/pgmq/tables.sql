@@ -74,6 +74,8 @@ create table pgmq.parked (
 create index parked_number on pgmq.parked (queue, msg_id);
 create index parked_vt on pgmq.parked (queue, vt, msg_id);
 create index parked_fifo on pgmq.parked (queue, fifo, msg_id);
+-- Not sampled: pg_statistic would keep what was erased.
+alter table pgmq.parked alter column message set statistics 0, alter column headers set statistics 0;
 
 -- Messages that were taken out of the log's way before they were read. The read that reaches one removes it here.
 create table pgmq.passed_over (

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar, Final, NamedTuple, Self
 from urllib.parse import unquote
 
-import pyarrow as pa
+import pyarrow
+import pyarrow.compute
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import CommitFailedError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
@@ -20,9 +21,12 @@ from pgmb.lake.events import STATISTICS, TABLE_SCHEMA
 from pgmb.lake.storage import Storage
 from pgmb.lake.task import WrittenFile
 
+# The stubs of pyarrow are incomplete.
+pa: Any = pyarrow
+pc: Any = pyarrow.compute
+
 _SOURCE: Final = "pgmb.source"
 """The table's property that says which stream of which installation writes it."""
-_PARTITION: Final = ["date"]
 _FILE_COLUMNS: Final = [
     *("path", "size_bytes", "min.seq", "max.seq", "min.xid", "max.xid"),
     *("min.published_at", "max.published_at"),
@@ -54,10 +58,11 @@ class KnownFile(NamedTuple):
 class LakeTable:
     """A table of a stream, as of its version when this was opened or last committed to."""
 
-    schema: ClassVar[Any]
+    schema: Any
     statistics: ClassVar[tuple[str, ...]]
     """The columns whose bounds the table knows."""
     holds: ClassVar[str]
+    partition: ClassVar[str] = "date"
 
     def __init__(self, storage: Storage, source: str, table: DeltaTable) -> None:
         self.storage, self._source, self._table = storage, source, table
@@ -65,20 +70,37 @@ class LakeTable:
     @classmethod
     def create(cls, storage: Storage, source: str, stream: str) -> Self:
         """Create the table unless it exists. Raises ForeignTable if it is another stream's."""
+        cls.prepare(storage, cls.schema, source, stream, f"{cls.holds} of stream {stream}, archived by pgmb")
+        return cls.open(storage, source)
+
+    @classmethod
+    def prepare(
+        cls,
+        storage: Storage,
+        schema: Any,
+        source: str,
+        name: str,
+        description: str,
+        configuration: Mapping[str, str] | None = None,
+    ) -> None:
+        """Create a table unless there is one."""
         if storage.folder is not None:
             storage.folder.mkdir(parents=True, exist_ok=True)
         DeltaTable.create(
             storage.url,
-            Schema.from_arrow(cls.schema),
+            Schema.from_arrow(schema),
             mode="ignore",
-            partition_by=_PARTITION,
-            name=stream,
-            description=f"{cls.holds} of stream {stream}, archived by pgmb",
-            configuration={_SOURCE: source, "delta.logRetentionDuration": _LOG_KEPT},
+            partition_by=[cls.partition],
+            name=name,
+            description=description,
+            configuration={
+                _SOURCE: source,
+                "delta.logRetentionDuration": _LOG_KEPT,
+                **(configuration or {}),
+            },
             storage_options=storage.options,
             raise_if_key_not_exists=False,
         )
-        return cls.open(storage, source)
 
     @classmethod
     def open(cls, storage: Storage, source: str) -> Self:
@@ -94,6 +116,10 @@ class LakeTable:
             foreign.advise("Name another URL. A copy of a database must not write to the original's table.")
             raise foreign
         return cls(storage, source, table)
+
+    @property
+    def delta(self) -> DeltaTable:
+        return self._table
 
     @property
     def version(self) -> int:
@@ -126,7 +152,7 @@ class LakeTable:
                 actions,
                 "append",
                 Schema.from_arrow(self.schema),
-                partition_by=_PARTITION,
+                partition_by=[self.partition],
                 commit_properties=CommitProperties(
                     app_transactions=[Transaction(self._source, number)],
                     custom_metadata={_TOLD: json.dumps(metadata)},
@@ -150,7 +176,7 @@ class LakeTable:
             ],
             "append",
             Schema.from_arrow(self.schema),
-            partition_by=_PARTITION,
+            partition_by=[self.partition],
         )
         self._follow()
 
@@ -172,7 +198,7 @@ class LakeTable:
             if _TOLD in commit:
                 said = json.loads(commit[_TOLD])
                 for one in said["segments"]:
-                    found.setdefault(one["segment"], {**one, "epoch": said["epoch"]})
+                    found.setdefault(one["segment"], {"epoch": said.get("epoch"), **one})
         return found
 
     def _added(self, file: WrittenFile, *, data_change: bool = True) -> AddAction:
@@ -185,7 +211,7 @@ class LakeTable:
         return AddAction(
             path=file.path,
             size=file.bytes,
-            partition_values={"date": file.date},
+            partition_values={self.partition: file.date},
             modification_time=file.written_at,
             data_change=data_change,
             stats=json.dumps(statistics),
@@ -202,13 +228,28 @@ class EventTable(LakeTable):
         return files_of(self._table, lo, hi)
 
 
+def files_in(table: LakeTable) -> list[str]:
+    """The paths of all files of a table."""
+    found = pa.table(table.delta.get_add_actions(flatten=True)).select(["path"]).to_pylist()
+    return sorted(unquote(row["path"]) for row in found)
+
+
 def files_of(table: DeltaTable, lo: int, hi: int) -> list[KnownFile]:
     """The files of a table that may hold events with lo < seq <= hi, in the order of seq."""
-    found = pa.table(table.get_add_actions(flatten=True)).select(_FILE_COLUMNS)
-    return sorted(
-        (_known(row) for row in found.to_pylist() if row["max.seq"] > lo and row["min.seq"] <= hi),
-        key=lambda file: (file.lowest_seq, file.path),
-    )
+    return files_within(listed_files(table), lo, hi)
+
+
+def listed_files(table: DeltaTable) -> Any:
+    """All files of a table as Arrow columns. A table may have a hundred thousand: a Python object for each
+    takes longer than to open the table."""
+    return pa.table(table.get_add_actions(flatten=True)).select(_FILE_COLUMNS)
+
+
+def files_within(listed: Any, lo: int, hi: int) -> list[KnownFile]:
+    """Those that may hold events with lo < seq <= hi, in the order of seq."""
+    reaching = pc.and_(pc.greater(listed["max.seq"], lo), pc.less_equal(listed["min.seq"], hi))
+    found = listed.filter(reaching)
+    return sorted(map(_known, found.to_pylist()), key=lambda file: (file.lowest_seq, file.path))
 
 
 def _known(row: dict[str, Any]) -> KnownFile:

@@ -1,0 +1,55 @@
+"""The plans of all statements of a session, nested ones included, as auto_explain shows them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any, TypeAlias
+
+import psycopg
+from psycopg.errors import Diagnostic
+
+Plan: TypeAlias = dict[str, Any]
+
+_SETTINGS = {
+    "log_min_duration": "0",
+    "log_nested_statements": "on",
+    "log_format": "json",
+    "log_analyze": "on",
+    "log_buffers": "on",
+    "log_timing": "off",
+}
+
+
+class Explained:
+    """A session that keeps the plan of every statement it runs, nested ones included."""
+
+    def __init__(self, connection: psycopg.Connection[Any]) -> None:
+        self.connection = connection
+        self.plans: list[tuple[str, Plan]] = []
+        connection.add_notice_handler(self._note)
+        connection.execute("load 'auto_explain'")
+        for name, setting in _SETTINGS.items():
+            connection.execute("select set_config('auto_explain.' || %s, %s, false)", [name, setting])
+        connection.execute("set client_min_messages = log")
+
+    def _note(self, diagnostic: Diagnostic) -> None:
+        message = diagnostic.message_primary or ""
+        if "plan:" in message:
+            document = json.loads(message[message.index("{") :])
+            self.plans.append((document["Query Text"], document["Plan"]))
+
+    def run(self, statement: str, *parameters: Any) -> list[Any]:
+        self.plans.clear()
+        return self.connection.execute(statement, parameters).fetchall()
+
+
+def nodes(plan: Plan) -> Iterator[Plan]:
+    yield plan
+    for child in plan.get("Plans", []):
+        yield from nodes(child)
+
+
+def buffers(plan: Plan) -> int:
+    """The pages that a statement looked at, those of the statements inside it included."""
+    return int(plan["Shared Hit Blocks"]) + int(plan["Shared Read Blocks"])

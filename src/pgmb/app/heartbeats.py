@@ -1,0 +1,64 @@
+"""Heartbeats: a worker process says every few seconds that it lives, and which connections are its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import time
+from collections.abc import Sequence
+from typing import Final
+from uuid import uuid4
+
+import msgspec
+
+from pgmb._async.broker import AsyncBroker
+from pgmb.app import settling
+from pgmb.types import Heartbeat
+
+logger = logging.getLogger("pgmb.app")
+
+HEARTBEAT_EVERY_SECONDS: Final = 10.0
+# The idle poller has this long to send a heartbeat with one of its polls. A busy process has no polls.
+_POLLER_SECONDS: Final = 2.0
+_DEPART_SECONDS: Final = 2.0
+
+
+class Heartbeats:
+    """One a process. At rest they travel with polls, and cost no statement of their own."""
+
+    def __init__(self, broker: AsyncBroker, queues: Sequence[str]) -> None:
+        self._broker = broker
+        self._queues = list(queues)
+        self._id = uuid4()
+        self._next = time.monotonic()
+
+    def due(self) -> Heartbeat | None:
+        """The heartbeat to send now, if it is time."""
+        if time.monotonic() < self._next:
+            return None
+        self._next = time.monotonic() + HEARTBEAT_EVERY_SECONDS
+        return Heartbeat(
+            self._id, socket.gethostname()[:255], os.getpid(), self._queues, self._broker.backends()
+        )
+
+    async def run(self) -> None:
+        """Send those that no poll has sent, until cancelled."""
+        while True:
+            await asyncio.sleep(self._next + _POLLER_SECONDS - time.monotonic())
+            if time.monotonic() < self._next + _POLLER_SECONDS:
+                continue
+            heartbeat = self.due()
+            if heartbeat is not None:
+                try:
+                    await self._broker.worker_heartbeat(*msgspec.structs.astuple(heartbeat))
+                except settling.DATABASE_ERRORS as error:
+                    logger.warning("cannot send a heartbeat: %s", str(error).strip())
+
+    async def depart(self) -> None:
+        """Say that this process stops. A database that is down must not hold it up."""
+        with contextlib.suppress(TimeoutError, *settling.DATABASE_ERRORS):
+            async with asyncio.timeout(_DEPART_SECONDS):
+                await self._broker.worker_depart(self._id)
