@@ -19,7 +19,12 @@ Connection = psycopg.Connection[Any]
 
 
 def pages(db: Connection, queue: str = "q", size: int = 10) -> int:
-    """Pages that one receive of `size` events touches, rolled back so that it can be repeated."""
+    """Pages that one receive of `size` events touches, rolled back so that it can be repeated: the fewest of several,
+    because the first fill caches and set hint bits, and one after an autovacuum reads catalogs again."""
+    return min(pages_once(db, queue, size) for _ in range(4))
+
+
+def pages_once(db: Connection, queue: str, size: int) -> int:
     with db.transaction(force_rollback=True):
         # So that each of them looks for expired leases, which a receive does at most every 50 ms.
         db.execute("select pg_sleep(0.06)")
@@ -30,12 +35,6 @@ def pages(db: Connection, queue: str = "q", size: int = 10) -> int:
     root = plan[0]["Plan"]
     assert root["Actual Rows"] > 0
     return int(root["Shared Hit Blocks"]) + int(root["Shared Read Blocks"])
-
-
-def settled(db: Connection) -> None:
-    """Caches warm, hint bits set, so that only what is asked for counts."""
-    for _ in range(3):
-        pages(db)
 
 
 def publish(db: Connection, count: int) -> None:
@@ -108,10 +107,8 @@ def test_the_cost_of_a_claim_stays_flat(db: Connection, load: Callable[[Connecti
     db.execute("alter table pgmb.retry set (autovacuum_enabled = off)")
     db.execute("select pgmb.create_queue('q')")
     publish(db, 100)
-    settled(db)
     before = pages(db)
     load(db)
-    settled(db)
     after = pages(db)
     # A btree of many is two levels higher than an empty one; each look costs that much more.
     assert after <= before + 25, f"{before} pages before, {after} after"
@@ -120,7 +117,6 @@ def test_the_cost_of_a_claim_stays_flat(db: Connection, load: Callable[[Connecti
 def test_a_pinned_snapshot_does_not_make_claims_dearer(db: Connection, connect: Any) -> None:
     db.execute("select pgmb.create_queue('q')")
     publish(db, 50)
-    settled(db)
     before = pages(db)
     pin: Connection = connect(autocommit=False)
     pin.execute("set transaction isolation level repeatable read")
@@ -129,7 +125,6 @@ def test_a_pinned_snapshot_does_not_make_claims_dearer(db: Connection, connect: 
         publish(db, 1)
         rows = db.execute("select distinct lease from pgmb.receive('q', 1)").fetchall()
         db.execute("select pgmb.ack(%s)", rows[0])
-    settled(db)
     after = pages(db)
     assert after <= before + 25, f"{before} pages before, {after} after"
 
@@ -210,10 +205,8 @@ def test_a_parked_backlog_does_not_grow_dearer_under_a_pinned_snapshot(db: Conne
     pin.execute("set transaction isolation level repeatable read")
     pin.execute("select pg_current_xact_id()")
     consume(20)
-    settled(db)
     before = pages(db)
     consume(120)
-    settled(db)
     after = pages(db)
     # One dead row per lease is left where receives look for what is due.
     assert after <= before + 3 * 120, f"{before} pages before, {after} after"

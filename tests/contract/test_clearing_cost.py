@@ -54,9 +54,9 @@ KEPT = {
 
 
 def pages(db: psycopg.Connection[Any], call: str) -> int:
-    """The pages that a call and all its statements read; the lesser of two calls: the first fills caches."""
+    """The pages that a call and all its statements read; the fewest of four calls: caches fill, and an autovacuum empties them."""
     counts: list[int] = []
-    for _ in range(2):
+    for _ in range(4):
         explained = db.execute(
             cast("Any", f"explain (analyze, buffers, format json) select {call}")
         ).fetchone()

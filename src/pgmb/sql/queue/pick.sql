@@ -17,12 +17,14 @@ begin
   end if;
   select array_agg(c.id), coalesce(sum(held.events) filter (where c.expires_at > in_flight.now), 0), max(c.at)
   into open, events, youngest
-  from pgmb.claim c
+  from unnest(in_flight.named) one
+  -- Each by itself: planned while the table was small, `id = any (named)` would walk all claims of the queue.
+  cross join lateral (select * from pgmb.claim c where c.queue = in_flight.queue and c.id = one limit 1) c
   cross join lateral (
     select case c.state
       when 'r' then (select count(*) from pgmb.retry r where r.queue = c.queue and r.lease = c.id)
       else c.events - (select count(*) from pgmb.settlement s where s.queue = c.queue and s.claim = c.id) end events) held
-  where c.queue = in_flight.queue and c.id = any (in_flight.named) and c.state in ('l', 'o', 'r') and held.events > 0;
+  where c.state in ('l', 'o', 'r') and held.events > 0;
   select coalesce(array_agg(distinct held.hash) filter (where held.hash <> 0), '{}') into keys
   from unnest(in_flight.open) one
   cross join lateral (
