@@ -35,7 +35,7 @@ with socket.socket(socket.AF_UNIX) as server:
 """
 
 # Arrow and Delta take half a second to import: once, before the first command that needs them is forked.
-_LAKE = "pgmb.lake.project"
+_LAKE = "pgmb.lake.projection.projector"
 
 
 @contextlib.contextmanager

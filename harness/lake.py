@@ -20,7 +20,7 @@ import msgspec
 
 from pgmb.lake.archive import Archived, Archiver, Sizes
 from pgmb.lake.dead import DeadArchiver
-from pgmb.lake.project import ProjectionSizes, Projector
+from pgmb.lake.projection.projector import ProjectionSizes, Projector
 
 _Task = TypeVar("_Task")
 _Result = TypeVar("_Result")

@@ -20,10 +20,10 @@ import pyarrow.parquet
 from deltalake import DeltaTable, Schema
 from deltalake.transaction import AddAction, RemoveAction
 
-from pgmb.lake.columns import parse_columns
 from pgmb.lake.delta import files_of
 from pgmb.lake.events import EVENTS, TABLE_SCHEMA
-from pgmb.lake.project import Declaration
+from pgmb.lake.projection.columns import parse_columns
+from pgmb.lake.projection.declaration import Declaration
 from pgmb.lake.storage import Storage
 from pgmb.lake.task import DateWriter, by_day
 

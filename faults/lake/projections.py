@@ -27,8 +27,8 @@ from harness.segments import seal
 from harness.spark import Driver
 from pgmb.lake.archive import Archiver, init
 from pgmb.lake.care import Keeper
-from pgmb.lake.columns import parse_columns
-from pgmb.lake.project import declare
+from pgmb.lake.projection.columns import parse_columns
+from pgmb.lake.projection.table import declare
 
 RANDOM = "at random"
 

@@ -19,8 +19,8 @@ Connection = psycopg.Connection[Any]
 
 
 def pages(db: Connection, queue: str = "q", size: int = 10) -> int:
-    """Pages that one receive of `size` events touches, rolled back so that it can be repeated: the fewest of several,
-    because the first fill caches and set hint bits, and one after an autovacuum reads catalogs again."""
+    """Pages that a receive of `size` events touches, rolled back so that it can be repeated: the fewest of
+    several, because the first ones fill caches, and one after an autovacuum reads catalogs again."""
     return min(pages_once(db, queue, size) for _ in range(4))
 
 

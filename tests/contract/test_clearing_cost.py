@@ -54,7 +54,8 @@ KEPT = {
 
 
 def pages(db: psycopg.Connection[Any], call: str) -> int:
-    """The pages that a call and all its statements read; the fewest of four calls: caches fill, and an autovacuum empties them."""
+    """The pages that a call and all its statements read; the fewest of four calls: the first fill caches,
+    and an autovacuum empties them."""
     counts: list[int] = []
     for _ in range(4):
         explained = db.execute(

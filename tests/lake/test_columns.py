@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 from pgmb.errors import InvalidArgument
-from pgmb.lake.columns import Column, Decoder, parse_columns
-from pgmb.lake.project import load
+from pgmb.lake.projection.columns import Column, Decoder, parse_columns
+from pgmb.lake.projection.declaration import load
 
 AT = datetime(2026, 1, 31, tzinfo=UTC)
 DIGITS = "1234567890123456789012345678"

@@ -16,7 +16,9 @@ from deltalake import DeltaTable
 from harness.lake import Here
 from harness.segments import seal
 from pgmb.lake.dead import DeadArchiver
-from pgmb.lake.project import Projector, declare, load
+from pgmb.lake.projection.declaration import load
+from pgmb.lake.projection.projector import Projector
+from pgmb.lake.projection.table import declare
 from tests.lake.conftest import Lake
 
 if TYPE_CHECKING:

@@ -22,7 +22,8 @@ from pgmb import cli
 from pgmb.errors import ForeignTable, ProjectionNotFound
 from pgmb.lake.archive import init
 from pgmb.lake.catalog import spark_view
-from pgmb.lake.project import Projector, declare
+from pgmb.lake.projection.projector import Projector
+from pgmb.lake.projection.table import declare
 from pyspark_pgmb import DefaultSource
 from tests.lake.conftest import DB, Lake
 

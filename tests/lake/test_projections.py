@@ -16,16 +16,10 @@ from harness.segments import seal
 from pgmb.erasure import Eraser
 from pgmb.errors import Conflict, ForeignTable, InvalidArgument, ProjectionNotFound, VerificationFailed
 from pgmb.lake.care import Keeper
-from pgmb.lake.columns import parse_columns
-from pgmb.lake.project import (
-    Declaration,
-    Projected,
-    ProjectionSizes,
-    declare,
-    drop,
-    find,
-    projections,
-)
+from pgmb.lake.projection.columns import parse_columns
+from pgmb.lake.projection.declaration import Declaration, drop, find, projections
+from pgmb.lake.projection.projector import Projected, ProjectionSizes
+from pgmb.lake.projection.table import declare
 from tests.lake.conftest import Lake
 
 pytestmark = [pytest.mark.new_database]

@@ -21,7 +21,8 @@ from pgmb.cli.terminal import confirm
 
 if TYPE_CHECKING:
     from pgmb.lake.archive import Run
-    from pgmb.lake.project import Described, Projected, Projector
+    from pgmb.lake.projection.declaration import Described
+    from pgmb.lake.projection.projector import Projected, Projector
 
 project = typer.Typer(help="Typed tables of archived events, from their JSON payloads.", no_args_is_help=True)
 
@@ -88,8 +89,8 @@ def register(lake: typer.Typer, needed: Any) -> None:
         """Declare a projection and create its table. Run it with: pgmb lake project run"""
         options = storage_options(storage_option)
         with needed():
-            from pgmb.lake.columns import parse_columns
-            from pgmb.lake.project import Declaration
+            from pgmb.lake.projection.columns import parse_columns
+            from pgmb.lake.projection.declaration import Declaration
         declared = Declaration(
             name=table, stream=stream, topics=topic, columns=parse_columns(schema), bad=bad, url=url
         )
@@ -107,7 +108,7 @@ def register(lake: typer.Typer, needed: Any) -> None:
         """Declare the projections of a file. What is declared as the file says stays as it is."""
         options = storage_options(storage_option)
         with needed():
-            from pgmb.lake.project import load
+            from pgmb.lake.projection.declaration import load
         _declare(dsn, load(file.read_text()), replace, options)
 
     @project.command()
@@ -135,7 +136,7 @@ def register(lake: typer.Typer, needed: Any) -> None:
         """Project what was archived since the last run. Prints a line for each commit."""
         options = storage_options(storage_option)
         with needed():
-            from pgmb.lake.project import Projector
+            from pgmb.lake.projection.projector import Projector
         names = _named(dsn, table)
         waiting = [name for name in names if Projector(dsn, name, _Idle(), options=options).waits()]
         if not follow and not waiting:
@@ -166,7 +167,7 @@ def register(lake: typer.Typer, needed: Any) -> None:
         """Make all rows of a projection again, in one commit: after another declaration, for example."""
         options = storage_options(storage_option)
         with needed():
-            from pgmb.lake.project import Projector
+            from pgmb.lake.projection.projector import Projector
         with _runs(spark, master, conf) as (runner, shown), shown(f"Project {table}"):
             if not _run(Projector(dsn, table, runner, options=options), True, as_json):
                 output.note(f"Nothing is archived, or another projector works on {table}.")
@@ -175,7 +176,7 @@ def register(lake: typer.Typer, needed: Any) -> None:
     def list_(dsn: Dsn = "", as_json: AsJson = False) -> None:
         """Show projections: how far they are, what did not fit, and how payloads drift from the columns."""
         with needed():
-            from pgmb.lake.project import projections
+            from pgmb.lake.projection.declaration import projections
         found = projections(dsn)
         if as_json:
             output.json([msgspec.structs.asdict(one) for one in found])
@@ -196,8 +197,8 @@ def register(lake: typer.Typer, needed: Any) -> None:
     def drop(table: Name, dsn: Dsn = "", yes: Yes = False) -> None:
         """Forget a projection. The files of its table stay."""
         with needed():
-            from pgmb.lake.project import drop as forget
-            from pgmb.lake.project import find
+            from pgmb.lake.projection.declaration import drop as forget
+            from pgmb.lake.projection.declaration import find
         find(dsn, table)
         confirm(f"Forget projection {table}?", yes)
         output.line(f"Projection {table} is forgotten. Its files are at {forget(dsn, table)}.")
@@ -221,7 +222,7 @@ def register(lake: typer.Typer, needed: Any) -> None:
         """Remove files that the table does not need: replaced ones, and those of killed projectors."""
         options = storage_options(storage_option)
         with needed():
-            from pgmb.lake.project import Projector
+            from pgmb.lake.projection.projector import Projector
         hours = int((timedelta(days=7) if keep is None else keep).total_seconds() // 3600)
         gone = Projector(dsn, table, _Idle(), options=options).vacuum(hours, dry_run=dry_run)
         for path in gone if dry_run else ():
@@ -233,7 +234,7 @@ def register(lake: typer.Typer, needed: Any) -> None:
         """Print a sources.yml for dbt: a source for each stream, with the tables of its projections."""
         with needed():
             from pgmb.lake.catalog import dbt_sources
-            from pgmb.lake.project import projections
+            from pgmb.lake.projection.declaration import projections
         output.line(dbt_sources(projections(dsn)).rstrip())
 
     @lake.command()
@@ -251,7 +252,8 @@ def register(lake: typer.Typer, needed: Any) -> None:
         options = storage_options(storage_option)
         with needed():
             from pgmb.lake.catalog import duckdb_view, spark_view
-            from pgmb.lake.project import find, opened
+            from pgmb.lake.projection.declaration import find
+            from pgmb.lake.projection.table import opened
         for name in _named(dsn, table):
             found = find(dsn, name)
             if engine == Engine.spark:
@@ -267,7 +269,7 @@ def register(lake: typer.Typer, needed: Any) -> None:
 
 
 def _declare(dsn: str, declared: Sequence[Any], replace: bool, options: Mapping[str, str]) -> None:
-    from pgmb.lake.project import declare
+    from pgmb.lake.projection.table import declare
 
     for one in declared:
         url = declare(dsn, one, replace=replace, options=options)
@@ -275,7 +277,7 @@ def _declare(dsn: str, declared: Sequence[Any], replace: bool, options: Mapping[
 
 
 def _named(dsn: str, names: Sequence[str] | None) -> list[str]:
-    from pgmb.lake.project import projections
+    from pgmb.lake.projection.declaration import projections
 
     found = list(names or ()) or [one.name for one in projections(dsn)]
     if not found:

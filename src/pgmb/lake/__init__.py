@@ -17,7 +17,8 @@ def table(
     options   of the storage, by the names of `deltalake`
     """
     # Imported here: tasks of Spark and readers of the lake import this package, and need no projections.
-    from pgmb.lake.project import find, opened
+    from pgmb.lake.projection.declaration import find
+    from pgmb.lake.projection.table import opened
 
     found: Any = opened(find(dsn, name), version=version, options=options)
     return found.to_pyarrow_dataset()

@@ -27,7 +27,8 @@ from pgmb.lake.dead import DeadArchiver, dead_lake, lock_lake
 from pgmb.lake.delta import EventTable, KnownFile, LakeTable, files_in
 from pgmb.lake.digest import BlockDigests, Digested
 from pgmb.lake.events import WRITING
-from pgmb.lake.project import Projector, names_of
+from pgmb.lake.projection.declaration import names_of
+from pgmb.lake.projection.projector import Projector
 from pgmb.lake.storage import Storage
 from pgmb.lake.task import DamagedError, WrittenFile, in_order, plain
 from pgmb.spark.source.offsets import SEGMENT_BITS

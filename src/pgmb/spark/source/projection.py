@@ -50,7 +50,8 @@ class _Opened:
         if version is not None and not version.strip().isdecimal():
             raise ValueError(f"version must be a number of at least 0, got {version!r}")
         try:
-            from pgmb.lake.project import files_in, find, opened
+            from pgmb.lake.projection.declaration import find
+            from pgmb.lake.projection.table import files_in, opened
         except ImportError as error:
             error.add_note('Install what reads the lake: pip install "pgmb[lake]".')
             raise
@@ -84,7 +85,7 @@ class ProjectionReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """Read a file. Called on an executor."""
-        from pgmb.lake.project import rows_of
+        from pgmb.lake.projection.table import rows_of
         from pgmb.lake.storage import Storage
 
         file: FileRead = partition.value
