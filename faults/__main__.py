@@ -90,13 +90,18 @@ def rotation(arguments: argparse.Namespace) -> bool:
 
 
 def model(arguments: argparse.Namespace) -> bool:
-    from faults.queue import machine, ordered_machine
+    from faults.queue import fair_machine, machine, ordered_machine
 
+    kinds = {
+        "plain": machine.QueueMachine,
+        "ordered": ordered_machine.OrderedMachine,
+        "fair": fair_machine.FairMachine,
+    }
     began = time.monotonic()
     done = machine.run_in_processes(
         arguments.processes,
         major=arguments.pg,
-        kind=ordered_machine.OrderedMachine if arguments.ordered else machine.QueueMachine,
+        kind=kinds[arguments.kind],
         examples=arguments.examples,
         steps=arguments.steps,
         seed=arguments.seed,
@@ -456,7 +461,7 @@ def main() -> int:
     modelled.add_argument("--examples", type=int, default=2000)
     modelled.add_argument("--steps", type=int, default=50)
     modelled.add_argument("--processes", type=int, default=1, help="that share the examples")
-    modelled.add_argument("--ordered", action="store_true", help="an ordered queue, with keys")
+    modelled.add_argument("--kind", choices=("plain", "ordered", "fair"), default="plain", help="of queue")
     modelled.add_argument("--shrink", action="store_true", help="a failure to its least steps (minutes)")
 
     requesting = command("requests", requests, "requests are answered once while workers are killed")

@@ -52,6 +52,6 @@ CORRECTNESS: list[Part] = [
     _effects("two-phase commit, late commits", "two-phase"),
     _effects("control: cheating consumers", "control", "reported"),
     _model("model of a queue", examples=60),
-    _model("model of an ordered queue", "--ordered", examples=25),
+    _model("model of an ordered queue", "--kind", "ordered", examples=25),
     proved_by_tests("mutations caught", "tests/concurrency/test_mutations*.py"),
 ]

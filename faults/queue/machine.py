@@ -46,6 +46,9 @@ class QueueMachine(RuleBasedStateMachine):
     """One queue of a stream of its own."""
 
     done: ClassVar[Counter[str]]
+    model_of: ClassVar[type[Model]] = Model
+    arguments: ClassVar[str] = ""
+    """Of the queue, as arguments of create_queue."""
     _main: ClassVar[psycopg.Connection[Any]]
     _second: ClassVar[psycopg.Connection[Any]]
     _third: ClassVar[psycopg.Connection[Any]]
@@ -62,16 +65,17 @@ class QueueMachine(RuleBasedStateMachine):
         self.name = 0
         self.open: list[int] | None = None
         self.superseded = False
-        self.claims = claims
-        if claims:
+        self.claims = claims and not self.arguments
+        if self.claims:
             patterns = PATTERNS[0]
-        self.model = Model(max_attempts, patterns)
+        self.model = self.model_of(max_attempts, patterns)
         self.value("select pgmb.create_stream(%s)", self.stream)
-        if claims:
+        if self.claims:
             # The first numbers of a segment are left to receive.
             self.skip()
         self.value(
-            "select pgmb.create_queue(%s, %s, %s, lease_for => '1 hour', max_attempts => %s)",
+            "select pgmb.create_queue(%s, %s, %s, lease_for => '1 hour', max_attempts => %s"
+            f"{self.arguments})",
             self.queue,
             patterns,
             self.stream,
@@ -93,9 +97,10 @@ class QueueMachine(RuleBasedStateMachine):
     def publish_delayed(self, topic: str) -> None:
         (name,) = self.fresh(1)
         self.value(
-            "select pgmb.publish(%s, %s::text::json, stream => %s, delay => '1 hour')",
+            "select pgmb.publish(%s, %s::text::json, key => %s, stream => %s, delay => '1 hour')",
             topic,
             str(name),
+            topic,
             self.stream,
         )
         self.model.delay(name, topic)
@@ -498,20 +503,22 @@ class QueueMachine(RuleBasedStateMachine):
         if way == "one":
             for name, topic in zip(names, topics, strict=True):
                 connection.execute(
-                    "select pgmb.publish(%s, %s::text::json, stream => %s)", [topic, str(name), self.stream]
+                    "select pgmb.publish(%s, %s::text::json, key => %s, stream => %s)",
+                    [topic, str(name), topic, self.stream],
                 )
         elif way == "many":
             connection.execute(
-                "select pgmb.publish_many(topics => %s, payloads => %s::text[]::json[], stream => %s)",
-                [topics, [str(name) for name in names], self.stream],
+                "select pgmb.publish_many(topics => %s, payloads => %s::text[]::json[], keys => %s,"
+                " stream => %s)",
+                [topics, [str(name) for name in names], topics, self.stream],
             )
         else:
             with (
                 connection.cursor() as cursor,
-                cursor.copy(f"copy pgmb.log_{self.stream} (topic, payload) from stdin") as copy,
+                cursor.copy(f"copy pgmb.log_{self.stream} (topic, key, payload) from stdin") as copy,
             ):
                 for name, topic in zip(names, topics, strict=True):
-                    copy.write_row((topic, str(name)))
+                    copy.write_row((topic, topic, str(name)))
 
     def skip(self) -> None:
         numbers = f"pgmb.seq_{self.stream}"

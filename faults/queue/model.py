@@ -167,22 +167,29 @@ class Model:
         """Judges what a receive gave, and takes note of it. `own` were published by its own transaction."""
         self.step += 1
         if self.paused:
-            _require(not rows, "delivered while paused", rows)
+            require(not rows, "delivered while paused", rows)
             return
         self._expire()
         own = {*own, *self.release()}
         self.step += 1
-        _require(len(rows) <= limit, "more than asked for", rows)
-        _require(len({row.lease for row in rows}) <= 1, "one lease a receive", rows)
-        _require(all(a.seq <= b.seq for a, b in itertools.pairwise(rows)), "order of a lease", rows)
+        require(len(rows) <= limit, "more than asked for", rows)
+        require(len({row.lease for row in rows}) <= 1, "one lease a receive", rows)
+        require(self._in_order(rows), "order of a lease", rows)
         for row in rows:
-            _require(row.lease not in self.leases, "an old lease", row)
-            _require(self.seqs.setdefault(row.name, row.seq) == row.seq, "another seq than before", row)
-            _require(row.attempt <= self.max_attempts, "more attempts than allowed", row)
-        if self.due():
+            require(row.lease not in self.leases, "an old lease", row)
+            require(self.seqs.setdefault(row.name, row.seq) == row.seq, "another seq than before", row)
+            require(row.attempt <= self.max_attempts, "more attempts than allowed", row)
+        if self._takes_due(rows):
             self._receive_due(rows, limit)
         else:
             self._receive_fresh(rows, own)
+
+    def _in_order(self, rows: Sequence[Delivered]) -> bool:
+        return all(a.seq <= b.seq for a, b in itertools.pairwise(rows))
+
+    def _takes_due(self, rows: Sequence[Delivered]) -> bool:
+        """Whether a receive gives retried events: those that are due come first."""
+        return bool(self.due())
 
     def _expire(self) -> None:
         """A lease that has ended is lost as a whole, whatever is received of it."""
@@ -210,21 +217,21 @@ class Model:
 
     def _receive_due(self, rows: Sequence[Delivered], limit: int) -> None:
         due = self.due()
-        _require(bool(rows), "nothing although something is due", due)
+        require(bool(rows), "nothing although something is due", due)
         taken: list[Failure] = []
         for row in rows:
             candidates = [f for f in due if f.name == row.name and not any(f is t for t in taken)]
             candidates = [f for f in candidates if f.attempt == row.attempt]
-            _require(bool(candidates), "a retry that is not due, or of another attempt", (row, due))
+            require(bool(candidates), "a retry that is not due, or of another attempt", (row, due))
             taken.append(min(candidates, key=lambda failure: failure.due))
         if any(f.comes_alone(self.max_attempts) for f in taken):
-            _require(len(rows) == 1, "a suspect that does not come alone", (rows, taken))
+            require(len(rows) == 1, "a suspect that does not come alone", (rows, taken))
         elif not any(f.comes_alone(self.max_attempts) for f in due):
-            _require(len(rows) == min(limit, len(due)), "fewer than are due", (rows, due))
+            require(len(rows) == min(limit, len(due)), "fewer than are due", (rows, due))
         left = [f for f in due if not any(f is t for t in taken)]
         if left:
             longest = min(failure.due for failure in left)
-            _require(all(f.due <= longest for f in taken), "waited longest, comes first", (taken, left))
+            require(all(f.due <= longest for f in taken), "waited longest, comes first", (taken, left))
         self.leases[rows[0].lease] = Lease(set(), retried=True)
         for failure in taken:
             failure.lease = rows[0].lease
@@ -234,17 +241,17 @@ class Model:
         waiting = self.waiting()
         required = waiting - self.doubtful
         got = [row.name for row in rows]
-        _require(len(set(got)) == len(got), "twice in one lease", rows)
-        _require(set(got) <= waiting, "not to be delivered", set(got) - waiting)
-        _require(bool(got) or not required, "nothing although something waits", required)
-        _require(all(row.attempt == 1 for row in rows), "a first delivery", rows)
+        require(len(set(got)) == len(got), "twice in one lease", rows)
+        require(set(got) <= waiting, "not to be delivered", set(got) - waiting)
+        require(bool(got) or not required, "nothing although something waits", required)
+        require(all(row.attempt == 1 for row in rows), "a first delivery", rows)
         for row in rows:
-            _require(row.topic == self.log[row.name].topic, "another topic than published", row)
+            require(row.topic == self.log[row.name].topic, "another topic than published", row)
         order = [self.log[name].published for name in got]
-        _require(order == sorted(order), "first deliveries in the order of publishing", rows)
+        require(order == sorted(order), "first deliveries in the order of publishing", rows)
         last = max(order, default=-NEVER)
         overtaken = {name for name in required - own - set(got) if self.log[name].committed < last}
-        _require(not overtaken, "overtaken by what was published after their commit", (overtaken, rows))
+        require(not overtaken, "overtaken by what was published after their commit", (overtaken, rows))
         self.passed |= set(got)
         # A transaction gets its own events before the position has come to them.
         last = max((self.log[name].published for name in got if name not in own), default=-NEVER)
@@ -343,12 +350,12 @@ class Model:
         return len(back)
 
     def dead_letters(self, found: Sequence[tuple[int, int, str | None]]) -> None:
-        _require(Counter(found) == Counter(self.dead), "other dead letters", (found, self.dead))
+        require(Counter(found) == Counter(self.dead), "other dead letters", (found, self.dead))
 
     def copy(self) -> Model:
         return copy.deepcopy(self)
 
 
-def _require(holds: bool, promise: str, evidence: object) -> None:
+def require(holds: bool, promise: str, evidence: object) -> None:
     if not holds:
         raise Wrong(f"{promise}: {evidence}")

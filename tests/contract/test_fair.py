@@ -69,6 +69,18 @@ def test_a_consumer_that_takes_few_events_serves_in_turn_too(one: Consumer, size
     assert len(taken) == 40 * size
 
 
+def test_a_consumer_that_takes_one_event_finds_those_in_front_of_a_backlog(one: Consumer) -> None:
+    """Whatever the chance of the turn, which each generation of the queue has again: nothing is no answer."""
+    for tenants in range(1, 8):
+        for number in range(tenants):
+            fill(one.session, f"tenant {number}", 2)
+        fill(one.session, "noisy", 60)
+        for _ in range(2 * tenants + 60):
+            got = one.receive(1)
+            assert got
+            one.ack(got)
+
+
 def test_without_a_backlog_events_come_in_the_order_of_the_log(one: Consumer) -> None:
     names = [name for number in range(60) for name in fill(one.session, f"tenant {number % 20}", 1)]
     assert [name for _ in range(3) for name in one.names(20)] == names

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from faults.queue import machine, ordered_machine
+from faults.queue import fair_machine, machine, ordered_machine
 
 
 @pytest.mark.slow
@@ -23,3 +23,10 @@ def test_an_ordered_queue_does_what_the_model_does(dsn: str) -> None:
     # Chance decides what the examples do: until they have done enough.
     while done["deliveries"] <= 8 or done["settled"] <= 2:
         done += machine.run(dsn, examples=12, steps=20, kind=ordered_machine.OrderedMachine)
+
+
+@pytest.mark.slow
+def test_a_fair_queue_does_what_the_model_does(dsn: str) -> None:
+    done: Counter[str] = Counter()
+    while done["deliveries"] <= 80 or done["lagging"] <= 2:
+        done += machine.run(dsn, examples=12, steps=20, kind=fair_machine.FairMachine)

@@ -96,7 +96,9 @@ begin
   if cardinality(lags) + cardinality(slow_tenants) > 0 then
     select cardinality(judge.lags) + cardinality(slow_tenants) lags, count(distinct n.tenant) others into parties
     from unnest(tenants) n (tenant);
-    share := room - (room * parties.lags + turn % (parties.lags + parties.others)) / (parties.lags + parties.others);
+    -- At least one while no other lags: those that lag from here on may lie behind it, and the receive would find nothing.
+    share := greatest(room - (room * parties.lags + turn % (parties.lags + parties.others)) / (parties.lags + parties.others),
+      case when cardinality(judge.lags) = 0 then 1 else 0 end);
   end if;
   more := cardinality(seqs) > share;
   ending := case when more then seqs[share + 1] - 1 else until end;
