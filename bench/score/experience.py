@@ -35,7 +35,7 @@ EXPERIENCE: list[Part] = [
     Proved(
         "fair queue beside a backlog",
         "p99 <= 3x, throughput >= 0.7 of plain",
-        [*_FAIR, "--seconds", "6", "--rounds", "2"],
+        [*_FAIR, "--seconds", "15", "--rounds", "2"],
         line_with(r"beside a backlog .*\((.*x); p50.*throughput .*\((.*x)\)"),
         needs=["faults/queue/fair.py"],
         full=_FAIR,
