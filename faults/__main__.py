@@ -14,8 +14,17 @@ from faults.database import database
 from harness.postgres import create_database
 
 EFFECTS = (
-    *("control", "expiry", "supersession", "keys", "shortened", "positions", "synchronous-failover"),
-    *("asynchronous-failover", "spark-failover", "isolation", "cancels", "two-phase"),
+    *(
+        "control",
+        "expiry",
+        "fair-expiry",
+        "supersession",
+        "keys",
+        "shortened",
+        "positions",
+        "synchronous-failover",
+    ),
+    *("asynchronous-failover", "spark-failover", "isolation", "cancels", "fair-cancels", "two-phase"),
 )
 """The programs of `faults.correctness`, which is imported only when it is needed."""
 

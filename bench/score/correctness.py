@@ -49,6 +49,8 @@ CORRECTNESS: list[Part] = [
     _effects("failover, asynchronous", "asynchronous-failover"),
     _effects("REPEATABLE READ callers", "isolation"),
     _effects("cancels and terminations", "cancels"),
+    _effects("fair queue: effects at expiry", "fair-expiry"),
+    _effects("fair queue: cancels, terminations", "fair-cancels"),
     _effects("two-phase commit, late commits", "two-phase"),
     _effects("control: cheating consumers", "control", "reported"),
     _model("model of a queue", examples=60),

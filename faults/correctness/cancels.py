@@ -15,8 +15,8 @@ from faults.correctness.verdict import Ended
 _LEASE = 0.5
 
 
-def run(dsn: str, *, kills: int, workers: int, seed: int) -> Result:
-    run = Run(dsn, seed=seed, options=f"lease_for => '{_LEASE} s'")
+def run(dsn: str, *, kills: int, workers: int, seed: int, options: str = "") -> Result:
+    run = Run(dsn, seed=seed, options=f"lease_for => '{_LEASE} s'{options}")
     # More than the run needs: publishers end with the kills.
     run.publish(3, 1 << 30, size=7, pause=0.01)
     for number in range(workers):

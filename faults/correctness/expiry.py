@@ -12,9 +12,9 @@ from faults.correctness.run import QUEUE, Result, Run
 _LEASE = 0.4
 
 
-def run(dsn: str, *, events: int, workers: int, seed: int) -> Result:
+def run(dsn: str, *, events: int, workers: int, seed: int, options: str = "") -> Result:
     """`workers` threads; half of them sleep around the expiry of every second lease."""
-    run = Run(dsn, seed=seed, options=f"lease_for => '{_LEASE} s'")
+    run = Run(dsn, seed=seed, options=f"lease_for => '{_LEASE} s'{options}")
     run.publish(4, events, size=50, pause=0.01)
     for number in range(workers):
         run.start(f"worker {number}", partial(_work, run, f"worker {number}"))

@@ -34,6 +34,8 @@ class Program:
     full: Mapping[str, Any]
 
 
+_FAIR = ", fair_by => 'key'"
+
 PROGRAMS = {
     "control": Program(control.run, "consumers that cheat are reported", {"events": 200}, {"events": 2000}),
     "expiry": Program(
@@ -41,6 +43,12 @@ PROGRAMS = {
         "leases that expire while their events are being settled",
         {"events": 5000, "workers": 24},
         {"events": 100_000, "workers": 24},
+    ),
+    "fair-expiry": Program(
+        expiry.run,
+        "the same in a fair queue, of which some tenants lag",
+        {"events": 3000, "workers": 12, "options": _FAIR},
+        {"events": 50_000, "workers": 24, "options": _FAIR},
     ),
     "supersession": Program(
         supersession.run,
@@ -92,6 +100,12 @@ PROGRAMS = {
         "statements cancelled and sessions terminated at random moments",
         {"kills": 600, "workers": 8},
         {"kills": 20_000, "workers": 12},
+    ),
+    "fair-cancels": Program(
+        cancels.run,
+        "the same in a fair queue, of which some tenants lag",
+        {"kills": 300, "workers": 6, "options": _FAIR},
+        {"kills": 10_000, "workers": 12, "options": _FAIR},
     ),
     "two-phase": Program(
         two_phase.run,
