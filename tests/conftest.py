@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -89,7 +90,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
-        if any(item.path.is_relative_to(folder) for folder in SPARK):
+        if _lies_in(item.path, SPARK):
             item.add_marker(pytest.mark.xdist_group("spark"))
             if not {"spark", "run"}.isdisjoint(getattr(item, "fixturenames", ())):
                 # Its Python processes keep their connections: nobody could have the database after it.
@@ -121,7 +122,7 @@ def _dealt_to_the_other(items: list[pytest.Item], major: int) -> set[pytest.Item
             continue
         if item.get_closest_marker("slow") or item.get_closest_marker("crash"):
             hands.setdefault((TESTS, "slow"), []).append(item)
-        elif item.name.endswith("]") and any(item.path.is_relative_to(folder) for folder in _IN_TURNS):
+        elif item.name.endswith("]") and _lies_in(item.path, _IN_TURNS):
             hands.setdefault((item.path, item.name.partition("[")[0]), []).append(item)
     return {case for several in hands.values() for case in sorted(several, key=_first_last)[major == 18 :: 2]}
 
@@ -146,11 +147,18 @@ def _only_on(item: pytest.Item) -> int | None:
     return None if not _POSTGRES.isdisjoint(getattr(item, "fixturenames", ())) else 18
 
 
+# Asked for each of thousands of tests, and answered for each file.
+@cache
 def _left_to(path: Path) -> int | None:
     """The major that all tests of a file or folder are left to, if they are."""
     return next(
-        (major for folder, major in _ONE_IS_ENOUGH.items() if path.is_relative_to(TESTS / folder)), None
+        (major for folder, major in _ONE_IS_ENOUGH.items() if _lies_in(path, (TESTS / folder,))), None
     )
+
+
+@cache
+def _lies_in(path: Path, folders: tuple[Path, ...]) -> bool:
+    return any(path.is_relative_to(folder) for folder in folders)
 
 
 def pytest_report_header(config: pytest.Config) -> str:

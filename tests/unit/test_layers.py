@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import pgmb
-from scripts.imports import When, circles, imports, modules
+from scripts.imports import Import, When, circles, imports, modules
 
 PACKAGE = Path(pgmb.__file__).parent
 
@@ -69,7 +69,9 @@ SPARK = {"adbc_driver_manager", "adbc_driver_postgresql", "numpy", "pandas", "py
 LAKE = {"deltalake", *SPARK}
 
 
-GRAPH = imports(PACKAGE)
+@cache
+def graph() -> list[Import]:
+    return imports(PACKAGE)
 
 
 def part_of(module: str) -> str:
@@ -79,7 +81,7 @@ def part_of(module: str) -> str:
 
 @pytest.mark.parametrize("part", sorted(BELOW))
 def test_parts_import_only_what_lies_below_them(part: str) -> None:
-    beyond = [one for one in GRAPH if part_of(one.importer) == part]
+    beyond = [one for one in graph() if part_of(one.importer) == part]
     assert [one for one in beyond if part_of(one.imported) not in BELOW[part] | {part}] == []
 
 
@@ -89,15 +91,15 @@ def test_every_part_has_a_place_in_the_order() -> None:
 
 
 def test_no_modules_import_each_other() -> None:
-    assert circles(GRAPH, When.IMPORTED) == []
+    assert circles(graph(), When.IMPORTED) == []
 
 
 def test_no_import_is_inside_a_function_to_avoid_a_circle() -> None:
-    assert circles(GRAPH, When.IMPORTED, When.CALLED) == []
+    assert circles(graph(), When.IMPORTED, When.CALLED) == []
 
 
 def test_no_modules_need_each_other_for_their_types() -> None:
-    assert circles(GRAPH, When.IMPORTED, When.NEVER) == []
+    assert circles(graph(), When.IMPORTED, When.NEVER) == []
 
 
 def test_circles_are_found_by_the_kind_of_their_imports(tmp_path: Path) -> None:
@@ -129,7 +131,7 @@ def test_pure_modules_run_no_statement(module: str) -> None:
 def test_the_core_has_an_order_of_its_own() -> None:
     inside = {module.removeprefix("pgmb._core.") for module in modules(PACKAGE) if "._core." in module}
     assert inside == CORE.keys()
-    for one in GRAPH:
+    for one in graph():
         if "._core." in one.importer and "._core." in one.imported:
             importer, imported = (name.removeprefix("pgmb._core.") for name in one[:2])
             assert imported in CORE[importer], one
