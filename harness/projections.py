@@ -57,6 +57,8 @@ _NOT_OBJECTS = ["null", "[1]", '"order"', "17"]
 _BY_DUCKDB = """
 import pickle, sys, duckdb
 duckdb.sql("set timezone = 'UTC'")
+# Queries of seconds would write a progress bar to stdout.
+duckdb.sql("set enable_progress_bar = false")
 queries = pickle.load(sys.stdin.buffer)
 sys.stdout.buffer.write(pickle.dumps([duckdb.sql(query).fetchall() if query else [] for query in queries]))
 """
