@@ -89,6 +89,24 @@ async def test_the_backlog_of_webhooks_is_told_for_each_endpoint_with_its_true_a
     assert told['pgmb_queue_oldest_age_seconds{queue="webhooks",stream="main"}'] >= 7200
 
 
+async def test_of_many_endpoints_those_furthest_behind_are_told(
+    dsn: str, db: psycopg.Connection[Any]
+) -> None:
+    """Thousands of endpoints make a hundred series, not thousands."""
+    db.execute(
+        "select pgmb.create_endpoint('e' || n, 'https://endpoint.example/') from generate_series(1, 105) n"
+    )
+    db.execute(
+        "insert into pgmb.delivery"
+        " (queue, endpoint, due_at, attempt, seq, event_id, topic, payload, published_at)"
+        " select q.id, e.id, now(), 1, 1, gen_random_uuid(), 't', '1',"
+        " now() - substr(e.name, 2)::int * interval '1 s' from pgmb.queue q, pgmb.endpoint e"
+    )
+    async with asking(create_app(dsn, metrics_public=True)) as client:
+        told = metrics((await client.get("/metrics")).text, ["pgmb_endpoint_waiting"])
+    assert told == {f'pgmb_endpoint_waiting{{endpoint="e{n}"}}': 1.0 for n in range(6, 106)}
+
+
 async def test_a_scrape_without_the_database_is_an_answer(dsn: str) -> None:
     async with (
         await aconnect(dsn, min_size=0, max_size=1, max_wait=0.2) as broker,
