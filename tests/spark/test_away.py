@@ -38,7 +38,7 @@ def restore_after_two(proxy: StallingProxy) -> None:
 def test_a_task_waits_for_a_database_that_comes_back(proxy: StallingProxy) -> None:
     assert answer(proxy.dsn) == 1
     proxy.cut()
-    threading.Thread(target=restore_after_two, args=[proxy]).start()
+    threading.Thread(target=restore_after_two, args=[proxy], daemon=True).start()
     assert answer(proxy.dsn) == 1
 
 
@@ -65,5 +65,5 @@ def test_a_new_worker_waits_for_the_database_that_its_driver_planned_with(
     (partition,) = reader.partitions()
     assert proxy.dsn not in connections._reached
     proxy.cut()
-    threading.Thread(target=restore_after_two, args=[proxy]).start()
+    threading.Thread(target=restore_after_two, args=[proxy], daemon=True).start()
     assert sum(batch.num_rows for batch in reader.read(partition)) == 1

@@ -274,6 +274,6 @@ def test_a_query_that_has_published_waits_for_its_database(
                 time.sleep(0.02)
             proxy.restore()
 
-        threading.Thread(target=restore).start()
+        threading.Thread(target=restore, daemon=True).start()
         query.batch(1, "1")
     assert log(db) == ["1"]
