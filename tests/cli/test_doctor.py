@@ -363,6 +363,30 @@ def test_paused_queues_dead_letters_and_a_backlog(db: psycopg.Connection[Any]) -
     assert "deploy" in problems(db)["paused queues"].message
 
 
+def test_a_backlog_of_endpoints_is_a_matter_of_the_dispatcher(db: psycopg.Connection[Any]) -> None:
+    """Who reads the queue of an endpoint starts no consumers, and does not drop it."""
+    db.execute("select pgmb.create_endpoint('shares', 'https://example.com/', '{a}')")
+    db.execute("select pgmb.create_endpoint('it''s', 'https://example.com/', '{a}', ordered => true)")
+    db.execute("select pgmb.publish('a', '1')")
+
+    def told() -> dict[str, tuple[str, str]]:
+        found = [one for one in doctor.examine(db, AT_ONCE) if one.check == "backlog"]
+        return {one.message.split(" wait ")[0]: (one.message, str(one.fix)) for one in found}
+
+    own, shared = "events of queue endpoint/it's", "events of queue webhooks"
+    assert told().keys() == {own, shared}
+    for message, fix in told().values():
+        assert message.endswith("and no dispatcher receives")
+        assert fix == "Start pgmb serve, or pgmb dispatcher."
+    db.execute("select pgmb.trip_endpoint(id, 'http_500') from pgmb.endpoint where name = 'it''s'")
+    message, fix = told()[own]
+    assert message.endswith(": endpoint it's is tripped")
+    assert "pgmb endpoints attempts 'it'\"'\"'s'" in fix
+    db.execute("select pgmb.receive('webhooks', 1), pgmb.publish('a', '2')")
+    assert told()[shared][0].endswith(": its endpoints do not keep up")
+    assert "consumers" not in str(told())
+
+
 def test_leases_that_expire(db: psycopg.Connection[Any]) -> None:
     db.execute("select pgmb.create_queue('q', lease_for => '10 ms', backoff_base => '1 hour')")
     db.execute("select pgmb.publish_many('t', '{1,2,3}'::json[])")

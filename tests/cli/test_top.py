@@ -106,11 +106,11 @@ def test_status_and_top_show_readers(run: Run, db: psycopg.Connection[Any]) -> N
 def test_status_shows_sinks(run: Run, db: psycopg.Connection[Any]) -> None:
     assert run("status", "--json").json["sinks"] == []
     assert "Sinks" not in run("status").out
-    db.execute("select pgmb.publish_tasks('main', 'hourly', 42, '{}', '{}', '{}')")
+    db.execute("select pgmb.publish_tasks('main', 'hourly', 20260131, '{}', '{}', '{}')")
     (sink,) = run("status", "--json").json["sinks"]
-    assert (sink["app"], sink["version"], sink["stages"]) == ("hourly", 42, 0)
+    assert (sink["app"], sink["version"], sink["stages"]) == ("hourly", 20260131, 0)
     printed = run("status").out
-    assert all(word in printed for word in ("Sinks", "hourly", "42", "committed", "stages"))
+    assert all(word in printed for word in ("Sinks", "hourly", "20260131", "committed", "stages"))
 
 
 # -- rates, without a database -------------------------------------------------------------------------------

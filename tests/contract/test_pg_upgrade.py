@@ -77,7 +77,7 @@ async def test_everything_goes_on_after_pg_upgrade(fresh_server: FreshServer, in
         saved = value(db, "select pgmb.position()::text")
         identifier = value(db, "select system_identifier from pg_control_system()")
     with Shards(ReadOptions.of({"url": old.dsn()}, streaming=True)) as shards:
-        checkpoint = shards.first("latest").dump()
+        checkpoint = shards.at("latest").dump()
     position = Position.parse(saved)
     event_id = str(Tick(position.tick, None, position).token())
 

@@ -70,6 +70,7 @@ class ByHand:
         sizes: list[int] = []
         try:
             at = reader.initialOffset() if self._checkpoint is None else json.loads(self._checkpoint)
+            self._checkpoint = json.dumps(at)
             reader.prepareForTriggerAvailableNow()
             while (end := reader.latestOffset(at, reader.getDefaultReadLimit())) != at:
                 batch = _read(reader, reader.partitions(at, end))

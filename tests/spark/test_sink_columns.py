@@ -81,6 +81,22 @@ def test_options_name_columns_and_fill_what_is_null() -> None:
     assert found["payload"] == ['{"id":1,"key":"k"}']
 
 
+def test_names_of_columns_are_the_same_in_any_case() -> None:
+    kinds = schema(Topic=TEXT, KEY=TEXT, N=LONG)
+    assert events(kinds, [{"Topic": "a", "KEY": "k", "N": 1}]) == {
+        "topic": ["a"],
+        "key": ["k"],
+        "payload": ['{"N":1}'],
+    }
+    found = events(schema(Customer=LONG, n=LONG), [{"Customer": 7, "n": 1}], topic="t", keyColumn="customer")
+    assert found == {"topic": ["t"], "key": ["7"], "payload": ['{"n":1}']}
+    # With spark.sql.caseSensitive the one of that very name is meant.
+    found = events(schema(key=TEXT, Key=LONG), [{"key": "k", "Key": 1}], topic="t")
+    assert found == {"topic": ["t"], "key": ["k"], "payload": ['{"Key":1}']}
+    with pytest.raises(ValueError, match="columns KEY and Key have the same name as key"):
+        columns(schema(KEY=TEXT, Key=TEXT, n=LONG), topic="t")
+
+
 def test_what_a_read_of_a_log_returns_can_be_written() -> None:
     kinds = schema(
         id=TEXT, stream=TEXT, topic=TEXT, key=TEXT, payload=TEXT, headers=TEXT, seq=LONG, position=TEXT

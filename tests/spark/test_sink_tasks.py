@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import threading
+import time
 import weakref
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
 import psycopg
 import pyarrow as pa
 import pytest
+from adbc_driver_manager import Error
 from pyspark.sql import types as t
 
 from harness.server import Server
-from pgmb.errors import InvalidArgument, PermissionDenied, StreamNotFound, TasksDiffer
+from harness.stalling import StallingProxy
+from pgmb.errors import Conflict, InvalidArgument, PermissionDenied, StreamNotFound, TasksDiffer
 from pgmb.spark.options import WriteOptions
 from pgmb.spark.sink.columns import Columns
 from pgmb.spark.sink.task import Task, TaskResult
-from pgmb.spark.sink.writers import BatchWriter
+from pgmb.spark.sink.writers import BatchWriter, StreamWriter
 from tests.conftest import Connect
 from tests.contract.cast import Cast
 
@@ -208,3 +213,67 @@ def test_memory_does_not_grow_with_the_task(dsn: str, db: Connection, mode: dict
     job.commit(job.task(0, source=many()))
     assert db.execute("select count(*) from pgmb.log_main").fetchall() == [(3000,)]
     assert most <= 4
+
+
+@EVERY
+def test_strings_that_are_not_utf_8_are_told_from_nul(dsn: str, mode: dict[str, str]) -> None:
+    wrong = pa.Array.from_buffers(
+        pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\2\0\0\0"), pa.py_buffer(b"a\xff")]
+    )
+    batch = pa.RecordBatch.from_arrays([wrong, pa.array(["1"])], names=["topic", "payload"])
+    with pytest.raises(InvalidArgument, match=r"strings of events must be UTF-8: .*column topic"):
+        Job(dsn, mode).task(0, source=iter([batch]))
+
+
+class Query:
+    """A streaming write, run by hand: a batch is one task and the driver's commit."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, dsn: str, mode: dict[str, str]) -> None:
+        self.given = {"url": dsn, "topic": "t", "txnAppId": "query", **mode}
+        self._patch = monkeypatch
+
+    def batch(self, number: int, *payloads: str) -> None:
+        told = {"streaming.sql.batchId": str(number)}
+        context = SimpleNamespace(getLocalProperty=told.get, partitionId=lambda: 0)
+        self._patch.setattr("pgmb.spark.sink.writers.TaskContext", SimpleNamespace(get=lambda: context))
+        kinds = t.StructType([t.StructField("payload", t.StringType())])
+        writer = StreamWriter(self.given, kinds, overwrite=False)
+        rows = pa.RecordBatch.from_arrays([pa.array(payloads)], names=["payload"])
+        writer.commit([writer.write(iter([rows]))], number)
+
+
+@pytest.mark.parametrize("mode", [STAGED, DIRECT], ids=["staged", "direct"])
+def test_batches_of_a_new_checkpoint_are_not_dropped_for_an_old_name(
+    dsn: str, db: Connection, mode: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query = Query(monkeypatch, dsn, mode)
+    for number in (0, 1, 2):
+        query.batch(number, str(number))
+    # A driver that died before Spark's own commit does its last batch again.
+    query.batch(2, "2")
+    assert log(db) == ["0", "1", "2"]
+    with pytest.raises(Conflict, match="batch 0 cannot be published: 'query' has published batch 2 already"):
+        query.batch(0, "10")
+    assert (log(db), held(db)) == (["0", "1", "2"], [])
+
+
+@EVERY
+def test_a_query_that_has_published_waits_for_its_database(
+    dsn: str, db: Connection, mode: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In workers that were not there before as well. At its first batch the address may be wrong."""
+    with StallingProxy(dsn) as proxy:
+        query = Query(monkeypatch, proxy.dsn, mode)
+        proxy.cut()
+        with pytest.raises(Error):
+            query.batch(0, "0")
+        assert proxy.refused == 1
+
+        def restore() -> None:
+            while (proxy.refused or 0) < 3:
+                time.sleep(0.02)
+            proxy.restore()
+
+        threading.Thread(target=restore, daemon=True).start()
+        query.batch(1, "1")
+    assert log(db) == ["1"]

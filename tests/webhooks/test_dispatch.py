@@ -170,6 +170,33 @@ async def test_an_endpoint_that_fails_is_tripped_probed_and_mended(
         assert len(receiver.requests) == tried + 50
 
 
+async def test_trips_recoveries_and_the_end_of_an_endpoint_are_logged(
+    dsn: str, db: psycopg.Connection[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "pgmb.webhooks")
+    answers = {"/trips": 500, "/gone": 410}
+
+    async with SteppedDispatcher(dsn, db, lambda exchange: answers[exchange.request.path]) as stepped:
+        stepped.endpoint("trips")
+        stepped.publish(5)
+        await stepped.play()
+        assert "endpoint trips: tripped: requests fail: http_500" in caplog.messages
+        answers["/trips"] = 200
+        stepped.advance(3600)
+        await stepped.play()
+        assert "endpoint trips: active: a request succeeded" in caplog.messages
+        stepped.endpoint("gone")
+        stepped.publish()
+        await stepped.play()
+        assert "endpoint gone: disabled: it answered 410 Gone" in caplog.messages
+        db.execute(
+            "select pgmb.disable_endpoint(id, 'failed for days') from pgmb.endpoint where name = 'trips'"
+        )
+        await stepped.play()
+        assert "endpoint trips: disabled" in caplog.messages
+    assert len([message for message in caplog.messages if "disabled" in message]) == 2
+
+
 async def test_keys_keep_their_order(dsn: str, db: psycopg.Connection[Any]) -> None:
     failed: set[bytes] = set()
 

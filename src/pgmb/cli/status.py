@@ -91,7 +91,12 @@ def reader_table(found: Sequence[ReaderStatus]) -> Table:
 
 
 def sink_table(found: Sequence[SinkStatus]) -> Table:
-    return output.tabulate("Sinks", [*_SINK.values()], [_cells(one, _SINK) for one in found])
+    # A version is a name, such as a date: it has no thousands.
+    rows = [
+        [str(cell) if name == "version" and cell is not None else cell for name, cell in cells]
+        for cells in (zip(_SINK, _cells(one, _SINK), strict=True) for one in found)
+    ]
+    return output.tabulate("Sinks", [*_SINK.values()], rows)
 
 
 def paused(queue: QueueStatus) -> str | None:

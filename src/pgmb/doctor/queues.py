@@ -8,6 +8,8 @@ from datetime import UTC
 
 from pgmb.doctor.finding import Check, Look, Verdict, ago, warn
 
+_START_DISPATCHER = "Start pgmb serve, or pgmb dispatcher."
+
 
 def _paused(look: Look) -> Iterable[Verdict]:
     for row in look.rows:
@@ -38,7 +40,22 @@ def _backlog(look: Look) -> Iterable[Verdict]:
         behind = f"events of queue {row['queue']} wait for {ago(waiting)}"
         if row["paused_at"] is not None:
             continue
-        if row["leases"] == 0 and row["received_per_second"] == 0:
+        idle = row["leases"] == 0 and row["received_per_second"] == 0
+        if row["endpoint_state"] not in (None, "active"):
+            yield warn(
+                f"{behind}: endpoint {row['endpoint']} is {row['endpoint_state']}",
+                f"pgmb endpoints attempts {_word(row['endpoint'])} shows what it answered;"
+                f" pgmb endpoints resume {_word(row['endpoint'])} tries again at once.",
+            )
+        elif row["dispatched"] and idle:
+            yield warn(f"{behind} and no dispatcher receives", _START_DISPATCHER)
+        elif row["dispatched"]:
+            yield warn(
+                f"{behind}: its endpoints do not keep up",
+                "pgmb endpoints list shows which: raise their --max-in-flight or --rps, or start another"
+                " pgmb dispatcher.",
+            )
+        elif idle:
             yield warn(
                 f"{behind} and nobody receives",
                 "Start its consumers, or drop the queue: it holds back retention.",
@@ -60,7 +77,7 @@ def _leases(look: Look) -> Iterable[Verdict]:
         elif row["lapsed_for"] is not None and row["lapsed_for"] > look.limits.waiting_for:
             yield warn(
                 f"a lease of queue {row['queue']} expired {ago(row['lapsed_for'])} ago, nobody took it over",
-                "Start its consumers: whoever held it is gone.",
+                _START_DISPATCHER if row["dispatched"] else "Start its consumers: whoever held it is gone.",
             )
 
 

@@ -27,7 +27,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     clients: int = 10_000
     """Concurrent readers of server-sent events."""
     replay_events: int = 100_000
-    """Events that are replayed to a returning reader at most."""
+    """Events that a returning reader may be behind."""
     replay_age: float = 24 * 3600.0
     """Maximum age of a returning reader's position, in seconds."""
     pending_events: int = 1000

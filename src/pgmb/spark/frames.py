@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, Literal, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, cast, get_args
 
 from pyspark.sql import functions as fn
 from pyspark.sql.types import StringType, StructField, StructType
@@ -54,6 +54,8 @@ def decode(frame: DataFrame, schema: StructType | str, *, malformed: Malformed =
     A payload that is no such struct becomes null where it differs; `malformed="rescue"` also adds a column
     `rescued` with the text of such a payload, `malformed="fail"` raises, `malformed="drop"` leaves it out.
     """
+    if malformed not in get_args(Malformed):
+        raise ValueError(f"malformed must be {', '.join(get_args(Malformed))}, got {malformed!r}")
     if isinstance(schema, str) and schema.strip().lower() == "variant":
         parsed = (fn.parse_json if malformed == "fail" else fn.try_parse_json)("payload")
         if malformed == "rescue":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Final, Literal, TypeAlias, cast
@@ -100,6 +101,7 @@ READ_OPTIONS: Final = (
     "maxTriggerDelay",
     "minPartitions",
     "maxRecordsPerPartition",
+    "maxBytesPerPartition",
     "failOnDataLoss",
     "readerName",
     "replicaTimeout",
@@ -107,6 +109,9 @@ READ_OPTIONS: Final = (
     "lakeOptions",
     "projection",
 )
+
+
+_PARTITION_BYTES: Final = 128 << 20
 
 
 class ReadOptions(msgspec.Struct, frozen=True):
@@ -134,6 +139,7 @@ class ReadOptions(msgspec.Struct, frozen=True):
     max_delay: float = 900.0
     min_partitions: int = 1
     partition_events: int = 500_000
+    partition_bytes: int = _PARTITION_BYTES
     fail_on_data_loss: bool = True
     reader: str | None = None
     replica_timeout: float = 60.0
@@ -147,7 +153,7 @@ class ReadOptions(msgspec.Struct, frozen=True):
             raise ValueError("a projection is read as a batch only: use spark.read")
         urls = _urls(given, "url")
         if not urls:
-            raise ValueError('reading from pgmb needs .option("url", "postgresql://…")')
+            raise ValueError('reading from pgmb needs .option("url", "postgresql://…"), or PGMB_DSN')
         read_urls = _urls(given, "readUrl") or urls
         if len(read_urls) != len(urls):
             raise ValueError(f"readUrl names {len(read_urls)} databases, url {len(urls)}: one for each")
@@ -157,6 +163,9 @@ class ReadOptions(msgspec.Struct, frozen=True):
             for name in ("endingOffsets", "endingTimestamp"):
                 if name in given:
                     raise ValueError(f"{name} is for batch reads only")
+        ending = (given.text("endingOffsets") or "latest").strip()
+        if ending != "latest" and offsets_given(ending) is None:
+            raise ValueError(f"endingOffsets must be latest or JSON, got {ending!r}")
         return cls(
             urls=urls,
             read_urls=read_urls,
@@ -166,7 +175,7 @@ class ReadOptions(msgspec.Struct, frozen=True):
             ],
             subscribe_pattern=given.text("subscribePattern"),
             starting=(given.text("startingOffsets") or ("latest" if streaming else "earliest")).strip(),
-            ending=(given.text("endingOffsets") or "latest").strip(),
+            ending=ending,
             since=given.moment("startingTimestamp"),
             until=given.moment("endingTimestamp"),
             max_events=given.count("maxEventsPerTrigger"),
@@ -175,6 +184,7 @@ class ReadOptions(msgspec.Struct, frozen=True):
             max_delay=given.duration("maxTriggerDelay", 900.0),
             min_partitions=given.count("minPartitions") or 1,
             partition_events=given.count("maxRecordsPerPartition") or 500_000,
+            partition_bytes=given.count("maxBytesPerPartition") or _PARTITION_BYTES,
             fail_on_data_loss=given.truth("failOnDataLoss", True),
             reader=given.text("readerName"),
             replica_timeout=given.duration("replicaTimeout", 60.0),
@@ -193,13 +203,18 @@ def lake_options(given: SparkOptions) -> dict[str, str]:
 
 def _urls(given: SparkOptions, name: str) -> list[str]:
     """Connection strings: one, a JSON array, or one per line. libpq uses commas within them."""
-    text = (given.text(name) or "").strip()
+    text = (given.text(name) or (_default_url() if name == "url" else "")).strip()
     if text.startswith("["):
         try:
             return msgspec.json.decode(text, type=list[str])
         except msgspec.DecodeError as error:
             raise ValueError(f"{name} is not a JSON array of connection strings: {error}") from None
     return [line.strip() for line in text.splitlines() if line.strip()]
+
+
+def _default_url() -> str:
+    """As for the client: queries in SQL need no connection string in their text."""
+    return os.environ.get("PGMB_DSN", "")
 
 
 def offsets_given(text: str) -> dict[str, object] | None:
@@ -256,7 +271,7 @@ class WriteOptions(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, options: Mapping[str, str], streaming: bool) -> WriteOptions:
         given = SparkOptions(options, WRITE_OPTIONS, _SPARK_OWN_OPTIONS)
-        url = (given.text("url") or "").strip()
+        url = (given.text("url") or _default_url()).strip()
         if not url or url.startswith("[") or "\n" in url:
             raise ValueError('writing to pgmb needs .option("url", "postgresql://…"), one database')
         guarantee = given.one_of("deliveryGuarantee", "exactly-once", "at-least-once")

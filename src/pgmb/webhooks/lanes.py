@@ -320,6 +320,7 @@ class EndpointDirectory:
             logger.error("endpoint %s: %s", row.name, error)
             state = "sealed"
         endpoint = _endpoint(row, secrets, headers)
+        known = lane is not None
         if lane is None:
             lane = self.lanes[endpoint_id] = (OrderedLane if row.ordered else Lane)(endpoint, self._clock)
             lane.share = 0
@@ -330,6 +331,9 @@ class EndpointDirectory:
         lane.logs_all = row.log == "all"
         if lane.probing:
             return
+        if known and state == "disabled" and lane.state != "disabled":
+            # It failed for days, or an operator or another process disabled it.
+            logger.warning("endpoint %s: disabled", row.name)
         if state == "active" and lane.state != "active":
             lane.breaker = CircuitBreaker(self._clock)
             lane.has_backlog = True

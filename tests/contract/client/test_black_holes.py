@@ -163,11 +163,12 @@ async def test_a_call_that_waits_through_an_outage_is_served_soon_after_it(
         proxy.cut()
         waiting = asyncio.create_task(broker.publish("a", 2))
         # Each time that it gives up it has tried twice or thrice.
-        while (proxy.refused or 0) < 12:  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
-        assert not waiting.done()
-        proxy.restore()
-        await waiting
+        async with asyncio.timeout(30):
+            while (proxy.refused or 0) < 12:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+            assert not waiting.done()
+            proxy.restore()
+            await waiting
 
 
 def test_a_pool_hands_out_no_connection_that_the_server_has_closed(

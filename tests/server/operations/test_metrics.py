@@ -62,6 +62,51 @@ async def test_the_deliveries_of_an_endpoint_that_was_dropped_still_count(
         assert told['pgmb_endpoint_deliveries_total{outcome="failed"}'] == 4
 
 
+async def test_the_backlog_of_webhooks_is_told_for_each_endpoint_with_its_true_age(
+    dsn: str, db: psycopg.Connection[Any]
+) -> None:
+    """Counts have a bound, ages have none. What no dispatcher took waits in the queue."""
+    db.execute("select pgmb.create_endpoint('own', 'https://endpoint.example/', '{a}', ordered => true)")
+    db.execute("select pgmb.create_endpoint('shares', 'https://endpoint.example/', '{a}')")
+    db.execute("select pgmb.create_endpoint('well', 'https://endpoint.example/', '{b}')")
+    db.execute("select pgmb.publish('a', '0')")
+    db.execute("update pgmb.log_main set published_at = published_at - interval '2 hours'")
+    db.execute("select pgmb.publish_many('a', array_fill('1'::json, '{10049}'))")
+    db.execute(
+        "insert into pgmb.delivery"
+        " (queue, endpoint, due_at, attempt, seq, event_id, topic, payload, published_at)"
+        " select q.id, e.id, now(), 1, n, gen_random_uuid(), 't', '1', now() - n * interval '1 s'"
+        " from pgmb.queue q, pgmb.endpoint e, generate_series(1, 10050) n"
+        " where q.name = 'webhooks' and e.name = 'shares'"
+    )
+    async with asking(create_app(dsn, metrics_public=True)) as client:
+        told = metrics((await client.get("/metrics")).text)
+    for endpoint, seconds in (("own", 7200), ("shares", 10050)):
+        assert told[f'pgmb_endpoint_waiting{{endpoint="{endpoint}"}}'] == 10_000
+        assert seconds <= told[f'pgmb_endpoint_oldest_age_seconds{{endpoint="{endpoint}"}}'] < seconds + 600
+    assert 'pgmb_endpoint_waiting{endpoint="well"}' not in told
+    assert told['pgmb_queue_waiting{queue="webhooks",stream="main"}'] >= 10_000
+    assert told['pgmb_queue_oldest_age_seconds{queue="webhooks",stream="main"}'] >= 7200
+
+
+async def test_of_many_endpoints_those_furthest_behind_are_told(
+    dsn: str, db: psycopg.Connection[Any]
+) -> None:
+    """Thousands of endpoints make a hundred series, not thousands."""
+    db.execute(
+        "select pgmb.create_endpoint('e' || n, 'https://endpoint.example/') from generate_series(1, 105) n"
+    )
+    db.execute(
+        "insert into pgmb.delivery"
+        " (queue, endpoint, due_at, attempt, seq, event_id, topic, payload, published_at)"
+        " select q.id, e.id, now(), 1, 1, gen_random_uuid(), 't', '1',"
+        " now() - substr(e.name, 2)::int * interval '1 s' from pgmb.queue q, pgmb.endpoint e"
+    )
+    async with asking(create_app(dsn, metrics_public=True)) as client:
+        told = metrics((await client.get("/metrics")).text, ["pgmb_endpoint_waiting"])
+    assert told == {f'pgmb_endpoint_waiting{{endpoint="e{n}"}}': 1.0 for n in range(6, 106)}
+
+
 async def test_a_scrape_without_the_database_is_an_answer(dsn: str) -> None:
     async with (
         await aconnect(dsn, min_size=0, max_size=1, max_wait=0.2) as broker,

@@ -49,6 +49,19 @@ async def test_events_come_back_to_the_letter(dsn: str) -> None:
         assert (event["attempt"], event["stream"]) == (1, "main")
 
 
+async def test_numbers_of_events_may_be_text(dsn: str) -> None:
+    """From 2^53 on those of JavaScript are not exact: it sends them as text."""
+    async with with_queue(dsn) as api:
+        await api.publish(1, 2)
+        received = await api.receive(max=2)
+        first, second = (event["seq"] for event in received["events"])
+        path = f"/v1/queues/q/leases/{received['lease']}/ack"
+        assert (await api.done("POST", path, json={"seqs": [str(first), second]}))["count"] == 2
+        for wrong in ("", "-1", "1.0", "x", "1" * 20):
+            assert (await api.refused("POST", path, json={"seqs": [wrong]}))[0] == 422
+        assert (await api.refused("POST", path, json={"seqs": ["9" * 19]}))[0] in (409, 422)
+
+
 async def test_nothing_is_a_null_lease(dsn: str) -> None:
     async with with_queue(dsn) as api:
         assert await api.receive() == {"queue": "q", "lease": None, "events": []}

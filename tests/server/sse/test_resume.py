@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import psycopg
+import pytest
 
 from pgmb.server import sse
 from pgmb.server.application import Application
 from pgmb.server.limits import Limits
+from pgmb.server.sse import tail as sse_tail
+from pgmb.server.sse.history import RecentEvents, Tick
+from pgmb.server.sse.replay import Replay
+from pgmb.server.sse.tail import Tail
+from pgmb.types import Event
 from tests.server.hosting import served
 from tests.server.sse.client import EVENTS, Client, make_key, publish
 
@@ -73,6 +80,42 @@ async def test_what_is_too_old_is_said(dsn: str, key: str, db: psycopg.Connectio
                 publish(db, 1000)
                 await client.until(lambda: client.messages[-1:] == [1000])
                 assert client.got[0].id != given
+
+
+async def test_a_slow_reader_may_catch_up_with_more_events_than_it_may_be_behind(
+    dsn: str, key: str, db: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sse_tail, "RecentEvents", partial(RecentEvents, most=1))
+    read_page, numbers = Replay._page, iter(range(1000))
+    pages = 0
+
+    async def published_meanwhile(replay: Replay, after: Tick, upto: Tick, seq: int) -> list[Event]:
+        nonlocal pages
+        pages += 1
+        page = await read_page(replay, after, upto, seq)
+        # Two batches each time: memory holds the second alone, so that the reader cannot join.
+        for _ in range(2 if pages <= 3 else 0):
+            await batch(replay._tail)
+        return page
+
+    async def batch(tail: Tail) -> None:
+        publish(db, *(next(numbers) for _ in range(20)))
+        db.execute("select pgmb.tick()")
+        ((ticked,),) = db.execute("select tick from pgmb.newest_tick('main')").fetchall()
+        async with asyncio.timeout(30):
+            while tail.at.number < ticked:
+                await tail.advanced()
+
+    monkeypatch.setattr(Replay, "_page", published_meanwhile)
+    async with served(Application(dsn, parts=[sse.routes])) as port, Client(port, EVENTS, key=key) as client:
+        await client.until(lambda: client.last_id != "")
+    publish(db, *(next(numbers) for _ in range(40)))
+    async with (
+        served(Application(dsn, parts=[sse.routes], limits=Limits(replay_events=50))) as port,
+        Client(port, EVENTS, key=key, last_event_id=client.last_id) as client,
+    ):
+        await client.until(lambda: len(client.got) >= 160 or any(got.event == "reset" for got in client.got))
+        assert client.messages == list(range(160))
 
 
 async def test_a_stream_that_was_created_again_is_a_reset(dsn: str, db: psycopg.Connection[Any]) -> None:

@@ -11,6 +11,7 @@ import pytest
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
+from harness.stalling import StallingProxy
 from pgmb import schema
 from pgmb.server import sse
 from pgmb.server.application import Application, Context
@@ -161,6 +162,45 @@ async def test_a_database_that_restarts_is_waited_for(fresh_server: FreshServer)
         with psycopg.connect(dsn, autocommit=True) as db:
             publish(db, 2)
         assert await client.numbers(2) == [1, 2]
+
+
+@pytest.mark.usefixtures("beats")
+async def test_readers_stay_or_come_back_without_a_traceback_when_the_database_is_away(
+    dsn: str, key: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Those that a key lets in, and those whose application asks the same database."""
+    checks = 0
+
+    async def authorize(_: Request) -> bool:
+        nonlocal checks
+        checks += 1
+        async with await psycopg.AsyncConnection.connect(proxy.dsn) as conn:
+            return bool(await conn.execute("select 1"))
+
+    with StallingProxy(dsn) as proxy:
+        own = sse.create_sse_app(proxy.dsn, authorize=authorize, subscription=lambda _: Subscription())
+        async with (
+            served(Application(proxy.dsn, parts=[sse.routes])) as port,
+            served(own) as own_port,
+            Client(port, EVENTS, key=key) as stays,
+            Client(own_port, "/") as ends,
+        ):
+            for client in (stays, ends):
+                await client.until(lambda: client.last_id != "")  # noqa: B023
+            checked = checks
+            await ends.until(lambda: checks > checked)
+            proxy.cut()
+            await asyncio.wait_for(ends.ended.wait(), 30)
+            async with Client(own_port, "/") as late:
+                await asyncio.wait_for(late.ended.wait(), 30)
+                assert (late.status, late.retry is None) == (200, False)
+            proxy.restore()
+            async with Client(own_port, "/", last_event_id=ends.last_id) as back:
+                await back.until(lambda: back.last_id != "")
+                with psycopg.connect(dsn, autocommit=True) as db:
+                    publish(db, 1)
+                assert await back.numbers(1) == await stays.numbers(1) == [1]
+    assert [record.getMessage() for record in caplog.records if record.exc_info] == []
 
 
 async def test_an_application_decides_by_itself(dsn: str, db: psycopg.Connection[Any]) -> None:

@@ -8,10 +8,21 @@ from typing import Annotated, Final
 from uuid import UUID
 
 import msgspec
+from msgspec import Meta
 
 from pgmb.server.problems import invalid
 from pgmb.server.rest.operation import Call, Need, Operations
-from pgmb.server.rest.schemas import Counted, Duration, EventDocument, Given, Name, Numbers, Text
+from pgmb.server.rest.schemas import (
+    MOST_IDS,
+    Counted,
+    Duration,
+    EventDocument,
+    Given,
+    Name,
+    Number,
+    NumberText,
+    Text,
+)
 
 operations = Operations("receive")
 
@@ -38,7 +49,11 @@ class Received(msgspec.Struct):
 class Seqs(Given):
     """Events of the lease, by default all unsettled ones."""
 
-    seqs: Numbers | None = None
+    seqs: Annotated[list[Number | NumberText], Meta(max_length=MOST_IDS)] | None = None
+
+    @property
+    def numbers(self) -> list[int] | None:
+        return None if self.seqs is None else [int(seq) for seq in self.seqs]
 
 
 class Retry(Seqs):
@@ -80,7 +95,7 @@ async def receive(call: Call, queue: Name, body: Receive) -> Received:
 async def ack(call: Call, queue: Name, lease: UUID, body: Seqs) -> Counted:
     """Ack events of a lease. A repeated ack counts 0."""
     await call.service.leases.check(lease, queue)
-    return Counted(await call.broker.ack(lease, body.seqs))
+    return Counted(await call.broker.ack(lease, body.numbers))
 
 
 @operations.add("POST", f"{_LEASE}/retry", CONSUME)
@@ -90,21 +105,21 @@ async def retry(call: Call, queue: Name, lease: UUID, body: Retry) -> Counted:
     Past the queue's max_attempts they become dead letters.
     """
     await call.service.leases.check(lease, queue)
-    return Counted(await call.broker.retry(lease, body.seqs, body.after, body.error, body.together))
+    return Counted(await call.broker.retry(lease, body.numbers, body.after, body.error, body.together))
 
 
 @operations.add("POST", f"{_LEASE}/bury", CONSUME)
 async def bury(call: Call, queue: Name, lease: UUID, body: Bury) -> Counted:
     """Move events of a lease to the queue's dead letters."""
     await call.service.leases.check(lease, queue)
-    return Counted(await call.broker.bury(lease, body.seqs, body.error))
+    return Counted(await call.broker.bury(lease, body.numbers, body.error))
 
 
 @operations.add("POST", f"{_LEASE}/release", CONSUME)
 async def release(call: Call, queue: Name, lease: UUID, body: Seqs) -> Counted:
     """Release events of a lease: due at once, without counting the attempt."""
     await call.service.leases.check(lease, queue)
-    return Counted(await call.broker.release(lease, body.seqs))
+    return Counted(await call.broker.release(lease, body.numbers))
 
 
 @operations.add("POST", f"{_LEASE}/extend", CONSUME)

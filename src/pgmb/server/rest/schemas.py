@@ -40,6 +40,8 @@ Duration: TypeAlias = timedelta | Annotated[float, Meta(ge=0)]
 """Seconds, or an ISO 8601 duration in days, hours, minutes and seconds."""
 Time: TypeAlias = Annotated[datetime, Meta(tz=True)]
 Number: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+NumberText: TypeAlias = Annotated[str, Meta(pattern="^[0-9]{1,19}$")]
+"""A number as text, for clients whose numbers are exact up to 2^53 only."""
 Integer: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Rate: TypeAlias = Annotated[float, Meta(ge=0, le=1e9)]
 Numbers: TypeAlias = Annotated[list[Number], Meta(max_length=MOST_IDS)]

@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 import msgspec
 import psycopg
 from psycopg_pool import PoolTimeout
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
@@ -268,13 +269,28 @@ class EventStream:
             await connection.send(reader.take())
             if reader.heartbeat_seen:
                 reader.heartbeat_seen = False
-                if self._check is not None and not await self._check(request):
+                if not await self._still_allowed(request):
                     break
             await reader.wait()
             if reader.suspended is not None:
                 await connection.finish(reader.suspended)
         if not reader.dropped:
             await connection.send(reader.take(), more=False)
+
+    async def _still_allowed(self, request: Request) -> bool:
+        """Whether the check holds. If it raises, the connection ends, and the client reconnects."""
+        if self._check is None:
+            return True
+        try:
+            return await self._check(request)
+        except HTTPException:
+            return False
+        except Exception as error:
+            if problem_of(error) is None:
+                logger.exception("checking a reader's access failed")
+            else:
+                logger.info("checking a reader's access failed: %s", error)
+            return False
 
 
 async def _send_retry_later(send: Send) -> None:

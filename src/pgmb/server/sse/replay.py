@@ -57,7 +57,6 @@ class Replay:
     async def catch_up(self, reader: Reader, token: ResumeToken) -> AsyncGenerator[list[Entry]]:
         """Yield the entries after a token, in order. When it ends, the reader has joined the tail."""
         tail = self._tail
-        examined = 0
         while not reader.ended:
             missed = tail.join(reader, token)
             if missed is not None:
@@ -78,6 +77,9 @@ class Replay:
                 upto = tail.at
                 token = after.token(upto)
             seq = token.seq if token.from_tick != token.to_tick else 0
+            # The limit is on how far behind the tail the reader is, not on what it has caught up with: a slow
+            # reader of a busy stream is sent more than that before it joins.
+            examined = 0
             while not reader.ended:
                 events = await self._page(after, upto, seq)
                 examined += len(events)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Final
 
 import pyarrow
@@ -40,9 +41,10 @@ class Columns:
         kinds = {field.name: field.dataType for field in schema.fields}
         if len(kinds) < len(schema.fields):
             raise ValueError("two columns have the same name")
-        self.found = {role: name for role, name in options.columns.items() if name in kinds}
+        resolved = {role: _resolved(name, kinds) for role, name in options.columns.items()}
+        self.found = {role: name for role, name in resolved.items() if name is not None}
         for role, name in options.columns.items():
-            if name and name != role and name not in kinds:
+            if name and name != role and role not in self.found:
                 raise ValueError(
                     f"{role}Column names {name!r}, but there are {', '.join(kinds) or 'no columns'}"
                 )
@@ -59,7 +61,7 @@ class Columns:
         self.topic, self.key = options.topic, options.key
         self.fields = [field for field in schema.fields if field.name not in self.found.values()]
         if "payload" in self.found:
-            lost = [field.name for field in self.fields if field.name not in OF_THE_SOURCE]
+            lost = [field.name for field in self.fields if field.name.lower() not in OF_THE_SOURCE]
             if lost:
                 raise ValueError(
                     f"beside payload, {', '.join(lost)} would be lost: drop them, make them fields of it, or"
@@ -121,6 +123,16 @@ class Columns:
     def _encoder(self, role: str) -> Encoder | None:
         kind = self._kinds.get(role)
         return None if kind is None or isinstance(kind, t.StringType) else encoder(kind)
+
+
+def _resolved(name: str, columns: Iterable[str]) -> str | None:
+    """The column of that name; in Spark's way, that is in any case of letters."""
+    alike = [column for column in columns if column.lower() == name.lower()]
+    if name in alike or not alike:
+        return name if alike else None
+    if len(alike) > 1:
+        raise ValueError(f"columns {' and '.join(alike)} have the same name as {name}")
+    return alike[0]
 
 
 def _uuids(array: Any, name: str) -> Any:

@@ -12,6 +12,7 @@ import pyarrow
 import pyarrow.compute
 from numpy.typing import NDArray
 
+from pgmb.errors import InvalidArgument
 from pgmb.spark.sink.columns import Columns
 
 # The stubs of pyarrow are incomplete.
@@ -117,9 +118,11 @@ class Digest:
     def __call__(self, events: dict[str, Any], before: int, rows: int) -> None:
         """Add a batch."""
         texts = [events[name] for name in _TEXT_COLUMNS if name in events]
-        whole = pc.binary_join_element_wise(
-            *texts, "\x1f", null_handling="replace", null_replacement="\x1e"
-        ).to_numpy(zero_copy_only=False)
+        joined = pc.binary_join_element_wise(*texts, "\x1f", null_handling="replace", null_replacement="\x1e")
+        try:
+            whole = joined.to_numpy(zero_copy_only=False)
+        except pa.ArrowException as error:
+            raise _not_utf8(events) from error
         hashes: NDArray[np.uint64] = self._util.hash_array(whole, categorize=False)
         if "id" in events:
             ids = pc.fill_null(events["id"], bytes(16)).buffers()[1]
@@ -134,6 +137,17 @@ class Digest:
     def value(self) -> int:
         """The digest as a signed 64-bit integer."""
         return self._sum - 2**64 if self._sum >= 2**63 else self._sum
+
+
+def _not_utf8(events: dict[str, Any]) -> InvalidArgument:
+    """What the server would say of such strings, if they came that far."""
+    for name in _TEXT_COLUMNS:
+        try:
+            if name in events:
+                events[name].validate(full=True)
+        except pa.ArrowInvalid as error:
+            return InvalidArgument(f"strings of events must be UTF-8: {error}; column {name}")
+    return InvalidArgument("strings of events must be UTF-8")
 
 
 def _mix(hashes: NDArray[np.uint64], words: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,7 +41,10 @@ class TaskResult(WriterCommitMessage):
 
 @dataclass(frozen=True)
 class Task:
-    """One task of a version of an application. `run` identifies an attempt at the whole version."""
+    """One task of a version of an application. `run` identifies an attempt at the whole version.
+
+    reached   whether the database was reached before, so that it is waited for if it is away
+    """
 
     options: WriteOptions
     columns: Columns
@@ -49,6 +52,7 @@ class Task:
     version: int | None
     number: int
     run: str
+    reached: bool = False
 
     def write(self, batches: Iterator[Any]) -> TaskResult:
         """Publish the rows, or stage them for the driver to publish."""
@@ -64,7 +68,7 @@ class Task:
         out = EventBatches(batches, self.columns)
         if out.empty:
             return self._written()
-        with transaction(self.options.url) as cursor:
+        with self._transaction() as cursor:
             stage = self._ask(cursor, _CLAIM_STAGE)
             if stage is not None:
                 _write(cursor, f"stage_{stage}", out)
@@ -79,7 +83,7 @@ class Task:
         out = EventBatches(batches, self.columns, digest)
         if out.empty:
             return self._written(digest=digest.value)
-        with transaction(self.options.url) as cursor:
+        with self._transaction() as cursor:
             how = self._ask(cursor, _BEGIN, self.run)
         if how == "direct":
             self._publish(out, digest)
@@ -90,14 +94,14 @@ class Task:
         return self._written(events=out.events, digest=digest.value)
 
     def _publish(self, out: EventBatches, digest: Digest) -> None:
-        with transaction(self.options.url) as cursor:
+        with self._transaction() as cursor:
             if self._ask(cursor, _CLAIM_TASK, self.number, self.run):
                 self._write_to_log(cursor, out)
                 self._ask(cursor, _FINISH_TASK, self.number, out.events, digest.value)
 
     def _stage_missing(self, out: EventBatches) -> int | None:
         """Stage a task that no earlier run published. The driver compares the digests of the others."""
-        with transaction(self.options.url) as cursor:
+        with self._transaction() as cursor:
             if self._ask(cursor, "select pgmb.task_published($1, $2, $3, $4::int)", self.number):
                 return None
             stage: int | None = self._ask(cursor, _CLAIM_STAGE)
@@ -110,7 +114,7 @@ class Task:
         ids = () if self.columns.identified else (EventIds(self.app, self.version, self.number),)
         out = EventBatches(batches, self.columns, *ids)
         if not out.empty:
-            with transaction(self.options.url) as cursor:
+            with self._transaction() as cursor:
                 ask(cursor, "select pgmb.stream_id($1)", self.options.stream)
                 self._write_to_log(cursor, out)
         return self._written(events=out.events)
@@ -123,6 +127,9 @@ class Task:
             ask(cursor, _PUBLISH_STAGE, self.options.stream, stage, self.app, None, out.events)
         else:
             _write(cursor, f"log_{self.options.stream}", out)
+
+    def _transaction(self) -> AbstractContextManager[Any]:
+        return transaction(self.options.url, reached=self.reached)
 
     def _ask(self, cursor: Any, statement: str, *parameters: Any, version: bool = True) -> Any:
         told = (self.options.stream, self.app, *([self.version] if version else []))
@@ -165,7 +172,10 @@ def data_errors() -> Generator[None]:
             ours.advise("A payload or headers of type STRING are JSON text, such as to_json makes.")
             raise ours from error
         if error.sqlstate == _INVALID_TEXT:
-            raise InvalidArgument(
-                f"topics and keys cannot hold the character NUL: {message}; {place[:_LONGEST_CONTEXT]}"
-            ) from error
+            wrong = (
+                "topics and keys cannot hold the character NUL"
+                if message.endswith(": 0x00")
+                else "strings of events must be UTF-8"
+            )
+            raise InvalidArgument(f"{wrong}: {message}; {place[:_LONGEST_CONTEXT]}") from error
         raise

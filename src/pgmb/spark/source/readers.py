@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from psycopg import sql
@@ -34,6 +34,10 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 
+_FIRST_PAUSE_SECONDS: Final = 0.01
+_LONGEST_PAUSE_SECONDS: Final = 0.25
+
+
 class EventPartition(InputPartition):
     """A partition of a batch, as Spark sends it to an executor."""
 
@@ -54,6 +58,11 @@ class _Reader:
         if not isinstance(partition.value, PartitionRead):
             return iter(())
         return read_partition(partition.value, arrow_schema(self._names))
+
+    @property
+    def _partition_sizes(self) -> tuple[int, int, int]:
+        options = self._options
+        return options.partition_events, options.min_partitions, options.partition_bytes
 
     def _topics(self, shards: Shards) -> str:
         """The conditions of the options on topics, for the WHERE clause."""
@@ -102,8 +111,8 @@ class BatchReader(_Reader, DataSourceReader):
 
     def _planned(self, shards: Shards) -> Iterator[EventPartition]:
         topics = self._topics(shards)
-        start = shards.first(self._options.starting)
-        end = shards.first(self._options.ending) if offsets_given(self._options.ending) else None
+        start = shards.start()
+        end = shards.at(self._options.ending) if offsets_given(self._options.ending) else None
         for home, log in shards.items():
             ended = None if end is None else end.shards[home]
             frontier = log.frontier() if ended is None else shards.frontier_at(home, ended)
@@ -128,9 +137,7 @@ class BatchReader(_Reader, DataSourceReader):
 
     def _batch(self, log: ShardLog, begun: ShardOffset, frontier: Frontier) -> Iterator[BatchRange]:
         """The rest of a batch, or all up to a frontier."""
-        sliced = log.advance(
-            begun, frontier, None, self._options.partition_events, self._options.min_partitions
-        )
+        sliced = log.advance(begun, frontier, None, *self._partition_sizes)
         batch = between(begun, sliced.offset)
         if batch is not None:
             yield batch
@@ -173,6 +180,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._latest: dict[str, Any] | None = None
         self._confirmed: Offset | None = None
         self._moved_at = time.monotonic()
+        self._pause = 0.0
 
     @cached_property
     def _shards(self) -> Shards:
@@ -183,7 +191,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         return self._topics(self._shards)
 
     def initialOffset(self) -> dict[str, Any]:
-        first = self._shards.first(self._options.starting)
+        first = self._shards.start()
         self._confirm(first)
         return first.dump()
 
@@ -198,6 +206,8 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._frozen = {home: log.frontier() for home, log in self._shards.items()}
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        # The default trigger asks again at once, a hundred times a second. While nothing comes, less often.
+        time.sleep(self._pause)
         begun = self._shards.known(Offset.parse(start))
         # Spark asks for the next offset when the batch up to `start` is committed. commit() comes later.
         self._confirm(begun)
@@ -207,16 +217,15 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         for home, log in self._shards.items():
             frontier = self._frozen[home] if self._frozen else log.frontier()
             latest[home] = ShardOffset(frontier.position)
-            sliced = log.advance(
-                begun.shards[home],
-                frontier,
-                self._share(home, begun.shards[home], limit),
-                self._options.partition_events,
-                self._options.min_partitions,
-            )
+            share = self._share(home, begun.shards[home], limit)
+            sliced = log.advance(begun.shards[home], frontier, share, *self._partition_sizes)
             offsets[home] = sliced.offset
             numbers += sliced.numbers
         self._latest = Offset(self._options.stream, latest).dump()
+        if self._frozen is None and offsets == begun.shards:
+            self._pause = min(2 * self._pause or _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
+        else:
+            self._pause = 0.0
         if self._too_few(numbers):
             return start
         if offsets != begun.shards:
@@ -245,20 +254,27 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
     def _confirm(self, offset: Offset) -> None:
         if self._options.reader is None or offset == self._confirmed:
             return
-        self._confirmed = offset
         for home, shard in offset.shards.items():
-            self._shards[home].confirm(self._options.reader, shard.from_position)
+            before = self._confirmed.shards.get(home) if self._confirmed is not None else None
+            last = None if before is None else before.from_position
+            self._shards[home].confirm(self._options.reader, shard.from_position, last)
+        self._confirmed = offset
 
     def _share(self, home: str, offset: ShardOffset, limit: ReadLimit) -> int | None:
         """How many seqs of this shard may be read."""
+        allowed: list[int] = []
+        size = self._options.max_bytes
         match limit:
             case ReadMaxRows(max_rows=rows):
-                allowed = rows
-            case ReadMaxBytes(max_bytes=size):
-                allowed = int(size / self._shards[home].event_bytes(offset))
+                # Spark passes one limit. If both are set, the smaller one counts.
+                allowed.append(rows)
+            case ReadMaxBytes(max_bytes=given):
+                size = given
             case _:
                 return None
-        return max(1, allowed // len(self._shards))
+        if size is not None:
+            allowed.append(int(size / self._shards[home].event_bytes(offset)))
+        return max(1, min(allowed) // len(self._shards))
 
     def _too_few(self, numbers: int) -> bool:
         if self._frozen is not None or numbers >= self._options.min_events:

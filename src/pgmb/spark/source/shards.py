@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import ItemsView
 from contextlib import ExitStack
+from logging import getLogger
 from typing import Any, Final, Self
 
 import msgspec
@@ -18,7 +19,7 @@ from pgmb.spark.options import RECONNECT_SECONDS, ReadOptions, offsets_given
 from pgmb.spark.source.offsets import Offset, SeqRange, ShardOffset
 from pgmb.types import Position
 
-# Seconds for which a driver tries to reconnect.
+_logger = getLogger("pgmb.spark")
 
 _IDENTIFY: Final = "select cluster, database, salt from pgmb.identify(%s)"
 _TICK: Final = "select pgmb.tick(%s)"
@@ -29,7 +30,7 @@ _ASSERT: Final = "select pgmb.assert_between(%s, %s::pgmb.position, %s::pgmb.pos
 _DIVIDE: Final = """select lo, hi, late, numbers
 from pgmb.divide(%s, %s::pgmb.position, %s::pgmb.position, %s, %s, max => %s, size => %s, parts => %s)"""
 _COMPILE: Final = "select topics, regex from pgmb.compile_patterns(%s)"
-_CONFIRM: Final = "select pgmb.confirm(%s, %s, %s::pgmb.position)"
+_CONFIRM: Final = "select pgmb.confirm(%s, %s, %s::pgmb.position, %s::pgmb.position)"
 
 
 class Frontier(msgspec.Struct, frozen=True):
@@ -79,9 +80,18 @@ class ShardLog:
         return str(self._row(_AT, self.stream, micros)[0])
 
     def advance(
-        self, offset: ShardOffset, frontier: Frontier, max: int | None, size: int, parts: int
+        self,
+        offset: ShardOffset,
+        frontier: Frontier,
+        max: int | None,
+        size: int,
+        parts: int,
+        size_bytes: int | None = None,
     ) -> Slice:
-        """The next offset, at most `max` seqs further: in the rest of a begun batch, or in a new one."""
+        """The next offset, at most `max` seqs further: in the rest of a begun batch, or in a new one.
+
+        Its ranges have at most `size` seqs and about `size_bytes` bytes each.
+        """
         if offset.to_position is None:
             if frontier.position == offset.from_position:
                 return Slice(offset, 0)
@@ -94,6 +104,8 @@ class ShardLog:
             Position.parse(upto), Position.parse(offset.from_position)
         ):
             return Slice(offset, 0)
+        if size_bytes is not None:
+            size = min(size, int(size_bytes / self.event_bytes(offset)) or 1)
         rows = self._rows(
             _DIVIDE, self.stream, offset.from_position, upto, offset.seq, last, max, size, parts
         )
@@ -106,16 +118,23 @@ class ShardLog:
         return Slice(following, numbers)
 
     def event_bytes(self, offset: ShardOffset) -> float:
-        """The estimated bytes per event, from a sample of the next ones."""
+        """The estimated bytes per event, from a sample of the next ones.
+
+        Payloads as they are stored, which reads no TOAST tables, times how much the first of them unpack to.
+        """
         log = sql.Identifier("pgmb", f"log_{self.stream}")
         sample = sql.SQL(
             "select avg(60 + octet_length(topic) + coalesce(octet_length(key), 0)"
-            " + octet_length(payload::text) + coalesce(octet_length(headers::text), 0))::float"
-            " from (select * from {} where seq > %s order by seq limit 1000) upcoming"
+            " + coalesce(pg_column_size(headers), 0))::float,"
+            " avg(pg_column_size(payload))::float,"
+            " avg(case when nth <= 10 then octet_length(payload::text) end)::float"
+            " / avg(case when nth <= 10 then pg_column_size(payload) end)::float"
+            " from (select *, row_number() over (order by seq) nth from {} where seq > %s"
+            " order by seq limit 1000) upcoming"
         ).format(log)
         after = max(offset.seq, Position.parse(offset.from_position).seq)
-        found = self._row(sample, after)[0]
-        return float(found) if found else 100.0
+        rest, payload, unpacked = self._row(sample, after)
+        return 100.0 if rest is None else float(rest + payload * unpacked)
 
     def matching(self, patterns: list[str]) -> str:
         """The condition for topic patterns, to append to a WHERE clause."""
@@ -124,9 +143,12 @@ class ShardLog:
             return f" and e.topic = any ({sql.Literal(topics).as_string()})"
         return f" and e.topic ~ {sql.Literal(regex).as_string()}" if regex is not None else ""
 
-    def confirm(self, reader: str, position: str) -> None:
-        """Tell retention that events before this position are no longer needed."""
-        self._row(_CONFIRM, self.stream, reader, position)
+    def confirm(self, reader: str, position: str, before: str | None) -> None:
+        """Tell retention that events before this position are no longer needed.
+
+        Raises Conflict if the reader is no longer where this query left it: another one has its name.
+        """
+        self._row(_CONFIRM, self.stream, reader, position, before)
 
     def close(self) -> None:
         if self._connection is not None:
@@ -136,10 +158,13 @@ class ShardLog:
     def _assert_kept(self, offset: ShardOffset, upto: str, last: int) -> None:
         # From the earliest position, a query reads what is kept. Later, every event must still exist.
         begun = offset.seq > 0 or not Position.parse(offset.from_position).snapshot.startswith("3:")
-        bounds = (offset.seq, last) if begun and self._strict else (None, None)
+        bounds = (offset.seq, last) if begun else (None, None)
         try:
             self._row(_ASSERT, self.stream, offset.from_position, upto, *bounds)
         except HistoryGone as gone:
+            if not self._strict:
+                _logger.warning("stream %s: %s; the query goes on with what is left", self.stream, gone)
+                return
             gone.add_note(f"The query stands at {offset.from_position}, number {offset.seq}.")
             gone.add_note(ON_DATA_LOSS)
             raise
@@ -225,14 +250,22 @@ class Shards:
         """The condition for topic patterns, which is the same in every shard."""
         return next(iter(self._logs.values())).matching(patterns)
 
-    def first(self, given: str) -> Offset:
-        """The offset for `earliest`, `latest`, JSON or startingTimestamp."""
+    def start(self) -> Offset:
+        """The offset of startingTimestamp or startingOffsets."""
+        since = self._options.since
+        if since is None:
+            return self.at(self._options.starting)
+        offsets = {home: ShardOffset(log.at(since), since=since) for home, log in self._logs.items()}
+        return Offset(self._options.stream, offsets)
+
+    def at(self, given: str) -> Offset:
+        """The offset for `earliest`, `latest` or JSON."""
         named = offsets_given(given)
         if named is not None and "v" in named:
             return self.known(Offset.parse(named))
         return Offset(
             self._options.stream,
-            {home: self._first_offset(home, given, named) for home in self._logs},
+            {home: self._offset_at(home, given, named) for home in self._logs},
         )
 
     def known(self, offset: Offset) -> Offset:
@@ -267,10 +300,8 @@ class Shards:
         for log in self._logs.values():
             log.close()
 
-    def _first_offset(self, home: str, given: str, named: dict[str, object] | None) -> ShardOffset:
+    def _offset_at(self, home: str, given: str, named: dict[str, object] | None) -> ShardOffset:
         log = self._logs[home]
-        if self._options.since is not None:
-            return ShardOffset(log.at(self._options.since), since=self._options.since)
         if named is not None:
             text = named.get(home, named.get(self._options.stream))
             if not isinstance(text, str):

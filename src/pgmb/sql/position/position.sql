@@ -335,8 +335,9 @@ begin
     hint = 'Start again from pgmb.earliest() or pgmb.position().';
 end $$;
 
--- Records how far a reader outside the database has come: retention keeps what lies after it. Errors: those of between.
-create or replace function pgmb.confirm(stream text, reader text, "at" pgmb.position)
+-- Records how far a reader outside the database has come: retention keeps what lies after it. expected: what this reader
+-- confirmed last, to find out that another one uses its name. Errors: those of between, MB006 another one has moved it.
+create or replace function pgmb.confirm(stream text, reader text, "at" pgmb.position, expected pgmb.position default null)
 returns void
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
@@ -348,7 +349,13 @@ begin
   insert into pgmb.reader as r (stream, name, position, role)
   values (pgmb.stream_id(stream), reader, confirm."at", pgmb_internal.caller())
   on conflict on constraint reader_pkey do update
-  set position = excluded.position, updated_at = clock_timestamp();
+  set position = excluded.position, updated_at = clock_timestamp()
+  -- Or the same call again, after a connection was lost.
+  where confirm.expected is null or r.position::text in (confirm.expected::text, confirm."at"::text);
+  if not found then
+    raise exception 'reader % of stream % was moved by another one of that name', quote_literal(confirm.reader),
+      quote_literal(confirm.stream) using errcode = 'MB006', hint = 'Give every reader a name of its own.';
+  end if;
 end $$;
 
 -- Forgets such a reader. True if there was one.

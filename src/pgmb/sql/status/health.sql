@@ -87,10 +87,11 @@ end $$;
 
 -- Every queue that the caller may consume: how long its oldest matching event has waited (this reads up to it), how
 -- long a lease has been expired without a receive, how long settled claims have not been cleared, and how many events
--- are retried because their lease expired.
+-- are retried because their lease expired. `dispatched`: it feeds endpoints, so that its consumer is the dispatcher; with
+-- the endpoint's name and state if the queue is its own.
 create or replace function pgmb.queue_health(
   out queue text, out waiting_for interval, out lapsed_for interval, out uncleared_for interval,
-  out expired bigint
+  out expired bigint, out dispatched boolean, out endpoint text, out endpoint_state text
 )
 returns setof record
 language plpgsql security definer
@@ -127,6 +128,8 @@ begin
       expired := expired + (select count(*)
         from (select from pgmb.retry r where r.queue = q.id and r.expiries > 0 limit 10000) counted);
     end loop;
+    select e.name, e.state into endpoint, endpoint_state from pgmb.endpoint e where e.id = head.endpoint;
+    dispatched := head.endpoint is not null or pgmb_internal.feeds_endpoints(head.name);
     return next;
   end loop;
 end $$;
