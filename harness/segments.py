@@ -24,8 +24,20 @@ def fill(db: psycopg.Connection[Any], events: int, *, stream: str = "main", base
 
 def seal(db: psycopg.Connection[Any], stream: str = "main") -> int:
     """Close the open segment and seal it: its number."""
-    row = db.execute("select pgmb.rotate(%s)", [stream]).fetchone()
-    assert row is not None
+    row = rotated(db, stream)
     assert row[0] is not None, "a transaction keeps the next segment from being opened"
     db.execute("select pgmb.seal(%s)", [stream])
     return int(row[0]) - 1
+
+
+def rotated(db: psycopg.Connection[Any], stream: str) -> tuple[Any, ...]:
+    """What pgmb.rotate returns. Asks again while autovacuum has the log: it gives way only after a second."""
+    for patience in reversed(range(10)):
+        try:
+            row = db.execute("select pgmb.rotate(%s)", [stream]).fetchone()
+            assert row is not None
+            return row
+        except psycopg.errors.LockNotAvailable:
+            if not patience:
+                raise
+    raise AssertionError

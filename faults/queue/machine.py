@@ -26,6 +26,7 @@ from hypothesis.stateful import (
 
 from faults.database import database
 from faults.queue.model import Delivered, Lost, Model, Wrong
+from harness.segments import rotated
 from pgmb._core import statements
 
 TOPICS = ("a", "a.b", "a.b.c", "b", "c.d")
@@ -435,7 +436,7 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(rotates=st.booleans())
     def maintain(self, rotates: bool) -> None:
         if rotates:
-            self.rotate()
+            rotated(self._main, self.stream)
             if self.claims:
                 self.skip()
         self.value("select pgmb.maintain()")
@@ -475,16 +476,6 @@ class QueueMachine(RuleBasedStateMachine):
     def fresh(self, count: int) -> list[int]:
         self.name += count
         return list(range(self.name - count + 1, self.name + 1))
-
-    def rotate(self) -> None:
-        """Again if autovacuum had the table: on a machine that stalls it gives way only after seconds."""
-        for patience in reversed(range(10)):
-            try:
-                self.value("select pgmb.rotate(%s)", self.stream)
-                break
-            except psycopg.errors.LockNotAvailable:
-                if not patience:
-                    raise
 
     def value(self, statement: Any, *parameters: Any) -> Any:
         row = self._main.execute(statement, parameters).fetchone()
