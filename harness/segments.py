@@ -34,10 +34,11 @@ def rotated(db: psycopg.Connection[Any], stream: str) -> tuple[Any, ...]:
     """What pgmb.rotate returns. Asks again while autovacuum has the log: it gives way only after a second."""
     for patience in reversed(range(10)):
         try:
-            row = db.execute("select pgmb.rotate(%s)", [stream]).fetchone()
-            assert row is not None
-            return row
+            row: tuple[Any, ...] | None = db.execute("select pgmb.rotate(%s)", [stream]).fetchone()
         except psycopg.errors.LockNotAvailable:
             if not patience:
                 raise
+        else:
+            assert row is not None
+            return row
     raise AssertionError
