@@ -50,6 +50,7 @@ CONSUMER = [
     "lake_segments",
     "newest",
     "newest_tick",
+    "next_events",
     "passing",
     "pause",
     "pending_messages",

@@ -162,6 +162,7 @@ ANY_LEVEL = {
     "describe_readers": "",
     "describe_sinks": "",
     "queue_depth": "'q'",
+    "next_events": "'q'",
     "cluster_health": "",
     "stream_health": "",
     "queue_health": "",

@@ -186,3 +186,25 @@ async def test_schedules_and_keys_are_listed(dsn: str, db: DB) -> None:
         assert "inspect</" not in await visitor.page("/ui/keys")
     async with visiting(dsn, "operate") as visitor:
         assert "operate" in await visitor.page("/ui/keys")
+
+
+async def test_a_queue_shows_what_comes_next(dsn: str, db: DB) -> None:
+    db.execute("select pgmb.create_queue('q', '{a}')")
+    async with visiting(dsn, "inspect") as visitor:
+        assert "Nothing waits" in await visitor.page("/ui/queue?name=q")
+        db.execute("select pgmb.publish('a', '{\"n\": 1}'), pgmb.publish('a', '{\"n\": 2}')")
+        ((lease,),) = db.execute("select lease from pgmb.receive('q', 1)").fetchall()
+        db.execute("select pgmb.retry(%s, after => '0 s', error => 'it broke')", (lease,))
+        text = await visitor.page("/ui/queue?name=q")
+        section = text[text.index('id="next"') : text.index('id="leases"')]
+        assert section.index("it broke") < section.index("&#34;n&#34;: 2")
+        shown = [one for one in Markup(section).addresses("href") if "/ui/event?" in one]
+        assert len(shown) == 2
+        for one in shown:
+            assert "Consumers" in await visitor.page(one)
+        assert db.execute("select count(*) from pgmb.claim where state = 'l'").fetchall() == [(0,)]
+        db.execute("set statement_timeout = '5s'")
+        db.execute("select pgmb.bind('q', '{a}', condition => '1 / (e.payload ->> ''n'')::int < 0')")
+        db.execute("select pgmb.publish('a', '{\"n\": 0}')")
+        db.execute("update pgmb.retry set due_at = 'infinity'")
+        assert "division by zero" in await visitor.page("/ui/queue?name=q")

@@ -9,12 +9,12 @@ from urllib.parse import quote
 import msgspec
 from starlette.responses import Response
 
-from pgmb.errors import QueueNotFound
+from pgmb.errors import PgmbError, QueueNotFound
 from pgmb.server.dashboard.auth import Form, Visit
 from pgmb.server.dashboard.formats import retry_schedule
 from pgmb.server.dashboard.router import PageRouter
 from pgmb.server.problems import Problem, invalid
-from pgmb.types import Holder
+from pgmb.types import Holder, NextEvents
 
 _SORTED_BY: Final = {
     "queue": "Queue",
@@ -27,6 +27,7 @@ _SORTED_BY: Final = {
     "dead": "Dead",
 }
 _LEASES = 100
+_NEXT = 10
 
 
 async def listing(router: PageRouter, visit: Visit) -> Response:
@@ -59,6 +60,7 @@ async def show(router: PageRouter, visit: Visit) -> Response:
     for lease in leases:
         lease["holder"] = lease["holder"] and str(msgspec.convert(lease["holder"], Holder))
     curve = await router.rows("select * from pgmb.retry_curve(%s)", (name,))
+    coming, refused = await _next(router, name)
     queue = sample.queue(name) or (await router.sampler.latest(0)).queue(name)
     if queue is None:
         raise QueueNotFound(f"there is no queue {name!r}")
@@ -68,6 +70,8 @@ async def show(router: PageRouter, visit: Visit) -> Response:
         name=name,
         queue=queue,
         settings=settings,
+        coming=coming,
+        refused=refused,
         leases=leases,
         most_leases=_LEASES,
         now=datetime.now(UTC),
@@ -75,6 +79,16 @@ async def show(router: PageRouter, visit: Visit) -> Response:
         due=sum(bucket["events"] for bucket in curve),
         schedule=retry_schedule(settings),
     )
+
+
+async def _next(router: PageRouter, name: str) -> tuple[NextEvents | None, str | None]:
+    """What the queue would deliver next; or why that cannot be told, such as a filter that raises."""
+    try:
+        return await router.broker.next_events(name, _NEXT), None
+    except QueueNotFound:
+        raise
+    except PgmbError as error:
+        return None, str(error)
 
 
 async def change(router: PageRouter, visit: Visit, form: Form) -> Response:
