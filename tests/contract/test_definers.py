@@ -209,6 +209,7 @@ ADMIN = [
     "report_retries",
     "resend",
     "resume_schedule",
+    "run_schedule",
     "retry_curve",
     "revoke_consume",
     "revoke_stream",

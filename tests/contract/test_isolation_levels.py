@@ -45,6 +45,7 @@ ANY_LEVEL = {
     "drop_schedule": "'s'",
     "pause_schedule": "'s'",
     "resume_schedule": "'s', now()",
+    "run_schedule": "'s'",
     "schedules": "",
     "due_schedules": "",
     "fire": "'s', now() - interval '1 hour', now()",

@@ -133,6 +133,7 @@ METHODS = [
     "retry",
     "rotate",
     "rotate_secret",
+    "run_schedule",
     "schedules",
     "seek",
     "sink_status",

@@ -73,6 +73,7 @@ async def test_what_is_not_there_and_what_cannot_be_asked(dsn: str) -> None:
             ("/ui/queue", 404),
             ("/ui/stream?name=gone", 404),
             ("/ui/endpoint?name=gone", 404),
+            ("/ui/schedule?name=gone", 404),
             ("/ui/event?stream=main&seq=1", 404),
             ("/ui/event?stream=main&seq=x", 422),
             ("/ui/event?stream=main", 404),

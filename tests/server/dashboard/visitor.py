@@ -124,6 +124,7 @@ PAGES = [
     address("/ui/endpoint", name=HOSTILE),
     "/ui/workers",
     "/ui/schedules",
+    address("/ui/schedule", name=HOSTILE),
     "/ui/keys",
     "/ui/audit",
     address("/ui/audit", actor=HOSTILE, action=HOSTILE, subject=HOSTILE),
@@ -150,7 +151,9 @@ def hostile_pages(dsn: str) -> dict[str, str]:
         broker.pause(HOSTILE, HOSTILE)
         broker.create_endpoint(HOSTILE, "https://a.example/hook", secret=None, description=HOSTILE)
         broker.confirm("main", HOSTILE, broker.position())
-        broker.create_schedule(HOSTILE, "0 3 * * *", HOSTILE.replace("#", ""), HOSTILE)
+        broker.create_schedule(
+            HOSTILE, "0 3 * * *", HOSTILE.replace("#", ""), HOSTILE, headers={HOSTILE: HOSTILE}
+        )
         broker.create_api_key(HOSTILE, ["inspect"])
     with psycopg.connect(dsn, autocommit=True) as db:
         db.execute("select pgmb.record(%s, %s, %s, jsonb_build_object(%s::text, %s::text))", (HOSTILE,) * 5)
