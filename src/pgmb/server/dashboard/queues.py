@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, get_args
 from urllib.parse import quote
 
 import msgspec
@@ -12,9 +12,10 @@ from starlette.responses import Response
 from pgmb.errors import PgmbError, QueueNotFound
 from pgmb.server.dashboard.auth import Form, Visit
 from pgmb.server.dashboard.formats import retry_schedule
+from pgmb.server.dashboard.forms import Editor, Field, recorded
 from pgmb.server.dashboard.router import PageRouter
 from pgmb.server.problems import Problem, invalid
-from pgmb.types import Holder, NextEvents
+from pgmb.types import Holder, NextEvents, WhenFull
 
 _SORTED_BY: Final = {
     "queue": "Queue",
@@ -89,6 +90,51 @@ async def _next(router: PageRouter, name: str) -> tuple[NextEvents | None, str |
         raise
     except PgmbError as error:
         return None, str(error)
+
+
+_FIELDS: Final = (
+    Field("name", "Name", creation=True, needed=True),
+    Field("stream", "Stream", creation=True, needed=True, default="main"),
+    Field("starting", "Read from", "choice", choices=("now", "earliest"), creation=True),
+    Field("ordered", "Ordered", "flag", "one event of a key at a time", creation=True),
+    Field("fair_by", "Fair by", hint="key or header:NAME", creation=True),
+    Field(
+        "patterns", "Patterns", "lines", "one a line: * is one word, # any number", needed=True, default="#"
+    ),
+    Field("filter", "Filter", hint="jsonpath: $.payload.total > 100", cleared=""),
+    Field("lease_for", "Lease for", "duration", "by default 30s"),
+    Field("max_attempts", "Attempts", "whole", "by default 10"),
+    Field("backoff_base", "Backoff: first", "duration", "by default 1s"),
+    Field("backoff_factor", "Backoff: factor", "number", "by default 2"),
+    Field("backoff_max", "Backoff: at most", "duration", "by default 1h"),
+    Field("backoff_jitter", "Backoff: jitter", "number", "0 to 1, by default 0.2"),
+    Field("max_in_flight", "Events in flight", "whole", "empty: no limit", cleared=0),
+    Field("rps", "Events per second", "number", "empty: no limit", cleared=0),
+    Field("ttl", "Time to live", "duration", "empty: no limit", cleared=0),
+    Field("max_length", "Length", "whole", "empty: no limit", cleared=0),
+    Field("when_full", "When full", "choice", choices=get_args(WhenFull)),
+)
+
+
+async def _load(router: PageRouter, name: str) -> dict[str, Any]:
+    settings = (await router.rows("select pgmb.queue_settings(%s) settings", (name,)))[0]["settings"]
+    queue = (await router.sampler.latest(0)).queue(name)
+    if queue is None:
+        raise QueueNotFound(f"there is no queue {name!r}")
+    return {**settings, "patterns": queue["patterns"]}
+
+
+async def _create(router: PageRouter, visit: Visit, values: dict[str, Any]) -> Response:
+    name, detail = values.pop("name"), recorded(values)
+    earliest = values.pop("starting", None) == "earliest"
+    async with router.changing(visit, "create_queue", name, detail) as conn:
+        starting = await router.broker.earliest(values["stream"], conn=conn) if earliest else None
+        if not await router.broker.create_queue(name, **values, starting=starting, conn=conn):
+            raise Problem(409, "conflict", f"queue {name!r} exists already")
+    return router.done(visit, f"/ui/queue?name={quote(name, safe='')}", f"{name} is created")
+
+
+editor = Editor("queue", _FIELDS, _load, _create, "bind", "alter_queue")
 
 
 async def change(router: PageRouter, visit: Visit, form: Form) -> Response:
