@@ -61,21 +61,27 @@ _FIELDS: Final = (
     Field("name", "Name", creation=True, needed=True),
     Field("stream", "Stream", creation=True, needed=True, default="main"),
     Field("ordered", "Ordered", "flag", "one event of a key at a time", creation=True),
-    Field("url", "URL", needed=True, hint="https://…"),
+    Field("url", "URL", needed=True, hint="https://…", wide=True),
     Field(
-        "patterns", "Patterns", "lines", "one a line: * is one word, # any number", needed=True, default="#"
+        "patterns",
+        "Patterns",
+        "lines",
+        "one a line: * is one word, # any number",
+        needed=True,
+        default="#",
+        wide=True,
     ),
-    Field("filter", "Filter", hint="jsonpath: $.payload.total > 100", cleared=""),
+    Field("filter", "Filter", hint="jsonpath: $.payload.total > 100", cleared="", wide=True),
     Field("body", "Body", "choice", choices=get_args(EndpointBody)),
     Field("batch", "Events per request", "whole", "by default 1"),
     Field("max_in_flight", "Requests in flight", "whole", "by default 16"),
     Field("rps", "Requests per second", "whole", "empty: no limit", cleared=0),
     Field("timeout", "Timeout", "duration", "by default 15s"),
     Field("gzip_above", "Compress above", "whole", "bytes; empty: never", cleared=-1),
-    Field("retry_after", "Retry after", "durations", "5s 5m 2h: one for each attempt"),
+    Field("retry_after", "Retry after", "durations", "5s 5m 2h: one for each attempt", wide=True),
     Field("log", "Record attempts", "choice", choices=get_args(AttemptLog)),
     Field("keep_response", "Keep responses", "flag"),
-    Field("description", "Description", cleared=""),
+    Field("description", "Description", cleared="", wide=True),
 )
 
 

@@ -39,6 +39,7 @@ class Field(msgspec.Struct, frozen=True):
     """What the form for something new shows."""
     cleared: Any = None
     """What stands for an emptied field. None: it cannot be emptied."""
+    wide: bool = False
 
     def text(self, value: Any) -> str:
         """A setting as text for the form."""

@@ -99,9 +99,15 @@ _FIELDS: Final = (
     Field("ordered", "Ordered", "flag", "one event of a key at a time", creation=True),
     Field("fair_by", "Fair by", hint="key or header:NAME", creation=True),
     Field(
-        "patterns", "Patterns", "lines", "one a line: * is one word, # any number", needed=True, default="#"
+        "patterns",
+        "Patterns",
+        "lines",
+        "one a line: * is one word, # any number",
+        needed=True,
+        default="#",
+        wide=True,
     ),
-    Field("filter", "Filter", hint="jsonpath: $.payload.total > 100", cleared=""),
+    Field("filter", "Filter", hint="jsonpath: $.payload.total > 100", cleared="", wide=True),
     Field("lease_for", "Lease for", "duration", "by default 30s"),
     Field("max_attempts", "Attempts", "whole", "by default 10"),
     Field("backoff_base", "Backoff: first", "duration", "by default 1s"),
