@@ -192,13 +192,15 @@ def _changed(fields: Sequence[Field], typed: Mapping[str, str], before: Mapping[
 
 def recorded(values: Mapping[str, Any]) -> dict[str, Any]:
     """Settings as they stand in the audit log: durations as text, urls without secrets."""
-    return {name: masked_url(value) if name == "url" else _recorded(value) for name, value in values.items()}
+    return {name: _recorded(name, value) for name, value in values.items()}
 
 
-def _recorded(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_recorded(one) for one in value]
-    return durations.show(value) if isinstance(value, timedelta) else value
+def _recorded(name: str, value: Any) -> Any:
+    if name == "url":
+        return masked_url(value)
+    if name == "retry_after":
+        return [_duration(one) for one in value]
+    return _duration(value) if isinstance(value, timedelta) else value
 
 
 def _duration(value: timedelta | str) -> str:
