@@ -115,6 +115,14 @@ def seed(dsn: str) -> None:
             ("partner-feed", "https://partner.example/v2/events", ["order.#"]),
         ):
             broker.create_endpoint(name, url, patterns, secret=None, log="all", keep_response=True)
+        broker.create_schedule(
+            "nightly report",
+            "30 3 * * *",
+            "report.due",
+            {"kind": "full", "to": ["ops@shop.example"]},
+            timezone="Europe/Berlin",
+        )
+        broker.create_schedule("poll feeds", "*/5 * * * *", "customer.feed.poll")
         for part in range(3):
             broker.publish_many(list(orders(900, part)))
             broker.rotate("main")

@@ -49,6 +49,9 @@ PAGES = {
     "endpoints": "/ui/endpoints",
     "endpoint": "/ui/endpoint?name=partner-feed",
     "audit": "/ui/audit",
+    "queue-form": "/ui/queue/edit?name=billing",
+    "endpoint-form": "/ui/endpoint/edit?name=partner-feed",
+    "schedule": "/ui/schedule?name=nightly report",
 }
 
 DELIVERED = """
@@ -147,7 +150,8 @@ async def enter(browser: Browser, url: str, text: str, **options: Any) -> Page:
 
 async def show(page: Page, address: str) -> None:
     await page.goto(address)
-    await page.locator("#live[data-state=live]").wait_for()
+    # Forms do not change while somebody types.
+    await page.locator("#live[data-state=live], body[data-still]").first.wait_for()
     # The numbers of the first sample are on the page then.
     await page.wait_for_timeout(700)
 
@@ -186,7 +190,7 @@ async def take(dsn: str, folder: Path, seconds: float) -> None:
             await show(dark, url + PAGES[name])
             await write(dark, worker, f"{name}-dark", folder)
         small = await enter(browser, url, operator, viewport=SMALL)
-        for name in ("overview", "dead"):
+        for name in ("overview", "dead", "queue-form"):
             await show(small, url + PAGES[name])
             await write(small, worker, f"{name}-small", folder)
         await browser.close()

@@ -368,6 +368,36 @@ class EventFate(msgspec.Struct, frozen=True):
         return _FOUND.get(self.found)
 
 
+class NextEvent(msgspec.Struct, frozen=True):
+    """An event that a queue would deliver."""
+
+    seq: int
+    id: UUID
+    topic: str
+    key: str | None
+    payload: str
+    """The beginning of its JSON: 300 characters."""
+    bytes: int
+    """The length of the whole payload."""
+    published_at: datetime
+    attempt: int
+    """The attempt that comes: 1 for a fresh event."""
+    due_at: datetime | None = None
+    """When a retry was due, or its lease expired. None for a fresh event."""
+    error: str | None = None
+    """Why the last attempt failed."""
+
+
+class NextEvents(msgspec.Struct, frozen=True):
+    """What a queue would deliver next, as `next_events` sees it."""
+
+    events: list[NextEvent]
+    looked: int
+    """How many numbers of the log were looked at."""
+    more: bool
+    """Whether it stopped before the end of the log."""
+
+
 class WorkerStatus(msgspec.Struct, frozen=True):
     """A process that runs handlers, as its heartbeats describe it."""
 

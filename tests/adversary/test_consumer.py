@@ -26,6 +26,7 @@ ATTEMPTS = [
     "select pgmb.redrive('yours')",
     "select pgmb.drop_dead('yours')",
     "select pgmb.queue_depth('yours')",
+    "select pgmb.next_events('yours')",
     "select * from pgmb.pending_messages('yours')",
     "select * from pgmb.dead_letters('yours')",
     "select pgmb.bind('mine', '{#}')",

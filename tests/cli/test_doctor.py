@@ -297,7 +297,30 @@ def test_what_ticker_and_janitor_leave_undone(db: psycopg.Connection[Any], conne
     assert {"ticker", "janitor", "segments", "archive", "delayed events"}.isdisjoint(problems(db, Limits()))
 
 
+def test_a_schedule_whose_topic_nobody_takes(db: psycopg.Connection[Any]) -> None:
+    db.execute(
+        "select pgmb.create_schedule('daily', '0 0 * * *', 'report.due', '1', now() + interval '1 hour')"
+    )
+    db.execute("select pgmb.create_queue('q', '{report.*.done}')")
+    db.execute("select pgmb.create_endpoint('e', 'https://e.example/', '{order.*}')")
+    db.execute("select pgmb.create_stream('other'), pgmb.create_queue('o', '{#}', stream => 'other')")
+    message = problems(db)["schedules"].message
+    assert message.startswith("schedule daily publishes report.due to stream main, and no queue")
+    for taken, undone in (
+        ("pgmb.create_queue('r', '{report.#}')", "pgmb.drop_queue('r')"),
+        ("pgmb.bind_endpoint('e', '{report.due}')", "pgmb.bind_endpoint('e', '{order.*}')"),
+        ("pgmb.create_endpoint('own', 'https://e.example/', ordered => true)", "pgmb.drop_endpoint('own')"),
+        ("pgmb.confirm('main', 'r', pgmb.position('main'))", "pgmb.forget('main', 'r')"),
+        ("pgmb.pause_schedule('daily')", "pgmb.resume_schedule('daily', now() + interval '1 hour')"),
+    ):
+        db.execute(f"select {taken}".encode())
+        assert "schedules" not in problems(db), taken
+        db.execute(f"select {undone}".encode())
+        assert "schedules" in problems(db), undone
+
+
 def test_a_schedule_that_nobody_runs(db: psycopg.Connection[Any]) -> None:
+    db.execute("select pgmb.create_queue('q')")
     db.execute("select pgmb.create_schedule('daily', '0 0 * * *', 't', '1', now() - interval '1 hour')")
     assert "schedule daily is late" in problems(db)["schedules"].message
     db.execute("select pgmb.pause_schedule('daily')")

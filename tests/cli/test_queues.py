@@ -44,6 +44,21 @@ def test_a_queue_from_its_creation_to_its_end(done: Done, run: Run) -> None:
     assert run("queues", "list", "--json").json == []
 
 
+def test_what_comes_next_is_shown_and_stays(done: Done, run: Run) -> None:
+    done("queues", "create", "billing", "order.*")
+    assert done("queues", "peek", "billing") == "Nothing waits.\n"
+    for n in range(3):
+        done("publish", "order.paid", f'{{"n": {n}, "text": "{"x" * 100}"}}', "--key", "k")
+    shown = done("queues", "peek", "billing", "--max", "2")
+    assert shown.count("order.paid") == 2
+    assert "bytes)" in shown
+    assert "Stopped before the end of the log" in shown
+    found = run("queues", "peek", "billing", "--json").json
+    assert [event["payload"][:7] for event in found["events"]] == ['{"n": 0', '{"n": 1', '{"n": 2']
+    assert run("queues", "show", "billing", "--depth", "--json").json["depth"] == 3
+    assert run("queues", "peek", "gone").code == 1
+
+
 def test_queues_with_limits_and_lanes(done: Done, run: Run) -> None:
     done("queues", "create", "slow", "--ordered", "--max-in-flight", "5", "--rps", "10", "--ttl", "1h")
     done("queues", "create", "short", "--max-length", "7", "--when-full", "drop_oldest")

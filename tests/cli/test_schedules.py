@@ -29,6 +29,10 @@ def test_a_schedule_from_its_creation_to_its_end(done: Done, run: Run) -> None:
     assert run("schedules", "list", "--json").json[0]["paused_at"] is not None
     assert done("schedules", "resume", "nightly") == "Resumed schedule nightly.\n"
     assert "45 3 * * *" in done("schedules", "list")
+    due = run("schedules", "list", "--json").json[0]["next_at"]
+    event = run("event", done("schedules", "run", "nightly").strip(), "--json").json
+    assert (event["topic"], event["payload"]) == ("report.run", "null")
+    assert run("schedules", "list", "--json").json[0]["next_at"] == due
     assert run("schedules", "drop", "nightly").code == 2, "nobody can be asked"
     assert done("schedules", "drop", "nightly", "--yes") == "Dropped schedule nightly.\n"
     assert done("schedules", "drop", "nightly", "--yes") == "There is no schedule nightly.\n"
@@ -44,6 +48,7 @@ def test_a_schedule_from_its_creation_to_its_end(done: Done, run: Run) -> None:
         (("create", "s", "* * * * *", "t", "--headers", "[1]"), "headers must be an object, got array"),
         (("pause", "none"), "schedule 'none' does not exist"),
         (("resume", "none"), "schedule 'none' does not exist"),
+        (("run", "none"), "schedule 'none' does not exist"),
     ],
 )
 def test_nonsense_is_refused_with_one_line(run: Run, arguments: tuple[str, ...], message: str) -> None:

@@ -109,7 +109,7 @@ def test_nonsense_is_refused(broker: pgmb.Broker, changed: dict[str, Any], messa
 
 
 def test_what_does_not_exist_is_not_found(broker: pgmb.Broker) -> None:
-    for call in (broker.pause_schedule, broker.resume_schedule):
+    for call in (broker.pause_schedule, broker.resume_schedule, broker.run_schedule):
         with pytest.raises(pgmb.errors.ScheduleNotFound, match="schedule 'none' does not exist"):
             call("none")
     with pytest.raises(pgmb.errors.StreamNotFound):
@@ -189,6 +189,20 @@ async def test_what_never_falls_due_again_rests(
     assert broker.schedules()[0].next_at is None
     assert await turn(dsn, 3) == 1.0
     assert len(published(db)) == 1
+
+
+def test_a_schedule_runs_now_and_stays_as_it_is(broker: pgmb.Broker, db: psycopg.Connection[Any]) -> None:
+    broker.create_schedule("s", "0 3 * * *", "t", {"a": 1}, key="k", headers={"x": "y"})
+    broker.pause_schedule("s")
+    before = broker.schedules()
+    event = broker.run_schedule("s")
+    found = db.execute("select topic, payload, key, headers, published_at from pgmb.log_main").fetchall()
+    ((topic, payload, key, headers, published_at),) = found
+    assert (topic, payload, key) == ("t", {"a": 1}, "k")
+    assert (headers["schedule"], headers["x"]) == ("s", "y")
+    assert abs(datetime.fromisoformat(headers["due_at"]) - published_at) < MINUTE
+    assert broker.event_fate(event).topic == "t"
+    assert broker.schedules() == before
 
 
 async def test_a_paused_schedule_is_silent_and_makes_up_for_nothing(

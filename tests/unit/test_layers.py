@@ -46,6 +46,7 @@ BELOW: dict[str, set[str]] = {
 
 # The order inside _core: each module may import these others.
 CORE: dict[str, set[str]] = {
+    "durations": set(),
     "masking": set(),
     "observer": set(),
     "concurrency": set(),

@@ -76,6 +76,13 @@ class AsyncSchedules(AsyncCalls):
         missing.advise("Create it with create_schedule.")
         raise missing
 
+    async def run_schedule(self, name: str, *, conn: AsyncConnectionLike | None = None) -> UUID:
+        """Publish a schedule's event now, also if it is paused, and return the event's id.
+
+        The schedule stays as it is: its next due time is published too.
+        """
+        return wire.uuid(await self._value(call("run_schedule", name=name), conn))
+
     async def schedules(self, *, conn: AsyncConnectionLike | None = None) -> list[Schedule]:
         """Every schedule, by name."""
         return [Schedule.of(row) for row in await self._rows(statements.SCHEDULES, conn)]

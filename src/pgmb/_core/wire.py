@@ -21,7 +21,7 @@ from psycopg.adapt import AdaptersMap, Dumper
 from psycopg.types.numeric import Int8BinaryLoader
 from psycopg.types.string import ByteaBinaryLoader
 
-from pgmb.types import DeadLetter, Event, EventFate, FailedAttempt, Source, moment
+from pgmb.types import DeadLetter, Event, EventFate, FailedAttempt, NextEvents, Source, moment
 
 Row: TypeAlias = tuple[Any, ...]
 """One row as `ADAPTERS` reads it: uuid and json as bytes, timestamptz as microseconds."""
@@ -182,6 +182,7 @@ def dead_letters(rows: Iterable[Row], source: Source) -> list[DeadLetter]:
 
 _errors = msgspec.json.Decoder(list[FailedAttempt]).decode
 event_fate = msgspec.json.Decoder(EventFate).decode
+next_events = msgspec.json.Decoder(NextEvents).decode
 
 
 def uuid(value: bytes) -> UUID:

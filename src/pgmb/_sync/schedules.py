@@ -77,6 +77,13 @@ class Schedules(Calls):
         missing.advise("Create it with create_schedule.")
         raise missing
 
+    def run_schedule(self, name: str, *, conn: ConnectionLike | None = None) -> UUID:
+        """Publish a schedule's event now, also if it is paused, and return the event's id.
+
+        The schedule stays as it is: its next due time is published too.
+        """
+        return wire.uuid(self._value(call("run_schedule", name=name), conn))
+
     def schedules(self, *, conn: ConnectionLike | None = None) -> list[Schedule]:
         """Every schedule, by name."""
         return [Schedule.of(row) for row in self._rows(statements.SCHEDULES, conn)]

@@ -14,6 +14,7 @@ from pgmb.errors import TimeoutRequired
 from pgmb.outbox import ConnectionLike
 from pgmb.types import (
     EventFate,
+    NextEvents,
     QueueStatus,
     ReaderStatus,
     SinkStatus,
@@ -43,6 +44,22 @@ class Status(Calls):
         """Exactly how many events wait in a queue: reads every one of them. None if its filter raises."""
         depth = self._value(call("queue_depth", queue=queue), conn)
         return None if depth is None else int(depth)
+
+    def next_events(
+        self,
+        queue: str,
+        max: int | None = None,
+        look: int | None = None,
+        *,
+        conn: ConnectionLike | None = None,
+    ) -> NextEvents:
+        """What a queue would deliver next, without leasing it: due retries first, then fresh events.
+
+        At most `max` events (20), in the order of the log, after looking at about `look` numbers of it
+        (10,000). Ordered and fair queues deliver in another order: leased keys wait, tenants take turns.
+        """
+        statement = call("next_events", queue=queue, max=max, look=look)
+        return wire.next_events((self._timed_rows(statement, conn))[0][0])
 
     def event_fate(
         self,

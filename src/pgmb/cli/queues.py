@@ -1,4 +1,4 @@
-"""pgmb queues: list, show, create, alter, bind, pause, resume, purge, seek, drop."""
+"""pgmb queues: list, show, peek, create, alter, bind, pause, resume, purge, seek, drop."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, TypeAlias
 import msgspec
 import typer
 
-from pgmb import Broker, QueueStatus, connect
+from pgmb import Broker, NextEvent, QueueStatus, connect
 from pgmb.cli import filters, moments, output, policies, settings, status
 from pgmb.cli.changes import change
 from pgmb.cli.filters import Condition, Equals, FilterBy, Params
@@ -32,6 +32,9 @@ queues = typer.Typer(
     help="Queues: durable readers of a stream, with leases and retries.", no_args_is_help=True
 )
 
+_PAYLOAD = 80
+"""Characters of a payload in a table."""
+
 Patterns: TypeAlias = Annotated[
     list[str], typer.Argument(help="Topics: * is one word, # any number of words.", show_default=False)
 ]
@@ -39,7 +42,7 @@ Patterns: TypeAlias = Annotated[
 
 def register(app: typer.Typer) -> None:
     queues.command("list")(list_queues)
-    for command in (show, create, alter, bind, pause, resume, purge, seek, drop):
+    for command in (show, peek, create, alter, bind, pause, resume, purge, seek, drop):
         queues.command()(command)
     app.add_typer(queues, name="queues")
 
@@ -71,6 +74,32 @@ def show(
         output.json(shown)
     else:
         output.record(f"Queue {queue}", shown)
+
+
+def peek(
+    queue: Queue,
+    dsn: Dsn = "",
+    max: Annotated[int, typer.Option(help="How many events, at most 200.")] = 20,
+    look: Annotated[int, typer.Option(help="How many numbers of the log to look at.")] = 10_000,
+    as_json: AsJson = False,
+) -> None:
+    """Show what a queue would deliver next, without leasing it: due retries, then fresh events."""
+    with connect(dsn, max_size=1) as broker:
+        found = broker.next_events(queue, max, look)
+    if as_json:
+        output.json(found)
+        return
+    rows = [
+        (str(one.seq), one.topic, one.key, str(one.attempt), one.due_at, one.published_at, _beginning(one))
+        for one in found.events
+    ]
+    if rows:
+        columns = ("seq", "topic", "key", "attempt", "due since", "published", "payload")
+        output.table(f"Next in {queue}", columns, rows)
+    elif not found.more:
+        output.line("Nothing waits.")
+    if found.more:
+        output.line(f"Stopped before the end of the log, after {found.looked:,} of its numbers.")
 
 
 def create(
@@ -251,6 +280,11 @@ def drop(queue: Queue, dsn: Dsn = "", yes: Yes = False) -> None:
         confirm(f"Drop queue {queue} with {found.retries:,} retries and {found.dead:,} dead letters?", yes)
         change(broker.drop_queue, queue)
     output.line(f"Dropped queue {queue}.")
+
+
+def _beginning(event: NextEvent) -> str:
+    shown = event.payload if len(event.payload) <= _PAYLOAD else event.payload[:_PAYLOAD]
+    return shown if event.bytes <= len(shown.encode()) else f"{shown}… ({event.bytes:,} bytes)"
 
 
 def _standing(broker: Broker, queue: str) -> QueueStatus:

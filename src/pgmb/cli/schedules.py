@@ -1,4 +1,4 @@
-"""pgmb schedules: list, create, drop, pause, resume."""
+"""pgmb schedules: list, create, drop, pause, resume, run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Missed(StrEnum):
 
 def register(app: typer.Typer) -> None:
     schedules.command("list")(list_schedules)
-    for command in (create, drop, pause, resume):
+    for command in (create, drop, pause, resume, run):
         schedules.command()(command)
     app.add_typer(schedules, name="schedules")
 
@@ -94,3 +94,9 @@ def resume(name: Name, dsn: Dsn = "") -> None:
     with connect(dsn, max_size=1) as broker:
         change(broker.resume_schedule, name)
     output.line(f"Resumed schedule {name}.")
+
+
+def run(name: Name, dsn: Dsn = "") -> None:
+    """Publish a schedule's event now and print its id. The next due time stays."""
+    with connect(dsn, max_size=1) as broker:
+        output.line(str(change(broker.run_schedule, name)))

@@ -95,10 +95,16 @@ def _delayed(look: Look) -> Iterable[Verdict]:
 
 def _schedules(look: Look) -> Iterable[Verdict]:
     for row in look.rows:
-        if row["late"] > look.limits.standing_for:
+        if row["late"] is not None and row["late"] > look.limits.standing_for:
             yield warn(
                 f"no scheduler: schedule {row['name']} is late by {ago(row['late'])}",
                 "Run `pgmb serve`, or pause it: pgmb schedules pause NAME.",
+            )
+        if not row["taken"]:
+            yield warn(
+                f"schedule {row['name']} publishes {row['topic']} to stream {row['stream']},"
+                " and no queue, endpoint or durable reader takes it",
+                "Create a queue for that topic, or pause the schedule: pgmb schedules pause NAME.",
             )
 
 
@@ -121,7 +127,20 @@ union all
 select 'what queue ' || q.queue || ' has settled is not cleared', q.uncleared_for from pgmb.queue_health() q
 """
 
-_LATE = "select name, now - next_at late from pgmb.schedules() where paused_at is null and next_at < now"
+# The queue of a group takes every topic; what its members ask for stands in the subscriptions.
+_SCHEDULES = """
+with queues as materialized (
+  select q.stream, q.patterns from pgmb.queue_status q
+  where q.queue not in (select s.group_id from pgmb.subscriptions s)
+)
+select c.name, c.topic, c.stream, case when c.next_at < c.now then c.now - c.next_at end late,
+  exists (select from queues q where q.stream = c.stream and exists (
+    select from unnest(q.patterns) p (pattern) where pgmb.matches(p.pattern, c.topic)))
+  or exists (select from pgmb.reader_status r where r.stream = c.stream)
+  or exists (select from pgmb.subscriptions s where s.stream = c.stream and exists (
+    select from unnest(s.patterns) p (pattern) where pgmb.matches(p.pattern, c.topic))) taken
+from pgmb.schedules() c where c.paused_at is null
+"""
 
 CHECKS = (
     Check("ticker", "positions are named as they pass", _HEALTH, _ticker),
@@ -132,5 +151,5 @@ CHECKS = (
     Check("erasures", "all are complete", _UNERASED, _erasures),
     Check("retention", "no stream keeps events for longer than it should", _HEALTH, _retention),
     Check("delayed events", "none overdue", _HEALTH, _delayed),
-    Check("schedules", "none late", _LATE, _schedules),
+    Check("schedules", "none late", _SCHEDULES, _schedules),
 )

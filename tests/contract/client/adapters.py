@@ -156,6 +156,8 @@ class SqlClient(Client):
             return [Dead(row[0], row[4], row[3], msgspec.json.decode(row[9])) for row in rows]
         if name == "between":
             return [Delivered._make((*row[:6], 1)) for row in rows]
+        if name == "next_events":
+            return msgspec.json.decode(rows[0][0], type=pgmb.NextEvents)
         return rows[0][0]
 
     @asynccontextmanager

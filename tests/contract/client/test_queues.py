@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+import pgmb
 from pgmb.errors import Conflict, HistoryGone, InvalidArgument
 from tests.contract.client.adapters import Client
 
@@ -44,6 +45,25 @@ async def test_a_paused_queue_delivers_nothing_until_it_is_resumed(client: Clien
     assert (await client.receive("q")).events == []
     await client.resume("q")
     assert (await client.receive("q")).payloads == [1]
+
+
+async def test_what_comes_next_is_seen_without_a_lease(client: Client) -> None:
+    await client.create_queue("q", ["a"], filter='$.payload > "a"')
+    for payload in ("a", "b", "c"):
+        await client.publish("a", payload, key="k")
+    found = await client.next_events("q", max=1)
+    (first,) = found.events
+    assert (first.payload, first.bytes, first.key, first.attempt, first.due_at) == ('"b"', 3, "k", 1, None)
+    assert (found.more, found.looked > 0) == (True, True)
+    lease = await client.receive("q", max=1)
+    assert (lease.payloads, lease.events[0].id) == (["b"], first.id)
+
+
+def test_a_costly_filter_is_asked_under_a_timeout(broker: pgmb.Broker) -> None:
+    broker.create_queue("q", filter='$.payload like_regex "^b+$"')
+    for payload in ("a", "b"):
+        broker.publish("a", payload)
+    assert [event.payload for event in broker.next_events("q").events] == ['"b"']
 
 
 async def test_altering_leaves_what_is_not_named(client: Client) -> None:

@@ -144,12 +144,32 @@ async def test_a_change_that_fails_is_not_written_down(dsn: str, db: DB, broker:
     assert recorded(db) == []
 
 
+async def test_a_schedule_is_run_paused_and_resumed(dsn: str, db: DB, broker: pgmb.Broker) -> None:
+    broker.create_schedule("n/s", "0 3 * * *", "report.due", {"kind": "full"})
+    async with visiting(dsn) as visitor:
+        assert (await visitor.send("/ui/schedule", name="n/s", action="run")).status_code == 422
+        assert one(db, "select count(*) from pgmb.log_main") == 0
+        answer = await visitor.send("/ui/schedule", name="n/s", action="run", confirm="yes")
+        event = one(db, "select pgmb.browse() -> 'events' -> 0 ->> 'id'")
+        assert f"n/s published event {event}" in answer.text
+        assert "n/s is paused" in (await visitor.send("/ui/schedule", name="n/s", action="pause")).text
+        assert broker.schedules()[0].paused_at is not None
+        assert "n/s is resumed" in (await visitor.send("/ui/schedule", name="n/s", action="resume")).text
+        assert broker.schedules()[0].paused_at is None
+        assert (await visitor.send("/ui/schedule", name="n/s", action="drop")).status_code == 422
+        assert (await visitor.send("/ui/schedule", name="gone", action="pause")).status_code == 404
+    done = ("run_schedule", "pause_schedule", "resume_schedule")
+    assert [row[:3] for row in recorded(db)] == [("key:operateer", action, "n/s") for action in done]
+    assert recorded(db)[0][3] == {"event": event}
+
+
 async def test_a_reader_who_tries_is_refused(dsn: str, db: DB, broker: pgmb.Broker) -> None:
     async with visiting(dsn, "inspect") as visitor:
         for path, fields in (
             ("/ui/queue", {"name": "a/b", "action": "pause"}),
             ("/ui/dead", {"action": "drop-matching", "upto": "9", "confirm": "yes"}),
             ("/ui/endpoint", {"name": "x", "action": "pause"}),
+            ("/ui/schedule", {"name": "x", "action": "run", "confirm": "yes"}),
         ):
             assert (await visitor.send(path, **fields)).status_code == 403
     assert one(db, "select paused_at from pgmb.queue") is None

@@ -73,6 +73,7 @@ async def test_what_is_not_there_and_what_cannot_be_asked(dsn: str) -> None:
             ("/ui/queue", 404),
             ("/ui/stream?name=gone", 404),
             ("/ui/endpoint?name=gone", 404),
+            ("/ui/schedule?name=gone", 404),
             ("/ui/event?stream=main&seq=1", 404),
             ("/ui/event?stream=main&seq=x", 422),
             ("/ui/event?stream=main", 404),
@@ -131,15 +132,25 @@ async def test_a_reader_sees_no_controls(dsn: str, pages: list[str]) -> None:
     async def forms(visitor: Visitor) -> set[str]:
         found: set[str] = set()
         for path in pages:
+            if "/edit" in path and visitor is reader:
+                assert (await visitor.get(path)).status_code == 403
+                continue
             for tag, attributes in Markup(await visitor.page(path)).tags:
                 if tag == "button" and attributes.get("name") == "action":
                     found.add(str(attributes["value"]))
         return found
 
-    async with visiting(dsn, "inspect") as visitor:
-        assert await forms(visitor) == set()
-    async with visiting(dsn, "operate") as visitor:
-        assert await forms(visitor) >= {"resume", "seek", "purge", "redrive-chosen", "redrive-matching"}
+    async with visiting(dsn, "inspect") as reader:
+        assert await forms(reader) == set()
+    async with visiting(dsn, "operate") as operator:
+        assert await forms(operator) >= {
+            "resume",
+            "seek",
+            "purge",
+            "redrive-chosen",
+            "redrive-matching",
+            "run",
+        }
 
 
 async def test_an_event_is_found_by_its_id_wherever_it_is(dsn: str, db: DB) -> None:
@@ -186,3 +197,25 @@ async def test_schedules_and_keys_are_listed(dsn: str, db: DB) -> None:
         assert "inspect</" not in await visitor.page("/ui/keys")
     async with visiting(dsn, "operate") as visitor:
         assert "operate" in await visitor.page("/ui/keys")
+
+
+async def test_a_queue_shows_what_comes_next(dsn: str, db: DB) -> None:
+    db.execute("select pgmb.create_queue('q', '{a}')")
+    async with visiting(dsn, "inspect") as visitor:
+        assert "Nothing waits" in await visitor.page("/ui/queue?name=q")
+        db.execute("select pgmb.publish('a', '{\"n\": 1}'), pgmb.publish('a', '{\"n\": 2}')")
+        ((lease,),) = db.execute("select lease from pgmb.receive('q', 1)").fetchall()
+        db.execute("select pgmb.retry(%s, after => '0 s', error => 'it broke')", (lease,))
+        text = await visitor.page("/ui/queue?name=q")
+        section = text[text.index('id="next"') : text.index('id="leases"')]
+        assert section.index("it broke") < section.index("&#34;n&#34;: 2")
+        shown = [one for one in Markup(section).addresses("href") if "/ui/event?" in one]
+        assert len(shown) == 2
+        for one in shown:
+            assert "Consumers" in await visitor.page(one)
+        assert db.execute("select count(*) from pgmb.claim where state = 'l'").fetchall() == [(0,)]
+        db.execute("set statement_timeout = '5s'")
+        db.execute("select pgmb.bind('q', '{a}', condition => '1 / (e.payload ->> ''n'')::int < 0')")
+        db.execute("select pgmb.publish('a', '{\"n\": 0}')")
+        db.execute("update pgmb.retry set due_at = 'infinity'")
+        assert "division by zero" in await visitor.page("/ui/queue?name=q")

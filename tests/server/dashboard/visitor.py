@@ -113,6 +113,8 @@ PAGES = [
     address("/ui/queues", search=HOSTILE, sort="dead", down="1"),
     address("/ui/queue", name=HOSTILE),
     "/ui/queue?name=filtered",
+    "/ui/queue/edit",
+    address("/ui/queue/edit", name=HOSTILE),
     "/ui/events",
     address("/ui/events", stream="main", topic="#", key=HOSTILE, since="2020-01-01T00:00"),
     address("/ui/event", stream="main", seq="SEQ"),
@@ -122,8 +124,11 @@ PAGES = [
     address("/ui/dead-letter", id="DEAD"),
     "/ui/endpoints",
     address("/ui/endpoint", name=HOSTILE),
+    "/ui/endpoint/edit",
+    address("/ui/endpoint/edit", name=HOSTILE),
     "/ui/workers",
     "/ui/schedules",
+    address("/ui/schedule", name=HOSTILE),
     "/ui/keys",
     "/ui/audit",
     address("/ui/audit", actor=HOSTILE, action=HOSTILE, subject=HOSTILE),
@@ -150,7 +155,9 @@ def hostile_pages(dsn: str) -> dict[str, str]:
         broker.pause(HOSTILE, HOSTILE)
         broker.create_endpoint(HOSTILE, "https://a.example/hook", secret=None, description=HOSTILE)
         broker.confirm("main", HOSTILE, broker.position())
-        broker.create_schedule(HOSTILE, "0 3 * * *", HOSTILE.replace("#", ""), HOSTILE)
+        broker.create_schedule(
+            HOSTILE, "0 3 * * *", HOSTILE.replace("#", ""), HOSTILE, headers={HOSTILE: HOSTILE}
+        )
         broker.create_api_key(HOSTILE, ["inspect"])
     with psycopg.connect(dsn, autocommit=True) as db:
         db.execute("select pgmb.record(%s, %s, %s, jsonb_build_object(%s::text, %s::text))", (HOSTILE,) * 5)

@@ -38,6 +38,25 @@ async def test_a_queue_is_made_seen_changed_and_dropped(dsn: str) -> None:
     assert audit(dsn) == [("key:operator", action, "q") for action in done]
 
 
+async def test_what_a_queue_delivers_next_is_seen_by_scope(dsn: str) -> None:
+    async with opened(dsn) as api:
+        await api.done("POST", "/v1/queues", json={"name": "q", "patterns": ["a.#"]})
+        for n in range(3):
+            await api.publish(n)
+        for scope in ("operate", "inspect", "consume:q"):
+            found = await api.done(
+                "GET", "/v1/queues/q/next", params={"max": 2}, key=api.make_key(scope, scope)
+            )
+            assert [one["payload"] for one in found["events"]] == ["0", "1"]
+            assert found["more"]
+        other = api.make_key("other", "consume:other", "read:main")
+        assert (await api.refused("GET", "/v1/queues/q/next", key=other))[0] == 403
+        assert await api.refused("GET", "/v1/queues/gone/next") == (404, "not_found")
+        for wrong in ({"max": 0}, {"max": 201}, {"look": 0}):
+            assert (await api.refused("GET", "/v1/queues/q/next", params=wrong))[0] == 422
+        assert len((await api.receive("q"))["events"]) == 3
+
+
 async def test_a_queue_is_moved_and_purged(dsn: str) -> None:
     async with opened(dsn) as api:
         await api.publish(1)

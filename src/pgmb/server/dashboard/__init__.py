@@ -1,8 +1,8 @@
 """The dashboard at /ui: server-rendered pages, kept live by server-sent events.
 
 `auth` identifies the visitor, `PageRouter` calls the handler of a page (in `pages`, `queues`, `events`,
-`dead_letters`, `endpoints`), and `rendering` renders it. `sampler` reads the database every few seconds for
-all viewers together.
+`dead_letters`, `endpoints`, `schedules`), and `rendering` renders it. `forms` creates and changes queues and
+endpoints. `sampler` reads the database every few seconds for all viewers together.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from starlette.routing import BaseRoute, Route
 
 from pgmb.server.application import Context
-from pgmb.server.dashboard import dead_letters, endpoints, events, pages, queues
+from pgmb.server.dashboard import dead_letters, endpoints, events, pages, queues, schedules
 from pgmb.server.dashboard.rendering import Assets
 from pgmb.server.dashboard.router import PageRouter
 
@@ -36,6 +36,8 @@ def routes(context: Context) -> list[BaseRoute]:
         router.page("/ui/queues", queues.listing),
         router.page("/ui/queue", queues.show),
         router.change("/ui/queue", queues.change),
+        router.page("/ui/queue/edit", queues.editor.show),
+        router.change("/ui/queue/edit", queues.editor.save),
         router.page("/ui/events", events.search),
         router.page("/ui/event", events.show),
         router.page("/ui/event/raw", events.raw),
@@ -46,8 +48,12 @@ def routes(context: Context) -> list[BaseRoute]:
         router.page("/ui/endpoints", endpoints.listing),
         router.page("/ui/endpoint", endpoints.show),
         router.change("/ui/endpoint", endpoints.change),
+        router.page("/ui/endpoint/edit", endpoints.editor.show),
+        router.change("/ui/endpoint/edit", endpoints.editor.save),
         router.page("/ui/workers", pages.list_workers),
-        router.page("/ui/schedules", pages.list_schedules),
+        router.page("/ui/schedules", schedules.listing),
+        router.page("/ui/schedule", schedules.show),
+        router.change("/ui/schedule", schedules.change),
         router.page("/ui/keys", pages.list_keys),
         router.page("/ui/audit", pages.search_audit),
         router.page("/ui/live", pages.stream_samples),

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any, Final, get_args
 from urllib.parse import quote
 from uuid import UUID
 
+import msgspec
 from starlette.responses import Response
 
 from pgmb.server.dashboard.auth import Form, Visit
 from pgmb.server.dashboard.formats import plural
+from pgmb.server.dashboard.forms import Editor, Field, recorded
 from pgmb.server.dashboard.router import PageRouter
-from pgmb.server.problems import invalid
+from pgmb.server.problems import Problem, invalid
 from pgmb.server.rest.endpoints import shown
+from pgmb.types import AttemptLog, EndpointBody
 
 _ATTEMPTS = 100
 _SHOWN = 200
@@ -51,6 +55,53 @@ async def show(router: PageRouter, visit: Visit) -> Response:
         attempts=attempts,
         slowest=max((attempt.seconds for attempt in attempts), default=0.0),
     )
+
+
+_FIELDS: Final = (
+    Field("name", "Name", creation=True, needed=True),
+    Field("stream", "Stream", creation=True, needed=True, default="main"),
+    Field("ordered", "Ordered", "flag", "one event of a key at a time", creation=True),
+    Field("url", "URL", needed=True, hint="https://…", wide=True),
+    Field(
+        "patterns",
+        "Patterns",
+        "lines",
+        "one a line: * is one word, # any number",
+        needed=True,
+        default="#",
+        wide=True,
+    ),
+    Field("filter", "Filter", hint="jsonpath: $.payload.total > 100", cleared="", wide=True),
+    Field("body", "Body", "choice", choices=get_args(EndpointBody)),
+    Field("batch", "Events per request", "whole", "by default 1"),
+    Field("max_in_flight", "Requests in flight", "whole", "by default 16"),
+    Field("rps", "Requests per second", "whole", "empty: no limit", cleared=0),
+    Field("timeout", "Timeout", "duration", "by default 15s"),
+    Field("gzip_above", "Compress above", "whole", "bytes; empty: never", cleared=-1),
+    Field("retry_after", "Retry after", "durations", "5s 5m 2h: one for each attempt", wide=True),
+    Field("log", "Record attempts", "choice", choices=get_args(AttemptLog)),
+    Field("keep_response", "Keep responses", "flag"),
+    Field("description", "Description", cleared="", wide=True),
+)
+
+
+async def _load(router: PageRouter, name: str) -> dict[str, Any]:
+    return msgspec.structs.asdict(await router.broker.endpoint(name))
+
+
+async def _create(router: PageRouter, visit: Visit, values: dict[str, Any]) -> Response:
+    name, url = values.pop("name"), values.pop("url")
+    async with router.changing(visit, "create_endpoint", name, recorded({**values, "url": url})) as conn:
+        if any(one.name == name for one in await router.broker.endpoints(conn=conn)):
+            # create_endpoint would change it.
+            raise Problem(409, "conflict", f"endpoint {name!r} exists already")
+        made = await router.broker.create_endpoint(name, url, **values, conn=conn)
+    if made.secret is not None:
+        return router.render(visit, "secret.html", name=name, made=made)
+    return router.done(visit, f"/ui/endpoint?name={quote(name, safe='')}", f"{name} is created")
+
+
+editor = Editor("endpoint", _FIELDS, _load, _create, "bind_endpoint", "alter_endpoint")
 
 
 async def change(router: PageRouter, visit: Visit, form: Form) -> Response:

@@ -85,10 +85,6 @@ async def list_workers(router: PageRouter, visit: Visit) -> Response:
     return router.render(visit, "workers.html", workers=await router.broker.workers())
 
 
-async def list_schedules(router: PageRouter, visit: Visit) -> Response:
-    return router.render(visit, "schedules.html", schedules=await router.broker.schedules())
-
-
 async def list_keys(router: PageRouter, visit: Visit) -> Response:
     # As over REST: what a key may do is for operators to know.
     keys = await router.broker.api_keys() if visit.operator else []

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, get_args
 from urllib.parse import quote
 
 import msgspec
 from starlette.responses import Response
 
-from pgmb.errors import QueueNotFound
+from pgmb.errors import PgmbError, QueueNotFound
 from pgmb.server.dashboard.auth import Form, Visit
 from pgmb.server.dashboard.formats import retry_schedule
+from pgmb.server.dashboard.forms import Editor, Field, recorded
 from pgmb.server.dashboard.router import PageRouter
 from pgmb.server.problems import Problem, invalid
-from pgmb.types import Holder
+from pgmb.types import Holder, NextEvents, WhenFull
 
 _SORTED_BY: Final = {
     "queue": "Queue",
@@ -27,6 +28,7 @@ _SORTED_BY: Final = {
     "dead": "Dead",
 }
 _LEASES = 100
+_NEXT = 10
 
 
 async def listing(router: PageRouter, visit: Visit) -> Response:
@@ -59,6 +61,7 @@ async def show(router: PageRouter, visit: Visit) -> Response:
     for lease in leases:
         lease["holder"] = lease["holder"] and str(msgspec.convert(lease["holder"], Holder))
     curve = await router.rows("select * from pgmb.retry_curve(%s)", (name,))
+    coming, refused = await _next(router, name)
     queue = sample.queue(name) or (await router.sampler.latest(0)).queue(name)
     if queue is None:
         raise QueueNotFound(f"there is no queue {name!r}")
@@ -68,6 +71,8 @@ async def show(router: PageRouter, visit: Visit) -> Response:
         name=name,
         queue=queue,
         settings=settings,
+        coming=coming,
+        refused=refused,
         leases=leases,
         most_leases=_LEASES,
         now=datetime.now(UTC),
@@ -75,6 +80,67 @@ async def show(router: PageRouter, visit: Visit) -> Response:
         due=sum(bucket["events"] for bucket in curve),
         schedule=retry_schedule(settings),
     )
+
+
+async def _next(router: PageRouter, name: str) -> tuple[NextEvents | None, str | None]:
+    """What the queue would deliver next; or why that cannot be told, such as a filter that raises."""
+    try:
+        return await router.broker.next_events(name, _NEXT), None
+    except QueueNotFound:
+        raise
+    except PgmbError as error:
+        return None, str(error)
+
+
+_FIELDS: Final = (
+    Field("name", "Name", creation=True, needed=True),
+    Field("stream", "Stream", creation=True, needed=True, default="main"),
+    Field("starting", "Read from", "choice", choices=("now", "earliest"), creation=True),
+    Field("ordered", "Ordered", "flag", "one event of a key at a time", creation=True),
+    Field("fair_by", "Fair by", hint="key or header:NAME", creation=True),
+    Field(
+        "patterns",
+        "Patterns",
+        "lines",
+        "one a line: * is one word, # any number",
+        needed=True,
+        default="#",
+        wide=True,
+    ),
+    Field("filter", "Filter", hint="jsonpath: $.payload.total > 100", cleared="", wide=True),
+    Field("lease_for", "Lease for", "duration", "by default 30s"),
+    Field("max_attempts", "Attempts", "whole", "by default 10"),
+    Field("backoff_base", "Backoff: first", "duration", "by default 1s"),
+    Field("backoff_factor", "Backoff: factor", "number", "by default 2"),
+    Field("backoff_max", "Backoff: at most", "duration", "by default 1h"),
+    Field("backoff_jitter", "Backoff: jitter", "number", "0 to 1, by default 0.2"),
+    Field("max_in_flight", "Events in flight", "whole", "empty: no limit", cleared=0),
+    Field("rps", "Events per second", "number", "empty: no limit", cleared=0),
+    Field("ttl", "Time to live", "duration", "empty: no limit", cleared=0),
+    Field("max_length", "Length", "whole", "empty: no limit", cleared=0),
+    Field("when_full", "When full", "choice", choices=get_args(WhenFull)),
+)
+
+
+async def _load(router: PageRouter, name: str) -> dict[str, Any]:
+    settings = (await router.rows("select pgmb.queue_settings(%s) settings", (name,)))[0]["settings"]
+    queue = (await router.sampler.latest(0)).queue(name)
+    if queue is None:
+        raise QueueNotFound(f"there is no queue {name!r}")
+    return {**settings, "patterns": queue["patterns"]}
+
+
+async def _create(router: PageRouter, visit: Visit, values: dict[str, Any]) -> Response:
+    name, detail = values.pop("name"), recorded(values)
+    earliest = values.pop("starting", None) == "earliest"
+    async with router.changing(visit, "create_queue", name, detail) as conn:
+        starting = await router.broker.earliest(values["stream"], conn=conn) if earliest else None
+        if not await router.broker.create_queue(name, **values, starting=starting, conn=conn):
+            raise Problem(409, "conflict", f"queue {name!r} exists already")
+    return router.done(visit, f"/ui/queue?name={quote(name, safe='')}", f"{name} is created")
+
+
+editor = Editor("queue", _FIELDS, _load, _create, "bind", "alter_queue")
 
 
 async def change(router: PageRouter, visit: Visit, form: Form) -> Response:

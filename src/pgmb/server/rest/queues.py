@@ -28,7 +28,7 @@ from pgmb.server.rest.schemas import (
     StreamName,
     Text,
 )
-from pgmb.types import QueueStatus, WhenFull
+from pgmb.types import NextEvents, QueueStatus, WhenFull
 
 operations = Operations("queues")
 
@@ -101,6 +101,12 @@ class Pause(Given):
     reason: Text | None = None
 
 
+class Peek(Given):
+    max: Annotated[int, msgspec.Meta(ge=1, le=200)] = 20
+    look: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 10_000
+    """How many numbers of the log to look at."""
+
+
 class Seek(Given):
     to: Point
 
@@ -118,6 +124,16 @@ async def show_queue(call: Call, queue: Name) -> QueueDocument:
     """Get a queue: its settings and status."""
     settings = await _settings(call, queue)
     return QueueDocument(queue, await _standing(call, queue), settings)
+
+
+@operations.add("GET", f"{_QUEUE}/next", *SEE)
+async def next_events(call: Call, queue: Name, query: Peek) -> NextEvents:
+    """Show what a queue would deliver next, without leasing it: due retries first, then fresh events.
+
+    The events come in the order of the log with the beginning of their payloads. `more`: it stopped before
+    the end of the log.
+    """
+    return await call.broker.next_events(queue, query.max, query.look)
 
 
 @operations.add("POST", "/v1/queues", OPERATE, problems=(410,))

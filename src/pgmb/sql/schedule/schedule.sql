@@ -165,7 +165,34 @@ begin
   if not found then
     return null;
   end if;
-  return pgmb.publish(fired.topic, fired.payload, fired.key, (coalesce(fired.headers, '{}')::jsonb
-    || jsonb_build_object('schedule', fired.name,
-      'due_at', to_char(stood_for at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"')))::json, fired.stream);
+  return pgmb_internal.publish_scheduled(fired, stood_for);
+end $$;
+
+-- Publishes a schedule's event for a due time and returns its id. Errors: as pgmb.publish.
+create or replace function pgmb_internal.publish_scheduled(schedule pgmb.schedule, due_at timestamptz)
+returns uuid
+language sql volatile
+as $$
+  select pgmb.publish((schedule).topic, (schedule).payload, (schedule).key, (coalesce((schedule).headers, '{}')::jsonb
+    || jsonb_build_object('schedule', (schedule).name,
+      'due_at', to_char(due_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"')))::json, (schedule).stream)
+$$;
+
+-- Publishes a schedule's event now, whether it is due or paused, and returns its id. The schedule stays as it is: its next
+-- due time is published too. The event's headers contain the present time as "due_at".
+-- Errors: MB008 no such schedule, and as pgmb.publish.
+create or replace function pgmb.run_schedule(name text)
+returns uuid
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  found_schedule pgmb.schedule;
+begin
+  perform pgmb_internal.assert_admin();
+  select * into found_schedule from pgmb.schedule c where c.name = run_schedule.name;
+  if not found then
+    perform pgmb_internal.refuse_schedule(run_schedule.name);
+  end if;
+  return pgmb_internal.publish_scheduled(found_schedule, clock_timestamp());
 end $$;

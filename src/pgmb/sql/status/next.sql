@@ -1,0 +1,199 @@
+-- What a queue would deliver next, without a lease. Nothing here writes, locks a row or takes a transaction id.
+
+-- Events of leases that expired and that no receive has swept yet, at most `max`: the next receive makes them due at once.
+-- Looks at 200 expired claims, as a sweep does, and at those that it left because their holder was settling them.
+create or replace function pgmb_internal.lapsed_events(q pgmb.queue, newest pgmb.claim, now timestamptz, max bigint)
+returns table (event pgmb.event, attempt integer, expired_at timestamptz)
+language plpgsql
+as $$
+declare
+  lapsed pgmb.claim;
+  got bigint := 0;
+  part bigint;
+begin
+  for lapsed in
+    select c.* from pgmb.claim c
+    where c.queue = q.id and c.state in ('l', 'o', 'r') and c.expires_at <= lapsed_events.now and c.id = any (array(
+      (select passing.id from pgmb.claim passing
+      where passing.queue + 0 = q.id and passing.expires_at > (newest).swept and passing.expires_at <= lapsed_events.now
+      order by passing.expires_at limit 200)
+      union select unnest((newest).held)
+      union select s.claim from pgmb.shortened s where s.queue = q.id))
+    order by c.expires_at, c.id
+  loop
+    exit when got >= lapsed_events.max;
+    if lapsed.state = 'r' then
+      return query
+      select (r.seq, r.event_id, r.topic, r.key, r.payload, r.headers, r.published_at)::pgmb.event, r.attempt + 1, lapsed.expires_at
+      from pgmb.retry r where r.queue = q.id and r.lease = lapsed.id and r.attempt < q.max_attempts
+      order by r.seq limit lapsed_events.max - got;
+    elsif q.max_attempts > 1 and not pgmb_internal.is_void(lapsed.queue, lapsed.id) then
+      return query
+      select e, 2, lapsed.expires_at from pgmb_internal.claim_events(lapsed) e limit lapsed_events.max - got;
+    end if;
+    get diagnostics part = row_count;
+    got := got + part;
+  end loop;
+end $$;
+
+-- Events of the log that wait in a queue that is at `newest`, in the order of the log, at most `max`. Looks at about `look`
+-- numbers, or for a quarter of the statement_timeout where the queue asks in SQL or by a costly filter; more: it stopped
+-- before the end of the log. Errors: MB009 the filter raised, MB010 the condition did, MB024.
+create or replace function pgmb_internal.fresh_events(
+  q pgmb.queue, newest pgmb.claim, max bigint, look bigint, now timestamptz,
+  out events pgmb.event[], out looked bigint, out more boolean
+)
+language plpgsql
+as $$
+declare
+  base pgmb.claim := newest;
+  asked text;
+  timed boolean := pgmb_internal.needs_timeout(q);
+  ending timestamptz := 'infinity';
+  -- A slow condition is asked of a few events at a time, so that it cannot use up the timeout.
+  size bigint := case when timed then 64 else 5000 end;
+  opened boolean := false;
+  lo bigint;
+  hi bigint;
+  upto bigint;
+begin
+  events := '{}';
+  looked := 0;
+  more := true;
+  if timed then
+    perform pgmb_internal.assert_timeout();
+    ending := statement_timestamp() + current_setting('statement_timeout')::interval / 4;
+  end if;
+  -- A receive drops what is too much. Above `look`, to count that would cost too much here.
+  if q.when_full = 'drop_oldest' and q.max_length <= look then
+    base := pgmb_internal.drop_oldest(q, base);
+  end if;
+  asked := q.matching || pgmb_internal.asking(q)
+    || case when q.ttl is null then '' else format(' and e.published_at > %L', fresh_events.now - q.ttl) end;
+
+  if base.lagging is not null then
+    select min(l.place), max(l.upto) into lo, upto from unnest(base.lagging) l;
+    while lo < upto and cardinality(events) < fresh_events.max and looked < look loop
+      hi := pgmb_internal.window_end(q.stream, lo, upto, least(size, look - looked)::integer);
+      events := events || array(
+        select e from pgmb_internal.batch_events(q.stream, '3:3:', 0, '3', base.batch_snapshot, null, null, lo, hi,
+          asked || pgmb_internal.lagging(q, base), fresh_events.max - cardinality(events)) e);
+      looked := looked + hi - greatest(lo, (hi >> 40) << 40);
+      lo := hi;
+    end loop;
+  end if;
+
+  while cardinality(events) < fresh_events.max and looked < look and clock_timestamp() < ending loop
+    if base.place >= base.upto then
+      if opened then
+        more := false;
+        return;
+      end if;
+      opened := true;
+      base := pgmb_internal.open_batch(base, q.numbers);
+    end if;
+    if base.place < base.done_seq then
+      if pgmb_internal.has_stragglers(q.stream, base.done_snapshot, base.done_next, base.batch_snapshot, base.place, base.done_seq) then
+        events := events || array(
+          select e from pgmb_internal.batch_events(q.stream, base.done_snapshot, base.done_seq, base.done_next,
+            base.batch_snapshot, base.own, base.own_seq, base.place, base.done_seq, asked, fresh_events.max - cardinality(events)) e);
+      end if;
+      base.place := base.done_seq;
+    elsif base.place < base.upto then
+      -- A window lies in one segment.
+      hi := pgmb_internal.window_end(q.stream, base.place, base.upto, least(size, look - looked)::integer);
+      events := events || array(
+        select e from pgmb_internal.batch_events(q.stream, base.done_snapshot, base.done_seq, base.done_next,
+          base.batch_snapshot, base.own, base.own_seq, base.place, hi, asked, fresh_events.max - cardinality(events)) e);
+      looked := looked + hi - greatest(base.place, (hi >> 40) << 40);
+      base.place := hi;
+    end if;
+  end loop;
+exception when others then
+  if q.plain or sqlstate = 'MB024' or pgmb_internal.servers_trouble(sqlstate) then
+    raise;
+  end if;
+  raise exception 'the % of queue % failed: %', case when q.condition is null then 'filter' else 'condition' end,
+    quote_literal(q.name), sqlerrm
+    using errcode = case when q.condition is null then 'MB009' else 'MB010' end,
+      hint = 'A receive that meets this event pauses the queue. Change what it asks for with pgmb.bind.';
+end $$;
+
+-- What a queue would deliver next if it were not paused, without leasing it: {events, looked, more}. First what is due
+-- again, with `due_at` and the attempt that comes, then fresh events (due_at null, attempt 1) from the queue's position, in
+-- the order of the log. Each event comes with the beginning of its payload and how many bytes it has. At most `max` (200)
+-- events are returned and about `look` (100000) numbers of the log looked at; more: it stopped before the end of the log.
+-- Events of the calling transaction are left out, and so are the failed requests of endpoints. An ordered, fair or sharded
+-- queue delivers in another order: keys that are leased wait, tenants take turns. Needs a statement_timeout where the
+-- queue has an SQL condition or a costly filter. Errors: MB002, MB005, MB009, MB010, MB024, 42501.
+create or replace function pgmb.next_events(queue text, max integer default 20, look integer default 10000)
+returns json
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set jit = off
+as $$
+declare
+  lanes pgmb.queue[];
+  q pgmb.queue;
+  newest pgmb.claim;
+  now timestamptz := clock_timestamp();
+  most integer := least(next_events.max, 200);
+  part record;
+  looked bigint := 0;
+  more boolean := false;
+  events pgmb.event[] := '{}';
+  attempts integer[] := '{}';
+  due timestamptz[] := '{}';
+  errors text[] := '{}';
+  ranks integer[] := '{}';
+begin
+  lanes := array(select l from pgmb_internal.lanes_for_consumer(next_events.queue) l);
+  if not coalesce(next_events.max > 0 and next_events.look > 0, false) then
+    raise exception 'max and look must be at least 1' using errcode = 'MB005';
+  end if;
+  foreach q in array lanes loop
+    if q.shards = 1 and cardinality(events) >= most then
+      more := true;
+      exit;
+    end if;
+    select * into newest from pgmb.claim c where c.queue = q.id order by c.id desc limit 1;
+    select array_agg(r.event) events, array_agg(r.attempt) attempts, array_agg(r.due_at) due, array_agg(r.error) errors into part
+    from (
+      (select (r.seq, r.event_id, r.topic, r.key, r.payload, r.headers, r.published_at)::pgmb.event event, r.attempt, r.due_at,
+        left(r.error, 300) error
+      from pgmb.retry r where r.queue = q.id and r.due_at <= now
+      order by r.due_at, r.together, r.id limit most)
+      union all
+      select l.event, l.attempt, l.expired_at, 'lease expired' from pgmb_internal.lapsed_events(q, newest, now, most) l) r;
+    events := events || part.events;
+    attempts := attempts || part.attempts;
+    due := due || part.due;
+    errors := errors || part.errors;
+    if cardinality(part.events) < most is not false then
+      part := pgmb_internal.fresh_events(q, newest, most,
+        greatest(1, least(next_events.look, 100000) / cardinality(lanes)), now);
+      events := events || part.events;
+      looked := looked + part.looked;
+      more := more or part.more;
+    else
+      more := true;
+    end if;
+    ranks := ranks || array_fill(case when q.shards > 1 then 0 else q.lane end, array[cardinality(events) - cardinality(ranks)]);
+    attempts := attempts || array_fill(1, array[cardinality(events) - cardinality(attempts)]);
+    due := due || array_fill(null::timestamptz, array[cardinality(events) - cardinality(due)]);
+    errors := errors || array_fill(null::text, array[cardinality(events) - cardinality(errors)]);
+  end loop;
+  return json_build_object('events', coalesce((
+      select json_agg(json_build_object('seq', e.seq, 'id', e.id, 'topic', e.topic, 'key', e.key,
+        'payload', left(e.payload::text, 300), 'bytes', octet_length(e.payload::text), 'published_at', e.published_at,
+        'attempt', e.attempt, 'due_at', e.due_at, 'error', e.error) order by e.place)
+      from (
+        select e.*, row_number() over (
+          order by e.rank, e.due_at is null, e.due_at, case when lanes[1].shards > 1 then e.seq end, e.nth) place
+        from unnest(events, attempts, due, errors, ranks) with ordinality
+          e (seq, id, topic, key, payload, headers, published_at, attempt, due_at, error, rank, nth)) e
+      where e.place <= most), '[]'),
+    'looked', looked, 'more', more or cardinality(events) > most);
+end $$;
