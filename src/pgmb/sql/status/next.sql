@@ -12,13 +12,15 @@ declare
   part bigint;
 begin
   for lapsed in
-    select c.* from pgmb.claim c
-    where c.queue = q.id and c.state in ('l', 'o', 'r') and c.expires_at <= lapsed_events.now and c.id = any (array(
+    select c.* from (
       (select passing.id from pgmb.claim passing
       where passing.queue + 0 = q.id and passing.expires_at > (newest).swept and passing.expires_at <= lapsed_events.now
       order by passing.expires_at limit 200)
       union select unnest((newest).held)
-      union select s.claim from pgmb.shortened s where s.queue = q.id))
+      union select s.claim from pgmb.shortened s where s.queue = q.id) one
+    -- Each by itself, as in pgmb_internal.in_flight.
+    cross join lateral (select * from pgmb.claim c where c.queue = q.id and c.id = one.id limit 1) c
+    where c.state in ('l', 'o', 'r') and c.expires_at <= lapsed_events.now
     order by c.expires_at, c.id
   loop
     exit when got >= lapsed_events.max;
