@@ -103,3 +103,16 @@ def test_a_transaction_that_rotates_publishes_on_both_sides(sessions: Sessions) 
     both.run("commit")
     assert rotate(janitor) == 2
     assert events(janitor) == 2
+
+
+def test_a_stream_rotates_while_a_segment_is_vacuumed(sessions: Sessions) -> None:
+    """Autovacuum of a large segment takes minutes, and on a busy stream it seldom rests."""
+    writer, vacuum, janitor = sessions.open("writer", "vacuum", "janitor")
+    writer.run(STATEMENTS["publish"])
+    # The lock that it holds.
+    vacuum.run("begin")
+    vacuum.run("lock table only pgmb.segment_1_0 in share update exclusive mode")
+    assert [rotate(janitor) for _ in range(3)] == [1, 2, 3]
+    writer.run(STATEMENTS["publish"])
+    vacuum.run("rollback")
+    assert events(janitor) == 2

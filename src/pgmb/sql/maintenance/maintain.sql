@@ -24,7 +24,8 @@ begin
   perform pgmb_internal.assert_read_committed();
   perform pgmb_internal.assert_admin();
   perform pgmb.stream_id(rotate.stream);
-  execute format('lock table %s in share update exclusive mode', log);
+  -- Not its segments: autovacuum holds this lock on the one that it is at, and gives way only to those who wait for a second.
+  execute format('lock table only %s in share update exclusive mode', log);
   -- Not FOR UPDATE: a tick in an open transaction holds the row's key.
   select * into rotated from pgmb.stream s where s.name = rotate.stream for no key update;
   perform pgmb_internal.note_writers(rotated);
@@ -64,7 +65,7 @@ declare
   log text := format('pgmb.%I', 'log_' || (noted).name);
 begin
   if exists (select from pgmb.segment s where s.stream = (noted).id and s.writers is null) then
-    execute format('lock table %s in share update exclusive mode', log);
+    execute format('lock table only %s in share update exclusive mode', log);
     -- Not those of this transaction: others see them only after it commits.
     update pgmb.segment s set writers = pgmb_internal.log_writers(log::regclass)
     where s.stream = (noted).id and s.writers is null
