@@ -99,10 +99,19 @@ class AsyncPositions(AsyncCalls):
         return found, opened.scanned_to
 
     async def confirm(
-        self, stream: str, reader: str, at: Position, *, conn: AsyncConnectionLike | None = None
+        self,
+        stream: str,
+        reader: str,
+        at: Position,
+        expected: Position | None = None,
+        *,
+        conn: AsyncConnectionLike | None = None,
     ) -> None:
-        """Record how far a reader outside the database has come: retention keeps what lies after it."""
-        await self._value(statements.confirm(stream, reader, at), conn)
+        """Record how far a reader outside the database has come: retention keeps what lies after it.
+
+        expected   what this reader confirmed last. Raises Conflict if another one of its name has moved it
+        """
+        await self._value(statements.confirm(stream, reader, at, expected), conn)
 
     async def forget(self, stream: str, reader: str, *, conn: AsyncConnectionLike | None = None) -> bool:
         """Forget such a reader. True if there was one."""

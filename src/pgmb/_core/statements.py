@@ -469,7 +469,10 @@ _PASSING: Final = (
     " payloads => %s::json[], headers => %s::json[], equals => %s::jsonb, filter => %s::text,"
     " params => %s::jsonb)"
 )
-_CONFIRM: Final = "select pgmb.confirm(stream => %s::text, reader => %s::text, at => %s::pgmb.position)"
+_CONFIRM: Final = (
+    "select pgmb.confirm(stream => %s::text, reader => %s::text, at => %s::pgmb.position,"
+    " expected => %s::pgmb.position)"
+)
 
 
 def between(stream: str, after: Position, upto: Position, after_seq: int, limit: int) -> Statement:
@@ -526,8 +529,8 @@ def between_filtered(
     )
 
 
-def confirm(stream: str, reader: str, at: Position) -> Statement:
-    return Statement(_CONFIRM, (stream, reader, str(at)))
+def confirm(stream: str, reader: str, at: Position, expected: Position | None = None) -> Statement:
+    return Statement(_CONFIRM, (stream, reader, str(at), None if expected is None else str(expected)))
 
 
 def position(

@@ -95,9 +95,20 @@ class Positions(Calls):
         pages.keep(place, opened)
         return found, opened.scanned_to
 
-    def confirm(self, stream: str, reader: str, at: Position, *, conn: ConnectionLike | None = None) -> None:
-        """Record how far a reader outside the database has come: retention keeps what lies after it."""
-        self._value(statements.confirm(stream, reader, at), conn)
+    def confirm(
+        self,
+        stream: str,
+        reader: str,
+        at: Position,
+        expected: Position | None = None,
+        *,
+        conn: ConnectionLike | None = None,
+    ) -> None:
+        """Record how far a reader outside the database has come: retention keeps what lies after it.
+
+        expected   what this reader confirmed last. Raises Conflict if another one of its name has moved it
+        """
+        self._value(statements.confirm(stream, reader, at, expected), conn)
 
     def forget(self, stream: str, reader: str, *, conn: ConnectionLike | None = None) -> bool:
         """Forget such a reader. True if there was one."""

@@ -121,8 +121,13 @@ async def test_ticks_name_positions(client: Client) -> None:
 
 
 async def test_readers_outside_are_remembered_and_forgotten(client: Client) -> None:
-    await client.confirm("main", "lake", at=await client.position())
-    await client.confirm("main", "lake", at=await client.position())
+    first = await client.position()
+    await client.confirm("main", "lake", at=first)
+    await client.publish("a", 1)
+    await client.confirm("main", "lake", at=await client.position(), expected=first)
+    await client.publish("a", 2)
+    with pytest.raises(Conflict, match="another one of that name"):
+        await client.confirm("main", "lake", at=await client.position(), expected=first)
     assert await client.forget("main", "lake") is True
     assert await client.forget("main", "lake") is False
 
