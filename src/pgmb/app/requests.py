@@ -104,8 +104,8 @@ class Requests:
 
     async def _read(self, after: Position) -> None:
         """Until nobody has waited for a while."""
-        # An answer is found within a quarter of the time that it took.
-        pace, waited_for = Pace(_FIRST_LOOK_SECONDS, growth=1.25), time.monotonic()
+        # An answer is found within a tenth of the time that it took.
+        pace, waited_for = Pace(_FIRST_LOOK_SECONDS, growth=1.1), time.monotonic()
         head, read_at = after.seq, time.monotonic()
         while time.monotonic() - waited_for < _IDLE_SECONDS:
             with contextlib.suppress(TimeoutError):
