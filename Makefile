@@ -43,9 +43,13 @@ format: ## Format the code and apply safe fixes
 	$(PYTHON) -m ruff check --fix $(CODE)
 
 .PHONY: types
-types: ## Check types: all code with mypy, with pyright what others import
+types: ## Check types: all code with mypy, with pyright what users see of it
 	$(PYTHON) -m mypy $(CODE)
-	.venv/bin/pyright src examples tests/typing
+	.venv/bin/pyright examples tests/typing
+
+.PHONY: types-all
+types-all: types ## Check the package's own code with pyright, too (score-house does)
+	.venv/bin/pyright src
 
 .PHONY: test
 test: test-15 test-18 ## Run the tests on PostgreSQL 15 and 18

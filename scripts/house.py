@@ -39,6 +39,27 @@ def boundary_kept() -> bool:
     return not undocumented and not open_
 
 
+def longest_functions() -> bool:
+    with Server.start(18, name="house", memory=True) as server:
+        schema.install(server.dsn())
+        with server.connect() as db:
+            found = db.execute(
+                "select proname, array_length(string_to_array(trim(e'\\n' from prosrc), e'\\n'), 1) as lines"
+                " from pg_proc where pronamespace::regnamespace::text in ('pgmb', 'pgmb_internal')"
+                " order by lines desc limit 3"
+            ).fetchall()
+    print(", ".join(f"{name} {count} lines" for name, count in found))
+    return True
+
+
+def types() -> bool:
+    checked = subprocess.run(
+        [ROOT / ".venv/bin/pyright", "src"], cwd=ROOT, check=False, capture_output=True, text=True
+    )
+    print(checked.stdout.strip().rpartition("\n")[2])
+    return checked.returncode == 0
+
+
 def lines() -> bool:
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True)
     files = [ROOT / name for name in listed.stdout.split("\0") if name]
@@ -87,7 +108,9 @@ FACTS: dict[str, Callable[[], bool]] = {
     "schema-versions": schema_versions,
     "boundary": boundary_kept,
     "import-circles": import_circles,
+    "types": types,
     "module-sizes": module_sizes,
+    "longest-functions": longest_functions,
     "lines": lines,
     "gate": gate,
     "slowest": slowest,

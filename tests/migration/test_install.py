@@ -44,8 +44,8 @@ def at_once(work: Callable[[str], object], targets: list[str]) -> list[BaseExcep
 
 
 @pytest.mark.slow
-def test_twenty_installs_into_one_empty_database_all_succeed(empty_dsn: str, dsn: str) -> None:
-    assert at_once(schema.install, [empty_dsn] * 20) == []
+def test_installs_into_one_empty_database_at_once_all_succeed(empty_dsn: str, dsn: str) -> None:
+    assert at_once(schema.install, [empty_dsn] * 8) == []
     with psycopg.connect(empty_dsn) as many, psycopg.connect(dsn) as once:
         assert catalog(many) == catalog(once)
         many.execute("select pgmb.publish('t', '1')")
