@@ -70,10 +70,23 @@ def client(request: pytest.FixtureRequest, system: str, clients: Callable[[str, 
     return clients(system, request.param)
 
 
-@pytest.fixture
-def sql(system_dsn: str) -> Iterator[psycopg.Connection[Any]]:
-    with psycopg.connect(system_dsn, autocommit=True) as connection:
+@pytest.fixture(scope="session")
+def connections(systems: Callable[[str], str]) -> Iterator[Callable[[str], psycopg.Connection[Any]]]:
+    """One to each system, for all tests: what a session reads and plans first costs more than a test."""
+    with contextlib.ExitStack() as stack:
+        made: dict[str, psycopg.Connection[Any]] = {}
+
+        def connection(system: str) -> psycopg.Connection[Any]:
+            if system not in made:
+                made[system] = stack.enter_context(psycopg.connect(systems(system), autocommit=True))
+            return made[system]
+
         yield connection
+
+
+@pytest.fixture
+def sql(system: str, connections: Callable[[str], psycopg.Connection[Any]]) -> psycopg.Connection[Any]:
+    return connections(system)
 
 
 @pytest.fixture
