@@ -192,7 +192,7 @@ end $$;
 
 -- Whether a queue needs a sweep: leases expired since the last one or were shortened, or delayed events are due. Also true
 -- if 64 or more claims, settled or not, lie behind: the sweep moves past them.
-create or replace function pgmb_internal.needs_sweep(queue integer, stream text, swept timestamptz, now timestamptz)
+create or replace function pgmb_internal.needs_sweep(queue integer, swept timestamptz, now timestamptz)
 returns boolean
 language plpgsql volatile
 as $$
@@ -205,7 +205,8 @@ begin
           and c.expires_at > needs_sweep.swept and c.expires_at <= needs_sweep.now
         limit 64) passing)
     or exists (select from pgmb.shortened s where s.queue = needs_sweep.queue)
-    or exists (select from pgmb.delayed d where d.stream = needs_sweep.stream and d.due_at <= needs_sweep.now);
+    or exists (select from pgmb.delayed d
+      where d.stream = (select q.stream_name from pgmb.queue q where q.id = needs_sweep.queue) and d.due_at <= needs_sweep.now);
 end $$;
 
 -- The segment in which the range (place, upto] goes on: its table, the last number of it to read, and `place` moved past
@@ -512,7 +513,7 @@ begin
     perform pgmb_internal.assert_read_committed();
   end if;
   now := clock_timestamp();
-  select asked.id, asked.stream, asked.stream_name, asked.numbers, asked.bindings, asked.matching, asked.topics, asked.regex,
+  select asked.id, asked.stream, asked.numbers, asked.bindings, asked.matching, asked.topics, asked.regex,
     asked.generation, asked.lock_key, asked.paused_at, asked.max_attempts, asked.plain,
     -- At least a moment: a lease that ends where the sweep stands would never be examined.
     greatest(coalesce(receive.lease_for, asked.lease_for), interval '1 millisecond') lease_for,
@@ -557,7 +558,7 @@ begin
           or receive.max >= (base.upto - base.batch_seq) * 4 and base.events * 2 >= base.hi - greatest(base.lo, base.done_seq)
         else receive.max >= q.noted - base.done_seq and pgmb_internal.rereads(base, q.noted) end)
       and (now <= base.swept + interval '50 milliseconds'
-        or not pgmb_internal.needs_sweep(q.id, q.stream_name, base.swept, now))
+        or not pgmb_internal.needs_sweep(q.id, base.swept, now))
     then
       if now > base.swept + interval '50 milliseconds' then
         base.swept := now;
