@@ -179,9 +179,9 @@ MUTATIONS = [
     ),
     Mutation(
         "R10: a lease has room for 16 bits of the generation",
-        "lease_claim",
-        "::bit(64)::bigint",
-        "::bit(64)::bigint & 72057594037927935",
+        "claim_of_bits",
+        "int8(substring(bits, 25, 64))",
+        "int8(substring(bits, 25, 64)) & 72057594037927935",
         fencing.test_leases_are_settled_after_any_number_of_supersessions,
     ),
     Mutation(

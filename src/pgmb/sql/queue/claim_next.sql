@@ -1,17 +1,18 @@
 -- Claiming for clients that read the log themselves, in the statement that claims (docs/adr/0035).
 
--- Leases the next `max` numbers of the batch that a queue is in the middle of: (lo, hi] of one segment of its stream. The
--- statement that calls it reads the events, those of the batch alone: visible in `batch` and not in `done`. It passes its
--- own snapshot as `seen`, which is older than the queue's lock; a batch that it cannot see as a whole is refused. Refused
--- is whatever pgmb.receive must decide: the lease is null then, and nothing has happened. `known`: a claim of the queue
--- that the caller had a lease of, where the search for the newest one ends. `ack`, `lease_for` and `durable` as in receive.
--- All numbers of the range count as events: call pgmb.recount if fewer were there. Lock: the queue's, as receive.
--- Errors: MB011 the ack's lease is lost, MB021 another cluster. Support.
+-- Leases the next `max` numbers of the batch that a queue is in the middle of: (lo, hi] of one segment of its stream, as
+-- pgmb.claimed (lease, lo, hi, batch, batch_xmin, done, done_xmax). The statement that calls it reads the events, those of
+-- the batch alone: visible in `batch` and not in `done`. It passes its own snapshot as `seen`, which is older than the
+-- queue's lock; a batch that it cannot see as a whole is refused. Refused is whatever pgmb.receive must decide: the result is
+-- null then, and nothing has happened. `known`: a claim of the queue that the caller had a lease of, where the search for
+-- the newest one ends. `ack`, `lease_for` and `durable` as in receive. All numbers of the range count as events: call
+-- pgmb.recount if fewer were there. Lock: the queue's, as receive. Errors: MB011 the ack's lease is lost, MB021 another
+-- cluster. Support.
 create or replace function pgmb.claim_next(
   queue text, max integer, lease_for interval, ack uuid, durable boolean, known bigint, stream integer, segment bigint,
-  seen pg_snapshot,
-  out lease uuid, out lo bigint, out hi bigint, out batch pg_snapshot, out batch_xmin xid8, out done pg_snapshot, out done_xmax xid8
+  seen pg_snapshot
 )
+returns pgmb.claimed
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -24,31 +25,31 @@ declare
   now timestamptz := clock_timestamp();
   caller name := pgmb_internal.caller_at_low_cost();
   q record;
+  claimed pgmb.claimed;
 begin
   if pg_current_xact_id_if_assigned() is not null or pg_is_in_recovery()
     or current_setting('transaction_isolation') <> 'read committed'
   then
-    return;
-  end if;
-  -- Few expressions and large statements: PL/pgSQL prepares each expression again in every transaction.
-  select asked.id, asked.generation, asked.lock_key, asked.bindings, asked.stream_name, (random() * 1099511627775)::bigint token,
-    -- At least a moment, as in receive.
-    now + greatest(coalesce(claim_next.lease_for, asked.lease_for), interval '1 millisecond') expires_at,
-    pgmb_internal.may_consume(asked.id, caller) allowed,
-    case when not claim_next.durable then pgmb_internal.commit_lazily() end lazily
-  into q
-  from pgmb.queue asked
-  where asked.name = claim_next.queue and asked.stream = claim_next.stream and asked.plain and asked.matching = ''
-    and asked.paused_at is null and claim_next.max > 0
-    and not exists (select from pgmb.retry r where r.queue = asked.id and r.due_at <= now);
-  if q.allowed is not true then
-    return;
+    return null;
   end if;
   if current_setting('pgmb.cluster_checked', true) is distinct from current_database() then
     perform pgmb_internal.assert_primary();
   end if;
-  if not pg_try_advisory_xact_lock(q.lock_key) and not pgmb_internal.try_lock(q.id, q.generation, q.lock_key, 4) then
-    return;
+  -- Few expressions and plain statements: PL/pgSQL prepares each expression again in every transaction, and the executor
+  -- initialises every column of every node. The conditions are a column, so that the queue is found by its name alone.
+  select asked.id, asked.generation, asked.lock_key, asked.bindings, (random() * 1099511627775)::bigint token,
+    -- At least a moment, as in receive.
+    now + greatest(coalesce(claim_next.lease_for, asked.lease_for), interval '1 millisecond') expires_at,
+    claim_next.max > 0 and asked.stream = claim_next.stream and asked.plain and asked.matching = '' and asked.paused_at is null
+      and (pg_has_role(caller, current_user, 'usage') or pgmb_internal.may_consume(asked.id, caller))
+      and not exists (select from pgmb.retry r where r.queue = asked.id and r.due_at <= now) ready
+  into q
+  from pgmb.queue asked
+  where asked.name = claim_next.queue;
+  if (q.ready and (pg_try_advisory_xact_lock(q.lock_key)
+    or pgmb_internal.try_lock(q.id, q.generation, q.lock_key, 4))) is not true
+  then
+    return null;
   end if;
 
   -- A statement of its own: its snapshot must be newer than the lock, so that the newest claim is seen.
@@ -59,28 +60,36 @@ begin
     base.batch_snapshot, base.batch_seq, base.batch_next, q.expires_at,
     case when now > base.swept + interval '50 milliseconds' then now else base.swept end, base.openings
   from (
-    select c.id, c.events, c.lo, c.hi, c.place, c.upto, c.done_snapshot, c.done_seq, c.done_next, c.batch_snapshot,
-      c.batch_seq, c.batch_next, c.swept, c.openings, c.own is null and c.held is null as simple
+    select c.id, c.place, c.upto, c.done_snapshot, c.done_seq, c.done_next, c.batch_snapshot, c.batch_seq, c.batch_next,
+      c.swept, c.openings,
+      -- As in receive: nothing special, not too few events.
+      c.own is null and c.held is null and c.events * 2 >= c.hi - greatest(c.lo, c.done_seq) as simple
     from pgmb.claim c
     where c.queue = q.id and c.id >= claim_next.known order by c.id desc limit 1) base
   -- In the middle of a batch: past what is late, and with enough of it left in this segment. Its first numbers are left to
   -- receive: a statement planned on a table of a few pages would scan all of it when it has grown.
   where base.place >= base.done_seq and base.place + claim_next.max <= base.upto
-    and base.place >> 40 = claim_next.segment and base.upto >> 40 = claim_next.segment and base.place & 1099511627775 >= 4096
+    and base.place - (claim_next.segment << 40) >= 4096 and base.upto >> 40 = claim_next.segment
     -- Snapshots of one server are ordered, and a later one shows all that an earlier one does. A greater xmax is proof of
     -- that; where it is equal, the order is not known.
     and pg_snapshot_xmax(claim_next.seen) > pg_snapshot_xmax(base.batch_snapshot)
-    -- As in receive: nothing special, not too few events, nothing expired.
-    and base.id >> 40 = q.generation and base.openings = pg_sequence_last_value('pgmb.opening'::regclass)
-    and base.simple and base.events * 2 >= base.hi - greatest(base.lo, base.done_seq)
+    and base.simple and base.id >> 40 = q.generation and base.openings = pg_sequence_last_value('pgmb.opening'::regclass)
+    -- Nothing expired.
     and now >= base.swept and (now <= base.swept + interval '50 milliseconds'
-      or not pgmb_internal.needs_sweep(q.id, q.stream_name, base.swept, now))
+      or not pgmb_internal.needs_sweep(q.id, base.swept, now))
   returning pgmb_internal.lease_of(claim.queue, claim.id, claim.token), claim.lo, claim.hi, claim.batch_snapshot,
     pg_snapshot_xmin(claim.batch_snapshot), claim.done_snapshot, pg_snapshot_xmax(claim.done_snapshot)
-  into lease, lo, hi, batch, batch_xmin, done, done_xmax;
-  if lease is not null and claim_next.ack is not null then
+  into claimed;
+  if claimed.lease is null then
+    return null;
+  end if;
+  if claim_next.ack is not null then
     perform pgmb_internal.ack_lease(claim_next.ack, caller);
   end if;
+  if not claim_next.durable then
+    perform pgmb_internal.commit_lazily();
+  end if;
+  return claimed;
 end $$;
 
 -- The id of the stream whose segments a client can read in the statement that claims (pgmb.claim_next): null if the queue

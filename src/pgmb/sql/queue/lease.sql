@@ -10,25 +10,54 @@ as $$
   select (lpad(to_hex(queue), 6, '0') || lpad(to_hex(claim), 16, '0') || lpad(to_hex(token), 10, '0'))::uuid
 $$;
 
+-- A lease as bits, out of which its numbers are taken at a lower cost than out of the UUID each.
+create or replace function pgmb_internal.lease_bits(lease uuid)
+returns varbit
+language sql immutable parallel safe
+as $$
+  select ('x' || encode(uuid_send(lease), 'hex'))::varbit
+$$;
+
+create or replace function pgmb_internal.queue_of_bits(bits varbit)
+returns integer
+language sql immutable parallel safe
+as $$
+  select int4(substring(bits, 1, 24))
+$$;
+
+create or replace function pgmb_internal.claim_of_bits(bits varbit)
+returns bigint
+language sql immutable parallel safe
+as $$
+  select int8(substring(bits, 25, 64))
+$$;
+
+create or replace function pgmb_internal.token_of_bits(bits varbit)
+returns bigint
+language sql immutable parallel safe
+as $$
+  select int8(substring(bits, 89, 40))
+$$;
+
 create or replace function pgmb_internal.lease_queue(lease uuid)
 returns integer
 language sql immutable parallel safe
 as $$
-  select ('x' || encode(substr(uuid_send(lease), 1, 3), 'hex'))::bit(24)::integer
+  select pgmb_internal.queue_of_bits(pgmb_internal.lease_bits(lease))
 $$;
 
 create or replace function pgmb_internal.lease_claim(lease uuid)
 returns bigint
 language sql immutable parallel safe
 as $$
-  select ('x' || encode(substr(uuid_send(lease), 4, 8), 'hex'))::bit(64)::bigint
+  select pgmb_internal.claim_of_bits(pgmb_internal.lease_bits(lease))
 $$;
 
 create or replace function pgmb_internal.lease_token(lease uuid)
 returns bigint
 language sql immutable parallel safe
 as $$
-  select ('x' || encode(substr(uuid_send(lease), 12, 5), 'hex'))::bit(40)::bigint
+  select pgmb_internal.token_of_bits(pgmb_internal.lease_bits(lease))
 $$;
 
 -- Appends the claim that follows `base`: the queue's new position, and the lease of (lo, hi] if it is one.

@@ -192,7 +192,7 @@ end $$;
 
 -- Whether a queue needs a sweep: leases expired since the last one or were shortened, or delayed events are due. Also true
 -- if 64 or more claims, settled or not, lie behind: the sweep moves past them.
-create or replace function pgmb_internal.needs_sweep(queue integer, stream text, swept timestamptz, now timestamptz)
+create or replace function pgmb_internal.needs_sweep(queue integer, swept timestamptz, now timestamptz)
 returns boolean
 language plpgsql volatile
 as $$
@@ -205,7 +205,8 @@ begin
           and c.expires_at > needs_sweep.swept and c.expires_at <= needs_sweep.now
         limit 64) passing)
     or exists (select from pgmb.shortened s where s.queue = needs_sweep.queue)
-    or exists (select from pgmb.delayed d where d.stream = needs_sweep.stream and d.due_at <= needs_sweep.now);
+    or exists (select from pgmb.delayed d
+      where d.stream = (select q.stream_name from pgmb.queue q where q.id = needs_sweep.queue) and d.due_at <= needs_sweep.now);
 end $$;
 
 -- The segment in which the range (place, upto] goes on: its table, the last number of it to read, and `place` moved past
@@ -502,9 +503,11 @@ declare
   got bigint;
   lo bigint;
   opened boolean;
+  short boolean := false;
+  reading text;
 begin
-  -- Few expressions and large statements up to the end of the short way: PL/pgSQL prepares each expression anew in every
-  -- transaction.
+  -- Few expressions and large statements up to the end of the short way: PL/pgSQL prepares each expression again in every
+  -- transaction, as a whole. So what only some cases need is an expression of its own.
   if pg_is_in_recovery() or current_setting('pgmb.cluster_checked', true) is distinct from current_database()
     or current_setting('transaction_isolation') <> 'read committed'
   then
@@ -512,7 +515,7 @@ begin
     perform pgmb_internal.assert_read_committed();
   end if;
   now := clock_timestamp();
-  select asked.id, asked.stream, asked.stream_name, asked.numbers, asked.bindings, asked.matching, asked.topics, asked.regex,
+  select asked.id, asked.stream, asked.numbers, asked.bindings, asked.matching, asked.topics, asked.regex,
     asked.generation, asked.lock_key, asked.paused_at, asked.max_attempts, asked.plain,
     -- At least a moment: a lease that ends where the sweep stands would never be examined.
     greatest(coalesce(receive.lease_for, asked.lease_for), interval '1 millisecond') lease_for,
@@ -547,22 +550,27 @@ begin
     or pgmb_internal.try_lock(q.id, q.generation, q.lock_key, 4))
   then
     select c.* into base from pgmb.claim c where c.queue = q.id order by c.id desc limit 1;
+    opened := base.place >= base.upto;
     if base.id >> 40 = q.generation and base.openings = pg_sequence_last_value('pgmb.opening'::regclass)
       and base.own is null and base.held is null and now >= base.swept
-      and (case
-        when base.place < base.upto then base.place >= base.done_seq
-          and (base.events * 2 >= base.hi - greatest(base.lo, base.done_seq) or receive.max >= base.upto - base.place)
+    then
+      if not opened then
+        short := base.place >= base.done_seq
+          and (base.events * 2 >= base.hi - greatest(base.lo, base.done_seq) or receive.max >= base.upto - base.place);
+      elsif base.batch_next < pg_snapshot_xmin(base.batch_snapshot) then
         -- Little of what the next batch begins with was read before.
-        when base.batch_next < pg_snapshot_xmin(base.batch_snapshot) then receive.max >= q.noted - base.batch_seq
-          or receive.max >= (base.upto - base.batch_seq) * 4 and base.events * 2 >= base.hi - greatest(base.lo, base.done_seq)
-        else receive.max >= q.noted - base.done_seq and pgmb_internal.rereads(base, q.noted) end)
-      and (now <= base.swept + interval '50 milliseconds'
-        or not pgmb_internal.needs_sweep(q.id, q.stream_name, base.swept, now))
+        short := receive.max >= q.noted - base.batch_seq
+          or receive.max >= (base.upto - base.batch_seq) * 4 and base.events * 2 >= base.hi - greatest(base.lo, base.done_seq);
+      else
+        short := receive.max >= q.noted - base.done_seq and pgmb_internal.rereads(base, q.noted);
+      end if;
+    end if;
+    if short and (now <= base.swept + interval '50 milliseconds'
+      or not pgmb_internal.needs_sweep(q.id, base.swept, now))
     then
       if now > base.swept + interval '50 milliseconds' then
         base.swept := now;
       end if;
-      opened := base.place >= base.upto;
       if opened then
         base := pgmb_internal.open_batch(base, q.numbers, again => true);
         base.place := base.done_seq;
@@ -573,13 +581,15 @@ begin
       if base.place >> 40 = base.upto >> 40 then
         lo := base.place;
         base.place := least(base.place + receive.max, base.upto);
-        -- Of many events, what a function costs each of them is more than planning the statement once.
-        return query execute case
-            when receive.max <= 100 then 'select * from pgmb_internal.read_' || q.stream || '_' || (lo >> 40)
-              || '($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)'
-            else pgmb_internal.main_part('pgmb.segment_' || q.stream || '_' || (lo >> 40),
-              '$7, ' || pgmb_internal.columns_of(q.stream, receive.raw) || ', 1', q.matching)
-          end
+        if receive.max <= 100 then
+          reading := 'select * from pgmb_internal.read_' || q.stream || '_' || (lo >> 40)
+            || '($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)';
+        else
+          -- Of many events, what a function costs each of them is more than planning the statement once.
+          reading := pgmb_internal.main_part('pgmb.segment_' || q.stream || '_' || (lo >> 40),
+            '$7, ' || pgmb_internal.columns_of(q.stream, receive.raw) || ', 1', q.matching);
+        end if;
+        return query execute reading
           using lo, base.place, base.batch_snapshot, pg_snapshot_xmin(base.batch_snapshot),
             base.done_snapshot, pg_snapshot_xmax(base.done_snapshot), pgmb_internal.lease_of(q.id, base.id + 1, q.token),
             receive.raw, q.topics, q.regex;

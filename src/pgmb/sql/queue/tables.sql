@@ -93,6 +93,18 @@ create type pgmb.lag as (
   since pg_snapshot
 );
 
+-- What pgmb.claim_next leased: (lo, hi] of one segment, the events that `batch` shows and `done` does not. A type of its own:
+-- PostgreSQL puts a record of OUT parameters together again at every call.
+create type pgmb.claimed as (
+  lease uuid,
+  lo bigint,
+  hi bigint,
+  batch pg_snapshot,
+  batch_xmin xid8,
+  done pg_snapshot,
+  done_xmax xid8
+);
+
 -- The newest claim of a queue is its position. Append-only but for the one update that settles it: a
 -- pinned xmin does not slow it. id carries a generation in its high bits (see pgmb.generation).
 --   done_*, batch_*   the batch being read: events visible in batch_snapshot and not in done_snapshot

@@ -46,7 +46,7 @@ begin
       return;
     end if;
     receive_group.ack := null;
-    perform pgmb_internal.ack_lease(given);
+    perform pgmb_internal.ack_lease(given, pgmb_internal.caller_at_low_cost());
   end loop;
 end $$;
 

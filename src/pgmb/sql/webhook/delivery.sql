@@ -77,7 +77,7 @@ begin
       order by e.seq;
       return;
     end if;
-    perform pgmb_internal.ack_lease(given);
+    perform pgmb_internal.ack_lease(given, pgmb_internal.caller_at_low_cost());
   end loop;
   return next;
 end $$;
