@@ -11,6 +11,7 @@ from bench.contenders.broker import (
     PgmbBefore,
     PgmbByClient,
     PgmbIdsBySql,
+    PgmbNewLog,
 )
 from bench.contenders.compat import Compat, CompatArchive
 from bench.contenders.pgmq import Pgmq, PgmqArchive, PgmqAsyncRead
@@ -23,6 +24,7 @@ _ALL: list[Contender] = [
     PgmbBefore(),
     PgmbAckApartBefore(),
     PgmbIdsBySql(),
+    PgmbNewLog(),
     BareLog(),
     BareTable(),
     SkipLocked(),

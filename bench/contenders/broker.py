@@ -98,6 +98,15 @@ class Pgmb:
         return lambda ack, durable: call(queue, most, ack, bytes([durable]))
 
 
+class PgmbNewLog(Pgmb):
+    """For rows that read the whole log and count what they found."""
+
+    name = "pgmb, new log"
+
+    def begin(self, connection: psycopg.Connection[Any]) -> None:
+        pass
+
+
 class PgmbByClient(Pgmb):
     """As the Python client has it: after a full lease it claims and reads in one statement (ADR 35)."""
 

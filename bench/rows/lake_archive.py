@@ -31,7 +31,7 @@ def run(ground: Ground, form: Form) -> Outcome:
         f"{events:,} events of 200 bytes in {SEGMENTS} segments, 2 executors of 1 core: written, committed,"
         " read back and recorded, beside Spark's read and Parquet writer",
     )
-    with contextlib.closing(ground.site("pgmb")) as site:
+    with contextlib.closing(ground.site("pgmb, new log")) as site:
         logged = _fill(site, events)
         archive = _Archive(ground.lab, site, events)
         for name in (SPARK, OURS):

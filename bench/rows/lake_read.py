@@ -28,7 +28,7 @@ def run(ground: Ground, form: Form) -> Outcome:
         "lake-read",
         f"{events:,} events of 200 bytes in {SEGMENTS} segments, read by one tail of the Python client",
     )
-    with contextlib.closing(ground.site("pgmb")) as site, tempfile.TemporaryDirectory() as folder:
+    with contextlib.closing(ground.site("pgmb, new log")) as site, tempfile.TemporaryDirectory() as folder:
         _fill(site, events, f"{folder}/lake")
 
         def measure(name: str) -> Reading:

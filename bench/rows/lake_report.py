@@ -32,7 +32,7 @@ def run(ground: Ground, form: Form) -> Outcome:
     found: list[int] = []
     alarms = 0
     for seed in SEEDS[form.name]:
-        with contextlib.closing(ground.site("pgmb")) as site:
+        with contextlib.closing(ground.site("pgmb, new log")) as site:
             figures = _months(ground, site, outcome, seed)
         judged = judge(figures)
         planted = [

@@ -33,7 +33,7 @@ def run(ground: Ground, form: Form) -> Outcome:
     new, sizes = NEW[form.name], SIZES[form.name]
     outcome = Outcome("spark-growth", f"batches of {new:,} new events, seconds, by what the log held before")
     names = [f"{size:,} before" for size in sizes]
-    with contextlib.closing(ground.site("pgmb")) as site, contextlib.ExitStack() as stack:
+    with contextlib.closing(ground.site("pgmb, new log")) as site, contextlib.ExitStack() as stack:
         growing: dict[str, _Growing] = {}
         for name, size in zip(names, sizes, strict=True):
             growing[name] = _Growing(ground.lab, site, name, size, new)

@@ -33,7 +33,7 @@ def run(ground: Ground, form: Form) -> Outcome:
     outcome = Outcome(
         "spark-read", f"{events:,} events of 200 bytes, 2 executors of 1 core, to noop and Parquet"
     )
-    with contextlib.closing(ground.site("pgmb")) as site:
+    with contextlib.closing(ground.site("pgmb, new log")) as site:
         site.connection.execute("select pgmb.create_stream(%s)", [FEW])
         for stream, size in ((FEW, 4_000), (STREAM, events)):
             fill(site.connection, stream, size)

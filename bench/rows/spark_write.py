@@ -29,7 +29,7 @@ def run(ground: Ground, form: Form) -> Outcome:
     outcome = Outcome(
         "spark-write", f"{events:,} events from Parquet in 2 tasks, each time into a new stream"
     )
-    with contextlib.closing(ground.site("pgmb")) as site:
+    with contextlib.closing(ground.site("pgmb, new log")) as site:
         writes = _Writes(ground.lab, site, events)
         for name in CONTENDERS:
             writes.measure(name)  # warms up

@@ -251,7 +251,7 @@ create or replace function pgmb.describe_lakes(
   out dead_waiting_for interval
 )
 returns setof record
-language plpgsql security definer
+language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
 as $$
 begin

@@ -109,7 +109,7 @@ create or replace function pgmb.describe_lake_segments(
   out stream text, out segment integer, out state text, out since timestamptz, out reason text
 )
 returns setof record
-language plpgsql security definer
+language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
 as $$
 declare

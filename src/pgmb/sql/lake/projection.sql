@@ -122,7 +122,7 @@ create or replace function pgmb.describe_projections(
   out dropped bigint, out moved_at timestamptz, out created_at timestamptz
 )
 returns setof record
-language plpgsql security definer
+language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
 as $$
 begin
@@ -142,7 +142,7 @@ create or replace function pgmb.describe_fields(
   out last_at timestamptz
 )
 returns setof record
-language plpgsql security definer
+language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
 as $$
 begin

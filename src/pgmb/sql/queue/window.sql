@@ -99,7 +99,7 @@ end $$;
 create or replace function pgmb_internal.count_waiting(
   q pgmb.queue, newest pgmb.claim, asked text, most bigint, out waiting bigint, out oldest timestamptz, out complete boolean
 )
-language plpgsql
+language plpgsql stable
 set enable_seqscan = off
 set enable_bitmapscan = off
 set jit = off

@@ -44,7 +44,7 @@ $$;
 -- settled and whose lease would have expired by now are not looked at.
 create or replace function pgmb_internal.claim_of(queue integer, newest pgmb.claim, event pgmb.event, xid xid8)
 returns pgmb.claim
-language plpgsql
+language plpgsql stable
 set enable_seqscan = off
 set enable_bitmapscan = off
 set jit = off
@@ -72,7 +72,7 @@ end $$;
 -- Whether a queue takes an event by its patterns, filter and condition; null if the filter raises.
 create or replace function pgmb_internal.takes(q pgmb.queue, event pgmb.event)
 returns boolean
-language plpgsql
+language plpgsql stable
 as $$
 declare
   taken boolean;
@@ -96,7 +96,7 @@ end $$;
 -- published, and it matches some of those.
 create or replace function pgmb_internal.was_taken(q pgmb.queue, event pgmb.event)
 returns boolean
-language plpgsql
+language plpgsql stable
 as $$
 declare
   asked pgmb.binding;
@@ -190,7 +190,7 @@ $$;
 -- Null for other queues, and for one that was deleted or archived.
 create or replace function pgmb_internal.pgmq_fate(queue integer, seq bigint, claim bigint)
 returns jsonb
-language plpgsql
+language plpgsql stable
 as $$
 declare
   found_fate jsonb;
@@ -214,7 +214,7 @@ end $$;
 -- null where nothing but the log could tell. detailed: with roles and addresses of the sessions.
 create or replace function pgmb_internal.lane_fate(q pgmb.queue, event pgmb.event, xid xid8, detailed boolean)
 returns jsonb
-language plpgsql
+language plpgsql stable
 set enable_seqscan = off
 set enable_bitmapscan = off
 set jit = off
@@ -309,7 +309,7 @@ end $$;
 -- Where an event stands in a queue: in that of its lanes which has it.
 create or replace function pgmb_internal.queue_fate(head pgmb.queue, event pgmb.event, xid xid8, detailed boolean)
 returns jsonb
-language plpgsql
+language plpgsql stable
 as $$
 declare
   lane pgmb.queue;
@@ -330,7 +330,7 @@ end $$;
 -- is where it stands in the queue. At most `max`.
 create or replace function pgmb_internal.endpoint_fates(q pgmb.queue, event pgmb.event, fate jsonb, max integer)
 returns setof jsonb
-language plpgsql
+language plpgsql stable
 set jit = off
 as $$
 declare
@@ -396,7 +396,7 @@ $$;
 create or replace function pgmb_internal.find_event(
   stream pgmb.stream, id uuid, around timestamptz, look integer, out event pgmb.event, out xid xid8, out looked bigint
 )
-language plpgsql
+language plpgsql stable
 set enable_seqscan = off
 set enable_bitmapscan = off
 set jit = off
@@ -461,7 +461,7 @@ create or replace function pgmb.event_fate(
   id uuid, around timestamptz default null, look integer default 20000, max integer default 1000
 )
 returns json
-language plpgsql security definer
+language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set enable_bitmapscan = off

@@ -20,7 +20,7 @@ create or replace function pgmb.stream_health(
   out keep_for interval, out overkept_for interval
 )
 returns setof record
-language plpgsql security definer
+language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -55,7 +55,7 @@ end $$;
 -- needs a timeout that is not set, the oldest that its patterns match.
 create or replace function pgmb_internal.first_waiting(q pgmb.queue, newest pgmb.claim)
 returns timestamptz
-language plpgsql
+language plpgsql stable
 as $$
 declare
   first timestamptz;
@@ -94,7 +94,7 @@ create or replace function pgmb.queue_health(
   out expired bigint, out dispatched boolean, out endpoint text, out endpoint_state text
 )
 returns setof record
-language plpgsql security definer
+language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set jit = off
@@ -140,7 +140,7 @@ create or replace function pgmb.queue_activity(
   out queue text, out receives bigint, out events_per_receive double precision
 )
 returns setof record
-language plpgsql security definer
+language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set jit = off

@@ -5,7 +5,7 @@
 create or replace function pgmb.stream_segments(stream text)
 returns table (number integer, state text, events bigint, bytes bigint, attached_at timestamptz, sealed_at timestamptz,
   archived_at timestamptz, last_published_at timestamptz, droppable boolean)
-language plpgsql security definer
+language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -91,7 +91,7 @@ end $$;
 -- `seen` ({stream: number}), endpoints, dispatchers, and version numbers that change with each subject. For admins.
 create or replace function pgmb.sample(seen jsonb default '{}')
 returns json
-language plpgsql security definer
+language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
 as $$
 begin

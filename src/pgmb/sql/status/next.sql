@@ -4,7 +4,7 @@
 -- Looks at 200 expired claims, as a sweep does, and at those that it left because their holder was settling them.
 create or replace function pgmb_internal.lapsed_events(q pgmb.queue, newest pgmb.claim, now timestamptz, max bigint)
 returns table (event pgmb.event, attempt integer, expired_at timestamptz)
-language plpgsql
+language plpgsql stable
 as $$
 declare
   lapsed pgmb.claim;
@@ -45,7 +45,7 @@ create or replace function pgmb_internal.fresh_events(
   q pgmb.queue, newest pgmb.claim, max bigint, look bigint, now timestamptz,
   out events pgmb.event[], out looked bigint, out more boolean
 )
-language plpgsql
+language plpgsql stable
 as $$
 declare
   base pgmb.claim := newest;
@@ -130,7 +130,7 @@ end $$;
 -- queue has an SQL condition or a costly filter. Errors: MB002, MB005, MB009, MB010, MB024, 42501.
 create or replace function pgmb.next_events(queue text, max integer default 20, look integer default 10000)
 returns json
-language plpgsql security definer
+language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set enable_bitmapscan = off

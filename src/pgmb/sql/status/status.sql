@@ -64,7 +64,7 @@ create or replace function pgmb.describe_queues(
   out behind bigint, out at_least text[], out at_most text[]
 )
 returns setof record
-language plpgsql security definer
+language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set jit = off
@@ -168,7 +168,7 @@ end $$;
 create or replace function pgmb_internal.waiting_of(
   q pgmb.queue, newest pgmb.claim, most bigint, out waiting bigint, out oldest timestamptz, out complete boolean, out all_asked boolean
 )
-language plpgsql
+language plpgsql stable
 as $$
 declare
   asked record := pgmb_internal.askable(q);
@@ -203,7 +203,7 @@ create or replace function pgmb_internal.lease_counts(
   queue integer, newest pgmb.claim, now timestamptz,
   out leases bigint, out events bigint, out oldest timestamptz, out lapsed bigint, out received bigint
 )
-language plpgsql
+language plpgsql stable
 as $$
 begin
   with given as (
@@ -238,7 +238,7 @@ create or replace function pgmb.describe_streams(
   out at_least text[]
 )
 returns setof record
-language plpgsql security definer
+language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -331,7 +331,7 @@ create or replace function pgmb.describe_readers(
   out held_segments bigint, out held_for interval, out lost boolean
 )
 returns setof record
-language plpgsql security definer
+language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set jit = off
@@ -412,7 +412,7 @@ create or replace function pgmb.describe_retention(
   out stream text, out kind text, out holder text, out segments bigint, out held_for interval
 )
 returns setof record
-language plpgsql security definer
+language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -436,7 +436,7 @@ end $$;
 -- The broker as a whole: how many dead letters there ever were (those that were rolled back count), since when maintain()
 -- has not ended (null: never), and how many dispatchers are alive.
 create or replace function pgmb.describe_broker(out dead_letters bigint, out maintained_age interval, out dispatchers bigint)
-language plpgsql security definer
+language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
 as $$
 begin
@@ -449,7 +449,7 @@ end $$;
 -- condition raises, or needs a statement_timeout and none is set.
 create or replace function pgmb.queue_depth(queue text)
 returns bigint
-language plpgsql security definer
+language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
 as $$
 declare
