@@ -43,12 +43,12 @@ format: ## Format the code and apply safe fixes
 	$(PYTHON) -m ruff check --fix $(CODE)
 
 .PHONY: types
-types: ## Check types: all code with mypy, with pyright what users see of it
+types: ## Check types: all code with mypy, with pyright the examples and tests/typing
 	$(PYTHON) -m mypy $(CODE)
 	.venv/bin/pyright examples tests/typing
 
 .PHONY: types-all
-types-all: types ## Check the package's own code with pyright, too (score-house does)
+types-all: types ## Also check the package with pyright, as score-house does
 	.venv/bin/pyright src
 
 .PHONY: test

@@ -110,7 +110,7 @@ class Database:
 
     @property
     def keeper(self) -> psycopg.Connection[Any]:
-        """A session that no user gets: what it prepares, it keeps."""
+        """A session for the harness alone. It is never reset, so its prepared statements stay."""
         if self._keeper is None:
             self._keeper = psycopg.connect(
                 self.dsn, autocommit=True, options="-c plan_cache_mode=force_generic_plan"
@@ -255,7 +255,7 @@ class Databases:
 
     def _ask(self, connection: psycopg.Connection[Any], since: str) -> list[tuple[str, int, bool]]:
         """Of every table its rows, and whether one of them was written after transaction `since`."""
-        # To plan it takes most of its time.
+        # Prepared: planning takes longer than the query itself.
         return connection.execute(self._question.encode(), {"since": since}, prepare=True).fetchall()
 
     def _changed(self, connection: psycopg.Connection[Any], since: str) -> set[str]:
@@ -277,7 +277,7 @@ class Databases:
             if not changed <= self._rows.keys():
                 connection.execute(self._drop)
                 changed = self._changed(connection, database.since)
-        except (psycopg.errors.UndefinedTable, psycopg.OperationalError):  # a test may end all sessions
+        except (psycopg.errors.UndefinedTable, psycopg.OperationalError):  # a test may terminate all sessions
             return False
         if not changed <= self._rows.keys():
             return False

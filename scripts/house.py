@@ -5,13 +5,16 @@ The duration of the gate is that of its last run here (scripts.durations); witho
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+import psycopg
 
 from harness import boundary
 from harness.postgres import Server
@@ -31,23 +34,19 @@ def schema_versions() -> bool:
 
 
 def boundary_kept() -> bool:
-    with Server.start(18, name="house", memory=True) as server:
-        schema.install(server.dsn())
-        with server.connect() as db:
-            undocumented, open_ = boundary.undocumented(db), boundary.open_internals(db)
+    with _installed() as db:
+        undocumented, open_ = boundary.undocumented(db), boundary.open_internals(db)
     print(f"{len(undocumented)} undocumented, {len(open_)} open")
     return not undocumented and not open_
 
 
 def longest_functions() -> bool:
-    with Server.start(18, name="house", memory=True) as server:
-        schema.install(server.dsn())
-        with server.connect() as db:
-            found = db.execute(
-                "select proname, array_length(string_to_array(trim(e'\\n' from prosrc), e'\\n'), 1) as lines"
-                " from pg_proc where pronamespace::regnamespace::text in ('pgmb', 'pgmb_internal')"
-                " order by lines desc limit 3"
-            ).fetchall()
+    with _installed() as db:
+        found = db.execute(
+            "select proname, array_length(string_to_array(trim(e'\\n' from prosrc), e'\\n'), 1) as lines"
+            " from pg_proc where pronamespace::regnamespace::text in ('pgmb', 'pgmb_internal')"
+            " order by lines desc limit 3"
+        ).fetchall()
     print(", ".join(f"{name} {count} lines" for name, count in found))
     return True
 
@@ -115,6 +114,15 @@ FACTS: dict[str, Callable[[], bool]] = {
     "gate": gate,
     "slowest": slowest,
 }
+
+
+@contextlib.contextmanager
+def _installed() -> Generator[psycopg.Connection[Any]]:
+    """A connection to a new server with pgmb."""
+    with Server.start(18, name="house", memory=True) as server:
+        schema.install(server.dsn())
+        with server.connect() as db:
+            yield db
 
 
 def _report() -> dict[str, Any] | None:

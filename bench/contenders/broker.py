@@ -99,7 +99,7 @@ class Pgmb:
 
 
 class PgmbNewLog(Pgmb):
-    """For rows that read the whole log and count what they found."""
+    """Without a queue or events, for rows that read the whole log and count its events."""
 
     name = "pgmb, new log"
 

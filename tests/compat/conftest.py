@@ -72,7 +72,7 @@ def client(request: pytest.FixtureRequest, system: str, clients: Callable[[str, 
 
 @pytest.fixture(scope="session")
 def connections(systems: Callable[[str], str]) -> Iterator[Callable[[str], psycopg.Connection[Any]]]:
-    """One to each system, for all tests: what a session reads and plans first costs more than a test."""
+    """One to each system, shared by all tests: a new session's first calls cost more than a test."""
     with contextlib.ExitStack() as stack:
         made: dict[str, psycopg.Connection[Any]] = {}
 

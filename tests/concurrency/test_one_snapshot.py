@@ -1,6 +1,6 @@
-"""Promise: what is told of a queue is true of one moment, whatever moves while it is counted.
+"""Promise: status functions read one snapshot, so their figures agree while events move.
 
-An event goes from hand to hand: it waits, is leased, is to be retried, is leased again.
+A consumer receives one event and returns it for a retry, over and over, while the test reads its status.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from tests.conftest import Connect
 
 SQL = Path(__file__).parents[2] / "src/pgmb/sql/status"
 WRITING = {"derived_number", "drop_dead_letters", "note_move", "redrive_dead"}
-"""And one that reads a sequence, which has no snapshot."""
+"""Functions of that folder that write, and derived_number, which reads a sequence."""
 
 
 @pytest.fixture
 def moving(db: psycopg.Connection[Any], connect: Connect) -> Iterator[str]:
-    """The id of an event that a consumer receives and gives back again and again, until the test ends."""
+    """The id of an event that a consumer receives and retries until the test ends."""
     db.execute("select pgmb.create_queue('q', max_attempts => 1000000, backoff_base => '0')")
     (found,) = db.execute("select pgmb.publish('t', '1')").fetchall()[0]
     consumer, ended = connect(), threading.Event()
@@ -61,8 +61,8 @@ def test_an_event_in_motion_is_never_done(db: psycopg.Connection[Any], moving: s
     assert states <= {"waiting", "leased", "retrying"}
 
 
-def test_what_tells_of_the_broker_looks_by_one_snapshot(db: psycopg.Connection[Any]) -> None:
-    """The statements of a volatile function each have a snapshot of their own."""
+def test_status_functions_are_not_volatile(db: psycopg.Connection[Any]) -> None:
+    """In a volatile function, each statement takes a new snapshot."""
     written = "".join(path.read_text() for path in SQL.glob("*.sql"))
     named = re.findall(r"create or replace function pgmb(?:_internal)?\.(\w+)\(", written)
     volatile = db.execute(

@@ -10,7 +10,8 @@ as $$
   select (lpad(to_hex(queue), 6, '0') || lpad(to_hex(claim), 16, '0') || lpad(to_hex(token), 10, '0'))::uuid
 $$;
 
--- A lease as bits, out of which its numbers are taken at a lower cost than out of the UUID each.
+-- A lease as bits. Functions that need several of its numbers decode the UUID once; the others call lease_queue,
+-- lease_claim or lease_token.
 create or replace function pgmb_internal.lease_bits(lease uuid)
 returns varbit
 language sql immutable parallel safe

@@ -182,10 +182,10 @@ begin
     events := held.events;
     retried := held.state = 'r';
   elsif own then
-    perform pgmb_internal.recheck_at_commit(pgmb_internal.lease_queue(lease), pgmb_internal.lease_claim(lease));
+    perform pgmb_internal.recheck_at_commit(pgmb_internal.queue_of_bits(bits), pgmb_internal.claim_of_bits(bits));
   end if;
   if retried then
-    return pgmb_internal.ack_retried(pgmb_internal.lease_queue(lease), pgmb_internal.lease_claim(lease));
+    return pgmb_internal.ack_retried(pgmb_internal.queue_of_bits(bits), pgmb_internal.claim_of_bits(bits));
   end if;
   if exact then
     -- A statement of its own: the update may have waited for another transaction that settled some of them.
