@@ -510,7 +510,7 @@ def main() -> int:
     ordering.add_argument("--kill-every", type=float, default=2.0, help="seconds")
     ordering.add_argument("--rounds", type=int, default=5)
     ordering.add_argument("--shards", type=int, help="of the ordered queue")
-    ordering.add_argument("--goal", type=float, default=0.5, help="of the unordered queue's throughput")
+    ordering.add_argument("--goal", type=float, default=0.6, help="of the unordered queue's throughput")
 
     poisoned = command("poison", poison, "payloads and handlers that fail in every way: the rest goes on")
     poisoned.add_argument("--events", type=int, default=2000, help="of which one in a hundred does not fit")

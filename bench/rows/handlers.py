@@ -30,7 +30,7 @@ def run(ground: Ground, form: Form) -> Outcome:
     with contextlib.closing(ground.site("pgmb")) as site:
         outcome.readings = asyncio.run(_alternate(site, form))
     outcome.checks = [
-        outcome.compare("handlers vs the bare loop", _HANDLERS, _BARE, 0.7, "per_client_cpu"),
+        outcome.compare("handlers vs the bare loop", _HANDLERS, _BARE, 0.75, "per_client_cpu"),
     ]
     outcome.notes = [_WHAT]
     return outcome

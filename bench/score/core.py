@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from bench.rows import ROWS
+from bench.rows import ROWS, pinned_mixed, receive_one
 from bench.score.part import Measured, Part, Proved, line_with, tests_passed
 
 _CHECKS = {
@@ -13,7 +13,7 @@ _CHECKS = {
     "copy": ["COPY vs bare"],
     "consume": ["consume vs bare", "consume vs PGMQ"],
     "consume-20": ["consume, batches of 20, vs bare", "consume, batches of 20, vs PGMQ"],
-    "receive-one": ["receive(1) + ack vs PGMQ"],
+    "receive-one": receive_one.CHECKS,
     "steady": ["steady vs bare", "steady vs PGMQ"],
     "latency": [
         "latency p50 vs bare",
@@ -22,6 +22,7 @@ _CHECKS = {
         "latency p99 vs PGMQ",
     ],
     "pinned-xmin": ["pinned xmin, cost last/first", "pinned xmin, throughput last/first"],
+    "pinned-mixed": pinned_mixed.CHECKS,
     "backlog": ["backlog, claim cost vs empty", "backlog, buffers vs empty"],
     "isolation": ["isolation, cost vs alone"],
     "fan-out": ["fan-out, publish cost vs no queue", "fan-out, each queue vs a lone one"],

@@ -12,7 +12,7 @@ PYTHON: list[Part] = [
     Measured("handlers", ["handlers vs the bare loop"], ROWS["handlers"]),
     Proved(
         "ordered queue, workers killed",
-        "order, >= 0.5x",
+        "order, >= 0.6x",
         ["-m", "faults", "ordered", "--rounds", "4"],
         line_with(r"(\d+ events), (\d+ lost), \d+ again, (\d+ out of order).*(ratio [\d.]+)"),
         needs=[*_FAULTS, "faults/queue/ordered.py"],

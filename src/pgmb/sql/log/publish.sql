@@ -181,6 +181,34 @@ begin
   return found;
 end $$;
 
+-- Where a look for delayed events of a stream begins, in a statement that sets no mark.
+create or replace function pgmb_internal.delayed_since(stream text, now timestamptz)
+returns timestamptz
+language sql stable
+as $$
+  select pgmb_internal.look_since('pgmb.delayed_' || encode(convert_to(stream, 'UTF8'), 'hex'), now)
+$$;
+
+-- When the first delayed event of a stream was due; null: none is due.
+create or replace function pgmb_internal.first_delayed(stream text, now timestamptz)
+returns timestamptz
+language plpgsql volatile
+as $$
+declare
+  place text := 'pgmb.delayed_' || encode(convert_to(first_delayed.stream, 'UTF8'), 'hex');
+  present timestamptz := clock_timestamp();
+  since timestamptz := pgmb_internal.look_since(place, present);
+  read_before bigint := pgmb_internal.entries_read('pgmb.delayed_due');
+  first timestamptz;
+begin
+  select d.due_at into first from pgmb.delayed d
+  where d.stream = first_delayed.stream and d.due_at >= since and d.due_at <= first_delayed.now
+  order by d.due_at limit 1;
+  perform pgmb_internal.set_mark(place, pgmb_internal.mark_of_time(coalesce(first, first_delayed.now)),
+    pgmb_internal.entries_read('pgmb.delayed_due') - read_before, since = '-infinity', present);
+  return first;
+end $$;
+
 -- Moves events that are due into the log, at most `max`. Called by receive, tick and maintain; several
 -- may call at once. Returns how many.
 create or replace function pgmb_internal.release_due(stream text, now timestamptz, max integer default 1000)
@@ -193,9 +221,10 @@ set enable_bitmapscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
+  first timestamptz := pgmb_internal.first_delayed(release_due.stream, release_due.now);
   released bigint;
 begin
-  if not exists (select from pgmb.delayed d where d.stream = release_due.stream and d.due_at <= release_due.now) then
+  if first is null then
     return 0;
   end if;
   -- Past the caps: these events were accepted when they were published (guard_stream).
@@ -204,14 +233,14 @@ begin
       delete from pgmb.delayed d
       where d.ctid = any (array(
         select later.ctid from pgmb.delayed later
-        where later.stream = $1 and later.due_at <= $2
+        where later.stream = $1 and later.due_at >= $4 and later.due_at <= $2
         order by later.due_at limit $3 for update skip locked))
       returning d.id, d.topic, d.key, d.payload, d.headers, d.due_at
     )
     insert into pgmb.%I (id, topic, key, payload, headers)
     select due.id, due.topic, due.key, due.payload, due.headers from due order by due.due_at',
     'log_' || release_due.stream)
-  using release_due.stream, release_due.now, release_due.max;
+  using release_due.stream, release_due.now, release_due.max, first;
   get diagnostics released = row_count;
   perform set_config('pgmb.releasing', 'off', true);
   if released > 0 then

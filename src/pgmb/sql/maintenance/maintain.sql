@@ -306,6 +306,25 @@ begin
   return detached;
 end $$;
 
+-- The first claim of a queue that is still there.
+create or replace function pgmb_internal.first_claim(queue integer)
+returns bigint
+language plpgsql volatile
+as $$
+declare
+  place text := 'pgmb.claim_' || first_claim.queue;
+  present timestamptz := clock_timestamp();
+  mark bigint := pgmb_internal.mark_at(place, present);
+  read_before bigint := pgmb_internal.entries_read('pgmb.claim_newest');
+  first bigint;
+begin
+  select c.id into first from pgmb.claim c
+  where c.queue = first_claim.queue and c.id >= coalesce(mark, 0) order by c.id limit 1;
+  perform pgmb_internal.set_mark(place, first, pgmb_internal.entries_read('pgmb.claim_newest') - read_before, mark is null,
+    present, 1000000);
+  return first;
+end $$;
+
 -- Deletes claims that are settled or void and no longer a queue's position, with their settlements, but not those
 -- made within `keep`. They lie behind what receive reads, so that this is about space, not speed. Returns how many.
 create or replace function pgmb.clear_settled(max integer default 100000, keep interval default '0')
@@ -319,9 +338,11 @@ set plan_cache_mode = force_generic_plan
 as $$
 declare
   q record;
+  first bigint;
   cleared bigint := 0;
   part bigint;
-  before timestamptz := clock_timestamp() - clear_settled.keep;
+  now timestamptz := clock_timestamp();
+  before timestamptz := now - clear_settled.keep;
 begin
   perform pgmb_internal.assert_read_committed();
   perform pgmb_internal.assert_admin();
@@ -329,15 +350,17 @@ begin
     select queue.id, newest.id position
     from pgmb.queue
     cross join lateral (select c.id from pgmb.claim c where c.queue = queue.id order by c.id desc limit 1) newest
-    -- A queue at rest has its position alone.
-    where exists (select from pgmb.claim old where old.queue = queue.id and old.id < newest.id)
+    -- A queue at rest has its position alone. Not exists, which may read the claims of all queues.
+    where (select true from pgmb.claim old where old.queue = queue.id and old.id < newest.id
+      and old.id >= coalesce(pgmb_internal.mark_at('pgmb.claim_' || queue.id, now), 0) limit 1)
   loop
     exit when cleared >= clear_settled.max;
+    first := pgmb_internal.first_claim(q.id);
     with gone as (
       delete from pgmb.claim c
       where c.ctid = any (array(
         select old.ctid from pgmb.claim old
-        where old.queue = q.id and old.id < q.position
+        where old.queue = q.id and old.id >= first and old.id < q.position
           and (old.state in ('s', 'x', 'p') or (old.state in ('l', 'o') and pgmb_internal.is_void(old.queue, old.id)))
           and old.at <= before
         order by old.id limit clear_settled.max - cleared
@@ -389,8 +412,8 @@ begin
     left join pgmb.segment previous on previous.stream = s.id and previous.number = (newest.seq >> 40) - 1
     where (newest.seq & 1099511627775) > 0 and ((newest.seq & 1099511627775) >= s.rotate_events
         or now > coalesce(previous.closed_at, s.created_at) + s.rotate_every)
+      or pgmb_internal.first_delayed(s.name, now) is not null
       -- Not exists, which PostgreSQL may answer for all streams at once, by reading all rows.
-      or (select true from pgmb.delayed d where d.stream = s.name and d.due_at <= now limit 1)
       or (select true from pgmb.segment g where g.stream = s.id and g.sealed_at is null and g.writers is null limit 1)
   loop
     perform pgmb_internal.release_due(maintained.name, clock_timestamp(), 100000);

@@ -39,7 +39,8 @@ as $$
     select t.id, t.position from pgmb.tick t where t.stream = s.id order by t.id desc limit 1) newest on true
   cross join lateral (
     select newest.id is null or pgmb_internal.last_seq(s.name) > (newest.position).seq
-        or exists (select from pgmb.delayed d where d.stream = s.name and d.due_at <= statement_timestamp()) moved,
+        or exists (select from pgmb.delayed d where d.stream = s.name and d.due_at <= statement_timestamp()
+          and d.due_at >= pgmb_internal.delayed_since(s.name, statement_timestamp())) moved,
       pgmb_internal.ended_since(newest.position, pg_current_snapshot()) ended) since
   where since.moved or since.ended > 0
 $$;

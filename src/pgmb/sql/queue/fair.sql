@@ -298,6 +298,7 @@ declare
   open bigint[];
   swept record;
   fresh record;
+  first timestamptz;
 begin
   swept := pgmb_internal.sweep_lane(q, base, now);
   base := swept.base;
@@ -312,8 +313,11 @@ begin
       base := fresh.base;
       numbers := fresh.numbers;
       events := cardinality(numbers);
-    elsif exists (select from pgmb.retry r where r.queue = q.id and r.due_at <= now) then
-      events := pgmb_internal.lease_due(base, q.bindings, max, now, now + lease_for, q.max_attempts, token);
+    else
+      first := pgmb_internal.first_retry(q.id, now);
+      if first is not null then
+        events := pgmb_internal.lease_due(base, q.bindings, max, first, now, now + lease_for, q.max_attempts, token);
+      end if;
     end if;
     if events > 0 then
       lease := pgmb_internal.lease_of(q.id, base.id + 1, token);

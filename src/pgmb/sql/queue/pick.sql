@@ -90,8 +90,8 @@ end $$;
 -- the key, and those behind it. The next of each key that stays is due from now on, and only blocked: nothing has to
 -- wake it when those ahead are settled, and so no settlement can miss it.
 create or replace function pgmb_internal.lease_due_in_order(
-  base pgmb.claim, bindings integer, max integer, now timestamptz, expires_at timestamptz, max_attempts integer,
-  token bigint, busy integer[]
+  base pgmb.claim, bindings integer, max integer, first timestamptz, now timestamptz, expires_at timestamptz,
+  max_attempts integer, token bigint, busy integer[]
 )
 returns bigint
 language plpgsql
@@ -104,7 +104,8 @@ begin
     select later.id, later.key, later.due_at, later.origin, later.seq,
       pgmb_internal.comes_alone(later, lease_due_in_order.max_attempts) alone
     from pgmb.retry later
-    where later.queue = (lease_due_in_order.base).queue and later.due_at <= lease_due_in_order.now
+    where later.queue = (lease_due_in_order.base).queue
+      and later.due_at >= lease_due_in_order.first and later.due_at <= lease_due_in_order.now
       and (later.key is null or (
         pgmb_internal.key_hash(later.key) <> all (lease_due_in_order.busy)
         and not exists (
@@ -177,7 +178,9 @@ as $$
 declare
   source text := 'select null::tid ctid, e.seq, e.key, e.published_at from pgmb_internal.batch_events($8, $5, $9, $10, $3, $11, $12, $1, $2, $13, $7, true) e';
   -- Of each key that is not leased, the first event that waits has a time.
-  retried boolean := q.ordered and exists (select from pgmb.retry r where r.queue = q.id and r.due_at < 'infinity');
+  retried boolean := q.ordered and exists (
+    select from pgmb.retry r where r.queue = q.id and r.due_at < 'infinity'
+      and r.due_at >= pgmb_internal.retry_since(q.id, now));
   most bigint := allowed;
   last bigint;
   behind integer[];

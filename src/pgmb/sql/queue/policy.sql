@@ -144,6 +144,7 @@ declare
   now timestamptz := clock_timestamp();
   flight record;
   swept record;
+  first timestamptz;
   picked record;
   trimmed pgmb.claim;
   taken bigint := 0;
@@ -170,12 +171,13 @@ begin
 
   flight := pgmb_internal.in_flight(q.id, base.open, now);
   base.open := flight.open;
-  if exists (select from pgmb.retry r where r.queue = q.id and r.due_at <= now) then
+  first := pgmb_internal.first_retry(q.id, now);
+  if first is not null then
     base.open := flight.open || (base.id + 1);
     if q.ordered then
-      events := pgmb_internal.lease_due_in_order(base, q.bindings, max, now, now + lease_for, q.max_attempts, token, flight.keys);
+      events := pgmb_internal.lease_due_in_order(base, q.bindings, max, first, now, now + lease_for, q.max_attempts, token, flight.keys);
     else
-      events := pgmb_internal.lease_due(base, q.bindings, max, now, now + lease_for, q.max_attempts, token);
+      events := pgmb_internal.lease_due(base, q.bindings, max, first, now, now + lease_for, q.max_attempts, token);
     end if;
     if events > 0 then
       lease := pgmb_internal.lease_of(q.id, base.id + 1, token);

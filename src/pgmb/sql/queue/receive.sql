@@ -1,10 +1,39 @@
 -- Receiving: the next events of a queue, under a lease.
 
+-- Where a look for retried events of a queue begins, in a statement that sets no mark.
+create or replace function pgmb_internal.retry_since(queue integer, now timestamptz)
+returns timestamptz
+language sql stable
+as $$
+  select pgmb_internal.look_since('pgmb.retry_' || queue, now)
+$$;
+
+-- When the first retried event of a queue was due; null: none is due.
+create or replace function pgmb_internal.first_retry(queue integer, now timestamptz)
+returns timestamptz
+language plpgsql volatile
+as $$
+declare
+  place text := 'pgmb.retry_' || first_retry.queue;
+  present timestamptz := clock_timestamp();
+  since timestamptz := pgmb_internal.look_since(place, present);
+  read_before bigint := pgmb_internal.entries_read('pgmb.retry_due');
+  first timestamptz;
+begin
+  select r.due_at into first from pgmb.retry r
+  where r.queue = first_retry.queue and r.due_at >= since and r.due_at <= first_retry.now
+  order by r.due_at limit 1;
+  perform pgmb_internal.set_mark(place, pgmb_internal.mark_of_time(coalesce(first, first_retry.now)),
+    pgmb_internal.entries_read('pgmb.retry_due') - read_before, since = '-infinity', present);
+  return first;
+end $$;
+
 -- Leases retried events that are due, those first that waited longest, in a claim that follows `base`, and returns how
--- many. An event whose lease expired twice in a row, or before its last attempt, may have crashed its consumer, so it is
--- leased alone.
+-- many. `first`: when the first of them was due (first_retry). An event whose lease expired twice in a row, or before its last
+-- attempt, may have crashed its consumer, so it is leased alone.
 create or replace function pgmb_internal.lease_due(
-  base pgmb.claim, bindings integer, max integer, now timestamptz, expires_at timestamptz, max_attempts integer, token bigint
+  base pgmb.claim, bindings integer, max integer, first timestamptz, now timestamptz, expires_at timestamptz,
+  max_attempts integer, token bigint
 )
 returns bigint
 language plpgsql
@@ -16,7 +45,7 @@ begin
     select later.id, later.due_at, later.together,
       later.together is null and pgmb_internal.comes_alone(later, lease_due.max_attempts) alone
     from pgmb.retry later
-    where later.queue = (lease_due.base).queue and later.due_at <= lease_due.now
+    where later.queue = (lease_due.base).queue and later.due_at >= lease_due.first and later.due_at <= lease_due.now
     order by later.due_at, later.together
     limit lease_due.max
     for update skip locked
@@ -27,7 +56,7 @@ begin
     select d.id, row_number() over w place, bool_or(d.alone) over w stopped
     from due d
     where d.together is not distinct from (
-      select first.together from due first order by first.due_at, first.together, first.id limit 1)
+      select d.together from due d order by d.due_at, d.together, d.id limit 1)
     window w as (order by d.due_at, d.id)) c
   where c.place = 1 or not c.stopped;
   return pgmb_internal.lease_retried(lease_due.base, lease_due.bindings, leased, lease_due.expires_at, lease_due.token);
@@ -190,8 +219,8 @@ begin
   end loop;
 end $$;
 
--- Whether a queue needs a sweep: leases expired since the last one or were shortened, or delayed events are due. Also true
--- if 64 or more claims, settled or not, lie behind: the sweep moves past them.
+-- Whether a queue needs a sweep: leases expired since the last one or were shortened, or delayed or retried events are due. Also
+-- true if 64 or more claims, settled or not, lie behind: the sweep moves past them.
 create or replace function pgmb_internal.needs_sweep(queue integer, swept timestamptz, now timestamptz)
 returns boolean
 language plpgsql volatile
@@ -205,8 +234,9 @@ begin
           and c.expires_at > needs_sweep.swept and c.expires_at <= needs_sweep.now
         limit 64) passing)
     or exists (select from pgmb.shortened s where s.queue = needs_sweep.queue)
-    or exists (select from pgmb.delayed d
-      where d.stream = (select q.stream_name from pgmb.queue q where q.id = needs_sweep.queue) and d.due_at <= needs_sweep.now);
+    or pgmb_internal.first_retry(needs_sweep.queue, needs_sweep.now) is not null
+    or pgmb_internal.first_delayed((select q.stream_name from pgmb.queue q where q.id = needs_sweep.queue), needs_sweep.now)
+      is not null;
 end $$;
 
 -- The segment in which the range (place, upto] goes on: its table, the last number of it to read, and `place` moved past
@@ -293,6 +323,7 @@ declare
   q pgmb.queue;
   swept record;
   released bigint := 0;                      -- delayed events that this call brought into the log
+  first timestamptz;                         -- when the first event to be tried again was due
   late pgmb.event[];
   segment record;
   ahead record;
@@ -319,8 +350,9 @@ begin
   end if;
 
   -- What is due again comes first, in a lease of its own.
-  if exists (select from pgmb.retry r where r.queue = q.id and r.due_at <= now)
-    and pgmb_internal.lease_due(base, q.bindings, receive_plain.max, now, now + receive_plain.lease_for, q.max_attempts,
+  first := pgmb_internal.first_retry(q.id, now);
+  if first is not null
+    and pgmb_internal.lease_due(base, q.bindings, receive_plain.max, first, now, now + receive_plain.lease_for, q.max_attempts,
       receive_plain.token) > 0
   then
     return query
@@ -522,7 +554,8 @@ begin
     pg_current_xact_id_if_assigned() entry_xid,
     -- The sequence, read before this transaction has an xid: what the next batch may start from.
     coalesce(pg_sequence_last_value(asked.numbers), 0) noted, (random() * 1099511627775)::bigint token,
-    exists (select from pgmb.retry r where r.queue = asked.id and r.due_at <= now) due
+    exists (select from pgmb.retry r where r.queue = asked.id and r.due_at <= now
+      and r.due_at >= pgmb_internal.retry_since(asked.id, now)) due
   into q
   from pgmb.queue asked
   where asked.name = receive.queue;

@@ -89,7 +89,8 @@ returns boolean
 language sql volatile
 as $$
   select not q.plain
-    or exists (select from pgmb.retry r where r.queue = q.id and r.due_at <= statement_timestamp())
+    or exists (select from pgmb.retry r where r.queue = q.id and r.due_at <= statement_timestamp()
+      and r.due_at >= pgmb_internal.retry_since(q.id, statement_timestamp()))
     or (select newest.place < newest.upto or pg_sequence_last_value(q.numbers) > newest.upto
         from (select c.place, c.upto from pgmb.claim c where c.queue = q.id order by c.id desc limit 1) newest)
 $$;
@@ -269,6 +270,28 @@ begin
   return settled + pgmb.ack(settle_own.lease, settle_own.seqs);
 end $$;
 
+-- When the first delivery was due of all that wait for active endpoints, or for these; null: none is due.
+create or replace function pgmb_internal.first_delivery(now timestamptz, endpoints uuid[])
+returns timestamptz
+language plpgsql volatile
+as $$
+declare
+  place text := 'pgmb.delivery';
+  present timestamptz := clock_timestamp();
+  since timestamptz := pgmb_internal.look_since(place, present);
+  read_before bigint := pgmb_internal.entries_read('pgmb.delivery_time');
+  first timestamptz;
+begin
+  select d.due_at into first from pgmb.delivery d
+  where d.due_at >= since and d.due_at <= first_delivery.now
+    and (d.endpoint = any (first_delivery.endpoints)
+      or (select e.state = 'active' from pgmb.endpoint e where e.id = d.endpoint))
+  order by d.due_at limit 1;
+  perform pgmb_internal.set_mark(place, pgmb_internal.mark_of_time(coalesce(first, first_delivery.now)),
+    pgmb_internal.entries_read('pgmb.delivery_time') - read_before, since = '-infinity', present);
+  return first;
+end $$;
+
 -- Leases what waits for endpoints and is due, those first that waited longest: of each endpoint at most `room`, or what is
 -- given for it in `rooms`, and of none that is not active unless it is named there. A row whose lease expired counts as a
 -- failed attempt. Rows that another leases at this moment are passed over. Nothing due: nothing written. For admins.
@@ -286,15 +309,25 @@ as $$
 declare
   given uuid := gen_random_uuid();
   now timestamptz := clock_timestamp();
+  since timestamptz;
+  few uuid[];
 begin
   perform pgmb_internal.assert_admin();
   -- An empty look takes no lock and no transaction id.
-  if not exists (select from pgmb.delivery) then
+  since := pgmb_internal.first_delivery(now, claim_deliveries.endpoints);
+  if since is null then
     return;
+  end if;
+  -- Where few are due, these name the endpoints. Otherwise the index is walked from endpoint to endpoint.
+  few := array(
+    select d.endpoint from pgmb.delivery d where d.due_at >= since and d.due_at <= now order by d.due_at limit 1000);
+  if cardinality(few) = 1000 then
+    few := '{}';
+    since := '-infinity';
   end if;
   return query
   with recursive waiting (endpoint, due_at) as (
-    (select d.endpoint, d.due_at from pgmb.delivery d order by d.endpoint, d.due_at limit 1)
+    (select d.endpoint, d.due_at from pgmb.delivery d where few = '{}' order by d.endpoint, d.due_at limit 1)
     union all
     select next.endpoint, next.due_at
     from waiting w
@@ -303,7 +336,7 @@ begin
       where d.endpoint > w.endpoint order by d.endpoint, d.due_at limit 1) next
   ), open as materialized (
     select w.endpoint, coalesce(named.room, claim_deliveries.room) room
-    from (select w.endpoint from waiting w where w.due_at <= now) w
+    from (select w.endpoint from waiting w where w.due_at <= now union select unnest(few)) w
     left join unnest(claim_deliveries.endpoints, claim_deliveries.rooms) named (endpoint, room) on named.endpoint = w.endpoint
     join pgmb.endpoint e on e.id = w.endpoint
     where (e.state = 'active' or named.room is not null) and coalesce(named.room, claim_deliveries.room) > 0
@@ -314,7 +347,7 @@ begin
     from open o
     cross join lateral (
       select d.id from pgmb.delivery d
-      where d.endpoint = o.endpoint and d.due_at <= now
+      where d.endpoint = o.endpoint and d.due_at >= since and d.due_at <= now
       order by d.due_at limit o.room for update skip locked) first
     limit claim_deliveries.max
   ), leased as (

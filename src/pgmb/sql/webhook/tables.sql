@@ -104,6 +104,7 @@ create table pgmb.delivery (
 ) with (autovacuum_vacuum_scale_factor = 0.02, vacuum_truncate = false);
 create index delivery_event on pgmb.delivery (event_id);
 create index delivery_due on pgmb.delivery (endpoint, due_at);
+create index delivery_time on pgmb.delivery (due_at);
 create index delivery_oldest on pgmb.delivery (endpoint, published_at);
 create index delivery_queue on pgmb.delivery (queue);
 create index delivery_lease on pgmb.delivery (lease) where lease is not null;
