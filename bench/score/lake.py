@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from bench.rows import ROWS, lake_archive, lake_read, lake_report
+from bench.rows import ROWS, lake_archive, lake_growth, lake_read, lake_report
 from bench.score.core import proved_by_tests
 from bench.score.part import Measured, Part, Proved, line_with
 
 LAKE: list[Part] = [
     Measured("lake-archive", lake_archive.CHECKS, ROWS["lake-archive"]),
+    Measured("lake-growth", lake_growth.CHECKS, ROWS["lake-growth"]),
     Measured("lake-read", lake_read.CHECKS, ROWS["lake-read"]),
     Measured("lake-report", lake_report.CHECKS, ROWS["lake-report"]),
     Proved(
