@@ -170,6 +170,22 @@ def test_a_retry_of_long_ago_is_found_behind_the_mark(db: Connection, connect: C
     assert received_within(db, 5) == 1
 
 
+def test_what_waits_for_an_endpoint_is_found_at_once_when_it_is_resumed(db: Connection) -> None:
+    db.execute("select pgmb.create_endpoint('e', 'http://localhost/')")
+    db.execute(
+        "insert into pgmb.delivery (queue, endpoint, due_at, attempt, seq, event_id, topic, payload,"
+        " published_at)"
+        " select q.id, e.id, now(), 2, g, gen_random_uuid(), 't', '1', now()"
+        " from pgmb.queue q, pgmb.endpoint e, generate_series(1, 20000) g"
+    )
+    db.execute("select pgmb.set_endpoint_state('e', 'paused')")
+    time.sleep(1.1)
+    # Rows of an endpoint that is paused are passed over, and so many that the mark counts for seconds.
+    assert db.execute("select * from pgmb.claim_deliveries()").fetchall() == []
+    db.execute("select pgmb.set_endpoint_state('e', 'active')")
+    assert len(db.execute("select * from pgmb.claim_deliveries()").fetchall()) == 10
+
+
 def test_a_rollback_takes_the_mark_back(db: Connection, connect: Connect) -> None:
     dead_retries(db, connect)
 

@@ -54,6 +54,14 @@ as $$
     else pgmb_internal.time_of_mark(current_setting(place, true), now) end
 $$;
 
+-- When the session looked at `place` last, to the second; null without a mark.
+create or replace function pgmb_internal.looked_at(place text)
+returns timestamptz
+language sql stable
+as $$
+  select to_timestamp(nullif(split_part(coalesce(current_setting(place, true), ''), ' ', 4), '')::bigint / 1000000.0)
+$$;
+
 -- How many entries of an index this transaction has read, dead ones included. 0 if track_counts is off: there are no marks
 -- then.
 create or replace function pgmb_internal.entries_read(index regclass)

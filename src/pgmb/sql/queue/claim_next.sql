@@ -41,7 +41,9 @@ begin
     -- At least a moment, as in receive.
     now + greatest(coalesce(claim_next.lease_for, asked.lease_for), interval '1 millisecond') expires_at,
     claim_next.max > 0 and asked.stream = claim_next.stream and asked.plain and asked.matching = '' and asked.paused_at is null
-      and (pg_has_role(caller, current_user, 'usage') or pgmb_internal.may_consume(asked.id, caller)) ready
+      and (pg_has_role(caller, current_user, 'usage') or pgmb_internal.may_consume(asked.id, caller))
+      and not exists (select from pgmb.retry r where r.queue = asked.id and r.due_at <= now
+        and r.due_at >= pgmb_internal.retry_since(asked.id, now)) ready
   into q
   from pgmb.queue asked
   where asked.name = claim_next.queue;
@@ -73,7 +75,7 @@ begin
     -- that; where it is equal, the order is not known.
     and pg_snapshot_xmax(claim_next.seen) > pg_snapshot_xmax(base.batch_snapshot)
     and base.simple and base.id >> 40 = q.generation and base.openings = pg_sequence_last_value('pgmb.opening'::regclass)
-    -- Nothing expired or is due, which is looked for every 50 ms.
+    -- Nothing expired.
     and now >= base.swept and (now <= base.swept + interval '50 milliseconds'
       or not pgmb_internal.needs_sweep(q.id, base.swept, now))
   returning pgmb_internal.lease_of(claim.queue, claim.id, claim.token), claim.lo, claim.hi, claim.batch_snapshot,

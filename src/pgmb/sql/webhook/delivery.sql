@@ -279,9 +279,16 @@ declare
   place text := 'pgmb.delivery';
   present timestamptz := clock_timestamp();
   since timestamptz := pgmb_internal.look_since(place, present);
+  looked_at timestamptz := pgmb_internal.looked_at(place);
   read_before bigint := pgmb_internal.entries_read('pgmb.delivery_time');
   first timestamptz;
 begin
+  -- What waits for an endpoint that was resumed since then lies behind the mark.
+  if exists (select from pgmb.endpoint e
+    where e.changed_at > looked_at - interval '1 second' and (e.state = 'active' or e.id = any (first_delivery.endpoints)))
+  then
+    since := '-infinity';
+  end if;
   select d.due_at into first from pgmb.delivery d
   where d.due_at >= since and d.due_at <= first_delivery.now
     and (d.endpoint = any (first_delivery.endpoints)
