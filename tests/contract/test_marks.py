@@ -197,7 +197,7 @@ def test_a_rollback_takes_the_mark_back(db: Connection, connect: Connect) -> Non
 
     before = setting()
     # Its time is over.
-    time.sleep(0.5)
+    time.sleep(1.1)
     with db.transaction(force_rollback=True):
         assert db.execute("select * from pgmb.receive('q')").fetchall() == []
         assert setting() != before

@@ -72,8 +72,8 @@ as $$
 $$;
 
 -- Remembers the mark at `place`, after a look that passed so many entries. One from the beginning (`whole`) sets a mark if
--- they were many. It then counts for `patience` microseconds per entry, of which a look takes less than one, and for a minute
--- at most.
+-- they were many. It then counts for `patience` microseconds per entry, of which a look takes less than one, but for a second
+-- at least and a minute at most.
 create or replace function pgmb_internal.set_mark(
   place text, mark bigint, passed bigint, whole boolean, now timestamptz, patience bigint default 200
 )
@@ -90,7 +90,7 @@ begin
   end if;
   present := pgmb_internal.mark_of_time(set_mark.now);
   if set_mark.whole then
-    pause := least(set_mark.patience * set_mark.passed, 60000000);
+    pause := least(greatest(set_mark.patience * set_mark.passed, 1000000), 60000000);
     said := array[present + pause, pause];
   else
     said := string_to_array(current_setting(set_mark.place), ' ')::bigint[];

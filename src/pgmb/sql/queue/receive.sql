@@ -554,7 +554,7 @@ begin
     pg_current_xact_id_if_assigned() entry_xid,
     -- The sequence, read before this transaction has an xid: what the next batch may start from.
     coalesce(pg_sequence_last_value(asked.numbers), 0) noted, (random() * 1099511627775)::bigint token,
-    exists (select from pgmb.retry r where r.queue = asked.id and r.due_at <= now
+    asked.plain and exists (select from pgmb.retry r where r.queue = asked.id and r.due_at <= now
       and r.due_at >= pgmb_internal.retry_since(asked.id, now)) due
   into q
   from pgmb.queue asked
