@@ -1,4 +1,4 @@
-"""lake-growth: a segment is archived at the same cost, however many were archived before it."""
+"""lake-growth: the cost of archiving a segment, by the size of the table that it is added to."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def run(ground: Ground, form: Form) -> Outcome:
 
 
 class _Growing:
-    """A stream that is archived, a commit per segment."""
+    """A stream that is archived with one commit per segment."""
 
     def __init__(self, lab: Lab, site: Site, name: str, size: int, segment: int) -> None:
         from pgmb.lake.archive import init
@@ -68,7 +68,7 @@ class _Growing:
         return self.lab.measure(self.name, self.site.server, self.segment, self._archive)
 
     def _publish(self) -> None:
-        """One more segment, sealed, and settled as a table is after a while."""
+        """Publish one more segment, seal and vacuum it."""
         from bench.spark.events import publish
         from harness.segments import seal
 

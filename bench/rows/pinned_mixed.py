@@ -1,9 +1,9 @@
-"""pinned-mixed: every kind of queue while an old snapshot keeps vacuum from removing anything.
+"""pinned-mixed: the cost of every kind of queue while an old snapshot keeps vacuum from removing dead rows.
 
-In turn, a process publishes, some of it with a delay, receives from a plain queue, one whose events are
-retried, an ordered one, one that feeds endpoints and one that matches nothing, ticks and maintains. Each of
-these has a session of its own, whose time on a processor is counted. One more session always does the
-same: it tells how fast the machine is at that moment, and the figures are in relation to it.
+One process publishes, partly with a delay, and receives from a plain queue, a queue with retries, an ordered
+one, one that feeds endpoints and one that matches nothing. It also calls tick and maintain. Each of these has
+a database session of its own, whose CPU time is measured. A control session always does the same work, and
+the figures are relative to its cost, because the speed of the machine varies.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from bench.forms import Form
 from bench.ground import Ground, Site
 from bench.outcome import Check, Outcome, Reading
 
-_TURNS_A_SECOND = 25
+_TURNS_PER_SECOND = 25
 _EVENTS, _DELAYED, _KEYS, _ENDPOINTS = 40, 10, 200, 5
 _AFTER = "1 second"
 _GOAL = 1.15
@@ -39,11 +39,11 @@ def run(ground: Ground, form: Form) -> Outcome:
     seconds, window = {"tiny": (3.0, 1.0), "full": (600.0, 60.0)}.get(form.name, (60.0, 15.0))
     outcome = Outcome(
         "pinned-mixed",
-        f"{_TURNS_A_SECOND * (_EVENTS + _DELAYED)} events/s for {seconds:g} s in queues of all kinds,"
+        f"{_TURNS_PER_SECOND * (_EVENTS + _DELAYED)} events/s for {seconds:g} s in queues of all kinds,"
         " an idle REPEATABLE READ transaction",
     )
     with contextlib.closing(ground.site("pgmb, new log")) as site, _Load(site) as load:
-        # Until statements are planned, caches filled, and claims old enough for maintain to clear them.
+        # Plans statements, fills caches, and lets claims become old enough for maintain to clear them.
         load.run(min(seconds, 13.0))
         with psycopg.connect(site.dsn) as pin:
             pin.execute("set transaction isolation level repeatable read")
@@ -62,7 +62,7 @@ def run(ground: Ground, form: Form) -> Outcome:
         outcome.notes.append(
             f"{kind}: {before * 1e6:.0f} us in the first {window:g} s, {after * 1e6:.0f} in the last"
         )
-    outcome.notes.append(f"the machine took {speed:.2f} of its time for the same work in the end")
+    outcome.notes.append(f"cost of the control session, last/first: {speed:.2f}")
     return outcome
 
 
@@ -74,8 +74,8 @@ class _Sample:
 
 
 @dataclass
-class _Lane:
-    """What one session does each turn; `work` returns how many events or calls that was."""
+class _Session:
+    """A database session. `work` runs in every turn and returns the number of events or calls."""
 
     connection: psycopg.Connection[Any]
     work: Callable[[psycopg.Connection[Any]], int]
@@ -89,7 +89,7 @@ class _Lane:
 
 
 class _Load:
-    """The sessions and what they do."""
+    """All sessions."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
@@ -120,9 +120,9 @@ class _Load:
             *(_plain, _retries, _ordered, self._deliver, _deliver_again),
             *(_empty, _publish_later, _tick, _maintain),
         ]
-        self._lanes = {name: self._lane(work) for name, work in zip(KINDS, works, strict=True)}
-        self._lanes[_CONTROL] = self._lane(_control)
-        self._publisher = self._lane(self._publish)
+        self._sessions = {name: self._open(work) for name, work in zip(KINDS, works, strict=True)}
+        self._sessions[_CONTROL] = self._open(_control)
+        self._publisher = self._open(self._publish)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -133,28 +133,28 @@ class _Load:
         samples = [self._sample(begin)]
         turn = 0
         while now < begin + seconds:
-            time.sleep(max(0.0, begin + turn / _TURNS_A_SECOND - now))
+            time.sleep(max(0.0, begin + turn / _TURNS_PER_SECOND - now))
             self._publisher.turn()
-            for name, lane in self._lanes.items():
+            for name, session in self._sessions.items():
                 if name != "maintain" or turn % 5 == 0:
-                    lane.turn()
+                    session.turn()
             turn += 1
             now = time.monotonic()
             if now >= samples[-1].at + min(1.0, seconds / 10):
                 samples.append(self._sample(now))
         return samples
 
-    def _lane(self, work: Callable[[psycopg.Connection[Any]], int]) -> _Lane:
+    def _open(self, work: Callable[[psycopg.Connection[Any]], int]) -> _Session:
         connection = self._stack.enter_context(
             psycopg.connect(self._site.dsn, autocommit=True, prepare_threshold=0)
         )
-        return _Lane(connection, work)
+        return _Session(connection, work)
 
     def _sample(self, at: float) -> _Sample:
         return _Sample(
             at,
-            {name: lane.done for name, lane in self._lanes.items()},
-            {name: lane.spent() for name, lane in self._lanes.items()},
+            {name: session.done for name, session in self._sessions.items()},
+            {name: session.spent() for name, session in self._sessions.items()},
         )
 
     def _publish(self, connection: psycopg.Connection[Any]) -> int:
@@ -185,7 +185,7 @@ class _Load:
 
 
 def _cost(samples: list[_Sample], kind: str) -> float:
-    """Processor time per event or call: the median of the seconds, so that a disturbed one does not count."""
+    """CPU seconds per event or call: the median of the samples, so that a disturbed one does not count."""
     steps = [
         (later.spent[kind] - earlier.spent[kind], later.done[kind] - earlier.done[kind])
         for earlier, later in itertools.pairwise(samples)
@@ -208,25 +208,20 @@ def _plain(connection: psycopg.Connection[Any]) -> int:
 
 
 def _retries(connection: psycopg.Connection[Any]) -> int:
-    """Every fifth event fails once. What was retried comes in a lease of its own."""
-    done = 0
-    for _ in range(2):
-        lease, seqs, again = _receive(connection, "retries", 100)
-        failed = [] if again else [seq for seq in seqs if seq % 5 == 0]
-        if failed:
-            connection.execute("select pgmb.retry(%s, %s::bigint[], %s)", [lease, failed, _AFTER])
-        if seqs:
-            connection.execute("select pgmb.ack(%s)", [lease])
-        done += len(seqs)
-    return done
+    return _fail_some(connection, "retries", one_in=5, leases=2)
 
 
 def _ordered(connection: psycopg.Connection[Any]) -> int:
-    """One event in twenty fails once, and those of its key wait behind it."""
+    """The events behind a failed one with the same key wait for it."""
+    return _fail_some(connection, "ordered", one_in=20, leases=4)
+
+
+def _fail_some(connection: psycopg.Connection[Any], queue: str, *, one_in: int, leases: int) -> int:
+    """Some events fail once. Retries are leased separately from new events."""
     done = 0
-    for _ in range(4):
-        lease, seqs, again = _receive(connection, "ordered", 100)
-        failed = [] if again else [seq for seq in seqs if seq % 20 == 0]
+    for _ in range(leases):
+        lease, seqs, again = _receive(connection, queue, 100)
+        failed = [] if again else [seq for seq in seqs if seq % one_in == 0]
         if failed:
             connection.execute("select pgmb.retry(%s, %s::bigint[], %s)", [lease, failed, _AFTER])
         if seqs:
@@ -267,7 +262,7 @@ def _maintain(connection: psycopg.Connection[Any]) -> int:
 
 
 def _control(connection: psycopg.Connection[Any]) -> int:
-    """Two hundred rows of a table that nobody writes to, found by index here and there."""
+    """Reads 200 rows of a static table by index."""
     connection.execute(
         "select count(c.filler) from generate_series(1, 200) n"
         " join bench_control c on c.id = 1 + (n::bigint * 7919 + %s::bigint * 104729) %% 200000",

@@ -181,31 +181,35 @@ begin
   return found;
 end $$;
 
--- Where a look for delayed events of a stream begins, in a statement that sets no mark.
+-- The setting for scans of a stream's delayed events. Names of settings allow fewer characters than names of streams.
+create or replace function pgmb_internal.delayed_setting(stream text)
+returns text
+language sql immutable parallel safe
+as $$
+  select 'pgmb.delayed_' || encode(convert_to(stream, 'UTF8'), 'hex')
+$$;
+
+-- Where a scan for due delayed events of a stream starts, for statements that do not call first_delayed.
 create or replace function pgmb_internal.delayed_since(stream text, now timestamptz)
 returns timestamptz
 language sql stable
 as $$
-  select pgmb_internal.look_since('pgmb.delayed_' || encode(convert_to(stream, 'UTF8'), 'hex'), now)
+  select pgmb_internal.scan_since(pgmb_internal.delayed_setting(stream), now)
 $$;
 
--- When the first delayed event of a stream was due; null: none is due.
+-- The due time of the first delayed event of a stream that is due; null: none is.
 create or replace function pgmb_internal.first_delayed(stream text, now timestamptz)
 returns timestamptz
 language plpgsql volatile
 as $$
 declare
-  place text := 'pgmb.delayed_' || encode(convert_to(first_delayed.stream, 'UTF8'), 'hex');
-  present timestamptz := clock_timestamp();
-  since timestamptz := pgmb_internal.look_since(place, present);
-  read_before bigint := pgmb_internal.entries_read('pgmb.delayed_due');
+  scan pgmb.scan := pgmb_internal.begin_scan(pgmb_internal.delayed_setting(first_delayed.stream), 'pgmb.delayed_due');
   first timestamptz;
 begin
   select d.due_at into first from pgmb.delayed d
-  where d.stream = first_delayed.stream and d.due_at >= since and d.due_at <= first_delayed.now
+  where d.stream = first_delayed.stream and d.due_at >= scan.since and d.due_at <= first_delayed.now
   order by d.due_at limit 1;
-  perform pgmb_internal.set_mark(place, pgmb_internal.mark_of_time(coalesce(first, first_delayed.now)),
-    pgmb_internal.entries_read('pgmb.delayed_due') - read_before, since = '-infinity', present);
+  perform pgmb_internal.end_scan(scan, pgmb_internal.microseconds(coalesce(first, first_delayed.now)));
   return first;
 end $$;
 

@@ -306,22 +306,18 @@ begin
   return detached;
 end $$;
 
--- The first claim of a queue that is still there.
+-- The oldest claim of a queue that was not cleared yet.
 create or replace function pgmb_internal.first_claim(queue integer)
 returns bigint
 language plpgsql volatile
 as $$
 declare
-  place text := 'pgmb.claim_' || first_claim.queue;
-  present timestamptz := clock_timestamp();
-  mark bigint := pgmb_internal.mark_at(place, present);
-  read_before bigint := pgmb_internal.entries_read('pgmb.claim_newest');
+  scan pgmb.scan := pgmb_internal.begin_scan('pgmb.claim_' || first_claim.queue, 'pgmb.claim_newest', by_time => false);
   first bigint;
 begin
   select c.id into first from pgmb.claim c
-  where c.queue = first_claim.queue and c.id >= coalesce(mark, 0) order by c.id limit 1;
-  perform pgmb_internal.set_mark(place, first, pgmb_internal.entries_read('pgmb.claim_newest') - read_before, mark is null,
-    present, 1000000);
+  where c.queue = first_claim.queue and c.id >= coalesce(scan.start, 0) order by c.id limit 1;
+  perform pgmb_internal.end_scan(scan, first, 1000000);
   return first;
 end $$;
 
@@ -352,7 +348,7 @@ begin
     cross join lateral (select c.id from pgmb.claim c where c.queue = queue.id order by c.id desc limit 1) newest
     -- A queue at rest has its position alone. Not exists, which may read the claims of all queues.
     where (select true from pgmb.claim old where old.queue = queue.id and old.id < newest.id
-      and old.id >= coalesce(pgmb_internal.mark_at('pgmb.claim_' || queue.id, now), 0) limit 1)
+      and old.id >= coalesce(pgmb_internal.scan_start('pgmb.claim_' || queue.id, now), 0) limit 1)
   loop
     exit when cleared >= clear_settled.max;
     first := pgmb_internal.first_claim(q.id);

@@ -1,35 +1,31 @@
 -- Receiving: the next events of a queue, under a lease.
 
--- Where a look for retried events of a queue begins, in a statement that sets no mark.
+-- Where a scan for due retries of a queue starts, for statements that do not call first_retry.
 create or replace function pgmb_internal.retry_since(queue integer, now timestamptz)
 returns timestamptz
 language sql stable
 as $$
-  select pgmb_internal.look_since('pgmb.retry_' || queue, now)
+  select pgmb_internal.scan_since('pgmb.retry_' || queue, now)
 $$;
 
--- When the first retried event of a queue was due; null: none is due.
+-- The due time of the first retry of a queue that is due; null: none is.
 create or replace function pgmb_internal.first_retry(queue integer, now timestamptz)
 returns timestamptz
 language plpgsql volatile
 as $$
 declare
-  place text := 'pgmb.retry_' || first_retry.queue;
-  present timestamptz := clock_timestamp();
-  since timestamptz := pgmb_internal.look_since(place, present);
-  read_before bigint := pgmb_internal.entries_read('pgmb.retry_due');
+  scan pgmb.scan := pgmb_internal.begin_scan('pgmb.retry_' || first_retry.queue, 'pgmb.retry_due');
   first timestamptz;
 begin
   select r.due_at into first from pgmb.retry r
-  where r.queue = first_retry.queue and r.due_at >= since and r.due_at <= first_retry.now
+  where r.queue = first_retry.queue and r.due_at >= scan.since and r.due_at <= first_retry.now
   order by r.due_at limit 1;
-  perform pgmb_internal.set_mark(place, pgmb_internal.mark_of_time(coalesce(first, first_retry.now)),
-    pgmb_internal.entries_read('pgmb.retry_due') - read_before, since = '-infinity', present);
+  perform pgmb_internal.end_scan(scan, pgmb_internal.microseconds(coalesce(first, first_retry.now)));
   return first;
 end $$;
 
 -- Leases retried events that are due, those first that waited longest, in a claim that follows `base`, and returns how
--- many. `first`: when the first of them was due (first_retry). An event whose lease expired twice in a row, or before its last
+-- many. `first`: the due time of the first of them (first_retry). An event whose lease expired twice in a row, or before its last
 -- attempt, may have crashed its consumer, so it is leased alone.
 create or replace function pgmb_internal.lease_due(
   base pgmb.claim, bindings integer, max integer, first timestamptz, now timestamptz, expires_at timestamptz,
@@ -323,7 +319,7 @@ declare
   q pgmb.queue;
   swept record;
   released bigint := 0;                      -- delayed events that this call brought into the log
-  first timestamptz;                         -- when the first event to be tried again was due
+  first timestamptz;                         -- the due time of the first retry
   late pgmb.event[];
   segment record;
   ahead record;

@@ -270,32 +270,28 @@ begin
   return settled + pgmb.ack(settle_own.lease, settle_own.seqs);
 end $$;
 
--- When the first delivery was due of all that wait for active endpoints, or for these; null: none is due.
+-- The due time of the first delivery to an active endpoint, or to one of `endpoints`, that is due; null: none is.
 create or replace function pgmb_internal.first_delivery(now timestamptz, endpoints uuid[])
 returns timestamptz
 language plpgsql volatile
 as $$
 declare
-  place text := 'pgmb.delivery';
-  present timestamptz := clock_timestamp();
-  since timestamptz := pgmb_internal.look_since(place, present);
-  looked_at timestamptz := pgmb_internal.looked_at(place);
-  read_before bigint := pgmb_internal.entries_read('pgmb.delivery_time');
+  scan pgmb.scan := pgmb_internal.begin_scan('pgmb.delivery', 'pgmb.delivery_time');
   first timestamptz;
 begin
-  -- What waits for an endpoint that was resumed since then lies behind the mark.
+  -- The scan skips deliveries to paused endpoints. After an endpoint was resumed, its deliveries lie below the stored start.
   if exists (select from pgmb.endpoint e
-    where e.changed_at > looked_at - interval '1 second' and (e.state = 'active' or e.id = any (first_delivery.endpoints)))
+    where e.changed_at > scan.last_at - interval '1 second' and (e.state = 'active' or e.id = any (first_delivery.endpoints)))
   then
-    since := '-infinity';
+    scan.start := null;
+    scan.since := '-infinity';
   end if;
   select d.due_at into first from pgmb.delivery d
-  where d.due_at >= since and d.due_at <= first_delivery.now
+  where d.due_at >= scan.since and d.due_at <= first_delivery.now
     and (d.endpoint = any (first_delivery.endpoints)
       or (select e.state = 'active' from pgmb.endpoint e where e.id = d.endpoint))
   order by d.due_at limit 1;
-  perform pgmb_internal.set_mark(place, pgmb_internal.mark_of_time(coalesce(first, first_delivery.now)),
-    pgmb_internal.entries_read('pgmb.delivery_time') - read_before, since = '-infinity', present);
+  perform pgmb_internal.end_scan(scan, pgmb_internal.microseconds(coalesce(first, first_delivery.now)));
   return first;
 end $$;
 

@@ -1,4 +1,4 @@
-"""Looks for what is due begin at a mark: what was taken, and is kept by a pinned xmin, costs them nothing.
+"""Scans for due rows start where the last one ended, and so do not pass dead rows that a pinned xmin keeps.
 
 Cost is index entries read, not time: the same on every machine and under any load.
 """
@@ -27,7 +27,7 @@ def pin(connect: Connect) -> Connection:
 
 
 def entries(db: Connection, statement: str) -> int:
-    """Index entries that a statement reads: the fewest of several, because some look further back."""
+    """Index entries that a statement reads. The minimum of several, because some scans start earlier."""
 
     def read() -> int:
         ((count,),) = db.execute(
@@ -37,7 +37,7 @@ def entries(db: Connection, statement: str) -> int:
         return int(count)
 
     def once() -> int:
-        # So that receives look for what expired and is due.
+        # Receives scan for expired leases and due rows every 50 ms.
         time.sleep(0.06)
         with db.transaction():
             before = read()
@@ -99,7 +99,7 @@ RECEIVE = "select * from pgmb.receive('q')"
 
 
 @pytest.mark.parametrize(
-    ("take", "look", "options"),
+    ("take", "statement", "options"),
     [
         pytest.param(take_retries, RECEIVE, "", id="retries"),
         pytest.param(take_retries, RECEIVE, ", max_in_flight => 1000", id="retries of a limited queue"),
@@ -114,8 +114,8 @@ RECEIVE = "select * from pgmb.receive('q')"
         pytest.param(take_claims, "select pgmb.clear_settled()", "", id="claims"),
     ],
 )
-def test_what_was_taken_costs_later_looks_nothing(
-    db: Connection, connect: Connect, take: Callable[[Connection], None], look: str, options: str
+def test_scans_do_not_pass_dead_rows(
+    db: Connection, connect: Connect, take: Callable[[Connection], None], statement: str, options: str
 ) -> None:
     db.execute(f"select pgmb.create_queue('q'{options})")
     db.execute("select pgmb.create_endpoint('e', 'http://localhost/')")
@@ -123,27 +123,27 @@ def test_what_was_taken_costs_later_looks_nothing(
     pinned = pin(connect)
     take(db)
     drain(db)
-    before = entries(db, look)
+    before = entries(db, statement)
     for _ in range(5):
         take(db)
     drain(db)
-    after = entries(db, look)
+    after = entries(db, statement)
     # A thousand rows are dead by now.
     assert after <= before + 100, f"{before} entries before, {after} after"
     pinned.rollback()
 
 
 def dead_retries(db: Connection, connect: Connect) -> Connection:
-    """A queue whose session has a mark, because many retries were taken since xmin was pinned."""
+    """A queue with many dead retries, and a session that has stored where its next scan starts."""
     db.execute("select pgmb.create_queue('q')")
     pinned = pin(connect)
     take_retries(db)
     take_retries(db)
     assert db.execute("select * from pgmb.receive('q')").fetchall() == []
-    ((mark,),) = db.execute(
+    ((setting,),) = db.execute(
         "select current_setting('pgmb.retry_' || id, true) from pgmb.queue where name = 'q'"
     ).fetchall()
-    assert mark
+    assert setting
     return pinned
 
 
@@ -156,19 +156,19 @@ def received_within(db: Connection, seconds: float) -> int:
     return 0
 
 
-def test_a_retry_that_commits_late_is_found_behind_the_mark(db: Connection, connect: Connect) -> None:
+def test_a_retry_that_is_committed_late_is_found(db: Connection, connect: Connect) -> None:
     dead_retries(db, connect)
     db.execute("select pgmb.publish('t', '1')")
     ((lease,),) = db.execute("select lease from pgmb.receive('q')").fetchall()
     late = connect(autocommit=False)
     late.execute("select pgmb.retry(%s, null, '0')", [lease])
-    # Looks pass the time at which it is due.
+    # Scans pass its due time.
     assert received_within(db, 0.5) == 0
     late.commit()
     assert received_within(db, 5) == 1
 
 
-def test_a_retry_of_long_ago_is_found_behind_the_mark(db: Connection, connect: Connect) -> None:
+def test_a_retry_with_an_old_due_time_is_found(db: Connection, connect: Connect) -> None:
     dead_retries(db, connect)
     db.execute("select pgmb.publish('t', '1')")
     ((lease,),) = db.execute("select lease from pgmb.receive('q')").fetchall()
@@ -177,7 +177,7 @@ def test_a_retry_of_long_ago_is_found_behind_the_mark(db: Connection, connect: C
     assert received_within(db, 5) == 1
 
 
-def test_what_waits_for_an_endpoint_is_found_at_once_when_it_is_resumed(db: Connection) -> None:
+def test_deliveries_to_a_resumed_endpoint_are_found_at_once(db: Connection) -> None:
     db.execute("select pgmb.create_endpoint('e', 'http://localhost/')")
     db.execute(
         "insert into pgmb.delivery (queue, endpoint, due_at, attempt, seq, event_id, topic, payload,"
@@ -187,13 +187,13 @@ def test_what_waits_for_an_endpoint_is_found_at_once_when_it_is_resumed(db: Conn
     )
     db.execute("select pgmb.set_endpoint_state('e', 'paused')")
     time.sleep(1.1)
-    # Rows of an endpoint that is paused are passed over, and so many that the mark counts for seconds.
+    # The scan passes so many deliveries to the paused endpoint that its end is stored for seconds.
     assert db.execute("select * from pgmb.claim_deliveries()").fetchall() == []
     db.execute("select pgmb.set_endpoint_state('e', 'active')")
     assert len(db.execute("select * from pgmb.claim_deliveries()").fetchall()) == 10
 
 
-def test_a_rollback_takes_the_mark_back(db: Connection, connect: Connect) -> None:
+def test_a_rollback_restores_the_start(db: Connection, connect: Connect) -> None:
     dead_retries(db, connect)
 
     def setting() -> str:
@@ -203,7 +203,7 @@ def test_a_rollback_takes_the_mark_back(db: Connection, connect: Connect) -> Non
         return str(said)
 
     before = setting()
-    # Its time is over.
+    # The setting has expired.
     time.sleep(1.1)
     with db.transaction(force_rollback=True):
         assert db.execute("select * from pgmb.receive('q')").fetchall() == []
@@ -211,15 +211,15 @@ def test_a_rollback_takes_the_mark_back(db: Connection, connect: Connect) -> Non
     assert setting() == before
 
 
-def test_a_mark_counts_for_its_time_only(db: Connection, connect: Connect) -> None:
-    """Also when the clock was set back: then its time seems to lie too far ahead."""
+def test_a_stored_start_expires(db: Connection, connect: Connect) -> None:
+    """It also expires when the clock is set back, because the rest of its lifetime is then too long."""
     dead_retries(db, connect)
     ((setting,),) = db.execute(
         "select current_setting('pgmb.retry_' || id) from pgmb.queue where name = 'q'"
     ).fetchall()
     for shift, counts in (("0", True), ("-1 hour", False), ("1 hour", False)):
         ((since,),) = db.execute(
-            "select pgmb_internal.time_of_mark(%s, to_timestamp(%s::bigint / 1e6) + %s::interval)::text",
+            "select pgmb_internal.time_of_start(%s, to_timestamp(%s::bigint / 1e6) + %s::interval)::text",
             [setting, setting.split()[3], shift],
         ).fetchall()
         assert (since != "-infinity") is counts, shift
@@ -229,9 +229,11 @@ def test_a_mark_counts_for_its_time_only(db: Connection, connect: Connect) -> No
     ("last", "now", "earlier"),
     [(100.2, 100.9, 0.1), (100.9, 101.1, 2), (101.9, 102.1, 4), (99.9, 100.1, 8), (100.2, 109.0, 16)],
 )
-def test_looks_begin_the_earlier_the_rarer(db: Connection, last: float, now: float, earlier: float) -> None:
+def test_the_less_often_scans_start_the_earlier(
+    db: Connection, last: float, now: float, earlier: float
+) -> None:
     setting = f"{200 * 10**6} {200 * 10**6} {50 * 10**6} {int(last * 10**6)}"
     ((found,),) = db.execute(
-        "select extract(epoch from pgmb_internal.time_of_mark(%s, to_timestamp(%s)))::float8", [setting, now]
+        "select extract(epoch from pgmb_internal.time_of_start(%s, to_timestamp(%s)))::float8", [setting, now]
     ).fetchall()
     assert found == pytest.approx(50 - earlier)
