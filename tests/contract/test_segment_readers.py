@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import psycopg
@@ -91,3 +92,36 @@ def test_a_plan_made_while_the_segment_was_empty_reads_by_its_numbers(db: Connec
     root = plan[0]["Plan"]
     assert root["Actual Rows"] == 10
     assert root["Shared Hit Blocks"] + root["Shared Read Blocks"] < 60
+
+
+def test_between_reads_few_and_many_numbers_alike(db: Connection) -> None:
+    # The counts lie on both sides of the limit of 100 numbers. None of the rolled back events may appear.
+    counts = (1, 99, 2, 100, 101, 30, 0, 250)
+    positions = [str(scalar(db, "select pgmb.position()"))]
+    for count in counts:
+        with contextlib.suppress(psycopg.errors.DivisionByZero), db.transaction():
+            db.execute("select pgmb.publish('undone', '1'), 1/0")
+        db.execute("select pgmb.publish_many('a', array_fill('1'::json, array[%s::integer]))", [count])
+        if count == 30:
+            db.execute("select pgmb.rotate('main')")
+        positions.append(str(scalar(db, "select pgmb.position()")))
+    for first, after in enumerate(positions):
+        for last, upto in enumerate(positions[first:], first):
+            rows = db.execute(
+                "select seq, topic from pgmb.between('main', %s::pgmb.position, %s::pgmb.position, 0, 10000)",
+                [after, upto],
+            ).fetchall()
+            assert len(rows) == sum(counts[first:last]), (first, last)
+            assert {topic for _, topic in rows} <= {"a"}
+            pages = list[tuple[int, str]]()
+            while page := db.execute(
+                "select seq, topic from pgmb.between('main', %s::pgmb.position, %s::pgmb.position, %s, 90)",
+                [after, upto, pages[-1][0] if pages else 0],
+            ).fetchall():
+                pages += page
+            assert pages == rows, (first, last)
+
+
+def scalar(db: Connection, query: str) -> Any:
+    ((value,),) = db.execute(query.encode()).fetchall()
+    return value

@@ -48,7 +48,7 @@ begin
     else interval '2 seconds' * 2 ^ floor(ln(changed) / ln(2) + 0.000001) end;
 end $$;
 
--- The same for statements that do not store anything. Inlined, as scan_start.
+-- The same, for a setting by its name. Inlined, as scan_start.
 create or replace function pgmb_internal.scan_since(setting_name text, now timestamptz)
 returns timestamptz
 language sql stable
@@ -57,57 +57,37 @@ as $$
     else pgmb_internal.time_of_start(current_setting(setting_name, true), now) end
 $$;
 
--- Begins a scan of an index, the start of which is stored in the setting of that name. by_time => false: by another number.
-create or replace function pgmb_internal.begin_scan(setting_name text, index regclass, by_time boolean default true)
-returns pgmb.scan
-language plpgsql volatile
+-- Whether a scan is worth storing, or the session stored one before. passed: the entries that it read. Inlined.
+create or replace function pgmb_internal.is_long_scan(setting_name text, passed bigint)
+returns boolean
+language sql stable
 as $$
-declare
-  scan pgmb.scan;
-  stored bigint[];
-begin
-  scan.setting_name := begin_scan.setting_name;
-  scan.index := begin_scan.index;
-  scan.at := clock_timestamp();
-  scan.since := '-infinity';
-  if coalesce(current_setting(begin_scan.setting_name, true), '') <> '' then
-    stored := pgmb_internal.read_scan(current_setting(begin_scan.setting_name), scan.at);
-    scan.start := stored[3];
-    scan.last_at := to_timestamp(stored[4] / 1000000.0);
-    if by_time then
-      scan.since := pgmb_internal.time_of_start(current_setting(begin_scan.setting_name), scan.at);
-    end if;
-  end if;
-  scan.read_before := pgmb_internal.entries_read(begin_scan.index);
-  return scan;
-end $$;
+  select passed >= 64 or coalesce(current_setting(setting_name, true), '') <> ''
+$$;
 
--- Ends a scan that found no row below `start`, and stores that if the scan passed 64 entries or more. After a scan from the
--- beginning, the setting is valid for `lifetime` microseconds per entry, at least a second and at most a minute. A scan
--- takes less than a microsecond per entry.
-create or replace function pgmb_internal.end_scan(scan pgmb.scan, start bigint, lifetime bigint default 200)
+-- Stores the start of the session's next scan, after a scan that found no row below it and passed so many entries. After a
+-- scan from the beginning, the setting is valid for `lifetime` microseconds per entry, at least a second and at most a
+-- minute. A scan takes less than a microsecond per entry.
+create or replace function pgmb_internal.store_scan(
+  setting_name text, now timestamptz, start bigint, passed bigint, lifetime bigint default 200
+)
 returns void
 language plpgsql volatile
 as $$
 declare
-  passed bigint := pgmb_internal.entries_read((scan).index) - (scan).read_before;
-  now bigint := pgmb_internal.microseconds((scan).at);
+  stored bigint[] := pgmb_internal.read_scan(current_setting(store_scan.setting_name, true), store_scan.now);
+  at bigint := pgmb_internal.microseconds(store_scan.now);
   valid_for bigint;
-  stored bigint[];
 begin
-  if (scan).start is null then
-    if passed < 64 then
-      return;
-    end if;
-    valid_for := least(greatest(lifetime * passed, 1000000), 60000000);
-    stored := array[now + valid_for, valid_for];
-  else
-    stored := string_to_array(current_setting((scan).setting_name), ' ')::bigint[];
-    if passed < 64 and stored[4] / 1000000 = now / 1000000 then
-      return;
-    end if;
+  -- A short scan moves the start once in a second.
+  if passed < 64 and (stored is null or stored[4] / 1000000 = at / 1000000) then
+    return;
   end if;
-  perform set_config((scan).setting_name, concat_ws(' ', stored[1], stored[2], start, now), false);
+  if stored is null then
+    valid_for := least(greatest(lifetime * passed, 1000000), 60000000);
+    stored := array[at + valid_for, valid_for];
+  end if;
+  perform set_config(setting_name, concat_ws(' ', stored[1], stored[2], start, at), false);
 end $$;
 
 -- How many entries of an index this transaction has read, dead ones included. Always 0 if track_counts is off: then scans

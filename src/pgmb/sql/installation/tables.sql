@@ -42,15 +42,3 @@ values (sha256(convert_to(gen_random_uuid()::text || gen_random_uuid()::text, 'U
 -- When maintain() last ended, in milliseconds since 1970. A sequence, because a row that is updated each second would grow
 -- old versions.
 create sequence pgmb.maintained;
-
--- A scan of an index for due rows, which starts where the session's last one ended (pgmb_internal.begin_scan). start: null if it
--- starts at the beginning; since: the same as a time, somewhat earlier; last_at: when the last scan was.
-create type pgmb.scan as (
-  setting_name text,
-  index regclass,
-  start bigint,
-  since timestamptz,
-  last_at timestamptz,
-  at timestamptz,
-  read_before bigint
-);

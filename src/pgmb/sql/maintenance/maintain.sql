@@ -312,12 +312,18 @@ returns bigint
 language plpgsql volatile
 as $$
 declare
-  scan pgmb.scan := pgmb_internal.begin_scan('pgmb.claim_' || first_claim.queue, 'pgmb.claim_newest', by_time => false);
+  setting_name text := 'pgmb.claim_' || first_claim.queue;
+  now timestamptz := clock_timestamp();
+  passed bigint := -pgmb_internal.entries_read('pgmb.claim_newest');
   first bigint;
 begin
   select c.id into first from pgmb.claim c
-  where c.queue = first_claim.queue and c.id >= coalesce(scan.start, 0) order by c.id limit 1;
-  perform pgmb_internal.end_scan(scan, first, 1000000);
+  where c.queue = first_claim.queue and c.id >= coalesce(pgmb_internal.scan_start(setting_name, now), 0)
+  order by c.id limit 1;
+  passed := passed + pgmb_internal.entries_read('pgmb.claim_newest');
+  if pgmb_internal.is_long_scan(setting_name, passed) then
+    perform pgmb_internal.store_scan(setting_name, now, first, passed, lifetime => 1000000);
+  end if;
   return first;
 end $$;
 

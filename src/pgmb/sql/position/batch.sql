@@ -3,12 +3,13 @@
 
 -- The present snapshot, with the caller's own transaction unfinished in it, as it is. pg_current_snapshot()
 -- leaves it out of its list, so that once a later transaction has finished it would count as finished too,
--- and what it publishes from now on as read.
+-- and what it publishes from now on as read. Inlined.
 create or replace function pgmb_internal.snapshot()
 returns pg_snapshot
 language sql volatile
 as $$
-  select pgmb_internal.with_own(pg_catalog.pg_current_snapshot(), pg_catalog.pg_current_xact_id_if_assigned())
+  select case when pg_catalog.pg_current_xact_id_if_assigned() is null then pg_catalog.pg_current_snapshot()
+    else pgmb_internal.with_own(pg_catalog.pg_current_snapshot(), pg_catalog.pg_current_xact_id()) end
 $$;
 
 -- A snapshot with the transaction `own` unfinished in it; as it is where `own` is null.

@@ -14,13 +14,19 @@ returns timestamptz
 language plpgsql volatile
 as $$
 declare
-  scan pgmb.scan := pgmb_internal.begin_scan('pgmb.retry_' || first_retry.queue, 'pgmb.retry_due');
+  setting_name text := 'pgmb.retry_' || first_retry.queue;
+  passed bigint := -pgmb_internal.entries_read('pgmb.retry_due');
   first timestamptz;
 begin
   select r.due_at into first from pgmb.retry r
-  where r.queue = first_retry.queue and r.due_at >= scan.since and r.due_at <= first_retry.now
+  where r.queue = first_retry.queue and r.due_at <= first_retry.now
+    and r.due_at >= pgmb_internal.scan_since(setting_name, first_retry.now)
   order by r.due_at limit 1;
-  perform pgmb_internal.end_scan(scan, pgmb_internal.microseconds(coalesce(first, first_retry.now)));
+  passed := passed + pgmb_internal.entries_read('pgmb.retry_due');
+  if pgmb_internal.is_long_scan(setting_name, passed) then
+    perform pgmb_internal.store_scan(setting_name, first_retry.now,
+      pgmb_internal.microseconds(coalesce(first, first_retry.now)), passed);
+  end if;
   return first;
 end $$;
 
@@ -601,6 +607,10 @@ begin
         base.swept := now;
       end if;
       if opened then
+        -- No number was given out since, and no event can be late.
+        if q.noted <= base.batch_seq and base.batch_next < pg_snapshot_xmin(base.batch_snapshot) then
+          return;
+        end if;
         base := pgmb_internal.open_batch(base, q.numbers, again => true);
         base.place := base.done_seq;
         if base.upto = base.done_seq then

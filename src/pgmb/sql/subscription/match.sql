@@ -106,10 +106,10 @@ set plan_cache_mode = auto
 set standard_conforming_strings = on
 as $$
 declare
-  shapes pgmb.shape[];
+  asked record;
   part pgmb.shape[];
-  seqs bigint[] := '{}';
-  ids uuid[] := '{}';
+  seqs bigint[];
+  ids uuid[];
   found_here record;
   documents pgmb.document[];
 begin
@@ -120,43 +120,49 @@ begin
       where s.stream = match.stream and s.group_id = match.group_id and s.shape > present.id)
     from present where present.id is not null
   )
-  select array_agg(h order by h.id) into shapes from present join pgmb.shape h on h.id = present.id;
-  if shapes is null or cardinality(match.events) = 0 then
+  select array_agg(h order by h.id) shapes,
+    -- Those that neither look values up nor ask in SQL.
+    coalesce(array_agg(h order by h.id) filter (where h.condition is null and h.fields = '{}'), '{}') plain,
+    bool_or(h.condition is not null) conditions,
+    bool_or(h.payload_filter is not null or h.condition is not null or h.fields <> '{}') payloads,
+    -- A condition may look at e.event, or at e as a whole.
+    bool_or(h.filter is not null and h.payload_filter is null
+      or regexp_replace(h.condition, '\(e\)\.(seq|id|topic|key|payload|headers|metadata|published_at)\M', '', 'g') ~ '\me\M') whole,
+    exists (select from pgmb.subscription s
+      where s.stream = match.stream and s.group_id = match.group_id and s.costly) costly
+  into asked
+  from present join pgmb.shape h on h.id = present.id;
+  if asked.shapes is null or cardinality(match.events) = 0 then
     return;
   end if;
-  if exists (select from unnest(shapes) h where h.condition is not null)
-    or exists (select from pgmb.subscription s where s.stream = match.stream and s.group_id = match.group_id and s.costly)
-  then
+  if asked.conditions or asked.costly then
     perform pgmb_internal.assert_timeout();
   end if;
-  documents := pgmb_internal.documents(match.events,
-    payloads => exists (select from unnest(shapes) h
-      where h.payload_filter is not null or h.condition is not null or h.fields <> '{}'),
-    -- A condition may look at e.event, or at e as a whole.
-    whole => exists (select from unnest(shapes) h where h.filter is not null and h.payload_filter is null
-      or regexp_replace(h.condition, '\(e\)\.(seq|id|topic|key|payload|headers|metadata|published_at)\M', '', 'g') ~ '\me\M'),
-    salt => (select t.salt from pgmb.stream t
-      where t.id = match.stream and exists (select from unnest(shapes) h where h.condition is not null)));
-  -- Those that neither look values up nor ask in SQL, all at once; those that look up, some at a time; conditions one by
-  -- one, so that it shows which took too long.
-  found_here := pgmb_internal.match_shapes(match.group_id, match.stream, documents,
-    array(select h from unnest(shapes) h where h.condition is null and h.fields = '{}'));
-  seqs := seqs || found_here.seqs;
-  ids := ids || found_here.matching;
-  for part in
-    select array_agg(h.shape) from (
-      select h shape, row_number() over (partition by h.condition is null order by h.id) place
-      from unnest(shapes) h
-      where h.condition is not null or h.fields <> '{}') h
-    group by (h.shape).condition is null, case when (h.shape).condition is null then h.place / 50 else h.place end
-  loop
-    found_here := pgmb_internal.match_shapes(match.group_id, match.stream, documents, part);
+  documents := pgmb_internal.documents(match.events, asked.payloads, coalesce(asked.whole, false),
+    salt => case when asked.conditions then (select t.salt from pgmb.stream t where t.id = match.stream) end);
+  -- The plain ones all at once; those that look up, some at a time; conditions one by one, so that it shows which took too
+  -- long.
+  found_here := pgmb_internal.match_shapes(match.group_id, match.stream, documents, asked.plain);
+  seqs := found_here.seqs;
+  ids := found_here.matching;
+  if cardinality(asked.plain) < cardinality(asked.shapes) then
+    for part in
+      select array_agg(h.shape) from (
+        select h shape, row_number() over (partition by h.condition is null order by h.id) place
+        from unnest(asked.shapes) h
+        where h.condition is not null or h.fields <> '{}') h
+      group by (h.shape).condition is null, case when (h.shape).condition is null then h.place / 50 else h.place end
+    loop
+      found_here := pgmb_internal.match_shapes(match.group_id, match.stream, documents, part);
+      seqs := seqs || found_here.seqs;
+      ids := ids || found_here.matching;
+    end loop;
+  end if;
+  if asked.costly then
+    found_here := pgmb_internal.match_costly(match.group_id, match.stream, documents, asked.shapes);
     seqs := seqs || found_here.seqs;
     ids := ids || found_here.matching;
-  end loop;
-  found_here := pgmb_internal.match_costly(match.group_id, match.stream, documents, shapes);
-  seqs := seqs || found_here.seqs;
-  ids := ids || found_here.matching;
+  end if;
   return query
   select pair.seq, array_agg(pair.id order by pair.id) from unnest(seqs, ids) pair (seq, id) group by pair.seq;
 end $$;

@@ -276,22 +276,28 @@ returns timestamptz
 language plpgsql volatile
 as $$
 declare
-  scan pgmb.scan := pgmb_internal.begin_scan('pgmb.delivery', 'pgmb.delivery_time');
+  passed bigint := -pgmb_internal.entries_read('pgmb.delivery_time');
+  last_scan bigint;
   first timestamptz;
 begin
+  last_scan := (pgmb_internal.read_scan(current_setting('pgmb.delivery', true), first_delivery.now))[4];
   -- The scan skips deliveries to paused endpoints. After an endpoint was resumed, its deliveries lie below the stored start.
-  if exists (select from pgmb.endpoint e
-    where e.changed_at > scan.last_at - interval '1 second' and (e.state = 'active' or e.id = any (first_delivery.endpoints)))
+  if last_scan is not null and exists (select from pgmb.endpoint e
+    where e.changed_at > to_timestamp(last_scan / 1000000.0) - interval '1 second'
+      and (e.state = 'active' or e.id = any (first_delivery.endpoints)))
   then
-    scan.start := null;
-    scan.since := '-infinity';
+    perform set_config('pgmb.delivery', '', false);
   end if;
   select d.due_at into first from pgmb.delivery d
-  where d.due_at >= scan.since and d.due_at <= first_delivery.now
+  where d.due_at <= first_delivery.now and d.due_at >= pgmb_internal.scan_since('pgmb.delivery', first_delivery.now)
     and (d.endpoint = any (first_delivery.endpoints)
       or (select e.state = 'active' from pgmb.endpoint e where e.id = d.endpoint))
   order by d.due_at limit 1;
-  perform pgmb_internal.end_scan(scan, pgmb_internal.microseconds(coalesce(first, first_delivery.now)));
+  passed := passed + pgmb_internal.entries_read('pgmb.delivery_time');
+  if pgmb_internal.is_long_scan('pgmb.delivery', passed) then
+    perform pgmb_internal.store_scan('pgmb.delivery', first_delivery.now,
+      pgmb_internal.microseconds(coalesce(first, first_delivery.now)), passed);
+  end if;
   return first;
 end $$;
 
