@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import psycopg
 import pytest
 
@@ -114,6 +115,44 @@ def test_a_tail_from_a_lost_position_fails_before_the_new_history_catches_up(
         broker.publish("t", 1)
         with pytest.raises(PositionLost):
             list(broker.tail(after=gone, max_wait=1))
+
+
+# A history of the same length gave a tick with a lower, a higher or the same number.
+LOST_TICKS = [(-1, 0), (1, 0), (0, 1)]
+
+
+@pytest.mark.parametrize("follow", [False, True])
+@pytest.mark.parametrize(("tick", "proof"), LOST_TICKS)
+def test_a_tail_from_a_lost_position_fails_where_the_new_history_is_as_long(
+    dsn: str, db: psycopg.Connection[Any], tick: int, proof: int, *, follow: bool
+) -> None:
+    publish(db, 1)
+    newest = Position.parse(value(db, "select pgmb.position()::text"))
+    lost = msgspec.structs.replace(newest, tick=newest.tick + tick, proof=newest.proof ^ proof)
+    with pgmb.connect(dsn) as broker, pytest.raises(PositionLost):
+        list(broker.tail(after=lost, follow=follow, max_wait=1))
+
+
+@pytest.mark.parametrize(("tick", "proof"), LOST_TICKS)
+async def test_server_sent_events_reset_where_the_new_history_is_as_long(
+    dsn: str, db: psycopg.Connection[Any], tick: int, proof: int
+) -> None:
+    """A failover behind the back of a server that goes on."""
+    key = make_key(db, "read:main")
+    async with served(Application(dsn, parts=[sse.routes])) as port, Client(port, EVENTS, key=key) as client:
+        await client.until(lambda: client.last_id != "")
+        publish(db, 1)
+        db.execute("select pgmb.tick()")
+        await client.numbers(1)
+        db.execute(
+            "update pgmb.tick t set id = t.id + %(tick)s, position.tick = t.id + %(tick)s,"
+            " position.proof = (t.position).proof # %(proof)s"
+            " where t.id = (select max(id) from pgmb.tick)",
+            {"tick": tick, "proof": proof},
+        )
+        db.execute("notify pgmb, 'main'")
+        await client.until(lambda: client.got[-1].event == "reset")
+        assert client.got[-1].json == {"reason": "lost"}
 
 
 async def test_server_sent_events_and_spark_refuse_a_position_that_a_failover_lost(

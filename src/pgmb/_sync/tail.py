@@ -244,8 +244,8 @@ class Tail:
             self._look_at = time.monotonic() + _LOOK_EVERY_SECONDS
         if cursor.later(newest, done):
             return newest
-        # A tick that is newer than the newest here was lost, which reading says; or this replica is behind.
-        return newest if 0 < newest.tick < done.tick else None
+        # Another tick, not a later one: a failover lost `done`, and the read raises; or this replica lags.
+        return newest if newest.tick > 0 and newest != done else None
 
     def _matches(self, event: Event) -> bool:
         if self._since is not None and event.published_at < self._since:

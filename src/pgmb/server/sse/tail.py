@@ -238,7 +238,7 @@ class Tail:
                 await self._start_over("lost")
                 return True
             if not later(newest.position, self._at.position):
-                if 0 < newest.number < self._at.number:
+                if newest.number > 0 and newest.position != self._at.position:
                     # A failover lost this tick, and the read raises; or this standby lags behind.
                     await self.log.between(self._at, newest, 0)
                 return False

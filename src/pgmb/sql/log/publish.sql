@@ -184,7 +184,7 @@ end $$;
 -- The setting for scans of a stream's delayed events. Names of settings allow fewer characters than names of streams.
 create or replace function pgmb_internal.delayed_setting(stream text)
 returns text
-language sql immutable parallel safe
+language sql stable
 as $$
   select 'pgmb.delayed_' || encode(convert_to(stream, 'UTF8'), 'hex')
 $$;

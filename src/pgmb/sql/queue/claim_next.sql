@@ -37,7 +37,7 @@ begin
   end if;
   -- Few expressions and plain statements: PL/pgSQL prepares each expression again in every transaction, and the executor
   -- initialises every column of every node. The conditions are a column, so that the queue is found by its name alone.
-  select asked.id, asked.generation, asked.lock_key, asked.bindings, (random() * 1099511627775)::bigint token,
+  select asked.id, asked.stream_name, asked.generation, asked.lock_key, asked.bindings, (random() * 1099511627775)::bigint token,
     -- At least a moment, as in receive.
     now + greatest(coalesce(claim_next.lease_for, asked.lease_for), interval '1 millisecond') expires_at,
     claim_next.max > 0 and asked.stream = claim_next.stream and asked.plain and asked.matching = '' and asked.paused_at is null
@@ -77,7 +77,7 @@ begin
     and base.simple and base.id >> 40 = q.generation and base.openings = pg_sequence_last_value('pgmb.opening'::regclass)
     -- Nothing expired.
     and now >= base.swept and (now <= base.swept + interval '50 milliseconds'
-      or not pgmb_internal.needs_sweep(q.id, base.swept, now))
+      or not pgmb_internal.needs_sweep(q.id, q.stream_name, base.swept, now))
   returning pgmb_internal.lease_of(claim.queue, claim.id, claim.token), claim.lo, claim.hi, claim.batch_snapshot,
     pg_snapshot_xmin(claim.batch_snapshot), claim.done_snapshot, pg_snapshot_xmax(claim.done_snapshot)
   into claimed;

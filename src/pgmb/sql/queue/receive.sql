@@ -221,24 +221,37 @@ begin
   end loop;
 end $$;
 
--- Whether a queue needs a sweep: leases expired since the last one or were shortened, or delayed or retried events are due. Also
--- true if 64 or more claims, settled or not, lie behind: the sweep moves past them.
-create or replace function pgmb_internal.needs_sweep(queue integer, swept timestamptz, now timestamptz)
+-- Whether a queue needs a sweep: leases expired since the last one or were shortened, or delayed events are due. Also true if
+-- 64 or more claims, settled or not, lie behind: the sweep moves past them. The caller has found no due retry in this
+-- transaction; if that scan was long, its end is stored here.
+create or replace function pgmb_internal.needs_sweep(queue integer, stream_name text, swept timestamptz, now timestamptz)
 returns boolean
 language plpgsql volatile
 as $$
+declare
+  passed bigint;
 begin
-  return (
-      select count(*) >= 64 or count(*) filter (where passing.state in ('l', 'o', 'r')) > 0
+  if pgmb_internal.is_long_scan('pgmb.retry_' || needs_sweep.queue, pgmb_internal.entries_read('pgmb.retry_due'))
+    and pgmb_internal.first_retry(needs_sweep.queue, needs_sweep.now) is not null
+  then
+    return true;
+  end if;
+  passed := -pgmb_internal.entries_read('pgmb.delayed_due');
+  if (select count(*) >= 64 or count(*) filter (where passing.state in ('l', 'o', 'r')) > 0
       from (
         select c.state from pgmb.claim c
         where c.queue + 0 = needs_sweep.queue
           and c.expires_at > needs_sweep.swept and c.expires_at <= needs_sweep.now
         limit 64) passing)
     or exists (select from pgmb.shortened s where s.queue = needs_sweep.queue)
-    or pgmb_internal.first_retry(needs_sweep.queue, needs_sweep.now) is not null
-    or pgmb_internal.first_delayed((select q.stream_name from pgmb.queue q where q.id = needs_sweep.queue), needs_sweep.now)
-      is not null;
+    or exists (select from pgmb.delayed d where d.stream = needs_sweep.stream_name and d.due_at <= needs_sweep.now
+      and d.due_at >= pgmb_internal.delayed_since(needs_sweep.stream_name, needs_sweep.now))
+  then
+    return true;
+  end if;
+  passed := passed + pgmb_internal.entries_read('pgmb.delayed_due');
+  return pgmb_internal.is_long_scan(pgmb_internal.delayed_setting(needs_sweep.stream_name), passed)
+    and pgmb_internal.first_delayed(needs_sweep.stream_name, needs_sweep.now) is not null;
 end $$;
 
 -- The segment in which the range (place, upto] goes on: its table, the last number of it to read, and `place` moved past
@@ -549,7 +562,7 @@ begin
     perform pgmb_internal.assert_read_committed();
   end if;
   now := clock_timestamp();
-  select asked.id, asked.stream, asked.numbers, asked.bindings, asked.matching, asked.topics, asked.regex,
+  select asked.id, asked.stream, asked.stream_name, asked.numbers, asked.bindings, asked.matching, asked.topics, asked.regex,
     asked.generation, asked.lock_key, asked.paused_at, asked.max_attempts, asked.plain,
     -- At least a moment: a lease that ends where the sweep stands would never be examined.
     greatest(coalesce(receive.lease_for, asked.lease_for), interval '1 millisecond') lease_for,
@@ -601,7 +614,7 @@ begin
       end if;
     end if;
     if short and (now <= base.swept + interval '50 milliseconds'
-      or not pgmb_internal.needs_sweep(q.id, base.swept, now))
+      or not pgmb_internal.needs_sweep(q.id, q.stream_name, base.swept, now))
     then
       if now > base.swept + interval '50 milliseconds' then
         base.swept := now;
