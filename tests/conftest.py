@@ -31,7 +31,7 @@ _ONE_IS_ENOUGH = {
     "compat": 15,
     "concurrency/test_ordered_kills.py": 15,
     "contract/client": 15,
-    "contract/outbox": 18,
+    "contract/outbox": 15,
     "contract/test_background_publisher.py": 15,
     "contract/test_background_publisher_faults.py": 15,
     "contract/test_dedup_kills.py": 15,
