@@ -14,7 +14,7 @@ import pytest
 import pgmb
 from harness.postgres import create_database
 from pgmb._core.concurrency import Pace
-from pgmb.app import idle
+from pgmb.app import declaring, idle, running
 from tests.app.stage import until, working
 from tests.conftest import FreshServer
 
@@ -146,6 +146,30 @@ async def test_a_busy_queue_does_not_starve_the_others_at_rest(dsn: str) -> None
             await broker.publish("calm", 1)
             await until(lambda: seen["calm"] >= count)  # noqa: B023 - called at once
     await app.aclose()
+
+
+async def test_a_queue_that_vanishes_at_the_start_spares_the_others(
+    dsn: str, db: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app, seen = pgmb.App(dsn), list[str]()
+    app.on("a", queue="goes")(lambda payload: seen.append("goes"))
+    app.on("a", queue="stays")(lambda payload: seen.append("stays"))
+    declare = declaring.declare
+
+    async def declared(broker: pgmb.AsyncBroker, queues: Any) -> Any:
+        found = await declare(broker, queues)
+        db.execute("select pgmb.drop_queue('goes')")
+        return found
+
+    monkeypatch.setattr(running, "declare", declared)
+    stop = asyncio.Event()
+    work = asyncio.create_task(app.work(stop))
+    await until(lambda: db.execute("select from pgmb.queue where name = 'stays'").fetchone() is not None)
+    db.execute("select pgmb.publish('a', '1')")
+    await until(lambda: seen == ["stays"] or work.done())
+    stop.set()
+    await work
+    assert seen == ["stays"]
 
 
 async def test_a_queue_that_vanishes_spares_the_others(

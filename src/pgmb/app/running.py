@@ -23,12 +23,12 @@ from pgmb.app.idle import IdlePoller
 from pgmb.app.requests import create_replies
 from pgmb.app.routing import Middleware, Routes
 from pgmb.app.threads import Threads
-from pgmb.errors import PermissionDenied
+from pgmb.errors import PermissionDenied, QueueNotFound, translated
 
 logger = logging.getLogger("pgmb.app")
 
 DEFAULT_CONCURRENCY = 10
-_SOURCES = "select name, s.stream, s.salt from unnest(%s::text[]) name, pgmb.stream_of(name) s"
+_SOURCE = "select stream, salt from pgmb.stream_of(%s)"
 # Consumers end within their grace period; those that do not are cancelled after this many seconds more.
 _OVERTIME_SECONDS = 15.0
 
@@ -112,15 +112,14 @@ async def _consume(
 
 
 async def _subscribe(broker: AsyncBroker, queues: Sequence[QueueSpec]) -> dict[str, AsyncSubscription]:
-    """Subscribe each queue to its topics. If its patterns change, polls still find its events."""
+    """Subscribe each queue to its topics. Polls find its events if its patterns change or it was dropped."""
     listener = broker.listener(tick_every=None)
-    async with broker.connection() as conn:
-        cursor = await conn.execute(_SOURCES, [[queue.name for queue in queues]])
-        sources = {name: (stream, salt) for name, stream, salt in await cursor.fetchall()}
     subscriptions: dict[str, AsyncSubscription] = {}
-    for queue in queues:
-        stream, salt = sources[queue.name]
-        subscriptions[queue.name] = listener.subscribe(stream, TopicHints(queue.patterns, salt))
+    async with broker.connection() as conn:
+        for queue in queues:
+            with contextlib.suppress(QueueNotFound), translated():
+                ((stream, salt),) = await (await conn.execute(_SOURCE, [queue.name])).fetchall()
+                subscriptions[queue.name] = listener.subscribe(stream, TopicHints(queue.patterns, salt))
     return subscriptions
 
 
