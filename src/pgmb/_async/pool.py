@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import select
 import time
-from collections import deque
 from typing import Any
 from weakref import WeakSet
 
@@ -48,8 +47,6 @@ class AsyncBrokerPool(AsyncEndingPool):
             open=False,
             name="pgmb",
         )
-        # psycopg_pool takes idle connections from the left of this queue and has no option for their order.
-        self._pool = _LastInFirstOut()
 
     async def getconn(self, timeout: float | None = None) -> AsyncConnection[Any]:  # noqa: ASYNC109, RUF100
         """A connection that was alive a moment ago, as far as can be known without asking the server."""
@@ -95,13 +92,6 @@ class AsyncBrokerPool(AsyncEndingPool):
         if not self.closed and now - self._drained >= _DRAIN_EVERY_SECONDS:
             self._drained = now
             await self.drain()
-
-
-class _LastInFirstOut(deque[AsyncConnection[Any]]):
-    """Idle connections, the last used first: its server process has its plans and caches at hand."""
-
-    def append(self, conn: AsyncConnection[Any], /) -> None:
-        self.appendleft(conn)
 
 
 async def _connect_again(pool: AsyncConnectionPool[Any]) -> None:

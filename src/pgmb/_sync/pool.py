@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import select
 import time
-from collections import deque
 from typing import Any
 from weakref import WeakSet
 
@@ -49,8 +48,6 @@ class BrokerPool(EndingPool):
             open=False,
             name="pgmb",
         )
-        # psycopg_pool takes idle connections from the left of this queue and has no option for their order.
-        self._pool = _LastInFirstOut()
 
     def getconn(self, timeout: float | None = None) -> Connection[Any]:  # noqa: ASYNC109, RUF100
         """A connection that was alive a moment ago, as far as can be known without asking the server."""
@@ -96,13 +93,6 @@ class BrokerPool(EndingPool):
         if not self.closed and now - self._drained >= _DRAIN_EVERY_SECONDS:
             self._drained = now
             self.drain()
-
-
-class _LastInFirstOut(deque[Connection[Any]]):
-    """Idle connections, the last used first: its server process has its plans and caches at hand."""
-
-    def append(self, conn: Connection[Any], /) -> None:
-        self.appendleft(conn)
 
 
 def _connect_again(pool: ConnectionPool[Any]) -> None:
