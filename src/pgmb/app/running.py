@@ -112,7 +112,7 @@ async def _consume(
 
 
 async def _subscribe(broker: AsyncBroker, queues: Sequence[QueueSpec]) -> dict[str, AsyncSubscription]:
-    """Subscribe each queue to its topics. Polls find its events if its patterns change or it was dropped."""
+    """Subscribe each queue to its topics. Polls serve queues that are bound or created again later."""
     listener = broker.listener(tick_every=None)
     subscriptions: dict[str, AsyncSubscription] = {}
     async with broker.connection() as conn:

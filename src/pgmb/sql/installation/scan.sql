@@ -57,16 +57,17 @@ as $$
     else pgmb_internal.time_of_start(current_setting(setting_name, true), now) end
 $$;
 
--- Whether a scan is worth storing, or the session stored one before. passed: the entries that it read. Inlined.
-create or replace function pgmb_internal.is_long_scan(setting_name text, passed bigint)
+-- Whether to call store_scan after a scan that passed this many entries: they are many, or the session stored an earlier
+-- scan. Inlined, as scan_start.
+create or replace function pgmb_internal.should_store_scan(setting_name text, passed bigint)
 returns boolean
 language sql stable
 as $$
   select passed >= 64 or coalesce(current_setting(setting_name, true), '') <> ''
 $$;
 
--- Stores the start of the session's next scan, after a scan that found no row below it and passed so many entries. After a
--- scan from the beginning, the setting is valid for `lifetime` microseconds per entry, at least a second and at most a
+-- Stores the start of the session's next scan, after a scan that found no row below it. passed: the entries that it read. After
+-- a scan from the beginning, the setting is valid for `lifetime` microseconds per entry, at least a second and at most a
 -- minute. A scan takes less than a microsecond per entry.
 create or replace function pgmb_internal.store_scan(
   setting_name text, now timestamptz, start bigint, passed bigint, lifetime bigint default 200
@@ -79,7 +80,7 @@ declare
   at bigint := pgmb_internal.microseconds(store_scan.now);
   valid_for bigint;
 begin
-  -- A short scan moves the start once in a second.
+  -- Short scans move the start once per second.
   if passed < 64 and (stored is null or stored[4] / 1000000 = at / 1000000) then
     return;
   end if;

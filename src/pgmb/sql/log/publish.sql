@@ -204,15 +204,16 @@ language plpgsql volatile
 as $$
 declare
   setting_name text := pgmb_internal.delayed_setting(first_delayed.stream);
-  passed bigint := -pgmb_internal.entries_read('pgmb.delayed_due');
+  read_before bigint := pgmb_internal.entries_read('pgmb.delayed_due');
+  passed bigint;
   first timestamptz;
 begin
   select d.due_at into first from pgmb.delayed d
   where d.stream = first_delayed.stream and d.due_at <= first_delayed.now
     and d.due_at >= pgmb_internal.scan_since(setting_name, first_delayed.now)
   order by d.due_at limit 1;
-  passed := passed + pgmb_internal.entries_read('pgmb.delayed_due');
-  if pgmb_internal.is_long_scan(setting_name, passed) then
+  passed := pgmb_internal.entries_read('pgmb.delayed_due') - read_before;
+  if pgmb_internal.should_store_scan(setting_name, passed) then
     perform pgmb_internal.store_scan(setting_name, first_delayed.now,
       pgmb_internal.microseconds(coalesce(first, first_delayed.now)), passed);
   end if;

@@ -314,14 +314,15 @@ as $$
 declare
   setting_name text := 'pgmb.claim_' || first_claim.queue;
   now timestamptz := clock_timestamp();
-  passed bigint := -pgmb_internal.entries_read('pgmb.claim_newest');
+  read_before bigint := pgmb_internal.entries_read('pgmb.claim_newest');
+  passed bigint;
   first bigint;
 begin
   select c.id into first from pgmb.claim c
   where c.queue = first_claim.queue and c.id >= coalesce(pgmb_internal.scan_start(setting_name, now), 0)
   order by c.id limit 1;
-  passed := passed + pgmb_internal.entries_read('pgmb.claim_newest');
-  if pgmb_internal.is_long_scan(setting_name, passed) then
+  passed := pgmb_internal.entries_read('pgmb.claim_newest') - read_before;
+  if pgmb_internal.should_store_scan(setting_name, passed) then
     perform pgmb_internal.store_scan(setting_name, now, first, passed, lifetime => 1000000);
   end if;
   return first;

@@ -276,7 +276,8 @@ returns timestamptz
 language plpgsql volatile
 as $$
 declare
-  passed bigint := -pgmb_internal.entries_read('pgmb.delivery_time');
+  read_before bigint := pgmb_internal.entries_read('pgmb.delivery_time');
+  passed bigint;
   last_scan bigint;
   first timestamptz;
 begin
@@ -293,8 +294,8 @@ begin
     and (d.endpoint = any (first_delivery.endpoints)
       or (select e.state = 'active' from pgmb.endpoint e where e.id = d.endpoint))
   order by d.due_at limit 1;
-  passed := passed + pgmb_internal.entries_read('pgmb.delivery_time');
-  if pgmb_internal.is_long_scan('pgmb.delivery', passed) then
+  passed := pgmb_internal.entries_read('pgmb.delivery_time') - read_before;
+  if pgmb_internal.should_store_scan('pgmb.delivery', passed) then
     perform pgmb_internal.store_scan('pgmb.delivery', first_delivery.now,
       pgmb_internal.microseconds(coalesce(first, first_delivery.now)), passed);
   end if;

@@ -1,0 +1,93 @@
+-- Retries: which are due, and how they are leased.
+
+-- Where a scan for due retries of a queue starts, for statements that do not call first_retry.
+create or replace function pgmb_internal.retry_since(queue integer, now timestamptz)
+returns timestamptz
+language sql stable
+as $$
+  select pgmb_internal.scan_since('pgmb.retry_' || queue, now)
+$$;
+
+-- The due time of the first retry of a queue that is due; null: none is.
+create or replace function pgmb_internal.first_retry(queue integer, now timestamptz)
+returns timestamptz
+language plpgsql volatile
+as $$
+declare
+  setting_name text := 'pgmb.retry_' || first_retry.queue;
+  read_before bigint := pgmb_internal.entries_read('pgmb.retry_due');
+  passed bigint;
+  first timestamptz;
+begin
+  select r.due_at into first from pgmb.retry r
+  where r.queue = first_retry.queue and r.due_at <= first_retry.now
+    and r.due_at >= pgmb_internal.scan_since(setting_name, first_retry.now)
+  order by r.due_at limit 1;
+  passed := pgmb_internal.entries_read('pgmb.retry_due') - read_before;
+  if pgmb_internal.should_store_scan(setting_name, passed) then
+    perform pgmb_internal.store_scan(setting_name, first_retry.now,
+      pgmb_internal.microseconds(coalesce(first, first_retry.now)), passed);
+  end if;
+  return first;
+end $$;
+
+-- Leases retried events that are due, those first that waited longest, in a claim that follows `base`, and returns how
+-- many. `first`: the due time of the first of them (first_retry). An event whose lease expired twice in a row, or before its last
+-- attempt, may have crashed its consumer, so it is leased alone.
+create or replace function pgmb_internal.lease_due(
+  base pgmb.claim, bindings integer, max integer, first timestamptz, now timestamptz, expires_at timestamptz,
+  max_attempts integer, token bigint
+)
+returns bigint
+language plpgsql
+as $$
+declare
+  leased bigint[];
+begin
+  with due as materialized (
+    select later.id, later.due_at, later.together,
+      later.together is null and pgmb_internal.comes_alone(later, lease_due.max_attempts) alone
+    from pgmb.retry later
+    where later.queue = (lease_due.base).queue and later.due_at >= lease_due.first and later.due_at <= lease_due.now
+    order by later.due_at, later.together
+    limit lease_due.max
+    for update skip locked
+  )
+  -- What failed together comes together, and by itself.
+  select array_agg(c.id) into leased
+  from (
+    select d.id, row_number() over w place, bool_or(d.alone) over w stopped
+    from due d
+    where d.together is not distinct from (
+      select d.together from due d order by d.due_at, d.together, d.id limit 1)
+    window w as (order by d.due_at, d.id)) c
+  where c.place = 1 or not c.stopped;
+  return pgmb_internal.lease_retried(lease_due.base, lease_due.bindings, leased, lease_due.expires_at, lease_due.token);
+end $$;
+
+-- Leases rows of pgmb.retry, which the caller has locked, in a claim that follows `base`. Returns how many. If this
+-- transaction is superseded it cannot commit: its claim would be void, and no sweep would give the rows back.
+create or replace function pgmb_internal.lease_retried(
+  base pgmb.claim, bindings integer, leased bigint[], expires_at timestamptz, token bigint
+)
+returns bigint
+language plpgsql
+as $$
+begin
+  if leased is null then
+    return 0;
+  end if;
+  update pgmb.retry r set lease = (lease_retried.base).id + 1, due_at = 'infinity' where r.id = any (lease_retried.leased);
+  perform pgmb_internal.write_claim(lease_retried.base, lease_retried.token, 'r', lease_retried.bindings, cardinality(leased),
+    (lease_retried.base).place, (lease_retried.base).place, lease_retried.expires_at);
+  perform pgmb_internal.recheck_at_commit((lease_retried.base).queue, (lease_retried.base).id + 1);
+  return cardinality(leased);
+end $$;
+
+-- Whether a retried event is to be leased without others.
+create or replace function pgmb_internal.comes_alone(retried pgmb.retry, max_attempts integer)
+returns boolean
+language sql immutable
+as $$
+  select (retried).expiries >= 2 or ((retried).expiries = 1 and (retried).attempt >= max_attempts)
+$$;
