@@ -88,12 +88,14 @@ returns bigint
 language plpgsql
 as $$
 declare
+  -- Its type checks the topic once, not for every event.
+  checked pgmb.event_topic := publish_many.topic;
   published bigint;
 begin
   if publish_many.stream = 'main' then
     -- As below; planned once a session.
     insert into pgmb.log_main (topic, payload, headers)
-    select publish_many.topic, pg_catalog.unnest(publish_many.payloads), publish_many.headers;
+    select checked, pg_catalog.unnest(publish_many.payloads), publish_many.headers;
     get diagnostics published = row_count;
     return published;
   end if;
@@ -102,7 +104,7 @@ begin
   end if;
   execute pg_catalog.format('insert into pgmb.%I (topic, payload, headers)
       select $1, pg_catalog.unnest($2), $3', 'log_' || publish_many.stream)
-  using publish_many.topic, publish_many.payloads, publish_many.headers;
+  using checked, publish_many.payloads, publish_many.headers;
   get diagnostics published = row_count;
   return published;
 end $$;
