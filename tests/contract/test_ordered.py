@@ -309,6 +309,20 @@ def test_a_dead_letter_sent_back_waits_for_a_retried_lease_too(one: Consumer, tw
     assert two.take_all() == [1, 3]
 
 
+def test_a_retry_waits_for_its_time_behind_a_dead_letter_sent_back(one: Consumer, two: Consumer) -> None:
+    one.publish("a", 1)
+    one.bury(one.receive())
+    one.publish("a", 2, 3)
+    one.retry(one.receive(1), after="1 hour")
+    one.session.run("select pgmb.redrive('q')")
+    held = two.receive()
+    assert held.names == [1]
+    two.ack(held)
+    assert two.names() == [], "2 is tried again in an hour, and 3 waits behind it"
+    one.session.run("update pgmb.retry set due_at = clock_timestamp() where attempt = 2")
+    assert two.receive().attempts == {2: 2, 3: 1}
+
+
 def test_a_parked_event_that_is_retried_stays_ahead_of_those_parked_with_it(
     one: Consumer, two: Consumer
 ) -> None:

@@ -125,7 +125,10 @@ begin
     select b.id, c.due_at, b.origin, b.seq
     from chosen c
     cross join lateral (
-      select r.id, r.origin, r.seq, bool_and(r.lease is null) over (order by r.origin, r.seq) free
+      select r.id, r.origin, r.seq,
+        -- One that was tried waits by its own backoff, also behind one that is due.
+        bool_and(r.lease is null and (r.attempt = 1 or r.due_at <= lease_due_in_order.now))
+          over (order by r.origin, r.seq) free
       from (
         select * from pgmb.retry one
         where one.queue = (lease_due_in_order.base).queue and one.ordered and one.key = c.key
@@ -156,7 +159,6 @@ begin
     cross join lateral (
       select first.id from pgmb_internal.events_of_key(base, taken.key) first
       where first.lease is null order by first.origin, first.seq limit 1) waiting
-    -- One that was tried waits by its own backoff.
     where r.id = waiting.id and r.attempt = 1 and r.due_at > lease_due_in_order.now;
   end if;
   return events;
