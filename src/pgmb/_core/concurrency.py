@@ -167,7 +167,9 @@ class _Limit:
     FIRST_SECONDS: Final = 3.0
     LONGEST_SECONDS: Final = 600.0
 
-    def __init__(self, what: str, break_off: Callable[[object], int], seconds: float | None = None) -> None:
+    def __init__(
+        self, what: str, break_off: Callable[[object, float], float], seconds: float | None = None
+    ) -> None:
         self.seconds = self.FIRST_SECONDS if seconds is None else seconds
         self._what = what
         self._break_off = break_off
@@ -179,11 +181,13 @@ class _Limit:
 
         def expire() -> None:
             nonlocal expired, timer
-            if self._break_off(caller):
+            # A caller that waits for a connection and gets one now has as long as any other.
+            used = self._break_off(caller, self.seconds)
+            if used >= self.seconds:
                 logger.warning("%s: no answer for %.0f s, closing the connection", self._what, self.seconds)
-                expired = True
+                expired, used = True, 0.0
             # The next statement may get no answer either.
-            timer = later(self.seconds, expire)
+            timer = later(self.seconds - used, expire)
 
         timer = later(self.seconds, expire)
         try:

@@ -66,12 +66,14 @@ class Broker(
         """The server processes of the pool's connections. Behind a pooler they are not known: none."""
         return self._pool.backends()
 
-    def break_off(self, caller: object) -> int:
+    def break_off(self, caller: object, used_for: float = 0.0) -> float:
         """Close the connections that a task (or, synchronous, a thread) uses: its statement fails at once.
 
-        For a call that has waited for too long on a server that does not answer. Returns how many there were.
+        For a call that has waited for too long on a server that does not answer. Does nothing before the
+        caller has used one of them for `used_for` seconds. Returns how long it has; zero while it waits for
+        a connection.
         """
-        return self._pool.break_off(caller)
+        return self._pool.break_off(caller, used_for)
 
     def publisher(
         self,

@@ -32,7 +32,8 @@ class BrokerPool(EndingPool):
         max_wait: float = 30.0,
         pooler: bool = False,
     ) -> None:
-        self._callers: dict[Connection[Any], object] = {}
+        self._callers: dict[Connection[Any], tuple[object, float]] = {}
+        """Who uses a connection, and since when."""
         self._pooler = pooler
         self._made: WeakSet[Connection[Any]] = WeakSet()
         self._drained = float("-inf")
@@ -53,7 +54,7 @@ class BrokerPool(EndingPool):
         """A connection that was alive a moment ago, as far as can be known without asking the server."""
         while True:
             found = super().getconn(timeout)
-            self._callers[found] = caller()
+            self._callers[found] = caller(), time.monotonic()
             if not _has_input(found) or _is_alive(found):
                 return found
             # The server was restarted, most likely, and the other connections are dead too.
@@ -76,16 +77,19 @@ class BrokerPool(EndingPool):
     def _note_made(self, conn: Connection[Any]) -> None:
         self._made.add(conn)
 
-    def break_off(self, caller: object) -> int:
+    def break_off(self, caller: object, used_for: float = 0.0) -> float:
         """Close the sockets of the connections that a task or thread uses, so that its statement fails now.
 
-        For a caller that has waited for too long: cancelling it would wait for the server to answer.
-        Returns the number of connections.
+        For a caller that has waited for too long: cancelling it would wait for the server to answer. Does
+        nothing before the caller has used one of them for `used_for` seconds. Returns how long it has; zero
+        while it waits for a connection.
         """
-        broken = [conn for conn, user in list(self._callers.items()) if user is caller]
-        for conn in broken:
-            hang_up(conn)
-        return len(broken)
+        used = [(conn, since) for conn, (user, since) in list(self._callers.items()) if user is caller]
+        longest = max([time.monotonic() - since for _, since in used], default=0.0)
+        if longest >= used_for:
+            for conn, _ in used:
+                hang_up(conn)
+        return longest
 
     def _replace(self, conn: Connection[Any]) -> None:
         super().putconn(conn)

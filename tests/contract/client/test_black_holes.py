@@ -116,6 +116,22 @@ async def test_a_deadline_follows_a_server_that_is_only_slow(dsn: str) -> None:
         assert deadline.seconds > 1
 
 
+async def test_a_deadline_does_not_count_the_wait_for_a_connection(dsn: str) -> None:
+    """After an outage, an answer that was on its way would be thrown away, and a lease with it."""
+    async with await pgmb.aconnect(dsn, max_size=1) as broker:
+        deadline = AsyncDeadline("waiting", broker.break_off, 2.0)
+
+        async def call() -> None:
+            with deadline.enforced():
+                async with broker.connection() as conn:
+                    await conn.execute("select pg_sleep(1)")
+
+        async with broker.connection():
+            waiting = asyncio.create_task(call())
+            await asyncio.sleep(1.5)
+        await waiting
+
+
 def test_a_turn_that_outlives_its_deadline_is_hung_and_one_that_fails_is_not() -> None:
     now = 0.0
     turns = Turns(clock=lambda: now)
