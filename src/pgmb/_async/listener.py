@@ -232,12 +232,12 @@ class AsyncListener:
             self._wake_all()
             return False
 
-    def _hang_up(self, _: object) -> int:
+    def _hang_up(self, _: object, used_for: float) -> float:
         connection = self._connection
         if connection is None:
-            return 0
+            return 0.0
         hang_up(connection)
-        return 1
+        return used_for
 
     def _waited_for(self) -> list[str]:
         with self._lock:

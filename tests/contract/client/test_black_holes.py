@@ -17,6 +17,7 @@ from psycopg.conninfo import make_conninfo
 import pgmb
 from harness.stalling import StallingProxy
 from pgmb._async import pool
+from pgmb._async.listener import AsyncListener
 from pgmb._core.concurrency import AsyncDeadline
 from pgmb._core.connecting import DEFAULTS, connect
 from pgmb.app import App
@@ -100,6 +101,22 @@ async def test_a_worker_goes_on_when_its_connections_become_black_holes(
             await asyncio.sleep(0.05)
     stop.set()
     await working
+
+
+async def test_a_listener_goes_on_when_its_connection_becomes_a_black_hole(
+    proxy: StallingProxy, db: psycopg.Connection[Any]
+) -> None:
+    # Nothing else ends such a connection here: the proxy confirms every packet.
+    async with AsyncListener(proxy.dsn, tick_every=0.05) as listener:
+        subscription = listener.subscribe()
+        async with asyncio.timeout(60):
+            while not listener.ticking:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            proxy.stall()
+            ticks = count(db, "select count(*) from pgmb.tick")
+            db.execute("select pgmb.publish('a', '1')")
+            while count(db, "select count(*) from pgmb.tick") == ticks:
+                await subscription.wait(0.1)
 
 
 async def test_a_deadline_follows_a_server_that_is_only_slow(dsn: str) -> None:
