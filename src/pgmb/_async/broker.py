@@ -68,9 +68,9 @@ class AsyncBroker(
     def break_off(self, caller: object, used_for: float = 0.0) -> float:
         """Close the connections that a task (or, synchronous, a thread) uses: its statement fails at once.
 
-        For a call that has waited for too long on a server that does not answer. Does nothing before the
-        caller has used one of them for `used_for` seconds. Returns how long it has; zero while it waits for
-        a connection.
+        For a call that has waited for too long on a server that does not answer. Does nothing until the
+        caller has used one of them for `used_for` seconds. Returns the longest such time, zero if it uses
+        none.
         """
         return self._pool.break_off(caller, used_for)
 

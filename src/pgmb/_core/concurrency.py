@@ -181,7 +181,7 @@ class _Limit:
 
         def expire() -> None:
             nonlocal expired, timer
-            # A caller that waits for a connection and gets one now has as long as any other.
+            # The wait for a connection does not count.
             used = self._break_off(caller, self.seconds)
             if used >= self.seconds:
                 logger.warning("%s: no answer for %.0f s, closing the connection", self._what, self.seconds)
@@ -205,7 +205,7 @@ class AsyncDeadline(_Limit):
     """
 
     def enforced(self) -> contextlib.AbstractContextManager[None]:
-        """If the block takes longer, close the connections that this task uses; its statement fails."""
+        """If the block uses a connection for longer, close it, so that its statement fails."""
         return self._enforced(acaller(), asyncio.get_running_loop().call_later)
 
 
@@ -216,7 +216,7 @@ class Deadline(_Limit):
     """
 
     def enforced(self) -> contextlib.AbstractContextManager[None]:
-        """If the block takes longer, close the connections that this thread uses; its statement fails."""
+        """If the block uses a connection for longer, close it, so that its statement fails."""
         return self._enforced(caller(), _timer)
 
 

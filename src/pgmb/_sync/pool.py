@@ -81,8 +81,8 @@ class BrokerPool(EndingPool):
         """Close the sockets of the connections that a task or thread uses, so that its statement fails now.
 
         For a caller that has waited for too long: cancelling it would wait for the server to answer. Does
-        nothing before the caller has used one of them for `used_for` seconds. Returns how long it has; zero
-        while it waits for a connection.
+        nothing until the caller has used one of them for `used_for` seconds. Returns the longest such time,
+        zero if it uses none.
         """
         used = [(conn, since) for conn, (user, since) in list(self._callers.items()) if user is caller]
         longest = max([time.monotonic() - since for _, since in used], default=0.0)

@@ -112,7 +112,7 @@ async def _consume(
 
 
 async def _subscribe(broker: AsyncBroker, queues: Sequence[QueueSpec]) -> dict[str, AsyncSubscription]:
-    """Subscribe each queue to its topics. Polls serve queues that are bound or created again later."""
+    """Subscribe each queue to its topics. Polls find events of queues that change later."""
     listener = broker.listener(tick_every=None)
     subscriptions: dict[str, AsyncSubscription] = {}
     async with broker.connection() as conn:

@@ -88,7 +88,7 @@ returns bigint
 language plpgsql
 as $$
 declare
-  -- Its type checks the topic once, not for every event.
+  -- The type checks the topic here, once, instead of for every event.
   checked pgmb.event_topic := publish_many.topic;
   published bigint;
 begin

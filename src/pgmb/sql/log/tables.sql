@@ -4,8 +4,8 @@
 
 -- What the log and every table that feeds it accept as an event's topic and key. Ordered queues index the key: an index row
 -- holds 2,704 bytes. Domains, because a table's CHECK is prepared again by every statement: 14 of 80 µs an insert.
--- Constraints are named by what they demand, because callers read the name in an error message. They call few functions: each
--- is looked up once per transaction, which is what a check of one topic costs.
+-- Constraints are named by what they demand, because callers read the name in an error message. They call few functions:
+-- preparing a call, once per transaction, costs more than the call.
 create domain pgmb.event_topic as text
   constraint "a topic must have 1 to 255 bytes" check (value <> '' and octet_length(value) <= 255)
   constraint "a topic must have no * and no #" check (value not like '%*%' and value not like '%#%');

@@ -126,7 +126,7 @@ begin
     from chosen c
     cross join lateral (
       select r.id, r.origin, r.seq,
-        -- One that was tried waits by its own backoff, also behind one that is due.
+        -- One that was tried waits by its own backoff, even behind one that is due.
         bool_and(r.lease is null and (r.attempt = 1 or r.due_at <= lease_due_in_order.now))
           over (order by r.origin, r.seq) free
       from (
@@ -159,6 +159,7 @@ begin
     cross join lateral (
       select first.id from pgmb_internal.events_of_key(base, taken.key) first
       where first.lease is null order by first.origin, first.seq limit 1) waiting
+    -- One that was tried waits by its own backoff.
     where r.id = waiting.id and r.attempt = 1 and r.due_at > lease_due_in_order.now;
   end if;
   return events;
