@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 # Of several processes (`-n 2 --dist loadgroup`) one gets all of these: Spark is slow to start and large.
 TESTS = Path(__file__).parent
 SPARK = (TESTS / "spark", TESTS / "lake")
-_IN_TURNS = (TESTS / "contract", TESTS / "adversary")
 # Whatever has to do with a server rests on the first; the others ask for a database when they are called.
 _POSTGRES = {"pg_major", "connect", "run"}
 # What is tested here is Python's; what it asks of the database is tested on every major by tests/contract.
@@ -98,11 +97,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not config.getoption("--split"):
         return
 
-    major = config.getoption("--pg")
+    kept = split(items, config.getoption("--pg"))
+    if left_out := set(items).difference(kept):
+        config.hook.pytest_deselected(items=list(left_out))
+        items[:] = kept
+
+
+def split(items: list[pytest.Item], major: int) -> list[pytest.Item]:
+    """The tests that this major runs with `--split`."""
     dealt = _dealt_to_the_other(items, major)
-    if left_out := [item for item in items if item in dealt or not _belongs(item, major)]:
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in dealt and _belongs(item, major)]
+    return [item for item in items if item not in dealt and _belongs(item, major)]
 
 
 def pytest_collection_finish() -> None:
@@ -112,9 +116,10 @@ def pytest_collection_finish() -> None:
 
 
 def _dealt_to_the_other(items: list[pytest.Item], major: int) -> set[pytest.Item]:
-    """What both majors run in turns, each case on one: cases of a contract or an attack, and slow tests.
+    """What both majors run in turns, each case on one: cases of a test with parameters, and slow tests.
 
     The parameter named first changes fastest: an attack runs on both majors, each with another installation.
+    The order is that of the names: that of the run is shuffled, and not in the same way on both majors.
     """
     hands: dict[tuple[Path, str], list[pytest.Item]] = {}
     for item in items:
@@ -122,14 +127,14 @@ def _dealt_to_the_other(items: list[pytest.Item], major: int) -> set[pytest.Item
             continue
         if item.get_closest_marker("slow") or item.get_closest_marker("crash"):
             hands.setdefault((TESTS, "slow"), []).append(item)
-        elif item.name.endswith("]") and _lies_in(item.path, _IN_TURNS):
+        elif item.name.endswith("]"):
             hands.setdefault((item.path, item.name.partition("[")[0]), []).append(item)
     return {case for several in hands.values() for case in sorted(several, key=_first_last)[major == 18 :: 2]}
 
 
-def _first_last(item: pytest.Item) -> tuple[str, str, str]:
+def _first_last(item: pytest.Item) -> tuple[str, str, str, str]:
     first, _, others = item.name.partition("[")[2].partition("-")
-    return str(item.path), others, first
+    return str(item.path), others, first, item.nodeid
 
 
 def _belongs(item: pytest.Item, major: int) -> bool:
