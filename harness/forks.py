@@ -55,6 +55,8 @@ def forks(directory: Path) -> Generator[str]:
             stdin=subprocess.PIPE,
             pass_fds=[listener.fileno()],
         ):
+            # If that process dies, its clients are refused instead of waiting for ever.
+            listener.close()
             yield f"{directory}{os.pathsep}{os.environ['PATH']}"
 
 
@@ -122,7 +124,7 @@ def _execute(program: str) -> None:
 
 
 if __name__ == "__main__":
-    for module in ("pgmb.cli", "typer._adapters", "pgmb.schema"):
+    for module in ("pgmb.cli", "pgmb.schema"):
         importlib.import_module(module)
     with socket.socket(fileno=int(sys.argv[1])) as given:
         _serve(given)

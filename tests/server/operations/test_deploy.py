@@ -142,7 +142,8 @@ def test_the_image_installs_what_was_tested() -> None:
     def locked(name: str) -> dict[str, str]:
         text = (ROOT / "requirements" / name).read_text().strip()
         blocks = re.split(r"\n(?=[a-z0-9])", text)
-        return {re.split(r"[=\[ ;]", block)[0]: block for block in blocks}
+        # A package that tests always need is one that the image needs on some platforms only.
+        return {re.split(r"[=\[ ;]", block)[0]: re.sub(r" ;[^\\]*", " ", block) for block in blocks}
 
     served, tested = locked("server.txt"), locked("dev.txt")
     assert served.items() <= tested.items()
