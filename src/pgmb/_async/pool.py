@@ -59,6 +59,11 @@ class AsyncBrokerPool(AsyncEndingPool):
             # The server was restarted, most likely, and the other connections are dead too.
             await self.putconn(found)
 
+    async def _get_ready_connection(self, timeout: float | None) -> AsyncConnection[Any] | None:  # noqa: ASYNC109, RUF100
+        # The one that came back last: its server process has the plans and caches of what is asked often.
+        self._pool.rotate()
+        return await super()._get_ready_connection(timeout)
+
     async def putconn(self, conn: AsyncConnection[Any]) -> None:
         """Take a connection back. If it broke, the idle ones are replaced too: each would fail a call."""
         self._callers.pop(conn, None)

@@ -60,6 +60,11 @@ class BrokerPool(EndingPool):
             # The server was restarted, most likely, and the other connections are dead too.
             self.putconn(found)
 
+    def _get_ready_connection(self, timeout: float | None) -> Connection[Any] | None:  # noqa: ASYNC109, RUF100
+        # The one that came back last: its server process has the plans and caches of what is asked often.
+        self._pool.rotate()
+        return super()._get_ready_connection(timeout)
+
     def putconn(self, conn: Connection[Any]) -> None:
         """Take a connection back. If it broke, the idle ones are replaced too: each would fail a call."""
         self._callers.pop(conn, None)

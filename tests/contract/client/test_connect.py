@@ -129,3 +129,12 @@ def test_brokers_close_again_and_again(dsn: str) -> None:
     broker = pgmb.connect(dsn, application_name=f"closing {os.getpid()}")
     broker.close()
     broker.close()
+
+
+async def test_the_connection_that_came_back_last_goes_out_first(dsn: str) -> None:
+    async with await pgmb.aconnect(dsn, min_size=3, max_size=3) as broker:
+        async with broker.connection() as one, broker.connection(), broker.connection():
+            last = one.info.backend_pid
+        for _ in range(4):
+            async with broker.connection() as again:
+                assert again.info.backend_pid == last
