@@ -42,7 +42,9 @@ class Lab:
                     self.cluster.url,
                     {
                         "spark.sql.streaming.pollingDelay": "100ms",
+                        # As pgmb writes it.
                         "spark.sql.parquet.compression.codec": "zstd",
+                        "spark.hadoop.parquet.compression.codec.zstd.level": "1",
                     },
                     lasting=True,
                 )

@@ -17,7 +17,13 @@ AT = datetime(2026, 1, 31, 10, tzinfo=UTC)
 CHANGES: dict[str, list[tuple[Any, Any]]] = {
     "seq": [(4095, 4097)],
     "xid": [(1, 2)],
-    "id": [("", "00000000-0000-0000-0000-000000000001")],
+    "id": [
+        ("", "00000000-0000-0000-0000-000000000001"),
+        ("", None),
+        ("00000000-0000-0000-0000-00000000000a", "00000000-0000-0000-0000-00000000000A"),
+        ("00000000-0000-0000-0000-00000000000a", "00000000-0000-0000-00000000000-0000a"),
+        ("0" * 36, "?" * 36),
+    ],
     "topic": [("a", "b"), ("a", "aa")],
     "key": [("k", "l"), ("k", None), ("k", ""), (None, "")],
     "payload": [("1", "2"), (f'"{"x" * 2000}"', f'"{"x" * 1999}y"'), (f'"{"x" * 1022}"', f'"{"x" * 1023}"')],
@@ -40,7 +46,7 @@ def events(**first: Any) -> Any:
     rows: list[dict[str, Any]] = [{"seq": 4095, **common, **first}, {"seq": 4200, **common}]
     made = pa.Table.from_pylist(rows, schema=FILE_SCHEMA)
     derived = uuid_texts(derived_ids(made.column("seq"), made.column("published_at"), SALT)).to_pylist()
-    ids = [row["id"] or own for row, own in zip(rows, derived, strict=True)]
+    ids = [own if row["id"] == "" else row["id"] for row, own in zip(rows, derived, strict=True)]
     return made.set_column(2, FILE_SCHEMA.field("id"), pa.array(ids))
 
 

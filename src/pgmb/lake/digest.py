@@ -35,8 +35,9 @@ _NUMBER: Final = np.dtype([("length", ">i4"), ("value", ">i8")])
 _COLUMNS: Final = ("seq", "xid", "published_at", "id", "topic", "key", "payload", "headers")
 _NIBBLES: Final = np.full(256, 255, dtype=np.uint8)
 _NIBBLES[np.frombuffer(b"0123456789abcdef", dtype=np.uint8)] = np.arange(16)
-# Where the 32 digits of a UUID stand in its text.
-_DIGITS: Final = np.array([place for place in range(36) if place not in (8, 13, 18, 23)])
+# Where the dashes of a UUID stand in its text, and its 32 digits.
+_DASHES: Final = np.array([8, 13, 18, 23])
+_DIGITS: Final = np.delete(np.arange(36), _DASHES)
 
 
 class Block(NamedTuple):
@@ -167,25 +168,28 @@ def _shortened(column: Any) -> Any:
 
 
 def _ids(batch: Any, salt: int) -> Any:
-    """The bytes of ids, null where they are derived."""
-    texts = batch.column("id")
+    """The bytes of ids, null where they are derived. What is not the text of a UUID stays text."""
+    texts = pc.fill_null(batch.column("id"), "")
     derived = uuid_texts(derived_ids(batch.column("seq"), batch.column("published_at"), salt))
-    is_derived = pc.fill_null(pc.equal(texts, derived), False)
+    is_derived = pc.equal(texts, derived)
     if pc.all(is_derived).as_py():
         return pa.nulls(len(texts), pa.binary())
-    return pc.if_else(is_derived, pa.scalar(None, pa.binary()), _uuid_bytes(texts))
+    texts = texts.cast(pa.binary())
+    ids, valid = _parsed(texts)
+    found = _pieces(ids.view("V16").reshape(-1))
+    if not valid.all():
+        found = pc.if_else(pa.array(valid), found, texts)
+    return pc.if_else(is_derived, pa.scalar(None, pa.binary()), found)
 
 
-def _uuid_bytes(texts: Any) -> Any:
-    """UUIDs as 16 bytes each. What is not the text of a UUID stays text, which equals no UUID."""
-    raw = pc.fill_null(texts.cast(pa.binary()), b"")
-    whole = pc.equal(pc.binary_length(raw), 36)
-    padded = pc.if_else(whole, raw, pa.scalar(b"0" * 36, pa.binary()))
-    offset = np.frombuffer(padded.buffers()[1], dtype=np.int32)[padded.offset]
-    characters = np.frombuffer(padded.buffers()[2], dtype=np.uint8, count=36 * len(padded), offset=offset)
-    nibbles = _NIBBLES[characters.reshape(-1, 36)[:, _DIGITS]]
-    packed: NDArray[np.uint8] = np.ascontiguousarray(
-        (nibbles[:, 0::2] << 4) | (nibbles[:, 1::2] & 15), dtype=np.uint8
-    )
-    exact = pc.and_(whole, pc.equal(texts, uuid_texts(packed)))
-    return pc.if_else(exact, _pieces(packed.view("V16").reshape(-1)), raw)
+def _parsed(texts: Any) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
+    """UUIDs from their texts, 16 bytes each, and which of the texts are UUIDs as PostgreSQL writes them."""
+    whole = pc.equal(pc.binary_length(texts), 36)
+    if not pc.all(whole).as_py():
+        texts = pc.if_else(whole, texts, pa.scalar(b"?" * 36, pa.binary()))
+    offset = np.frombuffer(texts.buffers()[1], dtype=np.int32)[texts.offset]
+    data: NDArray[np.uint8] = np.frombuffer(texts.buffers()[2], dtype=np.uint8)
+    characters = data[offset : offset + 36 * len(texts)].reshape(-1, 36)
+    nibbles = _NIBBLES[characters[:, _DIGITS]]
+    valid = (nibbles < 16).all(axis=1) & (characters[:, _DASHES] == ord("-")).all(axis=1)
+    return np.ascontiguousarray((nibbles[:, 0::2] << 4) | (nibbles[:, 1::2] & 15)), valid

@@ -37,7 +37,7 @@ ROW_GROUP: Final = 131_072
 
 WRITING: Final[dict[str, Any]] = {
     "compression": "zstd",
-    "compression_level": 3,
+    "compression_level": 1,
     "use_dictionary": ["topic", "key", "headers"],
     "column_encoding": {
         "seq": "DELTA_BINARY_PACKED",

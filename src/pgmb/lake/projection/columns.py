@@ -379,7 +379,7 @@ def layout(columns: Sequence[Column]) -> Layout:
     which an erasure does not reach."""
     typed = [pa.field(column.name, type_of(column.type).arrow) for column in columns]
     schema = pa.schema([*_EVENT_FIELDS, *typed, *_RESCUE_FIELDS])
-    writing = {"compression": "zstd", "compression_level": 3, "write_page_checksum": True}
+    writing = {"compression": "zstd", "compression_level": 1, "write_page_checksum": True}
     return Layout(schema, writing, STATISTICS, "event_published_at", PARTITION)
 
 
