@@ -69,6 +69,7 @@ async def test_an_event_wakes_a_queue_at_rest(listen: bool, dsn: str, db: psycop
 async def test_a_tick_wakes_a_queue_at_rest(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With pauses that outlast the test, only what is heard can wake it."""
     monkeypatch.setattr(idle, "Pace", lambda: Pace(3600, 3600))
+    monkeypatch.setattr(idle, "LISTENING_PAUSE_SECONDS", 3600)
     app, seen = pgmb.App(dsn), list[int]()
 
     @app.on("a.b.*", "a.x", queue="q")
@@ -100,7 +101,7 @@ async def test_events_of_others_cost_no_look(
         await look(self, queues)
 
     monkeypatch.setattr(idle.IdlePoller, "_look", counted)
-    monkeypatch.setattr(idle, "LONGEST_PAUSE_SECONDS", 3600)
+    monkeypatch.setattr(idle, "LISTENING_PAUSE_SECONDS", 3600)
     for topic in ("a", "b"):
         app.on(topic, queue=topic)(lambda event, topic=topic: seen.append(topic))
     async with working(app) as broker:
@@ -146,6 +147,34 @@ async def test_a_busy_queue_does_not_starve_the_others_at_rest(dsn: str) -> None
             await broker.publish("calm", 1)
             await until(lambda: seen["calm"] >= count)  # noqa: B023 - called at once
     await app.aclose()
+
+
+async def test_news_of_one_queue_does_not_delay_the_retry_of_another(
+    dsn: str, db: psycopg.Connection[Any]
+) -> None:
+    app, tries, busy = pgmb.App(dsn), list[float](), list[int]()
+
+    @app.on("calm", queue="calm")
+    async def calm(number: int) -> None:
+        tries.append(time.monotonic())
+        if len(tries) == 1:
+            raise pgmb.Retry(after=0.5)
+
+    app.on("busy", queue="busy")(lambda event: busy.append(1))
+    async with working(app) as broker:
+
+        async def published(topic: str) -> None:
+            await broker.publish(topic, 1)
+            await asyncio.to_thread(db.execute, "select pgmb.tick()")
+
+        await published("calm")
+        # Twenty a second, as news: the worker hears that another process ticks. Of a retry nobody tells it.
+        until_retried = time.monotonic() + 20
+        while len(tries) < 2 and time.monotonic() < until_retried:
+            await published("busy")
+            await asyncio.sleep(0.05)
+    assert len(busy) > 5
+    assert len(tries) == 2, "no retry while there was news of another queue"
 
 
 async def test_a_queue_that_vanishes_at_the_start_spares_the_others(

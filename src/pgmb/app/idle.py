@@ -12,7 +12,13 @@ from typing import Protocol
 from pgmb._async.broker import AsyncBroker
 from pgmb._async.listener import AsyncSubscription
 from pgmb._async.receiving import AsyncLease
-from pgmb._core.concurrency import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, AsyncDeadline, Pace
+from pgmb._core.concurrency import (
+    FIRST_PAUSE_SECONDS,
+    LISTENING_PAUSE_SECONDS,
+    LONGEST_PAUSE_SECONDS,
+    AsyncDeadline,
+    Pace,
+)
 from pgmb.app import settling
 from pgmb.app.heartbeats import Heartbeats
 from pgmb.app.progress import LeaseSize
@@ -48,6 +54,8 @@ class IdlePoller:
         self._news = asyncio.Event()
         self._stopping = False
         self._pace = Pace()
+        self._polled_at = float("-inf")
+        """When all waiting queues were polled last."""
         self._deadline = AsyncDeadline("waiting for events", broker.break_off)
         self._subscriptions: list[AsyncSubscription] = []
 
@@ -94,8 +102,9 @@ class IdlePoller:
     async def _pause(self) -> list[str]:
         """Wait until it is time to poll. Returns the queues to poll: those with news, or all."""
         relying = self._relying
-        end = time.monotonic() + (LONGEST_PAUSE_SECONDS if relying else self._pace.pause())
-        while not self._stopping:
+        # From the last poll of all, whatever was heard since: retries and expired leases are not announced.
+        end = self._polled_at + (LISTENING_PAUSE_SECONDS if relying else self._pace.pause())
+        while not self._stopping and time.monotonic() < end:
             if told := self._told & self._waiting.keys():
                 # Removed before the poll: news that arrives during it counts for the next one.
                 self._told -= told
@@ -109,6 +118,8 @@ class IdlePoller:
             if not relying and not self._told:
                 # A queue was added.
                 break
+        self._told -= self._waiting.keys()
+        self._polled_at = time.monotonic()
         return list(self._waiting)
 
     @property
