@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -107,6 +107,16 @@ def split(items: list[pytest.Item], major: int) -> list[pytest.Item]:
     """The tests that this major runs with `--split`."""
     dealt = _dealt_to_the_other(items, major)
     return [item for item in items if item not in dealt and _belongs(item, major)]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """With `--split` a test that skips itself may run nowhere."""
+    report = yield
+    if report.skipped and item.config.getoption("--split") and not list(item.iter_markers("skipif")):
+        report.outcome = "failed"
+        report.longrepr = f"{report.longrepr}\nskipped, and perhaps left out elsewhere: mark it `once(major)`"
+    return report
 
 
 def pytest_collection_finish() -> None:

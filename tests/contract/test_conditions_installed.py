@@ -108,6 +108,7 @@ def test_upgrading_again_changes_nothing(db: psycopg.Connection[Any]) -> None:
     assert db.execute("select nspname from pg_namespace where nspname like 'pgmb%'").fetchall() == []
 
 
+@pytest.mark.once(15)
 @pytest.mark.parametrize("options", [[], ["--no-owner"], ["--no-owner", "--no-acl"]], ids=" ".join)
 def test_dump_and_restore_keep_them(
     db: psycopg.Connection[Any], server: Server, pg_major: int, options: list[str]

@@ -145,6 +145,7 @@ def test_generated_dropped_and_added_columns(db: psycopg.Connection[Any], size: 
     assert {m.key for m in mutations(db)} == {None}
 
 
+@pytest.mark.once(18)
 @SIZES
 def test_virtual_columns_have_their_values(db: psycopg.Connection[Any], size: int, pg_major: int) -> None:
     if pg_major < 18:

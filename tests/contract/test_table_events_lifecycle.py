@@ -201,6 +201,7 @@ def test_a_disabled_trigger_counts_as_none(table: psycopg.Connection[Any]) -> No
     assert all_four(table) == ["insert", "update", "delete", "truncate"]
 
 
+@pytest.mark.once(15)
 def test_dump_and_restore_keep_it(table: psycopg.Connection[Any], server: Server, pg_major: int) -> None:
     pg_dump = binaries(pg_major) / "pg_dump"
     if not pg_dump.exists():

@@ -308,11 +308,10 @@ async def test_a_terminated_connection_is_made_anew(dsn: str, db: psycopg.Connec
         assert await subscription.wait(LONG)
 
 
+@pytest.mark.once(15)
 async def test_behind_a_pooler_it_says_so_and_leaves_it(
-    server: Server, dsn: str, db: psycopg.Connection[Any], pg_major: int
+    server: Server, dsn: str, db: psycopg.Connection[Any]
 ) -> None:
-    if pg_major != 15 or PgBouncer.program() is None:
-        pytest.skip("the pooler is the same for every server; one major is enough")
     with PgBouncer.start(server) as bouncer:
         pooled = bouncer.dsn(str(conninfo_to_dict(dsn)["dbname"]))
         async with AsyncListener(pooled) as listener:

@@ -12,6 +12,7 @@ from uuid import UUID
 
 import psycopg
 import pytest
+import standardwebhooks
 
 from harness.receiver import Exchange, Receiver
 from pgmb import schema
@@ -32,7 +33,6 @@ def seal(db: psycopg.Connection[Any], name: str, key: str) -> str:
 async def test_requests_are_signed_with_all_live_secrets(
     dsn: str, db: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    standardwebhooks = pytest.importorskip("standardwebhooks")
     key = generate_key()
     monkeypatch.setenv("PGMB_SECRET_KEY", key)
     async with Receiver() as receiver:
