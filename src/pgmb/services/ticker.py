@@ -14,14 +14,14 @@ _ALL = "select pgmb.tick(s.name), pg_notify('pgmb', s.name || ' -') from pgmb.st
 class Ticker:
     """Ticks the streams with news, which one statement finds.
 
-    It runs every `every` seconds while there is traffic, and at rest up to eight times less often.
+    It runs every `every` seconds while there is traffic, and at rest up to four times less often.
     Every `all_every` seconds the ticker ticks all streams and notifies listeners that it runs.
     """
 
     name = "ticker"
 
     def __init__(
-        self, every: float = 0.03, all_every: float = 10.0, clock: Callable[[], float] = time.monotonic
+        self, every: float = 0.06, all_every: float = 10.0, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.every = every
         self.all_every = all_every
@@ -52,4 +52,4 @@ class Ticker:
         """Seconds to the next turn, the longest that the first event after a silence waits for its tick."""
         if rested < 0.1:
             return self.every
-        return self.every * 3 if rested < 10.0 else self.every * 8
+        return self.every * 1.5 if rested < 10.0 else self.every * 4

@@ -97,10 +97,10 @@ async def ticks(db: psycopg.Connection[Any]) -> list[str]:
 
 async def test_the_ticker_ticks_streams_that_moved(dsn: str, db: psycopg.Connection[Any]) -> None:
     now = 100.0
-    ticker = Ticker(every=0.03, all_every=60, clock=lambda: now)
+    ticker = Ticker(every=0.06, all_every=60, clock=lambda: now)
     async with await pgmb.aconnect(dsn) as broker:
         await broker.create_stream("other")
-        assert await ticker.turn(broker) == 0.03
+        assert await ticker.turn(broker) == 0.06
         made = await ticks(db)
         assert sorted(made) == ["main", "other"], "what was never ticked has no position yet"
         await ticker.turn(broker)
@@ -111,7 +111,7 @@ async def test_the_ticker_ticks_streams_that_moved(dsn: str, db: psycopg.Connect
         assert await broker.tick("main") is None
         assert await broker.tick("other") is None
         now += 2
-        assert 0.03 < await ticker.turn(broker) < 0.1
+        assert 0.06 < await ticker.turn(broker) < 0.1
         now += 20
         assert await ticker.turn(broker) > 0.1
 
