@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -69,9 +70,7 @@ def test_files_are_divided_by_date_sorted_and_keep_keys_out_of_the_tables_log(la
     assert "date=2026-01-31" in pruned[0]
 
 
-def test_files_end_at_their_size_and_large_segments_are_cut_between_blocks(
-    lake: Lake, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_end_at_their_size(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     # A row group is what a file grows by; of this size a test has several.
     monkeypatch.setattr("pgmb.lake.task.ROW_GROUP", 500)
     lake.publish(2100)
@@ -83,19 +82,50 @@ def test_files_end_at_their_size_and_large_segments_are_cut_between_blocks(
     assert (done.events, done.files) == (1200, 1)
     (large,) = [file for file in map(pq.ParquetFile, lake.files()) if file.metadata.num_rows == 1200]
     assert [large.metadata.row_group(n).num_rows for n in range(3)] == [500, 500, 200]
-    mega = 1024 * 1024
-    big = Pending(2, (2 << 40) - 1, (2 << 40) + 99_999, 200 * mega, lake.value("select now()"))
-    small = [big._replace(segment=n, lo=(n << 40) - 1, hi=(n << 40) + 10, bytes=mega) for n in (3, 4, 5)]
-    empty = big._replace(segment=6, lo=(6 << 40) - 1, hi=None, bytes=0)
-    ranges = divide([big, *small, empty], 4)
-    *cut, shared = ranges
-    assert shared == (small[0].lo, small[-1].hi)
-    assert cut[0][0] == big.lo
-    assert cut[-1][1] == big.hi
-    assert [lo for lo, _ in cut[1:]] == [hi for _, hi in cut[:-1]]
-    assert all((lo + 1) % 4096 == 0 for lo, _ in cut)
-    assert 3 <= len(cut) <= 5
-    assert divide([empty], 4) == []
+
+
+MEGA = 1024 * 1024
+
+
+def pending(segment: int, megabytes: float, events: int | None = 1_000_000) -> Pending:
+    lo = (segment << 40) - 1
+    hi = None if events is None else lo + events
+    return Pending(segment, lo, hi, int(megabytes * MEGA), datetime(2026, 1, 31, tzinfo=UTC))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "parallelism", "parts"),
+    [
+        ([430, 429.9, 430.1, 430], 2, 2),  # the sizes of equal segments differ a little
+        ([100, 100, 100], 2, 2),
+        ([200, 1, 1, 1], 4, 4),
+        ([1, 1, 1, 200], 4, 4),
+        ([5, 5], 4, 1),
+        ([40], 4, 2),
+        ([3000, 3000], 2, 6),
+        ([900], 1, 1),
+    ],
+)
+def test_tasks_get_equal_parts_cut_between_blocks(sizes: list[float], parallelism: int, parts: int) -> None:
+    segments = [pending(number, size) for number, size in enumerate(sizes, 3)]
+    ranges = divide([*segments, pending(9, 0, None)], parallelism)
+    assert ranges[0][0] == segments[0].lo
+    assert ranges[-1][1] == segments[-1].hi
+    assert [lo for lo, _ in ranges[1:]] == [hi for _, hi in ranges[:-1]]
+    assert all((lo + 1) % 4096 == 0 for lo, _ in ranges)
+    assert len(ranges) == parts
+
+    def megabytes(lo: int, hi: int) -> float:
+        shares = (max(0, min(hi, one.hi or 0) - max(lo, one.lo)) / 1_000_000 for one in segments)
+        return sum(share * size for share, size in zip(shares, sizes, strict=True))
+
+    held = [megabytes(*one) for one in ranges]
+    assert max(held) <= 1.05 * sum(sizes) / parts
+    assert max(held) <= 1024 * 1.05
+
+
+def test_segments_without_events_are_nobodys_part() -> None:
+    assert divide([pending(1, 0, None)], 4) == []
 
 
 def test_files_with_blocks_in_common_are_read_together() -> None:

@@ -7,9 +7,11 @@ are dropped from the log only after they were recorded. See docs/explanation/lak
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
+from itertools import pairwise
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import msgspec
@@ -342,33 +344,24 @@ def plan(database: psycopg.Connection[Any], stream: str) -> list[Pending]:
 
 
 def divide(chosen: Sequence[Pending], parallelism: int) -> list[tuple[int, int]]:
-    """Ranges (lo, hi] of seqs for tasks. Small segments share one; large ones are cut between blocks of
-    events, so that each file can be verified alone."""
+    """Ranges (lo, hi] of seqs for tasks: of about the same size, since all wait for the last to end, and cut
+    between blocks of events, so that each file can be verified alone."""
+    held = [(one.lo, one.hi, one.bytes) for one in chosen if one.hi is not None]
+    if not held:
+        return []
     least, most = _PART_BYTES
-    size = min(most, max(least, sum(one.bytes for one in chosen) // max(parallelism, 1)))
-    ranges: list[tuple[int, int]] = []
-    shared: list[Pending] = []
-
-    def close() -> None:
-        if shared:
-            ranges.append((shared[0].lo, max(one.hi for one in shared if one.hi is not None)))
-            shared.clear()
-
-    for one in chosen:
-        if one.hi is None:
-            continue
-        pieces = round(one.bytes / size)
-        if pieces > 1:
-            close()
-            numbers = one.hi - one.lo
-            step = -(-numbers // (pieces << BLOCK_BITS)) << BLOCK_BITS
-            ranges += [(lo, min(lo + step, one.hi)) for lo in range(one.lo, one.hi, step)]
-            continue
-        shared.append(one)
-        if sum(each.bytes for each in shared) >= size:
-            close()
-    close()
-    return ranges
+    total, tasks = sum(size for _, _, size in held), max(parallelism, 1)
+    parts = max(1, min(tasks, total // least))
+    if total > parts * most:
+        parts = tasks * math.ceil(total / (tasks * most))
+    cuts: list[int] = []
+    before = 0
+    for lo, hi, size in held:
+        while len(cuts) + 1 < parts and (missing := total * (len(cuts) + 1) / parts - before) < size:
+            first = lo + 1 + int((hi - lo) * missing / size)
+            cuts.append(max(lo, (first >> BLOCK_BITS << BLOCK_BITS) - 1))
+        before += size
+    return [(lo, hi) for lo, hi in pairwise([held[0][0], *cuts, held[-1][1]]) if lo < hi]
 
 
 def _segments_of(files: Iterable[KnownFile]) -> set[int]:
