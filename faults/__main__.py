@@ -333,6 +333,32 @@ def lake_kills(arguments: argparse.Namespace) -> bool:
     return result.holds
 
 
+def lake_border(arguments: argparse.Namespace) -> bool:
+    from faults.lake import borders
+    from harness.spark import Cluster
+
+    events, moves, kills = (
+        (40_000, 8, 2) if arguments.brief else (arguments.events, arguments.moves, arguments.kills)
+    )
+    with (
+        database(arguments.pg) as (_, dsn),
+        tempfile.TemporaryDirectory(prefix="pgmb-lake-") as name,
+        Cluster.start() as cluster,
+    ):
+        result = borders.run(
+            dsn,
+            f"{name}/main",
+            cluster,
+            Path(name),
+            events=events,
+            moves=moves,
+            kills=kills,
+            seed=arguments.seed,
+        )
+    print(result)
+    return result.holds
+
+
 def lake_replay(arguments: argparse.Namespace) -> bool:
     from faults.lake import replays
 
@@ -569,6 +595,16 @@ def main() -> int:
     )
     archiving.add_argument("--times", type=int, default=5, help="after each step, and as often on Spark")
     archiving.add_argument("--brief", action="store_true", help="each step once, two of them on Spark")
+
+    bordering = command(
+        "lake-border",
+        lake_border,
+        "a query over lake and log, killed while the border between them moves: each event once",
+    )
+    bordering.add_argument("--events", type=int, default=5_000_000)
+    bordering.add_argument("--moves", type=int, default=20)
+    bordering.add_argument("--kills", type=int, default=5)
+    bordering.add_argument("--brief", action="store_true", help="40,000 events, 8 moves, 2 kills")
 
     replaying = command(
         "lake-replay",

@@ -21,6 +21,18 @@ LAKE: list[Part] = [
         heavy=True,
     ),
     Proved(
+        "a query over both tiers, killed while the border moves",
+        "each once",
+        ["-m", "faults", "lake-border", "--brief"],
+        line_with(
+            r"(\d+ moves, \d+ kills).*?([\d,]+ events, \d+ lost, \d+ repeated, \d+ differ)"
+            r".*?both tiers.*?([\d,]+ events, \d+ lost, \d+ repeated, \d+ differ)"
+        ),
+        needs=["faults/__main__.py", "faults/lake/borders.py"],
+        full=["-m", "faults", "lake-border"],
+        heavy=True,
+    ),
+    Proved(
         "replay into one queue, killed 10 times",
         "each once, rate kept",
         ["-m", "faults", "lake-replay", "--brief"],

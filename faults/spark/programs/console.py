@@ -58,6 +58,11 @@ def follow_files(
     writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start().awaitTermination()
 
 
+def copy(spark: SparkSession, *, read: dict[str, str], folder: str) -> None:
+    """Reads all there is, as a batch, into Parquet."""
+    spark.read.format("pgmb").options(**read).load().write.parquet(folder)
+
+
 def start(spark: SparkSession, *, flows: list[Flow]) -> None:
     """Starts queries that go on, those of them that do not run yet."""
     for flow in flows:
@@ -124,6 +129,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "warm": warm,
     "publish": publish,
     "follow_files": follow_files,
+    "copy": copy,
     "start": start,
     "drain": drain,
     "check": check,
