@@ -139,6 +139,7 @@ def test_a_direct_write_that_died_midway_is_finished_if_it_is_cut_alike(
                 while connection.execute("select from pgmb.ledger_task").fetchone() is None:
                     if time.monotonic() > deadline:
                         raise TimeoutError
+                    time.sleep(0.05)
             raise RuntimeError("broken")
         return number
 
