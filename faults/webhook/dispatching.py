@@ -13,11 +13,13 @@ import sys
 from typing import Any
 
 import aiohttp
+from psycopg.pq import TransactionStatus
 
 import pgmb
 from pgmb.services import Dispatcher, serve
 from pgmb.webhooks import dispatcher
 from pgmb.webhooks.client import AttemptResult, WebhookClient
+from pgmb.webhooks.leases import Settlement
 from pgmb.webhooks.request import Request
 from pgmb.webhooks.store import Store
 
@@ -61,9 +63,12 @@ def install(fuse: Fuse, step: str, name: str) -> None:
             fuse.reached("received")
         return got
 
-    async def settle(store: Store, *given: Any) -> None:
-        await _settle(store, *given)
-        fuse.reached("settling")
+    async def settle(store: Store, report: Settlement) -> None:
+        await _settle(store, report)
+        # Not where all have failed, which come again in any case, nor where it is committed already.
+        open_ = store._connection.info.transaction_status is TransactionStatus.INTRANS  # noqa: SLF001
+        if open_ and (report.done or not report.claimed):
+            fuse.reached("settling")
 
     async def settle_all(store: Store, *given: Any) -> Any:
         found = await _settle_all(store, *given)

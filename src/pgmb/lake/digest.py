@@ -198,4 +198,4 @@ def _parsed(texts: Any) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
     valid = are_digits.all(axis=1) & (characters[:, _DASHES] == ord("-")).all(axis=1)
     if not valid.all():
         digits[~valid] = ord("0")
-    return np.frombuffer(binascii.unhexlify(digits), dtype=np.uint8).reshape(-1, 16), valid
+    return np.frombuffer(binascii.unhexlify(digits.data), dtype=np.uint8).reshape(-1, 16), valid
