@@ -31,6 +31,7 @@ DEFAULT_CONCURRENCY = 10
 _SOURCE = "select stream, salt from pgmb.stream_of(%s)"
 # Consumers end within their grace period; those that do not are cancelled after this many seconds more.
 _OVERTIME_SECONDS = 15.0
+_LAST_POLL_SECONDS = 5.0
 
 
 class WorkSpec(NamedTuple):
@@ -106,6 +107,9 @@ async def _consume(
                 task.cancel()
             idle.stop()
             beating.cancel()
+            # It may wait for a connection to a server that is down. A receive under way gets its answer.
+            await asyncio.wait([polling], timeout=_LAST_POLL_SECONDS)
+            polling.cancel()
         await heartbeats.depart()
     finally:
         threads.close()
