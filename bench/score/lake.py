@@ -25,8 +25,8 @@ LAKE: list[Part] = [
         "each once",
         ["-m", "faults", "lake-border", "--brief"],
         line_with(
-            r"(\d+ moves, \d+ kills).*?([\d,]+ events, \d+ lost, \d+ repeated, \d+ differ)"
-            r".*?both tiers.*?([\d,]+ events, \d+ lost, \d+ repeated, \d+ differ)"
+            r"(\d+ moves, \d+ kills).*?([\d,]+ events: \d+ lost, \d+ phantom, \d+ repeated)"
+            r".*?both tiers.*?(\d+ lost, \d+ phantom, \d+ repeated)"
         ),
         needs=["faults/__main__.py", "faults/lake/borders.py"],
         full=["-m", "faults", "lake-border"],

@@ -1,26 +1,23 @@
 """A query from the earliest event over lake and log, killed while archiving and retention move the border.
 
-What was published is known from a table that publishers write in the same transactions. The query writes
-Parquet by Spark's own sink; in the end its files hold each event once, and so does a batch over both tiers.
+Each transaction that publishes also records its events in a table. The query writes Parquet with Spark's own
+sink. In the end its files hold each event once, and so does a batch that reads both tiers.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psycopg
-import pyarrow as pa
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
 from faults.spark import files
 from faults.spark.console import Console
 from faults.spark.kills import Killed
+from faults.spark.traffic import Account, account
 from harness.lake import Here, archived
 from harness.segments import seal
 from harness.spark import Cluster
@@ -35,24 +32,10 @@ with made as (
 )
 insert into published select seq, payload::text::bigint from made
 """
+PUBLISHED = "select seq, n::text from published"
 DROPPED = "select count(*) from pgmb.segment where dropped_at is not null"
-
-
-@dataclass(slots=True)
-class Account:
-    """What became of the events that were published."""
-
-    events: int = 0
-    lost: int = 0
-    repeated: int = 0
-    different: int = 0
-
-    @property
-    def clean(self) -> bool:
-        return self.events > 0 and not (self.lost or self.repeated or self.different)
-
-    def __str__(self) -> str:
-        return f"{self.events:,} events, {self.lost} lost, {self.repeated} repeated, {self.different} differ"
+_COLUMNS = ("seq", "payload")
+_NOTHING = Account(0, 0, 0, 0)
 
 
 @dataclass(slots=True)
@@ -61,19 +44,21 @@ class Result:
     kills: int = 0
     batches: int = 0
     in_lake: int = 0
-    stream: Account = field(default_factory=Account)
-    batch: Account = field(default_factory=Account)
+    stream: Account = _NOTHING
+    batch: Account = _NOTHING
     seconds: float = 0
 
     @property
     def holds(self) -> bool:
-        return self.stream.clean and self.batch.clean and 0 < self.in_lake < self.batch.events
+        hard = self.moves > 0 and self.kills > 0 and 0 < self.in_lake < self.batch.committed
+        return self.stream.clean and self.batch.clean and hard
 
     def __str__(self) -> str:
         return (
             f"lake border {'holds' if self.holds else 'VIOLATED'}: {self.moves} moves, {self.kills} kills,"
-            f" {self.batches} batches: {self.stream}; one batch over both tiers, {self.in_lake:,} of it from"
-            f" the lake: {self.batch} in {self.seconds:.0f} s"
+            f" {self.batches} batches, {self.stream.committed:,} events: {self.stream};"
+            f" one batch over both tiers, {self.in_lake:,} of {self.batch.committed:,} events from the lake:"
+            f" {self.batch} in {self.seconds:.0f} s"
         )
 
 
@@ -115,15 +100,17 @@ def run(
         finally:
             queries.close()
         result.batches = files.committed(folder / "checkpoint")
-        written = [path for _, paths in files.batches(folder / "events") for path in paths]
-        result.stream = _account(db, written)
+        written = (row for _, row in files.rows(folder / "events", *_COLUMNS))
+        result.stream = account(written, db.execute(PUBLISHED))
 
         # The last two segments stay in the log.
         _publish(db, size)
         _publish(db, size)
         with Console(cluster) as console:
             console.do("copy", read=read, folder=str(folder / "batch"))
-        result.batch = _account(db, (folder / "batch").glob("*.parquet"))
+        table = pq.read_table(folder / "batch", columns=list(_COLUMNS))
+        rows = zip(*(table.column(name).to_pylist() for name in _COLUMNS), strict=True)
+        result.batch = account(rows, db.execute(PUBLISHED))
         result.in_lake = _count(db, "select sum(events) from pgmb.archived")
     result.seconds = time.monotonic() - began
     return result
@@ -146,24 +133,3 @@ def _move(dsn: str, db: psycopg.Connection[Any]) -> bool:
 def _count(db: psycopg.Connection[Any], query: str) -> int:
     ((found,),) = db.execute(query.encode()).fetchall()
     return int(found or 0)
-
-
-def _account(db: psycopg.Connection[Any], paths: Iterable[Path]) -> Account:
-    with db.cursor() as cursor, cursor.copy("copy published to stdout") as copy:
-        told = b"".join(bytes(part) for part in copy)
-    truth = np.loadtxt(told.decode().splitlines(), dtype=np.int64, ndmin=2)
-    found = np.concatenate([_read(path) for path in paths] or [np.empty((0, 2), np.int64)])
-    lost = np.setdiff1d(truth[:, 0], found[:, 0])
-    foreign = np.setdiff1d(found[:, 0], truth[:, 0])
-    once, first = np.unique(found[:, 0], return_index=True)
-    known = np.isin(once, truth[:, 0])
-    expected = truth[np.argsort(truth[:, 0])]
-    places = np.searchsorted(expected[:, 0], once[known])
-    different = (expected[places, 1] != found[first[known], 1]).sum()
-    return Account(len(truth), len(lost), len(found) - len(once) + len(foreign), int(different))
-
-
-def _read(path: Path) -> NDArray[np.int64]:
-    table = pq.ParquetFile(path).read(columns=["seq", "payload"])
-    columns = (table.column(name).cast(pa.int64()).to_numpy() for name in ("seq", "payload"))
-    return np.stack(list(columns), axis=1)

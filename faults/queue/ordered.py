@@ -271,7 +271,7 @@ def run(
     kills = 0
     killing = Kills(kill_every, seed)
     for number in range(rounds + _MORE_ROUNDS):
-        # Few events may go to one worker alone, in order: then the control shows nothing.
+        # One worker may process a few events alone, in order: the control then proves nothing.
         if number >= rounds and any(not verdict.ordered for verdict in verdicts["unordered"]):
             break
         # First the one, then the other: whatever slows the machine hits both.

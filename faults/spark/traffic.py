@@ -6,7 +6,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -40,12 +40,13 @@ class Account:
         return f"{self.lost:,} lost, {self.phantom:,} phantom, {self.repeated:,} repeated"
 
 
-def account(names: Iterable[int], truth: dict[int, Event]) -> Account:
-    got = Counter(names)
+def account(found: Iterable[Hashable], truth: Iterable[Hashable]) -> Account:
+    """Compare what was found with what was committed. A changed event counts as lost and as a phantom."""
+    got, committed = Counter(found), set(truth)
     return Account(
-        committed=len(truth),
-        lost=len(truth.keys() - got.keys()),
-        phantom=len(got.keys() - truth.keys()),
+        committed=len(committed),
+        lost=len(committed - got.keys()),
+        phantom=len(got.keys() - committed),
         repeated=sum(count > 1 for count in got.values()),
     )
 
