@@ -111,11 +111,13 @@ def split(items: list[pytest.Item], major: int) -> list[pytest.Item]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """With `--split` a test that skips itself may run nowhere."""
+    """Fail a test that skips itself under `--split`: the other major may not run it either."""
     report = yield
     if report.skipped and item.config.getoption("--split") and not list(item.iter_markers("skipif")):
         report.outcome = "failed"
-        report.longrepr = f"{report.longrepr}\nskipped, and perhaps left out elsewhere: mark it `once(major)`"
+        report.longrepr = (
+            f"{report.longrepr}\nskipped, and the other major may not run it: mark it `once(major)`"
+        )
     return report
 
 
@@ -129,7 +131,7 @@ def _dealt_to_the_other(items: list[pytest.Item], major: int) -> set[pytest.Item
     """What both majors run in turns, each case on one: cases of a test with parameters, and slow tests.
 
     The parameter named first changes fastest: an attack runs on both majors, each with another installation.
-    The order is that of the names: that of the run is shuffled, and not in the same way on both majors.
+    Tests are sorted by name, because the runs of the two majors shuffle them differently.
     """
     hands: dict[tuple[Path, str], list[pytest.Item]] = {}
     for item in items:

@@ -168,7 +168,7 @@ async def test_news_of_one_queue_does_not_delay_the_retry_of_another(
             await asyncio.to_thread(db.execute, "select pgmb.tick()")
 
         await published("calm")
-        # Twenty a second, as news: the worker hears that another process ticks. Of a retry nobody tells it.
+        # Twenty per second, each announced by a tick. Retries are not announced.
         deadline = time.monotonic() + 30
         while (len(tries) < 2 or len(busy) < 6) and time.monotonic() < deadline:
             await published("busy")

@@ -60,7 +60,7 @@ class AsyncBrokerPool(AsyncEndingPool):
             await self.putconn(found)
 
     async def _get_ready_connection(self, timeout: float | None) -> AsyncConnection[Any] | None:  # noqa: ASYNC109, RUF100
-        # The one that came back last: its server process has the plans and caches of what is asked often.
+        # Last in, first out: the server process used last has its plans and caches ready.
         self._pool.rotate()
         return await super()._get_ready_connection(timeout)
 

@@ -61,7 +61,7 @@ class BrokerPool(EndingPool):
             self.putconn(found)
 
     def _get_ready_connection(self, timeout: float | None) -> Connection[Any] | None:  # noqa: ASYNC109, RUF100
-        # The one that came back last: its server process has the plans and caches of what is asked often.
+        # Last in, first out: the server process used last has its plans and caches ready.
         self._pool.rotate()
         return super()._get_ready_connection(timeout)
 

@@ -102,7 +102,7 @@ class IdlePoller:
     async def _pause(self) -> list[str]:
         """Wait until it is time to poll. Returns the queues to poll: those with news, or all."""
         relying = self._relying
-        # From the last poll of all, whatever was heard since: retries and expired leases are not announced.
+        # Counted from the last poll of all queues: retries and expired leases are not announced.
         end = self._polled_at + (LISTENING_PAUSE_SECONDS if relying else self._pace.pause())
         while not self._stopping and time.monotonic() < end:
             if told := self._told & self._waiting.keys():
@@ -133,7 +133,7 @@ class IdlePoller:
         try:
             with self._deadline.enforced():
                 if len(queues) == 1 and heartbeat is None:
-                    # As is usual where there is news: a call less inside the database.
+                    # The usual case after news; it saves a nested call in the database.
                     lease = await self._broker.receive(queues[0], size)
                 else:
                     lease = await self._broker.receive_any(queues, size, heartbeat=heartbeat)

@@ -107,7 +107,7 @@ async def _consume(
                 task.cancel()
             idle.stop()
             beating.cancel()
-            # It may wait for a connection to a server that is down. A receive under way gets its answer.
+            # A receive in progress gets time to return its lease, but the server may be down.
             await asyncio.wait([polling], timeout=_LAST_POLL_SECONDS)
             polling.cancel()
         await heartbeats.depart()

@@ -169,7 +169,7 @@ def _ids(batch: Any, salt: int) -> Any:
     """The bytes of ids, null where they are derived. What is not the text of a UUID stays text."""
     texts = pc.fill_null(batch.column("id"), "")
     derived = derived_ids(batch.column("seq"), batch.column("published_at"), salt)
-    # To write derived ids takes less time than to read given ones, and most batches have one kind.
+    # Formatting derived ids is cheaper than parsing given ones, and most batches hold only one kind.
     if pc.equal(texts[:1], uuid_texts(derived[:1]))[0].as_py() and texts.equals(uuid_texts(derived)):
         return pa.nulls(len(texts), pa.binary())
     raw = texts.cast(pa.binary())
