@@ -38,17 +38,18 @@ def until_true(condition: Callable[[], object], seconds: float = PATIENCE) -> No
 
 @contextlib.asynccontextmanager
 async def working(app: pgmb.App, **options: Any) -> AsyncGenerator[pgmb.AsyncBroker]:
-    """The app at work, its queues declared; at the end it stops, and whatever it raised is raised."""
+    """The app at work, its consumers started; at the end it stops, and whatever it raised is raised."""
     stop = asyncio.Event()
     async with await pgmb.aconnect(app.dsn) as broker:
+        others = asyncio.all_tasks()
         task = asyncio.create_task(app.work(stop, **options))
-        wanted = {name for name, queue in app.queues.items() if queue.handlers}
 
-        async def declared() -> bool:
-            return task.done() or wanted <= {status.queue for status in await broker.queue_status()}
+        def consuming() -> bool:
+            started = asyncio.all_tasks() - others
+            return task.done() or "pgmb idle" in {one.get_name() for one in started}
 
         try:
-            await until(declared)
+            await until(consuming)
             if not task.done():
                 yield broker
         finally:

@@ -61,6 +61,22 @@ async def test_many_processes_may_start_at_once(dsn: str, db: psycopg.Connection
     assert row(db)[-2:] == (["a", "b"], 1)
 
 
+async def test_a_queue_that_is_dropped_while_it_is_declared_is_created_again(
+    dsn: str, db: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    status, drops = pgmb.AsyncBroker.queue_status, ["select pgmb.drop_queue('q')"]
+
+    async def dropped(broker: pgmb.AsyncBroker, *args: Any) -> Any:
+        if drops:
+            db.execute(drops.pop())
+        return await status(broker, *args)
+
+    monkeypatch.setattr(pgmb.AsyncBroker, "queue_status", dropped)
+    async with working(an_app(dsn, "a", lease_for=5)):
+        assert not drops
+        assert row(db)[0] == timedelta(seconds=5)
+
+
 async def test_the_stream_of_a_queue_is_created_with_it(dsn: str, db: psycopg.Connection[Any]) -> None:
     async with working(an_app(dsn, "a", stream="other")):
         assert db.execute("select stream_name from pgmb.queue where name = 'q'").fetchall() == [("other",)]

@@ -142,23 +142,30 @@ async def declare(broker: AsyncBroker, queues: Sequence[QueueSpec]) -> dict[str,
     found: dict[str, QueueSettings] = {}
     for queue in queues:
         try:
-            present = await _present(broker, queue.name)
-        except QueueNotFound:
-            await _create(broker, queue)
-            present = await _present(broker, queue.name)
-        try:
-            await _bind(broker, queue, present)
-            if await _alter(broker, queue, present):
-                present = await _present(broker, queue.name)
-        except PermissionDenied as error:
-            logger.warning("queue %s: using its existing settings: %s", queue.name, error)
-        found[queue.name] = QueueSettings(
-            msgspec.convert(present["lease_for"], timedelta).total_seconds(),
-            present["max_attempts"],
-            present["ordered"],
-            present["fair_by"] is not None,
-        )
+            found[queue.name] = await _declare(broker, queue)
+        except QueueNotFound:  # dropped while it was declared: once more
+            found[queue.name] = await _declare(broker, queue)
     return found
+
+
+async def _declare(broker: AsyncBroker, queue: QueueSpec) -> QueueSettings:
+    try:
+        present = await _present(broker, queue.name)
+    except QueueNotFound:
+        await _create(broker, queue)
+        present = await _present(broker, queue.name)
+    try:
+        await _bind(broker, queue, present)
+        if await _alter(broker, queue, present):
+            present = await _present(broker, queue.name)
+    except PermissionDenied as error:
+        logger.warning("queue %s: using its existing settings: %s", queue.name, error)
+    return QueueSettings(
+        msgspec.convert(present["lease_for"], timedelta).total_seconds(),
+        present["max_attempts"],
+        present["ordered"],
+        present["fair_by"] is not None,
+    )
 
 
 async def _present(broker: AsyncBroker, queue: str) -> dict[str, Any]:
@@ -185,8 +192,10 @@ async def _create(broker: AsyncBroker, queue: QueueSpec) -> None:
 
 
 async def _bind(broker: AsyncBroker, queue: QueueSpec, present: Mapping[str, Any]) -> None:
-    (patterns,) = [one.patterns for one in await broker.queue_status() if one.queue == queue.name]
-    if set(patterns) == set(queue.patterns) and await _has_same_filter(broker, queue, present):
+    bound = {one.queue: one.patterns for one in await broker.queue_status()}
+    if queue.name not in bound:
+        raise QueueNotFound(f"queue {queue.name!r} does not exist")
+    if set(bound[queue.name]) == set(queue.patterns) and await _has_same_filter(broker, queue, present):
         return
     # A filter that was set elsewhere stays if the app declares none.
     kept = {name: present[name] for name in _FILTER_SETTINGS if present.get(name) is not None}
