@@ -22,7 +22,7 @@ _JOINED_AFTER = 4.5
 """Seconds after which those that were not alone take part: two heartbeats, and some."""
 
 _UNSETTLED = """
-select exists (select from pgmb.delivery) or exists (select from pgmb.claim where state = 'l')
+select exists (select from pgmb.delivery) or exists (select from pgmb.claim where state = 'leased')
   or exists (select from pgmb.retry)
   or exists (select from pgmb.queue q where q.lane_of is null and pgmb.queue_depth(q.name) > 0)"""
 

@@ -81,7 +81,7 @@ class FairMachine(QueueMachine):
     def judge(self, rows: list[Delivered], limit: int, own: Iterable[int] = ()) -> None:
         assert isinstance(self.model, FairModel)
         self.model.retried = bool(rows) and self.value(
-            "select state = 'r' from pgmb.claim where queue = pgmb_internal.lease_queue(%s)"
+            "select state = 'leased_retries' from pgmb.claim where queue = pgmb_internal.lease_queue(%s)"
             " and id = pgmb_internal.lease_claim(%s)",
             rows[0].lease,
             rows[0].lease,

@@ -139,7 +139,7 @@ def _sample(admin: psycopg.Connection[Any]) -> int:
     most = 0
     while True:
         row = admin.execute(
-            "select coalesce(sum(c.events) filter (where c.state = 'l'), 0),"
+            "select coalesce(sum(c.events) filter (where c.state = 'leased'), 0),"
             " (select count(*) from pgmb.log_main where topic = 'narrow') - coalesce(sum(c.events), 0)"
             " from pgmb.claim c join pgmb.queue q on q.id = c.queue where q.name = 'narrow'"
         ).fetchone()

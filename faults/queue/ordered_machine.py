@@ -109,7 +109,7 @@ class OrderedMachine(RuleBasedStateMachine):
         type(self).done["receives"] += 1
         type(self).done["deliveries"] += len(rows)
         retried = bool(rows) and self.value(
-            "select state = 'r' from pgmb.claim"
+            "select state = 'leased_retries' from pgmb.claim"
             " where queue = pgmb_internal.lease_queue(%(lease)s)"
             " and id = pgmb_internal.lease_claim(%(lease)s)",
             lease=rows[0].lease,

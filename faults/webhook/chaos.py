@@ -161,7 +161,7 @@ def _arrive(admin: psycopg.Connection[Any], receiver: ReceiverProcess, events: i
     deadline = time.monotonic() + ARRIVED_WITHIN
     while time.monotonic() < deadline:
         came = sum(request.path.startswith("/well/") for request in receiver.requests())
-        taken = admin.execute("select not exists (select from pgmb.claim where state = 'l')").fetchone()
+        taken = admin.execute("select not exists (select from pgmb.claim where state = 'leased')").fetchone()
         if came >= events * WELL and taken == (True,):
             return
         time.sleep(0.2)

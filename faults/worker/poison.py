@@ -153,7 +153,7 @@ def _wait_until_done(
             raise RuntimeError(f"pgmb work ended with {worker.returncode}")
         row = admin.execute(
             "select pgmb.queue_depth('jobs') = 0 and not exists (select from pgmb.retry)"
-            " and not exists (select from pgmb.claim where state = 'l')"
+            " and not exists (select from pgmb.claim where state = 'leased')"
         ).fetchone()
         if row == (True,):
             break

@@ -132,7 +132,8 @@ class Event(msgspec.Struct, frozen=True, eq=False, gc=False):
 
 def live(events: Iterable[Event]) -> list[Event]:
     """Without tombstones: there is nothing left to handle."""
-    return [event for event in events if event.raw_headers is None or not event.erased]
+    # Not raw_headers: every worker asks this of every event, and a property takes twice as long as the rest.
+    return [event for event in events if event._headers is None or not event.erased]  # noqa: SLF001
 
 
 def is_erased(headers: str | None) -> bool:

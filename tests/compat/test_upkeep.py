@@ -74,7 +74,7 @@ def test_nothing_is_left_of_what_was_deleted(ours: psycopg.Connection[Any], qty:
     for _ in range(10):
         for number in read(ours, qty=qty):
             assert ask(ours, "select pgmq.delete('q', %s::bigint)", number) == [True]
-    for leftover in ("pgmq.reading", "pgmq.parked", "pgmb.claim where state = 'l'"):
+    for leftover in ("pgmq.reading", "pgmq.parked", "pgmb.claim where state = 'leased'"):
         assert ask(ours, f"select count(*) from {leftover}") == [0]
     ask(ours, "select pgmb.clear_settled()")
     # But for those of the queue's position.

@@ -81,7 +81,7 @@ MUTATIONS = [
     Mutation(
         "R1: other settling calls do not ask whether it was superseded",
         "hold_claim",
-        "if stands <> 'h' then",
+        "if stands <> 'holds' then",
         "if false then",
         fencing.test_a_superseded_lease_is_lost_however_young_it_is,
         {"how": "retry(%s, after => '0 s')"},
@@ -104,8 +104,8 @@ MUTATIONS = [
     Mutation(
         "R2: a retry lease that was taken over can be settled",
         "hold_claim",
-        "held.state not in ('l', 'o', 'r')",
-        "held.state not in ('l', 'o', 'r', 'x')",
+        "held.state not in ('leased', 'leased_own', 'leased_retries')",
+        "held.state not in ('leased', 'leased_own', 'leased_retries', 'expired')",
         fencing.test_a_retry_lease_is_lost_as_a_whole,
         {"how": "ack(%s)"},
     ),
@@ -134,7 +134,7 @@ MUTATIONS = [
     Mutation(
         "R4: maintain() rotates at every call",
         "maintain",
-        "g.number = (newest_seq >> 40) - 1",
+        "g.number = pgmb_internal.segment_of(newest_seq) - 1",
         "g.number = g.number - 1",
         rotating.test_a_stream_older_than_rotate_every_rotates_once_per_period,
     ),

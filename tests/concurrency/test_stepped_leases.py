@@ -156,7 +156,9 @@ def test_an_extension_racing_with_a_sweep_that_never_saw_it_expire(queue: Sessio
     lease, _ = receive(holder, "100 ms")
     holder.run("begin")
     holder.run("select pgmb.extend(%s, '200 ms')", [lease])
-    holder.run("select pg_sleep_until(max(expires_at) + interval '60 ms') from pgmb.claim where state = 'l'")
+    holder.run(
+        "select pg_sleep_until(max(expires_at) + interval '60 ms') from pgmb.claim where state = 'leased'"
+    )
     publish(other, 2)
     assert (2, 1) in attempts(other)
     holder.run("commit")

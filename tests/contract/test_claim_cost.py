@@ -61,7 +61,7 @@ def settled_claims(db: Connection) -> None:
         "insert into pgmb.claim (queue, id, token, state, bindings, events, lo, hi, place, upto,"
         " done_snapshot,"
         "  done_seq, done_next, batch_snapshot, batch_seq, batch_next, expires_at, swept)"
-        " select queue, id - 10000000 + g, token, 's', bindings, 1, 0, 0, place, upto,"
+        " select queue, id - 10000000 + g, token, 'settled', bindings, 1, 0, 0, place, upto,"
         " done_snapshot, done_seq,"
         "  done_next, batch_snapshot, batch_seq, batch_next, swept - g * interval '1 ms', swept"
         " from (select * from pgmb.claim where queue = 1 order by id desc limit 1) newest,"
@@ -71,7 +71,10 @@ def settled_claims(db: Connection) -> None:
 
 def live_leases(db: Connection) -> None:
     settled_claims(db)
-    db.execute("update pgmb.claim set state = 'l', expires_at = now() + interval '1 day' where state = 's'")
+    db.execute(
+        "update pgmb.claim set state = 'leased', expires_at = now() + interval '1 day'"
+        " where state = 'settled'"
+    )
 
 
 def dead_letters(db: Connection) -> None:

@@ -293,6 +293,22 @@ def test_one_erasure_at_a_time_and_none_beside_a_replay(dsn: str, db: DB, connec
         erase(dsn)
 
 
+def test_an_erasure_waits_for_a_session_that_is_about_to_end(dsn: str, db: DB, connect: Any) -> None:
+    """As that of a command that failed, and was run again at once."""
+    other, done = connect(), list[Any]()
+    other.execute("select pgmb.start_erasure('{a}', 'r')")
+    running = threading.Thread(target=lambda: done.append(erase(dsn)))
+    running.start()
+    waiting = (
+        "select count(*) from pg_stat_activity where datname = current_database() and wait_event = 'PgSleep'"
+    )
+    while not value(db, waiting):
+        time.sleep(0.01)
+    other.close()
+    running.join(60)
+    assert done
+
+
 def test_only_admins_erase(dsn: str, db: DB, cast: Cast) -> None:
     with pgmb.connect(dsn, max_size=1) as broker:
         publish(broker, 2)

@@ -164,7 +164,7 @@ def _waits_for_much_maintenance(janitor: Session, dsn: str, attempt: int) -> lis
         "insert into pgmb.claim (queue, id, token, state, bindings, events, lo, hi, place, upto,"
         " done_snapshot,"
         "  done_seq, done_next, batch_snapshot, batch_seq, batch_next, expires_at, swept)"
-        f" select queue, id - {10 + attempt}000000 + g, token, 's', bindings, 1, 0, 0, place, upto,"
+        f" select queue, id - {10 + attempt}000000 + g, token, 'settled', bindings, 1, 0, 0, place, upto,"
         " done_snapshot, done_seq,"
         "  done_next, batch_snapshot, batch_seq, batch_next, now(), swept"
         " from (select distinct on (queue) * from pgmb.claim order by queue, id desc) newest,"

@@ -344,7 +344,7 @@ def test_events_that_nobody_asks_for_are_settled(db: psycopg.Connection[Any]) ->
     assert db.execute("select pgmb.ack(%s)", [rows[0][0]]).fetchall() == [(1,)]
     publish(db, *range(4, 8))
     assert received(db) == []
-    assert db.execute("select count(*) from pgmb.claim where state = 'l'").fetchall() == [(0,)]
+    assert db.execute("select count(*) from pgmb.claim where state = 'leased'").fetchall() == [(0,)]
 
 
 @pytest.mark.parametrize("how", ["expire", "retry", "bury", "release"])

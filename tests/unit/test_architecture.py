@@ -103,10 +103,9 @@ def table(name: str) -> str:
 
 
 def claim_states() -> set[str]:
-    """The letters that statements compare a claim's state with, set it to, or write a claim with."""
-    compared = re.findall(r"\bstate (?:=|<>|in|not in) (\(?'[a-z]'(?:, '[a-z]')*)", SQL)
-    written = re.findall(r"write_claim\(\w+, \w+, ('[a-z]')", SQL)
-    return {letter for found in (*compared, *written) for letter in re.findall(r"[a-z]", found)}
+    found = re.search(r"create type pgmb\.claim_state as enum \((.*?)^\)", SQL, re.MULTILINE | re.DOTALL)
+    assert found is not None
+    return set(re.findall(r"^  '(\w+)'", found[1], re.MULTILINE))
 
 
 def segment_states() -> set[str]:

@@ -402,7 +402,7 @@ settled as (
   insert into pgmb.settlement (queue, claim, seq) select -1, n, n from generate_series(1, :rows) n)
 insert into pgmb.claim (queue, id, token, state, bindings, events, lo, hi, place, upto, done_seq, done_next,
   batch_seq, batch_next, at, expires_at, swept, done_snapshot, batch_snapshot, openings)
-select c.queue, c.id + n, 0, 'l', c.bindings, 1, c.lo, c.hi, c.place, c.upto, c.done_seq, c.done_next,
+select c.queue, c.id + n, 0, 'leased', c.bindings, 1, c.lo, c.hi, c.place, c.upto, c.done_seq, c.done_next,
   c.batch_seq, c.batch_next, now() + interval '1 day', now() + interval '1 day', c.swept, c.done_snapshot,
   c.batch_snapshot, c.openings
 from pgmb.claim c join busy on busy.id = c.queue, generate_series(1, :rows) n;

@@ -305,7 +305,8 @@ async def test_erased_events_are_settled_without_a_request(dsn: str, db: psycopg
         )
         left = (
             "select pgmb.queue_depth('webhooks') + pgmb.queue_depth('own')"
-            " + (select count(*) from pgmb.delivery) + (select count(*) from pgmb.claim where state = 'l')"
+            " + (select count(*) from pgmb.delivery)"
+            " + (select count(*) from pgmb.claim where state = 'leased')"
         )
         async with dispatching(dsn):
             await receiver.until(lambda: len(receiver.requests) >= 2 and value(db, left) == 0)

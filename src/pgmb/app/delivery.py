@@ -30,9 +30,9 @@ _synchronous = Receiving(cast("Pool", None))
 class Delivery(msgspec.Struct, Generic[T_co], frozen=True, eq=False):
     """An event as a handler gets it that asks for more than the payload: `event: pgmb.Delivery[Order]`."""
 
+    _decode: Decode
     event: Event
     progress: LeaseProgress
-    _decode: Decode
     _payload: Any = msgspec.UNSET
 
     @property

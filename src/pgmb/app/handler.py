@@ -208,10 +208,8 @@ def _taking(annotation: Any, name: str) -> tuple[Decode, Prepare, Take]:
 
 
 def delivering(decode: Decode) -> Prepare:
-    def prepare(event: Event, progress: LeaseProgress) -> Delivery[Any]:
-        return Delivery(event, progress, decode)
-
-    return prepare
+    # Not a function of our own: its frame would cost a tenth of what a handler adds to an event.
+    return functools.partial(Delivery, decode)
 
 
 def whole_event(event: Event, progress: LeaseProgress) -> Event:

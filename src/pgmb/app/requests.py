@@ -189,7 +189,7 @@ def answering(
     inner = Handler(function, patterns, localns=localns)
 
     async def call(delivery: Delivery[Any]) -> Any:
-        argument = inner.take(Delivery(delivery.event, delivery.progress, inner.decode))
+        argument = inner.take(Delivery(inner.decode, delivery.event, delivery.progress))
         result = function(argument) if inner.asynchronous else await asyncio.to_thread(function, argument)
         return await result if inspect.isawaitable(result) else result
 

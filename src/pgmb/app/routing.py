@@ -95,7 +95,7 @@ class Routes(dict[str, Way]):
             return Route((only,), only.timeout, (only.prepare, only.function))
 
         def prepare(event: Event, progress: LeaseProgress) -> Delivery[Any]:
-            delivery = Delivery[Any](event, progress, only.decode)
+            delivery = Delivery[Any](only.decode, event, progress)
             # What does not fit is rejected here, alone.
             only.take(delivery)
             return delivery

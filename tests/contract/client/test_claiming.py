@@ -108,7 +108,7 @@ def test_its_leases_are_settled_as_any(db: psycopg.Connection[Any], watched: Wat
 def test_a_lost_ack_refuses_the_claim_as_well(db: psycopg.Connection[Any], watched: Watched) -> None:
     begin(db, watched.broker)
     lost = watched.broker.receive("q", 10)
-    db.execute("update pgmb.claim set state = 'x' where state = 'l'")
+    db.execute("update pgmb.claim set state = 'expired' where state = 'leased'")
     claims = watched.claims
     with pytest.raises(pgmb.LeaseLost):
         watched.broker.receive("q", 10, ack=lost)

@@ -213,7 +213,7 @@ async def test_a_queue_shows_what_comes_next(dsn: str, db: DB) -> None:
         assert len(shown) == 2
         for one in shown:
             assert "Consumers" in await visitor.page(one)
-        assert db.execute("select count(*) from pgmb.claim where state = 'l'").fetchall() == [(0,)]
+        assert db.execute("select count(*) from pgmb.claim where state = 'leased'").fetchall() == [(0,)]
         db.execute("set statement_timeout = '5s'")
         db.execute("select pgmb.bind('q', '{a}', condition => '1 / (e.payload ->> ''n'')::int < 0')")
         db.execute("select pgmb.publish('a', '{\"n\": 0}')")

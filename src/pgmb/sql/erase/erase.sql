@@ -70,7 +70,7 @@ begin
     raise exception 'a replay of the stream is not finished' using errcode = 'MB004',
       hint = 'It may send events that it has read already. See pgmb lake replays; continue it or give it up.';
   end if;
-  if not pg_try_advisory_lock(pgmb_internal.lock_key('erase')) then
+  if not pgmb_internal.try_session_lock('erase') then
     raise exception 'another session erases' using errcode = 'MB004', hint = 'Wait for its end.';
   end if;
   named := array(select s.name from pgmb.stream s
@@ -171,8 +171,8 @@ begin
     return true;
   end if;
   last := pgmb_internal.last_seq(close_for_erasure.stream);
-  if last & 1099511627775 = 0 then
-    opened := last >> 40;
+  if pgmb_internal.number_in_segment(last) = 0 then
+    opened := pgmb_internal.segment_of(last);
   else
     opened := pgmb.rotate(close_for_erasure.stream);
   end if;

@@ -9,3 +9,21 @@ as $$
   select ('x' || left(encode(sha256(s.secret || convert_to(lock_key.purpose, 'UTF8')), 'hex'), 16))::bit(64)::bigint
   from pgmb.lock_secret s
 $$;
+
+-- Takes a lock for the session: whether it could. Waits for it for up to 2 s: the server process of a client that has just
+-- ended holds its locks for a moment longer.
+create or replace function pgmb_internal.try_session_lock(purpose text)
+returns boolean
+language plpgsql
+as $$
+declare
+  key bigint := pgmb_internal.lock_key(try_session_lock.purpose);
+begin
+  for look in 1 .. 40 loop
+    if pg_try_advisory_lock(key) then
+      return true;
+    end if;
+    perform pg_sleep(0.05);
+  end loop;
+  return false;
+end $$;

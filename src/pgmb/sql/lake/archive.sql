@@ -91,7 +91,7 @@ begin
   perform pgmb_internal.assert_admin();
   stream_number := pgmb.stream_id(plan_archive.stream);
   return query
-  select g.number, (g.number::bigint << 40) - 1, g.last_seq,
+  select g.number, pgmb_internal.first_number(g.number) - 1, g.last_seq,
     coalesce(pg_table_size(to_regclass(format('pgmb.segment_%s_%s', g.stream, g.number))), 0), g.sealed_at
   from pgmb.segment g
   where g.stream = stream_number and g.dropped_at is null and g.sealed_at is not null and g.archived_at is null
@@ -238,7 +238,7 @@ set search_path = pg_catalog, pg_temp
 as $$
 begin
   perform pgmb_internal.assert_admin();
-  return pg_try_advisory_lock(pgmb_internal.lock_key('lake ' || pgmb.stream_id(lock_lake.stream)));
+  return pgmb_internal.try_session_lock('lake ' || pgmb.stream_id(lock_lake.stream));
 end $$;
 
 -- Every stream with a lake: its URL, how long the log keeps what is archived (null: without limit), how many segments are
@@ -294,7 +294,7 @@ begin
   join pgmb.segment g on g.stream = a.stream and g.number = a.segment
   cross join pgmb.installation i
   where a.stream = stream_number and a.verified_at is not null and a.events > 0
-    and a.segment between lake_segments.lo >> 40 and lake_segments.hi >> 40
+    and a.segment between pgmb_internal.segment_of(lake_segments.lo) and pgmb_internal.segment_of(lake_segments.hi)
   order by a.segment;
 end $$;
 
@@ -317,12 +317,12 @@ declare
   beginning boolean := pg_snapshot_xmin((after).snapshot) <= '3' and after_seq = 0;
 begin
   for segment, url, lake_version, lo, hi, events, current in
-    select g.number, a.url, a.lake_version, greatest(after_seq, (g.number::bigint << 40) - 1), g.last_seq, a.events,
+    select g.number, a.url, a.lake_version, greatest(after_seq, pgmb_internal.first_number(g.number) - 1), g.last_seq, a.events,
       a.epoch = i.epoch
     from pgmb.segment g
     cross join pgmb.installation i
     left join pgmb.archived a on a.stream = g.stream and a.segment = g.number and a.verified_at is not null
-    where g.stream = stream_number and g.number >= after_seq >> 40 and g.last_seq > after_seq
+    where g.stream = stream_number and g.number >= pgmb_internal.segment_of(after_seq) and g.last_seq > after_seq
       and g.dropped_at is not null and g.max_xid >= pg_snapshot_xmin((after).snapshot)
     order by g.number
   loop

@@ -163,7 +163,7 @@ as $$
 begin
   perform pgmb_internal.assert_admin();
   perform pgmb.projection_of(lock_projection.name);
-  return pg_try_advisory_lock(pgmb_internal.lock_key('projection ' || lock_projection.name));
+  return pgmb_internal.try_session_lock('projection ' || lock_projection.name);
 end $$;
 
 -- Records what version table_version of a projection's table says of itself. It can be repeated, and an older version changes

@@ -1,5 +1,28 @@
 -- Streams: create, alter, drop; the segments a log is made of.
 
+-- A number of the log contains the number of its segment (docs/adr/0001). PostgreSQL inlines these functions.
+create or replace function pgmb_internal.segment_of(seq bigint)
+returns bigint
+language sql immutable parallel safe
+as $$
+  select seq >> 40
+$$;
+
+create or replace function pgmb_internal.number_in_segment(seq bigint)
+returns bigint
+language sql immutable parallel safe
+as $$
+  select seq & 1099511627775
+$$;
+
+-- The first number of a segment.
+create or replace function pgmb_internal.first_number(segment bigint)
+returns bigint
+language sql immutable parallel safe
+as $$
+  select segment << 40
+$$;
+
 -- Attaches segment `number` to the stream's log. Takes SHARE UPDATE EXCLUSIVE on the log: publishers and
 -- readers pass.
 create or replace function pgmb_internal.attach_segment(stream pgmb.stream, number integer)
@@ -19,7 +42,7 @@ begin
   -- Keys are not sampled: pg_statistic would keep them after an erasure.
   execute format('alter table %s alter column key set statistics 0', leaf);
   execute format('alter table %s attach partition %s for values from (%s) to (%s)',
-    log, leaf, number::bigint << 40, (number::bigint + 1) << 40);
+    log, leaf, pgmb_internal.first_number(number), pgmb_internal.first_number(number + 1));
   insert into pgmb.segment (stream, number) values ((stream).id, attach_segment.number);
   perform pgmb_internal.create_reader((stream).id, attach_segment.number);
   -- Readers of the log read a segment by its name too (pgmb.claim_next).

@@ -30,12 +30,12 @@ begin
   select * into rotated from pgmb.stream s where s.name = rotate.stream for no key update;
   perform pgmb_internal.note_writers(rotated);
   newest_seq := pgmb_internal.last_seq(rotate.stream);
-  current_number := newest_seq >> 40;
+  current_number := pgmb_internal.segment_of(newest_seq);
   select * into next_one from pgmb.segment s where s.stream = rotated.id and s.number = current_number + 1;
   if not next_one.writers && pgmb_internal.log_writers(log::regclass) then
     opened := next_one.number;
     -- Not transactional, on purpose: the next number drawn anywhere is in the new segment.
-    perform setval(format('pgmb.%I', 'seq_' || rotate.stream)::regclass, opened::bigint << 40);
+    perform setval(format('pgmb.%I', 'seq_' || rotate.stream)::regclass, pgmb_internal.first_number(opened));
     -- Also those before it: a rotation that was rolled back has moved the numbers on but closed nothing.
     update pgmb.segment s
     set closed_at = clock_timestamp(), last_seq = case when s.number = current_number then newest_seq end
@@ -219,13 +219,13 @@ as $$
     and not ((segment).max_xid < pg_snapshot_xmin(newest.done_snapshot)
       or ((segment).max_xid < pg_snapshot_xmin(newest.batch_snapshot) and (segment).last_seq <= newest.place))
     or q.stream = (segment).stream and exists (
-      select from unnest(newest.lagging) l where l.place < (segment).last_seq and l.upto >= (segment).number::bigint << 40)
+      select from unnest(newest.lagging) l where l.place < (segment).last_seq and l.upto >= pgmb_internal.first_number((segment).number))
   union
   select 'queue', coalesce(head.name, q.name)
   from pgmb.queue q
   left join pgmb.queue head on head.id = q.lane_of
   join pgmb.claim c on c.queue = q.id
-  where q.stream = (segment).stream and (segment).max_xid is not null and c.state in ('l', 'o') and c.lo < (segment).last_seq
+  where q.stream = (segment).stream and (segment).max_xid is not null and c.state in ('leased', 'leased_own') and c.lo < (segment).last_seq
     and not pgmb_internal.is_void(c.queue, c.id)
   union
   select 'reader', r.name from pgmb.reader r
@@ -364,7 +364,8 @@ begin
       where c.ctid = any (array(
         select old.ctid from pgmb.claim old
         where old.queue = q.id and old.id >= first and old.id < q.position
-          and (old.state in ('s', 'x', 'p') or (old.state in ('l', 'o') and pgmb_internal.is_void(old.queue, old.id)))
+          and (old.state in ('settled', 'expired', 'position')
+            or (old.state in ('leased', 'leased_own') and pgmb_internal.is_void(old.queue, old.id)))
           and old.at <= before
         order by old.id limit clear_settled.max - cleared
         for update skip locked))
@@ -412,8 +413,8 @@ begin
   for maintained in
     select s.* from pgmb.stream s
     cross join lateral (select pgmb_internal.last_seq(s.name) seq offset 0) newest
-    left join pgmb.segment previous on previous.stream = s.id and previous.number = (newest.seq >> 40) - 1
-    where (newest.seq & 1099511627775) > 0 and ((newest.seq & 1099511627775) >= s.rotate_events
+    left join pgmb.segment previous on previous.stream = s.id and previous.number = pgmb_internal.segment_of(newest.seq) - 1
+    where pgmb_internal.number_in_segment(newest.seq) > 0 and (pgmb_internal.number_in_segment(newest.seq) >= s.rotate_events
         or now > coalesce(previous.closed_at, s.created_at) + s.rotate_every)
       or pgmb_internal.first_delayed(s.name, now) is not null
       -- Not exists, which PostgreSQL may answer for all streams at once, by reading all rows.
@@ -423,12 +424,12 @@ begin
     newest_seq := pgmb_internal.last_seq(maintained.name);
     -- The current segment opened when the one before it was closed.
     select coalesce(max(g.closed_at), maintained.created_at) into opened_at
-    from pgmb.segment g where g.stream = maintained.id and g.number = (newest_seq >> 40) - 1;
+    from pgmb.segment g where g.stream = maintained.id and g.number = pgmb_internal.segment_of(newest_seq) - 1;
     begin
       perform pgmb_internal.note_writers(maintained);
-      if (newest_seq & 1099511627775) > 0
+      if pgmb_internal.number_in_segment(newest_seq) > 0
         and (clock_timestamp() > opened_at + maintained.rotate_every
-          or (newest_seq & 1099511627775) >= maintained.rotate_events)
+          or pgmb_internal.number_in_segment(newest_seq) >= maintained.rotate_events)
       then
         perform pgmb.rotate(maintained.name);
       end if;

@@ -34,7 +34,7 @@ begin
       -- What was leased goes to be tried again; so does what the position had not passed below its place.
       perform pgmb_internal.fail_event(q, e, c.id, 1, clock_timestamp(), 'rebased')
       from pgmb.claim c, pgmb_internal.claim_events(c) e
-      where c.queue = q.id and c.state in ('l', 'o') and not pgmb_internal.is_void(c.queue, c.id);
+      where c.queue = q.id and c.state in ('leased', 'leased_own') and not pgmb_internal.is_void(c.queue, c.id);
       place := case when newest.place >= newest.upto then newest.batch_seq else newest.place end;
       begin
         perform pgmb_internal.fail_event(q, e, newest.id, 0, clock_timestamp(), null)
@@ -54,14 +54,14 @@ begin
       end;
       perform pgmb_internal.fail_event(q, e, newest.id, 0, clock_timestamp(), null) from pgmb_internal.lagging_events(q, newest) e;
       perform pgmb_internal.fail_leased(q, c.id, clock_timestamp(), 'rebased', 0)
-      from pgmb.claim c where c.queue = q.id and c.state = 'r';
+      from pgmb.claim c where c.queue = q.id and c.state = 'leased_retries';
       delete from pgmb.claim c where c.queue = q.id;
       update pgmb.queue moved set moves = null where moved.id = q.id;
       delete from pgmb.shortened h where h.queue = q.id;
       delete from pgmb.settlement t where t.queue = q.id;
       insert into pgmb.claim (queue, id, token, state, bindings, events, lo, hi, place, upto,
         done_snapshot, done_seq, done_next, batch_snapshot, batch_seq, batch_next, expires_at, swept)
-      values (q.id, newest.id + 1, 0, 'p', q.bindings, 0, place, place,
+      values (q.id, newest.id + 1, 0, 'position', q.bindings, 0, place, place,
         place, last, '3:3:', 0, '3', '4:4:', last, '4', 'infinity', clock_timestamp());
     end loop;
     perform pgmb_internal.rebase_segment(g) from pgmb.segment g

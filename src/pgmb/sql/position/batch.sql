@@ -143,10 +143,10 @@ begin
     unfinished := array(select x from pg_snapshot_xip(done) x
       where x <= done_next and pg_visible_in_snapshot(x, batch));
     for seg in
-      select format('pgmb.segment_%s_%s', s.stream, s.number) leaf, s.number::bigint << 40 first
+      select format('pgmb.segment_%s_%s', s.stream, s.number) leaf, pgmb_internal.first_number(s.number) first
       from pgmb.segment s
       where (cardinality(unfinished) > 0 or done_next >= pg_snapshot_xmax(done))
-        and s.stream = batch_events.stream and s.number between lo >> 40 and least(hi, done_seq) >> 40
+        and s.stream = batch_events.stream and s.number between pgmb_internal.segment_of(lo) and pgmb_internal.segment_of(least(hi, done_seq))
         and s.dropped_at is null and (s.max_xid is null or s.max_xid >= pg_snapshot_xmin(done))
       order by s.number
     loop
@@ -183,7 +183,7 @@ begin
     select format('pgmb.segment_%s_%s', s.stream, s.number) leaf
     from pgmb.segment s
     where s.stream = batch_events.stream and hi > done_seq
-      and s.number between greatest(lo, done_seq) >> 40 and hi >> 40 and s.dropped_at is null
+      and s.number between pgmb_internal.segment_of(greatest(lo, done_seq)) and pgmb_internal.segment_of(hi) and s.dropped_at is null
       and (s.max_xid is null or s.max_xid >= pg_snapshot_xmin(done))
     order by s.number
   loop
@@ -207,7 +207,7 @@ declare
 begin
   for leaf in
     select format('pgmb.segment_%s_%s', s.stream, s.number)
-    from pgmb.segment s, (select min(one) >> 40 first, max(one) >> 40 last from unnest(numbers) one) n
+    from pgmb.segment s, (select pgmb_internal.segment_of(min(one)) first, pgmb_internal.segment_of(max(one)) last from unnest(numbers) one) n
     where s.stream = numbered_events.stream and s.number between n.first and n.last and s.dropped_at is null
     order by s.number
   loop
@@ -250,7 +250,7 @@ begin
   end if;
   for leaf in
     select 'pgmb.segment_' || s.stream || '_' || s.number from pgmb.segment s
-    where s.stream = has_stragglers.stream and s.number between lo >> 40 and hi >> 40
+    where s.stream = has_stragglers.stream and s.number between pgmb_internal.segment_of(lo) and pgmb_internal.segment_of(hi)
       and s.dropped_at is null and (s.max_xid is null or s.max_xid >= first)
   loop
     execute 'select exists (select from ' || leaf || ' e where e.xid = any ($1)'

@@ -122,7 +122,7 @@ begin
   end if;
   for leaf in
     select format('pgmb.segment_%s_%s', s.stream, s.number) from pgmb.segment s
-    where s.stream = stragglers.stream and s.number between lo >> 40 and hi >> 40
+    where s.stream = stragglers.stream and s.number between pgmb_internal.segment_of(lo) and pgmb_internal.segment_of(hi)
       and s.dropped_at is null and (s.max_xid is null or s.max_xid >= pg_snapshot_xmin((after).snapshot))
   loop
     -- seq + 0, so that a table never analyzed is not walked by seq instead.
@@ -155,9 +155,9 @@ create or replace function pgmb_internal.first_in_lake(stream integer, after pgm
 returns bigint
 language sql stable
 as $$
-  select greatest(lo + 1, min(s.number::bigint << 40))
+  select greatest(lo + 1, min(pgmb_internal.first_number(s.number)))
   from pgmb.segment s
-  where s.stream = first_in_lake.stream and s.number between lo >> 40 and hi >> 40 and s.last_seq > lo
+  where s.stream = first_in_lake.stream and s.number between pgmb_internal.segment_of(lo) and pgmb_internal.segment_of(hi) and s.last_seq > lo
     and s.max_xid >= pg_snapshot_xmin((after).snapshot) and pgmb_internal.is_in_lake(s)
   having count(*) > 0
 $$;
@@ -183,9 +183,9 @@ language plpgsql
 as $$
 declare
   held bigint := pgmb_internal.numbers_between(stream, lo, hi) + (
-    select coalesce(sum(least(hi, s.last_seq) - greatest(lo, s.number::bigint << 40)), 0)
+    select coalesce(sum(least(hi, s.last_seq) - greatest(lo, pgmb_internal.first_number(s.number))), 0)
     from pgmb.segment s
-    where s.stream = cut.stream and s.number between lo >> 40 and hi >> 40 and s.last_seq > lo and pgmb_internal.is_in_lake(s));
+    where s.stream = cut.stream and s.number between pgmb_internal.segment_of(lo) and pgmb_internal.segment_of(hi) and s.last_seq > lo and pgmb_internal.is_in_lake(s));
   rest bigint := least(held, budget);
   target bigint := ceil(rest / greatest(1, parts, ceil(rest / size::numeric)));
   place bigint;
@@ -194,14 +194,14 @@ declare
 begin
   -- From the beginning on: what is kept begins later.
   part_lo := case when lo > 0 then lo else coalesce((
-    select min(s.number)::bigint << 40 from pgmb.segment s
+    select pgmb_internal.first_number(min(s.number)) from pgmb.segment s
     where s.stream = cut.stream and (s.dropped_at is null or pgmb_internal.is_in_lake(s))), 0) end;
   numbers := 0;
   for place, final in
-    select greatest(lo, s.number::bigint << 40), least(hi, coalesce(s.last_seq, hi))
+    select greatest(lo, pgmb_internal.first_number(s.number)), least(hi, coalesce(s.last_seq, hi))
     from pgmb.segment s
-    where s.stream = cut.stream and s.number between lo >> 40 and hi >> 40
-      and (s.dropped_at is null or pgmb_internal.is_in_lake(s)) and (s.last_seq is not null or s.number = hi >> 40)
+    where s.stream = cut.stream and s.number between pgmb_internal.segment_of(lo) and pgmb_internal.segment_of(hi)
+      and (s.dropped_at is null or pgmb_internal.is_in_lake(s)) and (s.last_seq is not null or s.number = pgmb_internal.segment_of(hi))
     order by s.number
   loop
     while rest > 0 and place < final loop

@@ -173,7 +173,7 @@ begin
     -- Few numbers, of one segment, and no late commits below them: the session keeps the plan of the segment's function.
     return query execute format(
         'select r.seq, r.id, r.topic, r.key, r.payload, r.headers, r.published_at'
-        ' from pgmb_internal.read_%s_%s($1, $2, $3, $4, $5, $6, null, false, null, null) r', stream_number, last >> 40)
+        ' from pgmb_internal.read_%s_%s($1, $2, $3, $4, $5, $6, null, false, null, null) r', stream_number, pgmb_internal.segment_of(last))
       using lo, last, (upto).snapshot, pg_snapshot_xmin((upto).snapshot), (after).snapshot, pg_snapshot_xmax((after).snapshot);
   else
     return query select * from pgmb_internal.batch_events(
@@ -213,7 +213,7 @@ begin
   perform pgmb_internal.assert_reader(assert_between.stream);
   perform pgmb_internal.assert_position(stream_number, assert_between.after);
   perform pgmb_internal.assert_position(stream_number, assert_between.upto);
-  select greatest(assert_between.lo, min(s.number::bigint << 40),
+  select greatest(assert_between.lo, min(pgmb_internal.first_number(s.number)),
       -- Up to there only stragglers can be among them.
       case when max(s.last_seq) > (after).seq then (after).seq end) lo,
     max(s.last_seq) hi, max(s.last_published_at) last_published_at
@@ -221,7 +221,7 @@ begin
   from pgmb.segment s
   where s.stream = stream_number and s.dropped_at is not null
     and s.max_xid >= pg_snapshot_xmin((after).snapshot)
-    and s.number between assert_between.lo >> 40 and assert_between.hi >> 40 and s.last_seq > assert_between.lo
+    and s.number between pgmb_internal.segment_of(assert_between.lo) and pgmb_internal.segment_of(assert_between.hi) and s.last_seq > assert_between.lo
     and not pgmb_internal.is_in_lake(s);
   if gone.hi is not null then
     raise exception 'events of stream % with numbers % to %, published until %, were dropped by retention',

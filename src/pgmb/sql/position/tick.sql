@@ -55,14 +55,14 @@ as $$
 declare
   topics text[];
 begin
-  if (done).seq >> 40 < topic_hints.last >> 40
+  if pgmb_internal.segment_of((done).seq) < pgmb_internal.segment_of(topic_hints.last)
     or pgmb_internal.ended_since(done, (upto).snapshot) > 0
       and pgmb_internal.has_stragglers(topic_hints.stream, (done).snapshot, (done).next, (upto).snapshot, 0, (done).seq)
   then
     return '';
   end if;
   -- What was committed since `upto` may be among them.
-  execute 'select array(select e.topic from pgmb.segment_' || topic_hints.stream || '_' || (topic_hints.last >> 40)
+  execute 'select array(select e.topic from pgmb.segment_' || topic_hints.stream || '_' || pgmb_internal.segment_of(topic_hints.last)
     || ' e where e.seq > $1 order by e.seq limit 33)' into topics using (done).seq;
   if cardinality(topics) > 32 then
     return '';

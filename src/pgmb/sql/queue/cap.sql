@@ -78,7 +78,7 @@ begin
   waiting := retries;
   for leaf in
     select format('pgmb.segment_%s_%s', s.stream, s.number) from pgmb.segment s
-    where s.stream = (queue).stream and s.number between place >> 40 and last >> 40 and s.dropped_at is null
+    where s.stream = (queue).stream and s.number between pgmb_internal.segment_of(place) and pgmb_internal.segment_of(last) and s.dropped_at is null
     order by s.number
   loop
     exit when waiting >= most;

@@ -37,7 +37,7 @@ begin
   end if;
   -- Few expressions and plain statements: PL/pgSQL prepares each expression again in every transaction, and the executor
   -- initialises every column of every node. The conditions are a column, so that the queue is found by its name alone.
-  select asked.id, asked.stream_name, asked.generation, asked.lock_key, asked.bindings, (random() * 1099511627775)::bigint token,
+  select asked.id, asked.stream_name, asked.generation, asked.lock_key, asked.bindings, pgmb_internal.draw_token() token,
     -- At least a moment, as in receive.
     now + greatest(coalesce(claim_next.lease_for, asked.lease_for), interval '1 millisecond') expires_at,
     claim_next.max > 0 and asked.stream = claim_next.stream and asked.plain and asked.matching = '' and asked.paused_at is null
@@ -56,7 +56,7 @@ begin
   -- A statement of its own: its snapshot must be newer than the lock, so that the newest claim is seen.
   insert into pgmb.claim (queue, id, token, state, bindings, events, lo, hi, place, upto,
     done_snapshot, done_seq, done_next, batch_snapshot, batch_seq, batch_next, expires_at, swept, openings)
-  select q.id, base.id + 1, q.token, 'l', q.bindings, claim_next.max, base.place, base.place + claim_next.max,
+  select q.id, base.id + 1, q.token, 'leased', q.bindings, claim_next.max, base.place, base.place + claim_next.max,
     base.place + claim_next.max, base.upto, base.done_snapshot, base.done_seq, base.done_next,
     base.batch_snapshot, base.batch_seq, base.batch_next, q.expires_at,
     case when now > base.swept + interval '50 milliseconds' then now else base.swept end, base.openings
@@ -70,11 +70,11 @@ begin
   -- In the middle of a batch: past what is late, and with enough of it left in this segment. Its first numbers are left to
   -- receive: a statement planned on a table of a few pages would scan all of it when it has grown.
   where base.place >= base.done_seq and base.place + claim_next.max <= base.upto
-    and base.place - (claim_next.segment << 40) >= 4096 and base.upto >> 40 = claim_next.segment
+    and base.place - pgmb_internal.first_number(claim_next.segment) >= 4096 and pgmb_internal.segment_of(base.upto) = claim_next.segment
     -- Snapshots of one server are ordered, and a later one shows all that an earlier one does. A greater xmax is proof of
     -- that; where it is equal, the order is not known.
     and pg_snapshot_xmax(claim_next.seen) > pg_snapshot_xmax(base.batch_snapshot)
-    and base.simple and base.id >> 40 = q.generation and base.openings = pg_sequence_last_value('pgmb.opening'::regclass)
+    and base.simple and pgmb_internal.generation_of(base.id) = q.generation and base.openings = pg_sequence_last_value('pgmb.opening'::regclass)
     -- Nothing expired.
     and now >= base.swept and (now <= base.swept + interval '50 milliseconds'
       or not pgmb_internal.needs_sweep(q.id, q.stream_name, base.swept, now))
@@ -124,13 +124,13 @@ declare
 begin
   perform pgmb_internal.assert_consumer(pgmb_internal.lease_queue(lease), null);
   held := pgmb_internal.hold_claim(lease, 'update');
-  if held.id is null or held.state <> 'l' then
+  if held.id is null or held.state <> 'leased' then
     return 0;
   end if;
   counted := count(*) from pgmb_internal.claim_events(held) e;
   update pgmb.claim c
   set events = counted + (select count(*) from pgmb.settlement s where s.queue = c.queue and s.claim = c.id),
-    state = case when counted = 0 then 's' else c.state end
+    state = case when counted = 0 then 'settled' else c.state end
   where c.queue = held.queue and c.id = held.id;
   return counted;
 end $$;

@@ -161,8 +161,8 @@ begin
       when base.place >= (select max(l.place) from unnest(base.lagging) l) then format(' and %s <> all (%L)', tenant, lags)
       -- What committed late below the place of a tenant that lags was not passed over.
       else format(' and not exists (select from unnest(%L::pgmb.lag[]) l where l.tenant = %s and e.seq > l.place)', base.lagging, tenant) end;
-    if base.place >= base.done_seq and base.place >> 40 = hi >> 40 then
-      source := pgmb_internal.main_part('pgmb.segment_' || q.stream || '_' || (hi >> 40), 'e.seq, ' || tenant || ' tenant', others)
+    if base.place >= base.done_seq and pgmb_internal.segment_of(base.place) = pgmb_internal.segment_of(hi) then
+      source := pgmb_internal.main_part('pgmb.segment_' || q.stream || '_' || pgmb_internal.segment_of(hi), 'e.seq, ' || tenant || ' tenant', others)
         || ' limit $7';
     else
       source := 'select e.seq, ' || tenant || ' tenant
@@ -218,7 +218,7 @@ begin
     exit when room <= 0 or base.lagging is null or looked >= 20000;
     first := base.lagging[1];
     hi := pgmb_internal.window_end(q.stream, first.place, (select max(l.upto) from unnest(base.lagging) l), 20000);
-    segment := hi >> 40;
+    segment := pgmb_internal.segment_of(hi);
     if not exists (select from pgmb.segment g where g.stream = q.stream and g.number = segment and g.dropped_at is null) then
       -- Retention dropped the rest, unread.
       base.lagging := case when cardinality(base.lagging) > 1 then base.lagging[2:] end;
@@ -233,7 +233,7 @@ begin
         from (select e.seq' || source || ' and ' || tenant || ' = $8 and not pg_visible_in_snapshot(e.xid, $9)
           order by e.seq limit $7) e'
       into found_events
-      using greatest(first.place, segment << 40), hi, base.place, pg_snapshot_xmin(base.batch_snapshot), base.batch_snapshot,
+      using greatest(first.place, pgmb_internal.first_number(segment)), hi, base.place, pg_snapshot_xmin(base.batch_snapshot), base.batch_snapshot,
         base.done_snapshot, room, first.tenant, first.since;
       first.place := case when cardinality(found_events.seqs) = room then found_events.seqs[room] else hi end;
       base.lagging := case when first.place < first.upto then array[first] end;
@@ -242,7 +242,7 @@ begin
       execute 'select coalesce(array_agg(e.seq), ''{}'') seqs, array_agg(e.tenant) tenants, array_agg(e.xid) xids
         from (select e.seq, e.xid, ' || tenant || ' tenant' || source || ' and ' || tenant || ' = any ($8) order by e.seq limit $7) e'
       into read
-      using greatest(first.place, segment << 40), hi, base.place, pg_snapshot_xmin(base.batch_snapshot), base.batch_snapshot,
+      using greatest(first.place, pgmb_internal.first_number(segment)), hi, base.place, pg_snapshot_xmin(base.batch_snapshot), base.batch_snapshot,
         base.done_snapshot, most, array(select l.tenant from unnest(base.lagging) l where l.place >= first.place);
       if cardinality(read.seqs) = most then
         hi := read.seqs[most];
@@ -293,7 +293,7 @@ as $$
 declare
   base pgmb.claim := pgmb_internal.lock_queue(q.id);
   now timestamptz := clock_timestamp();
-  token bigint := (random() * 1099511627775)::bigint;
+  token bigint := pgmb_internal.draw_token();
   retries integer := hashint8(base.id) & 1;  -- in which of the two turns they are looked for
   open bigint[];
   swept record;
@@ -360,11 +360,11 @@ begin
       base := pgmb_internal.note_pair(base, noted);
     end if;
     if cardinality(numbers) > 0 then
-      perform pgmb_internal.write_claim(base, token, 'l', q.bindings, cardinality(numbers), n.first - 1, n.last,
+      perform pgmb_internal.write_claim(base, token, 'leased', q.bindings, cardinality(numbers), n.first - 1, n.last,
         claim_in_turn.expires_at, chosen => numbers)
       from (select min(one) first, max(one) last from unnest(numbers) one) n;
     else
-      perform pgmb_internal.write_claim(base, 0, 'p', q.bindings, 0, base.place, base.place, 'infinity');
+      perform pgmb_internal.write_claim(base, 0, 'position', q.bindings, 0, base.place, base.place, 'infinity');
     end if;
     if expired then
       -- Dead letters must not outlive a superseded claim.

@@ -1,5 +1,27 @@
 -- Generations: the lock of a queue, and how consumers supersede a transaction that keeps it.
 
+-- A claim's id contains its generation. PostgreSQL inlines these functions.
+create or replace function pgmb_internal.claim_id(generation bigint, number bigint)
+returns bigint
+language sql immutable parallel safe
+as $$
+  select (generation << 40) + number
+$$;
+
+create or replace function pgmb_internal.generation_of(claim bigint)
+returns bigint
+language sql immutable parallel safe
+as $$
+  select claim >> 40
+$$;
+
+create or replace function pgmb_internal.number_in_generation(claim bigint)
+returns bigint
+language sql immutable parallel safe
+as $$
+  select claim & 1099511627775
+$$;
+
 -- Takes the queue's lock until the transaction ends and returns its newest claim, the queue's position.
 -- Errors: MB002 the queue was dropped meanwhile, MB013 no generation can be opened.
 create or replace function pgmb_internal.lock_queue(queue integer)
@@ -14,7 +36,7 @@ begin
   select q.generation, q.lock_key into hint from pgmb.queue q where q.id = lock_queue.queue;
   if pgmb_internal.try_lock(lock_queue.queue, hint.generation, hint.lock_key, 10) then
     select * into base from pgmb.claim c where c.queue = lock_queue.queue order by c.id desc limit 1;
-    if base.openings = pg_sequence_last_value('pgmb.opening'::regclass) and base.id >> 40 = hint.generation then
+    if base.openings = pg_sequence_last_value('pgmb.opening'::regclass) and pgmb_internal.generation_of(base.id) = hint.generation then
       return base;
     end if;
   end if;
@@ -152,7 +174,7 @@ begin
     perform pgmb_internal.wait_until(open_generation.until);
     perform pgmb_internal.await_commits(open_generation.queue);
     select * into base from pgmb.claim c where c.queue = open_generation.queue order by c.id desc limit 1;
-    if base.id is null or base.id >> 40 >= open_generation.number then
+    if base.id is null or pgmb_internal.generation_of(base.id) >= open_generation.number then
       -- The mark goes with this block.
       raise exception 'overtaken' using errcode = 'MB099';
     end if;
@@ -175,8 +197,8 @@ begin
   end;
   -- The new generation's first claim is written at once, whatever the caller finds to receive: without
   -- it the void claim, once committed, would be the newest and so the queue's position.
-  base.id := (open_generation.number::bigint << 40) + (base.id & 1099511627775);
-  perform pgmb_internal.write_claim(base, 0, 'p', base.bindings, 0, base.place, base.place, 'infinity');
+  base.id := pgmb_internal.claim_id(open_generation.number, pgmb_internal.number_in_generation(base.id));
+  perform pgmb_internal.write_claim(base, 0, 'position', base.bindings, 0, base.place, base.place, 'infinity');
   base.id := base.id + 1;
   return base;
 end $$;
@@ -236,21 +258,21 @@ language sql stable
 as $$
   with recursive counting (number, base) as (
     (select g.number, g.base from pgmb.generation g
-    where g.queue = is_void.queue and g.number > is_void.claim >> 40 and g.base is not null
+    where g.queue = is_void.queue and g.number > pgmb_internal.generation_of(is_void.claim) and g.base is not null
     order by g.number desc limit 1)
     union all
     select g.number, g.base from counting c
-    join pgmb.generation g on g.queue = is_void.queue and g.number = c.base >> 40 and g.base is not null
-    where g.number > is_void.claim >> 40
+    join pgmb.generation g on g.queue = is_void.queue and g.number = pgmb_internal.generation_of(c.base) and g.base is not null
+    where g.number > pgmb_internal.generation_of(is_void.claim)
   )
   select exists (select from counting c where c.base < is_void.claim)
 $$;
 
--- How a committed claim stands: h it holds, whatever happens; v it is void; u undecided: a transaction is opening a
--- generation and may not have seen it. Asked after the claim committed, h stays true: a generation that is opened later
--- goes on from this claim or a later one. Errors: 40001 by the caller's snapshot this cannot be told.
+-- How a committed claim stands: `holds`, whatever happens; `void`; `undecided`: a transaction is opening a generation and
+-- may not have seen it. Asked after the claim committed, `holds` stays true: a generation that is opened later goes on from
+-- this claim or a later one. Errors: 40001 by the caller's snapshot this cannot be told.
 create or replace function pgmb_internal.standing(queue integer, claim bigint)
-returns "char"
+returns text
 language plpgsql
 set enable_seqscan = off
 set jit = off
@@ -264,7 +286,7 @@ begin
       bool_or(g.base is null and pgmb_internal.fate(g.xmax) = 'committed') unseen
     into newer
     from pgmb.generation g
-    where g.queue = standing.queue and g.number > standing.claim >> 40
+    where g.queue = standing.queue and g.number > pgmb_internal.generation_of(standing.claim)
       and (g.base is not null or g.xmax <> '0'::xid);
     exit when newer.unseen is not true;
     -- It committed after this statement's snapshot: the next statement sees it, unless they share one.
@@ -273,18 +295,18 @@ begin
     end if;
   end loop;
   if newer.opened and pgmb_internal.is_void(standing.queue, standing.claim) then
-    return 'v';
+    return 'void';
   end if;
   -- A later claim of the same generation by another transaction was made after this one committed, and looked for
   -- openers first: whoever opens now saw it.
   if newer.opening and not exists (
     select from pgmb.claim later
-    where later.queue = standing.queue and later.id > standing.claim and later.id < ((standing.claim >> 40) + 1) << 40
+    where later.queue = standing.queue and later.id > standing.claim and later.id < pgmb_internal.claim_id(pgmb_internal.generation_of(standing.claim) + 1, 0)
       and later.xid <> (select own.xid from pgmb.claim own where own.queue = standing.queue and own.id = standing.claim))
   then
-    return 'u';
+    return 'undecided';
   end if;
-  return 'h';
+  return 'holds';
 end $$;
 
 -- Whether a claim was made void or may be.
@@ -292,7 +314,7 @@ create or replace function pgmb_internal.may_be_void(queue integer, claim bigint
 returns boolean
 language sql volatile
 as $$
-  select pgmb_internal.standing(may_be_void.queue, may_be_void.claim) <> 'h'
+  select pgmb_internal.standing(may_be_void.queue, may_be_void.claim) <> 'holds'
 $$;
 
 -- A transaction that received and settled in one go may have been superseded while it stayed open: it must

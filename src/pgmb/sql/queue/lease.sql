@@ -1,7 +1,13 @@
 -- Leases: their tokens and events, and what happens when one expires.
 --
--- A claim's id is (generation << 40) + number. A lease is a UUID of the queue's id (6 hex digits), the claim's id (16)
--- and a random token (10).
+-- A lease is a UUID of the queue's id (6 hex digits), the claim's id (16) and a random token (10).
+
+create or replace function pgmb_internal.draw_token()
+returns bigint
+language sql volatile
+as $$
+  select (random() * 1099511627775)::bigint
+$$;
 
 create or replace function pgmb_internal.lease_of(queue integer, claim bigint, token bigint)
 returns uuid
@@ -65,7 +71,7 @@ $$;
 -- Another session's claim of that number can only be there when this transaction's snapshot is older than
 -- it: the caller tries again (40001).
 create or replace function pgmb_internal.write_claim(
-  base pgmb.claim, token bigint, state "char", bindings integer, events bigint, lo bigint, hi bigint,
+  base pgmb.claim, token bigint, state pgmb.claim_state, bindings integer, events bigint, lo bigint, hi bigint,
   expires_at timestamptz, keys integer[] default null, chosen bigint[] default null
 )
 returns void
@@ -127,11 +133,11 @@ declare
 begin
   select * into q from pgmb.queue where id = held.queue;
   select * into b from pgmb.binding where queue = q.id and version = held.bindings;
-  if held.state = 'o' then
+  if held.state = 'leased_own' then
     select pgmb_internal.event_columns(s.salt) into columns from pgmb.stream s where s.id = q.stream;
     for leaf in
       select format('pgmb.segment_%s_%s', s.stream, s.number) from pgmb.segment s
-      where s.stream = q.stream and s.number between held.lo >> 40 and held.hi >> 40
+      where s.stream = q.stream and s.number between pgmb_internal.segment_of(held.lo) and pgmb_internal.segment_of(held.hi)
         and s.dropped_at is null
       order by s.number
     loop
@@ -258,7 +264,7 @@ begin
   loop
     examined := examined + 1;
     swept := passing.expires_at;
-    if passing.state in ('l', 'o', 'r') then
+    if passing.state in ('leased', 'leased_own', 'leased_retries') then
       held := held || passing.id;
     end if;
   end loop;
@@ -274,25 +280,27 @@ begin
     select * into expired from pgmb.claim c
     where c.queue = sweep.queue and c.id = passing.id for update skip locked;
     if found then
-      if expired.state in ('l', 'o', 'r') and expired.expires_at <= (case when passing.short then sweep.now else swept end) then
+      if expired.state in ('leased', 'leased_own', 'leased_retries')
+        and expired.expires_at <= (case when passing.short then sweep.now else swept end)
+      then
         select * into swept_queue from pgmb.queue q where q.id = sweep.queue;
-        if expired.state = 'r' then
+        if expired.state = 'leased_retries' then
           perform pgmb_internal.fail_leased(swept_queue, expired.id, sweep.now, 'lease expired', 1);
         elsif not pgmb_internal.is_void(expired.queue, expired.id) then
           perform pgmb_internal.fail_event(swept_queue, e, expired.id, 1, sweep.now, 'lease expired', expiries => 1)
           from pgmb_internal.claim_events(expired) e;
         end if;
-        update pgmb.claim c set state = 'x' where c.queue = expired.queue and c.id = expired.id;
-        expired.state := 'x';
+        update pgmb.claim c set state = 'expired' where c.queue = expired.queue and c.id = expired.id;
+        expired.state := 'expired';
       end if;
     else
       -- Locked by its holder, or cleared.
       continue when exists (select from pgmb.claim c where c.queue = sweep.queue and c.id = passing.id);
-      expired.state := 'x';
+      expired.state := 'expired';
     end if;
     if passing.short then
       delete from pgmb.shortened s
-      where s.queue = sweep.queue and s.claim = passing.id and expired.state not in ('l', 'o', 'r');
+      where s.queue = sweep.queue and s.claim = passing.id and expired.state not in ('leased', 'leased_own', 'leased_retries');
     else
       held := nullif(array_remove(held, passing.id), '{}');
     end if;

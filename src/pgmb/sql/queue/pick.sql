@@ -22,9 +22,9 @@ begin
   cross join lateral (select * from pgmb.claim c where c.queue = in_flight.queue and c.id = one limit 1) c
   cross join lateral (
     select case c.state
-      when 'r' then (select count(*) from pgmb.retry r where r.queue = c.queue and r.lease = c.id)
+      when 'leased_retries' then (select count(*) from pgmb.retry r where r.queue = c.queue and r.lease = c.id)
       else c.events - (select count(*) from pgmb.settlement s where s.queue = c.queue and s.claim = c.id) end events) held
-  where c.state in ('l', 'o', 'r') and held.events > 0;
+  where c.state in ('leased', 'leased_own', 'leased_retries') and held.events > 0;
   select coalesce(array_agg(distinct held.hash) filter (where held.hash <> 0), '{}') into keys
   from unnest(in_flight.open) one
   cross join lateral (
@@ -196,9 +196,9 @@ begin
     -- cost, and behind a lease there may be many.
     most := greatest(allowed * 2, 200);
   end if;
-  if base.place >= base.done_seq and base.place >> 40 = hi >> 40 and base.own is null then
+  if base.place >= base.done_seq and pgmb_internal.segment_of(base.place) = pgmb_internal.segment_of(hi) and base.own is null then
     -- The common way: one segment, no stragglers.
-    source := pgmb_internal.main_part('pgmb.segment_' || q.stream || '_' || (hi >> 40), 'e.ctid, e.seq, e.key, e.published_at', q.matching)
+    source := pgmb_internal.main_part('pgmb.segment_' || q.stream || '_' || pgmb_internal.segment_of(hi), 'e.ctid, e.seq, e.key, e.published_at', q.matching)
       || ' limit $7';
   end if;
   if q.ordered and most = allowed then

@@ -89,7 +89,7 @@ begin
   if lease is not null and head.rps is not null then
     select * into base from pgmb.claim c where c.queue = head.id order by c.id desc limit 1;
     base.paid_until := paid + interval '1 second' * (claimed.events / head.rps);
-    perform pgmb_internal.write_claim(base, 0, 'p', head.bindings, 0, base.place, base.place, 'infinity');
+    perform pgmb_internal.write_claim(base, 0, 'position', head.bindings, 0, base.place, base.place, 'infinity');
   end if;
 end $$;
 
@@ -98,7 +98,7 @@ create or replace function pgmb_internal.try_queue(queue integer)
 returns boolean
 language sql volatile
 as $$
-  select pg_try_advisory_xact_lock(pgmb_internal.queue_lock(try_queue.queue, (newest.id >> 40)::integer))
+  select pg_try_advisory_xact_lock(pgmb_internal.queue_lock(try_queue.queue, pgmb_internal.generation_of(newest.id)::integer))
   from (select c.id from pgmb.claim c where c.queue = try_queue.queue order by c.id desc limit 1) newest
 $$;
 
@@ -160,7 +160,7 @@ declare
   choice record;
   chosen bigint[];
   asked pgmb.queue := q;
-  token bigint := (random() * 1099511627775)::bigint;
+  token bigint := pgmb_internal.draw_token();
 begin
   if asks and pgmb_internal.needs_timeout(q) then
     perform pgmb_internal.assert_timeout();
@@ -242,7 +242,7 @@ begin
     rows := picked.rows;
     events := taken;
     base.open := base.open || (base.id + 1);
-    perform pgmb_internal.write_claim(base, token, 'l', q.bindings, taken + cardinality(picked.expired), lo, base.place,
+    perform pgmb_internal.write_claim(base, token, 'leased', q.bindings, taken + cardinality(picked.expired), lo, base.place,
       now + lease_for, picked.keys,
       case when asks then array(select one from unnest(chosen) one where one <= base.place) end);
     if cardinality(picked.expired) > 0 then
@@ -253,7 +253,7 @@ begin
     claim.lo := lo;
     claim.hi := base.place;
   elsif pending then
-    perform pgmb_internal.write_claim(base, 0, 'p', q.bindings, 0, base.place, base.place, 'infinity');
+    perform pgmb_internal.write_claim(base, 0, 'position', q.bindings, 0, base.place, base.place, 'infinity');
   end if;
   if wrote then
     perform pgmb_internal.recheck_at_commit(q.id, base.id + 1);

@@ -222,7 +222,7 @@ begin
       create_queue.equals, create_queue.filter, create_queue.condition, create_queue.params);
     insert into pgmb.claim (queue, id, token, state, bindings, events, lo, hi, place, upto,
       done_snapshot, done_seq, done_next, batch_snapshot, batch_seq, batch_next, expires_at, swept)
-    values (made, 1, 0, 'p', 1, 0, 0, 0, 0, 0,
+    values (made, 1, 0, 'position', 1, 0, 0, 0, 0, 0,
       start.snapshot, start.seq, start.next, start.snapshot, start.seq, start.next,
       'infinity', clock_timestamp());
     update pgmb.queue q set lock_key = pgmb_internal.queue_lock(q.id, q.generation) where q.id = made;
@@ -448,7 +448,7 @@ declare
 begin
   for moved in select * from pgmb_internal.lanes_for_consumer(move_queue.queue) loop
     base := pgmb_internal.lock_queue(moved.id);
-    update pgmb.claim c set state = 'x' where c.queue = moved.id and c.state in ('l', 'o', 'r');
+    update pgmb.claim c set state = 'expired' where c.queue = moved.id and c.state in ('leased', 'leased_own', 'leased_retries');
     delete from pgmb.retry r where r.queue = moved.id;
     delete from pgmb.delivery d where d.queue = moved.id;
     perform pgmb_internal.note_move(moved.id, target.snapshot, base);
@@ -465,7 +465,7 @@ begin
     base.held := null;
     base.open := null;
     base.lagging := null;
-    perform pgmb_internal.write_claim(base, 0, 'p', moved.bindings, 0, 0, 0, 'infinity');
+    perform pgmb_internal.write_claim(base, 0, 'position', moved.bindings, 0, 0, 0, 'infinity');
   end loop;
 end $$;
 

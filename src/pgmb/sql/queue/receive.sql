@@ -38,7 +38,7 @@ begin
     end if;
   end loop;
   if got > 0 then
-    perform pgmb_internal.write_claim(base, token, 'o', bindings, got, lo, base.own_seq, expires_at);
+    perform pgmb_internal.write_claim(base, token, 'leased_own', bindings, got, lo, base.own_seq, expires_at);
   end if;
 end $$;
 
@@ -146,7 +146,7 @@ begin
   then
     return true;
   end if;
-  if (select count(*) >= 64 or count(*) filter (where passing.state in ('l', 'o', 'r')) > 0
+  if (select count(*) >= 64 or count(*) filter (where passing.state in ('leased', 'leased_own', 'leased_retries')) > 0
       from (
         select c.state from pgmb.claim c
         where c.queue + 0 = needs_sweep.queue
@@ -172,19 +172,19 @@ declare
   number bigint;
 begin
   loop
-    number := upto >> 40;
+    number := pgmb_internal.segment_of(upto);
     bound := upto;
-    if place >> 40 < upto >> 40 then
+    if pgmb_internal.segment_of(place) < pgmb_internal.segment_of(upto) then
       select g.number into number from pgmb.segment g
-      where g.stream = next_segment.stream and g.number >= next_segment.place >> 40 and g.dropped_at is null
+      where g.stream = next_segment.stream and g.number >= pgmb_internal.segment_of(next_segment.place) and g.dropped_at is null
       order by g.number limit 1;
-      place := greatest(place, number << 40);
-      if number < upto >> 40 then
+      place := greatest(place, pgmb_internal.first_number(number));
+      if number < pgmb_internal.segment_of(upto) then
         execute 'select coalesce(max(e.seq), 0) from pgmb.segment_' || stream || '_' || number || ' e' into bound;
       end if;
     end if;
-    exit when bound > place or number = upto >> 40;
-    place := (number + 1) << 40;
+    exit when bound > place or number = pgmb_internal.segment_of(upto);
+    place := pgmb_internal.first_number(number + 1);
   end loop;
   leaf := 'pgmb.segment_' || stream || '_' || number;
 end $$;
@@ -347,7 +347,7 @@ begin
     base := pgmb_internal.note_pair(base, case when entry_xid is null then noted end, again => got > 0);
   end if;
   if got > 0 then
-    perform pgmb_internal.write_claim(base, receive_plain.token, 'l', q.bindings, got, lo, base.place,
+    perform pgmb_internal.write_claim(base, receive_plain.token, 'leased', q.bindings, got, lo, base.place,
       now + receive_plain.lease_for);
     return;
   end if;
@@ -365,7 +365,7 @@ begin
     end if;
   end if;
   if pending or scanned >= 64 then
-    perform pgmb_internal.write_claim(base, 0, 'p', q.bindings, 0, base.place, base.place, 'infinity');
+    perform pgmb_internal.write_claim(base, 0, 'position', q.bindings, 0, base.place, base.place, 'infinity');
   end if;
 end $$;
 
@@ -395,14 +395,14 @@ begin
     return;
   end if;
   if made.numbers is not null then
-    if made.numbers[1] >> 40 = all (array(select one >> 40 from unnest(made.numbers) one)) then
+    if pgmb_internal.segment_of(made.numbers[1]) = all (array(select pgmb_internal.segment_of(one) from unnest(made.numbers) one)) then
       -- The common way: one segment. Where they lie close together and in order, all numbers between are walked.
       return query execute 'select $1, ' || pgmb_internal.columns_of(stream, raw) || ', 1 from '
           || case when made.numbers[cardinality(made.numbers)] - made.numbers[1] < 2 * cardinality(made.numbers)
               and made.numbers = array(select one from unnest(made.numbers) one order by one)
-            then 'pgmb.segment_' || stream || '_' || (made.numbers[1] >> 40)
+            then 'pgmb.segment_' || stream || '_' || pgmb_internal.segment_of(made.numbers[1])
               || ' e where e.seq >= $3 and e.seq <= $4 and e.seq + 0 = any ($2) order by e.seq'
-            else 'unnest($2) with ordinality n (number, nth) join pgmb.segment_' || stream || '_' || (made.numbers[1] >> 40)
+            else 'unnest($2) with ordinality n (number, nth) join pgmb.segment_' || stream || '_' || pgmb_internal.segment_of(made.numbers[1])
               || ' e on e.seq = n.number order by n.nth' end
         using made.lease, made.numbers, made.numbers[1], made.numbers[cardinality(made.numbers)];
     else
@@ -417,7 +417,7 @@ begin
   claim := made.claim;
   if cardinality(made.rows) > 0 then
     return query execute 'select $1, ' || pgmb_internal.columns_of(stream, raw) || ', 1 from pgmb.segment_' || stream
-        || '_' || (claim.hi >> 40) || ' e where e.ctid = any ($2) order by e.seq + 0'
+        || '_' || pgmb_internal.segment_of(claim.hi) || ' e where e.ctid = any ($2) order by e.seq + 0'
       using made.lease, made.rows;
     return;
   end if;
@@ -477,7 +477,7 @@ begin
     greatest(coalesce(receive.lease_for, asked.lease_for), interval '1 millisecond') lease_for,
     pg_current_xact_id_if_assigned() entry_xid,
     -- The sequence, read before this transaction has an xid: what the next batch may start from.
-    coalesce(pg_sequence_last_value(asked.numbers), 0) noted, (random() * 1099511627775)::bigint token,
+    coalesce(pg_sequence_last_value(asked.numbers), 0) noted, pgmb_internal.draw_token() token,
     asked.plain and exists (select from pgmb.retry r where r.queue = asked.id and r.due_at <= now
       and r.due_at >= pgmb_internal.retry_since(asked.id, now)) due
   into q
@@ -508,7 +508,7 @@ begin
   then
     select c.* into base from pgmb.claim c where c.queue = q.id order by c.id desc limit 1;
     opened := base.place >= base.upto;
-    if base.id >> 40 = q.generation and base.openings = pg_sequence_last_value('pgmb.opening'::regclass)
+    if pgmb_internal.generation_of(base.id) = q.generation and base.openings = pg_sequence_last_value('pgmb.opening'::regclass)
       and base.own is null and base.held is null and now >= base.swept
     then
       if not opened then
@@ -539,15 +539,15 @@ begin
           return;
         end if;
       end if;
-      if base.place >> 40 = base.upto >> 40 then
+      if pgmb_internal.segment_of(base.place) = pgmb_internal.segment_of(base.upto) then
         lo := base.place;
         base.place := least(base.place + receive.max, base.upto);
         if receive.max <= 100 then
-          reading := 'select * from pgmb_internal.read_' || q.stream || '_' || (lo >> 40)
+          reading := 'select * from pgmb_internal.read_' || q.stream || '_' || pgmb_internal.segment_of(lo)
             || '($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)';
         else
           -- Of many events, what a function costs each of them is more than planning the statement once.
-          reading := pgmb_internal.main_part('pgmb.segment_' || q.stream || '_' || (lo >> 40),
+          reading := pgmb_internal.main_part('pgmb.segment_' || q.stream || '_' || pgmb_internal.segment_of(lo),
             '$7, ' || pgmb_internal.columns_of(q.stream, receive.raw) || ', 1', q.matching);
         end if;
         return query execute reading
@@ -561,7 +561,7 @@ begin
           end if;
           insert into pgmb.claim (queue, id, token, state, bindings, events, lo, hi, place, upto,
             done_snapshot, done_seq, done_next, batch_snapshot, batch_seq, batch_next, expires_at, swept, openings)
-          values (q.id, base.id + 1, q.token, 'l', q.bindings, got, lo, base.place, base.place, base.upto,
+          values (q.id, base.id + 1, q.token, 'leased', q.bindings, got, lo, base.place, base.place, base.upto,
             base.done_snapshot, base.done_seq, base.done_next, base.batch_snapshot, base.batch_seq, base.batch_next,
             now + q.lease_for, base.swept, base.openings);
           return;

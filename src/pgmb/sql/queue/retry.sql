@@ -78,7 +78,7 @@ begin
     return 0;
   end if;
   update pgmb.retry r set lease = (lease_retried.base).id + 1, due_at = 'infinity' where r.id = any (lease_retried.leased);
-  perform pgmb_internal.write_claim(lease_retried.base, lease_retried.token, 'r', lease_retried.bindings, cardinality(leased),
+  perform pgmb_internal.write_claim(lease_retried.base, lease_retried.token, 'leased_retries', lease_retried.bindings, cardinality(leased),
     (lease_retried.base).place, (lease_retried.base).place, lease_retried.expires_at);
   perform pgmb_internal.recheck_at_commit((lease_retried.base).queue, (lease_retried.base).id + 1);
   return cardinality(leased);

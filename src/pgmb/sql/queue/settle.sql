@@ -28,7 +28,7 @@ declare
   held pgmb.claim;
   queue_id integer := pgmb_internal.lease_queue(lease);
   claim_id bigint := pgmb_internal.lease_claim(lease);
-  stands "char";
+  stands text;
 begin
   if not pgmb_internal.lock_claim(queue_id, claim_id, mode, false) then
     -- Locked, gone, or never there. A takeover locks only what has expired: that is lost. Other transactions that
@@ -46,23 +46,23 @@ begin
   -- Read again under the lock: KEY SHARE may have locked an older version of the row.
   select * into held from pgmb.claim c
   where c.queue = queue_id and c.id = claim_id and c.token = pgmb_internal.lease_token(lease);
-  if held.state = 's' then
+  if held.state = 'settled' then
     return null;
   end if;
-  if held.id is null or held.state not in ('l', 'o', 'r') then
+  if held.id is null or held.state not in ('leased', 'leased_own', 'leased_retries') then
     perform pgmb_internal.raise_lost(lease);
   end if;
   -- A lease of retried events cannot have committed void: see pgmb_internal.lease_retried.
   if held.xid = pg_current_xact_id() then
     perform pgmb_internal.recheck_at_commit(held.queue, held.id);
   end if;
-  if held.state <> 'r' then
+  if held.state <> 'leased_retries' then
     for look in 1 .. 200 loop
       stands := pgmb_internal.standing(held.queue, held.id);
-      exit when stands <> 'u';
+      exit when stands <> 'undecided';
       perform pg_sleep(0.005);
     end loop;
-    if stands <> 'h' then
+    if stands <> 'holds' then
       perform pgmb_internal.raise_lost(lease);
     end if;
   end if;
@@ -165,22 +165,22 @@ begin
   end if;
   -- The common way: not expired, so no takeover is at it, and nobody has begun to open a generation since
   -- (see pgmb.opening).
-  update pgmb.claim c set state = 's'
+  update pgmb.claim c set state = 'settled'
   where c.queue = pgmb_internal.queue_of_bits(bits) and c.id = pgmb_internal.claim_of_bits(bits)
     and c.token = pgmb_internal.token_of_bits(bits)
-    and c.state in ('l', 'o', 'r') and c.expires_at > clock_timestamp()
+    and c.state in ('leased', 'leased_own', 'leased_retries') and c.expires_at > clock_timestamp()
     and c.openings = pg_sequence_last_value('pgmb.opening'::regclass)
   returning c.events, c.xid = pg_current_xact_id(), c.lo = c.hi
   into events, own, retried;
   if own is null then
     held := pgmb_internal.hold_claim(lease, 'key share');
-    update pgmb.claim c set state = 's'
-    where c.queue = held.queue and c.id = held.id and c.state in ('l', 'o', 'r');
+    update pgmb.claim c set state = 'settled'
+    where c.queue = held.queue and c.id = held.id and c.state in ('leased', 'leased_own', 'leased_retries');
     if not found then
       return 0;
     end if;
     events := held.events;
-    retried := held.state = 'r';
+    retried := held.state = 'leased_retries';
   elsif own then
     perform pgmb_internal.recheck_at_commit(pgmb_internal.queue_of_bits(bits), pgmb_internal.claim_of_bits(bits));
   end if;
@@ -229,7 +229,7 @@ begin
   if held.id is null then
     return 0;
   end if;
-  if held.state = 'r' then
+  if held.state = 'leased_retries' then
     return pgmb_internal.ack_retried(held.queue, held.id, ack.seqs);
   end if;
   return cardinality(pgmb_internal.settle_claim(held, ack.seqs));
@@ -312,9 +312,9 @@ begin
     return 0;
   end if;
   if seqs is null then
-    update pgmb.claim c set state = 's' where c.queue = held.queue and c.id = held.id;
+    update pgmb.claim c set state = 'settled' where c.queue = held.queue and c.id = held.id;
   end if;
-  if held.state = 'r' then
+  if held.state = 'leased_retries' then
     return pgmb_internal.fail_retried(q, held.id, seqs, after, error, manner, together, detail);
   end if;
   failing := array(select e from pgmb_internal.claim_events(held, seqs) e);
@@ -414,7 +414,7 @@ begin
   held := pgmb_internal.hold_claim(extend.lease, 'key share');
   if held.id is not null then
     update pgmb.claim c set expires_at = expires
-    where c.queue = held.queue and c.id = held.id and c.state in ('l', 'o', 'r');
+    where c.queue = held.queue and c.id = held.id and c.state in ('leased', 'leased_own', 'leased_retries');
   end if;
   if held.id is null or not found then
     perform pgmb_internal.raise_lost(extend.lease);

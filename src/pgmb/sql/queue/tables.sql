@@ -105,6 +105,15 @@ create type pgmb.claimed as (
   done_xmax xid8
 );
 
+create type pgmb.claim_state as enum (
+  'leased',          -- events of the log
+  'leased_own',      -- events that the claiming transaction itself published
+  'leased_retries',  -- the rows of pgmb.retry that name the claim
+  'settled',
+  'expired',         -- its rest went to pgmb.retry or the dead letters
+  'position'         -- no lease: the queue moved on
+);
+
 -- The newest claim of a queue is its position. Append-only but for the one update that settles it: a
 -- pinned xmin does not slow it. id carries a generation in its high bits (see pgmb.generation).
 --   done_*, batch_*   the batch being read: events visible in batch_snapshot and not in done_snapshot
@@ -112,8 +121,6 @@ create type pgmb.claimed as (
 --   place             of the batch, everything up to here is consumed or leased
 --   lo, hi            the range that this claim leases, (lo, hi] of the batch
 --   own, own_seq      events of transaction own up to own_seq were received inside that transaction
---   state             l leased, o leased of the claiming transaction's own events, r a lease of the rows of pgmb.retry
---                     that name it, s settled, x expired: its rest went to retry or the dead letters, p a position alone
 --   swept, held       leases that expired up to swept were examined, except those held by a settling
 --                     transaction at that moment
 create table pgmb.claim (
@@ -121,7 +128,7 @@ create table pgmb.claim (
   id bigint not null,
   token bigint not null,
   xid xid8 not null default pg_current_xact_id(),
-  state "char" not null,
+  state pgmb.claim_state not null,
   bindings integer not null,
   events integer not null,
   lo bigint not null,

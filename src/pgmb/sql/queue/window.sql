@@ -11,22 +11,22 @@ declare
   last bigint;
 begin
   loop
-    if place >> 40 >= upto >> 40 then
+    if pgmb_internal.segment_of(place) >= pgmb_internal.segment_of(upto) then
       return least(place + size, upto);
     end if;
     select g.number into seg from pgmb.segment g
-    where g.stream = window_end.stream and g.number >= place >> 40 and g.dropped_at is null
+    where g.stream = window_end.stream and g.number >= pgmb_internal.segment_of(place) and g.dropped_at is null
     order by g.number limit 1;
-    if seg is null or seg >= upto >> 40 then
-      place := (upto >> 40) << 40;
+    if seg is null or seg >= pgmb_internal.segment_of(upto) then
+      place := pgmb_internal.first_number(pgmb_internal.segment_of(upto));
       continue;
     end if;
-    place := greatest(place, seg << 40);
+    place := greatest(place, pgmb_internal.first_number(seg));
     execute 'select coalesce(max(e.seq), 0) from pgmb.segment_' || stream || '_' || seg || ' e' into last;
     if place < last then
       return least(place + size, last);
     end if;
-    place := (seg + 1) << 40;
+    place := pgmb_internal.first_number(seg + 1);
   end loop;
 end $$;
 
@@ -45,7 +45,7 @@ begin
   counted := 0;
   for leaf in
     select 'pgmb.segment_' || s.stream || '_' || s.number from pgmb.segment s
-    where s.stream = count_newest.stream and s.number between lo >> 40 and hi >> 40 and s.dropped_at is null
+    where s.stream = count_newest.stream and s.number between pgmb_internal.segment_of(lo) and pgmb_internal.segment_of(hi) and s.dropped_at is null
     order by s.number desc
   loop
     exit when counted >= most;
@@ -148,7 +148,7 @@ begin
     continue when newest.done_seq >= newest.upto;
     for leaf in
       select format('pgmb.segment_%s_%s', s.stream, s.number) from pgmb.segment s
-      where s.stream = q.stream and s.number between greatest(newest.place, newest.done_seq) >> 40 and newest.upto >> 40
+      where s.stream = q.stream and s.number between pgmb_internal.segment_of(greatest(newest.place, newest.done_seq)) and pgmb_internal.segment_of(newest.upto)
         and s.dropped_at is null and (s.max_xid is null or s.max_xid >= pg_snapshot_xmin(newest.done_snapshot))
       order by s.number
     loop
@@ -225,7 +225,7 @@ begin
   if opened then
     base := pgmb_internal.note_pair(base, null);
   end if;
-  perform pgmb_internal.write_claim(base, 0, 'p', q.bindings, 0, base.place, base.place, 'infinity');
+  perform pgmb_internal.write_claim(base, 0, 'position', q.bindings, 0, base.place, base.place, 'infinity');
   return passed;
 end $$;
 

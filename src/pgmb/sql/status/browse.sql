@@ -71,7 +71,7 @@ begin
     select format('pgmb.segment_%s_%s', s.stream, s.number) name, s.last_published_at
     from pgmb.segment s
     where s.stream = asked.id and s.dropped_at is null
-      and s.number between greatest(floor, 0) >> 40 and (upper - 1) >> 40
+      and s.number between pgmb_internal.segment_of(greatest(floor, 0)) and pgmb_internal.segment_of(upper - 1)
     order by s.number desc
   loop
     continue when leaf.last_published_at < browse.since;

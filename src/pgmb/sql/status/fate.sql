@@ -33,7 +33,7 @@ language sql immutable
 as $$
   select seq > (claim).lo and seq <= (claim).hi
     -- Those that were chosen, its transaction's own events, or those of the batch without such as were received before.
-    and case when (claim).chosen is not null then seq = any ((claim).chosen) when (claim).state = 'o' or (claim).state <> 'l' and (claim).own = (claim).xid and (claim).own_seq = (claim).hi
+    and case when (claim).chosen is not null then seq = any ((claim).chosen) when (claim).state = 'leased_own' or (claim).state <> 'leased' and (claim).own = (claim).xid and (claim).own_seq = (claim).hi
       then xid = (claim).xid
       else pg_visible_in_snapshot(xid, (claim).batch_snapshot) and not pg_visible_in_snapshot(xid, (claim).done_snapshot)
         and coalesce(not ((claim).own = xid and seq <= (claim).own_seq), true) end
@@ -62,10 +62,10 @@ begin
     select c from unnest((newest).held || array(select s.claim from pgmb.shortened s where s.queue = claim_of.queue)) one (id)
     join pgmb.claim c on c.queue = claim_of.queue and c.id = one.id
   ) leased
-  where (leased.claim).state in ('l', 'o', 's', 'x')
+  where (leased.claim).state in ('leased', 'leased_own', 'settled', 'expired')
     and pgmb_internal.is_of_claim(leased.claim, (event).seq, (event).key, claim_of.xid)
     and not pgmb_internal.is_void((leased.claim).queue, (leased.claim).id)
-  order by (leased.claim).state in ('l', 'o') desc, (leased.claim).id desc limit 1;
+  order by (leased.claim).state in ('leased', 'leased_own') desc, (leased.claim).id desc limit 1;
   return found_claim;
 end $$;
 
@@ -271,7 +271,7 @@ begin
     if fate is not null then
       return fate;
     end if;
-    if claim.state in ('l', 'o') and not exists (
+    if claim.state in ('leased', 'leased_own') and not exists (
       select from pgmb.settlement s where s.queue = q.id and s.claim = claim.id and s.seq = (event).seq)
     then
       return jsonb_build_object('state', 'leased', 'attempt', 1, 'at', claim.at, 'until', claim.expires_at,
@@ -300,7 +300,7 @@ begin
   -- The time at which its lease was settled, unless the event was settled apart, or may have been retried and leased again:
   -- a lease of retried events (an empty range) that is younger is cleared no earlier.
   return jsonb_build_object('state', 'done', 'reason', reason, 'received_at', claim.at,
-    'at', case when claim.state = 's' and current_setting('track_commit_timestamp') = 'on' then (
+    'at', case when claim.state = 'settled' and current_setting('track_commit_timestamp') = 'on' then (
       select pg_xact_commit_timestamp(c.xmin) from pgmb.claim c where c.queue = q.id and c.id = claim.id
         and not exists (select from pgmb.settlement s where s.queue = q.id and s.claim = claim.id and s.seq = (event).seq)
         and not exists (select from pgmb.claim r where r.queue = q.id and r.id > claim.id and r.lo = r.hi and r.events > 0)) end);
@@ -564,7 +564,7 @@ begin
   for s in select one.* from pgmb.stream one where pgmb_internal.derived_number(one, event_fate.id) is not null loop
     continue when home.id is not null or not pgmb_internal.may_read(s.name);
     drawn := pgmb_internal.derived_number(s, event_fate.id);
-    select g.* into segment from pgmb.segment g where g.stream = s.id and g.number = drawn >> 40;
+    select g.* into segment from pgmb.segment g where g.stream = s.id and g.number = pgmb_internal.segment_of(drawn);
     continue when segment.number is null;
     select a.url, a.lake_version, a.verified_at into located from pgmb.archived a
     where a.stream = s.id and a.segment = segment.number and a.verified_at is not null;

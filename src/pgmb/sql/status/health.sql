@@ -40,7 +40,7 @@ begin
     into unsealed_for, unarchived_for, unrotated_for, overkept_for
     from pgmb.segment g where g.stream = s.id and g.closed_at is not null and g.dropped_at is null;
     -- An empty segment stays open.
-    unrotated_for := case when unrotated_for > '0 s' and last & 1099511627775 > 0 then unrotated_for end;
+    unrotated_for := case when unrotated_for > '0 s' and pgmb_internal.number_in_segment(last) > 0 then unrotated_for end;
     select count(*), clock_timestamp() - min(d.due_at) into overdue, overdue_for
     from (select due_at from pgmb.delayed d where d.stream = s.name and d.due_at < statement_timestamp()
       order by due_at limit 10000) d;
@@ -122,9 +122,9 @@ begin
       lapsed_for := greatest(lapsed_for, (
         select clock_timestamp() - min(c.expires_at) from pgmb.claim c
         where c.queue + 0 = q.id and c.expires_at > newest.swept and c.expires_at < statement_timestamp()
-          and c.state in ('l', 'o')));
-      uncleared_for := greatest(uncleared_for, case when oldest.id < newest.id and oldest.state in ('s', 'x', 'p')
-        then clock_timestamp() - greatest(oldest.at, case when oldest.state = 'x' then oldest.expires_at end) end);
+          and c.state in ('leased', 'leased_own')));
+      uncleared_for := greatest(uncleared_for, case when oldest.id < newest.id and oldest.state in ('settled', 'expired', 'position')
+        then clock_timestamp() - greatest(oldest.at, case when oldest.state = 'expired' then oldest.expires_at end) end);
       expired := expired + (select count(*)
         from (select from pgmb.retry r where r.queue = q.id and r.expiries > 0 limit 10000) counted);
     end loop;
@@ -151,7 +151,7 @@ begin
   for head in select * from pgmb.queue h where h.lane_of is null order by h.name loop
     continue when not pgmb_internal.may_consume(head.id);
     queue := head.name;
-    select sum((select c.id & 1099511627775 from pgmb.claim c where c.queue = l.id order by c.id desc limit 1))
+    select sum((select pgmb_internal.number_in_generation(c.id) from pgmb.claim c where c.queue = l.id order by c.id desc limit 1))
     into receives
     from pgmb.queue l where l.id = head.id or l.lane_of = head.id;
     select coalesce(avg(recent.events), 0) into events_per_receive

@@ -18,9 +18,9 @@ begin
   return query
   select g.number,
     case when g.dropped_at is not null then 'dropped' when g.sealed_at is not null then 'sealed'
-      when g.closed_at is not null then 'closed' when g.number = last >> 40 then 'open' else 'ready' end,
-    case when g.dropped_at is not null or g.number > last >> 40 then 0
-      else greatest(0, coalesce(g.last_seq, last) - (g.number::bigint << 40)) end,
+      when g.closed_at is not null then 'closed' when g.number = pgmb_internal.segment_of(last) then 'open' else 'ready' end,
+    case when g.dropped_at is not null or g.number > pgmb_internal.segment_of(last) then 0
+      else greatest(0, coalesce(g.last_seq, last) - pgmb_internal.first_number(g.number)) end,
     coalesce(pg_total_relation_size(to_regclass(format('pgmb.segment_%s_%s', g.stream, g.number))), 0),
     g.attached_at, g.sealed_at, g.archived_at, g.last_published_at, g.number = any (due)
   from pgmb.segment g
@@ -47,12 +47,12 @@ begin
   cross join lateral (
     select c.swept from pgmb.claim c where c.queue = q.id order by c.id desc limit 1) newest
   cross join lateral (
-    (select case c.state when 'r' then 'retry' else 'event' end, (c.id & 1099511627775)::text,
-      case c.state when 'r' then (select count(*) from pgmb.retry r where r.queue = c.queue and r.lease = c.id)
+    (select case c.state when 'leased_retries' then 'retry' else 'event' end, pgmb_internal.number_in_generation(c.id)::text,
+      case c.state when 'leased_retries' then (select count(*) from pgmb.retry r where r.queue = c.queue and r.lease = c.id)
         else c.events::bigint end, c.at, c.expires_at, pgmb_internal.holder(c.pid, c.at, true)
     from pgmb.claim c
     where c.queue + 0 = q.id and c.expires_at > least(newest.swept, now) and c.expires_at < 'infinity'
-      and c.state in ('l', 'o', 'r') and not pgmb_internal.is_void(c.queue, c.id)
+      and c.state in ('leased', 'leased_own', 'leased_retries') and not pgmb_internal.is_void(c.queue, c.id)
     order by c.expires_at limit queue_leases.max)
     union all
     (select 'delivery', d.lease::text, count(*), null, min(d.due_at), pgmb_internal.holder(min(d.pid), min(d.due_at), true)

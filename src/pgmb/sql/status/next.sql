@@ -20,11 +20,11 @@ begin
       union select s.claim from pgmb.shortened s where s.queue = q.id) one
     -- Each by itself, as in pgmb_internal.in_flight.
     cross join lateral (select * from pgmb.claim c where c.queue = q.id and c.id = one.id limit 1) c
-    where c.state in ('l', 'o', 'r') and c.expires_at <= lapsed_events.now
+    where c.state in ('leased', 'leased_own', 'leased_retries') and c.expires_at <= lapsed_events.now
     order by c.expires_at, c.id
   loop
     exit when got >= lapsed_events.max;
-    if lapsed.state = 'r' then
+    if lapsed.state = 'leased_retries' then
       return query
       select (r.seq, r.event_id, r.topic, r.key, r.payload, r.headers, r.published_at)::pgmb.event, r.attempt + 1, lapsed.expires_at
       from pgmb.retry r where r.queue = q.id and r.lease = lapsed.id and r.attempt < q.max_attempts
@@ -80,7 +80,7 @@ begin
       events := events || array(
         select e from pgmb_internal.batch_events(q.stream, '3:3:', 0, '3', base.batch_snapshot, null, null, lo, hi,
           asked || pgmb_internal.lagging(q, base), fresh_events.max - cardinality(events)) e);
-      looked := looked + hi - greatest(lo, (hi >> 40) << 40);
+      looked := looked + hi - greatest(lo, pgmb_internal.first_number(pgmb_internal.segment_of(hi)));
       lo := hi;
     end loop;
   end if;
@@ -107,7 +107,7 @@ begin
       events := events || array(
         select e from pgmb_internal.batch_events(q.stream, base.done_snapshot, base.done_seq, base.done_next,
           base.batch_snapshot, base.own, base.own_seq, base.place, hi, asked, fresh_events.max - cardinality(events)) e);
-      looked := looked + hi - greatest(base.place, (hi >> 40) << 40);
+      looked := looked + hi - greatest(base.place, pgmb_internal.first_number(pgmb_internal.segment_of(hi)));
       base.place := hi;
     end if;
   end loop;

@@ -7,10 +7,10 @@ returns bigint
 language sql stable
 as $$
   select coalesce(sum(greatest(0, least(hi, coalesce(s.last_seq,
-    case when s.number = hi >> 40 then hi else pgmb_internal.last_in_segment(s.stream, s.number) end))
-    - greatest(lo, s.number::bigint << 40))), 0)::bigint
+    case when s.number = pgmb_internal.segment_of(hi) then hi else pgmb_internal.last_in_segment(s.stream, s.number) end))
+    - greatest(lo, pgmb_internal.first_number(s.number)))), 0)::bigint
   from pgmb.segment s
-  where s.stream = numbers_between.stream and s.number between lo >> 40 and hi >> 40 and s.dropped_at is null
+  where s.stream = numbers_between.stream and s.number between pgmb_internal.segment_of(lo) and pgmb_internal.segment_of(hi) and s.dropped_at is null
 $$;
 
 -- The last number in a segment, of one that a rotation is just closing: the sequence moves on before it commits.
@@ -22,7 +22,7 @@ declare
   last bigint;
 begin
   execute format('select max(e.seq) from pgmb.segment_%s_%s e', stream, number) into last;
-  return coalesce(last, number::bigint << 40);
+  return coalesce(last, pgmb_internal.first_number(number));
 end $$;
 
 -- The time of the first event of a stream above a number.
@@ -36,7 +36,7 @@ declare
 begin
   for leaf in
     select format('pgmb.segment_%s_%s', s.stream, s.number) from pgmb.segment s
-    where s.stream = first_published.stream and s.number between above >> 40 and upto >> 40 and s.dropped_at is null
+    where s.stream = first_published.stream and s.number between pgmb_internal.segment_of(above) and pgmb_internal.segment_of(upto) and s.dropped_at is null
     order by s.number
   loop
     execute format('select e.published_at from %s e where e.seq > $1 and e.seq <= $2 order by e.seq limit 1', leaf)
@@ -217,11 +217,11 @@ begin
       and c.id = any ((newest).held || array(select s.claim from pgmb.shortened s where s.queue = lease_counts.queue))
   ), held as materialized (
     select c.at, c.expires_at > lease_counts.now live, case c.state
-      when 'r' then (select count(*) from pgmb.retry r where r.queue = c.queue and r.lease = c.id)
+      when 'leased_retries' then (select count(*) from pgmb.retry r where r.queue = c.queue and r.lease = c.id)
       else c.events - (select count(*) from pgmb.settlement s where s.queue = c.queue and s.claim = c.id) end events
     from given c
-    where c.state = 'r'
-      or c.state in ('l', 'o') and (c.id >> 40 = (newest).id >> 40 or not pgmb_internal.is_void(c.queue, c.id))
+    where c.state = 'leased_retries'
+      or c.state in ('leased', 'leased_own') and (pgmb_internal.generation_of(c.id) = pgmb_internal.generation_of((newest).id) or not pgmb_internal.is_void(c.queue, c.id))
   )
   select count(*) filter (where h.live), coalesce(sum(h.events) filter (where h.live), 0), min(h.at) filter (where h.live),
     coalesce(sum(h.events) filter (where not h.live), 0),
@@ -252,7 +252,7 @@ begin
   for s in select * from pgmb.stream order by name loop
     stream := s.name;
     last := pgmb_internal.last_seq(s.name);
-    select count(*) filter (where g.number <= last >> 40 and g.dropped_at is null),
+    select count(*) filter (where g.number <= pgmb_internal.segment_of(last) and g.dropped_at is null),
       count(*) filter (where g.closed_at is not null and g.sealed_at is null),
       count(*) filter (where s.archive and g.sealed_at is not null and g.archived_at is null),
       sum(pg_total_relation_size(to_regclass(format('pgmb.segment_%s_%s', g.stream, g.number))))
@@ -283,11 +283,11 @@ language sql stable
 as $$
   select coalesce(sum(
     pg_table_size(to_regclass(format('pgmb.segment_%s_%s', s.stream, s.number)))
-      * greatest(0, least(hi, coalesce(s.last_seq, last)) - greatest(lo, s.number::bigint << 40))::double precision
-      / nullif(coalesce(s.last_seq, last) - (s.number::bigint << 40), 0)), 0)::bigint
+      * greatest(0, least(hi, coalesce(s.last_seq, last)) - greatest(lo, pgmb_internal.first_number(s.number)))::double precision
+      / nullif(coalesce(s.last_seq, last) - pgmb_internal.first_number(s.number), 0)), 0)::bigint
   from pgmb.segment s
-  where s.stream = bytes_between.stream and s.number between lo >> 40 and hi >> 40 and s.dropped_at is null
-    and (s.last_seq is not null or s.number = last >> 40)
+  where s.stream = bytes_between.stream and s.number between pgmb_internal.segment_of(lo) and pgmb_internal.segment_of(hi) and s.dropped_at is null
+    and (s.last_seq is not null or s.number = pgmb_internal.segment_of(last))
 $$;
 
 -- The first event above a position's number that the position has not passed. At most 10000 events of a segment are
@@ -302,7 +302,7 @@ declare
 begin
   for leaf in
     select format('pgmb.segment_%s_%s', s.stream, s.number) from pgmb.segment s
-    where s.stream = first_unread.stream and s.number between (after).seq >> 40 and upto >> 40
+    where s.stream = first_unread.stream and s.number between pgmb_internal.segment_of((after).seq) and pgmb_internal.segment_of(upto)
       and s.dropped_at is null and (s.max_xid is null or s.max_xid >= pg_snapshot_xmin((after).snapshot))
     order by s.number
   loop

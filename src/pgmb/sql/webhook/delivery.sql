@@ -207,9 +207,9 @@ begin
     return;
   end if;
   if settle_shared.seqs is null then
-    update pgmb.claim c set state = 's' where c.queue = held.queue and c.id = held.id;
+    update pgmb.claim c set state = 'settled' where c.queue = held.queue and c.id = held.id;
   end if;
-  if held.state = 'r' then
+  if held.state = 'leased_retries' then
     with gone as (
       delete from pgmb.retry r
       where r.queue = held.queue and r.lease = held.id

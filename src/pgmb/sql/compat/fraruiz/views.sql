@@ -107,7 +107,7 @@ begin
       using q.stream_name, now;
     for held in
       select c.* from pgmb.claim c
-      where c.queue = q.id and c.state in ('l', 'o') and not pgmb_internal.is_void(c.queue, c.id)
+      where c.queue = q.id and c.state in ('leased', 'leased_own') and not pgmb_internal.is_void(c.queue, c.id)
     loop
       settled := array(select s.seq from pgmb.settlement s where s.queue = held.queue and s.claim = held.id);
       -- No claim has this number: claim_events finds nothing settled by a newer snapshot.

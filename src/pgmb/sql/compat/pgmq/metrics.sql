@@ -159,10 +159,10 @@ begin
       min(m.enqueued_at) oldest, max(m.enqueued_at) newest
     from pgmq.touched(asked, false) m) t;
   -- Each segment begins at its own number.
-  select sum(coalesce(g.last_seq, case when g.number = last >> 40 then last end) - (g.number::bigint << 40))
+  select sum(coalesce(g.last_seq, case when g.number = pgmb_internal.segment_of(last) then last end) - pgmb_internal.first_number(g.number))
   into counted.total_messages
   from pgmb.segment g join pgmb.stream s on s.id = g.stream
-  where s.name = asked.stream and g.number <= last >> 40;
+  where s.name = asked.stream and g.number <= pgmb_internal.segment_of(last);
   return counted;
 end $$;
 

@@ -15,7 +15,7 @@ returns pgmb.claim
 language sql stable
 as $$
   select c from pgmb.claim c
-  where c.queue = (reading).queue and c.id = (reading).claim and c.token = (reading).token and c.state in ('l', 'o')
+  where c.queue = (reading).queue and c.id = (reading).claim and c.token = (reading).token and c.state in ('leased', 'leased_own')
     and not pgmb_internal.is_void(c.queue, c.id)
 $$;
 
@@ -120,8 +120,8 @@ returns boolean
 language plpgsql
 as $$
 begin
-  update pgmb.claim c set state = 's', xid = c.xid
-  where c.queue = settle_newest.queue and c.state in ('l', 'o') and c.xid = pg_current_xact_id_if_assigned()
+  update pgmb.claim c set state = 'settled', xid = c.xid
+  where c.queue = settle_newest.queue and c.state in ('leased', 'leased_own') and c.xid = pg_current_xact_id_if_assigned()
     and c.id = (select newest.id from pgmb.claim newest where newest.queue = settle_newest.queue order by newest.id desc limit 1);
   return found;
 end $$;

@@ -79,7 +79,7 @@ begin
   end if;
   if exists (
     select from pgmb.generation n
-    where n.queue = held.queue and n.number > held.claim >> 40 and (n.base is not null or n.xmax <> '0'::xid))
+    where n.queue = held.queue and n.number > pgmb_internal.generation_of(held.claim) and (n.base is not null or n.xmax <> '0'::xid))
     and pgmb_internal.may_be_void(held.queue, held.claim)
   then
     return null;
