@@ -88,12 +88,12 @@ def test_a_batch_handler_gets_at_most_so_many(dsn: str) -> None:
 
 async def test_the_lease_is_prolonged_while_a_handler_runs(dsn: str) -> None:
     app, calls = pgmb.App(dsn), list[int]()
-    app.queue("q", lease_for=timedelta(seconds=1))
+    app.queue("q", lease_for=timedelta(seconds=2))
 
     @app.on("a", queue="q")
     async def handle(event: pgmb.Delivery[int]) -> None:
         calls.append(event.attempt)
-        await asyncio.sleep(2.5)
+        await asyncio.sleep(4)
 
     await app.ahandle("q")
     await app.apublish("a", 1)

@@ -43,12 +43,12 @@ async def test_a_handler_that_refuses_to_be_cancelled_is_done_when_it_is_done(ds
 
 async def test_handlers_that_never_wait_let_others_run(dsn: str) -> None:
     app, seen = pgmb.App(dsn), list[int]()
-    app.queue("busy", lease_for=1)
+    app.queue("busy", lease_for=2)
     ticks = 0
 
     @app.on("a", queue="busy", concurrency=2)
     async def busy(number: int) -> None:
-        time.sleep(0.01)  # noqa: ASYNC251 - that is the point
+        time.sleep(0.015)  # noqa: ASYNC251 - that is the point
         seen.append(number)
 
     async def tick() -> None:

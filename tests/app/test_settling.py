@@ -88,7 +88,7 @@ async def test_what_is_rolled_back_is_delivered_again(
     raises: bool, dsn: str, ledger: psycopg.Connection[Any]
 ) -> None:
     app = pgmb.App(dsn)
-    app.queue("q", lease_for=1)
+    app.queue("q", lease_for=2)
 
     @app.on("a", queue="q", retry=0)
     async def store(event: pgmb.Delivery[int]) -> None:

@@ -169,7 +169,7 @@ def test_a_database_without_pgmb_is_down(empty_dsn: str, registry: CollectorRegi
 def test_a_database_that_takes_too_long_is_down_and_comes_back(
     dsn: str, registry: CollectorRegistry, connect: Connect
 ) -> None:
-    collector = StatusCollector(dsn, timeout=0.5)
+    collector = StatusCollector(dsn, timeout=2)
     registry.register(collector)
     assert scrape(registry)["pgmb_up",] == 1
     blocking = connect()

@@ -168,7 +168,7 @@ async def test_subscriptions_expire_when_nobody_is_there(client: Both, db: psyco
         stays = broker.group("left").subscribe(["a"])
     # The janitor calls it now and then; this client's own is kept meanwhile.
     group = await a_group(client, "kept")
-    kept = await group.subscribe(expires_after=2)
+    kept = await group.subscribe(expires_after=6)
 
     async def gone() -> bool:
         db.execute("select pgmb.maintain()")
@@ -302,9 +302,9 @@ def test_groups_work_behind_a_transaction_pooler(pooled: str, db: psycopg.Connec
     """Defect 15 of a peer: it holds session locks, which a pooler gives to others."""
     with pgmb.connect(pooled) as broker, pgmb.connect(pooled) as other:
         group = broker.group("node")
-        id = group.subscribe(condition=TOPICS, params={"topics": ["a"]}, expires_after=1)
+        id = group.subscribe(condition=TOPICS, params={"topics": ["a"]}, expires_after=5)
         heard: list[Any] = []
-        asked: dict[str, Any] = {"condition": "e.topic = 'a'", "expires_after": 1}
+        asked: dict[str, Any] = {"condition": "e.topic = 'a'", "expires_after": 5}
         feeds = [one.group("node").listen(**asked) for one in (broker, other)]
 
         def listen(feed: Any) -> None:

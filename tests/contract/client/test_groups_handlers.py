@@ -298,7 +298,7 @@ SHOP = """
         with open("seen.txt", "a") as file:
             file.write(" ".join(map(str, words)) + "\\n")
 
-    @app.group("my-node").handler("log-data", retry_after=[0, 0, 0], max=20, lease_for=1.5)
+    @app.group("my-node").handler("log-data", retry_after=[0, 0, 0], max=20, lease_for=4)
     def log(events: list[pgmb.Event]) -> None:
         note(os.getpid(), events[0].attempt, *(event.payload for event in events))
         if os.path.exists("hang"):

@@ -174,7 +174,7 @@ async def test_it_fires_when_no_connection_is_to_be_had(dsn: str) -> None:
             with suppress(PoolTimeout):
                 await broker.queue_status()
 
-    async with await aconnect(dsn, min_size=0, max_size=1, max_wait=0.2) as broker:
+    async with await aconnect(dsn, min_size=0, max_size=1, max_wait=2) as broker:
         before = await scrape(broker)
         assert not fires("PgmbDatabaseAway", before, before)
         assert not fires("PgmbPoolExhausted", before, before)

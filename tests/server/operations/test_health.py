@@ -81,7 +81,7 @@ async def test_another_version_of_the_schema_is_named(dsn: str, db: psycopg.Conn
 async def test_without_a_database_it_lives_and_says_so(dsn: str, server: Server) -> None:
     """Nothing of the address is told: whoever asks need not have a key."""
     async with (
-        await aconnect(dsn, min_size=0, max_size=1, max_wait=0.2) as broker,
+        await aconnect(dsn, min_size=0, max_size=1, max_wait=2) as broker,
         asking(create_app(broker=broker)) as client,
         broker.connection(),
     ):

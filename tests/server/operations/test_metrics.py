@@ -109,7 +109,7 @@ async def test_of_many_endpoints_those_furthest_behind_are_told(
 
 async def test_a_scrape_without_the_database_is_an_answer(dsn: str) -> None:
     async with (
-        await aconnect(dsn, min_size=0, max_size=1, max_wait=0.2) as broker,
+        await aconnect(dsn, min_size=0, max_size=1, max_wait=2) as broker,
         asking(create_app(broker=broker, metrics_public=True)) as client,
         broker.connection(),
     ):
@@ -122,7 +122,7 @@ async def test_a_key_that_cannot_be_looked_up_is_told_that_the_database_is_away(
     """And no more: the key may be anything."""
     key = make_key(dsn, "looks", "inspect")
     async with (
-        await aconnect(dsn, min_size=0, max_size=1, max_wait=0.2) as broker,
+        await aconnect(dsn, min_size=0, max_size=1, max_wait=2) as broker,
         asking(create_app(broker=broker)) as client,
     ):
         async with broker.connection():
