@@ -20,7 +20,7 @@ def test_an_ordered_queue_whose_workers_are_killed(dsn: str, tmp_path: Path, bar
         keys=40,
         events=250,
         workers=3,
-        size=50,
+        size=20,
         bare=bare,
         kill_every=0.5,
         rounds=1,

@@ -209,7 +209,9 @@ def _taking(annotation: Any, name: str) -> tuple[Decode, Prepare, Take]:
 
 def delivering(decode: Decode) -> Prepare:
     # Not a function of our own: its frame would cost a tenth of what a handler adds to an event.
-    return functools.partial(Delivery, decode)
+    return functools.partial(
+        cast("Callable[[Decode, Event, LeaseProgress], Delivery[Any]]", Delivery), decode
+    )
 
 
 def whole_event(event: Event, progress: LeaseProgress) -> Event:
