@@ -104,8 +104,8 @@ MUTATIONS = [
     Mutation(
         "R2: a retry lease that was taken over can be settled",
         "hold_claim",
-        "held.state not in ('leased', 'leased_own', 'leased_retries')",
-        "held.state not in ('leased', 'leased_own', 'leased_retries', 'expired')",
+        "not pgmb_internal.is_leased(held.state)",
+        "not (pgmb_internal.is_leased(held.state) or held.state = 'expired')",
         fencing.test_a_retry_lease_is_lost_as_a_whole,
         {"how": "ack(%s)"},
     ),

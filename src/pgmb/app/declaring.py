@@ -143,7 +143,7 @@ async def declare(broker: AsyncBroker, queues: Sequence[QueueSpec]) -> dict[str,
     for queue in queues:
         try:
             found[queue.name] = await _declare(broker, queue)
-        except QueueNotFound:  # dropped while it was declared: once more
+        except QueueNotFound:  # dropped in the meantime: try again
             found[queue.name] = await _declare(broker, queue)
     return found
 

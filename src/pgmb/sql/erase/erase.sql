@@ -42,7 +42,7 @@ end $$;
 
 -- Begins an erasure of keys, or continues one of the same keys and streams that has not ended, and returns its id. The session
 -- holds the lock of erasures until it ends. streams null: all of them. Errors: MB001 no such stream, MB004 another session
--- erases, or a replay of a stream is not finished, MB005 no key or no reason. Support.
+-- erases and has not ended after 2 s, or a replay of a stream is not finished, MB005 no key or no reason. Support.
 create or replace function pgmb.start_erasure(keys text[], reason text, streams text[] default null)
 returns uuid
 language plpgsql security definer

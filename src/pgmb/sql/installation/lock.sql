@@ -10,8 +10,8 @@ as $$
   from pgmb.lock_secret s
 $$;
 
--- Takes a lock for the session: whether it could. Waits for it for up to 2 s: the server process of a client that has just
--- ended holds its locks for a moment longer.
+-- Takes an advisory lock for the session and returns whether it got it. Waits for up to 2 s: the server process of a client
+-- that has just exited keeps its locks for a moment longer.
 create or replace function pgmb_internal.try_session_lock(purpose text)
 returns boolean
 language plpgsql

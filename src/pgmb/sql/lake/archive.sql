@@ -229,8 +229,8 @@ begin
   return true;
 end $$;
 
--- Lets one archiver at a time work on a stream: whether this session holds the lock now. It ends with the session. It
--- only saves work: two archivers that write the same segments conflict at the table's commit. Support.
+-- Lets one archiver at a time work on a stream: whether this session holds the lock now, after waiting for up to 2 s. It
+-- ends with the session. It only saves work: two archivers that write the same segments conflict at the table's commit. Support.
 create or replace function pgmb.lock_lake(stream text)
 returns boolean
 language plpgsql security definer

@@ -153,8 +153,9 @@ begin
   from pgmb.lake_field f where f.projection = describe_fields.projection order by f.field, f.kind;
 end $$;
 
--- Lets one projector at a time work on a projection: whether this session holds the lock now. It ends with the session. As with
--- lock_lake(), it only saves work: the table's commits are what is safe. Errors: MB066. Support.
+-- Lets one projector at a time work on a projection: whether this session holds the lock now, after waiting for up to
+-- 2 s. It ends with the session. As with lock_lake(), it only saves work: the table's commits are what is safe. Errors: MB066.
+-- Support.
 create or replace function pgmb.lock_projection(name text)
 returns boolean
 language plpgsql security definer

@@ -1,6 +1,6 @@
 -- Streams: create, alter, drop; the segments a log is made of.
 
--- A number of the log contains the number of its segment (docs/adr/0001). PostgreSQL inlines these functions.
+-- An event's number contains the number of its segment (docs/adr/0001). PostgreSQL inlines these functions.
 create or replace function pgmb_internal.segment_of(seq bigint)
 returns bigint
 language sql immutable parallel safe

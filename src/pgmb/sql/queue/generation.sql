@@ -1,6 +1,6 @@
 -- Generations: the lock of a queue, and how consumers supersede a transaction that keeps it.
 
--- A claim's id contains its generation. PostgreSQL inlines these functions.
+-- A claim's id contains its generation. PostgreSQL inlines these functions, and is_leased.
 create or replace function pgmb_internal.claim_id(generation bigint, number bigint)
 returns bigint
 language sql immutable parallel safe
@@ -20,6 +20,13 @@ returns bigint
 language sql immutable parallel safe
 as $$
   select claim & 1099511627775
+$$;
+
+create or replace function pgmb_internal.is_leased(state pgmb.claim_state)
+returns boolean
+language sql immutable parallel safe
+as $$
+  select state in ('leased', 'leased_own', 'leased_retries')
 $$;
 
 -- Takes the queue's lock until the transaction ends and returns its newest claim, the queue's position.
@@ -301,7 +308,8 @@ begin
   -- openers first: whoever opens now saw it.
   if newer.opening and not exists (
     select from pgmb.claim later
-    where later.queue = standing.queue and later.id > standing.claim and later.id < pgmb_internal.claim_id(pgmb_internal.generation_of(standing.claim) + 1, 0)
+    where later.queue = standing.queue and later.id > standing.claim
+      and later.id < pgmb_internal.claim_id(pgmb_internal.generation_of(standing.claim) + 1, 0)
       and later.xid <> (select own.xid from pgmb.claim own where own.queue = standing.queue and own.id = standing.claim))
   then
     return 'undecided';

@@ -264,7 +264,7 @@ begin
   loop
     examined := examined + 1;
     swept := passing.expires_at;
-    if passing.state in ('leased', 'leased_own', 'leased_retries') then
+    if pgmb_internal.is_leased(passing.state) then
       held := held || passing.id;
     end if;
   end loop;
@@ -280,7 +280,7 @@ begin
     select * into expired from pgmb.claim c
     where c.queue = sweep.queue and c.id = passing.id for update skip locked;
     if found then
-      if expired.state in ('leased', 'leased_own', 'leased_retries')
+      if pgmb_internal.is_leased(expired.state)
         and expired.expires_at <= (case when passing.short then sweep.now else swept end)
       then
         select * into swept_queue from pgmb.queue q where q.id = sweep.queue;
@@ -300,7 +300,7 @@ begin
     end if;
     if passing.short then
       delete from pgmb.shortened s
-      where s.queue = sweep.queue and s.claim = passing.id and expired.state not in ('leased', 'leased_own', 'leased_retries');
+      where s.queue = sweep.queue and s.claim = passing.id and not pgmb_internal.is_leased(expired.state);
     else
       held := nullif(array_remove(held, passing.id), '{}');
     end if;

@@ -24,7 +24,7 @@ begin
     select case c.state
       when 'leased_retries' then (select count(*) from pgmb.retry r where r.queue = c.queue and r.lease = c.id)
       else c.events - (select count(*) from pgmb.settlement s where s.queue = c.queue and s.claim = c.id) end events) held
-  where c.state in ('leased', 'leased_own', 'leased_retries') and held.events > 0;
+  where pgmb_internal.is_leased(c.state) and held.events > 0;
   select coalesce(array_agg(distinct held.hash) filter (where held.hash <> 0), '{}') into keys
   from unnest(in_flight.open) one
   cross join lateral (

@@ -448,7 +448,7 @@ declare
 begin
   for moved in select * from pgmb_internal.lanes_for_consumer(move_queue.queue) loop
     base := pgmb_internal.lock_queue(moved.id);
-    update pgmb.claim c set state = 'expired' where c.queue = moved.id and c.state in ('leased', 'leased_own', 'leased_retries');
+    update pgmb.claim c set state = 'expired' where c.queue = moved.id and pgmb_internal.is_leased(c.state);
     delete from pgmb.retry r where r.queue = moved.id;
     delete from pgmb.delivery d where d.queue = moved.id;
     perform pgmb_internal.note_move(moved.id, target.snapshot, base);

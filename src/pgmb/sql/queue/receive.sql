@@ -146,7 +146,7 @@ begin
   then
     return true;
   end if;
-  if (select count(*) >= 64 or count(*) filter (where passing.state in ('leased', 'leased_own', 'leased_retries')) > 0
+  if (select count(*) >= 64 or count(*) filter (where pgmb_internal.is_leased(passing.state)) > 0
       from (
         select c.state from pgmb.claim c
         where c.queue + 0 = needs_sweep.queue

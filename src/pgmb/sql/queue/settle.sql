@@ -49,7 +49,7 @@ begin
   if held.state = 'settled' then
     return null;
   end if;
-  if held.id is null or held.state not in ('leased', 'leased_own', 'leased_retries') then
+  if held.id is null or not pgmb_internal.is_leased(held.state) then
     perform pgmb_internal.raise_lost(lease);
   end if;
   -- A lease of retried events cannot have committed void: see pgmb_internal.lease_retried.
@@ -168,14 +168,14 @@ begin
   update pgmb.claim c set state = 'settled'
   where c.queue = pgmb_internal.queue_of_bits(bits) and c.id = pgmb_internal.claim_of_bits(bits)
     and c.token = pgmb_internal.token_of_bits(bits)
-    and c.state in ('leased', 'leased_own', 'leased_retries') and c.expires_at > clock_timestamp()
+    and pgmb_internal.is_leased(c.state) and c.expires_at > clock_timestamp()
     and c.openings = pg_sequence_last_value('pgmb.opening'::regclass)
   returning c.events, c.xid = pg_current_xact_id(), c.lo = c.hi
   into events, own, retried;
   if own is null then
     held := pgmb_internal.hold_claim(lease, 'key share');
     update pgmb.claim c set state = 'settled'
-    where c.queue = held.queue and c.id = held.id and c.state in ('leased', 'leased_own', 'leased_retries');
+    where c.queue = held.queue and c.id = held.id and pgmb_internal.is_leased(c.state);
     if not found then
       return 0;
     end if;
@@ -414,7 +414,7 @@ begin
   held := pgmb_internal.hold_claim(extend.lease, 'key share');
   if held.id is not null then
     update pgmb.claim c set expires_at = expires
-    where c.queue = held.queue and c.id = held.id and c.state in ('leased', 'leased_own', 'leased_retries');
+    where c.queue = held.queue and c.id = held.id and pgmb_internal.is_leased(c.state);
   end if;
   if held.id is null or not found then
     perform pgmb_internal.raise_lost(extend.lease);

@@ -52,7 +52,7 @@ begin
         else c.events::bigint end, c.at, c.expires_at, pgmb_internal.holder(c.pid, c.at, true)
     from pgmb.claim c
     where c.queue + 0 = q.id and c.expires_at > least(newest.swept, now) and c.expires_at < 'infinity'
-      and c.state in ('leased', 'leased_own', 'leased_retries') and not pgmb_internal.is_void(c.queue, c.id)
+      and pgmb_internal.is_leased(c.state) and not pgmb_internal.is_void(c.queue, c.id)
     order by c.expires_at limit queue_leases.max)
     union all
     (select 'delivery', d.lease::text, count(*), null, min(d.due_at), pgmb_internal.holder(min(d.pid), min(d.due_at), true)

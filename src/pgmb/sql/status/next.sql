@@ -20,7 +20,7 @@ begin
       union select s.claim from pgmb.shortened s where s.queue = q.id) one
     -- Each by itself, as in pgmb_internal.in_flight.
     cross join lateral (select * from pgmb.claim c where c.queue = q.id and c.id = one.id limit 1) c
-    where c.state in ('leased', 'leased_own', 'leased_retries') and c.expires_at <= lapsed_events.now
+    where pgmb_internal.is_leased(c.state) and c.expires_at <= lapsed_events.now
     order by c.expires_at, c.id
   loop
     exit when got >= lapsed_events.max;
