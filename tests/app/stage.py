@@ -1,4 +1,4 @@
-"""What tests of apps share: an app at work, waiting for something, and real worker processes."""
+"""What tests of apps share: an app at work, and real worker processes."""
 
 from __future__ import annotations
 
@@ -9,31 +9,12 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from collections.abc import AsyncGenerator, Generator
 from pathlib import Path
 from typing import Any
 
 import pgmb
-
-PATIENCE = 60.0
-
-
-async def until(condition: Callable[[], bool | Awaitable[bool]], seconds: float = PATIENCE) -> None:
-    """Wait for something to become true."""
-    async with asyncio.timeout(seconds):
-        while True:
-            found = condition()
-            if found if isinstance(found, bool) else await found:
-                return
-            await asyncio.sleep(0.01)
-
-
-def until_true(condition: Callable[[], object], seconds: float = PATIENCE) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not come true"
-        time.sleep(0.02)
+from harness.waiting import PATIENCE, until
 
 
 @contextlib.asynccontextmanager

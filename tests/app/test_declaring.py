@@ -11,7 +11,8 @@ import psycopg
 import pytest
 
 import pgmb
-from tests.app.stage import until, working
+from harness.waiting import until
+from tests.app.stage import working
 
 
 def an_app(dsn: str, *patterns: str, **settings: Any) -> pgmb.App:

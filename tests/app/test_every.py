@@ -6,7 +6,8 @@ import psycopg
 import pytest
 
 import pgmb
-from tests.app.stage import until, working
+from harness.waiting import until
+from tests.app.stage import working
 
 
 async def test_what_is_due_is_handled_by_the_app(dsn: str) -> None:

@@ -15,8 +15,9 @@ import pydantic
 import pytest
 
 import pgmb
+from harness.waiting import until
 from pgmb.app.handler import Handler
-from tests.app.stage import settled, until, working
+from tests.app.stage import settled, working
 
 
 @dataclass

@@ -12,8 +12,9 @@ from uuid import UUID
 import pytest
 
 import pgmb
+from harness.waiting import until
 from pgmb.app import heartbeats, idle
-from tests.app.stage import until, working
+from tests.app.stage import working
 
 
 async def test_a_worker_says_that_it_lives_and_holds_its_leases(dsn: str) -> None:

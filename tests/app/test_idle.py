@@ -13,9 +13,10 @@ import pytest
 
 import pgmb
 from harness.postgres import create_database
+from harness.waiting import until
 from pgmb._core.concurrency import Pace
 from pgmb.app import declaring, idle, running
-from tests.app.stage import until, working
+from tests.app.stage import working
 from tests.conftest import FreshServer
 
 WINDOW = 4.0

@@ -18,7 +18,8 @@ from sqlalchemy.orm import Session
 import pgmb
 from harness.pgbouncer import PgBouncer
 from harness.server import Server
-from tests.app.stage import settled, until, working
+from harness.waiting import until
+from tests.app.stage import settled, working
 
 
 async def test_a_handler_that_refuses_to_be_cancelled_is_done_when_it_is_done(dsn: str) -> None:

@@ -6,8 +6,9 @@ import signal
 from pathlib import Path
 
 import pgmb
+from harness.waiting import until_true
 from pgmb.app.processes import python_files
-from tests.app.stage import Workers, until_true
+from tests.app.stage import Workers
 
 APP = """
 import pgmb

@@ -11,7 +11,8 @@ import psycopg
 import pytest
 
 import pgmb
-from tests.app.stage import settled, until, working
+from harness.waiting import until
+from tests.app.stage import settled, working
 
 
 class Price(pgmb.PgmbError): ...

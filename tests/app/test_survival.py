@@ -11,7 +11,8 @@ import pytest
 
 import pgmb
 from harness.postgres import create_database
-from tests.app.stage import until, working
+from harness.waiting import until
+from tests.app.stage import working
 from tests.conftest import FreshServer
 
 

@@ -16,8 +16,9 @@ import psycopg
 import pytest
 
 import pgmb
+from harness.waiting import until_true
 from pgmb.app import loading
-from tests.app.stage import Workers, until_true
+from tests.app.stage import Workers
 
 APP = """
     import asyncio, os, time

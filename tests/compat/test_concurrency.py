@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import psycopg
@@ -17,18 +16,12 @@ import pytest
 from psycopg import errors
 
 from harness.sessions import Sessions
+from harness.waiting import until_true
 
 
 def ask(connection: psycopg.Connection[Any], statement: str, *arguments: Any) -> list[Any]:
     rows = connection.execute(statement.encode(), arguments).fetchall()
     return [row[0] if len(row) == 1 else row for row in rows]
-
-
-def until(held: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 60
-    while not held():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 class Worker(threading.Thread):
@@ -114,7 +107,7 @@ def test_every_message_is_removed_once(dsn: str, ours: psycopg.Connection[Any]) 
             thread.start()
         for sender in senders:
             sender.join()
-        until(
+        until_true(
             lambda: (
                 any(worker.failure for worker in workers)
                 or ask(ours, "select queue_length from pgmq.metrics('q')") == [0]
@@ -152,7 +145,7 @@ def test_a_reader_that_is_killed_loses_nothing(dsn: str, ours: psycopg.Connectio
         seen.update(ask(ours, "select msg_id, read_ct from pgmq.read('q', 600, 10)"))
         return len(seen) == 10
 
-    until(came_back)
+    until_true(came_back)
     assert seen == {(number, 2) for number in range(1, 11)}
 
 

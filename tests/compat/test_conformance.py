@@ -12,6 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from harness.waiting import until_true
 from tests.compat.clients import Client, Steps
 
 
@@ -23,15 +24,6 @@ def test_every_method_is_called_here() -> None:
     assert [
         name for name in sorted(methods) if not name.startswith("_") and f"client.{name}(" not in here
     ] == []
-
-
-def wait_for(found: Callable[[], Any]) -> Any:
-    """What `found` gives once it gives something."""
-    deadline = time.monotonic() + 60
-    while not (answer := found()):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    return answer
 
 
 def ids(messages: list[Any]) -> list[int]:
@@ -138,7 +130,7 @@ def test_delays(client: Client, queue: str) -> None:
     assert sorted(ids(client.read(queue, vt=3600, qty=20))) == [9, 10]
     measured = client.metrics(queue)
     assert (measured.queue_length, measured.total_messages) == (11, 11)
-    assert wait_for(lambda: client.read(queue, vt=30)).message == {"n": 11}
+    assert until_true(lambda: client.read(queue, vt=30)).message == {"n": 11}
     assert client.set_vt(queue, 3, 0).headers == {"h": 3}
     assert client.read(queue).message == {"n": 3}
     assert client.delete(queue, 4) is True
@@ -149,7 +141,7 @@ def test_a_message_comes_back_after_its_timeout(client: Client, queue: str) -> N
     client.send_batch(queue, [{"n": 1}, {"n": 2}, {"n": 3}])
     first = client.read(queue, vt=1)
     assert (first.msg_id, first.read_ct) == (1, 1)
-    again = wait_for(lambda: [m for m in [client.read(queue, vt=1)] if m and m.msg_id == 1])[0]
+    again = until_true(lambda: [m for m in [client.read(queue, vt=1)] if m and m.msg_id == 1])[0]
     assert again.read_ct >= 2
     assert again.message == {"n": 1}
     assert again.last_read_at > first.last_read_at
@@ -160,7 +152,7 @@ def test_a_message_comes_back_after_its_timeout(client: Client, queue: str) -> N
         seen.update(ids(client.read(queue, vt=1, qty=10)))
         return seen == {2, 3}
 
-    wait_for(all_seen)
+    until_true(all_seen)
     assert client.metrics(queue).queue_length == 2
 
 
@@ -194,7 +186,7 @@ def test_pop(client: Client, queue: str) -> None:
     assert sorted(ids(client.pop(queue, qty=2))) == [2, 3]
     assert client.read(queue, vt=1).msg_id == 4
     assert sorted(ids(client.pop(queue, qty=10))) == [5, 6]
-    late = wait_for(lambda: client.pop(queue))
+    late = until_true(lambda: client.pop(queue))
     assert (late.msg_id, late.read_ct) == (4, 1)
     assert client.pop(queue) is None
     assert client.pop(queue, qty=3) == []

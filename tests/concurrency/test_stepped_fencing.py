@@ -8,13 +8,14 @@ again; nothing is left behind that no receive looks at.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import psycopg
 import pytest
 
 from harness.sessions import Session, Sessions
+from harness.waiting import until_true
 
 SETTLE = [
     "ack(%s)",
@@ -47,13 +48,6 @@ def receive(session: Session, size: int = 100, lease_for: str = "30 s") -> tuple
 
 def settle(session: Session, how: str, lease: Any) -> Any:
     return session.value(f"select pgmb.{how}", [lease])
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def rejuvenate(session: Session) -> None:
@@ -105,7 +99,7 @@ def test_what_another_is_taking_over_is_not_leased_twice(queue: Sessions) -> Non
     assert got == [1]
     long.run("rollback")
     receiving = third.start("select lease, payload from pgmb.receive('q')")
-    until(lambda: receiving.done() or third.waits_for_lock())
+    until_true(lambda: receiving.done() or third.waits_for_lock())
     assert settle(opener, "ack(%s)", lease) == 1
     opener.run("insert into effect values (1)")
     opener.run("commit")

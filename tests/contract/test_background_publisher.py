@@ -6,8 +6,7 @@ import asyncio
 import inspect
 import logging
 import threading
-import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import msgspec
@@ -15,22 +14,15 @@ import psycopg
 import pytest
 
 import pgmb
+from harness.waiting import PATIENCE, until
 from pgmb.errors import InvalidArgument, PublisherClosed, PublisherFull, PublishFailed, StreamNotFound
 
 BAD = msgspec.Raw(b"{oops")
-PATIENCE = 60.0
 
 
 async def settled(result: Any) -> Any:
     """What a call gave, awaited where it is asynchronous."""
     return await result if inspect.isawaitable(result) else result
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, "in vain"
-        await asyncio.sleep(0.005)
 
 
 @pytest.fixture(params=["sync", "async"])

@@ -12,7 +12,8 @@ import pytest
 import pgmb
 from faults.queue import filters
 from faults.queue.filters import Round, judge
-from tests.app.stage import until, working
+from harness.waiting import until
+from tests.app.stage import working
 
 CONDITION, FILTER = filters.KINDS
 

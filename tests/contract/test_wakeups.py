@@ -18,6 +18,7 @@ from psycopg.conninfo import conninfo_to_dict
 import pgmb
 from harness.pgbouncer import PgBouncer
 from harness.postgres import Server
+from harness.waiting import until
 from pgmb._async.listener import AsyncListener
 from pgmb._core.patterns import TopicHints
 from pgmb._sync.listener import Listener
@@ -34,12 +35,6 @@ def listening(db: psycopg.Connection[Any]) -> list[int]:
         " and application_name = 'pgmb listener'"
     ).fetchall()
     return [pid for (pid,) in rows]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(LONG):
-        while not condition():  # noqa: ASYNC110 - there is no event to wait for
-            await asyncio.sleep(0.01)
 
 
 async def test_many_subscriptions_share_one_connection(dsn: str, db: psycopg.Connection[Any]) -> None:

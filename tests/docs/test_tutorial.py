@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.app.stage import until_true
+from harness.waiting import until_true
 
 pytestmark = pytest.mark.once(15)
 

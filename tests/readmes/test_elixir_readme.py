@@ -14,8 +14,9 @@ from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 
 import pgmb
+from harness.waiting import until
 from pgmb._core.patterns import matches
-from tests.app.stage import settled, until, working
+from tests.app.stage import settled, working
 
 QUEUE = "my_queue"
 

@@ -14,8 +14,9 @@ from opentelemetry.context import attach, detach
 from opentelemetry.trace import SpanKind, StatusCode, get_current_span
 
 import pgmb
+from harness.waiting import until, until_true
 from pgmb.telemetry.tracing import instrument
-from tests.app.stage import Workers, settled, until, until_true, working
+from tests.app.stage import Workers, settled, working
 from tests.telemetry.conftest import Recorded, span_id
 
 pytestmark = pytest.mark.once(15)

@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import pgmb
 from harness.pgbouncer import PgBouncer
 from harness.server import Server
+from harness.waiting import until, until_true
 from pgmb.telemetry.handling import export_handlers
 from pgmb.telemetry.metrics import (
     QUEUE_GAUGES,
@@ -22,7 +23,7 @@ from pgmb.telemetry.metrics import (
     XMIN_GAUGES,
     StatusCollector,
 )
-from tests.app.stage import settled, until, until_true, working
+from tests.app.stage import settled, working
 from tests.conftest import Connect, FreshServer
 
 pytestmark = pytest.mark.once(15)

@@ -14,7 +14,8 @@ import psutil
 import pytest
 
 import pgmb
-from tests.app.stage import Workers, until_true
+from harness.waiting import until_true
+from tests.app.stage import Workers
 from tests.telemetry.test_prometheus import Samples, parsed
 
 pytestmark = pytest.mark.once(15)

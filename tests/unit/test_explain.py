@@ -19,8 +19,9 @@ import pgmb
 from harness.explain import Explained, Plan, nodes
 from harness.server import Server
 from harness.serving import serving
+from harness.waiting import until
 from pgmb._core import statements
-from tests.app.stage import until, working
+from tests.app.stage import working
 from tests.server.asking import make_key
 
 # Costs are measured: rows that other tests left would count.

@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,17 +19,11 @@ from harness.databases import Databases, create_database, drop_database
 from harness.pgbouncer import PgBouncer
 from harness.server import Server
 from harness.sessions import Sessions
+from harness.waiting import until_true
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 StartServer = Callable[..., Server]
-
-
-def wait_until(condition: Callable[[], bool], timeout: float = 20.0) -> None:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, "condition not met in time"
-        time.sleep(0.01)
 
 
 def test_a_server_runs_the_chosen_major_and_leaves_nothing_behind(pg_major: int) -> None:
@@ -117,7 +110,7 @@ def test_cpu_seconds_grow_and_keep_the_time_of_ended_sessions(fresh_server: Star
         connection.execute("select sum(sqrt(g)) from generate_series(1, 2000000) as g")
         during = server.cpu_seconds()
         pid = connection.info.backend_pid
-    wait_until(lambda: not Path(f"/proc/{pid}").exists())
+    until_true(lambda: not Path(f"/proc/{pid}").exists())
     assert during - before > 0.1
     assert server.cpu_seconds() >= during
 
@@ -169,7 +162,7 @@ def test_an_interrupted_process_leaves_no_server(pg_major: int, signal_number: i
         pid, directory = process.stdout.readline().split()
         os.kill(process.pid, signal_number)
         process.wait(20)
-    wait_until(lambda: not processes.alive(int(pid)) and not Path(directory).exists())
+    until_true(lambda: not processes.alive(int(pid)) and not Path(directory).exists())
 
 
 def test_a_stepped_session_tells_blocked_from_done(server: Server, empty_dsn: str) -> None:

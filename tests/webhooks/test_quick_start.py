@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -17,6 +16,7 @@ from harness.answers import refusing
 from harness.dispatchers import Dispatchers
 from harness.postgres import binaries
 from harness.receiver import ReceiverProcess
+from harness.waiting import until_true
 
 START = """
 SELECT pgmb.worker('order_processor', 'http://localhost:{port}/process', 100) AS worker \\gset
@@ -58,13 +58,6 @@ def psql(dsn: str, script: str) -> str:
     return done.stdout.strip()
 
 
-def until(done: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not done():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def test_worker_queue_send_receive_retry_bury(
     dsn: str, db: psycopg.Connection[Any], processor: ReceiverProcess
 ) -> None:
@@ -74,10 +67,10 @@ def test_worker_queue_send_receive_retry_bury(
         return db.execute(statement).fetchone() == (True,)
 
     with Dispatchers(dsn):
-        until(lambda: is_so("select last_heartbeat is not null from pgmb.workers"))
-        until(lambda: processor.count() >= 7)
-        until(lambda: is_so("select exists (select from pgmb.order_dead_letter_queue)"))
-        until(lambda: is_so("select not exists (select from pgmb.order_queue)"))
+        until_true(lambda: is_so("select last_heartbeat is not null from pgmb.workers"))
+        until_true(lambda: processor.count() >= 7)
+        until_true(lambda: is_so("select exists (select from pgmb.order_dead_letter_queue)"))
+        until_true(lambda: is_so("select not exists (select from pgmb.order_queue)"))
     requests = processor.requests()
     orders = [json.loads(request.body)["order_id"] for request in requests]
     assert sorted(orders) == [123, 124, 125, 500, 500, 500, 500]

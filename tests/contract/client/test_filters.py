@@ -234,7 +234,8 @@ def test_a_queue_may_get_a_condition_later(dsn: str, broker: pgmb.Broker) -> Non
 
 
 async def test_an_app_works_on_queues_with_filters(dsn: str) -> None:
-    from tests.app.stage import until, working
+    from harness.waiting import until
+    from tests.app.stage import working
 
     app, seen = pgmb.App(dsn), list[Any]()
     app.queue("large", filter="$.payload.n > $least", params={"least": 1})

@@ -14,8 +14,8 @@ import pytest
 import pgmb
 from harness.pgbouncer import PgBouncer
 from harness.server import Server
+from harness.waiting import until, until_true
 from pgmb.errors import InvalidArgument, NotFound
-from tests.app.stage import until, until_true
 
 TOPICS = "s.params @> jsonb_build_object('topics', ARRAY[e.topic])"
 

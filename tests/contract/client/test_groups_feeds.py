@@ -17,7 +17,7 @@ import psycopg
 import pytest
 
 import pgmb
-from tests.app.stage import until, until_true
+from harness.waiting import until, until_true
 
 
 @pytest.fixture

@@ -13,8 +13,9 @@ import psycopg
 import pytest
 
 import pgmb
+from harness.waiting import until, until_true
 from pgmb.errors import InvalidArgument
-from tests.app.stage import Workers, settled, until, until_true, working
+from tests.app.stage import Workers, settled, working
 
 QUEUE = "my-node/log-data"
 

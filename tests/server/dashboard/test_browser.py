@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,10 @@ from starlette.routing import Mount
 
 import pgmb
 from harness.demo import key, seed
+from harness.waiting import until
 from pgmb.server import dashboard
 from pgmb.server.application import Application
+from pgmb.server.dashboard.rendering import THEME_COOKIE
 from tests.server.hosting import served
 
 CHROMIUM = "/usr/bin/chromium"
@@ -152,6 +155,10 @@ async def test_pages_fit_a_phone(dsn: str, paths: list[str] | None) -> None:
         assert [one for one in visit.complaints if "404" not in one] == []
 
 
+async def has_theme(page: Page) -> bool:
+    return THEME_COOKIE in [cookie["name"] for cookie in await page.context.cookies()]
+
+
 async def test_dark_by_keyboard_and_without_scripts_under_a_prefix(dsn: str) -> None:
     seed(dsn)
     async with browsing(dsn, "/broker") as visit:
@@ -160,6 +167,8 @@ async def test_dark_by_keyboard_and_without_scripts_under_a_prefix(dsn: str) -> 
         await page.keyboard.press("t")
         light = await page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert dark != light
+        # The browser stores what a script sets as a cookie a moment later.
+        await until(partial(has_theme, page))
         await page.goto(f"{visit.url}/ui")
         assert await page.evaluate("getComputedStyle(document.body).backgroundColor") == light
 

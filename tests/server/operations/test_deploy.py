@@ -20,9 +20,9 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from harness.serving import serving
+from harness.waiting import until_true
 from pgmb.cli import app
 from pgmb.server import create_app
-from tests.app.stage import until_true
 from tests.server.asking import asking
 
 ROOT = Path(__file__).parents[3]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from typing import Any
 from uuid import uuid4
 
@@ -12,6 +12,7 @@ import httpx
 import psycopg
 import pytest
 
+from harness.waiting import until
 from pgmb import aconnect
 from pgmb.server.application import Application
 from pgmb.server.limits import Limits
@@ -29,12 +30,6 @@ async def with_queue(dsn: str, limits: Limits | None = None, **asked: Any) -> As
     async with opened(dsn, limits) as api:
         await api.done("POST", "/v1/queues", json={"name": "q", **asked})
         yield api
-
-
-async def until(condition: Callable[[], bool], seconds: float = 60) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110 - what is waited for is elsewhere
-            await asyncio.sleep(0.01)
 
 
 async def test_events_come_back_to_the_letter(dsn: str) -> None:
