@@ -14,8 +14,8 @@ from uuid import UUID
 import msgspec
 import psycopg
 
-from pgmb._core.connecting import connect
-from pgmb.errors import Conflict, InvalidArgument, MissingExtra, translated
+from pgmb._core.connecting import session
+from pgmb.errors import Conflict, InvalidArgument, MissingExtra
 
 if TYPE_CHECKING:
     from pgmb.lake.erase import LakeEraser
@@ -79,7 +79,7 @@ class Eraser:
 
     def count(self) -> list[ErasedTable]:
         """What would be erased. Changes nothing."""
-        with connect(self._dsn, "pgmb erase") as database, translated():
+        with session(self._dsn, "pgmb erase") as database:
             # A scan takes as long as it takes.
             database.execute("set statement_timeout = 0")
             rows = database.execute(_COUNT, [self._keys, self._streams]).fetchall()
@@ -95,7 +95,7 @@ class Eraser:
         Raises Conflict if another erasure or an archiver is at work, or transactions stay open for too long;
         then run it again.
         """
-        with connect(self._dsn, "pgmb erase") as database, translated():
+        with session(self._dsn, "pgmb erase") as database:
             database.execute("set statement_timeout = 0")
             # First: if a table cannot be had, nothing is changed.
             lakes = self._lakes(database)

@@ -236,8 +236,8 @@ def test_what_became_of_an_event_is_printed(run: Run, done: Done, db: psycopg.Co
 
 
 def test_erase_counts_asks_for_a_reason_and_is_recorded(run: Run, db: psycopg.Connection[Any]) -> None:
-    run("publish", "customer.created", '{"name": "Erika"}', "--key", "customer-7")
-    run("publish", "customer.created", '{"name": "Max"}', "--key", "customer-8")
+    run("publish", "customer.created", '{"name": "A Customer"}', "--key", "customer-7")
+    run("publish", "customer.created", '{"name": "Another"}', "--key", "customer-8")
     assert "pgmb.log_main │    1" in run("erase", "--key", "customer-7", "--dry-run").out
     assert run("erase", "--key", "customer-9", "--dry-run").out == "No rows have such a key.\n"
     assert run("erase", "--key", "customer-7", "--yes").code == 2
@@ -248,7 +248,7 @@ def test_erase_counts_asks_for_a_reason_and_is_recorded(run: Run, db: psycopg.Co
     assert [(table["name"], table["events"]) for table in done["tables"]] == [("pgmb.segment_1_0", 1)]
     assert db.execute("select key, payload from pgmb.log_main order by seq").fetchall() == [
         (None, None),
-        ("customer-8", {"name": "Max"}),
+        ("customer-8", {"name": "Another"}),
     ]
     (recorded,) = run("erasures", "--key", "customer-7", "--json").json
     assert (recorded["id"], recorded["reason"], recorded["keys"]) == (done["id"], "request 17", 1)

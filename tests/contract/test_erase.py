@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.new_database]
 DB = psycopg.Connection[Any]
 
 KEYS = ["person-4711", "person-0815"]
-SECRETS = [*KEYS, "Erika Mustermann", "erika@example.org", "failed for Erika"]
+SECRETS = [*KEYS, "Name of Customer", "mail@example.org", "failed for a customer"]
 
 
 def value(db: DB, statement: str, *given: Any) -> Any:
@@ -38,7 +38,7 @@ def value(db: DB, statement: str, *given: Any) -> Any:
 def secret(n: int) -> dict[str, Any]:
     """A payload; every third is stored outside of its row, and too random to be compressed."""
     noise = random.Random(n).randbytes(5000 if n % 3 == 0 else 20).hex()
-    return {"name": "Erika Mustermann", "noise": noise, "mail": "erika@example.org"}
+    return {"name": "Name of Customer", "noise": noise, "mail": "mail@example.org"}
 
 
 def erase(dsn: str, keys: list[str] | None = None, **options: Any) -> dict[str, int]:
@@ -48,7 +48,7 @@ def erase(dsn: str, keys: list[str] | None = None, **options: Any) -> dict[str, 
 
 def publish(broker: pgmb.Broker, events: int) -> None:
     for n in range(events):
-        broker.publish("customer.changed", secret(n), key=KEYS[n % 2], headers={"mail": "erika@example.org"})
+        broker.publish("customer.changed", secret(n), key=KEYS[n % 2], headers={"mail": "mail@example.org"})
 
 
 def all_events(db: DB, stream: str = "main") -> list[Any]:
@@ -69,26 +69,26 @@ def everything(db: DB, dsn: str) -> None:
             lease = broker.receive(name, 12)
             assert lease
             seqs = [event.seq for event in lease.events]
-            lease.bury(seqs[:2], "failed for Erika")
+            lease.bury(seqs[:2], "failed for a customer")
             if name == "plain":
-                lease.retry(seqs[2:4], 3600, "failed for Erika")
-            lease.retry(None, 0, "failed for Erika")
+                lease.retry(seqs[2:4], 3600, "failed for a customer")
+            lease.retry(None, 0, "failed for a customer")
             # Where the keys begin in an ordered queue is remembered with its position.
             broker.receive(name, 12)
         broker.publish("customer.later", secret(1), key=KEYS[0], delay=3600)
-        broker.publish("customer.once", secret(2), key=KEYS[1], dedup_key="erika@example.org")
+        broker.publish("customer.once", secret(2), key=KEYS[1], dedup_key="mail@example.org")
         broker.publish("other.once", {}, dedup_key=KEYS[0])
         broker.create_endpoint("hook", "https://example.org/hook", ["customer.#"])
     db.execute(
         "insert into pgmb.attempt (endpoint, event_id, attempt, seconds, detail, response)"
         " select p.id, coalesce(e.id, pgmb.derive_id(e.seq, e.published_at, s.salt)), 1, 0,"
-        " 'Erika Mustermann', 'erika@example.org' from pgmb.endpoint p, pgmb.log_main e, pgmb.stream s"
+        " 'Name of Customer', 'mail@example.org' from pgmb.endpoint p, pgmb.log_main e, pgmb.stream s"
         " where e.key = any (%s) and s.name = 'main'",
         [KEYS],
     )
     db.execute(
         "insert into pgmb.delivery (queue, endpoint, due_at, attempt, error, seq, event_id, topic, key,"
-        " payload, published_at) select q.id, p.id, 'infinity', 2, 'failed for Erika', e.seq,"
+        " payload, published_at) select q.id, p.id, 'infinity', 2, 'failed for a customer', e.seq,"
         " gen_random_uuid(), e.topic, e.key, e.payload, now()"
         " from pgmb.endpoint p, pgmb.log_main e, pgmb.queue q where e.key = any (%s) and q.name = 'plain'",
         [KEYS],
@@ -97,7 +97,7 @@ def everything(db: DB, dsn: str) -> None:
         stage = value(db, "select pgmb.claim_stage('main', %s, 1)", app)
         db.execute(
             f"insert into pgmb.stage_{stage} (topic, key, payload) values ('t', 'other', '1'),"
-            " ('customer.staged', %s, '{\"name\": \"Erika Mustermann\"}')".encode(),
+            " ('customer.staged', %s, '{\"name\": \"Name of Customer\"}')".encode(),
             [KEYS[0]],
         )
     db.execute("select pgmb.abandon_tasks('main', 'free', 1)")
@@ -219,10 +219,10 @@ def test_an_erasure_waits_for_transactions_that_may_hold_the_event(dsn: str, db:
         publish(broker, 2)
         lease = broker.receive("q", 2)
         assert lease
-        lease.bury(None, "failed for Erika")
+        lease.bury(None, "failed for a customer")
     db.execute("select pgmb.maintain()")
     writer, reader, mover = (connect(autocommit=False) for _ in range(3))
-    writer.execute("select pgmb.publish('t', '\"Erika Mustermann\"', %s)", [KEYS[0]])
+    writer.execute("select pgmb.publish('t', '\"Name of Customer\"', %s)", [KEYS[0]])
     reader.execute("set transaction isolation level repeatable read")
     assert reader.execute("select count(key) from pgmb.log_main").fetchone() == (2,)
     mover.execute("select pgmb.redrive('q')")
@@ -328,7 +328,7 @@ def test_messages_of_pgmq_are_erased_by_their_group(empty_dsn: str) -> None:
     with psycopg.connect(empty_dsn, autocommit=True) as db:
         db.execute("select pgmq.create('q')")
         for delay in (0, 0, 3600):
-            db.execute("select pgmq.send('q', '{\"name\": \"Erika Mustermann\"}', %s, %s)", [group, delay])
+            db.execute("select pgmq.send('q', '{\"name\": \"Name of Customer\"}', %s, %s)", [group, delay])
         db.execute("select pgmq.send('q', '{\"name\": \"Max\"}')")
         (first,) = db.execute("select msg_id from pgmq.read('q', 0, 1)").fetchall()
         db.execute("select pgmq.archive('q', %s::bigint)", first)

@@ -15,6 +15,8 @@ import pytest
 
 from harness.pgbouncer import PgBouncer
 from harness.server import Server
+from pgmb.erasure import Eraser
+from pgmb.errors import WrongServer
 
 CLIENTS = 6
 EVENTS = 60
@@ -158,3 +160,12 @@ def test_settings_of_receive_do_not_leak_into_the_shared_session(pooled: str) ->
         connection.execute("select pgmb.receive('q', durable => false)")
         for _ in range(5):
             assert connection.execute(show).fetchone() == before
+
+
+def test_an_erasure_refuses_a_pooler_where_its_lock_would_stay(
+    pooled: str, db: psycopg.Connection[Any]
+) -> None:
+    with pytest.raises(WrongServer, match="pooler"):
+        Eraser(pooled, ["somebody"]).erase("request 17")
+    assert db.execute("select count(*) from pg_locks where locktype = 'advisory'").fetchone() == (0,)
+    assert db.execute("select count(*) from pgmb.erasure").fetchone() == (0,)

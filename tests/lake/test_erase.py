@@ -33,7 +33,7 @@ pafs: Any = pyarrow.fs
 pytestmark = [pytest.mark.new_database]
 
 KEYS = ["person-4711", "person-0815"]
-SECRETS = [*KEYS, "Erika Mustermann", "failed for Erika"]
+SECRETS = [*KEYS, "Name of Customer", "failed for a customer"]
 
 
 def erase(lake: Lake) -> Erased:
@@ -55,8 +55,8 @@ def publish(lake: Lake, events: int = 100) -> None:
     lake.db.execute(
         "insert into pgmb.log_main (topic, key, payload, headers) select 'order.' || g %% 3,"
         " case when g %% 10 = 0 then (%s::text[])[1 + g / 10 %% 2] else 'key ' || g end,"
-        " json_build_object('n', g, 'name', case when g %% 10 = 0 then 'Erika Mustermann' end),"
-        " case when g %% 4 = 0 then json_build_object('name', 'Erika Mustermann') end"
+        " json_build_object('n', g, 'name', case when g %% 10 = 0 then 'Name of Customer' end),"
+        " case when g %% 4 = 0 then json_build_object('name', 'Name of Customer') end"
         " from generate_series(1, %s) g where g %% 4 > 0 or g %% 10 = 0",
         [KEYS, events],
     )
@@ -70,7 +70,7 @@ def full(lake: Lake) -> Lake:
         publish(lake)
         lease = broker.receive("q", 100)
         assert lease
-        lease.bury([event.seq for event in lease.events if event.key in KEYS], "failed for Erika")
+        lease.bury([event.seq for event in lease.events if event.key in KEYS], "failed for a customer")
         lease.bury(None, "failed")
     seal(lake.db)
     lake.archive()

@@ -6,12 +6,16 @@ Without them libpq waits for hours on a connection whose peer is gone.
 from __future__ import annotations
 
 import re
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import psycopg
 from psycopg import AsyncConnection
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import Conninfo
+
+from pgmb.errors import WrongServer, translated
 
 DEFAULTS: Final = {
     "connect_timeout": 5,
@@ -55,3 +59,19 @@ async def aconnect(dsn: str, application: str = "pgmb", **options: Any) -> Async
     """The same, asynchronous."""
     given: dict[str, Any] = {"autocommit": True, **options}
     return await AsyncConnection.connect(conninfo(dsn, application), **given)
+
+
+@contextmanager
+def session(dsn: str, application: str) -> Generator[psycopg.Connection[Any]]:
+    """A connection for work that keeps locks or settings in its session. Errors are those of `pgmb.errors`.
+
+    Raises WrongServer behind a pooler, which would leave the locks and settings to others.
+    """
+    with connect(dsn, application) as connection, translated():
+        # A pooler answers with a process id of its own making.
+        row = connection.execute("select pg_backend_pid()").fetchone()
+        if row != (connection.info.backend_pid,):
+            pooled = WrongServer(f"{application} cannot work through a connection pooler")
+            pooled.advise("It keeps locks in its session. Connect to the database server itself.")
+            raise pooled
+        yield connection

@@ -12,8 +12,8 @@ def _pooler(look: Look) -> Iterable[Verdict]:
     (row,) = look.rows
     if row["process"] != look.process:
         yield note(
-            "behind a pooler: all works, LISTEN does not pass transaction pooling, so consumers poll",
-            "For wake-ups without polling give consumers a direct connection.",
+            "behind a pooler: consumers poll, because LISTEN does not pass transaction pooling",
+            "Give consumers a direct connection to be woken up instead. pgmb lake and pgmb erase need one.",
         )
 
 

@@ -18,7 +18,7 @@ import msgspec
 import psycopg
 from psycopg.rows import class_row
 
-from pgmb._core.connecting import connect
+from pgmb._core.connecting import connect, session
 from pgmb.errors import ForeignTable, VerificationFailed, translated
 from pgmb.lake import digest
 from pgmb.lake.dead import DeadTable, dead_lake, lock_lake
@@ -146,7 +146,7 @@ class Archiver:
         Raises VerificationFailed for segments whose files are not as the log; with `repair` those files
         are replaced first.
         """
-        with connect(self._dsn, "pgmb lake") as database, translated():
+        with session(self._dsn, "pgmb lake") as database:
             if not self.lock(database):
                 return
             while True:
@@ -330,7 +330,7 @@ class Archiver:
         self.commit(lake, table, again, written, digests, replaced)
 
     def _digest(self, segment: int) -> Digested:
-        with connect(self._dsn, "pgmb lake") as database, translated():
+        with session(self._dsn, "pgmb lake") as database:
             # It takes a few seconds for a million events.
             database.execute("set statement_timeout = 0")
             events, found = database.execute(_DIGEST, [self._stream, segment]).fetchone() or (0, b"")

@@ -13,8 +13,8 @@ import msgspec
 import psycopg
 import pyarrow
 
-from pgmb._core.connecting import connect
-from pgmb.errors import Conflict, VerificationFailed, translated
+from pgmb._core.connecting import session
+from pgmb.errors import Conflict, VerificationFailed
 from pgmb.lake.archive import Archiver, Lake, Pending, Run, lake_of
 from pgmb.lake.delta import EventTable, KnownFile
 from pgmb.lake.digest import Block, BlockDigests, Digested
@@ -124,7 +124,7 @@ class Keeper:
         `pgmb lake archive --repair` writes their files again.
         """
         events, sound, damaged = 0, 0, list[Damage]()
-        with connect(self._dsn, "pgmb lake") as database, translated():
+        with session(self._dsn, "pgmb lake") as database:
             lake = lake_of(database, self._stream)
             given = [self._stream, since or "-infinity"]
             expected = [Expected(*row) for row in database.execute(_ARCHIVED, given)]
@@ -217,7 +217,7 @@ class Keeper:
     @contextmanager
     def _alone(self) -> Generator[tuple[psycopg.Connection[Any], Lake, EventTable]]:
         """While no archiver works on the stream."""
-        with connect(self._dsn, "pgmb lake") as database, translated():
+        with session(self._dsn, "pgmb lake") as database:
             if not self._archiver.lock(database):
                 busy = Conflict(f"an archiver works on stream {self._stream}")
                 busy.advise("Try again when it has finished, or stop `pgmb lake archive --follow` meanwhile.")

@@ -22,8 +22,8 @@ import pyarrow
 import pyarrow.parquet
 from psycopg.rows import class_row
 
-from pgmb._core.connecting import connect
-from pgmb.errors import ForeignTable, VerificationFailed, translated
+from pgmb._core.connecting import session
+from pgmb.errors import ForeignTable, VerificationFailed
 from pgmb.lake.delta import KnownFile, LakeTable
 from pgmb.lake.storage import Storage
 from pgmb.lake.task import WrittenFile
@@ -63,7 +63,6 @@ _BATCH_LETTERS: Final = 50_000
 _DEAD_LAKE: Final = "select url, source, verified, planned from pgmb.dead_lake_of(%s)"
 _RECORD: Final = "select pgmb.record_dead(%s, %s, %s, %s, %s)"
 _LOCK: Final = "select pgmb.lock_lake(%s)"
-_LAST_SESSION_SECONDS: Final = 1.0
 
 Letter = tuple[Any, ...]
 """The number of a batch, then a dead letter with the columns of the table."""
@@ -142,7 +141,7 @@ class DeadArchiver:
         Raises VerificationFailed for a batch that is not in the table as it was planned; with `repair` it is
         taken out of the table and its dead letters are written again.
         """
-        with connect(self._dsn, "pgmb lake") as database, translated():
+        with session(self._dsn, "pgmb lake") as database:
             if not lock_lake(database, self._stream):
                 return
             while True:
@@ -237,13 +236,8 @@ class DeadArchiver:
 
 
 def lock_lake(database: psycopg.Connection[Any], stream: str) -> bool:
-    """Whether this session has the lock of archivers, which one that ended may hold for a moment longer."""
-    deadline = time.monotonic() + _LAST_SESSION_SECONDS
-    while database.execute(_LOCK, [stream]).fetchone() != (True,):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
+    """Whether this session has the lock of archivers."""
+    return database.execute(_LOCK, [stream]).fetchone() == (True,)
 
 
 def dead_lake(database: psycopg.Connection[Any], stream: str) -> DeadLake:

@@ -22,8 +22,8 @@ from psycopg import sql
 from psycopg.rows import dict_row
 from psycopg.types.json import Jsonb
 
-from pgmb._core.connecting import connect
-from pgmb.errors import InvalidArgument, NotFound, translated
+from pgmb._core.connecting import session
+from pgmb.errors import InvalidArgument, NotFound
 from pgmb.spark.source.offsets import SeqRange, ShardOffset
 from pgmb.spark.source.partition_read import LakeOptions, PartitionRead, read_partition
 from pgmb.spark.source.queries import arrow_schema
@@ -209,7 +209,7 @@ class Replayer:
 
     @contextmanager
     def _connected(self) -> Generator[psycopg.Connection[Any]]:
-        with connect(self.dsn, "pgmb lake") as database, translated():
+        with session(self.dsn, "pgmb lake") as database:
             # A filter may run for long; a batch of events never takes a minute.
             database.execute("set statement_timeout = '60s'")
             yield database

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ import pyarrow.fs
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from pgmb._core.connecting import connect
+from pgmb._core.connecting import connect, session
 from pgmb.errors import Conflict, ForeignTable, InvalidArgument, VerificationFailed, translated
 from pgmb.lake.archive import Run
 from pgmb.lake.delta import EventTable, KnownFile, files_of, overlapping
@@ -34,7 +33,6 @@ _MEGABYTE: Final = 1024 * 1024
 _MOST_CONFLICTS: Final = 10
 _NOTES: Final = "_pgmb_rebuild"
 """The folder beside the files of a table in which a rebuild notes what it has written."""
-_LAST_SESSION_SECONDS: Final = 1.0
 _LOCK: Final = "select pgmb.lock_projection(%s)"
 _RECORD: Final = "select pgmb.record_projection(%s, %s, %s, %s, %s, %s, %s, %s)"
 _RECORD_FIELDS: Final = "select pgmb.record_fields(%s, %s, %s, %s, %s, %s, %s, %s)"
@@ -214,12 +212,7 @@ class Projector:
 
     def lock(self, database: psycopg.Connection[Any]) -> bool:
         """Whether this projector is the only one. That saves work; the table's commits are what is safe."""
-        deadline = time.monotonic() + _LAST_SESSION_SECONDS
-        while database.execute(_LOCK, [self.name]).fetchone() != (True,):
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(0.05)
-        return True
+        return database.execute(_LOCK, [self.name]).fetchone() == (True,)
 
     def find(self, database: psycopg.Connection[Any]) -> Projection:
         return found_in(database, self.name)
@@ -437,7 +430,7 @@ class Projector:
 
     @contextmanager
     def _alone(self) -> Generator[psycopg.Connection[Any] | None]:
-        with connect(self._dsn, "pgmb lake") as database, translated():
+        with session(self._dsn, "pgmb lake") as database:
             yield database if self.lock(database) else None
 
     @contextmanager

@@ -19,8 +19,8 @@ import pyarrow
 import pyarrow.compute
 from psycopg.rows import class_row
 
-from pgmb._core.connecting import connect
-from pgmb.errors import InvalidArgument, translated
+from pgmb._core.connecting import session
+from pgmb.errors import InvalidArgument
 from pgmb.lake.dead import DeadTable, dead_lake
 from pgmb.lake.report.figures import (
     HOUR,
@@ -122,7 +122,7 @@ def gather(
         raise InvalidArgument(f"a report needs a whole hour, got {asked.since} to {asked.until}")
     if asked.sample < 1:
         raise InvalidArgument(f"sample must be at least 1, got {asked.sample}")
-    with connect(dsn, "pgmb lake") as database, translated():
+    with session(dsn, "pgmb lake") as database:
         # These may take a minute, over all dead letters and attempts of a month.
         database.execute("set statement_timeout = 0")
         streams = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import ItemsView
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from logging import getLogger
 from typing import Any, Final, Self
 
@@ -29,6 +29,7 @@ _AT: Final = "select pgmb.position_at(%s, to_timestamp(%s / 1000000.0))::text"
 _ASSERT: Final = "select pgmb.assert_between(%s, %s::pgmb.position, %s::pgmb.position, %s, %s)"
 _DIVIDE: Final = """select lo, hi, late, numbers
 from pgmb.divide(%s, %s::pgmb.position, %s::pgmb.position, %s, %s, max => %s, size => %s, parts => %s)"""
+_READ_LAKE: Final = "set local pgmb.read_lake = 'on'"
 _COMPILE: Final = "select topics, regex from pgmb.compile_patterns(%s)"
 _CONFIRM: Final = "select pgmb.confirm(%s, %s, %s::pgmb.position, %s::pgmb.position)"
 
@@ -106,9 +107,8 @@ class ShardLog:
             return Slice(offset, 0)
         if size_bytes is not None:
             size = min(size, int(size_bytes / self.event_bytes(offset)) or 1)
-        rows = self._rows(
-            _DIVIDE, self.stream, offset.from_position, upto, offset.seq, last, max, size, parts
-        )
+        given = (self.stream, offset.from_position, upto, offset.seq, last, max, size, parts)
+        rows = self._rows(_DIVIDE, *given, lake=self._lake)
         ranges = [SeqRange(lo, hi, late) for lo, hi, late, _ in rows]
         numbers = sum(count for *_, count in rows)
         if ranges and ranges[-1].hi < last:
@@ -160,7 +160,7 @@ class ShardLog:
         begun = offset.seq > 0 or not Position.parse(offset.from_position).snapshot.startswith("3:")
         bounds = (offset.seq, last) if begun else (None, None)
         try:
-            self._row(_ASSERT, self.stream, offset.from_position, upto, *bounds)
+            self._rows(_ASSERT, self.stream, offset.from_position, upto, *bounds, lake=self._lake)
         except HistoryGone as gone:
             if not self._strict:
                 _logger.warning("stream %s: %s; the query goes on with what is left", self.stream, gone)
@@ -183,12 +183,16 @@ class ShardLog:
     def _row(self, statement: Any, *arguments: Any) -> tuple[Any, ...]:
         return self._rows(statement, *arguments)[0]
 
-    def _rows(self, statement: Any, *arguments: Any) -> list[tuple[Any, ...]]:
+    def _rows(self, statement: Any, *arguments: Any, lake: bool = False) -> list[tuple[Any, ...]]:
+        """`lake`: the statement counts what can be read from the lake."""
         until = time.monotonic() + RECONNECT_SECONDS
         while True:
             try:
-                with translated():
-                    return self._connected().execute(statement, arguments).fetchall()
+                connection = self._connected()
+                with translated(), connection.transaction() if lake else nullcontext():
+                    if lake:
+                        connection.execute(_READ_LAKE)
+                    return connection.execute(statement, arguments).fetchall()
             except psycopg.OperationalError:
                 lost = self._connection is None or self._connection.closed
                 self.close()
@@ -200,8 +204,6 @@ class ShardLog:
     def _connected(self) -> psycopg.Connection[Any]:
         if self._connection is None:
             self._connection = connect(self._url, "pgmb spark", prepare_threshold=None)
-            if self._lake:
-                self._connection.execute("set pgmb.read_lake = 'on'")
         return self._connection
 
 

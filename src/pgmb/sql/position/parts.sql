@@ -138,7 +138,7 @@ begin
   end loop;
 end $$;
 
--- Whether a segment that retention dropped can be read from the lake: it was verified there, and the session has said by
+-- Whether a segment that retention dropped can be read from the lake: it was verified there, and the transaction has said by
 -- the setting pgmb.read_lake that it reads the lake.
 create or replace function pgmb_internal.is_in_lake(gone pgmb.segment)
 returns boolean

@@ -197,7 +197,7 @@ end $$;
 
 -- Refuses to read between two positions where they do not apply, or not yet: the checks of pgmb.between, for readers of
 -- the log itself. With lo and hi, afterwards, refuses if retention took of the events between them with
--- lo < seq <= hi; without, dropped history is accepted. Not what the lake has, in a session with pgmb.read_lake = on. The
+-- lo < seq <= hi; without, dropped history is accepted. Not what the lake has, in a transaction with pgmb.read_lake = on. The
 -- errors are those of between.
 create or replace function pgmb.assert_between(
   stream text, after pgmb.position, upto pgmb.position, lo bigint default null, hi bigint default null
