@@ -15,6 +15,7 @@ import pytest
 
 import pgmb
 from harness.segments import fill, seal
+from harness.sessions import Sessions
 from harness.traces import in_database
 from pgmb import schema
 from pgmb.doctor import examine
@@ -28,6 +29,8 @@ DB = psycopg.Connection[Any]
 
 KEYS = ["person-4711", "person-0815"]
 SECRETS = [*KEYS, "Name of Customer", "mail@example.org", "failed for a customer"]
+
+START_REPLAY = "select pgmb.start_replay('main', pgmb.earliest(), pgmb.position(), 1, into_stream => 'main')"
 
 
 def value(db: DB, statement: str, *given: Any) -> Any:
@@ -247,6 +250,26 @@ def test_an_erasure_waits_for_transactions_that_may_hold_the_event(dsn: str, db:
     assert in_database(db, SECRETS) == {}
 
 
+@pytest.mark.parametrize("first", ["replay", "erasure"])
+def test_an_erasure_and_a_replay_that_begin_together_exclude_each_other(
+    db: DB, sessions: Sessions, first: str
+) -> None:
+    db.execute("select pgmb.tick()")
+    starts = {
+        "replay": START_REPLAY,
+        "erasure": "select pgmb.start_erasure('{somebody}', 'request 17')",
+    }
+    one, other = sessions.open("one", "other")
+    one.run("begin")
+    one.run(starts.pop(first))
+    (start,) = starts.values()
+    starting = other.start(start).blocked()
+    one.run("commit")
+    with pytest.raises(psycopg.Error, match="is not finished") as refused:
+        starting.result()
+    assert refused.value.sqlstate == "MB004"
+
+
 def test_the_record_holds_no_key_and_finds_one(dsn: str, db: DB) -> None:
     with pgmb.connect(dsn, max_size=1) as broker:
         publish(broker, 4)
@@ -275,9 +298,8 @@ def test_one_erasure_at_a_time_and_none_beside_a_replay(dsn: str, db: DB, connec
     ), "a repeated command continues"
     with pytest.raises(Conflict, match="another session erases"):
         erase(dsn)
-    start = "select pgmb.start_replay('main', pgmb.earliest(), pgmb.position(), 1, into_stream => 'main')"
     with pytest.raises(psycopg.Error, match="an erasure of stream main is not finished"):
-        db.execute(start.encode())
+        db.execute(START_REPLAY)
     assert value(db, "select count(*) from pgmb.erasure") == 1
     assert value(other, "select pgmb.start_erasure(%s, 'r', '{main}')", ["a"]) is not None
     assert value(db, "select count(*) from pgmb.erasure") == 2, "of one stream, that is another erasure"
@@ -288,7 +310,7 @@ def test_one_erasure_at_a_time_and_none_beside_a_replay(dsn: str, db: DB, connec
     assert (verdict.level, "Run pgmb erase again" in (verdict.fix or "")) == ("warn", True)
     erase(dsn, ["a"])
     assert [one.level for one in examine(db) if one.check == "erasures"] == ["ok"]
-    db.execute(start.encode())
+    db.execute(START_REPLAY)
     with pytest.raises(Conflict, match="a replay of the stream is not finished"):
         erase(dsn)
 

@@ -63,6 +63,7 @@ begin
     raise exception 'the reason of an erasure must not contain the key' using errcode = 'MB005', hint = 'It is kept in pgmb.erasure.';
   end if;
   perform pgmb.stream_id(s) from unnest(start_erasure.streams) s;
+  perform pgmb_internal.lock_beginnings();
   if exists (
     select from pgmb.lake_replay r join pgmb.stream s on s.id = r.stream
     where r.ended_at is null and (start_erasure.streams is null or s.name = any (start_erasure.streams)))

@@ -27,3 +27,12 @@ begin
   end loop;
   return false;
 end $$;
+
+-- Lets one erasure or replay begin at a time, until the end of the transaction. Each is refused while the other is unfinished,
+-- and must see it.
+create or replace function pgmb_internal.lock_beginnings()
+returns void
+language sql volatile
+as $$
+  select pg_advisory_xact_lock(pgmb_internal.lock_key('erasures and replays begin'))
+$$;

@@ -5,8 +5,8 @@
 -- Begins a replay of the events between two positions, of which none has a number above `last`, into a queue or a stream:
 -- those with topics that match a pattern, published from `since` until before `until`, which pass a filter as in
 -- create_queue. Returns its id. Errors: MB001 no such stream, MB002 no such queue, MB004 the target has an unfinished replay
--- or the stream an unfinished erasure,
--- MB005 not one target, or a queue of an endpoint, MB007, MB009, and those of between. Support.
+-- or the stream an unfinished erasure, MB005 not one target, or a queue of an endpoint, MB007, MB009, and those of between.
+-- Support.
 create or replace function pgmb.start_replay(
   stream text, after pgmb.position, upto pgmb.position, last bigint, into_queue text default null,
   into_stream text default null, patterns text[] default null, since timestamptz default null,
@@ -35,6 +35,7 @@ begin
   if num_nonnulls(start_replay.into_queue, start_replay.into_stream) <> 1 then
     raise exception 'a replay goes into one queue or one stream' using errcode = 'MB005';
   end if;
+  perform pgmb_internal.lock_beginnings();
   if exists (select from pgmb.erasure e join pgmb.erasure_stream s on s.erasure = e.id
     where e.ended_at is null and s.stream = start_replay.stream)
   then
