@@ -92,7 +92,10 @@ def test_the_snippets_on_projections_run(
     exec(compile(arrow, str(PROJECTIONS), "exec"), found)
     assert sorted(found["by_city"].rows()) == [("Lyon", Decimal("1.50")), ("Paris", Decimal("3.00"))]
     done = subprocess.run(
-        [sys.executable, "-c", f"{by_duckdb}\nprint(total)"], capture_output=True, text=True, check=True
+        [sys.executable, "-c", f"{by_duckdb}\nprint(total, flush=True)\nimport os\nos._exit(0)"],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert done.stdout == "4.50\n"
     for text in on_spark:

@@ -59,9 +59,11 @@ def test_arrow_polars_and_duckdb_query_the_table(orders: Lake) -> None:
     assert pgmb.lake.table(orders.dsn, "orders", version=1).count_rows() == 1
     lazily = polars.scan_pyarrow_dataset(found).filter(polars.col("city") == "Łódź").collect()
     assert lazily["event_key"].to_list() == ["k"]
+    # Arrow's threads may abort the process when Python ends, about once in a thousand times.
     script = (
-        "import sys, duckdb, pgmb.lake\norders = pgmb.lake.table(sys.argv[1], 'orders')\n"
-        "print(duckdb.sql('select sum(total), count(rescued) from orders').fetchall())"
+        "import os, sys, duckdb, pgmb.lake\norders = pgmb.lake.table(sys.argv[1], 'orders')\n"
+        "print(duckdb.sql('select sum(total), count(rescued) from orders').fetchall(), flush=True)\n"
+        "os._exit(0)"
     )
     done = subprocess.run(
         [sys.executable, "-c", script, orders.dsn], capture_output=True, text=True, check=False
