@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 from collections.abc import Callable, Generator, Iterator
 from functools import cache
 from pathlib import Path
@@ -17,6 +18,11 @@ from harness.sessions import Sessions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+# Tests name their databases. One that names none must not find the developer's.
+for _name in list(os.environ):
+    if _name in ("PGMB_DSN", "PGMB_TEST_DSN", "DATABASE_URL") or re.match("PG(?!MB_)", _name):
+        del os.environ[_name]
 
 # Of several processes (`-n 2 --dist loadgroup`) one gets all of these: Spark is slow to start and large.
 TESTS = Path(__file__).parent
