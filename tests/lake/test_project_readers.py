@@ -59,7 +59,7 @@ def test_arrow_polars_and_duckdb_query_the_table(orders: Lake) -> None:
     assert pgmb.lake.table(orders.dsn, "orders", version=1).count_rows() == 1
     lazily = polars.scan_pyarrow_dataset(found).filter(polars.col("city") == "Łódź").collect()
     assert lazily["event_key"].to_list() == ["k"]
-    # Arrow's threads may abort the process when Python ends, about once in a thousand times.
+    # Without os._exit, Arrow's threads sometimes abort the process while Python shuts down, after the answer.
     script = (
         "import os, sys, duckdb, pgmb.lake\norders = pgmb.lake.table(sys.argv[1], 'orders')\n"
         "print(duckdb.sql('select sum(total), count(rescued) from orders').fetchall(), flush=True)\n"
