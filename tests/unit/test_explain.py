@@ -171,6 +171,53 @@ def test_plans_are_good_with_many_retries_and_delays_and_claims(
     assert offences(session.plans) == []
 
 
+def park(db: psycopg.Connection[Any], queue: str, events: int, *, tried: bool) -> None:
+    """Events of 20 keys in pgmb.retry. If tried, two leases of them have expired; if not, all but the first
+    of each key wait behind it."""
+    db.execute(
+        "insert into pgmb.retry (queue, due_at, attempt, expiries, seq, event_id, topic, key, payload,"
+        " published_at, ordered, origin)"
+        " select q.id, case when %(tried)s or g <= 20 then now() else 'infinity' end,"
+        " case when %(tried)s then 3 else 1 end, case when %(tried)s then 2 else 0 end, g,"
+        " gen_random_uuid(), 'a.1', 'k' || g %% 20, '1', now(), q.ordered, 1"
+        " from pgmb.queue q, generate_series(1, %(events)s) g where q.name = %(queue)s order by g",
+        {"queue": queue, "events": events, "tried": tried},
+    )
+
+
+@pytest.mark.parametrize("analyzed", [False, True], ids=["never analyzed", "analyzed while empty"])
+@pytest.mark.parametrize("tried", [False, True], ids=["behind others", "suspects"])
+def test_of_an_ordered_queue_few_waiting_events_are_read(
+    log: psycopg.Connection[Any], connect: Any, tried: bool, analyzed: bool
+) -> None:
+    log.execute("select pgmb.create_queue('ordered', ordered => true, shards => 1)")
+    if analyzed:
+        log.execute("vacuum analyze pgmb.retry")
+    session = Explained(connect())
+    for _ in range(8):  # plpgsql turns to generic plans after five
+        park(log, "ordered", 1, tried=tried)
+        ((lease,),) = session.run("select lease from pgmb.receive('ordered', 100)")
+        session.run("select pgmb.ack(%s)", lease)
+    park(log, "ordered", 4000, tried=tried)
+    rows = session.run("select lease, key from pgmb.receive('ordered', 100)")
+    assert len(rows) == (1 if tried else 100)
+    assert offences(session.plans) == []
+    assert read_too_much(session.plans, 3000) == []
+
+
+def test_of_events_that_come_alone_one_is_locked(log: psycopg.Connection[Any], connect: Any) -> None:
+    park(log, "q", 4000, tried=True)
+    session = Explained(connect())
+    assert len(session.run("select lease from pgmb.receive('q', 100)")) == 1
+    locked = [
+        node["Actual Rows"]
+        for _, plan in session.plans
+        for node in nodes(plan)
+        if node["Node Type"] == "LockRows"
+    ]
+    assert set(locked) == {1}
+
+
 def test_takeover_and_stragglers_are_found_by_index(log: psycopg.Connection[Any], connect: Any) -> None:
     session = Explained(connect())
     exercise(session, 0, 100)

@@ -97,70 +97,87 @@ returns bigint
 language plpgsql
 as $$
 declare
+  -- How many due rows are looked at. Hundreds may be of one key, and keys are what is checked.
+  most bigint := greatest(max * 4, 1000);
+  looked bigint;
   leased bigint[];
   events bigint;
 begin
-  with head as materialized (
-    select later.id, later.key, later.due_at, later.origin, later.seq,
-      pgmb_internal.comes_alone(later, lease_due_in_order.max_attempts) alone
-    from pgmb.retry later
-    where later.queue = (lease_due_in_order.base).queue
-      and later.due_at >= lease_due_in_order.first and later.due_at <= lease_due_in_order.now
-      and (later.key is null or (
-        pgmb_internal.key_hash(later.key) <> all (lease_due_in_order.busy)
-        and not exists (
-          select from pgmb_internal.first_of_key(lease_due_in_order.base, later.key) ahead
-          where (ahead.origin, ahead.seq) < (later.origin, later.seq))))
-    order by later.due_at
-    limit lease_due_in_order.max
-    for update skip locked
-  ), chosen as (
-    select c.id, c.key, c.origin, c.seq, c.due_at
-    from (
-      select h.*, row_number() over w place, bool_or(h.alone) over w stopped
-      from head h
-      window w as (order by h.due_at, h.id)) c
-    where c.place = 1 or not c.stopped
-  ), behind as (
-    select b.id, c.due_at, b.origin, b.seq
-    from chosen c
-    cross join lateral (
-      select r.id, r.origin, r.seq,
-        -- One that was tried waits by its own backoff, even behind one that is due.
-        bool_and(r.lease is null and (r.attempt = 1 or r.due_at <= lease_due_in_order.now))
-          over (order by r.origin, r.seq) free
+  loop
+    with due as materialized (
+      select later.id, later.key from pgmb.retry later
+      where later.queue = (lease_due_in_order.base).queue
+        and later.due_at >= lease_due_in_order.first and later.due_at <= lease_due_in_order.now
+        and (later.key is null or pgmb_internal.key_hash(later.key) <> all (lease_due_in_order.busy))
+      order by later.due_at
+      limit most
+    ), head as materialized (
+      select later.id, later.key, later.due_at, later.origin, later.seq,
+        pgmb_internal.comes_alone(later, lease_due_in_order.max_attempts) alone
+      from pgmb.retry later
+      -- An array of them, with no other condition, which could lead to another index.
+      where later.id = any (array(
+        select d.id from due d where d.key is null
+        union all
+        select ahead.id from (select distinct d.key from due d where d.key is not null) waiting
+        cross join lateral pgmb_internal.first_of_key(lease_due_in_order.base, waiting.key) ahead
+        where ahead.due_at <= lease_due_in_order.now))
+      order by later.due_at
+      limit lease_due_in_order.max
+      for update skip locked
+    ), chosen as (
+      select c.id, c.key, c.origin, c.seq, c.due_at
       from (
-        select * from pgmb.retry one
-        where one.queue = (lease_due_in_order.base).queue and one.ordered and one.key = c.key
-          and (one.origin, one.seq) > (c.origin, c.seq)
-        order by one.origin, one.seq
-        limit lease_due_in_order.max) r) b
-    where b.free and not exists (select from head h where h.alone)
-  )
-  select array_agg(t.id) into leased
-  from (
-    select taken.id
+        select h.*, row_number() over w place, bool_or(h.alone) over w stopped
+        from head h
+        window w as (order by h.due_at, h.id)) c
+      where c.place = 1 or not c.stopped
+    ), behind as (
+      select b.id, c.due_at, b.origin, b.seq
+      from chosen c
+      cross join lateral (
+        select r.id, r.origin, r.seq,
+          -- One that was tried waits by its own backoff, even behind one that is due.
+          bool_and(r.lease is null and (r.attempt = 1 or r.due_at <= lease_due_in_order.now))
+            over (order by r.origin, r.seq) free
+        from (
+          select * from pgmb.retry one
+          where one.queue = (lease_due_in_order.base).queue and one.ordered and one.key = c.key
+            and (one.origin, one.seq) > (c.origin, c.seq)
+          order by one.origin, one.seq
+          limit lease_due_in_order.max) r) b
+      where b.free and not exists (select from head h where h.alone)
+    )
+    select array_agg(t.id), (select count(*) from due) into leased, looked
     from (
-      select c.id, c.due_at, c.origin, c.seq from chosen c
-      union all
-      select b.id, b.due_at, b.origin, b.seq from behind b) taken
-    -- Heads first sort before what is behind them: a limit never parts a key's first from its second.
-    order by taken.due_at, taken.origin, taken.seq
-    limit lease_due_in_order.max) t;
-  if leased is null then
-    return 0;
-  end if;
+      select taken.id
+      from (
+        select c.id, c.due_at, c.origin, c.seq from chosen c
+        union all
+        select b.id, b.due_at, b.origin, b.seq from behind b) taken
+      -- Heads first sort before what is behind them: a limit never parts a key's first from its second.
+      order by taken.due_at, taken.origin, taken.seq
+      limit lease_due_in_order.max) t;
+    exit when leased is not null;
+    if looked < most then
+      return 0;
+    end if;
+    most := most * 8;
+  end loop;
   base := pgmb_internal.pass_keys(base, leased);
   events := pgmb_internal.lease_retried(base, lease_due_in_order.bindings, leased, lease_due_in_order.expires_at,
     lease_due_in_order.token);
   if events > 0 then
     update pgmb.retry r set due_at = lease_due_in_order.now
-    from (select distinct t.key from pgmb.retry t where t.id = any (leased) and t.key is not null) taken
-    cross join lateral (
-      select first.id from pgmb_internal.events_of_key(base, taken.key) first
-      where first.lease is null order by first.origin, first.seq limit 1) waiting
-    -- One that was tried waits by its own backoff.
-    where r.id = waiting.id and r.attempt = 1 and r.due_at > lease_due_in_order.now;
+    -- An array here too: planned while the table was small, a join would read all of it for each key.
+    where r.id = any (array(
+      select waiting.id
+      from (select distinct t.key from pgmb.retry t where t.id = any (leased) and t.key is not null) taken
+      cross join lateral (
+        select * from pgmb_internal.events_of_key(base, taken.key) first
+        where first.lease is null order by first.origin, first.seq limit 1) waiting
+      -- One that was tried waits by its own backoff.
+      where waiting.attempt = 1 and waiting.due_at > lease_due_in_order.now));
   end if;
   return events;
 end $$;

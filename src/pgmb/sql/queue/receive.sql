@@ -381,16 +381,21 @@ as $$
 declare
   made record;
   claim pgmb.claim;
+  lane integer;
+  claim_id bigint;
 begin
   made := pgmb_internal.claim_by_policy(queue, entry_xid, noted, receive_by_policy.max, lease_for);
   if made.lease is null then
     return;
   end if;
   if made.retried then
+    -- Variables: planned while the table was small, the functions would lead to an index of all that waits.
+    lane := pgmb_internal.lease_queue(made.lease);
+    claim_id := pgmb_internal.lease_claim(made.lease);
     return query
     select made.lease, r.seq, r.event_id, r.topic, r.key, r.payload, r.headers, r.published_at, r.attempt
     from pgmb.retry r
-    where r.queue = pgmb_internal.lease_queue(made.lease) and r.lease = pgmb_internal.lease_claim(made.lease)
+    where r.queue = lane and r.lease = claim_id
     order by r.origin, r.seq;
     return;
   end if;

@@ -42,6 +42,12 @@ returns bigint
 language plpgsql
 as $$
 declare
+  -- Hundreds may come alone, one after the other: the rest of them is not even locked.
+  first_alone boolean := (
+    select later.together is null and pgmb_internal.comes_alone(later, lease_due.max_attempts) from pgmb.retry later
+    where later.queue = (lease_due.base).queue and later.due_at >= lease_due.first and later.due_at <= lease_due.now
+    order by later.due_at, later.together
+    limit 1);
   leased bigint[];
 begin
   with due as materialized (
@@ -50,7 +56,7 @@ begin
     from pgmb.retry later
     where later.queue = (lease_due.base).queue and later.due_at >= lease_due.first and later.due_at <= lease_due.now
     order by later.due_at, later.together
-    limit lease_due.max
+    limit case when first_alone then 1 else lease_due.max end
     for update skip locked
   )
   -- What failed together comes together, and by itself.
