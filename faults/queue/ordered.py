@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import signal
@@ -192,18 +193,20 @@ def drain(
 
 
 class Kills:
-    """One every so many seconds of draining, whichever queue it is that is drained."""
+    """One every so many seconds of draining, whichever queue it is that is drained; no more than `most`."""
 
-    def __init__(self, every: float, seed: int) -> None:
+    def __init__(self, every: float, seed: int, most: float) -> None:
         self.chance = random.Random(seed)
         self._every = every
-        self._left = every
+        self._wait = every
+        self._left = most
 
     def due(self, seconds: float) -> bool:
-        self._left -= seconds
-        if self._left > 0:
+        self._wait -= seconds
+        if self._wait > 0 or not self._left:
             return False
-        self._left += self._every
+        self._wait += self._every
+        self._left -= 1
         return True
 
 
@@ -263,13 +266,14 @@ def run(
     shards: int | None,
     goal: float,
     seed: int,
+    most_kills: float = math.inf,
 ) -> Result:
     began = time.monotonic()
     published = prepare(dsn, keys, events, shards, seed)
     verdicts: dict[str, list[Verdict]] = {"ordered": [], "unordered": []}
     seconds = {"ordered": 0.0, "unordered": 0.0}
     kills = 0
-    killing = Kills(kill_every, seed)
+    killing = Kills(kill_every, seed, most_kills)
     for number in range(rounds + _MORE_ROUNDS):
         # One worker may process a few events alone, in order: the control then proves nothing.
         if number >= rounds and any(not verdict.ordered for verdict in verdicts["unordered"]):

@@ -22,6 +22,7 @@ from faults.log.history import Outcome, Publisher, Reader, Verdict, judge
 from faults.log.readers import Consumer
 from faults.worker.workers import consume, publish, publishers_of, reader_of
 from harness.postgres import Server
+from harness.waiting import until_true
 
 HEALED_WITHIN = 30.0
 """Seconds after the last kill by which all that was published has taken effect."""
@@ -87,17 +88,22 @@ class Fleet:
         self._journal_of[process] = self.journals[-1]
 
     def kill_one(self, chance: random.Random, *, after: bytes | None = None) -> None:
-        """Kills one, if it can be one whose journal ends with a line of that kind."""
-        victim = chance.choice(self._running)
+        """Kills one that is at work, if it can be one whose journal ends with a line of that kind."""
+        until_true(self._at_work)
+        victim = chance.choice(self._at_work())
         deadline = time.monotonic() + 1
         while after is not None and time.monotonic() < deadline:
-            victim = chance.choice(self._running)
+            victim = chance.choice(self._at_work())
             lines = self._journal_of[victim].read_bytes().rsplit(b"\n", 2)
             if len(lines) > 1 and lines[-2].startswith(after):
                 break
         self._running.remove(victim)
         victim.kill()
         victim.join(10)
+
+    def _at_work(self) -> list[ForkServerProcess]:
+        """Those that have written something: on a busy machine a process needs seconds to begin."""
+        return [process for process in self._running if self._journal_of[process].stat().st_size]
 
     def end(self) -> None:
         self.stop.touch()
