@@ -43,13 +43,13 @@ format: ## Format the code and apply safe fixes
 	$(PYTHON) -m ruff check --fix $(CODE)
 
 .PHONY: types
-types: ## Check types: all code with mypy, with pyright the examples and tests/typing
+types: ## Check types: all code with mypy, with pyright the tests of types
 	$(PYTHON) -m mypy $(CODE)
-	.venv/bin/pyright examples tests/typing
+	.venv/bin/pyright tests/typing
 
 .PHONY: types-all
-types-all: types ## Also check the package with pyright, as score-house does
-	.venv/bin/pyright src
+types-all: types ## Also check the package and the examples with pyright, as score-house does
+	.venv/bin/pyright src examples
 
 .PHONY: test
 test: test-15 test-18 ## Run the tests on PostgreSQL 15 and 18

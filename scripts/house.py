@@ -53,7 +53,11 @@ def longest_functions() -> bool:
 
 def types() -> bool:
     checked = subprocess.run(
-        [ROOT / ".venv/bin/pyright", "src"], cwd=ROOT, check=False, capture_output=True, text=True
+        [ROOT / ".venv/bin/pyright", "src", "examples"],
+        cwd=ROOT,
+        check=False,
+        capture_output=True,
+        text=True,
     )
     print(checked.stdout.strip().rpartition("\n")[2])
     return checked.returncode == 0

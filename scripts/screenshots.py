@@ -20,9 +20,10 @@ from typing import Any
 
 import psycopg
 import uvicorn
-from playwright.async_api import Browser, Locator, Page, ViewportSize, async_playwright
+from playwright.async_api import Browser, Locator, Page, ViewportSize
 
 from harness import month
+from harness.browser import chromium
 from harness.demo import key, orders, seed
 from harness.lake import Here
 from harness.postgres import Server, create_database
@@ -34,7 +35,6 @@ from pgmb.services.service import serve
 from pgmb.services.ticker import Ticker
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
-CHROMIUM = "/usr/bin/chromium"
 WIDE = ViewportSize(width=1280, height=860)
 SMALL = ViewportSize(width=375, height=780)
 
@@ -166,12 +166,11 @@ async def take(dsn: str, folder: Path, seconds: float) -> None:
     async with (
         served(dsn) as url,
         await aconnect(dsn, max_size=2) as broker,
-        async_playwright() as playwright,
+        chromium() as browser,
         asyncio.TaskGroup() as beside,
     ):
         beside.create_task(serve(broker, [Ticker(), Janitor()], stop))
         working = beside.create_task(work(dsn, seconds * 3))
-        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         worker = await browser.new_page()
         page = await browser.new_page(viewport=WIDE)
         await page.goto(f"{url}/ui/login")
@@ -193,7 +192,6 @@ async def take(dsn: str, folder: Path, seconds: float) -> None:
         for name in ("overview", "dead", "queue-form"):
             await show(small, url + PAGES[name])
             await write(small, worker, f"{name}-small", folder)
-        await browser.close()
         working.cancel()
         stop.set()
 
@@ -203,15 +201,13 @@ PANELS = {"volume": 1, "failures": 3, "fields": 6}
 
 
 async def take_report(page_of: str, folder: Path) -> None:
-    async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+    async with chromium() as browser:
         worker = await browser.new_page()
         page = await browser.new_page(viewport=WIDE)
         await page.set_content(page_of)
         await write(page, worker, "lake-report-summary", folder)
         for name, place in PANELS.items():
             await write(page.locator(".panel").nth(place), worker, f"lake-report-{name}", folder)
-        await browser.close()
 
 
 def report(dsn: str, folder: Path) -> str:

@@ -16,7 +16,7 @@ HOUSE: list[Part] = [
     _fact("public functions not documented, internal functions open to others", "0", "boundary"),
     _fact("import circles", "0", "import-circles"),
     proved_by_tests("layers", "tests/unit/test_layers.py"),
-    _fact("types of the package, by pyright", "0 errors", "types"),
+    _fact("types of the package and the examples, by pyright", "0 errors", "types"),
     _fact("modules and their median size", "a figure", "module-sizes"),
     _fact("longest SQL functions", "a figure", "longest-functions"),
     _fact("lines of the repository", "a figure", "lines"),

@@ -58,12 +58,12 @@ class Worker(threading.Thread):
         got = ask(
             connection,
             "select msg_id, read_ct from pgmq.read('q', %s, %s)",
-            *(self.chance.choice([0, 1, 1, 5]), self.chance.choice([1, 5, 20])),
+            *(self.chance.choice([0, 1, 1, 2]), self.chance.choice([1, 5, 20])),
         )
         self.delivered += got
         numbers = [number for number, _ in got]
         if not numbers:
-            time.sleep(0.005)
+            time.sleep(0.05)
             return
         way = self.chance.choice(["whole", "whole", "some", "singly", "archive", "later", "forgotten"])
         if way == "whole":

@@ -52,11 +52,11 @@ def test_installs_into_one_empty_database_at_once_all_succeed(empty_dsn: str, ds
 
 
 @pytest.mark.slow
-def test_installs_into_five_databases_at_once_all_succeed(fresh_server: Any) -> None:
+def test_installs_into_three_databases_at_once_all_succeed(fresh_server: Any) -> None:
     """On a server of its own, where the roles, which databases share, do not exist yet."""
     server: Server = fresh_server()
-    names = [create_database(server) for _ in range(5)]
-    assert at_once(schema.install, [server.dsn(name) for name in names for _ in range(3)]) == []
+    names = [create_database(server) for _ in range(3)]
+    assert at_once(schema.install, [server.dsn(name) for name in names for _ in range(2)]) == []
     catalogs = []
     for name in names:
         with server.connect(name) as connection:

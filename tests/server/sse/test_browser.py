@@ -10,15 +10,15 @@ from contextlib import ExitStack, contextmanager
 from itertools import count
 from typing import Any
 
-from playwright.async_api import Page, async_playwright
+from playwright.async_api import Page
 
 import pgmb
+from harness.browser import chromium
 from harness.serving import serving
 from pgmb import aconnect
 from pgmb.server.access import COOKIE, Access
 from tests.server.asking import make_key
 
-CHROMIUM = "/usr/bin/chromium"
 KEYS = 5
 RESTARTS = 3
 
@@ -74,8 +74,7 @@ async def session_of(dsn: str, key: str) -> str:
 async def test_an_eventsource_misses_nothing_while_the_server_restarts(dsn: str) -> None:
     session = await session_of(dsn, make_key(dsn, "browser", "read:main"))
     roles = ("serve", "--services", "http,ticker")
-    async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+    async with chromium() as browser:
         with ExitStack() as feed:
             with serving(dsn, *roles) as served:
                 url, port = served.url, served.port
@@ -101,7 +100,6 @@ async def test_an_eventsource_misses_nothing_while_the_server_restarts(dsn: str)
                 await until(page, "(total) => seen.length >= total", published[0])
                 seen = await page.evaluate("() => seen")
                 assert await page.evaluate("() => resets") == 0
-        await browser.close()
     assert sorted(event["number"] for event in seen) == list(range(published[0])), "each of them, once"
     by_key: dict[str, list[int]] = defaultdict(list)
     for event in seen:
