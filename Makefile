@@ -43,7 +43,7 @@ format: ## Format the code and apply safe fixes
 	$(PYTHON) -m ruff check --fix $(CODE)
 
 .PHONY: types
-types: ## Check types: all code with mypy, with pyright the tests of types
+types: ## Check types: all code with mypy, with pyright tests/typing
 	$(PYTHON) -m mypy $(CODE)
 	.venv/bin/pyright tests/typing
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
+from itertools import count
 from typing import Any
+from uuid import UUID
 
 import psycopg
 
@@ -11,14 +14,13 @@ from bench.contender import Consume, Publish, Receive, Settle
 from bench.contenders.filling import fill
 from bench.payload import TOPIC
 from bench.revision import before, install
-from bench.wire import Client, Result, as_bigint, integer, json_array
+from bench.wire import Client, Result, as_bigint, bigint, integer, json_array
 from pgmb import schema
-from pgmb._core import statements
+from pgmb._core.claiming import Claiming
 
 QUEUE = "bench"
 _RECEIVED = "select seq, id, topic, key, payload, headers, published_at, attempt, lease from pgmb.receive"
-_SEQ, _PAYLOAD, _LEASE = 0, 4, 8
-_FIRST_NUMBERS = 4200
+_SEQ, _PAYLOAD, _ATTEMPT, _LEASE = 0, 4, 7, 8
 
 
 class Pgmb:
@@ -108,33 +110,90 @@ class PgmbNewLog(Pgmb):
 
 
 class PgmbByClient(Pgmb):
-    """As the Python client has it: after a full lease it claims and reads in one statement (ADR 35)."""
+    """As the Python client has it: where it can, it claims and reads in one statement (ADR 35)."""
 
     name = "pgmb"
 
     def receiving(self, client: Client, size: int) -> Callable[[bytes | None, bool], Result]:
         receive = super().receiving(client, size)
-        text = statements.claim("", 1, None, None, known=0, stream=1, segment=0).text
-        for number in range(1, 7):
-            text = text.replace("%s", f"${number}", 1)
-        claim = client.prepare(text, "text", "integer", "interval", "uuid", "boolean", "bigint")
-        queue, most = self.queue.encode(), integer(size)
-        known: bytes | None = None
+        claiming = Claiming(queue=1, stream=1)
+        prepared: dict[str, tuple[Callable[..., Result], list[str]]] = {}
 
         def call(ack: bytes | None, durable: bool) -> Result:
-            nonlocal known
-            if known is not None:
-                got = claim(queue, most, None, ack, bytes([durable]), known)
-                known = _claim_of(got)
-                if known is not None:
-                    return got
+            claim = claiming.next(size, None, None if ack is None else UUID(bytes=ack))
+            if claim is not None:
+                text, parameters = claim.statement
+                if text not in prepared:
+                    types = _TYPES.findall(text)
+                    prepared[text] = _prepare(client, text, types), types
+                execute, types = prepared[text]
+                got = execute(*map(_encoded, types, parameters))
+                made = claiming.claimed(claim, _Rows(got, as_bigint))
+                if made is not None:
+                    return _Claimed(got, bytes(made)) if made.claim else _NOTHING
             got = receive(ack, durable)
-            # In the first numbers of a segment the client does not try.
-            full = got.ntuples == size and as_bigint(got.get_value(0, _SEQ)) > _FIRST_NUMBERS
-            known = _claim_of(got) if full else None
+            if got.ntuples:
+                claiming.received(_Rows(got, bytes), size)
             return got
 
         return call
+
+
+_TYPES = re.compile(r"%s::(\w+)")
+
+
+def _prepare(client: Client, text: str, types: Sequence[str]) -> Callable[..., Result]:
+    number = count(1)
+    return client.prepare(re.sub("%s", lambda _: f"${next(number)}", text), *types)
+
+
+def _encoded(kind: str, value: int | bool | None) -> bytes | None:
+    if value is None:
+        return None
+    return bytes([value]) if kind == "boolean" else (bigint if kind == "bigint" else integer)(value)
+
+
+class _Rows(Sequence[Any]):
+    """What the client looks at of a result's rows: the number of an event, its attempt, and the lease."""
+
+    def __init__(self, result: Result, lease: Callable[[bytes], int | bytes]) -> None:
+        self._result = result
+        self._lease = lease
+
+    def __len__(self) -> int:
+        return self._result.ntuples
+
+    def __getitem__(self, place: Any) -> Any:
+        row = range(len(self))[place]
+        seq, attempt, lease = (self._result.get_value(row, column) for column in (_SEQ, _ATTEMPT, _LEASE))
+        return [
+            None if seq is None else as_bigint(seq),
+            *[None] * 6,
+            as_bigint(attempt),
+            None if lease is None else self._lease(lease),
+        ]
+
+
+class _Claimed:
+    """A result whose last column is the lease that the client made of the claim's number."""
+
+    def __init__(self, result: Result, lease: bytes) -> None:
+        self._result = result
+        self._lease = lease
+        self.ntuples = result.ntuples
+
+    def get_value(self, row_number: int, column_number: int) -> bytes | None:
+        return self._lease if column_number == _LEASE else self._result.get_value(row_number, column_number)
+
+
+class _Nothing:
+    ntuples = 0
+
+    def get_value(self, row_number: int, column_number: int) -> None:
+        raise IndexError(row_number, column_number)
+
+
+_NOTHING = _Nothing()
 
 
 class PgmbAckApart(PgmbByClient):
@@ -175,12 +234,6 @@ class PgmbIdsBySql(Pgmb):
 
     name = "pgmb, ids by SQL"
     raw = "false"
-
-
-def _claim_of(got: Result) -> bytes | None:
-    """The claim's id, which a lease contains; none where nothing was claimed."""
-    lease = got.get_value(0, _LEASE) if got.ntuples else None
-    return lease and lease[3:11]
 
 
 def void(_: object) -> None:

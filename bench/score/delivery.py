@@ -15,7 +15,8 @@ DELIVERY: list[Part] = [
     Proved(
         "limits, 3 dispatchers",
         "within 6 %, <= 7",
-        ["-m", "faults", "delivery-limits", "--seconds", "8"],
+        # 6 % of the 70 requests of an endpoint are 4: a lease that was posted late does not decide.
+        ["-m", "faults", "delivery-limits", "--seconds", "14"],
         line_with(r"([\d.]+ a second).*?(200 at [\d.-]+).*?(at most \d+ in flight)"),
         needs=[*_FAULTS, "faults/webhook/limits.py"],
         full=["-m", "faults", "delivery-limits"],

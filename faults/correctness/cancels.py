@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 from functools import partial
 
@@ -13,6 +14,7 @@ from faults.correctness.run import QUEUE, Result, Run
 from faults.correctness.verdict import Ended
 
 _LEASE = 0.5
+_PATIENCE = 60.0
 
 
 def run(dsn: str, *, kills: int, workers: int, seed: int, options: str = "") -> Result:
@@ -22,12 +24,16 @@ def run(dsn: str, *, kills: int, workers: int, seed: int, options: str = "") -> 
     for number in range(workers):
         run.start(f"worker {number}", partial(_work, run, f"worker {number}"))
     done = [0, 0]
-    run.start("killer", partial(_kill, run, kills, done))
-    while sum(done) < kills:
+    enough = threading.Event()
+    run.start("killer", partial(_kill, run, enough, done))
+    deadline = time.monotonic() + _PATIENCE
+    # Most of them hit publishers, or receives that find nothing.
+    while sum(done) < kills or not (_interrupted(run) or time.monotonic() > deadline):
         run.wait(0.1)
+    enough.set()
     run.stop_publishing()
     run.end()
-    hit = sum(delivery.ended is Ended.UNKNOWN for delivery in run.history.deliveries)
+    hit = _interrupted(run)
     return run.result(
         "cancels and terminations",
         f"{done[0]} cancels, {done[1]} terminations, {hit} deliveries interrupted",
@@ -35,9 +41,13 @@ def run(dsn: str, *, kills: int, workers: int, seed: int, options: str = "") -> 
     )
 
 
-def _kill(run: Run, kills: int, done: list[int], chance: random.Random) -> None:
+def _interrupted(run: Run) -> int:
+    return sum(delivery.ended is Ended.UNKNOWN for delivery in list(run.history.deliveries))
+
+
+def _kill(run: Run, enough: threading.Event, done: list[int], chance: random.Random) -> None:
     with psycopg.connect(run.dsn, autocommit=True, application_name="killer") as connection:
-        while sum(done) < kills:
+        while not enough.is_set():
             time.sleep(chance.uniform(0.0, 0.03))
             cancel = chance.random() < 0.8
             function = "pg_cancel_backend" if cancel else "pg_terminate_backend"

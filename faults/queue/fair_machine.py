@@ -61,7 +61,7 @@ class FairModel(Model):
         self.doubtful |= self.committed() - self.passed - required - own
         self.doubtful -= self.passed
         if rows:
-            self.leases[rows[0].lease] = Lease(got)
+            self.leases[rows[0].lease] = Lease(got, events=len(got))
 
 
 class FairMachine(QueueMachine):

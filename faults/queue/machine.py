@@ -9,6 +9,7 @@ import multiprocessing
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from random import getrandbits
 from typing import Any, ClassVar
 from uuid import UUID
 
@@ -28,6 +29,7 @@ from faults.database import database
 from faults.queue.model import Delivered, Lost, Model, Wrong
 from harness.segments import rotated
 from pgmb._core import statements
+from pgmb._core.lease import LeaseNumbers
 
 TOPICS = ("a", "a.b", "a.b.c", "b", "c.d")
 PATTERNS = (["#"], ["a.#"], ["a.*", "b"], ["a.b", "b"], ["*.b.#", "c.d"])
@@ -520,32 +522,36 @@ class QueueMachine(RuleBasedStateMachine):
         )
 
     def fetch(self, limit: int, ack: str | None = None) -> list[Delivered]:
-        """As the client does: by the statement that claims and reads, where that is not refused."""
-        if self.claims:
-            stream, segment, known = self._main.execute(
-                "select q.stream, c.place >> 40, c.id from pgmb.queue q join pgmb.claim c on c.queue = q.id"
+        """As the client does: by the statement that claims and reads, where that is not refused.
+
+        What is due again the client looks for by receive: here the model knows what that is.
+        """
+        if self.claims and not self.model.due():
+            stream, segment, queue, known, start = self._main.execute(
+                "select q.stream, greatest(c.place, c.batch_seq) >> 40, q.id, c.id,"
+                " case when c.place >= c.upto then c.batch_seq end"
+                " from pgmb.queue q join pgmb.claim c on c.queue = q.id"
                 " where q.name = %s order by c.id desc limit 1",
                 [self.queue],
-            ).fetchone() or (0, 0, 0)
+            ).fetchone() or (0, 0, 0, 0, None)
+            lease = LeaseNumbers(queue, known, getrandbits(40))
+            acked = None if ack is None else LeaseNumbers.of(UUID(ack).bytes)
             text, parameters = statements.claim(
-                self.queue,
-                limit,
-                None,
-                None if ack is None else UUID(ack),
-                known=known,
-                stream=stream,
-                segment=segment,
+                lease, limit, None, acked, stream=stream, segment=segment, start=start
             )
             rows = self._main.execute(text, parameters).fetchall()
-            lease = rows[0][-1]
-            if lease is not None:
-                type(self).done["claims"] += 1
-                if len(rows) < limit or rows[0][0] is None:
+            if rows[0][-1] == 0:
+                type(self).done["claims of nothing"] += 1
+                return []
+            if rows[0][-1] is not None:
+                made = str(UUID(bytes=bytes(lease._replace(claim=rows[0][-1]))))
+                type(self).done["claims" if start is None else "claims that open"] += 1
+                if (start is None and len(rows) < limit) or rows[0][0] is None:
                     type(self).done["recounts"] += 1
-                    self.value("select pgmb.recount(%s)", lease)
+                    self.value("select pgmb.recount(%s)", made)
                 if rows[0][0] is not None:
                     return [
-                        Delivered(str(lease), seq, name, topic, attempt)
+                        Delivered(made, seq, name, topic, attempt)
                         for seq, _, topic, _, name, _, _, attempt, _ in rows
                     ]
                 ack = None

@@ -74,6 +74,7 @@ class Lease:
     lapsed: bool = False
     lost: bool = False
     settled: bool = False
+    events: int = 0
 
 
 @dataclass(slots=True)
@@ -265,7 +266,7 @@ class Model:
                 self.doubtful.add(name)
         self.doubtful -= self.passed
         if rows:
-            self.leases[rows[0].lease] = Lease(set(got))
+            self.leases[rows[0].lease] = Lease(set(got), events=len(got))
 
     # -- settling --------------------------------------------------------------------------------------------
 
@@ -320,6 +321,8 @@ class Model:
         if held.retried:
             return self._take(lease, names)
         chosen = held.left if names is None else held.left & names
+        # The only event of a lease is all of it.
+        held.settled = held.settled or (held.events == 1 and bool(chosen))
         held.left = held.left - chosen
         return [Failure(name, 1, 0, None) for name in chosen]
 

@@ -147,7 +147,9 @@ class OrderedModel:
         held = self._held(lease)
         left = self._left(lease)
         chosen = [entry for entry in left if names is None or entry.name in names]
-        held.closed = held.closed or names is None
+        # The only event of a lease is all of it; retried events have rows of their own.
+        alone = len(held.names) == 1 and not held.retried
+        held.closed = held.closed or names is None or (alone and bool(chosen))
         for entry in chosen:
             if how == "ack":
                 entry.ended, entry.lease = True, None

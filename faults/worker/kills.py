@@ -89,8 +89,7 @@ class Fleet:
 
     def kill_one(self, chance: random.Random, *, after: bytes | None = None) -> None:
         """Kills one that is at work, if it can be one whose journal ends with a line of that kind."""
-        until_true(self._at_work)
-        victim = chance.choice(self._at_work())
+        victim = chance.choice(until_true(self._at_work))
         deadline = time.monotonic() + 1
         while after is not None and time.monotonic() < deadline:
             victim = chance.choice(self._at_work())

@@ -13,8 +13,9 @@ import pytest
 
 import pgmb
 from harness.postgres import create_database
+from harness.stalling import StallingProxy
 from harness.waiting import until
-from pgmb._core.concurrency import Pace
+from pgmb._core.concurrency import AsyncDeadline, Pace
 from pgmb.app import declaring, idle, running
 from tests.app.stage import working
 from tests.conftest import FreshServer
@@ -69,7 +70,7 @@ async def test_an_event_wakes_a_queue_at_rest(listen: bool, dsn: str, db: psycop
 
 async def test_a_tick_wakes_a_queue_at_rest(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With pauses that outlast the test, only what is heard can wake it."""
-    monkeypatch.setattr(idle, "Pace", lambda: Pace(3600, 3600))
+    monkeypatch.setattr(idle, "Pace", lambda *pauses: Pace(3600, 3600))
     monkeypatch.setattr(idle, "LISTENING_PAUSE_SECONDS", 3600)
     app, seen = pgmb.App(dsn), list[int]()
 
@@ -223,3 +224,20 @@ async def test_a_queue_that_vanishes_spares_the_others(
         await broker.create_queue("goes", ["a"])
         await broker.publish("a", 1)
         await until(lambda: sorted(seen) == ["goes", "stays", "stays"])
+
+
+async def test_a_poll_without_an_answer_is_soon_repeated(
+    dsn: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(AsyncDeadline, "FIRST_SECONDS", 0.5)
+    with StallingProxy(dsn) as proxy:
+        app, seen = pgmb.App(proxy.dsn), list[int]()
+        app.on("a")(seen.append)
+        async with working(app) as broker, await pgmb.aconnect(dsn) as direct:
+            await broker.publish("a", 1)
+            await until(lambda: seen == [1])
+            proxy.stall()
+            await direct.publish("a", 2)
+            await until(lambda: seen == [1, 2])
+    pauses = re.findall(r"cannot receive: .*?retrying in ([\d.]+) s", caplog.text, re.DOTALL)
+    assert pauses[0] == "0.1"

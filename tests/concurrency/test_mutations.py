@@ -25,6 +25,7 @@ from tests.contract import test_positions_durable as durable
 from tests.contract import test_rotation as rotating
 
 queue, s, lost = fencing.queue, belonging.s, durable.lost
+batch, ended = claims.batch, claims.ended
 one, two = ordered.one, ordered.two
 """Fixtures of the tests that catch."""
 
@@ -66,13 +67,55 @@ MUTATIONS = [
     Mutation(
         "a statement goes on from a claim while a generation may be opened",
         "claim_next",
-        "and base.openings = pg_sequence_last_value('pgmb.opening'::regclass)",
+        "and base.openings = q.openings",
         "",
-        claims.test_a_lease_that_was_superseded_can_not_be_settled,
+        claims.test_it_refuses_while_a_generation_is_being_opened,
+    ),
+    Mutation(
+        "a statement passes numbers that are not committed",
+        "claim_next",
+        "or claim_next.start <> claim_next.last - claim_next.counted",
+        "",
+        claims.test_it_passes_no_number_that_is_not_committed,
+    ),
+    Mutation(
+        "a statement opens a batch although an event may be late",
+        "claim_next",
+        "and pgmb_internal.had_finished(c.batch_next, c.batch_snapshot)",
+        "",
+        claims.test_it_opens_no_batch_where_an_event_may_be_late,
+    ),
+    Mutation(
+        "a statement opens a batch that begins before the queue's position",
+        "claim_next",
+        "and c.batch_seq = claim_next.start",
+        "",
+        claims.test_it_opens_batches_one_after_the_other,
+    ),
+    Mutation(
+        "a statement opens a batch by a snapshot that is older than the last one",
+        "claim_next",
+        "and pg_snapshot_xmax(claim_next.seen) > pg_snapshot_xmax(c.batch_snapshot)",
+        "",
+        claims.test_a_snapshot_from_before_the_last_batch_opens_none,
+    ),
+    Mutation(
+        "a made-up snapshot becomes a queue's position",
+        "claim_next",
+        "and pg_snapshot_xmax(claim_next.seen) <= pg_snapshot_xmax(pg_current_snapshot())",
+        "",
+        claims.test_made_up_snapshots_do_not_become_the_position,
+    ),
+    Mutation(
+        "a statement opens a batch before a segment that opened after its snapshot",
+        "claim_next",
+        "or pgmb_internal.segment_of(noted) <> claim_next.segment",
+        "",
+        claims.test_a_rotation_after_its_snapshot_hides_nothing,
     ),
     Mutation(
         "R1: the ack of a young lease does not ask whether it was superseded",
-        "ack_lease",
+        "ack_claim",
         "and c.openings = pg_sequence_last_value('pgmb.opening'::regclass)",
         "",
         fencing.test_a_superseded_lease_is_lost_however_young_it_is,
@@ -187,7 +230,7 @@ MUTATIONS = [
     Mutation(
         "R11: the whole lease is given up beside an open ack of a part",
         "settle_as_failed",
-        "case when seqs is null then 'update' else 'share' end",
+        "case when whole then 'update' else 'share' end",
         "'key share'",
         fencing.test_an_event_that_is_being_acked_does_not_come_again,
         {"how": "release(%s)", "of": "fresh"},
@@ -203,7 +246,7 @@ MUTATIONS = [
     Mutation(
         "R11: numbers in the range that the lease does not hold are settled",
         "settle_claim",
-        "if (settle_claim.claim).events < (settle_claim.claim).hi - (settle_claim.claim).lo then",
+        "if held.events < held.hi - held.lo then",
         "if false then",
         fencing.test_numbers_that_a_lease_does_not_hold_are_not_settled,
     ),
@@ -226,6 +269,10 @@ def install(install: Callable[[str], None], request: pytest.FixtureRequest) -> C
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.defect)
 def test_a_defect_that_comes_back_is_caught(mutation: Mutation, request: pytest.FixtureRequest) -> None:
     wanted = set(inspect.signature(mutation.caught_by).parameters) - set(mutation.arguments)
+    own = vars(inspect.getmodule(mutation.caught_by))
+    assert {name: own[name] for name in wanted & own.keys()} == {
+        name: globals()[name] for name in wanted & own.keys()
+    }, "with other fixtures it may fail for other reasons"
     fixtures = {name: request.getfixturevalue(name) for name in wanted}
     if not wanted & {"install", "lost"}:
         with psycopg.connect(request.getfixturevalue("dsn"), autocommit=True) as connection:

@@ -1,24 +1,28 @@
 """The statement that claims and reads, whose snapshot is older than the queue's lock.
 
-Promises: it claims only what its snapshot shows as a whole; it goes on where others stopped; events that
-commit late come once, whoever claimed the numbers around them. A cursor steps it: its snapshot is taken when
-it is declared, and the claim is made when it is fetched.
+Promises: it claims only what its snapshot shows as a whole; it goes on where others stopped; it opens a batch
+only where nothing can be late; events that commit late come once, whoever claimed the numbers around them. A
+cursor steps it: its snapshot is taken when it is declared, and the claim is made when it is fetched.
 """
 
 from __future__ import annotations
 
 from typing import Any
+from uuid import UUID
 
 import pytest
 
 from harness.sessions import Session, Sessions
 from pgmb._core import statements
+from pgmb._core.lease import LeaseNumbers
 
 FIRST = 5000
+NEXT = LeaseNumbers(queue=1, claim=0, token=7)
+"""Of the first queue, whose claims are not known, and the token of the new lease."""
 
 
 @pytest.fixture
-def queue(sessions: Sessions) -> Sessions:
+def batch(sessions: Sessions) -> Sessions:
     """A batch of 100 events, past the first numbers of the segment, of which 10 are leased."""
     admin = sessions["admin"]
     admin.run(f"select setval('pgmb.seq_main', {FIRST})")
@@ -38,17 +42,17 @@ def receive(session: Session, size: int) -> list[int]:
     return [seq for (seq,) in session.run("select seq from pgmb.receive('q', %s)", [size])]
 
 
-def claim(size: int) -> tuple[str, tuple[Any, ...]]:
-    return statements.claim("q", size, None, None, known=0, stream=1, segment=0)
+def claim(size: int, start: int | None = None) -> tuple[str, tuple[Any, ...]]:
+    return statements.claim(NEXT, size, None, None, stream=1, segment=0, start=start)
 
 
 def seqs(rows: list[Any]) -> list[int] | None:
-    """Of the events claimed; None: refused."""
+    """Numbers of the events claimed; None: refused."""
     return None if rows[0][-1] is None else [row[0] for row in rows if row[0] is not None]
 
 
-def declare(session: Session, size: int) -> None:
-    text, parameters = claim(size)
+def declare(session: Session, size: int, start: int | None = None) -> None:
+    text, parameters = claim(size, start)
     session.run("begin")
     session.run(f"declare c cursor for {text}", parameters)
 
@@ -59,8 +63,8 @@ def fetch(session: Session) -> list[int] | None:
     return seqs(rows)
 
 
-def test_a_batch_that_was_opened_after_the_snapshot_is_not_claimed(queue: Sessions) -> None:
-    slow, other = queue.open("slow", "other")
+def test_a_batch_that_was_opened_after_the_snapshot_is_not_claimed(batch: Sessions) -> None:
+    slow, other = batch.open("slow", "other")
     declare(slow, 10)
     assert len(receive(other, 90)) == 90
     publish(other, 50)
@@ -70,16 +74,16 @@ def test_a_batch_that_was_opened_after_the_snapshot_is_not_claimed(queue: Sessio
     assert receive(slow, 100) == list(range(FIRST + 116, FIRST + 151))
 
 
-def test_a_batch_that_others_go_on_with_is_claimed_where_they_stopped(queue: Sessions) -> None:
-    slow, other = queue.open("slow", "other")
+def test_a_batch_that_others_go_on_with_is_claimed_where_they_stopped(batch: Sessions) -> None:
+    slow, other = batch.open("slow", "other")
     declare(slow, 10)
     assert receive(other, 15) == list(range(FIRST + 11, FIRST + 26))
     assert fetch(slow) == list(range(FIRST + 26, FIRST + 36))
     assert receive(other, 5) == list(range(FIRST + 36, FIRST + 41))
 
 
-def test_it_waits_for_no_other_receive_and_takes_nothing_of_it(queue: Sessions) -> None:
-    holder, other = queue.open("holder", "other")
+def test_it_waits_for_no_other_receive_and_takes_nothing_of_it(batch: Sessions) -> None:
+    holder, other = batch.open("holder", "other")
     holder.run("begin")
     assert receive(holder, 10) == list(range(FIRST + 11, FIRST + 21))
     assert seqs(other.run(*claim(10))) is None
@@ -87,10 +91,12 @@ def test_it_waits_for_no_other_receive_and_takes_nothing_of_it(queue: Sessions) 
     assert seqs(other.run(*claim(10))) == list(range(FIRST + 21, FIRST + 31))
 
 
-def test_a_lease_that_was_superseded_can_not_be_settled(queue: Sessions) -> None:
-    holder, other = queue.open("holder", "other")
+def test_a_lease_that_was_superseded_can_not_be_settled(batch: Sessions) -> None:
+    holder, other = batch.open("holder", "other")
     declare(holder, 10)
-    lease = holder.run("fetch all from c")[0][-1]
+    claimed = holder.run("fetch all from c")[0][-1]
+    assert claimed is not None
+    lease = UUID(bytes=bytes(NEXT._replace(claim=claimed)))
     assert receive(other, 10) == list(range(FIRST + 11, FIRST + 21)), "after a second"
     holder.run("commit")
     with pytest.raises(Exception, match="is lost"):
@@ -99,8 +105,21 @@ def test_a_lease_that_was_superseded_can_not_be_settled(queue: Sessions) -> None
     assert receive(other, 5) == list(range(FIRST + 21, FIRST + 26))
 
 
-def test_events_that_commit_late_come_once(queue: Sessions) -> None:
-    late, other = queue.open("late", "other")
+def test_it_refuses_while_a_generation_is_being_opened(batch: Sessions) -> None:
+    """What it leased beside the opener would be void."""
+    holder, opener, third = batch.open("holder", "opener", "third")
+    declare(holder, 10)
+    assert len(holder.run("fetch all from c")) == 10
+    opener.run("begin")
+    assert receive(opener, 10) == list(range(FIRST + 11, FIRST + 21)), "after a second"
+    holder.run("commit")
+    assert seqs(third.run(*claim(10))) is None
+    opener.run("commit")
+    assert receive(third, 10) == list(range(FIRST + 21, FIRST + 31))
+
+
+def test_events_that_commit_late_come_once(batch: Sessions) -> None:
+    late, other = batch.open("late", "other")
     assert len(receive(other, 90)) == 90
     publish(other, 20)
     late.run("begin")
@@ -115,3 +134,130 @@ def test_events_that_commit_late_come_once(queue: Sessions) -> None:
     rest = [seq for _ in range(5) for seq in receive(other, 30)]
     assert set(rest) == set(range(FIRST + 133, FIRST + 156)) | late_ones
     assert len(rest) == 28
+
+
+# -- the next batch ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ended(batch: Sessions) -> Sessions:
+    """The batch of 100 events is consumed; the next one starts after LAST."""
+    assert len(receive(batch["admin"], 90)) == 90
+    return batch
+
+
+LAST = FIRST + 100
+
+
+def test_it_opens_batches_one_after_the_other(ended: Sessions) -> None:
+    admin, other = ended.open("admin", "other")
+    assert admin.run(*claim(10, LAST))[0][-1] == 0, "there is nothing"
+    publish(admin, 3)
+    assert seqs(admin.run(*claim(10, LAST))) == [LAST + 1, LAST + 2, LAST + 3]
+    assert receive(other, 10) == []
+    publish(admin, 10)
+    assert seqs(other.run(*claim(10, LAST + 3))) == list(range(LAST + 4, LAST + 14))
+    publish(admin, 11)
+    assert seqs(other.run(*claim(10, LAST + 13))) is None, "receive decides where the batch ends"
+    assert receive(other, 10) == list(range(LAST + 14, LAST + 24))
+    assert receive(other, 10) == [LAST + 24]
+    assert seqs(admin.run(*claim(20, LAST + 13))) is None, "others went on"
+    assert admin.run(*claim(10, LAST + 24))[0][-1] == 0
+
+
+def test_it_passes_no_number_that_is_not_committed(ended: Sessions) -> None:
+    late, other = ended.open("late", "other")
+    late.run("begin")
+    publish(late, 2)
+    assert other.run(*claim(10, LAST))[0][-1] == 0, "nothing is there yet"
+    publish(other, 3)
+    assert seqs(other.run(*claim(10, LAST))) is None
+    late.run("commit")
+    assert seqs(other.run(*claim(10, LAST))) == list(range(LAST + 1, LAST + 6))
+
+
+def test_events_behind_its_batch_may_commit_late(ended: Sessions) -> None:
+    late, other = ended.open("late", "other")
+    publish(other, 3)
+    late.run("begin")
+    publish(late, 2)
+    assert seqs(other.run(*claim(10, LAST))) == [LAST + 1, LAST + 2, LAST + 3]
+    publish(other, 1)
+    assert seqs(other.run(*claim(10, LAST + 3))) is None
+    assert receive(other, 10) == [LAST + 6]
+    late.run("commit")
+    assert receive(other, 10) == [LAST + 4, LAST + 5]
+    publish(other, 1)
+    assert [seq for _ in range(3) for seq in receive(other, 10)] == [LAST + 7]
+
+
+def test_it_opens_no_batch_where_an_event_may_be_late(ended: Sessions) -> None:
+    late, other = ended.open("late", "other")
+    late.run("begin")
+    publish(late, 2)
+    publish(other, 3)
+    assert receive(other, 10) == [LAST + 3, LAST + 4, LAST + 5]
+    late.run("commit")
+    publish(other, 1)
+    start = other.value("select batch_seq from pgmb.claim order by id desc limit 1")
+    claimed = seqs(other.run(*claim(10, start)))
+    got = (claimed or []) + [seq for _ in range(3) for seq in receive(other, 10)]
+    assert sorted(got) == [LAST + 1, LAST + 2, LAST + 6]
+
+
+def test_it_opens_no_batch_that_others_opened_after_its_snapshot(ended: Sessions) -> None:
+    slow, other = ended.open("slow", "other")
+    publish(other, 2)
+    declare(slow, 10, LAST)
+    assert receive(other, 10) == [LAST + 1, LAST + 2]
+    publish(other, 2)
+    assert fetch(slow) is None
+    assert receive(slow, 10) == [LAST + 3, LAST + 4]
+
+
+def test_a_snapshot_from_before_the_last_batch_opens_none(ended: Sessions) -> None:
+    """Where others found nothing, the queue's position has not moved, but its snapshot may be newer."""
+    slow, other, late = ended.open("slow", "other", "late")
+    late.run("begin")
+    publish(late, 1)
+    declare(slow, 10, LAST + 1)
+    late.run("commit")
+    assert receive(other, 10) == [LAST + 1]
+    assert fetch(slow) is None
+    publish(other, 1)
+    assert [seq for _ in range(3) for seq in receive(other, 10)] == [LAST + 2]
+
+
+def test_a_rotation_after_its_snapshot_hides_nothing(ended: Sessions) -> None:
+    slow, other = ended.open("slow", "other")
+    publish(other, 1)
+    declare(slow, 10, LAST)
+    other.run("select pgmb.rotate('main')")
+    publish(other, 1)
+    assert fetch(slow) is None
+    assert seqs(other.run(*claim(10, LAST))) is None
+    assert [seq for _ in range(2) for seq in receive(other, 10)] == [LAST + 1, (1 << 40) + 1]
+
+
+def test_made_up_snapshots_do_not_become_the_position(ended: Sessions) -> None:
+    admin = ended["admin"]
+    publish(admin, 1)
+    text, parameters = claim(10, LAST)
+    made_up = "'5:9000000000:'::pg_snapshot"
+    assert seqs(admin.run(text.replace("pg_current_snapshot()", made_up), parameters)) is None
+    assert seqs(admin.run(text, parameters)) == [LAST + 1]
+
+
+def test_it_settles_also_where_there_is_nothing(ended: Sessions) -> None:
+    admin = ended["admin"]
+    publish(admin, 1)
+    claimed = admin.run(*claim(10, LAST))[0][-1]
+    acked = NEXT._replace(claim=claimed)
+    settling = statements.claim(NEXT, 10, None, acked, stream=1, segment=0, start=LAST + 1)
+    assert admin.run(*settling)[0][-1] == 0
+    assert admin.value("select state::text from pgmb.claim where id = %s", [claimed]) == "settled"
+    admin.run("update pgmb.claim set state = 'expired' where id = %s", [claimed])
+    publish(admin, 1)
+    with pytest.raises(Exception, match="is lost"):
+        admin.run(*settling)
+    assert receive(admin, 10) == [LAST + 2]

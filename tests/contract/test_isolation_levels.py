@@ -83,7 +83,7 @@ ANY_LEVEL = {
     "bury": LEASE,
     "release": LEASE,
     "extend": LEASE,
-    "claim_next": "'q', 1, null, null, true, 0, 1, 0, pg_current_snapshot()",
+    "claim_next": "1, 1, 7, null, null, null, true, 0, 0, pg_current_snapshot()",
     "claims_from": "'q'",
     "recount": LEASE,
     "dead_letters": "'q'",

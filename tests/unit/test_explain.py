@@ -21,6 +21,7 @@ from harness.server import Server
 from harness.serving import serving
 from harness.waiting import until
 from pgmb._core import statements
+from pgmb._core.lease import LeaseNumbers
 from tests.app.stage import working
 from tests.server.asking import make_key
 
@@ -194,7 +195,7 @@ def test_of_an_ordered_queue_few_waiting_events_are_read(
     if analyzed:
         log.execute("vacuum analyze pgmb.retry")
     session = Explained(connect())
-    for _ in range(8):  # plpgsql turns to generic plans after five
+    for _ in range(8):  # plans are made while the table is small
         park(log, "ordered", 1, tried=tried)
         ((lease,),) = session.run("select lease from pgmb.receive('ordered', 100)")
         session.run("select pgmb.ack(%s)", lease)
@@ -345,6 +346,11 @@ def test_between_walks_the_index_and_stops_at_its_page(
         assert read_too_much(session.plans, 100) == []
 
 
+def claim(size: int) -> statements.Statement:
+    """From the first queue, whose claims are not known."""
+    return statements.claim(LeaseNumbers(queue=1, claim=0, token=7), size, None, None, stream=1, segment=0)
+
+
 @pytest.mark.parametrize("analyzed", [False, True])
 def test_the_statement_that_claims_walks_the_index(
     log: psycopg.Connection[Any], connect: Any, analyzed: bool
@@ -357,7 +363,7 @@ def test_the_statement_that_claims_walks_the_index(
     session = Explained(connect())
     for size in (1, 3, 20, 100):
         for _ in range(7):  # a generic plan from the sixth on
-            statement = statements.claim("q", size, None, None, known=0, stream=1, segment=0)
+            statement = claim(size)
             assert len(session.run(statement.text, *statement.parameters)) == size
             assert offences(session.plans) == []
             assert read_too_much(session.plans, 200) == []
@@ -365,7 +371,7 @@ def test_the_statement_that_claims_walks_the_index(
     assert len(log.execute("select from pgmb.receive('q', 5000)").fetchall()) == 36
     assert len(log.execute("select from pgmb.receive('q', 10)").fetchall()) == 10
     for size in (1, 20, 500, 10000):
-        statement = statements.claim("q", size, None, None, known=0, stream=1, segment=0)
+        statement = claim(size)
         assert len(session.run(statement.text, *statement.parameters)) == size
         assert offences(session.plans) == []
         assert read_too_much(session.plans, size + 200) == []

@@ -13,12 +13,15 @@ from psycopg import errors
 from pgmb._async.calls import AsyncCalls, Pool
 from pgmb._core import statements, wire
 from pgmb._core.claiming import Claiming
+from pgmb._core.lease import LeaseNumbers
 from pgmb._core.statements import call, seqs_of
 from pgmb.errors import LeaseLost, PermissionDenied, PgmbError, TimeoutRequired
 from pgmb.outbox import AsyncConnectionLike
 from pgmb.types import DeadLetter, Duration, Event, Heartbeat, Source, moment
 
 NO_LEASE = UUID(int=0)
+_GIVING_BACK = ("retry", "release")
+"""What makes events due again."""
 
 
 class AsyncLease:
@@ -119,57 +122,70 @@ class AsyncReceiving(AsyncCalls):
         """
         with self.observer.receiving(queue) as observed:
             earlier = _lease_id(ack)
-            rows: list[wire.Row] | None = None
-            if conn is None:
-                rows = await self._claimed(queue, max, lease_for, earlier)
-            if rows is None:
-                statement = statements.receive(queue, max, lease_for, earlier, alone=conn is None)
-                rows = await self._received((queue,), statement, conn)
-                if conn is None and len(rows) == max:
-                    await self._note(queue, rows)
-            if not rows:
-                return AsyncLease(self, queue, NO_LEASE, [])
-            lease = await self._leased(queue, rows, conn)
+            lease = await self._claimed(queue, max, lease_for, earlier) if conn is None else None
+            if lease is None:
+                lease = await self._received(queue, max, lease_for, earlier, conn)
             observed.events = lease.events
         return lease
 
     async def _claimed(
         self, queue: str, limit: int, lease_for: Duration | None, ack: UUID | None
-    ) -> list[wire.Row] | None:
+    ) -> AsyncLease | None:
         """The next events by the statement that claims and reads; None: nothing was done, call `receive`."""
         claiming = self._claiming.get(queue)
-        statement = None if claiming is None else claiming.statement(queue, limit, lease_for, ack)
-        if claiming is None or statement is None:
+        claim = None if claiming is None else claiming.next(limit, lease_for, ack)
+        if claiming is None or claim is None:
             return None
         try:
-            rows = await self._rows(statement, None)
+            rows = await self._rows(claim.statement, None)
         except (PermissionDenied, errors.UndefinedTable):
             # The right to read the stream was revoked, or the segment is gone.
             rows = []
-        if not claiming.claimed(rows):
+        made = claiming.claimed(claim, rows)
+        if made is None:
             return None
-        if len(rows) == limit and rows[0][0] is not None:
-            return rows
-        # The range has gaps: events that were rolled back, or are not committed yet.
-        with suppress(LeaseLost):
-            await self._rows(statements.recount(UUID(bytes=rows[0][-1])), None)
-        if rows[0][0] is not None:
-            return rows
-        # It held nothing at all. The ack is done.
-        return await self._rows(statements.receive(queue, limit, lease_for, None, alone=True), None)
+        if not made.claim:
+            return AsyncLease(self, queue, NO_LEASE, [])
+        lease = bytes(made)
+        if rows[0][0] is None or (len(rows) < limit and not claim.opens):
+            # The range has gaps: events that were rolled back, or are not committed yet.
+            with suppress(LeaseLost):
+                await self._rows(statements.recount(UUID(bytes=lease)), None)
+        if rows[0][0] is None:
+            # It held nothing at all. The ack is done.
+            return await self._received(queue, limit, lease_for, None, None)
+        return await self._lease(queue, lease, rows, None)
 
-    async def _note(self, queue: str, rows: list[wire.Row]) -> None:
-        """After a full lease there is more, most likely."""
+    async def _received(
+        self,
+        queue: str,
+        limit: int,
+        lease_for: Duration | None,
+        ack: UUID | None,
+        conn: AsyncConnectionLike | None,
+    ) -> AsyncLease:
+        """The next events by `pgmb.receive`."""
+        statement = statements.receive(queue, limit, lease_for, ack, alone=conn is None)
+        rows = await self._rows_in_time((queue,), statement, conn)
+        if not rows:
+            return AsyncLease(self, queue, NO_LEASE, [])
+        if conn is None:
+            await self._note(queue, rows, limit)
+        return await self._lease(queue, rows[0][-1], rows, conn)
+
+    async def _note(self, queue: str, rows: list[wire.Row], limit: int) -> None:
+        """What a lease tells of the next one."""
+        identity = LeaseNumbers.of(rows[0][-1]).queue
         claiming = self._claiming.get(queue)
-        if claiming is None:
+        if claiming is None or claiming.queue != identity:
             options = cast("dict[str, Any]", self._pool.kwargs)
             stream = None
             # Without prepared statements, planning would cost more than is saved.
             if options.get("prepare_threshold", 0) is not None:
                 with suppress(PgmbError, errors.UndefinedFunction):
                     stream = await self._value(statements.claims_from(queue), None)
-            claiming = self._claiming[queue] = Claiming(stream)
-        claiming.note(rows)
+            claiming = self._claiming[queue] = Claiming(identity, stream)
+        claiming.received(rows, limit)
 
     async def receive_any(
         self,
@@ -188,16 +204,17 @@ class AsyncReceiving(AsyncCalls):
         with self.observer.receiving(None) as observed:
             names = list(queues)
             statement = statements.receive_any(names, max, lease_for, heartbeat, alone=conn is None)
-            rows = await self._received(names, statement, conn)
+            rows = await self._rows_in_time(names, statement, conn)
             if not rows:
                 return AsyncLease(self, "", NO_LEASE, [])
-            lease = await self._leased(rows[0][-1], [row[:-1] for row in rows], conn)
+            lease = await self._lease(rows[0][-1], rows[0][-2], [row[:-1] for row in rows], conn)
             observed.queue, observed.events = lease.queue, lease.events
         return lease
 
-    async def _received(
+    async def _rows_in_time(
         self, queues: Sequence[str], statement: statements.Statement, conn: AsyncConnectionLike | None
     ) -> list[wire.Row]:
+        """The rows that a statement receives, under a time limit where a queue has an SQL condition."""
         for queue in queues:
             if conn is not None and queue not in self._timed:
                 # An error would end the caller's transaction: ask first.
@@ -213,8 +230,9 @@ class AsyncReceiving(AsyncCalls):
                 raise
         return await self._timed_rows(statement, conn)
 
-    async def _leased(self, queue: str, rows: list[wire.Row], conn: AsyncConnectionLike | None) -> AsyncLease:
-        lease: bytes = rows[0][-1]
+    async def _lease(
+        self, queue: str, lease: bytes, rows: list[wire.Row], conn: AsyncConnectionLike | None
+    ) -> AsyncLease:
         # Its first three bytes are the queue's id, which is never used again: the stream behind it is fixed.
         source = self._sources.get(lease[:3])
         if source is None:
@@ -291,6 +309,9 @@ class AsyncReceiving(AsyncCalls):
             given = _lease_id(lease)
             if given is not None:
                 observed.count = int(await self._value(call(function, lease=given, **arguments), conn))
+                if function in _GIVING_BACK:
+                    for claiming in self._claiming.values():
+                        claiming.gave_back(given.bytes)
         return observed.count
 
     async def extend(
@@ -329,7 +350,10 @@ class AsyncReceiving(AsyncCalls):
     ) -> int:
         """Send dead letters back to be tried again, as if for the first time. Returns how many."""
         statement = call("redrive", queue=queue, ids=ids, topic=topic, error=error)
-        return int(await self._value(statement, conn))
+        moved = int(await self._value(statement, conn))
+        if queue in self._claiming:
+            self._claiming[queue].look()
+        return moved
 
     async def drop_dead(
         self, queue: str, ids: Iterable[int] | None = None, *, conn: AsyncConnectionLike | None = None

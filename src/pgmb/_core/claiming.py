@@ -3,68 +3,103 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from random import getrandbits
+from typing import Final, NamedTuple
 from uuid import UUID
 
 from pgmb._core import statements, wire
+from pgmb._core.lease import LeaseNumbers
 from pgmb._core.statements import Statement
 from pgmb.types import Duration
 
 _SEGMENT_BITS: Final = 40
+_TOKEN_BITS: Final = 40
 _FIRST_NUMBERS: Final = 4096
-"""As in pgmb.claim_next: the planner knows too little of a table that has fewer rows."""
+"""As in pgmb_internal.claimable_from: the planner knows too little of a table that has fewer rows."""
 _MOST_TO_PASS: Final = 256
 
 
-class Claiming:
-    """What is known of one queue, and whether the next receive is likely to be in the middle of a batch.
+class Claim(NamedTuple):
+    """A statement that claims, and what is known of the lease that it makes."""
 
-    After a full lease there is more, most likely. Where the server refuses nevertheless, each refusal in a
-    row doubles the number of receives that do not try.
+    statement: Statement
+    lease: LeaseNumbers
+    limit: int
+    opens: bool
+
+
+class Claiming:
+    """What is known of one queue, and whether the next receive is likely to be one that the statement can do.
+
+    After a full lease there is more, most likely: the batch goes on. After another lease the batch has ended,
+    most likely, with the last event: the next one begins after that. Where the server refuses nevertheless,
+    each refusal in a row doubles the number of receives that do not try.
     """
 
-    def __init__(self, stream: int | None) -> None:
+    def __init__(self, queue: int, stream: int | None) -> None:
         """`stream`: the id of the queue's stream; None where this client can not claim by itself."""
+        self.queue = queue
+        """Its id, which a queue that is created again under the same name does not have."""
         self._stream = stream
-        self._segment: int | None = None
+        self._place: tuple[int, int | None] | None = None
+        """The segment, and where the next batch starts unless the present one goes on."""
         self._known = 0
         self._refusals = 0
         self._to_pass = 0
 
-    def statement(
-        self, queue: str, limit: int, lease_for: Duration | None, ack: UUID | None
-    ) -> Statement | None:
+    def next(self, limit: int, lease_for: Duration | None, ack: UUID | None) -> Claim | None:
         """None: call `receive`."""
         # Threads share this: each value is read once.
-        stream, segment = self._stream, self._segment
-        if stream is None or segment is None or limit < 1:
+        stream, place = self._stream, self._place
+        if stream is None or place is None or limit < 1:
             return None
-        return statements.claim(
-            queue, limit, lease_for, ack, known=self._known, stream=stream, segment=segment
+        acked = None if ack is None else LeaseNumbers.of(ack.bytes)
+        if acked is not None and acked.queue != self.queue:
+            return None
+        segment, start = place
+        lease = LeaseNumbers(self.queue, self._known, getrandbits(_TOKEN_BITS))
+        statement = statements.claim(
+            lease, limit, lease_for, acked, stream=stream, segment=segment, start=start
         )
+        return Claim(statement, lease, limit, start is not None)
 
-    def note(self, rows: Sequence[wire.Row]) -> None:
-        """The rows of a full lease that `statements.receive` made."""
-        seq, attempt, lease = rows[-1][0], rows[-1][7], rows[-1][8]
-        self._known = _claim_of(lease)
+    def received(self, rows: Sequence[wire.Row], limit: int) -> None:
+        """The rows of a lease that `statements.receive` made."""
+        seq, attempt = rows[-1][0], rows[-1][7]
+        self._known = LeaseNumbers.of(rows[-1][8]).claim
         if self._to_pass:
             self._to_pass -= 1
-        elif attempt == 1 and seq % (1 << _SEGMENT_BITS) > _FIRST_NUMBERS:
-            self._segment = seq >> _SEGMENT_BITS
+        elif attempt == 1:
+            self._go_on(seq, ends=len(rows) < limit)
 
-    def claimed(self, rows: Sequence[wire.Row]) -> bool:
-        """Whether the statement claimed. If it did not, `receive` is called, and a full lease is noted."""
-        if rows and rows[0][-1] is not None:
-            self._known = _claim_of(rows[0][-1])
-            self._refusals = 0
-            return True
-        self._segment = None
-        # The end of a batch is refused too.
-        self._refusals += 1
-        self._to_pass = min(1 << self._refusals, _MOST_TO_PASS) - 2
-        return False
+    def claimed(self, claim: Claim, rows: Sequence[wire.Row]) -> LeaseNumbers | None:
+        """The lease that the statement made, of claim 0 if there is nothing; None: `receive` must decide."""
+        made: int | None = rows[0][-1] if rows else None
+        if made is None:
+            self._place = None
+            # The end of a batch is refused too.
+            self._refusals += 1
+            self._to_pass = min(1 << self._refusals, _MOST_TO_PASS) - 2
+            return None
+        self._refusals = 0
+        if made:
+            self._known = made
+            if claim.opens:
+                self._go_on(rows[-1][0], ends=True)
+            elif len(rows) * 2 < claim.limit:
+                # Few numbers are events: `receive` looks further for as many as are wanted.
+                self._place = None
+        return claim.lease._replace(claim=made)
 
+    def gave_back(self, lease: bytes) -> None:
+        """Events of a lease, of this queue or another, are to be tried again."""
+        if LeaseNumbers.of(lease).queue == self.queue:
+            self.look()
 
-def _claim_of(lease: bytes) -> int:
-    """The claim's id, which a lease contains."""
-    return int.from_bytes(lease[3:11])
+    def look(self) -> None:
+        """`receive` looks first for what is to be tried again."""
+        self._place = None
+
+    def _go_on(self, seq: int, *, ends: bool) -> None:
+        if seq % (1 << _SEGMENT_BITS) > _FIRST_NUMBERS:
+            self._place = (seq >> _SEGMENT_BITS, seq if ends else None)

@@ -15,6 +15,7 @@ from uuid import UUID
 from psycopg import sql
 
 from pgmb._core import wire
+from pgmb._core.lease import LeaseNumbers
 from pgmb.errors import InvalidArgument
 from pgmb.types import Duration, Event, Heartbeat, Position
 
@@ -290,19 +291,28 @@ _RECEIVE: Final = (
     "queue => %s::text, max => %s::integer, lease_for => %s::interval, ack => %s::uuid,"
     " durable => %s::boolean, raw => true)"
 )
-# Claims a range and reads it. The planner cannot know the limit, which is the range's own length, and takes
-# it for a tenth of the rows: so it walks the index, also in a table of which it knows nothing.
-_CLAIM: Final = (
-    "select e.seq, e.id, e.topic, e.key, e.payload, e.headers, e.published_at, 1, c.lease"
-    " from pgmb.claim_next(queue => %s::text, max => %s::integer, lease_for => %s::interval, ack => %s::uuid,"
-    " durable => %s::boolean, known => %s::bigint, stream => {stream}, segment => {segment},"
-    " seen => pg_current_snapshot()) c"
+# Claims a range and reads it. The planner cannot know a limit that is the range's own length, and takes it
+# for a tenth of the rows: so it walks the index, also in a table of which it knows nothing.
+_CLAIMED: Final = (
+    "select e.seq, e.id, e.topic, e.key, e.payload, e.headers, e.published_at, 1, c.id from {found}"
+    "pgmb.claim_next(queue => %s::integer, max => %s::integer, token => %s::bigint,"
+    " lease_for => %s::interval, ack => %s::bigint, ack_token => %s::bigint, durable => %s::boolean,"
+    " known => %s::bigint, segment => {segment}, seen => pg_current_snapshot(){opens}) c"
     " left join lateral (select s.seq, s.id, s.topic::text, s.key::text, s.payload, s.headers,"
     " s.published_at from pgmb.segment_{stream}_{segment} s where s.seq > c.lo and s.seq <= c.hi"
+    "{in_batch} order by s.seq limit c.hi - c.lo) e on true"
+)
+_IN_BATCH: Final = (
     " and (s.xid < c.batch_xmin or pg_visible_in_snapshot(s.xid, c.batch))"
     " and (s.xid >= c.done_xmax or not pg_visible_in_snapshot(s.xid, c.done))"
-    " order by s.seq limit c.hi - c.lo) e on true"
 )
+# Looks for one more event than may be leased: only then is the end of the batch known. The statement's own
+# snapshot decides which events are in it.
+_FOUND: Final = (
+    "(select count(*) events, max(s.seq) last from (select s.seq from pgmb.segment_{stream}_{segment} s"
+    " where s.seq > %s::bigint order by s.seq limit %s::integer + 1) s) f cross join lateral "
+)
+_OPENS: Final = ", start => %s::bigint, counted => f.events, last => f.last"
 _RECEIVE_ANY: Final = (
     "select seq, id, topic, key, payload, headers, published_at, attempt, lease, queue from pgmb.receive_any("
     "queues => %s::text[], max => %s::integer, lease_for => %s::interval, durable => %s::boolean,"
@@ -341,29 +351,39 @@ def receive(
 
 
 def claim(
-    queue: str,
+    lease: LeaseNumbers,
     limit: int,
     lease_for: Duration | None,
-    ack: UUID | None,
+    ack: LeaseNumbers | None,
     *,
-    known: int,
     stream: int,
     segment: int,
+    start: int | None = None,
 ) -> Statement:
-    """Receives from the middle of a batch, as a transaction of its own.
+    """Receives from the middle of a batch, or opens the one after the number `start`.
 
-    One row without a lease: nothing has happened, `receive` must decide. One row with a lease and no event:
-    the range holds none.
+    It must be alone in its transaction. `lease`: a claim of the queue that the caller knows, and the token of
+    the new lease. `ack`: an earlier lease of the same queue. The last column is the new lease's claim. Null:
+    nothing has happened, and `receive` must decide; 0: there is nothing to receive. A claim without an event:
+    its range holds none.
     """
-    return Statement(
-        _claim_in(stream, segment),
-        (queue, limit, interval(lease_for), ack, ack is not None, known),
-    )
+    acked = (None, None) if ack is None else (ack.claim, ack.token)
+    told = (lease.queue, limit, lease.token, interval(lease_for), *acked, ack is not None, lease.claim)
+    if start is None:
+        return Statement(_claim_in(stream, segment, opens=False), told)
+    return Statement(_claim_in(stream, segment, opens=True), (start, limit, *told, start))
 
 
 @lru_cache(256)
-def _claim_in(stream: int, segment: int) -> LiteralString:
-    text: Any = _CLAIM.format(stream=stream, segment=segment)
+def _claim_in(stream: int, segment: int, *, opens: bool) -> LiteralString:
+    found = _FOUND.format(stream=stream, segment=segment) if opens else ""
+    text: Any = _CLAIMED.format(
+        stream=stream,
+        segment=segment,
+        found=found,
+        opens=_OPENS if opens else "",
+        in_batch="" if opens else _IN_BATCH,
+    )
     return cast("LiteralString", text)
 
 

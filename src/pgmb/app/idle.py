@@ -54,6 +54,7 @@ class IdlePoller:
         self._news = asyncio.Event()
         self._stopping = False
         self._pace = Pace()
+        self._retrying = Pace(settling.FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS * 2)
         self._polled_at = float("-inf")
         """When all waiting queues were polled last."""
         self._deadline = AsyncDeadline("waiting for events", broker.break_off)
@@ -144,11 +145,13 @@ class IdlePoller:
             self._waiting.clear()
             return
         except settling.DATABASE_ERRORS as error:
-            logger.warning(
-                "cannot receive: %s; retrying in %.1f s", str(error).strip(), LONGEST_PAUSE_SECONDS * 2
-            )
-            await asyncio.sleep(LONGEST_PAUSE_SECONDS * 2)
+            pause = self._retrying.pause()
+            logger.warning("cannot receive: %s; retrying in %.1f s", str(error).strip(), pause)
+            # The news that led to this poll is still unread.
+            self._told.update(queues)
+            await asyncio.sleep(pause)
             return
+        self._retrying.found()
         if not lease:
             return
         self._pace.found()

@@ -1,6 +1,6 @@
 """Promises: the statement that claims and reads delivers what receive would, and refuses all else.
 
-- it is used in the middle of a batch, and the leases it makes are those of receive;
+- it is used in the middle of a batch and where the next one begins, and its leases are those of receive;
 - gaps in its range are counted, and a range without events is no lease;
 - a role that may consume the queue but not read the stream receives as before, and so do clients of poolers;
 - a queue that is created again under its name, on another stream, is not read from the old one;
@@ -10,13 +10,13 @@
 from __future__ import annotations
 
 from typing import Any
-from uuid import UUID
 
 import psycopg
 import pytest
 
 import pgmb
 from pgmb._core import statements
+from pgmb._core.lease import LeaseNumbers
 
 FIRST = 5000
 """Numbers that are skipped: the first of a segment are left to receive."""
@@ -40,7 +40,7 @@ class Watched:
         def rows(statement: statements.Statement, conn: Any) -> Any:
             got = plain(statement, conn)
             if "pgmb.claim_next" in statement.text:
-                self.claims += got[0][-1] is not None
+                self.claims += bool(got[0][-1])
                 self.refusals += got[0][-1] is None
             self.receives += "pgmb.receive(" in statement.text
             self.recounts += "pgmb.recount" in statement.text
@@ -59,12 +59,12 @@ def begin(db: psycopg.Connection[Any], broker: pgmb.Broker, events: int = 300) -
     skip(db)
     broker.create_queue("q")
     fill(db, events)
-    assert len(broker.receive("q", 10)) == 10
+    assert len(broker.receive("q", 10)) == min(10, events)
 
 
-def skip(db: psycopg.Connection[Any]) -> None:
-    last = "coalesce(pg_sequence_last_value('pgmb.seq_main'), 0)"
-    db.execute(f"select setval('pgmb.seq_main', ({last} >> 40 << 40) + {FIRST})")
+def skip(db: psycopg.Connection[Any], stream: str = "main") -> None:
+    last = f"coalesce(pg_sequence_last_value('pgmb.seq_{stream}'), 0)"
+    db.execute(f"select setval('pgmb.seq_{stream}', ({last} >> 40 << 40) + {FIRST})")
 
 
 def test_a_backlog_is_received_once_and_in_order(db: psycopg.Connection[Any], watched: Watched) -> None:
@@ -79,6 +79,24 @@ def test_a_backlog_is_received_once_and_in_order(db: psycopg.Connection[Any], wa
     assert (watched.claims, watched.recounts) == (14, 0)
     status = next(s for s in watched.broker.queue_status() if s.queue == "q")
     assert (status.leases, status.leased_events) == (1, 10)
+
+
+def test_events_that_come_one_by_one_are_received_by_it(
+    db: psycopg.Connection[Any], watched: Watched
+) -> None:
+    """Looks that find nothing are made by it too."""
+    begin(db, watched.broker, 5)
+    lease, seqs, receives = None, [], watched.receives
+    for _ in range(10):
+        assert not watched.broker.receive("q", 10, ack=lease)
+        fill(db, 2)
+        lease = watched.broker.receive("q", 10)
+        seqs += [event.seq for event in lease]
+    assert seqs == list(range(FIRST + 6, FIRST + 26))
+    assert (watched.claims, watched.refusals, watched.receives - receives) == (10, 0, 0)
+    assert lease is not None
+    assert lease.retry(lease.events[:1], after=0) == 1
+    assert [event.attempt for event in watched.broker.receive("q", 10)] == [2], "retries come first"
 
 
 def test_its_leases_are_settled_as_any(db: psycopg.Connection[Any], watched: Watched) -> None:
@@ -195,8 +213,13 @@ def test_a_queue_of_the_same_name_on_another_stream_is_read_from_there(
     watched.broker.create_stream("other")
     watched.broker.drop_queue("q")
     watched.broker.create_queue("q", stream="other")
-    watched.broker.publish("x", "there", stream="other")
-    assert [event.payload for event in watched.broker.receive("q", 10)] == ["there"]
+    skip(db, "other")
+    claims = watched.claims
+    for payload in range(30):
+        watched.broker.publish("x", f"there {payload}", stream="other")
+    received = [event.payload for _ in range(3) for event in watched.broker.receive("q", 10)]
+    assert received == [f"there {payload}" for payload in range(30)]
+    assert watched.claims > claims
 
 
 def test_rotation_and_the_ends_of_batches_change_nothing(
@@ -218,7 +241,7 @@ def test_rotation_and_the_ends_of_batches_change_nothing(
     [
         "select pgmb.pause('q')",
         "select pgmb.bind('q', '{a.b}')",
-        "select pgmb.retry(lease, after => '0') from pgmb.receive('q', 1)",
+        "select pgmb.retry(lease, after => '0'), pg_sleep(0.06) from pgmb.receive('q', 1)",
         "update pgmb.queue set max_attempts = 5, rps = 1000 where name = 'q'",
     ],
 )
@@ -238,12 +261,12 @@ def test_a_transaction_with_an_old_snapshot_or_an_xid_is_refused(
     db: psycopg.Connection[Any], connect: Any, watched: Watched
 ) -> None:
     begin(db, watched.broker)
-    statement = statements.claim("q", 10, None, None, known=0, stream=1, segment=0)
+    statement = statements.claim(LeaseNumbers(1, 0, 7), 10, None, None, stream=1, segment=0)
     for opening in ("begin isolation level repeatable read", "begin; select pg_current_xact_id()"):
         with connect() as other:
             other.execute(opening)
             assert [row[-1] for row in other.execute(statement.text, statement.parameters)] == [None]
             other.execute("rollback")
     with connect() as other:
-        lease = other.execute(statement.text, statement.parameters).fetchall()[0][-1]
-        assert isinstance(lease, UUID)
+        claimed = other.execute(statement.text, statement.parameters).fetchall()[0][-1]
+        assert isinstance(claimed, int)

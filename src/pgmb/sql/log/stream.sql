@@ -111,6 +111,9 @@ begin
   execute format('create index stream_%s_xid on pgmb.%I (xid)', made.id, 'log_' || made.name);
   execute format('alter sequence pgmb.%I owned by pgmb.%I.seq', 'seq_' || made.name, 'log_' || made.name);
   perform pgmb_internal.attach_segment(made, nth) from generate_series(0, 1) nth;
+  if made.name = 'main' then
+    perform pgmb_internal.create_main_reader(made.id, 0);
+  end if;
   -- Who comes to the new log sees both.
   update pgmb.segment s set writers = '{}' where s.stream = made.id;
   perform pgmb_internal.grant_stream(made.name, roles.publisher, roles.consumer)

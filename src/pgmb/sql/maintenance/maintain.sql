@@ -36,6 +36,9 @@ begin
     opened := next_one.number;
     -- Not transactional, on purpose: the next number drawn anywhere is in the new segment.
     perform setval(format('pgmb.%I', 'seq_' || rotate.stream)::regclass, pgmb_internal.first_number(opened));
+    if rotate.stream = 'main' then
+      perform pgmb_internal.create_main_reader(rotated.id, opened);
+    end if;
     -- Also those before it: a rotation that was rolled back has moved the numbers on but closed nothing.
     update pgmb.segment s
     set closed_at = clock_timestamp(), last_seq = case when s.number = current_number then newest_seq end

@@ -68,8 +68,29 @@ begin
   return pgmb_internal.event_columns((select s.salt from pgmb.stream s where s.id = columns_of.stream));
 end $$;
 
--- Creates the function by which a receive reads a few events of a segment: as pgmb_internal.main_part, but planned once
--- in a session. topics, regex: the queue's patterns, compiled.
+-- The body of a function by which a receive reads a few events of a segment: as pgmb_internal.main_part, but planned once in a
+-- session.
+create or replace function pgmb_internal.reader_body(stream integer, number bigint)
+returns text
+language sql stable
+as $$
+  select string_agg(format('
+    %1$s
+      return query
+      select given, e.seq, %2$s, e.topic::text, e.key::text, e.payload, e.headers, e.published_at, 1
+      from pgmb.segment_%3$s_%4$s e
+      where e.seq > lo and e.seq <= hi
+        and (e.xid < batch_xmin or pg_visible_in_snapshot(e.xid, batch))
+        and (e.xid >= done_xmax or not pg_visible_in_snapshot(e.xid, done))
+        and (topics is null or e.topic = any (topics)) and (regex is null or e.topic ~ regex)
+      order by e.seq;', one.condition, one.id, stream, number), '' order by one.condition desc) || '
+    end if;'
+  from (values ('if raw then', 'e.id'),
+    ('else', format('coalesce(e.id, pgmb.derive_id(e.seq, e.published_at, (select s.salt from pgmb.stream s where s.id = %s)))',
+      stream))) one (condition, id)
+$$;
+
+-- Creates the function by which a receive reads a few events of a segment. topics, regex: the queue's patterns, compiled.
 create or replace function pgmb_internal.create_reader(stream integer, number integer)
 returns void
 language plpgsql
@@ -77,30 +98,40 @@ as $$
 declare
   reader text := format('pgmb_internal.read_%s_%s', stream, number);
 begin
-  execute format('create or replace function %1$s(
+  execute format('create or replace function %s(
       lo bigint, hi bigint, batch pg_snapshot, batch_xmin xid8, done pg_snapshot, done_xmax xid8, given uuid, raw boolean,
       topics text[], regex text)
     returns table (lease uuid, seq bigint, id uuid, topic text, key text, payload json, headers json,
       published_at timestamptz, attempt integer)
     language plpgsql
     as $read$
-    declare
-      salt bigint;
-    begin
-      if not raw then
-        select s.salt into salt from pgmb.stream s where s.id = %2$s;
-      end if;
-      return query
-      select given, e.seq, case when raw then e.id else coalesce(e.id, pgmb.derive_id(e.seq, e.published_at, salt)) end,
-        e.topic::text, e.key::text, e.payload, e.headers, e.published_at, 1
-      from pgmb.segment_%2$s_%3$s e
-      where e.seq > lo and e.seq <= hi
-        and (e.xid < batch_xmin or pg_visible_in_snapshot(e.xid, batch))
-        and (e.xid >= done_xmax or not pg_visible_in_snapshot(e.xid, done))
-        and (topics is null or e.topic = any (topics)) and (regex is null or e.topic ~ regex)
-      order by e.seq;
-    end $read$', reader, stream, number);
+    begin %s
+    end $read$', reader, pgmb_internal.reader_body(stream, number));
   execute format('revoke all on function %s from public', reader);
+end $$;
+
+-- Creates the function by which receives read a few events of the stream main, anew for each segment that opens: it reads that
+-- one without dynamic SQL, which would be a fifth of a receive of one event, and the others by their own functions.
+create or replace function pgmb_internal.create_main_reader(stream integer, number bigint)
+returns void
+language plpgsql
+as $$
+begin
+  execute format('create or replace function pgmb_internal.read_main(segment bigint,
+      lo bigint, hi bigint, batch pg_snapshot, batch_xmin xid8, done pg_snapshot, done_xmax xid8, given uuid, raw boolean,
+      topics text[], regex text)
+    returns table (lease uuid, seq bigint, id uuid, topic text, key text, payload json, headers json,
+      published_at timestamptz, attempt integer)
+    language plpgsql
+    as $read$
+    begin
+      if segment <> %2$s then
+        return query execute ''select * from pgmb_internal.read_%1$s_'' || segment || ''($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)''
+        using lo, hi, batch, batch_xmin, done, done_xmax, given, raw, topics, regex;
+        return;
+      end if; %3$s
+    end $read$', stream, number, pgmb_internal.reader_body(stream, number));
+  revoke all on function pgmb_internal.read_main from public;
 end $$;
 
 -- Drops the functions that read segments which are gone.

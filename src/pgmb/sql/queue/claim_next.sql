@@ -1,16 +1,21 @@
 -- Claiming for clients that read the log themselves, in the statement that claims (docs/adr/0035).
 
--- Leases the next `max` numbers of the batch that a queue is in the middle of: (lo, hi] of one segment of its stream, as
--- pgmb.claimed (lease, lo, hi, batch, batch_xmin, done, done_xmax). The statement that calls it reads the events, those of
--- the batch alone: visible in `batch` and not in `done`. It passes its own snapshot as `seen`, which is older than the
--- queue's lock; a batch that it cannot see as a whole is refused. Refused is whatever pgmb.receive must decide: the result is
--- null then, and nothing has happened. `known`: a claim of the queue that the caller had a lease of, where the search for
--- the newest one ends. `ack`, `lease_for` and `durable` as in receive. All numbers of the range count as events: call
--- pgmb.recount if fewer were there. Lock: the queue's, as receive. Errors: MB011 the ack's lease is lost, MB021 another
--- cluster. Support.
+-- Leases events of a queue: those of (lo, hi] of one segment of its stream that `batch` shows and `done` does not, as
+-- pgmb.claimed. The statement that calls it reads them, with the caller's own rights. It passes its own snapshot as `seen`,
+-- which is older than the queue's lock; a batch that it cannot see as a whole is refused. Whatever pgmb.receive must decide is
+-- refused too: the result is null then, and nothing has happened.
+--   In the middle of a batch (`start` null): the next `max` numbers. All of them count as events: call pgmb.recount if fewer
+-- were there.
+--   At its end: the statement found events after `start`, `counted` of them, the last one numbered `last`, and at most `max`.
+-- They are a new batch, if they have all numbers from `start` on, and if no event up to `start` can be late or unread. If it
+-- found none and receive would find none either, the id is 0.
+-- queue, ack, ack_token: numbers that a lease contains (pgmb_internal.lease_bits); the lease to settle must be of this queue.
+-- token: what the new lease contains. known: a claim of the queue that the caller had a lease of; the search for the newest
+-- claim ends there. Lock: the queue's, as receive. Errors: MB011 the ack's lease is lost, MB021 another cluster. Support.
 create or replace function pgmb.claim_next(
-  queue text, max integer, lease_for interval, ack uuid, durable boolean, known bigint, stream integer, segment bigint,
-  seen pg_snapshot
+  queue integer, max integer, token bigint, lease_for interval, ack bigint, ack_token bigint, durable boolean,
+  known bigint, segment bigint, seen pg_snapshot, start bigint default null, counted bigint default null,
+  last bigint default null
 )
 returns pgmb.claimed
 language plpgsql security definer
@@ -19,77 +24,104 @@ set enable_seqscan = off
 set enable_bitmapscan = off
 set plan_cache_mode = force_generic_plan
 set jit = off
-set lock_timeout = '1s'
 as $$
 declare
   now timestamptz := clock_timestamp();
-  caller name := pgmb_internal.caller_at_low_cost();
+  caller name;
   q record;
+  newest record;
+  noted bigint;
   claimed pgmb.claimed;
 begin
-  if pg_current_xact_id_if_assigned() is not null or pg_is_in_recovery()
-    or current_setting('transaction_isolation') <> 'read committed'
+  if pg_current_xact_id_if_assigned() is not null or current_setting('transaction_isolation') <> 'read committed'
+    or claim_next.start <> claim_next.last - claim_next.counted or claim_next.counted > claim_next.max
   then
     return null;
   end if;
   if current_setting('pgmb.cluster_checked', true) is distinct from current_database() then
     perform pgmb_internal.assert_primary();
   end if;
-  -- Few expressions and plain statements: PL/pgSQL prepares each expression again in every transaction, and the executor
-  -- initialises every column of every node. The conditions are a column, so that the queue is found by its name alone.
-  select asked.id, asked.stream_name, asked.generation, asked.lock_key, asked.bindings, pgmb_internal.draw_token() token,
+  caller := pgmb_internal.caller_at_low_cost();
+  -- Few expressions and functions in them: the executor prepares each one again at every call.
+  select asked.stream_name, asked.numbers, asked.generation, asked.bindings,
+    pg_sequence_last_value('pgmb.opening'::regclass) openings,
     -- At least a moment, as in receive.
     now + greatest(coalesce(claim_next.lease_for, asked.lease_for), interval '1 millisecond') expires_at,
-    claim_next.max > 0 and asked.stream = claim_next.stream and asked.plain and asked.matching = '' and asked.paused_at is null
+    asked.plain and asked.matching = '' and asked.paused_at is null and claim_next.max > 0
       and (pg_has_role(caller, current_user, 'usage') or pgmb_internal.may_consume(asked.id, caller))
-      and not exists (select from pgmb.retry r where r.queue = asked.id and r.due_at <= now
-        and r.due_at >= pgmb_internal.retry_since(asked.id, now)) ready
+      and (pg_try_advisory_xact_lock(asked.lock_key)
+        or pgmb_internal.try_lock(asked.id, asked.generation, asked.lock_key))
+      and (claim_next.durable or set_config('synchronous_commit', 'off', true) is not null) ready
   into q
   from pgmb.queue asked
-  where asked.name = claim_next.queue;
-  if (q.ready and (pg_try_advisory_xact_lock(q.lock_key)
-    or pgmb_internal.try_lock(q.id, q.generation, q.lock_key, 4))) is not true
-  then
+  where asked.id = claim_next.queue;
+  if q.ready is not true then
     return null;
   end if;
 
-  -- A statement of its own: its snapshot must be newer than the lock, so that the newest claim is seen.
-  insert into pgmb.claim (queue, id, token, state, bindings, events, lo, hi, place, upto,
-    done_snapshot, done_seq, done_next, batch_snapshot, batch_seq, batch_next, expires_at, swept, openings)
-  select q.id, base.id + 1, q.token, 'leased', q.bindings, claim_next.max, base.place, base.place + claim_next.max,
-    base.place + claim_next.max, base.upto, base.done_snapshot, base.done_seq, base.done_next,
-    base.batch_snapshot, base.batch_seq, base.batch_next, q.expires_at,
-    case when now > base.swept + interval '50 milliseconds' then now else base.swept end, base.openings
-  from (
-    select c.id, c.place, c.upto, c.done_snapshot, c.done_seq, c.done_next, c.batch_snapshot, c.batch_seq, c.batch_next,
-      c.swept, c.openings,
-      -- As in receive: nothing special, not too few events.
-      c.own is null and c.held is null and c.events * 2 >= c.hi - greatest(c.lo, c.done_seq) as simple
+  -- A statement of its own: its snapshot must be newer than the lock, so that the newest claim is seen. Refused is what is
+  -- special (claimable_from is null), and what is beside a generation that is being opened. Snapshots of one server are ordered,
+  -- and a later one shows all that an earlier one does: a greater xmax is proof of that; where it is equal, the order is not
+  -- known. Expired leases and due events are looked for every 50 ms.
+  if claim_next.start is null then
+    insert into pgmb.claim (queue, id, token, state, bindings, events, lo, hi, place, upto, done_snapshot, done_seq, done_next,
+      batch_snapshot, batch_seq, batch_next, claimable_from, expires_at, swept, openings)
+    select claim_next.queue, base.id + 1, claim_next.token, 'leased', q.bindings, claim_next.max, base.place, base.ending,
+      base.ending, base.upto, base.done_snapshot, base.done_seq, base.done_next,
+      base.batch_snapshot, base.batch_seq, base.batch_next, base.claimable_from, q.expires_at,
+      case when base.stale then now else base.swept end, base.openings
+    from (
+      select c.id, c.place, c.place + claim_next.max ending, c.upto, c.done_snapshot, c.done_seq, c.done_next,
+        c.batch_snapshot, c.batch_seq, c.batch_next, c.claimable_from, c.swept,
+        now > c.swept + interval '50 milliseconds' stale, c.openings
+      from pgmb.claim c
+      where c.queue = claim_next.queue and c.id >= claim_next.known order by c.id desc limit 1) base
+    -- Past what is late, and with enough of the batch left in this segment.
+    where base.place >= base.claimable_from and base.ending <= base.upto
+      and pgmb_internal.segment_of(base.upto) = claim_next.segment
+      and pg_snapshot_xmax(claim_next.seen) > pg_snapshot_xmax(base.batch_snapshot)
+      and pgmb_internal.generation_of(base.id) = q.generation and base.openings = q.openings
+      and now >= base.swept
+      and not (base.stale and pgmb_internal.needs_sweep(claim_next.queue, q.stream_name, base.swept, now))
+    returning claim.id, claim.lo, claim.hi, claim.batch_snapshot, pg_snapshot_xmin(claim.batch_snapshot),
+      claim.done_snapshot, pg_snapshot_xmax(claim.done_snapshot)
+    into claimed;
+  else
+    select c.id, c.batch_snapshot, c.batch_next, c.swept, now > c.swept + interval '50 milliseconds' stale, c.openings,
+      -- The batch has ended, and all that the log had then has a number up to `start`.
+      c.place >= c.upto and c.batch_seq >= c.upto and c.batch_seq = claim_next.start
+        and pgmb_internal.had_finished(c.batch_next, c.batch_snapshot) and c.claimable_from is not null
+        and pg_snapshot_xmax(claim_next.seen) > pg_snapshot_xmax(c.batch_snapshot)
+        -- It becomes the queue's position: a made-up one must not hide events that are published later.
+        and pg_snapshot_xmax(claim_next.seen) <= pg_snapshot_xmax(pg_current_snapshot())
+        and pgmb_internal.generation_of(c.id) = q.generation and now >= c.swept as ended
+    into newest
     from pgmb.claim c
-    where c.queue = q.id and c.id >= claim_next.known order by c.id desc limit 1) base
-  -- In the middle of a batch: past what is late, and with enough of it left in this segment. Its first numbers are left to
-  -- receive: a statement planned on a table of a few pages would scan all of it when it has grown.
-  where base.place >= base.done_seq and base.place + claim_next.max <= base.upto
-    and base.place - pgmb_internal.first_number(claim_next.segment) >= 4096 and pgmb_internal.segment_of(base.upto) = claim_next.segment
-    -- Snapshots of one server are ordered, and a later one shows all that an earlier one does. A greater xmax is proof of
-    -- that; where it is equal, the order is not known.
-    and pg_snapshot_xmax(claim_next.seen) > pg_snapshot_xmax(base.batch_snapshot)
-    and base.simple and pgmb_internal.generation_of(base.id) = q.generation and base.openings = pg_sequence_last_value('pgmb.opening'::regclass)
-    -- Nothing expired.
-    and now >= base.swept and (now <= base.swept + interval '50 milliseconds'
-      or not pgmb_internal.needs_sweep(q.id, q.stream_name, base.swept, now))
-  returning pgmb_internal.lease_of(claim.queue, claim.id, claim.token), claim.lo, claim.hi, claim.batch_snapshot,
-    pg_snapshot_xmin(claim.batch_snapshot), claim.done_snapshot, pg_snapshot_xmax(claim.done_snapshot)
-  into claimed;
-  if claimed.lease is null then
-    return null;
+    where c.queue = claim_next.queue and c.id >= claim_next.known order by c.id desc limit 1;
+    -- Numbers were given out in this segment alone: the statement looked into no other. Read after its snapshot.
+    noted := pg_sequence_last_value(q.numbers);
+    if newest.ended is not true or newest.openings <> q.openings or pgmb_internal.segment_of(noted) <> claim_next.segment
+      or pgmb_internal.segment_of(claim_next.start) <> claim_next.segment or claim_next.last > noted
+      or newest.stale and pgmb_internal.needs_sweep(claim_next.queue, q.stream_name, newest.swept, now)
+    then
+      return null;
+    end if;
+    claimed.id := 0;
+    if claim_next.counted > 0 then
+      insert into pgmb.claim (queue, id, token, state, bindings, events, lo, hi, place, upto, done_snapshot, done_seq, done_next,
+        batch_snapshot, batch_seq, batch_next, claimable_from, expires_at, swept, openings)
+      values (claim_next.queue, newest.id + 1, claim_next.token, 'leased', q.bindings, claim_next.counted, claim_next.start,
+        claim_next.last, claim_next.last, claim_next.last, newest.batch_snapshot, claim_next.start, newest.batch_next,
+        claim_next.seen, claim_next.last, newest.batch_next, claim_next.last, q.expires_at,
+        case when newest.stale then now else newest.swept end, newest.openings);
+      claimed := (newest.id + 1, claim_next.start, claim_next.last, claim_next.seen, pg_snapshot_xmin(claim_next.seen),
+        newest.batch_snapshot, pg_snapshot_xmax(newest.batch_snapshot));
+    end if;
   end if;
-  if claim_next.ack is not null then
-    perform pgmb_internal.ack_lease(claim_next.ack, caller);
+  if claimed.id is null or claim_next.ack is null then
+    return claimed;
   end if;
-  if not claim_next.durable then
-    perform pgmb_internal.commit_lazily();
-  end if;
+  perform pgmb_internal.ack_claim(claim_next.queue, claim_next.ack, claim_next.ack_token);
   return claimed;
 end $$;
 

@@ -298,9 +298,8 @@ declare
   open bigint[];
   swept record;
   fresh record;
-  first timestamptz;
 begin
-  swept := pgmb_internal.sweep_lane(q, base, now);
+  swept := pgmb_internal.sweep_when_due(q, base, now);
   base := swept.base;
   if q.max_in_flight is not null then
     open := (pgmb_internal.in_flight(q.id, base.open, now)).open;
@@ -314,10 +313,7 @@ begin
       numbers := fresh.numbers;
       events := cardinality(numbers);
     else
-      first := pgmb_internal.first_retry(q.id, now);
-      if first is not null then
-        events := pgmb_internal.lease_due(base, q.bindings, max, first, now, now + lease_for, q.max_attempts, token);
-      end if;
+      events := pgmb_internal.lease_retries(q, base, max, now, now + lease_for, token);
     end if;
     if events > 0 then
       lease := pgmb_internal.lease_of(q.id, base.id + 1, token);

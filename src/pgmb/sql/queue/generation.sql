@@ -41,7 +41,9 @@ declare
 begin
   -- The common way: no generation was opened since the last claim.
   select q.generation, q.lock_key into hint from pgmb.queue q where q.id = lock_queue.queue;
-  if pgmb_internal.try_lock(lock_queue.queue, hint.generation, hint.lock_key, 10) then
+  if pg_try_advisory_xact_lock(hint.lock_key)
+    or pgmb_internal.try_lock(lock_queue.queue, hint.generation, hint.lock_key)
+  then
     select * into base from pgmb.claim c where c.queue = lock_queue.queue order by c.id desc limit 1;
     if base.openings = pg_sequence_last_value('pgmb.opening'::regclass) and pgmb_internal.generation_of(base.id) = hint.generation then
       return base;
@@ -111,22 +113,23 @@ as $$
     least(patience, floor(extract(epoch from (until - clock_timestamp())) * 1000)))::integer::text, true)
 $$;
 
--- Takes the lock of a queue's generation if it is free at one of several attempts, a millisecond apart. Other receives hold
--- it for a fraction of a millisecond; if all waited for it in PostgreSQL's queue, each would have to be woken in turn.
-create or replace function pgmb_internal.try_lock(queue integer, generation integer, key bigint, attempts integer)
+-- Waits for the lock of a queue's generation and returns whether it got it. Other receives hold it for a fraction of a
+-- millisecond.
+create or replace function pgmb_internal.try_lock(queue integer, generation integer, key bigint)
 returns boolean
 language plpgsql
+set lock_timeout = '5ms'
 as $$
 begin
-  for attempt in 1 .. attempts loop
-    if pg_try_advisory_xact_lock(key) then
-      return true;
-    end if;
-    -- A long transaction keeps this generation, and others have opened a newer one.
-    exit when exists (select from pgmb.generation g
-      where g.queue = try_lock.queue and g.number > try_lock.generation and g.base is not null);
-    perform pg_sleep(0.001);
-  end loop;
+  -- A long transaction keeps this generation, and others have opened a newer one.
+  if exists (select from pgmb.generation g
+    where g.queue = try_lock.queue and g.number > try_lock.generation and g.base is not null)
+  then
+    return false;
+  end if;
+  perform pg_advisory_xact_lock(key);
+  return true;
+exception when lock_not_available then
   return false;
 end $$;
 

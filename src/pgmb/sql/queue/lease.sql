@@ -67,6 +67,16 @@ as $$
   select pgmb_internal.token_of_bits(pgmb_internal.lease_bits(lease))
 $$;
 
+-- Above which number pgmb.claim_next may lease events of a batch, in the segment where it ends. Below the batch's start, events
+-- are late ones. The first numbers of a segment are left out: a statement planned on a table of a few pages would scan all of
+-- it when it has grown.
+create or replace function pgmb_internal.claimable_from(done_seq bigint, upto bigint)
+returns bigint
+language sql immutable
+as $$
+  select greatest(done_seq, pgmb_internal.first_number(pgmb_internal.segment_of(upto)) + 4096)
+$$;
+
 -- Appends the claim that follows `base`: the queue's new position, and the lease of (lo, hi] if it is one.
 -- Another session's claim of that number can only be there when this transaction's snapshot is older than
 -- it: the caller tries again (40001).
@@ -79,13 +89,14 @@ language plpgsql
 as $$
 begin
   insert into pgmb.claim (queue, id, token, state, bindings, events, lo, hi, place, upto,
-    done_snapshot, done_seq, done_next, batch_snapshot, batch_seq, batch_next,
+    done_snapshot, done_seq, done_next, batch_snapshot, batch_seq, batch_next, claimable_from,
     own, own_seq, expires_at, swept, held, keys, open, paid_until, passed_keys, passed_origins, passed_seqs,
     chosen, lagging, openings)
   values (base.queue, base.id + 1, write_claim.token, write_claim.state, write_claim.bindings, write_claim.events,
     write_claim.lo, write_claim.hi, base.place, base.upto,
     base.done_snapshot, base.done_seq, base.done_next, base.batch_snapshot, base.batch_seq, base.batch_next,
-    base.own, base.own_seq, write_claim.expires_at, base.swept, base.held, write_claim.keys, base.open, base.paid_until,
+    -- Only receive knows what this transaction published, and which leases a sweep could not examine.
+    case when base.own is null and base.held is null then pgmb_internal.claimable_from(base.done_seq, base.upto) end, base.own, base.own_seq, write_claim.expires_at, base.swept, base.held, write_claim.keys, base.open, base.paid_until,
     base.passed_keys, base.passed_origins, base.passed_seqs, write_claim.chosen, base.lagging, base.openings)
   on conflict do nothing;
   if not found then
@@ -305,4 +316,27 @@ begin
       held := nullif(array_remove(held, passing.id), '{}');
     end if;
   end loop;
+end $$;
+
+-- Sweeps a queue that is at `base`, or a lane of it, at most every 50 ms. released: how many delayed events that brought into
+-- the log. pending: the position is worth writing.
+create or replace function pgmb_internal.sweep_when_due(
+  q pgmb.queue, inout base pgmb.claim, now timestamptz, out released bigint, out pending boolean
+)
+language plpgsql
+as $$
+declare
+  swept record;
+begin
+  released := 0;
+  pending := false;
+  -- A clock that was set back takes the sweep back with it: no lease given now may lie behind it.
+  base.swept := least(base.swept, now);
+  if now > base.swept + interval '50 milliseconds' or base.held is not null then
+    swept := pgmb_internal.sweep(q.id, base, now);
+    base.swept := swept.swept;
+    base.held := swept.held;
+    pending := swept.examined >= 64;
+    released := pgmb_internal.release_due(q.stream_name, now);
+  end if;
 end $$;

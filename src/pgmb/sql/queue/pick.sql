@@ -97,7 +97,7 @@ returns bigint
 language plpgsql
 as $$
 declare
-  -- How many due rows are looked at. Hundreds may be of one key, and keys are what is checked.
+  -- How many due rows are looked at: more than are wanted, because hundreds may have the same key.
   most bigint := greatest(max * 4, 1000);
   looked bigint;
   leased bigint[];
@@ -115,13 +115,14 @@ begin
       select later.id, later.key, later.due_at, later.origin, later.seq,
         pgmb_internal.comes_alone(later, lease_due_in_order.max_attempts) alone
       from pgmb.retry later
-      -- An array of them, with no other condition, which could lead to another index.
+      -- By id alone: with a condition on due_at, a plan made while the table was small reads all that is due.
       where later.id = any (array(
         select d.id from due d where d.key is null
         union all
         select ahead.id from (select distinct d.key from due d where d.key is not null) waiting
         cross join lateral pgmb_internal.first_of_key(lease_due_in_order.base, waiting.key) ahead
         where ahead.due_at <= lease_due_in_order.now))
+        and later.lease is null
       order by later.due_at
       limit lease_due_in_order.max
       for update skip locked
@@ -169,7 +170,7 @@ begin
     lease_due_in_order.token);
   if events > 0 then
     update pgmb.retry r set due_at = lease_due_in_order.now
-    -- An array here too: planned while the table was small, a join would read all of it for each key.
+    -- By id alone, as above. A join would read the whole table for each key.
     where r.id = any (array(
       select waiting.id
       from (select distinct t.key from pgmb.retry t where t.id = any (leased) and t.key is not null) taken
@@ -181,6 +182,31 @@ begin
   end if;
   return events;
 end $$;
+
+-- Sets events of an ordered queue aside that lie above its position and up to `upto`: those of the keys `behind`, by their
+-- hashes, that were published after `ending`.
+create or replace function pgmb_internal.park(
+  q pgmb.queue, base pgmb.claim, upto bigint, behind integer[], ending timestamptz, now timestamptz
+)
+returns void
+language sql volatile
+as $$
+  insert into pgmb.retry (queue, due_at, attempt, seq, event_id, topic, key, payload, headers, published_at, ordered, origin)
+  -- The first behind a lease is due and only blocked: nothing has to wake it (see pgmb_internal.lease_due_in_order).
+  -- The others wait until they are the first.
+  select (q).id,
+    case when e.key_place = 1 and not exists (
+        select from pgmb_internal.events_of_key(base, e.key) waiting where waiting.lease is null)
+      then now else 'infinity' end,
+    1, e.seq, e.id, e.topic, e.key, e.payload, e.headers, e.published_at, true, (base).id + 1
+  from (
+    select parked.*, row_number() over (partition by parked.key order by parked.seq) key_place
+    from pgmb_internal.batch_events((q).stream, (base).done_snapshot, (base).done_seq, (base).done_next,
+      (base).batch_snapshot, (base).own, (base).own_seq, (base).place, upto,
+      (q).matching || pgmb_internal.with_keys(behind)
+        || case when ending is null then '' else format(' and e.published_at > %L', ending) end,
+      9223372036854775807) parked) e
+$$;
 
 -- Which events of a queue above its position and up to `hi` are to be delivered now, at most `allowed`: those up to
 -- `upto` that match `matching`, `taken` in number. Those older than the queue lets them live become dead letters,
@@ -291,20 +317,6 @@ begin
       9223372036854775807) e;
   end if;
   if behind is not null then
-    insert into pgmb.retry (queue, due_at, attempt, seq, event_id, topic, key, payload, headers, published_at, ordered, origin)
-    -- The first behind a lease is due and only blocked: nothing has to wake it (see pgmb_internal.lease_due_in_order).
-    -- The others wait until they are the first.
-    select q.id,
-      case when e.key_place = 1 and not exists (
-          select from pgmb_internal.events_of_key(base, e.key) waiting where waiting.lease is null)
-        then now else 'infinity' end,
-      1, e.seq, e.id, e.topic, e.key, e.payload, e.headers, e.published_at, true, base.id + 1
-    from (
-      select parked.*, row_number() over (partition by parked.key order by parked.seq) key_place
-      from pgmb_internal.batch_events(q.stream, base.done_snapshot, base.done_seq, base.done_next, base.batch_snapshot,
-        base.own, base.own_seq, base.place, upto,
-        q.matching || pgmb_internal.with_keys(behind)
-          || case when ending is null then '' else format(' and e.published_at > %L', ending) end,
-        9223372036854775807) parked) e;
+    perform pgmb_internal.park(q, base, upto, behind, ending, now);
   end if;
 end $$;

@@ -102,24 +102,6 @@ as $$
   from (select c.id from pgmb.claim c where c.queue = try_queue.queue order by c.id desc limit 1) newest
 $$;
 
--- Sweeps a queue that is at `base`, or a lane of it, at most every 50 ms. pending: the position is worth writing.
-create or replace function pgmb_internal.sweep_lane(q pgmb.queue, inout base pgmb.claim, now timestamptz, out pending boolean)
-language plpgsql
-as $$
-declare
-  swept record;
-begin
-  base.swept := least(base.swept, now);
-  pending := false;
-  if now > base.swept + interval '50 milliseconds' or base.held is not null then
-    swept := pgmb_internal.sweep(q.id, base, now);
-    base.swept := swept.swept;
-    base.held := swept.held;
-    pending := swept.examined >= 64;
-    perform pgmb_internal.release_due(q.stream_name, now);
-  end if;
-end $$;
-
 -- How many more events of a queue with max_in_flight may be leased; null without a limit.
 create or replace function pgmb_internal.room_in_flight(head pgmb.queue, lanes pgmb.queue[])
 returns bigint
@@ -144,7 +126,6 @@ declare
   now timestamptz := clock_timestamp();
   flight record;
   swept record;
-  first timestamptz;
   picked record;
   trimmed pgmb.claim;
   taken bigint := 0;
@@ -165,27 +146,20 @@ begin
   if asks and pgmb_internal.needs_timeout(q) then
     perform pgmb_internal.assert_timeout();
   end if;
-  swept := pgmb_internal.sweep_lane(q, base, now);
+  swept := pgmb_internal.sweep_when_due(q, base, now);
   base := swept.base;
   pending := swept.pending;
 
   flight := pgmb_internal.in_flight(q.id, base.open, now);
   base.open := flight.open;
-  first := pgmb_internal.first_retry(q.id, now);
-  if first is not null then
-    base.open := flight.open || (base.id + 1);
-    if q.ordered then
-      events := pgmb_internal.lease_due_in_order(base, q.bindings, max, first, now, now + lease_for, q.max_attempts, token, flight.keys);
-    else
-      events := pgmb_internal.lease_due(base, q.bindings, max, first, now, now + lease_for, q.max_attempts, token);
-    end if;
-    if events > 0 then
-      lease := pgmb_internal.lease_of(q.id, base.id + 1, token);
-      retried := true;
-      return;
-    end if;
-    base.open := flight.open;
+  base.open := flight.open || (base.id + 1);
+  events := pgmb_internal.lease_retries(q, base, max, now, now + lease_for, token, flight.keys);
+  if events > 0 then
+    lease := pgmb_internal.lease_of(q.id, base.id + 1, token);
+    retried := true;
+    return;
   end if;
+  base.open := flight.open;
 
   if q.max_length is not null and q.when_full = 'drop_oldest' then
     trimmed := pgmb_internal.drop_oldest(q, base);

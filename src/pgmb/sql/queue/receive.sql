@@ -17,6 +17,10 @@ declare
   last bigint;
   got bigint := 0;
 begin
+  -- Before they can be noted as received, those of another transaction so noted must lie behind.
+  if base.own <> pg_current_xact_id() and not pg_visible_in_snapshot(base.own, base.batch_snapshot) then
+    perform pgmb_internal.raise_moved_on();
+  end if;
   base.own_seq := case when base.own = pg_current_xact_id() then base.own_seq else 0 end;
   base.own := pg_current_xact_id();
   lo := base.own_seq;
@@ -42,16 +46,53 @@ begin
   end if;
 end $$;
 
+-- Whether no event of a batch can be late any more: all transactions up to `next`, below which events may have low numbers, had
+-- finished in the snapshot.
+create or replace function pgmb_internal.had_finished(next xid8, snapshot pg_snapshot)
+returns boolean
+language sql immutable
+as $$
+  select next < pg_snapshot_xmin(snapshot)
+$$;
+
 -- Whether the next batch of a queue starts where the one before started, not where it ended. Publishers were at work when
 -- the last batch was opened, so that some of their numbers lie below its end: events that committed since would be late
 -- ones, each found by its transaction. Where nothing below the start of the last batch was unfinished, and that start is
 -- not far away for what is new, to walk over those numbers again costs less. `last`: the last number of the log.
-create or replace function pgmb_internal.rereads(base pgmb.claim, last bigint)
+create or replace function pgmb_internal.rereads(
+  done_seq bigint, done_next xid8, batch_next xid8, batch_snapshot pg_snapshot, upto bigint, last bigint
+)
 returns boolean
 language sql immutable
 as $$
-  select (base).batch_next >= pg_snapshot_xmin((base).batch_snapshot) and (base).done_next < pg_snapshot_xmin((base).batch_snapshot)
-    and (base).upto - (base).done_seq <= 64 + 4 * (last - (base).upto)
+  select not pgmb_internal.had_finished(batch_next, batch_snapshot) and pgmb_internal.had_finished(done_next, batch_snapshot)
+    and upto - done_seq <= 64 + 4 * (last - upto)
+$$;
+
+-- Whether the batch after the present one starts from the pair of the batch before (pgmb_internal.note_pair): publishers are
+-- at work, none of them since before that pair, and the present batch did not start from it.
+create or replace function pgmb_internal.keeps_pair(done_next xid8, batch_next xid8, batch_snapshot pg_snapshot)
+returns boolean
+language sql volatile
+as $$
+  select done_next < batch_next and pgmb_internal.had_finished(batch_next, batch_snapshot)
+    and pg_snapshot_xmin(batch_snapshot) < pg_current_xact_id()
+$$;
+
+-- The transaction id before another.
+create or replace function pgmb_internal.xid_before(xid xid8)
+returns xid8
+language sql immutable
+as $$
+  select (xid::text::bigint - 1)::text::xid8
+$$;
+
+-- Whether at least half of the numbers of the last lease were events of the queue.
+create or replace function pgmb_internal.was_dense(base pgmb.claim)
+returns boolean
+language sql immutable
+as $$
+  select (base).events * 2 >= (base).hi - greatest((base).lo, (base).done_seq)
 $$;
 
 -- A queue's position with the next batch opened: it begins where the one before ended, and ends here and now. In this
@@ -70,7 +111,9 @@ begin
     base.own := null;
     base.own_seq := null;
   end if;
-  if (open_batch.again and pgmb_internal.rereads(base, last)) is not true then
+  if not open_batch.again
+    or not pgmb_internal.rereads(base.done_seq, base.done_next, base.batch_next, base.batch_snapshot, base.upto, last)
+  then
     base.done_seq := base.batch_seq;
     base.done_next := base.batch_next;
   end if;
@@ -85,25 +128,19 @@ end $$;
 -- every transaction with a higher id takes higher numbers only. `noted` is the sequence before this transaction had an
 -- xid, which is the id then. A transaction that had one before (`noted` null) takes the end of the batch, which was read
 -- earlier in this call, and an id that no transaction has yet; not for a short batch, which is as soon read again.
--- `again`: where transactions below that id are unfinished, the pair before stays if none is unfinished below its own and
--- this batch did not start from it (pgmb_internal.rereads).
+-- `again`: the pair before may stay (pgmb_internal.keeps_pair).
 create or replace function pgmb_internal.note_pair(base pgmb.claim, noted bigint, again boolean default false)
 returns pgmb.claim
 language plpgsql
 as $$
-declare
-  own bigint;
 begin
   if noted is not null then
-    own := pg_current_xact_id()::text::bigint;
-    if not (note_pair.again and base.done_next < base.batch_next and base.batch_next < pg_snapshot_xmin(base.batch_snapshot)
-      and pg_snapshot_xmin(base.batch_snapshot)::text::bigint < own)
-    then
-      base.batch_next := greatest((own - 1)::text::xid8, base.batch_next);
+    if not (note_pair.again and pgmb_internal.keeps_pair(base.done_next, base.batch_next, base.batch_snapshot)) then
+      base.batch_next := greatest(pgmb_internal.xid_before(pg_current_xact_id()), base.batch_next);
       base.batch_seq := greatest(note_pair.noted, base.batch_seq);
     end if;
   elsif base.upto - base.batch_seq >= 64 then
-    base.batch_next := greatest((pgmb_internal.unused_xid()::text::bigint - 1)::text::xid8, base.batch_next);
+    base.batch_next := greatest(pgmb_internal.xid_before(pgmb_internal.unused_xid()), base.batch_next);
     base.batch_seq := base.upto;
   end if;
   return base;
@@ -130,9 +167,8 @@ begin
   end loop;
 end $$;
 
--- Whether a queue needs a sweep: leases expired since the last one or were shortened, or delayed events are due. Also true if
--- 64 or more claims, settled or not, lie behind: the sweep moves past them. The caller has found no due retry in this
--- transaction; if that scan was long, its end is stored here.
+-- Whether a queue needs a sweep: leases expired since the last one or were shortened, or retries or delayed events are due. Also true if
+-- 64 or more claims, settled or not, lie behind: the sweep moves past them.
 create or replace function pgmb_internal.needs_sweep(queue integer, stream_name text, swept timestamptz, now timestamptz)
 returns boolean
 language plpgsql volatile
@@ -141,12 +177,8 @@ declare
   read_before bigint := pgmb_internal.entries_read('pgmb.delayed_due');
   passed bigint;
 begin
-  if pgmb_internal.should_store_scan('pgmb.retry_' || needs_sweep.queue, pgmb_internal.entries_read('pgmb.retry_due'))
-    and pgmb_internal.first_retry(needs_sweep.queue, needs_sweep.now) is not null
-  then
-    return true;
-  end if;
-  if (select count(*) >= 64 or count(*) filter (where pgmb_internal.is_leased(passing.state)) > 0
+  if pgmb_internal.first_retry(needs_sweep.queue, needs_sweep.now) is not null
+    or (select count(*) >= 64 or count(*) filter (where pgmb_internal.is_leased(passing.state)) > 0
       from (
         select c.state from pgmb.claim c
         where c.queue + 0 = needs_sweep.queue
@@ -243,11 +275,9 @@ declare
   base pgmb.claim := pgmb_internal.lock_queue(receive_plain.queue);
   now timestamptz := clock_timestamp();
   given uuid := pgmb_internal.lease_of(receive_plain.queue, base.id + 1, receive_plain.token);
-  sparse boolean := base.events * 2 < base.hi - greatest(base.lo, base.done_seq);
+  sparse boolean := not pgmb_internal.was_dense(base);
   q pgmb.queue;
   swept record;
-  released bigint := 0;                      -- delayed events that this call brought into the log
-  first timestamptz;                         -- the due time of the first retry
   late pgmb.event[];
   segment record;
   ahead record;
@@ -263,22 +293,12 @@ declare
 begin
   select * into q from pgmb.queue asked where asked.id = receive_plain.queue;
 
-  -- What expired. A clock that was set back takes the sweep back with it: no lease given now may lie behind it.
-  base.swept := least(base.swept, now);
-  if now > base.swept + interval '50 milliseconds' or base.held is not null then
-    swept := pgmb_internal.sweep(q.id, base, now);
-    base.swept := swept.swept;
-    base.held := swept.held;
-    pending := swept.examined >= 64;
-    released := pgmb_internal.release_due(q.stream_name, now);
-  end if;
+  swept := pgmb_internal.sweep_when_due(q, base, now);
+  base := swept.base;
+  pending := swept.pending;
 
   -- What is due again comes first, in a lease of its own.
-  first := pgmb_internal.first_retry(q.id, now);
-  if first is not null
-    and pgmb_internal.lease_due(base, q.bindings, receive_plain.max, first, now, now + receive_plain.lease_for, q.max_attempts,
-      receive_plain.token) > 0
-  then
+  if pgmb_internal.lease_retries(q, base, receive_plain.max, now, now + receive_plain.lease_for, receive_plain.token) > 0 then
     return query
     select given, r.seq, r.event_id, r.topic, r.key, r.payload, r.headers, r.published_at, r.attempt
     from pgmb.retry r where r.queue = q.id and r.lease = base.id + 1 order by r.seq;
@@ -343,7 +363,7 @@ begin
     exit when got > 0 or base.place < base.upto;
   end loop;
 
-  if opened and (got > 0 or pending or scanned >= 64 or released > 0 or entry_xid is not null) then
+  if opened and (got > 0 or pending or scanned >= 64 or swept.released > 0 or entry_xid is not null) then
     base := pgmb_internal.note_pair(base, case when entry_xid is null then noted end, again => got > 0);
   end if;
   if got > 0 then
@@ -353,11 +373,7 @@ begin
   end if;
 
   -- Nothing that others published: events of this transaction itself, or those that it released.
-  if (entry_xid is not null or released > 0) and base.place >= base.upto then
-    -- Before our own events can be noted as received, those of another transaction so noted must lie behind.
-    if base.own <> pg_current_xact_id() and not pg_visible_in_snapshot(base.own, base.batch_snapshot) then
-      perform pgmb_internal.raise_moved_on();
-    end if;
+  if (entry_xid is not null or swept.released > 0) and base.place >= base.upto then
     return query select * from pgmb_internal.receive_own(base, q.stream, q.bindings, q.matching, given, receive_plain.token,
       now + receive_plain.lease_for, receive_plain.max);
     if found then
@@ -389,7 +405,7 @@ begin
     return;
   end if;
   if made.retried then
-    -- Variables: planned while the table was small, the functions would lead to an index of all that waits.
+    -- In variables: with the functions, a plan made while the table was small reads all that waits.
     lane := pgmb_internal.lease_queue(made.lease);
     claim_id := pgmb_internal.lease_claim(made.lease);
     return query
@@ -457,32 +473,32 @@ set jit = off
 set lock_timeout = '1s'
 as $$
 declare
-  q record;
-  base pgmb.claim;
-  now timestamptz;
+  now timestamptz := clock_timestamp();
   caller name;
-  got bigint;
+  q record;
+  base record;                               -- the queue's position, which becomes the new claim
+  opens boolean;                             -- the next batch, in this call
+  fits boolean;                              -- a window of as many numbers as events are wanted is enough
   lo bigint;
-  opened boolean;
-  short boolean := false;
-  reading text;
+  token bigint;
+  given uuid;
+  got bigint;
+  lazily text;
 begin
-  -- Few expressions and large statements up to the end of the short way: PL/pgSQL prepares each expression again in every
-  -- transaction, as a whole. So what only some cases need is an expression of its own.
-  if pg_is_in_recovery() or current_setting('pgmb.cluster_checked', true) is distinct from current_database()
+  -- Few expressions and functions in them, and no composite values: PL/pgSQL prepares each expression again in every
+  -- transaction, and passes a claim by copies of its columns.
+  if current_setting('pgmb.cluster_checked', true) is distinct from current_database()
     or current_setting('transaction_isolation') <> 'read committed'
   then
     perform pgmb_internal.assert_primary();
     perform pgmb_internal.assert_read_committed();
   end if;
-  now := clock_timestamp();
   select asked.id, asked.stream, asked.stream_name, asked.numbers, asked.bindings, asked.matching, asked.topics, asked.regex,
-    asked.generation, asked.lock_key, asked.paused_at, asked.max_attempts, asked.plain,
+    asked.generation, asked.lock_key, asked.paused_at, asked.plain, pg_current_xact_id_if_assigned() entry_xid,
     -- At least a moment: a lease that ends where the sweep stands would never be examined.
     greatest(coalesce(receive.lease_for, asked.lease_for), interval '1 millisecond') lease_for,
-    pg_current_xact_id_if_assigned() entry_xid,
     -- The sequence, read before this transaction has an xid: what the next batch may start from.
-    coalesce(pg_sequence_last_value(asked.numbers), 0) noted, pgmb_internal.draw_token() token,
+    coalesce(pg_sequence_last_value(asked.numbers), 0) noted,
     asked.plain and exists (select from pgmb.retry r where r.queue = asked.id and r.due_at <= now
       and r.due_at >= pgmb_internal.retry_since(asked.id, now)) due
   into q
@@ -501,77 +517,91 @@ begin
     return;
   end if;
   if not receive.durable then
-    perform pgmb_internal.commit_lazily();
+    lazily := pgmb_internal.commit_lazily();
   end if;
 
   -- The short way: the batch goes on, or the next one begins, in one segment, and nothing is late, due, expired or
   -- special. Numbers are nearly dense, so a window of as many numbers as events are wanted holds at most that many and
   -- needs no limit and no count. Where few match, it is worth it if the window holds the rest of the batch.
-  if q.plain and q.entry_xid is null and not q.due and (pg_try_advisory_xact_lock(q.lock_key)
-    -- Another consumer, woken for the same event, is about to finish its claim.
-    or pgmb_internal.try_lock(q.id, q.generation, q.lock_key, 4))
+  if q.plain and q.entry_xid is null and not q.due
+    and (pg_try_advisory_xact_lock(q.lock_key) or pgmb_internal.try_lock(q.id, q.generation, q.lock_key))
   then
-    select c.* into base from pgmb.claim c where c.queue = q.id order by c.id desc limit 1;
-    opened := base.place >= base.upto;
-    if pgmb_internal.generation_of(base.id) = q.generation and base.openings = pg_sequence_last_value('pgmb.opening'::regclass)
-      and base.own is null and base.held is null and now >= base.swept
+    select c.id, c.place, c.upto, c.done_seq, c.done_next, c.done_snapshot, c.batch_seq, c.batch_next, c.batch_snapshot,
+      c.claimable_from, c.swept, now > c.swept + interval '50 milliseconds' stale, c.openings,
+      c.events * 2 >= c.hi - greatest(c.lo, c.done_seq) dense,
+      c.own is null and c.held is null and pgmb_internal.generation_of(c.id) = q.generation simple
+    into base
+    from pgmb.claim c
+    where c.queue = q.id order by c.id desc limit 1;
+    if base.simple and base.openings = pg_sequence_last_value('pgmb.opening'::regclass) and now >= base.swept
+      and not (base.stale and pgmb_internal.needs_sweep(q.id, q.stream_name, base.swept, now))
     then
-      if not opened then
-        short := base.place >= base.done_seq
-          and (base.events * 2 >= base.hi - greatest(base.lo, base.done_seq) or receive.max >= base.upto - base.place);
-      elsif base.batch_next < pg_snapshot_xmin(base.batch_snapshot) then
-        -- Little of what the next batch begins with was read before.
-        short := receive.max >= q.noted - base.batch_seq
-          or receive.max >= (base.upto - base.batch_seq) * 4 and base.events * 2 >= base.hi - greatest(base.lo, base.done_seq);
-      else
-        short := receive.max >= q.noted - base.done_seq and pgmb_internal.rereads(base, q.noted);
-      end if;
-    end if;
-    if short and (now <= base.swept + interval '50 milliseconds'
-      or not pgmb_internal.needs_sweep(q.id, q.stream_name, base.swept, now))
-    then
-      if now > base.swept + interval '50 milliseconds' then
+      if base.stale then
         base.swept := now;
       end if;
-      if opened then
-        -- No number was given out since, and no event can be late.
-        if q.noted <= base.batch_seq and base.batch_next < pg_snapshot_xmin(base.batch_snapshot) then
+      opens := base.place >= base.upto;
+      if not opens then
+        fits := base.place >= base.done_seq and (base.dense or receive.max >= base.upto - base.place);
+      elsif pgmb_internal.had_finished(base.batch_next, base.batch_snapshot) then
+        if q.noted <= base.batch_seq then
+          -- No number was given out since.
           return;
         end if;
-        base := pgmb_internal.open_batch(base, q.numbers, again => true);
+        fits := receive.max >= q.noted - base.batch_seq or base.dense and receive.max >= (base.upto - base.batch_seq) * 4;
+        base.done_seq := base.batch_seq;
+        base.done_next := base.batch_next;
+      else
+        fits := receive.max >= q.noted - base.done_seq and pgmb_internal.rereads(base.done_seq, base.done_next,
+          base.batch_next, base.batch_snapshot, base.upto, q.noted);
+      end if;
+      if opens and fits then
+        -- As pgmb_internal.open_batch does.
+        base.done_snapshot := base.batch_snapshot;
+        base.batch_snapshot := pgmb_internal.snapshot();
+        base.upto := greatest(pg_sequence_last_value(q.numbers), base.done_seq);
         base.place := base.done_seq;
         if base.upto = base.done_seq then
           return;
         end if;
       end if;
-      if pgmb_internal.segment_of(base.place) = pgmb_internal.segment_of(base.upto) then
-        lo := base.place;
-        base.place := least(base.place + receive.max, base.upto);
-        if receive.max <= 100 then
-          reading := 'select * from pgmb_internal.read_' || q.stream || '_' || pgmb_internal.segment_of(lo)
-            || '($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)';
+      lo := base.place;
+      if fits and pgmb_internal.segment_of(lo) = pgmb_internal.segment_of(base.upto) then
+        base.place := least(lo + receive.max, base.upto);
+        token := pgmb_internal.draw_token();
+        given := pgmb_internal.lease_of(q.id, base.id + 1, token);
+        if q.stream_name = 'main' and receive.max <= 100 then
+          return query
+          select * from pgmb_internal.read_main(pgmb_internal.segment_of(lo), lo, base.place, base.batch_snapshot,
+            pg_snapshot_xmin(base.batch_snapshot), base.done_snapshot, pg_snapshot_xmax(base.done_snapshot), given,
+            receive.raw, q.topics, q.regex);
         else
-          -- Of many events, what a function costs each of them is more than planning the statement once.
-          reading := pgmb_internal.main_part('pgmb.segment_' || q.stream || '_' || pgmb_internal.segment_of(lo),
-            '$7, ' || pgmb_internal.columns_of(q.stream, receive.raw) || ', 1', q.matching);
+          return query execute
+            case when receive.max <= 100 then
+              'select * from pgmb_internal.read_' || q.stream || '_' || pgmb_internal.segment_of(lo)
+                || '($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)'
+            -- Of many events, what a function costs each of them is more than planning the statement once.
+            else pgmb_internal.main_part('pgmb.segment_' || q.stream || '_' || pgmb_internal.segment_of(lo),
+              '$7, ' || pgmb_internal.columns_of(q.stream, receive.raw) || ', 1', q.matching) end
+            using lo, base.place, base.batch_snapshot, pg_snapshot_xmin(base.batch_snapshot),
+              base.done_snapshot, pg_snapshot_xmax(base.done_snapshot), given, receive.raw, q.topics, q.regex;
         end if;
-        return query execute reading
-          using lo, base.place, base.batch_snapshot, pg_snapshot_xmin(base.batch_snapshot),
-            base.done_snapshot, pg_snapshot_xmax(base.done_snapshot), pgmb_internal.lease_of(q.id, base.id + 1, q.token),
-            receive.raw, q.topics, q.regex;
         get diagnostics got = row_count;
         if got > 0 then
-          if opened then
-            base := pgmb_internal.note_pair(base, q.noted, again => true);
+          if opens then
+            if not pgmb_internal.keeps_pair(base.done_next, base.batch_next, base.batch_snapshot) then
+              base.batch_next := greatest(pgmb_internal.xid_before(pg_current_xact_id()), base.batch_next);
+              base.batch_seq := greatest(q.noted, base.batch_seq);
+            end if;
+            base.claimable_from := pgmb_internal.claimable_from(base.done_seq, base.upto);
           end if;
-          insert into pgmb.claim (queue, id, token, state, bindings, events, lo, hi, place, upto,
-            done_snapshot, done_seq, done_next, batch_snapshot, batch_seq, batch_next, expires_at, swept, openings)
-          values (q.id, base.id + 1, q.token, 'leased', q.bindings, got, lo, base.place, base.place, base.upto,
-            base.done_snapshot, base.done_seq, base.done_next, base.batch_snapshot, base.batch_seq, base.batch_next,
+          insert into pgmb.claim (queue, id, token, state, bindings, events, lo, hi, place, upto, done_snapshot, done_seq,
+            done_next, batch_snapshot, batch_seq, batch_next, claimable_from, expires_at, swept, openings)
+          values (q.id, base.id + 1, token, 'leased', q.bindings, got, lo, base.place, base.place, base.upto, base.done_snapshot,
+            base.done_seq, base.done_next, base.batch_snapshot, base.batch_seq, base.batch_next, base.claimable_from,
             now + q.lease_for, base.swept, base.openings);
           return;
         end if;
-        if opened and base.place = base.upto and base.upto - lo < 64 then
+        if opens and base.place = base.upto and base.upto - lo < 64 then
           return;
         end if;
       end if;
@@ -580,7 +610,8 @@ begin
 
   if q.plain then
     return query
-    select * from pgmb_internal.receive_plain(q.id, receive.max, q.lease_for, q.token, q.entry_xid, q.noted, receive.raw);
+    select * from pgmb_internal.receive_plain(q.id, receive.max, q.lease_for, pgmb_internal.draw_token(), q.entry_xid, q.noted,
+      receive.raw);
   else
     return query
     select * from pgmb_internal.receive_by_policy(q.id, receive.max, q.lease_for, q.entry_xid, q.noted, q.stream, receive.raw);

@@ -42,7 +42,7 @@ returns bigint
 language plpgsql
 as $$
 declare
-  -- Hundreds may come alone, one after the other: the rest of them is not even locked.
+  -- Then the others are not locked: there may be hundreds.
   first_alone boolean := (
     select later.together is null and pgmb_internal.comes_alone(later, lease_due.max_attempts) from pgmb.retry later
     where later.queue = (lease_due.base).queue and later.due_at >= lease_due.first and later.due_at <= lease_due.now
@@ -69,6 +69,26 @@ begin
     window w as (order by d.due_at, d.id)) c
   where c.place = 1 or not c.stopped;
   return pgmb_internal.lease_retried(lease_due.base, lease_due.bindings, leased, lease_due.expires_at, lease_due.token);
+end $$;
+
+-- Leases what is due again of a queue that is at `base`, or of a lane of it, in a claim that follows. Returns how many
+-- events. busy: hashes of the keys that leases of an ordered queue hold.
+create or replace function pgmb_internal.lease_retries(
+  q pgmb.queue, base pgmb.claim, max integer, now timestamptz, expires_at timestamptz, token bigint, busy integer[] default null
+)
+returns bigint
+language plpgsql
+as $$
+declare
+  first timestamptz := pgmb_internal.first_retry(q.id, now);
+begin
+  if first is null then
+    return 0;
+  end if;
+  if q.ordered then
+    return pgmb_internal.lease_due_in_order(base, q.bindings, max, first, now, expires_at, q.max_attempts, token, busy);
+  end if;
+  return pgmb_internal.lease_due(base, q.bindings, max, first, now, expires_at, q.max_attempts, token);
 end $$;
 
 -- Leases rows of pgmb.retry, which the caller has locked, in a claim that follows `base`. Returns how many. If this

@@ -107,23 +107,30 @@ exception when sqlstate 'MB099' then
   return false;
 end $$;
 
--- Settles some events of a claim, of those named the ones that it holds. Returns those that this settled.
+-- Settles some events of a claim, of those named the ones that it holds, and returns those that this settled. The only event
+-- of a claim is all of it: a claim of one event has no row in pgmb.settlement.
 create or replace function pgmb_internal.settle_claim(claim pgmb.claim, seqs bigint[])
 returns bigint[]
 language plpgsql
 as $$
 declare
+  held pgmb.claim := settle_claim.claim;
   settled bigint[];
 begin
   -- Where the claim holds every number of its range, the range tells; otherwise the log.
-  if (settle_claim.claim).events < (settle_claim.claim).hi - (settle_claim.claim).lo then
-    seqs := array(select e.seq from pgmb_internal.claim_events(settle_claim.claim, seqs) e);
+  if held.events < held.hi - held.lo then
+    seqs := array(select e.seq from pgmb_internal.claim_events(held, seqs) e);
+  else
+    seqs := array(select distinct one from unnest(seqs) one where one > held.lo and one <= held.hi);
+  end if;
+  if held.events = 1 and cardinality(seqs) = 1 then
+    update pgmb.claim c set state = 'settled'
+    where c.queue = held.queue and c.id = held.id and pgmb_internal.is_leased(c.state);
+    return case when found then seqs else '{}' end;
   end if;
   with fresh as (
     insert into pgmb.settlement (queue, claim, seq)
-    select distinct (settle_claim.claim).queue, (settle_claim.claim).id, one
-    from unnest(seqs) one
-    where one > (settle_claim.claim).lo and one <= (settle_claim.claim).hi
+    select held.queue, held.id, one from unnest(seqs) one
     on conflict do nothing
     returning settlement.seq
   )
@@ -146,55 +153,57 @@ begin
   return acked;
 end $$;
 
--- Settles a whole lease as done. Returns how many events it held; `exact`: less those that were settled one by one before.
--- Errors: MB011 lost, 42501.
-create or replace function pgmb_internal.ack_lease(lease uuid, caller name, exact boolean default false)
+-- Settles a whole lease, by the numbers that it contains, as done. Returns how many events it held; 0 if it was settled before.
+-- The caller may consume the queue. Errors: MB011 lost.
+create or replace function pgmb_internal.ack_claim(queue integer, claim bigint, token bigint)
 returns bigint
 language plpgsql
 as $$
 declare
-  bits varbit := pgmb_internal.lease_bits(lease);
   events bigint;
-  own boolean;
-  retried boolean;
-  settled bigint;
+  special boolean;
   held pgmb.claim;
 begin
-  if not pg_has_role(caller, current_user, 'usage') then
-    perform pgmb_internal.assert_consumer(pgmb_internal.lease_queue(lease), null, caller);
-  end if;
   -- The common way: not expired, so no takeover is at it, and nobody has begun to open a generation since
   -- (see pgmb.opening).
   update pgmb.claim c set state = 'settled'
-  where c.queue = pgmb_internal.queue_of_bits(bits) and c.id = pgmb_internal.claim_of_bits(bits)
-    and c.token = pgmb_internal.token_of_bits(bits)
+  where c.queue = ack_claim.queue and c.id = ack_claim.claim and c.token = ack_claim.token
     and pgmb_internal.is_leased(c.state) and c.expires_at > clock_timestamp()
     and c.openings = pg_sequence_last_value('pgmb.opening'::regclass)
-  returning c.events, c.xid = pg_current_xact_id(), c.lo = c.hi
-  into events, own, retried;
-  if own is null then
-    held := pgmb_internal.hold_claim(lease, 'key share');
+  returning c.events, c.xid = pg_current_xact_id() or c.lo = c.hi
+  into events, special;
+  if not special then
+    return events;
+  elsif special then
+    -- A lease that this transaction made, or one of retried events.
+    select * into held from pgmb.claim c where c.queue = ack_claim.queue and c.id = ack_claim.claim;
+    if held.xid = pg_current_xact_id() then
+      perform pgmb_internal.recheck_at_commit(held.queue, held.id);
+    end if;
+  else
+    held := pgmb_internal.hold_claim(pgmb_internal.lease_of(ack_claim.queue, ack_claim.claim, ack_claim.token), 'key share');
     update pgmb.claim c set state = 'settled'
     where c.queue = held.queue and c.id = held.id and pgmb_internal.is_leased(c.state);
     if not found then
       return 0;
     end if;
-    events := held.events;
-    retried := held.state = 'leased_retries';
-  elsif own then
-    perform pgmb_internal.recheck_at_commit(pgmb_internal.queue_of_bits(bits), pgmb_internal.claim_of_bits(bits));
   end if;
-  if retried then
-    return pgmb_internal.ack_retried(pgmb_internal.queue_of_bits(bits), pgmb_internal.claim_of_bits(bits));
+  return case when held.lo = held.hi then pgmb_internal.ack_retried(held.queue, held.id) else held.events end;
+end $$;
+
+-- The same for a caller whose rights are not known yet. Errors: MB011 lost, 42501.
+create or replace function pgmb_internal.ack_lease(lease uuid, caller name)
+returns bigint
+language plpgsql
+as $$
+declare
+  bits varbit := pgmb_internal.lease_bits(lease);
+begin
+  if not pg_has_role(caller, current_user, 'usage') then
+    perform pgmb_internal.assert_consumer(pgmb_internal.queue_of_bits(bits), null, caller);
   end if;
-  if exact then
-    -- A statement of its own: the update may have waited for another transaction that settled some of them.
-    perform from pgmb.settlement s
-    where s.queue = pgmb_internal.queue_of_bits(bits) and s.claim = pgmb_internal.claim_of_bits(bits);
-    get diagnostics settled = row_count;
-    return events - settled;
-  end if;
-  return events;
+  return pgmb_internal.ack_claim(pgmb_internal.queue_of_bits(bits), pgmb_internal.claim_of_bits(bits),
+    pgmb_internal.token_of_bits(bits));
 end $$;
 
 -- Has pgmb_internal.refuse_void look at a claim again when this transaction, which made it, commits.
@@ -219,10 +228,21 @@ set enable_bitmapscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
+  events bigint;
+  parts bigint;
   held pgmb.claim;
 begin
   if ack.seqs is null then
-    return pgmb_internal.ack_lease(ack.lease, pgmb_internal.caller_at_low_cost(), exact => true);
+    events := pgmb_internal.ack_lease(ack.lease, pgmb_internal.caller_at_low_cost());
+    -- A lease of one event has no parts (settle_claim).
+    if events > 1 then
+      -- A statement of its own: the update may have waited for another transaction that settled some of them.
+      perform from pgmb.settlement s
+      where s.queue = pgmb_internal.lease_queue(ack.lease) and s.claim = pgmb_internal.lease_claim(ack.lease);
+      get diagnostics parts = row_count;
+      return events - parts;
+    end if;
+    return events;
   end if;
   perform pgmb_internal.assert_consumer(pgmb_internal.lease_queue(lease), null);
   held := pgmb_internal.hold_claim(ack.lease, 'key share');
@@ -298,6 +318,7 @@ language plpgsql
 as $$
 declare
   q pgmb.queue;
+  whole boolean;
   held pgmb.claim;
   failing pgmb.event[];
   behind pgmb.event[] := '{}';
@@ -307,7 +328,10 @@ declare
 begin
   perform pgmb_internal.assert_consumer(pgmb_internal.lease_queue(lease), null);
   select * into q from pgmb.queue where id = pgmb_internal.lease_queue(lease);
-  held := pgmb_internal.hold_claim(lease, case when seqs is null then 'update' else 'share' end);
+  -- The only event of a lease is all of it (settle_claim): two calls that hold SHARE would wait for each other.
+  whole := seqs is null or coalesce((
+    select c.events = 1 from pgmb.claim c where c.queue = q.id and c.id = pgmb_internal.lease_claim(lease)), false);
+  held := pgmb_internal.hold_claim(lease, case when whole then 'update' else 'share' end);
   if held.id is null then
     return 0;
   end if;

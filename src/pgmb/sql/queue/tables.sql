@@ -93,10 +93,10 @@ create type pgmb.lag as (
   since pg_snapshot
 );
 
--- What pgmb.claim_next leased: (lo, hi] of one segment, the events that `batch` shows and `done` does not. A type of its own:
--- PostgreSQL puts a record of OUT parameters together again at every call.
+-- What pgmb.claim_next leased: its claim's id, and (lo, hi] of one segment, the events that `batch` shows and `done` does not.
+-- A type of its own: PostgreSQL puts a record of OUT parameters together again at every call.
 create type pgmb.claimed as (
-  lease uuid,
+  id bigint,
   lo bigint,
   hi bigint,
   batch pg_snapshot,
@@ -120,6 +120,7 @@ create type pgmb.claim_state as enum (
 --   upto              no event of the batch lies above it
 --   place             of the batch, everything up to here is consumed or leased
 --   lo, hi            the range that this claim leases, (lo, hi] of the batch
+--   claimable_from    pgmb.claim_next may lease the numbers above this one that lie in the segment of upto; null: none
 --   own, own_seq      events of transaction own up to own_seq were received inside that transaction
 --   swept, held       leases that expired up to swept were examined, except those held by a settling
 --                     transaction at that moment
@@ -139,6 +140,7 @@ create table pgmb.claim (
   done_next xid8 not null,
   batch_seq bigint not null,
   batch_next xid8 not null,
+  claimable_from bigint,
   own_seq bigint,
   own xid8,
   at timestamptz not null default transaction_timestamp(),
