@@ -120,8 +120,8 @@ class PgmbByClient(Pgmb):
         prepared: dict[str, tuple[Callable[..., Result], list[str]]] = {}
 
         def call(ack: bytes | None, durable: bool) -> Result:
-            claim = claiming.next(size, None, None if ack is None else UUID(bytes=ack))
-            if claim is not None:
+            lease = None if ack is None else UUID(bytes=ack)
+            while claim := claiming.next(size, None, lease):
                 text, parameters = claim.statement
                 if text not in prepared:
                     types = _TYPES.findall(text)

@@ -527,26 +527,38 @@ class QueueMachine(RuleBasedStateMachine):
         What is due again the client looks for by receive: here the model knows what that is.
         """
         if self.claims and not self.model.due():
-            stream, segment, queue, known, start = self._main.execute(
-                "select q.stream, greatest(c.place, c.batch_seq) >> 40, q.id, c.id,"
-                " case when c.place >= c.upto then c.batch_seq end"
-                " from pgmb.queue q join pgmb.claim c on c.queue = q.id"
+            stream, segment, queue, known, start, opens = self._main.execute(
+                "select q.stream, greatest(c.place, c.batch_seq) >> 40, q.id, c.id, c.batch_seq,"
+                " c.place >= c.upto from pgmb.queue q join pgmb.claim c on c.queue = q.id"
                 " where q.name = %s order by c.id desc limit 1",
                 [self.queue],
-            ).fetchone() or (0, 0, 0, 0, None)
+            ).fetchone() or (0, 0, 0, 0, 0, True)
+            for one in self.leases[-1:]:
+                if LeaseNumbers.of(UUID(one).bytes).claim == known:
+                    start = max(self.names_of[one].values(), default=start)
             lease = LeaseNumbers(queue, known, getrandbits(40))
             acked = None if ack is None else LeaseNumbers.of(UUID(ack).bytes)
             text, parameters = statements.claim(
-                lease, limit, None, acked, stream=stream, segment=segment, start=start
+                lease,
+                limit,
+                None,
+                acked,
+                stream=stream,
+                segment=segment,
+                start=start,
+                opens=opens,
             )
             rows = self._main.execute(text, parameters).fetchall()
-            if rows[0][-1] == 0:
+            claimed = rows[0][-1]
+            if claimed == 0:
                 type(self).done["claims of nothing"] += 1
                 return []
-            if rows[0][-1] is not None:
-                made = str(UUID(bytes=bytes(lease._replace(claim=rows[0][-1]))))
-                type(self).done["claims" if start is None else "claims that open"] += 1
-                if (start is None and len(rows) < limit) or rows[0][0] is None:
+            if claimed is not None:
+                made = str(UUID(bytes=bytes(lease._replace(claim=abs(claimed)))))
+                type(self).done["claims"] += 1
+                type(self).done["claims that open"] += opens
+                type(self).done["claims that open more"] += claimed < 0
+                if (len(rows) < limit and not opens) or rows[0][0] is None:
                     type(self).done["recounts"] += 1
                     self.value("select pgmb.recount(%s)", made)
                 if rows[0][0] is not None:

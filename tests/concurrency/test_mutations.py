@@ -60,14 +60,14 @@ MUTATIONS = [
     Mutation(
         "a statement claims a batch that its snapshot does not show",
         "claim_next",
-        "and pg_snapshot_xmax(claim_next.seen) > pg_snapshot_xmax(base.batch_snapshot)",
+        "and pg_snapshot_xmax(claim_next.seen) > pg_snapshot_xmax(before.batch_snapshot)",
         "",
         claims.test_a_batch_that_was_opened_after_the_snapshot_is_not_claimed,
     ),
     Mutation(
         "a statement goes on from a claim while a generation may be opened",
         "claim_next",
-        "and base.openings = q.openings",
+        "and before.openings = q.openings",
         "",
         claims.test_it_refuses_while_a_generation_is_being_opened,
     ),
@@ -88,8 +88,8 @@ MUTATIONS = [
     Mutation(
         "a statement opens a batch that begins before the queue's position",
         "claim_next",
-        "and c.batch_seq = claim_next.start",
-        "",
+        "(c.batch_seq = claim_next.start and c.place",
+        "(c.place",
         claims.test_it_opens_batches_one_after_the_other,
     ),
     Mutation(
@@ -98,6 +98,13 @@ MUTATIONS = [
         "and pg_snapshot_xmax(claim_next.seen) > pg_snapshot_xmax(c.batch_snapshot)",
         "",
         claims.test_a_snapshot_from_before_the_last_batch_opens_none,
+    ),
+    Mutation(
+        "a statement takes a lease with gaps for one without",
+        "claim_next",
+        "and c.hi = claim_next.start and c.events = c.hi - c.lo",
+        "and c.hi = claim_next.start",
+        claims.test_a_long_batch_is_left_where_its_numbers_have_a_gap,
     ),
     Mutation(
         "a made-up snapshot becomes a queue's position",

@@ -42,8 +42,16 @@ def receive(session: Session, size: int) -> list[int]:
     return [seq for (seq,) in session.run("select seq from pgmb.receive('q', %s)", [size])]
 
 
-def claim(size: int, start: int | None = None) -> tuple[str, tuple[Any, ...]]:
-    return statements.claim(NEXT, size, None, None, stream=1, segment=0, start=start)
+def claim(
+    size: int, start: int | None = None, lease: LeaseNumbers = NEXT, *, opens: bool | None = None
+) -> tuple[str, tuple[Any, ...]]:
+    opens = start is not None if opens is None else opens
+    return statements.claim(lease, size, None, None, stream=1, segment=0, start=start, opens=opens)
+
+
+def known(session: Session) -> LeaseNumbers:
+    """The newest claim, and the token of the next lease."""
+    return NEXT._replace(claim=session.value("select max(id) from pgmb.claim"))
 
 
 def seqs(rows: list[Any]) -> list[int] | None:
@@ -157,12 +165,12 @@ def test_it_opens_batches_one_after_the_other(ended: Sessions) -> None:
     assert receive(other, 10) == []
     publish(admin, 10)
     assert seqs(other.run(*claim(10, LAST + 3))) == list(range(LAST + 4, LAST + 14))
+    assert seqs(admin.run(*claim(20, LAST + 3))) is None, "others went on"
     publish(admin, 11)
-    assert seqs(other.run(*claim(10, LAST + 13))) is None, "receive decides where the batch ends"
-    assert receive(other, 10) == list(range(LAST + 14, LAST + 24))
+    rows = other.run(*claim(10, LAST + 13))
+    assert (seqs(rows), rows[0][-1] < 0) == (list(range(LAST + 14, LAST + 24)), True), "a longer batch"
     assert receive(other, 10) == [LAST + 24]
-    assert seqs(admin.run(*claim(20, LAST + 13))) is None, "others went on"
-    assert admin.run(*claim(10, LAST + 24))[0][-1] == 0
+    assert admin.run(*claim(10, LAST + 24, known(admin)))[0][-1] == 0
 
 
 def test_it_passes_no_number_that_is_not_committed(ended: Sessions) -> None:
@@ -203,6 +211,49 @@ def test_it_opens_no_batch_where_an_event_may_be_late(ended: Sessions) -> None:
     claimed = seqs(other.run(*claim(10, start)))
     got = (claimed or []) + [seq for _ in range(3) for seq in receive(other, 10)]
     assert sorted(got) == [LAST + 1, LAST + 2, LAST + 6]
+
+
+def test_it_takes_over_from_a_batch_whose_rest_is_in_flight(ended: Sessions) -> None:
+    """Without a look at what was in flight: all numbers up to the last event are there."""
+    late, other = ended.open("late", "other")
+    publish(other, 3)
+    late.run("begin")
+    publish(late, 2)
+    assert receive(other, 10) == [LAST + 1, LAST + 2, LAST + 3]
+    assert seqs(other.run(*claim(10, LAST + 3))) is None, "whose lease that was is not known"
+    assert other.run(*claim(10, LAST + 3, known(other)))[0][-1] == 0
+    publish(late, 1)
+    late.run("commit")
+    publish(other, 1)
+    claimed = other.run(*claim(10, LAST + 3, known(other)))
+    assert seqs(claimed) == [LAST + 4, LAST + 5, LAST + 6, LAST + 7]
+    publish(other, 2)
+    assert seqs(other.run(*claim(10, LAST + 7))) == [LAST + 8, LAST + 9]
+    assert receive(other, 10) == []
+
+
+def test_a_long_batch_is_left_where_its_numbers_have_a_gap(ended: Sessions) -> None:
+    late, other = ended.open("late", "other")
+    publish(other, 12)
+    late.run("begin")
+    publish(late, 2)
+    publish(other, 20)
+    rows = other.run(*claim(10, LAST))
+    assert (seqs(rows), rows[0][-1] < 0) == (list(range(LAST + 1, LAST + 11)), True)
+    rows = other.run(*claim(10, LAST + 10, known(other), opens=False))
+    assert seqs(rows) == [LAST + 11, LAST + 12, *range(LAST + 15, LAST + 21)]
+    other.run("select pgmb.recount(%s)", [UUID(bytes=bytes(NEXT._replace(claim=rows[0][-1])))])
+    rows = other.run(*claim(10, LAST + 20, known(other), opens=False))
+    assert seqs(rows) == list(range(LAST + 21, LAST + 31))
+    late.run("commit")
+    publish(other, 3)
+    got: list[int] = []
+    for _ in range(8):
+        lease = known(other)
+        start = got[-1] if got else LAST + 30
+        claimed = seqs(other.run(*claim(3, start, lease))) or receive(other, 3)
+        got += claimed
+    assert sorted(got) == [LAST + 13, LAST + 14, *range(LAST + 31, LAST + 38)]
 
 
 def test_it_opens_no_batch_that_others_opened_after_its_snapshot(ended: Sessions) -> None:
@@ -253,7 +304,7 @@ def test_it_settles_also_where_there_is_nothing(ended: Sessions) -> None:
     publish(admin, 1)
     claimed = admin.run(*claim(10, LAST))[0][-1]
     acked = NEXT._replace(claim=claimed)
-    settling = statements.claim(NEXT, 10, None, acked, stream=1, segment=0, start=LAST + 1)
+    settling = statements.claim(NEXT, 10, None, acked, stream=1, segment=0, start=LAST + 1, opens=True)
     assert admin.run(*settling)[0][-1] == 0
     assert admin.value("select state::text from pgmb.claim where id = %s", [claimed]) == "settled"
     admin.run("update pgmb.claim set state = 'expired' where id = %s", [claimed])

@@ -346,9 +346,11 @@ def test_between_walks_the_index_and_stops_at_its_page(
         assert read_too_much(session.plans, 100) == []
 
 
-def claim(size: int) -> statements.Statement:
+def claim(size: int, start: int | None = None) -> statements.Statement:
     """From the first queue, whose claims are not known."""
-    return statements.claim(LeaseNumbers(queue=1, claim=0, token=7), size, None, None, stream=1, segment=0)
+    lease = LeaseNumbers(queue=1, claim=0, token=7)
+    opens = start is not None
+    return statements.claim(lease, size, None, None, stream=1, segment=0, start=start, opens=opens)
 
 
 @pytest.mark.parametrize("analyzed", [False, True])

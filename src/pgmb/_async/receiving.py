@@ -12,7 +12,7 @@ from psycopg import errors
 
 from pgmb._async.calls import AsyncCalls, Pool
 from pgmb._core import statements, wire
-from pgmb._core.claiming import Claiming
+from pgmb._core.claiming import Claim, Claiming
 from pgmb._core.lease import LeaseNumbers
 from pgmb._core.statements import call, seqs_of
 from pgmb.errors import LeaseLost, PermissionDenied, PgmbError, TimeoutRequired
@@ -133,27 +133,31 @@ class AsyncReceiving(AsyncCalls):
     ) -> AsyncLease | None:
         """The next events by the statement that claims and reads; None: nothing was done, call `receive`."""
         claiming = self._claiming.get(queue)
-        claim = None if claiming is None else claiming.next(limit, lease_for, ack)
-        if claiming is None or claim is None:
+        if claiming is None:
             return None
-        try:
-            rows = await self._rows(claim.statement, None)
-        except (PermissionDenied, errors.UndefinedTable):
-            # The right to read the stream was revoked, or the segment is gone.
-            rows = []
-        made = claiming.claimed(claim, rows)
-        if made is None:
-            return None
+        while claim := claiming.next(limit, lease_for, ack):
+            try:
+                rows = await self._rows(claim.statement, None)
+            except (PermissionDenied, errors.UndefinedTable):
+                # The right to read the stream was revoked, or the segment is gone.
+                rows = []
+            made = claiming.claimed(claim, rows)
+            if made is not None:
+                return await self._read(queue, claim, made, rows)
+        return None
+
+    async def _read(self, queue: str, claim: Claim, made: LeaseNumbers, rows: list[wire.Row]) -> AsyncLease:
+        """The lease that a statement made, whose ack is done."""
         if not made.claim:
             return AsyncLease(self, queue, NO_LEASE, [])
         lease = bytes(made)
-        if rows[0][0] is None or (len(rows) < limit and not claim.opens):
+        if rows[0][0] is None or (not claim.opens and len(rows) < claim.limit):
             # The range has gaps: events that were rolled back, or are not committed yet.
             with suppress(LeaseLost):
                 await self._rows(statements.recount(UUID(bytes=lease)), None)
         if rows[0][0] is None:
-            # It held nothing at all. The ack is done.
-            return await self._received(queue, limit, lease_for, None, None)
+            # It held nothing at all.
+            return await self._received(queue, claim.limit, claim.lease_for, None, None)
         return await self._lease(queue, lease, rows, None)
 
     async def _received(

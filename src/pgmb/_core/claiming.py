@@ -25,15 +25,24 @@ class Claim(NamedTuple):
     statement: Statement
     lease: LeaseNumbers
     limit: int
+    lease_for: Duration | None
     opens: bool
+
+
+class _Place(NamedTuple):
+    segment: int
+    start: int | None
+    """The last event; None: some numbers before it were no events."""
+    ends: bool
+    """The batch ended there."""
 
 
 class Claiming:
     """What is known of one queue, and whether the next receive is likely to be one that the statement can do.
 
     After a full lease there is more, most likely: the batch goes on. After another lease the batch has ended,
-    most likely, with the last event: the next one begins after that. Where the server refuses nevertheless,
-    each refusal in a row doubles the number of receives that do not try.
+    most likely, with the last event: the next one begins after that. A refusal corrects the guess. Each
+    further one in a row doubles the number of receives that do not try.
     """
 
     def __init__(self, queue: int, stream: int | None) -> None:
@@ -41,14 +50,15 @@ class Claiming:
         self.queue = queue
         """Its id, which a queue that is created again under the same name does not have."""
         self._stream = stream
-        self._place: tuple[int, int | None] | None = None
-        """The segment, and where the next batch starts unless the present one goes on."""
+        self._place: _Place | None = None
         self._known = 0
+        self._full_ends = False
+        """Whether batches end with a full lease."""
         self._refusals = 0
         self._to_pass = 0
 
     def next(self, limit: int, lease_for: Duration | None, ack: UUID | None) -> Claim | None:
-        """None: call `receive`."""
+        """What to try; None: call `receive`."""
         # Threads share this: each value is read once.
         stream, place = self._stream, self._place
         if stream is None or place is None or limit < 1:
@@ -56,12 +66,18 @@ class Claiming:
         acked = None if ack is None else LeaseNumbers.of(ack.bytes)
         if acked is not None and acked.queue != self.queue:
             return None
-        segment, start = place
         lease = LeaseNumbers(self.queue, self._known, getrandbits(_TOKEN_BITS))
         statement = statements.claim(
-            lease, limit, lease_for, acked, stream=stream, segment=segment, start=start
+            lease,
+            limit,
+            lease_for,
+            acked,
+            stream=stream,
+            segment=place.segment,
+            start=place.start,
+            opens=place.ends,
         )
-        return Claim(statement, lease, limit, start is not None)
+        return Claim(statement, lease, limit, lease_for, place.ends)
 
     def received(self, rows: Sequence[wire.Row], limit: int) -> None:
         """The rows of a lease that `statements.receive` made."""
@@ -70,26 +86,35 @@ class Claiming:
         if self._to_pass:
             self._to_pass -= 1
         elif attempt == 1:
-            self._go_on(seq, ends=len(rows) < limit)
+            self._go_on(seq, ends=self._full_ends or len(rows) < limit)
 
     def claimed(self, claim: Claim, rows: Sequence[wire.Row]) -> LeaseNumbers | None:
-        """The lease that the statement made, of claim 0 if there is nothing; None: `receive` must decide."""
+        """The lease that the statement made, of claim 0 if there is nothing; None: look at `next` again."""
         made: int | None = rows[0][-1] if rows else None
         if made is None:
+            place = self._place
+            if not claim.opens and place is not None and place.start is not None:
+                self._full_ends = True
+                self._place = place._replace(ends=True)
+                return None
             self._place = None
-            # The end of a batch is refused too.
+            self._full_ends = False
             self._refusals += 1
             self._to_pass = min(1 << self._refusals, _MOST_TO_PASS) - 2
             return None
         self._refusals = 0
         if made:
-            self._known = made
+            self._known = abs(made)
             if claim.opens:
-                self._go_on(rows[-1][0], ends=True)
+                self._go_on(rows[-1][0], ends=made > 0)
+            elif len(rows) == claim.limit and rows[-1][0] is not None:
+                self._go_on(rows[-1][0], ends=False)
             elif len(rows) * 2 < claim.limit:
                 # Few numbers are events: `receive` looks further for as many as are wanted.
                 self._place = None
-        return claim.lease._replace(claim=made)
+            elif self._place is not None:
+                self._place = self._place._replace(start=None)
+        return claim.lease._replace(claim=abs(made))
 
     def gave_back(self, lease: bytes) -> None:
         """Events of a lease, of this queue or another, are to be tried again."""
@@ -102,4 +127,4 @@ class Claiming:
 
     def _go_on(self, seq: int, *, ends: bool) -> None:
         if seq % (1 << _SEGMENT_BITS) > _FIRST_NUMBERS:
-            self._place = (seq >> _SEGMENT_BITS, seq if ends else None)
+            self._place = _Place(seq >> _SEGMENT_BITS, seq, ends)

@@ -294,10 +294,11 @@ _RECEIVE: Final = (
 # Claims a range and reads it. The planner cannot know a limit that is the range's own length, and takes it
 # for a tenth of the rows: so it walks the index, also in a table of which it knows nothing.
 _CLAIMED: Final = (
-    "select e.seq, e.id, e.topic, e.key, e.payload, e.headers, e.published_at, 1, c.id from {found}"
+    "select e.seq, e.id, e.topic, e.key, e.payload, e.headers, e.published_at, 1, {claim} from {found}"
     "pgmb.claim_next(queue => %s::integer, max => %s::integer, token => %s::bigint,"
     " lease_for => %s::interval, ack => %s::bigint, ack_token => %s::bigint, durable => %s::boolean,"
-    " known => %s::bigint, segment => {segment}, seen => pg_current_snapshot(){opens}) c"
+    " known => %s::bigint, segment => {segment}, seen => pg_current_snapshot(),"
+    " start => %s::bigint{opens}) c"
     " left join lateral (select s.seq, s.id, s.topic::text, s.key::text, s.payload, s.headers,"
     " s.published_at from pgmb.segment_{stream}_{segment} s where s.seq > c.lo and s.seq <= c.hi"
     "{in_batch} order by s.seq limit c.hi - c.lo) e on true"
@@ -312,7 +313,8 @@ _FOUND: Final = (
     "(select count(*) events, max(s.seq) last from (select s.seq from pgmb.segment_{stream}_{segment} s"
     " where s.seq > %s::bigint order by s.seq limit %s::integer + 1) s) f cross join lateral "
 )
-_OPENS: Final = ", start => %s::bigint, counted => f.events, last => f.last"
+_OPENS: Final = ", counted => f.events, last => f.last"
+_MORE: Final = "case when c.hi < f.last then -c.id else c.id end"
 _RECEIVE_ANY: Final = (
     "select seq, id, topic, key, payload, headers, published_at, attempt, lease, queue from pgmb.receive_any("
     "queues => %s::text[], max => %s::integer, lease_for => %s::interval, durable => %s::boolean,"
@@ -358,31 +360,32 @@ def claim(
     *,
     stream: int,
     segment: int,
-    start: int | None = None,
+    start: int | None,
+    opens: bool,
 ) -> Statement:
-    """Receives from the middle of a batch, or opens the one after the number `start`.
+    """Receives from the middle of a batch, or `opens` the one after the number `start`.
 
     It must be alone in its transaction. `lease`: a claim of the queue that the caller knows, and the token of
-    the new lease. `ack`: an earlier lease of the same queue. The last column is the new lease's claim. Null:
-    nothing has happened, and `receive` must decide; 0: there is nothing to receive. A claim without an event:
-    its range holds none.
+    the new lease. `start`: the last event of that claim's lease; in the middle of a batch None if it was not
+    full. `ack`: an earlier lease of the same queue. The last column is the new lease's claim, negative if the
+    batch that it opens goes on. Null: nothing has happened, and `receive` must decide; 0: there is nothing to
+    receive. A claim without an event: its range holds none.
     """
     acked = (None, None) if ack is None else (ack.claim, ack.token)
-    told = (lease.queue, limit, lease.token, interval(lease_for), *acked, ack is not None, lease.claim)
-    if start is None:
-        return Statement(_claim_in(stream, segment, opens=False), told)
-    return Statement(_claim_in(stream, segment, opens=True), (start, limit, *told, start))
+    told = (lease.queue, limit, lease.token, interval(lease_for), *acked, ack is not None, lease.claim, start)
+    text = _claim_in(stream, segment, opens=opens)
+    return Statement(text, (start, limit, *told) if opens else told)
 
 
 @lru_cache(256)
 def _claim_in(stream: int, segment: int, *, opens: bool) -> LiteralString:
-    found = _FOUND.format(stream=stream, segment=segment) if opens else ""
+    found, opening, in_batch, claim = (
+        (_FOUND.format(stream=stream, segment=segment), _OPENS, "", _MORE)
+        if opens
+        else ("", "", _IN_BATCH, "c.id")
+    )
     text: Any = _CLAIMED.format(
-        stream=stream,
-        segment=segment,
-        found=found,
-        opens=_OPENS if opens else "",
-        in_batch="" if opens else _IN_BATCH,
+        stream=stream, segment=segment, found=found, opens=opening, in_batch=in_batch, claim=claim
     )
     return cast("LiteralString", text)
 

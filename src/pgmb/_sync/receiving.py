@@ -12,7 +12,7 @@ from uuid import UUID
 from psycopg import errors
 
 from pgmb._core import statements, wire
-from pgmb._core.claiming import Claiming
+from pgmb._core.claiming import Claim, Claiming
 from pgmb._core.lease import LeaseNumbers
 from pgmb._core.statements import call, seqs_of
 from pgmb._sync.calls import Calls, Pool
@@ -130,27 +130,31 @@ class Receiving(Calls):
     def _claimed(self, queue: str, limit: int, lease_for: Duration | None, ack: UUID | None) -> Lease | None:
         """The next events by the statement that claims and reads; None: nothing was done, call `receive`."""
         claiming = self._claiming.get(queue)
-        claim = None if claiming is None else claiming.next(limit, lease_for, ack)
-        if claiming is None or claim is None:
+        if claiming is None:
             return None
-        try:
-            rows = self._rows(claim.statement, None)
-        except (PermissionDenied, errors.UndefinedTable):
-            # The right to read the stream was revoked, or the segment is gone.
-            rows = []
-        made = claiming.claimed(claim, rows)
-        if made is None:
-            return None
+        while claim := claiming.next(limit, lease_for, ack):
+            try:
+                rows = self._rows(claim.statement, None)
+            except (PermissionDenied, errors.UndefinedTable):
+                # The right to read the stream was revoked, or the segment is gone.
+                rows = []
+            made = claiming.claimed(claim, rows)
+            if made is not None:
+                return self._read(queue, claim, made, rows)
+        return None
+
+    def _read(self, queue: str, claim: Claim, made: LeaseNumbers, rows: list[wire.Row]) -> Lease:
+        """The lease that a statement made, whose ack is done."""
         if not made.claim:
             return Lease(self, queue, NO_LEASE, [])
         lease = bytes(made)
-        if rows[0][0] is None or (len(rows) < limit and not claim.opens):
+        if rows[0][0] is None or (not claim.opens and len(rows) < claim.limit):
             # The range has gaps: events that were rolled back, or are not committed yet.
             with suppress(LeaseLost):
                 self._rows(statements.recount(UUID(bytes=lease)), None)
         if rows[0][0] is None:
-            # It held nothing at all. The ack is done.
-            return self._received(queue, limit, lease_for, None, None)
+            # It held nothing at all.
+            return self._received(queue, claim.limit, claim.lease_for, None, None)
         return self._lease(queue, lease, rows, None)
 
     def _received(

@@ -4,14 +4,15 @@
 -- pgmb.claimed. The statement that calls it reads them, with the caller's own rights. It passes its own snapshot as `seen`,
 -- which is older than the queue's lock; a batch that it cannot see as a whole is refused. Whatever pgmb.receive must decide is
 -- refused too: the result is null then, and nothing has happened.
---   In the middle of a batch (`start` null): the next `max` numbers. All of them count as events: call pgmb.recount if fewer
+--   In the middle of a batch (`counted` null): the next `max` numbers. All of them count as events: call pgmb.recount if fewer
 -- were there.
---   At its end: the statement found events after `start`, `counted` of them, the last one numbered `last`, and at most `max`.
--- They are a new batch, if they have all numbers from `start` on, and if no event up to `start` can be late or unread. If it
--- found none and receive would find none either, the id is 0.
+--   A new batch: the statement looked for max + 1 events after the number `start` and found `counted`, up to the number `last`.
+-- The first `max` of them are leased, in a new batch, if they have all numbers from `start` on, and if every number up to
+-- `start` was consumed. If it found none and receive would find none either, the id is 0.
 -- queue, ack, ack_token: numbers that a lease contains (pgmb_internal.lease_bits); the lease to settle must be of this queue.
 -- token: what the new lease contains. known: a claim of the queue that the caller had a lease of; the search for the newest
--- claim ends there. Lock: the queue's, as receive. Errors: MB011 the ack's lease is lost, MB021 another cluster. Support.
+-- claim ends there. start: the last event of that lease; in the middle of a batch null if fewer came than were wanted.
+-- Lock: the queue's, as receive. Errors: MB011 the ack's lease is lost, MB021 another cluster. Support.
 create or replace function pgmb.claim_next(
   queue integer, max integer, token bigint, lease_for interval, ack bigint, ack_token bigint, durable boolean,
   known bigint, segment bigint, seen pg_snapshot, start bigint default null, counted bigint default null,
@@ -29,12 +30,12 @@ declare
   now timestamptz := clock_timestamp();
   caller name;
   q record;
-  newest record;
+  base record;
   noted bigint;
   claimed pgmb.claimed;
 begin
   if pg_current_xact_id_if_assigned() is not null or current_setting('transaction_isolation') <> 'read committed'
-    or claim_next.start <> claim_next.last - claim_next.counted or claim_next.counted > claim_next.max
+    or claim_next.start <> claim_next.last - claim_next.counted
   then
     return null;
   end if;
@@ -63,59 +64,70 @@ begin
   -- special (claimable_from is null), and what is beside a generation that is being opened. Snapshots of one server are ordered,
   -- and a later one shows all that an earlier one does: a greater xmax is proof of that; where it is equal, the order is not
   -- known. Expired leases and due events are looked for every 50 ms.
-  if claim_next.start is null then
+  if claim_next.counted is null then
     insert into pgmb.claim (queue, id, token, state, bindings, events, lo, hi, place, upto, done_snapshot, done_seq, done_next,
       batch_snapshot, batch_seq, batch_next, claimable_from, expires_at, swept, openings)
-    select claim_next.queue, base.id + 1, claim_next.token, 'leased', q.bindings, claim_next.max, base.place, base.ending,
-      base.ending, base.upto, base.done_snapshot, base.done_seq, base.done_next,
-      base.batch_snapshot, base.batch_seq, base.batch_next, base.claimable_from, q.expires_at,
-      case when base.stale then now else base.swept end, base.openings
+    select claim_next.queue, before.id + 1, claim_next.token, 'leased', q.bindings, claim_next.max, before.place, before.ending,
+      before.ending, before.upto, before.done_snapshot, before.done_seq, before.done_next,
+      before.batch_snapshot, before.from_seq, before.batch_next, before.claimable_from, q.expires_at,
+      case when before.stale then now else before.swept end, before.openings
     from (
       select c.id, c.place, c.place + claim_next.max ending, c.upto, c.done_snapshot, c.done_seq, c.done_next,
-        c.batch_snapshot, c.batch_seq, c.batch_next, c.claimable_from, c.swept,
+        c.batch_snapshot, c.batch_next, c.claimable_from, c.swept,
+        -- The next batch begins behind what was leased without a gap.
+        case when c.id = claim_next.known and c.lo = c.batch_seq and c.hi = claim_next.start and c.events = c.hi - c.lo
+          then c.hi else c.batch_seq end from_seq,
         now > c.swept + interval '50 milliseconds' stale, c.openings
       from pgmb.claim c
-      where c.queue = claim_next.queue and c.id >= claim_next.known order by c.id desc limit 1) base
+      where c.queue = claim_next.queue and c.id >= claim_next.known order by c.id desc limit 1) before
     -- Past what is late, and with enough of the batch left in this segment.
-    where base.place >= base.claimable_from and base.ending <= base.upto
-      and pgmb_internal.segment_of(base.upto) = claim_next.segment
-      and pg_snapshot_xmax(claim_next.seen) > pg_snapshot_xmax(base.batch_snapshot)
-      and pgmb_internal.generation_of(base.id) = q.generation and base.openings = q.openings
-      and now >= base.swept
-      and not (base.stale and pgmb_internal.needs_sweep(claim_next.queue, q.stream_name, base.swept, now))
+    where before.place >= before.claimable_from and before.ending <= before.upto
+      and pgmb_internal.segment_of(before.upto) = claim_next.segment
+      and pg_snapshot_xmax(claim_next.seen) > pg_snapshot_xmax(before.batch_snapshot)
+      and pgmb_internal.generation_of(before.id) = q.generation and before.openings = q.openings
+      and now >= before.swept
+      and not (before.stale and pgmb_internal.needs_sweep(claim_next.queue, q.stream_name, before.swept, now))
     returning claim.id, claim.lo, claim.hi, claim.batch_snapshot, pg_snapshot_xmin(claim.batch_snapshot),
       claim.done_snapshot, pg_snapshot_xmax(claim.done_snapshot)
     into claimed;
   else
-    select c.id, c.batch_snapshot, c.batch_next, c.swept, now > c.swept + interval '50 milliseconds' stale, c.openings,
-      -- The batch has ended, and all that the log had then has a number up to `start`.
-      c.place >= c.upto and c.batch_seq >= c.upto and c.batch_seq = claim_next.start
-        and pgmb_internal.had_finished(c.batch_next, c.batch_snapshot) and c.claimable_from is not null
-        and pg_snapshot_xmax(claim_next.seen) > pg_snapshot_xmax(c.batch_snapshot)
+    -- Where the batch goes on, the new one has its rest, too.
+    select c.id, case when c.place < c.upto then c.done_snapshot else c.batch_snapshot end done, c.swept,
+      now > c.swept + interval '50 milliseconds' stale, c.openings,
+      -- Up to which transaction id numbers may lie at or below `start`: all of those had finished, and were consumed. The
+      -- position is `start`, or it is the caller's lease, which had all numbers from `lo` to `start`.
+      case
+        when (c.batch_seq = claim_next.start and c.place = c.batch_seq
+            or c.lo = c.batch_seq and c.id = claim_next.known and c.events = claim_next.start - c.lo)
+          and pgmb_internal.had_finished(c.batch_next, c.batch_snapshot) then c.batch_next
+        when c.lo = c.done_seq and c.id = claim_next.known and c.events = claim_next.start - c.lo
+          and pgmb_internal.had_finished(c.done_next, c.batch_snapshot) then c.done_next
+      end next,
+      c.claimable_from is not null and pg_snapshot_xmax(claim_next.seen) > pg_snapshot_xmax(c.batch_snapshot)
         -- It becomes the queue's position: a made-up one must not hide events that are published later.
         and pg_snapshot_xmax(claim_next.seen) <= pg_snapshot_xmax(pg_current_snapshot())
-        and pgmb_internal.generation_of(c.id) = q.generation and now >= c.swept as ended
-    into newest
+        and pgmb_internal.generation_of(c.id) = q.generation and now >= c.swept simple
+    into base
     from pgmb.claim c
     where c.queue = claim_next.queue and c.id >= claim_next.known order by c.id desc limit 1;
     -- Numbers were given out in this segment alone: the statement looked into no other. Read after its snapshot.
     noted := pg_sequence_last_value(q.numbers);
-    if newest.ended is not true or newest.openings <> q.openings or pgmb_internal.segment_of(noted) <> claim_next.segment
-      or pgmb_internal.segment_of(claim_next.start) <> claim_next.segment or claim_next.last > noted
-      or newest.stale and pgmb_internal.needs_sweep(claim_next.queue, q.stream_name, newest.swept, now)
+    if base.simple is not true or base.next is null or base.openings <> q.openings or claim_next.last > noted
+      or pgmb_internal.segment_of(noted) <> claim_next.segment or pgmb_internal.segment_of(claim_next.start) <> claim_next.segment
+      or base.stale and pgmb_internal.needs_sweep(claim_next.queue, q.stream_name, base.swept, now)
     then
       return null;
     end if;
     claimed.id := 0;
     if claim_next.counted > 0 then
+      claimed := (base.id + 1, claim_next.start, least(claim_next.last, claim_next.start + claim_next.max), claim_next.seen,
+        pg_snapshot_xmin(claim_next.seen), base.done, pg_snapshot_xmax(base.done));
       insert into pgmb.claim (queue, id, token, state, bindings, events, lo, hi, place, upto, done_snapshot, done_seq, done_next,
         batch_snapshot, batch_seq, batch_next, claimable_from, expires_at, swept, openings)
-      values (claim_next.queue, newest.id + 1, claim_next.token, 'leased', q.bindings, claim_next.counted, claim_next.start,
-        claim_next.last, claim_next.last, claim_next.last, newest.batch_snapshot, claim_next.start, newest.batch_next,
-        claim_next.seen, claim_next.last, newest.batch_next, claim_next.last, q.expires_at,
-        case when newest.stale then now else newest.swept end, newest.openings);
-      claimed := (newest.id + 1, claim_next.start, claim_next.last, claim_next.seen, pg_snapshot_xmin(claim_next.seen),
-        newest.batch_snapshot, pg_snapshot_xmax(newest.batch_snapshot));
+      values (claim_next.queue, claimed.id, claim_next.token, 'leased', q.bindings, claimed.hi - claimed.lo, claimed.lo,
+        claimed.hi, claimed.hi, case when claimed.hi < claim_next.last then noted else claimed.hi end,
+        claimed.done, claimed.lo, base.next, claimed.batch, claimed.hi, base.next, claimed.hi, q.expires_at,
+        case when base.stale then now else base.swept end, base.openings);
     end if;
   end if;
   if claimed.id is null or claim_next.ack is null then
