@@ -384,6 +384,36 @@ def test_the_statement_that_claims_walks_the_index(
         assert offences(other.plans) == []
 
 
+@pytest.mark.parametrize("analyzed", [False, True])
+def test_the_statement_that_opens_a_batch_walks_the_index(
+    log: psycopg.Connection[Any], connect: Any, analyzed: bool
+) -> None:
+    def publish(events: int) -> None:
+        log.execute(
+            "insert into pgmb.log_main (topic, payload) select 'a', '1' from generate_series(1, %s)", [events]
+        )
+
+    publish(4200)
+    if analyzed:
+        log.execute("analyze pgmb.segment_1_0")
+    assert len(log.execute("select from pgmb.receive('q', 5000)").fetchall()) == 4200
+    session, start = Explained(connect()), 4200
+    for size in (1, 3, 20, 100):
+        for _ in range(7):  # a generic plan from the sixth on
+            publish(size)
+            statement = claim(size, start)
+            assert len(session.run(statement.text, *statement.parameters)) == size
+            start += size
+            assert offences(session.plans) == []
+            assert read_too_much(session.plans, 250) == []
+    publish(100_000)
+    statement = claim(500, start)
+    assert len(session.run(statement.text, *statement.parameters)) == 500
+    assert offences(session.plans) == []
+    assert read_too_much(session.plans, 1200) == []
+    assert all("JIT" not in plan for _, plan in session.plans)
+
+
 def test_the_guard_itself_sees_a_bad_plan(log: psycopg.Connection[Any], connect: Any) -> None:
     """A guard that never fails guards nothing."""
     fill(log)
