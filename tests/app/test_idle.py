@@ -232,12 +232,14 @@ async def test_a_poll_without_an_answer_is_soon_repeated(
     monkeypatch.setattr(AsyncDeadline, "FIRST_SECONDS", 0.5)
     with StallingProxy(dsn) as proxy:
         app, seen = pgmb.App(proxy.dsn), list[int]()
-        app.on("a")(seen.append)
+        # The server may have leased the second event to a poll that had no answer, or not have seen the first ack.
+        app.on("a", queue="a")(seen.append)
+        app.queue("a", lease_for=3)
         async with working(app) as broker, await pgmb.aconnect(dsn) as direct:
             await broker.publish("a", 1)
             await until(lambda: seen == [1])
             proxy.stall()
             await direct.publish("a", 2)
-            await until(lambda: seen == [1, 2])
+            await until(lambda: 2 in seen)
     pauses = re.findall(r"cannot receive: .*?retrying in ([\d.]+) s", caplog.text, re.DOTALL)
     assert pauses[0] == "0.1"
