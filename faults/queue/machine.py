@@ -205,6 +205,27 @@ class QueueMachine(RuleBasedStateMachine):
             self.judge(rows, limit)
             lease = rows[0].lease if rows and acks else None
 
+    @precondition(lambda self: self.open is None)
+    @rule(
+        late=topics,
+        topics=topics,
+        first=st.sampled_from((1, 20)),
+        limits=st.lists(st.sampled_from((1, 2, 3, 5, 20)), min_size=2, max_size=4),
+        more=st.booleans(),
+    )
+    def receive_around_a_late_commit(
+        self, late: list[str], topics: list[str], first: int, limits: list[int], more: bool
+    ) -> None:
+        """Numbers that were read lie above those that were not."""
+        self.second_session_publishes(late, False)
+        self.publish(topics, "many", True)
+        self.judge(self.fetch(first), first)
+        self.second_session_ends(True)
+        for limit in limits:
+            if more:
+                self.publish(topics[:1], "one", True)
+            self.judge(self.fetch(limit), limit)
+
     @precondition(lambda self: self.leases)
     @rule(limit=st.sampled_from((1, 5)), which=pick)
     def ack_and_receive(self, limit: int, which: int) -> None:
@@ -527,7 +548,7 @@ class QueueMachine(RuleBasedStateMachine):
         What is due again the client looks for by receive: here the model knows what that is.
         """
         if self.claims and not self.model.due():
-            stream, segment, queue, known, start, opens = self._main.execute(
+            stream, segment, queue, known, start, ended = self._main.execute(
                 "select q.stream, greatest(c.place, c.batch_seq) >> 40, q.id, c.id, c.batch_seq,"
                 " c.place >= c.upto from pgmb.queue q join pgmb.claim c on c.queue = q.id"
                 " where q.name = %s order by c.id desc limit 1",
@@ -538,26 +559,22 @@ class QueueMachine(RuleBasedStateMachine):
                     start = max(self.names_of[one].values(), default=start)
             lease = LeaseNumbers(queue, known, getrandbits(40))
             acked = None if ack is None else LeaseNumbers.of(UUID(ack).bytes)
-            text, parameters = statements.claim(
-                lease,
-                limit,
-                None,
-                acked,
-                stream=stream,
-                segment=segment,
-                start=start,
-                opens=opens,
-            )
-            rows = self._main.execute(text, parameters).fetchall()
-            claimed = rows[0][-1]
-            if claimed == 0:
-                type(self).done["claims of nothing"] += 1
-                return []
-            if claimed is not None:
+            for opens in (True,) if ended else (False, True):
+                text, parameters = statements.claim(
+                    lease, limit, None, acked, stream=stream, segment=segment, start=start, opens=opens
+                )
+                rows = self._main.execute(text, parameters).fetchall()
+                claimed = rows[0][-1]
+                if claimed == 0:
+                    type(self).done["claims of nothing"] += 1
+                    return []
+                if claimed is None:
+                    continue
                 made = str(UUID(bytes=bytes(lease._replace(claim=abs(claimed)))))
                 type(self).done["claims"] += 1
                 type(self).done["claims that open"] += opens
                 type(self).done["claims that open more"] += claimed < 0
+                type(self).done["claims that open over a rest"] += opens and not ended
                 if (len(rows) < limit and not opens) or rows[0][0] is None:
                     type(self).done["recounts"] += 1
                     self.value("select pgmb.recount(%s)", made)
@@ -567,6 +584,7 @@ class QueueMachine(RuleBasedStateMachine):
                         for seq, _, topic, _, name, _, _, attempt, _ in rows
                     ]
                 ack = None
+                break
         rows = self._main.execute(
             "select lease::text, seq, payload::text::int, topic, attempt"
             " from pgmb.receive(%s, %s, ack => %s)",

@@ -232,7 +232,8 @@ async def test_a_poll_without_an_answer_is_soon_repeated(
     monkeypatch.setattr(AsyncDeadline, "FIRST_SECONDS", 0.5)
     with StallingProxy(dsn) as proxy:
         app, seen = pgmb.App(proxy.dsn), list[int]()
-        # The server may have leased the second event to a poll that had no answer, or not have seen the first ack.
+        # The server may have leased the second event to a poll that had no answer, or have missed the first
+        # ack: these come again when their leases expire.
         app.on("a", queue="a")(seen.append)
         app.queue("a", lease_for=3)
         async with working(app) as broker, await pgmb.aconnect(dsn) as direct:

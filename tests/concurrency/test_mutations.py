@@ -100,6 +100,20 @@ MUTATIONS = [
         claims.test_a_snapshot_from_before_the_last_batch_opens_none,
     ),
     Mutation(
+        "a statement opens a batch over events that were read before",
+        "claim_next",
+        "c.read_before <= claim_next.start and",
+        "",
+        claims.test_it_opens_no_batch_over_events_that_came_before_late_ones,
+    ),
+    Mutation(
+        "a statement takes retried events for those after its position",
+        "claim_next",
+        "and c.hi >= claim_next.start",
+        "",
+        claims.test_a_lease_of_retried_events_tells_nothing_of_the_log,
+    ),
+    Mutation(
         "a statement takes a lease with gaps for one without",
         "claim_next",
         "and c.hi = claim_next.start and c.events = c.hi - c.lo",

@@ -312,3 +312,35 @@ def test_it_settles_also_where_there_is_nothing(ended: Sessions) -> None:
     with pytest.raises(Exception, match="is lost"):
         admin.run(*settling)
     assert receive(admin, 10) == [LAST + 2]
+
+
+def test_it_opens_no_batch_over_events_that_came_before_late_ones(ended: Sessions) -> None:
+    """They lie behind the end of a lease without a gap, which alone would not tell that they were read."""
+    late, other, third = ended.open("late", "other", "third")
+    late.run("begin")
+    publish(late, 3)
+    publish(other, 2)
+    assert receive(other, 10) == [LAST + 4, LAST + 5]
+    third.run("begin")
+    publish(third, 1)
+    late.run("commit")
+    publish(other, 1)
+    assert receive(other, 3) == [LAST + 1, LAST + 2, LAST + 3]
+    lease = known(other)
+    got = seqs(other.run(*claim(1, LAST + 3, lease))) or []
+    third.run("commit")
+    got += seqs(other.run(*claim(10, LAST + 3, lease))) or []
+    got += [seq for _ in range(3) for seq in receive(other, 10)]
+    assert sorted(got) == [LAST + 6, LAST + 7]
+
+
+def test_a_lease_of_retried_events_tells_nothing_of_the_log(ended: Sessions) -> None:
+    admin = ended["admin"]
+    publish(admin, 1)
+    assert seqs(admin.run(*claim(10, LAST))) == [LAST + 1]
+    lease = UUID(bytes=bytes(NEXT._replace(claim=known(admin).claim)))
+    admin.run("select pgmb.retry(%s, after => '0')", [lease])
+    publish(admin, 2)
+    assert receive(admin, 10) == [LAST + 1], "the retried one comes first"
+    assert seqs(admin.run(*claim(10, LAST + 2, known(admin)))) is None, "it was not read"
+    assert seqs(admin.run(*claim(10, LAST + 1, known(admin)))) == [LAST + 2, LAST + 3]

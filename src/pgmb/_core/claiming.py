@@ -15,7 +15,8 @@ from pgmb.types import Duration
 _SEGMENT_BITS: Final = 40
 _TOKEN_BITS: Final = 40
 _FIRST_NUMBERS: Final = 4096
-"""As in pgmb_internal.claimable_from: the planner knows too little of a table that has fewer rows."""
+"""Of a segment; left to `receive`: planned on a table of a few pages, the statement would scan all of it
+when it has grown."""
 _MOST_TO_PASS: Final = 256
 
 
@@ -30,7 +31,10 @@ class Claim(NamedTuple):
 
 
 class _Place(NamedTuple):
+    """Where a lease ended. Threads replace it as a whole: `start` must be of the lease that `claim` made."""
+
     segment: int
+    claim: int
     start: int | None
     """The last event; None: some numbers before it were no events."""
     ends: bool
@@ -51,7 +55,6 @@ class Claiming:
         """Its id, which a queue that is created again under the same name does not have."""
         self._stream = stream
         self._place: _Place | None = None
-        self._known = 0
         self._full_ends = False
         """Whether batches end with a full lease."""
         self._refusals = 0
@@ -59,14 +62,14 @@ class Claiming:
 
     def next(self, limit: int, lease_for: Duration | None, ack: UUID | None) -> Claim | None:
         """What to try; None: call `receive`."""
-        # Threads share this: each value is read once.
+        # Threads share this: it is read once.
         stream, place = self._stream, self._place
         if stream is None or place is None or limit < 1:
             return None
         acked = None if ack is None else LeaseNumbers.of(ack.bytes)
         if acked is not None and acked.queue != self.queue:
             return None
-        lease = LeaseNumbers(self.queue, self._known, getrandbits(_TOKEN_BITS))
+        lease = LeaseNumbers(self.queue, place.claim, getrandbits(_TOKEN_BITS))
         statement = statements.claim(
             lease,
             limit,
@@ -81,12 +84,11 @@ class Claiming:
 
     def received(self, rows: Sequence[wire.Row], limit: int) -> None:
         """The rows of a lease that `statements.receive` made."""
-        seq, attempt = rows[-1][0], rows[-1][7]
-        self._known = LeaseNumbers.of(rows[-1][8]).claim
+        seq, attempt, lease = rows[-1][0], rows[-1][7], rows[-1][8]
         if self._to_pass:
             self._to_pass -= 1
         elif attempt == 1:
-            self._go_on(seq, ends=self._full_ends or len(rows) < limit)
+            self._go_on(LeaseNumbers.of(lease).claim, seq, ends=self._full_ends or len(rows) < limit)
 
     def claimed(self, claim: Claim, rows: Sequence[wire.Row]) -> LeaseNumbers | None:
         """The lease that the statement made, of claim 0 if there is nothing; None: look at `next` again."""
@@ -104,16 +106,15 @@ class Claiming:
             return None
         self._refusals = 0
         if made:
-            self._known = abs(made)
             if claim.opens:
-                self._go_on(rows[-1][0], ends=made > 0)
+                self._go_on(abs(made), rows[-1][0], ends=made > 0)
             elif len(rows) == claim.limit and rows[-1][0] is not None:
-                self._go_on(rows[-1][0], ends=False)
+                self._go_on(made, rows[-1][0], ends=False)
             elif len(rows) * 2 < claim.limit:
                 # Few numbers are events: `receive` looks further for as many as are wanted.
                 self._place = None
-            elif self._place is not None:
-                self._place = self._place._replace(start=None)
+            elif (place := self._place) is not None:
+                self._place = place._replace(claim=made, start=None)
         return claim.lease._replace(claim=abs(made))
 
     def gave_back(self, lease: bytes) -> None:
@@ -125,6 +126,6 @@ class Claiming:
         """`receive` looks first for what is to be tried again."""
         self._place = None
 
-    def _go_on(self, seq: int, *, ends: bool) -> None:
+    def _go_on(self, claim: int, seq: int, *, ends: bool) -> None:
         if seq % (1 << _SEGMENT_BITS) > _FIRST_NUMBERS:
-            self._place = _Place(seq >> _SEGMENT_BITS, seq, ends)
+            self._place = _Place(seq >> _SEGMENT_BITS, claim, seq, ends)

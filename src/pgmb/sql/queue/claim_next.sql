@@ -60,20 +60,21 @@ begin
     return null;
   end if;
 
-  -- A statement of its own: its snapshot must be newer than the lock, so that the newest claim is seen. Refused is what is
-  -- special (claimable_from is null), and what is beside a generation that is being opened. Snapshots of one server are ordered,
-  -- and a later one shows all that an earlier one does: a greater xmax is proof of that; where it is equal, the order is not
-  -- known. Expired leases and due events are looked for every 50 ms.
+  -- A statement of its own: its snapshot must be newer than the lock, so that the newest claim is seen. Refused is what only
+  -- receive knows: what a transaction received of its own events, and which leases a sweep could not examine. So is what is
+  -- beside a generation that is being opened. Snapshots of one server are ordered, and a later one shows all that an earlier
+  -- one does: a greater xmax is proof of that; where it is equal, the order is not known. Expired leases and due events are
+  -- looked for every 50 ms.
   if claim_next.counted is null then
     insert into pgmb.claim (queue, id, token, state, bindings, events, lo, hi, place, upto, done_snapshot, done_seq, done_next,
-      batch_snapshot, batch_seq, batch_next, claimable_from, expires_at, swept, openings)
+      batch_snapshot, batch_seq, batch_next, read_before, expires_at, swept, openings)
     select claim_next.queue, before.id + 1, claim_next.token, 'leased', q.bindings, claim_next.max, before.place, before.ending,
       before.ending, before.upto, before.done_snapshot, before.done_seq, before.done_next,
-      before.batch_snapshot, before.from_seq, before.batch_next, before.claimable_from, q.expires_at,
+      before.batch_snapshot, before.from_seq, before.batch_next, before.read_before, q.expires_at,
       case when before.stale then now else before.swept end, before.openings
     from (
       select c.id, c.place, c.place + claim_next.max ending, c.upto, c.done_snapshot, c.done_seq, c.done_next,
-        c.batch_snapshot, c.batch_next, c.claimable_from, c.swept,
+        c.batch_snapshot, c.batch_next, c.read_before, c.swept, c.own is null and c.held is null simple,
         -- The next batch begins behind what was leased without a gap.
         case when c.id = claim_next.known and c.lo = c.batch_seq and c.hi = claim_next.start and c.events = c.hi - c.lo
           then c.hi else c.batch_seq end from_seq,
@@ -81,7 +82,8 @@ begin
       from pgmb.claim c
       where c.queue = claim_next.queue and c.id >= claim_next.known order by c.id desc limit 1) before
     -- Past what is late, and with enough of the batch left in this segment.
-    where before.place >= before.claimable_from and before.ending <= before.upto
+    where before.simple and before.place >= before.done_seq and before.ending <= before.upto
+      and pgmb_internal.segment_of(before.place) = claim_next.segment
       and pgmb_internal.segment_of(before.upto) = claim_next.segment
       and pg_snapshot_xmax(claim_next.seen) > pg_snapshot_xmax(before.batch_snapshot)
       and pgmb_internal.generation_of(before.id) = q.generation and before.openings = q.openings
@@ -91,7 +93,7 @@ begin
       claim.done_snapshot, pg_snapshot_xmax(claim.done_snapshot)
     into claimed;
   else
-    -- Where the batch goes on, the new one has its rest, too.
+    -- Where the batch goes on, the new one has its rest, too. Above `start` nothing was read: events that were would come again.
     select c.id, case when c.place < c.upto then c.done_snapshot else c.batch_snapshot end done, c.swept,
       now > c.swept + interval '50 milliseconds' stale, c.openings,
       -- Up to which transaction id numbers may lie at or below `start`: all of those had finished, and were consumed. The
@@ -103,7 +105,8 @@ begin
         when c.lo = c.done_seq and c.id = claim_next.known and c.events = claim_next.start - c.lo
           and pgmb_internal.had_finished(c.done_next, c.batch_snapshot) then c.done_next
       end next,
-      c.claimable_from is not null and pg_snapshot_xmax(claim_next.seen) > pg_snapshot_xmax(c.batch_snapshot)
+      c.read_before <= claim_next.start and c.hi >= claim_next.start and c.own is null and c.held is null
+        and pg_snapshot_xmax(claim_next.seen) > pg_snapshot_xmax(c.batch_snapshot)
         -- It becomes the queue's position: a made-up one must not hide events that are published later.
         and pg_snapshot_xmax(claim_next.seen) <= pg_snapshot_xmax(pg_current_snapshot())
         and pgmb_internal.generation_of(c.id) = q.generation and now >= c.swept simple
@@ -123,10 +126,10 @@ begin
       claimed := (base.id + 1, claim_next.start, least(claim_next.last, claim_next.start + claim_next.max), claim_next.seen,
         pg_snapshot_xmin(claim_next.seen), base.done, pg_snapshot_xmax(base.done));
       insert into pgmb.claim (queue, id, token, state, bindings, events, lo, hi, place, upto, done_snapshot, done_seq, done_next,
-        batch_snapshot, batch_seq, batch_next, claimable_from, expires_at, swept, openings)
+        batch_snapshot, batch_seq, batch_next, read_before, expires_at, swept, openings)
       values (claim_next.queue, claimed.id, claim_next.token, 'leased', q.bindings, claimed.hi - claimed.lo, claimed.lo,
         claimed.hi, claimed.hi, case when claimed.hi < claim_next.last then noted else claimed.hi end,
-        claimed.done, claimed.lo, base.next, claimed.batch, claimed.hi, base.next, claimed.hi, q.expires_at,
+        claimed.done, claimed.lo, base.next, claimed.batch, claimed.hi, base.next, claimed.lo, q.expires_at,
         case when base.stale then now else base.swept end, base.openings);
     end if;
   end if;

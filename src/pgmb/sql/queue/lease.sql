@@ -67,16 +67,6 @@ as $$
   select pgmb_internal.token_of_bits(pgmb_internal.lease_bits(lease))
 $$;
 
--- Above which number pgmb.claim_next may lease events of a batch, in the segment where it ends. Below the batch's start, events
--- are late ones. The first numbers of a segment are left out: a statement planned on a table of a few pages would scan all of
--- it when it has grown.
-create or replace function pgmb_internal.claimable_from(done_seq bigint, upto bigint)
-returns bigint
-language sql immutable
-as $$
-  select greatest(done_seq, pgmb_internal.first_number(pgmb_internal.segment_of(upto)) + 4096)
-$$;
-
 -- Appends the claim that follows `base`: the queue's new position, and the lease of (lo, hi] if it is one.
 -- Another session's claim of that number can only be there when this transaction's snapshot is older than
 -- it: the caller tries again (40001).
@@ -89,15 +79,14 @@ language plpgsql
 as $$
 begin
   insert into pgmb.claim (queue, id, token, state, bindings, events, lo, hi, place, upto,
-    done_snapshot, done_seq, done_next, batch_snapshot, batch_seq, batch_next, claimable_from,
+    done_snapshot, done_seq, done_next, batch_snapshot, batch_seq, batch_next, read_before,
     own, own_seq, expires_at, swept, held, keys, open, paid_until, passed_keys, passed_origins, passed_seqs,
     chosen, lagging, openings)
   values (base.queue, base.id + 1, write_claim.token, write_claim.state, write_claim.bindings, write_claim.events,
     write_claim.lo, write_claim.hi, base.place, base.upto,
     base.done_snapshot, base.done_seq, base.done_next, base.batch_snapshot, base.batch_seq, base.batch_next,
-    -- Only receive knows what this transaction published, and which leases a sweep could not examine.
-    case when base.own is null and base.held is null then pgmb_internal.claimable_from(base.done_seq, base.upto) end, base.own, base.own_seq, write_claim.expires_at, base.swept, base.held, write_claim.keys, base.open, base.paid_until,
-    base.passed_keys, base.passed_origins, base.passed_seqs, write_claim.chosen, base.lagging, base.openings)
+    base.read_before, base.own, base.own_seq, write_claim.expires_at, base.swept, base.held, write_claim.keys,
+    base.open, base.paid_until, base.passed_keys, base.passed_origins, base.passed_seqs, write_claim.chosen, base.lagging, base.openings)
   on conflict do nothing;
   if not found then
     perform pgmb_internal.raise_moved_on();

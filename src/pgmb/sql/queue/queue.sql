@@ -221,10 +221,11 @@ begin
     values (made, 1, create_queue.patterns, pgmb_internal.lane_matching(create_queue.patterns, create_queue.lanes, parts, nth),
       create_queue.equals, create_queue.filter, create_queue.condition, create_queue.params);
     insert into pgmb.claim (queue, id, token, state, bindings, events, lo, hi, place, upto,
-      done_snapshot, done_seq, done_next, batch_snapshot, batch_seq, batch_next, expires_at, swept)
+      done_snapshot, done_seq, done_next, batch_snapshot, batch_seq, batch_next, read_before, expires_at, swept)
     values (made, 1, 0, 'position', 1, 0, 0, 0, 0, 0,
       start.snapshot, start.seq, start.next, start.snapshot, start.seq, start.next,
-      'infinity', clock_timestamp());
+      -- A position of the past may show events of any number.
+      case when create_queue.starting is null then pgmb_internal.last_seq(create_queue.stream) end, 'infinity', clock_timestamp());
     update pgmb.queue q set lock_key = pgmb_internal.queue_lock(q.id, q.generation) where q.id = made;
     perform pgmb_internal.note_move(made, start.snapshot);
     insert into pgmb.generation (queue, number) values (made, -1);
@@ -460,6 +461,7 @@ begin
     base.batch_next := target.next;
     base.place := 0;
     base.upto := 0;
+    base.read_before := null;
     base.own := null;
     base.own_seq := null;
     base.held := null;

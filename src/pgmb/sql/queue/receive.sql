@@ -119,6 +119,7 @@ begin
   end if;
   base.done_snapshot := base.batch_snapshot;
   base.batch_snapshot := present;
+  base.read_before := greatest(base.read_before, nullif(base.upto, 0));
   base.upto := greatest(last, base.done_seq);
   base.place := 0;
   return base;
@@ -527,7 +528,7 @@ begin
     and (pg_try_advisory_xact_lock(q.lock_key) or pgmb_internal.try_lock(q.id, q.generation, q.lock_key))
   then
     select c.id, c.place, c.upto, c.done_seq, c.done_next, c.done_snapshot, c.batch_seq, c.batch_next, c.batch_snapshot,
-      c.claimable_from, c.swept, now > c.swept + interval '50 milliseconds' stale, c.openings,
+      c.read_before, c.swept, now > c.swept + interval '50 milliseconds' stale, c.openings,
       c.events * 2 >= c.hi - greatest(c.lo, c.done_seq) dense,
       c.own is null and c.held is null and pgmb_internal.generation_of(c.id) = q.generation simple
     into base
@@ -558,6 +559,7 @@ begin
         -- As pgmb_internal.open_batch does.
         base.done_snapshot := base.batch_snapshot;
         base.batch_snapshot := pgmb_internal.snapshot();
+        base.read_before := greatest(base.read_before, nullif(base.upto, 0));
         base.upto := greatest(pg_sequence_last_value(q.numbers), base.done_seq);
         base.place := base.done_seq;
         if base.upto = base.done_seq then
@@ -592,12 +594,11 @@ begin
               base.batch_next := greatest(pgmb_internal.xid_before(pg_current_xact_id()), base.batch_next);
               base.batch_seq := greatest(q.noted, base.batch_seq);
             end if;
-            base.claimable_from := pgmb_internal.claimable_from(base.done_seq, base.upto);
           end if;
           insert into pgmb.claim (queue, id, token, state, bindings, events, lo, hi, place, upto, done_snapshot, done_seq,
-            done_next, batch_snapshot, batch_seq, batch_next, claimable_from, expires_at, swept, openings)
+            done_next, batch_snapshot, batch_seq, batch_next, read_before, expires_at, swept, openings)
           values (q.id, base.id + 1, token, 'leased', q.bindings, got, lo, base.place, base.place, base.upto, base.done_snapshot,
-            base.done_seq, base.done_next, base.batch_snapshot, base.batch_seq, base.batch_next, base.claimable_from,
+            base.done_seq, base.done_next, base.batch_snapshot, base.batch_seq, base.batch_next, base.read_before,
             now + q.lease_for, base.swept, base.openings);
           return;
         end if;

@@ -120,7 +120,7 @@ create type pgmb.claim_state as enum (
 --   upto              no event of the batch lies above it
 --   place             of the batch, everything up to here is consumed or leased
 --   lo, hi            the range that this claim leases, (lo, hi] of the batch
---   claimable_from    pgmb.claim_next may lease the numbers above this one that lie in the segment of upto; null: none
+--   read_before       no event above this number was read before this batch; null: not known
 --   own, own_seq      events of transaction own up to own_seq were received inside that transaction
 --   swept, held       leases that expired up to swept were examined, except those held by a settling
 --                     transaction at that moment
@@ -140,7 +140,7 @@ create table pgmb.claim (
   done_next xid8 not null,
   batch_seq bigint not null,
   batch_next xid8 not null,
-  claimable_from bigint,
+  read_before bigint,
   own_seq bigint,
   own xid8,
   at timestamptz not null default transaction_timestamp(),
