@@ -295,8 +295,23 @@ def test_who_waits_for_a_queue_that_is_dropped_is_told(queue: Sessions) -> None:
     publish(admin, 1)
     holder.run("begin")
     receive(holder)
-    waiting = other.start("select payload from pgmb.receive('q')").blocked()
+    admin.run("begin")
     assert admin.value("select pgmb.drop_queue('q')")
+    waiting = other.start("select payload from pgmb.receive('q')").blocked()
+    admin.run("commit")
     holder.run("rollback")
     with pytest.raises(psycopg.Error, check=lambda error: error.sqlstate == "MB002"):
         waiting.result()
+
+
+def test_who_supersedes_on_a_queue_that_is_dropped_is_told(queue: Sessions) -> None:
+    other, admin = queue.open("other", "admin")
+    number = admin.value("select id from pgmb.queue where name = 'q'")
+    admin.run("begin")
+    assert admin.value("select pgmb.drop_queue('q')")
+    opening = other.start(
+        "select pgmb_internal.open_generation(%s, 1, clock_timestamp() + interval '20 seconds')", [number]
+    ).blocked()
+    admin.run("commit")
+    with pytest.raises(psycopg.Error, check=lambda error: error.sqlstate == "MB002"):
+        opening.result()

@@ -146,7 +146,7 @@ begin
   where q.id = newest_generation.queue
   group by q.id;
   if opened is null then
-    raise exception 'the queue was dropped' using errcode = 'MB002';
+    perform pgmb_internal.raise_dropped();
   end if;
 end $$;
 
@@ -239,14 +239,26 @@ as $$
   on conflict do nothing
 $$;
 
+create or replace function pgmb_internal.raise_dropped()
+returns void
+language plpgsql
+as $$
+begin
+  raise exception 'the queue was dropped' using errcode = 'MB002';
+end $$;
+
 -- Raises that a queue can neither be received from nor be taken over at this moment.
 create or replace function pgmb_internal.raise_held(queue integer)
 returns void
 language plpgsql
 as $$
+declare
+  name text := (select q.name from pgmb.queue q where q.id = raise_held.queue);
 begin
-  raise exception 'queue % is held by transactions that stay open',
-    (select quote_literal(q.name) from pgmb.queue q where q.id = raise_held.queue)
+  if name is null then
+    perform pgmb_internal.raise_dropped();
+  end if;
+  raise exception 'queue % is held by transactions that stay open', quote_literal(name)
     using errcode = 'MB013',
       hint = 'One received and settled and is prepared: commit or roll it back (pg_prepared_xacts). Or several received and stay open.';
 end $$;
