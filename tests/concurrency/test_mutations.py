@@ -196,6 +196,13 @@ MUTATIONS = [
         ordered.test_a_dead_letter_sent_back_waits_for_a_retried_lease_too,
     ),
     Mutation(
+        "an event of an ordered queue comes before a retried one that a scan for due rows has passed",
+        "claim_lane",
+        "waiting is not null or ",
+        "",
+        ordered.test_a_retry_that_a_scan_for_due_rows_has_passed_keeps_its_place,
+    ),
+    Mutation(
         "R4: maintain() rotates at every call",
         "maintain",
         "g.number = pgmb_internal.segment_of(newest_seq) - 1",

@@ -74,6 +74,21 @@ def test_a_retry_goes_before_what_waits_behind_it(one: Consumer, two: Consumer) 
     assert got.attempts == {1: 2, 2: 1, 3: 1}, "those behind were not tried"
 
 
+def test_a_retry_that_a_scan_for_due_rows_has_passed_keeps_its_place(one: Consumer, two: Consumer) -> None:
+    """Its transaction may have committed long after the time that it wrote (docs/adr/0039)."""
+    one.publish("a", 1)
+    one.retry(one.receive(1), after="0")
+    one.publish("a", 2)
+    one.publish("b", 3)
+    two.session.run(
+        "select set_config('pgmb.retry_' || id, concat_ws(' ', later, 60000000, later, later - 60000000), false)"
+        " from pgmb.queue, pgmb_internal.microseconds(clock_timestamp() + interval '1 minute') later"
+        " where name = 'q'"
+    )
+    assert two.names() == [3]
+    assert one.names() == [1, 2]
+
+
 def test_what_comes_before_a_retried_event_stays_with_the_lease(one: Consumer, two: Consumer) -> None:
     one.publish("a", 1, 2, 3)
     held = one.receive()

@@ -80,13 +80,13 @@ as $$
 begin
   insert into pgmb.claim (queue, id, token, state, bindings, events, lo, hi, place, upto,
     done_snapshot, done_seq, done_next, batch_snapshot, batch_seq, batch_next, read_before,
-    own, own_seq, expires_at, swept, held, keys, open, paid_until, passed_keys, passed_origins, passed_seqs,
+    own, own_seq, expires_at, swept, held, keys, open, paid_until, first_origin, passed_keys, passed_origins, passed_seqs,
     chosen, lagging, openings)
   values (base.queue, base.id + 1, write_claim.token, write_claim.state, write_claim.bindings, write_claim.events,
     write_claim.lo, write_claim.hi, base.place, base.upto,
     base.done_snapshot, base.done_seq, base.done_next, base.batch_snapshot, base.batch_seq, base.batch_next,
     base.read_before, base.own, base.own_seq, write_claim.expires_at, base.swept, base.held, write_claim.keys,
-    base.open, base.paid_until, base.passed_keys, base.passed_origins, base.passed_seqs, write_claim.chosen, base.lagging, base.openings)
+    base.open, base.paid_until, base.first_origin, base.passed_keys, base.passed_origins, base.passed_seqs, write_claim.chosen, base.lagging, base.openings)
   on conflict do nothing;
   if not found then
     perform pgmb_internal.raise_moved_on();

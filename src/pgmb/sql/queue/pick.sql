@@ -35,6 +35,19 @@ begin
     where r.queue = in_flight.queue and r.lease = one) held;
 end $$;
 
+-- The origin of the first row of pgmb.retry of an ordered queue, but for dead letters that were put back; null: there is
+-- none. Exact, unlike a scan for due rows: an event that another one of its key must follow is never overlooked.
+create or replace function pgmb_internal.first_waiting(base pgmb.claim)
+returns bigint
+language plpgsql
+as $$
+begin
+  return (
+    select r.origin from pgmb.retry r
+    where r.queue = (base).queue and r.ordered and r.origin >= coalesce((base).first_origin, 1)
+    order by r.origin limit 1);
+end $$;
+
 -- The events of a key in pgmb.retry, from where the queue's position says that they begin.
 create or replace function pgmb_internal.events_of_key(base pgmb.claim, key text)
 returns setof pgmb.retry
@@ -43,8 +56,10 @@ as $$
   select r.* from pgmb.retry r
   where r.queue = (base).queue and r.ordered and r.key = events_of_key.key
     and (r.origin, r.seq) >= (
-      coalesce((base).passed_origins[array_position((base).passed_keys, events_of_key.key)], 1),
-      coalesce((base).passed_seqs[array_position((base).passed_keys, events_of_key.key)], 0))
+      greatest((base).passed_origins[array_position((base).passed_keys, events_of_key.key)], (base).first_origin, 1),
+      case when (base).passed_origins[array_position((base).passed_keys, events_of_key.key)]
+          >= coalesce((base).first_origin, 1)
+        then (base).passed_seqs[array_position((base).passed_keys, events_of_key.key)] else 0 end)
 $$;
 
 -- The first event of a key in pgmb.retry. Dead letters that were put back have the origin 0 and come before others.
@@ -213,9 +228,11 @@ $$;
 -- `expired`. In an ordered queue those whose key is held wait in pgmb.retry, behind what holds it; `keys` are the
 -- hashes of those taken. rows: where in its segment those taken lie, if they are all in one. looked: how many were
 -- read. wrote: events were parked or became dead letters. Where many wait already and
--- most of these are of keys that are held, but not for long, all are left where they are: waits.
+-- most of these are of keys that are held, but not for long, all are left where they are: waits. retried: the queue may
+-- have events that wait.
 create or replace function pgmb_internal.pick(
   q pgmb.queue, base pgmb.claim, hi bigint, allowed bigint, now timestamptz, busy integer[], youngest timestamptz,
+  retried boolean,
   out taken bigint, out upto bigint, out matching text, out rows tid[], out expired bigint[], out keys integer[],
   out looked bigint, out wrote boolean, out waits boolean
 )
@@ -223,10 +240,6 @@ language plpgsql
 as $$
 declare
   source text := 'select null::tid ctid, e.seq, e.key, e.published_at from pgmb_internal.batch_events($8, $5, $9, $10, $3, $11, $12, $1, $2, $13, $7, true) e';
-  -- Of each key that is not leased, the first event that waits has a time.
-  retried boolean := q.ordered and exists (
-    select from pgmb.retry r where r.queue = q.id and r.due_at < 'infinity'
-      and r.due_at >= pgmb_internal.retry_since(q.id, now));
   most bigint := allowed;
   last bigint;
   behind integer[];

@@ -142,6 +142,7 @@ declare
   chosen bigint[];
   asked pgmb.queue := q;
   token bigint := pgmb_internal.draw_token();
+  waiting bigint;                            -- where the rows of pgmb.retry begin
 begin
   if asks and pgmb_internal.needs_timeout(q) then
     perform pgmb_internal.assert_timeout();
@@ -151,8 +152,12 @@ begin
   pending := swept.pending;
 
   flight := pgmb_internal.in_flight(q.id, base.open, now);
-  base.open := flight.open;
   base.open := flight.open || (base.id + 1);
+  if q.ordered then
+    -- After the leases in flight: what one of them returns later has its claim as its origin.
+    waiting := pgmb_internal.first_waiting(base);
+    base.first_origin := (select min(one) from unnest(base.open || waiting) one);
+  end if;
   events := pgmb_internal.lease_retries(q, base, max, now, now + lease_for, token, flight.keys);
   if events > 0 then
     lease := pgmb_internal.lease_of(q.id, base.id + 1, token);
@@ -194,7 +199,11 @@ begin
       chosen := choice.chosen;
       asked.matching := pgmb_internal.among(chosen);
     end if;
-    picked := pgmb_internal.pick(asked, base, hi, max, now, flight.keys, flight.youngest);
+    picked := pgmb_internal.pick(asked, base, hi, max, now, flight.keys, flight.youngest,
+      -- Of each key whose dead letters were put back, the first that is not leased has a time.
+      q.ordered and (waiting is not null or exists (
+        select from pgmb.retry r where r.queue = q.id and r.due_at < 'infinity'
+          and r.due_at >= pgmb_internal.retry_since(q.id, now))));
     exit when picked.waits;
     base.place := picked.upto;
     pending := pending or picked.looked > 0 or base.place - lo >= 64;

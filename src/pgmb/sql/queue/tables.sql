@@ -154,8 +154,10 @@ create table pgmb.claim (
   keys integer[],
   open bigint[],
   paid_until timestamptz,
-  -- Of an ordered queue: keys that were leased lately out of pgmb.retry, and the origin and number of the first event of
-  -- each. Rows before it are gone for good, so that no look-up has to pass them.
+  -- Of an ordered queue: where its rows of pgmb.retry begin, by their origin; and keys that were leased lately out of
+  -- pgmb.retry, with the origin and number of the first event of each. Rows before these are gone for good, so that no
+  -- look-up has to pass them. Dead letters that were put back have the origin 0.
+  first_origin bigint,
   passed_keys text[],
   passed_origins bigint[],
   passed_seqs bigint[],
@@ -257,6 +259,7 @@ create table pgmb.retry (
 create index retry_due on pgmb.retry (queue, due_at);
 create index retry_lease on pgmb.retry (queue, lease) where lease is not null;
 create index retry_key on pgmb.retry (queue, key, origin, seq) where ordered;
+create index retry_origin on pgmb.retry (queue, origin) where ordered;
 create index retry_event on pgmb.retry (event_id);
 alter table pgmb.retry alter column key set statistics 0, alter column error set statistics 0,
   alter column errors set statistics 0;
