@@ -81,7 +81,8 @@ def test_a_retry_that_a_scan_for_due_rows_has_passed_keeps_its_place(one: Consum
     one.publish("a", 2)
     one.publish("b", 3)
     two.session.run(
-        "select set_config('pgmb.retry_' || id, concat_ws(' ', later, 60000000, later, later - 60000000), false)"
+        "select set_config("
+        "'pgmb.retry_' || id, concat_ws(' ', later, 60000000, later, later - 60000000), false)"
         " from pgmb.queue, pgmb_internal.microseconds(clock_timestamp() + interval '1 minute') later"
         " where name = 'q'"
     )
