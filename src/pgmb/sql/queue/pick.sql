@@ -37,7 +37,7 @@ end $$;
 
 -- The origin of the first row of pgmb.retry of an ordered queue, but for dead letters that were put back; null: there is
 -- none. Exact, unlike a scan for due rows: an event that another one of its key must follow is never overlooked.
-create or replace function pgmb_internal.first_waiting(base pgmb.claim)
+create or replace function pgmb_internal.lowest_origin(base pgmb.claim)
 returns bigint
 language plpgsql
 as $$

@@ -155,7 +155,7 @@ begin
   base.open := flight.open || (base.id + 1);
   if q.ordered then
     -- After the leases in flight: what one of them returns later has its claim as its origin.
-    waiting := pgmb_internal.first_waiting(base);
+    waiting := pgmb_internal.lowest_origin(base);
     base.first_origin := (select min(one) from unnest(base.open || waiting) one);
   end if;
   events := pgmb_internal.lease_retries(q, base, max, now, now + lease_for, token, flight.keys);
