@@ -353,6 +353,14 @@ def claim(size: int, start: int | None = None) -> statements.Statement:
     return statements.claim(lease, size, None, None, stream=1, segment=0, start=start, opens=opens)
 
 
+def planned(session: Explained) -> int:
+    """How often PostgreSQL planned the statement for its values: five times, then it keeps a plan for all."""
+    (times,) = session.run(
+        "select custom_plans from pg_prepared_statements where strpos(statement, 'pgmb.claim_next') > 0"
+    )
+    return int(times[0])
+
+
 @pytest.mark.parametrize("analyzed", [False, True])
 def test_the_statement_that_claims_walks_the_index(
     log: psycopg.Connection[Any], connect: Any, analyzed: bool
@@ -369,6 +377,7 @@ def test_the_statement_that_claims_walks_the_index(
             assert len(session.run(statement.text, *statement.parameters)) == size
             assert offences(session.plans) == []
             assert read_too_much(session.plans, 200) == []
+    assert planned(session) == 5
     fill(log)
     assert len(log.execute("select from pgmb.receive('q', 5000)").fetchall()) == 36
     assert len(log.execute("select from pgmb.receive('q', 10)").fetchall()) == 10
@@ -407,11 +416,15 @@ def test_the_statement_that_opens_a_batch_walks_the_index(
             assert offences(session.plans) == []
             assert read_too_much(session.plans, 250) == []
     publish(100_000)
-    statement = claim(500, start)
-    assert len(session.run(statement.text, *statement.parameters)) == 500
-    assert offences(session.plans) == []
-    assert read_too_much(session.plans, 1200) == []
-    assert all("JIT" not in plan for _, plan in session.plans)
+    fresh = Explained(connect())
+    for one in (session, *[fresh] * 12):
+        statement = claim(500, start)
+        assert len(one.run(statement.text, *statement.parameters)) == 500
+        start += 500
+        assert offences(one.plans) == []
+        assert read_too_much(one.plans, 1200) == []
+        assert all("JIT" not in plan for _, plan in one.plans)
+    assert planned(fresh) == 5
 
 
 def test_the_guard_itself_sees_a_bad_plan(log: psycopg.Connection[Any], connect: Any) -> None:
