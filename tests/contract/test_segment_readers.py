@@ -125,3 +125,17 @@ def test_between_reads_few_and_many_numbers_alike(db: Connection) -> None:
 def scalar(db: Connection, query: str) -> Any:
     ((value,),) = db.execute(query.encode()).fetchall()
     return value
+
+
+def test_sessions_that_knew_the_old_main_publish_to_and_read_the_new_one(db: Connection) -> None:
+    """The function by which they read it is another one, and so is the salt of its ids."""
+    for _ in range(2):
+        db.execute("select pgmb.create_queue('q')")
+        published = [db.execute("select pgmb.publish('a', '1')", prepare=True).fetchone() for _ in range(8)]
+        # One at a time, as many times as it takes a session to keep a plan.
+        received = [
+            db.execute("select id from pgmb.receive('q', 1)", prepare=True).fetchone() for _ in published
+        ]
+        assert received == published
+        db.execute("select pgmb.drop_queue('q'), pgmb.drop_stream('main')")
+        db.execute("select pgmb.create_stream('main')")
