@@ -154,15 +154,9 @@ def test_the_screen(pgmb_spark: Shared, dsn: str) -> None:
     assert [json.loads(line)["payload"] for line in printed.splitlines()] == [0, 1, 2, 3, 4]
 
 
-def test_errors_are_a_line(
-    pgmb_spark: Shared, db: DB, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "bad.jsonl").write_text('{"topic": "t", "payload": 1}\n{"topic": "t", "payl\n')
-    (tmp_path / "bare.jsonl").write_text('{"a": 1}\n')
-    (tmp_path / "rows.csv").write_text("a,b\n1,2\n")
-    (tmp_path / "no.parquet").write_text("not that")
-    for command, told in (
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
         ("read nope", "stream 'nope' does not exist"),
         ("publish bad.jsonl", "not an event"),
         ("publish bare.jsonl", "needs a topic"),
@@ -170,12 +164,21 @@ def test_errors_are_a_line(
         ("publish rows.csv --topic t --key-column nope", "nope"),
         ("publish rows.csv --topic t --stream nope", "stream 'nope' does not exist"),
         ("publish no.parquet --topic t", "arquet"),
-    ):
-        words = [str(tmp_path / word) if (tmp_path / word).exists() else word for word in command.split()]
-        code, out, err = pgmb_spark(*words)
-        assert (code, out) == (1, ""), err
-        assert told in err
-        assert [line.split(":")[0] for line in err.splitlines()] in (["Error"], ["Error", "Hint"])
+    ],
+)
+def test_errors_are_a_line(
+    pgmb_spark: Shared, db: DB, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, told: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bad.jsonl").write_text('{"topic": "t", "payload": 1}\n{"topic": "t", "payl\n')
+    (tmp_path / "bare.jsonl").write_text('{"a": 1}\n')
+    (tmp_path / "rows.csv").write_text("a,b\n1,2\n")
+    (tmp_path / "no.parquet").write_text("not that")
+    words = [str(tmp_path / word) if (tmp_path / word).exists() else word for word in command.split()]
+    code, out, err = pgmb_spark(*words)
+    assert (code, out) == (1, ""), err
+    assert told in err
+    assert [line.split(":")[0] for line in err.splitlines()] in (["Error"], ["Error", "Hint"])
     assert logged(db, "main") == []
 
 
