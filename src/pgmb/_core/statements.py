@@ -308,8 +308,8 @@ _IN_BATCH: Final = (
     " and (s.xid >= c.done_xmax or not pg_visible_in_snapshot(s.xid, c.done))"
 )
 # Looks for one more event than may be leased: only then is the end of the batch known. The statement's own
-# snapshot decides which events are in it. In subqueries, parameters tell the planner nothing: else a plan
-# for the values of each call would seem cheaper than one for all of them, and be made at every call.
+# snapshot decides which events are in it. Subqueries hide the parameters' values from the planner:
+# otherwise a custom plan would look cheaper than the generic one, and PostgreSQL would plan every call.
 _FOUND: Final = (
     "(select count(*) events, max(s.seq) last from (select s.seq from pgmb.segment_{stream}_{segment} s"
     " where s.seq > (select %s::bigint) order by s.seq limit (select %s::integer) + 1) s) f"
