@@ -165,6 +165,19 @@ def test_an_interrupted_process_leaves_no_server(pg_major: int, signal_number: i
     until_true(lambda: not processes.alive(int(pid)) and not Path(directory).exists())
 
 
+def test_the_servers_command_prints_an_installation_and_removes_it_at_the_end(pg_major: int) -> None:
+    command = [sys.executable, "-m", "harness.postgres", str(pg_major)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        with psycopg.connect(process.stdout.readline().strip()) as connection:
+            assert connection.execute("select name from pgmb.stream").fetchall() == [("main",)]
+            row = connection.execute("select current_setting('data_directory')").fetchone()
+            assert row is not None
+        process.terminate()
+        assert process.wait(20) == 0
+    assert not Path(row[0]).exists()
+
+
 def test_a_stepped_session_tells_blocked_from_done(server: Server, empty_dsn: str) -> None:
     with Sessions(empty_dsn) as sessions:
         first, second = sessions.open("first", "second")
