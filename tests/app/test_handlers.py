@@ -487,12 +487,11 @@ async def test_partials_callables_and_methods_are_handlers(dsn: str) -> None:
     assert seen == [Order(1)] * 3
 
 
-async def test_a_topic_that_no_handler_matches_is_tried_again_for_newer_processes(
+async def test_a_topic_that_no_handler_matches_waits_for_newer_processes_without_an_attempt(
     dsn: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO)
     app, newer = pgmb.App(dsn), pgmb.App(dsn)
-    app.queue("q", backoff_base=0.01, backoff_factor=1)
+    app.queue("q", max_attempts=1)
     seen: list[str] = []
 
     @app.on("a", queue="q")
@@ -501,7 +500,7 @@ async def test_a_topic_that_no_handler_matches_is_tried_again_for_newer_processe
 
     @newer.on("a", "b", queue="q")
     async def new(event: pgmb.Delivery) -> None:
-        seen.append(f"new {event.topic}")
+        seen.append(f"new {event.topic} {event.attempt}")
 
     async with working(app) as broker:
         await broker.bind("q", ["a", "b"])
@@ -509,7 +508,48 @@ async def test_a_topic_that_no_handler_matches_is_tried_again_for_newer_processe
         await until(lambda: "no handler of queue 'q' matches the topic 'b'" in caplog.text)
     async with working(newer) as broker:
         await until(lambda: settled(broker, "q"))
-    assert seen == ["new b"]
+    assert seen == ["new b 1"]
+
+
+async def test_an_event_that_no_worker_handles_is_buried_at_last(dsn: str) -> None:
+    app = pgmb.App(dsn, unhandled_for=1.5)
+    app.queue("q", max_attempts=1)
+    app.on("a", queue="q")(lambda payload: None)
+
+    async with working(app) as broker:
+        await broker.bind("q", ["#"])
+        await broker.publish("b", 1)
+        await until(lambda: broker.dead_letters("q"))
+        (letter,) = await broker.dead_letters("q")
+    assert letter.error == "no handler of queue 'q' matches the topic 'b'"
+    assert letter.attempt == 1
+    with pytest.raises(pgmb.InvalidArgument, match="unhandled_for must be at least 0, got -1"):
+        pgmb.App(dsn, unhandled_for=-1)
+
+
+async def test_in_an_ordered_queue_a_dead_letter_does_not_take_those_behind_along(dsn: str) -> None:
+    """The one that failed for the last time was leased together with those behind it."""
+    app = pgmb.App(dsn)
+    app.queue("q", ordered=True, shards=1, max_attempts=2, backoff_base=0.01)
+    seen: list[int] = []
+
+    @app.on("a", queue="q")
+    async def take(number: int) -> None:
+        if number % 5 == 0:
+            raise ValueError(number)
+        seen.append(number)
+
+    @app.on("b", queue="q")
+    async def fits(text: str) -> None: ...
+
+    async with working(app) as broker:
+        async with broker.connection() as conn, conn.transaction():
+            for number in range(20):
+                await broker.publish("b" if number == 7 else "a", number, key="k", conn=conn)
+        await until(lambda: settled(broker, "q"))
+        letters = await broker.dead_letters("q")
+    assert seen == [number for number in range(20) if number % 5 and number != 7]
+    assert sorted(letter.event.payload for letter in letters) == [0, 5, 7, 10, 15]
 
 
 async def test_a_failure_is_one_line_with_the_traceback_and_success_is_silent(

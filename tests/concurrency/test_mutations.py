@@ -264,6 +264,13 @@ MUTATIONS = [
         {"how": "release(%s)", "of": "fresh"},
     ),
     Mutation(
+        "what follows a dead letter in an ordered lease stays with the lease",
+        "fail_retried",
+        "where r.id = any (behind)",
+        "where false",
+        ordered.test_the_last_attempt_gives_back_what_the_lease_holds_behind_it,
+    ),
+    Mutation(
         "D2: a position of a stream that was created again is accepted",
         "assert_position",
         "if (given).stream is distinct from here.salt then",

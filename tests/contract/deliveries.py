@@ -90,9 +90,19 @@ class Consumer:
             )
         )
 
-    def release(self, got: Received, *names: int) -> int:
+    def release(
+        self,
+        got: Received,
+        *names: int,
+        after: str | None = None,
+        error: str | None = None,
+        bury_after: str | None = None,
+    ) -> int:
         return int(
-            self.session.value("select pgmb.release(%s, %s::bigint[])", [got.lease, _some(got, names)])
+            self.session.value(
+                "select pgmb.release(%s, %s::bigint[], %s::interval, %s, %s::interval)",
+                [got.lease, _some(got, names), after, error, bury_after],
+            )
         )
 
     def expire(self, *leases: Received) -> None:

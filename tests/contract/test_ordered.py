@@ -165,6 +165,34 @@ def test_the_last_attempt_ends_and_the_next_of_the_key_goes_on(one: Consumer, tw
     assert two.names() == [2, 3]
 
 
+def test_the_last_attempt_gives_back_what_the_lease_holds_behind_it(one: Consumer, two: Consumer) -> None:
+    one.publish("a", 1, 2)
+    one.retry(one.receive(), 1)
+    one.retry(one.receive(), 1)
+    third = one.receive()
+    assert third.attempts == {1: 3, 2: 1}
+    assert one.retry(third, 1) == 1
+    assert one.dead() == [(1, 3)]
+    assert one.ack(third) == 0
+    assert two.names() == [2]
+
+
+def test_a_release_that_waits_keeps_the_order_of_its_key(one: Consumer, two: Consumer) -> None:
+    one.publish("a", 1, 2)
+    one.publish("b", 3)
+    held = one.receive()
+    one.release(held, 1, after="0.3 seconds", bury_after="1 day")
+    assert one.ack(held, 3) == 1
+    assert two.names() == []
+    one.session.run("select pg_sleep(0.2)")
+    again = one.receive()
+    assert again.attempts == {1: 1, 2: 1}
+    one.session.run("update pgmb.retry set released_at = clock_timestamp() - interval '1 day'")
+    assert one.release(again, 1, after="1 second", bury_after="1 day") == 1
+    assert one.dead() == [(1, 1)]
+    assert two.names() == [2]
+
+
 def test_the_last_attempt_ends_by_expiry_and_the_next_of_the_key_goes_on(
     one: Consumer, two: Consumer
 ) -> None:

@@ -83,3 +83,70 @@ def test_what_was_settled_stays_settled(one: Consumer) -> None:
     assert one.release(held) == 1
     assert one.names() == [2]
     assert one.release(held) == 0
+
+
+def test_a_release_may_wait(one: Consumer) -> None:
+    one.publish(None, 1, 2)
+    one.release(one.receive(), 1, after="1 hour")
+    assert one.names() == []
+    one.session.run("update pgmb.retry set due_at = clock_timestamp()")
+    again = one.receive()
+    assert again.attempts == {1: 1}
+    one.release(again, after="1 hour")
+    assert waits(one) == {1: 3600}
+
+
+def test_what_nobody_can_handle_waits_longer_each_time_and_at_last_is_buried(one: Consumer) -> None:
+    """The first release is put back in time instead of waiting for it."""
+    one.publish(None, 1)
+    one.release(one.receive(), after="1 second", error="nobody", bury_after="1 day")
+    assert waits(one) == {1: 1}
+    for since, then in ("10 seconds", 10), ("40 seconds", 40), ("1 hour", 60):
+        one.session.run(
+            "update pgmb.retry set due_at = clock_timestamp(),"
+            " released_at = clock_timestamp() - %s::interval",
+            [since],
+        )
+        again = one.receive()
+        assert again.attempts == {1: 1}
+        one.release(again, after="1 second", error="nobody", bury_after="1 day")
+        assert waits(one) == {1: then}
+    one.session.run(
+        "update pgmb.retry set due_at = clock_timestamp(), released_at = clock_timestamp() - interval '1 day'"
+    )
+    assert one.release(one.receive(), after="1 second", error="nobody", bury_after="1 day") == 1
+    assert one.dead() == [(1, 1)]
+    ((error, errors),) = one.session.run("select error, errors from pgmb.dead_letters('q')")
+    assert error == "nobody"
+    assert [given["error"] for given in errors] == ["nobody"]
+    one.session.run("select pgmb.redrive('q')")
+    one.release(one.receive(), after="1 second", bury_after="1 day")
+    assert waits(one) == {1: 1}
+
+
+def test_an_attempt_begins_the_time_of_releases_again(one: Consumer) -> None:
+    one.publish(None, 1)
+    one.release(one.receive(), bury_after="1 day")
+    one.session.run("update pgmb.retry set released_at = clock_timestamp() - interval '1 day'")
+    one.retry(one.receive(), after="0")
+    again = one.receive()
+    assert again.attempts == {1: 2}
+    one.release(again, after="1 second", bury_after="1 day")
+    assert waits(one) == {1: 1}
+    assert one.dead() == []
+
+
+def test_a_release_that_may_wait_no_time_buries(one: Consumer) -> None:
+    one.publish(None, 1)
+    assert one.release(one.receive(), error="nobody", bury_after="0") == 1
+    assert one.dead() == [(1, 1)]
+
+
+def waits(one: Consumer) -> dict[int, int]:
+    """How many seconds each event waits, rounded."""
+    return dict(
+        one.session.run(
+            "select payload::text::int, round(extract(epoch from due_at - clock_timestamp()))::int"
+            " from pgmb.retry"
+        )
+    )

@@ -75,11 +75,14 @@ class AsyncLease:
     async def release(
         self,
         events: Event | Iterable[Event | int] | None = None,
+        after: Duration | None = None,
+        error: str | None = None,
+        bury_after: Duration | None = None,
         *,
         conn: AsyncConnectionLike | None = None,
     ) -> int:
-        """Give back untried: due at once, the attempt not counted. Returns how many."""
-        return await self._broker.release(self, seqs_of(events), conn=conn)
+        """Give back untried, as the broker's `release` does: due at once, or later. Returns how many."""
+        return await self._broker.release(self, seqs_of(events), after, error, bury_after, conn=conn)
 
     async def extend(
         self, lease_for: Duration | None = None, *, conn: AsyncConnectionLike | None = None
@@ -295,11 +298,21 @@ class AsyncReceiving(AsyncCalls):
         self,
         lease: AsyncLease | UUID,
         seqs: Iterable[int] | None = None,
+        after: Duration | None = None,
+        error: str | None = None,
+        bury_after: Duration | None = None,
         *,
         conn: AsyncConnectionLike | None = None,
     ) -> int:
-        """Give events of a lease back untried: due at once, the attempt not counted. Returns how many."""
-        return await self._settle(lease, conn, "release", seqs=seqs)
+        """Give events of a lease back untried: the attempt does not count. Returns how many.
+
+        They are due at once, or `after` that time. `error` says why, while they wait. Pass `bury_after` for
+        events that this consumer cannot handle and another may: each release makes them wait longer, up to a
+        minute, and once the first one is `bury_after` ago they become dead letters.
+        """
+        return await self._settle(
+            lease, conn, "release", seqs=seqs, after=after, error=error, bury_after=bury_after
+        )
 
     async def _settle(
         self,

@@ -47,6 +47,7 @@ TYPES: Final[dict[str, LiteralString]] = {
     "backoff_max": "interval",
     "batch": "integer",
     "body": "text",
+    "bury_after": "interval",
     "condition": "text",
     "cron": "text",
     "description": "text",

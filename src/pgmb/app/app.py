@@ -24,7 +24,7 @@ from pgmb.app.group import HandlerGroup
 from pgmb.app.handler import Backoff, Handler, attempts
 from pgmb.app.outcome import seconds
 from pgmb.app.requests import Requests, answering
-from pgmb.app.routing import Middleware
+from pgmb.app.routing import DEFAULT_UNHANDLED_SECONDS, Middleware
 from pgmb.errors import Conflict, InvalidArgument, PermissionDenied
 from pgmb.types import Duration, Position
 
@@ -54,8 +54,9 @@ class App:
 
     Without `dsn`, PGMB_DSN, DATABASE_URL or libpq's variables (PGHOST and others) apply. With `listen`, a
     connection of its own waits for notifications, so that queues are polled less often. On shutdown, running
-    handlers have `grace` seconds to finish. `lifespan` is an asynchronous context manager around the work.
-    Further keywords go to `connect`.
+    handlers have `grace` seconds to finish. An event that no handler of a worker takes waits `unhandled_for`
+    for a worker that runs other code, then it becomes a dead letter. `lifespan` is an asynchronous context
+    manager around the work. Further keywords go to `connect`.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class App:
         *,
         listen: bool = True,
         grace: float = 25.0,
+        unhandled_for: Duration = DEFAULT_UNHANDLED_SECONDS,
         lifespan: Lifespan | None = None,
         **connection: Any,
     ) -> None:
@@ -72,6 +74,9 @@ class App:
         self.dsn = dsn
         self.listen = listen
         self.grace = grace
+        self.unhandled_for = seconds(unhandled_for)
+        if not self.unhandled_for >= 0:
+            raise InvalidArgument(f"unhandled_for must be at least 0, got {unhandled_for!r}")
         self.lifespan = lifespan
         self.connection = connection
         self.queues: dict[str, QueueSpec] = {}
@@ -380,6 +385,7 @@ class App:
             listen=self.listen,
             concurrency=concurrency,
             grace=self.grace if grace is None else grace,
+            unhandled_for=self.unhandled_for,
             close=self._close_loop,
         )
 
@@ -397,7 +403,9 @@ class App:
         if max < 1:
             raise InvalidArgument(f"max must be at least 1, got {max}")
         (spec,) = with_handlers(self.queues, [queue])
-        return await handling.handle_next(await self.abroker(), spec, self.middlewares, max)
+        return await handling.handle_next(
+            await self.abroker(), spec, self.middlewares, max, self.unhandled_for
+        )
 
     async def _handle_and_close(self, queue: str, max: int) -> int:
         try:

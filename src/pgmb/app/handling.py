@@ -6,14 +6,14 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from pgmb._async.broker import AsyncBroker
 from pgmb._async.receiving import AsyncLease
 from pgmb.app import settling
 from pgmb.app.declaring import QueueSpec, declare
 from pgmb.app.handler import Handler
-from pgmb.app.outcome import Reject, Retry, describe, own_traceback, trace
+from pgmb.app.outcome import Reject, Retry, Unhandled, own_traceback
 from pgmb.app.progress import Failure, LeaseProgress, parts
 from pgmb.app.routing import Middleware, Route, Routes, late
 from pgmb.app.threads import Threads
@@ -23,12 +23,15 @@ from pgmb.types import Event, live
 logger = logging.getLogger("pgmb.app")
 
 
+Outcome: TypeAlias = Literal["done", "retried", "released", "buried"]
+
+
 class Handled(NamedTuple):
     """One delivery, and what came of it."""
 
     queue: str
     event: Event
-    outcome: Literal["done", "retried", "buried"]
+    outcome: Outcome
     error: BaseException | None
 
 
@@ -44,7 +47,7 @@ async def handle_lease(routes: Routes, lease: AsyncLease, max_attempts: int) -> 
         await _call_batch(routes.batch, progress, errors)
     for event in lease.events:
         if event.seq in errors:
-            failure = _failure(routes.details(event.topic), progress, event, errors[event.seq])
+            failure = routes.failure(progress, event, errors[event.seq])
             # What the handler said of single events stands.
             progress.failed.setdefault(event.seq, failure)
     await _settle(progress)
@@ -55,8 +58,8 @@ async def handle_lease(routes: Routes, lease: AsyncLease, max_attempts: int) -> 
 
 
 def meant(error: BaseException) -> bool:
-    """Whether a handler raised it to say how the event ends."""
-    return type(error) in (Retry, Reject)
+    """Whether it says how the event ends, and is no failure of a handler."""
+    return type(error) in (Retry, Reject, Unhandled)
 
 
 async def _call_single(
@@ -125,16 +128,6 @@ async def _call(route: Route, argument: Any) -> None:
         raise
 
 
-def _failure(route: Route, progress: LeaseProgress, event: Event, error: BaseException) -> Failure:
-    blamed = progress.blamed.pop(event.seq, None)
-    handler = blamed if isinstance(blamed, Handler) else next(iter(route.handlers), None)
-    return (
-        Failure(False, None, describe(error), detail=trace(error))
-        if handler is None
-        else handler.failure(event, error)
-    )
-
-
 async def _settle(progress: LeaseProgress) -> None:
     groups: dict[Failure | None, list[int]] = {}
     for seq, failure in progress.failed.items():
@@ -146,30 +139,27 @@ async def _settle(progress: LeaseProgress) -> None:
         part = seqs if number < len(groups) or progress.taken else None
         if ending is None:
             await progress.lease.ack(part)
-        elif ending.final:
-            await progress.lease.bury(part, ending.error, ending.detail)
         else:
-            together = None if ending.together is None else True
-            await progress.lease.retry(part, ending.after, ending.error, together, ending.detail)
+            await settling.fail(progress.lease, ending, part)
 
 
-def _outcome(
-    progress: LeaseProgress, event: Event, max_attempts: int
-) -> Literal["done", "retried", "buried"]:
+def _outcome(progress: LeaseProgress, event: Event, max_attempts: int) -> Outcome:
     failure = progress.failed.get(event.seq)
     if failure is None:
         return "done"
+    if failure.unhandled_for is not None and not failure.final:
+        return "released"
     return "buried" if failure.final or event.attempt >= max_attempts else "retried"
 
 
 async def handle_next(
-    broker: AsyncBroker, spec: QueueSpec, middlewares: Sequence[Middleware], limit: int
+    broker: AsyncBroker, spec: QueueSpec, middlewares: Sequence[Middleware], limit: int, unhandled_for: float
 ) -> int:
     """Call a queue's handlers for its next events. Returns how many there were."""
     queue = spec.name
     found = (await declare(broker, [spec]))[queue]
     threads, count = Threads("pgmb handler"), 0
-    routes = Routes(queue, spec.handlers, middlewares, threads)
+    routes = Routes(queue, spec.handlers, middlewares, threads, unhandled_for)
     try:
         while count < limit:
             # One event a lease, unless the handler takes more: each is settled as it was handled, in order.

@@ -35,7 +35,11 @@ class Reject(Exception):  # noqa: N818 - it is an instruction
 
 
 class Unfit(Reject):
-    """The payload does not fit the handler's annotation."""
+    """The payload does not fit the handler's annotation. A worker that runs other code may take it."""
+
+
+class Unhandled(Exception):  # noqa: N818 - it is an instruction
+    """No handler of this process takes the event. A worker that runs other code may."""
 
 
 def describe(error: BaseException) -> str:
@@ -44,6 +48,8 @@ def describe(error: BaseException) -> str:
         text = error.reason
     elif isinstance(error, Retry):
         text = error.reason or "Retry"
+    elif isinstance(error, Unhandled):
+        text = str(error)
     else:
         message = str(error)
         text = f"{type(error).__name__}: {message}" if message else type(error).__name__

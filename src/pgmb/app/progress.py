@@ -28,6 +28,9 @@ class Failure(NamedTuple):
     """Events with the same number here come again as the same set."""
     detail: str | None = None
     """The traceback."""
+    unhandled_for: float | None = None
+    """Of an event that this process cannot handle: how long it waits for another one, in seconds.
+    The attempt does not count."""
 
 
 class LeaseProgress:

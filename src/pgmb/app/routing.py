@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from pgmb._core.patterns import matches
 from pgmb.app.delivery import Delivery
 from pgmb.app.handler import Handler, Prepare, delivering, whole_event
-from pgmb.app.outcome import Retry
+from pgmb.app.outcome import Unfit, Unhandled, describe, trace
 from pgmb.app.payload import decoder
-from pgmb.app.progress import LeaseProgress
+from pgmb.app.progress import Failure, LeaseProgress
 from pgmb.app.threads import Threads
 from pgmb.types import Event
+
+logger = logging.getLogger("pgmb.app")
+
+DEFAULT_UNHANDLED_SECONDS = 86_400.0
+"""How long an event that no worker can handle waits for one, before it becomes a dead letter."""
 
 CallNext: TypeAlias = Callable[[Any], Awaitable[None]]
 Middleware: TypeAlias = Callable[[Any, CallNext], Awaitable[Any]]
@@ -39,10 +45,16 @@ class Routes(dict[str, Way]):
     """The ways of a queue's events by topic; `details` knows more of them."""
 
     def __init__(
-        self, queue: str, handlers: Sequence[Handler], middlewares: Sequence[Middleware], threads: Threads
+        self,
+        queue: str,
+        handlers: Sequence[Handler],
+        middlewares: Sequence[Middleware],
+        threads: Threads,
+        unhandled_for: float = DEFAULT_UNHANDLED_SECONDS,
     ) -> None:
         super().__init__()
         self.queue = queue
+        self.unhandled_for = unhandled_for
         self.handlers = tuple(handlers)
         self._middlewares = tuple(middlewares)
         self._threads = threads
@@ -66,6 +78,21 @@ class Routes(dict[str, Way]):
             found = self._details[topic] = self._route(topic)
         return found
 
+    def failure(self, progress: LeaseProgress, event: Event, error: BaseException) -> Failure:
+        """What becomes of an event that was not handled."""
+        if isinstance(error, Unhandled):
+            return Failure(False, None, describe(error), unhandled_for=self.unhandled_for)
+        handler = self.blamed(progress, event)
+        if handler is None:
+            return Failure(False, None, describe(error), detail=trace(error))
+        failure = handler.failure(event, error)
+        return failure._replace(unhandled_for=self.unhandled_for) if isinstance(error, Unfit) else failure
+
+    def blamed(self, progress: LeaseProgress, event: Event) -> Handler | None:
+        """The handler that raised, as far as it is known."""
+        blamed = progress.blamed.get(event.seq)
+        return blamed if isinstance(blamed, Handler) else next(iter(self.details(event.topic).handlers), None)
+
     def _route(self, topic: str) -> Route:
         matching = [
             handler
@@ -82,9 +109,12 @@ class Routes(dict[str, Way]):
         return Route(tuple(matching), None, (delivering(decode), call))
 
     def _nowhere(self, topic: str) -> Route:
+        reason = f"no handler of queue {self.queue!r} matches the topic {topic!r}"
+        # Once a topic and process, because each event comes again and again.
+        logger.warning("%s here; its events are released for other workers", reason)
+
         async def refuse(event: Event) -> None:
-            # Tried again and not buried: a process with newer handlers may know it.
-            raise Retry(reason=f"no handler of queue {self.queue!r} matches the topic {topic!r}")
+            raise Unhandled(reason)
 
         return Route((), None, (whole_event, refuse))
 

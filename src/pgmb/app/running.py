@@ -50,6 +50,8 @@ class WorkSpec(NamedTuple):
     concurrency: int | None
     """Of every queue; None leaves each its own."""
     grace: float
+    unhandled_for: float
+    """How long an event that no worker can handle waits for one."""
     close: Callable[[], Awaitable[None]]
     """Closes what handlers opened in the event loop."""
 
@@ -84,7 +86,7 @@ async def _consume(
         Consumer(
             broker,
             idle,
-            Routes(queue.name, queue.handlers, spec.middlewares, threads),
+            Routes(queue.name, queue.handlers, spec.middlewares, threads, spec.unhandled_for),
             concurrency=spec.concurrency or queue.concurrency or DEFAULT_CONCURRENCY,
             **found[queue.name]._asdict(),
         )

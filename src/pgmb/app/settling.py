@@ -19,6 +19,8 @@ from pgmb.errors import LeaseLost, PgmbError
 logger = logging.getLogger("pgmb.app")
 
 FIRST_PAUSE_SECONDS = 0.1
+_FIRST_RELEASE_SECONDS = 1.0
+"""How long an event that this process cannot handle waits at least."""
 DATABASE_ERRORS = (psycopg.Error, PoolTimeout, PgmbError, OSError)
 """What a restart of the server, a lost connection or a change of rights looks like from here."""
 
@@ -36,7 +38,7 @@ async def settle(
         return progress.lease
     lease, running = progress.lease, list(running)
     steps: list[tuple[Callable[[list[int] | None], Awaitable[object]], list[int]]] = [
-        (partial(_fail, lease, failure), seqs) for failure, seqs in _failures(progress).items()
+        (partial(fail, lease, failure), seqs) for failure, seqs in _failures(progress).items()
     ]
     back = [seq for seq in progress.given_back if seq not in progress.settled and seq not in progress.taken]
     if back:
@@ -79,8 +81,13 @@ async def ack(progress: LeaseProgress, deadline: AsyncDeadline) -> None:
     await _persist(progress, deadline, progress.lease.ack)
 
 
-async def _fail(lease: AsyncLease, failure: Failure, seqs: list[int] | None) -> None:
-    if failure.final:
+async def fail(lease: AsyncLease, failure: Failure, seqs: list[int] | None) -> None:
+    """Settle events that failed alike; None: all that are left."""
+    if failure.unhandled_for is not None:
+        # Not by bury() even where it is final: of an ordered queue, what follows in the lease goes back.
+        bury_after = 0.0 if failure.final else failure.unhandled_for
+        await lease.release(seqs, _FIRST_RELEASE_SECONDS, failure.error, bury_after)
+    elif failure.final:
         await lease.bury(seqs, failure.error, failure.detail)
     else:
         together = None if failure.together is None else True

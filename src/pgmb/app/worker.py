@@ -14,7 +14,7 @@ from time import monotonic
 from typing import Any, cast
 
 from pgmb.app.handler import Handler
-from pgmb.app.outcome import Reject, Retry, describe, own_traceback, trace
+from pgmb.app.outcome import Reject, Retry, Unfit, Unhandled, describe, own_traceback
 from pgmb.app.progress import Failure, LeaseProgress
 from pgmb.app.routing import Route, Routes, late
 from pgmb.types import Event
@@ -154,7 +154,8 @@ class Worker:
                     await call(prepare(event, progress))
                 except BaseException as error:
                     rest = [later.seq for later in chain[position + 1 :]]
-                    if not self._failed(progress, event, error, rest).final:
+                    failure = self._failed(progress, event, error, rest)
+                    if not failure.final or failure.unhandled_for is not None:
                         progress.behind.update(rest)
                         break
                 if progress.lost:
@@ -225,18 +226,11 @@ class Worker:
         except BaseException:
             progress.given_back.update((event.seq, *rest))
             raise
-        handler = cast("Handler | None", progress.blamed.pop(event.seq, None))
-        if handler is None:
-            handlers = self._routes.details(event.topic).handlers
-            handler = handlers[0] if handlers else None
-        failure = (
-            Failure(False, None, describe(error), detail=trace(error))
-            if handler is None
-            else handler.failure(event, error)
-        )
-        progress.failed[event.seq] = failure
+        failure = progress.failed[event.seq] = self._routes.failure(progress, event, error)
         self._assignments.note_survived(event)
-        self._log(f"{event.id}, {event.topic}, attempt {event.attempt}", event.attempt, handler, error)
+        if not isinstance(error, Unhandled):
+            handler = self._routes.blamed(progress, event)
+            self._log(f"{event.id}, {event.topic}, attempt {event.attempt}", event.attempt, handler, error)
         return failure
 
     def _failed_batch(self, progress: LeaseProgress, batch: list[Event], error: BaseException) -> None:
@@ -270,6 +264,8 @@ class Worker:
         queue, name = self._routes.queue, handler.name if handler else "no handler"
         if isinstance(error, Retry):
             logger.info("queue %s: %s requested a retry: %s (%s)", queue, name, describe(error), what)
+        elif isinstance(error, Unfit):
+            logger.warning("queue %s: %s: %s (%s)", queue, name, describe(error), what)
         elif isinstance(error, Reject):
             logger.warning(
                 "queue %s: %s rejected it, now a dead letter: %s (%s)", queue, name, describe(error), what

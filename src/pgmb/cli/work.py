@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +15,7 @@ import typer
 from pgmb import connect, schema
 from pgmb.app import App, loading, running
 from pgmb.app.processes import EXIT_WITHOUT_RESTART, PARENT_PIPE, WORKER, supervise
-from pgmb.cli import logs, output, worker_metrics
+from pgmb.cli import durations, logs, output, worker_metrics
 from pgmb.errors import InvalidArgument
 
 _DSN = "PGMB_WORK_DSN"
@@ -36,6 +37,13 @@ def work(
     grace: Annotated[
         float | None,
         typer.Option(min=0, help="Seconds to wait for running handlers at shutdown.", show_default=False),
+    ] = None,
+    unhandled_for: Annotated[
+        str | None,
+        typer.Option(
+            help="How long an event without a handler waits for another worker: 30m, 2d; default: 1d.",
+            show_default=False,
+        ),
     ] = None,
     dsn: Annotated[
         str | None,
@@ -68,13 +76,13 @@ def work(
     logs.configure(
         text=f"%(asctime)s %(levelname)s %(name)s{f' worker {worker}:' if worker else ''} %(message)s"
     )
+    waiting = None if unhandled_for is None else durations.parse(unhandled_for)
     if processes > 1 or reload:
-        sys.exit(
-            _supervised(
-                target, processes, queue or [], concurrency, grace, dsn, install, metrics_port, reload
-            )
-        )
+        options = {"concurrency": concurrency, "grace": grace, "unhandled-for": unhandled_for}
+        sys.exit(_supervised(target, processes, queue or [], options, dsn, install, metrics_port, reload))
     app = _loaded(target, queue)
+    if waiting is not None:
+        app.unhandled_for = waiting.total_seconds()
     if dsn is not None:
         app.dsn = dsn
     if install and (schema.installed_version(app.dsn) or 0) < schema.VERSION:
@@ -97,17 +105,16 @@ def _supervised(
     target: str,
     count: int,
     queues: list[str],
-    concurrency: int | None,
-    grace: float | None,
+    options: Mapping[str, object],
     dsn: str | None,
     install: bool,
     metrics_port: int | None,
     reload: bool,
 ) -> int:
+    """`options` are passed on to every process, but for those that are None."""
     command = [sys.executable, "-m", "pgmb", "work", target]
     command += [f"--queue={name}" for name in queues]
-    command += [] if concurrency is None else [f"--concurrency={concurrency}"]
-    command += [] if grace is None else [f"--grace={grace}"]
+    command += [f"--{name}={value}" for name, value in options.items() if value is not None]
     command += ["--install"] if install else []
     # Not on the command line, where everybody on the machine could read a password.
     environment = dict(os.environ) if dsn is None else {**os.environ, _DSN: dsn}

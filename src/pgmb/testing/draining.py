@@ -15,7 +15,7 @@ from pgmb.app import App
 from pgmb.app.declaring import QueueSpec, declare
 from pgmb.app.handler import Handler
 from pgmb.app.handling import Handled, handle_lease, meant
-from pgmb.app.routing import Routes
+from pgmb.app.routing import DEFAULT_UNHANDLED_SECONDS, Routes
 from pgmb.app.threads import Threads
 from pgmb.errors import InvalidArgument, QueueNotFound
 from pgmb.testing.clock import FrozenClock, frozen_in
@@ -45,6 +45,11 @@ class Drained(msgspec.Struct, frozen=True):
         return self._count("buried")
 
     @property
+    def released(self) -> int:
+        """How many no handler took: they wait for a worker that runs other code."""
+        return self._count("released")
+
+    @property
     def errors(self) -> list[BaseException]:
         """What handlers raised, but for Retry and Reject, which are meant."""
         return [one.error for one in self.deliveries if one.error is not None and not meant(one.error)]
@@ -53,7 +58,8 @@ class Drained(msgspec.Struct, frozen=True):
         return sum(one.outcome == outcome for one in self.deliveries)
 
     def __repr__(self) -> str:
-        return f"Drained(handled={self.handled}, retried={self.retried}, buried={self.buried})"
+        counts = f"handled={self.handled}, retried={self.retried}, buried={self.buried}"
+        return f"Drained({counts}{f', released={self.released}' if self.released else ''})"
 
 
 def drain(
@@ -126,19 +132,23 @@ class _Queue(NamedTuple):
 async def _queues(broker: AsyncBroker, handlers: Handlers, queue: str | None) -> list[_Queue]:
     if isinstance(handlers, App):
         declared = [one for one in handlers.queues.values() if one.handlers and queue in (None, one.name)]
-        middlewares = handlers.middlewares
+        middlewares, unhandled_for = handlers.middlewares, handlers.unhandled_for
         for one in declared:
             await _create(broker, one)
     else:
         functions = [handlers] if callable(handlers) else list(handlers)
         declared = [await _standing(broker, queue, functions)] if functions else []
-        middlewares = []
+        middlewares, unhandled_for = [], DEFAULT_UNHANDLED_SECONDS
     if not declared:
         raise InvalidArgument("no handlers" if queue is None else f"no handlers of queue {queue!r}")
     found = await declare(broker, declared)
     here = _Here("")
     return [
-        _Queue(Routes(one.name, one.handlers, middlewares, here), one.stream, found[one.name].max_attempts)
+        _Queue(
+            Routes(one.name, one.handlers, middlewares, here, unhandled_for),
+            one.stream,
+            found[one.name].max_attempts,
+        )
         for one in declared
     ]
 

@@ -66,6 +66,14 @@ class Bury(Seqs):
     error: Text | None = None
 
 
+class Release(Seqs):
+    after: Duration | None = None
+    """How long the events wait, by default not at all."""
+    error: Text | None = None
+    bury_after: Duration | None = None
+    """Events that are released again wait longer each time, and become dead letters after this time."""
+
+
 class Extend(Given):
     lease_for: Duration | None = None
 
@@ -116,10 +124,10 @@ async def bury(call: Call, queue: Name, lease: UUID, body: Bury) -> Counted:
 
 
 @operations.add("POST", f"{_LEASE}/release", CONSUME)
-async def release(call: Call, queue: Name, lease: UUID, body: Seqs) -> Counted:
-    """Release events of a lease: due at once, without counting the attempt."""
+async def release(call: Call, queue: Name, lease: UUID, body: Release) -> Counted:
+    """Release events of a lease without counting the attempt: due at once, or `after` that time."""
     await call.service.leases.check(lease, queue)
-    return Counted(await call.broker.release(lease, body.numbers))
+    return Counted(await call.broker.release(lease, body.numbers, body.after, body.error, body.bury_after))
 
 
 @operations.add("POST", f"{_LEASE}/extend", CONSUME)

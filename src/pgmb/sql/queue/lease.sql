@@ -194,14 +194,15 @@ $$;
 -- when that was its last or is `final`.
 create or replace function pgmb_internal.fail_event(
   queue pgmb.queue, event pgmb.event, origin bigint, attempt integer, due_at timestamptz, error text,
-  final boolean default false, expiries integer default 0, together bigint default null, detail text default null
+  final boolean default false, expiries integer default 0, together bigint default null, detail text default null,
+  released_at timestamptz default null
 )
 returns void
 language plpgsql
 as $$
 declare
   -- Of one that was given back untried there is nothing to tell.
-  errors jsonb := case when attempt > 0 or error is not null
+  errors jsonb := case when attempt > 0 or final
     then pgmb_internal.with_error(null, fail_event.attempt, fail_event.error, fail_event.detail) end;
 begin
   if final or attempt >= (queue).max_attempts then
@@ -210,10 +211,10 @@ begin
       (event).payload, (event).headers, (event).published_at);
   else
     insert into pgmb.retry (queue, due_at, attempt, error, errors, seq, event_id, topic, key, payload, headers, published_at,
-      ordered, origin, expiries, together)
+      ordered, origin, expiries, together, released_at)
     values ((queue).id, fail_event.due_at, fail_event.attempt + 1, fail_event.error, errors, (event).seq, (event).id,
       (event).topic, (event).key, (event).payload, (event).headers, (event).published_at,
-      (queue).ordered, fail_event.origin, fail_event.expiries, fail_event.together);
+      (queue).ordered, fail_event.origin, fail_event.expiries, fail_event.together, fail_event.released_at);
   end if;
 end $$;
 

@@ -294,9 +294,14 @@ begin
   return pgmb_internal.settle_as_failed(bury.lease, bury.seqs, null, bury.error, 'bury', detail => bury.detail);
 end $$;
 
--- Gives events of a lease (all that are left, or those named) back untried: they are due at once and the
--- attempt does not count. Returns how many. Isolation levels as ack. Errors: MB011 the lease is lost, 42501.
-create or replace function pgmb.release(lease uuid, seqs bigint[] default null)
+-- Gives events of a lease (all that are left, or those named) back untried: the attempt does not count. They are due at once,
+-- or `after` that time. error says why, while they wait. With bury_after, for events that this consumer cannot handle and
+-- another may: an event that is released again waits as long as it has waited since the first release, up to a minute, and
+-- becomes a dead letter with the error once that is bury_after ago. Of an ordered queue, what the lease holds behind them of
+-- the same keys goes back too. Returns how many. Isolation levels as ack. Errors: MB011 the lease is lost, 42501.
+create or replace function pgmb.release(
+  lease uuid, seqs bigint[] default null, after interval default null, error text default null, bury_after interval default null
+)
 returns bigint
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
@@ -306,12 +311,14 @@ set enable_bitmapscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 begin
-  return pgmb_internal.settle_as_failed(release.lease, release.seqs, interval '0', null, 'release');
+  return pgmb_internal.settle_as_failed(release.lease, release.seqs, release.after, release.error, 'release',
+    bury_after => release.bury_after);
 end $$;
 
 -- What retry, bury and release share.
 create or replace function pgmb_internal.settle_as_failed(
-  lease uuid, seqs bigint[], after interval, error text, manner text, together bigint default null, detail text default null
+  lease uuid, seqs bigint[], after interval, error text, manner text, together bigint default null, detail text default null,
+  bury_after interval default null
 )
 returns bigint
 language plpgsql
@@ -325,6 +332,7 @@ declare
   settled bigint[];
   failed bigint;
   now timestamptz := clock_timestamp();
+  final boolean := manner = 'bury' or coalesce(bury_after <= '0', false);
 begin
   perform pgmb_internal.assert_consumer(pgmb_internal.lease_queue(lease), null);
   select * into q from pgmb.queue where id = pgmb_internal.lease_queue(lease);
@@ -339,7 +347,7 @@ begin
     update pgmb.claim c set state = 'settled' where c.queue = held.queue and c.id = held.id;
   end if;
   if held.state = 'leased_retries' then
-    return pgmb_internal.fail_retried(q, held.id, seqs, after, error, manner, together, detail);
+    return pgmb_internal.fail_retried(q, held.id, seqs, after, error, manner, together, detail, bury_after);
   end if;
   failing := array(select e from pgmb_internal.claim_events(held, seqs) e);
   if seqs is not null and q.ordered and manner <> 'bury' then
@@ -356,8 +364,9 @@ begin
     -- One time for the whole set.
     after := coalesce(after, pgmb_internal.backoff(q, 1));
   end if;
-  perform pgmb_internal.fail_event(q, f, held.id, case manner when 'release' then 0 else 1 end,
-    now + coalesce(after, pgmb_internal.backoff(q, 1)), error, manner = 'bury', together => together, detail => detail)
+  perform pgmb_internal.fail_event(q, f, held.id, case when manner = 'release' and not final then 0 else 1 end,
+    now + coalesce(after, case manner when 'release' then interval '0' else pgmb_internal.backoff(q, 1) end), error, final,
+    together => together, detail => detail, released_at => case when bury_after is not null then now end)
   from unnest(failing) f
   where seqs is null or f.seq = any (settled);
   get diagnostics failed = row_count;
@@ -367,7 +376,8 @@ end $$;
 
 -- The same for retried events, which have rows of their own, under the lock of their claim.
 create or replace function pgmb_internal.fail_retried(
-  queue pgmb.queue, claim bigint, seqs bigint[], after interval, error text, manner text, together bigint, detail text
+  queue pgmb.queue, claim bigint, seqs bigint[], after interval, error text, manner text, together bigint, detail text,
+  bury_after interval
 )
 returns bigint
 language plpgsql
@@ -375,13 +385,26 @@ as $$
 declare
   dead bigint;
   failed bigint;
+  behind bigint[];
   now timestamptz := clock_timestamp();
 begin
+  if (fail_retried.queue).ordered and seqs is not null and manner <> 'bury' then
+    -- Read before dead letters are made: what is behind one of these goes back too.
+    behind := array(
+      select r.id from pgmb.retry r
+      where r.queue = (fail_retried.queue).id and r.lease = fail_retried.claim and r.seq <> all (seqs)
+        and exists (
+          select from pgmb.retry a
+          where a.queue = r.queue and a.lease = r.lease and a.seq = any (seqs) and a.key = r.key
+            and (a.origin, a.seq) < (r.origin, r.seq)));
+  end if;
   with spent as (
     delete from pgmb.retry r
     where r.queue = (fail_retried.queue).id and r.lease = fail_retried.claim
       and (seqs is null or r.seq = any (seqs))
-      and (manner = 'bury' or (manner = 'retry' and r.attempt >= (fail_retried.queue).max_attempts))
+      and case manner when 'bury' then true
+        when 'retry' then r.attempt >= (fail_retried.queue).max_attempts
+        else coalesce(r.released_at, now) + fail_retried.bury_after <= now end
     returning r.*
   )
   insert into pgmb.dead (queue, attempt, error, errors, seq, event_id, topic, key, payload, headers, published_at)
@@ -395,27 +418,38 @@ begin
       select pgmb_internal.backoff(fail_retried.queue, max(r.attempt)) from pgmb.retry r
       where r.queue = (fail_retried.queue).id and r.lease = fail_retried.claim));
   end if;
-  with ahead as (
+  if manner = 'release' then
     update pgmb.retry r
-    set lease = null, due_at = now + coalesce(after, pgmb_internal.backoff(fail_retried.queue, r.attempt)),
-      attempt = r.attempt + case manner when 'release' then 0 else 1 end, expiries = 0,
-      together = case manner when 'release' then r.together else fail_retried.together end,
-      error = coalesce(fail_retried.error, r.error),
-      errors = case manner when 'release' then r.errors
-        else pgmb_internal.with_error(r.errors, r.attempt, fail_retried.error, fail_retried.detail) end
-    where r.queue = (fail_retried.queue).id and r.lease = fail_retried.claim and (seqs is null or r.seq = any (seqs))
-    returning r.key, r.origin, r.seq, r.due_at
-  ), behind as (
-    -- Of an ordered queue, what the lease holds behind them of the same keys goes back too.
+    set lease = null, expiries = 0, error = coalesce(fail_retried.error, r.error),
+      due_at = now + greatest(after, '0', case when fail_retried.bury_after is not null
+        then least(coalesce(now - r.released_at, '0'), pgmb_internal.longest_release()) end),
+      released_at = case when fail_retried.bury_after is null then r.released_at else coalesce(r.released_at, now) end
+    where r.queue = (fail_retried.queue).id and r.lease = fail_retried.claim and (seqs is null or r.seq = any (seqs));
+  else
     update pgmb.retry r
-    set lease = null, due_at = ahead.due_at
-    from ahead
-    where (fail_retried.queue).ordered and r.queue = (fail_retried.queue).id and r.lease = fail_retried.claim
-      and r.seq <> all (seqs) and ahead.key = r.key and (ahead.origin, ahead.seq) < (r.origin, r.seq)
-  )
-  select count(*) into failed from ahead;
+    set lease = null, expiries = 0, error = coalesce(fail_retried.error, r.error),
+      due_at = now + coalesce(after, pgmb_internal.backoff(fail_retried.queue, r.attempt)), attempt = r.attempt + 1,
+      released_at = null, together = fail_retried.together,
+      errors = pgmb_internal.with_error(r.errors, r.attempt, fail_retried.error, fail_retried.detail)
+    where r.queue = (fail_retried.queue).id and r.lease = fail_retried.claim and (seqs is null or r.seq = any (seqs));
+  end if;
+  get diagnostics failed = row_count;
+  -- They wait for those ahead, which are not due before.
+  update pgmb.retry r
+  set lease = null, due_at = coalesce(
+    (select max(a.due_at) from pgmb.retry a where a.queue = r.queue and a.key = r.key and a.ordered and a.seq = any (seqs)
+      and a.lease is null and (a.origin, a.seq) < (r.origin, r.seq)), now)
+  where r.id = any (behind);
   return dead + failed;
 end $$;
+
+-- How long an event waits at most that consumers release again and again because they cannot handle it.
+create or replace function pgmb_internal.longest_release()
+returns interval
+language sql immutable
+as $$
+  select interval '1 minute'
+$$;
 
 -- Makes a lease end `lease_for` from now (default: the queue's own), later or sooner than before. Returns when it
 -- expires. Isolation levels as ack. Errors: MB011 the lease is lost, 42501.

@@ -253,6 +253,8 @@ create table pgmb.retry (
   expiries integer not null default 0,
   -- Rows with the same number here failed together and are tried together, by themselves.
   together bigint,
+  -- When a consumer that could not handle it released it first (see pgmb.release), since its last attempt.
+  released_at timestamptz,
   -- The last attempts that failed, the newest last (pgmb_internal.with_error).
   errors jsonb
 ) with (autovacuum_vacuum_scale_factor = 0.02, vacuum_truncate = false);
