@@ -401,6 +401,8 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     host: str
     pid: int
     application: str | None
+    app: str | None
+    """The name of its app: `App(name=...)`."""
     role: str
     queues: list[str]
     backends: list[int]
@@ -425,6 +427,8 @@ class Heartbeat(msgspec.Struct, frozen=True):
     pid: int
     queues: list[str]
     backends: list[int]
+    app: str | None = None
+    shared: bool = False
 
 
 class StreamStatus(msgspec.Struct, frozen=True):

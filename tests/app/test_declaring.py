@@ -46,11 +46,12 @@ async def test_queues_are_created_bound_and_altered_as_declared(
 ) -> None:
     async with working(an_app(dsn, "a", "b.*", lease_for=5, max_attempts=3, rps=7, ordered=True)):
         assert row(db) == (timedelta(seconds=5), 3, True, 7, ["a", "b.*"], 1)
-    async with working(an_app(dsn, "b.*", "a", lease_for=timedelta(seconds=5), max_attempts=3)):
+    async with working(an_app(dsn, "b.*", "a", lease_for=timedelta(seconds=5), max_attempts=3, rps=7)):
         # The same again: nothing is written.
         assert row(db) == (timedelta(seconds=5), 3, True, 7, ["a", "b.*"], 1)
     async with working(an_app(dsn, "c", lease_for=6)):
-        await until(lambda: row(db) == (timedelta(seconds=6), 3, True, 7, ["c"], 2))
+        # Patterns are added; settings that no code declares go back to their defaults.
+        assert row(db) == (timedelta(seconds=6), 10, True, None, ["a", "b.*", "c"], 2)
 
 
 async def test_many_processes_may_start_at_once(dsn: str, db: psycopg.Connection[Any]) -> None:
@@ -65,14 +66,15 @@ async def test_many_processes_may_start_at_once(dsn: str, db: psycopg.Connection
 async def test_a_queue_that_is_dropped_while_it_is_declared_is_created_again(
     dsn: str, db: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    status, drops = pgmb.AsyncBroker.queue_status, ["select pgmb.drop_queue('q')"]
+    create, drops = pgmb.AsyncBroker.create_queue, ["select pgmb.drop_queue('q')"]
 
-    async def dropped(broker: pgmb.AsyncBroker, *args: Any) -> Any:
+    async def dropped(broker: pgmb.AsyncBroker, *args: Any, **options: Any) -> Any:
+        created = await create(broker, *args, **options)
         if drops:
             db.execute(drops.pop())
-        return await status(broker, *args)
+        return created
 
-    monkeypatch.setattr(pgmb.AsyncBroker, "queue_status", dropped)
+    monkeypatch.setattr(pgmb.AsyncBroker, "create_queue", dropped)
     async with working(an_app(dsn, "a", lease_for=5)):
         assert not drops
         assert row(db)[0] == timedelta(seconds=5)
@@ -94,9 +96,9 @@ async def test_a_queue_of_another_stream_or_order_is_a_conflict(dsn: str) -> Non
     async with await pgmb.aconnect(dsn) as broker:
         await broker.create_stream("other")
         await broker.create_queue("q", ["a"], stream="other")
-    with pytest.raises(pgmb.Conflict, match="reads stream 'other', not 'main'"):
+    with pytest.raises(pgmb.Conflict, match='stream = "other", the code declares "main"'):
         await an_app(dsn, "a").work(asyncio.Event())
-    with pytest.raises(pgmb.Conflict, match="ordered=False"):
+    with pytest.raises(pgmb.Conflict, match="ordered = false, the code declares true"):
         await an_app(dsn, "a", stream="other", ordered=True).work(asyncio.Event())
 
 

@@ -47,7 +47,9 @@ async def test_a_worker_says_that_it_lives_and_holds_its_leases(dsn: str) -> Non
             return one
 
         async def leased() -> bool:
-            return (await fate(held)).state == "leased"
+            one = await fate(held)
+            # The heartbeat that names the connection may come a moment later.
+            return one.state == "leased" and one.holder is not None and one.holder.worker is not None
 
         await until(leased)
         holder = (await fate(held)).holder

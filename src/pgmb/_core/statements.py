@@ -12,6 +12,7 @@ from functools import cache, lru_cache
 from typing import Any, Final, LiteralString, NamedTuple, cast
 from uuid import UUID
 
+import msgspec
 from psycopg import sql
 
 from pgmb._core import wire
@@ -37,6 +38,7 @@ TYPES: Final[dict[str, LiteralString]] = {
     "action": "text",
     "actor": "text",
     "after": "interval",
+    "app": "text",
     "archive": "boolean",
     "around": "timestamptz",
     "at": "timestamptz",
@@ -99,6 +101,7 @@ TYPES: Final[dict[str, LiteralString]] = {
     "sealed": "bytea",
     "seqs": "bigint[]",
     "shards": "integer",
+    "shared": "boolean",
     "since": "timestamptz",
     "starting": "pgmb.position",
     "state": "text",
@@ -325,7 +328,7 @@ _RECEIVE_ANY: Final = (
 )
 _HEARTBEAT: Final = (
     "pgmb.worker_heartbeat(worker => %s::uuid, host => %s::text, pid => %s::integer, queues => %s::text[],"
-    " backends => %s::integer[])"
+    " backends => %s::integer[], app => %s::text, shared => %s::boolean)"
 )
 # The look depends on the heartbeat, so that this comes first, and comes also if there is nothing to receive.
 _RECEIVE_ANY_ALIVE: Final = (
@@ -408,7 +411,7 @@ def receive_any(
 
 
 def _told(heartbeat: Heartbeat) -> tuple[Any, ...]:
-    return (heartbeat.worker, heartbeat.host, heartbeat.pid, heartbeat.queues, heartbeat.backends)
+    return msgspec.structs.astuple(heartbeat)
 
 
 def stream_of(queue: str) -> Statement:
@@ -454,8 +457,8 @@ READER_STATUS: Final = Statement(
     (),
 )
 WORKERS: Final = Statement(
-    "select worker, host, pid, application, role::text, queues, backends, started_at, heartbeat_at, alive"
-    " from pgmb.describe_workers()",
+    "select worker, host, pid, application, app, role::text, queues, backends, started_at, heartbeat_at,"
+    " alive from pgmb.describe_workers()",
     (),
 )
 SINK_STATUS: Final = Statement(

@@ -96,12 +96,24 @@ class Status(Calls):
         pid: int,
         queues: Sequence[str],
         backends: Sequence[int] | None = None,
+        app: str | None = None,
+        shared: bool | None = None,
         *,
         conn: ConnectionLike | None = None,
     ) -> bool:
-        """Say that a worker lives, and which server processes are its connections. Apps do so themselves."""
+        """Say that a worker lives, and which server processes are its connections. Apps do so themselves.
+
+        `app`: the name of its app; `shared`: whether the app shares its queues with apps of other names.
+        """
         statement = call(
-            "worker_heartbeat", worker=worker, host=host, pid=pid, queues=queues, backends=backends
+            "worker_heartbeat",
+            worker=worker,
+            host=host,
+            pid=pid,
+            queues=queues,
+            backends=backends,
+            app=app,
+            shared=shared,
         )
         return bool(self._value(statement, conn))
 

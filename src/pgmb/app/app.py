@@ -56,13 +56,16 @@ class App:
     connection of its own waits for notifications, so that queues are polled less often. On shutdown, running
     handlers have `grace` seconds to finish. An event that no handler of a worker takes waits `unhandled_for`
     for a worker that runs other code, then it becomes a dead letter. `lifespan` is an asynchronous context
-    manager around the work. Further keywords go to `connect`.
+    manager around the work. A queue that a live worker of an app of another `name` consumes is refused,
+    unless both apps say `shared`. Further keywords go to `connect`.
     """
 
     def __init__(
         self,
         dsn: str | None = None,
         *,
+        name: str | None = None,
+        shared: bool = False,
         listen: bool = True,
         grace: float = 25.0,
         unhandled_for: Duration = DEFAULT_UNHANDLED_SECONDS,
@@ -72,6 +75,8 @@ class App:
         if dsn is None:
             dsn = os.environ.get("PGMB_DSN") or os.environ.get("DATABASE_URL") or ""
         self.dsn = dsn
+        self.name = name
+        self.shared = shared
         self.listen = listen
         self.grace = grace
         self.unhandled_for = seconds(unhandled_for)
@@ -376,6 +381,8 @@ class App:
         return running.WorkSpec(
             dsn=self.dsn,
             connection=self.connection,
+            name=self.name,
+            shared=self.shared,
             queues=with_handlers(self.queues, queues),
             schedules=self.schedules,
             answers=self.answers,

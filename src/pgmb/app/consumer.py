@@ -71,7 +71,7 @@ class Consumer:
             extending = extend_leases(
                 self.name,
                 self.in_progress,
-                self.lease_for,
+                lambda: self.lease_for,
                 self.sweep_every,
                 self._assignments.changed,
                 self._deadline,

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
+from uuid import UUID
 
 import msgspec
 
 from pgmb._async.broker import AsyncBroker
 from pgmb._core.statements import interval
 from pgmb._sync.broker import Broker
+from pgmb.app import settling
 from pgmb.app.handler import Backoff, Handler, refuse_backoff
+from pgmb.app.heartbeats import HEARTBEAT_EVERY_SECONDS
 from pgmb.errors import (
     Conflict,
     InvalidArgument,
     NotFound,
     PermissionDenied,
+    PgmbError,
     QueueNotFound,
     StreamNotFound,
     translated,
@@ -26,10 +32,17 @@ from pgmb.types import Position
 
 logger = logging.getLogger("pgmb.app")
 
-_AT_CREATION = ("stream", "starting", "ordered", "lanes", "shards", "fair_by")
-"""What alter_queue does not change."""
-_FILTER_SETTINGS = ("equals", "filter", "condition", "params")
-"""What bind changes, beside the patterns."""
+_FILTER = ("equals", "filter", "condition", "params")
+_INTERVALS = ("lease_for", "backoff_base", "backoff_max", "ttl")
+_DECLARE = (
+    "select pgmb.declare_queue(%s::uuid, %s::text, %s::text[], %s::jsonb, %s::jsonb, %s::text[],"
+    " %s::text[])::text"
+)
+_DECLARATIONS = "select worker, app, host, pid, settings::text from pgmb.queue_declarations(%s::text)"
+
+_AGAIN_EVERY_SECONDS = HEARTBEAT_EVERY_SECONDS
+# The database forgets a worker that it has not heard of for an hour, and a queue that is dropped.
+_KEEP_EVERY_SECONDS = 300.0
 
 
 class QueueSpec:
@@ -55,9 +68,21 @@ class QueueSpec:
         return str(self.settings.get("stream") or "main")
 
     @property
-    def filter_settings(self) -> dict[str, Any]:
-        """The filter, as bind takes it; empty if none is declared."""
-        return {name: self.settings[name] for name in _FILTER_SETTINGS if name in self.settings}
+    def filter(self) -> dict[str, Any] | None:
+        """The filter, {} for none; None if the app says nothing of one."""
+        found = {name: self.settings[name] for name in _FILTER if name in self.settings}
+        return found or ({} if self.replaces_filter else None)
+
+    @property
+    def declared(self) -> dict[str, Any]:
+        """The settings as pgmb.declare_queue takes them, without the filter."""
+        found = {name: value for name, value in self.settings.items() if name not in (*_FILTER, "starting")}
+        for name in _INTERVALS:
+            if name in found:
+                found[name] = interval(found[name])
+        if "lanes" in found:
+            found["lanes"] = [found["lanes"]] if isinstance(found["lanes"], str) else list(found["lanes"])
+        return {**found, "stream": self.stream}
 
     def add(self, handler: Handler) -> None:
         if self.handlers and (handler.batch or self.handlers[0].batch):
@@ -134,53 +159,139 @@ class QueueSettings(NamedTuple):
     fair: bool
 
 
-async def declare(broker: AsyncBroker, queues: Sequence[QueueSpec]) -> dict[str, QueueSettings]:
-    """Create the queues that are not there, and their streams, bind changed patterns, alter changed settings.
+class Declarations:
+    """What a worker process declares of its queues, and the changes that wait for other workers to end."""
 
-    Where the role may not, a queue that exists is used as it is.
-    """
-    found: dict[str, QueueSettings] = {}
-    for queue in queues:
+    def __init__(self, broker: AsyncBroker, worker: UUID | None = None) -> None:
+        """Without a worker the declaration is not recorded: for one who handles a few events and ends."""
+        self._broker = broker
+        self._worker = worker
+        self._queues: dict[str, QueueSpec] = {}
+        self._pending: dict[str, list[str]] = {}
+
+    async def declare(self, queues: Sequence[QueueSpec]) -> dict[str, QueueSettings]:
+        """Create the queues that are not there, and their streams; add patterns, change settings.
+
+        Where the role may not, a queue that exists is used as it is. Conflict if another app consumes one, or
+        it is of another kind.
+        """
+        return {queue.name: await self._begin(queue) for queue in queues}
+
+    async def run(self, changed: Callable[[str, QueueSettings], None]) -> None:
+        """Make the changes that wait, once other workers are gone. Until cancelled."""
+        keep_at = time.monotonic() + _KEEP_EVERY_SECONDS
+        while True:
+            await asyncio.sleep(_AGAIN_EVERY_SECONDS)
+            keeping = time.monotonic() > keep_at
+            if keeping:
+                keep_at = time.monotonic() + _KEEP_EVERY_SECONDS
+            for name in list(self._queues if keeping else self._pending):
+                try:
+                    found = await self._tell(self._queues[name], self._pending.get(name, []))
+                except (*settling.DATABASE_ERRORS, PgmbError) as error:
+                    logger.warning("queue %s: cannot declare it: %s", name, str(error).strip())
+                else:
+                    changed(name, found.consumed)
+
+    async def _begin(self, queue: QueueSpec) -> QueueSettings:
         try:
-            found[queue.name] = await _declare(broker, queue)
-        except QueueNotFound:  # dropped in the meantime: try again
-            found[queue.name] = await _declare(broker, queue)
-    return found
+            found = await self._tell(queue)
+        except QueueNotFound:
+            await _create(self._broker, queue)
+            try:
+                found = await self._tell(queue)
+            except QueueNotFound:  # dropped in the meantime
+                await _create(self._broker, queue)
+                found = await self._tell(queue)
+        self._queues[queue.name] = queue
+        if found.denied:
+            logger.warning("queue %s: using its existing settings: this role is not an admin", queue.name)
+        if found.pending:
+            await self._warn(queue, found)
+        return found.consumed
+
+    async def _tell(self, queue: QueueSpec, only: list[str] | None = None) -> _Found:
+        given = (
+            self._worker,
+            queue.name,
+            queue.patterns,
+            msgspec.json.encode(queue.declared).decode(),
+            None if queue.filter is None else msgspec.json.encode(queue.filter).decode(),
+            [handler.full_name for handler in queue.handlers],
+            only,
+        )
+        async with self._broker.connection() as conn:
+            with translated():
+                ((text,),) = await (await conn.execute(_DECLARE, given)).fetchall()
+        found = msgspec.json.decode(text, type=_Found)
+        if found.pending:
+            self._pending[queue.name] = found.pending
+        else:
+            self._pending.pop(queue.name, None)
+        if found.added:
+            logger.info("queue %s: added %s", queue.name, ", ".join(found.added))
+        if found.applied or found.reset:
+            logger.info("queue %s: altered %s", queue.name, ", ".join([*found.applied, *found.reset]))
+        return found
+
+    async def _warn(self, queue: QueueSpec, found: _Found) -> None:
+        """Say once which settings wait, and for whom."""
+        async with self._broker.connection() as conn:
+            rows = await (await conn.execute(_DECLARATIONS, [queue.name])).fetchall()
+        told = [(row, msgspec.json.decode(row[-1])) for row in rows]
+        mine = next((settings for row, settings in told if row[0] == self._worker), None)
+        if mine is None:
+            mine = {**queue.declared, **({} if queue.filter is None else {"filter": queue.filter})}
+        for name in found.pending:
+            others = ", ".join(
+                f"{f'app {app} ' if app else ''}{host}:{pid} declares {_value(settings, name)}"
+                for (worker, app, host, pid, _), settings in told
+                if worker != self._worker and settings.get(name, _UNSAID) != mine.get(name, _UNSAID)
+            )
+            logger.warning(
+                "queue %s: %s is left as it is until all live workers declare the same: this worker declares"
+                " %s, %s",
+                queue.name,
+                name,
+                _value(mine, name),
+                others or "others declared another a moment ago",
+            )
 
 
-async def _declare(broker: AsyncBroker, queue: QueueSpec) -> QueueSettings:
-    try:
-        present = await _present(broker, queue.name)
-    except QueueNotFound:
-        await _create(broker, queue)
-        present = await _present(broker, queue.name)
-    try:
-        await _bind(broker, queue, present)
-        if await _alter(broker, queue, present):
-            present = await _present(broker, queue.name)
-    except PermissionDenied as error:
-        logger.warning("queue %s: using its existing settings: %s", queue.name, error)
-    return QueueSettings(
-        msgspec.convert(present["lease_for"], timedelta).total_seconds(),
-        present["max_attempts"],
-        present["ordered"],
-        present["fair_by"] is not None,
-    )
+class _Found(msgspec.Struct):
+    """The answer of pgmb.declare_queue."""
+
+    settings: dict[str, Any]
+    added: list[str]
+    applied: dict[str, Any]
+    reset: list[str]
+    pending: list[str]
+    denied: bool
+
+    @property
+    def consumed(self) -> QueueSettings:
+        return QueueSettings(
+            msgspec.convert(self.settings["lease_for"], timedelta).total_seconds(),
+            self.settings["max_attempts"],
+            self.settings["ordered"],
+            self.settings["fair_by"] is not None,
+        )
 
 
-async def _present(broker: AsyncBroker, queue: str) -> dict[str, Any]:
-    async with broker.connection() as conn:
-        with translated():
-            cursor = await conn.execute("select pgmb.queue_settings(%s)::text", [queue])
-            (settings,) = await cursor.fetchone() or ("{}",)
-    return dict(msgspec.json.decode(settings))
+_UNSAID = object()
+
+
+def _value(settings: Mapping[str, Any], name: str) -> str:
+    if name not in settings:
+        return "none"
+    return "no limit" if settings[name] is None else msgspec.json.encode(settings[name]).decode()
 
 
 async def _create(broker: AsyncBroker, queue: QueueSpec) -> None:
     try:
         await queue.acreate(broker)
     except Conflict:
-        return  # another process was quicker; what differs is bound and altered next
+        return  # another process was quicker; what differs is declared next
     except PermissionDenied as error:
         missing = NotFound(f"queue {queue.name!r} does not exist, and this role may not create it")
         patterns = ",".join(queue.patterns)
@@ -189,61 +300,3 @@ async def _create(broker: AsyncBroker, queue: QueueSpec) -> None:
             " or grant the role pgmb_admin."
         )
         raise missing from error
-
-
-async def _bind(broker: AsyncBroker, queue: QueueSpec, present: Mapping[str, Any]) -> None:
-    bound = {one.queue: one.patterns for one in await broker.queue_status()}
-    if queue.name not in bound:
-        raise QueueNotFound(f"queue {queue.name!r} does not exist")
-    if set(bound[queue.name]) == set(queue.patterns) and await _has_same_filter(broker, queue, present):
-        return
-    # A filter that was set elsewhere stays if the app declares none.
-    kept = {name: present[name] for name in _FILTER_SETTINGS if present.get(name) is not None}
-    await broker.bind(
-        queue.name,
-        queue.patterns,
-        **(queue.filter_settings if queue.replaces_filter else queue.filter_settings or kept),
-    )
-    logger.info("queue %s: bound to %s", queue.name, ", ".join(queue.patterns))
-
-
-async def _has_same_filter(broker: AsyncBroker, queue: QueueSpec, present: Mapping[str, Any]) -> bool:
-    if "condition" not in queue.filter_settings:
-        wanted = msgspec.json.decode(msgspec.json.encode(queue.filter_settings))
-        return not (wanted or queue.replaces_filter) or all(
-            present.get(name) == wanted.get(name) for name in _FILTER_SETTINGS
-        )
-    try:
-        # The database keeps conditions in its own words, and compares them so.
-        await queue.acreate(broker)
-    except Conflict:
-        return False
-    return True
-
-
-async def _alter(broker: AsyncBroker, queue: QueueSpec, present: Mapping[str, Any]) -> bool:
-    if queue.stream != present.get("stream_name", queue.stream):
-        raise Conflict(f"queue {queue.name!r} reads stream {present['stream_name']!r}, not {queue.stream!r}")
-    if bool(queue.settings.get("ordered", present["ordered"])) != present["ordered"]:
-        conflict = Conflict(f"queue {queue.name!r} exists with ordered={present['ordered']}")
-        conflict.advise("Whether a queue is ordered cannot be changed: drop it, or take another name.")
-        raise conflict
-    if queue.settings.get("fair_by", present["fair_by"]) != present["fair_by"]:
-        conflict = Conflict(f"queue {queue.name!r} exists with fair_by={present['fair_by']!r}")
-        conflict.advise("Whether a queue is fair cannot be changed: drop it, or take another name.")
-        raise conflict
-    changed = {
-        name: value
-        for name, value in queue.settings.items()
-        if name not in (*_AT_CREATION, *_FILTER_SETTINGS) and not _same(value, present.get(name))
-    }
-    if changed:
-        await broker.alter_queue(queue.name, **changed)
-        logger.info("queue %s: altered %s", queue.name, ", ".join(changed))
-    return bool(changed)
-
-
-def _same(wanted: Any, present: Any) -> bool:
-    if isinstance(present, str) and present.startswith("P"):
-        return bool(interval(wanted) == msgspec.convert(present, timedelta))
-    return bool(wanted == present)

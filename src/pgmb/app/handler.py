@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeAlias, cast, get_args, get_origin, get_type_hints
 
 from pgmb._core.patterns import compiled
@@ -18,6 +20,9 @@ from pgmb.errors import InvalidArgument
 from pgmb.types import Duration, Event
 
 logger = logging.getLogger("pgmb.app")
+
+_MAIN = "__main__"
+_LONGEST_NAME = 100
 
 Backoff: TypeAlias = Callable[[int], Duration] | Sequence[Duration] | Duration | None
 """How long to wait after a failed attempt: a function of its number, a list of times, after the last of which
@@ -54,6 +59,8 @@ class Handler:
         _refuse_options(patterns, timeout, retry, batch)
         self.function = function
         self.name = getattr(function, "__qualname__", None) or repr(function)
+        self.full_name = f"{module_of(function)}.{self.name}"
+        """With the module: two programs may have functions of one name."""
         self.patterns = tuple(patterns)
         self.timeout = timeout
         self.backoff = retry
@@ -108,6 +115,36 @@ class Handler:
             # After the last it is given up, unless the queue was given more attempts.
             return self.backoff[min(attempt, len(self.backoff)) - 1] if self.backoff else None
         return self.backoff
+
+
+def module_of(function: Callable[..., Any]) -> str:
+    """The module of a function; of a program's main module, the name that others import it by."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    module = str(getattr(function, "__module__", None) or _MAIN)
+    if module != _MAIN:
+        return module
+    main = sys.modules[_MAIN]
+    # Run as `python -m package.module`, or `python -m package`.
+    spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
+    if spec is not None:
+        return str(spec.name).removesuffix(f".{_MAIN}")
+    return _MAIN if file is None else Path(file).stem
+
+
+def default_queue(function: Callable[..., Any]) -> str:
+    """The queue of a function that names none: its module and name."""
+    name = str(getattr(function, "__qualname__", "")).rpartition("<locals>.")[2]
+    module = module_of(function)
+    queue = f"{module}.{name}"
+    if not name or "<" in name or module == _MAIN or len(queue) > _LONGEST_NAME:
+        refused = InvalidArgument(f"{name or function!r} of module {module} has no name for its queue")
+        refused.advise(
+            "Pass queue=...: functions of a module have a name, up to 100 characters long with the module's;"
+            " lambdas and functions of an interactive session have none."
+        )
+        raise refused
+    return queue
 
 
 def _refuse_options(

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from pgmb._async.broker import AsyncBroker
 from pgmb._async.receiving import AsyncLease
 from pgmb.app import settling
-from pgmb.app.declaring import QueueSpec, declare
+from pgmb.app.declaring import Declarations, QueueSpec
 from pgmb.app.handler import Handler
 from pgmb.app.outcome import Reject, Retry, Unhandled, own_traceback
 from pgmb.app.progress import Failure, LeaseProgress, parts
@@ -157,7 +157,7 @@ async def handle_next(
 ) -> int:
     """Call a queue's handlers for its next events. Returns how many there were."""
     queue = spec.name
-    found = (await declare(broker, [spec]))[queue]
+    found = (await Declarations(broker).declare([spec]))[queue]
     threads, count = Threads("pgmb handler"), 0
     routes = Routes(queue, spec.handlers, middlewares, threads, unhandled_for)
     try:

@@ -29,10 +29,14 @@ _DEPART_SECONDS: Final = 2.0
 class Heartbeats:
     """One a process. At rest they travel with polls, and cost no statement of their own."""
 
-    def __init__(self, broker: AsyncBroker, queues: Sequence[str]) -> None:
+    def __init__(
+        self, broker: AsyncBroker, queues: Sequence[str], app: str | None = None, *, shared: bool = False
+    ) -> None:
+        self.worker = uuid4()
         self._broker = broker
         self._queues = list(queues)
-        self._id = uuid4()
+        self._app = app
+        self._shared = shared
         self._next = time.monotonic()
 
     def due(self) -> Heartbeat | None:
@@ -41,8 +45,22 @@ class Heartbeats:
             return None
         self._next = time.monotonic() + HEARTBEAT_EVERY_SECONDS
         return Heartbeat(
-            self._id, socket.gethostname()[:255], os.getpid(), self._queues, self._broker.backends()
+            self.worker,
+            socket.gethostname()[:255],
+            os.getpid(),
+            self._queues,
+            self._broker.backends(),
+            self._app,
+            self._shared,
         )
+
+    async def begin(self) -> None:
+        """Send the first one: a worker declares its queues after it has said that it lives."""
+        heartbeat = self.due()
+        if heartbeat is not None:
+            await self._broker.worker_heartbeat(*msgspec.structs.astuple(heartbeat))
+        # The next one names connections that are opened only then.
+        self._next = time.monotonic()
 
     async def run(self) -> None:
         """Send those that no poll has sent, until cancelled."""
@@ -61,4 +79,4 @@ class Heartbeats:
         """Say that this process stops. A database that is down must not hold it up."""
         with contextlib.suppress(TimeoutError, *settling.DATABASE_ERRORS):
             async with asyncio.timeout(_DEPART_SECONDS):
-                await self._broker.worker_depart(self._id)
+                await self._broker.worker_depart(self.worker)

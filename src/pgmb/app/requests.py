@@ -214,6 +214,7 @@ def answering(
 
     # Not functools.wraps: its signature is another.
     answer.__name__, answer.__qualname__ = inner.name.rpartition(".")[2], inner.name
+    answer.__module__ = function.__module__
     return answer
 
 

@@ -17,7 +17,7 @@ from pgmb._async.listener import AsyncSubscription
 from pgmb._core.observer import Instrumentation
 from pgmb._core.patterns import TopicHints
 from pgmb.app.consumer import Consumer
-from pgmb.app.declaring import QueueSettings, QueueSpec, declare
+from pgmb.app.declaring import Declarations, QueueSettings, QueueSpec
 from pgmb.app.heartbeats import Heartbeats
 from pgmb.app.idle import IdlePoller
 from pgmb.app.requests import create_replies
@@ -39,6 +39,10 @@ class WorkSpec(NamedTuple):
 
     dsn: str
     connection: Mapping[str, Any]
+    name: str | None
+    """The app's."""
+    shared: bool
+    """Whether apps of other names may consume its queues."""
     queues: Sequence[QueueSpec]
     schedules: Mapping[str, dict[str, Any]]
     answers: bool
@@ -67,20 +71,28 @@ async def work(spec: WorkSpec, stop: asyncio.Event) -> None:
         broker = await stack.enter_async_context(await aconnect(spec.dsn, **options))
         if spec.instrumentation is not None:
             spec.instrumentation.observe(broker, working=True)
-        found = await declare(broker, spec.queues)
+        heartbeats = Heartbeats(broker, [queue.name for queue in spec.queues], spec.name, shared=spec.shared)
+        await heartbeats.begin()
+        stack.push_async_callback(heartbeats.depart)
+        declarations = Declarations(broker, heartbeats.worker)
+        found = await declarations.declare(spec.queues)
         if spec.answers:
             await create_replies(broker)
         await stack.enter_async_context(scheduling(broker, spec.schedules))
         if spec.lifespan is not None:
             await stack.enter_async_context(spec.lifespan())
         logger.info("working on %s", ", ".join(queue.name for queue in spec.queues))
-        await _consume(spec, broker, found, stop)
+        await _consume(spec, broker, heartbeats, declarations, found, stop)
 
 
 async def _consume(
-    spec: WorkSpec, broker: AsyncBroker, found: Mapping[str, QueueSettings], stop: asyncio.Event
+    spec: WorkSpec,
+    broker: AsyncBroker,
+    heartbeats: Heartbeats,
+    declarations: Declarations,
+    found: Mapping[str, QueueSettings],
+    stop: asyncio.Event,
 ) -> None:
-    heartbeats = Heartbeats(broker, [queue.name for queue in spec.queues])
     idle, threads = IdlePoller(broker, heartbeats), Threads("pgmb handler")
     consumers = [
         Consumer(
@@ -92,11 +104,20 @@ async def _consume(
         )
         for queue in spec.queues
     ]
+
+    def changed(queue: str, settings: QueueSettings) -> None:
+        for consumer in consumers:
+            if consumer.name == queue:
+                consumer.lease_for = settings.lease_for
+
     subscriptions = await _subscribe(broker, spec.queues) if spec.listen else {}
     try:
         async with asyncio.TaskGroup() as group:
             polling = group.create_task(idle.run(subscriptions), name="pgmb idle")
-            beating = group.create_task(heartbeats.run(), name="pgmb heartbeats")
+            beating = [
+                group.create_task(heartbeats.run(), name="pgmb heartbeats"),
+                group.create_task(declarations.run(changed), name="pgmb declarations"),
+            ]
             tasks = [group.create_task(one.run(), name=f"pgmb {one.name}") for one in consumers]
             ending = group.create_task(stop.wait())
             await asyncio.wait([ending, *tasks, polling], return_when=asyncio.FIRST_COMPLETED)
@@ -108,11 +129,11 @@ async def _consume(
                 logger.warning("%s does not end; exiting without it", task.get_name())
                 task.cancel()
             idle.stop()
-            beating.cancel()
+            for task in beating:
+                task.cancel()
             # A receive in progress gets time to return its lease, but the server may be down.
             await asyncio.wait([polling], timeout=_LAST_POLL_SECONDS)
             polling.cancel()
-        await heartbeats.depart()
     finally:
         threads.close()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from pgmb._core.concurrency import AsyncDeadline
 from pgmb.app import settling
@@ -33,7 +33,7 @@ async def enforce_timeouts(handlers: Sequence[Handler], workers: Sequence[Worker
 async def extend_leases(
     queue: str,
     in_progress: Sequence[LeaseProgress],
-    lease_for: float,
+    lease_for: Callable[[], float],
     every: float,
     extended: asyncio.Event,
     deadline: AsyncDeadline,
@@ -43,7 +43,7 @@ async def extend_leases(
         await asyncio.sleep(every)
         now = time.monotonic()
         for progress in list(in_progress):
-            if now - progress.renewed > lease_for * 0.4 and not progress.lost:
+            if now - progress.renewed > lease_for() * 0.4 and not progress.lost:
                 try:
                     with deadline.enforced():
                         await progress.lease.extend()

@@ -12,7 +12,7 @@ import msgspec
 from pgmb._async.broker import AsyncBroker, aconnect
 from pgmb._async.receiving import AsyncLease
 from pgmb.app import App
-from pgmb.app.declaring import QueueSpec, declare
+from pgmb.app.declaring import Declarations, QueueSpec
 from pgmb.app.handler import Handler
 from pgmb.app.handling import Handled, handle_lease, meant
 from pgmb.app.routing import DEFAULT_UNHANDLED_SECONDS, Routes
@@ -141,7 +141,7 @@ async def _queues(broker: AsyncBroker, handlers: Handlers, queue: str | None) ->
         middlewares, unhandled_for = [], DEFAULT_UNHANDLED_SECONDS
     if not declared:
         raise InvalidArgument("no handlers" if queue is None else f"no handlers of queue {queue!r}")
-    found = await declare(broker, declared)
+    found = await Declarations(broker).declare(declared)
     here = _Here("")
     return [
         _Queue(

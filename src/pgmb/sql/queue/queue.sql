@@ -259,31 +259,47 @@ set search_path = pg_catalog, pg_temp
 set jit = off
 as $$
 declare
-  bound pgmb.queue;
-  asked record;
+  head integer;
 begin
   perform pgmb_internal.assert_read_committed();
   perform pgmb_internal.assert_admin();
   perform pgmb_internal.assert_filter(bind.equals, bind.filter, bind.params);
   bind.condition := pgmb_internal.compile_condition(bind.condition);
-  for bound in select * from pgmb_internal.lanes_for_consumer(bind.queue) loop
-    if bound.max_length is not null and num_nonnulls(bind.equals, bind.filter, bind.condition) > 0 then
+  head := (pgmb_internal.queue_for_consumer(bind.queue)).id;
+  perform pgmb_internal.write_binding(head, bind.patterns, bind.equals, bind.filter, bind.condition, bind.params);
+  perform pgmb_internal.disown(head, '{filter}');
+end $$;
+
+-- Writes a new version of a queue's patterns and filter, which were checked; of all its lanes.
+create or replace function pgmb_internal.write_binding(
+  head integer, patterns text[], equals jsonb, filter text, condition text, params jsonb
+)
+returns void
+language plpgsql
+as $$
+declare
+  bound pgmb.queue;
+  asked record;
+begin
+  for bound in select * from pgmb.queue q where q.id = head or q.lane_of = head order by q.lane loop
+    perform from pgmb.queue q where q.id = bound.id for no key update;
+    if bound.max_length is not null and num_nonnulls(equals, filter, condition) > 0 then
       raise exception 'max_length cannot be combined with a filter' using errcode = 'MB005';
     end if;
-    if num_nonnulls(bind.equals, bind.filter, bind.condition) > 0 then
+    if num_nonnulls(equals, filter, condition) > 0 then
       perform pgmb_internal.assert_fair(bound.fair_by, 'a filter');
     end if;
-    perform from pgmb.queue q where q.id = bound.id for no key update;
     insert into pgmb.binding (queue, version, patterns, matching, equals, filter, condition, params)
-    select bound.id, max(b.version) + 1, bind.patterns,
-      pgmb_internal.lane_matching(bind.patterns, bound.lanes, bound.shards, bound.lane),
-      bind.equals, bind.filter, bind.condition, bind.params
+    select bound.id, max(b.version) + 1, write_binding.patterns,
+      pgmb_internal.lane_matching(write_binding.patterns, bound.lanes, bound.shards, bound.lane),
+      write_binding.equals, write_binding.filter, write_binding.condition, write_binding.params
     from pgmb.binding b where b.queue = bound.id
     returning version, matching into asked;
     update pgmb.queue q
     set bindings = asked.version, matching = asked.matching, topics = wanted.topics, regex = wanted.regex,
-      equals = bind.equals, filter = bind.filter, condition = bind.condition, params = bind.params
-    from pgmb.compile_patterns(bind.patterns) wanted
+      equals = write_binding.equals, filter = write_binding.filter, condition = write_binding.condition,
+      params = write_binding.params
+    from pgmb.compile_patterns(write_binding.patterns) wanted
     where q.id = bound.id;
   end loop;
 end $$;
@@ -303,6 +319,13 @@ set search_path = pg_catalog, pg_temp
 as $$
 declare
   altered pgmb.queue;
+  set_now text[] := array(select s.name from (values
+    ('lease_for', alter_queue.lease_for::text), ('max_attempts', alter_queue.max_attempts::text),
+    ('backoff_base', alter_queue.backoff_base::text), ('backoff_factor', alter_queue.backoff_factor::text),
+    ('backoff_max', alter_queue.backoff_max::text), ('backoff_jitter', alter_queue.backoff_jitter::text),
+    ('max_in_flight', alter_queue.max_in_flight::text), ('rps', alter_queue.rps::text), ('ttl', alter_queue.ttl::text),
+    ('max_length', alter_queue.max_length::text), ('when_full', alter_queue.when_full)) s (name, value)
+    where s.value is not null);
 begin
   perform pgmb_internal.assert_read_committed();
   perform pgmb_internal.assert_admin();
@@ -329,6 +352,7 @@ begin
       max_length = nullif(coalesce(alter_queue.max_length, q.max_length), 0),
       when_full = coalesce(alter_queue.when_full, q.when_full)
     where q.id = altered.id;
+    perform pgmb_internal.disown(altered.id, set_now);
   end loop;
   if num_nonnulls(alter_queue.max_length, alter_queue.when_full) > 0 then
     perform pgmb_internal.guard_stream(altered.stream_name);

@@ -302,8 +302,32 @@ create table pgmb.worker (
   host text not null constraint "a host must have at most 255 characters" check (length(host) <= 255),
   pid integer not null,
   application text constraint "an application must have at most 255 characters" check (length(application) <= 255),
-  queues text[] not null constraint "a worker must have at most 10000 queues" check (cardinality(queues) <= 10000),
+  -- The name of its app, and whether the app shares its queues with others.
+  app text constraint "an app's name must have 1 to 100 characters" check (length(app) between 1 and 100),
+  shared boolean not null default false,
+  queues text[] not null constraint "a worker must have at most 10000 queues" check (cardinality(queues) <= 10000)
+    constraint "a worker's queues must have at most 2097152 bytes" check (pg_column_size(queues) <= 2097152),
   backends integer[] not null constraint "a worker must have at most 10000 server processes" check (cardinality(backends) <= 10000),
   started_at timestamptz not null default clock_timestamp(),
   heartbeat_at timestamptz not null default clock_timestamp()
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02);
+
+-- What a worker's code declares of a queue. settings as pgmb_internal.settings_of writes them, of those that the code names.
+create table pgmb.declaration (
+  queue integer not null references pgmb.queue on delete cascade,
+  worker uuid not null references pgmb.worker on delete cascade,
+  patterns text[] not null constraint "patterns must have at most 65536 bytes" check (pg_column_size(patterns) <= 65536),
+  settings jsonb not null constraint "settings must have at most 65536 bytes" check (pg_column_size(settings) <= 65536),
+  handlers text[] not null constraint "handlers must have at most 65536 bytes" check (pg_column_size(handlers) <= 65536),
+  primary key (queue, worker)
+);
+create index declaration_worker on pgmb.declaration (worker);
+
+-- What outlives the workers: which app's code declared a queue last, its handlers as module.function, and the settings whose
+-- present values come from code and not from an operator.
+create table pgmb.owner (
+  queue integer primary key references pgmb.queue on delete cascade,
+  app text constraint "an app's name must have 1 to 100 characters" check (length(app) between 1 and 100),
+  handlers text[] not null constraint "handlers must have at most 65536 bytes" check (pg_column_size(handlers) <= 65536),
+  settings text[] not null default '{}'
+);

@@ -1,10 +1,12 @@
 -- Workers: processes that run handlers say that they live. Consumers that only call receive need not.
 
 -- Says that a worker lives, which queues it receives from, and which server processes (backends) are its connections, by
--- which the leases that it holds are known. Returns true. Forgets workers that were not heard of for an hour.
+-- which the leases that it holds are known. app: the name of its app; shared: whether the app shares its queues with apps of
+-- other names (declare_queue). Returns true. Forgets workers that were not heard of for an hour.
 -- Errors: 42501 another role's worker, MB005 and 23514 more than is accepted.
 create or replace function pgmb.worker_heartbeat(
-  worker uuid, host text, pid integer, queues text[], backends integer[] default '{}'
+  worker uuid, host text, pid integer, queues text[], backends integer[] default '{}',
+  app text default null, shared boolean default false
 )
 returns boolean
 language plpgsql security definer
@@ -20,11 +22,12 @@ begin
   then
     raise exception 'role % has 10,000 workers', caller using errcode = 'MB005';
   end if;
-  insert into pgmb.worker as w (id, role, host, pid, application, queues, backends)
+  insert into pgmb.worker as w (id, role, host, pid, application, app, shared, queues, backends)
   values (worker_heartbeat.worker, caller, worker_heartbeat.host, worker_heartbeat.pid,
-    left(nullif(current_setting('application_name'), ''), 255), worker_heartbeat.queues, worker_heartbeat.backends)
+    left(nullif(current_setting('application_name'), ''), 255), worker_heartbeat.app, worker_heartbeat.shared,
+    worker_heartbeat.queues, worker_heartbeat.backends)
   on conflict (id) do update
-  set heartbeat_at = now, application = excluded.application, queues = excluded.queues, backends = excluded.backends
+  set heartbeat_at = now, application = excluded.application, app = excluded.app, shared = excluded.shared, queues = excluded.queues, backends = excluded.backends
   where w.role = excluded.role;
   if not found then
     raise exception 'worker % belongs to another role', worker_heartbeat.worker using errcode = '42501';
@@ -49,7 +52,7 @@ end $$;
 -- The workers that were heard of within the last hour and did not say that they stop, the newest first: alive if their last
 -- heartbeat is at most `alive_for` old. Admins see all of them, other roles their own.
 create or replace function pgmb.describe_workers(alive_for interval default '30 seconds')
-returns table (worker uuid, host text, pid integer, application text, role name, queues text[], backends integer[],
+returns table (worker uuid, host text, pid integer, application text, app text, role name, queues text[], backends integer[],
   started_at timestamptz, heartbeat_at timestamptz, alive boolean)
 language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
@@ -60,7 +63,7 @@ declare
   since timestamptz := clock_timestamp() - describe_workers.alive_for;
 begin
   return query
-  select w.id, w.host, w.pid, w.application, w.role, w.queues, w.backends, w.started_at, w.heartbeat_at, w.heartbeat_at > since
+  select w.id, w.host, w.pid, w.application, w.app, w.role, w.queues, w.backends, w.started_at, w.heartbeat_at, w.heartbeat_at > since
   from pgmb.worker w
   where admin or pgmb_internal.acts_for(caller, quote_ident(w.role))
   order by w.started_at desc, w.id;

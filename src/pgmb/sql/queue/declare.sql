@@ -1,0 +1,266 @@
+-- Workers declare what their code expects of a queue. A process that starts adds patterns and takes none away, and it changes
+-- a setting only when no other live worker declares it otherwise: old and new code run side by side during a deployment.
+
+-- The settings that code may declare and a running queue can change, of a queue's row or of a declaration with the same keys.
+-- Intervals are seconds and a missing limit is null, so that equal settings are equal values. filter has the keys of
+-- `filtered` that are not null.
+create or replace function pgmb_internal.settings_of(given jsonb, filtered jsonb)
+returns jsonb
+language sql stable
+as $$
+  select coalesce(jsonb_object_agg(s.key, case
+    when s.key = any ('{max_in_flight,rps,ttl,max_length}') and s.value in ('0', 'null', '"PT0S"') then 'null'
+    when s.key = any ('{lease_for,backoff_base,backoff_max,ttl}')
+      then to_jsonb(trim_scale(extract(epoch from (s.value #>> '{}')::interval)))
+    else s.value end), '{}')
+    || case when filtered is null then '{}' else jsonb_build_object('filter', (
+      select coalesce(jsonb_object_agg(f.key, f.value) filter (where f.value <> 'null'), '{}')
+      from jsonb_each(filtered) f where f.key = any ('{equals,filter,condition,params}'))) end
+  from jsonb_each(given) s
+  where s.key = any ('{lease_for,max_attempts,backoff_base,backoff_factor,backoff_max,backoff_jitter,max_in_flight,rps,ttl,max_length,when_full}')
+$$;
+
+-- What live workers declare of a queue. A worker is alive if its last heartbeat is at most `alive_for` old. It counts only
+-- while its role may consume the queue: others could stop workers from starting.
+create or replace function pgmb_internal.declarations(queue integer, alive_for interval default '30 seconds')
+returns table (worker uuid, app text, shared boolean, host text, pid integer, role name, patterns text[], settings jsonb,
+  handlers text[], started_at timestamptz, heartbeat_at timestamptz)
+language plpgsql stable
+as $$
+declare
+  since timestamptz := clock_timestamp() - declarations.alive_for;
+begin
+  return query
+  select w.id, w.app, w.shared, w.host, w.pid, w.role, d.patterns, d.settings, d.handlers, w.started_at, w.heartbeat_at
+  from pgmb.declaration d join pgmb.worker w on w.id = d.worker
+  where d.queue = declarations.queue and w.heartbeat_at > since
+    and case when to_regrole(quote_ident(w.role)) is not null then pgmb_internal.may_consume(d.queue, w.role) end
+  order by w.started_at, w.id;
+end $$;
+
+-- What live workers declare of a queue: their apps, topic patterns, settings (intervals in seconds) and handlers, the worker
+-- that started first at the top. Errors: MB002 no such queue, 42501.
+create or replace function pgmb.queue_declarations(queue text, alive_for interval default '30 seconds')
+returns table (worker uuid, app text, shared boolean, host text, pid integer, role name, patterns text[], settings jsonb,
+  handlers text[], started_at timestamptz, heartbeat_at timestamptz)
+language sql stable security definer
+set search_path = pg_catalog, pg_temp
+as $$
+  select d.* from pgmb_internal.declarations((pgmb_internal.queue_for_consumer(queue_declarations.queue)).id, alive_for) d
+$$;
+
+-- Settings that an operator changed, or a pattern that an operator bound: no declaration takes them back.
+create or replace function pgmb_internal.disown(queue integer, settings text[])
+returns void
+language sql
+as $$
+  update pgmb.owner o
+  set settings = array(select kept.name from unnest(o.settings) kept (name) where not kept.name = any (disown.settings))
+  where o.queue = disown.queue and o.settings && disown.settings
+$$;
+
+-- Refuses what was decided when the queue was created and is declared otherwise. Errors: MB006.
+create or replace function pgmb_internal.assert_same_kind(present pgmb.queue, given jsonb)
+returns void
+language plpgsql
+as $$
+declare
+  kept jsonb := jsonb_build_object('stream', present.stream_name, 'ordered', present.ordered, 'lanes', present.lanes,
+    'shards', present.shards, 'fair_by', present.fair_by);
+  differs text := (select s.key from jsonb_each(given) s
+    where kept ? s.key and s.value is distinct from kept -> s.key order by s.key limit 1);
+begin
+  if differs is not null then
+    raise exception 'queue % exists with % = %, the code declares %', quote_literal(present.name), differs,
+      kept -> differs, given -> differs
+      using errcode = 'MB006', hint = case when differs = 'stream' then 'Take another name for the queue.'
+        else 'Change the queue with pgmb queues convert, or take another name for it.' end;
+  end if;
+end $$;
+
+-- Refuses a queue that a live worker of another app consumes, unless both apps share their queues. Errors: MB006.
+create or replace function pgmb_internal.assert_one_app(present pgmb.queue, worker uuid)
+returns void
+language plpgsql
+as $$
+declare
+  mine record;
+  other record;
+begin
+  select w.app, w.shared into mine from pgmb.worker w where w.id = assert_one_app.worker;
+  for other in
+    select d.app, d.host, d.pid, clock_timestamp() - d.heartbeat_at silent
+    from pgmb_internal.declarations(present.id) d
+    where d.app <> mine.app and not (d.shared and mine.shared) limit 1
+  loop
+    raise exception 'queue % belongs to app %: its worker %:% was heard of % s ago, and this is app %',
+      quote_literal(present.name), quote_literal(other.app), other.host, other.pid,
+      trunc(extract(epoch from other.silent)), quote_literal(mine.app)
+      using errcode = 'MB006', hint = 'Give the handler here another queue (queue=...), stop the other app and wait 30 s,'
+        ' or say shared=True in both apps.';
+  end loop;
+end $$;
+
+-- Changes the settings of a queue that all live workers declare alike, and takes back those from earlier declarations that
+-- none of them declares. Returns what was changed, and the settings about which they differ. Only those of `names`, if given.
+create or replace function pgmb_internal.agree(
+  head integer, worker uuid, given jsonb, names text[], out applied jsonb, out reset text[], out pending text[]
+)
+language plpgsql
+as $$
+declare
+  present pgmb.queue := (select q from pgmb.queue q where q.id = head);
+  kept jsonb := pgmb_internal.settings_of(to_jsonb(present), to_jsonb(present));
+  owned text[] := coalesce((select o.settings from pgmb.owner o where o.queue = head), '{}');
+  others jsonb[] := array(select d.settings from pgmb_internal.declarations(head) d where d.worker is distinct from agree.worker);
+  setting text;
+  ours text[] := owned;
+begin
+  applied := '{}';
+  reset := '{}';
+  pending := '{}';
+  for setting in
+    select wanted.name from (select jsonb_object_keys(given) union select unnest(owned)) wanted (name)
+    where agree.names is null or wanted.name = any (agree.names) order by wanted.name
+  loop
+    if given ? setting and given -> setting = kept -> setting then
+      ours := array_append(array_remove(ours, setting), setting);
+    elsif exists (select from unnest(others) o (settings) where o.settings -> setting is distinct from given -> setting) then
+      pending := array_append(pending, setting);
+    elsif given ? setting then
+      applied := applied || jsonb_build_object(setting, given -> setting);
+      ours := array_append(array_remove(ours, setting), setting);
+    else
+      reset := array_append(reset, setting);
+      ours := array_remove(ours, setting);
+    end if;
+  end loop;
+  if applied ? 'filter' or 'filter' = any (reset) then
+    perform pgmb_internal.write_binding(head, (select b.patterns from pgmb.binding b where b.queue = head and b.version = present.bindings),
+      applied #> '{filter,equals}', applied #>> '{filter,filter}', applied #>> '{filter,condition}', applied #> '{filter,params}');
+  end if;
+  if applied - 'filter' <> '{}' then
+    perform pgmb.alter_queue(present.name,
+      lease_for => make_interval(secs => (applied ->> 'lease_for')::double precision),
+      max_attempts => (applied ->> 'max_attempts')::integer,
+      backoff_base => make_interval(secs => (applied ->> 'backoff_base')::double precision),
+      backoff_factor => (applied ->> 'backoff_factor')::double precision,
+      backoff_max => make_interval(secs => (applied ->> 'backoff_max')::double precision),
+      backoff_jitter => (applied ->> 'backoff_jitter')::double precision,
+      max_in_flight => case when applied ? 'max_in_flight' then coalesce((applied ->> 'max_in_flight')::integer, 0) end,
+      rps => case when applied ? 'rps' then coalesce((applied ->> 'rps')::double precision, 0) end,
+      ttl => case when applied ? 'ttl' then make_interval(secs => coalesce((applied ->> 'ttl')::double precision, 0)) end,
+      max_length => case when applied ? 'max_length' then coalesce((applied ->> 'max_length')::bigint, 0) end,
+      when_full => applied ->> 'when_full');
+  end if;
+  for setting in select s.name from unnest(reset) s (name) where s.name <> 'filter' loop
+    execute format('update pgmb.queue q set %I = default where q.id = $1 or q.lane_of = $1', setting) using head;
+  end loop;
+  if reset && '{max_length,when_full}' then
+    perform pgmb_internal.guard_stream(present.stream_name);
+  end if;
+  if ours <> owned then
+    insert into pgmb.owner as o (queue, handlers, settings) values (head, '{}', ours)
+    on conflict on constraint owner_pkey do update set settings = excluded.settings;
+  end if;
+end $$;
+
+-- Records what a worker's code declares of a queue, and brings the queue to it as far as other live workers allow: adds
+-- patterns, removes none, and changes a setting when all live workers declare it alike, or takes it back when none of them
+-- declares it any more and it came from a declaration. Where the caller is no admin it changes nothing.
+--   worker     as in worker_heartbeat, which comes first. Null: the declaration is not recorded
+--   settings   those of create_queue that the code names, by their names
+--   filter     an object with the keys equals, filter, condition and params, {} for none; null: the code says nothing
+--   handlers   the functions, as module.function
+--   names      the settings to look at; by default all, and the patterns
+-- Returns the queue's settings (queue_settings), and what happened: added (patterns), applied, reset, pending (settings that
+-- wait for workers that declare them otherwise), denied (whether something was left to an admin). Errors: MB002 no such queue,
+-- MB006 another app consumes it, or it is of another kind, MB005 and 23514 more than is accepted, 42501.
+create or replace function pgmb.declare_queue(
+  worker uuid, queue text, patterns text[], settings jsonb default '{}', filter jsonb default null,
+  handlers text[] default '{}', names text[] default null
+)
+returns jsonb
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+set intervalstyle = 'iso_8601'
+set jit = off
+as $$
+declare
+  caller name := pgmb_internal.caller();
+  admin boolean := pg_has_role(caller, current_user, 'usage') or pgmb_internal.acts_for(caller, 'pgmb_admin');
+  head pgmb.queue := pgmb_internal.queue_for_consumer(declare_queue.queue);
+  given jsonb;
+  missing text[];
+  applied jsonb := '{}';
+  reset text[] := '{}';
+  pending text[] := '{}';
+begin
+  perform pgmb_internal.assert_read_committed();
+  perform pgmb_internal.matching(declare_queue.patterns);
+  perform pgmb_internal.assert_filter(declare_queue.filter -> 'equals', declare_queue.filter ->> 'filter', declare_queue.filter -> 'params');
+  if admin and declare_queue.filter ? 'condition' then
+    declare_queue.filter := jsonb_set(declare_queue.filter, '{condition}',
+      to_jsonb(pgmb_internal.compile_condition(declare_queue.filter ->> 'condition')));
+  end if;
+  given := pgmb_internal.settings_of(declare_queue.settings, declare_queue.filter);
+  -- One after another: two processes that start at once each see what the other declares.
+  select * into head from pgmb.queue q where q.id = head.id for no key update;
+  if head.id is null then
+    raise exception 'queue % does not exist', quote_literal(declare_queue.queue) using errcode = 'MB002';
+  end if;
+  perform pgmb_internal.assert_same_kind(head, declare_queue.settings);
+  if declare_queue.worker is not null then
+    perform pgmb_internal.assert_one_app(head, declare_queue.worker);
+    perform pgmb_internal.write_declaration(head.id, declare_queue.worker, caller, declare_queue.patterns, given, declare_queue.handlers);
+  end if;
+  missing := array(select p.pattern from unnest(declare_queue.patterns) with ordinality p (pattern, nth)
+    where declare_queue.names is null and not p.pattern = any (
+      select unnest(b.patterns) from pgmb.binding b where b.queue = head.id and b.version = head.bindings)
+    order by p.nth);
+  if admin then
+    if cardinality(missing) > 0 then
+      perform pgmb_internal.write_binding(head.id, b.patterns || missing, b.equals, b.filter, b.condition, b.params)
+      from pgmb.binding b where b.queue = head.id and b.version = head.bindings;
+    end if;
+    select a.applied, a.reset, a.pending into applied, reset, pending
+    from pgmb_internal.agree(head.id, declare_queue.worker, given, declare_queue.names) a;
+  end if;
+  return jsonb_build_object('settings', pgmb.queue_settings(declare_queue.queue),
+    'added', case when admin then missing else '{}'::text[] end,
+    'applied', applied, 'reset', reset, 'pending', pending,
+    'denied', not admin and (cardinality(missing) > 0 or exists (
+      select from jsonb_each(given) s
+      where s.value is distinct from pgmb_internal.settings_of(to_jsonb(head), to_jsonb(head)) -> s.key)));
+end $$;
+
+-- Records a declaration, and whose it is beyond the life of its worker. A worker's declarations are its role's to write, and
+-- those of all workers of a role are bounded.
+create or replace function pgmb_internal.write_declaration(
+  queue integer, worker uuid, caller name, patterns text[], settings jsonb, handlers text[]
+)
+returns void
+language plpgsql
+as $$
+declare
+  most_bytes bigint := 64 * 1024 * 1024;
+begin
+  if not exists (select from pgmb.worker w where w.id = write_declaration.worker and w.role = caller) then
+    raise exception 'role % has no worker %', caller, worker using errcode = '42501', hint = 'Call pgmb.worker_heartbeat first.';
+  end if;
+  insert into pgmb.declaration as d (queue, worker, patterns, settings, handlers)
+  values (write_declaration.queue, write_declaration.worker, write_declaration.patterns, write_declaration.settings,
+    write_declaration.handlers)
+  on conflict on constraint declaration_pkey do update
+  set patterns = excluded.patterns, settings = excluded.settings, handlers = excluded.handlers
+  where (d.patterns, d.settings, d.handlers) is distinct from (excluded.patterns, excluded.settings, excluded.handlers);
+  if found and (select sum(pg_column_size(d.patterns) + pg_column_size(d.settings) + pg_column_size(d.handlers))
+    from pgmb.declaration d join pgmb.worker w on w.id = d.worker where w.role = caller) > most_bytes
+  then
+    raise exception 'the workers of role % declare more than % bytes', caller, most_bytes using errcode = 'MB005';
+  end if;
+  insert into pgmb.owner as o (queue, app, handlers)
+  select write_declaration.queue, w.app, write_declaration.handlers from pgmb.worker w where w.id = write_declaration.worker
+  on conflict on constraint owner_pkey do update set app = excluded.app, handlers = excluded.handlers
+  where (o.app, o.handlers) is distinct from (excluded.app, excluded.handlers);
+end $$;
