@@ -227,6 +227,15 @@ def limits(arguments: argparse.Namespace) -> bool:
     return result.holds
 
 
+def dropping(arguments: argparse.Namespace) -> bool:
+    from faults.queue import dropping
+
+    with database(arguments.pg) as (_, dsn):
+        result = dropping.run(dsn, cycles=arguments.cycles)
+    print(result)
+    return result.holds
+
+
 def cron(arguments: argparse.Namespace) -> bool:
     from faults.log import cron
     from harness.clock import clocked
@@ -547,6 +556,11 @@ def main() -> int:
     limiting = command("limits", limits, "limits on rate and events in flight hold across processes")
     limiting.add_argument("--processes", type=int, default=4)
     limiting.add_argument("--seconds", type=float, default=20.0, help="over which the rate is measured")
+
+    shortening = command(
+        "dropping", dropping, "a full queue drops its oldest events beside publishers: the newest all arrive"
+    )
+    shortening.add_argument("--cycles", type=int, default=2000, help="of one new session each")
 
     filtering = command(
         "filters", filters, "a filter raises: its queue stops with the error, the others get all"

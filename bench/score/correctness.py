@@ -55,5 +55,13 @@ CORRECTNESS: list[Part] = [
     _effects("control: cheating consumers", "control", "reported"),
     _model("model of a queue", examples=60),
     _model("model of an ordered queue", "--kind", "ordered", examples=25),
+    Proved(
+        "full queue that drops its oldest",
+        "0 of the newest lost",
+        ["-m", "faults", "dropping", "--cycles", "80"],
+        line_with(r": (\d+ of the newest events lost), .*?in (\d+ cycles)"),
+        needs=["faults/queue/dropping.py"],
+        full=["-m", "faults", "dropping"],
+    ),
     proved_by_tests("mutations caught", "tests/concurrency/test_mutations*.py"),
 ]

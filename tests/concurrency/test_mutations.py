@@ -18,6 +18,7 @@ from psycopg import sql
 from tests.concurrency import test_stepped_claims as claims
 from tests.concurrency import test_stepped_fencing as fencing
 from tests.concurrency import test_stepped_rotation as rotation
+from tests.contract import test_boundaries as boundaries
 from tests.contract import test_isolation_levels as isolation
 from tests.contract import test_ordered as ordered
 from tests.contract import test_positions_belong as belonging
@@ -57,6 +58,16 @@ class Mutation:
 
 
 MUTATIONS = [
+    Mutation(
+        "a batch ends at a number that was read before its snapshot",
+        "boundary",
+        "  snapshot := pgmb_internal.snapshot();\n"
+        "  last := coalesce(pg_sequence_last_value(boundary.numbers), 0);",
+        "  last := coalesce(pg_sequence_last_value(boundary.numbers), 0);\n"
+        "  perform pg_sleep(0.01);\n"
+        "  snapshot := pgmb_internal.snapshot();",
+        boundaries.test_the_first_drop_of_a_session_loses_none_of_the_newest_events,
+    ),
     Mutation(
         "a statement claims a batch that its snapshot does not show",
         "claim_next",

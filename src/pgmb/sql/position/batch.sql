@@ -25,6 +25,17 @@ as $$
   end
 $$;
 
+-- What is committed by now, as the end of a batch: the present snapshot, and a number above which it shows no event. The
+-- sequence is read after the snapshot. The other way round, events whose numbers were given out in between would lie above the
+-- batch, and the next one would count them as read.
+create or replace function pgmb_internal.boundary(numbers regclass, out snapshot pg_snapshot, out last bigint)
+language plpgsql volatile
+as $$
+begin
+  snapshot := pgmb_internal.snapshot();
+  last := coalesce(pg_sequence_last_value(boundary.numbers), 0);
+end $$;
+
 -- The SQL that reads from one segment the main part of a batch: $1 < seq <= $2, visible in $3 and not in
 -- $5. The two xid comparisons spare the snapshot look-ups for all but a few events.
 create or replace function pgmb_internal.main_part(leaf text, columns text, matching text)

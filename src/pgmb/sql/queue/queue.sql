@@ -154,6 +154,7 @@ declare
   parts integer := coalesce(create_queue.shards, case when create_queue.ordered and create_queue.max_length is null then 4 else 1 end);
   stream_number integer := pgmb.stream_id(create_queue.stream);
   start pgmb.position := coalesce(create_queue.starting, pgmb_internal.take_position(create_queue.stream));
+  base pgmb.claim;
 begin
   perform pgmb_internal.assert_read_committed();
   perform pgmb_internal.assert_admin();
@@ -220,12 +221,14 @@ begin
     insert into pgmb.binding (queue, version, patterns, matching, equals, filter, condition, params)
     values (made, 1, create_queue.patterns, pgmb_internal.lane_matching(create_queue.patterns, create_queue.lanes, parts, nth),
       create_queue.equals, create_queue.filter, create_queue.condition, create_queue.params);
-    insert into pgmb.claim (queue, id, token, state, bindings, events, lo, hi, place, upto,
-      done_snapshot, done_seq, done_next, batch_snapshot, batch_seq, batch_next, read_before, expires_at, swept)
-    values (made, 1, 0, 'position', 1, 0, 0, 0, 0, 0,
-      start.snapshot, start.seq, start.next, start.snapshot, start.seq, start.next,
-      -- A position of the past may show events of any number.
-      case when create_queue.starting is null then pgmb_internal.last_seq(create_queue.stream) end, 'infinity', clock_timestamp());
+    base := pgmb_internal.at_position(null, start);
+    base.queue := made;
+    base.id := 0;
+    base.swept := clock_timestamp();
+    base.openings := 0;
+    -- A position of the past may show events of any number.
+    base.read_before := case when create_queue.starting is null then pgmb_internal.last_seq(create_queue.stream) end;
+    perform pgmb_internal.write_claim(base, 0, 'position', 1, 0, 0, 0, 'infinity');
     update pgmb.queue q set lock_key = pgmb_internal.queue_lock(q.id, q.generation) where q.id = made;
     perform pgmb_internal.note_move(made, start.snapshot);
     insert into pgmb.generation (queue, number) values (made, -1);
@@ -456,6 +459,29 @@ begin
   perform pgmb_internal.move_queue(seek.queue, seek."to");
 end $$;
 
+-- A queue's position at a position of the log: an empty batch ends there.
+create or replace function pgmb_internal.at_position(base pgmb.claim, target pgmb.position)
+returns pgmb.claim
+language plpgsql
+as $$
+begin
+  base.done_snapshot := target.snapshot;
+  base.done_seq := target.seq;
+  base.done_next := target.next;
+  base.batch_snapshot := target.snapshot;
+  base.batch_seq := target.seq;
+  base.batch_next := target.next;
+  base.place := 0;
+  base.upto := 0;
+  base.read_before := null;
+  base.own := null;
+  base.own_seq := null;
+  base.held := null;
+  base.open := null;
+  base.lagging := null;
+  return base;
+end $$;
+
 -- Moves a queue to a position that was checked.
 create or replace function pgmb_internal.move_queue(queue text, target pgmb.position)
 returns void
@@ -477,20 +503,7 @@ begin
     delete from pgmb.retry r where r.queue = moved.id;
     delete from pgmb.delivery d where d.queue = moved.id;
     perform pgmb_internal.note_move(moved.id, target.snapshot, base);
-    base.done_snapshot := target.snapshot;
-    base.done_seq := target.seq;
-    base.done_next := target.next;
-    base.batch_snapshot := target.snapshot;
-    base.batch_seq := target.seq;
-    base.batch_next := target.next;
-    base.place := 0;
-    base.upto := 0;
-    base.read_before := null;
-    base.own := null;
-    base.own_seq := null;
-    base.held := null;
-    base.open := null;
-    base.lagging := null;
+    base := pgmb_internal.at_position(base, target);
     perform pgmb_internal.write_claim(base, 0, 'position', moved.bindings, 0, 0, 0, 'infinity');
   end loop;
 end $$;

@@ -103,24 +103,23 @@ returns pgmb.claim
 language plpgsql
 as $$
 declare
-  present pg_snapshot := pgmb_internal.snapshot();
-  -- Read after the snapshot: no event of the batch lies above it.
-  last bigint := pg_sequence_last_value(open_batch.numbers);
+  present record;
 begin
+  present := pgmb_internal.boundary(open_batch.numbers);
   if base.own is not null and pg_visible_in_snapshot(base.own, base.batch_snapshot) then
     base.own := null;
     base.own_seq := null;
   end if;
   if not open_batch.again
-    or not pgmb_internal.rereads(base.done_seq, base.done_next, base.batch_next, base.batch_snapshot, base.upto, last)
+    or not pgmb_internal.rereads(base.done_seq, base.done_next, base.batch_next, base.batch_snapshot, base.upto, present.last)
   then
     base.done_seq := base.batch_seq;
     base.done_next := base.batch_next;
   end if;
   base.done_snapshot := base.batch_snapshot;
-  base.batch_snapshot := present;
+  base.batch_snapshot := present.snapshot;
   base.read_before := greatest(base.read_before, nullif(base.upto, 0));
-  base.upto := greatest(last, base.done_seq);
+  base.upto := greatest(present.last, base.done_seq);
   base.place := 0;
   return base;
 end $$;

@@ -63,30 +63,27 @@ returns pgmb.claim
 language plpgsql
 as $$
 declare
-  last bigint := pgmb_internal.last_seq((queue).stream_name);
-  present pg_snapshot := pgmb_internal.snapshot();
+  opened pgmb.claim := pgmb_internal.open_batch(base, (queue).numbers);
+  filter text := (queue).matching || pgmb_internal.without_own(base.own, base.own_seq);
   fresh record;
   older record;
 begin
   -- Some more than allowed are let be: the look is not worth it for one or two.
   if pgmb_internal.numbers_between((queue).stream,
-    case when base.place >= base.upto then base.batch_seq else greatest(base.place, base.done_seq) end, last)
+    case when base.place >= base.upto then base.batch_seq else greatest(base.place, base.done_seq) end, opened.upto)
     <= (queue).max_length + (queue).max_length / 20
   then
     return base;
   end if;
-  fresh := pgmb_internal.count_newest((queue).stream, base.batch_snapshot, present, base.batch_seq, last,
-    (queue).matching || pgmb_internal.without_own(base.own, base.own_seq), (queue).max_length);
+  fresh := pgmb_internal.count_newest((queue).stream, opened.done_snapshot, opened.batch_snapshot, opened.done_seq, opened.upto, filter,
+    (queue).max_length);
   if fresh.counted >= (queue).max_length then
-    base.done_snapshot := base.batch_snapshot;
-    base.done_seq := base.batch_seq;
-    base.done_next := base.batch_next;
-    base.batch_snapshot := present;
-    base.upto := last;
-    base.place := fresh.first - 1;
-  elsif base.place < base.upto then
+    opened.place := fresh.first - 1;
+    return opened;
+  end if;
+  if base.place < base.upto then
     older := pgmb_internal.count_newest((queue).stream, base.done_snapshot, base.batch_snapshot, greatest(base.place, base.done_seq),
-      base.upto, (queue).matching || pgmb_internal.without_own(base.own, base.own_seq), (queue).max_length - fresh.counted);
+      base.upto, filter, (queue).max_length - fresh.counted);
     if older.counted >= (queue).max_length - fresh.counted then
       base.place := older.first - 1;
     end if;
@@ -107,7 +104,6 @@ as $$
 declare
   filter text := asked || pgmb_internal.without_own(newest.own, newest.own_seq);
   at pgmb.claim;
-  last bigint := pgmb_internal.last_seq(q.stream_name);
   looked bigint := 0;
   leaf text;
   late record;
@@ -127,12 +123,7 @@ begin
       newest := at;
       filter := asked || pgmb_internal.without_own(newest.own, newest.own_seq);
     elsif turn = 2 then
-      newest.done_snapshot := newest.batch_snapshot;
-      newest.done_seq := newest.batch_seq;
-      newest.done_next := newest.batch_next;
-      newest.batch_snapshot := pgmb_internal.snapshot();
-      newest.place := 0;
-      newest.upto := last;
+      newest := pgmb_internal.open_batch(newest, q.numbers);
     end if;
     continue when newest.place >= newest.upto;
     if newest.place < newest.done_seq and pgmb_internal.has_stragglers(q.stream, newest.done_snapshot, newest.done_next,

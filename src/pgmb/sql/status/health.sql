@@ -59,6 +59,7 @@ language plpgsql stable
 as $$
 declare
   first timestamptz;
+  opened pgmb.claim;
   asked text := q.matching;
 begin
   for turn in 1 .. 2 loop
@@ -72,8 +73,9 @@ begin
           newest.done_next, newest.batch_snapshot, newest.own, newest.own_seq, newest.place, newest.upto, asked, 1) e;
       end if;
       if first is null then
-        select e.published_at into first from pgmb_internal.batch_events(q.stream, newest.batch_snapshot, newest.batch_seq,
-          newest.batch_next, pgmb_internal.snapshot(), newest.own, newest.own_seq, 0, pgmb_internal.last_seq(q.stream_name), asked, 1) e;
+        opened := pgmb_internal.open_batch(newest, q.numbers);
+        select e.published_at into first from pgmb_internal.batch_events(q.stream, opened.done_snapshot, opened.done_seq,
+          opened.done_next, opened.batch_snapshot, opened.own, opened.own_seq, opened.place, opened.upto, asked, 1) e;
       end if;
       return first;
     exception when others then

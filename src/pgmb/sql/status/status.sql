@@ -455,20 +455,20 @@ as $$
 declare
   q pgmb.queue;
   newest pgmb.claim;
+  opened pgmb.claim;
   depth bigint := 0;
   part bigint;
-  last bigint;
 begin
   for q in select * from pgmb_internal.lanes_for_consumer(queue) loop
     select * into newest from pgmb.claim c where c.queue = q.id order by c.id desc limit 1;
-    last := pgmb_internal.last_seq(q.stream_name);
+    opened := pgmb_internal.open_batch(newest, q.numbers);
     begin
       if pgmb_internal.needs_timeout(q) then
         perform pgmb_internal.assert_timeout();
       end if;
       q.matching := q.matching || pgmb_internal.asking(q);
-      select count(*) into part from pgmb_internal.batch_events(q.stream, newest.batch_snapshot, newest.batch_seq,
-        newest.batch_next, pgmb_internal.snapshot(), newest.own, newest.own_seq, 0, last, q.matching,
+      select count(*) into part from pgmb_internal.batch_events(q.stream, opened.done_snapshot, opened.done_seq,
+        opened.done_next, opened.batch_snapshot, opened.own, opened.own_seq, opened.place, opened.upto, q.matching,
         9223372036854775807);
       if newest.place < newest.upto then
         part := part + count(*) from pgmb_internal.batch_events(q.stream, newest.done_snapshot, newest.done_seq,

@@ -74,13 +74,11 @@ declare
   newest pgmb.claim;
   held pgmb.claim;
   settled bigint[];
-  last bigint;
   now timestamptz := clock_timestamp();
 begin
   -- Stable: claims, settlements and retries are read by one snapshot, so that a message on its way is met once.
   for q in select * from pgmb_internal.lanes_for_consumer(pending_messages.queue) loop
     select * into newest from pgmb.claim c where c.queue = q.id order by c.id desc limit 1;
-    last := pgmb_internal.last_seq(q.stream_name);
     if pgmb_internal.needs_timeout(q) then
       perform pgmb_internal.assert_timeout();
     end if;
@@ -95,7 +93,7 @@ begin
       select b.* from pgmb_internal.lagging_events(q, newest) b
       union all
       select b.* from pgmb_internal.batch_events(q.stream, newest.batch_snapshot, newest.batch_seq, newest.batch_next,
-        pgmb_internal.snapshot_with_own(), newest.own, newest.own_seq, 0, last, q.matching, 9223372036854775807) b
+        pgmb_internal.snapshot_with_own(), newest.own, newest.own_seq, 0, 9223372036854775807, q.matching, 9223372036854775807) b
     ) e
     order by case when q.when_full = 'drop_oldest' then e.seq end desc
     limit case when q.when_full = 'drop_oldest' then q.max_length end;

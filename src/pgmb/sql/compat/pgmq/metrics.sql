@@ -9,7 +9,7 @@ as $$
 declare
   q pgmb.queue;
   newest pgmb.claim;
-  last bigint;
+  opened pgmb.claim;
   part bigint;
   -- The number of messages that may be skipped.
   more bigint := (select count(*) from pgmq.passed_over o where o.queue = (unread.queue).id);
@@ -18,7 +18,6 @@ begin
   max := least(max, 9223372036854775807 - more);
   select * into q from pgmb.queue where id = (unread.queue).id;
   select * into newest from pgmb.claim c where c.queue = q.id order by c.id desc limit 1;
-  last := pgmb_internal.last_seq(q.stream_name);
   if newest.place < newest.upto then
     return query
     select e.* from pgmb_internal.batch_events(q.stream, newest.done_snapshot, newest.done_seq, newest.done_next,
@@ -29,9 +28,10 @@ begin
     max := max - part;
   end if;
   if max > 0 then
+    opened := pgmb_internal.open_batch(newest, q.numbers);
     return query
-    select e.* from pgmb_internal.batch_events(q.stream, newest.batch_snapshot, newest.batch_seq, newest.batch_next,
-      pgmb_internal.snapshot(), newest.own, newest.own_seq, 0, last, '', max + more) e
+    select e.* from pgmb_internal.batch_events(q.stream, opened.done_snapshot, opened.done_seq, opened.done_next,
+      opened.batch_snapshot, opened.own, opened.own_seq, opened.place, opened.upto, '', max + more) e
     where not exists (select from pgmq.passed_over o where o.queue = q.id and o.msg_id = e.seq)
     limit max;
     get diagnostics part = row_count;
