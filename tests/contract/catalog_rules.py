@@ -234,3 +234,22 @@ def _bodies(db: psycopg.Connection[Any]) -> list[tuple[str, str]]:
 
 def _without_comments(body: str) -> str:
     return re.sub(r"--[^\n]*|/\*.*?\*/", "", body, flags=re.DOTALL)
+
+
+def uncleared_queue_numbers(db: psycopg.Connection[Any]) -> list[str]:
+    """Tables with a queue's number that drop_queue does not cascade to and maintenance does not clear."""
+    return lines(
+        db,
+        f"""
+        select c.oid::regclass::text from pg_attribute a join pg_class c on c.oid = a.attrelid
+        where c.relnamespace in (select oid from pg_namespace where nspname in {SCHEMAS})
+          and c.relkind in ('r', 'p') and a.atttypid = 'integer'::regtype
+          and a.attname in ('queue', 'queue_id', 'lane_of') and not a.attisdropped
+          and not exists (
+            select from pg_constraint f
+            where f.conrelid = c.oid and f.contype = 'f' and f.confdeltype = 'c'
+              and f.conkey = array[a.attnum])
+          and c.oid <> all (pgmb_internal.tables_without_key())
+        order by 1
+        """,
+    )

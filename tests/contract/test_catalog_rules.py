@@ -136,3 +136,9 @@ def test_each_rule_catches_a_violation(
         with installed.transaction(force_rollback=True):
             installed.execute(mutation)
             assert len(rule(installed)) == 1, mutation
+
+
+def test_no_table_keeps_the_number_of_a_dropped_queue(installed: psycopg.Connection[Any]) -> None:
+    assert rules.uncleared_queue_numbers(installed) == []
+    installed.execute("create table pgmb.careless (queue integer not null)")
+    assert rules.uncleared_queue_numbers(installed) == ["pgmb.careless"]

@@ -137,20 +137,21 @@ returns table (name text, id text)
 language plpgsql
 as $$
 declare
-  queues integer[] := array(select q.id from pgmb.queue q where q.stream_name = any (keyed_rows.streams));
+  -- Not the queues of these streams: rows of a queue that was dropped are of a stream that nobody knows any more.
+  others integer[] := array(select q.id from pgmb.queue q where q.stream_name <> all (keyed_rows.streams));
 begin
   return query
-  select 'pgmb.retry', r.id::text from pgmb.retry r where r.key = any (keyed_rows.keys) and r.queue = any (queues)
+  select 'pgmb.retry', r.id::text from pgmb.retry r where r.key = any (keyed_rows.keys) and r.queue <> all (others)
   union all
-  select 'pgmb.dead', d.id::text from pgmb.dead d where d.key = any (keyed_rows.keys) and d.queue = any (queues)
+  select 'pgmb.dead', d.id::text from pgmb.dead d where d.key = any (keyed_rows.keys) and d.queue <> all (others)
   union all
-  select 'pgmb.delivery', d.id::text from pgmb.delivery d where d.key = any (keyed_rows.keys) and d.queue = any (queues)
+  select 'pgmb.delivery', d.id::text from pgmb.delivery d where d.key = any (keyed_rows.keys) and d.queue <> all (others)
   union all
   select 'pgmb.delayed', d.id::text from pgmb.delayed d where d.key = any (keyed_rows.keys) and d.stream = any (keyed_rows.streams)
   union all
   select 'pgmb.dedup', d.key from pgmb.dedup d where d.key = any (keyed_rows.keys) and d.stream = any (keyed_rows.streams)
   union all
-  select 'pgmb.claim', c.queue || ' ' || c.id from pgmb.claim c where c.passed_keys && keyed_rows.keys and c.queue = any (queues);
+  select 'pgmb.claim', c.queue || ' ' || c.id from pgmb.claim c where c.passed_keys && keyed_rows.keys and c.queue <> all (others);
 end $$;
 
 -- Fixes which segments of a stream an erasure covers: those up to the open one, which is closed if numbers of it were given
@@ -316,7 +317,7 @@ set lock_timeout = '2s'
 as $$
 declare
   names text[];
-  queues integer[];
+  others integer[];
   found_rows bigint;
   changed bigint;
   gone uuid[];
@@ -325,21 +326,22 @@ begin
   perform pgmb_internal.assert_admin();
   perform pgmb_internal.erasure_of(erase_waiting.erasure, erase_waiting.keys);
   names := array(select s.stream from pgmb.erasure_stream s where s.erasure = erase_waiting.erasure);
-  queues := array(select q.id from pgmb.queue q where q.stream_name = any (names));
+  -- As in keyed_rows.
+  others := array(select q.id from pgmb.queue q where q.stream_name <> all (names));
   -- First, and in one statement: a row that is moved meanwhile is found by the next call.
   select count(*) into found_rows from pgmb_internal.keyed_rows(erase_waiting.keys, names);
   with deleted as (
-    delete from pgmb.retry r where r.key = any (erase_waiting.keys) and r.queue = any (queues) returning r.event_id)
+    delete from pgmb.retry r where r.key = any (erase_waiting.keys) and r.queue <> all (others) returning r.event_id)
   select count(*), array_agg(d.event_id) into changed, gone from deleted d;
   perform pgmb_internal.note_erased(erase_waiting.erasure, 'pgmb.retry', changed);
   with deleted as (
-    delete from pgmb.delivery r where r.key = any (erase_waiting.keys) and r.queue = any (queues) returning r.event_id)
+    delete from pgmb.delivery r where r.key = any (erase_waiting.keys) and r.queue <> all (others) returning r.event_id)
   select count(*), gone || array_agg(d.event_id) into changed, gone from deleted d;
   perform pgmb_internal.note_erased(erase_waiting.erasure, 'pgmb.delivery', changed);
   with emptied as (
     update pgmb.dead d set key = null, payload = 'null', headers = pgmb_internal.erased_headers(erase_waiting.erasure),
       error = null, errors = null
-    where d.key = any (erase_waiting.keys) and d.queue = any (queues) returning d.event_id)
+    where d.key = any (erase_waiting.keys) and d.queue <> all (others) returning d.event_id)
   select count(*), gone || array_agg(d.event_id) into changed, gone from emptied d;
   perform pgmb_internal.note_erased(erase_waiting.erasure, 'pgmb.dead', changed);
   with deleted as (
@@ -356,7 +358,7 @@ begin
   update pgmb.claim c set passed_keys = array(
     select case when k.key <> all (erase_waiting.keys) then k.key end
     from unnest(c.passed_keys) with ordinality k (key, place) order by k.place)
-  where c.passed_keys && erase_waiting.keys and c.queue = any (queues);
+  where c.passed_keys && erase_waiting.keys and c.queue <> all (others);
   get diagnostics changed = row_count;
   perform pgmb_internal.note_erased(erase_waiting.erasure, 'pgmb.claim', changed);
   if to_regclass('pgmq.parked') is not null then
@@ -384,7 +386,7 @@ begin
     execute 'select ''pgmq.parked'' union all select q.archive from pgmq.queue q where q.stream = any ($1)' using erase_pgmq.streams
   loop
     execute format('delete from %s m where m.headers ->> ''x-pgmq-group'' = any ($1)', holder)
-      || case when holder = 'pgmq.parked' then ' and m.queue in (select q.id from pgmq.queue q where q.stream = any ($2))' else '' end
+      || case when holder = 'pgmq.parked' then ' and m.queue not in (select q.id from pgmq.queue q where q.stream <> all ($2))' else '' end
     using erase_pgmq.keys, erase_pgmq.streams;
     get diagnostics erased = row_count;
     if erased > 0 then

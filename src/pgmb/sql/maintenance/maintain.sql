@@ -442,6 +442,7 @@ begin
   end loop;
   -- Those of the last seconds tell status how fast queues are received.
   perform pgmb.clear_settled(keep => '10 seconds');
+  perform pgmb_internal.clear_dropped_queues();
   perform pgmb.clear_keys();
   perform pgmb_internal.expire_subscriptions();
   perform pgmb_internal.clear_attempts(coalesce(nullif(current_setting('pgmb.keep_attempts', true), ''), '7 days')::interval);

@@ -28,7 +28,7 @@ begin
     chosen := chosen || looked.passed;
     upto := case when looked.events < page then hi else looked.last end;
     exit when upto >= hi or cardinality(chosen) >= most;
-    exit when clock_timestamp() > statement_timestamp() + timeout / 4;
+    exit when clock_timestamp() >= pgmb_internal.deadline();
     -- Limited, so that these alone do not use up the time.
     page := case when clock_timestamp() - began > timeout / 64 then page else least(page * 4, 1024) end;
   end loop;

@@ -186,7 +186,8 @@ begin
         from unnest(base.lagging) with ordinality l (tenant, place, upto, since, nth));
     end if;
     base.lagging := base.lagging || found_events.slow;
-    exit when found_events.more or cardinality(seqs) >= max or passed >= 20000 and clock_timestamp() >= ending;
+    exit when found_events.more or cardinality(seqs) >= max or clock_timestamp() >= pgmb_internal.deadline()
+      or passed >= 20000 and clock_timestamp() >= ending;
   end loop;
 end $$;
 
@@ -339,7 +340,7 @@ declare
   slow record;
   expired boolean;
 begin
-  -- To come back with nothing although there is something further on would have consumers wait: half a second at most.
+  -- To come back with nothing although there is something further on would have consumers wait: only at the deadline.
   loop
     fresh := pgmb_internal.take_fresh(q, max, base);
     slow := pgmb_internal.take_lagging(q, max - cardinality(fresh.seqs), fresh.base);
@@ -369,7 +370,7 @@ begin
     exit when cardinality(numbers) > 0;
     base.id := base.id + 1;
     pending := false;
-    exit when clock_timestamp() >= statement_timestamp() + interval '500 milliseconds';
+    exit when clock_timestamp() >= pgmb_internal.deadline();
   end loop;
 end $$;
 

@@ -131,7 +131,6 @@ declare
   taken bigint := 0;
   windows integer := 0;                      -- looked at
   looked bigint := 0;                        -- events that matched in them
-  vacant integer := 0;                       -- windows in which nothing did
   pending boolean := false;                  -- the position moved enough to be worth writing
   opened boolean := false;
   wrote boolean := false;                    -- rows that must not outlive a superseded claim
@@ -174,7 +173,7 @@ begin
   end if;
 
   -- A few windows, or a thousand events: what a filter, busy keys or age leave over of each may be little. Those in which
-  -- nothing matches are passed for half a second, as receive does. While a lease of an ordered queue was just given nothing is
+  -- nothing matches are passed until the deadline, as receive does. While a lease of an ordered queue was just given nothing is
   -- read behind it: most likely its keys will be free in a moment, and nothing has to be set aside.
   loop
     exit when q.ordered and flight.youngest > now - interval '100 milliseconds';
@@ -211,9 +210,7 @@ begin
     taken := picked.taken;
     windows := windows + 1;
     looked := looked + picked.looked;
-    vacant := vacant + case when picked.looked > 0 then 0 else 1 end;
-    exit when taken > 0 or (windows >= 5 and looked >= 1000)
-      or ((vacant >= 5 or windows >= 500) and clock_timestamp() >= statement_timestamp() + interval '500 milliseconds');
+    exit when taken > 0 or (windows >= 5 and looked >= 1000) or clock_timestamp() >= pgmb_internal.deadline();
   end loop;
 
   if opened and pending then

@@ -387,11 +387,51 @@ begin
     delete from pgmb.settlement s where s.queue = gone.id;
     delete from pgmb.shortened h where h.queue = gone.id;
     delete from pgmb.retry r where r.queue = gone.id;
+    -- A receive that is open at this moment may still add to them: pgmb_internal.clear_dropped_queues.
   end loop;
   if gone.max_length is not null then
     perform pgmb_internal.guard_stream(gone.stream_name);
   end if;
   return gone.id is not null;
+end $$;
+
+-- The tables that hold a queue's number without a foreign key, which would make each receive lock the queue's row.
+create or replace function pgmb_internal.tables_without_key()
+returns regclass[]
+language sql stable
+as $$
+  select array_remove(array[to_regclass('pgmb.claim'), to_regclass('pgmb.settlement'), to_regclass('pgmb.shortened'),
+    to_regclass('pgmb.retry'), to_regclass('pgmq.reading'), to_regclass('pgmq.parked'), to_regclass('pgmq.passed_over')], null)
+$$;
+
+-- Deletes rows of queues that were dropped, at most `max` of each table: transactions that had received when their queue was
+-- dropped, and committed later, left them. Reads one row of each queue, and passes over rows that are locked.
+create or replace function pgmb_internal.clear_dropped_queues(max integer default 10000)
+returns bigint
+language plpgsql
+as $$
+declare
+  holder regclass;
+  part bigint;
+  cleared bigint := 0;
+begin
+  foreach holder in array pgmb_internal.tables_without_key() loop
+    execute format('
+      with recursive present (queue) as (
+        (select t.queue from %1$s t order by t.queue limit 1)
+        union all
+        select (select t.queue from %1$s t where t.queue > p.queue order by t.queue limit 1) from present p where p.queue is not null
+      )
+      delete from %1$s t where t.ctid = any (array(
+        select row.ctid from present p
+        cross join lateral (select t.ctid from %1$s t where t.queue = p.queue limit $1 for update skip locked) row
+        where p.queue is not null and not exists (select from pgmb.queue q where q.id = p.queue)
+        limit $1))', holder)
+    using clear_dropped_queues.max;
+    get diagnostics part = row_count;
+    cleared := cleared + part;
+  end loop;
+  return cleared;
 end $$;
 
 -- The stream that a queue reads, the salt that clients derive ids with, and whether receiving needs a

@@ -261,6 +261,19 @@ begin
   return '{}';
 end $$;
 
+-- When a call that finds nothing stops looking and keeps how far it came: half a second after the statement began, or a
+-- quarter of a shorter statement_timeout or transaction_timeout. A call that was cancelled instead would lose its progress,
+-- and the next one would be cancelled at the same place.
+create or replace function pgmb_internal.deadline()
+returns timestamptz
+language sql stable
+as $$
+  select statement_timestamp() + least(interval '500 milliseconds',
+    nullif(current_setting('statement_timeout'), '0')::interval / 4,
+    -- Since PostgreSQL 17.
+    nullif(current_setting('transaction_timeout', true), '0')::interval / 4)
+$$;
+
 -- Receives from a plain queue in every case: another transaction may hold the queue, events may be due again, late or of
 -- this transaction itself, leases may have expired, the range may cross segments. `base`, the queue's position, is passed
 -- from step to step and becomes the new claim. token, entry_xid, noted: as pgmb.receive found them.
@@ -329,10 +342,10 @@ begin
 
     -- The main part: (place, upto] of the log, a window at a time, as wide as events are wanted. Where one yields little,
     -- the next are wide. To come back with nothing although there is something further on would have consumers wait, so
-    -- that a call ends so only after half a second.
+    -- that a call ends so only at its deadline.
     filter := q.matching || pgmb_internal.without_own(base.own, base.own_seq);
     while got < receive_plain.max and base.place < base.upto
-      and (scanned < 20000 or got = 0 and clock_timestamp() < statement_timestamp() + interval '500 milliseconds')
+      and (scanned < 5000 or (got = 0 or scanned < 20000) and clock_timestamp() < pgmb_internal.deadline())
     loop
       segment := pgmb_internal.next_segment(q.stream, base.upto, base.place);
       base.place := segment.place;

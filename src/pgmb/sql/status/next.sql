@@ -64,7 +64,7 @@ begin
   more := true;
   if timed then
     perform pgmb_internal.assert_timeout();
-    ending := statement_timestamp() + current_setting('statement_timeout')::interval / 4;
+    ending := pgmb_internal.deadline();
   end if;
   -- A receive drops what is too much. Above `look`, to count that would cost too much here.
   if q.when_full = 'drop_oldest' and q.max_length <= look then

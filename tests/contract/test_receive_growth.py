@@ -1,0 +1,105 @@
+"""The cost of a receive does not grow with the leases in flight, the retries or the dead rows of a queue.
+
+Cost is pages and WAL, not time: the same on every machine and under any load.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import psycopg
+import pytest
+
+from harness.explain import Cost, cost
+from harness.states import age_leases, drain, fail, hold_leases, pin_xmin, publish, receive
+from tests.conftest import Connect
+
+# Costs are measured: rows that other tests left would count.
+pytestmark = pytest.mark.new_database
+
+Connection = psycopg.Connection[Any]
+
+RECEIVE = "select * from pgmb.receive('q', 1)"
+
+LOOKS_AT_EACH_LEASE = pytest.mark.xfail(
+    strict=True,
+    reason="a receive of a queue with a policy looks at each lease in flight, and copies their list",
+)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param("", id="plain"),
+        pytest.param(", fair_by => 'key'", id="fair"),
+        pytest.param(", max_in_flight => 100000", id="limited", marks=LOOKS_AT_EACH_LEASE),
+        pytest.param(", ttl => '1 day'", id="ttl", marks=LOOKS_AT_EACH_LEASE),
+        pytest.param(", ordered => true, shards => 1", id="ordered", marks=LOOKS_AT_EACH_LEASE),
+    ],
+)
+def test_a_receive_costs_the_same_beside_many_leases(db: Connection, options: str) -> None:
+    db.execute(f"select pgmb.create_queue('q'{options})")
+    publish(db, 70, keys=[f"key {n}" for n in range(70)])
+    hold_leases(db, 5)
+    # An ordered queue leases nothing while its youngest lease is younger than 100 ms.
+    age_leases(db)
+    before = cost(db, RECEIVE)
+    hold_leases(db, 60)
+    age_leases(db)
+    after = cost(db, RECEIVE)
+    assert after.pages <= before.pages + 25, f"{before} before, {after} after"
+    assert after.wal_bytes <= before.wal_bytes + 100, f"{before} before, {after} after"
+
+
+@pytest.mark.xfail(strict=True, reason="every sweep locks all leases that extend() made shorter")
+def test_leases_made_shorter_cost_later_receives_nothing(db: Connection) -> None:
+    """They end in an hour. No sweep needs to look at them until then."""
+    db.execute("select pgmb.create_queue('q', lease_for => '1 day')")
+    publish(db, 70)
+    before = cost(db, RECEIVE)
+    for lease in hold_leases(db, 60, lease_for="1 day"):
+        db.execute("select pgmb.extend(%s, '1 hour')", [lease])
+    after = cost(db, RECEIVE)
+    assert after.pages <= before.pages + 25, f"{before} before, {after} after"
+    assert after.wal_bytes <= before.wal_bytes + 1000, f"{before} before, {after} after"
+
+
+@pytest.mark.xfail(strict=True, reason="a receive reads the dead rows of retries again")
+def test_ordered_retries_cost_the_same_beside_a_pinned_xmin(db: Connection, connect: Connect) -> None:
+    db.execute("select pgmb.create_queue('q', ordered => true, shards => 1, backoff_base => '0')")
+    pinned = pin_xmin(connect)
+
+    def retried(rounds: int) -> Cost:
+        """Each round fails events of ten keys, and acks them when they come again: the last lease's cost."""
+        for last in [False] * rounds + [True]:
+            publish(db, 10, keys=[f"key {n}" for n in range(10)])
+            fail(db, *hold_leases(db, 1, size=10))
+            if last:
+                made = cost(db, "select * from pgmb.receive('q', 10)")
+            drain(db)
+        return made
+
+    before = retried(10)
+    after = retried(50)
+    pinned.rollback()
+    assert after.pages <= before.pages + 25, f"{before} before, {after} after"
+
+
+@pytest.mark.parametrize("options", ["", ", ordered => true, shards => 1"])
+def test_a_short_statement_timeout_does_not_stop_a_queue(db: Connection, options: str) -> None:
+    """A receive over events that do not match ends before the timeout, and the next one goes on there."""
+    db.execute(f"select pgmb.create_queue('q', '{{*.#.wanted}}'{options})")
+    # Long topics take a regular expression long.
+    publish(db, 60_000, topic=".".join(["a"] * 60))
+    publish(db, 1, topic="a.wanted")
+    deadline = time.monotonic() + 30
+    lease = None
+    db.execute("set statement_timeout = '60 ms'")
+    while lease is None:
+        assert time.monotonic() < deadline, "no receive got to the event"
+        try:
+            lease = receive(db)
+        except psycopg.errors.QueryCanceled:
+            # A busy machine may cancel a receive in time. It must not cancel all of them.
+            continue
