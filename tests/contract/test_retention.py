@@ -6,6 +6,10 @@ from datetime import timedelta
 from typing import Any
 
 import psycopg
+import pytest
+
+from harness.segments import seal
+from harness.states import hold_leases, publish
 
 SEGMENTS = "select count(*) from pgmb.segment where sealed_at is not null and dropped_at is null"
 
@@ -61,3 +65,24 @@ def test_what_a_queue_or_a_durable_reader_has_not_read_stays(db: psycopg.Connect
     db.execute("select pgmb.confirm('main', 'lake', pgmb.position())")
     age(db, "1 day")
     assert value(db, SEGMENTS) == 0
+
+
+@pytest.mark.xfail(
+    strict=True, reason="a lease that opened a batch claims to begin at number 0, and so holds all segments"
+)
+def test_overlapping_leases_of_a_queue_that_keeps_up_hold_only_their_own_segments(
+    db: psycopg.Connection[Any],
+) -> None:
+    """Each lease is acked while the next one is held, so that there is a lease at any time."""
+    db.execute("select pgmb.alter_stream('main', keep_for => '0')")
+    db.execute("select pgmb.create_queue('q')")
+    before = None
+    for _ in range(6):
+        publish(db, 3)
+        (lease,) = hold_leases(db, 1, size=10)
+        if before is not None:
+            db.execute("select pgmb.ack(%s)", [before])
+        before = lease
+        seal(db)
+        db.execute("select pgmb.maintain()")
+    assert value(db, SEGMENTS) <= 3
