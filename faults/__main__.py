@@ -236,6 +236,17 @@ def dropping(arguments: argparse.Namespace) -> bool:
     return result.holds
 
 
+def due_times(arguments: argparse.Namespace) -> bool:
+    from datetime import timedelta
+
+    from faults.log import due_times
+
+    around = timedelta(hours=arguments.hours)
+    result = due_times.run(years=arguments.years, around=around, around_seconds=timedelta(minutes=62))
+    print(result)
+    return result.holds
+
+
 def cron(arguments: argparse.Namespace) -> bool:
     from faults.log import cron
     from harness.clock import clocked
@@ -529,6 +540,12 @@ def main() -> int:
 
     keyed = command("keyed-retries", keyed_retries, "SIGKILL to producers, who retry under the same key")
     keyed.add_argument("--kills", type=int, default=200)
+
+    falling = command(
+        "due-times", due_times, "due times of cron expressions beside a walk over the wall clock"
+    )
+    falling.add_argument("--years", type=int, default=1, help="of each zone, 10 at most")
+    falling.add_argument("--hours", type=float, default=3.0, help="before and after each change of the clock")
 
     ticking = command("cron", cron, "Schedulers in several processes, killed meanwhile: each due time once")
     ticking.add_argument("--due-times", type=int, default=60, choices=range(2, 61), metavar="2..60")

@@ -63,5 +63,14 @@ CORRECTNESS: list[Part] = [
         needs=["faults/queue/dropping.py"],
         full=["-m", "faults", "dropping"],
     ),
+    Proved(
+        "cron beside a walk over the wall clock",
+        "0 differ",
+        ["-m", "faults", "due-times"],
+        line_with(r"(\d+ compared) \| holds: (0 differ)"),
+        needs=["faults/log/due_times.py"],
+        full=["-m", "faults", "due-times", "--years", "8", "--hours", "20"],
+        seconds=900.0,
+    ),
     proved_by_tests("mutations caught", "tests/concurrency/test_mutations*.py"),
 ]

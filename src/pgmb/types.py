@@ -565,8 +565,11 @@ class DueSchedule(msgspec.Struct, frozen=True):
     cron: str
     timezone: str
     missed: str
-    due_at: datetime
+    due_at: datetime | None
+    """None only if `recompute_after` is set."""
     now: datetime
+    recompute_after: datetime | None = None
+    """Set if the clock was ahead when `due_at` was decided: the right one is the first after this moment."""
 
 
 class NewEndpoint(msgspec.Struct, frozen=True):

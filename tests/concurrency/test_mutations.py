@@ -19,6 +19,7 @@ from tests.concurrency import test_stepped_claims as claims
 from tests.concurrency import test_stepped_fencing as fencing
 from tests.concurrency import test_stepped_rotation as rotation
 from tests.contract import test_boundaries as boundaries
+from tests.contract import test_clock as clock
 from tests.contract import test_isolation_levels as isolation
 from tests.contract import test_ordered as ordered
 from tests.contract import test_positions_belong as belonging
@@ -28,6 +29,7 @@ from tests.contract import test_rotation as rotating
 queue, s, lost = fencing.queue, belonging.s, durable.lost
 batch, ended = claims.batch, claims.ended
 one, two = ordered.one, ordered.two
+stepping = clock.stepping
 """Fixtures of the tests that catch."""
 
 
@@ -67,6 +69,20 @@ MUTATIONS = [
         "  perform pg_sleep(0.01);\n"
         "  snapshot := pgmb_internal.snapshot();",
         boundaries.test_the_first_drop_of_a_session_loses_none_of_the_newest_events,
+    ),
+    Mutation(
+        "a lease of the future holds up all keys of an ordered queue",
+        "in_flight",
+        " filter (where c.at <= in_flight.now)",
+        "",
+        clock.test_a_dead_consumer_of_an_ordered_queue_holds_its_keys_alone_after_the_clock_was_ahead,
+    ),
+    Mutation(
+        "requests paid for in the future hold up an endpoint",
+        "take_requests",
+        "case when a.paid_until < now + interval '1 second' then a.paid_until end",
+        "a.paid_until",
+        clock.test_an_endpoint_with_a_rate_gets_requests_after_the_clock_was_ahead,
     ),
     Mutation(
         "a statement claims a batch that its snapshot does not show",
@@ -320,7 +336,7 @@ def test_a_defect_that_comes_back_is_caught(mutation: Mutation, request: pytest.
         name: globals()[name] for name in wanted & own.keys()
     }, "with other fixtures it may fail for other reasons"
     fixtures = {name: request.getfixturevalue(name) for name in wanted}
-    if not wanted & {"install", "lost"}:
+    if not wanted & {"install", "lost", "stepping"}:
         with psycopg.connect(request.getfixturevalue("dsn"), autocommit=True) as connection:
             mutation.apply(connection)
     with pytest.raises((AssertionError, psycopg.Error, pytest.fail.Exception)):

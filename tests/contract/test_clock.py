@@ -15,7 +15,9 @@ from typing import Any
 import psycopg
 import pytest
 
+import pgmb
 from harness.server import Server
+from pgmb.services import Scheduler
 
 FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1")
 
@@ -253,3 +255,85 @@ def test_a_time_names_the_newest_tick_after_the_clock_is_set_back(
         for moment in ("clock_timestamp()", "'infinity'"):
             rows = db.execute(newest.format(moment)).fetchall()
             assert rows == [(n,) for n in range(number + 1)], (offset, moment)
+
+
+async def test_a_schedule_goes_on_after_a_turn_with_a_wrong_clock(
+    stepping: tuple[psycopg.Connection[Any], Step],
+) -> None:
+    """The due times that a scheduler decides meanwhile are decided again, and nothing comes twice."""
+    db, step = stepping
+    async with await pgmb.aconnect(db.info.dsn) as broker:
+        for missed in ("last", "all"):
+            await broker.create_schedule(f"yearly {missed}", "0 0 1 1 *", missed, missed=missed)
+            await broker.create_schedule(missed, "* * * * *", missed, missed=missed)
+        before = Scheduler()
+        await before.turn(broker)
+        step("+1y")
+        await before.turn(broker)
+        assert db.execute("select count(*) from pgmb.log_main").fetchone() == (0,), "the clock just jumped"
+        await Scheduler().turn(broker)
+        step("+0")
+        await before.turn(broker)
+        ahead = db.execute("select count(*) from pgmb.log_main where topic = 'last'").fetchone()
+        assert ahead == (2,), "by a scheduler that knows no other clock"
+        rows = db.execute(
+            "select name, next_at - clock_timestamp() < interval '1 minute',"
+            " next_at - clock_timestamp() < interval '366 days' from pgmb.schedule order by name"
+        ).fetchall()
+        assert rows == [
+            ("all", True, True),
+            ("last", True, True),
+            ("yearly all", False, True),
+            ("yearly last", False, True),
+        ]
+        times = db.execute("select topic, headers ->> 'due_at' from pgmb.log_main").fetchall()
+        assert len(set(times)) == len(times)
+
+
+async def test_a_due_time_that_was_published_is_passed_over(
+    stepping: tuple[psycopg.Connection[Any], Step],
+) -> None:
+    """Back by two minutes: what was published by then comes no second time, resumed or not."""
+    db, step = stepping
+    async with await pgmb.aconnect(db.info.dsn) as broker:
+        for name in ("s", "resumed"):
+            await broker.create_schedule(name, "* * * * *", name, missed="all")
+        for ahead in ("+61s", "+121s", "+181s"):
+            step(ahead)
+            await Scheduler().turn(broker)
+        published = db.execute("select topic, headers ->> 'due_at' from pgmb.log_main").fetchall()
+        step("+60s")
+        await broker.pause_schedule("resumed")
+        await broker.resume_schedule("resumed")
+        await Scheduler().turn(broker)
+        for ahead in ("+121s", "+181s", "+241s"):
+            step(ahead)
+            await Scheduler().turn(broker)
+        times = db.execute("select topic, headers ->> 'due_at' from pgmb.log_main").fetchall()
+        assert len(set(times)) == len(times) > len(published)
+
+
+def test_an_endpoint_with_a_rate_gets_requests_after_the_clock_was_ahead(
+    stepping: tuple[psycopg.Connection[Any], Step],
+) -> None:
+    db, step = stepping
+    db.execute("select pgmb.create_queue('q')")
+    db.execute("select pgmb.create_endpoint('hook', 'https://example.org/', rps => 10)")
+    take = "select t.given from pgmb.take_requests(array(select id from pgmb.endpoint), '{5}') t"
+    step("+1h")
+    assert db.execute(take).fetchone() == (5,)
+    step("+0")
+    assert db.execute(take).fetchone() == (5,)
+
+
+def test_a_dead_consumer_of_an_ordered_queue_holds_its_keys_alone_after_the_clock_was_ahead(
+    stepping: tuple[psycopg.Connection[Any], Step],
+) -> None:
+    db, step = stepping
+    db.execute("select pgmb.create_queue('q', ordered => true, shards => 1)")
+    db.execute("select pgmb.publish('t', '1', key => 'a')")
+    step("+1h")
+    assert receive(db)[1] == [1]
+    step("+0")
+    db.execute("select pgmb.publish('t', '2', key => 'b')")
+    assert receive(db)[1] == [2]

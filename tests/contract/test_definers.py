@@ -147,6 +147,7 @@ ADMIN = [
     "drop_stream",
     "droppable",
     "due_schedules",
+    "reschedule",
     "end_probe",
     "close_for_erasure",
     "count_erasable",

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from zoneinfo import ZoneInfo
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from faults.log import due_times
 from pgmb import InvalidArgument, cron
 
 pytestmark = pytest.mark.once
@@ -73,6 +75,44 @@ def test_what_runs_every_half_hour_goes_by_elapsed_time() -> None:
         "2026-03-29T01:00:00",
         "2026-03-29T01:30:00",
     ]
+
+
+def test_six_fields_keep_to_the_rules_of_five_when_clocks_change() -> None:
+    assert following("0 30 2 * * *", "Europe/Berlin", "2026-03-28T12:00:00", 2) == [
+        "2026-03-29T01:00:00",
+        "2026-03-30T00:30:00",
+    ]
+    assert following("0 30 2 * * *", "Europe/Berlin", "2026-10-24T12:00:00", 2) == [
+        "2026-10-25T00:30:00",
+        "2026-10-26T01:30:00",
+    ]
+    # Many times that do not exist are due once, at the end of the gap.
+    assert following("*/10 30 2 * * *", "Europe/Berlin", "2026-03-28T12:00:00", 2) == [
+        "2026-03-29T01:00:00",
+        "2026-03-30T00:30:00",
+    ]
+
+
+@pytest.mark.parametrize("expression", ["30 2 * * *", "0 30 2 * * *", "*/30 * * * *"])
+@pytest.mark.parametrize("zone", ["Europe/Berlin", "Australia/Lord_Howe", "America/New_York"])
+def test_a_due_time_comes_after_the_moment_given_in_the_hour_that_comes_twice(
+    expression: str, zone: str
+) -> None:
+    change = [*due_times.changes(ZoneInfo(zone), range(2026, 2027))]
+    moments = [at + timedelta(minutes=minute) for at in change for minute in range(-90, 91, 10)]
+    for moment in moments:
+        assert cron.first_after(expression, zone, moment) > moment
+
+
+@pytest.mark.parametrize("zone", ["Europe/Berlin", "Australia/Lord_Howe", "Pacific/Apia"])
+def test_due_times_are_those_of_a_walk_over_the_wall_clock(zone: str) -> None:
+    """`python -m faults due-times` compares more of them."""
+    result = due_times.Result()
+    for change in due_times.changes(ZoneInfo(zone), due_times.ZONES[zone][:1]):
+        for expression in ("*/30 * * * *", "0 */2 * * *", "30 2 * * *", "15,45 1-3 * * *", "30 0 * * * *"):
+            hours = timedelta(hours=3)
+            due_times.compare(result, expression, zone, change - hours, change + hours)
+    assert result.holds, str(result)
 
 
 @pytest.mark.parametrize(

@@ -126,6 +126,7 @@ METHODS = [
     "redrive_failed",
     "release",
     "replay",
+    "reschedule",
     "resend",
     "resume",
     "resume_endpoint",

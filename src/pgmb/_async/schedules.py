@@ -93,9 +93,31 @@ class AsyncSchedules(AsyncCalls):
         """The schedules that are due, or will be within `ahead`, soonest first: what a Scheduler asks."""
         rows = await self._rows(statements.due_schedules(ahead), conn)
         return [
-            DueSchedule(name, cron, timezone, missed, moment(due_at), moment(now))
-            for name, cron, timezone, missed, due_at, now in rows
+            DueSchedule(
+                name,
+                cron,
+                timezone,
+                missed,
+                None if due_at is None else moment(due_at),
+                moment(now),
+                None if recompute_after is None else moment(recompute_after),
+            )
+            for name, cron, timezone, missed, due_at, now, recompute_after in rows
         ]
+
+    async def reschedule(
+        self,
+        name: str,
+        due_at: datetime | None,
+        next_at: datetime | None,
+        *,
+        conn: AsyncConnectionLike | None = None,
+    ) -> bool:
+        """Correct the due time of a schedule that a clock that was ahead decided: what a Scheduler does.
+
+        Returns whether the schedule still stood at `due_at`, decided by such a clock.
+        """
+        return bool(await self._value(statements.reschedule(name, due_at, next_at), conn))
 
     async def fire(
         self,

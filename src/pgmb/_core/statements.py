@@ -580,11 +580,15 @@ SCHEDULES: Final = Statement(
     (),
 )
 _DUE_SCHEDULES: Final = (
-    "select name, cron, timezone, missed, due_at, now from pgmb.due_schedules(ahead => %s::interval)"
+    "select name, cron, timezone, missed, due_at, now, recompute_after"
+    " from pgmb.due_schedules(ahead => %s::interval)"
 )
 _FIRE: Final = (
     "select pgmb.fire(name => %s::text, due_at => %s::timestamptz, next_at => %s::timestamptz,"
     " stands_for => %s::timestamptz)"
+)
+_RESCHEDULE: Final = (
+    "select pgmb.reschedule(name => %s::text, due_at => %s::timestamptz, next_at => %s::timestamptz)"
 )
 _RESUME_SCHEDULE: Final = "select pgmb.resume_schedule(name => %s::text, next_at => %s::timestamptz)"
 
@@ -595,6 +599,10 @@ def due_schedules(ahead: Duration) -> Statement:
 
 def fire(name: str, due_at: datetime, next_at: datetime | None, stands_for: datetime | None) -> Statement:
     return Statement(_FIRE, (name, aware(due_at), aware(next_at), aware(stands_for)))
+
+
+def reschedule(name: str, due_at: datetime | None, next_at: datetime | None) -> Statement:
+    return Statement(_RESCHEDULE, (name, aware(due_at), aware(next_at)))
 
 
 def resume_schedule(name: str, next_at: datetime | None) -> Statement:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import time
+from collections.abc import Callable
 from datetime import datetime
+from typing import Final
 
 import psycopg
 
@@ -16,6 +19,49 @@ logger = logging.getLogger("pgmb.services")
 
 _RUNS_PER_TURN = 100
 
+STEP: Final = 60.0
+"""Seconds by which the database's clock must have run ahead of this process's own for that to be a step."""
+STANDS_AFTER: Final = 15.0
+"""Seconds after which a step ahead is taken for right."""
+
+
+class ClockSteps:
+    """Tells a database's clock that jumped ahead a moment ago from one that can be believed.
+
+    Events that were published by a wrong clock cannot be taken back. So a step ahead must have stood for a
+    while; a step back is believed at once, because less is due then.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._offset: float | None = None
+        self._stepped: tuple[float, float] | None = None
+        """The offset after a step ahead, and since when it has stood."""
+
+    @property
+    def knows_a_time(self) -> bool:
+        """Whether there is a time to compare with."""
+        return self._offset is not None
+
+    def believes(self, now: datetime) -> bool:
+        """Whether `now`, which the database just said, can be believed."""
+        at = self._clock()
+        offset = now.timestamp() - at
+        if self._offset is None or offset <= self._offset + STEP:
+            self._offset, self._stepped = offset, None
+            return True
+        if self._stepped is None or abs(offset - self._stepped[0]) > STEP:
+            logger.warning(
+                "scheduler: the database's clock jumped ahead by %.0f s: waiting %.0f s to see if it stays",
+                offset - self._offset,
+                STANDS_AFTER,
+            )
+            self._stepped = offset, at
+        if at - self._stepped[1] < STANDS_AFTER:
+            return False
+        self._offset, self._stepped = offset, None
+        return True
+
 
 class Scheduler:
     """Looks every `every` seconds, and when the next schedule falls due, by the database's clock.
@@ -25,23 +71,41 @@ class Scheduler:
 
     name = "scheduler"
 
-    def __init__(self, every: float = 1.0) -> None:
+    def __init__(self, every: float = 1.0, clock: Callable[[], float] = time.monotonic) -> None:
         self.every = every
+        self._steps = ClockSteps(clock)
 
     async def turn(self, broker: AsyncBroker) -> float:
         pause = self.every
-        for schedule in await broker.due_schedules(self.every):
-            due: datetime | None = schedule.due_at
-            if schedule.due_at <= schedule.now:
-                due = await self._publish(broker, schedule)
+        if not self._steps.knows_a_time:
+            self._steps.believes(await _now(broker))
+        schedules = await broker.due_schedules(self.every)
+        if schedules and not self._steps.believes(schedules[0].now):
+            return self.every
+        for schedule in schedules:
+            due = schedule.due_at
+            if schedule.recompute_after is not None:
+                due = await self._correct(broker, schedule, schedule.recompute_after)
+            elif due is not None and due <= schedule.now:
+                due = await self._publish(broker, schedule, due)
             if due is not None:
                 pause = min(pause, (due - schedule.now).total_seconds())
         return max(pause, 0.0)
 
-    async def _publish(self, broker: AsyncBroker, schedule: DueSchedule) -> datetime | None:
+    async def _correct(self, broker: AsyncBroker, schedule: DueSchedule, after: datetime) -> datetime | None:
+        """Decides a due time again that a clock that was ahead decided."""
+        try:
+            due = cron.next_after(schedule.cron, schedule.timezone, after)
+        except PgmbError as error:
+            logger.warning("scheduler: %s: %s", schedule.name, error)
+            return None
+        if await broker.reschedule(schedule.name, schedule.due_at, due):
+            logger.info("scheduler: %s: due %s, which was %s", schedule.name, due, schedule.due_at)
+        return due
+
+    async def _publish(self, broker: AsyncBroker, schedule: DueSchedule, due: datetime) -> datetime | None:
         """Publishes what is due of one schedule, and says when it falls due again."""
         name, expression, timezone = schedule.name, schedule.cron, schedule.timezone
-        due = schedule.due_at
         try:
             if schedule.missed == "last":
                 last = cron.newest(expression, timezone, due, schedule.now)
@@ -68,3 +132,10 @@ class Scheduler:
         published = await broker.fire(name, due, following, stands_for)
         outcome = "somebody was faster" if published is None else "published"
         logger.debug("scheduler: %s of %s: %s", name, stands_for, outcome)
+
+
+async def _now(broker: AsyncBroker) -> datetime:
+    async with broker.connection() as connection:
+        rows = await (await connection.execute("select clock_timestamp()")).fetchall()
+    now: datetime = rows[0][0]
+    return now

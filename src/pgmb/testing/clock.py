@@ -113,6 +113,8 @@ class FrozenClock:
         # Between the due times in the database, by the real clock, and those that cron expressions mean.
         ahead = self.now - self._real
         for schedule in await broker.due_schedules():
+            if schedule.due_at is None:
+                continue
             expression, timezone = schedule.cron, schedule.timezone
             due: datetime | None = schedule.due_at + ahead
             while due is not None and due <= self.now:

@@ -1,7 +1,8 @@
 -- Which events of a queue with a policy may be delivered now, and what becomes of those that may not.
 
 -- The leases of a queue that are still in flight, out of those that its position names, how many events they
--- hold, which keys, and since when the youngest of them. A lease whose events were all settled one by one is not; of
+-- hold, which keys, and since when the youngest of them: a time that has not come was written while
+-- the clock was ahead, and says nothing. A lease whose events were all settled one by one is not; of
 -- one that has expired the keys are still held, but its events count no more.
 create or replace function pgmb_internal.in_flight(
   queue integer, named bigint[], now timestamptz, out open bigint[], out events bigint, out keys integer[],
@@ -15,7 +16,7 @@ begin
   if in_flight.named is null then
     return;
   end if;
-  select array_agg(c.id), coalesce(sum(held.events) filter (where c.expires_at > in_flight.now), 0), max(c.at)
+  select array_agg(c.id), coalesce(sum(held.events) filter (where c.expires_at > in_flight.now), 0), max(c.at) filter (where c.at <= in_flight.now)
   into open, events, youngest
   from unnest(in_flight.named) one
   -- Each by itself: planned while the table was small, `id = any (named)` would walk all claims of the queue.

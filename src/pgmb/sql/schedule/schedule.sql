@@ -41,7 +41,11 @@ begin
   set cron = excluded.cron, timezone = excluded.timezone, stream = excluded.stream, topic = excluded.topic,
     key = excluded.key, payload = excluded.payload, headers = excluded.headers, missed = excluded.missed,
     next_at = case when (c.cron, c.timezone) = (excluded.cron, excluded.timezone) then c.next_at
-      else excluded.next_at end
+      else excluded.next_at end,
+    decided_at = case when (c.cron, c.timezone) = (excluded.cron, excluded.timezone) then c.decided_at
+      else excluded.decided_at end,
+    published = case when (c.cron, c.timezone) = (excluded.cron, excluded.timezone) then c.published
+      else excluded.published end
   where (c.cron, c.timezone, c.stream, c.topic, c.key, c.payload::text, c.headers::text, c.missed) is distinct from
     (excluded.cron, excluded.timezone, excluded.stream, excluded.topic, excluded.key, excluded.payload::text,
       excluded.headers::text, excluded.missed)
@@ -86,7 +90,8 @@ as $$
 begin
   perform pgmb_internal.assert_admin();
   update pgmb.schedule c
-  set paused_at = null, next_at = case when c.paused_at is null then c.next_at else resume_schedule.next_at end
+  set paused_at = null, next_at = case when c.paused_at is null then c.next_at else resume_schedule.next_at end,
+    decided_at = case when c.paused_at is null then c.decided_at else clock_timestamp() end
   where c.name = resume_schedule.name;
   if not found then
     perform pgmb_internal.refuse_schedule(resume_schedule.name);
@@ -120,29 +125,56 @@ begin
     from pgmb.schedule c order by c.name;
 end $$;
 
--- The schedules that are due or will be within `ahead`, soonest first, with the database's clock. Writes
--- nothing.
+-- The schedules that are due or will be within `ahead`, soonest first, with the database's clock. recompute_after: not null
+-- if the clock was ahead when the due time was decided. Then the due time after this moment is the right one, for
+-- pgmb.reschedule. Writes nothing.
 create or replace function pgmb.due_schedules(
   ahead interval default '0 s', out name text, out cron text, out timezone text, out missed text,
-  out due_at timestamptz, out now timestamptz
+  out due_at timestamptz, out now timestamptz, out recompute_after timestamptz
 )
 returns setof record
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-  before timestamptz := clock_timestamp() + ahead;
+  present timestamptz := clock_timestamp();
+  before timestamptz := present + ahead;
 begin
   perform pgmb_internal.assert_admin();
-  return query select c.name, c.cron, c.timezone, c.missed, c.next_at, clock_timestamp()
-    from pgmb.schedule c
-    where c.paused_at is null and c.next_at <= before
-    order by c.next_at;
+  return query
+  select c.name, c.cron, c.timezone, c.missed, c.next_at, present, null::timestamptz
+  from pgmb.schedule c
+  where c.paused_at is null and c.next_at <= before and c.decided_at <= present
+  union all
+  select c.name, c.cron, c.timezone, c.missed, c.next_at, present,
+    -- What was published up to now by the clock that is right stays published.
+    coalesce((select upper(p) from unnest(c.published) p where lower(p) <= present order by lower(p) desc limit 1), present)
+  from pgmb.schedule c
+  where c.paused_at is null and c.decided_at > present
+  order by 5;
+end $$;
+
+-- Sets the due time of a schedule that stands at due_at, if the clock was ahead when that was decided. Returns whether it
+-- was. Called by the scheduler. Support.
+create or replace function pgmb.reschedule(name text, due_at timestamptz, next_at timestamptz)
+returns boolean
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  now timestamptz := clock_timestamp();
+begin
+  perform pgmb_internal.assert_admin();
+  update pgmb.schedule c set next_at = reschedule.next_at, decided_at = now
+  where c.name = reschedule.name and c.next_at is not distinct from reschedule.due_at and c.decided_at > now
+    and c.paused_at is null;
+  return found;
 end $$;
 
 -- Publishes a schedule's event and moves the schedule on from due_at to next_at (null: it never falls due again), if it
--- is still at due_at and that time has come. Returns the event's id, or null if another scheduler was faster: each due time
--- is published once. The event's headers contain "schedule" and "due_at": stands_for, by default due_at. Lock: the schedule's row. Errors: as pgmb.publish.
+-- is still at due_at and that time has come. Returns the event's id, or null if another scheduler was faster, or if the due
+-- time was published before: each is published once. The event's headers contain "schedule" and "due_at": stands_for, by
+-- default due_at. Lock: the schedule's row. Errors: as pgmb.publish.
 create or replace function pgmb.fire(
   name text, due_at timestamptz, next_at timestamptz, stands_for timestamptz default null
 )
@@ -159,14 +191,40 @@ begin
   if fire.next_at <= fire.due_at then
     raise exception 'a schedule moves on, not from % to %', fire.due_at, fire.next_at using errcode = 'MB005';
   end if;
-  update pgmb.schedule c set next_at = fire.next_at, last_at = stood_for
+  select * into fired from pgmb.schedule c
   where c.name = fire.name and c.next_at = fire.due_at and c.next_at <= now and c.paused_at is null
-  returning * into fired;
+  for update;
   if not found then
+    return null;
+  end if;
+  update pgmb.schedule c
+  set next_at = fire.next_at, decided_at = now,
+    last_at = case when stood_for <@ fired.published then c.last_at else stood_for end,
+    published = pgmb_internal.with_published(fired.published, fire.due_at, stood_for)
+  where c.name = fire.name;
+  if stood_for <@ fired.published then
     return null;
   end if;
   return pgmb_internal.publish_scheduled(fired, stood_for);
 end $$;
+
+-- The due times that were published, with one more. It joins the one before, which next_at followed; but where due times were
+-- missed, a clock that was ahead may have said so: they stay out. Of more than ten parts the earliest two become one.
+create or replace function pgmb_internal.with_published(published tstzmultirange, due_at timestamptz, stands_for timestamptz)
+returns tstzmultirange
+language sql immutable
+as $$
+  select case when (select count(*) from unnest(more.parts)) > 10
+    then more.parts + (
+      select tstzmultirange(tstzrange(min(lower(p)), max(upper(p)), '[]'))
+      from (select p from unnest(more.parts) p order by lower(p) limit 2) earliest (p))
+    else more.parts end
+  from (
+    select published + tstzmultirange(tstzrange(
+      case when stands_for = due_at
+        then coalesce((select max(upper(p)) from unnest(published) p where upper(p) <= stands_for), stands_for)
+        else stands_for end, stands_for, '[]')) parts) more
+$$;
 
 -- Publishes a schedule's event for a due time and returns its id. Errors: as pgmb.publish.
 create or replace function pgmb_internal.publish_scheduled(schedule pgmb.schedule, due_at timestamptz)

@@ -13,6 +13,10 @@ create table pgmb.schedule (
   headers json,
   -- Null: its expression never matches again.
   next_at timestamptz,
+  -- By the clock when next_at was decided: if it lies ahead, the clock was wrong then, or is now.
+  decided_at timestamptz not null default clock_timestamp(),
+  -- The spans of due times that were published: none of them is published again.
+  published tstzmultirange not null default '{}',
   last_at timestamptz,
   paused_at timestamptz,
   created_at timestamptz not null default now(),
@@ -20,3 +24,4 @@ create table pgmb.schedule (
   missed text not null default 'last' constraint "missed must be last or all" check (missed in ('last', 'all'))
 );
 create index schedule_next on pgmb.schedule (next_at) where paused_at is null;
+create index schedule_decided on pgmb.schedule (decided_at) where paused_at is null;

@@ -94,9 +94,10 @@ begin
   now := clock_timestamp();
   return query
   with due as (
-    -- Nothing is given in advance: where it seems so, the clock was set back.
+    -- Nothing is given in advance: a later time was written while the clock was ahead, and counts for nothing.
     select a.endpoint, e.rps, w.wanted,
-      least(now, greatest(a.paid_until, now - make_interval(secs => greatest(0.5, 1.0 / e.rps)))) since
+      least(now, greatest(case when a.paid_until < now + interval '1 second' then a.paid_until end,
+        now - make_interval(secs => greatest(0.5, 1.0 / e.rps)))) since
     from (
       select one.endpoint, sum(one.wanted) wanted from unnest(take_requests.endpoints, take_requests.wanted)
         one (endpoint, wanted)
