@@ -153,6 +153,32 @@ def test_a_commit_whose_answer_is_lost_is_not_repeated(
     assert logged(db) == ["before", *batch * times, "after"]
 
 
+@pytest.mark.parametrize("moment", [b"the last", b"COMMIT"], ids=["statement", "commit"])
+@pytest.mark.parametrize("keyed", [(0,), (1,), (0, 1, 2)], ids=["first", "second", "all"])
+def test_dedup_keys_that_expire_do_not_repeat_a_batch_in_doubt(
+    server: Server,
+    dsn: str,
+    db: psycopg.Connection[Any],
+    keyed: tuple[int, ...],
+    moment: bytes,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The events' own keys are free again when the publisher asks what became of the batch."""
+    caplog.set_level(logging.CRITICAL)
+    with CuttingProxy("127.0.0.1", server.port) as proxy:
+        through = make_conninfo(dsn, host="127.0.0.1", port=proxy.port)
+        with (
+            pgmb.connect(through) as broker,
+            broker.publisher(flush_every=3600, dedup_for=0.000_001) as publisher,
+        ):
+            proxy.cut_next_answer(moment)
+            for n in range(3):
+                publisher.enqueue("a", f"the last of {n}", dedup_key=f"key {n}" if n in keyed else None)
+            publisher.flush(PATIENCE)
+            assert proxy.cut.is_set()
+    assert logged(db) == ["the last of 0", "the last of 1", "the last of 2"]
+
+
 def test_a_publisher_that_nobody_closed_is_flushed_at_exit(dsn: str, db: psycopg.Connection[Any]) -> None:
     script = (
         "import sys, logging, pgmb; logging.basicConfig(); broker = pgmb.connect(sys.argv[1]);"

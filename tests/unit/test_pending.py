@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pgmb._core import pending
 from pgmb._core.concurrency import LONGEST_RETRY_SECONDS
-from pgmb._core.pending import Batch, Pending, made, marked, may_have_committed, passes
+from pgmb._core.pending import Batch, Pending, made, marked, marker_key, may_have_committed, passes
 from pgmb.errors import InvalidArgument, QueueFull, StreamNotFound
 from pgmb.types import NewEvent
 
@@ -20,20 +20,19 @@ LOST = psycopg.OperationalError("the connection is lost")
 
 
 class Log:
-    """Takes a batch or nothing of it; forgets none of its keys."""
+    """Takes a batch or nothing of it; keeps markers, and forgets the events' own keys at once."""
 
     def __init__(self, bad: set[int]) -> None:
         self.bad = bad
         self.events: list[NewEvent] = []
         self.keys: set[str] = set()
 
-    def publish(self, events: list[NewEvent]) -> int:
+    def publish(self, events: list[NewEvent]) -> None:
         if any(number(event) in self.bad for event in events):
             raise psycopg.errors.InvalidTextRepresentation("invalid input syntax for type json")
-        fresh = [event for event in events if event.dedup_key is None or event.dedup_key not in self.keys]
-        self.keys |= {event.dedup_key for event in fresh if event.dedup_key is not None}
-        self.events += fresh
-        return len(fresh)
+        assert all(event.dedup_key not in self.keys for event in events)
+        self.keys |= {event.dedup_key for event in events if event.dedup_key} & set(map(marker_key, events))
+        self.events += events
 
 
 def number(event: NewEvent) -> int:
@@ -46,20 +45,15 @@ def event(payload: int, dedup_key: str | None = None) -> NewEvent:
 
 def attempt(held: Pending, log: Log, batch: Batch, fault: str, now: float) -> None:
     """As the publisher does it; `fault` loses the connection before or after the commit."""
-    events, marker = marked([item.event for item in batch.items])
+    events = [item.event for item in batch.items]
     try:
         if fault == "before":
             raise LOST
-        if batch.uncertain and marker is not None:
-            kept = (list(log.events), set(log.keys))
-            try:
-                if log.publish(events[: marker + 1]):
-                    log.publish(events[marker + 1 :])
-            except psycopg.Error:
-                log.events, log.keys = kept
-                raise
-        else:
+        if not batch.uncertain and all(event.dedup_key is None for event in events):
+            log.publish([marked(events[0]), *events[1:]])
+        elif (key := marker_key(events[0])) not in log.keys:
             log.publish(events)
+            log.keys.add(key)
         if fault == "after":
             raise LOST
         held.committed(batch)

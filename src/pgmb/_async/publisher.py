@@ -9,13 +9,15 @@ from types import TracebackType
 from typing import Any, Self
 from uuid import UUID
 
+from psycopg import AsyncConnection
+
 from pgmb._async.calls import Pool
 from pgmb._async.publishing import AsyncPublishing
-from pgmb._core import pending
+from pgmb._core import pending, statements
 from pgmb._core.concurrency import AsyncBackground, AsyncCondition, AsyncLock
-from pgmb._core.pending import MARKED_FOR, Batch, Pending, Unpublished, passes
+from pgmb._core.pending import MARKED_FOR, Batch, Pending, Unpublished, marker_key, passes
 from pgmb._core.unclosed import aforget, aremember
-from pgmb.errors import PublisherClosed, PublisherFull, PublishFailed
+from pgmb.errors import PublisherClosed, PublisherFull, PublishFailed, translated
 from pgmb.types import Duration, NewEvent
 
 logger = logging.getLogger("pgmb")
@@ -223,19 +225,30 @@ class AsyncPublisher:
 
     async def _attempt(self, batch: Batch) -> None:
         events = [item.event for item in batch.items]
-        marker: int | None = None
-        if self._exactly_once:
-            events, marker = pending.marked(events)
-        dedup_for = self._dedup_for if any(item.event.dedup_key for item in batch.items) else MARKED_FOR
-        if marker is None or not batch.uncertain:
-            await self._broker.publish_many(events, stream=batch.stream, dedup_for=dedup_for)
+        if not self._exactly_once:
+            await self._broker.publish_many(events, stream=batch.stream, dedup_for=self._dedup_for)
             return
-        # The marker, with what goes before it: if its key is taken, the whole batch is there already. In one
-        # transaction with the rest, so that this attempt can be asked about in the same way.
-        first, rest = events[: marker + 1], events[marker + 1 :]
+        if not batch.uncertain and all(event.dedup_key is None for event in events):
+            # The first event carries the marker, in the only statement.
+            events[0] = pending.marked(events[0])
+            await self._broker.publish_many(events, stream=batch.stream, dedup_for=MARKED_FOR)
+            return
+        # The marker alone tells whether the batch is in the log: events' own keys may be taken or expired.
         async with self._pool.connection() as conn, conn.transaction():
-            if await self._broker.publish_many(first, stream=batch.stream, dedup_for=dedup_for, conn=conn):
-                await self._broker.publish_many(rest, stream=batch.stream, dedup_for=dedup_for, conn=conn)
+            if await self._claim(batch, conn):
+                await self._broker.publish_many(
+                    events, stream=batch.stream, dedup_for=self._dedup_for, conn=conn
+                )
+
+    async def _claim(self, batch: Batch, conn: AsyncConnection[Any]) -> bool:
+        """Whether the batch's marker was free. It waits for a transaction that may still commit with it."""
+        first = batch.items[0].event
+        claim = statements.call(
+            "claim_key", stream=batch.stream, key=marker_key(first), id=first.id, dedup_for=MARKED_FOR
+        )
+        with translated():
+            cursor = await conn.execute(claim.text, claim.parameters)
+            return await cursor.fetchone() == (None,)
 
 
 def _failure(unpublished: list[Unpublished]) -> PublishFailed:

@@ -252,18 +252,17 @@ def fresh_id() -> UUID:
     return UUID(int=high << 64 | 2 << 62 | chance & (1 << 62) - 1)
 
 
-def marked(events: Sequence[NewEvent]) -> tuple[list[NewEvent], int | None]:
-    """The events, one of them under a deduplication key, and the place of that one.
+def marker_key(first: NewEvent) -> str:
+    """The deduplication key that stands for a batch, by its first event.
 
-    It stands for the whole batch: they commit together, so if its key is taken, all are in the log. Events
-    with keys of their own need no marker.
+    The batch commits with it or not at all, so if the key is taken, the batch is in the log.
     """
-    batch = list(events)
-    for place, event in enumerate(batch):
-        if event.dedup_key is None:
-            batch[place] = msgspec.structs.replace(event, dedup_key=f"publisher:{event.id}")
-            return batch, place
-    return batch, None
+    return f"publisher:{first.id}"
+
+
+def marked(first: NewEvent) -> NewEvent:
+    """The first event of a batch with the batch's marker, where no event has a key of its own."""
+    return msgspec.structs.replace(first, dedup_key=marker_key(first))
 
 
 def _halves(batch: Batch) -> list[Batch]:

@@ -52,6 +52,7 @@ TYPES: Final[dict[str, LiteralString]] = {
     "bury_after": "interval",
     "condition": "text",
     "cron": "text",
+    "dedup_for": "interval",
     "description": "text",
     "detail": "jsonb",
     "digest": "bytea",
