@@ -44,6 +44,24 @@ def test_a_queue_from_its_creation_to_its_end(done: Done, run: Run) -> None:
     assert run("queues", "list", "--json").json == []
 
 
+def test_a_queue_is_converted_with_what_waits_in_it(done: Done, run: Run) -> None:
+    done("queues", "create", "billing", "order.*")
+    for n in range(3):
+        done("publish", "order.paid", str(n), "--key", "k")
+    assert done("queues", "convert", "billing", "--ordered", "--shards", "2") == "Converted queue billing.\n"
+    shown = run("queues", "show", "billing", "--depth", "--json").json
+    assert (shown["ordered"], shown["shards"], shown["depth"], shown["paused_at"]) == (True, 2, 3, None)
+    done("receive", "billing", "--no-ack")
+    held = run("queues", "convert", "billing", "--plain", "--wait", "0s")
+    assert (held.code, "leases of queue 'billing' hold 1 events" in held.err) == (1, True)
+    assert run("queues", "show", "billing", "--json").json["paused_at"] is None
+    done("queues", "create", "mail")
+    done("queues", "convert", "mail", "--fair-by", "key")
+    done("queues", "convert", "mail", "--lane", "urgent.#")
+    assert run("queues", "show", "mail", "--json").json["lanes"] == ["urgent.#"]
+    assert run("queues", "convert", "mail").code == 1
+
+
 def test_what_comes_next_is_shown_and_stays(done: Done, run: Run) -> None:
     done("queues", "create", "billing", "order.*")
     assert done("queues", "peek", "billing") == "Nothing waits.\n"

@@ -114,6 +114,7 @@ ADMIN = [
     "clear_stages",
     "cluster_health",
     "common_errors",
+    "convert_queue",
     "create",
     "create_api_key",
     "create_endpoint",

@@ -208,6 +208,7 @@ READ_COMMITTED = {
     "confirm": "'main', 'r', pgmb.position()",
     "create_queue": "'another'",
     "alter_queue": "'q', max_attempts => 3",
+    "convert_queue": "'g', true",
     "bind": "'q', '{a}'",
     "declare_queue": "null, 'q', '{a}'",
     "drop_queue": "'q'",

@@ -85,6 +85,26 @@ class Queues(Calls):
             )
         )
 
+    def convert_queue(
+        self,
+        queue: str,
+        *,
+        ordered: bool = False,
+        shards: int | None = None,
+        lanes: Iterable[str] | None = None,
+        fair_by: str | None = None,
+        conn: ConnectionLike | None = None,
+    ) -> None:
+        """Make a queue ordered, prioritised or fair (see `create_queue`), or plain where nothing is given.
+
+        It keeps its events, retries and dead letters, and no settled event comes again. Raises QueueHeld
+        while leases are held: `pause` the queue, and try again until its consumers have settled them.
+        """
+        given = call(
+            "convert_queue", queue=queue, ordered=ordered, shards=shards, lanes=lanes, fair_by=fair_by
+        )
+        self._value(given, conn)
+
     def alter_queue(
         self,
         queue: str,

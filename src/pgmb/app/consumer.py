@@ -51,7 +51,7 @@ class Consumer:
         self.lease_for = lease_for
         self.in_progress: list[LeaseProgress] = []
         self._assignments = Assignments()
-        self.workers = [Worker(self._assignments, routes, max_attempts, ordered) for _ in range(concurrency)]
+        self.workers = [Worker(self._assignments, routes, max_attempts) for _ in range(concurrency)]
         self.size = LeaseSize(concurrency, routes.handlers[0].batch, fair=fair)
         self._broker = broker
         self._deadline = AsyncDeadline(f"queue {self.name}", broker.break_off)

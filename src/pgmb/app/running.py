@@ -109,6 +109,8 @@ async def _consume(
         for consumer in consumers:
             if consumer.name == queue:
                 consumer.lease_for = settings.lease_for
+                # Converted while this process works.
+                consumer.ordered = settings.ordered
 
     subscriptions = await _subscribe(broker, spec.queues) if spec.listen else {}
     try:

@@ -78,7 +78,6 @@ class Worker:
         "_assignments",
         "_limit_hit",
         "_max_attempts",
-        "_ordered",
         "_routes",
         "_seen",
         "_since",
@@ -87,11 +86,10 @@ class Worker:
         "task",
     )
 
-    def __init__(self, assignments: Assignments, routes: Routes, max_attempts: int, ordered: bool) -> None:
+    def __init__(self, assignments: Assignments, routes: Routes, max_attempts: int) -> None:
         self._assignments = assignments
         self._routes = routes
         self._max_attempts = max_attempts
-        self._ordered = ordered
         self._limit_hit: float | None = None
         self.task: asyncio.Task[None] | None = None
         self.progress: LeaseProgress | None = None
@@ -101,18 +99,18 @@ class Worker:
 
     async def run(self) -> None:
         assignments = self._assignments
-        if self._routes.batch is not None:
-            work = self._batches
-        elif self._ordered:
-            work = self._chains
-        else:
-            work = self._events
         while True:
             progress = assignments.current
             if progress is None or not progress.pending:
                 progress = await assignments.wait()
                 if not progress.pending:
                     continue
+            if self._routes.batch is not None:
+                work = self._batches
+            elif isinstance(progress.pending[0], list):
+                work = self._chains
+            else:
+                work = self._events
             self.progress = progress
             progress.working += 1
             assignments.wake_next(progress)

@@ -1,14 +1,16 @@
-"""pgmb queues: list, show, peek, create, alter, bind, pause, resume, purge, seek, drop."""
+"""pgmb queues: list, show, peek, create, alter, convert, bind, pause, resume, purge, seek, drop."""
 
 from __future__ import annotations
 
-from typing import Annotated, TypeAlias
+import time
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
 import typer
+from psycopg.errors import LockNotAvailable
 
 from pgmb import Broker, NextEvent, QueueStatus, connect
-from pgmb.cli import filters, moments, output, policies, settings, status
+from pgmb.cli import durations, filters, moments, output, policies, settings, status
 from pgmb.cli.changes import change
 from pgmb.cli.filters import Condition, Equals, FilterBy, Params
 from pgmb.cli.options import AsJson, Dsn, Queue, Stream, Yes
@@ -26,12 +28,13 @@ from pgmb.cli.policies import (
     When,
 )
 from pgmb.cli.terminal import confirm
-from pgmb.errors import InvalidArgument, QueueNotFound
+from pgmb.errors import InvalidArgument, QueueHeld, QueueNotFound
 
 queues = typer.Typer(
     help="Queues: durable readers of a stream, with leases and retries.", no_args_is_help=True
 )
 
+_BETWEEN_ATTEMPTS_SECONDS = 0.1
 _PAYLOAD = 80
 """Characters of a payload in a table."""
 
@@ -42,7 +45,7 @@ Patterns: TypeAlias = Annotated[
 
 def register(app: typer.Typer) -> None:
     queues.command("list")(list_queues)
-    for command in (show, peek, create, alter, bind, pause, resume, purge, seek, drop):
+    for command in (show, peek, create, alter, convert, bind, pause, resume, purge, seek, drop):
         queues.command()(command)
     app.add_typer(queues, name="queues")
 
@@ -206,6 +209,57 @@ def alter(
     with connect(dsn, max_size=1) as broker:
         change(broker.alter_queue, queue, **given)
     output.line(f"Changed queue {queue}.")
+
+
+def convert(
+    queue: Queue,
+    dsn: Dsn = "",
+    ordered: Annotated[
+        bool, typer.Option("--ordered", help="Deliver events with the same key one at a time, in order.")
+    ] = False,
+    shards: Annotated[
+        int | None, typer.Option(help="Shards of an ordered queue.", show_default=False)
+    ] = None,
+    lane: Annotated[
+        list[str] | None, typer.Option(help="A pattern of urgent events. Repeat for lower priorities.")
+    ] = None,
+    fair_by: Annotated[
+        str | None, typer.Option(metavar="TENANT", help="Serve tenants in turn: key, or header:NAME.")
+    ] = None,
+    plain: Annotated[bool, typer.Option("--plain", help="None of these.")] = False,
+    wait: Annotated[str, typer.Option(metavar="DURATION", help="How long to wait for leases to end.")] = "1m",
+) -> None:
+    """Make a queue ordered, prioritised, fair or plain, with all that waits in it.
+
+    Pauses the queue and waits until its consumers have settled what they hold.
+    """
+    if sum((ordered, bool(lane), fair_by is not None, plain)) != 1:
+        refused = InvalidArgument("say one of --ordered, --lane, --fair-by and --plain")
+        refused.advise("For example: pgmb queues convert NAME --ordered")
+        raise refused
+    form = policies.given(ordered=ordered or None, shards=shards, lanes=lane or None, fair_by=fair_by)
+    with connect(dsn, max_size=1) as broker:
+        paused = settings.of_queue(broker, queue)["paused_at"] is not None
+        if not paused:
+            broker.pause(queue, "pgmb queues convert")
+        try:
+            _convert(broker, queue, form, time.monotonic() + durations.parse(wait).total_seconds())
+        finally:
+            if not paused:
+                broker.resume(queue)
+    output.line(f"Converted queue {queue}.")
+
+
+def _convert(broker: Broker, queue: str, form: dict[str, Any], end: float) -> None:
+    while True:
+        try:
+            change(broker.convert_queue, queue, **form)
+        except (QueueHeld, LockNotAvailable):
+            if time.monotonic() > end:
+                raise
+            time.sleep(_BETWEEN_ATTEMPTS_SECONDS)
+        else:
+            return
 
 
 def bind(

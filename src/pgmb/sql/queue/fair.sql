@@ -300,6 +300,10 @@ declare
   swept record;
   fresh record;
 begin
+  if pgmb_internal.generation_of(base.id) <> q.generation and not pgmb_internal.has_form(q) then
+    -- It was converted before this call had its lock. The next one finds it so.
+    return;
+  end if;
   swept := pgmb_internal.sweep_when_due(q, base, now);
   base := swept.base;
   if q.max_in_flight is not null then

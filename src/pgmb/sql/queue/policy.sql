@@ -143,6 +143,10 @@ declare
   token bigint := pgmb_internal.draw_token();
   waiting bigint;                            -- where the rows of pgmb.retry begin
 begin
+  if pgmb_internal.generation_of(base.id) <> q.generation and not pgmb_internal.has_form(q) then
+    -- It was converted before this call had its lock. The next one finds it so.
+    return;
+  end if;
   if asks and pgmb_internal.needs_timeout(q) then
     perform pgmb_internal.assert_timeout();
   end if;

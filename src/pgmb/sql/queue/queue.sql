@@ -159,27 +159,11 @@ begin
   perform pgmb_internal.assert_read_committed();
   perform pgmb_internal.assert_admin();
   perform pgmb_internal.matching(create_queue.patterns);
-  if create_queue.lanes is not null then
-    perform pgmb_internal.matching(create_queue.lanes);
-  end if;
   perform pgmb_internal.assert_filter(create_queue.equals, create_queue.filter, create_queue.params);
   create_queue.condition := pgmb_internal.compile_condition(create_queue.condition);
   perform pgmb_internal.assert_name('queue', create_queue.name);
-  if create_queue.lanes is not null and (create_queue.ordered or create_queue.max_length is not null) then
-    raise exception 'lanes cannot be combined with ordered or max_length' using errcode = 'MB005',
-      hint = 'Create a separate queue for urgent events.';
-  end if;
-  if create_queue.max_length is not null and num_nonnulls(create_queue.equals, create_queue.filter, create_queue.condition) > 0 then
-    raise exception 'max_length cannot be combined with a filter' using errcode = 'MB005',
-      hint = 'Every publish would have to filter the waiting events.';
-  end if;
-  perform pgmb_internal.assert_fair(create_queue.fair_by, case when create_queue.ordered then 'ordered'
-    when create_queue.lanes is not null then 'lanes' when create_queue.max_length is not null then 'max_length'
-    when num_nonnulls(create_queue.equals, create_queue.filter, create_queue.condition) > 0 then 'a filter' end);
-  if parts not in (1, 2, 4, 8, 16, 32, 64) or (parts > 1 and (not create_queue.ordered or create_queue.max_length is not null)) then
-    raise exception 'invalid number of shards: %', parts using errcode = 'MB005',
-      hint = 'A power of two up to 64; more than one only where ordered, and without max_length.';
-  end if;
+  perform pgmb_internal.assert_form(create_queue.ordered, parts, create_queue.lanes, create_queue.fair_by, create_queue.max_length,
+    num_nonnulls(create_queue.equals, create_queue.filter, create_queue.condition) > 0);
   for nth in 0 .. greatest(cardinality(create_queue.lanes), parts - 1) loop
     insert into pgmb.queue (name, stream, stream_name, numbers, matching, topics, regex, lease_for, max_attempts,
       backoff_base, backoff_factor, backoff_max, backoff_jitter,

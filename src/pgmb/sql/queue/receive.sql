@@ -305,6 +305,10 @@ declare
   pending boolean := false;                  -- the position moved enough to be worth writing
 begin
   select * into q from pgmb.queue asked where asked.id = receive_plain.queue;
+  if not q.plain then
+    -- It was converted before this call had its lock. The next one finds it so.
+    return;
+  end if;
 
   swept := pgmb_internal.sweep_when_due(q, base, now);
   base := swept.base;
