@@ -125,3 +125,18 @@ def publish_aged(db: Connection, ages: Sequence[str], *, topic: str = "t", key: 
         " from unnest(%s::interval[]) with ordinality a (age, n) order by n",
         [topic, key, list(ages)],
     )
+
+
+def use_up_lease_numbers(db: Connection, queue: str = "q", *, left: int) -> None:
+    """Make a queue that has been received from about a trillion times, and can be `left` times more."""
+    db.execute(
+        "update pgmb.claim c set id = (c.id >> 40 << 40) + (1::bigint << 40) - 1 - %s"
+        " where (c.queue, c.id) in (select q.id, max(c.id) from pgmb.queue q"
+        "   join pgmb.claim c on c.queue = q.id where q.name = %s group by q.id)",
+        [left, queue],
+    )
+
+
+def use_up_queue_numbers(db: Connection) -> None:
+    """Make a database in which as many queues were created as there are numbers for them."""
+    db.execute("select setval('pgmb.queue_id_seq', 16777215)")

@@ -45,6 +45,8 @@ class Limits(msgspec.Struct, frozen=True):
     """For how long a reader may hold back retention."""
     waiting_for: timedelta = timedelta(minutes=5)
     expired: int = 10
+    lease_numbers: float = 0.5
+    """The part of a queue's lease numbers that may be used."""
     skew: timedelta = timedelta(seconds=2)
     connections: float = 0.9
     disk: float = 0.1

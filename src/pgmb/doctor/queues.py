@@ -8,6 +8,9 @@ from datetime import UTC
 
 from pgmb.doctor.finding import Check, Look, Verdict, ago, warn
 
+_LEASE_NUMBERS = 1 << 40
+"""How often a queue can be received from: the part of a claim's id that is not its generation."""
+
 _START_DISPATCHER = "Start pgmb serve, or pgmb dispatcher."
 
 
@@ -81,6 +84,17 @@ def _leases(look: Look) -> Iterable[Verdict]:
             )
 
 
+def _numbers(look: Look) -> Iterable[Verdict]:
+    for row in look.rows:
+        used = row["receives"] / _LEASE_NUMBERS
+        if used > look.limits.lease_numbers:
+            yield warn(
+                f"queue {row['queue']} has used {used:.0%} of its lease numbers;"
+                " without any it cannot be received from",
+                "Create another queue with its settings from its position, move the consumers, and drop it.",
+            )
+
+
 def _workers(look: Look) -> Iterable[Verdict]:
     for row in look.rows:
         if not row["alive"]:
@@ -104,5 +118,6 @@ CHECKS = (
     Check("dead letters", "none", _STATUS, _dead),
     Check("backlog", "no queue is far behind", _HEALTH, _backlog),
     Check("leases", "settled before they expire", _HEALTH, _leases),
+    Check("lease numbers", "enough are left", "select * from pgmb.queue_activity()", _numbers),
     Check("workers", "none fell silent", _WORKERS, _workers),
 )

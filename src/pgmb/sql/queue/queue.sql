@@ -112,6 +112,29 @@ as $$
       ' and case when e.key is null then e.seq else hashtext(e.key)::bigint end & %s = %s', shards - 1, lane) end
 $$;
 
+-- A number for a new queue: one that no queue has and no row of a queue that was dropped (clear_dropped_queues).
+-- Errors: 54000 all are taken.
+create or replace function pgmb_internal.next_queue_number()
+returns integer
+language plpgsql
+as $$
+declare
+  number integer;
+begin
+  for attempt in 1 .. 1000000 loop
+    number := nextval('pgmb.queue_id_seq');
+    if not exists (select from pgmb.queue q where q.id = number)
+      and not exists (select from pgmb.claim c where c.queue = number)
+      and not exists (select from pgmb.retry r where r.queue = number)
+    then
+      return number;
+    end if;
+  end loop;
+  raise exception 'no number is free for another queue' using errcode = '54000',
+    hint = 'A database has at most 16777215 queues. Each lane and each shard of a queue is one.';
+end $$;
+
+
 -- Creates a queue that reads `stream` from the position `starting` on, by default from now. True if it was
 -- created, false if a queue of that name exists with the same stream, patterns, order, lanes and fair_by.
 --   ordered         events with the same key are delivered one at a time, in order; different keys in parallel
@@ -165,11 +188,12 @@ begin
   perform pgmb_internal.assert_form(create_queue.ordered, parts, create_queue.lanes, create_queue.fair_by, create_queue.max_length,
     num_nonnulls(create_queue.equals, create_queue.filter, create_queue.condition) > 0);
   for nth in 0 .. greatest(cardinality(create_queue.lanes), parts - 1) loop
-    insert into pgmb.queue (name, stream, stream_name, numbers, matching, topics, regex, lease_for, max_attempts,
+    insert into pgmb.queue (id, name, stream, stream_name, numbers, matching, topics, regex, lease_for, max_attempts,
       backoff_base, backoff_factor, backoff_max, backoff_jitter,
       ordered, max_in_flight, rps, ttl, max_length, when_full, lanes, lane, lane_of, shards,
       equals, filter, condition, params, fair_by)
-    select create_queue.name || case nth when 0 then '' else '/' || nth end, stream_number, create_queue.stream,
+    overriding system value
+    select pgmb_internal.next_queue_number(), create_queue.name || case nth when 0 then '' else '/' || nth end, stream_number, create_queue.stream,
       format('pgmb.%I', 'seq_' || create_queue.stream)::regclass,
       pgmb_internal.lane_matching(create_queue.patterns, create_queue.lanes, parts, nth), wanted.topics, wanted.regex,
       create_queue.lease_for, create_queue.max_attempts,

@@ -2,7 +2,8 @@
 -- was settled on its own (settlement).
 
 create table pgmb.queue (
-  id integer generated always as identity (maxvalue 16777215) primary key,
+  -- Three bytes of every lease. The numbers of dropped queues are given again (pgmb_internal.next_queue_number).
+  id integer generated always as identity (maxvalue 16777215 cycle) primary key,
   name text not null unique,
   stream integer not null references pgmb.stream,
   -- What receive needs, in one row: the stream's name, the present binding and its condition, and the
@@ -169,7 +170,9 @@ create table pgmb.claim (
   -- The last number of pgmb.opening before the claim was made. While it has not changed, no generation is being opened.
   openings bigint not null default 0,
   -- The server process that received: see pgmb.worker.
-  pid integer default pg_backend_pid()
+  pid integer default pg_backend_pid(),
+  -- One more would be a claim of the next generation, which nobody opened.
+  constraint "the queue has used up its lease numbers: create it again" check ((id & 1099511627775) <> 0)
 ) with (
   fillfactor = 60,
   autovacuum_vacuum_scale_factor = 0.02,
