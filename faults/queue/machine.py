@@ -9,6 +9,7 @@ import multiprocessing
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from random import getrandbits
 from typing import Any, ClassVar
 from uuid import UUID
@@ -383,6 +384,49 @@ class QueueMachine(RuleBasedStateMachine):
         )
         time.sleep(SWEEP)
 
+    @precondition(lambda self: self.open is None)
+    @rule(topics=topics, how=st.sampled_from(("lapse", "lapse", "extend", "ack", "retry")))
+    def settle_beside_an_extend(self, topics: list[str], how: str) -> None:
+        """Two sessions at one lease that has expired: one extends it, the other waits and stays open."""
+        self.publish(topics, "many", True)
+        rows = self.fetch(5, lease_for="1 ms")
+        self.judge(rows, 5)
+        if not rows:
+            return
+        lease = rows[0].lease
+        self._second.execute("begin")
+        self._second.execute("select 0 from pgmb.extend(%s, '1 hour')", [lease])
+        self.agrees(lease, 0, lambda: self.prolong(lease, lapse=False))
+        statement, expected = {
+            "lapse": ("select 0 from pgmb.extend(%s, '0 s')", lambda: self.prolong(lease, lapse=True)),
+            "extend": ("select 0 from pgmb.extend(%s)", lambda: self.prolong(lease, lapse=False)),
+            "ack": ("select pgmb.ack(%s)", lambda: self.model.ack(lease, None)),
+            "retry": (
+                "select pgmb.retry(%s, after => '0 s')",
+                lambda: self.model.fail(lease, None, later=False, error=None, final=False),
+            ),
+        }[how]
+        with ThreadPoolExecutor(1) as beside:
+            self._third.execute("begin")
+            waiting = beside.submit(lambda: self._third.execute(statement, [lease]).fetchone())
+            while not self.value(
+                "select cardinality(pg_blocking_pids(%s)) > 0", self._third.info.backend_pid
+            ):
+                assert not waiting.done(), "two sessions changed one lease at once"
+                time.sleep(0.001)
+            self._second.execute("commit")
+            settled = waiting.result()
+        time.sleep(SWEEP)
+        # A sweep passes the end that the other session has set and not committed, and a lease notes it.
+        self.publish(list(TOPICS), "many", True)
+        self.judge(self.fetch(5), 5)
+        self._third.execute("commit")
+        assert settled is not None
+        self.agrees(lease, settled[0], expected)
+        type(self).done["settled beside an extend"] += 1
+        time.sleep(SWEEP)
+        self.look_at_the_dead()
+
     # -- the operator ----------------------------------------------------------------------------------------
 
     @rule(pattern=st.none() | st.sampled_from(PATTERNS))
@@ -491,6 +535,7 @@ class QueueMachine(RuleBasedStateMachine):
         finally:
             self._main.rollback()
             self._second.rollback()
+            self._third.rollback()
             self.value("select pgmb.drop_queue(%s)", self.queue)
             self.value("select pgmb.drop_stream(%s)", self.stream)
 
@@ -542,12 +587,12 @@ class QueueMachine(RuleBasedStateMachine):
             [numbers] * 3,
         )
 
-    def fetch(self, limit: int, ack: str | None = None) -> list[Delivered]:
+    def fetch(self, limit: int, ack: str | None = None, lease_for: str | None = None) -> list[Delivered]:
         """As the client does: by the statement that claims and reads, where that is not refused.
 
         What is due again the client looks for by receive: here the model knows what that is.
         """
-        if self.claims and not self.model.due():
+        if self.claims and not self.model.due() and lease_for is None:
             stream, segment, queue, known, start, ended = self._main.execute(
                 "select q.stream, greatest(c.place, c.batch_seq) >> 40, q.id, c.id, c.batch_seq,"
                 " c.place >= c.upto from pgmb.queue q join pgmb.claim c on c.queue = q.id"
@@ -587,8 +632,8 @@ class QueueMachine(RuleBasedStateMachine):
                 break
         rows = self._main.execute(
             "select lease::text, seq, payload::text::int, topic, attempt"
-            " from pgmb.receive(%s, %s, ack => %s)",
-            [self.queue, limit, ack],
+            " from pgmb.receive(%s, %s, %s::interval, %s)",
+            [self.queue, limit, lease_for, ack],
         ).fetchall()
         return [Delivered(*row) for row in rows]
 

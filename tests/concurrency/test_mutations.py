@@ -260,6 +260,14 @@ MUTATIONS = [
         {"lease_for": "0 s", "of": "fresh"},
     ),
     Mutation(
+        "R7: an extend compares an end that another extend is changing",
+        "extend",
+        "'no key update'",
+        "'key share'",
+        fencing.test_two_extends_of_one_lease_lose_no_event,
+        {"of": "fresh"},
+    ),
+    Mutation(
         "R8: a janitor with an old snapshot is let in",
         "assert_read_committed",
         "in ('repeatable read', 'serializable')",

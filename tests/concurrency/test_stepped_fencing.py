@@ -29,6 +29,7 @@ SETTLE = [
     "extend(%s)",
 ]
 """Every way to settle or prolong a lease whose first event has the number 1."""
+PART = "retry(%s, '{1}', after => '0 s')"
 WHOLE = ["retry(%s, after => '0 s')", "bury(%s)", "release(%s)"]
 
 
@@ -455,6 +456,97 @@ def test_a_lease_made_shorter_while_sweeps_pass_is_taken_over(
     with raises("MB011"):
         settle(holder, "ack(%s)", lease)
     assert other.run("select from pgmb.shortened") == []
+
+
+@pytest.mark.parametrize("of", ["fresh", "retried"])
+def test_two_extends_of_one_lease_lose_no_event(queue: Sessions, of: str) -> None:
+    """The second one waits for the first and ends the lease sooner, while sweeps pass its end."""
+    one, two, other = queue.open("one", "two", "other")
+    if of == "fresh":
+        publish(one, 1)
+        lease, _ = receive(one, lease_for="1 ms")
+    else:
+        lease = retried(one, 1, lease_for="1 ms")
+    one.run("begin")
+    two.run("begin")
+    settle(one, "extend(%s, '1 h')", lease)
+    extending = two.start("select pgmb.extend(%s, '1 ms')", [lease]).blocked()
+    one.run("commit")
+    extending.result()
+    for number in (2, 3):
+        until_swept(other)
+        publish(other, number)
+        assert receive(other)[1] == [number], "a sweep passed the new end"
+    two.run("commit")
+    until_swept(other)
+    assert receive(other)[1] == [1]
+    with raises("MB011"):
+        settle(one, "ack(%s)", lease)
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("extend(%s, '0 s')", "ack(%s)"),
+        ("extend(%s, '0 s')", "retry(%s, after => '0 s')"),
+        ("extend(%s, '0 s')", PART),
+        ("ack(%s)", "extend(%s, '0 s')"),
+        (PART, "extend(%s, '0 s')"),
+        ("retry(%s, after => '0 s')", "extend(%s, '0 s')"),
+    ],
+)
+def test_an_extend_beside_another_call_loses_and_doubles_nothing(
+    queue: Sessions, first: str, second: str, end: str
+) -> None:
+    """Sweeps pass while the first one is open; events of the lease come again unless they were acked."""
+    one, two, other = queue.open("one", "two", "other")
+    publish(one, 1, 2)
+    lease, _ = receive(one)
+    one.run("begin")
+    settle(one, first, lease)
+    waiting = two.start(f"select pgmb.{second}", [lease]).blocked()
+    until_swept(other)
+    publish(other, 3)
+    assert receive(other)[1] == [3], "a sweep passed the new end"
+    one.run(end)
+    done = [first] if end == "commit" else []
+    if end == "commit" and second.startswith("extend") and first != PART:
+        with raises("MB011"):
+            waiting.result()
+    else:
+        waiting.result()
+        done.append(second)
+    until_swept(other)
+    again = [payload for _ in range(3) for payload in receive(other)[1]]
+    assert sorted(again) == ([] if "ack(%s)" in done else [1] if done == [PART] else [1, 2])
+
+
+@pytest.mark.parametrize("of", ["fresh", "retried"])
+def test_maintain_finds_a_lease_that_every_sweep_passed(queue: Sessions, of: str) -> None:
+    holder, other = queue.open("holder", "other")
+    if of == "fresh":
+        publish(holder, 1)
+        lease, _ = receive(holder)
+    else:
+        lease = retried(holder, 1)
+    until_swept(other)
+    publish(other, 2)
+    assert receive(other)[1] == [2]
+    # By hand: no call leaves a lease behind the sweep.
+    other.run(
+        "update pgmb.claim set expires_at = swept"
+        " where (queue, id) = (pgmb_internal.lease_queue(%s), pgmb_internal.lease_claim(%s))",
+        [lease, lease],
+    )
+    until_swept(other)
+    publish(other, 3)
+    assert receive(other)[1] == [3]
+    other.run("select pgmb.maintain()")
+    until_swept(other)
+    assert receive(other)[1] == [1]
+    with raises("MB011"):
+        settle(holder, "ack(%s)", lease)
 
 
 def test_a_lease_made_shorter_is_the_holders_until_then(queue: Sessions) -> None:

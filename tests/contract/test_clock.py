@@ -100,6 +100,24 @@ def test_a_clock_stepped_back_hides_nothing(stepping: tuple[psycopg.Connection[A
     assert receive(db)[1] == [5]
 
 
+def test_a_lease_given_while_the_clock_was_ahead_ends_in_its_time(
+    stepping: tuple[psycopg.Connection[Any], Step],
+) -> None:
+    db, step = stepping
+    db.execute("select pgmb.create_queue('q')")
+    publish(db, 1)
+    step("+1h")
+    lost, got = receive(db, "5 s")
+    assert got == [1]
+    step("+0")
+    db.execute("select pgmb.maintain()")
+    assert receive(db) == (None, [])
+    step("+6s")
+    assert db.execute("select payload, attempt from pgmb.receive('q')").fetchall() == [(1, 2)]
+    with pytest.raises(psycopg.Error, match="is lost"):
+        db.execute("select pgmb.ack(%s)", [lost])
+
+
 def test_leases_survive_a_clock_stepped_back(stepping: tuple[psycopg.Connection[Any], Step]) -> None:
     """A lease given or extended after the step back expires by the new clock, and is never lost to the
     sweep."""

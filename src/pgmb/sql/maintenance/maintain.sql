@@ -443,6 +443,7 @@ begin
   -- Those of the last seconds tell status how fast queues are received.
   perform pgmb.clear_settled(keep => '10 seconds');
   perform pgmb_internal.clear_dropped_queues();
+  perform pgmb_internal.find_hidden_leases(now);
   perform pgmb.clear_keys();
   perform pgmb_internal.expire_subscriptions();
   perform pgmb_internal.clear_attempts(coalesce(nullif(current_setting('pgmb.keep_attempts', true), ''), '7 days')::interval);

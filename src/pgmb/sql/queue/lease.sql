@@ -308,6 +308,41 @@ begin
   end loop;
 end $$;
 
+-- Finds leases that no sweep would look at, and has the next one look at them. A lease ends after `swept`, or is held, or is
+-- noted in pgmb.shortened: this does not rest on it, but looks at the leases. One that was given while the clock was ahead
+-- ends as long after now as it was to last. Called by maintain(), after settled claims were cleared.
+create or replace function pgmb_internal.find_hidden_leases(now timestamptz)
+returns void
+language plpgsql
+as $$
+declare
+  hidden record;
+begin
+  for hidden in
+    select lease.*
+    from pgmb.queue q
+    cross join lateral (select c.swept, c.held from pgmb.claim c where c.queue = q.id order by c.id desc limit 1) newest
+    cross join lateral (
+      select c.queue, c.id, c.at > find_hidden_leases.now + interval '1 second' early
+      from pgmb.claim c
+      where c.queue = q.id and c.id >= coalesce(pgmb_internal.scan_start('pgmb.claim_' || q.id, find_hidden_leases.now), 0)
+        and c.state in ('leased', 'leased_own', 'leased_retries')
+        and (c.at > find_hidden_leases.now + interval '1 second'
+          or c.expires_at <= least(newest.swept, find_hidden_leases.now) and (c.id = any (newest.held)) is not true
+            and not exists (select from pgmb.shortened s where s.queue = c.queue and s.claim = c.id))
+      order by c.id limit 1000) lease
+  loop
+    if hidden.early then
+      update pgmb.claim c set expires_at = find_hidden_leases.now + (c.expires_at - c.at), at = find_hidden_leases.now
+      where c.ctid = (select early.ctid from pgmb.claim early where early.queue = hidden.queue and early.id = hidden.id
+        and pgmb_internal.is_leased(early.state) and early.at > find_hidden_leases.now for no key update skip locked);
+      -- Being settled: next time.
+      continue when not found;
+    end if;
+    insert into pgmb.shortened (queue, claim) values (hidden.queue, hidden.id);
+  end loop;
+end $$;
+
 -- Sweeps a queue that is at `base`, or a lane of it, at most every 50 ms. released: how many delayed events that brought into
 -- the log. pending: the position is worth writing.
 create or replace function pgmb_internal.sweep_when_due(
@@ -319,14 +354,16 @@ declare
   swept record;
 begin
   released := 0;
-  pending := false;
-  -- A clock that was set back takes the sweep back with it: no lease given now may lie behind it.
-  base.swept := least(base.swept, now);
+  -- The clock was set back: the sweep begins again, because leases that were given since may end before `swept`.
+  pending := base.swept > now;
+  if pending then
+    base.swept := '-infinity';
+  end if;
   if now > base.swept + interval '50 milliseconds' or base.held is not null then
     swept := pgmb_internal.sweep(q.id, base, now);
     base.swept := swept.swept;
     base.held := swept.held;
-    pending := swept.examined >= 64;
+    pending := pending or swept.examined >= 64;
     released := pgmb_internal.release_due(q.stream_name, now);
   end if;
 end $$;

@@ -2,6 +2,7 @@
 -- lost (expired and taken over, superseded, sought past) changes nothing and raises MB011. A lease is the caller's as a
 -- whole or not at all: what holds it is the row of its claim, which every call locks first.
 --   some events, ack              FOR KEY SHARE: other settlements of parts, and extend, pass
+--   extend                        FOR NO KEY UPDATE: acks of parts pass; another extend, and retry, are waited for
 --   some events, retry or bury    FOR SHARE: as well, but extend and an ack of the whole wait
 --   the whole, ack                by its update, which waits for the latter
 --   the whole, retry or bury      FOR UPDATE: waits for all of them, so that what they settled is known
@@ -17,7 +18,7 @@ begin
     hint = 'It expired and its events were delivered again, or the queue was moved. Roll back; extend() long work in time.';
 end $$;
 
--- The claim of a lease, its row locked as `mode` says (key share, share, update) so that no takeover can pass while this
+-- The claim of a lease, its row locked as `mode` says (key share, share, no key update, update) so that no takeover can pass while this
 -- transaction settles. Null if it was settled before. A generation that is being opened and may make it void is waited
 -- for, at most a second. Errors: MB011 lost, 40001 the caller's snapshot is too old to tell.
 create or replace function pgmb_internal.hold_claim(lease uuid, mode text)
@@ -80,6 +81,8 @@ begin
       perform from pgmb.claim c where c.queue = lock_claim.queue and c.id = lock_claim.claim for key share;
     elsif mode = 'share' then
       perform from pgmb.claim c where c.queue = lock_claim.queue and c.id = lock_claim.claim for share;
+    elsif mode = 'no key update' then
+      perform from pgmb.claim c where c.queue = lock_claim.queue and c.id = lock_claim.claim for no key update;
     else
       perform from pgmb.claim c where c.queue = lock_claim.queue and c.id = lock_claim.claim for update;
     end if;
@@ -87,6 +90,8 @@ begin
     perform from pgmb.claim c where c.queue = lock_claim.queue and c.id = lock_claim.claim for key share skip locked;
   elsif mode = 'share' then
     perform from pgmb.claim c where c.queue = lock_claim.queue and c.id = lock_claim.claim for share skip locked;
+  elsif mode = 'no key update' then
+    perform from pgmb.claim c where c.queue = lock_claim.queue and c.id = lock_claim.claim for no key update skip locked;
   else
     perform from pgmb.claim c where c.queue = lock_claim.queue and c.id = lock_claim.claim for update skip locked;
   end if;
@@ -467,16 +472,14 @@ declare
   expires timestamptz;
 begin
   perform pgmb_internal.assert_consumer(pgmb_internal.lease_queue(lease), null);
-  select clock_timestamp() + coalesce(extend.lease_for, q.lease_for) into expires
-  from pgmb.queue q where q.id = pgmb_internal.lease_queue(extend.lease);
-  held := pgmb_internal.hold_claim(extend.lease, 'key share');
-  if held.id is not null then
-    update pgmb.claim c set expires_at = expires
-    where c.queue = held.queue and c.id = held.id and pgmb_internal.is_leased(c.state);
-  end if;
-  if held.id is null or not found then
+  -- No other extend can change the end that this one compares.
+  held := pgmb_internal.hold_claim(extend.lease, 'no key update');
+  if held.id is null then
     perform pgmb_internal.raise_lost(extend.lease);
   end if;
+  select clock_timestamp() + coalesce(extend.lease_for, q.lease_for) into expires
+  from pgmb.queue q where q.id = held.queue;
+  update pgmb.claim c set expires_at = expires where c.queue = held.queue and c.id = held.id;
   if expires < held.expires_at then
     -- Sweeps may pass the new end before this commits.
     insert into pgmb.shortened (queue, claim) values (held.queue, held.id);

@@ -205,8 +205,8 @@ create table pgmb.generation (
 create sequence pgmb.opening;
 select nextval('pgmb.opening');
 
--- Leases that extend() made shorter. A sweep may have passed their new end before the extension committed, so every
--- sweep looks at these, whatever `swept` says, until the lease has ended.
+-- Leases whose end a sweep may have passed: extend() made them shorter and committed after the sweep, or maintain() found
+-- them so. Every sweep looks at these, whatever `swept` says, until the lease has ended.
 create table pgmb.shortened (
   queue integer not null,
   claim bigint not null
