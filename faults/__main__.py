@@ -152,6 +152,21 @@ def fair(arguments: argparse.Namespace) -> bool:
     return result.holds
 
 
+def crowd(arguments: argparse.Namespace) -> bool:
+    from faults.queue import crowd
+
+    with database(arguments.pg, crowd.settings(arguments.consumers)) as (server, dsn):
+        result = crowd.run(
+            server,
+            dsn,
+            kinds=arguments.kinds,
+            consumers=arguments.consumers,
+            seconds=arguments.seconds,
+        )
+    print(result)
+    return result.holds
+
+
 def kills(arguments: argparse.Namespace) -> bool:
     from faults.worker import kills
 
@@ -513,6 +528,13 @@ def main() -> int:
     rotating.add_argument("--stopped-for", type=float, default=5.0, help="seconds, each time")
     rotating.add_argument("--rounds", type=int, default=4, help="of three stops each")
     rotating.add_argument("--publishers", type=int, default=4, help="that go on meanwhile")
+
+    crowded = command(
+        "crowd", crowd, "hundreds of consumers of one queue: none is superseded, and a message costs no more"
+    )
+    crowded.add_argument("--consumers", type=int, default=300)
+    crowded.add_argument("--kinds", nargs="+", default=["plain", "ordered", "limited", "fair"])
+    crowded.add_argument("--seconds", type=float, default=10.0, help="how long each stage is measured")
 
     modelled = command("model", model, "a queue does what a model of it does, whatever is done to it")
     modelled.add_argument("--examples", type=int, default=2000)

@@ -53,6 +53,15 @@ CORRECTNESS: list[Part] = [
     _effects("fair queue: cancels, terminations", "fair-cancels"),
     _effects("two-phase commit, late commits", "two-phase"),
     _effects("control: cheating consumers", "control", "reported"),
+    Proved(
+        "a crowd of consumers",
+        "0 superseded, CPU at most 1.5 times",
+        ["-m", "faults", "crowd", "--kinds", "plain", "--seconds", "3"],
+        line_with(r"(\d+ consumers: \d+ superseded, \d+ twice, \d+ errors, CPU [\d.]+ times)"),
+        needs=["faults/queue/crowd.py"],
+        full=["-m", "faults", "crowd"],
+        alone=True,
+    ),
     _model("model of a queue", examples=60),
     _model("model of an ordered queue", "--kind", "ordered", examples=25),
     Proved(

@@ -162,6 +162,14 @@ MUTATIONS = [
         claims.test_a_rotation_after_its_snapshot_hides_nothing,
     ),
     Mutation(
+        "a wait for a crowd counts as a wait for one transaction",
+        "lock_newest",
+        "not coalesce(holders && pgmb_internal.lock_holders(key), false)",
+        "false",
+        fencing.test_consumers_that_hold_the_lock_in_turn_supersede_nobody,
+        {"end": "commit"},
+    ),
+    Mutation(
         "R1: the ack of a young lease does not ask whether it was superseded",
         "ack_claim",
         "and c.openings = pg_sequence_last_value('pgmb.opening'::regclass)",

@@ -89,6 +89,25 @@ def queue(sessions: Sessions) -> Iterator[Sessions]:
 # -- superseding ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_consumers_that_hold_the_lock_in_turn_supersede_nobody(queue: Sessions, end: str) -> None:
+    """The last one waits for longer than a second, but for no transaction that stays open for a second."""
+    first, second, third, last = queue.open("first", "second", "third", "last")
+    publish(last, 1, 2, 3, 4)
+    for session in (first, second, third):
+        session.start("begin")
+        received = session.start("select payload from pgmb.receive('q', 1)")
+        session.start("select pg_sleep(0.6)")
+        session.start(end)
+        if session is first:
+            received.result()
+        else:
+            received.blocked()
+    last.start("select payload from pgmb.receive('q', 1)").blocked()
+    waiting = last.start("select count(*) from pgmb.generation where base is not null and number > 0")
+    assert waiting.result() == [(0,)]
+
+
 def test_what_another_is_taking_over_is_not_leased_twice(queue: Sessions) -> None:
     """The long one ends while another has opened a new generation and not committed it."""
     long, opener, third = queue.open("long", "opener", "third")

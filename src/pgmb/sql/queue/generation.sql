@@ -41,9 +41,7 @@ declare
 begin
   -- The common way: no generation was opened since the last claim.
   select q.generation, q.lock_key into hint from pgmb.queue q where q.id = lock_queue.queue;
-  if pg_try_advisory_xact_lock(hint.lock_key)
-    or pgmb_internal.try_lock(lock_queue.queue, hint.generation, hint.lock_key)
-  then
+  if pg_try_advisory_xact_lock(hint.lock_key) then
     select * into base from pgmb.claim c where c.queue = lock_queue.queue order by c.id desc limit 1;
     if base.openings = pg_sequence_last_value('pgmb.opening'::regclass) and pgmb_internal.generation_of(base.id) = hint.generation then
       return base;
@@ -53,39 +51,60 @@ begin
 end $$;
 
 -- The same where generations were opened, or where the queue is locked. A receive in a transaction that stays open would
--- hold up all others: they wait for one second, then open a new generation at the last committed position, and that
--- receive's claim is void. If a second such transaction holds the newer generation by then, they wait a quarter of a second
--- for that one. A generation that another session is opening is waited for. All of this together takes little more than that:
--- then MB013.
+-- hold up all others. So a caller that sees one transaction hold the lock for a whole second opens a new generation at the
+-- last committed position, and that transaction's claim is void. A crowd is no such transaction: while the lock passes from
+-- hand to hand, callers wait, for five minutes at most.
+-- Errors: MB002 the queue was dropped meanwhile, MB013 two transactions in a row stay open, or the crowd is too large.
 create or replace function pgmb_internal.lock_newest(queue integer)
 returns pgmb.claim
 language plpgsql
-set lock_timeout = '1s'
+set lock_timeout = '100ms'
 as $$
 declare
   base pgmb.claim;
   newest record;
   wanted integer;
-  until timestamptz := clock_timestamp() + interval '1250 milliseconds';
-  patience integer := 1000;
+  key bigint;
+  before bigint;                             -- the newest claim when this wait began
+  at_rest boolean := false;                  -- none was committed during the last wait
+  holders text[];                            -- the lock's holders when this wait began; null: nobody looked
+  stalled integer := 0;
   given_up integer := -1;
   openings bigint;
+  until timestamptz := clock_timestamp() + interval '5 minutes';
 begin
   loop
     newest := pgmb_internal.newest_generation(lock_newest.queue);
     wanted := greatest(newest.opened, newest.opening, given_up + 1);
-    if not pg_try_advisory_xact_lock(pgmb_internal.queue_lock(lock_newest.queue, wanted)) then
-      if clock_timestamp() >= until then
-        perform pgmb_internal.raise_held(lock_newest.queue);
-      end if;
+    key := pgmb_internal.queue_lock(lock_newest.queue, wanted);
+    if not pg_try_advisory_xact_lock(key) then
+      select c.id into before from pgmb.claim c where c.queue = lock_newest.queue order by c.id desc limit 1;
+      -- One caller a second looks: that reads all locks of the server.
+      holders := case when at_rest and pg_try_advisory_xact_lock(pgmb_internal.lock_key(
+        'watch ' || key || ' at ' || extract(epoch from clock_timestamp())::bigint)) then pgmb_internal.lock_holders(key) end;
       begin
-        perform pgmb_internal.wait_until(until, patience);
-        patience := 250;
-        perform pg_advisory_xact_lock(pgmb_internal.queue_lock(lock_newest.queue, wanted));
-      exception when lock_not_available or deadlock_detected then
-        given_up := wanted;
-        continue;
+        perform pg_advisory_xact_lock(key);
+      exception
+        when lock_not_available then
+          if clock_timestamp() >= until then
+            perform pgmb_internal.raise_held(lock_newest.queue);
+          end if;
+          perform set_config('lock_timeout', '1s', true);
+          at_rest := not exists (select from pgmb.claim c where c.queue = lock_newest.queue and c.id > before);
+          -- Locks are granted in the order of arrival: who held this one before the wait and holds it after, did so all
+          -- the time.
+          continue when not at_rest or not coalesce(holders && pgmb_internal.lock_holders(key), false);
+          given_up := wanted;
+        when deadlock_detected then
+          given_up := wanted;
       end;
+      if given_up = wanted then
+        stalled := stalled + 1;
+        if stalled > 1 then
+          perform pgmb_internal.raise_held(lock_newest.queue);
+        end if;
+        continue;
+      end if;
     end if;
     -- Looked at again under the lock: whoever opens a generation from here on sees what was committed before. Those
     -- whose number is drawn by now have marked theirs before.
@@ -95,13 +114,25 @@ begin
     if newest.opened = wanted then
       select * into base from pgmb.claim c where c.queue = lock_newest.queue order by c.id desc limit 1;
     else
-      base := pgmb_internal.open_generation(lock_newest.queue, wanted, until);
+      base := pgmb_internal.open_generation(lock_newest.queue, wanted, clock_timestamp() + interval '1 second');
     end if;
     exit when base.id is not null;
   end loop;
   base.openings := openings;
   return base;
 end $$;
+
+-- The processes that hold an advisory lock, or the transactions that are prepared and do.
+create or replace function pgmb_internal.lock_holders(key bigint)
+returns text[]
+language sql volatile
+as $$
+  select array_agg(coalesce(l.pid::text, l.virtualtransaction))
+  from pg_locks l
+  where l.locktype = 'advisory' and l.granted and l.objsubid = 1
+    and l.classid = (key >> 32 & 4294967295)::oid and l.objid = (key & 4294967295)::oid
+    and l.database = (select d.oid from pg_database d where d.datname = current_database())
+$$;
 
 -- Lets a statement wait for a lock until that time, from 50 to `patience` milliseconds, in a function with a lock_timeout
 -- of its own.
@@ -113,24 +144,37 @@ as $$
     least(patience, floor(extract(epoch from (until - clock_timestamp())) * 1000)))::integer::text, true)
 $$;
 
--- Waits for the lock of a queue's generation and returns whether it got it. Other receives hold it for a fraction of a
--- millisecond.
+-- Waits for the lock of a queue's generation, while it passes from hand to hand, and returns whether it got it. Not where
+-- one transaction keeps it: that is for lock_newest.
 create or replace function pgmb_internal.try_lock(queue integer, generation integer, key bigint)
 returns boolean
 language plpgsql
-set lock_timeout = '5ms'
+set lock_timeout = '200ms'
 as $$
+declare
+  before bigint;
 begin
-  -- A long transaction keeps this generation, and others have opened a newer one.
-  if exists (select from pgmb.generation g
-    where g.queue = try_lock.queue and g.number > try_lock.generation and g.base is not null)
-  then
-    return false;
-  end if;
-  perform pg_advisory_xact_lock(key);
-  return true;
-exception when lock_not_available then
-  return false;
+  loop
+    -- A long transaction keeps this generation, and others have opened a newer one.
+    if exists (select from pgmb.generation g
+      where g.queue = try_lock.queue and g.number > try_lock.generation and g.base is not null)
+    then
+      return false;
+    end if;
+    select c.id into before from pgmb.claim c where c.queue = try_lock.queue order by c.id desc limit 1;
+    begin
+      perform pg_advisory_xact_lock(key);
+      return true;
+    exception when lock_not_available or deadlock_detected then
+      if not exists (select from pgmb.claim c where c.queue = try_lock.queue and c.id > before) then
+        return false;
+      end if;
+      -- In a crowd a wake-up costs more than a receive. One of eight sessions goes on looking often, for all.
+      if pg_backend_pid() % 8 <> 0 then
+        perform set_config('lock_timeout', '1s', true);
+      end if;
+    end;
+  end loop;
 end $$;
 
 -- The newest generation of a queue that was opened, and the newest that another transaction is opening at this moment or
