@@ -187,7 +187,7 @@ def _running(dsn: str, record: Path, folder: Path) -> Iterator[None]:
     """A worker and the services."""
     environment = {**os.environ, "PGMB_DSN": dsn, _RECORD: str(record)}
     commands = {
-        "worker": (["work", f"{__name__}:app"], b"working on"),
+        "worker": (["work", f"{__name__}:app", "--no-services"], b"working on"),
         "services": (["ticker"], b"ticker"),
     }
     processes: list[subprocess.Popen[bytes]] = []

@@ -97,7 +97,7 @@ class Fleet:
         command = (
             ["-m", "faults.worker.handlers"]
             if self.bare
-            else ["-m", "pgmb", "work", "faults.worker.handlers:app"]
+            else ["-m", "pgmb", "work", "faults.worker.handlers:app", "--no-services"]
         )
         with diary.with_suffix(".log").open("wb") as log:
             process = subprocess.Popen(

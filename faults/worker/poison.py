@@ -119,6 +119,7 @@ def run(dsn: str, folder: Path, *, events: int, processes: int, seed: int) -> Re
         "faults.worker.poison_app:app",
         "--processes",
         str(processes),
+        "--no-services",
     ]
     with log.open("wb") as output:
         worker = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=output)

@@ -94,7 +94,7 @@ class _Workers:
     def _start(self) -> subprocess.Popen[bytes]:
         self._started += 1
         log = self._folder / str(self._started)
-        command = [sys.executable, "-m", "pgmb", "work", f"{__name__}:app"]
+        command = [sys.executable, "-m", "pgmb", "work", f"{__name__}:app", "--no-services"]
         with log.open("wb") as errors:
             process = subprocess.Popen(command, env=self._environment, stderr=errors)
         end = time.monotonic() + _PATIENCE_SECONDS

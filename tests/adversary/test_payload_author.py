@@ -25,7 +25,7 @@ from harness.answers import OK, saying
 from harness.receiver import Receiver
 from harness.server import Server
 from pgmb import Event, cli
-from pgmb.cli.logs import TEXT, JsonLines, TextLines
+from pgmb._core.logs import TEXT, JsonLines, TextLines
 from pgmb.server.dashboard.formats import curl
 from pgmb.server.sse.frames import ResumeToken
 from pgmb.server.sse.matching import Entry

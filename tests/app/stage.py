@@ -57,8 +57,11 @@ class Workers:
         self.log = folder / "log.txt"
 
     @contextlib.contextmanager
-    def running(self, *options: str, target: str = "shop:app") -> Generator[subprocess.Popen[bytes]]:
+    def running(
+        self, *options: str, target: str = "shop:app", services: bool = False
+    ) -> Generator[subprocess.Popen[bytes]]:
         command = [sys.executable, "-m", "pgmb", "work", target, *options]
+        command += [] if services else ["--no-services"]
         with self.log.open("ab") as log:
             process = subprocess.Popen(
                 command, cwd=self.folder, stdout=log, stderr=log, stdin=subprocess.DEVNULL

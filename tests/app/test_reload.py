@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pgmb
 from harness.waiting import until_true
-from pgmb.app.processes import python_files
+from pgmb.services.supervisor import python_files
 from tests.app.stage import Workers
 
 APP = """

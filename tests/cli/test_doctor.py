@@ -27,6 +27,7 @@ from tests.migration.versions import become
 AT_ONCE = Limits(
     pinned_for=timedelta(0),
     standing_for=timedelta(0),
+    unkept_for=timedelta(0),
     unarchived_for=timedelta(0),
     held_for=timedelta(0),
     waiting_for=timedelta(0),
@@ -293,6 +294,16 @@ def test_what_ticker_and_janitor_leave_undone(db: psycopg.Connection[Any], conne
     db.execute("select pgmb.tick()")
     assert "ticker" not in problems(db)
     assert {"ticker", "janitor", "segments", "archive", "delayed events"}.isdisjoint(problems(db, Limits()))
+
+
+def test_nobody_who_does_the_upkeep_is_told_within_a_minute(db: psycopg.Connection[Any]) -> None:
+    db.execute("select pgmb.lead(gen_random_uuid(), '{janitor}', 'host1', 7, 'pgmb work')")
+    db.execute("select pgmb.maintain()")
+    assert "upkeep" not in problems(db, Limits())
+    db.execute("select setval('pgmb.maintained', last_value - 61000) from pgmb.maintained")
+    told = problems(db, Limits())["upkeep"]
+    assert "pgmb.maintain() did not run for 61 s; process host1:7 (pgmb work) did it last" in told.message
+    assert "pgmb work" in str(told.fix)
 
 
 def test_a_schedule_whose_topic_nobody_takes(db: psycopg.Connection[Any]) -> None:

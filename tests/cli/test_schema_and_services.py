@@ -88,6 +88,20 @@ def test_status_is_a_table_or_json(done: Done, dsn: str) -> None:
     assert told["streams"][0]["stream"] == "main"
 
 
+def test_status_and_a_new_endpoint_say_that_nothing_posts_webhooks(
+    run: Run, dsn: str, db: psycopg.Connection[Any]
+) -> None:
+    said = "No dispatcher runs: nothing posts the events of 1 endpoint. Run pgmb serve, or pgmb dispatcher."
+    assert said in run("endpoints", "create", "crm", "https://crm.example/", dsn=dsn).err
+    assert said in run("status", dsn=dsn).err
+    notices: list[str | None] = []
+    db.add_notice_handler(lambda notice: notices.append(notice.message_primary))
+    db.execute("select pgmb.create_endpoint('crm', 'https://crm.example/')")
+    assert notices == ["no dispatcher runs: nothing posts the events of endpoint 'crm'"]
+    db.execute("select pgmb.heartbeat(gen_random_uuid(), 'host', 1)")
+    assert "dispatcher" not in run("status", dsn=dsn).err
+
+
 def test_errors_are_a_message_a_hint_and_exit_code_1(run: Run, dsn: str, empty_dsn: str) -> None:
     failed = run("receive", "nowhere", dsn=dsn)
     assert failed.code == 1

@@ -50,6 +50,7 @@ CORE: dict[str, set[str]] = {
     "masking": set(),
     "observer": set(),
     "concurrency": set(),
+    "logs": {"masking"},
     "connecting": set(),
     "unclosed": set(),
     "patterns": set(),

@@ -6,7 +6,7 @@ Without them libpq waits for hours on a connection whose peer is gone.
 from __future__ import annotations
 
 import re
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -47,6 +47,13 @@ def conninfo(dsn: str, application: str = "pgmb") -> str:
         name: value for name, value in DEFAULTS.items() if name not in given and name not in environment
     }
     return make_conninfo(dsn, **{"fallback_application_name": application, **given, **missing})
+
+
+def with_options(dsn: str, options: Mapping[str, Any]) -> str:
+    """The connection string with those of a connection's options that a string can have."""
+    known = {option.keyword.decode() for option in Conninfo.get_defaults()}
+    given = {name: value for name, value in options.items() if name in known}
+    return make_conninfo(_DRIVER.sub(r"\1://", dsn), **given)
 
 
 def connect(dsn: str, application: str = "pgmb", **options: Any) -> psycopg.Connection[Any]:

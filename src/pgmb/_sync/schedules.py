@@ -33,7 +33,7 @@ class Schedules(Calls):
     ) -> bool:
         """Publish an event at each time that `cron` names, by a clock in `timezone`; or change that schedule.
 
-        A Scheduler publishes: `pgmb serve` runs one. Of the times when none was running the last is
+        A Scheduler publishes: `pgmb work` runs one. Of the times when none was running the last is
         published, with `missed="all"` all are. True if it was created, False if there was one of that name.
         """
         now = moment(self._value(statements.NOW, conn))

@@ -357,9 +357,15 @@ class App:
         queues: Iterable[str] | None = None,
         concurrency: int | None = None,
         grace: float | None = None,
+        services: bool | None = None,
     ) -> None:
-        """Handle events of all queues or the named ones until `stop` is set. Then finish running handlers."""
-        await running.work(self.work_spec(queues, concurrency, grace), stop or asyncio.Event())
+        """Handle events of all queues or the named ones until `stop` is set. Then finish running handlers.
+
+        With `services`, a child process runs ticker, janitor and scheduler, as with `pgmb work`. By default
+        another process must, but this one fires schedules if the app has any; with False it does not.
+        """
+        spec = self.work_spec(queues, concurrency, grace, services)
+        await running.work(spec, stop or asyncio.Event())
 
     def run(
         self,
@@ -367,15 +373,20 @@ class App:
         queues: Iterable[str] | None = None,
         concurrency: int | None = None,
         grace: float | None = None,
+        services: bool | None = None,
     ) -> None:
-        """Handle events until SIGTERM or SIGINT; a second one ends the process at once."""
-        asyncio.run(running.until_signalled(self.work_spec(queues, concurrency, grace)))
+        """Handle events until SIGTERM or SIGINT; a second one ends the process at once.
+
+        `services` is that of `work`.
+        """
+        asyncio.run(running.until_signalled(self.work_spec(queues, concurrency, grace, services)))
 
     def work_spec(
         self,
         queues: Iterable[str] | None = None,
         concurrency: int | None = None,
         grace: float | None = None,
+        services: bool | None = None,
     ) -> running.WorkSpec:
         """What a worker process needs to know. InvalidArgument if a queue has no handler."""
         return running.WorkSpec(
@@ -394,6 +405,7 @@ class App:
             grace=self.grace if grace is None else grace,
             unhandled_for=self.unhandled_for,
             close=self._close_loop,
+            services=services,
         )
 
     def handle(self, queue: str, max: int = 1) -> int:

@@ -10,10 +10,12 @@ import signal
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pgmb._async.broker import AsyncBroker, aconnect
 from pgmb._async.listener import AsyncSubscription
+from pgmb._core.connecting import with_options
 from pgmb._core.observer import Instrumentation
 from pgmb._core.patterns import TopicHints
 from pgmb.app.consumer import Consumer
@@ -24,6 +26,9 @@ from pgmb.app.requests import create_replies
 from pgmb.app.routing import Middleware, Routes
 from pgmb.app.threads import Threads
 from pgmb.errors import PermissionDenied, QueueNotFound, translated
+
+if TYPE_CHECKING:
+    from pgmb.services.supervisor import Parent
 
 logger = logging.getLogger("pgmb.app")
 
@@ -58,10 +63,15 @@ class WorkSpec(NamedTuple):
     """How long an event that no worker can handle waits for one."""
     close: Callable[[], Awaitable[None]]
     """Closes what handlers opened in the event loop."""
+    services: bool | None
+    """Whether a process beside this one does upkeep. None: this one fires the app's schedules."""
 
 
-async def work(spec: WorkSpec, stop: asyncio.Event) -> None:
-    """Connect, declare the queues and schedules, and consume until `stop` is set."""
+async def work(spec: WorkSpec, stop: asyncio.Event, started: Callable[[], None] = lambda: None) -> None:
+    """Connect, declare the queues and schedules, and consume until `stop` is set.
+
+    `started` is called before the first event is received.
+    """
     options: dict[str, Any] = {
         "max_size": len(spec.queues) + 3,
         "fallback_application_name": "pgmb work",
@@ -78,10 +88,15 @@ async def work(spec: WorkSpec, stop: asyncio.Event) -> None:
         found = await declarations.declare(spec.queues)
         if spec.answers:
             await create_replies(broker)
-        await stack.enter_async_context(scheduling(broker, spec.schedules))
+        declared = await _declare_schedules(broker, spec.schedules)
+        if spec.services:
+            await stack.enter_async_context(_upkeep(spec))
+        elif spec.services is None and declared:
+            await stack.enter_async_context(_scheduling(broker))
         if spec.lifespan is not None:
             await stack.enter_async_context(spec.lifespan())
         logger.info("working on %s", ", ".join(queue.name for queue in spec.queues))
+        started()
         await _consume(spec, broker, heartbeats, declarations, found, stop)
 
 
@@ -152,10 +167,10 @@ async def _subscribe(broker: AsyncBroker, queues: Sequence[QueueSpec]) -> dict[s
     return subscriptions
 
 
-async def until_signalled(spec: WorkSpec, parent: int | None = None) -> None:
-    """`work` until SIGTERM or SIGINT. A second one ends the process at once.
+async def until_signalled(spec: WorkSpec, parent: Parent | None = None) -> None:
+    """`work` until SIGTERM or SIGINT, or until `parent` is gone. A second signal ends the process at once.
 
-    `parent` is a pipe whose end of file ends the process as well.
+    The parent is told the app's connection string when the work starts.
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -169,17 +184,16 @@ async def until_signalled(spec: WorkSpec, parent: int | None = None) -> None:
         last.daemon = True
         last.start()
 
-    def orphaned(pipe: int) -> None:
-        loop.remove_reader(pipe)
-        end("the parent is gone")
+    def started() -> None:
+        if parent is not None:
+            parent.report(with_options(spec.dsn, spec.connection))
 
     with contextlib.ExitStack() as stack:
         _on_signals(stack, end)
         if parent is not None:
-            os.set_inheritable(parent, False)
-            loop.add_reader(parent, orphaned, parent)
+            parent.when_gone(partial(end, "the parent is gone"))
         try:
-            await work(spec, stop)
+            await work(spec, stop, started)
         finally:
             # Not at the end of every work(): the event loop may be shared with those who publish.
             await spec.close()
@@ -203,14 +217,11 @@ def _on_signals(stack: contextlib.ExitStack, end: Callable[[str], None]) -> None
 
 
 @asynccontextmanager
-async def scheduling(broker: AsyncBroker, schedules: Mapping[str, dict[str, Any]]) -> AsyncGenerator[None]:
-    """Create or change the schedules, and publish what is due of any until the end of the block.
+async def _scheduling(broker: AsyncBroker) -> AsyncGenerator[None]:
+    """Publish what is due of any schedule until the end of the block.
 
     Every process of the app does: each due time publishes once.
     """
-    if not await _declare_schedules(broker, schedules):
-        yield
-        return
     # Not above: a program that only publishes need not load them.
     from pgmb.services import Scheduler, serve
 
@@ -221,6 +232,20 @@ async def scheduling(broker: AsyncBroker, schedules: Mapping[str, dict[str, Any]
             yield
         finally:
             stop.set()
+
+
+@asynccontextmanager
+async def _upkeep(spec: WorkSpec) -> AsyncGenerator[None]:
+    """Keep a process running that does the upkeep, until the end of the block."""
+    from pgmb.services.supervisor import Supervisor
+    from pgmb.services.upkeep import upkeep
+
+    supervisor = Supervisor()
+    supervisor.start(upkeep(with_options(spec.dsn, spec.connection), os.environ))
+    try:
+        yield
+    finally:
+        await supervisor.finish()
 
 
 async def _declare_schedules(broker: AsyncBroker, schedules: Mapping[str, dict[str, Any]]) -> bool:

@@ -10,7 +10,7 @@ import typer
 
 from pgmb import connect
 from pgmb._core.endpoints import AUTO, GENERATE
-from pgmb.cli import durations, endpoint_events, filters, output, posting
+from pgmb.cli import durations, endpoint_events, filters, output, posting, status
 from pgmb.cli.changes import change
 from pgmb.cli.filters import Condition, Equals, FilterBy, Params
 from pgmb.cli.options import AsJson, Dsn, Endpoint, Stream, Yes
@@ -144,6 +144,7 @@ def create(
         )
         if not unsigned and made.secret is None and broker.endpoint(endpoint).secrets == 0:
             output.note(_UNSIGNED.format(endpoint))
+        undelivered = status.idle(broker).get("dispatcher")
     if as_json:
         output.json(made)
         return
@@ -153,6 +154,8 @@ def create(
         output.note(_ONCE)
     if made.public_key is not None:
         output.line(f"Public key: {made.public_key}")
+    if undelivered is not None:
+        output.note(undelivered)
 
 
 def alter(

@@ -15,11 +15,11 @@ from typing import Annotated, TypeAlias
 import typer
 
 from pgmb import aconnect
+from pgmb._core.logs import LogFormat, configure
 from pgmb.cli import durations, output
-from pgmb.cli.logs import LogFormat, configure
 from pgmb.cli.options import Dsn
 from pgmb.errors import InvalidArgument
-from pgmb.services import SERVICES, Dispatcher, Http, HttpSettings, Service, Turns
+from pgmb.services import SERVICES, Dispatcher, Http, HttpSettings, Leadership, Service, Turns
 from pgmb.services import serve as serve_services
 
 logger = logging.getLogger("pgmb.services")
@@ -282,4 +282,6 @@ async def _serve(
             say(f"HTTP at {http.url}, the dashboard at {http.url}/ui.")
             if not await broker.api_keys():
                 say("There is no API key yet. Create one: pgmb keys create admin --scope operate")
-        await serve_services(broker, services, stop, turns=turns)
+        leadership = Leadership([service.name for service in services], "pgmb serve")
+        elected = leadership if leadership.services else None
+        await serve_services(broker, services, stop, turns=turns, leadership=elected)

@@ -8,9 +8,10 @@ import msgspec
 import typer
 from rich.table import Table
 
-from pgmb import QueueStatus, ReaderStatus, SinkStatus, StreamStatus, connect
+from pgmb import Broker, QueueStatus, ReaderStatus, SinkStatus, StreamStatus, connect
 from pgmb.cli import output
 from pgmb.cli.options import AsJson, Dsn
+from pgmb.doctor.finding import Limits, ago
 
 _QUEUE = {
     "queue": "queue",
@@ -54,6 +55,9 @@ _SINK = {
     "staged_at": "staged",
 }
 
+_BROKER = "select coalesce(maintained_age, age), endpoints, dispatchers from pgmb.describe_broker()"
+_UNKEPT_FOR = Limits().unkept_for
+
 
 def register(app: typer.Typer) -> None:
     app.command()(status)
@@ -64,6 +68,7 @@ def status(dsn: Dsn = "", as_json: AsJson = False) -> None:
     with connect(dsn, max_size=1) as broker:
         streams, queues = broker.stream_status(), broker.queue_status()
         readers, sinks = broker.reader_status(), broker.sink_status()
+        missing = idle(broker)
     if as_json:
         output.json({"streams": streams, "queues": queues, "readers": readers, "sinks": sinks})
         return
@@ -74,6 +79,26 @@ def status(dsn: Dsn = "", as_json: AsJson = False) -> None:
         console.print(reader_table(readers))
     if sinks:
         console.print(sink_table(sinks))
+    for line in missing.values():
+        output.note(line)
+
+
+def idle(broker: Broker) -> dict[str, str]:
+    """What nobody does and should: a line for `upkeep`, and one for `dispatcher`."""
+    with broker.connection() as conn:
+        ((since, endpoints, dispatchers),) = conn.execute(_BROKER).fetchall()
+    found: dict[str, str] = {}
+    if since is not None and since > _UNKEPT_FOR:
+        found["upkeep"] = (
+            f"Nobody does the upkeep: pgmb.maintain() did not run for {ago(since)}."
+            " Run pgmb work or pgmb serve."
+        )
+    if endpoints and not dispatchers:
+        these = "1 endpoint" if endpoints == 1 else f"{endpoints:,} endpoints"
+        found["dispatcher"] = (
+            f"No dispatcher runs: nothing posts the events of {these}. Run pgmb serve, or pgmb dispatcher."
+        )
+    return found
 
 
 def queue_table(found: Sequence[QueueStatus]) -> Table:

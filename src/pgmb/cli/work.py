@@ -6,19 +6,22 @@ import asyncio
 import contextlib
 import os
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from pgmb import connect, schema
+from pgmb import schema
+from pgmb._core import logs
 from pgmb.app import App, loading, running
-from pgmb.app.processes import EXIT_WITHOUT_RESTART, PARENT_PIPE, WORKER, supervise
-from pgmb.cli import durations, logs, output, worker_metrics
+from pgmb.cli import durations, output, worker_metrics
 from pgmb.errors import InvalidArgument
+from pgmb.services.supervisor import EXIT_WITHOUT_RESTART, Child, Parent, supervise
+from pgmb.services.upkeep import upkeep
 
 _DSN = "PGMB_WORK_DSN"
+_WORKER = "PGMB_WORKER"
+"""The number of a worker process, for its log."""
 
 
 def register(app: typer.Typer) -> None:
@@ -57,6 +60,14 @@ def work(
     install: Annotated[
         bool, typer.Option("--install", help="Install or upgrade the schema first, if needed.")
     ] = False,
+    services: Annotated[
+        bool,
+        typer.Option(
+            "--services/--no-services",
+            help="Run ticker, janitor and scheduler in a process beside the handlers, or leave them to other"
+            " processes.",
+        ),
+    ] = True,
     metrics_port: Annotated[
         int | None,
         typer.Option(min=1, max=65535, help="Serve Prometheus metrics on this port.", show_default=False),
@@ -69,17 +80,25 @@ def work(
         ),
     ] = False,
 ) -> None:
-    """Run an app's handlers until interrupted. Running handlers finish; other leased events are released."""
+    """Run an app's handlers, and the services that keep the log in order, until interrupted.
+
+    Handlers run in processes of their own, which are restarted when they end. Ticker, janitor and scheduler
+    run in one more; of all processes on a database, one leads. On interrupt, running handlers finish; other
+    leased events are released. Webhooks and HTTP need `pgmb serve`.
+    """
     if reload and metrics_port is not None:
         raise InvalidArgument("--reload and --metrics-port exclude each other")
-    worker = os.environ.pop(WORKER, None)
+    worker = os.environ.pop(_WORKER, None)
     logs.configure(
         text=f"%(asctime)s %(levelname)s %(name)s{f' worker {worker}:' if worker else ''} %(message)s"
     )
     waiting = None if unhandled_for is None else durations.parse(unhandled_for)
-    if processes > 1 or reload:
-        options = {"concurrency": concurrency, "grace": grace, "unhandled-for": unhandled_for}
-        sys.exit(_supervised(target, processes, queue or [], options, dsn, install, metrics_port, reload))
+    if services or processes > 1 or reload:
+        given = {"concurrency": concurrency, "grace": grace, "unhandled-for": unhandled_for}
+        options = [f"--queue={name}" for name in queue or []]
+        options += [f"--{name}={value}" for name, value in given.items() if value is not None]
+        options += ["--install"] if install else []
+        sys.exit(_supervised(target, processes, options, queue, dsn, services, metrics_port, reload))
     app = _loaded(target, queue)
     if waiting is not None:
         app.unhandled_for = waiting.total_seconds()
@@ -89,7 +108,8 @@ def work(
         schema.install(app.dsn)
     with contextlib.ExitStack() as stack:
         worker_metrics.serve(stack, metrics_port, app)
-        asyncio.run(running.until_signalled(app.work_spec(queue, concurrency, grace), _parent()))
+        spec = app.work_spec(queue, concurrency, grace, services=False)
+        asyncio.run(running.until_signalled(spec, Parent.of_environment()))
 
 
 def _loaded(target: str, queues: list[str] | None) -> App:
@@ -104,35 +124,36 @@ def _loaded(target: str, queues: list[str] | None) -> App:
 def _supervised(
     target: str,
     count: int,
-    queues: list[str],
-    options: Mapping[str, object],
+    options: list[str],
+    queues: list[str] | None,
     dsn: str | None,
-    install: bool,
+    services: bool,
     metrics_port: int | None,
     reload: bool,
 ) -> int:
-    """`options` are passed on to every process, but for those that are None."""
-    command = [sys.executable, "-m", "pgmb", "work", target]
-    command += [f"--queue={name}" for name in queues]
-    command += [f"--{name}={value}" for name, value in options.items() if value is not None]
-    command += ["--install"] if install else []
+    """Run the handlers in `count` processes, and the services in one more."""
+    command = [sys.executable, "-m", "pgmb", "work", target, "--no-services", *options]
     # Not on the command line, where everybody on the machine could read a password.
     environment = dict(os.environ) if dsn is None else {**os.environ, _DSN: dsn}
     if reload:
         # Compiled files are told from newer ones by the second alone.
         environment["PYTHONDONTWRITEBYTECODE"] = "1"
-        return asyncio.run(supervise(command, count, environment, reload=Path.cwd()))
-    app = _loaded(target, queues or None)
-    if dsn is not None:
-        app.dsn = dsn
-    # What fails now fails for good: processes that have once connected are restarted for ever.
-    connect(app.dsn, **app.connection).close()
     with contextlib.ExitStack() as stack:
-        if metrics_port is not None:
+        if metrics_port is not None and count == 1:
+            command.append(f"--metrics-port={metrics_port}")
+        elif metrics_port is not None:
+            app = _loaded(target, queues)
+            if dsn is not None:
+                app.dsn = dsn
             environment |= worker_metrics.serve_workers(stack, metrics_port, app.dsn, app)
-        return asyncio.run(supervise(command, count, environment))
 
+        def worker(number: int) -> Child:
+            if count == 1:
+                return Child("worker", command, environment)
+            return Child(f"worker {number}", command, {**environment, _WORKER: str(number)})
 
-def _parent() -> int | None:
-    pipe = os.environ.pop(PARENT_PIPE, None)
-    return None if pipe is None else int(pipe)
+        def then(dsn: str) -> list[Child]:
+            beside = [upkeep(dsn, os.environ)] if services else []
+            return [*map(worker, range(2, count + 1)), *beside]
+
+        return asyncio.run(supervise(worker(1), then, reload=Path.cwd() if reload else None))

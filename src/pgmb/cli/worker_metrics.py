@@ -7,8 +7,8 @@ import os
 from collections.abc import Generator, Mapping
 
 from pgmb.app import App
-from pgmb.app.processes import EXIT_WITHOUT_RESTART
 from pgmb.cli import output
+from pgmb.services.supervisor import EXIT_WITHOUT_RESTART
 
 _SERVED_BY_PARENT = "PGMB_WORK_METRICS"
 

@@ -39,7 +39,9 @@ class Limits(msgspec.Struct, frozen=True):
     pinned_for: timedelta = timedelta(minutes=5)
     pinned_xids: int = 10_000_000
     standing_for: timedelta = timedelta(minutes=5)
-    """For how long maintenance and ticks may be behind."""
+    """For how long maintenance may be behind although it runs."""
+    unkept_for: timedelta = timedelta(minutes=1)
+    """For how long ticker, janitor or scheduler may have done nothing that was due."""
     unarchived_for: timedelta = timedelta(hours=1)
     held_for: timedelta = timedelta(hours=1)
     """For how long a reader may hold back retention."""

@@ -6,24 +6,38 @@ from collections.abc import Iterable
 
 from pgmb.doctor.finding import Check, Look, Verdict, ago, fail, note, warn
 
-_SERVE = "Run `pgmb serve`, or select pgmb.maintain(); every few seconds."
+_SERVE = (
+    "Run `pgmb work` or `pgmb serve` as a role with pgmb_admin, or select pgmb.maintain(); every few seconds."
+)
+
+
+def _upkeep(look: Look) -> Iterable[Verdict]:
+    for row in look.rows:
+        since = row["unmaintained_for"]
+        if since is not None and since > look.limits.unkept_for:
+            leader = f"; process {row['leader']} did it last" if row["leader"] else ""
+            yield warn(
+                f"nobody does the upkeep: pgmb.maintain() did not run for {ago(since)}{leader};"
+                " segments and settled claims pile up",
+                _SERVE,
+            )
 
 
 def _ticker(look: Look) -> Iterable[Verdict]:
     for row in look.rows:
         waiting = row["unticked_for"]
-        if waiting is not None and waiting > look.limits.standing_for:
+        if waiting is not None and waiting > look.limits.unkept_for:
             yield warn(
                 f"no ticker: {row['unticked']:,} events of stream {row['stream']} since the last tick,"
                 f" the first {ago(waiting)} ago; nobody wakes sleepers, times to seek to are coarse",
-                "Run `pgmb serve` (or `pgmb ticker`).",
+                "Run `pgmb work` or `pgmb serve` as a role with pgmb_admin, or `pgmb ticker`.",
             )
 
 
 def _janitor(look: Look) -> Iterable[Verdict]:
     for row in look.rows:
         if row["standing_for"] is not None and row["standing_for"] > look.limits.standing_for:
-            yield warn(f"no janitor: {row['what']} for {ago(row['standing_for'])}", _SERVE)
+            yield warn(f"maintenance is behind: {row['what']} for {ago(row['standing_for'])}", _SERVE)
 
 
 def _segments(look: Look) -> Iterable[Verdict]:
@@ -95,10 +109,11 @@ def _delayed(look: Look) -> Iterable[Verdict]:
 
 def _schedules(look: Look) -> Iterable[Verdict]:
     for row in look.rows:
-        if row["late"] is not None and row["late"] > look.limits.standing_for:
+        if row["late"] is not None and row["late"] > look.limits.unkept_for:
             yield warn(
                 f"no scheduler: schedule {row['name']} is late by {ago(row['late'])}",
-                "Run `pgmb serve`, or pause it: pgmb schedules pause NAME.",
+                "Run `pgmb work` or `pgmb serve` as a role with pgmb_admin, or pause it:"
+                " pgmb schedules pause NAME.",
             )
         if not row["taken"]:
             yield warn(
@@ -118,6 +133,14 @@ where s.state = 'damaged' or s.reason like 'verification failed%'
 _UNERASED = """
 select e.id, e.reason, clock_timestamp() - e.begun_at standing_for from pgmb.describe_erasures() e
 where e.ended_at is null
+"""
+
+# Since the installation, where it never ran.
+_UPKEEP = """
+select coalesce(b.maintained_age, b.age) unmaintained_for,
+  (select format('%s:%s (%s)', l.host, l.pid, l.program)
+    from pgmb.describe_leaders() l where l.service = 'janitor') leader
+from pgmb.describe_broker() b
 """
 
 _STANDING = """
@@ -143,6 +166,7 @@ from pgmb.schedules() c where c.paused_at is null
 """
 
 CHECKS = (
+    Check("upkeep", "a process does it", _UPKEEP, _upkeep),
     Check("ticker", "positions are named as they pass", _HEALTH, _ticker),
     Check("janitor", "rotation and clearing are up to date", _STANDING, _janitor),
     Check("segments", "closed segments are sealed", _HEALTH, _segments),

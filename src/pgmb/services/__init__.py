@@ -6,6 +6,7 @@ from pgmb.services.dispatcher import Dispatcher
 from pgmb.services.http import Http
 from pgmb.services.http_settings import HttpSettings
 from pgmb.services.janitor import Janitor
+from pgmb.services.leadership import Leadership
 from pgmb.services.scheduler import Scheduler
 from pgmb.services.service import Service, Turns, serve
 from pgmb.services.ticker import Ticker
@@ -24,6 +25,7 @@ __all__ = [
     "Http",
     "HttpSettings",
     "Janitor",
+    "Leadership",
     "Scheduler",
     "Service",
     "Ticker",

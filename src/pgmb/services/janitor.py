@@ -24,6 +24,8 @@ where g.dropped_at < statement_timestamp() - interval '1 minute'
 order by g.stream, g.number
 """
 
+_DISPATCHERS = "select endpoints, dispatchers from pgmb.describe_broker()"
+
 
 class _Emptied(NamedTuple):
     """A segment without events whose table is still there."""
@@ -37,6 +39,8 @@ class _Emptied(NamedTuple):
 class Janitor:
     """Calls maintain() every `every` seconds, and every tenth time removes the tables that were emptied.
 
+    Every 60th time, first at the tenth, it looks whether endpoints have a dispatcher.
+
     maintain() drops them too, where it gets the log's lock at once. Detaching them first, concurrently, takes
     no lock that a publisher or reader would wait for; but it must be done outside of a transaction, by the
     owner.
@@ -48,13 +52,27 @@ class Janitor:
         self.every = every
         self.patience = patience
         self._turns = 0
+        self._undelivered = False
 
     async def turn(self, broker: AsyncBroker) -> float:
         await broker.maintain()
         if self._turns % 10 == 0:
             await self.remove_emptied(broker)
+        if self._turns % 60 == 10:
+            await self._look_for_dispatchers(broker)
         self._turns += 1
         return self.every
+
+    async def _look_for_dispatchers(self, broker: AsyncBroker) -> None:
+        async with broker.connection() as conn:
+            ((endpoints, dispatchers),) = await (await conn.execute(_DISPATCHERS)).fetchall()
+        undelivered = endpoints > 0 and dispatchers == 0
+        if undelivered and not self._undelivered:
+            logger.warning(
+                "no dispatcher runs: nothing posts the events of %s. Run pgmb serve, or pgmb dispatcher",
+                "1 endpoint" if endpoints == 1 else f"{endpoints:,} endpoints",
+            )
+        self._undelivered = undelivered
 
     async def remove_emptied(self, broker: AsyncBroker) -> int:
         """Detach and drop the tables of emptied segments. Returns how many are gone."""

@@ -15,6 +15,7 @@ from psycopg_pool import PoolTimeout
 from pgmb._async.broker import AsyncBroker
 from pgmb._core.concurrency import LONGEST_RETRY_SECONDS, AsyncDeadline
 from pgmb.errors import PgmbError
+from pgmb.services.leadership import Leadership
 
 logger = logging.getLogger("pgmb.services")
 
@@ -33,7 +34,7 @@ class Service(Protocol):
 
 
 @runtime_checkable
-class ClosableService(Protocol):
+class ClosableService(Service, Protocol):
     """A service that releases something when it ends."""
 
     async def close(self, broker: AsyncBroker) -> None: ...
@@ -68,12 +69,18 @@ async def serve(
     *,
     turns: Turns | None = None,
     grace: float = AsyncDeadline.FIRST_SECONDS,
+    leadership: Leadership | None = None,
 ) -> None:
-    """Run services side by side until `stop` is set. Each has `grace` seconds to finish its turn then."""
+    """Run services side by side until `stop` is set. Each has `grace` seconds to finish its turn then.
+
+    With `leadership`, a service that another process leads waits.
+    """
     turns = turns or Turns()
+    everything = services if leadership is None else [*services, leadership]
     async with asyncio.TaskGroup() as group:
         running = [
-            group.create_task(_run(broker, service, stop, turns), name=service.name) for service in services
+            group.create_task(_run(broker, service, stop, turns, leadership), name=service.name)
+            for service in everything
         ]
         ending = group.create_task(stop.wait())
         await asyncio.wait([ending, *running], return_when=asyncio.FIRST_COMPLETED)
@@ -88,9 +95,15 @@ async def serve(
             _, late = await asyncio.wait(late, timeout=1.0)
 
 
-async def _run(broker: AsyncBroker, service: Service, stop: asyncio.Event, turns: Turns) -> None:
+async def _run(
+    broker: AsyncBroker, service: Service, stop: asyncio.Event, turns: Turns, leadership: Leadership | None
+) -> None:
     failures, deadline = 0, AsyncDeadline(service.name, broker.break_off)
     while not stop.is_set():
+        if leadership is not None:
+            await leadership.wait_for(service.name, stop)
+            if stop.is_set():
+                break
         turns.begin(service.name, deadline.seconds)
         try:
             with deadline.enforced():
@@ -114,4 +127,4 @@ async def _close(broker: AsyncBroker, service: ClosableService) -> None:
         await service.close(broker)
     except (psycopg.Error, PoolTimeout, PgmbError) as error:
         # What it held comes back when its leases expire.
-        logger.warning("could not release the events in progress: %s", error)
+        logger.warning("%s: could not release what it held: %s", service.name, error)

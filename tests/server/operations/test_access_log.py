@@ -7,7 +7,7 @@ import logging
 import msgspec
 import pytest
 
-from pgmb.cli.logs import JsonLines
+from pgmb._core.logs import JsonLines
 from pgmb.server import create_app
 from tests.server.asking import asking, bearer, make_key
 

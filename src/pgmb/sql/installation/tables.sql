@@ -42,3 +42,14 @@ values (sha256(convert_to(gen_random_uuid()::text || gen_random_uuid()::text, 'U
 -- When maintain() last ended, in milliseconds since 1970. A sequence, because a row that is updated each second would grow
 -- old versions.
 create sequence pgmb.maintained;
+
+-- The process that each service belongs to. The others that run the service wait.
+create table pgmb.leader (
+  service text primary key,
+  process uuid not null,
+  host text not null,
+  pid integer not null,
+  program text not null,
+  since timestamptz not null,
+  expires_at timestamptz not null
+) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02);

@@ -434,15 +434,21 @@ begin
 end $$;
 
 -- The broker as a whole: how many dead letters there ever were (those that were rolled back count), since when maintain()
--- has not ended (null: never), and how many dispatchers are alive.
-create or replace function pgmb.describe_broker(out dead_letters bigint, out maintained_age interval, out dispatchers bigint)
+-- has not ended (null: never), how many dispatchers are alive, how many endpoints need one, and since when the stream
+-- main is there.
+create or replace function pgmb.describe_broker(
+  out dead_letters bigint, out maintained_age interval, out dispatchers bigint, out endpoints bigint,
+  out age interval
+)
 language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
 as $$
 begin
   dead_letters := coalesce(pg_sequence_last_value('pgmb.dead_id_seq'), 0);
   maintained_age := clock_timestamp() - to_timestamp(pg_sequence_last_value('pgmb.maintained') / 1000.0);
-  select count(*) into dispatchers from pgmb.dispatcher d where d.heartbeat_at > statement_timestamp() - interval '10 seconds';
+  dispatchers := pgmb_internal.live_dispatchers();
+  select count(*) into endpoints from pgmb.endpoint e where e.state <> 'disabled';
+  select clock_timestamp() - s.created_at into age from pgmb.stream s where s.name = 'main';
 end $$;
 
 -- Exactly how many events wait in a queue: reads every one of them. Null where that cannot be known: its filter or

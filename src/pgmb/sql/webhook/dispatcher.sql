@@ -51,6 +51,14 @@ begin
     select d.id from pgmb.dispatcher d where d.heartbeat_at > now - heartbeat.alive_for order by d.id);
 end $$;
 
+-- How many dispatchers are alive.
+create or replace function pgmb_internal.live_dispatchers()
+returns bigint
+language sql volatile
+as $$
+  select count(*) from pgmb.dispatcher d where d.heartbeat_at > clock_timestamp() - interval '10 seconds'
+$$;
+
 -- Publishes that an endpoint was disabled, unless a queue of the stream is full: that it is disabled matters more.
 create or replace function pgmb_internal.announce_disabled(endpoint uuid, name text, url text, reason text)
 returns void

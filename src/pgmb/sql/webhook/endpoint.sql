@@ -93,6 +93,10 @@ begin
   if former.subscription <> asked then
     perform pgmb_internal.forget_subscription(former.subscription);
   end if;
+  if pgmb_internal.live_dispatchers() = 0 then
+    raise notice 'no dispatcher runs: nothing posts the events of endpoint %', quote_literal(create_endpoint.name)
+      using hint = 'Run pgmb serve, or pgmb dispatcher.';
+  end if;
   return made;
 end $$;
 

@@ -1,0 +1,317 @@
+"""Child processes under one parent, which restarts those that end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, NamedTuple, TypeAlias
+
+logger = logging.getLogger("pgmb.supervisor")
+
+PARENT_PIPE = "PGMB_PARENT_PIPE"
+"""The descriptor whose end of file tells a child process that its parent is gone."""
+
+REPORT_PIPE = "PGMB_REPORT_PIPE"
+"""The descriptor to which a child process writes that it works."""
+
+EXIT_WITHOUT_RESTART = 2
+"""The exit code of a process that need not be started again."""
+
+_FIRST_PAUSE_SECONDS = 0.2
+_LONGEST_PAUSE_SECONDS = 10.0
+# A process that ran for so long did not fail from the start.
+_STABLE_AFTER_SECONDS = 10.0
+_SILENT_SECONDS = 20.0
+_REPORT_EVERY_SECONDS = 1.0
+_BACKGROUND_ENDS_WITHIN_SECONDS = 10.0
+
+_LOOK_EVERY_SECONDS = 0.5
+_SETTLED_SECONDS = 0.1
+_PASSED_OVER = {"node_modules", "site-packages"}
+
+
+class Child(NamedTuple):
+    """A process to keep running."""
+
+    name: str
+    """For the log."""
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    background: bool = False
+    """Whether it serves the others: it ends after them, its refusal to work ends no other, a change of files
+    does not restart it, and it is killed and replaced if it does not report for 20 seconds."""
+
+
+Then: TypeAlias = Callable[[str], Sequence[Child]]
+
+
+async def supervise(first: Child, then: Then, *, reload: Path | None = None) -> int:
+    """Keep processes running until SIGTERM or SIGINT, which is passed on. Returns the exit code.
+
+    `first` starts alone, so that a mistake is told once. When it reports that it works, the children that
+    `then` makes of its report start. If it ends before that, the supervisor ends, unless it reloads.
+
+    `reload`: start processes again whenever a Python file in this folder changes. A process that cannot be
+    started waits for the next change.
+    """
+    supervisor = Supervisor(then, waits_for_change=reload is not None)
+    loop = asyncio.get_running_loop()
+    for signalled in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(signalled, supervisor.end, signalled)
+    async with asyncio.TaskGroup() as group:
+        if reload is not None:
+            files = await asyncio.to_thread(python_files, reload)
+            group.create_task(supervisor.reload(reload, files))
+        supervisor.start(first)
+        await supervisor.finish()
+    return supervisor.code
+
+
+class Supervisor:
+    """Keeps children running in the running event loop until `end`."""
+
+    def __init__(self, then: Then = lambda report: (), *, waits_for_change: bool = False) -> None:
+        self.code = 0
+        self._reading, self._writing = os.pipe()
+        self._then: Then | None = then
+        self._waits_for_change = waits_for_change
+        self._ended = asyncio.Event()
+        self._news = asyncio.Event()
+        """Set when the files changed, and at the end. The next change has an event of its own."""
+        self._closing = asyncio.Event()
+        """Set when the processes in the background shall end."""
+        self._keeping: dict[asyncio.Task[None], Child] = {}
+        self._running: dict[asyncio.subprocess.Process, Child] = {}
+        self._replaced: set[asyncio.subprocess.Process] = set()
+        """Those that were told to end because the files changed. A second signal would kill them."""
+
+    def start(self, child: Child) -> None:
+        """Keep a child running from now on."""
+        task = asyncio.create_task(self._keep(child), name=f"pgmb {child.name}")
+        self._keeping[task] = child
+
+    def end(self, number: int = signal.SIGTERM) -> None:
+        """Tell the children to end, those in the background last."""
+        self._ended.set()
+        self._news.set()
+        for process, child in self._running.items():
+            if not child.background:
+                _signal(process, number)
+
+    async def finish(self) -> None:
+        """Wait until the children have ended: after `end`, or because they cannot work."""
+        try:
+            while front := [task for task, child in self._keeping.items() if not child.background]:
+                done, _ = await asyncio.wait(front, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    del self._keeping[task]
+                    await task
+            self.end()
+            self._closing.set()
+            self._signal_running(signal.SIGTERM)
+            if self._keeping:
+                _, late = await asyncio.wait(self._keeping, timeout=_BACKGROUND_ENDS_WITHIN_SECONDS)
+                self._signal_running(signal.SIGKILL)
+                await asyncio.gather(*late)
+        finally:
+            os.close(self._writing)
+            os.close(self._reading)
+
+    async def reload(self, folder: Path, files: Mapping[str, int]) -> None:
+        """Restart children when a file changes, until `end`."""
+        pause = _LOOK_EVERY_SECONDS
+        while not await _within(self._news, pause):
+            began = time.monotonic()
+            found = await asyncio.to_thread(python_files, folder)
+            pause = max(_LOOK_EVERY_SECONDS, (time.monotonic() - began) * 10)
+            if found == files:
+                continue
+            # An editor or a checkout may not be done: until a look finds nothing new.
+            while not await _within(self._news, _SETTLED_SECONDS):
+                again = await asyncio.to_thread(python_files, folder)
+                if again == found:
+                    break
+                found = again
+            if self._ended.is_set():
+                return
+            changed = sorted(name for name in files.keys() | found if files.get(name) != found.get(name))
+            files = found
+            logger.info("reloading: %s changed", ", ".join(changed[:3]) + (", …" if changed[3:] else ""))
+            news, self._news = self._news, asyncio.Event()
+            news.set()
+            for process, child in self._running.items():
+                if not child.background and process not in self._replaced:
+                    self._replaced.add(process)
+                    _signal(process, signal.SIGTERM)
+
+    async def _keep(self, child: Child) -> None:
+        pause = _FIRST_PAUSE_SECONDS
+        while not self._ended.is_set():
+            # Of before the start: what changes while the process starts is not in it.
+            news = self._ended if child.background else self._news
+            began = time.monotonic()
+            code = await self._run(child, news)
+            if self._ended.is_set():
+                if not child.background:
+                    self.code = self.code or max(code, 0)
+                return
+            if news.is_set():
+                pause = _FIRST_PAUSE_SECONDS
+            elif code == EXIT_WITHOUT_RESTART and child.background:
+                # It has told why.
+                return
+            elif code == EXIT_WITHOUT_RESTART and self._waits_for_change:
+                logger.warning("%s did not start; waiting for a file to change", child.name)
+                await news.wait()
+            elif not child.background and (code == EXIT_WITHOUT_RESTART or self._unproved):
+                self.code = code if code >= 0 else 128 - code
+                self.end()
+            else:
+                pause = _FIRST_PAUSE_SECONDS if time.monotonic() - began > _STABLE_AFTER_SECONDS else pause
+                logger.warning("%s ended (%s); restarting in %.1f s", child.name, _manner(code), pause)
+                await _within(news, pause)
+                pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
+
+    @property
+    def _unproved(self) -> bool:
+        """Whether no child has worked yet, so that its failure is most likely a mistake that stays."""
+        return self._then is not None and not self._waits_for_change
+
+    async def _run(self, child: Child, news: asyncio.Event) -> int:
+        reading, writing = os.pipe()
+        try:
+            # A session of its own: Ctrl-C in a terminal goes to the parent, who passes it on once.
+            process = await asyncio.create_subprocess_exec(
+                *child.command,
+                env={**child.environment, PARENT_PIPE: str(self._reading), REPORT_PIPE: str(writing)},
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                pass_fds=[self._reading, writing],
+            )
+        except BaseException:
+            os.close(reading)
+            raise
+        finally:
+            os.close(writing)
+        self._running[process] = child
+        reports = os.fdopen(reading, "rb", buffering=0)
+        hearing = asyncio.create_task(self._hear(child, process, reports))
+        try:
+            if (self._closing if child.background else news).is_set():
+                process.terminate()
+            return await process.wait()
+        finally:
+            hearing.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await hearing
+            reports.close()
+            del self._running[process]
+            self._replaced.discard(process)
+
+    async def _hear(self, child: Child, process: asyncio.subprocess.Process, pipe: IO[bytes]) -> None:
+        """Take a child's reports, each a line."""
+        reader = asyncio.StreamReader()
+        loop = asyncio.get_running_loop()
+        transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
+        try:
+            while True:
+                try:
+                    async with asyncio.timeout(_SILENT_SECONDS if child.background else None):
+                        line = await reader.readline()
+                except TimeoutError:
+                    logger.warning("%s is silent for %.0f s; killing it", child.name, _SILENT_SECONDS)
+                    _signal(process, signal.SIGKILL)
+                    return
+                if not line:
+                    return
+                if not child.background and self._then is not None and not self._ended.is_set():
+                    then, self._then = self._then, None
+                    for further in then(json.loads(line)):
+                        self.start(further)
+        finally:
+            transport.close()
+
+    def _signal_running(self, number: int) -> None:
+        for process in self._running:
+            _signal(process, number)
+
+
+class Parent:
+    """The parent of this process, if it was started by a supervisor."""
+
+    def __init__(self, alive: int, reports: int) -> None:
+        self._alive = alive
+        self._reports = reports
+        for pipe in (alive, reports):
+            os.set_inheritable(pipe, False)
+
+    @classmethod
+    def of_environment(cls) -> Parent | None:
+        """Read once: children of this process are not the supervisor's."""
+        alive, reports = os.environ.pop(PARENT_PIPE, None), os.environ.pop(REPORT_PIPE, None)
+        return None if alive is None or reports is None else cls(int(alive), int(reports))
+
+    def when_gone(self, call: Callable[[], None]) -> None:
+        """Have the event loop call this when the parent has ended, however it did."""
+        loop = asyncio.get_running_loop()
+
+        def gone() -> None:
+            loop.remove_reader(self._alive)
+            call()
+
+        loop.add_reader(self._alive, gone)
+
+    def report(self, text: str = "") -> None:
+        """Tell the parent that this process works."""
+        # The parent may be gone.
+        with contextlib.suppress(OSError):
+            os.write(self._reports, json.dumps(text).encode() + b"\n")
+
+    async def keep_reporting(self) -> None:
+        """Tell the parent each second that this process works, until cancelled."""
+        while True:
+            self.report()
+            await asyncio.sleep(_REPORT_EVERY_SECONDS)
+
+
+def python_files(folder: Path) -> dict[str, int]:
+    """The Python files of a folder, without installed packages, and when each was changed."""
+    found: dict[str, int] = {}
+    for place, folders, files in os.walk(folder):
+        if "pyvenv.cfg" in files:
+            folders.clear()
+            continue
+        folders[:] = [
+            name for name in folders if not name.startswith((".", "__")) and name not in _PASSED_OVER
+        ]
+        for name in files:
+            if name.endswith(".py"):
+                path = Path(place, name)
+                # It may be gone by now.
+                with contextlib.suppress(OSError):
+                    found[str(path.relative_to(folder))] = path.stat().st_mtime_ns
+    return found
+
+
+async def _within(event: asyncio.Event, seconds: float) -> bool:
+    """Wait for an event, at most so long. Whether it is set."""
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(event.wait(), seconds)
+    return event.is_set()
+
+
+def _signal(process: asyncio.subprocess.Process, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.send_signal(number)
+
+
+def _manner(code: int) -> str:
+    return f"exit code {code}" if code >= 0 else signal.Signals(-code).name
