@@ -8,7 +8,7 @@ import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any, TypedDict, cast
 
 import msgspec
 import pydantic
@@ -525,6 +525,32 @@ async def test_an_event_that_no_worker_handles_is_buried_at_last(dsn: str) -> No
     assert letter.attempt == 1
     with pytest.raises(pgmb.InvalidArgument, match="unhandled_for must be at least 0, got -1"):
         pgmb.App(dsn, unhandled_for=-1)
+
+
+async def test_a_payload_that_does_not_fit_waits_while_a_worker_runs_other_code(dsn: str) -> None:
+    old, newer = pgmb.App(dsn, name="shop"), pgmb.App(dsn, name="shop")
+    seen: list[int] = []
+
+    def declared(app: pgmb.App, payload: type) -> None:
+        async def take(number: payload) -> None:  # type: ignore[valid-type]
+            seen.append(cast("Any", number))
+
+        take.__annotations__["number"] = payload
+        app.on("a", queue="q", concurrency=1)(take)
+
+    declared(old, str)
+    declared(newer, int)
+    async with working(old) as broker:
+        async with working(newer):
+            await broker.publish_many("a", range(20))
+            await until(lambda: settled(broker, "q"))
+            assert sorted(seen) == list(range(20))
+            assert await broker.dead_letters("q") == []
+        await broker.publish("a", 20)
+        await until(lambda: broker.dead_letters("q"))
+        (letter,) = await broker.dead_letters("q")
+    assert letter.error == "payload does not fit str: Expected `str`, got `int`"
+    assert (letter.event.payload, letter.attempt, sorted(seen)) == (20, 1, list(range(20)))
 
 
 async def test_in_an_ordered_queue_a_dead_letter_does_not_take_those_behind_along(dsn: str) -> None:

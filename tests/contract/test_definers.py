@@ -65,6 +65,7 @@ CONSUMER = [
     "queue_of",
     "queue_settings",
     "queue_declarations",
+    "runs_other_code",
     "receive",
     "receive_group",
     "recount",

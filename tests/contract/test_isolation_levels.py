@@ -159,6 +159,7 @@ ANY_LEVEL = {
     "worker_heartbeat": "gen_random_uuid(), 'host', 1, '{q}'",
     "worker_depart": "gen_random_uuid()",
     "queue_declarations": "'q'",
+    "runs_other_code": "null, 'q'",
     "describe_workers": "",
     "describe_queues": "",
     "describe_streams": "",

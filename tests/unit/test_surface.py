@@ -81,6 +81,7 @@ METHODS = [
     "confirm",
     "connection",
     "consume",
+    "convert_queue",
     "create_api_key",
     "create_endpoint",
     "create_queue",

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections.abc import Awaitable, Callable
 
 from pgmb._async.broker import AsyncBroker
 from pgmb._async.receiving import AsyncLease
@@ -37,6 +38,7 @@ class Consumer:
         broker: AsyncBroker,
         idle: IdlePoller,
         routes: Routes,
+        run_other_code: Callable[[str], Awaitable[bool]],
         *,
         concurrency: int,
         lease_for: float = 30.0,
@@ -54,6 +56,7 @@ class Consumer:
         self.workers = [Worker(self._assignments, routes, max_attempts) for _ in range(concurrency)]
         self.size = LeaseSize(concurrency, routes.handlers[0].batch, fair=fair)
         self._broker = broker
+        self._run_other_code = run_other_code
         self._deadline = AsyncDeadline(f"queue {self.name}", broker.break_off)
         self._idle = idle
         self._asleep = False
@@ -198,6 +201,7 @@ class Consumer:
     async def _settle(self) -> None:
         now = time.monotonic()
         for progress in self.in_progress[:]:
+            await settling.judge_unfit(progress, self._run_other_code)
             if progress.finished:
                 whole = await settling.settle(progress, self._deadline)
                 self.in_progress.remove(progress)

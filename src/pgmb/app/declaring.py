@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
@@ -36,10 +38,14 @@ _FILTER = ("equals", "filter", "condition", "params")
 _INTERVALS = ("lease_for", "backoff_base", "backoff_max", "ttl")
 _DECLARE = (
     "select pgmb.declare_queue(%s::uuid, %s::text, %s::text[], %s::jsonb, %s::jsonb, %s::text[],"
-    " %s::text[])::text"
+    " %s::text[], %s::text)::text"
 )
 _DECLARATIONS = "select worker, app, host, pid, settings::text from pgmb.queue_declarations(%s::text)"
 
+_RUNS_OTHER_CODE = "select pgmb.runs_other_code(%s::uuid, %s::text)"
+
+# How long the answer to that holds.
+_OTHER_CODE_SECONDS = 1.0
 _AGAIN_EVERY_SECONDS = HEARTBEAT_EVERY_SECONDS
 # The database forgets a worker that it has not heard of for an hour, and a queue that is dropped.
 _KEEP_EVERY_SECONDS = 300.0
@@ -62,6 +68,12 @@ class QueueSpec:
     def patterns(self) -> list[str]:
         """The union over the handlers, in the order of registration."""
         return list(dict.fromkeys(pattern for handler in self.handlers for pattern in handler.patterns))
+
+    @property
+    def code(self) -> str:
+        """A digest of the handlers, their patterns and the payloads that they take."""
+        handlers = sorted((one.full_name, sorted(one.patterns), one.shape) for one in self.handlers)
+        return hashlib.sha256(msgspec.json.encode(handlers)).hexdigest()
 
     @property
     def stream(self) -> str:
@@ -168,6 +180,7 @@ class Declarations:
         self._worker = worker
         self._queues: dict[str, QueueSpec] = {}
         self._pending: dict[str, list[str]] = {}
+        self._other_code: dict[str, tuple[float, bool]] = {}
 
     async def declare(self, queues: Sequence[QueueSpec]) -> dict[str, QueueSettings]:
         """Create the queues that are not there, and their streams; add patterns, change settings.
@@ -192,6 +205,17 @@ class Declarations:
                     logger.warning("queue %s: cannot declare it: %s", name, str(error).strip())
                 else:
                     changed(name, found.consumed)
+
+    async def run_other_code(self, queue: str) -> bool:
+        """Whether a live worker has other handlers of a queue, or handlers that take other payloads."""
+        asked_at, answer = self._other_code.get(queue, (-math.inf, False))
+        if time.monotonic() > asked_at + _OTHER_CODE_SECONDS:
+            async with self._broker.connection() as conn:
+                with translated():
+                    cursor = await conn.execute(_RUNS_OTHER_CODE, [self._worker, queue])
+                    ((answer,),) = await cursor.fetchall()
+            self._other_code[queue] = (time.monotonic(), answer)
+        return answer
 
     async def _begin(self, queue: QueueSpec) -> QueueSettings:
         try:
@@ -219,6 +243,7 @@ class Declarations:
             None if queue.filter is None else msgspec.json.encode(queue.filter).decode(),
             [handler.full_name for handler in queue.handlers],
             only,
+            queue.code,
         )
         async with self._broker.connection() as conn:
             with translated():

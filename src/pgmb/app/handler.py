@@ -14,7 +14,7 @@ from typing import Any, TypeAlias, cast, get_args, get_origin, get_type_hints
 from pgmb._core.patterns import compiled
 from pgmb.app.delivery import Delivery
 from pgmb.app.outcome import Reject, Retry, describe, seconds, trace, waiting
-from pgmb.app.payload import Decode, decoder
+from pgmb.app.payload import Decode, decoder, shape
 from pgmb.app.progress import Failure, LeaseProgress, SplitBy
 from pgmb.errors import InvalidArgument
 from pgmb.types import Duration, Event
@@ -73,6 +73,8 @@ class Handler:
             annotation = _element(annotation, self.name)
         if annotation is Any:
             annotation = unannotated
+        self.shape = shape(_payload(annotation))
+        """What payloads must be."""
         self.decode, self.prepare, self.take = _taking(annotation, self.name)
 
     @property
@@ -234,13 +236,21 @@ def _element(annotation: Any, name: str) -> Any:
     raise TypeError(f"{name}: with batch= a handler takes a list, not {annotation!r}")
 
 
-def _taking(annotation: Any, name: str) -> tuple[Decode, Prepare, Take]:
+def _payload(annotation: Any) -> Any:
+    """The payload's type."""
     if annotation is Event:
-        return decoder(Any), whole_event, lambda delivery: delivery.event
+        return Any
     if annotation is Delivery or get_origin(annotation) is Delivery:
-        decode = _decoder(next(iter(get_args(annotation)), Any), name)
+        return next(iter(get_args(annotation)), Any)
+    return annotation
+
+
+def _taking(annotation: Any, name: str) -> tuple[Decode, Prepare, Take]:
+    decode = _decoder(_payload(annotation), name)
+    if annotation is Event:
+        return decode, whole_event, lambda delivery: delivery.event
+    if annotation is Delivery or get_origin(annotation) is Delivery:
         return decode, delivering(decode), lambda delivery: delivery
-    decode = _decoder(annotation, name)
     return decode, lambda event, progress: decode(event.raw), lambda delivery: delivery.payload
 
 

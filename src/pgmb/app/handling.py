@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from pgmb._async.broker import AsyncBroker
@@ -35,7 +35,12 @@ class Handled(NamedTuple):
     error: BaseException | None
 
 
-async def handle_lease(routes: Routes, lease: AsyncLease, max_attempts: int) -> list[Handled]:
+async def handle_lease(
+    routes: Routes,
+    lease: AsyncLease,
+    max_attempts: int,
+    run_other_code: Callable[[str], Awaitable[bool]],
+) -> list[Handled]:
     """Handle a lease of one event, or of a batch where the handler takes one."""
     progress = LeaseProgress(lease)
     progress.pending.clear()
@@ -50,6 +55,7 @@ async def handle_lease(routes: Routes, lease: AsyncLease, max_attempts: int) -> 
             failure = routes.failure(progress, event, errors[event.seq])
             # What the handler said of single events stands.
             progress.failed.setdefault(event.seq, failure)
+    await settling.judge_unfit(progress, run_other_code)
     await _settle(progress)
     return [
         Handled(routes.queue, event, _outcome(progress, event, max_attempts), errors.get(event.seq))
@@ -157,7 +163,8 @@ async def handle_next(
 ) -> int:
     """Call a queue's handlers for its next events. Returns how many there were."""
     queue = spec.name
-    found = (await Declarations(broker).declare([spec]))[queue]
+    declarations = Declarations(broker)
+    found = (await declarations.declare([spec]))[queue]
     threads, count = Threads("pgmb handler"), 0
     routes = Routes(queue, spec.handlers, middlewares, threads, unhandled_for)
     try:
@@ -169,7 +176,9 @@ async def handle_next(
             count += len(lease)
             async with _kept(lease, found.lease_for):
                 try:
-                    handled = await handle_lease(routes, lease, found.max_attempts)
+                    handled = await handle_lease(
+                        routes, lease, found.max_attempts, declarations.run_other_code
+                    )
                 except LeaseLost as error:
                     logger.warning("queue %s: %s; its events are delivered again", queue, error)
                 else:

@@ -26,6 +26,21 @@ def decoder(annotation: Any) -> Decode:
     return _by_msgspec(annotation)
 
 
+def shape(annotation: Any) -> str:
+    """What payloads must be to become this type, as text: the same for the same code."""
+    try:
+        if any(_is_pydantic(part) for part in _parts(annotation)):
+            import pydantic
+
+            found = pydantic.TypeAdapter(annotation).json_schema()
+        else:
+            found = msgspec.json.schema(annotation)
+        return msgspec.json.encode(found, order="deterministic").decode()
+    except Exception:
+        # It has no schema, such as a type with a decoder of its own.
+        return name_of(annotation)
+
+
 def name_of(annotation: Any) -> str:
     return annotation.__qualname__ if isinstance(annotation, type) else str(annotation)
 

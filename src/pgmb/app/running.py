@@ -114,6 +114,7 @@ async def _consume(
             broker,
             idle,
             Routes(queue.name, queue.handlers, spec.middlewares, threads, spec.unhandled_for),
+            declarations.run_other_code,
             concurrency=spec.concurrency or queue.concurrency or DEFAULT_CONCURRENCY,
             **found[queue.name]._asdict(),
         )

@@ -67,6 +67,24 @@ async def settle(
     return None
 
 
+async def judge_unfit(progress: LeaseProgress, run_other_code: Callable[[str], Awaitable[bool]]) -> None:
+    """Release payloads that do not fit, instead of burying them, while a live worker runs other code."""
+    unfit = [
+        seq
+        for seq, failure in progress.failed.items()
+        if failure.final and failure.unhandled_for is not None and seq not in progress.settled
+    ]
+    if not unfit:
+        return
+    try:
+        released = await run_other_code(progress.lease.queue)
+    except DATABASE_ERRORS as error:
+        released = True
+        logger.warning("queue %s: cannot ask for other workers: %s", progress.lease.queue, str(error).strip())
+    for seq in unfit if released else ():
+        progress.failed[seq] = progress.failed[seq]._replace(final=False)
+
+
 def _failures(progress: LeaseProgress) -> dict[Failure, list[int]]:
     """What failed alike is settled by one statement."""
     alike: dict[Failure, list[int]] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
@@ -127,6 +127,7 @@ class _Queue(NamedTuple):
     routes: Routes
     stream: str
     max_attempts: int
+    run_other_code: Callable[[str], Awaitable[bool]]
 
 
 async def _queues(broker: AsyncBroker, handlers: Handlers, queue: str | None) -> list[_Queue]:
@@ -141,13 +142,15 @@ async def _queues(broker: AsyncBroker, handlers: Handlers, queue: str | None) ->
         middlewares, unhandled_for = [], DEFAULT_UNHANDLED_SECONDS
     if not declared:
         raise InvalidArgument("no handlers" if queue is None else f"no handlers of queue {queue!r}")
-    found = await Declarations(broker).declare(declared)
+    declarations = Declarations(broker)
+    found = await declarations.declare(declared)
     here = _Here("")
     return [
         _Queue(
             Routes(one.name, one.handlers, middlewares, here, unhandled_for),
             one.stream,
             found[one.name].max_attempts,
+            declarations.run_other_code,
         )
         for one in declared
     ]
@@ -247,7 +250,7 @@ class _Draining:
             await self._broker.tick(stream)
 
     async def _handle(self, queue: _Queue, lease: AsyncLease) -> None:
-        handled = await handle_lease(queue.routes, lease, queue.max_attempts)
+        handled = await handle_lease(queue.routes, lease, queue.max_attempts, queue.run_other_code)
         self._deliveries += handled
         if self._clock is not None:
             # What it wrote, a retry or a delayed event, stands still however long the next handler takes.

@@ -49,6 +49,22 @@ as $$
   select d.* from pgmb_internal.declarations((pgmb_internal.queue_for_consumer(queue_declarations.queue)).id, alive_for) d
 $$;
 
+-- Whether another live worker declares other code for a queue than this one: other handlers, patterns or payloads. What this
+-- worker cannot handle, that one may. A worker that declared none differs from all that did. Errors: MB002 no such queue, 42501.
+-- Support.
+create or replace function pgmb.runs_other_code(worker uuid, queue text)
+returns boolean
+language sql stable security definer
+set search_path = pg_catalog, pg_temp
+as $$
+  select exists (
+    select from pgmb_internal.queue_for_consumer(runs_other_code.queue) q
+    cross join lateral pgmb_internal.declarations(q.id) d
+    join pgmb.declaration other on other.queue = q.id and other.worker = d.worker
+    where d.worker is distinct from runs_other_code.worker and other.code is distinct from (
+      select own.code from pgmb.declaration own where own.queue = q.id and own.worker = runs_other_code.worker))
+$$;
+
 -- Settings that an operator changed, or a pattern that an operator bound: no declaration takes them back.
 create or replace function pgmb_internal.disown(queue integer, settings text[])
 returns void
@@ -173,12 +189,13 @@ end $$;
 --   filter     an object with the keys equals, filter, condition and params, {} for none; null: the code says nothing
 --   handlers   the functions, as module.function
 --   names      the settings to look at; by default all, and the patterns
+--   code       a digest of what the handlers take (runs_other_code)
 -- Returns the queue's settings (queue_settings), and what happened: added (patterns), applied, reset, pending (settings that
 -- wait for workers that declare them otherwise), denied (whether something was left to an admin). Errors: MB002 no such queue,
 -- MB006 another app consumes it, or it is of another kind, MB005 and 23514 more than is accepted, 42501.
 create or replace function pgmb.declare_queue(
   worker uuid, queue text, patterns text[], settings jsonb default '{}', filter jsonb default null,
-  handlers text[] default '{}', names text[] default null
+  handlers text[] default '{}', names text[] default null, code text default null
 )
 returns jsonb
 language plpgsql security definer
@@ -212,7 +229,8 @@ begin
   perform pgmb_internal.assert_same_kind(head, declare_queue.settings);
   if declare_queue.worker is not null then
     perform pgmb_internal.assert_one_app(head, declare_queue.worker);
-    perform pgmb_internal.write_declaration(head.id, declare_queue.worker, caller, declare_queue.patterns, given, declare_queue.handlers);
+    perform pgmb_internal.write_declaration(head.id, declare_queue.worker, caller, declare_queue.patterns, given, declare_queue.handlers,
+      declare_queue.code);
   end if;
   missing := array(select p.pattern from unnest(declare_queue.patterns) with ordinality p (pattern, nth)
     where declare_queue.names is null and not p.pattern = any (
@@ -237,7 +255,7 @@ end $$;
 -- Records a declaration, and whose it is beyond the life of its worker. A worker's declarations are its role's to write, and
 -- those of all workers of a role are bounded.
 create or replace function pgmb_internal.write_declaration(
-  queue integer, worker uuid, caller name, patterns text[], settings jsonb, handlers text[]
+  queue integer, worker uuid, caller name, patterns text[], settings jsonb, handlers text[], code text
 )
 returns void
 language plpgsql
@@ -248,12 +266,13 @@ begin
   if not exists (select from pgmb.worker w where w.id = write_declaration.worker and w.role = caller) then
     raise exception 'role % has no worker %', caller, worker using errcode = '42501', hint = 'Call pgmb.worker_heartbeat first.';
   end if;
-  insert into pgmb.declaration as d (queue, worker, patterns, settings, handlers)
+  insert into pgmb.declaration as d (queue, worker, patterns, settings, handlers, code)
   values (write_declaration.queue, write_declaration.worker, write_declaration.patterns, write_declaration.settings,
-    write_declaration.handlers)
+    write_declaration.handlers, write_declaration.code)
   on conflict on constraint declaration_pkey do update
-  set patterns = excluded.patterns, settings = excluded.settings, handlers = excluded.handlers
-  where (d.patterns, d.settings, d.handlers) is distinct from (excluded.patterns, excluded.settings, excluded.handlers);
+  set patterns = excluded.patterns, settings = excluded.settings, handlers = excluded.handlers, code = excluded.code
+  where (d.patterns, d.settings, d.handlers, d.code)
+    is distinct from (excluded.patterns, excluded.settings, excluded.handlers, excluded.code);
   if found and (select sum(pg_column_size(d.patterns) + pg_column_size(d.settings) + pg_column_size(d.handlers))
     from pgmb.declaration d join pgmb.worker w on w.id = d.worker where w.role = caller) > most_bytes
   then

@@ -322,6 +322,8 @@ create table pgmb.declaration (
   patterns text[] not null constraint "patterns must have at most 65536 bytes" check (pg_column_size(patterns) <= 65536),
   settings jsonb not null constraint "settings must have at most 65536 bytes" check (pg_column_size(settings) <= 65536),
   handlers text[] not null constraint "handlers must have at most 65536 bytes" check (pg_column_size(handlers) <= 65536),
+  -- A digest of the handlers, their patterns and the payloads that they take.
+  code text constraint "a declaration's code must have at most 255 characters" check (length(code) <= 255),
   primary key (queue, worker)
 );
 create index declaration_worker on pgmb.declaration (worker);
