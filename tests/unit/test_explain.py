@@ -449,6 +449,8 @@ SETTINGS = {
         "generation",
         "queue_grant",
         "queue_view",
+        "owner",
+        "declaration",
         "schedule",
         "api_key",
         "dispatcher",
