@@ -24,7 +24,7 @@ EFFECTS = (
         "positions",
         "synchronous-failover",
     ),
-    *("asynchronous-failover", "spark-failover", "isolation", "cancels", "fair-cancels", "two-phase"),
+    *("asynchronous-failover", "spark-failover", "isolation", "cancels", "fair-cancels", "two-phase", "soak"),
 )
 """The programs of `faults.correctness`, which is imported only when it is needed."""
 

@@ -52,6 +52,7 @@ CORRECTNESS: list[Part] = [
     _effects("fair queue: effects at expiry", "fair-expiry"),
     _effects("fair queue: cancels, terminations", "fair-cancels"),
     _effects("two-phase commit, late commits", "two-phase"),
+    _effects("soak of all kinds, limits and shares", "soak"),
     _effects("control: cheating consumers", "control", "reported"),
     Proved(
         "a crowd of consumers",

@@ -11,7 +11,7 @@ import psycopg
 
 from faults.correctness.consumer import Consumer, Held
 from faults.correctness.run import QUEUE, Result, Run
-from faults.correctness.verdict import Ended
+from faults.correctness.verdict import Ended, History
 
 _LEASE = 0.5
 _PATIENCE = 60.0
@@ -25,15 +25,15 @@ def run(dsn: str, *, kills: int, workers: int, seed: int, options: str = "") -> 
         run.start(f"worker {number}", partial(_work, run, f"worker {number}"))
     done = [0, 0]
     enough = threading.Event()
-    run.start("killer", partial(_kill, run, enough, done))
+    run.start("killer", partial(kill, run, enough, done))
     deadline = time.monotonic() + _PATIENCE
     # Most of them hit publishers, or receives that find nothing.
-    while sum(done) < kills or not (_interrupted(run) or time.monotonic() > deadline):
+    while sum(done) < kills or not (interrupted(run.history) or time.monotonic() > deadline):
         run.wait(0.1)
     enough.set()
     run.stop_publishing()
     run.end()
-    hit = _interrupted(run)
+    hit = interrupted(run.history)
     return run.result(
         "cancels and terminations",
         f"{done[0]} cancels, {done[1]} terminations, {hit} deliveries interrupted",
@@ -41,11 +41,13 @@ def run(dsn: str, *, kills: int, workers: int, seed: int, options: str = "") -> 
     )
 
 
-def _interrupted(run: Run) -> int:
-    return sum(delivery.ended is Ended.UNKNOWN for delivery in list(run.history.deliveries))
+def interrupted(history: History) -> int:
+    """How many deliveries ended with a settling call that was interrupted."""
+    return sum(delivery.ended is Ended.UNKNOWN for delivery in list(history.deliveries))
 
 
-def _kill(run: Run, enough: threading.Event, done: list[int], chance: random.Random) -> None:
+def kill(run: Run, enough: threading.Event, done: list[int], chance: random.Random) -> None:
+    """Cancels and terminates publishers and workers until it is enough; `done` counts both."""
     with psycopg.connect(run.dsn, autocommit=True, application_name="killer") as connection:
         while not enough.is_set():
             time.sleep(chance.uniform(0.0, 0.03))

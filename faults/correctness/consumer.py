@@ -97,6 +97,8 @@ class Consumer:
         With `after`, that lease's effects and its ack are part of the same transaction (`ack =>`).
         """
         began, started = time.time(), time.monotonic()
+        if after is not None:
+            _touch(after.events)
         try:
             if self.connection.info.transaction_status != TransactionStatus.IDLE:
                 # A cancellation ended the rollback before.
@@ -132,7 +134,11 @@ class Consumer:
         return Held(
             rows[0][0],
             [
-                Leased(seq, key, Delivery(event, lease, attempt, at, began + seconds, ended + seconds))
+                Leased(
+                    seq,
+                    key,
+                    Delivery(event, lease, attempt, at, began + seconds, ended + seconds, asked_at=began),
+                )
                 for lease, event, seq, key, attempt, at in rows
             ],
         )
@@ -157,6 +163,7 @@ class Consumer:
     def ack(self, held: Held, events: Sequence[Leased] | None = None, *, open_for: float = 0.0) -> bool:
         """Commits effects with the ack of the whole lease, or of some of its events."""
         chosen = held.events if events is None else events
+        _touch(chosen)
         try:
             with self.connection.transaction():
                 self.write_effects(held.lease, chosen)
@@ -183,6 +190,7 @@ class Consumer:
     ) -> bool:
         """Calls retry (due `after` seconds), release or bury for the whole lease or some of its events."""
         chosen = held.events if events is None else events
+        _touch(chosen)
         seqs = None if events is None else [leased.seq for leased in events]
         arguments: list[Any] = [held.lease, seqs]
         if verb == "retry":
@@ -201,6 +209,7 @@ class Consumer:
     def extend(self, held: Held, seconds: float, *, open_for: float = 0.0) -> bool:
         """Sets the lease to expire in `seconds`, also sooner than before."""
         began = time.time()
+        _touch(held.events)
         try:
             with self.connection.transaction():
                 self.connection.execute(
@@ -233,6 +242,12 @@ class Consumer:
         if self._repeatable_read:
             connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         return connection
+
+
+def _touch(events: Sequence[Leased]) -> None:
+    now = time.time()
+    for leased in events:
+        leased.delivery.touched_at = min(leased.delivery.touched_at, now)
 
 
 def _end(events: Sequence[Leased], ended: Ended, after: float = 0.0) -> None:

@@ -19,6 +19,7 @@ from faults.correctness import (
     keys,
     positions,
     shortened,
+    soak,
     supersession,
     two_phase,
 )
@@ -112,6 +113,12 @@ PROGRAMS = {
         "publishers and consumers that prepare their transactions",
         {"seconds": 8, "publishers": 6, "workers": 6},
         {"seconds": 120, "publishers": 8, "workers": 8},
+    ),
+    "soak": Program(
+        soak.run,
+        "all kinds of queue at once; limits, rates and shares are judged too",
+        {"seconds": 8},
+        {"seconds": 600},
     ),
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -55,10 +55,19 @@ class Run:
     """
 
     def __init__(
-        self, dsn: str, *, seed: int, queues: int = 1, options: str = "", superseding: bool = False
+        self,
+        dsn: str,
+        *,
+        seed: int,
+        queues: int = 1,
+        options: str = "",
+        kinds: Mapping[str, str] | None = None,
+        superseding: bool = False,
     ) -> None:
+        """`kinds`: queues by name, with the options of each, instead of `queues` that have no others."""
         self.dsn = dsn
-        self.queues = [f"work-{number}" for number in range(queues)]
+        own = kinds or {f"work-{number}": "" for number in range(queues)}
+        self.queues = list(own)
         self.histories = {queue: History(queue, superseding=superseding) for queue in self.queues}
         self.stop = threading.Event()
         """Ends the faults; consumers then only drain."""
@@ -74,10 +83,12 @@ class Run:
         application.prepare(dsn)
         with psycopg.connect(dsn, autocommit=True) as connection:
             for queue in self.queues:
+                asked = ", ".join(filter(None, (options, own[queue])))
+                self.histories[queue].ordered = "ordered => true" in asked
                 # Attempts do not run out: what becomes a dead letter was buried.
                 connection.execute(
                     f"select pgmb.create_queue('{queue}', array['{queue}'], max_attempts => 1000000,"
-                    f" backoff_base => '0 s'{', ' + options if options else ''})"
+                    f" backoff_base => '0 s'{', ' + asked if asked else ''})"
                 )
 
     @property
@@ -153,7 +164,6 @@ class Run:
         notes: str = "",
         *,
         landed: bool = True,
-        ordered: bool = False,
         problems: Sequence[str] = (),
     ) -> Result:
         """The verdict on all that was published and settled."""
@@ -165,7 +175,6 @@ class Run:
                 application.effects(connection),
                 application.dead_letters(connection, self.queues),
                 self.histories.values(),
-                ordered=ordered,
             )
         longest = max(history.longest_call for history in self.histories.values())
         said = (

@@ -68,6 +68,10 @@ class Delivery:
     """When the consumer knew that its settling call had committed."""
     due_at: float | None = None
     """When a returned event is due again."""
+    asked_at: float = -math.inf
+    """Before its receive was called."""
+    touched_at: float = math.inf
+    """Before the first call that may have settled it. Until then its lease holds, if it has not expired."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +103,10 @@ class History:
     """Whether transactions stay open after a receive, so that leases may be lost before they expire."""
     generations: Sequence[Generation] = ()
     """The generations of the queue that were opened, as its rows have them after the run."""
+    ordered: bool = False
+    """Whether events of one key must take effect in publishing order."""
+    always_answers: bool = True
+    """Whether a receive must return something while an event is deliverable: a limit may forbid it."""
     since: float = 0.0
     """Nothing counts as deliverable before this time: the database was away."""
 
@@ -137,8 +145,6 @@ def judge(
     effects: Iterable[Effect],
     dead: Iterable[UUID],
     histories: Iterable[History],
-    *,
-    ordered: bool = False,
 ) -> Verdict:
     """The verdict on a run that has been drained: an event without effect or dead letter counts as lost."""
     events = {one.event: one for one in published}
@@ -148,6 +154,7 @@ def judge(
     dead = list(dead)
     ends.update(dead)
     unexplained: list[UUID] = []
+    disordered: list[UUID] = []
     longest_stall, made = 0.0, 0
     for history in histories:
         deliveries: dict[UUID, list[Delivery]] = {}
@@ -160,15 +167,17 @@ def judge(
         made += len(history.deliveries)
         unexplained += [event for event, each in deliveries.items() if not _all_explained(each, history)]
         of_queue = {name: one for name, one in events.items() if one.queue == history.queue}
-        stall = _longest_stall(of_queue, deliveries, history, ordered)
+        stall = _longest_stall(of_queue, deliveries, history) if history.always_answers else 0.0
         longest_stall = max(longest_stall, history.longest_call, stall)
+        if history.ordered:
+            disordered += _disordered(effects, of_queue)
     return Verdict(
         events=len(events),
         lost=[event for event in events if not ends[event]],
         doubled=[event for event, count in ends.items() if count > 1],
         phantom=[event for event in ends if event not in events],
         unexplained=unexplained,
-        disordered=_disordered(effects, events) if ordered else [],
+        disordered=disordered,
         longest_stall=longest_stall,
         deliveries=made,
         dead=len(dead),
@@ -232,14 +241,13 @@ def _longest_stall(
     events: Mapping[UUID, Published],
     deliveries: Mapping[UUID, Sequence[Delivery]],
     history: History,
-    ordered: bool,
 ) -> float:
     """The longest time after which a receive still returned nothing although an event was deliverable."""
     asks = sorted(history.empty, key=lambda ask: ask.began)
     began = [ask.began for ask in asks]
     # In an ordered queue an event is deliverable once those ahead of it in its key are settled.
     free_from: dict[UUID, float] = {}
-    if ordered:
+    if history.ordered:
         free: dict[str, float] = {}
         for event in sorted(events.values(), key=lambda event: event.number):
             if event.key is not None:

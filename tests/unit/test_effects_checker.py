@@ -56,7 +56,8 @@ def verdict(
 ) -> Verdict:
     asks = [Ask(at, at + 0.001) for at in empty]
     history = History("q", deliveries, asks, superseding=superseding, generations=generations)
-    return judge(published, effects, dead, [history], ordered=ordered)
+    history.ordered = ordered
+    return judge(published, effects, dead, [history])
 
 
 def test_each_event_with_one_effect_holds() -> None:
