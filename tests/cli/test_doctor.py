@@ -268,6 +268,17 @@ def test_what_a_role_may_not_look_at_is_said(
 # -- maintenance ---------------------------------------------------------------------------------------------
 
 
+def test_a_stream_whose_segment_is_missing_is_told(db: psycopg.Connection[Any]) -> None:
+    # As restored from a dump that took longer than two rotations.
+    db.execute("select setval('pgmb.seq_main', 5::bigint << 40)")
+    told = problems(db)["segments"]
+    assert "accepts no events" in told.message
+    assert "pgmb.maintain()" in str(told.fix)
+    db.execute("select pgmb.maintain()")
+    assert "accepts no events" not in str(problems(db).get("segments"))
+    db.execute("select pgmb.publish('t', '1')")
+
+
 def test_what_ticker_and_janitor_leave_undone(db: psycopg.Connection[Any], connect: Connect) -> None:
     db.execute("select pgmb.alter_stream('main', rotate_every => '0 s', archive => true)")
     db.execute("select pgmb.publish('t', '1')")

@@ -24,6 +24,7 @@ from tests.contract import test_isolation_levels as isolation
 from tests.contract import test_ordered as ordered
 from tests.contract import test_positions_belong as belonging
 from tests.contract import test_positions_durable as durable
+from tests.contract import test_rebase as rebasing
 from tests.contract import test_rotation as rotating
 
 queue, s, lost = fencing.queue, belonging.s, durable.lost
@@ -274,6 +275,14 @@ MUTATIONS = [
         "'key share'",
         fencing.test_two_extends_of_one_lease_lose_no_event,
         {"of": "fresh"},
+    ),
+    Mutation(
+        "a rebase delivers everything above one number again",
+        "last_consumed",
+        "return greatest(consumed, last);",
+        "return consumed;",
+        rebasing.test_a_rebase_delivers_what_waited_and_nothing_else,
+        {"state": rebasing.among_late_events, "kind": "plain"},
     ),
     Mutation(
         "R8: a janitor with an old snapshot is let in",

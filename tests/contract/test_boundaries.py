@@ -40,7 +40,7 @@ POSITIONS = {
     "pgmb_internal.write_claim": "writes the position that open_batch() or at_position() made",
     "pgmb.receive": "open_batch() and write_claim() written out for the short way",
     "pgmb.claim_next": "the batch of a caller's snapshot, refused unless its numbers have no gap",
-    "pgmb.rebase": "the log has one transaction id: numbers alone divide it",
+    "pgmb_internal.rebased_position": "the log has one transaction id: numbers alone divide it",
     "pgmb_internal.count_waiting": "reads what tenants that lag have waiting; writes no claim",
     "pgmb_internal.lane_fate": "reads what tenants that lag have waiting; writes no claim",
     "pgmb_internal.why_skipped": "reads a position that the queue had; writes no claim",

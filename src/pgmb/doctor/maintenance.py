@@ -42,6 +42,12 @@ def _janitor(look: Look) -> Iterable[Verdict]:
 
 def _segments(look: Look) -> Iterable[Verdict]:
     for row in look.rows:
+        if row["missing_segment"] is not None:
+            yield fail(
+                f"stream {row['stream']} accepts no events: its sequence points to segment"
+                f" {row['missing_segment']}, which is missing, as after a dump during rotations",
+                "Run: select pgmb.maintain();",
+            )
         waiting = row["unsealed_for"]
         if waiting is not None and waiting > look.limits.standing_for:
             yield warn(
@@ -169,7 +175,7 @@ CHECKS = (
     Check("upkeep", "a process does it", _UPKEEP, _upkeep),
     Check("ticker", "positions are named as they pass", _HEALTH, _ticker),
     Check("janitor", "rotation and clearing are up to date", _STANDING, _janitor),
-    Check("segments", "closed segments are sealed", _HEALTH, _segments),
+    Check("segments", "the current segment is there, and closed ones are sealed", _HEALTH, _segments),
     Check("archive", "sealed segments are archived where the stream says so", _HEALTH, _archive),
     Check("lake", "no table is known to be damaged", _DAMAGED, _lake),
     Check("erasures", "all are complete", _UNERASED, _erasures),

@@ -54,6 +54,33 @@ begin
   end loop;
 end $$;
 
+-- Attaches the segment that a stream's sequence points to, and the next one, if it is missing: a dump has the segments of its
+-- snapshot, but sequences as they were when it came to them. Closes the segments before it. Returns whether it was missing;
+-- publishers fail while it is. Lock: SHARE UPDATE EXCLUSIVE on the log, if so.
+create or replace function pgmb_internal.attach_current(stream pgmb.stream)
+returns boolean
+language plpgsql
+set client_min_messages = warning
+set lock_timeout = '50ms'
+as $$
+declare
+  current_number bigint := pgmb_internal.segment_of(pgmb_internal.last_seq((stream).name));
+begin
+  if exists (select from pgmb.segment s where s.stream = (attach_current.stream).id and s.number = current_number) then
+    return false;
+  end if;
+  execute format('lock table only pgmb.%I in share update exclusive mode', 'log_' || (stream).name);
+  perform pgmb_internal.attach_segment(stream, nth::integer)
+  from generate_series(current_number, current_number + 1) nth
+  where not exists (select from pgmb.segment s where s.stream = (attach_current.stream).id and s.number = nth);
+  if (stream).name = 'main' then
+    perform pgmb_internal.create_main_reader((stream).id, current_number);
+  end if;
+  update pgmb.segment s set closed_at = clock_timestamp()
+  where s.stream = (attach_current.stream).id and s.number < current_number and s.closed_at is null;
+  return true;
+end $$;
+
 -- Creates a stream: its log pgmb.log_<name>, its sequence pgmb.seq_<name> and the first segments.
 -- Does nothing when it exists. rotate_every / rotate_events: when maintain() opens a new segment.
 -- keep_for: how long sealed segments are kept after the last queue and durable reader has passed them (null or a

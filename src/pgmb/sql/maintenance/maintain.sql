@@ -410,6 +410,17 @@ begin
   update pgmb.installation i set system_identifier = c.system_identifier
   from pg_control_system() c where i.system_identifier <> c.system_identifier and pgmb_internal.is_same_lineage();
   -- Each step finds the streams that need it by one statement: those at rest cost a few index rows.
+  for maintained in
+    select s.* from pgmb.stream s
+    cross join lateral (select pgmb_internal.last_seq(s.name) seq offset 0) newest
+    where (select true from pgmb.segment g where g.stream = s.id and g.number = pgmb_internal.segment_of(newest.seq)) is null
+  loop
+    begin
+      perform pgmb_internal.attach_current(maintained);
+    exception when lock_not_available then
+      null;
+    end;
+  end loop;
   -- Sealing comes first: it needs an xid younger than the last rotation.
   perform pgmb.seal(s.name) from pgmb.stream s
   where exists (select from pgmb.segment g where g.stream = s.id and g.sealed_at is null and g.closed_at is not null);

@@ -2,7 +2,7 @@
 
 -- Gives every event and position the ids of this cluster and raises the epoch, so that positions kept
 -- outside from before are refused. Queues keep their place: what was not settled, leases included, is
--- delivered (again). Ticks and readers' positions are forgotten. Locks every log against publishers until
+-- delivered (again), and nothing else. Attaches the segment that a sequence points to, if the dump did not have it. Ticks and readers' positions are forgotten. Locks every log against publishers until
 -- the transaction ends. Run it once after a restore, before publishers and consumers return.
 create or replace function pgmb.rebase()
 returns void
@@ -28,19 +28,19 @@ begin
   end if;
   for s in select * from pgmb.stream order by id loop
     execute format('lock table pgmb.%I in share row exclusive mode', 'log_' || s.name);
+    perform pgmb_internal.mend_sequence(s);
+    perform pgmb_internal.attach_current(s);
     last := pgmb_internal.last_seq(s.name);
     for q in select * from pgmb.queue where stream = s.id order by id loop
       select * into newest from pgmb.claim c where c.queue = q.id order by c.id desc limit 1;
-      -- What was leased goes to be tried again; so does what the position had not passed below its place.
+      -- What was leased goes to be tried again; so does what the queue has not consumed below the last event that it has.
       perform pgmb_internal.fail_event(q, e, c.id, 1, clock_timestamp(), 'rebased')
       from pgmb.claim c, pgmb_internal.claim_events(c) e
       where c.queue = q.id and c.state in ('leased', 'leased_own') and not pgmb_internal.is_void(c.queue, c.id);
-      place := case when newest.place >= newest.upto then newest.batch_seq else newest.place end;
+      place := pgmb_internal.last_consumed(s.id, newest);
       begin
         perform pgmb_internal.fail_event(q, e, newest.id, 0, clock_timestamp(), null)
-        from pgmb_internal.batch_events(s.id, newest.batch_snapshot, newest.batch_seq, newest.batch_next,
-          format('%s:%s:', 9223372036854775807, 9223372036854775807)::pg_snapshot, newest.own, newest.own_seq,
-          0, place, q.matching || pgmb_internal.asking(q), 9223372036854775807) e;
+        from pgmb_internal.unread_upto(s.id, newest, place, q.matching || pgmb_internal.asking(q)) e;
       exception when others then
         if q.plain or pgmb_internal.servers_trouble(sqlstate) then
           raise;
@@ -48,9 +48,7 @@ begin
         -- Its filter cannot be asked: rather too many than too few.
         perform pgmb_internal.pause_failing(q, format('%s (%s)', sqlerrm, sqlstate));
         perform pgmb_internal.fail_event(q, e, newest.id, 0, clock_timestamp(), null)
-        from pgmb_internal.batch_events(s.id, newest.batch_snapshot, newest.batch_seq, newest.batch_next,
-          format('%s:%s:', 9223372036854775807, 9223372036854775807)::pg_snapshot, newest.own, newest.own_seq,
-          0, place, q.matching, 9223372036854775807) e;
+        from pgmb_internal.unread_upto(s.id, newest, place, q.matching) e;
       end;
       perform pgmb_internal.fail_event(q, e, newest.id, 0, clock_timestamp(), null) from pgmb_internal.lagging_events(q, newest) e;
       perform pgmb_internal.fail_leased(q, c.id, clock_timestamp(), 'rebased', 0)
@@ -59,10 +57,8 @@ begin
       update pgmb.queue moved set moves = null where moved.id = q.id;
       delete from pgmb.shortened h where h.queue = q.id;
       delete from pgmb.settlement t where t.queue = q.id;
-      insert into pgmb.claim (queue, id, token, state, bindings, events, lo, hi, place, upto,
-        done_snapshot, done_seq, done_next, batch_snapshot, batch_seq, batch_next, expires_at, swept)
-      values (q.id, newest.id + 1, 0, 'position', q.bindings, 0, place, place,
-        place, last, '3:3:', 0, '3', '4:4:', last, '4', 'infinity', clock_timestamp());
+      perform pgmb_internal.write_claim(pgmb_internal.rebased_position(q.id, newest.id, place, last), 0, 'position', q.bindings,
+        0, place, place, 'infinity');
     end loop;
     perform pgmb_internal.rebase_segment(g) from pgmb.segment g
     where g.stream = s.id and g.dropped_at is null order by g.number;
@@ -83,6 +79,88 @@ begin
   from pg_control_system() c;
   perform pgmb_internal.write_lineage();
   perform set_config('pgmb.cluster_checked', '', false);
+end $$;
+
+-- The number of the last event of a stream that a queue has consumed or leased; those that it has not may lie below.
+create or replace function pgmb_internal.last_consumed(stream integer, base pgmb.claim)
+returns bigint
+language plpgsql
+set enable_seqscan = off
+set enable_bitmapscan = off
+set jit = off
+as $$
+declare
+  -- Of the batch, up to its place; of those before, all.
+  consumed bigint := greatest(base.place, base.own_seq);
+  leaf text;
+  last bigint;
+begin
+  for leaf in
+    select format('pgmb.segment_%s_%s', g.stream, g.number) from pgmb.segment g
+    where g.stream = last_consumed.stream and g.dropped_at is null and g.number >= pgmb_internal.segment_of(consumed)
+    order by g.number desc
+  loop
+    execute 'select e.seq from ' || leaf || ' e where e.seq > $1 and pg_visible_in_snapshot(e.xid, $2) order by e.seq desc limit 1'
+      into last using consumed, base.done_snapshot;
+    exit when last is not null;
+  end loop;
+  return greatest(consumed, last);
+end $$;
+
+-- The events of a stream up to a number that a queue has neither consumed nor leased.
+create or replace function pgmb_internal.unread_upto(stream integer, base pgmb.claim, upto bigint, matching text)
+returns setof pgmb.event
+language plpgsql
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+  leaf text;
+begin
+  for leaf in
+    select format('pgmb.segment_%s_%s', g.stream, g.number) from pgmb.segment g
+    where g.stream = unread_upto.stream and g.dropped_at is null and g.number <= pgmb_internal.segment_of(unread_upto.upto)
+      and (g.max_xid is null or g.max_xid >= pg_snapshot_xmin(base.done_snapshot))
+    order by g.number
+  loop
+    return query execute 'select ' || pgmb_internal.columns_of(stream, false) || ' from ' || leaf || ' e
+      where e.xid >= $1 and e.seq + 0 <= $2 and not pg_visible_in_snapshot(e.xid, $3)
+        and not (e.seq <= $4 and pg_visible_in_snapshot(e.xid, $5))'
+        || pgmb_internal.without_own(base.own, base.own_seq) || matching || ' order by e.seq + 0'
+      using pg_snapshot_xmin(base.done_snapshot), unread_upto.upto, base.done_snapshot, base.place, base.batch_snapshot;
+  end loop;
+end $$;
+
+-- The position of a queue in a log of which all events have one transaction id: everything up to `place` is consumed.
+create or replace function pgmb_internal.rebased_position(queue integer, claim bigint, place bigint, last bigint)
+returns pgmb.claim
+language plpgsql
+as $$
+declare
+  -- Before all events.
+  base pgmb.claim := pgmb_internal.first_position(rebased_position.queue, (null, null, null, null, '3:3:', 0, '3'));
+begin
+  base.id := rebased_position.claim;
+  base.place := rebased_position.place;
+  base.upto := rebased_position.last;
+  base.batch_snapshot := '4:4:';
+  base.batch_seq := rebased_position.last;
+  base.batch_next := '4';
+  return base;
+end $$;
+
+-- Moves a stream's sequence behind the last event of its log: a copy may have the events and not the sequence.
+create or replace function pgmb_internal.mend_sequence(stream pgmb.stream)
+returns void
+language plpgsql
+as $$
+declare
+  last bigint;
+begin
+  execute format('select max(e.seq) from pgmb.%I e', 'log_' || (stream).name) into last;
+  if last > pgmb_internal.last_seq((stream).name) then
+    perform setval(format('pgmb.%I', 'seq_' || (stream).name)::regclass, last);
+  end if;
 end $$;
 
 -- Rewrites one segment's xids; 3 is below every xid that this cluster will give.

@@ -229,11 +229,7 @@ begin
     insert into pgmb.binding (queue, version, patterns, matching, equals, filter, condition, params)
     values (made, 1, create_queue.patterns, pgmb_internal.lane_matching(create_queue.patterns, create_queue.lanes, parts, nth),
       create_queue.equals, create_queue.filter, create_queue.condition, create_queue.params);
-    base := pgmb_internal.at_position(null, start);
-    base.queue := made;
-    base.id := 0;
-    base.swept := clock_timestamp();
-    base.openings := 0;
+    base := pgmb_internal.first_position(made, start);
     -- A position of the past may show events of any number.
     base.read_before := case when create_queue.starting is null then pgmb_internal.last_seq(create_queue.stream) end;
     perform pgmb_internal.write_claim(base, 0, 'position', 1, 0, 0, 0, 'infinity');
@@ -527,6 +523,21 @@ begin
   base.held := null;
   base.open := null;
   base.lagging := null;
+  return base;
+end $$;
+
+-- The same for a queue that has no claim yet.
+create or replace function pgmb_internal.first_position(queue integer, target pgmb.position)
+returns pgmb.claim
+language plpgsql
+as $$
+declare
+  base pgmb.claim := pgmb_internal.at_position(null, target);
+begin
+  base.queue := first_position.queue;
+  base.id := 0;
+  base.swept := clock_timestamp();
+  base.openings := 0;
   return base;
 end $$;
 

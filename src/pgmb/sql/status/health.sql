@@ -13,11 +13,12 @@ begin
 end $$;
 
 -- Every stream: for how long segments wait to be sealed and archived, rotation is due and events with a delay
--- are due; how many numbers were drawn since the last tick, and since when; for how long events are kept beyond keep_for.
+-- are due; how many numbers were drawn since the last tick, and since when; for how long events are kept beyond keep_for; the
+-- number of the segment that new events would go to, if it is missing.
 create or replace function pgmb.stream_health(
   out stream text, out unsealed_for interval, out unarchived_for interval, out unrotated_for interval,
   out overdue bigint, out overdue_for interval, out unticked bigint, out unticked_for interval,
-  out keep_for interval, out overkept_for interval
+  out keep_for interval, out overkept_for interval, out missing_segment bigint
 )
 returns setof record
 language plpgsql stable security definer
@@ -33,6 +34,8 @@ begin
     stream := s.name;
     keep_for := s.keep_for;
     last := pgmb_internal.last_seq(s.name);
+    missing_segment := (select pgmb_internal.segment_of(last)
+      where not exists (select from pgmb.segment g where g.stream = s.id and g.number = pgmb_internal.segment_of(last)));
     select clock_timestamp() - min(g.closed_at) filter (where g.sealed_at is null),
       clock_timestamp() - min(g.sealed_at) filter (where s.archive and g.archived_at is null),
       clock_timestamp() - (coalesce(max(g.closed_at), s.created_at) + s.rotate_every),
