@@ -431,6 +431,17 @@ class Heartbeat(msgspec.Struct, frozen=True):
     shared: bool = False
 
 
+class Disagreement(msgspec.Struct, frozen=True):
+    """Where the live workers of a queue declare it differently, or their code has left it behind."""
+
+    queue: str
+    kind: str
+    """apps, programs, patterns, settings, undeclared or stranded: see pgmb.queue_disagreements."""
+    message: str
+    hint: str
+    """What to do."""
+
+
 class StreamStatus(msgspec.Struct, frozen=True):
     """A stream as `stream_status` sees it."""
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import Generator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -159,9 +162,46 @@ async def test_only_the_queues_that_are_named_are_worked_on(dsn: str) -> None:
     assert seen == ["two"]
 
 
-def test_a_lambda_needs_a_queue() -> None:
-    with pytest.raises(pgmb.InvalidArgument, match="no name"):
+def test_a_queue_without_a_name_has_that_of_module_and_function() -> None:
+    app = pgmb.App("")
+
+    @app.on("a")
+    async def notify(payload: Any) -> None: ...
+
+    class Shop:
+        @staticmethod
+        def mail(payload: Any) -> None: ...
+
+    app.on("a")(Shop.mail)
+
+    assert [*app.queues] == ["tests.app.test_declaring.notify", "tests.app.test_declaring.Shop.mail"]
+
+
+@pytest.mark.parametrize(
+    ("run", "queue"),
+    [(("shop.py",), "shop.notify"), (("-m", "shop"), "shop.notify"), (("-m", "store"), "store.notify")],
+)
+def test_the_queue_of_a_program_has_the_name_of_its_file(
+    tmp_path: Path, run: tuple[str, ...], queue: str
+) -> None:
+    source = "import pgmb\napp = pgmb.App('')\n@app.on('a')\ndef notify(payload): ...\nprint(*app.queues)\n"
+    (tmp_path / "store").mkdir()
+    for name in ("shop.py", "store/__main__.py"):
+        (tmp_path / name).write_text(source)
+    printed = subprocess.run(
+        [sys.executable, *run], cwd=tmp_path, capture_output=True, text=True, check=True
+    ).stdout
+    assert printed == f"{queue}\n"
+
+
+def test_a_lambda_and_a_function_of_a_console_need_a_queue() -> None:
+    with pytest.raises(pgmb.InvalidArgument, match="no name for its queue"):
         pgmb.App("").on("a")(lambda event: None)
+    with pytest.raises(pgmb.InvalidArgument, match="no name for its queue"):
+        pgmb.App("").on("a")(type("x" * 100, (), {"__call__": lambda self, event: None})())
+    source = "import pgmb\n@pgmb.App('').on('a')\ndef notify(payload): ..."
+    console = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=False)
+    assert "no name for its queue" in console.stderr
 
 
 async def test_lifespan_is_around_the_work_and_publishing_needs_no_worker(dsn: str) -> None:

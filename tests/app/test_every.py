@@ -48,7 +48,7 @@ async def test_a_role_that_may_not_leaves_schedules_as_they_are(
     db.execute("select pgmb.create_queue('clock', '{clock.*}')")
     app = pgmb.App(dsn, options="-c role=pgmb_consumer")
 
-    @app.on("clock.*")
+    @app.on("clock.*", queue="clock")
     async def clock(payload: object) -> None: ...
 
     app.every("* * * * *", "clock.tick")

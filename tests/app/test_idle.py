@@ -16,7 +16,7 @@ from harness.postgres import create_database
 from harness.stalling import StallingProxy
 from harness.waiting import until
 from pgmb._core.concurrency import AsyncDeadline, Pace
-from pgmb.app import declaring, idle, running
+from pgmb.app import declaring, idle
 from tests.app.stage import working
 from tests.conftest import FreshServer
 
@@ -184,14 +184,14 @@ async def test_a_queue_that_vanishes_at_the_start_spares_the_others(
     app, seen = pgmb.App(dsn), list[str]()
     app.on("a", queue="goes")(lambda payload: seen.append("goes"))
     app.on("a", queue="stays")(lambda payload: seen.append("stays"))
-    declare = declaring.declare
+    declare = declaring.Declarations.declare
 
-    async def declared(broker: pgmb.AsyncBroker, queues: Any) -> Any:
-        found = await declare(broker, queues)
+    async def declared(declarations: declaring.Declarations, queues: Any) -> Any:
+        found = await declare(declarations, queues)
         db.execute("select pgmb.drop_queue('goes')")
         return found
 
-    monkeypatch.setattr(running, "declare", declared)
+    monkeypatch.setattr(declaring.Declarations, "declare", declared)
     stop = asyncio.Event()
     work = asyncio.create_task(app.work(stop))
     await until(lambda: db.execute("select from pgmb.queue where name = 'stays'").fetchone() is not None)
@@ -211,7 +211,7 @@ async def test_a_queue_that_vanishes_spares_the_others(
     async def stays(payload: Any) -> None:
         seen.append("stays")
 
-    @app.on("a")
+    @app.on("a", queue="goes")
     async def goes(payload: Any) -> None:
         seen.append("goes")
 

@@ -35,7 +35,7 @@ def test_workers_are_restarted_when_a_file_changes_and_outlive_a_syntax_error(
         until_true(lambda: text in workers.log.read_text())
 
     with workers.running("--reload") as process, pgmb.connect(dsn, max_size=1) as broker:
-        logged("working on greet")
+        logged("working on shop.greet")
         broker.publish("greet", "first")
         logged("hello first")
         imported.write_text("word = 'broken\n")

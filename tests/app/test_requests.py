@@ -21,7 +21,7 @@ class Price(pgmb.PgmbError): ...
 def prices(dsn: str) -> pgmb.App:
     app = pgmb.App(dsn)
 
-    @app.answer("price.quote", concurrency=8)
+    @app.answer("price.quote", queue="quote", concurrency=8)
     async def quote(order: dict[str, int]) -> dict[str, int]:
         return {"total": order["pieces"] * 3}
 

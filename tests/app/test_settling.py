@@ -153,11 +153,11 @@ async def test_batches(dsn: str) -> None:
     plain: list[list[int]] = []
     rich: list[list[int]] = []
 
-    @app.on("a", batch=10, concurrency=2)
+    @app.on("a", queue="archive", batch=10, concurrency=2)
     async def archive(numbers: list[int]) -> None:
         plain.append(numbers)
 
-    @app.on("a", batch=10, concurrency=1)
+    @app.on("a", queue="note", batch=10, concurrency=1)
     def note(events: list[pgmb.Delivery[int]]) -> None:
         rich.append([event.payload for event in events])
 

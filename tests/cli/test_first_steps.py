@@ -195,7 +195,7 @@ def test_a_failure_is_logged_with_the_id_the_worker_and_the_handlers_own_frames(
         lines: list[str] = []
         for line in process.stderr:
             lines.append(line)
-            if "worker 2: working on greet" in line:
+            if "worker 2: working on hello.greet" in line:
                 lines.append(run("publish", "greet", '"you"').out)
             if line.startswith("  ValueError"):
                 break
@@ -204,7 +204,7 @@ def test_a_failure_is_logged_with_the_id_the_worker_and_the_handlers_own_frames(
     published = next(line.strip() for line in lines if re.fullmatch(r"[0-9a-f-]{36}\n", line))
     (failed,) = [number for number, line in enumerate(lines) if "greet failed" in line]
     assert re.search(
-        r"pgmb\.app worker [12]: queue greet: greet failed: ValueError: no greeting", lines[failed]
+        r"pgmb\.app worker [12]: queue hello\.greet: greet failed: ValueError: no greeting", lines[failed]
     )
     assert f"({published}, greet, attempt 1)" in lines[failed]
     frames = [line for line in lines[failed:] if line.startswith("    File ")]

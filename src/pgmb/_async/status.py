@@ -12,6 +12,7 @@ from pgmb._core.statements import call
 from pgmb.errors import TimeoutRequired
 from pgmb.outbox import AsyncConnectionLike
 from pgmb.types import (
+    Disagreement,
     EventFate,
     NextEvents,
     QueueStatus,
@@ -87,6 +88,19 @@ class AsyncStatus(AsyncCalls):
     async def workers(self, *, conn: AsyncConnectionLike | None = None) -> list[WorkerStatus]:
         """The processes that run handlers: all of them for admins, those of its own role for another role."""
         return [WorkerStatus.of(row) for row in await self._rows(statements.WORKERS, conn)]
+
+    async def queue_disagreements(
+        self,
+        name: str | None = None,
+        worker: UUID | None = None,
+        *,
+        conn: AsyncConnectionLike | None = None,
+    ) -> list[Disagreement]:
+        """Where the live workers of a queue declare it differently, and queues that code has left behind.
+
+        Of the queue `name`, or of the queues that a worker declares or its program left behind.
+        """
+        return [Disagreement(*row) for row in await self._rows(statements.disagreements(name, worker), conn)]
 
     async def worker_heartbeat(
         self,

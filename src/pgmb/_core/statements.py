@@ -467,6 +467,14 @@ SINK_STATUS: Final = Statement(
 )
 
 
+def disagreements(name: str | None, worker: UUID | None) -> Statement:
+    return Statement(
+        "select queue, kind, message, hint from pgmb.queue_disagreements("
+        "name => %s::text, worker => %s::uuid)",
+        (name, worker),
+    )
+
+
 # -- positions -----------------------------------------------------------------------------------------------
 
 _BETWEEN: Final = (

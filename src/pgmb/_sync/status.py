@@ -13,6 +13,7 @@ from pgmb._sync.calls import Calls
 from pgmb.errors import TimeoutRequired
 from pgmb.outbox import ConnectionLike
 from pgmb.types import (
+    Disagreement,
     EventFate,
     NextEvents,
     QueueStatus,
@@ -88,6 +89,19 @@ class Status(Calls):
     def workers(self, *, conn: ConnectionLike | None = None) -> list[WorkerStatus]:
         """The processes that run handlers: all of them for admins, those of its own role for another role."""
         return [WorkerStatus.of(row) for row in self._rows(statements.WORKERS, conn)]
+
+    def queue_disagreements(
+        self,
+        name: str | None = None,
+        worker: UUID | None = None,
+        *,
+        conn: ConnectionLike | None = None,
+    ) -> list[Disagreement]:
+        """Where the live workers of a queue declare it differently, and queues that code has left behind.
+
+        Of the queue `name`, or of the queues that a worker declares or its program left behind.
+        """
+        return [Disagreement(*row) for row in self._rows(statements.disagreements(name, worker), conn)]
 
     def worker_heartbeat(
         self,

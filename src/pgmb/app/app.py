@@ -21,7 +21,7 @@ from pgmb._sync.broker import Broker, connect
 from pgmb.app import handling, running
 from pgmb.app.declaring import QueueSpec, with_handlers
 from pgmb.app.group import HandlerGroup
-from pgmb.app.handler import Backoff, Handler, attempts
+from pgmb.app.handler import Backoff, Handler, attempts, default_queue
 from pgmb.app.outcome import seconds
 from pgmb.app.requests import Requests, answering
 from pgmb.app.routing import DEFAULT_UNHANDLED_SECONDS, Middleware
@@ -139,7 +139,8 @@ class App:
         """Handle the events whose topics match. The decorator returns the function unchanged.
 
         The payload is decoded to the annotated type of the only argument, which may also be a Delivery, or
-        with `batch` a list of at most that many. `queue` is by default the function's name. Of several
+        with `batch` a list of at most that many. `queue` is by default the function's module and name, as in
+        `shop.billing.notify`; a module that is run as a program has its file's name. Of several
         handlers in a queue, every one that matches is called, in registration order. `retry` is the delay
         after a failed attempt, a list of delays, after the last of which the event becomes a dead letter, a
         function of the attempt's number, or None for the queue's backoff. Annotations are resolved in the
@@ -149,10 +150,7 @@ class App:
 
         def register(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
             handler = Handler(function, patterns, timeout=timeout, retry=retry, batch=batch, localns=localns)
-            name = queue or getattr(function, "__name__", None)
-            if not name or name == "<lambda>":
-                raise InvalidArgument(f"{handler.name} has no name for its queue; pass queue=...")
-            spec = self.queue_spec(name)
+            spec = self.queue_spec(queue or default_queue(function))
             spec.set({"max_attempts": max_attempts or handler.attempts, "stream": stream})
             spec.add(handler)
             _raise_concurrency(spec, concurrency)
@@ -395,6 +393,8 @@ class App:
             name=self.name,
             shared=self.shared,
             queues=with_handlers(self.queues, queues),
+            known=self.queues,
+            prune=False,
             schedules=self.schedules,
             answers=self.answers,
             middlewares=self.middlewares,

@@ -7,7 +7,7 @@ import hashlib
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -40,7 +40,7 @@ _DECLARE = (
     "select pgmb.declare_queue(%s::uuid, %s::text, %s::text[], %s::jsonb, %s::jsonb, %s::text[],"
     " %s::text[], %s::text)::text"
 )
-_DECLARATIONS = "select worker, app, host, pid, settings::text from pgmb.queue_declarations(%s::text)"
+_PRUNE = "select pgmb.prune_queue(%s::text)"
 
 _RUNS_OTHER_CODE = "select pgmb.runs_other_code(%s::uuid, %s::text)"
 
@@ -190,6 +190,26 @@ class Declarations:
         """
         return {queue.name: await self._begin(queue) for queue in queues}
 
+    async def prune(self) -> None:
+        """Remove the patterns that neither this process nor another live worker declares."""
+        for name in self._queues:
+            async with self._broker.connection() as conn, conn.transaction():
+                with translated():
+                    ((removed,),) = await (await conn.execute(_PRUNE, [name])).fetchall()
+                # Before it is committed: whoever watches can tell what was removed when the process dies.
+                if removed:
+                    logger.warning(
+                        "queue %s: removing %s: no live worker declares it", name, ", ".join(removed)
+                    )
+
+    async def warn(self, known: Container[str]) -> None:
+        """Log where this worker and others disagree. `known`: all queues of the app."""
+        for one in await self._broker.queue_disagreements(worker=self._worker):
+            if one.kind != "stranded" or one.queue not in known:
+                # Different patterns are what a deployment looks like.
+                level = logging.INFO if one.kind == "patterns" else logging.WARNING
+                logger.log(level, "queue %s: %s. %s", one.queue, one.message, one.hint)
+
     async def run(self, changed: Callable[[str, QueueSettings], None]) -> None:
         """Make the changes that wait, once other workers are gone. Until cancelled."""
         keep_at = time.monotonic() + _KEEP_EVERY_SECONDS
@@ -230,8 +250,6 @@ class Declarations:
         self._queues[queue.name] = queue
         if found.denied:
             logger.warning("queue %s: using its existing settings: this role is not an admin", queue.name)
-        if found.pending:
-            await self._warn(queue, found)
         return found.consumed
 
     async def _tell(self, queue: QueueSpec, only: list[str] | None = None) -> _Found:
@@ -259,29 +277,6 @@ class Declarations:
             logger.info("queue %s: altered %s", queue.name, ", ".join([*found.applied, *found.reset]))
         return found
 
-    async def _warn(self, queue: QueueSpec, found: _Found) -> None:
-        """Say once which settings wait, and for whom."""
-        async with self._broker.connection() as conn:
-            rows = await (await conn.execute(_DECLARATIONS, [queue.name])).fetchall()
-        told = [(row, msgspec.json.decode(row[-1])) for row in rows]
-        mine = next((settings for row, settings in told if row[0] == self._worker), None)
-        if mine is None:
-            mine = {**queue.declared, **({} if queue.filter is None else {"filter": queue.filter})}
-        for name in found.pending:
-            others = ", ".join(
-                f"{f'app {app} ' if app else ''}{host}:{pid} declares {_value(settings, name)}"
-                for (worker, app, host, pid, _), settings in told
-                if worker != self._worker and settings.get(name, _UNSAID) != mine.get(name, _UNSAID)
-            )
-            logger.warning(
-                "queue %s: %s is left as it is until all live workers declare the same: this worker declares"
-                " %s, %s",
-                queue.name,
-                name,
-                _value(mine, name),
-                others or "others declared another a moment ago",
-            )
-
 
 class _Found(msgspec.Struct):
     """The answer of pgmb.declare_queue."""
@@ -301,15 +296,6 @@ class _Found(msgspec.Struct):
             self.settings["ordered"],
             self.settings["fair_by"] is not None,
         )
-
-
-_UNSAID = object()
-
-
-def _value(settings: Mapping[str, Any], name: str) -> str:
-    if name not in settings:
-        return "none"
-    return "no limit" if settings[name] is None else msgspec.json.encode(settings[name]).decode()
 
 
 async def _create(broker: AsyncBroker, queue: QueueSpec) -> None:

@@ -8,7 +8,7 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -49,6 +49,10 @@ class WorkSpec(NamedTuple):
     shared: bool
     """Whether apps of other names may consume its queues."""
     queues: Sequence[QueueSpec]
+    known: Collection[str]
+    """All queues of the app, also those of other processes."""
+    prune: bool
+    """Whether to remove patterns that no live worker declares."""
     schedules: Mapping[str, dict[str, Any]]
     answers: bool
     """Whether a handler answers requests."""
@@ -86,6 +90,9 @@ async def work(spec: WorkSpec, stop: asyncio.Event, started: Callable[[], None] 
         stack.push_async_callback(heartbeats.depart)
         declarations = Declarations(broker, heartbeats.worker)
         found = await declarations.declare(spec.queues)
+        if spec.prune:
+            await declarations.prune()
+        await declarations.warn(spec.known)
         if spec.answers:
             await create_replies(broker)
         declared = await _declare_schedules(broker, spec.schedules)

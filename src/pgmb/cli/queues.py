@@ -9,7 +9,7 @@ import msgspec
 import typer
 from psycopg.errors import LockNotAvailable
 
-from pgmb import Broker, NextEvent, QueueStatus, connect
+from pgmb import Broker, Disagreement, NextEvent, QueueStatus, connect
 from pgmb.cli import durations, filters, moments, output, policies, settings, status
 from pgmb.cli.changes import change
 from pgmb.cli.filters import Condition, Equals, FilterBy, Params
@@ -54,10 +54,13 @@ def list_queues(dsn: Dsn = "", as_json: AsJson = False) -> None:
     """List queues with backlog, age, leases, retries and dead letters."""
     with connect(dsn, max_size=1) as broker:
         found = broker.queue_status()
+        disagreements = broker.queue_disagreements()
     if as_json:
-        output.json(found)
-    else:
-        output.console().print(status.queue_table(found))
+        output.json([{**msgspec.structs.asdict(one), **_disagreeing(one, disagreements)} for one in found])
+        return
+    output.console().print(status.queue_table(found))
+    for one in disagreements:
+        output.note(f"Queue {one.queue}: {one.message}. {one.hint}")
 
 
 def show(
@@ -339,6 +342,10 @@ def drop(queue: Queue, dsn: Dsn = "", yes: Yes = False) -> None:
 def _beginning(event: NextEvent) -> str:
     shown = event.payload if len(event.payload) <= _PAYLOAD else event.payload[:_PAYLOAD]
     return shown if event.bytes <= len(shown.encode()) else f"{shown}… ({event.bytes:,} bytes)"
+
+
+def _disagreeing(queue: QueueStatus, found: list[Disagreement]) -> dict[str, object]:
+    return {"disagreements": [one for one in found if one.queue == queue.queue]}
 
 
 def _standing(broker: Broker, queue: str) -> QueueStatus:

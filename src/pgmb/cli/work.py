@@ -68,6 +68,10 @@ def work(
             " processes.",
         ),
     ] = True,
+    prune: Annotated[
+        bool,
+        typer.Option("--prune", help="Remove patterns that no live worker declares from the app's queues."),
+    ] = False,
     metrics_port: Annotated[
         int | None,
         typer.Option(min=1, max=65535, help="Serve Prometheus metrics on this port.", show_default=False),
@@ -97,7 +101,7 @@ def work(
         given = {"concurrency": concurrency, "grace": grace, "unhandled-for": unhandled_for}
         options = [f"--queue={name}" for name in queue or []]
         options += [f"--{name}={value}" for name, value in given.items() if value is not None]
-        options += ["--install"] if install else []
+        options += [flag for flag, given in (("--install", install), ("--prune", prune)) if given]
         sys.exit(_supervised(target, processes, options, queue, dsn, services, metrics_port, reload))
     app = _loaded(target, queue)
     if waiting is not None:
@@ -108,7 +112,7 @@ def work(
         schema.install(app.dsn)
     with contextlib.ExitStack() as stack:
         worker_metrics.serve(stack, metrics_port, app)
-        spec = app.work_spec(queue, concurrency, grace, services=False)
+        spec = app.work_spec(queue, concurrency, grace, services=False)._replace(prune=prune)
         asyncio.run(running.until_signalled(spec, Parent.of_environment()))
 
 

@@ -105,12 +105,18 @@ def _workers(look: Look) -> Iterable[Verdict]:
             )
 
 
+def _declared(look: Look) -> Iterable[Verdict]:
+    for row in look.rows:
+        yield warn(f"queue {row['queue']}: {row['message']}", row["hint"])
+
+
 def _word(name: str) -> str:
     return shlex.quote(name)
 
 
 _STATUS = "select * from pgmb.queue_status"
 _WORKERS = "select host, pid, queues, heartbeat_at, alive from pgmb.describe_workers()"
+_DISAGREEMENTS = "select queue, message, hint from pgmb.queue_disagreements()"
 _HEALTH = "select * from pgmb.queue_status join pgmb.queue_health() using (queue)"
 
 CHECKS = (
@@ -120,4 +126,5 @@ CHECKS = (
     Check("leases", "settled before they expire", _HEALTH, _leases),
     Check("lease numbers", "enough are left", "select * from pgmb.queue_activity()", _numbers),
     Check("workers", "none fell silent", _WORKERS, _workers),
+    Check("declarations", "live workers agree about their queues", _DISAGREEMENTS, _declared),
 )

@@ -233,7 +233,7 @@ def test_what_compose_starts_works_together(empty_dsn: str, tmp_path: Path) -> N
             stderr=subprocess.STDOUT,
         )
         try:
-            until_true(lambda: "working on greet" in printed.read_text())
+            until_true(lambda: "working on hello.greet" in printed.read_text())
             pgmb("publish", "greet", '"world"')
             until_true(lambda: "hello world" in printed.read_text())
             worker.send_signal(signal.SIGTERM)

@@ -60,6 +60,7 @@ async def show(router: PageRouter, visit: Visit) -> Response:
     leases = await router.rows("select * from pgmb.queue_leases(%s, %s)", (name, _LEASES))
     for lease in leases:
         lease["holder"] = lease["holder"] and str(msgspec.convert(lease["holder"], Holder))
+    disagreements = await router.rows("select message, hint from pgmb.queue_disagreements(%s)", (name,))
     curve = await router.rows("select * from pgmb.retry_curve(%s)", (name,))
     coming, refused = await _next(router, name)
     queue = sample.queue(name) or (await router.sampler.latest(0)).queue(name)
@@ -74,6 +75,7 @@ async def show(router: PageRouter, visit: Visit) -> Response:
         coming=coming,
         refused=refused,
         leases=leases,
+        disagreements=disagreements,
         most_leases=_LEASES,
         now=datetime.now(UTC),
         curve=curve,

@@ -75,6 +75,23 @@ as $$
   where o.queue = disown.queue and o.settings && disown.settings
 $$;
 
+-- Errors: MB005 a setting that no queue has.
+create or replace function pgmb_internal.assert_known_settings(settings jsonb)
+returns void
+language plpgsql
+as $$
+declare
+  unknown text := (select k.key from jsonb_object_keys(assert_known_settings.settings) k (key)
+    where k.key not in ('stream', 'ordered', 'lanes', 'shards', 'fair_by')
+      and pgmb_internal.settings_of(jsonb_build_object(k.key, null), null) = '{}'
+    limit 1);
+begin
+  if unknown is not null then
+    raise exception 'unknown setting %', quote_literal(unknown) using errcode = 'MB005',
+      hint = 'Settings have the names of create_queue''s parameters.';
+  end if;
+end $$;
+
 -- Refuses what was decided when the queue was created and is declared otherwise. Errors: MB006.
 create or replace function pgmb_internal.assert_same_kind(present pgmb.queue, given jsonb)
 returns void
@@ -215,6 +232,7 @@ declare
 begin
   perform pgmb_internal.assert_read_committed();
   perform pgmb_internal.matching(declare_queue.patterns);
+  perform pgmb_internal.assert_known_settings(declare_queue.settings);
   perform pgmb_internal.assert_filter(declare_queue.filter -> 'equals', declare_queue.filter ->> 'filter', declare_queue.filter -> 'params');
   if admin and declare_queue.filter ? 'condition' then
     declare_queue.filter := jsonb_set(declare_queue.filter, '{condition}',
@@ -282,4 +300,167 @@ begin
   select write_declaration.queue, w.app, write_declaration.handlers from pgmb.worker w where w.id = write_declaration.worker
   on conflict on constraint owner_pkey do update set app = excluded.app, handlers = excluded.handlers
   where (o.app, o.handlers) is distinct from (excluded.app, excluded.handlers);
+end $$;
+
+-- The patterns that a queue is bound to and no live worker declares; none where no live worker declares the queue.
+create or replace function pgmb_internal.undeclared_patterns(head integer)
+returns text[]
+language sql stable
+as $$
+  select array(
+    select p.pattern from pgmb.queue q join pgmb.binding b on b.queue = q.id and b.version = q.bindings
+    cross join unnest(b.patterns) with ordinality p (pattern, nth)
+    where q.id = head and p.pattern <> all (told.patterns) order by p.nth)
+  from (select array(select unnest(d.patterns) from pgmb_internal.declarations(head) d) patterns) told
+  where told.patterns <> '{}'
+$$;
+
+-- Removes from a queue the patterns that no live worker declares, from its position on. Nothing where no live worker declares
+-- the queue. Returns what was removed. Errors: MB002 no such queue, 42501.
+create or replace function pgmb.prune_queue(queue text)
+returns text[]
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+set jit = off
+as $$
+declare
+  head integer;
+  gone text[];
+begin
+  perform pgmb_internal.assert_read_committed();
+  perform pgmb_internal.assert_admin();
+  head := (pgmb_internal.queue_for_consumer(prune_queue.queue)).id;
+  -- What starts now declares its patterns under the same lock, before or after.
+  perform from pgmb.queue q where q.id = head for no key update;
+  gone := coalesce(pgmb_internal.undeclared_patterns(head), '{}');
+  if cardinality(gone) > 0 then
+    perform pgmb_internal.write_binding(head, array(select kept.pattern from unnest(b.patterns) kept (pattern)
+      where kept.pattern <> all (gone)), b.equals, b.filter, b.condition, b.params)
+    from pgmb.queue q join pgmb.binding b on b.queue = q.id and b.version = q.bindings where q.id = head;
+  end if;
+  return gone;
+end $$;
+
+-- The modules of handlers, of which each is module.function.
+create or replace function pgmb_internal.modules_of(handlers text[])
+returns text[]
+language sql immutable
+as $$
+  select array(select distinct regexp_replace(h, '\.[^.]*$', '') from unnest(handlers) h)
+$$;
+
+-- Whether no live worker declares a queue while the program that declared it last is at work: one of its app's name, or, of
+-- apps without a name, with handlers of the same modules. `worker`: only if it is of that program.
+create or replace function pgmb_internal.is_stranded(head integer, worker uuid)
+returns boolean
+language plpgsql stable
+as $$
+declare
+  since timestamptz := clock_timestamp() - interval '30 seconds';
+begin
+  return not exists (select from pgmb_internal.declarations(head)) and exists (
+    select from pgmb.owner o join pgmb.worker w on w.app is not distinct from o.app
+    where o.queue = head and w.heartbeat_at > since and (is_stranded.worker is null or w.id = is_stranded.worker)
+      and case when to_regrole(quote_ident(w.role)) is not null then pgmb_internal.may_consume(head, w.role) end
+      and (o.app is not null or exists (
+        select from pgmb.declaration d
+        where d.worker = w.id and pgmb_internal.modules_of(d.handlers) && pgmb_internal.modules_of(o.handlers))));
+end $$;
+
+-- Where the live workers of a queue disagree, in words: see pgmb.queue_disagreements.
+create or replace function pgmb_internal.disagreements(head integer)
+returns table (kind text, message text)
+language sql stable
+as $$
+  with told as materialized (
+    -- A set of equal declarations is shown by one of its workers.
+    select d.app, d.shared, d.patterns, d.settings, d.handlers, min(d.worker::text) worker,
+      coalesce('app ' || d.app || ' on ', '') || min(d.host || ':' || d.pid)
+        || case when count(*) > 1 then format(' and %s more', count(*) - 1) else '' end who
+    from pgmb_internal.declarations(head) d group by d.app, d.shared, d.patterns, d.settings, d.handlers
+  )
+  select 'apps', 'apps that do not share their queues consume it: ' || string_agg(t.who, ', ' order by t.who)
+  from told t where t.app is not null having count(distinct t.app) > 1 and not bool_and(t.shared)
+  union all
+  (select 'programs', format('two programs seem to consume it: %s declares %s of %s, %s declares %s of %s',
+    a.who, array_to_string(a.patterns[:3], ', '), array_to_string(a.handlers[:3], ', '),
+    b.who, array_to_string(b.patterns[:3], ', '), array_to_string(b.handlers[:3], ', '))
+  from told a join told b on a.worker < b.worker
+  where (a.app is null or b.app is null) and (not a.patterns && b.patterns or not a.handlers && b.handlers)
+  order by a.worker, b.worker limit 1)
+  union all
+  select 'patterns', 'live workers declare different patterns: ' || string_agg(format('%s not by %s', p.pattern, p.lacking), '; '
+    order by p.pattern)
+  from (
+    select p.pattern, string_agg(t.who, ', ' order by t.who) filter (where p.pattern <> all (t.patterns)) lacking
+    from (select distinct unnest(t.patterns) pattern from told t) p cross join told t group by p.pattern
+  ) p where p.lacking is not null having count(*) > 0
+  union all
+  select 'settings', 'live workers declare different settings: ' || string_agg(format('%s %s', s.key, s.said), '; ' order by s.key)
+  from (
+    select k.key, string_agg(format('= %s by %s', coalesce((t.settings -> k.key)::text, 'not declared'), t.who), ', ' order by t.who) said
+    from (select distinct jsonb_object_keys(t.settings) key from told t) k cross join told t group by k.key
+    having count(distinct coalesce((t.settings -> k.key)::text, '')) > 1
+  ) s having count(*) > 0
+  union all
+  select 'undeclared', 'it is bound to patterns that no live worker declares: ' || array_to_string(u.patterns, ', ')
+  from (select pgmb_internal.undeclared_patterns(head) patterns) u where u.patterns <> '{}'
+$$;
+
+-- What to do about a kind of disagreement.
+create or replace function pgmb_internal.advice(kind text, queue text)
+returns text
+language sql immutable
+as $$
+  select case kind
+    when 'apps' then 'Give one of them another queue (queue=...), or say shared=True in both.'
+    when 'programs' then 'Name the apps, App(name=...), and give one of them another queue (queue=...).'
+    when 'patterns' then 'Finish the deployment: start the new code everywhere and stop the old.'
+    when 'settings' then 'Finish the deployment: the setting changes when all live workers declare the same.'
+    when 'undeclared' then format('pgmb work --prune removes them at a start, pgmb queues bind %s names those to keep.', queue)
+    when 'stranded' then format('If the handler was renamed, give it queue=%L, or let an old worker finish it (pgmb queues peek '
+      '%s shows what waits). Then: pgmb queues drop %s.', queue, queue, queue)
+  end
+$$;
+
+-- Where live workers do not agree about a queue, and queues that code has left behind. hint: what to do. kind and message:
+--   apps         workers of apps that do not share their queues consume it
+--   programs     workers of apps without a name declare no common pattern, or no common handler
+--   patterns     workers declare different patterns, as they do during a deployment
+--   settings     workers declare different settings; the queue keeps its own
+--   undeclared   it is bound to patterns that none of them declares: prune_queue or bind takes them away
+--   stranded     no live worker declares it while the app that declared it is at work: a handler was renamed or removed. It
+--                keeps its events, collects more and holds back retention
+-- `name`: of this queue alone; `worker`: of the queues that this worker declares or its program left behind. Of the queues
+-- that the caller may consume.
+create or replace function pgmb.queue_disagreements(name text default null, worker uuid default null)
+returns table (queue text, kind text, message text, hint text)
+language plpgsql stable security definer
+set search_path = pg_catalog, pg_temp
+set jit = off
+as $$
+declare
+  head record;
+  longest integer := 1000;
+begin
+  for head in
+    select q.id, q.name, o.app, o.handlers,
+      queue_disagreements.worker is null or exists (
+        select from pgmb.declaration d where d.queue = q.id and d.worker = queue_disagreements.worker) looked
+    from pgmb.queue q left join pgmb.owner o on o.queue = q.id
+    where (queue_disagreements.name is null or q.name = queue_disagreements.name)
+      and (o.queue is not null or exists (select from pgmb.declaration d where d.queue = q.id))
+    order by q.name
+  loop
+    continue when not pgmb_internal.may_consume(head.id);
+    if head.looked then
+      return query select head.name, d.kind, left(d.message, longest), pgmb_internal.advice(d.kind, head.name)
+      from pgmb_internal.disagreements(head.id) d;
+    end if;
+    if pgmb_internal.is_stranded(head.id, queue_disagreements.worker) then
+      return query select head.name, 'stranded', left(format(
+        'no live worker declares it any more, but %s is at work and declared it for %s: its events wait, and it collects more',
+        coalesce('app ' || head.app, 'the program'), array_to_string(head.handlers[:3], ', ')), longest), pgmb_internal.advice('stranded', head.name);
+    end if;
+  end loop;
 end $$;

@@ -1,0 +1,259 @@
+"""Who owns a queue: old and new code, and other programs, start beside each other and lose nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from contextlib import AsyncExitStack
+from datetime import timedelta
+from types import ModuleType
+from typing import Any
+
+import psycopg
+import pytest
+
+import pgmb
+from harness.waiting import until
+from pgmb.app import declaring
+from tests.app.stage import working
+
+Rows = list[tuple[Any, ...]]
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A change that waits for other workers is tried again at once, not with the next heartbeat."""
+    monkeypatch.setattr(declaring, "_AGAIN_EVERY_SECONDS", 0.05)
+
+
+def shop(
+    dsn: str, *topics: str, queue: str = "q", name: str | None = None, shared: bool = False, **settings: Any
+) -> tuple[pgmb.App, list[Any]]:
+    """A version of a program: its app, and what it has handled."""
+    app = pgmb.App(dsn, name=name, shared=shared) if name else pgmb.App(dsn)
+    seen: list[Any] = []
+    app.queue(queue, **settings)
+
+    @app.on(*topics, queue=queue)
+    async def notify(number: int) -> None:
+        seen.append(number)
+
+    return app, seen
+
+
+def program(dsn: str, module: str, topic: str) -> tuple[pgmb.App, list[Any]]:
+    """A program with a function `notify` in a module of its own."""
+    app, seen = pgmb.App(dsn), list[Any]()
+    there = ModuleType(module)
+    there.__dict__.update(app=app, seen=seen)
+    source = f"@app.on({topic!r})\nasync def notify(number: int) -> None:\n    seen.append(number)\n"
+    exec(source, there.__dict__)
+    return app, seen
+
+
+def bound(db: psycopg.Connection[Any], queue: str = "q") -> list[str]:
+    ((patterns,),) = db.execute("select patterns from pgmb.queue_status where queue = %s", [queue]).fetchall()
+    return list(patterns)
+
+
+def setting(db: psycopg.Connection[Any], name: str, queue: str = "q") -> Any:
+    ((settings,),) = db.execute("select pgmb.queue_settings(%s)", [queue]).fetchall()
+    return settings[name]
+
+
+def kinds(db: psycopg.Connection[Any]) -> list[str]:
+    return [kind for (kind,) in db.execute("select kind from pgmb.queue_disagreements()").fetchall()]
+
+
+async def test_an_old_worker_that_restarts_beside_a_new_one_loses_no_event(
+    dsn: str, db: psycopg.Connection[Any]
+) -> None:
+    (old, _), (new, seen) = shop(dsn, "a"), shop(dsn, "a", "b")
+    async with working(new) as broker:
+        for _ in range(2):
+            async with working(old):
+                assert bound(db) == ["a", "b"]
+        await broker.publish_many("b", range(50))
+        await until(lambda: sorted(seen) == list(range(50)))
+
+
+async def test_two_programs_with_a_function_of_one_name_each_handle_all_their_events(dsn: str) -> None:
+    (mail, mailed), (sms, sent) = program(dsn, "mail", "user.mail"), program(dsn, "sms", "user.sms")
+    async with working(mail) as broker, working(sms):
+        await broker.publish_many("user.mail", range(20))
+        await broker.publish_many("user.sms", range(20))
+        await until(lambda: sorted(mailed) == sorted(sent) == list(range(20)))
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+async def test_a_setting_does_not_flip_when_old_and_new_workers_restart(
+    dsn: str, db: psycopg.Connection[Any], seed: int
+) -> None:
+    chance = random.Random(seed)
+    versions: dict[str, dict[str, Any]] = {
+        "old": {"rps": 5, "ttl": 3600},
+        "new": {"rps": 7, "filter": "$.payload > 0"},
+    }
+    async with AsyncExitStack() as first:
+        await first.enter_async_context(working(shop(dsn, "a", **versions["old"])[0]))
+        for _ in range(6):
+            async with working(shop(dsn, "a", **versions[chance.choice(["old", "new"])])[0]):
+                found = [setting(db, name) for name in ("rps", "ttl", "filter")]
+                assert found == [5, "PT1H", None]
+    async with working(shop(dsn, "a", **versions["new"])[0]):
+        found = [setting(db, name) for name in ("rps", "ttl", "filter")]
+        assert found == [7, None, "$.payload > 0"], "all live workers declare it alike"
+
+
+async def test_a_setting_changes_once_the_workers_that_declare_another_are_gone(
+    dsn: str, db: psycopg.Connection[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    (old, _), (new, _) = shop(dsn, "a", rps=5, lease_for=60), shop(dsn, "a", rps=7, lease_for=90)
+    async with AsyncExitStack() as last:
+        async with working(old):
+            await last.enter_async_context(working(new))
+            assert setting(db, "rps") == 5
+            assert "live workers declare different settings" in caplog.text
+            assert "rps = 5 by" in caplog.text
+        await until(lambda: setting(db, "rps") == 7)
+        assert setting(db, "lease_for") == "PT1M30S"
+
+
+async def test_a_setting_that_code_no_longer_declares_goes_back_but_an_operators_stays(
+    dsn: str, db: psycopg.Connection[Any]
+) -> None:
+    async with working(shop(dsn, "a", ttl=60, max_attempts=3, max_in_flight=9)[0]):
+        db.execute("select pgmb.alter_queue('q', max_in_flight => 4, rps => 11)")
+    async with working(shop(dsn, "a")[0]):
+        found = {name: setting(db, name) for name in ("ttl", "max_attempts", "max_in_flight", "rps")}
+        assert found == {"ttl": None, "max_attempts": 10, "max_in_flight": 4, "rps": 11}
+
+
+async def test_a_filter_of_an_operator_outlives_a_worker_that_declares_none(
+    dsn: str, db: psycopg.Connection[Any]
+) -> None:
+    db.execute("select pgmb.create_queue('q', '{a}')")
+    db.execute("select pgmb.bind('q', '{a}', filter => '$.payload > 1')")
+    async with working(shop(dsn, "a", "b")[0]):
+        assert (bound(db), setting(db, "filter")) == (["a", "b"], "$.payload > 1")
+
+
+@pytest.mark.parametrize(
+    ("present", "declared", "says"),
+    [
+        ("lanes => '{vip.#}'", {"lanes": ["new.#"]}, r'lanes = \["vip\.#"\], the code declares \["new\.#"\]'),
+        ("ordered => true", {"ordered": True, "shards": 8}, "shards = 4, the code declares 8"),
+        ("fair_by => 'key'", {"fair_by": "header:a"}, 'fair_by = "key", the code declares "header:a"'),
+        ("", {"ordered": True}, "ordered = false, the code declares true"),
+    ],
+)  # fmt: skip
+async def test_a_queue_of_another_kind_is_refused_with_the_command_that_converts_it(
+    dsn: str, db: psycopg.Connection[Any], present: str, declared: dict[str, Any], says: str
+) -> None:
+    db.execute(f"select pgmb.create_queue('q', '{{a}}'{', ' + present if present else ''})")
+    with pytest.raises(pgmb.Conflict, match=says) as refused:
+        await shop(dsn, "a", **declared)[0].work(asyncio.Event())
+    assert refused.value.hint is not None
+    assert "pgmb queues convert" in refused.value.hint
+
+
+async def test_an_app_is_refused_a_queue_of_another_app_unless_both_share_it(dsn: str) -> None:
+    async with working(shop(dsn, "a", name="billing", shared=True)[0]):
+        with pytest.raises(
+            pgmb.Conflict, match=r"belongs to app 'billing': its worker .+:[0-9]+ was"
+        ) as refused:
+            await shop(dsn, "a", name="mail")[0].work(asyncio.Event())
+        assert refused.value.hint is not None
+        assert "shared=True" in refused.value.hint
+        async with working(shop(dsn, "a", name="mail", shared=True)[0]):
+            pass
+        async with working(shop(dsn, "a", name="billing")[0]):
+            pass
+    async with working(shop(dsn, "a", name="mail")[0]):
+        pass
+
+
+async def test_a_program_without_a_name_is_warned_of_another_in_its_queue(
+    dsn: str, db: psycopg.Connection[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    async with working(shop(dsn, "a")[0]), working(shop(dsn, "b")[0]):
+        assert sorted(kinds(db)) == ["patterns", "programs"]
+    assert "two programs seem to consume it" in caplog.text
+
+
+async def test_a_queue_that_a_renamed_handler_left_behind_is_told(
+    dsn: str, db: psycopg.Connection[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    async with working(program(dsn, "mail", "user.*")[0]):
+        pass
+    renamed, seen = pgmb.App(dsn), list[Any]()
+    there = ModuleType("mail")
+    there.__dict__.update(app=renamed, seen=seen)
+    exec(
+        "@renamed.on('user.*')\nasync def post(number: int) -> None: ...",
+        {**there.__dict__, "renamed": renamed},
+    )
+    async with working(renamed):
+        assert kinds(db) == ["stranded"]
+        assert "queue mail.notify: no live worker declares it any more" in caplog.text
+        assert "pgmb queues drop mail.notify" in caplog.text
+        db.execute("select pgmb.drop_queue('mail.notify')")
+        assert kinds(db) == []
+
+
+async def test_an_app_remembers_its_queues_by_its_name(dsn: str, db: psycopg.Connection[Any]) -> None:
+    async with working(shop(dsn, "a", queue="one", name="shop")[0]):
+        pass
+    async with working(shop(dsn, "a", queue="two", name="mail")[0]):
+        assert kinds(db) == [], "another app's queue"
+    async with working(shop(dsn, "a", queue="two", name="shop")[0]):
+        assert kinds(db) == ["stranded"]
+
+
+async def test_a_process_for_some_queues_is_not_told_of_the_others(
+    dsn: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    app, _ = shop(dsn, "a", queue="one")
+    app.on("b", queue="two")(lambda payload: None)
+    async with working(app):
+        pass
+    async with working(app, queues=["one"]):
+        pass
+    assert "no live worker declares it" not in caplog.text
+
+
+async def test_pruning_removes_patterns_that_no_live_worker_declares(
+    dsn: str, db: psycopg.Connection[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    db.execute("select pgmb.create_queue('q', '{old,a,b}')")
+    async with working(shop(dsn, "a")[0]), working(shop(dsn, "b")[0]) as broker:
+        assert "undeclared" in kinds(db)
+        declarations = declaring.Declarations(broker)
+        declarations._queues = {"q": declaring.QueueSpec("q")}
+        with caplog.at_level(logging.WARNING):
+            await declarations.prune()
+        assert bound(db) == ["a", "b"]
+        assert "queue q: removing old: no live worker declares it" in caplog.text
+    assert db.execute("select pgmb.prune_queue('q')").fetchone() == ([],), "nobody is there to ask"
+
+
+async def test_an_app_declares_again_where_the_database_forgot_it(
+    dsn: str, db: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(declaring, "_KEEP_EVERY_SECONDS", 0.0)
+    async with working(shop(dsn, "a", rps=3)[0]):
+        db.execute("select pgmb.alter_queue('q', rps => 8)")
+        db.execute("delete from pgmb.declaration")
+        await until(
+            lambda: db.execute("select patterns from pgmb.queue_declarations('q')").fetchone() == (["a"],)
+        )
+        assert setting(db, "rps") == 8, "an operator's change stays until the next start"
+
+
+async def test_intervals_are_compared_by_their_length(dsn: str, db: psycopg.Connection[Any]) -> None:
+    async with (
+        working(shop(dsn, "a", ttl=86_400, rps=5)[0]),
+        working(shop(dsn, "a", ttl=timedelta(days=1), rps=5.0)[0]),
+    ):
+        assert kinds(db) == []

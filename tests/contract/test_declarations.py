@@ -1,0 +1,170 @@
+"""Declarations of workers: made one after another, bounded, and counted only for roles that may consume."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+from uuid import UUID, uuid4
+
+import psycopg
+import pytest
+
+from harness.sessions import Session
+from tests.contract.cast import Cast
+
+DECLARE = "select pgmb.declare_queue(%s, %s, %s, %s, null, %s)"
+
+
+def declare(
+    db: psycopg.Connection[Any],
+    *patterns: str,
+    queue: str = "q",
+    app: str | None = None,
+    handlers: tuple[str, ...] = ("shop.notify",),
+    **settings: Any,
+) -> UUID:
+    """A worker that has just said so."""
+    worker = uuid4()
+    db.execute("select pgmb.worker_heartbeat(%s, 'host7', 4711, %s, app => %s)", [worker, [queue], app])
+    db.execute(DECLARE, [worker, queue, list(patterns), json.dumps(settings), list(handlers)])
+    return worker
+
+
+def bound(db: psycopg.Connection[Any]) -> Any:
+    return db.execute(
+        "select b.patterns from pgmb.queue q join pgmb.binding b on b.queue = q.id and b.version = q.bindings"
+        " where q.name = 'q'"
+    ).fetchone()
+
+
+@pytest.fixture
+def queue(db: psycopg.Connection[Any]) -> None:
+    db.execute("select pgmb.create_queue('q', '{a}')")
+
+
+@pytest.mark.usefixtures("queue")
+def test_two_workers_that_start_at_once_both_add_their_patterns(
+    db: psycopg.Connection[Any], sessions: Mapping[str, Session]
+) -> None:
+    one, two = sessions["one"], sessions["two"]
+    for session in (one, two):
+        session.run("begin")
+    one.run("select pgmb.declare_queue(null, 'q', '{b}')")
+    waiting = two.start("select pgmb.declare_queue(null, 'q', '{c}')").blocked()
+    one.run("commit")
+    waiting.result()
+    two.run("commit")
+    assert bound(db) == (["a", "b", "c"],)
+
+
+@pytest.mark.usefixtures("queue")
+def test_of_two_workers_that_start_at_once_neither_applies_its_setting(
+    db: psycopg.Connection[Any], sessions: Mapping[str, Session]
+) -> None:
+    one, two, workers = sessions["one"], sessions["two"], [uuid4(), uuid4()]
+    for worker in workers:
+        db.execute("select pgmb.worker_heartbeat(%s, 'host7', 4711, '{q}')", [worker])
+        db.execute(DECLARE, [worker, "q", ["a"], "{}", []])
+    one.run("begin")
+    one.run(DECLARE, [workers[0], "q", ["a"], '{"rps": 5}', []])
+    waiting = two.start(DECLARE, [workers[1], "q", ["a"], '{"rps": 7}', []]).blocked()
+    one.run("commit")
+    ((answer,),) = waiting.result()
+    assert answer["pending"] == ["rps"]
+    assert db.execute("select rps from pgmb.queue where name = 'q'").fetchone() == (None,)
+
+
+@pytest.mark.usefixtures("queue")
+def test_pruning_waits_for_a_worker_that_declares(
+    db: psycopg.Connection[Any], sessions: Mapping[str, Session]
+) -> None:
+    declare(db, "b")
+    starting, pruning, worker = sessions["starting"], sessions["pruning"], uuid4()
+    db.execute("select pgmb.worker_heartbeat(%s, 'host7', 4711, '{q}')", [worker])
+    starting.run("begin")
+    starting.run(DECLARE, [worker, "q", ["c"], "{}", []])
+    waiting = pruning.start("select pgmb.prune_queue('q')").blocked()
+    starting.run("commit")
+    assert waiting.result() == [(["a"],)]
+    assert bound(db) == (["b", "c"],)
+
+
+@pytest.mark.usefixtures("queue")
+def test_a_silent_worker_does_not_count(db: psycopg.Connection[Any]) -> None:
+    declare(db, "a", app="mail", rps=5)
+    db.execute("update pgmb.worker set heartbeat_at = heartbeat_at - interval '31 seconds'")
+    declare(db, "a", app="shop", rps=7)
+    assert db.execute("select rps from pgmb.queue where name = 'q'").fetchone() == (7,)
+
+
+def test_a_role_counts_only_where_it_may_consume(db: psycopg.Connection[Any], cast: Cast) -> None:
+    for name in ("q", "other"):
+        db.execute("select pgmb.create_queue(%s, '{a}')", [name])
+    role = cast.role("mallory")
+    db.execute("select pgmb.grant_consume('q', %s)", [role])
+    mallory = cast.acting(role)
+    with pytest.raises(psycopg.errors.InsufficientPrivilege):
+        declare(mallory, "a", queue="other", app="mine")
+    declare(mallory, "a", app="mine", rps=5)
+    with pytest.raises(psycopg.Error, match="belongs to app 'mine'"):
+        declare(db, "a", app="shop")
+    mine = "select count(*) from pgmb.queue_declarations('q')"
+    assert db.execute(mine).fetchone() == (1,)
+    db.execute("select pgmb.revoke_consume('q', %s)", [role])
+    assert db.execute(mine).fetchone() == (0,)
+    declare(db, "a", app="shop", rps=7)
+    assert db.execute("select rps from pgmb.queue where name = 'q'").fetchone() == (7,)
+
+
+@pytest.mark.usefixtures("queue")
+def test_a_consumer_changes_nothing_of_the_queue(db: psycopg.Connection[Any], cast: Cast) -> None:
+    role = cast.role("plain")
+    db.execute("select pgmb.grant_consume('q', %s)", [role])
+    plain = cast.acting(role)
+    ((answer,),) = plain.execute("select pgmb.declare_queue(null, 'q', '{a,b}', '{\"rps\": 5}')").fetchall()
+    assert (answer["added"], answer["applied"], answer["denied"]) == ([], {}, True)
+    assert bound(db) == (["a"],)
+    with pytest.raises(psycopg.errors.InsufficientPrivilege):
+        plain.execute("select pgmb.prune_queue('q')")
+
+
+@pytest.mark.usefixtures("queue")
+def test_a_worker_of_another_role_cannot_be_spoken_for(db: psycopg.Connection[Any], cast: Cast) -> None:
+    worker = declare(db, "a")
+    role = cast.role("plain")
+    db.execute("select pgmb.grant_consume('q', %s)", [role])
+    with pytest.raises(psycopg.errors.InsufficientPrivilege, match="has no worker"):
+        cast.acting(role).execute(DECLARE, [worker, "q", ["b"], "{}", []])
+
+
+@pytest.mark.usefixtures("queue")
+def test_what_a_worker_declares_is_bounded(db: psycopg.Connection[Any]) -> None:
+    large = "x" * 70_000
+    with pytest.raises(psycopg.errors.CheckViolation, match="patterns must have at most"):
+        declare(db, large)
+    with pytest.raises(psycopg.errors.CheckViolation, match="handlers must have at most"):
+        declare(db, "a", handlers=(large,))
+    with pytest.raises(psycopg.errors.CheckViolation, match="app's name must have"):
+        declare(db, "a", app="x" * 101)
+    with pytest.raises(psycopg.errors.CheckViolation, match="queues must have at most"):
+        db.execute("select pgmb.worker_heartbeat(gen_random_uuid(), 'h', 1, array[repeat('x', 3000000)])")
+    assert db.execute("select count(*) from pgmb.declaration").fetchone() == (0,)
+
+
+@pytest.mark.usefixtures("queue")
+def test_an_unknown_setting_is_refused(db: psycopg.Connection[Any]) -> None:
+    with pytest.raises(psycopg.Error, match="unknown setting") as refused:
+        db.execute("select pgmb.declare_queue(null, 'q', '{a}', '{\"rpps\": 5}')")
+    assert refused.value.sqlstate == "MB005"
+
+
+@pytest.mark.usefixtures("queue")
+def test_declarations_end_with_their_worker_and_their_queue(db: psycopg.Connection[Any]) -> None:
+    worker = declare(db, "a")
+    declare(db, "a")
+    db.execute("select pgmb.worker_depart(%s)", [worker])
+    assert db.execute("select count(*) from pgmb.declaration").fetchone() == (1,)
+    db.execute("select pgmb.drop_queue('q')")
+    counts = "select (select count(*) from pgmb.declaration), (select count(*) from pgmb.owner)"
+    assert db.execute(counts).fetchone() == (0, 0)
