@@ -17,6 +17,7 @@ from psycopg import sql
 from harness.next_version import next_version
 from harness.pgbouncer import PgBouncer
 from harness.server import Server
+from harness.states import age_leases
 from pgmb import doctor, schema
 from pgmb.doctor import Finding, Level, Limits, connection, security, server
 from pgmb.doctor.finding import Look
@@ -353,7 +354,7 @@ def test_claims_that_nobody_clears(db: psycopg.Connection[Any]) -> None:
         db.execute("select pgmb.publish('t', '1')")
         db.execute("select pgmb.ack(lease) from pgmb.receive('q', 1)")
     assert "queue q has settled is not cleared" in problems(db)["janitor"].message
-    db.execute("update pgmb.claim set at = at - interval '1 minute'")
+    age_leases(db)
     db.execute("select pgmb.maintain()")
     assert "janitor" not in problems(db)
 

@@ -11,6 +11,7 @@ import psycopg
 import pytest
 
 from harness.sessions import Session
+from harness.states import expire
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +108,7 @@ class Consumer:
 
     def expire(self, *leases: Received) -> None:
         """Has leases run out, and waits until the next receive looks for such."""
-        for got in leases:
-            self.session.run("select pgmb.extend(%s, '1 microsecond')", [got.lease])
-        self.session.run("select pg_sleep(0.06)")
+        expire(self.session.connection, *[got.lease for got in leases if got.lease is not None])
 
     def dead(self) -> list[tuple[int, int]]:
         """Name and attempt of the dead letters."""

@@ -16,6 +16,7 @@ import psycopg
 import pytest
 
 import pgmb
+from harness.states import age_leases
 
 # Costs are measured: rows that other tests left would count.
 pytestmark = pytest.mark.new_database
@@ -72,7 +73,7 @@ def test_maintenance_reads_no_more_pages_for_rows_that_are_kept(db: psycopg.Conn
     db.execute("select pgmb.create_api_key('k', sha256('k'), '{inspect}')")
     db.execute("select pgmb.create_queue('q', '{none}')")
     # Idle from the start, so that every call looks at it.
-    db.execute("update pgmb.claim set at = at - interval '1 hour'")
+    age_leases(db, "1 hour")
     before = pages(db, "pgmb.maintain()")
     for rows in KEPT.values():
         db.execute(cast("Any", rows), [ROWS])
@@ -96,7 +97,7 @@ def test_streams_and_queues_at_rest_cost_maintenance_no_step_of_their_own(
         db.execute("select pgmb.create_queue(%s, stream => %s)", [f"q{number}", f"s{number}"])
         db.execute("select pgmb.publish('t', '1', stream => %s)", [f"s{number}"])
         db.execute("select pgmb.ack(lease) from pgmb.receive(%s)", [f"q{number}"])
-    db.execute("update pgmb.claim set at = at - interval '1 minute'")
+    age_leases(db)
     # Notes who writes to the new segments.
     db.execute("select pgmb.maintain()")
     with db.transaction(force_rollback=True):

@@ -13,6 +13,7 @@ import psycopg
 import pytest
 
 from harness.sessions import Sessions
+from harness.states import make_due
 from tests.conftest import Connect
 from tests.contract.deliveries import lost
 from tests.contract.endpoints import (
@@ -248,7 +249,7 @@ def test_a_workers_failures_come_one_by_one_with_the_queues_own_backoff(db: psyc
     settle(db, got.lease, None, [fail(seq, worker, None, "status 500") for seq in got.seqs(1, 2)])
     due = db.execute("select due_at - now() between '0.5 s' and '2 s', together from pgmb.retry").fetchall()
     assert due == [(True, None)] * 2
-    db.execute("update pgmb.retry set due_at = now()")
+    make_due(db)
     got = receive(db, "q")
     assert got.attempts == {1: 2, 2: 2}
     settle(db, got.lease, None, [fail(seq, worker, None, "status 500") for seq in got.seqs(1, 2)])

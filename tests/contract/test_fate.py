@@ -10,6 +10,7 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 
+from harness.states import make_due
 from pgmb import schema
 from tests.conftest import Connect
 from tests.contract.cast import Cast
@@ -93,7 +94,7 @@ def test_every_attempt_keeps_its_error_to_the_dead_letter_and_back(db: DB) -> No
         (2, "second", None),
     ]
     assert moment(one["errors"][0]["at"]) < moment(one["errors"][1]["at"]) < moment(one["until"])
-    db.execute("update pgmb.retry set due_at = now()")
+    make_due(db)
     held = lease(db)
     one = at(db, event)
     assert (one["state"], one["attempt"], len(one["errors"])) == ("leased", 3, 2)

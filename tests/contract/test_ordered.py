@@ -11,6 +11,7 @@ import time
 import pytest
 
 from harness.sessions import Sessions
+from harness.states import make_due
 from tests.contract.deliveries import Consumer, lost
 
 PATIENCE = 0.12
@@ -68,7 +69,7 @@ def test_a_retry_goes_before_what_waits_behind_it(one: Consumer, two: Consumer) 
     assert one.retry(held, 1, after="1 hour") == 1
     assert one.ack(held) == 0, "what lies behind the retried one went back too"
     assert two.names() == []
-    one.session.run("update pgmb.retry set due_at = clock_timestamp() where attempt = 2")
+    make_due(one.session.connection)
     got = two.receive()
     assert got.names == [1, 2, 3]
     assert got.attempts == {1: 2, 2: 1, 3: 1}, "those behind were not tried"
@@ -108,7 +109,7 @@ def test_a_retried_event_in_a_retried_lease_takes_those_behind_along(one: Consum
     assert one.retry(held, 2, after="1 hour") == 1
     assert two.names() == [], "1 is still held, and 11"
     assert one.ack(held) == 3
-    one.session.run("update pgmb.retry set due_at = clock_timestamp() where attempt = 2")
+    make_due(one.session.connection)
     assert two.receive().attempts == {2: 2, 3: 1}
 
 
@@ -265,7 +266,7 @@ def test_a_late_commit_parked_behind_a_retry(one: Consumer, two: Consumer, sessi
     late.session.run("commit")
     one.retry(held, after="1 hour")
     assert two.names() == []
-    one.session.run("update pgmb.retry set due_at = clock_timestamp() where attempt = 2")
+    make_due(one.session.connection)
     first, *rest = two.names()
     assert first == 2
     assert sorted(rest) == [1, 3], "neither was delivered before: their transactions ran at the same time"
@@ -363,7 +364,7 @@ def test_a_retry_waits_for_its_time_behind_a_dead_letter_sent_back(one: Consumer
     assert held.names == [1]
     two.ack(held)
     assert two.names() == [], "2 is tried again in an hour, and 3 waits behind it"
-    one.session.run("update pgmb.retry set due_at = clock_timestamp() where attempt = 2")
+    make_due(one.session.connection)
     assert two.receive().attempts == {2: 2, 3: 1}
 
 
@@ -380,7 +381,7 @@ def test_a_parked_event_that_is_retried_stays_ahead_of_those_parked_with_it(
     one.ack(held, 3, 4)
     one.retry(held, 2, after="1 hour")
     assert two.names() == []
-    one.session.run("update pgmb.retry set due_at = clock_timestamp() where attempt = 2")
+    make_due(one.session.connection)
     assert two.take_all() == [2, 5]
 
 
@@ -414,7 +415,7 @@ def test_keys_that_share_a_hash_wait_for_each_other_and_none_is_delivered_twice(
     held = two.receive()
     assert 3 not in held.names, "1 is ahead of it"
     two.expire(held)
-    one.session.run("update pgmb.retry set due_at = clock_timestamp()")
+    make_due(one.session.connection)
     taken = one.take_all()
     assert sorted(taken) == [1, 2, 3, 4]
     assert taken.index(1) < taken.index(3)

@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from harness.explain import Cost, cost
-from harness.states import age_leases, drain, fail, hold_leases, pin_xmin, publish, receive
+from harness.states import age_leases, drain, fail, fill, hold_leases, pin_xmin, publish, receive
 from tests.conftest import Connect
 
 # Costs are measured: rows that other tests left would count.
@@ -91,11 +91,11 @@ def test_a_short_statement_timeout_does_not_stop_a_queue(db: Connection, options
     """A receive over events that do not match ends before the timeout, and the next one goes on there."""
     db.execute(f"select pgmb.create_queue('q', '{{*.#.wanted}}'{options})")
     # Long topics take a regular expression long.
-    publish(db, 60_000, topic=".".join(["a"] * 60))
+    fill(db, 120_000, topic=".".join(["a"] * 40))
     publish(db, 1, topic="a.wanted")
     deadline = time.monotonic() + 30
     lease = None
-    db.execute("set statement_timeout = '60 ms'")
+    db.execute("set statement_timeout = '100 ms'")
     while lease is None:
         assert time.monotonic() < deadline, "no receive got to the event"
         try:

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from harness.segments import seal
-from harness.states import hold_leases, publish
+from harness.states import age_segments, hold_leases, publish
 
 SEGMENTS = "select count(*) from pgmb.segment where sealed_at is not null and dropped_at is null"
 
@@ -26,11 +26,7 @@ def age(db: psycopg.Connection[Any], by: str) -> None:
         db.execute("select pgmb.rotate()")
         db.execute("select pgmb.maintain()")
         assert value(db, SEGMENTS) == 1
-    db.execute(
-        "update pgmb.segment set closed_at = closed_at - %(by)s::interval,"
-        " last_published_at = last_published_at - %(by)s::interval",
-        {"by": by},
-    )
+    age_segments(db, by)
     db.execute("select pgmb.maintain()")
 
 

@@ -10,6 +10,7 @@ import psycopg
 
 import pgmb
 from harness.sessions import Sessions
+from harness.states import age_leases
 from pgmb.services import Janitor, Ticker, serve
 
 
@@ -83,7 +84,7 @@ async def test_the_janitor_rotates_and_clears(dsn: str, db: psycopg.Connection[A
             await Janitor().turn(broker)
         (stream,) = await broker.stream_status()
         assert stream.segments == 4
-        db.execute("update pgmb.claim set at = at - interval '1 minute'")
+        age_leases(db)
         await Janitor().turn(broker)
         row = db.execute("select count(*) from pgmb.claim").fetchone()
         assert row == (1,)
