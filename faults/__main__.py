@@ -64,6 +64,16 @@ def fates(arguments: argparse.Namespace) -> bool:
     return tally.holds
 
 
+def upkeep(arguments: argparse.Namespace) -> bool:
+    from faults.operations import upkeep
+
+    seconds, rotate_every, block = (600.0, 60.0, 25.0) if arguments.full else (8.0, 1.0, 6.0)
+    with database(arguments.pg) as (_, dsn), tempfile.TemporaryDirectory() as name:
+        result = upkeep.run(dsn, Path(name), seconds=seconds, rotate_every=rotate_every, block=block)
+    print(result)
+    return result.holds
+
+
 def recovery(arguments: argparse.Namespace) -> bool:
     from faults.operations import recovery
 
@@ -728,6 +738,13 @@ def main() -> int:
         "recovery", recovery, "seconds until each service works again, after every kind of outage"
     )
     returning.add_argument("--outages", type=float, nargs="+", help="seconds that the server is down")
+
+    keeping = command(
+        "upkeep",
+        upkeep,
+        "pgmb work alone, its handlers blocking, its upkeep killed and stopped: all is kept up",
+    )
+    keeping.add_argument("--full", action="store_true", help="ten minutes, with a rotation each minute")
 
     upgrading = command(
         "upgrade", upgrade, "a rolling upgrade and its way back under load: no call fails, no event is lost"

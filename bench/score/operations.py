@@ -25,6 +25,15 @@ OPERATIONS: list[Part] = [
         seconds=900.0,
         alone=True,
     ),
+    Proved(
+        "pgmb work alone, blocked, killed, stopped",
+        "all kept up",
+        ["-m", "faults", "upkeep"],
+        line_with(r"(\d+ of \d+ segments dropped), .* (\d+ of \d+ due times fired), .*(back .*)"),
+        needs=["faults/operations/upkeep.py"],
+        full=["-m", "faults", "upkeep", "--full"],
+        alone=True,
+    ),
     Measured("small-traffic", small_traffic.CHECKS, small_traffic.run),
     Proved(
         "rolling upgrade and rollback under load",
