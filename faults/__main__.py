@@ -92,6 +92,15 @@ def upgrade(arguments: argparse.Namespace) -> bool:
     return result.holds
 
 
+def deploy(arguments: argparse.Namespace) -> bool:
+    from faults.operations import deploy
+
+    with database(arguments.pg) as (server, _):
+        result = deploy.run(server, arguments.runs, arguments.seed)
+    print(result)
+    return result.holds
+
+
 def rotation(arguments: argparse.Namespace) -> bool:
     from faults.log import rotation
 
@@ -750,6 +759,11 @@ def main() -> int:
         "upgrade", upgrade, "a rolling upgrade and its way back under load: no call fails, no event is lost"
     )
     upgrading.add_argument("--seconds", type=float, default=4.0, help="how long each stage lasts")
+
+    deploying = command(
+        "deploy", deploy, "rolling deploys of workers under load: no event is lost, dead or stuck"
+    )
+    deploying.add_argument("--runs", type=int, default=2)
 
     counting = command(
         "effects",
