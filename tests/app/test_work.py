@@ -57,6 +57,16 @@ def workers(tmp_path: Path, dsn: str, db: psycopg.Connection[Any]) -> Workers:
     return Workers(tmp_path, dsn, APP)
 
 
+def test_a_worker_removes_patterns_that_nobody_declares_if_told_to(
+    workers: Workers, db: psycopg.Connection[Any]
+) -> None:
+    db.execute("select pgmb.bind('q', '{a,typed,old}')")
+    with workers.running("--prune"):
+        until_true(lambda: "working on q" in workers.logged(), 90)
+    assert "queue q: removing old: no live worker declares it" in workers.logged()
+    assert db.execute("select patterns from pgmb.queue_status").fetchone() == (["a", "typed"],)
+
+
 def test_poison_a_hang_and_an_exit_spare_the_rest(workers: Workers, dsn: str) -> None:
     with pgmb.connect(dsn) as broker:
         events = [pgmb.NewEvent("a", {"kind": "fine", "number": number}) for number in range(60)]

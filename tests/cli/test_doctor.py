@@ -483,6 +483,33 @@ def test_a_worker_that_fell_silent(db: psycopg.Connection[Any]) -> None:
     assert checked(db, "workers").message == "worker host7:4711 of a, b is silent for 3 min"
 
 
+def test_workers_that_declare_a_queue_differently(db: psycopg.Connection[Any]) -> None:
+    db.execute("select pgmb.create_queue('q', '{a,old}')")
+    for number, (app, rps) in enumerate((("shop", 5), ("mail", 7)), 1):
+        worker = uuid4()
+        db.execute(
+            "select pgmb.worker_heartbeat(%s, 'host7', %s, '{q}', app => %s, shared => %s)",
+            [worker, number, app, number == 1],
+        )
+        db.execute("update pgmb.worker set shared = true")
+        db.execute(
+            "select pgmb.declare_queue(%s, 'q', '{a}', jsonb_build_object('rps', %s::integer))", [worker, rps]
+        )
+    db.execute("update pgmb.worker set shared = false")
+    found = [finding for finding in doctor.examine(db, AT_ONCE) if finding.check == "declarations"]
+    apps = "apps that do not share their queues consume it"
+    settings = "live workers declare different settings"
+    assert [(finding.level, finding.message) for finding in found] == [
+        (Level.WARN, f"queue q: {apps}: app mail on host7:2, app shop on host7:1"),
+        (Level.WARN, f"queue q: {settings}: rps = 7 by app mail on host7:2, = 5 by app shop on host7:1"),
+        (Level.WARN, "queue q: it is bound to patterns that no live worker declares: old"),
+    ]
+    assert all(finding.fix for finding in found)
+    db.execute("delete from pgmb.worker where app = 'mail'")
+    db.execute("select pgmb.prune_queue('q')")
+    assert checked(db, "declarations").level is Level.OK
+
+
 # -- endpoints -----------------------------------------------------------------------------------------------
 
 

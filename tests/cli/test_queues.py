@@ -44,6 +44,16 @@ def test_a_queue_from_its_creation_to_its_end(done: Done, run: Run) -> None:
     assert run("queues", "list", "--json").json == []
 
 
+def test_a_list_shows_where_workers_disagree(done: Done, run: Run, db: psycopg.Connection[Any]) -> None:
+    done("queues", "create", "billing", "order.*", "old")
+    db.execute("select pgmb.worker_heartbeat(gen_random_uuid(), 'host7', 4711, '{billing}')")
+    db.execute("select pgmb.declare_queue((select id from pgmb.worker), 'billing', '{order.*}')")
+    told = "it is bound to patterns that no live worker declares: old"
+    assert f"Queue billing: {told}. pgmb work --prune" in run("queues", "list").err
+    ((one,),) = [queue["disagreements"] for queue in run("queues", "list", "--json").json]
+    assert (one["kind"], one["message"]) == ("undeclared", told)
+
+
 def test_a_queue_is_converted_with_what_waits_in_it(done: Done, run: Run) -> None:
     done("queues", "create", "billing", "order.*")
     for n in range(3):

@@ -219,3 +219,14 @@ async def test_a_queue_shows_what_comes_next(dsn: str, db: DB) -> None:
         db.execute("select pgmb.publish('a', '{\"n\": 0}')")
         db.execute("update pgmb.retry set due_at = 'infinity'")
         assert "division by zero" in await visitor.page("/ui/queue?name=q")
+
+
+async def test_a_queues_page_shows_where_its_workers_disagree(dsn: str, db: DB) -> None:
+    db.execute("select pgmb.create_queue('q', '{a,old}')")
+    db.execute("select pgmb.worker_heartbeat(gen_random_uuid(), 'host7', 4711, '{q}')")
+    async with visiting(dsn) as visitor:
+        assert "Workers disagree" not in await visitor.page("/ui/queue?name=q")
+        db.execute("select pgmb.declare_queue((select id from pgmb.worker), 'q', '{a}')")
+        shown = await visitor.page("/ui/queue?name=q")
+    assert "Workers disagree" in shown
+    assert "it is bound to patterns that no live worker declares: old" in shown

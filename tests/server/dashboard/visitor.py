@@ -169,7 +169,14 @@ def hostile_pages(dsn: str) -> dict[str, str]:
             (HOSTILE, HOSTILE, HOSTILE, seq),
         )
         db.execute("update pgmb.endpoint set state = 'tripped', reason = %s", (HOSTILE,))
-        db.execute("select pgmb.worker_heartbeat(gen_random_uuid(), %s, 1, array[%s])", (HOSTILE, HOSTILE))
+        db.execute(
+            "select pgmb.worker_heartbeat(gen_random_uuid(), %s, 1, array[%s], app => %s)", (HOSTILE,) * 3
+        )
+        # That it is bound to other patterns is shown.
+        db.execute(
+            "select pgmb.declare_queue((select id from pgmb.worker), %s, '{none}', handlers => array[%s])",
+            (HOSTILE, HOSTILE),
+        )
         ((dead,),) = db.execute("select id from pgmb.dead where seq = %s", (seq,)).fetchall()
     found = {"SEQ": seq, "DEAD": dead, "RETRIED": event}
     return {page: re.sub("SEQ|DEAD|RETRIED", lambda name: str(found[name[0]]), page) for page in PAGES}
