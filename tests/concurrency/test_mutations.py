@@ -20,6 +20,7 @@ from tests.concurrency import test_stepped_fencing as fencing
 from tests.concurrency import test_stepped_rotation as rotation
 from tests.contract import test_boundaries as boundaries
 from tests.contract import test_clock as clock
+from tests.contract import test_dropped_queues as dropped
 from tests.contract import test_isolation_levels as isolation
 from tests.contract import test_ordered as ordered
 from tests.contract import test_positions_belong as belonging
@@ -61,6 +62,20 @@ class Mutation:
 
 
 MUTATIONS = [
+    Mutation(
+        "rows of queues that are still there are cleared with those of dropped ones",
+        "clear_dropped_queues",
+        " and not exists (select from pgmb.queue q where q.id = p.queue)",
+        "",
+        dropped.test_maintenance_removes_rows_of_a_queue_dropped_beside_a_receive,
+    ),
+    Mutation(
+        "maintenance leaves rows of queues that were dropped beside a receive",
+        "tables_without_key",
+        "to_regclass('pgmb.retry'), ",
+        "",
+        dropped.test_maintenance_removes_rows_of_a_queue_dropped_beside_a_receive,
+    ),
     Mutation(
         "a batch ends at a number that was read before its snapshot",
         "boundary",
