@@ -90,6 +90,7 @@ def test_the_rule_catches_another_boundary(db: psycopg.Connection[Any], code: st
     assert "pgmb_internal.added" in matching(db, _SETS_BATCH)
 
 
+@pytest.mark.once
 def test_the_first_drop_of_a_session_loses_none_of_the_newest_events(dsn: str) -> None:
     result = dropping.run(dsn, cycles=12)
     assert result.holds, str(result)

@@ -92,6 +92,7 @@ def under_a_lease(one: Session, late: Session) -> list[int]:
     return [*range(11, 90)]
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("kind", QUEUES)
 @pytest.mark.parametrize(
     "state", [at_the_end, among_late_events, behind_late_events, after_a_seek, under_a_lease]
