@@ -190,8 +190,8 @@ class App:
     ) -> None:
         """Configure a queue: the settings of `create_queue`, and its `concurrency` per process.
 
-        When the app starts, it creates a missing queue, with its stream, and alters an existing one. `retry`
-        holds for handlers without their own.
+        When the app starts, it creates a missing queue, with its stream. An existing one takes on the
+        settings when all live workers declare the same. `retry` holds for handlers without their own.
         """
         _refuse_unknown(settings)
         spec = self.queue_spec(name)

@@ -25,7 +25,6 @@ from pgmb.errors import (
     InvalidArgument,
     NotFound,
     PermissionDenied,
-    PgmbError,
     QueueNotFound,
     StreamNotFound,
     translated,
@@ -221,7 +220,7 @@ class Declarations:
             for name in list(self._queues if keeping else self._pending):
                 try:
                     found = await self._tell(self._queues[name], self._pending.get(name, []))
-                except (*settling.DATABASE_ERRORS, PgmbError) as error:
+                except settling.DATABASE_ERRORS as error:
                     logger.warning("queue %s: cannot declare it: %s", name, str(error).strip())
                 else:
                     changed(name, found.consumed)

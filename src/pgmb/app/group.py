@@ -63,8 +63,8 @@ class HandlerGroup:
         Where it raises, exactly that set of events is tried again after the next time of `retry_after`, and
         becomes dead letters after the last. `split_by` takes a list of events and returns lists of them,
         which are handled apart, each a set of its own. The list holds events, or what its annotation says:
-        payloads, deliveries; `localns` is that of `App.on`. The handler reads the queue "group/name". Where
-        its patterns or filter change, the change holds from the queue's position on.
+        payloads, deliveries; `localns` is that of `App.on`. The handler reads the queue "group/name". New
+        patterns are added to it; another filter, or none, holds once all live workers declare it.
         """
         if isinstance(patterns, str):
             raise InvalidArgument(f"patterns must be a list of strings, got {patterns!r}")

@@ -65,7 +65,7 @@ as $$
       select own.code from pgmb.declaration own where own.queue = q.id and own.worker = runs_other_code.worker))
 $$;
 
--- Settings that an operator changed, or a pattern that an operator bound: no declaration takes them back.
+-- Makes settings the operator's: they stay when no worker declares them.
 create or replace function pgmb_internal.disown(queue integer, settings text[])
 returns void
 language sql
@@ -419,7 +419,7 @@ as $$
     when 'settings' then 'Finish the deployment: the setting changes when all live workers declare the same.'
     when 'undeclared' then format('pgmb work --prune removes them at a start, pgmb queues bind %s names those to keep.', queue)
     when 'stranded' then format('If the handler was renamed, give it queue=%L, or let an old worker finish it (pgmb queues peek '
-      '%s shows what waits). Then: pgmb queues drop %s.', queue, queue, queue)
+      '%s shows what waits). Then: pgmb queues drop %s. If other consumers read it: pgmb queues bind.', queue, queue, queue)
   end
 $$;
 
@@ -441,7 +441,7 @@ set jit = off
 as $$
 declare
   head record;
-  longest integer := 1000;
+  most_characters integer := 1000;
 begin
   for head in
     select q.id, q.name, o.app, o.handlers,
@@ -454,13 +454,13 @@ begin
   loop
     continue when not pgmb_internal.may_consume(head.id);
     if head.looked then
-      return query select head.name, d.kind, left(d.message, longest), pgmb_internal.advice(d.kind, head.name)
+      return query select head.name, d.kind, left(d.message, most_characters), pgmb_internal.advice(d.kind, head.name)
       from pgmb_internal.disagreements(head.id) d;
     end if;
     if pgmb_internal.is_stranded(head.id, queue_disagreements.worker) then
       return query select head.name, 'stranded', left(format(
         'no live worker declares it any more, but %s is at work and declared it for %s: its events wait, and it collects more',
-        coalesce('app ' || head.app, 'the program'), array_to_string(head.handlers[:3], ', ')), longest), pgmb_internal.advice('stranded', head.name);
+        coalesce('app ' || head.app, 'the program'), array_to_string(head.handlers[:3], ', ')), most_characters), pgmb_internal.advice('stranded', head.name);
     end if;
   end loop;
 end $$;

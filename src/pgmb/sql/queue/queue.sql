@@ -275,6 +275,8 @@ begin
   head := (pgmb_internal.queue_for_consumer(bind.queue)).id;
   perform pgmb_internal.write_binding(head, bind.patterns, bind.equals, bind.filter, bind.condition, bind.params);
   perform pgmb_internal.disown(head, '{filter}');
+  -- Until a worker declares it again, it belongs to no app.
+  update pgmb.owner o set app = null, handlers = '{}' where o.queue = head;
 end $$;
 
 -- Writes a new version of a queue's patterns and filter, which were checked; of all its lanes.
