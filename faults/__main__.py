@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import random
 import sys
 import tempfile
@@ -266,6 +267,22 @@ def dropping(arguments: argparse.Namespace) -> bool:
 
     with database(arguments.pg) as (_, dsn):
         result = dropping.run(dsn, cycles=arguments.cycles)
+    print(result)
+    return result.holds
+
+
+def clock(arguments: argparse.Namespace) -> bool:
+    from faults.log import clock
+    from harness.clock import clocked
+    from pgmb import schema
+
+    steps = arguments.steps.split(",")
+    if arguments.full:
+        steps = [one for pair in itertools.permutations(clock.STEPS, 2) for one in pair]
+    with clocked(arguments.pg) as (server, hands):
+        dsn = server.dsn(create_database(server))
+        schema.install(dsn)
+        result = clock.run(dsn, hands, steps=steps, wrong_for=arguments.wrong_for, seed=arguments.seed)
     print(result)
     return result.holds
 
@@ -581,6 +598,13 @@ def main() -> int:
 
     keyed = command("keyed-retries", keyed_retries, "SIGKILL to producers, who retry under the same key")
     keyed.add_argument("--kills", type=int, default=200)
+
+    stepping = command(
+        "clock", clock, "a server's clock that is wrong for a while: everything goes on afterwards"
+    )
+    stepping.add_argument("--steps", default="a year ahead", help="separated by commas")
+    stepping.add_argument("--full", action="store_true", help="every step, in every order of two")
+    stepping.add_argument("--wrong-for", type=float, default=4.0, help="seconds")
 
     falling = command(
         "due-times", due_times, "due times of cron expressions beside a walk over the wall clock"

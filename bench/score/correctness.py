@@ -74,6 +74,15 @@ CORRECTNESS: list[Part] = [
         full=["-m", "faults", "dropping"],
     ),
     Proved(
+        "clock wrong for a while, all goes on",
+        "0 missing, 0 stood still",
+        ["-m", "faults", "clock"],
+        line_with(r"holds: (0 missing, 0 stood still), .*?(all went on within [\d.]+ s)"),
+        needs=["faults/log/clock.py"],
+        full=["-m", "faults", "clock", "--full"],
+        seconds=1500.0,
+    ),
+    Proved(
         "cron beside a walk over the wall clock",
         "0 differ",
         ["-m", "faults", "due-times"],

@@ -458,6 +458,14 @@ def test_it_finds_the_same_asynchronously(dsn: str, db: psycopg.Connection[Any])
     assert shape(asyncio.run(ask())) == shape(doctor.examine(db, AT_ONCE))
 
 
+def test_times_that_a_wrong_clock_wrote_are_reported(db: psycopg.Connection[Any]) -> None:
+    db.execute("select pgmb.create_schedule('daily', '0 3 * * *', 't', '1', now() + interval '1 year')")
+    db.execute("update pgmb.schedule set decided_at = now() + interval '364 days'")
+    assert "1 schedules have times in the future" in problems(db)["times"].message
+    db.execute("update pgmb.schedule set decided_at = now()")
+    assert "times" not in problems(db)
+
+
 def test_every_check_is_reported_once_and_looking_changes_nothing(db: psycopg.Connection[Any]) -> None:
     with db.transaction():
         names = [finding.check for finding in doctor.examine(db)]

@@ -355,3 +355,95 @@ def test_a_dead_consumer_of_an_ordered_queue_holds_its_keys_alone_after_the_cloc
     step("+0")
     db.execute("select pgmb.publish('t', '2', key => 'b')")
     assert receive(db)[1] == [2]
+
+
+LATER = "interval '1 minute'"
+
+
+def test_times_that_a_clock_that_was_ahead_wrote_are_corrected(
+    stepping: tuple[psycopg.Connection[Any], Step],
+) -> None:
+    """What was to happen after seconds happens after seconds; a time that was given stays."""
+    db, step = stepping
+    for name in ("given", "extended", "retried"):
+        db.execute("select pgmb.create_queue(%s)", [name])
+    db.execute("select pgmb.create_endpoint('hook', 'https://example.org/')")
+    db.execute("select pgmb.subscribe('group', '{#}', expires_after => '1 hour')")
+    db.execute("select pgmb.publish('t', '1')")
+    early = db.execute("select lease from pgmb.receive('extended', 1, '1 s')").fetchone()
+    step("+1y")
+    db.execute("select pgmb.extend(%s, '5 s')", early)
+    db.execute("select pgmb.receive('given', 1, '5 s')")
+    db.execute("select pgmb.retry(r.lease, after => '5 s') from pgmb.receive('retried') r")
+    given = db.execute(
+        "select pgmb.publish('t', '2', delay => '5 s'), pgmb.publish('t', '3', at => now() + interval '5 s')"
+    ).fetchone()
+    assert given is not None
+    db.execute("select pgmb.publish('t', '4', dedup_key => 'k', dedup_for => '5 s')")
+    db.execute("select pgmb.trip_endpoint(id, 'tried', '5 s') from pgmb.endpoint")
+    db.execute("select pgmb.rotate()")
+    step("+0")
+    kinds = {kind for (kind,) in db.execute("select kind from pgmb.times_ahead()")}
+    assert kinds == {"retries", "leases", "delayed events", "endpoints", "segments"}
+    db.execute("select pgmb.maintain()")
+    assert db.execute("select * from pgmb.times_ahead()").fetchall() == []
+    late = [
+        f"select 'lease' from pgmb.claim where state::text like 'leased%' and expires_at > now() + {LATER}",
+        f"select 'retry' from pgmb.retry where due_at > now() + {LATER}",
+        f"select 'endpoint' from pgmb.endpoint where probe_at > now() + {LATER}",
+        "select 'segment' from pgmb.segment where greatest(closed_at, sealed_at) > now()",
+        f"select 'delayed' from pgmb.delayed where due_at > now() + {LATER} and payload::text <> '3'",
+    ]
+    assert [row for query in late for row in db.execute(query.encode())] == []
+    assert db.execute(
+        "select id, due_at > now() + interval '300 days' from pgmb.delayed order by due_at"
+    ).fetchall() == [
+        (given[0], False),
+        (given[1], True),
+    ]
+    again = "select pgmb.publish('t', '5', dedup_key => 'k', dedup_for => '5 s')"
+    assert db.execute(again).fetchone() == db.execute(again).fetchone(), "it holds from now"
+    step("+10s")
+    other = db.execute(again).fetchone()
+    step("+0")
+    assert other == db.execute(again).fetchone() != None  # noqa: E711
+
+
+def test_a_worker_that_died_while_the_clock_was_ahead_is_not_taken_for_alive(
+    stepping: tuple[psycopg.Connection[Any], Step],
+) -> None:
+    db, step = stepping
+    worker = "select pgmb.worker_heartbeat(%s::uuid, 'h', 1, '{q}')"
+    dispatcher = "select cardinality(pgmb.heartbeat(%s::uuid, 'h', 1))"
+    dead, living = f"{1:032x}", f"{2:032x}"
+    step("+1h")
+    db.execute(worker, [dead])
+    db.execute(dispatcher, [dead])
+    step("+0")
+    db.execute(worker, [living])
+    db.execute(dispatcher, [living])
+    step("+50s")
+    db.execute(worker, [living])
+    assert db.execute(dispatcher, [living]).fetchone() == (1,)
+    assert db.execute("select alive from pgmb.describe_workers() order by worker").fetchall() == [
+        (False,),
+        (True,),
+    ]
+
+
+def test_an_endpoint_that_fails_is_not_disabled_by_a_clock_that_jumps(
+    stepping: tuple[psycopg.Connection[Any], Step],
+) -> None:
+    db, step = stepping
+    db.execute("select pgmb.create_endpoint('hook', 'https://example.org/')")
+    fail = (
+        "select pgmb.heartbeat(gen_random_uuid(), 'h', 1, array(select id from pgmb.endpoint), '{0}', '{1}',"
+        " '{x}')"
+    )
+    for ahead in ("+0", "+1y", "+1s"):
+        step(ahead)
+        db.execute(fail)
+    assert db.execute(
+        "select e.state, a.failing_since <= clock_timestamp() from pgmb.endpoint e"
+        " join pgmb.endpoint_activity a on a.endpoint = e.id"
+    ).fetchall() == [("active", True)]

@@ -151,6 +151,7 @@ ADMIN = [
     "droppable",
     "due_schedules",
     "reschedule",
+    "times_ahead",
     "end_probe",
     "close_for_erasure",
     "count_erasable",

@@ -48,6 +48,7 @@ ANY_LEVEL = {
     "run_schedule": "'s'",
     "schedules": "",
     "due_schedules": "",
+    "times_ahead": "",
     "reschedule": "'s', now(), now()",
     "fire": "'s', now() - interval '1 hour', now()",
     "push_table_mutations": "'public.watched'",

@@ -129,6 +129,15 @@ def _schedules(look: Look) -> Iterable[Verdict]:
             )
 
 
+def _times(look: Look) -> Iterable[Verdict]:
+    for row in look.rows:
+        yield warn(
+            f"{row['rows']:,} {row['kind']} have times in the future, up to {row['latest']:%Y-%m-%d %H:%M}:"
+            " they were written while the clock was ahead",
+            f"Check the clock of the database server. {_SERVE} It corrects them.",
+        )
+
+
 _HEALTH = "select * from pgmb.stream_health()"
 
 _DAMAGED = """
@@ -182,4 +191,5 @@ CHECKS = (
     Check("retention", "no stream keeps events for longer than it should", _HEALTH, _retention),
     Check("delayed events", "none overdue", _HEALTH, _delayed),
     Check("schedules", "none late", _SCHEDULES, _schedules),
+    Check("times", "none in the future", "select * from pgmb.times_ahead()", _times),
 )

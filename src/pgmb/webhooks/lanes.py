@@ -292,6 +292,9 @@ class EndpointDirectory:
                 dropped.append(self.lanes.pop(gone))
                 del self._seen[gone]
         queues, now = await store.queues()
+        if now is not None and self._read_at is not None and now < self._read_at:
+            # The clock was set back: what changes from now on has earlier times than what is known.
+            self._all_again_at = float("-inf")
         self._known_at, self._read_at = self._read_at, now
         self.queues = [one for one in queues if one.endpoint is None or one.endpoint in self.lanes]
         self.own = {one.endpoint: one.queue for one in self.queues if one.endpoint is not None}

@@ -73,7 +73,7 @@ begin
   if not pg_is_in_recovery() then
     update pgmb.api_key k set used_at = now
     where k.digest = find_api_key.digest
-      and (k.used_at is null or k.used_at < now - interval '1 minute');
+      and (k.used_at is null or k.used_at not between now - interval '1 minute' and now);
   end if;
   return query
   select k.id, k.name, k.scopes, k.expires_at from pgmb.api_key k
@@ -115,7 +115,9 @@ begin
   return query
   select k.id, k.name, p.scopes, p.expires_at
   from pgmb.access_token p join pgmb.api_key k on k.id = p.api_key
-  where p.digest = find_session.digest and p.kind = 'session' and p.expires_at > statement_timestamp();
+  where p.digest = find_session.digest and p.kind = 'session' and p.expires_at > statement_timestamp()
+    -- Not for longer because it was made while the clock was ahead.
+    and p.created_at < statement_timestamp() + interval '1 second';
 end $$;
 
 -- Uses up a ticket. Of several concurrent calls, one gets it. For admins.

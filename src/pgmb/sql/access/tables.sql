@@ -19,6 +19,7 @@ create table pgmb.access_token (
   kind text not null constraint "kind must be session or ticket" check (kind in ('session', 'ticket')),
   -- A subset of the key's scopes.
   scopes text[] not null,
+  created_at timestamptz not null default clock_timestamp(),
   expires_at timestamptz not null
 );
 create index access_token_expires on pgmb.access_token (expires_at);

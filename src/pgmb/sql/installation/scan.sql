@@ -17,7 +17,8 @@ declare
   stored bigint[] := string_to_array(read_scan.setting, ' ')::bigint[];
   remaining double precision := stored[1] - extract(epoch from read_scan.now)::double precision * 1000000;
 begin
-  return case when remaining > 0 and remaining <= stored[2] then stored end;
+  return case when remaining > 0 and remaining <= stored[2] and stored[4] <= pgmb_internal.microseconds(read_scan.now)
+    then stored end;
 end $$;
 
 -- The stored start of the session's next scan; null: at the beginning. Inlined, because most sessions store nothing.

@@ -65,8 +65,8 @@ begin
     if due > pg_catalog.clock_timestamp() then
       perform pgmb.stream_id(publish.stream);
       given := coalesce(publish.id, pgmb.fresh_id());
-      insert into pgmb.delayed (id, stream, due_at, topic, key, payload, headers)
-      values (given, publish.stream, due, publish.topic, publish.key, publish.payload, publish.headers);
+      insert into pgmb.delayed (id, stream, due_at, decided_at, topic, key, payload, headers)
+      values (given, publish.stream, due, case when publish.at is null then pg_catalog.clock_timestamp() end, publish.topic, publish.key, publish.payload, publish.headers);
       return given;
     end if;
   end if;

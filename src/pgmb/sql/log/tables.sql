@@ -48,6 +48,8 @@ create table pgmb.segment (
   primary key (stream, number)
 );
 create index segment_unsealed on pgmb.segment (stream, number) where sealed_at is null;
+create index segment_latest on pgmb.segment
+  ((greatest(closed_at, sealed_at, last_published_at, archived_at, dropped_at)));
 create index segment_kept on pgmb.segment (stream, number) where dropped_at is null;
 
 -- A row for each stream, to be locked: by retention FOR UPDATE before it looks which segments it may drop, by a
@@ -62,12 +64,15 @@ create table pgmb.delayed (
   id uuid not null,
   stream text not null,
   due_at timestamptz not null,
+  -- When due_at was decided; null: it was given as a time.
+  decided_at timestamptz,
   topic pgmb.event_topic not null,
   key pgmb.event_key,
   payload json not null,
   headers json
 ) with (autovacuum_vacuum_scale_factor = 0.02, vacuum_truncate = false);
 create index delayed_due on pgmb.delayed (stream, due_at);
+create index delayed_decided on pgmb.delayed (decided_at) where decided_at is not null;
 create index delayed_id on pgmb.delayed (id);
 -- Keys and what may quote a payload are not sampled: pg_statistic would keep them after an erasure.
 alter table pgmb.delayed alter column key set statistics 0;
@@ -80,6 +85,7 @@ create table pgmb.dedup (
   stream text not null,
   key text not null constraint "a dedup_key must have 1 to 500 characters" check (length(key) between 1 and 500),
   id uuid not null,
+  taken_at timestamptz not null default clock_timestamp(),
   expires_at timestamptz not null,
   primary key (stream, key)
 ) with (autovacuum_vacuum_scale_factor = 0.02);

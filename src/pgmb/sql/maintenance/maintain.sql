@@ -132,7 +132,7 @@ begin
         last_seq = (select max(e.seq) from %1$s e), max_xid = (select max(e.xid) from %1$s e),
         last_published_at = (
           -- Replayed events have the times of the originals, but the segment is not older than its opening.
-          select greatest(e.published_at, (select max(b.closed_at) from pgmb.segment b where b.stream = $1 and b.number = $2 - 1))
+          select greatest(least(e.published_at, clock_timestamp()), (select max(b.closed_at) from pgmb.segment b where b.stream = $1 and b.number = $2 - 1))
           from %1$s e order by e.seq desc limit 1)
       where s.stream = $1 and s.number = $2', leaf)
     using closed.stream, closed.number;
@@ -369,7 +369,8 @@ begin
         where old.queue = q.id and old.id >= first and old.id < q.position
           and (old.state in ('settled', 'expired', 'position')
             or (old.state in ('leased', 'leased_own') and pgmb_internal.is_void(old.queue, old.id)))
-          and old.at <= before
+          -- What was made while the clock was ahead is not kept until that time.
+          and (old.at <= before or old.at > now)
         order by old.id limit clear_settled.max - cleared
         for update skip locked))
       returning c.queue, c.id, c.events
@@ -409,6 +410,7 @@ begin
   -- pg_upgrade gave the cluster another identifier.
   update pgmb.installation i set system_identifier = c.system_identifier
   from pg_control_system() c where i.system_identifier <> c.system_identifier and pgmb_internal.is_same_lineage();
+  perform pgmb_internal.correct_times();
   -- Each step finds the streams that need it by one statement: those at rest cost a few index rows.
   for maintained in
     select s.* from pgmb.stream s

@@ -309,7 +309,7 @@ begin
 end $$;
 
 -- Finds leases that no sweep would look at, and has the next one look at them. A lease ends after `swept`, or is held, or is
--- noted in pgmb.shortened: this does not rest on it, but looks at the leases. One that was given while the clock was ahead
+-- noted in pgmb.shortened: this does not rest on it, but looks at the leases. One given or extended while the clock was ahead
 -- ends as long after now as it was to last. Called by maintain(), after settled claims were cleared.
 create or replace function pgmb_internal.find_hidden_leases(now timestamptz)
 returns void
@@ -323,19 +323,22 @@ begin
     from pgmb.queue q
     cross join lateral (select c.swept, c.held from pgmb.claim c where c.queue = q.id order by c.id desc limit 1) newest
     cross join lateral (
-      select c.queue, c.id, c.at > find_hidden_leases.now + interval '1 second' early
+      select c.queue, c.id, coalesce(c.extended_at, c.at) > find_hidden_leases.now + interval '1 second' early
       from pgmb.claim c
       where c.queue = q.id and c.id >= coalesce(pgmb_internal.scan_start('pgmb.claim_' || q.id, find_hidden_leases.now), 0)
         and c.state in ('leased', 'leased_own', 'leased_retries')
-        and (c.at > find_hidden_leases.now + interval '1 second'
+        and (coalesce(c.extended_at, c.at) > find_hidden_leases.now + interval '1 second'
           or c.expires_at <= least(newest.swept, find_hidden_leases.now) and (c.id = any (newest.held)) is not true
             and not exists (select from pgmb.shortened s where s.queue = c.queue and s.claim = c.id))
       order by c.id limit 1000) lease
   loop
     if hidden.early then
-      update pgmb.claim c set expires_at = find_hidden_leases.now + (c.expires_at - c.at), at = find_hidden_leases.now
+      update pgmb.claim c
+      set expires_at = find_hidden_leases.now + (c.expires_at - coalesce(c.extended_at, c.at)),
+        at = least(c.at, find_hidden_leases.now), extended_at = find_hidden_leases.now
       where c.ctid = (select early.ctid from pgmb.claim early where early.queue = hidden.queue and early.id = hidden.id
-        and pgmb_internal.is_leased(early.state) and early.at > find_hidden_leases.now for no key update skip locked);
+        and pgmb_internal.is_leased(early.state) and coalesce(early.extended_at, early.at) > find_hidden_leases.now
+        for no key update skip locked);
       -- Being settled: next time.
       continue when not found;
     end if;

@@ -409,7 +409,7 @@ begin
       and (seqs is null or r.seq = any (seqs))
       and case manner when 'bury' then true
         when 'retry' then r.attempt >= (fail_retried.queue).max_attempts
-        else coalesce(r.released_at, now) + fail_retried.bury_after <= now end
+        else least(coalesce(r.released_at, now), now) + fail_retried.bury_after <= now end
     returning r.*
   )
   insert into pgmb.dead (queue, attempt, error, errors, seq, event_id, topic, key, payload, headers, published_at)
@@ -425,14 +425,15 @@ begin
   end if;
   if manner = 'release' then
     update pgmb.retry r
-    set lease = null, expiries = 0, error = coalesce(fail_retried.error, r.error),
+    set lease = null, expiries = 0, error = coalesce(fail_retried.error, r.error), decided_at = now,
       due_at = now + greatest(after, '0', case when fail_retried.bury_after is not null
         then least(coalesce(now - r.released_at, '0'), pgmb_internal.longest_release()) end),
-      released_at = case when fail_retried.bury_after is null then r.released_at else coalesce(r.released_at, now) end
+      released_at = case when fail_retried.bury_after is null then r.released_at
+        else least(coalesce(r.released_at, now), now) end
     where r.queue = (fail_retried.queue).id and r.lease = fail_retried.claim and (seqs is null or r.seq = any (seqs));
   else
     update pgmb.retry r
-    set lease = null, expiries = 0, error = coalesce(fail_retried.error, r.error),
+    set lease = null, expiries = 0, error = coalesce(fail_retried.error, r.error), decided_at = now,
       due_at = now + coalesce(after, pgmb_internal.backoff(fail_retried.queue, r.attempt)), attempt = r.attempt + 1,
       released_at = null, together = fail_retried.together,
       errors = pgmb_internal.with_error(r.errors, r.attempt, fail_retried.error, fail_retried.detail)
@@ -441,7 +442,7 @@ begin
   get diagnostics failed = row_count;
   -- They wait for those ahead, which are not due before.
   update pgmb.retry r
-  set lease = null, due_at = coalesce(
+  set lease = null, decided_at = now, due_at = coalesce(
     (select max(a.due_at) from pgmb.retry a where a.queue = r.queue and a.key = r.key and a.ordered and a.seq = any (seqs)
       and a.lease is null and (a.origin, a.seq) < (r.origin, r.seq)), now)
   where r.id = any (behind);
@@ -479,7 +480,7 @@ begin
   end if;
   select clock_timestamp() + coalesce(extend.lease_for, q.lease_for) into expires
   from pgmb.queue q where q.id = held.queue;
-  update pgmb.claim c set expires_at = expires where c.queue = held.queue and c.id = held.id;
+  update pgmb.claim c set expires_at = expires, extended_at = clock_timestamp() where c.queue = held.queue and c.id = held.id;
   if expires < held.expires_at then
     -- Sweeps may pass the new end before this commits.
     insert into pgmb.shortened (queue, claim) values (held.queue, held.id);

@@ -146,6 +146,8 @@ create table pgmb.claim (
   own xid8,
   at timestamptz not null default transaction_timestamp(),
   expires_at timestamptz not null,
+  -- When expires_at was decided, if not at the claim.
+  extended_at timestamptz,
   swept timestamptz not null,
   done_snapshot pg_snapshot not null,
   batch_snapshot pg_snapshot not null,
@@ -238,6 +240,8 @@ create table pgmb.retry (
   -- When to try again. Infinity while leased: `lease` is the claim (pgmb.claim.id) that holds the row. Also infinity
   -- while parked behind another event of its key that is not leased either.
   due_at timestamptz not null,
+  -- When due_at was decided. A time that lies ahead was written while the clock was (pgmb_internal.correct_times).
+  decided_at timestamptz not null default clock_timestamp(),
   lease bigint,
   attempt integer not null,
   error text,
@@ -262,6 +266,7 @@ create table pgmb.retry (
   errors jsonb
 ) with (autovacuum_vacuum_scale_factor = 0.02, vacuum_truncate = false);
 create index retry_due on pgmb.retry (queue, due_at);
+create index retry_decided on pgmb.retry (decided_at) where due_at < 'infinity';
 create index retry_lease on pgmb.retry (queue, lease) where lease is not null;
 create index retry_key on pgmb.retry (queue, key, origin, seq) where ordered;
 create index retry_origin on pgmb.retry (queue, origin) where ordered;

@@ -32,6 +32,9 @@ begin
   if not found then
     raise exception 'worker % belongs to another role', worker_heartbeat.worker using errcode = '42501';
   end if;
+  -- One that said so while the clock was ahead may be gone.
+  update pgmb.worker w set heartbeat_at = now where w.id = any (array(
+    select early.id from pgmb.worker early where early.heartbeat_at > now for update skip locked));
   delete from pgmb.worker w where w.id = any (array(
     select gone.id from pgmb.worker gone where gone.heartbeat_at < before for update skip locked));
   return true;

@@ -445,7 +445,11 @@ set search_path = pg_catalog, pg_temp
 as $$
 begin
   dead_letters := coalesce(pg_sequence_last_value('pgmb.dead_id_seq'), 0);
+  -- A time that has not come was written while the clock was ahead: since then nothing is known.
   maintained_age := clock_timestamp() - to_timestamp(pg_sequence_last_value('pgmb.maintained') / 1000.0);
+  if maintained_age < interval '-1 second' then
+    maintained_age := null;
+  end if;
   dispatchers := pgmb_internal.live_dispatchers();
   select count(*) into endpoints from pgmb.endpoint e where e.state <> 'disabled';
   select clock_timestamp() - s.created_at into age from pgmb.stream s where s.name = 'main';

@@ -129,7 +129,7 @@ begin
   perform pgmb_internal.assert_reader(t.name)
   from pgmb.stream t where t.id in (select s.stream from pgmb.subscription s where s.id = any (keep_subscriptions.ids));
   update pgmb.subscription s set active_at = now, expires_at = now + s.expires_after
-  where s.id = any (keep_subscriptions.ids) and s.active_at < now - s.expires_after / 4;
+  where s.id = any (keep_subscriptions.ids) and s.active_at not between now - s.expires_after / 4 and now;
   return query select s.id from pgmb.subscription s where s.id = any (keep_subscriptions.ids);
 end $$;
 

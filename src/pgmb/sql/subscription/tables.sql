@@ -71,4 +71,5 @@ create index subscription_group on pgmb.subscription (stream, group_id, shape);
 create index subscription_shape on pgmb.subscription (shape);
 create index subscription_equals on pgmb.subscription using hash (equals) where equals <> '[]';
 create index subscription_params on pgmb.subscription using gin (params jsonb_path_ops) with (fastupdate = off);
+create index subscription_active on pgmb.subscription (active_at) where expires_at is not null;
 create index subscription_expiry on pgmb.subscription (expires_at);

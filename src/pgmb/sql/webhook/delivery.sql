@@ -365,7 +365,7 @@ begin
     set attempt = d.attempt + case when d.lease is null then 0 else 1 end,
       error = case when d.lease is null then d.error else 'lease expired' end,
       errors = case when d.lease is null then d.errors else pgmb_internal.with_error(d.errors, d.attempt, 'lease expired') end,
-      pid = pg_backend_pid(), lease = given, due_at = now + claim_deliveries.lease_for
+      pid = pg_backend_pid(), lease = given, due_at = now + claim_deliveries.lease_for, decided_at = now
     from due
     where d.id = due.id
     returning d.*
@@ -414,7 +414,7 @@ begin
     from spent s
   ), waiting as (
     update pgmb.delivery d
-    set lease = null, due_at = o.due_at, error = coalesce(o.error, d.error),
+    set lease = null, due_at = o.due_at, decided_at = clock_timestamp(), error = coalesce(o.error, d.error),
       errors = case when o.tried then pgmb_internal.with_error(d.errors, d.attempt, o.error) else d.errors end,
       attempt = d.attempt + case when o.tried then 1 else 0 end
     from outcome o
@@ -435,7 +435,7 @@ declare
   extended bigint;
 begin
   perform pgmb_internal.assert_admin();
-  update pgmb.delivery d set due_at = clock_timestamp() + extend_claimed.lease_for
+  update pgmb.delivery d set due_at = clock_timestamp() + extend_claimed.lease_for, decided_at = clock_timestamp()
   where d.lease = any (extend_claimed.leases);
   get diagnostics extended = row_count;
   return extended;

@@ -22,6 +22,9 @@ begin
   insert into pgmb.dispatcher as d (id, host, pid, backends)
   values (heartbeat.dispatcher, heartbeat.host, heartbeat.pid, heartbeat.backends)
   on conflict (id) do update set heartbeat_at = now, backends = excluded.backends;
+  -- One that said so while the clock was ahead may be gone.
+  update pgmb.dispatcher d set heartbeat_at = now where d.id = any (array(
+    select early.id from pgmb.dispatcher early where early.heartbeat_at > now for update skip locked));
   delete from pgmb.dispatcher d where d.id = any (array(
     select gone.id from pgmb.dispatcher gone where gone.heartbeat_at < now - interval '1 hour' for update skip locked));
   -- In one order, so that no two dispatchers wait for each other.
@@ -30,8 +33,10 @@ begin
   set delivered = a.delivered + did.delivered, failed = a.failed + did.failed,
     delivered_at = case when did.delivered > 0 then now else a.delivered_at end,
     failed_at = case when did.failed > 0 then now else a.failed_at end,
-    failing_since = case when did.delivered > 0 then null when did.failed > 0 then coalesce(a.failing_since, now)
-      else a.failing_since end,
+    -- It does not fail since a time that has not come, nor through a silence as long as that for which one is given up:
+    -- then the clock jumped.
+    failing_since = case when did.delivered > 0 then null when did.failed = 0 then a.failing_since
+      when a.failed_at < now - heartbeat.give_up_after then now else least(a.failing_since, now) end,
     error = case when did.delivered > 0 then did.error else coalesce(did.error, a.error) end
   from unnest(heartbeat.endpoints, heartbeat.delivered, heartbeat.failed, heartbeat.errors)
     did (endpoint, delivered, failed, error)

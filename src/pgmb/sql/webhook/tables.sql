@@ -88,6 +88,8 @@ create table pgmb.delivery (
   endpoint uuid not null references pgmb.endpoint on delete cascade,
   -- While leased, the lease and its expiry; otherwise null and the time to try.
   due_at timestamptz not null,
+  -- When due_at was decided.
+  decided_at timestamptz not null default clock_timestamp(),
   lease uuid,
   attempt integer not null,
   error text,
@@ -104,6 +106,7 @@ create table pgmb.delivery (
 ) with (autovacuum_vacuum_scale_factor = 0.02, vacuum_truncate = false);
 create index delivery_event on pgmb.delivery (event_id);
 create index delivery_due on pgmb.delivery (endpoint, due_at);
+create index delivery_decided on pgmb.delivery (decided_at);
 create index delivery_time on pgmb.delivery (due_at);
 create index delivery_oldest on pgmb.delivery (endpoint, published_at);
 create index delivery_queue on pgmb.delivery (queue);
