@@ -27,6 +27,7 @@ CONSUMER = [
     "between_filtered",
     "between_group",
     "bury",
+    "bury_unreadable",
     "claim_next",
     "claims_from",
     "confirm",
@@ -236,7 +237,7 @@ ADMIN = [
     "trip_endpoint",
     "worker",
 ]
-INTERNAL = ["publish_mutations", "refuse_full", "refuse_void", "release_due"]
+INTERNAL = ["publish_mutations", "refuse_full", "refuse_large", "refuse_void", "release_due"]
 MATCHER = ["match"]
 PARSER = ["parse"]
 

@@ -77,6 +77,7 @@ METHODS = [
     "bind_endpoint",
     "break_off",
     "bury",
+    "bury_unreadable",
     "cancel",
     "close",
     "confirm",

@@ -14,6 +14,7 @@ import psycopg
 import pytest
 import standardwebhooks
 
+from harness.damage import publish_damaged
 from harness.receiver import Exchange, Receiver
 from pgmb import schema
 from pgmb.webhooks.secrets import SealingKey, generate_key, generate_secret
@@ -139,3 +140,21 @@ async def test_a_database_that_restarts_costs_no_event(fresh_server: FreshServer
             )
     ids = {got.body: got.headers["webhook-id"] for got in receiver.requests}
     assert all(ids[got.body] == got.headers["webhook-id"] for got in receiver.requests)
+
+
+@pytest.mark.new_database
+async def test_an_unreadable_event_delays_neither_its_queue_nor_others(
+    dsn: str, db: psycopg.Connection[Any]
+) -> None:
+    async with Receiver() as receiver:
+        db.execute("select pgmb.create_stream('other')")
+        db.execute("select pgmb.create_endpoint('e', %s, '{t}')", [receiver.url + "/e"])
+        db.execute("select pgmb.create_endpoint('f', %s, '{t}', stream => 'other')", [receiver.url + "/f"])
+        db.execute("update pgmb.queue set max_attempts = 2")
+        publish_damaged(db, topic="t")
+        db.execute("select pgmb.publish('t', to_json(n)) from generate_series(1, 20) n")
+        db.execute("select pgmb.publish('t', to_json(n), stream => 'other') from generate_series(1, 20) n")
+        async with dispatching(dsn):
+            await receiver.until(lambda: len({(r.path, r.body) for r in receiver.requests}) == 40)
+            await receiver.until(lambda: value(db, "select count(*) from pgmb.dead") == 1)
+    assert "pgmb_unreadable" in value(db, "select payload::text from pgmb.dead")

@@ -51,7 +51,8 @@ class AsyncPositions(AsyncCalls):
     ) -> list[Event]:
         """The events between two positions, in order; the same pair gives the same events.
 
-        To go on after a full page, pass the last event's `seq` as `after_seq`. What the log has dropped is
+        A page may have fewer than `max` events where they are large. To go on, pass the last event's `seq` as
+        `after_seq`, until a page is empty. What the log has dropped is
         read from the stream's lake, which needs `pgmb[lake]`; HistoryGone if it is not there either. `lake`
         says how to reach it; with False only the log is read.
         """
@@ -62,7 +63,7 @@ class AsyncPositions(AsyncCalls):
         pages = self._lakes.setdefault(access.key, LakePages(access))
         found: list[Event] = []
         at: int | None = after_seq
-        while at is not None and len(found) < max:
+        while at is not None and len(found) < max and wire.text_bytes(found) < wire.BATCH_BYTES:
             place = Place(stream, after, upto, at)
             events, at = await self._both(place, max - len(found), pages, None, conn)
             found += events
@@ -84,8 +85,9 @@ class AsyncPositions(AsyncCalls):
             read = self._rows if asked is None else self._timed_rows
             rows = await read(statement, conn)
             if not rows or rows[-1][8] is None:
-                more = rows[-1][0] if len(rows) == limit else None
-                return wire.events((row for row in rows if row[2] is not None), source), more
+                found = wire.events((row for row in rows if row[2] is not None), source)
+                goes_on = bool(rows) if asked is not None else wire.may_go_on(found, limit)
+                return found, rows[-1][0] if goes_on else None
             # What the lake alone has comes before all that the log has.
             told = [row[8] for row in rows if row[8] is not None]
             opened = pages.begin(place, told)

@@ -20,6 +20,8 @@ from pgmb.outbox import AsyncConnectionLike
 from pgmb.types import DeadLetter, Duration, Event, Heartbeat, Source, moment
 
 NO_LEASE = UUID(int=0)
+LEASE_EVENTS = 20_000
+"""How many events a lease holds at most, as in `pgmb_internal.lease_events`."""
 _GIVING_BACK = ("retry", "release")
 """What makes events due again."""
 
@@ -119,12 +121,14 @@ class AsyncReceiving(AsyncCalls):
     ) -> AsyncLease:
         """The next events of a queue, at most `max`, leased for `lease_for` (default: the queue's own).
 
+        A lease has at most 20,000 events, and fewer where they are large: it ends at about 32 MiB.
         What is not settled in time is delivered again. With nothing to receive the lease is empty, and false.
         `ack` settles an earlier lease in the same round trip and commit. Meant for a transaction of its own:
         in `conn`, finish within a second, or others pass by and settling or committing fails with LeaseLost.
         """
         with self.observer.receiving(queue) as observed:
             earlier = _lease_id(ack)
+            max = min(max, LEASE_EVENTS)
             lease = await self._claimed(queue, max, lease_for, earlier) if conn is None else None
             if lease is None:
                 lease = await self._received(queue, max, lease_for, earlier, conn)
@@ -330,6 +334,18 @@ class AsyncReceiving(AsyncCalls):
                     for claiming in self._claiming.values():
                         claiming.gave_back(given.bytes)
         return observed.count
+
+    async def bury_unreadable(
+        self, queue: str, error: str, attempts: int, *, conn: AsyncConnectionLike | None = None
+    ) -> int | None:
+        """Make the next event of a queue a dead letter because the server could not read it `attempts` times.
+
+        For consumers whose `receive(queue, max=1)` keeps failing: the event is too large for a message, or
+        damaged. Returns its number; None if the queue's `max_attempts` is not reached.
+        """
+        statement = call("bury_unreadable", queue=queue, error=error, attempts=attempts)
+        number: int | None = await self._value(statement, conn)
+        return number
 
     async def extend(
         self,

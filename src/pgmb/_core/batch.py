@@ -74,7 +74,10 @@ def _plan_uniform(
 ) -> Statement | Copy:
     first, rest = _begin(payloads)
     if rest is None:
-        return publish_uniform(topic, wire.encode_all(first), headers, stream)
+        encoded = wire.encode_all(first)
+        if sum(map(len, encoded)) <= wire.BATCH_BYTES:
+            return publish_uniform(topic, encoded, headers, stream)
+        rest = iter(())
     return _copy(
         stream,
         ("topic", "headers", "payload"),
@@ -82,18 +85,31 @@ def _plan_uniform(
     )
 
 
-def _plan_events(events: Iterable[NewEvent], stream: str, dedup_for: Duration) -> Statement | Parts:
+def _plan_events(events: Iterable[NewEvent], stream: str, dedup_for: Duration) -> Statement | Copy | Parts:
     first, rest = _begin(events)
     if rest is None:
         topic = _uniform_topic(first)
         if topic is not None:
-            return publish_uniform(topic, wire.encode_all([event.payload for event in first]), None, stream)
-        return _columns(first, stream, dedup_for)
+            return _plan_uniform(topic, [event.payload for event in first], None, stream)
+        columns = _Columns.of(first)
+        if columns.bytes <= wire.BATCH_BYTES:
+            return _columns(columns, first, stream, dedup_for)
+        rest = iter(())
     return Parts(_steps(chain((first,), _blocks(rest)), stream, dedup_for))
 
 
-def _columns(events: Sequence[NewEvent], stream: str, dedup_for: Duration) -> Statement:
+def _keyed(events: Sequence[NewEvent], stream: str, dedup_for: Duration) -> Iterator[Statement]:
+    """Statements for a block with deduplication keys, none of which is too large for one message."""
     columns = _Columns.of(events)
+    if columns.bytes <= wire.BATCH_BYTES or len(events) == 1:
+        yield _columns(columns, events, stream, dedup_for)
+        return
+    middle = len(events) // 2
+    yield from _keyed(events[:middle], stream, dedup_for)
+    yield from _keyed(events[middle:], stream, dedup_for)
+
+
+def _columns(columns: _Columns, events: Sequence[NewEvent], stream: str, dedup_for: Duration) -> Statement:
     return publish_columns(
         columns.topics,
         columns.payloads,
@@ -124,7 +140,7 @@ def _steps(blocks: Iterator[list[NewEvent]], stream: str, dedup_for: Duration) -
         else:
             yield _copy(stream, ("topic", "payload", "key", "headers", "id"), rows(block))
         while keyed:
-            yield _columns(keyed.pop(), stream, dedup_for)
+            yield from _keyed(keyed.pop(), stream, dedup_for)
 
 
 def _has_keys(events: Sequence[NewEvent]) -> bool:
@@ -173,6 +189,11 @@ class _Columns(msgspec.Struct, frozen=True):
     keys: list[bytes | None] | None
     headers: list[bytes | None] | None
     ids: list[bytes | None] | None
+
+    @property
+    def bytes(self) -> int:
+        """Of payloads and headers."""
+        return sum(map(len, self.payloads)) + sum(len(one or b"") for one in self.headers or ())
 
     @classmethod
     def of(cls, events: Sequence[NewEvent]) -> _Columns:

@@ -7,8 +7,10 @@ like this at 340,000 to 540,000 and 390,000 to 700,000.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
+from math import isfinite
 from struct import Struct
 from typing import Any, ClassVar, TypeAlias
 from uuid import UUID
@@ -21,6 +23,7 @@ from psycopg.adapt import AdaptersMap, Dumper
 from psycopg.types.numeric import Int8BinaryLoader
 from psycopg.types.string import ByteaBinaryLoader
 
+from pgmb.errors import InvalidArgument
 from pgmb.types import DeadLetter, Event, EventFate, FailedAttempt, NextEvents, Source, moment
 
 Row: TypeAlias = tuple[Any, ...]
@@ -44,6 +47,9 @@ def _other(value: Any) -> Any:
 
 
 _encoder = msgspec.json.Encoder(enc_hook=_other)
+_packer = msgspec.msgpack.Encoder(enc_hook=_other)
+_special_float = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]").search
+"""NaN or an infinity in MessagePack, or, rarely, bytes that look like it."""
 
 
 class Json(bytes):
@@ -53,11 +59,39 @@ class Json(bytes):
 
 
 def json(value: Any) -> Json:
-    return Json(_encoder.encode(value))
+    encoded = _encoder.encode(value)
+    if b"null" in encoded:
+        _refuse_non_finite(value)
+    return Json(encoded)
 
 
 def optional_json(value: Any) -> Json | None:
-    return None if value is None else Json(_encoder.encode(value))
+    return None if value is None else json(value)
+
+
+def _refuse_non_finite(value: Any) -> None:
+    """Refuse NaN and infinities, which msgspec writes as null.
+
+    MessagePack has them, so that one more encoding shows whether there are any without a walk in Python.
+    """
+    try:
+        if not _special_float(_packer.encode(value)):
+            return
+    except (OverflowError, TypeError, ValueError):
+        # A large integer, for instance.
+        pass
+    remaining = [
+        msgspec.to_builtins(value, enc_hook=lambda one: None if isinstance(one, msgspec.Raw) else _other(one))
+    ]
+    while remaining:
+        one = remaining.pop()
+        if isinstance(one, dict):
+            remaining += one.keys()
+            remaining += one.values()
+        elif isinstance(one, (list, tuple)):
+            remaining += one
+        elif isinstance(one, float) and not isfinite(one):
+            raise InvalidArgument(f"JSON has no number for {one}; expected a finite number or None")
 
 
 def encode_all(values: Sequence[Any]) -> list[bytes]:
@@ -65,8 +99,29 @@ def encode_all(values: Sequence[Any]) -> list[bytes]:
 
     Only a `msgspec.Raw` may bring newlines of its own; the count then gives it away.
     """
-    lines = _encoder.encode_lines(values)[:-1].split(b"\n")
-    return lines if len(lines) == len(values) else [_encoder.encode(value) for value in values]
+    written = _encoder.encode_lines(values)
+    lines = written[:-1].split(b"\n")
+    if len(lines) != len(values):
+        lines = [_encoder.encode(value) for value in values]
+    if b"null" in written:
+        _refuse_non_finite(values)
+    return lines
+
+
+BATCH_BYTES = 32 << 20
+"""A lease, a page or a statement ends with the event by which it weighs this much, as in
+`pgmb_internal.batch_bytes`. The server weighs stored values: a page that ends there has at least a 91st of
+it as text."""
+
+
+def text_bytes(events: Iterable[Event]) -> int:
+    """The bytes of the events' payloads and headers."""
+    return sum(len(event.raw) + len(event.raw_headers or b"") for event in events)
+
+
+def may_go_on(page: Sequence[Event], limit: int) -> bool:
+    """Whether more events may follow a page of `between`, of at most `limit` events."""
+    return len(page) >= limit or text_bytes(page) >= BATCH_BYTES // 91
 
 
 class Array:

@@ -19,12 +19,14 @@ class Streams(Calls):
         keep_for: Duration | None = None,
         drop_unread: bool = False,
         archive: bool = False,
+        max_event_bytes: int | None = None,
         conn: ConnectionLike | None = None,
     ) -> None:
         """Create a stream; nothing happens when it exists.
 
         By default its segments rotate every hour or 50 million events, and are dropped after 7 days, once
         every queue and durable reader has passed them. A negative `keep_for` keeps them without limit.
+        `max_event_bytes` bounds an event's payload and headers together, as text; by default 64 MiB.
         """
         self._value(
             call(
@@ -35,6 +37,7 @@ class Streams(Calls):
                 keep_for=keep_for,
                 drop_unread=drop_unread,
                 archive=archive,
+                max_event_bytes=max_event_bytes,
             ),
             conn,
         )
@@ -48,9 +51,10 @@ class Streams(Calls):
         keep_for: Duration | None = None,
         drop_unread: bool | None = None,
         archive: bool | None = None,
+        max_event_bytes: int | None = None,
         conn: ConnectionLike | None = None,
     ) -> None:
-        """Change rotation and retention of a stream. None keeps a setting, a negative value disables it."""
+        """Change settings of a stream. None keeps one, a negative value disables it."""
         self._value(
             call(
                 "alter_stream",
@@ -60,6 +64,7 @@ class Streams(Calls):
                 keep_for=keep_for,
                 drop_unread=drop_unread,
                 archive=archive,
+                max_event_bytes=max_event_bytes,
             ),
             conn,
         )

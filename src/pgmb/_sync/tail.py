@@ -63,11 +63,12 @@ class Looks(Positions):
             return self._both(place, _PAGE_EVENTS, self._pages, asked, None)
         if asked is None:
             found = self.between(stream, after, upto, after_seq, _PAGE_EVENTS, lake=False)
-            return found, found[-1].seq if len(found) == _PAGE_EVENTS else None
+            return found, found[-1].seq if wire.may_go_on(found, _PAGE_EVENTS) else None
         statement = statements.between_filtered(stream, after, upto, after_seq, _PAGE_EVENTS, asked)
         rows = self._timed_rows(statement, None)
         passing = wire.events((row for row in rows if row[2] is not None), Source(stream, 0))
-        return passing, rows[-1][0] if len(rows) == _PAGE_EVENTS else None
+        # Events that do not pass come without their payloads: how large the page was is not known.
+        return passing, rows[-1][0] if rows else None
 
     def check(self, stream: str, asked: Filter) -> None:
         """Refuse what is not a filter."""

@@ -12,8 +12,11 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 
+import psycopg
+
 from pgmb._async.broker import AsyncBroker
 from pgmb._async.receiving import AsyncLease
+from pgmb._core.batch_limit import BatchLimit, is_lost_connection
 from pgmb._core.concurrency import LONGEST_RETRY_SECONDS, AsyncDeadline
 from pgmb.app import settling
 from pgmb.app.idle import IdlePoller
@@ -54,6 +57,7 @@ class Consumer:
         self.in_progress: list[LeaseProgress] = []
         self._assignments = Assignments()
         self.workers = [Worker(self._assignments, routes, max_attempts) for _ in range(concurrency)]
+        self._limit = BatchLimit()
         self.size = LeaseSize(concurrency, routes.handlers[0].batch, fair=fair)
         self._broker = broker
         self._run_other_code = run_other_code
@@ -138,7 +142,8 @@ class Consumer:
         pause = settling.FIRST_PAUSE_SECONDS
         while not self._stopping.is_set():
             carried = self._carried
-            size = self.size.next
+            wanted = self.size.next
+            size = self._limit.of(wanted)
             try:
                 with self._deadline.enforced():
                     lease = await self._broker.receive(
@@ -154,8 +159,12 @@ class Consumer:
                 )
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._stopping.wait(), pause)
-                pause = min(pause * 2, LONGEST_RETRY_SECONDS)
+                if isinstance(error, psycopg.Error) and not is_lost_connection(error):
+                    self._limit.failed(size, error)
+                    await self._bury_unreadable(error)
+                pause = min(pause * 2, LONGEST_RETRY_SECONDS) if size == 1 else settling.FIRST_PAUSE_SECONDS
             else:
+                self._limit.succeeded(size, wanted)
                 self._carried = None
                 if lease:
                     self._begin(lease, full=len(lease.events) >= size)
@@ -163,6 +172,17 @@ class Consumer:
                     self._asleep = True
                     self._idle.add(self)
                 return
+
+    async def _bury_unreadable(self, error: psycopg.Error) -> None:
+        """Give up the next event when it could not be read in all of its attempts."""
+        if self._limit.failures:
+            with contextlib.suppress(*settling.DATABASE_ERRORS):
+                number = await self._broker.bury_unreadable(
+                    self.name, str(error).strip(), self._limit.failures
+                )
+                if number is not None:
+                    self._limit.failures = 0
+                    logger.error("queue %s: event %d cannot be read: now a dead letter", self.name, number)
 
     def _begin(self, lease: AsyncLease, full: bool) -> None:
         if not full:

@@ -9,9 +9,12 @@ import time
 from collections.abc import Mapping
 from typing import Protocol
 
+import psycopg
+
 from pgmb._async.broker import AsyncBroker
 from pgmb._async.listener import AsyncSubscription
 from pgmb._async.receiving import AsyncLease
+from pgmb._core.batch_limit import is_lost_connection
 from pgmb._core.concurrency import (
     FIRST_PAUSE_SECONDS,
     LISTENING_PAUSE_SECONDS,
@@ -145,6 +148,12 @@ class IdlePoller:
             self._waiting.clear()
             return
         except settling.DATABASE_ERRORS as error:
+            if isinstance(error, psycopg.Error) and not is_lost_connection(error):
+                # One of them is at fault, or has an event that cannot be read.
+                for queue in queues:
+                    if queue in self._waiting:
+                        self._waiting.pop(queue).wake()
+                return
             pause = self._retrying.pause()
             logger.warning("cannot receive: %s; retrying in %.1f s", str(error).strip(), pause)
             # The news that led to this poll is still unread.

@@ -21,6 +21,7 @@ import msgspec
 
 from pgmb._async.broker import AsyncBroker
 from pgmb._core.concurrency import Pace
+from pgmb._core.wire import may_go_on
 from pgmb.app.delivery import Delivery
 from pgmb.app.handler import Handler
 from pgmb.app.outcome import Reject, Retry, describe, storable, trace
@@ -147,7 +148,7 @@ class Requests:
             for event in events:
                 if event.topic == self._topic:
                     self._take(msgspec.json.decode(event.raw, type=_Reply))
-            seq, more = (events[-1].seq, len(events) == _PAGE_EVENTS) if events else (0, False)
+            seq, more = (events[-1].seq, may_go_on(events, _PAGE_EVENTS)) if events else (0, False)
         return upto
 
     def _take(self, reply: _Reply) -> None:

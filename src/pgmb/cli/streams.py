@@ -44,6 +44,12 @@ DropUnread: TypeAlias = Annotated[
         show_default=False,
     ),
 ]
+MaxEventBytes: TypeAlias = Annotated[
+    int | None,
+    typer.Option(
+        help="Refuse events with more bytes of payload and headers; default 64 MiB, -1 restores it."
+    ),
+]
 Archive: TypeAlias = Annotated[
     bool | None,
     typer.Option("--archive/--no-archive", help="Keep segments until they are archived.", show_default=False),
@@ -90,6 +96,7 @@ def create(
     keep_for: KeepFor = None,
     drop_unread: DropUnread = None,
     archive: Archive = None,
+    max_event_bytes: MaxEventBytes = None,
 ) -> None:
     """Create a stream. Does nothing if it exists."""
     with connect(dsn, max_size=1) as broker:
@@ -102,6 +109,7 @@ def create(
             keep_for=keep_for,
             drop_unread=bool(drop_unread),
             archive=bool(archive),
+            max_event_bytes=max_event_bytes,
         )
     output.line(f"Stream {name} exists already; nothing changed." if existed else f"Created stream {name}.")
 
@@ -114,8 +122,9 @@ def alter(
     keep_for: KeepFor = None,
     drop_unread: DropUnread = None,
     archive: Archive = None,
+    max_event_bytes: MaxEventBytes = None,
 ) -> None:
-    """Change single settings of a stream: rotation and retention."""
+    """Change single settings of a stream: rotation, retention, the size of events."""
     with connect(dsn, max_size=1) as broker:
         change(
             broker.alter_stream,
@@ -125,6 +134,7 @@ def alter(
             keep_for=keep_for,
             drop_unread=drop_unread,
             archive=archive,
+            max_event_bytes=max_event_bytes,
         )
     output.line(f"Changed stream {name}.")
 

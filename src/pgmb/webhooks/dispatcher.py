@@ -17,6 +17,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
+import psycopg
+
+from pgmb._core.batch_limit import BatchLimit
+from pgmb._core.wire import BATCH_BYTES
 from pgmb.errors import PgmbError, TimeoutRequired
 from pgmb.webhooks.lanes import ROOM, EndpointDirectory
 from pgmb.webhooks.sender import Sender
@@ -54,6 +58,8 @@ _LANES_CHECKED_ONE_BY_ONE: Final = 32
 _MOST_DELIVERIES: Final = 10_000
 """Deliveries per process above which queues that feed more lanes are not read."""
 _PAUSE_AFTER_ERROR: Final = 5.0
+_PAUSE_BEFORE_SMALLER_BATCH: Final = 0.1
+"""After an error of the database, which a smaller batch may not meet. It doubles for a batch of one event."""
 _PROBE_MARGIN: Final = 5.0
 
 
@@ -83,6 +89,8 @@ class DispatchLoop:
         self._due: dict[str, float] = {}
         self._pauses: dict[str, float] = {}
         self._batches: dict[str, int] = {}
+        self._limits: dict[str, BatchLimit] = {}
+        """By queue, and of the deliveries that wait, under the empty name."""
         self._timed: set[str] = set()
 
     @property
@@ -222,11 +230,23 @@ class DispatchLoop:
             return
         # Most of thousands of lanes are empty: only the others are sent.
         rooms = {name: room for name, lane in shared.items() if (room := lane.room) != ROOM}
-        claimed = await store.claim(_LARGEST_BATCH, ROOM, rooms)
+        limit = self._limits.setdefault("", BatchLimit())
+        most = limit.of(_LARGEST_BATCH)
+        try:
+            claimed = await store.claim(most, ROOM, rooms)
+        except psycopg.Error as error:
+            if store.lost:
+                raise
+            limit.failed(most, error)
+            logger.warning("deliveries that wait: %s", error)
+            return
+        limit.succeeded(most, _LARGEST_BATCH)
         if claimed:
             self._due["claim"] = self._clock() + 2 * _SHORTEST_PAUSE
         got = Counter(one.endpoint for one in claimed)
-        if len(claimed) < _LARGEST_BATCH:
+        size = sum(len(one.event.payload) + len(one.event.headers or "") for one in claimed)
+        if len(claimed) < most and size < BATCH_BYTES // 91:
+            # These are all that were due.
             for endpoint_id, lane in shared.items():
                 room = rooms.get(endpoint_id, ROOM)
                 if room:
@@ -247,13 +267,21 @@ class DispatchLoop:
                 continue
             if not self._is_due(step, _SHORTEST_PAUSE):
                 continue
+            limit = self._limits.setdefault(queue, BatchLimit())
+            wanted, most = most, limit.of(most)
             try:
                 received = await self._received(store, queue, most)
+            except psycopg.Error as error:
+                if store.lost:
+                    raise
+                await self._failed(store, queue, most, limit, error)
+                continue
             except PgmbError as error:
                 # The queue was dropped, or its condition fails. The other queues go on.
                 logger.warning("queue %s: %s", queue, error)
                 self._due[step] = self._clock() + _PAUSE_AFTER_ERROR
                 continue
+            limit.succeeded(most, wanted)
             if received.more:
                 pause = 0.0
             elif self._wakeups.is_listening(stream):
@@ -265,8 +293,26 @@ class DispatchLoop:
             overflowed = self._leases.receive(received.events, self._directory.lanes)
             if overflowed:
                 self._batches[queue] = max(_SMALLEST_BATCH, most // 2)
-            elif received.more and len(received.events) in (0, most):
+            elif received.more and most == wanted and len(received.events) in (0, most):
                 self._batches[queue] = min(_LARGEST_BATCH, most * 2)
+
+    async def _failed(
+        self, store: Store, queue: str, most: int, limit: BatchLimit, error: psycopg.Error
+    ) -> None:
+        """Ask a queue that failed for less, later. The other queues go on."""
+        logger.warning("queue %s: cannot receive %d events: %s", queue, most, error)
+        limit.failed(most, error)
+        pause = _PAUSE_BEFORE_SMALLER_BATCH
+        if most == 1:
+            pause = min(_PAUSE_AFTER_ERROR, max(pause, 2 * self._pauses.get(f"queue {queue}", 0.0)))
+        self._pauses[f"queue {queue}"] = pause
+        self._due[f"queue {queue}"] = self._clock() + pause
+        if limit.failures:
+            with contextlib.suppress(PgmbError):
+                number = await store.bury_unreadable(queue, str(error).strip(), limit.failures)
+                if number is not None:
+                    limit.failures = 0
+                    logger.error("queue %s: event %d cannot be read: now a dead letter", queue, number)
 
     async def _received(self, store: Store, queue: str, most: int) -> Received:
         try:

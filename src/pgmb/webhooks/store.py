@@ -144,6 +144,18 @@ class Store:
         self._connection = connection
         self._lease_for = timedelta(seconds=lease_for)
 
+    @property
+    def lost(self) -> bool:
+        """Whether the connection is of no use any more."""
+        return self._connection.closed
+
+    async def bury_unreadable(self, queue: str, error: str, attempts: int) -> int | None:
+        """Give up the next event of a queue if it cannot be read. Returns its number."""
+        ((number,),) = await self._rows(
+            "select pgmb.bury_unreadable(%s, %s, %s::integer)", (queue, error, attempts)
+        )
+        return None if number is None else int(number)
+
     async def receive(self, queue: str, most: int, timed: bool) -> Received:
         """Lease the next events of a queue. Raises TimeoutRequired for SQL conditions unless `timed`."""
         given = (queue, most, self._lease_for)

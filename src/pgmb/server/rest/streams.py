@@ -48,6 +48,8 @@ class CreateStream(Given):
     """By default 7 days. Unread events are kept longer, unless drop_unread is true."""
     drop_unread: bool = False
     archive: bool = False
+    max_event_bytes: Number | None = None
+    """Bytes of an event's payload and headers together, from 1024 to 67108864 (64 MiB, the default)."""
 
 
 class At(Given):
@@ -98,6 +100,7 @@ async def create_stream(call: Call, body: CreateStream) -> Created:
             keep_for=body.keep_for,
             drop_unread=body.drop_unread,
             archive=body.archive,
+            max_event_bytes=body.max_event_bytes,
             conn=change.conn,
         )
         if not existed:

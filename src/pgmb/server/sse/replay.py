@@ -12,6 +12,7 @@ from typing import Any, Final, TypeVar
 import psycopg
 
 from pgmb._core.cursor import later
+from pgmb._core.wire import may_go_on
 from pgmb.errors import ForeignPosition, HistoryGone, PositionLost
 from pgmb.server.instrumentation import Counters
 from pgmb.server.limits import Limits
@@ -89,7 +90,7 @@ class Replay:
                 self._counts.sse_replayed += len(entries)
                 if entries:
                     yield entries
-                if len(events) < PAGE:
+                if not may_go_on(events, PAGE):
                     break
                 seq = events[-1].seq
             token = upto.token()

@@ -16,6 +16,7 @@ from starlette.types import Message
 from pgmb._async.listener import AsyncSubscription
 from pgmb._core.concurrency import LONGEST_RETRY_SECONDS, Pace
 from pgmb._core.cursor import later
+from pgmb._core.wire import may_go_on
 from pgmb.errors import ForeignPosition, HistoryGone, PgmbError, PositionLost
 from pgmb.server.instrumentation import Counters
 from pgmb.server.problems import Problem, busy
@@ -259,7 +260,7 @@ class Tail:
             self._took = time.monotonic() - began
             if events:
                 await asyncio.sleep(min(self._took / 16, _LONGEST_REST_SECONDS))
-            if len(events) < PAGE:
+            if not may_go_on(events, PAGE):
                 break
         self._recent.end()
         self._at, self._upto = upto, None

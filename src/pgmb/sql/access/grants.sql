@@ -33,6 +33,10 @@ begin
       deferrable initially deferred
       for each row execute function pgmb_internal.refuse_void();
   end if;
+  if not exists (select from pg_trigger t where t.tgrelid = 'pgmb.delayed'::regclass and t.tgname = 'refuse_large') then
+    create trigger refuse_large before insert on pgmb.delayed
+      for each row execute function pgmb_internal.refuse_large();
+  end if;
   if not exists (select from pg_policy p where p.polrelid = 'pgmb.delayed'::regclass and p.polname = 'publish') then
     create policy publish on pgmb.delayed for insert
       with check (has_any_column_privilege(current_user, format('pgmb.%I', 'log_' || stream), 'insert'));

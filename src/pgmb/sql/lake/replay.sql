@@ -141,7 +141,8 @@ language sql immutable
 as $$
   select case
     when headers is null then json_build_object('pgmb-replay', replay)
-    when json_typeof(headers::json) <> 'object' then headers::json
+    -- Headers have at most 16 MiB.
+    when json_typeof(headers::json) <> 'object' or octet_length(headers) > 16777116 then headers::json
     else (regexp_replace(headers, '\}\s*$', case when headers ~ '^\s*\{\s*\}\s*$' then '' else ',' end)
       || format('"pgmb-replay":"%s"}', replay))::json
   end

@@ -28,7 +28,8 @@ $$;
 -- dedup_for, publishes nothing and returns that event's id; waits for a transaction that is publishing
 -- under the same key. Writes the stream's log, or pgmb.delayed, and pgmb.dedup. No other lock. Errors: MB001 no
 -- such stream, MB005 not a key, MB040 a queue of the stream is full, 23514 a topic that is
--- empty, has more than 255 bytes, * or #, or a key of more than 1,000 bytes.
+-- empty, has more than 255 bytes, * or #, a key of more than 1,000 bytes, a payload of more than 48 MiB, headers of more
+-- than 16 MiB, or more of both than the stream's max_event_bytes.
 create or replace function pgmb.publish(
   topic text, payload json, key text default null, headers json default null,
   stream text default 'main', id uuid default null, delay interval default null, at timestamptz default null,

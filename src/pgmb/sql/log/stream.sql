@@ -23,6 +23,77 @@ as $$
   select segment << 40
 $$;
 
+-- The name of the constraint by which a segment refuses events that are larger than its stream allows.
+create or replace function pgmb_internal.limit_name(max_event_bytes bigint)
+returns text
+language sql immutable
+as $$
+  select 'payload and headers must have at most ' || max_event_bytes || ' bytes'
+$$;
+
+-- Has a segment refuse events that are larger than its stream allows. The constraint is not valid, so that events which
+-- were accepted before, also delayed ones that are released later, stay and can be dumped and restored. Waits for the lock
+-- 50 ms at a time, so that publishers queued behind never wait longer. Errors: MB004 the segment is in use.
+create or replace function pgmb_internal.limit_segment(stream pgmb.stream, number integer)
+returns void
+language plpgsql
+set lock_timeout = '50ms'
+as $$
+declare
+  leaf text := format('pgmb.segment_%s_%s', (stream).id, number);
+  changes text;
+begin
+  select string_agg(format('drop constraint %I', c.conname), ', ') into changes
+  from pg_constraint c
+  where c.conrelid = leaf::regclass and c.conname like 'payload and headers must have at most % bytes';
+  if (stream).max_event_bytes is not null then
+    -- What release_due brings was accepted before. Only the owner can pass this way.
+    changes := concat_ws(', ', changes, format('add constraint %I check (
+        pg_column_size(payload) + coalesce(pg_column_size(headers), 0) <= %s
+        or octet_length(payload::text) + coalesce(octet_length(headers::text), 0) <= %s
+        or current_setting(''pgmb.releasing'', true) is not distinct from ''on'' and current_user = %L) not valid',
+      pgmb_internal.limit_name((stream).max_event_bytes), (stream).max_event_bytes / 256, (stream).max_event_bytes,
+      (select pg_get_userbyid(c.relowner) from pg_class c where c.oid = leaf::regclass)));
+  end if;
+  if changes is null then
+    return;
+  end if;
+  for attempt in 1 .. 30 loop
+    begin
+      execute format('alter table %s %s', leaf, changes);
+      return;
+    exception when lock_not_available then
+      if attempt = 30 then
+        raise exception 'stream % is in use: segment % could not be locked to change max_event_bytes',
+          quote_literal((stream).name), number
+          using errcode = 'MB004', hint = 'A transaction that published to it is still open. Try again when it has ended.';
+      end if;
+      perform pg_sleep(0.05 + random() * 0.1);
+    end;
+  end loop;
+end $$;
+
+-- Refuses a delayed event that is larger than its stream allows: a trigger on pgmb.delayed, because the log takes what was
+-- accepted there. Errors: 23514.
+create or replace function pgmb_internal.refuse_large()
+returns trigger
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  most bigint := (select s.max_event_bytes from pgmb.stream s where s.name = new.stream);
+  bytes bigint;
+begin
+  if most is not null then
+    bytes := octet_length(new.payload::text) + coalesce(octet_length(new.headers::text), 0);
+    if bytes > most then
+      raise exception '%, got %', pgmb_internal.limit_name(most), bytes
+        using errcode = '23514', schema = 'pgmb', constraint = pgmb_internal.limit_name(most);
+    end if;
+  end if;
+  return new;
+end $$;
+
 -- Attaches segment `number` to the stream's log. Takes SHARE UPDATE EXCLUSIVE on the log: publishers and
 -- readers pass.
 create or replace function pgmb_internal.attach_segment(stream pgmb.stream, number integer)
@@ -43,6 +114,7 @@ begin
   execute format('alter table %s alter column key set statistics 0', leaf);
   execute format('alter table %s attach partition %s for values from (%s) to (%s)',
     log, leaf, pgmb_internal.first_number(number), pgmb_internal.first_number(number + 1));
+  perform pgmb_internal.limit_segment(stream, number);
   insert into pgmb.segment (stream, number) values ((stream).id, attach_segment.number);
   perform pgmb_internal.create_reader((stream).id, attach_segment.number);
   -- Readers of the log read a segment by its name too (pgmb.claim_next).
@@ -85,10 +157,12 @@ end $$;
 -- Does nothing when it exists. rotate_every / rotate_events: when maintain() opens a new segment.
 -- keep_for: how long sealed segments are kept after the last queue and durable reader has passed them (null or a
 -- negative value: without limit); drop_unread: even if one has not passed them; archive: not before the archive has
--- confirmed them.
+-- confirmed them. max_event_bytes: how many bytes an event's payload and headers may have together, as text, between 1024
+-- and 67108864 (64 MiB, the default): a larger event is refused (23514).
 create or replace function pgmb.create_stream(
   name text, rotate_every interval default '1 hour', rotate_events bigint default 50000000,
-  keep_for interval default '7 days', drop_unread boolean default false, archive boolean default false
+  keep_for interval default '7 days', drop_unread boolean default false, archive boolean default false,
+  max_event_bytes bigint default null
 )
 returns void
 language plpgsql security definer
@@ -108,11 +182,11 @@ begin
   if exists (select from pgmb.stream s where s.name = create_stream.name) then
     return;
   end if;
-  insert into pgmb.stream (name, salt, rotate_every, rotate_events, keep_for, drop_unread, archive)
+  insert into pgmb.stream (name, salt, rotate_every, rotate_events, keep_for, drop_unread, archive, max_event_bytes)
   values (create_stream.name, ('x' || substr(md5(gen_random_uuid()::text), 1, 16))::bit(64)::bigint & 4611686018427387903,
     create_stream.rotate_every, create_stream.rotate_events,
     case when create_stream.keep_for >= '0 s' then create_stream.keep_for end,
-    create_stream.drop_unread, create_stream.archive)
+    create_stream.drop_unread, create_stream.archive, create_stream.max_event_bytes)
   on conflict do nothing
   returning * into made;
   if made.id is null then
@@ -129,8 +203,8 @@ begin
       id uuid,
       topic pgmb.event_topic not null,
       key pgmb.event_key,
-      payload json not null,
-      headers json,
+      payload pgmb.event_payload not null,
+      headers pgmb.event_headers,
       published_at timestamptz not null default statement_timestamp()
     ) partition by range (seq)', 'log_' || made.name, format('pgmb.%I', 'seq_' || made.name));
   execute format('alter table pgmb.%I alter column key set statistics 0', 'log_' || made.name);
@@ -147,11 +221,14 @@ begin
   from (select to_regrole('pgmb_publisher')::text publisher, to_regrole('pgmb_consumer')::text consumer) roles;
 end $$;
 
--- Changes how a stream rotates and what it keeps. Null leaves a setting as it is; a negative value switches
--- it off: keep_for => '-1 s' keeps events without limit.
+-- Changes how a stream rotates, what it keeps and how large its events may be. Null leaves a setting as it is; a negative
+-- value switches it off: keep_for => '-1 s' keeps events without limit, max_event_bytes => -1 allows 64 MiB. Events that
+-- were accepted before stay. Lock: ACCESS EXCLUSIVE on the segments that can be written to where max_event_bytes changes;
+-- waits for it 50 ms at a time. Errors: MB004 a segment is in use.
 create or replace function pgmb.alter_stream(
   name text, rotate_every interval default null, rotate_events bigint default null,
-  keep_for interval default null, drop_unread boolean default null, archive boolean default null
+  keep_for interval default null, drop_unread boolean default null, archive boolean default null,
+  max_event_bytes bigint default null
 )
 returns void
 language plpgsql security definer
@@ -167,8 +244,15 @@ begin
     keep_for = case when alter_stream.keep_for < '0 s' then null
       else coalesce(alter_stream.keep_for, s.keep_for) end,
     drop_unread = coalesce(alter_stream.drop_unread, s.drop_unread),
-    archive = coalesce(alter_stream.archive, s.archive)
+    archive = coalesce(alter_stream.archive, s.archive),
+    max_event_bytes = case when alter_stream.max_event_bytes < 0 then null
+      else coalesce(alter_stream.max_event_bytes, s.max_event_bytes) end
   where s.id = pgmb.stream_id(alter_stream.name);
+  if alter_stream.max_event_bytes is not null then
+    perform pgmb_internal.limit_segment(s, g.number) from pgmb.stream s
+    join pgmb.segment g on g.stream = s.id and g.sealed_at is null and g.dropped_at is null
+    where s.name = alter_stream.name;
+  end if;
 end $$;
 
 -- Drops a stream with all its events. Refuses while queues read it, or schedules or tables publish to it.

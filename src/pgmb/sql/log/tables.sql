@@ -11,6 +11,15 @@ create domain pgmb.event_topic as text
   constraint "a topic must have no * and no #" check (value not like '%*%' and value not like '%#%');
 create domain pgmb.event_key as text
   constraint "a key must have at most 1000 bytes" check (octet_length(value) <= 1000);
+-- An event must fit into one message to a client and into a row that SQL makes of it, both of which end at 1 GB; conditions
+-- and deliveries need several copies. Payload and headers together have at most 64 MiB, as text. The size of a stored value
+-- says enough for nearly all: pglz compresses to a 91st at most, lz4 to a 255th. Only what is larger is looked at as text.
+create domain pgmb.event_payload as json
+  constraint "a payload must have at most 48 MiB"
+    check (pg_column_size(value) <= 196608 or octet_length(value::text) <= 50331648);
+create domain pgmb.event_headers as json
+  constraint "headers must have at most 16 MiB"
+    check (pg_column_size(value) <= 65536 or octet_length(value::text) <= 16777216);
 
 create table pgmb.stream (
   id integer generated always as identity (maxvalue 16777215) primary key,
@@ -22,6 +31,9 @@ create table pgmb.stream (
   keep_for interval,
   drop_unread boolean not null default false,
   archive boolean not null default false,
+  -- Null: as many as the types of payload and headers allow.
+  max_event_bytes bigint constraint "max_event_bytes must be between 1024 and 67108864"
+    check (max_event_bytes between 1024 and 67108864),
   created_at timestamptz not null default now(),
   constraint "a stream must have a name" check (name ~ '^[A-Za-z0-9][A-Za-z0-9_.-]{0,39}$')
 );
@@ -68,8 +80,8 @@ create table pgmb.delayed (
   decided_at timestamptz,
   topic pgmb.event_topic not null,
   key pgmb.event_key,
-  payload json not null,
-  headers json
+  payload pgmb.event_payload not null,
+  headers pgmb.event_headers
 ) with (autovacuum_vacuum_scale_factor = 0.02, vacuum_truncate = false);
 create index delayed_due on pgmb.delayed (stream, due_at);
 create index delayed_decided on pgmb.delayed (decided_at) where decided_at is not null;

@@ -64,7 +64,7 @@ as $$
     || '(substr(to_hex(greatest(0, least(date_part(''epoch'', e.published_at) * 1000, 281474976710655))::bigint'
     || ' | 281474976710656), 2) || ''7' || substr(to_hex(salt | (-9223372036854775808)::bigint), 14)
     || ''' || to_hex(((e.seq + ' || salt || ') & 4611686018427387903) | (-9223372036854775808)::bigint))::uuid)'
-    || ', e.topic::text, e.key::text, e.payload, e.headers, e.published_at'
+    || ', e.topic::text, e.key::text, e.payload::json, e.headers::json, e.published_at'
 $$;
 
 -- The columns by which a receive gives events of a stream. raw: ids that nobody gave stay null.
@@ -74,7 +74,7 @@ language plpgsql stable
 as $$
 begin
   if raw then
-    return 'e.seq, e.id, e.topic::text, e.key::text, e.payload, e.headers, e.published_at';
+    return 'e.seq, e.id, e.topic::text, e.key::text, e.payload::json, e.headers::json, e.published_at';
   end if;
   return pgmb_internal.event_columns((select s.salt from pgmb.stream s where s.id = columns_of.stream));
 end $$;
@@ -88,7 +88,7 @@ as $$
   select string_agg(format('
     %1$s
       return query
-      select given, e.seq, %2$s, e.topic::text, e.key::text, e.payload, e.headers, e.published_at, 1
+      select given, e.seq, %2$s, e.topic::text, e.key::text, e.payload::json, e.headers::json, e.published_at, 1
       from pgmb.segment_%3$s_%4$s e
       where e.seq > lo and e.seq <= hi
         and (e.xid < batch_xmin or pg_visible_in_snapshot(e.xid, batch))

@@ -142,8 +142,8 @@ as $$
 $$;
 
 -- The events between two positions, in the order of their numbers: visible in `upto`, not in `after`. The
--- same pair gives the same events whenever it is read. To go on after a full page, pass the last event's
--- seq as after_seq. Works on a replica that has replayed both. Takes no lock, writes nothing. lake: give what the log has,
+-- same pair gives the same events whenever it is read. A page has at most `max` events, and fewer where they are large
+-- (pgmb_internal.batch_bytes): to go on, pass the last event's seq as after_seq, until a page is empty. Works on a replica that has replayed both. Takes no lock, writes nothing. lake: give what the log has,
 -- for a reader that asks lake_between() for the rest afterwards, in the same statement.
 -- Errors: MB012 history is gone, MB021 another epoch, MB022 the reader is behind, MB023 the position was lost,
 -- MB026 another stream's.
@@ -169,7 +169,9 @@ begin
   perform pgmb_internal.assert_position(stream_number, upto);
   lo := greatest((after).seq, after_seq);
   last := pgmb_internal.last_seq(stream);
-  if last > lo and last - lo <= least(max, 100) and (after).next < pg_snapshot_xmin((after).snapshot) then
+  if last > lo and last - lo <= least(max, 100) and (after).next < pg_snapshot_xmin((after).snapshot)
+    and (last - lo = 1 or not pgmb_internal.has_large(stream_number, pgmb_internal.segment_of(last)))
+  then
     -- Few numbers, of one segment, and no late commits below them: the session keeps the plan of the segment's function.
     return query execute format(
         'select r.seq, r.id, r.topic, r.key, r.payload, r.headers, r.published_at'
@@ -178,7 +180,8 @@ begin
   else
     return query select * from pgmb_internal.batch_events(
       stream_number, (after).snapshot, (after).seq, (after).next, (upto).snapshot,
-      null, null, coalesce(after_seq, 0), 9223372036854775807, '', max);
+      null, null, coalesce(after_seq, 0), pgmb_internal.fitting_end(stream_number, (after).snapshot, (after).seq,
+        (after).next, (upto).snapshot, null, null, coalesce(after_seq, 0), 9223372036854775807, '', max), '', max);
   end if;
   -- Afterwards: a segment may have been emptied while it was about to be read. TRUNCATE empties it for every
   -- snapshot at once, also an older one, which still shows it as kept, and its file as the one it was.

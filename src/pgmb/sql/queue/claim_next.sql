@@ -1,5 +1,25 @@
 -- Claiming for clients that read the log themselves, in the statement that claims (docs/adr/0035).
 
+-- Whether what claim_next is about to lease fits into one lease. If not, receive leases less.
+create or replace function pgmb_internal.may_claim(
+  queue integer, stream integer, segment bigint, known bigint, start bigint, counted bigint, max integer
+)
+returns boolean
+language plpgsql
+as $$
+declare
+  place bigint := may_claim.start;
+  weight bigint;
+begin
+  if may_claim.counted is null then
+    select c.place into place from pgmb.claim c
+    where c.queue = may_claim.queue and c.id >= may_claim.known order by c.id desc limit 1;
+  end if;
+  execute format('select sum(%s) from pgmb.segment_%s_%s e where e.seq > $1 and e.seq <= $2', pgmb_internal.weight_of_event(),
+    stream, segment) into weight using place, place + may_claim.max;
+  return coalesce(weight, 0) <= pgmb_internal.batch_bytes();
+end $$;
+
 -- Leases events of a queue: those of (lo, hi] of one segment of its stream that `batch` shows and `done` does not, as
 -- pgmb.claimed. The statement that calls it reads them, with the caller's own rights. It passes its own snapshot as `seen`,
 -- which is older than the queue's lock; a batch that it cannot see as a whole is refused. Whatever pgmb.receive must decide is
@@ -44,11 +64,13 @@ begin
   end if;
   caller := pgmb_internal.caller_at_low_cost();
   -- Few expressions and functions in them: the executor prepares each one again at every call.
-  select asked.stream_name, asked.numbers, asked.generation, asked.bindings,
+  select asked.stream, asked.stream_name, asked.numbers, asked.generation, asked.bindings,
+    claim_next.max > 1 and now >= coalesce(nullif(current_setting(
+      'pgmb.small_' || asked.stream || '_' || claim_next.segment, true), ''), '-infinity')::timestamptz look,
     pg_sequence_last_value('pgmb.opening'::regclass) openings,
     -- At least a moment, as in receive.
     now + greatest(coalesce(claim_next.lease_for, asked.lease_for), interval '1 millisecond') expires_at,
-    asked.plain and asked.matching = '' and asked.paused_at is null and claim_next.max > 0
+    asked.plain and asked.matching = '' and asked.paused_at is null and claim_next.max between 1 and pgmb_internal.lease_events()
       and (pg_has_role(caller, current_user, 'usage') or pgmb_internal.may_consume(asked.id, caller))
       and (pg_try_advisory_xact_lock(asked.lock_key)
         or pgmb_internal.try_lock(asked.id, asked.generation, asked.lock_key))
@@ -56,7 +78,11 @@ begin
   into q
   from pgmb.queue asked
   where asked.id = claim_next.queue;
-  if q.ready is not true then
+  if q.ready is not true
+    or (claim_next.max > pgmb_internal.always_fits() or q.look and pgmb_internal.look_for_large(q.stream, claim_next.segment, now))
+    and not pgmb_internal.may_claim(claim_next.queue, q.stream, claim_next.segment,
+      claim_next.known, claim_next.start, claim_next.counted, claim_next.max)
+  then
     return null;
   end if;
 

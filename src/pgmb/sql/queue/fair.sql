@@ -351,6 +351,11 @@ begin
     numbers := array(
       select n.seq from unnest(fresh.seqs || slow.seqs, fresh.tenants || slow.tenants) with ordinality n (seq, tenant, nth)
       order by row_number() over (partition by n.tenant order by n.nth), n.nth);
+    if not pgmb_internal.fit(q.stream, numbers) then
+      -- Nothing is written yet: fewer of them.
+      max := greatest(cardinality(numbers) / 2, 1);
+      continue;
+    end if;
     if q.ttl is not null then
       numbers := pgmb_internal.without_expired(q, base.id + 1, numbers, now);
     end if;

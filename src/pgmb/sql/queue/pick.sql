@@ -129,6 +129,7 @@ begin
       limit most
     ), head as materialized (
       select later.id, later.key, later.due_at, later.origin, later.seq,
+        pgmb_internal.weight(later.payload) + coalesce(pgmb_internal.weight(later.headers), 0) weight,
         pgmb_internal.comes_alone(later, lease_due_in_order.max_attempts) alone
       from pgmb.retry later
       -- By id alone: with a condition on due_at, a plan made while the table was small reads all that is due.
@@ -143,17 +144,18 @@ begin
       limit lease_due_in_order.max
       for update skip locked
     ), chosen as (
-      select c.id, c.key, c.origin, c.seq, c.due_at
+      select c.id, c.key, c.origin, c.seq, c.due_at, c.weight
       from (
         select h.*, row_number() over w place, bool_or(h.alone) over w stopped
         from head h
         window w as (order by h.due_at, h.id)) c
       where c.place = 1 or not c.stopped
     ), behind as (
-      select b.id, c.due_at, b.origin, b.seq
+      select b.id, c.due_at, b.origin, b.seq, b.weight
       from chosen c
       cross join lateral (
         select r.id, r.origin, r.seq,
+          pgmb_internal.weight(r.payload) + coalesce(pgmb_internal.weight(r.headers), 0) weight,
           -- One that was tried waits by its own backoff, even behind one that is due.
           bool_and(r.lease is null and (r.attempt = 1 or r.due_at <= lease_due_in_order.now))
             over (order by r.origin, r.seq) free
@@ -167,14 +169,16 @@ begin
     )
     select array_agg(t.id), (select count(*) from due) into leased, looked
     from (
-      select taken.id
+      select taken.id, row_number() over w place, sum(taken.weight) over w - taken.weight before
       from (
-        select c.id, c.due_at, c.origin, c.seq from chosen c
+        select c.id, c.due_at, c.origin, c.seq, c.weight from chosen c
         union all
-        select b.id, b.due_at, b.origin, b.seq from behind b) taken
+        select b.id, b.due_at, b.origin, b.seq, b.weight from behind b) taken
+      window w as (order by taken.due_at, taken.origin, taken.seq)
       -- Heads first sort before what is behind them: a limit never parts a key's first from its second.
-      order by taken.due_at, taken.origin, taken.seq
-      limit lease_due_in_order.max) t;
+      order by place
+      limit lease_due_in_order.max) t
+    where t.before < pgmb_internal.batch_bytes();
     exit when leased is not null;
     if looked < most then
       return 0;

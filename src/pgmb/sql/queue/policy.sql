@@ -202,6 +202,9 @@ begin
       chosen := choice.chosen;
       asked.matching := pgmb_internal.among(chosen);
     end if;
+    -- Of as many as are read to find those that may go.
+    hi := pgmb_internal.fitting_end(q.stream, base.done_snapshot, base.done_seq, base.done_next, base.batch_snapshot,
+      base.own, base.own_seq, base.place, hi, asked.matching, greatest(max * 2, 200));
     picked := pgmb_internal.pick(asked, base, hi, max, now, flight.keys, flight.youngest,
       -- Of each key whose dead letters were put back, the first that is not leased has a time.
       q.ordered and (waiting is not null or exists (

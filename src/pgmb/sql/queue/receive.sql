@@ -29,9 +29,11 @@ begin
     where g.stream = receive_own.stream and g.sealed_at is null order by g.number
   loop
     exit when got >= receive_own.max;
-    execute format('select count(*), max(own.seq) from (select e.seq from %s e
-        where e.xid = $1 and e.seq + 0 > $2 %s order by e.seq + 0 limit $3) own', leaf, matching)
-      into part, last using base.own, base.own_seq, receive_own.max - got;
+    execute format('select count(*), max(own.seq) from (
+        select e.seq, sum(e.weight) over (order by e.seq) - e.weight before
+        from (select e.seq, %s weight from %s e where e.xid = $1 and e.seq + 0 > $2 %s order by e.seq + 0 limit $3) e) own
+        where own.before < $4', pgmb_internal.weight_of_event(), leaf, matching)
+      into part, last using base.own, base.own_seq, receive_own.max - got, pgmb_internal.batch_bytes();
     if part > 0 then
       return query execute format('select $4, %s, 1 from %s e
           where e.xid = $1 and e.seq + 0 > $2 and e.seq + 0 <= $3 %s order by e.seq + 0',
@@ -242,23 +244,30 @@ begin
 end $$;
 
 -- Events at or below done_seq that belong to the batch, because their transactions were unfinished in the batch before, at
--- most `max`. raw: as receive.
-create or replace function pgmb_internal.late_events(base pgmb.claim, stream integer, matching text, max bigint, raw boolean)
-returns pgmb.event[]
+-- most `max` and as many as fit into one lease. upto: all up to there were given. raw: as receive.
+create or replace function pgmb_internal.late_events(
+  base pgmb.claim, stream integer, matching text, max bigint, raw boolean, out events pgmb.event[], out upto bigint
+)
 language plpgsql
 as $$
 begin
+  events := '{}';
+  upto := (base).done_seq;
   if (base).done_next >= pg_snapshot_xmin((base).done_snapshot)
     -- In the middle of them, asking costs more than looking.
     and ((base).place > 0 or pgmb_internal.has_stragglers(stream, (base).done_snapshot, (base).done_next,
       (base).batch_snapshot, (base).place, (base).done_seq))
   then
-    return array(
+    upto := pgmb_internal.fitting_end(late_events.stream, (base).done_snapshot, (base).done_seq, (base).done_next,
+      (base).batch_snapshot, (base).own, (base).own_seq, (base).place, (base).done_seq, late_events.matching, late_events.max);
+    events := array(
       select e from pgmb_internal.batch_events(late_events.stream, (base).done_snapshot, (base).done_seq, (base).done_next,
-        (base).batch_snapshot, (base).own, (base).own_seq, (base).place, (base).done_seq, late_events.matching,
+        (base).batch_snapshot, (base).own, (base).own_seq, (base).place, late_events.upto, late_events.matching,
         late_events.max, late_events.raw) e);
+    if cardinality(events) = late_events.max then
+      upto := events[cardinality(events)].seq;
+    end if;
   end if;
-  return '{}';
 end $$;
 
 -- When a call that finds nothing stops looking and keeps how far it came: half a second after the statement began, or a
@@ -291,8 +300,9 @@ declare
   sparse boolean := not pgmb_internal.was_dense(base);
   q pgmb.queue;
   swept record;
-  late pgmb.event[];
+  late record;
   segment record;
+  fits bigint;                               -- where a lease of the window must end
   ahead record;
   filter text;
   lo bigint;                                 -- the lease is (lo, base.place]
@@ -339,9 +349,11 @@ begin
 
     if base.place < base.done_seq then
       late := pgmb_internal.late_events(base, q.stream, q.matching, receive_plain.max, receive_plain.raw);
-      got := cardinality(late);
-      return query select given, e.seq, e.id, e.topic, e.key, e.payload, e.headers, e.published_at, 1 from unnest(late) e;
-      base.place := case when got < receive_plain.max then base.done_seq else late[got].seq end;
+      got := cardinality(late.events);
+      return query select given, e.seq, e.id, e.topic, e.key, e.payload, e.headers, e.published_at, 1 from unnest(late.events) e;
+      base.place := late.upto;
+      -- Some did not fit, or what follows might not.
+      exit when base.place < base.done_seq or got > 0 and pgmb_internal.has_large(q.stream, pgmb_internal.segment_of(base.upto));
     end if;
 
     -- The main part: (place, upto] of the log, a window at a time, as wide as events are wanted. Where one yields little,
@@ -364,18 +376,24 @@ begin
       else
         select least(base.place + receive_plain.max - got, segment.bound) ending, null::bigint events into ahead;
       end if;
+      fits := case when ahead.events = 0 then ahead.ending else pgmb_internal.fitting_end(q.stream, base.done_snapshot,
+        base.done_seq, base.done_next, base.batch_snapshot, base.own, base.own_seq, base.place, ahead.ending, q.matching,
+        receive_plain.max - got) end;
       part := 0;
       if ahead.events is distinct from 0 then
         return query execute pgmb_internal.main_part(segment.leaf,
             '$7, ' || pgmb_internal.columns_of(q.stream, receive_plain.raw) || ', 1', filter)
-          using base.place, ahead.ending, base.batch_snapshot, pg_snapshot_xmin(base.batch_snapshot),
+          using base.place, fits, base.batch_snapshot, pg_snapshot_xmin(base.batch_snapshot),
             base.done_snapshot, pg_snapshot_xmax(base.done_snapshot), given;
         get diagnostics part = row_count;
-        sparse := sparse or part * 2 < ahead.ending - base.place;
+        sparse := sparse or part * 2 < fits - base.place;
       end if;
       got := got + part;
-      scanned := scanned + ahead.ending - base.place;
-      base.place := ahead.ending;
+      scanned := scanned + fits - base.place;
+      base.place := fits;
+      -- Each window by itself fits into a lease. Two may not.
+      exit when fits < ahead.ending or got > 0
+        and pgmb_internal.has_large(q.stream, pgmb_internal.segment_of(base.upto));
     end loop;
     exit when got > 0 or base.place < base.upto;
   end loop;
@@ -466,7 +484,8 @@ begin
     receive_by_policy.raw) e;
 end $$;
 
--- The next events of a queue, at most `max`, leased for `lease_for` (default: the queue's own). Settle
+-- The next events of a queue, at most `max` and 20,000, leased for `lease_for` (default: the queue's own); fewer where they are
+-- large: a lease ends with the event that reaches 32 MiB. Settle
 -- them by ack, retry or bury with the lease; what is not settled in time is delivered again. Retries that
 -- are due come first. `ack` settles an earlier lease in the same round trip and commit. durable => false
 -- lets the transaction commit without waiting for the disk, unless it brought delayed events into the log: only for a
@@ -500,6 +519,7 @@ declare
   token bigint;
   given uuid;
   got bigint;
+  large boolean := false;                    -- the segment has values that are stored apart
   lazily text;
 begin
   -- Few expressions and functions in them, and no composite values: PL/pgSQL prepares each expression again in every
@@ -533,6 +553,7 @@ begin
   if q.paused_at is not null or receive.max <= 0 then
     return;
   end if;
+  receive.max := least(receive.max, pgmb_internal.lease_events());
   if not receive.durable then
     lazily := pgmb_internal.commit_lazily();
   end if;
@@ -585,6 +606,15 @@ begin
       lo := base.place;
       if fits and pgmb_internal.segment_of(lo) = pgmb_internal.segment_of(base.upto) then
         base.place := least(lo + receive.max, base.upto);
+        if base.place > lo + 1
+          and now >= coalesce(nullif(current_setting('pgmb.small_' || q.stream || '_' || (lo >> 40), true), ''), '-infinity')::timestamptz
+        then
+          large := pgmb_internal.look_for_large(q.stream, lo >> 40, now);
+        end if;
+        if large or receive.max > pgmb_internal.always_fits() then
+          base.place := pgmb_internal.fitting_end(q.stream, base.done_snapshot, base.done_seq, base.done_next,
+            base.batch_snapshot, null, null, lo, base.place, q.matching, receive.max);
+        end if;
         token := pgmb_internal.draw_token();
         given := pgmb_internal.lease_of(q.id, base.id + 1, token);
         if q.stream_name = 'main' and receive.max <= 100 then

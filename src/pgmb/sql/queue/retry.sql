@@ -31,8 +31,8 @@ begin
   return first;
 end $$;
 
--- Leases retried events that are due, those first that waited longest, in a claim that follows `base`, and returns how
--- many. `first`: the due time of the first of them (first_retry). An event whose lease expired twice in a row, or before its last
+-- Leases retried events that are due, those first that waited longest, as many as fit into one lease, in a claim that
+-- follows `base`, and returns how many. `first`: the due time of the first of them (first_retry). An event whose lease expired twice in a row, or before its last
 -- attempt, may have crashed its consumer, so it is leased alone.
 create or replace function pgmb_internal.lease_due(
   base pgmb.claim, bindings integer, max integer, first timestamptz, now timestamptz, expires_at timestamptz,
@@ -52,6 +52,7 @@ declare
 begin
   with due as materialized (
     select later.id, later.due_at, later.together,
+      pgmb_internal.weight(later.payload) + coalesce(pgmb_internal.weight(later.headers), 0) weight,
       later.together is null and pgmb_internal.comes_alone(later, lease_due.max_attempts) alone
     from pgmb.retry later
     where later.queue = (lease_due.base).queue and later.due_at >= lease_due.first and later.due_at <= lease_due.now
@@ -62,12 +63,14 @@ begin
   -- What failed together comes together, and by itself.
   select array_agg(c.id) into leased
   from (
-    select d.id, row_number() over w place, bool_or(d.alone) over w stopped
+    select d.id, row_number() over w place, bool_or(d.alone) over w stopped,
+      -- What failed together was one lease before.
+      d.together is null and sum(d.weight) over w - d.weight >= pgmb_internal.batch_bytes() heavy
     from due d
     where d.together is not distinct from (
       select d.together from due d order by d.due_at, d.together, d.id limit 1)
     window w as (order by d.due_at, d.id)) c
-  where c.place = 1 or not c.stopped;
+  where c.place = 1 or not (c.stopped or c.heavy);
   return pgmb_internal.lease_retried(lease_due.base, lease_due.bindings, leased, lease_due.expires_at, lease_due.token);
 end $$;
 

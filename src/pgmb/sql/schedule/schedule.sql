@@ -120,7 +120,7 @@ set search_path = pg_catalog, pg_temp
 as $$
 begin
   perform pgmb_internal.assert_admin();
-  return query select c.name, c.cron, c.timezone, c.stream, c.topic, c.key, c.payload, c.headers, c.missed,
+  return query select c.name, c.cron, c.timezone, c.stream, c.topic, c.key, c.payload::json, c.headers::json, c.missed,
       c.next_at, c.last_at, c.paused_at, clock_timestamp()
     from pgmb.schedule c order by c.name;
 end $$;

@@ -9,8 +9,8 @@ create table pgmb.schedule (
   stream text not null,
   topic text not null,
   key text,
-  payload json not null,
-  headers json,
+  payload pgmb.event_payload not null,
+  headers pgmb.event_headers,
   -- Null: its expression never matches again.
   next_at timestamptz,
   -- By the clock when next_at was decided: if it lies ahead, the clock was wrong then, or is now.

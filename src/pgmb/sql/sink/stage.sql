@@ -30,8 +30,8 @@ begin
         id uuid,
         topic text not null,
         key text,
-        payload json not null,
-        headers json,
+        payload pgmb.event_payload not null,
+        headers pgmb.event_headers,
         due_at timestamptz
       ) using heap with (autovacuum_enabled = off, toast.autovacuum_enabled = off)', stage);
     -- Not sampled: pg_statistic would keep what was erased.

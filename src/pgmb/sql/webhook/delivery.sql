@@ -303,7 +303,7 @@ begin
 end $$;
 
 -- Leases what waits for endpoints and is due, those first that waited longest: of each endpoint at most `room`, or what is
--- given for it in `rooms`, and of none that is not active unless it is named there. A row whose lease expired counts as a
+-- given for it in `rooms`, and of none that is not active unless it is named there; as many as fit into one batch. A row whose lease expired counts as a
 -- failed attempt. Rows that another leases at this moment are passed over. Nothing due: nothing written. For admins.
 create or replace function pgmb.claim_deliveries(
   max integer default 500, lease_for interval default '10 seconds', room integer default 10,
@@ -353,21 +353,24 @@ begin
     -- In random order, so that no endpoint is always first.
     order by random()
   ), due as materialized (
-    select first.id
+    select first.id, first.weight, row_number() over () nth
     from open o
     cross join lateral (
-      select d.id from pgmb.delivery d
+      select d.id, pgmb_internal.weight(d.payload) + coalesce(pgmb_internal.weight(d.headers), 0) weight from pgmb.delivery d
       where d.endpoint = o.endpoint and d.due_at >= since and d.due_at <= now
       order by d.due_at limit o.room for update skip locked) first
     limit claim_deliveries.max
+  ), fitting as (
+    select f.id from (select due.id, sum(due.weight) over (order by due.nth) - due.weight before from due) f
+    where f.before < pgmb_internal.batch_bytes()
   ), leased as (
     update pgmb.delivery d
     set attempt = d.attempt + case when d.lease is null then 0 else 1 end,
       error = case when d.lease is null then d.error else 'lease expired' end,
       errors = case when d.lease is null then d.errors else pgmb_internal.with_error(d.errors, d.attempt, 'lease expired') end,
       pid = pg_backend_pid(), lease = given, due_at = now + claim_deliveries.lease_for, decided_at = now
-    from due
-    where d.id = due.id
+    from fitting
+    where d.id = fitting.id
     returning d.*
   )
   select l.lease, l.id, l.endpoint, l.seq, l.event_id, l.topic, l.key, l.payload::text, l.headers::text, l.published_at,

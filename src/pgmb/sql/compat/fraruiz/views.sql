@@ -84,7 +84,7 @@ begin
     end if;
     q.matching := q.matching || pgmb_internal.asking(q);
     return query
-    select e.seq, e.id, 1, false, e.topic::text, e.payload, e.headers, e.published_at, null::text
+    select e.seq, e.id, 1, false, e.topic::text, e.payload::json, e.headers::json, e.published_at, null::text
     from (
       select b.* from pgmb_internal.batch_events(q.stream, newest.done_snapshot, newest.done_seq, newest.done_next,
         newest.batch_snapshot, newest.own, newest.own_seq, newest.place, newest.upto, q.matching, 9223372036854775807) b
@@ -97,7 +97,7 @@ begin
     ) e
     order by case when q.when_full = 'drop_oldest' then e.seq end desc
     limit case when q.when_full = 'drop_oldest' then q.max_length end;
-    return query execute format('select e.seq, e.id, 1, false, e.topic::text, e.payload, e.headers, e.published_at, null::text
+    return query execute format('select e.seq, e.id, 1, false, e.topic::text, e.payload::json, e.headers::json, e.published_at, null::text
         from (
           select null::bigint seq, d.id, d.topic, d.key, d.payload, d.headers, d.due_at published_at
           from pgmb.delayed d where d.stream = $1 and d.due_at <= $2) e
@@ -111,7 +111,7 @@ begin
       -- No claim has this number: claim_events finds nothing settled by a newer snapshot.
       held.id := 0;
       return query
-      select e.seq, e.id, 1, held.expires_at > now, e.topic::text, e.payload, e.headers, e.published_at, null::text
+      select e.seq, e.id, 1, held.expires_at > now, e.topic::text, e.payload::json, e.headers::json, e.published_at, null::text
       from pgmb_internal.claim_events(held) e
       where e.seq <> all (settled);
     end loop;
