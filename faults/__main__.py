@@ -287,6 +287,20 @@ def clock(arguments: argparse.Namespace) -> bool:
     return result.holds
 
 
+def sizes(arguments: argparse.Namespace) -> bool:
+    from faults.log import sizes
+
+    with database(arguments.pg) as (_, dsn):
+        result = sizes.run(
+            dsn,
+            endpoints=arguments.endpoints,
+            endpoint_events=arguments.endpoint_events,
+            queue_events=arguments.queue_events,
+        )
+    print(result)
+    return result.holds
+
+
 def due_times(arguments: argparse.Namespace) -> bool:
     from datetime import timedelta
 
@@ -643,6 +657,13 @@ def main() -> int:
         "dropping", dropping, "a full queue drops its oldest events beside publishers: the newest all arrive"
     )
     shortening.add_argument("--cycles", type=int, default=2000, help="of one new session each")
+
+    sizing = command(
+        "sizes", sizes, "a burst of large events beside small ones: all arrive, in bounded batches"
+    )
+    sizing.add_argument("--endpoints", type=int, default=40, help="that each get events of 4 MB")
+    sizing.add_argument("--endpoint-events", type=int, default=12)
+    sizing.add_argument("--queue-events", type=int, default=30, help="of 40 MB, in queues")
 
     filtering = command(
         "filters", filters, "a filter raises: its queue stops with the error, the others get all"

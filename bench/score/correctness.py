@@ -83,6 +83,14 @@ CORRECTNESS: list[Part] = [
         seconds=1500.0,
     ),
     Proved(
+        "a burst of large events beside small ones",
+        "all delivered, small ones < 5 s, batches < 72 MiB",
+        ["-m", "faults", "sizes", "--endpoints", "10", "--endpoint-events", "3", "--queue-events", "3"],
+        line_with(r": (\d+ of \d+ delivered), (small ones within [\d.]+ s), (largest batch \d+ MiB)"),
+        needs=["faults/log/sizes.py"],
+        full=["-m", "faults", "sizes"],
+    ),
+    Proved(
         "cron beside a walk over the wall clock",
         "0 differ",
         ["-m", "faults", "due-times"],

@@ -18,6 +18,7 @@ from psycopg import sql
 from tests.concurrency import test_stepped_claims as claims
 from tests.concurrency import test_stepped_fencing as fencing
 from tests.concurrency import test_stepped_rotation as rotation
+from tests.contract import test_batch_bytes as sizes
 from tests.contract import test_boundaries as boundaries
 from tests.contract import test_clock as clock
 from tests.contract import test_dropped_queues as dropped
@@ -75,6 +76,13 @@ MUTATIONS = [
         "to_regclass('pgmb.retry'), ",
         "",
         dropped.test_maintenance_removes_rows_of_a_queue_dropped_beside_a_receive,
+    ),
+    Mutation(
+        "a lease holds large events without bound",
+        "fitting_end",
+        "e.before >= pgmb_internal.batch_bytes()",
+        "false",
+        sizes.test_leases_of_large_events_and_of_large_retries_end_at_the_bytes_of_a_batch,
     ),
     Mutation(
         "a batch ends at a number that was read before its snapshot",

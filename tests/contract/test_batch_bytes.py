@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
 if TYPE_CHECKING:
     import psycopg
 
@@ -27,8 +25,7 @@ QUEUES = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _small_batches(db: psycopg.Connection[Any]) -> None:
+def make_batches_small(db: psycopg.Connection[Any]) -> None:
     db.execute(
         "create or replace function pgmb_internal.batch_bytes() returns bigint language sql immutable"
         f" as 'select {BATCH_BYTES}::bigint'"
@@ -71,6 +68,7 @@ def drain(db: psycopg.Connection[Any], queue: str) -> list[Any]:
 def test_leases_of_large_events_and_of_large_retries_end_at_the_bytes_of_a_batch(
     db: psycopg.Connection[Any],
 ) -> None:
+    make_batches_small(db)
     for kind, options in QUEUES.items():
         db.execute(f"select pgmb.create_queue('{kind}'{options})")
     publish(db)
@@ -91,6 +89,7 @@ def test_leases_of_large_events_and_of_large_retries_end_at_the_bytes_of_a_batch
 
 
 def test_late_and_own_events_end_at_the_bytes_of_a_batch(db: psycopg.Connection[Any], connect: Any) -> None:
+    make_batches_small(db)
     db.execute("select pgmb.create_queue('q')")
     late = connect()
     late.autocommit = False
@@ -106,6 +105,7 @@ def test_late_and_own_events_end_at_the_bytes_of_a_batch(db: psycopg.Connection[
 
 
 def test_pages_between_positions_end_at_the_bytes_of_a_batch(db: psycopg.Connection[Any]) -> None:
+    make_batches_small(db)
 
     publish(db)
     upto = db.execute("select pgmb.position()::text").fetchone()
@@ -126,6 +126,7 @@ def test_pages_between_positions_end_at_the_bytes_of_a_batch(db: psycopg.Connect
 
 
 def test_events_beyond_the_bytes_of_a_batch_come_alone(db: psycopg.Connection[Any]) -> None:
+    make_batches_small(db)
     db.execute("select pgmb.create_queue('q')")
     # As text 2 MB, which compress to a ninetieth, and count sixteen times their stored size.
     for _ in range(4):

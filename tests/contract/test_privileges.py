@@ -191,6 +191,7 @@ def test_a_reader_of_one_stream_reads_no_other(db: psycopg.Connection[Any], cast
     refused(reader, read, "main", "main", "main")
     refused(reader, "select pgmb.confirm('main', 'me', pgmb.earliest())")
     refused(reader, "select pgmb.forget('main', 'me')")
+    refused(reader, "select pgmb.position_of('main', 1)")
     refused(reader, "select payload from pgmb.log_main")
     db.execute("select pgmb.revoke_stream('a', %s)", [role])
     refused(reader, read, "a", "a", "a")

@@ -59,6 +59,7 @@ CORE: dict[str, set[str]] = {
     "statements": {"lease", "wire"},
     "claiming": {"lease", "statements", "wire"},
     "batch": {"statements", "wire"},
+    "batch_limit": set(),
     "cursor": {"statements"},
     "endpoints": {"statements", "wire"},
     "groups": {"statements", "wire"},

@@ -183,7 +183,7 @@ begin
   select 0, null, pgmb.earliest(ticks.stream) where 0 = any (ticks.numbers);
 end $$;
 
--- The position that a tick's id names. Errors: MB012 it is gone.
+-- The position that a tick's id names. Errors: MB001 no such stream, MB012 it is gone, 42501.
 create or replace function pgmb.position_of(stream text, tick bigint)
 returns pgmb.position
 language plpgsql stable security definer
@@ -191,9 +191,10 @@ set search_path = pg_catalog, pg_temp
 as $$
 declare
   named pgmb.position;
+  stream_number integer := pgmb_internal.readable_stream(position_of.stream);
 begin
   select (t.position).* into named from pgmb.tick t
-  where t.stream = pgmb.stream_id(position_of.stream) and t.id = position_of.tick;
+  where t.stream = stream_number and t.id = position_of.tick;
   if named is null then
     raise exception 'stream % has no tick %', position_of.stream, position_of.tick using errcode = 'MB012',
       hint = 'Ticks go with the history they name: start from pgmb.earliest() or pgmb.position().';
