@@ -32,7 +32,8 @@ _WORKERS = 3
 _RESTARTS = 6
 _OLD_TOPICS = ("order.created", "invoice.due", "shop.message", "office.message")
 _NEW_TOPICS = (*_OLD_TOPICS, "order.refunded", "order.cancelled")
-_PATIENCE_SECONDS = 60.0
+_PATIENCE_SECONDS = 180.0
+"""For starts on a busy machine, and for released events, which wait for up to a minute."""
 _BETWEEN_EVENTS_SECONDS = 0.01
 _BETWEEN_LOOKS_SECONDS = 0.1
 _numbers = itertools.count()

@@ -21,6 +21,7 @@ from tests.concurrency import test_stepped_rotation as rotation
 from tests.contract import test_batch_bytes as sizes
 from tests.contract import test_boundaries as boundaries
 from tests.contract import test_clock as clock
+from tests.contract import test_convert as convert
 from tests.contract import test_dropped_queues as dropped
 from tests.contract import test_isolation_levels as isolation
 from tests.contract import test_ordered as ordered
@@ -32,6 +33,7 @@ from tests.contract import test_rotation as rotating
 queue, s, lost = fencing.queue, belonging.s, durable.lost
 batch, ended = claims.batch, claims.ended
 one, two = ordered.one, ordered.two
+broker = convert.broker
 stepping = clock.stepping
 """Fixtures of the tests that catch."""
 
@@ -337,6 +339,14 @@ MUTATIONS = [
         "'key share'",
         fencing.test_an_event_that_is_being_acked_does_not_come_again,
         {"how": "release(%s)", "of": "fresh"},
+    ),
+    Mutation(
+        "a receive that waited for a conversion goes on by the old form",
+        "receive_plain",
+        "if not q.plain then",
+        "if false then",
+        convert.test_a_receive_that_waited_for_a_conversion_takes_nothing_by_the_old_form,
+        {"before": "plain"},
     ),
     Mutation(
         "what follows a dead letter in an ordered lease stays with the lease",
