@@ -118,6 +118,15 @@ def rotation(arguments: argparse.Namespace) -> bool:
     return result.holds
 
 
+def retention(arguments: argparse.Namespace) -> bool:
+    from faults.log import retention
+
+    with database(arguments.pg, retention.SETTINGS) as (_, dsn):
+        result = retention.run(dsn, segments=arguments.segments)
+    print(result)
+    return result.holds
+
+
 def model(arguments: argparse.Namespace) -> bool:
     from faults.queue import fair_machine, machine, ordered_machine
 
@@ -578,6 +587,13 @@ def main() -> int:
     rotating.add_argument("--stopped-for", type=float, default=5.0, help="seconds, each time")
     rotating.add_argument("--rounds", type=int, default=4, help="of three stops each")
     rotating.add_argument("--publishers", type=int, default=4, help="that go on meanwhile")
+
+    retained = command(
+        "retention",
+        retention,
+        "a backlog of segments is dropped beside publishers and consumers: nobody waits",
+    )
+    retained.add_argument("--segments", type=int, default=1500)
 
     crowded = command(
         "crowd", crowd, "hundreds of consumers of one queue: none is superseded, and a message costs no more"

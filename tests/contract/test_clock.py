@@ -235,8 +235,8 @@ def test_maintenance_in_any_session_drops_nothing_unread(
     assert db.execute("select pgmb.retry(%s, after => '0 s')", [lease]).fetchone() == (8,), (
         "the lease holds it"
     )
-    janitor.execute("select pgmb.maintain()")
-    janitor.execute("select pgmb.maintain()")
+    while janitor.execute("select pgmb.maintain()").fetchone() == (True,):
+        pass
     dropped = db.execute("select count(*) from pgmb.segment where dropped_at is not null").fetchone()
     assert dropped is not None
     assert dropped[0] >= 7, "what everybody has passed goes"

@@ -77,6 +77,10 @@ class AsyncStreams(AsyncCalls):
         number: int | None = await self._value(call("rotate", stream=stream), conn)
         return number
 
-    async def maintain(self, *, conn: AsyncConnectionLike | None = None) -> None:
-        """All maintenance in one call: rotation, sealing, retention, clearing. What a Janitor calls."""
-        await self._value(call("maintain"), conn)
+    async def maintain(self, *, conn: AsyncConnectionLike | None = None) -> bool:
+        """All maintenance in one call: rotation, sealing, retention, clearing. What a Janitor calls.
+
+        Returns:
+            Whether more is left to do: a call does a bounded amount of work.
+        """
+        return bool(await self._value(call("maintain"), conn))

@@ -78,6 +78,10 @@ class Streams(Calls):
         number: int | None = self._value(call("rotate", stream=stream), conn)
         return number
 
-    def maintain(self, *, conn: ConnectionLike | None = None) -> None:
-        """All maintenance in one call: rotation, sealing, retention, clearing. What a Janitor calls."""
-        self._value(call("maintain"), conn)
+    def maintain(self, *, conn: ConnectionLike | None = None) -> bool:
+        """All maintenance in one call: rotation, sealing, retention, clearing. What a Janitor calls.
+
+        Returns:
+            Whether more is left to do: a call does a bounded amount of work.
+        """
+        return bool(self._value(call("maintain"), conn))

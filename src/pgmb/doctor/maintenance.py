@@ -40,6 +40,16 @@ def _janitor(look: Look) -> Iterable[Verdict]:
             yield warn(f"maintenance is behind: {row['what']} for {ago(row['standing_for'])}", _SERVE)
 
 
+def _steps(look: Look) -> Iterable[Verdict]:
+    for row in look.rows:
+        if row["failing_for"] is not None and row["failing_for"] > look.limits.standing_for:
+            for step in row["failing"]:
+                yield fail(
+                    f"maintenance fails, for {ago(row['failing_for'])}: {step}",
+                    "Remove the cause of the error; maintain() tries the step again in every call.",
+                )
+
+
 def _segments(look: Look) -> Iterable[Verdict]:
     for row in look.rows:
         if row["missing_segment"] is not None:
@@ -184,6 +194,7 @@ CHECKS = (
     Check("upkeep", "a process does it", _UPKEEP, _upkeep),
     Check("ticker", "positions are named as they pass", _HEALTH, _ticker),
     Check("janitor", "rotation and clearing are up to date", _STANDING, _janitor),
+    Check("maintenance", "every step of maintain() succeeds", "select * from pgmb.describe_broker()", _steps),
     Check("segments", "the current segment is there, and closed ones are sealed", _HEALTH, _segments),
     Check("archive", "sealed segments are archived where the stream says so", _HEALTH, _archive),
     Check("lake", "no table is known to be damaged", _DAMAGED, _lake),

@@ -12,6 +12,9 @@ from pgmb._async.broker import AsyncBroker
 
 logger = logging.getLogger("pgmb.services")
 
+_AT_ONCE = 0.05
+"""Seconds between calls of maintain() while it has more to do: others take the log's lock in between."""
+
 _EMPTIED = """
 select s.name, c.relname, i.inhrelid is not null, coalesce(i.inhdetachpending, false)
 from pgmb.segment g
@@ -55,13 +58,13 @@ class Janitor:
         self._undelivered = False
 
     async def turn(self, broker: AsyncBroker) -> float:
-        await broker.maintain()
+        more = await broker.maintain()
         if self._turns % 10 == 0:
             await self.remove_emptied(broker)
         if self._turns % 60 == 10:
             await self._look_for_dispatchers(broker)
         self._turns += 1
-        return self.every
+        return min(self.every, _AT_ONCE) if more else self.every
 
     async def _look_for_dispatchers(self, broker: AsyncBroker) -> None:
         async with broker.connection() as conn:
@@ -102,3 +105,5 @@ async def _remove(conn: AsyncConnection[Any], emptied: _Emptied) -> None:
         manner = sql.SQL("finalize" if emptied.detach_pending else "concurrently")
         await conn.execute(sql.SQL("alter table {} detach partition {} {}").format(log, table, manner))
     await conn.execute(sql.SQL("drop table if exists {}").format(table))
+    reader = sql.Identifier("pgmb_internal", emptied.table.replace("segment", "read", 1))
+    await conn.execute(sql.SQL("drop function if exists {}").format(reader))

@@ -183,10 +183,11 @@ declare
   now timestamptz := clock_timestamp();
 begin
   delete from pgmb.access_token p where p.digest = any (array(
-    select old.digest from pgmb.access_token old where old.expires_at < now order by old.expires_at limit max));
+    select old.digest from pgmb.access_token old where old.expires_at < now order by old.expires_at limit max
+    for update skip locked));
   get diagnostics tokens = row_count;
   delete from pgmb.audit a where a.id = any (array(
-    select old.id from pgmb.audit old where old.at < now - keep order by old.at limit max));
+    select old.id from pgmb.audit old where old.at < now - keep order by old.at limit max for update skip locked));
   get diagnostics entries = row_count;
   return tokens + entries;
 end $$;

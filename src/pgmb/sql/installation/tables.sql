@@ -53,3 +53,11 @@ create table pgmb.leader (
   since timestamptz not null,
   expires_at timestamptz not null
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02);
+
+-- The steps of maintain() that failed in its last call.
+create table pgmb.maintenance_failure (
+  step text primary key,
+  error text not null,
+  since timestamptz not null default clock_timestamp(),
+  failed_at timestamptz not null
+);

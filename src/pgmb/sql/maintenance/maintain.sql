@@ -88,11 +88,11 @@ as $$
     and l.pid <> pg_backend_pid()
 $$;
 
--- Seals closed segments of a stream that no writer can reach any more, and returns how many. A writer that
+-- Seals closed segments of a stream that no writer can reach any more, at most `max`, and returns how many. A writer that
 -- took its number before the rotation had its xid before it too: once no transaction up to an xid taken
 -- after the rotation holds the log, all is written, whether it was slow, stopped or prepared. A
 -- trigger then makes any stray write fail loudly. Lock: SHARE ROW EXCLUSIVE on the segment, readers pass.
-create or replace function pgmb.seal(stream text default 'main')
+create or replace function pgmb.seal(stream text default 'main', max integer default 50)
 returns integer
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
@@ -120,6 +120,7 @@ begin
     where s.stream = stream_number and s.closed_xid is not null and s.sealed_at is null
     order by s.number
   loop
+    exit when sealed >= seal.max;
     leaf := format('pgmb.segment_%s_%s', closed.stream, closed.number);
     continue when pgmb_internal.has_writer(format('pgmb.%I', 'log_' || seal.stream)::regclass, closed.closed_xid);
     begin
@@ -182,8 +183,8 @@ as $$
 $$;
 
 -- The segments of a stream that retention may drop now: sealed, older than keep_for, archived if the stream
--- says so, and passed by every queue and reader unless the stream says drop_unread.
-create or replace function pgmb.droppable(stream text default 'main')
+-- says so, and passed by every queue and reader unless the stream says drop_unread. The first `max` of them.
+create or replace function pgmb.droppable(stream text default 'main', max integer default null)
 returns setof integer
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
@@ -198,7 +199,7 @@ begin
   for old in
     select * from pgmb.segment s
     where s.stream = asked.id and s.dropped_at is null and s.closed_at is not null
-    order by s.number
+    order by s.number limit droppable.max
   loop
     -- In order: history goes from its beginning.
     exit when old.sealed_at is null or (asked.archive and old.archived_at is null)
@@ -236,8 +237,10 @@ as $$
 $$;
 
 -- Empties the segments that droppable() names, and returns how many. The space is free at once; only the
--- segment itself is locked, and positions cannot be moved back meanwhile. Empty segments are detached by detach_dropped() or by the Janitor.
-create or replace function pgmb.drop_segments(stream text default 'main')
+-- segment itself is locked, and positions cannot be moved back meanwhile. Empty segments are detached by detach_dropped() or
+-- by the Janitor. A call stops after `max` segments, and after eight once 30 ms are over: each takes several locks until the transaction ends.
+-- Call it again, in another transaction, until it returns 0.
+create or replace function pgmb.drop_segments(stream text default 'main', max integer default 50)
 returns integer
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
@@ -247,6 +250,7 @@ declare
   stream_number integer := pgmb.stream_id(drop_segments.stream);
   old integer;
   dropped integer := 0;
+  until timestamptz := clock_timestamp() + interval '30 milliseconds';
 begin
   perform pgmb_internal.assert_read_committed();
   begin
@@ -255,7 +259,8 @@ begin
   exception when lock_not_available then
     return 0;
   end;
-  for old in select * from pgmb.droppable(drop_segments.stream) loop
+  for old in select * from pgmb.droppable(drop_segments.stream, drop_segments.max) loop
+    exit when dropped >= 8 and clock_timestamp() > until;
     begin
       execute format('truncate pgmb.segment_%s_%s', stream_number, old);
     exception when lock_not_available then
@@ -276,36 +281,40 @@ begin
 end $$;
 
 -- Detaches and drops segments that were emptied, where that takes no waiting, and returns how many. Not at
--- once: a reader that listed its segments just before may be about to look into one.
-create or replace function pgmb.detach_dropped(stream text default 'main')
+-- once: a reader that listed its segments just before may be about to look into one. A call stops after `max` segments,
+-- and after eight once 30 ms are over, because it locks the log against publishers and readers until the transaction ends. Call it again, in another
+-- transaction, until it returns 0.
+create or replace function pgmb.detach_dropped(stream text default 'main', max integer default 50)
 returns integer
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
+set client_min_messages = warning
 set lock_timeout = '20ms'
 as $$
 declare
   stream_number integer := pgmb.stream_id(detach_dropped.stream);
-  leaf text;
+  emptied integer;
   detached integer := 0;
   before timestamptz := clock_timestamp() - interval '1 minute';
+  until timestamptz := clock_timestamp() + interval '30 milliseconds';
 begin
   perform pgmb_internal.assert_read_committed();
   perform pgmb_internal.assert_admin();
-  for leaf in
-    select format('pgmb.segment_%s_%s', s.stream, s.number) from pgmb.segment s
-    where s.stream = stream_number and s.dropped_at < before order by s.number
+  for emptied in
+    select s.number from pgmb.segment s
+    where s.stream = stream_number and s.dropped_at < before
+      and to_regclass(format('pgmb.segment_%s_%s', s.stream, s.number)) is not null
+    order by s.number limit detach_dropped.max
   loop
-    continue when to_regclass(leaf) is null;
+    exit when detached >= 8 and clock_timestamp() > until;
     begin
-      execute format('drop table %s', leaf);
+      execute format('drop table pgmb.segment_%s_%s', stream_number, emptied);
+      execute format('drop function if exists pgmb_internal.read_%s_%s', stream_number, emptied);
       detached := detached + 1;
     exception when lock_not_available or object_in_use or object_not_in_prerequisite_state then
       exit;
     end;
   end loop;
-  if detached > 0 then
-    perform pgmb_internal.drop_readers();
-  end if;
   return detached;
 end $$;
 
@@ -383,10 +392,13 @@ begin
   return cleared;
 end $$;
 
--- All maintenance in one call, for cron: events that are due, sealing, retention, rotation where its time
--- has come, clearing, subscriptions that expired, stages left behind, idle queues moved past what they do not match. Safe to call at any time from any number of places; at most one works at a time.
+-- All maintenance in one call, for cron: events that are due, sealing, retention, rotation where its time has come, clearing,
+-- subscriptions that expired, stages left behind, idle queues moved past what they do not match. Safe to call at any time
+-- from any number of places; at most one works at a time. Each call does a bounded amount of work: it returns whether more is
+-- left, and the caller should then call it again soon. A step that fails costs that step alone. It raises a warning, and
+-- pgmb.describe_broker() names it until it succeeds.
 create or replace function pgmb.maintain()
-returns void
+returns boolean
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -394,93 +406,202 @@ set enable_bitmapscan = off
 set jit = off
 as $$
 declare
-  maintained pgmb.stream;
-  newest_seq bigint;
-  opened_at timestamptz;
-  now timestamptz := clock_timestamp();
-  emptied timestamptz := clock_timestamp() - interval '1 minute';
+  step text;
+  began timestamptz := clock_timestamp();
+  more boolean := false;
 begin
   perform pgmb_internal.assert_read_committed();
   perform pgmb_internal.assert_admin();
   perform pgmb_internal.assert_primary();
   -- Another key each minute: a stranger who saw one in pg_locks and holds it stops nothing for longer.
   if not pg_try_advisory_xact_lock(pgmb_internal.lock_key('maintain ' || extract(epoch from clock_timestamp())::bigint / 60)) then
-    return;
+    return false;
   end if;
-  -- pg_upgrade gave the cluster another identifier.
-  update pgmb.installation i set system_identifier = c.system_identifier
-  from pg_control_system() c where i.system_identifier <> c.system_identifier and pgmb_internal.is_same_lineage();
-  perform pgmb_internal.correct_times();
-  -- Each step finds the streams that need it by one statement: those at rest cost a few index rows.
-  for maintained in
-    select s.* from pgmb.stream s
-    cross join lateral (select pgmb_internal.last_seq(s.name) seq offset 0) newest
-    where (select true from pgmb.segment g where g.stream = s.id and g.number = pgmb_internal.segment_of(newest.seq)) is null
+  -- Sealing comes first: it needs an xid younger than the last rotation. Dropping and detaching come last, because they keep
+  -- readers, then publishers, out until the end of the transaction.
+  foreach step in array '{lineage,times,current segments,seal,streams,leases,dropped queues,hidden leases,dedup keys,
+    subscriptions,conditions,attempts,access,dead letters,stages,generations,idle queues,caps,drop,detach}'::text[]
   loop
-    begin
-      perform pgmb_internal.attach_current(maintained);
-    exception when lock_not_available then
-      null;
-    end;
+    more := pgmb_internal.maintain_step(step) or more;
   end loop;
-  -- Sealing comes first: it needs an xid younger than the last rotation.
-  perform pgmb.seal(s.name) from pgmb.stream s
-  where exists (select from pgmb.segment g where g.stream = s.id and g.sealed_at is null and g.closed_at is not null);
-  for maintained in
-    select s.* from pgmb.stream s
-    cross join lateral (select pgmb_internal.last_seq(s.name) seq offset 0) newest
-    left join pgmb.segment previous on previous.stream = s.id and previous.number = pgmb_internal.segment_of(newest.seq) - 1
-    where pgmb_internal.number_in_segment(newest.seq) > 0 and (pgmb_internal.number_in_segment(newest.seq) >= s.rotate_events
-        or now > coalesce(previous.closed_at, s.created_at) + s.rotate_every)
-      or pgmb_internal.first_delayed(s.name, now) is not null
-      -- Not exists, which PostgreSQL may answer for all streams at once, by reading all rows.
-      or (select true from pgmb.segment g where g.stream = s.id and g.sealed_at is null and g.writers is null limit 1)
-  loop
-    perform pgmb_internal.release_due(maintained.name, clock_timestamp(), 100000);
-    newest_seq := pgmb_internal.last_seq(maintained.name);
-    -- The current segment opened when the one before it was closed.
-    select coalesce(max(g.closed_at), maintained.created_at) into opened_at
-    from pgmb.segment g where g.stream = maintained.id and g.number = pgmb_internal.segment_of(newest_seq) - 1;
-    begin
-      perform pgmb_internal.note_writers(maintained);
-      if pgmb_internal.number_in_segment(newest_seq) > 0
-        and (clock_timestamp() > opened_at + maintained.rotate_every
-          or pgmb_internal.number_in_segment(newest_seq) >= maintained.rotate_events)
-      then
-        perform pgmb.rotate(maintained.name);
-      end if;
-    exception when lock_not_available then
-      null;
-    end;
-  end loop;
-  -- Those of the last seconds tell status how fast queues are received.
-  perform pgmb.clear_settled(keep => '10 seconds');
-  perform pgmb_internal.clear_dropped_queues();
-  perform pgmb_internal.find_hidden_leases(now);
-  perform pgmb.clear_keys();
-  perform pgmb_internal.expire_subscriptions();
-  perform pgmb_internal.clear_attempts(coalesce(nullif(current_setting('pgmb.keep_attempts', true), ''), '7 days')::interval);
-  perform pgmb_internal.clear_access(coalesce(nullif(current_setting('pgmb.keep_audit', true), ''), '90 days')::interval);
-  perform pgmb_internal.drop_archived_dead();
-  perform pgmb.clear_stages(coalesce(nullif(current_setting('pgmb.keep_stages', true), ''), '1 day')::interval);
-  update pgmb.queue q set generation = newest.number, lock_key = pgmb_internal.queue_lock(q.id, newest.number)
-  from (select n.queue, max(n.number) number from pgmb.generation n where n.base is not null group by n.queue) newest
-  where q.id = newest.queue and q.generation <> newest.number;
-  perform pgmb_internal.add_generations(q.id) from pgmb.queue q
-  where not exists (select from pgmb.generation n where n.queue = q.id and n.number = q.generation + 4);
-  perform pgmb_internal.pass_idle_queues();
-  -- Last, because these keep readers, then publishers, out until the end of the transaction.
-  perform pgmb_internal.guard_stream(s.name, 1) from pgmb.stream s
-  where exists (select from pgmb.queue q where q.stream = s.id and q.max_length is not null and q.when_full = 'refuse')
-    <> exists (select from pg_trigger t
-      where t.tgrelid = format('pgmb.%I', 'log_' || s.name)::regclass and t.tgname = 'refuse_full');
-  perform pgmb.drop_segments(s.name) from pgmb.stream s
-  cross join lateral (
-    select g.sealed_at, g.archived_at, coalesce(g.last_published_at, g.closed_at) "end" from pgmb.segment g
-    where g.stream = s.id and g.dropped_at is null order by g.number limit 1) oldest
-  where oldest.sealed_at is not null and oldest."end" + s.keep_for < now and (oldest.archived_at is not null or not s.archive);
-  perform pgmb.detach_dropped(s.name) from pgmb.stream s
-  where exists (select from pgmb.segment g where g.stream = s.id and g.dropped_at < emptied
-    and to_regclass(format('pgmb.segment_%s_%s', g.stream, g.number)) is not null);
+  if exists (select from pgmb.maintenance_failure f where f.failed_at < began) then
+    delete from pgmb.maintenance_failure f where f.failed_at < began;
+  end if;
   perform setval('pgmb.maintained', (extract(epoch from clock_timestamp()) * 1000)::bigint);
+  return more;
+end $$;
+
+-- One step of maintain(), of all streams or of one, in a subtransaction: if it fails, what the others did stands. Returns
+-- whether it left something to do. It waits for no lock for longer than 50 ms: lesser roles can hold rows that it wants.
+create or replace function pgmb_internal.maintain_step(step text, stream pgmb.stream default null)
+returns boolean
+language plpgsql
+set lock_timeout = '50ms'
+as $$
+declare
+  one pgmb.stream;
+  more boolean := false;
+  failure text;
+  now timestamptz := clock_timestamp();
+  emptied timestamptz := now - interval '1 minute';
+begin
+  if (maintain_step.stream).id is not null then
+    case maintain_step.step
+      when 'current segments' then
+        perform pgmb_internal.attach_current(maintain_step.stream);
+      when 'seal' then
+        more := pgmb.seal((maintain_step.stream).name) >= 50;
+      when 'delayed' then
+        more := pgmb_internal.release_due((maintain_step.stream).name, clock_timestamp(), 10000) >= 10000;
+      when 'rotate' then
+        perform pgmb_internal.rotate_due(maintain_step.stream);
+      when 'caps' then
+        perform pgmb_internal.guard_stream((maintain_step.stream).name, 1);
+      when 'drop' then
+        more := pgmb.drop_segments((maintain_step.stream).name) > 0;
+      when 'detach' then
+        more := pgmb.detach_dropped((maintain_step.stream).name) > 0;
+    end case;
+    return more;
+  end if;
+  -- Each step finds the streams that need it by one statement: those at rest cost a few index rows.
+  case maintain_step.step
+    when 'lineage' then
+      -- pg_upgrade gave the cluster another identifier.
+      update pgmb.installation i set system_identifier = c.system_identifier
+      from pg_control_system() c where i.system_identifier <> c.system_identifier and pgmb_internal.is_same_lineage();
+    when 'times' then
+      more := pgmb_internal.correct_times() >= 10000;
+    when 'current segments' then
+      for one in
+        select s.* from pgmb.stream s
+        cross join lateral (select pgmb_internal.last_seq(s.name) seq offset 0) newest
+        where (select true from pgmb.segment g where g.stream = s.id and g.number = pgmb_internal.segment_of(newest.seq)) is null
+      loop
+        perform pgmb_internal.maintain_step(maintain_step.step, one);
+      end loop;
+    when 'seal' then
+      for one in
+        select s.* from pgmb.stream s
+        where exists (select from pgmb.segment g where g.stream = s.id and g.sealed_at is null and g.closed_at is not null)
+      loop
+        more := pgmb_internal.maintain_step(maintain_step.step, one) or more;
+        exit when more;
+      end loop;
+    when 'streams' then
+      for one in
+        select s.* from pgmb.stream s
+        cross join lateral (select pgmb_internal.last_seq(s.name) seq offset 0) newest
+        left join pgmb.segment previous on previous.stream = s.id and previous.number = pgmb_internal.segment_of(newest.seq) - 1
+        where pgmb_internal.number_in_segment(newest.seq) > 0 and (pgmb_internal.number_in_segment(newest.seq) >= s.rotate_events
+            or now > coalesce(previous.closed_at, s.created_at) + s.rotate_every)
+          or pgmb_internal.first_delayed(s.name, now) is not null
+          -- Not exists, which PostgreSQL may answer for all streams at once, by reading all rows.
+          or (select true from pgmb.segment g where g.stream = s.id and g.sealed_at is null and g.writers is null limit 1)
+      loop
+        more := pgmb_internal.maintain_step('delayed', one) or more;
+        perform pgmb_internal.maintain_step('rotate', one);
+      end loop;
+    when 'leases' then
+      -- Those of the last seconds tell status how fast queues are received.
+      more := pgmb.clear_settled(keep => '10 seconds') >= 100000;
+    when 'dropped queues' then
+      perform pgmb_internal.clear_dropped_queues();
+    when 'hidden leases' then
+      perform pgmb_internal.find_hidden_leases(now);
+    when 'dedup keys' then
+      more := pgmb.clear_keys() >= 10000;
+    when 'subscriptions' then
+      more := pgmb_internal.expire_subscriptions() >= 1000;
+    when 'conditions' then
+      perform pgmb_internal.drop_unused_conditions();
+    when 'attempts' then
+      more := pgmb_internal.clear_attempts(
+        coalesce(nullif(current_setting('pgmb.keep_attempts', true), ''), '7 days')::interval) >= 10000;
+    when 'access' then
+      more := pgmb_internal.clear_access(
+        coalesce(nullif(current_setting('pgmb.keep_audit', true), ''), '90 days')::interval) >= 10000;
+    when 'dead letters' then
+      more := pgmb_internal.drop_archived_dead() >= 10000;
+    when 'stages' then
+      more := pgmb.clear_stages(coalesce(nullif(current_setting('pgmb.keep_stages', true), ''), '1 day')::interval) >= 100;
+    when 'generations' then
+      update pgmb.queue q set generation = newest.number, lock_key = pgmb_internal.queue_lock(q.id, newest.number)
+      from (select n.queue, max(n.number) number from pgmb.generation n where n.base is not null group by n.queue) newest
+      where q.id = newest.queue and q.generation <> newest.number
+        and q.id = any (array(
+          select behind.id from pgmb.queue behind
+          where exists (select from pgmb.generation n
+            where n.queue = behind.id and n.number > behind.generation and n.base is not null)
+          for no key update skip locked));
+      perform pgmb_internal.add_generations(q.id) from pgmb.queue q
+      where not exists (select from pgmb.generation n where n.queue = q.id and n.number = q.generation + 4);
+    when 'idle queues' then
+      perform pgmb_internal.pass_idle_queues();
+    when 'caps' then
+      for one in
+        select s.* from pgmb.stream s
+        where exists (select from pgmb.queue q where q.stream = s.id and q.max_length is not null and q.when_full = 'refuse')
+          <> exists (select from pg_trigger t
+            where t.tgrelid = format('pgmb.%I', 'log_' || s.name)::regclass and t.tgname = 'refuse_full')
+      loop
+        perform pgmb_internal.maintain_step(maintain_step.step, one);
+      end loop;
+    when 'drop' then
+      for one in
+        select s.* from pgmb.stream s
+        cross join lateral (
+          select g.sealed_at, g.archived_at, coalesce(g.last_published_at, g.closed_at) "end" from pgmb.segment g
+          where g.stream = s.id and g.dropped_at is null order by g.number limit 1) oldest
+        where oldest.sealed_at is not null and oldest."end" + s.keep_for < now and (oldest.archived_at is not null or not s.archive)
+        order by random()
+      loop
+        more := pgmb_internal.maintain_step(maintain_step.step, one);
+        -- One stream a call: its locks are kept until the end of the transaction.
+        exit when more;
+      end loop;
+    when 'detach' then
+      for one in
+        select s.* from pgmb.stream s
+        where exists (select from pgmb.segment g where g.stream = s.id and g.dropped_at < emptied
+          and to_regclass(format('pgmb.segment_%s_%s', g.stream, g.number)) is not null)
+        order by random()
+      loop
+        more := pgmb_internal.maintain_step(maintain_step.step, one);
+        exit when more;
+      end loop;
+  end case;
+  return more;
+exception when others then
+  failure := format('%s (%s)', sqlerrm, sqlstate);
+  insert into pgmb.maintenance_failure as f (step, error, failed_at)
+  values (concat_ws(' of stream ', maintain_step.step, (maintain_step.stream).name), failure, clock_timestamp())
+  on conflict on constraint maintenance_failure_pkey do update set error = excluded.error, failed_at = excluded.failed_at;
+  -- A lock that others hold is free again soon.
+  if sqlstate <> '55P03' then
+    raise warning 'maintenance: step % failed: %', concat_ws(' of stream ', maintain_step.step, (maintain_step.stream).name), failure
+      using hint = 'The other steps were done. The next call tries again.';
+  end if;
+  return false;
+end $$;
+
+-- Rotates a stream if its time has come.
+create or replace function pgmb_internal.rotate_due(maintained pgmb.stream)
+returns void
+language plpgsql
+as $$
+declare
+  newest_seq bigint := pgmb_internal.last_seq((maintained).name);
+  opened_at timestamptz;
+begin
+  -- The current segment opened when the one before it was closed.
+  select coalesce(max(g.closed_at), (maintained).created_at) into opened_at
+  from pgmb.segment g where g.stream = (maintained).id and g.number = pgmb_internal.segment_of(newest_seq) - 1;
+  perform pgmb_internal.note_writers(maintained);
+  if pgmb_internal.number_in_segment(newest_seq) > 0
+    and (clock_timestamp() > opened_at + (maintained).rotate_every
+      or pgmb_internal.number_in_segment(newest_seq) >= (maintained).rotate_events)
+  then
+    perform pgmb.rotate((maintained).name);
+  end if;
 end $$;

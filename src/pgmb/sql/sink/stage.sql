@@ -194,6 +194,6 @@ begin
     select empty.ctid from pgmb.ledger empty
     where empty.version is null and empty.begun_at < before
       and not exists (select from pgmb.ledger_task t where t.app = empty.app and t.stream = empty.stream)
-    for update skip locked));
+    limit 10000 for update skip locked));
   return freed;
 end $$;

@@ -434,11 +434,11 @@ begin
 end $$;
 
 -- The broker as a whole: how many dead letters there ever were (those that were rolled back count), since when maintain()
--- has not ended (null: never), how many dispatchers are alive, how many endpoints need one, and since when the stream
--- main is there.
+-- has not ended (null: never), how many dispatchers are alive, how many endpoints need one, since when the stream main is
+-- there, and which steps of maintain() fail, with their errors, and since when the first of them.
 create or replace function pgmb.describe_broker(
   out dead_letters bigint, out maintained_age interval, out dispatchers bigint, out endpoints bigint,
-  out age interval
+  out age interval, out failing text[], out failing_for interval
 )
 language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
@@ -453,6 +453,8 @@ begin
   dispatchers := pgmb_internal.live_dispatchers();
   select count(*) into endpoints from pgmb.endpoint e where e.state <> 'disabled';
   select clock_timestamp() - s.created_at into age from pgmb.stream s where s.name = 'main';
+  select array_agg(f.step || ': ' || f.error order by f.step), clock_timestamp() - min(f.since) into failing, failing_for
+  from pgmb.maintenance_failure f;
 end $$;
 
 -- Exactly how many events wait in a queue: reads every one of them. Null where that cannot be known: its filter or

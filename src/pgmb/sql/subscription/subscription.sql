@@ -135,7 +135,7 @@ end $$;
 
 -- Removes expired subscriptions, and shapes and conditions without subscriptions. Returns the number of subscriptions.
 -- Called by maintain.
-create or replace function pgmb_internal.expire_subscriptions()
+create or replace function pgmb_internal.expire_subscriptions(max integer default 1000)
 returns bigint
 language plpgsql
 as $$
@@ -144,16 +144,29 @@ declare
   now timestamptz := clock_timestamp();
 begin
   delete from pgmb.subscription s
-  where s.expires_at < now
-    and not exists (select from pgmb.endpoint e where e.subscription = s.id);
+  where s.id = any (array(
+    select old.id from pgmb.subscription old
+    where old.expires_at < now
+      and not exists (select from pgmb.endpoint e where e.subscription = old.id)
+    limit expire_subscriptions.max for update skip locked));
   get diagnostics expired = row_count;
   delete from pgmb.shape h
   where h.id = any (array(
     select unused.id from pgmb.shape unused
-    where not exists (select from pgmb.subscription s where s.shape = unused.id) for update skip locked));
+    where not exists (select from pgmb.subscription s where s.shape = unused.id)
+    limit expire_subscriptions.max for update skip locked));
+  return expired;
+end $$;
+
+-- Drops the compiled conditions that no subscription and no binding has any more. Called by maintain.
+create or replace function pgmb_internal.drop_unused_conditions()
+returns void
+language plpgsql
+as $$
+begin
   -- Not while another session is about to use one of them.
   if not pgmb_internal.conditions_available() or not pg_try_advisory_xact_lock(pgmb_internal.lock_key('conditions')) then
-    return expired;
+    return;
   end if;
   delete from pgmb.condition c
   where not exists (select from pgmb.shape h where h.condition = c.compiled)
@@ -163,7 +176,6 @@ begin
       select pgmb_internal.condition_name(h.condition) from pgmb.shape h where h.condition is not null
       union select pgmb_internal.condition_name(b.condition) from pgmb.binding b where b.condition is not null));
   end if;
-  return expired;
 end $$;
 
 -- Lets paused subscriptions of a group be matched again, all or one. Returns how many.

@@ -305,7 +305,7 @@ declare
   before timestamptz := clock_timestamp() - keep;
 begin
   delete from pgmb.attempt a where a.id = any (array(
-    select old.id from pgmb.attempt old where old.at < before order by old.at limit max));
+    select old.id from pgmb.attempt old where old.at < before order by old.at limit max for update skip locked));
   get diagnostics gone = row_count;
   return gone;
 end $$;
