@@ -217,7 +217,7 @@ _CTE = re.compile(
 _VARIABLE = re.compile(r"^\s*(\w+)\s+(?:constant\s+)?[\w.\"%\[\]]+\s*(?::=[^;]*)?;", re.MULTILINE)
 _RELATION = re.compile(
     r"(?<!distinct )\b(?:from|join|update|insert into|truncate|lock table)\s+(?:only\s+)?"
-    r"(?!(?:set|select|lateral|skip|of|nothing|where|public|exclusive|call)\b)([a-z_]\w*)\b(?!\s*[.(%])"
+    r"(?!(?:only|set|select|lateral|skip|of|nothing|where|public|exclusive|call)\b)([a-z_]\w*)\b(?!\s*[.(%])"
 )
 _TYPE = re.compile(
     r"::(?!(?:integer|int|bigint|boolean|smallint|double|bit|timestamp)\b)([a-z_]\w*)\b(?![.\w])"

@@ -163,6 +163,8 @@ ANY_LEVEL = {
     "runs_other_code": "null, 'q'",
     "queue_disagreements": "",
     "describe_workers": "",
+    "describe_leaders": "",
+    "resign": RUN,
     "describe_queues": "",
     "describe_streams": "",
     "describe_readers": "",
@@ -193,6 +195,7 @@ ANY_LEVEL = {
 }
 READ_COMMITTED = {
     "receive": "'q'",
+    "bury_unreadable": "'q', 'damaged', 0",
     "receive_any": "'{q}'",
     "receive_group": "'g'",
     "receive_deliveries": "'webhooks'",
@@ -233,6 +236,7 @@ READ_COMMITTED = {
     "detach_dropped": "",
     "clear_settled": "",
     "maintain": "",
+    "lead": f"{RUN}, '{{janitor}}', 'host', 1, 'program'",
     "rebase": "",
     "plan_dead": "'archived'",
     "record_dead": "'archived', 1, 0, sha256(''), 1",

@@ -165,13 +165,14 @@ as $$
 declare
   old record;
   freed integer := 0;
-  before timestamptz := clock_timestamp() - older;
+  now timestamptz := clock_timestamp();
+  before timestamptz := now - older;
 begin
   perform pgmb_internal.assert_read_committed();
   perform pgmb_internal.assert_admin();
   -- One that was claimed while the clock was ahead is as old as from now.
-  update pgmb.stage s set claimed_at = clock_timestamp() where s.number = any (array(
-    select early.number from pgmb.stage early where early.claimed_at > clock_timestamp() for update skip locked));
+  update pgmb.stage s set claimed_at = now where s.number = any (array(
+    select early.number from pgmb.stage early where early.claimed_at > now for update skip locked));
   for old in
     select s.number, s.app from pgmb.stage s where s.claimed_at < before
     order by s.number limit 100 for update skip locked

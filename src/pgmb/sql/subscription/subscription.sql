@@ -138,6 +138,8 @@ end $$;
 create or replace function pgmb_internal.expire_subscriptions(max integer default 1000)
 returns bigint
 language plpgsql
+set enable_seqscan = off
+set jit = off
 as $$
 declare
   expired bigint;
@@ -153,7 +155,8 @@ begin
   delete from pgmb.shape h
   where h.id = any (array(
     select unused.id from pgmb.shape unused
-    where not exists (select from pgmb.subscription s where s.shape = unused.id)
+    -- Not by not exists, which PostgreSQL may answer for all shapes at once, by reading all subscriptions.
+    where (select true from pgmb.subscription s where s.shape = unused.id limit 1) is null
     limit expire_subscriptions.max for update skip locked));
   return expired;
 end $$;

@@ -59,10 +59,13 @@ end $$;
 -- How many dispatchers are alive.
 create or replace function pgmb_internal.live_dispatchers()
 returns bigint
-language sql volatile
+language plpgsql volatile
 as $$
-  select count(*) from pgmb.dispatcher d where d.heartbeat_at > clock_timestamp() - interval '10 seconds'
-$$;
+declare
+  since timestamptz := clock_timestamp() - interval '10 seconds';
+begin
+  return (select count(*) from pgmb.dispatcher d where d.heartbeat_at > since);
+end $$;
 
 -- Publishes that an endpoint was disabled, unless a queue of the stream is full: that it is disabled matters more.
 create or replace function pgmb_internal.announce_disabled(endpoint uuid, name text, url text, reason text)
