@@ -50,7 +50,8 @@ def lease(db: psycopg.Connection[Any], queue: str, limit: int = 500) -> tuple[An
 
 def drain(db: psycopg.Connection[Any], queue: str) -> list[Any]:
     """Receive everything, by leases that end at the bytes of a batch, and return the leases."""
-    leases, delivered = [], set()
+    leases: list[Any] = []
+    delivered: set[int] = set()
     while len(delivered) < EVENTS:
         held, seqs, size = lease(db, queue)
         assert seqs, f"{queue}: nothing more after {len(delivered)} events"
