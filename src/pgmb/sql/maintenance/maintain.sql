@@ -238,8 +238,8 @@ $$;
 
 -- Empties the segments that droppable() names, and returns how many. The space is free at once; only the
 -- segment itself is locked, and positions cannot be moved back meanwhile. Empty segments are detached by detach_dropped() or
--- by the Janitor. A call stops after `max` segments, and after eight once 30 ms are over: each takes several locks until the transaction ends.
--- Call it again, in another transaction, until it returns 0.
+-- by the Janitor. A call stops after `max` segments, and after eight once 30 ms are over: each takes
+-- several locks until the transaction ends. Call it again, in another transaction, until it returns 0.
 create or replace function pgmb.drop_segments(stream text default 'main', max integer default 50)
 returns integer
 language plpgsql security definer
@@ -281,8 +281,8 @@ begin
 end $$;
 
 -- Detaches and drops segments that were emptied, where that takes no waiting, and returns how many. Not at
--- once: a reader that listed its segments just before may be about to look into one. A call stops after `max` segments,
--- and after eight once 30 ms are over, because it locks the log against publishers and readers until the transaction ends. Call it again, in another
+-- once: a reader that listed its segments just before may be about to look into one. A call stops after `max` segments
+-- or 30 ms, because it locks the log against publishers and readers until the transaction ends. Call it again, in another
 -- transaction, until it returns 0.
 create or replace function pgmb.detach_dropped(stream text default 'main', max integer default 50)
 returns integer
@@ -306,7 +306,7 @@ begin
       and to_regclass(format('pgmb.segment_%s_%s', s.stream, s.number)) is not null
     order by s.number limit detach_dropped.max
   loop
-    exit when detached >= 8 and clock_timestamp() > until;
+    exit when detached > 0 and clock_timestamp() > until;
     begin
       execute format('drop table pgmb.segment_%s_%s', stream_number, emptied);
       execute format('drop function if exists pgmb_internal.read_%s_%s', stream_number, emptied);

@@ -59,8 +59,9 @@ begin
     where t.oid = to_regclass('pgmb.segment_' || has_large.stream || '_' || has_large.segment));
 end $$;
 
--- As has_large, for receives that must cost little: where there are none the session does not look again for 50 ms, in which
--- nobody can write more than a batch may hold.
+-- As has_large, for receives that must cost little: where there are none, the session does not look again for 50 ms, in which
+-- hardly anybody can write more than a batch may hold. A time of the look that lies ahead, by a clock that was wrong, counts for
+-- nothing.
 create or replace function pgmb_internal.look_for_large(stream integer, segment bigint, now timestamptz)
 returns boolean
 language plpgsql volatile
@@ -70,7 +71,7 @@ begin
     return true;
   end if;
   perform set_config('pgmb.small_' || look_for_large.stream || '_' || look_for_large.segment,
-    (look_for_large.now + interval '50 milliseconds')::text, false);
+    look_for_large.now::text, false);
   return false;
 end $$;
 
