@@ -160,7 +160,7 @@ ANY_LEVEL = {
     "worker_heartbeat": "gen_random_uuid(), 'host', 1, '{q}'",
     "worker_depart": "gen_random_uuid()",
     "queue_declarations": "'q'",
-    "runs_other_code": "null, 'q'",
+    "runs_other_code": "'q', 'code'",
     "queue_disagreements": "",
     "describe_workers": "",
     "describe_leaders": "",

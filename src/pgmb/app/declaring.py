@@ -41,7 +41,7 @@ _DECLARE = (
 )
 _PRUNE = "select pgmb.prune_queue(%s::text)"
 
-_RUNS_OTHER_CODE = "select pgmb.runs_other_code(%s::uuid, %s::text)"
+_RUNS_OTHER_CODE = "select pgmb.runs_other_code(%s::text, %s::text)"
 
 # How long the answer to that holds.
 _OTHER_CODE_SECONDS = 1.0
@@ -226,12 +226,12 @@ class Declarations:
                     changed(name, found.consumed)
 
     async def run_other_code(self, queue: str) -> bool:
-        """Whether a live worker has other handlers of a queue, or handlers that take other payloads."""
+        """Whether workers had other handlers of a queue lately, or handlers that take other payloads."""
         asked_at, answer = self._other_code.get(queue, (-math.inf, False))
         if time.monotonic() > asked_at + _OTHER_CODE_SECONDS:
             async with self._broker.connection() as conn:
                 with translated():
-                    cursor = await conn.execute(_RUNS_OTHER_CODE, [self._worker, queue])
+                    cursor = await conn.execute(_RUNS_OTHER_CODE, [queue, self._queues[queue].code])
                     ((answer,),) = await cursor.fetchall()
             self._other_code[queue] = (time.monotonic(), answer)
         return answer

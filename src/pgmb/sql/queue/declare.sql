@@ -49,20 +49,31 @@ as $$
   select d.* from pgmb_internal.declarations((pgmb_internal.queue_for_consumer(queue_declarations.queue)).id, alive_for) d
 $$;
 
--- Whether another live worker declares other code for a queue than this one: other handlers, patterns or payloads. What this
--- worker cannot handle, that one may. A worker that declared none differs from all that did. Errors: MB002 no such queue, 42501.
--- Support.
-create or replace function pgmb.runs_other_code(worker uuid, queue text)
+-- Whether workers declared other code for a queue within the last ten minutes: other handlers, patterns or payloads. What this
+-- worker cannot handle, those may. They count beyond their end: in a deploy, all workers of the new code may be restarting.
+-- Errors: MB002 no such queue, 42501. Support.
+create or replace function pgmb.runs_other_code(queue text, code text)
 returns boolean
-language sql stable security definer
+language sql volatile security definer
 set search_path = pg_catalog, pg_temp
 as $$
   select exists (
-    select from pgmb_internal.queue_for_consumer(runs_other_code.queue) q
-    cross join lateral pgmb_internal.declarations(q.id) d
-    join pgmb.declaration other on other.queue = q.id and other.worker = d.worker
-    where d.worker is distinct from runs_other_code.worker and other.code is distinct from (
-      select own.code from pgmb.declaration own where own.queue = q.id and own.worker = runs_other_code.worker))
+    select from pgmb.owner o
+    cross join lateral jsonb_object_keys(pgmb_internal.recent_codes(o.codes)) other
+    where o.queue = (pgmb_internal.queue_for_consumer(runs_other_code.queue)).id and other <> runs_other_code.code)
+$$;
+
+-- Of the codes that were declared for a queue, each with the time, those of the last ten minutes, at most 20. Workers declare
+-- theirs again every five minutes.
+create or replace function pgmb_internal.recent_codes(codes jsonb)
+returns jsonb
+language sql volatile
+as $$
+  select coalesce(jsonb_object_agg(recent.key, recent.value), '{}')
+  from (
+    select c.key, c.value from jsonb_each_text(codes) c
+    where c.value::timestamptz > clock_timestamp() - interval '10 minutes'
+    order by c.value::timestamptz desc limit 20) recent
 $$;
 
 -- Makes settings the operator's: they stay when no worker declares them.
@@ -296,10 +307,12 @@ begin
   then
     raise exception 'the workers of role % declare more than % bytes', caller, most_bytes using errcode = 'MB005';
   end if;
-  insert into pgmb.owner as o (queue, app, handlers)
-  select write_declaration.queue, w.app, write_declaration.handlers from pgmb.worker w where w.id = write_declaration.worker
-  on conflict on constraint owner_pkey do update set app = excluded.app, handlers = excluded.handlers
-  where (o.app, o.handlers) is distinct from (excluded.app, excluded.handlers);
+  insert into pgmb.owner as o (queue, app, handlers, codes)
+  select write_declaration.queue, w.app, write_declaration.handlers,
+    case when write_declaration.code is null then '{}' else jsonb_build_object(write_declaration.code, clock_timestamp()) end
+  from pgmb.worker w where w.id = write_declaration.worker
+  on conflict on constraint owner_pkey do update
+  set app = excluded.app, handlers = excluded.handlers, codes = pgmb_internal.recent_codes(o.codes) || excluded.codes;
 end $$;
 
 -- The patterns that a queue is bound to and no live worker declares; none where no live worker declares the queue.

@@ -339,5 +339,7 @@ create table pgmb.owner (
   queue integer primary key references pgmb.queue on delete cascade,
   app text constraint "an app's name must have 1 to 100 characters" check (length(app) between 1 and 100),
   handlers text[] not null constraint "handlers must have at most 65536 bytes" check (pg_column_size(handlers) <= 65536),
-  settings text[] not null default '{}'
+  settings text[] not null default '{}',
+  -- The code that workers declared lately, with the time of each (pgmb_internal.recent_codes).
+  codes jsonb not null default '{}'
 );
