@@ -30,7 +30,7 @@ class Failure(NamedTuple):
     """The traceback."""
     unhandled_for: float | None = None
     """Of an event that this process cannot handle: how long it waits for another one, in seconds.
-    The attempt does not count."""
+    The attempt does not count. If it is final, this is still to be judged (settling.judge_unfit)."""
 
 
 class LeaseProgress:

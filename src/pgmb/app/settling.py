@@ -68,21 +68,23 @@ async def settle(
 
 
 async def judge_unfit(progress: LeaseProgress, run_other_code: Callable[[str], Awaitable[bool]]) -> None:
-    """Release payloads that do not fit, instead of burying them, while a live worker runs other code."""
-    unfit = [
-        seq
-        for seq, failure in progress.failed.items()
-        if failure.final and failure.unhandled_for is not None and seq not in progress.settled
-    ]
-    if not unfit:
-        return
-    try:
-        released = await run_other_code(progress.lease.queue)
-    except DATABASE_ERRORS as error:
-        released = True
-        logger.warning("queue %s: cannot ask for other workers: %s", progress.lease.queue, str(error).strip())
-    for seq in unfit if released else ():
-        progress.failed[seq] = progress.failed[seq]._replace(final=False)
+    """Release payloads that do not fit, instead of burying them, while workers run other code.
+
+    Until none is left to be judged: while this waits for the database, handlers go on.
+    """
+    while unfit := [
+        seq for seq, failure in progress.failed.items() if failure.final and failure.unhandled_for
+    ]:
+        try:
+            released = await run_other_code(progress.lease.queue)
+        except DATABASE_ERRORS as error:
+            released = True
+            logger.warning(
+                "queue %s: cannot ask for other workers: %s", progress.lease.queue, str(error).strip()
+            )
+        for seq in unfit:
+            judged = {"final": False} if released else {"unhandled_for": 0.0}
+            progress.failed[seq] = progress.failed[seq]._replace(**judged)
 
 
 def _failures(progress: LeaseProgress) -> dict[Failure, list[int]]:
@@ -103,8 +105,7 @@ async def fail(lease: AsyncLease, failure: Failure, seqs: list[int] | None) -> N
     """Settle events that failed alike; None: all that are left."""
     if failure.unhandled_for is not None:
         # Not by bury() even where it is final: of an ordered queue, what follows in the lease goes back.
-        bury_after = 0.0 if failure.final else failure.unhandled_for
-        await lease.release(seqs, _FIRST_RELEASE_SECONDS, failure.error, bury_after)
+        await lease.release(seqs, _FIRST_RELEASE_SECONDS, failure.error, failure.unhandled_for)
     elif failure.final:
         await lease.bury(seqs, failure.error, failure.detail)
     else:
