@@ -141,3 +141,34 @@ def test_a_lease_holds_at_most_20000_events(db: psycopg.Connection[Any]) -> None
     db.execute("select pgmb.publish_many('a', array_fill('1'::json, array[20001]))")
     assert len(lease(db, "q", 2147483647)[1]) == 20000
     assert len(lease(db, "q", 2147483647)[1]) == 1
+
+
+def test_clients_of_one_session_that_write_dates_differently_receive_alike(
+    db: psycopg.Connection[Any],
+) -> None:
+    """As behind a pooler: what one receive notes in the session, the next one reads."""
+    db.execute("select pgmb.create_queue('q')")
+    for style in ("SQL, DMY", "SQL, DMY", "ISO, MDY", "German", "Postgres, MDY"):
+        db.execute("select set_config('datestyle', %s, false)", [style])
+        db.execute("select pgmb.publish('t', '1') from generate_series(1, 3)")
+        given = db.execute(
+            "select ack from pgmb.receive('q', 3) r, pgmb.ack(r.lease, array[r.seq])"
+        ).fetchall()
+        assert len(given) == 3
+
+
+def test_a_look_at_large_values_by_a_clock_that_was_ahead_is_not_believed(
+    db: psycopg.Connection[Any],
+) -> None:
+    make_batches_small(db)
+    db.execute("select pgmb.create_queue('q')")
+    db.execute("select pgmb.publish('t', '1')")
+    db.execute("select pgmb.ack(r.lease) from pgmb.receive('q', 2) r")
+    db.execute(
+        "select pgmb_internal.look_for_large(s.id, 0, clock_timestamp() + interval '1 hour')"
+        " from pgmb.stream s where s.name = 'main'"
+    )
+    publish(db)
+    _, seqs, size = lease(db, "q")
+    assert 0 < len(seqs) < EVENTS
+    assert size < BATCH_BYTES + EVENT_BYTES

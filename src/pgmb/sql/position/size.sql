@@ -60,8 +60,8 @@ begin
 end $$;
 
 -- As has_large, for receives that must cost little: where there are none, the session does not look again for 50 ms, in which
--- hardly anybody can write more than a batch may hold. A time of the look that lies ahead, by a clock that was wrong, counts for
--- nothing.
+-- hardly anybody can write more than a batch may hold. The time of the look is kept as a number, because clients of a pooler
+-- share a session and may write dates differently; one that lies ahead, by a clock that was wrong, counts for nothing.
 create or replace function pgmb_internal.look_for_large(stream integer, segment bigint, now timestamptz)
 returns boolean
 language plpgsql volatile
@@ -71,7 +71,7 @@ begin
     return true;
   end if;
   perform set_config('pgmb.small_' || look_for_large.stream || '_' || look_for_large.segment,
-    look_for_large.now::text, false);
+    pgmb_internal.microseconds(look_for_large.now)::text, false);
   return false;
 end $$;
 

@@ -65,9 +65,8 @@ begin
   caller := pgmb_internal.caller_at_low_cost();
   -- Few expressions and functions in them: the executor prepares each one again at every call.
   select asked.stream, asked.stream_name, asked.numbers, asked.generation, asked.bindings,
-    claim_next.max > 1 and now - coalesce(nullif(current_setting(
-      'pgmb.small_' || asked.stream || '_' || claim_next.segment, true), ''), 'epoch')::timestamptz
-      not between interval '0' and interval '50 milliseconds' look,
+    claim_next.max > 1 and pgmb_internal.microseconds(now) - coalesce(nullif(current_setting(
+      'pgmb.small_' || asked.stream || '_' || claim_next.segment, true), '')::bigint, 0) not between 0 and 50000 look,
     pg_sequence_last_value('pgmb.opening'::regclass) openings,
     -- At least a moment, as in receive.
     now + greatest(coalesce(claim_next.lease_for, asked.lease_for), interval '1 millisecond') expires_at,

@@ -607,8 +607,9 @@ begin
       if fits and pgmb_internal.segment_of(lo) = pgmb_internal.segment_of(base.upto) then
         base.place := least(lo + receive.max, base.upto);
         if base.place > lo + 1
-          and now - coalesce(nullif(current_setting('pgmb.small_' || q.stream || '_' || (lo >> 40), true), ''), 'epoch')::timestamptz
-            not between interval '0' and interval '50 milliseconds'
+          and pgmb_internal.microseconds(now)
+            - coalesce(nullif(current_setting('pgmb.small_' || q.stream || '_' || (lo >> 40), true), '')::bigint, 0)
+            not between 0 and 50000
         then
           large := pgmb_internal.look_for_large(q.stream, lo >> 40, now);
         end if;
