@@ -257,3 +257,20 @@ async def test_intervals_are_compared_by_their_length(dsn: str, db: psycopg.Conn
         working(shop(dsn, "a", ttl=timedelta(days=1), rps=5.0)[0]),
     ):
         assert kinds(db) == []
+
+
+async def test_a_queue_that_a_transaction_locks_is_worked_and_declared_later(
+    dsn: str, db: psycopg.Connection[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    db.execute("select pgmb.create_queue('q', '{a}')")
+    app, seen = shop(dsn, "a", "b")
+    app.on("mail", queue="mail")(lambda payload: seen.append(payload or 0))
+    with psycopg.connect(dsn) as other:
+        other.execute("select pgmb.pause('q')")
+        async with working(app) as broker:
+            assert "a transaction locks it; using it as it is, declaring it later" in caplog.text
+            await broker.publish("mail", 1)
+            await broker.publish("a", 2)
+            await until(lambda: sorted(seen) == [1, 2])
+            other.rollback()
+            await until(lambda: bound(db) == ["a", "b"])

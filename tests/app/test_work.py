@@ -236,3 +236,19 @@ def test_a_process_leaves_nothing_on_stderr_when_it_only_published(dsn: str, tmp
         timeout=60,
     )
     assert (done.stdout, done.stderr) == ("done\n", "")
+
+
+def test_a_process_that_worked_is_restarted_whatever_its_exit_code(workers: Workers, dsn: str) -> None:
+    source = workers.folder / "shop.py"
+    right = source.read_text()
+    source.write_text(right.replace("os._exit(7)", "os._exit(2)"))
+    with pgmb.connect(dsn) as broker, workers.running("--processes", "2") as process:
+        until_true(lambda: workers.logged().count("working on q") == 2, 90)
+        # A file that is half deployed when the process starts again.
+        source.write_text("import not_there_yet\n")
+        broker.publish("a", {"kind": "exit", "number": 1})
+        until_true(lambda: workers.logged().count("ended (exit code 2); restarting") >= 2, 90)
+        assert process.poll() is None
+        source.write_text(right)
+        broker.publish("a", {"kind": "fine", "number": 2})
+        until_true(lambda: "2" in workers.lines(), 90)

@@ -168,3 +168,71 @@ def test_declarations_end_with_their_worker_and_their_queue(db: psycopg.Connecti
     db.execute("select pgmb.drop_queue('q')")
     counts = "select (select count(*) from pgmb.declaration), (select count(*) from pgmb.owner)"
     assert db.execute(counts).fetchone() == (0, 0)
+
+
+@pytest.mark.usefixtures("queue")
+def test_a_consumers_open_declaration_blocks_nobody(db: psycopg.Connection[Any], cast: Cast) -> None:
+    role = cast.role("small")
+    db.execute("select pgmb.grant_consume('q', %s)", [role])
+    small = cast.acting(role)
+    with small.transaction():
+        declare(small, "b", app="shop")
+        db.execute("set statement_timeout = '3s'")
+        assert declare(db, "c", app="shop", rps=5) is not None
+        for statement in (
+            "select pgmb.declare_queue(null, 'q', '{d}', '{\"ttl\": \"PT1H\"}')",
+            "select pgmb.prune_queue('q')",
+            "select pgmb.bind('q', '{a,c}')",
+            "select pgmb.alter_queue('q', rps => 7)",
+            "select pgmb.pause('q'), pgmb.resume('q')",
+        ):
+            db.execute(statement)
+    assert bound(db) == (["a", "c"],)
+
+
+def test_a_heartbeat_locks_no_worker_of_another_role(db: psycopg.Connection[Any], cast: Cast) -> None:
+    worker = uuid4()
+    beat = "select pgmb.worker_heartbeat(%s, 'host7', 4711, '{q}')"
+    db.execute("select pgmb.create_queue('q')")
+    small = cast.acting(cast.role("small", "pgmb_consumer"))
+    for away in ("- interval '2 hours'", "+ interval '2 hours'"):
+        db.execute(beat, [worker])
+        db.execute(f"update pgmb.worker set heartbeat_at = heartbeat_at {away}")
+        with small.transaction():
+            small.execute(beat, [uuid4()])
+            with pytest.raises(psycopg.errors.InsufficientPrivilege), small.transaction():
+                small.execute(beat, [worker])
+            db.execute("set lock_timeout = '1s'")
+            db.execute(beat, [worker])
+
+
+@pytest.mark.usefixtures("queue")
+def test_a_worker_declares_though_a_transaction_locks_the_queue(
+    db: psycopg.Connection[Any], sessions: Mapping[str, Session]
+) -> None:
+    other, worker = sessions["other"], uuid4()
+    db.execute("select pgmb.worker_heartbeat(%s, 'host7', 4711, '{q}')", [worker])
+    other.run("begin")
+    other.run("select pgmb.alter_queue('q', rps => 3)")
+    ((answer,),) = db.execute(DECLARE, [worker, "q", ["b"], '{"rps": 5}', []]).fetchall()
+    assert (answer["busy"], answer["added"], answer["applied"]) == (True, [], {})
+    assert db.execute("select patterns from pgmb.queue_declarations('q')").fetchone() == (["b"],)
+    with pytest.raises(psycopg.errors.LockNotAvailable):
+        db.execute("select pgmb.prune_queue('q')")
+    other.run("commit")
+    ((answer,),) = db.execute(DECLARE, [worker, "q", ["b"], '{"rps": 5}', []]).fetchall()
+    assert (answer["busy"], answer["added"], answer["applied"]) == (False, ["b"], {"rps": 5})
+
+
+@pytest.mark.usefixtures("queue")
+def test_a_consumers_code_is_remembered_beyond_its_end(db: psycopg.Connection[Any], cast: Cast) -> None:
+    role = cast.role("small")
+    db.execute("select pgmb.grant_consume('q', %s)", [role])
+    small, worker = cast.acting(role), uuid4()
+    small.execute("select pgmb.worker_heartbeat(%s, 'host7', 4711, '{q}')", [worker])
+    small.execute("select pgmb.declare_queue(%s, 'q', '{a}', code => 'new')", [worker])
+    small.execute("select pgmb.worker_depart(%s)", [worker])
+    other = "select pgmb.runs_other_code('q', 'old')"
+    for since, runs in (("9 minutes", True), ("11 minutes", False)):
+        db.execute("update pgmb.recent_code set declared_at = clock_timestamp() - %s::interval", [since])
+        assert db.execute(other).fetchone() == (runs,)

@@ -451,6 +451,7 @@ SETTINGS = {
         "queue_view",
         "owner",
         "declaration",
+        "recent_code",
         "schedule",
         "api_key",
         "dispatcher",

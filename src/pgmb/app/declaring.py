@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 import msgspec
+from psycopg.errors import LockNotAvailable
 
 from pgmb._async.broker import AsyncBroker
 from pgmb._core.statements import interval
@@ -178,7 +179,8 @@ class Declarations:
         self._broker = broker
         self._worker = worker
         self._queues: dict[str, QueueSpec] = {}
-        self._pending: dict[str, list[str]] = {}
+        self._pending: dict[str, list[str] | None] = {}
+        """The settings that wait; None: all of the declaration, as a lock was not free."""
         self._other_code: dict[str, tuple[float, bool]] = {}
 
     async def declare(self, queues: Sequence[QueueSpec]) -> dict[str, QueueSettings]:
@@ -192,14 +194,17 @@ class Declarations:
     async def prune(self) -> None:
         """Remove the patterns that neither this process nor another live worker declares."""
         for name in self._queues:
-            async with self._broker.connection() as conn, conn.transaction():
-                with translated():
-                    ((removed,),) = await (await conn.execute(_PRUNE, [name])).fetchall()
-                # Before it is committed: whoever watches can tell what was removed when the process dies.
-                if removed:
-                    logger.warning(
-                        "queue %s: removing %s: no live worker declares it", name, ", ".join(removed)
-                    )
+            try:
+                async with self._broker.connection() as conn, conn.transaction():
+                    with translated():
+                        ((removed,),) = await (await conn.execute(_PRUNE, [name])).fetchall()
+                    # Before it is committed: whoever watches can tell what was removed when the process dies.
+                    if removed:
+                        logger.warning(
+                            "queue %s: removing %s: no live worker declares it", name, ", ".join(removed)
+                        )
+            except LockNotAvailable:
+                logger.warning("queue %s: a transaction locks it; its patterns are not pruned", name)
 
     async def warn(self, known: Container[str]) -> None:
         """Log where this worker and others disagree. `known`: all queues of the app."""
@@ -266,7 +271,12 @@ class Declarations:
             with translated():
                 ((text,),) = await (await conn.execute(_DECLARE, given)).fetchall()
         found = msgspec.json.decode(text, type=_Found)
-        if found.pending:
+        if found.busy:
+            logger.warning(
+                "queue %s: a transaction locks it; using it as it is, declaring it later", queue.name
+            )
+            self._pending[queue.name] = only
+        elif found.pending:
             self._pending[queue.name] = found.pending
         else:
             self._pending.pop(queue.name, None)
@@ -286,6 +296,7 @@ class _Found(msgspec.Struct):
     reset: list[str]
     pending: list[str]
     denied: bool
+    busy: bool
 
     @property
     def consumed(self) -> QueueSettings:

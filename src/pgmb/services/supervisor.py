@@ -23,7 +23,7 @@ REPORT_PIPE = "PGMB_REPORT_PIPE"
 """The descriptor to which a child process writes that it works."""
 
 EXIT_WITHOUT_RESTART = 2
-"""The exit code of a process that need not be started again."""
+"""The exit code of a process that cannot start, such as one whose app cannot be imported."""
 
 _FIRST_PAUSE_SECONDS = 0.2
 _LONGEST_PAUSE_SECONDS = 10.0
@@ -171,7 +171,7 @@ class Supervisor:
             elif code == EXIT_WITHOUT_RESTART and self._waits_for_change:
                 logger.warning("%s did not start; waiting for a file to change", child.name)
                 await news.wait()
-            elif not child.background and (code == EXIT_WITHOUT_RESTART or self._unproved):
+            elif not child.background and self._unproved:
                 self.code = code if code >= 0 else 128 - code
                 self.end()
             else:

@@ -49,32 +49,56 @@ as $$
   select d.* from pgmb_internal.declarations((pgmb_internal.queue_for_consumer(queue_declarations.queue)).id, alive_for) d
 $$;
 
+-- For how long a queue remembers code that was declared for it. Longer than a restart of all workers of a deploy, and than an
+-- outage or a failover of the server, in which no worker can say that it lives: a dead letter cannot be undone.
+create or replace function pgmb_internal.code_remembered_for()
+returns interval
+language sql immutable
+as $$
+  select interval '10 minutes'
+$$;
+
 -- Whether workers declared other code for a queue within the last ten minutes: other handlers, patterns or payloads. What this
 -- worker cannot handle, those may. They count beyond their end: in a deploy, all workers of the new code may be restarting.
 -- Errors: MB002 no such queue, 42501. Support.
 create or replace function pgmb.runs_other_code(queue text, code text)
 returns boolean
-language sql volatile security definer
+language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 as $$
-  select exists (
-    select from pgmb.owner o
-    cross join lateral jsonb_object_keys(pgmb_internal.recent_codes(o.codes)) other
-    where o.queue = (pgmb_internal.queue_for_consumer(runs_other_code.queue)).id and other <> runs_other_code.code)
-$$;
+declare
+  head integer := (pgmb_internal.queue_for_consumer(runs_other_code.queue)).id;
+  since timestamptz := clock_timestamp() - pgmb_internal.code_remembered_for();
+begin
+  return exists (
+    select from pgmb.recent_code c
+    where c.queue = head and c.code <> runs_other_code.code and c.declared_at > since);
+end $$;
 
--- Of the codes that were declared for a queue, each with the time, those of the last ten minutes, at most 20. Workers declare
--- theirs again every five minutes.
-create or replace function pgmb_internal.recent_codes(codes jsonb)
-returns jsonb
-language sql volatile
+-- Remembers the code that a worker declares. Workers declare theirs again every five minutes. The rows are a role's own, as are
+-- a worker's declarations: no other role waits for them.
+create or replace function pgmb_internal.remember_code(queue integer, role name, code text)
+returns void
+language plpgsql
 as $$
-  select coalesce(jsonb_object_agg(recent.key, recent.value), '{}')
-  from (
-    select c.key, c.value from jsonb_each_text(codes) c
-    where c.value::timestamptz > clock_timestamp() - interval '10 minutes'
-    order by c.value::timestamptz desc limit 20) recent
-$$;
+declare
+  now timestamptz := clock_timestamp();
+  most_codes integer := 20;
+begin
+  if code is null then
+    return;
+  end if;
+  insert into pgmb.recent_code as c (queue, role, code, declared_at)
+  values (remember_code.queue, remember_code.role, remember_code.code, now)
+  on conflict on constraint recent_code_pkey do update set declared_at = excluded.declared_at;
+  delete from pgmb.recent_code c
+  where c.queue = remember_code.queue and c.role = remember_code.role and c.code = any (array(
+    select o.code from pgmb.recent_code o where o.queue = remember_code.queue and o.role = remember_code.role
+    order by o.declared_at > now, o.declared_at desc offset most_codes));
+exception when lock_not_available then
+  -- Another session of the role is at it. The next declaration remembers the code.
+  null;
+end $$;
 
 -- Makes settings the operator's: they stay when no worker declares them.
 create or replace function pgmb_internal.disown(queue integer, settings text[])
@@ -211,16 +235,18 @@ end $$;
 
 -- Records what a worker's code declares of a queue, and brings the queue to it as far as other live workers allow: adds
 -- patterns, removes none, and changes a setting when all live workers declare it alike, or takes it back when none of them
--- declares it any more and it came from a declaration. Where the caller is no admin it changes nothing.
+-- declares it any more and it came from a declaration. Where the caller is no admin it changes nothing and locks nothing that
+-- others wait for. An admin waits for a lock for a second at most; the declaration is recorded without it.
 --   worker     as in worker_heartbeat, which comes first. Null: the declaration is not recorded
 --   settings   those of create_queue that the code names, by their names
 --   filter     an object with the keys equals, filter, condition and params, {} for none; null: the code says nothing
 --   handlers   the functions, as module.function
---   names      the settings to look at; by default all, and the patterns
+--   names      the settings to look at, and patterns for the patterns; by default all of these
 --   code       a digest of what the handlers take (runs_other_code)
 -- Returns the queue's settings (queue_settings), and what happened: added (patterns), applied, reset, pending (settings that
--- wait for workers that declare them otherwise), denied (whether something was left to an admin). Errors: MB002 no such queue,
--- MB006 another app consumes it, or it is of another kind, MB005 and 23514 more than is accepted, 42501.
+-- wait for workers that declare them otherwise), denied (whether something was left to an admin), busy (whether a lock was not
+-- free and nothing was changed: declare again later). Errors: MB002 no such queue, MB006 another app consumes it, or it is of
+-- another kind, MB005 and 23514 more than is accepted, 42501.
 create or replace function pgmb.declare_queue(
   worker uuid, queue text, patterns text[], settings jsonb default '{}', filter jsonb default null,
   handlers text[] default '{}', names text[] default null, code text default null
@@ -230,6 +256,7 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 set intervalstyle = 'iso_8601'
 set jit = off
+set lock_timeout = '1s'
 as $$
 declare
   caller name := pgmb_internal.caller();
@@ -240,6 +267,7 @@ declare
   applied jsonb := '{}';
   reset text[] := '{}';
   pending text[] := '{}';
+  busy boolean := false;
 begin
   perform pgmb_internal.assert_read_committed();
   perform pgmb_internal.matching(declare_queue.patterns);
@@ -250,39 +278,68 @@ begin
       to_jsonb(pgmb_internal.compile_condition(declare_queue.filter ->> 'condition')));
   end if;
   given := pgmb_internal.settings_of(declare_queue.settings, declare_queue.filter);
-  -- One after another: two processes that start at once each see what the other declares.
-  select * into head from pgmb.queue q where q.id = head.id for no key update;
-  if head.id is null then
-    raise exception 'queue % does not exist', quote_literal(declare_queue.queue) using errcode = 'MB002';
-  end if;
-  perform pgmb_internal.assert_same_kind(head, declare_queue.settings);
-  if declare_queue.worker is not null then
-    perform pgmb_internal.assert_one_app(head, declare_queue.worker);
-    perform pgmb_internal.write_declaration(head.id, declare_queue.worker, caller, declare_queue.patterns, given, declare_queue.handlers,
-      declare_queue.code);
-  end if;
-  missing := array(select p.pattern from unnest(declare_queue.patterns) with ordinality p (pattern, nth)
-    where declare_queue.names is null and not p.pattern = any (
-      select unnest(b.patterns) from pgmb.binding b where b.queue = head.id and b.version = head.bindings)
-    order by p.nth);
   if admin then
-    if cardinality(missing) > 0 then
-      perform pgmb_internal.write_binding(head.id, b.patterns || missing, b.equals, b.filter, b.condition, b.params)
-      from pgmb.binding b where b.queue = head.id and b.version = head.bindings;
-    end if;
-    select a.applied, a.reset, a.pending into applied, reset, pending
-    from pgmb_internal.agree(head.id, declare_queue.worker, given, declare_queue.names) a;
+    begin
+      -- One after another: two processes that start at once each see what the other declares.
+      select * into head from pgmb.queue q where q.id = head.id for no key update;
+      if head.id is null then
+        raise exception 'queue % does not exist', quote_literal(declare_queue.queue) using errcode = 'MB002';
+      end if;
+      perform pgmb_internal.record_declaration(head, declare_queue.worker, caller, declare_queue.patterns, declare_queue.settings, given,
+        declare_queue.handlers, declare_queue.code);
+      perform pgmb_internal.record_owner(head.id, declare_queue.worker, declare_queue.handlers);
+      missing := pgmb_internal.missing_patterns(head, declare_queue.patterns, declare_queue.names);
+      if cardinality(missing) > 0 then
+        perform pgmb_internal.write_binding(head.id, b.patterns || missing, b.equals, b.filter, b.condition, b.params)
+        from pgmb.binding b where b.queue = head.id and b.version = head.bindings;
+      end if;
+      select a.applied, a.reset, a.pending into applied, reset, pending
+      from pgmb_internal.agree(head.id, declare_queue.worker, given, declare_queue.names) a;
+    exception when lock_not_available then
+      busy := true;
+      head := pgmb_internal.queue_for_consumer(declare_queue.queue);
+    end;
+  end if;
+  if busy or not admin then
+    perform pgmb_internal.record_declaration(head, declare_queue.worker, caller, declare_queue.patterns, declare_queue.settings, given,
+      declare_queue.handlers, declare_queue.code);
+    missing := pgmb_internal.missing_patterns(head, declare_queue.patterns, declare_queue.names);
   end if;
   return jsonb_build_object('settings', pgmb.queue_settings(declare_queue.queue),
-    'added', case when admin then missing else '{}'::text[] end,
-    'applied', applied, 'reset', reset, 'pending', pending,
+    'added', case when admin and not busy then missing else '{}'::text[] end,
+    'applied', applied, 'reset', reset, 'pending', pending, 'busy', busy,
     'denied', not admin and (cardinality(missing) > 0 or exists (
       select from jsonb_each(given) s
       where s.value is distinct from pgmb_internal.settings_of(to_jsonb(head), to_jsonb(head)) -> s.key)));
 end $$;
 
--- Records a declaration, and whose it is beyond the life of its worker. A worker's declarations are its role's to write, and
--- those of all workers of a role are bounded.
+-- The declared patterns that a queue is not bound to; none where `names` leaves the patterns out.
+create or replace function pgmb_internal.missing_patterns(head pgmb.queue, patterns text[], names text[])
+returns text[]
+language sql stable
+as $$
+  select array(select p.pattern from unnest(missing_patterns.patterns) with ordinality p (pattern, nth)
+    where (missing_patterns.names is null or 'patterns' = any (missing_patterns.names)) and not p.pattern = any (
+      select unnest(b.patterns) from pgmb.binding b where b.queue = head.id and b.version = head.bindings)
+    order by p.nth)
+$$;
+
+-- Refuses a declaration that the queue or another app contradicts, and records it. Locks no row but the declaration.
+create or replace function pgmb_internal.record_declaration(
+  head pgmb.queue, worker uuid, caller name, patterns text[], given jsonb, settings jsonb, handlers text[], code text
+)
+returns void
+language plpgsql
+as $$
+begin
+  perform pgmb_internal.assert_same_kind(head, given);
+  if worker is not null then
+    perform pgmb_internal.assert_one_app(head, worker);
+    perform pgmb_internal.write_declaration(head.id, worker, caller, patterns, settings, handlers, code);
+  end if;
+end $$;
+
+-- Writes a declaration. A worker's declarations are its role's to write, and those of all workers of a role are bounded.
 create or replace function pgmb_internal.write_declaration(
   queue integer, worker uuid, caller name, patterns text[], settings jsonb, handlers text[], code text
 )
@@ -307,13 +364,19 @@ begin
   then
     raise exception 'the workers of role % declare more than % bytes', caller, most_bytes using errcode = 'MB005';
   end if;
-  insert into pgmb.owner as o (queue, app, handlers, codes)
-  select write_declaration.queue, w.app, write_declaration.handlers,
-    case when write_declaration.code is null then '{}' else jsonb_build_object(write_declaration.code, clock_timestamp()) end
-  from pgmb.worker w where w.id = write_declaration.worker
-  on conflict on constraint owner_pkey do update
-  set app = excluded.app, handlers = excluded.handlers, codes = pgmb_internal.recent_codes(o.codes) || excluded.codes;
+  perform pgmb_internal.remember_code(write_declaration.queue, caller, write_declaration.code);
 end $$;
+
+-- Records whose a queue is beyond the life of its workers. For admins alone: an operator's bind waits for this row.
+create or replace function pgmb_internal.record_owner(queue integer, worker uuid, handlers text[])
+returns void
+language sql
+as $$
+  insert into pgmb.owner as o (queue, app, handlers)
+  select record_owner.queue, w.app, record_owner.handlers from pgmb.worker w where w.id = record_owner.worker
+  on conflict on constraint owner_pkey do update set app = excluded.app, handlers = excluded.handlers
+  where (o.app, o.handlers) is distinct from (excluded.app, excluded.handlers)
+$$;
 
 -- The patterns that a queue is bound to and no live worker declares; none where no live worker declares the queue.
 create or replace function pgmb_internal.undeclared_patterns(head integer)
@@ -329,12 +392,13 @@ as $$
 $$;
 
 -- Removes from a queue the patterns that no live worker declares, from its position on. Nothing where no live worker declares
--- the queue. Returns what was removed. Errors: MB002 no such queue, 42501.
+-- the queue. Returns what was removed. Waits for a lock for a second at most. Errors: MB002 no such queue, 42501, 55P03.
 create or replace function pgmb.prune_queue(queue text)
 returns text[]
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 set jit = off
+set lock_timeout = '1s'
 as $$
 declare
   head integer;

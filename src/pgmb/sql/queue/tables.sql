@@ -333,13 +333,20 @@ create table pgmb.declaration (
 );
 create index declaration_worker on pgmb.declaration (worker);
 
--- What outlives the workers: which app's code declared a queue last, its handlers as module.function, and the settings whose
--- present values come from code and not from an operator.
+-- What outlives the workers, written by admins alone: which app's code declared a queue last, its handlers as module.function,
+-- and the settings whose present values come from code and not from an operator.
 create table pgmb.owner (
   queue integer primary key references pgmb.queue on delete cascade,
   app text constraint "an app's name must have 1 to 100 characters" check (length(app) between 1 and 100),
   handlers text[] not null constraint "handlers must have at most 65536 bytes" check (pg_column_size(handlers) <= 65536),
-  settings text[] not null default '{}',
-  -- The code that workers declared lately, with the time of each (pgmb_internal.recent_codes).
-  codes jsonb not null default '{}'
+  settings text[] not null default '{}'
+);
+
+-- The code that workers declared lately, and when they did last. It outlives them (pgmb.runs_other_code).
+create table pgmb.recent_code (
+  queue integer not null references pgmb.queue on delete cascade,
+  role name not null,
+  code text not null constraint "a code must have at most 255 characters" check (length(code) <= 255),
+  declared_at timestamptz not null,
+  primary key (queue, role, code)
 );

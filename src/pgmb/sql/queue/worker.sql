@@ -2,7 +2,8 @@
 
 -- Says that a worker lives, which queues it receives from, and which server processes (backends) are its connections, by
 -- which the leases that it holds are known. app: the name of its app; shared: whether the app shares its queues with apps of
--- other names (declare_queue). Returns true. Forgets workers that were not heard of for an hour.
+-- other names (declare_queue). Returns true. Forgets workers of the caller's role that were not heard of for an hour, and those
+-- of all roles where the caller is an admin: a role that is none locks no row that another role waits for.
 -- Errors: 42501 another role's worker, MB005 and 23514 more than is accepted.
 create or replace function pgmb.worker_heartbeat(
   worker uuid, host text, pid integer, queues text[], backends integer[] default '{}',
@@ -16,7 +17,12 @@ declare
   caller name := pgmb_internal.caller();
   now timestamptz := clock_timestamp();
   before timestamptz := clock_timestamp() - interval '1 hour';
+  admin boolean := pg_has_role(caller, current_user, 'usage') or pgmb_internal.acts_for(caller, 'pgmb_admin');
 begin
+  -- Asked before the row is written: ON CONFLICT locks a row that its WHERE refuses.
+  if exists (select from pgmb.worker w where w.id = worker_heartbeat.worker and w.role <> caller) then
+    raise exception 'worker % belongs to another role', worker_heartbeat.worker using errcode = '42501';
+  end if;
   if not exists (select from pgmb.worker w where w.id = worker_heartbeat.worker)
     and (select count(*) >= 10000 from pgmb.worker w where w.role = caller)
   then
@@ -34,9 +40,9 @@ begin
   end if;
   -- One that said so while the clock was ahead may be gone.
   update pgmb.worker w set heartbeat_at = now where w.id = any (array(
-    select early.id from pgmb.worker early where early.heartbeat_at > now for update skip locked));
+    select early.id from pgmb.worker early where early.heartbeat_at > now and (admin or early.role = caller) for update skip locked));
   delete from pgmb.worker w where w.id = any (array(
-    select gone.id from pgmb.worker gone where gone.heartbeat_at < before for update skip locked));
+    select gone.id from pgmb.worker gone where gone.heartbeat_at < before and (admin or gone.role = caller) for update skip locked));
   return true;
 end $$;
 
