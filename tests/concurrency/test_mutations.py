@@ -29,6 +29,7 @@ from tests.contract import test_positions_belong as belonging
 from tests.contract import test_positions_durable as durable
 from tests.contract import test_rebase as rebasing
 from tests.contract import test_rotation as rotating
+from tests.contract import test_sweeps as sweeps
 
 queue, s, lost = fencing.queue, belonging.s, durable.lost
 batch, ended = claims.batch, claims.ended
@@ -284,6 +285,22 @@ MUTATIONS = [
         "if false then",
         durable.test_a_position_holds_after_a_crash,
         {"commit": "off"},
+    ),
+    Mutation(
+        "a sweep ends all leases that expired, however long that takes",
+        "sweep",
+        "exit when ended > 0 and clock_timestamp() >= until;",
+        "",
+        sweeps.test_many_leases_that_expire_together_come_again_under_a_statement_timeout,
+        {"kind": "plain"},
+    ),
+    Mutation(
+        "an event that becomes due keeps the time of an earlier decision",
+        "lease_due_in_order",
+        ", decided_at = lease_due_in_order.now",
+        "",
+        clock.test_events_that_became_due_while_the_clock_was_ahead_come_when_it_is_right,
+        {"kind": "ordered"},
     ),
     Mutation(
         "R7: the sweep passes a lease that is being shortened",

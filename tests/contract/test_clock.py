@@ -447,3 +447,58 @@ def test_an_endpoint_that_fails_is_not_disabled_by_a_clock_that_jumps(
         "select e.state, a.failing_since <= clock_timestamp() from pgmb.endpoint e"
         " join pgmb.endpoint_activity a on a.endpoint = e.id"
     ).fetchall() == [("active", True)]
+
+
+@pytest.mark.parametrize("kind", ["ordered", "plain"])
+def test_events_that_became_due_while_the_clock_was_ahead_come_when_it_is_right(
+    stepping: tuple[psycopg.Connection[Any], Step], kind: str
+) -> None:
+    """One behind another of its key, and one whose consumer died: both were decided before."""
+    db, step = stepping
+    db.execute("select pgmb.create_queue('q', ordered => %s)", [kind == "ordered"])
+    for number in (1, 2, 3):
+        db.execute("select pgmb.publish('t', to_json(%s::int), key => 'k')", [number])
+    if kind == "ordered":
+        (first,) = db.execute("select lease from pgmb.receive('q', 1)").fetchall()
+        step("+2s")
+        assert receive(db) == (None, []), "those behind are set aside"
+    else:
+        lease, _ = receive(db)
+        db.execute("select pgmb.retry(%s, after => '0')", [lease])
+        assert receive(db, "1 s")[1] == [1, 2, 3], "its consumer dies"
+    step("+1y")
+    if kind == "ordered":
+        db.execute("select pgmb.ack(%s)", first)
+    lease = db.execute("select lease from pgmb.receive('q', 1)").fetchall()[0][0]
+    step("+3s")
+    db.execute("select pgmb.ack(%s)", [lease])
+    assert db.execute("select pgmb.maintain()").fetchone() is not None
+    assert db.execute("select * from pgmb.times_ahead()").fetchall() == []
+    late = "select from pgmb.retry where due_at between now() + interval '1 minute' and '9999-12-31'"
+    assert db.execute(late).fetchall() == []
+    got: list[Any] = []
+    for seconds in range(3, 13):
+        step(f"+{seconds}s")
+        lease, part = receive(db)
+        got += part
+        if part:
+            db.execute("select pgmb.ack(%s)", [lease])
+    rest = db.execute("select payload, due_at, decided_at, now() from pgmb.retry").fetchall()
+    assert (sorted(got), rest) == ([3] if kind == "ordered" else [2, 3], [])
+
+
+def test_a_lease_given_in_a_transaction_from_before_the_clock_jumped_ends_in_time(
+    stepping: tuple[psycopg.Connection[Any], Step],
+) -> None:
+    db, step = stepping
+    db.execute("select pgmb.create_queue('q')")
+    publish(db, 1)
+    with db.transaction():
+        db.execute("select 1")
+        step("+1y")
+        assert receive(db, "2 s")[1] == [1]
+    step("+0")
+    assert [kind for (kind,) in db.execute("select kind from pgmb.times_ahead()")] == ["leases"]
+    db.execute("select pgmb.maintain()")
+    step("+3s")
+    assert receive(db)[1] == [1]

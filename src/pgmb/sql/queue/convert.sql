@@ -54,7 +54,7 @@ begin
     swept := pgmb_internal.sweep(q.id, base, now);
     base.swept := swept.swept;
     base.held := swept.held;
-    exit when base.swept >= now;
+    exit when not swept.stopped;
   end loop;
   held := 0;
   for leased in select * from pgmb.claim c where c.queue = q.id and pgmb_internal.is_leased(c.state) loop
@@ -184,7 +184,8 @@ begin
   end loop;
   -- Of a key, in the order of the log, before all that is read from now on (as dead letters that were put back).
   update pgmb.retry r
-  set ordered = convert_queue.ordered, origin = 0, due_at = case when r.due_at = 'infinity' then clock_timestamp() else r.due_at end
+  set ordered = convert_queue.ordered, origin = 0, due_at = case when r.due_at = 'infinity' then clock_timestamp() else r.due_at end,
+    decided_at = case when r.due_at = 'infinity' then clock_timestamp() else r.decided_at end
   where r.queue = head.id and (convert_queue.ordered or r.ordered);
 
   -- A receive that found the queue in its old form sees another generation than it expected, and looks again.

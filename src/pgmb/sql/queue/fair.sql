@@ -311,6 +311,7 @@ begin
   end if;
   for turn in 0 .. 1 loop
     base.open := case when q.max_in_flight is not null then open || (base.id + 1) end;
+    continue when swept.stopped and (turn <> retries or clock_timestamp() >= pgmb_internal.deadline());
     if turn <> retries then
       fresh := pgmb_internal.claim_in_turn(q, base, case when entry_xid is null then noted end, max, now, now + lease_for, token,
         swept.pending);
@@ -329,6 +330,10 @@ begin
       return;
     end if;
   end loop;
+  if swept.stopped then
+    base.open := open;
+    perform pgmb_internal.write_claim(base, 0, 'position', q.bindings, 0, base.place, base.place, 'infinity');
+  end if;
 end $$;
 
 -- Leases the next fresh events of a fair queue that is at `base`: `numbers`, in the order in which they are served. Where

@@ -230,7 +230,7 @@ as $$
     returning r.*
   ), back as (
     update pgmb.retry r
-    set lease = null, due_at = fail_leased.now, attempt = r.attempt + 1, error = fail_leased.error,
+    set lease = null, due_at = fail_leased.now, decided_at = fail_leased.now, attempt = r.attempt + 1, error = fail_leased.error,
       errors = pgmb_internal.with_error(r.errors, r.attempt, fail_leased.error), expiries = r.expiries + fail_leased.expired
     where r.queue = (fail_leased.queue).id and r.lease = fail_leased.claim and r.attempt < (fail_leased.queue).max_attempts
   )
@@ -241,12 +241,46 @@ as $$
   from spent s order by s.id
 $$;
 
--- Examines leases that expired since the last sweep, at most about 200, and sends their unsettled events to be tried
+-- Sends the events of a lease of the log that are not settled to be tried again at once, or to the dead letters where the queue
+-- allows one attempt: the lease expired. Runs under the lock of the lease's claim.
+create or replace function pgmb_internal.expire_events(queue pgmb.queue, expired pgmb.claim, now timestamptz)
+returns void
+language plpgsql
+as $$
+declare
+  error text := 'lease expired';
+  errors jsonb := pgmb_internal.with_error(null, 1, error);
+begin
+  -- One statement for all of them: a lease can have 20,000.
+  if (expire_events.queue).max_attempts <= 1 then
+    insert into pgmb.dead (queue, attempt, error, errors, seq, event_id, topic, key, payload, headers, published_at)
+    select (expire_events.queue).id, 1, error, errors, e.seq, e.id, e.topic, e.key, e.payload, e.headers, e.published_at
+    from pgmb_internal.claim_events(expire_events.expired) e;
+  else
+    insert into pgmb.retry (queue, due_at, decided_at, attempt, error, errors, seq, event_id, topic, key, payload, headers,
+      published_at, ordered, origin, expiries)
+    select (expire_events.queue).id, expire_events.now, expire_events.now, 2, error, errors, e.seq, e.id, e.topic, e.key, e.payload,
+      e.headers, e.published_at, (expire_events.queue).ordered, (expire_events.expired).id, 1
+    from pgmb_internal.claim_events(expire_events.expired) e;
+  end if;
+end $$;
+
+-- When a sweep stops and leaves the rest to the next: so early that the receive which sweeps has time left.
+create or replace function pgmb_internal.sweep_deadline()
+returns timestamptz
+language sql volatile
+as $$
+  select least(pgmb_internal.deadline(), clock_timestamp() + interval '200 milliseconds')
+$$;
+
+-- Examines leases that expired since the last sweep, about 200 at a time, and sends their unsettled events to be tried
 -- again at once: all of a lease, under the lock of its claim, so that its holder has the whole of it or nothing. Those
--- that were made shorter are looked at in any case. Runs under the queue's lock. `examined` counts the claims that
--- expired.
+-- that were made shorter are looked at in any case. It ends at least one lease and stops at its deadline: `held` has the
+-- leases that are left, with those that their holders are settling. Runs under the queue's lock. `examined` counts the claims
+-- that expired; stopped: more may be left that a sweep could end now.
 create or replace function pgmb_internal.sweep(
-  queue integer, base pgmb.claim, now timestamptz, out swept timestamptz, out held bigint[], out examined integer
+  queue integer, base pgmb.claim, now timestamptz, out swept timestamptz, out held bigint[], out examined integer,
+  out stopped boolean
 )
 language plpgsql
 as $$
@@ -254,23 +288,30 @@ declare
   passing record;
   expired pgmb.claim;
   swept_queue pgmb.queue;
+  until timestamptz := pgmb_internal.sweep_deadline();
+  ended integer := 0;
 begin
   swept := (base).swept;
   examined := 0;
-  for passing in
-    select c.id, c.state, c.expires_at
-    from pgmb.claim c
-    where c.queue + 0 = sweep.queue and c.expires_at > (base).swept and c.expires_at <= sweep.now
-    order by c.expires_at fetch first 200 rows with ties
-  loop
-    examined := examined + 1;
-    swept := passing.expires_at;
-    if pgmb_internal.is_leased(passing.state) then
-      held := held || passing.id;
+  stopped := false;
+  -- While many are left of the sweeps before, no more are looked for.
+  if coalesce(cardinality((base).held), 0) < 200 then
+    for passing in
+      select c.id, c.state, c.expires_at
+      from pgmb.claim c
+      where c.queue + 0 = sweep.queue and c.expires_at > (base).swept and c.expires_at <= sweep.now
+      order by c.expires_at fetch first 200 rows with ties
+    loop
+      examined := examined + 1;
+      swept := passing.expires_at;
+      if pgmb_internal.is_leased(passing.state) then
+        held := held || passing.id;
+      end if;
+    end loop;
+    stopped := examined >= 200;
+    if not stopped then
+      swept := greatest(swept, sweep.now);
     end if;
-  end loop;
-  if examined < 200 then
-    swept := greatest(swept, sweep.now);
   end if;
   held := (base).held || held;
   for passing in
@@ -278,6 +319,7 @@ begin
     union all
     select distinct s.claim, true from pgmb.shortened s where s.queue = sweep.queue
   loop
+    exit when ended > 0 and clock_timestamp() >= until;
     select * into expired from pgmb.claim c
     where c.queue = sweep.queue and c.id = passing.id for update skip locked;
     if found then
@@ -288,11 +330,11 @@ begin
         if expired.state = 'leased_retries' then
           perform pgmb_internal.fail_leased(swept_queue, expired.id, sweep.now, 'lease expired', 1);
         elsif not pgmb_internal.is_void(expired.queue, expired.id) then
-          perform pgmb_internal.fail_event(swept_queue, e, expired.id, 1, sweep.now, 'lease expired', expiries => 1)
-          from pgmb_internal.claim_events(expired) e;
+          perform pgmb_internal.expire_events(swept_queue, expired, sweep.now);
         end if;
         update pgmb.claim c set state = 'expired' where c.queue = expired.queue and c.id = expired.id;
         expired.state := 'expired';
+        ended := ended + 1;
       end if;
     else
       -- Locked by its holder, or cleared.
@@ -306,6 +348,7 @@ begin
       held := nullif(array_remove(held, passing.id), '{}');
     end if;
   end loop;
+  stopped := stopped or ended > 0 and clock_timestamp() >= until;
 end $$;
 
 -- Finds leases that no sweep would look at, and has the next one look at them. A lease ends after `swept`, or is held, or is
@@ -347,9 +390,10 @@ begin
 end $$;
 
 -- Sweeps a queue that is at `base`, or a lane of it, at most every 50 ms. released: how many delayed events that brought into
--- the log. pending: the position is worth writing.
+-- the log. pending: the position is worth writing. stopped: the sweep used up its time. A call that goes on for longer is
+-- superseded or cancelled, and what it swept is lost: it gives what is due again if there is time left, and nothing else.
 create or replace function pgmb_internal.sweep_when_due(
-  q pgmb.queue, inout base pgmb.claim, now timestamptz, out released bigint, out pending boolean
+  q pgmb.queue, inout base pgmb.claim, now timestamptz, out released bigint, out pending boolean, out stopped boolean
 )
 language plpgsql
 as $$
@@ -357,6 +401,7 @@ declare
   swept record;
 begin
   released := 0;
+  stopped := false;
   -- The clock was set back: the sweep begins again, because leases that were given since may end before `swept`.
   pending := base.swept > now;
   if pending then
@@ -366,7 +411,10 @@ begin
     swept := pgmb_internal.sweep(q.id, base, now);
     base.swept := swept.swept;
     base.held := swept.held;
-    pending := pending or swept.examined >= 64;
-    released := pgmb_internal.release_due(q.stream_name, now);
+    stopped := swept.stopped;
+    pending := pending or stopped or swept.examined >= 64;
+    if not stopped then
+      released := pgmb_internal.release_due(q.stream_name, now);
+    end if;
   end if;
 end $$;

@@ -189,7 +189,7 @@ begin
   events := pgmb_internal.lease_retried(base, lease_due_in_order.bindings, leased, lease_due_in_order.expires_at,
     lease_due_in_order.token);
   if events > 0 then
-    update pgmb.retry r set due_at = lease_due_in_order.now
+    update pgmb.retry r set due_at = lease_due_in_order.now, decided_at = lease_due_in_order.now
     -- By id alone, as above. A join would read the whole table for each key.
     where r.id = any (array(
       select waiting.id

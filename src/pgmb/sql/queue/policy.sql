@@ -161,13 +161,19 @@ begin
     waiting := pgmb_internal.lowest_origin(base);
     base.first_origin := (select min(one) from unnest(base.open || waiting) one);
   end if;
-  events := pgmb_internal.lease_retries(q, base, max, now, now + lease_for, token, flight.keys);
+  events := case when swept.stopped and clock_timestamp() >= pgmb_internal.deadline() then 0
+    else pgmb_internal.lease_retries(q, base, max, now, now + lease_for, token, flight.keys) end;
   if events > 0 then
     lease := pgmb_internal.lease_of(q.id, base.id + 1, token);
     retried := true;
     return;
   end if;
   base.open := flight.open;
+  if swept.stopped then
+    -- What was swept is committed.
+    perform pgmb_internal.write_claim(base, 0, 'position', q.bindings, 0, base.place, base.place, 'infinity');
+    return;
+  end if;
 
   if q.max_length is not null and q.when_full = 'drop_oldest' then
     trimmed := pgmb_internal.drop_oldest(q, base);

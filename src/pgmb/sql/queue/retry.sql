@@ -106,7 +106,7 @@ begin
   if leased is null then
     return 0;
   end if;
-  update pgmb.retry r set lease = (lease_retried.base).id + 1, due_at = 'infinity' where r.id = any (lease_retried.leased);
+  update pgmb.retry r set lease = (lease_retried.base).id + 1, due_at = 'infinity', decided_at = clock_timestamp() where r.id = any (lease_retried.leased);
   perform pgmb_internal.write_claim(lease_retried.base, lease_retried.token, 'leased_retries', lease_retried.bindings, cardinality(leased),
     (lease_retried.base).place, (lease_retried.base).place, lease_retried.expires_at);
   perform pgmb_internal.recheck_at_commit((lease_retried.base).queue, (lease_retried.base).id + 1);

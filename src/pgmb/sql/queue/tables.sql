@@ -144,7 +144,7 @@ create table pgmb.claim (
   read_before bigint,
   own_seq bigint,
   own xid8,
-  at timestamptz not null default transaction_timestamp(),
+  at timestamptz not null default clock_timestamp(),
   expires_at timestamptz not null,
   -- When expires_at was decided, if not at the claim.
   extended_at timestamptz,

@@ -81,11 +81,11 @@ declare
 begin
   perform pgmb_internal.assert_admin();
   target := pgmb_internal.endpoint_id(redrive_failed.endpoint);
-  update pgmb.delivery d set due_at = now
+  update pgmb.delivery d set due_at = now, decided_at = now
   where d.endpoint = target and d.lease is null and d.attempt > 1 and d.due_at > now;
   get diagnostics part = row_count;
   moved := moved + part;
-  update pgmb.retry r set due_at = now
+  update pgmb.retry r set due_at = now, decided_at = now
   from pgmb.queue q left join pgmb.queue head on head.id = q.lane_of
   where target in (q.endpoint, head.endpoint) and r.queue = q.id and r.lease is null and r.attempt > 1
     and r.due_at > now;
@@ -240,7 +240,7 @@ begin
   end if;
   if feed.endpoint is null then
     with again as (
-      update pgmb.delivery d set attempt = 1, due_at = clock_timestamp()
+      update pgmb.delivery d set attempt = 1, due_at = clock_timestamp(), decided_at = clock_timestamp()
       from unnest(send_again.events) e
       where d.endpoint = send_again.endpoint and d.seq = e.seq and d.event_id = e.id and d.lease is null
       returning d.seq
@@ -252,7 +252,7 @@ begin
     order by e.seq;
   else
     with again as (
-      update pgmb.retry r set attempt = 1, due_at = clock_timestamp(), expiries = 0, together = null
+      update pgmb.retry r set attempt = 1, due_at = clock_timestamp(), decided_at = clock_timestamp(), expiries = 0, together = null
       from unnest(send_again.events) e, pgmb.queue lane
       where feed.id in (lane.id, lane.lane_of) and r.queue = lane.id and r.seq = e.seq and r.lease is null
       returning r.seq
