@@ -44,6 +44,22 @@ def test_a_queue_from_its_creation_to_its_end(done: Done, run: Run) -> None:
     assert run("queues", "list", "--json").json == []
 
 
+def test_new_patterns_keep_the_filter_unless_it_is_removed(done: Done, run: Run) -> None:
+    filtered = ("--filter", "$.payload.n > $least", "--param", "least=5")
+    done("queues", "create", "billing", "order.*", "old", *filtered)
+
+    def found() -> tuple[Any, ...]:
+        shown = run("queues", "show", "billing", "--json").json
+        return shown["patterns"], shown["filter"], shown["params"]
+
+    done("queues", "bind", "billing", "order.*", "refund.*")
+    assert found() == (["order.*", "refund.*"], "$.payload.n > $least", {"least": 5})
+    refused = run("queues", "bind", "billing", "order.*", "--no-filter", "--filter", "$.payload.n > 1")
+    assert "no_filter cannot be combined with a filter" in refused.err
+    done("queues", "bind", "billing", "order.*", "--no-filter")
+    assert found() == (["order.*"], None, None)
+
+
 def test_a_list_shows_where_workers_disagree(done: Done, run: Run, db: psycopg.Connection[Any]) -> None:
     done("queues", "create", "billing", "order.*", "old")
     db.execute("select pgmb.worker_heartbeat(gen_random_uuid(), 'host7', 4711, '{billing}')")

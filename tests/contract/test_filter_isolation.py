@@ -100,7 +100,7 @@ def test_one_that_takes_too_long_stops_too(dsn: str) -> None:
         assert [one.paused_reason for one in broker.queue_status()] == [
             "condition failed: took longer than 1s"
         ]
-        broker.bind("q", ["a"])
+        broker.bind("q", ["a"], no_filter=True)
         broker.resume("q")
         assert [event.payload for event in broker.receive("q")] == [{"n": 32_000}]
 

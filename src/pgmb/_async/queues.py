@@ -150,11 +150,13 @@ class AsyncQueues(AsyncCalls):
         filter: str | None = None,
         condition: str | None = None,
         params: Mapping[str, Any] | None = None,
+        no_filter: bool = False,
         conn: AsyncConnectionLike | None = None,
     ) -> None:
-        """Replace a queue's patterns and filter, from its position on: leases in flight keep what they hold.
+        """Replace a queue's patterns, from its position on: leases in flight keep what they hold.
 
-        What is not given is taken away. See `create_queue`.
+        A filter that is given replaces the queue's. Without one the queue keeps its filter; `no_filter`
+        removes it. See `create_queue`.
         """
         await self._value(
             call(
@@ -165,6 +167,7 @@ class AsyncQueues(AsyncCalls):
                 filter=filter,
                 condition=condition,
                 params=params,
+                no_filter=no_filter,
             ),
             conn,
         )

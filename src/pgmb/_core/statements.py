@@ -86,6 +86,7 @@ TYPES: Final[dict[str, LiteralString]] = {
     "missed": "text",
     "name": "text",
     "next_at": "timestamptz",
+    "no_filter": "boolean",
     "ordered": "boolean",
     "overlap": "interval",
     "params": "jsonb",

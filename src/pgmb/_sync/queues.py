@@ -151,11 +151,13 @@ class Queues(Calls):
         filter: str | None = None,
         condition: str | None = None,
         params: Mapping[str, Any] | None = None,
+        no_filter: bool = False,
         conn: ConnectionLike | None = None,
     ) -> None:
-        """Replace a queue's patterns and filter, from its position on: leases in flight keep what they hold.
+        """Replace a queue's patterns, from its position on: leases in flight keep what they hold.
 
-        What is not given is taken away. See `create_queue`.
+        A filter that is given replaces the queue's. Without one the queue keeps its filter; `no_filter`
+        removes it. See `create_queue`.
         """
         self._value(
             call(
@@ -166,6 +168,7 @@ class Queues(Calls):
                 filter=filter,
                 condition=condition,
                 params=params,
+                no_filter=no_filter,
             ),
             conn,
         )

@@ -273,10 +273,14 @@ def bind(
     filter: FilterBy = None,
     condition: Condition = None,
     param: Params = None,
+    no_filter: Annotated[
+        bool, typer.Option("--no-filter", help="Remove the filter. By default the queue keeps it.")
+    ] = False,
 ) -> None:
-    """Replace a queue's patterns and filter, from its current position on."""
+    """Replace a queue's patterns, and its filter if one is given, from its current position on."""
+    filtered = filters.given(equals, filter, condition, param)
     with connect(dsn, max_size=1) as broker:
-        change(broker.bind, queue, patterns, **filters.given(equals, filter, condition, param))
+        change(broker.bind, queue, patterns, **filtered, no_filter=no_filter)
     output.line(f"Queue {queue} gets {', '.join(patterns)}.")
 
 

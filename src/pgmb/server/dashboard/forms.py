@@ -127,8 +127,10 @@ class Editor(msgspec.Struct, frozen=True):
         async with changing(router.broker, visit.principal.actor) as change:
             await change.conn.execute("set local statement_timeout = '15s'")
             if asked:
-                bind = getattr(router.broker, self.bind)
-                await bind(name, typed["patterns"], filter=typed.get("filter"), **kept, conn=change.conn)
+                filtered = {**kept, "filter": typed.get("filter")}
+                if self.bind == "bind":
+                    filtered["no_filter"] = not any(filtered.values())
+                await getattr(router.broker, self.bind)(name, typed["patterns"], **filtered, conn=change.conn)
                 await change.record(self.bind, name, **asked)
             if given:
                 await getattr(router.broker, self.alter)(name, **given, conn=change.conn)

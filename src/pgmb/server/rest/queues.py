@@ -73,12 +73,14 @@ class AlterQueue(Policy):
 
 
 class Bind(Given):
-    """Omitted settings are removed."""
+    """A filter that is given replaces the queue's. Without one the queue keeps its filter."""
 
     patterns: Patterns
     equals: Object | None = None
     filter: Text | None = None
     params: Object | None = None
+    no_filter: bool = False
+    """Remove the filter."""
 
 
 class CreateQueue(Policy, kw_only=True):
@@ -164,7 +166,7 @@ async def alter_queue(call: Call, queue: Name, body: AlterQueue) -> None:
 
 @operations.add("POST", f"{_QUEUE}/bind", OPERATE)
 async def bind(call: Call, queue: Name, body: Bind) -> None:
-    """Replace a queue's patterns and filter, from its current position on."""
+    """Replace a queue's patterns, and its filter if one is given, from its current position on."""
     async with call.changing() as change:
         await call.broker.bind(queue, **audited(body), conn=change.conn)
         await change.record("bind", queue, **audited(body))

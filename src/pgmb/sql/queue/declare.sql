@@ -494,7 +494,7 @@ as $$
     when 'programs' then 'Name the apps, App(name=...), and give one of them another queue (queue=...).'
     when 'patterns' then 'Finish the deployment: start the new code everywhere and stop the old.'
     when 'settings' then 'Finish the deployment: the setting changes when all live workers declare the same.'
-    when 'undeclared' then format('pgmb work --prune removes them at a start, pgmb queues bind %s names those to keep.', queue)
+    when 'undeclared' then format('pgmb work --prune removes them at a start, select pgmb.prune_queue(%L) at once.', queue)
     when 'stranded' then format('If the handler was renamed, give it queue=%L, or let an old worker finish it (pgmb queues peek '
       '%s shows what waits). Then: pgmb queues drop %s. If other consumers read it: pgmb queues bind.', queue, queue, queue)
   end
@@ -505,7 +505,7 @@ $$;
 --   programs     workers of apps without a name declare no common pattern, or no common handler
 --   patterns     workers declare different patterns, as they do during a deployment
 --   settings     workers declare different settings; the queue keeps its own
---   undeclared   it is bound to patterns that none of them declares: prune_queue or bind takes them away
+--   undeclared   it is bound to patterns that none of them declares: prune_queue removes them
 --   stranded     no live worker declares it while the app that declared it is at work: a handler was renamed or removed. It
 --                keeps its events, collects more and holds back retention
 -- `name`: of this queue alone; `worker`: of the queues that this worker declares or its program left behind. Of the queues

@@ -254,11 +254,11 @@ as $$
   where q.id = head.id or q.lane_of = head.id order by q.lane
 $$;
 
--- Replaces what a queue asks of events, patterns and filter, from its position on: leases in flight keep what they
--- hold. See create_queue.
+-- Replaces a queue's patterns from its position on, and its filter if one is given: leases in flight keep what they hold.
+-- Without equals, filter, condition and params the queue keeps its filter; no_filter removes it. See create_queue.
 create or replace function pgmb.bind(
   queue text, patterns text[], equals jsonb default null, filter text default null, condition text default null,
-  params jsonb default null
+  params jsonb default null, no_filter boolean default false
 )
 returns void
 language plpgsql security definer
@@ -267,14 +267,25 @@ set jit = off
 as $$
 declare
   head integer;
+  given boolean := num_nonnulls(bind.equals, bind.filter, bind.condition, bind.params) > 0;
 begin
   perform pgmb_internal.assert_read_committed();
   perform pgmb_internal.assert_admin();
+  if given and bind.no_filter then
+    raise exception 'no_filter cannot be combined with a filter' using errcode = 'MB005';
+  end if;
   perform pgmb_internal.assert_filter(bind.equals, bind.filter, bind.params);
   bind.condition := pgmb_internal.compile_condition(bind.condition);
   head := (pgmb_internal.queue_for_consumer(bind.queue)).id;
+  if not given and not bind.no_filter then
+    -- A worker may change the filter at the same time.
+    select q.equals, q.filter, q.condition, q.params into bind.equals, bind.filter, bind.condition, bind.params
+    from pgmb.queue q where q.id = head for no key update;
+  end if;
   perform pgmb_internal.write_binding(head, bind.patterns, bind.equals, bind.filter, bind.condition, bind.params);
-  perform pgmb_internal.disown(head, '{filter}');
+  if given or bind.no_filter then
+    perform pgmb_internal.disown(head, '{filter}');
+  end if;
   -- Until a worker declares it again, it belongs to no app.
   update pgmb.owner o set app = null, handlers = '{}' where o.queue = head;
 end $$;

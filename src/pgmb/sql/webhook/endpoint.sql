@@ -162,7 +162,8 @@ begin
   select * into bound from pgmb.endpoint e where e.id = pgmb_internal.endpoint_id(bind_endpoint.name) for no key update;
   if bound.subscription is null then
     perform pgmb.bind('endpoint/' || bound.name, bind_endpoint.patterns, bind_endpoint.equals, bind_endpoint.filter,
-      bind_endpoint.condition, bind_endpoint.params);
+      bind_endpoint.condition, bind_endpoint.params,
+      num_nonnulls(bind_endpoint.equals, bind_endpoint.filter, bind_endpoint.condition, bind_endpoint.params) = 0);
     return;
   end if;
   select pgmb_internal.add_subscription(s.group_id, bind_endpoint.patterns, bind_endpoint.equals, bind_endpoint.filter,
@@ -270,7 +271,8 @@ begin
         using errcode = 'MB006', hint = 'Drop and recreate the endpoint, or use another name.';
     end if;
     perform pgmb.bind(feed_endpoint.queue, feed_endpoint.patterns, feed_endpoint.equals, feed_endpoint.filter,
-      feed_endpoint.condition, feed_endpoint.params);
+      feed_endpoint.condition, feed_endpoint.params,
+      num_nonnulls(feed_endpoint.equals, feed_endpoint.filter, feed_endpoint.condition, feed_endpoint.params) = 0);
   end if;
   perform pgmb_internal.set_max_attempts(feed_endpoint.queue, feed_endpoint.endpoint, feed_endpoint.retry_after);
 end $$;
