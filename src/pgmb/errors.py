@@ -113,7 +113,7 @@ class HistoryGone(PgmbError):
 
 
 class QueueHeld(PgmbError):
-    """Transactions that received from the queue stay open, or are prepared after they settled."""
+    """Transactions that received from the queue, or that move or convert it, stay open. Try again later."""
 
 
 class WrongServer(PgmbError):

@@ -15,6 +15,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from tests.concurrency import test_stepped_administration as administration
 from tests.concurrency import test_stepped_claims as claims
 from tests.concurrency import test_stepped_fencing as fencing
 from tests.concurrency import test_stepped_rotation as rotation
@@ -226,6 +227,21 @@ MUTATIONS = [
         "and pgmb_internal.may_be_void(new.queue, new.id) then",
         "and false then",
         fencing.test_a_superseded_receive_of_retried_events_gives_them_back,
+    ),
+    Mutation(
+        "consumers supersede an administrative call that is open",
+        "is_administered",
+        "return true;",
+        "return false;",
+        administration.test_an_open_purge_is_not_superseded,
+    ),
+    Mutation(
+        "a lease of a lane that a conversion removed can be settled",
+        "standing",
+        "or not exists (select from pgmb.generation g where g.queue = standing.queue and g.number = -1)",
+        "",
+        administration.test_a_call_supersedes_a_long_receive_of_a_lane,
+        {"call": "convert_queue('q')", "settled": False},
     ),
     Mutation(
         "R2: a retry lease that was taken over can be settled",

@@ -96,6 +96,7 @@ begin
       using errcode = 'MB004', hint = 'See pgmb lake replays.';
   end if;
   if replayed.queue is not null then
+    perform pgmb_internal.administer(replayed.queue, shared => true);
     select * into target from pgmb.queue q where q.id = replayed.queue;
     insert into pgmb.retry (queue, due_at, attempt, seq, event_id, topic, key, payload, headers, published_at, ordered)
     select case when target.lanes is null and target.shards = 1 then target.id

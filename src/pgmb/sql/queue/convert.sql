@@ -93,9 +93,9 @@ end $$;
 -- Makes a queue ordered, fair or prioritised, or plain again where nothing is given (see create_queue), and keeps what waits in
 -- it: events, retries and dead letters. No settled event comes again. Refused while leases are held: pause the queue, and
 -- call it again until they have ended. Of a queue that has lanes, shards or tenants that lag, all that waits is copied to
--- pgmb.retry. Locks the queue to the end of the transaction. Errors: MB002 no such queue, MB004 it feeds endpoints or belongs to
+-- pgmb.retry. Holds the queue until the transaction ends, as pgmb.seek does. Errors: MB002 no such queue, MB004 it feeds endpoints or belongs to
 -- PGMQ, MB005 settings that exclude each other, MB006 a name like NAME/1 is taken, MB007 invalid pattern, MB013 leases are
--- held, MB024 its condition needs a statement_timeout.
+-- held, or another administrative call holds the queue, MB024 its condition needs a statement_timeout.
 create or replace function pgmb.convert_queue(
   queue text, ordered boolean default false, shards integer default null, lanes text[] default null, fair_by text default null
 )
@@ -134,13 +134,23 @@ begin
       raise exception 'queue % belongs to PGMQ', quote_literal(head.name) using errcode = 'MB004';
     end if;
   end if;
+  perform pgmb_internal.administer(head.id);
+  for one in select * from pgmb.queue q where q.id = head.id or q.lane_of = head.id order by q.lane loop
+    bases := bases || pgmb_internal.lock_queue(one.id);
+  end loop;
   -- A change of patterns waits, or is waited for.
-  perform from pgmb.queue q where q.id = head.id or q.lane_of = head.id order by q.id for no key update;
+  begin
+    perform from pgmb.queue q where q.id = head.id or q.lane_of = head.id order by q.id for no key update;
+  exception when lock_not_available then
+    perform pgmb_internal.raise_administered(head.id);
+  end;
   converted := array(select q from pgmb.queue q where q.id = head.id or q.lane_of = head.id order by q.lane);
-  foreach one in array converted loop
-    base := pgmb_internal.lock_queue(one.id);
-    spent := pgmb_internal.end_spent_leases(one, base);
-    bases := bases || spent.base;
+  if cardinality(converted) = 0 then
+    perform pgmb_internal.raise_dropped();
+  end if;
+  for nth in 1 .. cardinality(converted) loop
+    spent := pgmb_internal.end_spent_leases(converted[nth], bases[nth]);
+    bases[nth] := spent.base;
     held := held + spent.held;
   end loop;
   if held > 0 then
@@ -206,6 +216,7 @@ begin
   select b.queue, head.bindings, b.patterns, head.matching, b.equals, b.filter, b.condition, b.params
   from pgmb.binding b where b.queue = head.id and b.version = head.bindings - 1;
   perform pgmb_internal.write_claim(base, 0, 'position', head.bindings, 0, base.place, base.place, 'infinity');
+  perform pgmb_internal.recheck_at_commit(head.id, base.id + 1);
   for nth in 1 .. greatest(cardinality(convert_queue.lanes), parts - 1) loop
     made := pgmb_internal.add_lane(head, nth, base);
     execute format('update pgmb.retry e set queue = %s where e.queue = %s %s', made, head.id,

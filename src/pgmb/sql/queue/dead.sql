@@ -20,7 +20,8 @@ begin
 end $$;
 
 -- Sends dead letters back to be tried again, as if for the first time, and returns how many: all of the
--- queue, or those whose id is given, whose topic matches a pattern, whose error is like a pattern.
+-- queue, or those whose id is given, whose topic matches a pattern, whose error is like a pattern. Errors: MB002 no such
+-- queue, MB013 a transaction that moves or converts the queue is open, 42501.
 create or replace function pgmb.redrive(
   queue text, ids bigint[] default null, topic text default null, error text default null
 )
@@ -29,9 +30,12 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-  asked integer[] := array(select q.id from pgmb_internal.lanes_for_consumer(redrive.queue) q);
+  asked integer[];
   moved bigint;
 begin
+  -- A conversion would remove a lane that this call is about to write to.
+  perform pgmb_internal.administer((pgmb_internal.queue_for_consumer(redrive.queue)).id, shared => true);
+  asked := array(select q.id from pgmb_internal.lanes_for_consumer(redrive.queue) q);
   with back as (
     delete from pgmb.dead d
     where d.queue = any (asked) and (redrive.ids is null or d.id = any (redrive.ids))

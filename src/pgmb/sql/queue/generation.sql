@@ -216,6 +216,10 @@ as $$
 declare
   base pgmb.claim;
 begin
+  -- Looked at before the mark, too: a mark that appears for a moment can make the call's commit fail.
+  if pgmb_internal.is_administered(open_generation.queue) then
+    perform pgmb_internal.raise_administered(open_generation.queue);
+  end if;
   begin
     perform pgmb_internal.wait_until(open_generation.until);
     perform from pgmb.generation g
@@ -225,6 +229,11 @@ begin
       perform pgmb_internal.raise_held(open_generation.queue);
     end if;
     perform nextval('pgmb.opening');
+    -- An administrative call takes its lock first and looks for marks later. So either this session sees the lock, or the
+    -- call sees the mark.
+    if pgmb_internal.is_administered(open_generation.queue) then
+      perform pgmb_internal.raise_administered(open_generation.queue);
+    end if;
     perform pgmb_internal.wait_until(open_generation.until);
     perform pgmb_internal.await_commits(open_generation.queue);
     select * into base from pgmb.claim c where c.queue = open_generation.queue order by c.id desc limit 1;
@@ -255,6 +264,62 @@ begin
   perform pgmb_internal.write_claim(base, 0, 'position', base.bindings, 0, base.place, base.place, 'infinity');
   base.id := base.id + 1;
   return base;
+end $$;
+
+-- The advisory lock of administrative calls on a queue, which its lanes and shards share.
+create or replace function pgmb_internal.administration_lock(queue integer)
+returns bigint
+language sql stable
+as $$
+  select pgmb_internal.lock_key('administer queue ' || coalesce(q.lane_of, q.id)) from pgmb.queue q
+  where q.id = administration_lock.queue
+$$;
+
+-- Keeps others from superseding this transaction in a queue, and from converting the queue, until the transaction ends. Calls
+-- that write the position of a queue or delete its leases take it before the lock of any lane: a call that was superseded
+-- would delete retries and leave the position where it was. `shared`: keeps only conversions and such calls out. Calls that
+-- add events to a queue take it before they read the queue's lanes. Errors: MB013 another call holds the lock for 5 s.
+create or replace function pgmb_internal.administer(queue integer, shared boolean default false)
+returns void
+language plpgsql
+set lock_timeout = '5s'
+as $$
+declare
+  key bigint := pgmb_internal.administration_lock(administer.queue);
+begin
+  if shared then
+    perform pg_advisory_xact_lock_shared(key);
+  else
+    perform pg_advisory_xact_lock(key);
+  end if;
+exception when lock_not_available then
+  perform pgmb_internal.raise_administered(administer.queue);
+end $$;
+
+-- Whether another transaction administers a queue. Takes no lock that stays.
+create or replace function pgmb_internal.is_administered(queue integer)
+returns boolean
+language plpgsql
+as $$
+begin
+  if pg_try_advisory_xact_lock_shared(pgmb_internal.administration_lock(is_administered.queue)) then
+    raise exception 'free' using errcode = 'MB099';
+  end if;
+  return true;
+exception when sqlstate 'MB099' then
+  return false;
+end $$;
+
+create or replace function pgmb_internal.raise_administered(queue integer)
+returns void
+language plpgsql
+as $$
+begin
+  raise exception 'queue % is held by an administrative call', quote_literal(
+      (select coalesce(head.name, q.name) from pgmb.queue q left join pgmb.queue head on head.id = q.lane_of
+      where q.id = raise_administered.queue))
+    using errcode = 'MB013',
+      hint = 'A transaction that called seek, purge, convert_queue or redrive is still open, or waits. Try again when it has ended.';
 end $$;
 
 -- Waits until no transaction is committing that settled what it received of a queue.
@@ -360,7 +425,10 @@ begin
       perform pgmb_internal.raise_moved_on();
     end if;
   end loop;
-  if newer.opened and pgmb_internal.is_void(standing.queue, standing.claim) then
+  -- A queue without generations was dropped, or was a lane that a conversion removed: that delivers the lane's events again.
+  if newer.opened and pgmb_internal.is_void(standing.queue, standing.claim)
+    or not exists (select from pgmb.generation g where g.queue = standing.queue and g.number = -1)
+  then
     return 'void';
   end if;
   -- A later claim of the same generation by another transaction was made after this one committed, and looked for
@@ -396,6 +464,9 @@ begin
   perform pgmb_internal.hold_generation(new.queue);
   -- Whoever begins to open a generation after this look waits for this transaction (see pgmb.opening).
   if new.openings <> pg_sequence_last_value('pgmb.opening'::regclass) and pgmb_internal.may_be_void(new.queue, new.id) then
+    if pg_backend_pid()::text = any (pgmb_internal.lock_holders(pgmb_internal.administration_lock(new.queue))) then
+      perform pgmb_internal.raise_held(new.queue);
+    end if;
     raise exception 'the lease was superseded: this transaction stayed open for too long after its receive'
       using errcode = 'MB011', hint = 'Receive in a transaction of its own, or finish within a second.';
   end if;

@@ -301,6 +301,8 @@ declare
   bound pgmb.queue;
   asked record;
 begin
+  -- A conversion that is under way is waited for before the lanes are read: it replaces them.
+  perform from pgmb.queue q where q.id = head for no key update;
   for bound in select * from pgmb.queue q where q.id = head or q.lane_of = head order by q.lane loop
     perform from pgmb.queue q where q.id = bound.id for no key update;
     if bound.max_length is not null and num_nonnulls(equals, filter, condition) > 0 then
@@ -349,6 +351,8 @@ declare
 begin
   perform pgmb_internal.assert_read_committed();
   perform pgmb_internal.assert_admin();
+  -- A conversion that is under way is waited for before the lanes are read: it replaces them.
+  perform from pgmb.queue q where q.id = (pgmb_internal.queue_for_consumer(alter_queue.queue)).id for no key update;
   for altered in select * from pgmb_internal.lanes_for_consumer(alter_queue.queue) loop
     if alter_queue.max_length > 0 then
       perform pgmb_internal.assert_fair(altered.fair_by, 'max_length');
@@ -502,7 +506,8 @@ end $$;
 
 -- Moves a queue to a position: pgmb.earliest(stream), pgmb.position_at(stream, time), pgmb.position(stream).
 -- Leases in flight end (settling them is stale), retries are dropped; dead letters stay. Waits for retention that is
--- dropping segments. Errors: MB002 no such queue, those of between.
+-- dropping segments. Holds the queue until the transaction ends: consumers that wait for it get MB013 after about a second.
+-- Errors: MB002 no such queue, MB013 another administrative call holds the queue, those of between.
 create or replace function pgmb.seek(queue text, "to" pgmb.position)
 returns void
 language plpgsql security definer
@@ -554,8 +559,8 @@ begin
   return base;
 end $$;
 
--- Moves a queue to a position that was checked.
-create or replace function pgmb_internal.move_queue(queue text, target pgmb.position)
+-- Moves a queue to a position that was checked, or, where none is given, past all events that are committed.
+create or replace function pgmb_internal.move_queue(queue text, target pgmb.position default null)
 returns void
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -566,21 +571,35 @@ set plan_cache_mode = force_generic_plan
 set lock_timeout = '1s'
 as $$
 declare
-  moved pgmb.queue;
+  head pgmb.queue := pgmb_internal.queue_for_consumer(move_queue.queue);
+  lanes pgmb.queue[];
+  bases pgmb.claim[] := '{}';
   base pgmb.claim;
+  moved pgmb.queue;
 begin
-  for moved in select * from pgmb_internal.lanes_for_consumer(move_queue.queue) loop
-    base := pgmb_internal.lock_queue(moved.id);
+  perform pgmb_internal.administer(head.id);
+  -- All lanes are locked before the first is moved, so that no lane gives a lease while another is at its new position.
+  lanes := array(select l from pgmb_internal.lanes_for_consumer(move_queue.queue) l);
+  foreach moved in array lanes loop
+    bases := bases || pgmb_internal.lock_queue(moved.id);
+  end loop;
+  -- Read under the locks: consumers may have passed an earlier position while this call waited for the locks.
+  target := coalesce(target, pgmb_internal.take_position(head.stream_name));
+  for nth in 1 .. cardinality(lanes) loop
+    moved := lanes[nth];
+    base := bases[nth];
     update pgmb.claim c set state = 'expired' where c.queue = moved.id and pgmb_internal.is_leased(c.state);
     delete from pgmb.retry r where r.queue = moved.id;
     delete from pgmb.delivery d where d.queue = moved.id;
     perform pgmb_internal.note_move(moved.id, target.snapshot, base);
     base := pgmb_internal.at_position(base, target);
     perform pgmb_internal.write_claim(base, 0, 'position', moved.bindings, 0, 0, 0, 'infinity');
+    perform pgmb_internal.recheck_at_commit(moved.id, base.id + 1);
   end loop;
 end $$;
 
--- Skips everything waiting in a queue: fresh events, retries and leases. Dead letters stay.
+-- Skips everything waiting in a queue: fresh events, retries and leases. Dead letters stay. Holds the queue until the
+-- transaction ends, as pgmb.seek does. Errors: MB002 no such queue, MB013 another administrative call holds the queue.
 create or replace function pgmb.purge(queue text)
 returns void
 language plpgsql security definer
@@ -589,5 +608,5 @@ as $$
 begin
   perform pgmb_internal.assert_read_committed();
   perform pgmb_internal.assert_admin();
-  perform pgmb_internal.move_queue(purge.queue, pgmb_internal.take_position((pgmb_internal.queue_for_consumer(purge.queue)).stream_name));
+  perform pgmb_internal.move_queue(purge.queue);
 end $$;
