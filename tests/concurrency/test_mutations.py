@@ -282,7 +282,7 @@ MUTATIONS = [
     ),
     Mutation(
         "R4: maintain() rotates at every call",
-        "maintain",
+        "rotate_due",
         "g.number = pgmb_internal.segment_of(newest_seq) - 1",
         "g.number = g.number - 1",
         rotating.test_a_stream_older_than_rotate_every_rotates_once_per_period,

@@ -214,6 +214,7 @@ def test_a_static_routing_table(broker: pgmb.Broker, dsn: str) -> None:
     def log_event(event: pgmb.Delivery[Any]) -> None:
         logged.append(event.topic)
 
+    broker.bind(QUEUE, ["MyContext.Commands.*", "*.Events.*"])
     app = an_app(dsn)
     for function, types in (
         (handle_message, ["MyContext.Commands.*", "AnotherContext.Events.*"]),
