@@ -502,3 +502,20 @@ def test_a_lease_given_in_a_transaction_from_before_the_clock_jumped_ends_in_tim
     db.execute("select pgmb.maintain()")
     step("+3s")
     assert receive(db)[1] == [1]
+
+
+def test_a_stream_made_while_the_clock_was_ahead_rotates_when_it_is_right(
+    stepping: tuple[psycopg.Connection[Any], Step],
+) -> None:
+    db, step = stepping
+    step("+1y")
+    db.execute("select pgmb.create_stream('early', rotate_every => '1 s')")
+    step("+0")
+    assert [kind for (kind,) in db.execute("select kind from pgmb.times_ahead()")] == ["streams"]
+    db.execute("select pgmb.maintain()")
+    assert db.execute("select * from pgmb.times_ahead()").fetchall() == []
+    db.execute("select pgmb.publish('t', '1', stream => 'early')")
+    step("+3s")
+    db.execute("select pgmb.maintain()")
+    rotated = "select count(*) from pgmb.segment where closed_at is not null"
+    assert db.execute(rotated).fetchone() == (1,)

@@ -201,6 +201,20 @@ as $$
   end)
 $$;
 
+-- Keeps other sessions from granting rights on what all roles and streams share, to the end of the transaction: PostgreSQL
+-- lets one session at a time change the rights on a table. Waits for two seconds. Errors: MB004 another one does.
+create or replace function pgmb_internal.lock_grants()
+returns void
+language plpgsql
+set lock_timeout = '2s'
+as $$
+begin
+  perform pg_advisory_xact_lock(pgmb_internal.lock_key('grants'));
+exception when lock_not_available then
+  raise exception 'another session creates a stream or grants rights at this moment' using errcode = 'MB004',
+    hint = 'Its transaction is still open. Try again when it has ended.';
+end $$;
+
 -- Lets a role call the functions of a kind.
 create or replace function pgmb_internal.grant_functions(kind text, role text)
 returns void
@@ -209,6 +223,7 @@ as $$
 declare
   allowed regprocedure;
 begin
+  perform pgmb_internal.lock_grants();
   execute format('grant usage on schema pgmb to %I', role);
   execute format('grant select (version) on pgmb.installation to %I', role);
   for allowed in select * from pgmb_internal.functions_for(kind) loop
@@ -228,6 +243,7 @@ as $$
 declare
   leaf regclass;
 begin
+  perform pgmb_internal.lock_grants();
   if publisher is not null then
     execute format('grant insert (id, topic, key, payload, headers), select (seq, published_at, tableoid) on pgmb.%I to %I',
       'log_' || stream, publisher);

@@ -158,7 +158,8 @@ end $$;
 -- keep_for: how long sealed segments are kept after the last queue and durable reader has passed them (null or a
 -- negative value: without limit); drop_unread: even if one has not passed them; archive: not before the archive has
 -- confirmed them. max_event_bytes: how many bytes an event's payload and headers may have together, as text, between 1024
--- and 67108864 (64 MiB, the default): a larger event is refused (23514).
+-- and 67108864 (64 MiB, the default): a larger event is refused (23514). Errors: MB004 another session creates a stream or
+-- grants rights in a transaction that stays open.
 create or replace function pgmb.create_stream(
   name text, rotate_every interval default '1 hour', rotate_events bigint default 50000000,
   keep_for interval default '7 days', drop_unread boolean default false, archive boolean default false,

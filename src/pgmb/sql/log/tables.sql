@@ -34,7 +34,7 @@ create table pgmb.stream (
   -- Null: as many as the types of payload and headers allow.
   max_event_bytes bigint constraint "max_event_bytes must be between 1024 and 67108864"
     check (max_event_bytes between 1024 and 67108864),
-  created_at timestamptz not null default now(),
+  created_at timestamptz not null default clock_timestamp(),
   constraint "a stream must have a name" check (name ~ '^[A-Za-z0-9][A-Za-z0-9_.-]{0,39}$')
 );
 

@@ -46,6 +46,12 @@ begin
     limit max for update skip locked));
   get diagnostics part = row_count;
   corrected := corrected + part;
+  -- What its first segment is as old as.
+  update pgmb.stream s set created_at = now
+  where s.id = any (array(
+    select wrong.id from pgmb.stream wrong where wrong.created_at > ahead limit max for no key update skip locked));
+  get diagnostics part = row_count;
+  corrected := corrected + part;
   update pgmb.subscription s set active_at = now, expires_at = now + s.expires_after
   where s.id = any (array(
     select wrong.id from pgmb.subscription wrong where wrong.active_at > ahead and wrong.expires_at is not null
@@ -91,6 +97,8 @@ begin
     (select 'segments', greatest(s.closed_at, s.sealed_at, s.last_published_at, s.archived_at, s.dropped_at)
       from pgmb.segment s
       where greatest(s.closed_at, s.sealed_at, s.last_published_at, s.archived_at, s.dropped_at) > ahead limit 10000)
+    union all
+    (select 'streams', s.created_at from pgmb.stream s where s.created_at > ahead limit 10000)
     union all
     (select 'subscriptions', s.expires_at from pgmb.subscription s
       where s.active_at > ahead and s.expires_at is not null limit 10000)

@@ -368,6 +368,7 @@ begin
     -- A queue at rest has its position alone. Not exists, which may read the claims of all queues.
     where (select true from pgmb.claim old where old.queue = queue.id and old.id < newest.id
       and old.id >= coalesce(pgmb_internal.scan_start('pgmb.claim_' || queue.id, now), 0) limit 1)
+    order by random()
   loop
     exit when cleared >= clear_settled.max;
     first := pgmb_internal.first_claim(q.id);
@@ -431,6 +432,14 @@ begin
   return more;
 end $$;
 
+-- After how long a step of maintain() leaves the other streams or queues to the next call.
+create or replace function pgmb_internal.step_time()
+returns interval
+language sql immutable
+as $$
+  select interval '1 second'
+$$;
+
 -- One step of maintain(), of all streams or of one, in a subtransaction: if it fails, what the others did stands. Returns
 -- whether it left something to do. It waits for no lock for longer than 50 ms: lesser roles can hold rows that it wants.
 create or replace function pgmb_internal.maintain_step(step text, stream pgmb.stream default null)
@@ -444,6 +453,7 @@ declare
   failure text;
   now timestamptz := clock_timestamp();
   emptied timestamptz := now - interval '1 minute';
+  until timestamptz := now + pgmb_internal.step_time();
 begin
   if (maintain_step.stream).id is not null then
     case maintain_step.step
@@ -464,7 +474,8 @@ begin
     end case;
     return more;
   end if;
-  -- Each step finds the streams that need it by one statement: those at rest cost a few index rows.
+  -- Each step finds the streams that need it by one statement: those at rest cost a few index rows. In no order, so that none
+  -- is always among those that are left.
   case maintain_step.step
     when 'lineage' then
       -- pg_upgrade gave the cluster another identifier.
@@ -477,15 +488,19 @@ begin
         select s.* from pgmb.stream s
         cross join lateral (select pgmb_internal.last_seq(s.name) seq offset 0) newest
         where (select true from pgmb.segment g where g.stream = s.id and g.number = pgmb_internal.segment_of(newest.seq)) is null
+        order by random()
       loop
+        more := clock_timestamp() > until;
+        exit when more;
         perform pgmb_internal.maintain_step(maintain_step.step, one);
       end loop;
     when 'seal' then
       for one in
         select s.* from pgmb.stream s
         where exists (select from pgmb.segment g where g.stream = s.id and g.sealed_at is null and g.closed_at is not null)
+        order by random()
       loop
-        more := pgmb_internal.maintain_step(maintain_step.step, one) or more;
+        more := pgmb_internal.maintain_step(maintain_step.step, one) or clock_timestamp() > until;
         exit when more;
       end loop;
     when 'streams' then
@@ -498,9 +513,14 @@ begin
           or pgmb_internal.first_delayed(s.name, now) is not null
           -- Not exists, which PostgreSQL may answer for all streams at once, by reading all rows.
           or (select true from pgmb.segment g where g.stream = s.id and g.sealed_at is null and g.writers is null limit 1)
+        order by random()
       loop
         more := pgmb_internal.maintain_step('delayed', one) or more;
         perform pgmb_internal.maintain_step('rotate', one);
+        if clock_timestamp() > until then
+          more := true;
+          exit;
+        end if;
       end loop;
     when 'leases' then
       -- Those of the last seconds tell status how fast queues are received.
@@ -544,7 +564,10 @@ begin
         where exists (select from pgmb.queue q where q.stream = s.id and q.max_length is not null and q.when_full = 'refuse')
           <> exists (select from pg_trigger t
             where t.tgrelid = format('pgmb.%I', 'log_' || s.name)::regclass and t.tgname = 'refuse_full')
+        order by random()
       loop
+        more := clock_timestamp() > until;
+        exit when more;
         perform pgmb_internal.maintain_step(maintain_step.step, one);
       end loop;
     when 'drop' then
@@ -556,7 +579,7 @@ begin
         where oldest.sealed_at is not null and oldest."end" + s.keep_for < now and (oldest.archived_at is not null or not s.archive)
         order by random()
       loop
-        more := pgmb_internal.maintain_step(maintain_step.step, one);
+        more := pgmb_internal.maintain_step(maintain_step.step, one) or clock_timestamp() > until;
         -- One stream a call: its locks are kept until the end of the transaction.
         exit when more;
       end loop;
@@ -567,7 +590,7 @@ begin
           and to_regclass(format('pgmb.segment_%s_%s', g.stream, g.number)) is not null)
         order by random()
       loop
-        more := pgmb_internal.maintain_step(maintain_step.step, one);
+        more := pgmb_internal.maintain_step(maintain_step.step, one) or clock_timestamp() > until;
         exit when more;
       end loop;
   end case;
