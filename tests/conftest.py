@@ -121,7 +121,8 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     report = yield
     # A test that is expected to fail, and does, is reported as skipped.
     expected = hasattr(report, "wasxfail")
-    if report.skipped and not expected and item.config.getoption("--split") and not list(item.iter_markers("skipif")):
+    excused = expected or list(item.iter_markers("skipif"))
+    if report.skipped and not excused and item.config.getoption("--split"):
         report.outcome = "failed"
         report.longrepr = (
             f"{report.longrepr}\nskipped, and the other major may not run it: mark it `once(major)`"
