@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
+import textwrap
 from collections.abc import Generator
 from datetime import timedelta
 from pathlib import Path
@@ -179,7 +181,12 @@ def test_a_queue_without_a_name_has_that_of_module_and_function() -> None:
 
 @pytest.mark.parametrize(
     ("run", "queue"),
-    [(("shop.py",), "shop.notify"), (("-m", "shop"), "shop.notify"), (("-m", "store"), "store.notify")],
+    [
+        (("shop.py",), "shop.notify"),
+        (("-m", "shop"), "shop.notify"),
+        (("-m", "store"), "store.notify"),
+        (("-m", "cProfile", "-o", os.devnull, "shop.py"), "shop.notify"),
+    ],
 )
 def test_the_queue_of_a_program_has_the_name_of_its_file(
     tmp_path: Path, run: tuple[str, ...], queue: str
@@ -192,6 +199,83 @@ def test_the_queue_of_a_program_has_the_name_of_its_file(
         [sys.executable, *run], cwd=tmp_path, capture_output=True, text=True, check=True
     ).stdout
     assert printed == f"{queue}\n"
+
+
+@pytest.mark.parametrize("run", [("shop.py",), ("-m", "shop")])
+def test_a_spawned_process_has_the_queues_of_its_parent(tmp_path: Path, run: tuple[str, ...]) -> None:
+    source = (
+        "import multiprocessing, pgmb\napp = pgmb.App('')\n@app.on('a')\ndef notify(payload): ...\n"
+        "def child(): print(*app.queues)\nif __name__ == '__main__':\n"
+        "    multiprocessing.get_context('spawn').Process(target=child).start()\n"
+    )
+    (tmp_path / "shop.py").write_text(source)
+    printed = subprocess.run(
+        [sys.executable, *run], cwd=tmp_path, capture_output=True, text=True, check=True
+    ).stdout
+    assert printed == "shop.notify\n"
+
+
+TYPES = """
+    import dataclasses
+    from typing import Annotated
+    import pydantic, pgmb
+
+    CURRENCIES = ("EUR",)
+
+    def known(currency: str) -> str:
+        if currency not in CURRENCIES:
+            raise ValueError("unknown currency")
+        return currency
+
+    class Model(pydantic.BaseModel):
+        currency: str
+        tags: set[str] = {"a", "b", "c", "d"}
+        _known = pydantic.field_validator("currency")(known)
+
+    @dataclasses.dataclass
+    class Data:
+        currency: str
+        def __post_init__(self) -> None:
+            known(self.currency)
+"""
+APP = """
+    import types_of_shop, pgmb
+    from typing import Annotated
+    import pydantic
+
+    app = pgmb.App("")
+    @app.on("a", queue="model")
+    def model(payload: list[types_of_shop.Model]): ...
+    @app.on("a", queue="data")
+    def data(payload: types_of_shop.Data): ...
+    @app.on("a", queue="annotated")
+    def annotated(payload: Annotated[str, pydantic.AfterValidator(types_of_shop.known)]): ...
+    @app.on("a", queue="plain")
+    def plain(payload: dict[str, int]): ...
+    print(*(app.queues[name].code for name in ("model", "data", "annotated", "plain")))
+"""
+
+
+def test_code_differs_by_validators_and_not_by_process(tmp_path: Path) -> None:
+    def codes(seed: str) -> list[str]:
+        printed = subprocess.run(
+            [sys.executable, "shop.py"],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONDONTWRITEBYTECODE": "1"},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        return printed.split()
+
+    (tmp_path / "shop.py").write_text(textwrap.dedent(APP))
+    types = tmp_path / "types_of_shop.py"
+    types.write_text(textwrap.dedent(TYPES))
+    old = codes("1")
+    assert codes("2") == old
+    types.write_text(textwrap.dedent(TYPES).replace('("EUR",)', '("EUR", "USD")'))
+    new = codes("1")
+    assert [a != b for a, b in zip(old, new, strict=True)] == [True, True, True, False]
 
 
 def test_a_lambda_and_a_function_of_a_console_need_a_queue() -> None:

@@ -22,6 +22,8 @@ from pgmb.types import Duration, Event
 logger = logging.getLogger("pgmb.app")
 
 _MAIN = "__main__"
+# multiprocessing imports the main module under the second name in a process that it spawns.
+_MAINS = (_MAIN, "__mp_main__")
 _LONGEST_NAME = 100
 
 Backoff: TypeAlias = Callable[[int], Duration] | Sequence[Duration] | Duration | None
@@ -124,12 +126,15 @@ def module_of(function: Callable[..., Any]) -> str:
     while isinstance(function, functools.partial):
         function = function.func
     module = str(getattr(function, "__module__", None) or _MAIN)
-    if module != _MAIN:
+    if module not in _MAINS:
         return module
-    main = sys.modules[_MAIN]
+    # The globals, not sys.modules: below `python -m cProfile`, __main__ is the profiler.
+    names: Mapping[str, Any] = getattr(inspect.unwrap(function), "__globals__", {})
+    if names.get("__name__") != module:
+        names = vars(sys.modules.get(module, sys.modules[_MAIN]))
     # Run as `python -m package.module`, or `python -m package`.
-    spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
-    if spec is not None:
+    spec, file = names.get("__spec__"), names.get("__file__")
+    if spec is not None and spec.name not in _MAINS:
         return str(spec.name).removesuffix(f".{_MAIN}")
     return _MAIN if file is None else Path(file).stem
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import hashlib
+import inspect
+import re
 import sys
-from collections.abc import Callable, Iterator
-from typing import Any, TypeAlias, cast, get_args
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeAlias, cast, get_args, get_type_hints
 
 import msgspec
 
@@ -14,6 +19,11 @@ Decode: TypeAlias = Callable[[bytes], Any]
 """Decodes a payload; raises Unfit if it does not fit."""
 
 _SHOWN_ERRORS = 5
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+# What their classes do is the same in all versions of an app.
+_NO_CODE_OF_APPS = sys.stdlib_module_names | {
+    *("annotated_types", "msgspec", "pgmb", "pydantic", "pydantic_core", "typing_extensions"),
+}
 
 
 def decoder(annotation: Any) -> Decode:
@@ -27,7 +37,10 @@ def decoder(annotation: Any) -> Decode:
 
 
 def shape(annotation: Any) -> str:
-    """What payloads must be to become this type, as text: the same for the same code."""
+    """What payloads must be to become this type, as text: the same for the same code, in every process.
+
+    The schema does not tell validators apart; the source of the modules that define the types does.
+    """
     try:
         if any(_is_pydantic(part) for part in _parts(annotation)):
             import pydantic
@@ -35,10 +48,56 @@ def shape(annotation: Any) -> str:
             found = pydantic.TypeAdapter(annotation).json_schema()
         else:
             found = msgspec.json.schema(annotation)
-        return msgspec.json.encode(found, order="deterministic").decode()
+        schema = msgspec.json.encode(_sorted(found), order="deterministic").decode()
     except Exception:
         # It has no schema, such as a type with a decoder of its own.
-        return name_of(annotation)
+        schema = _ADDRESS.sub("", name_of(annotation))
+    return " ".join([schema, *_sources(annotation)])
+
+
+def _sorted(schema: Any) -> Any:
+    """A schema with its lists in one order: those that were made of sets have another in each process."""
+    if isinstance(schema, Mapping):
+        return {str(key): _sorted(value) for key, value in schema.items()}
+    if isinstance(schema, (list, tuple, set, frozenset)):
+        parts = [_sorted(part) for part in cast("Iterable[Any]", schema)]
+        return sorted(parts, key=lambda part: msgspec.json.encode(part, order="deterministic"))
+    return schema
+
+
+def _sources(annotation: Any) -> list[str]:
+    """Digests of the modules that define a type, its bases and fields, and the functions that validate it."""
+    modules: set[str] = set()
+    _find_modules(annotation, modules, set())
+    digests: set[str] = set()
+    for name in modules:
+        # A module of an interactive session, or of code that was compiled, has no source.
+        with contextlib.suppress(OSError, TypeError, KeyError):
+            digests.add(hashlib.sha256(inspect.getsource(sys.modules[name]).encode()).hexdigest())
+    return sorted(digests)
+
+
+def _find_modules(part: Any, modules: set[str], seen: set[int]) -> None:
+    if id(part) in seen:
+        return
+    seen.add(id(part))
+    module = getattr(part, "__module__", None)
+    if isinstance(module, str) and module.partition(".")[0] not in _NO_CODE_OF_APPS:
+        modules.add(module)
+    elif isinstance(part, type):
+        return
+    inner: list[Any] = [*get_args(part), getattr(part, "__value__", None)]
+    if isinstance(part, type):
+        inner += part.__mro__
+        # An annotation may name what is imported for type checkers alone.
+        with contextlib.suppress(Exception):
+            inner += get_type_hints(part, include_extras=True).values()
+    elif dataclasses.is_dataclass(part):
+        # Such as pydantic.AfterValidator(function).
+        inner += [getattr(part, field.name, None) for field in dataclasses.fields(part)]
+    for one in inner:
+        if one is not None:
+            _find_modules(one, modules, seen)
 
 
 def name_of(annotation: Any) -> str:
