@@ -244,3 +244,26 @@ async def test_a_poll_without_an_answer_is_soon_repeated(
             await until(lambda: 2 in seen)
     pauses = re.findall(r"cannot receive: .*?retrying in ([\d.]+) s", caplog.text, re.DOTALL)
     assert pauses[0] == "0.1"
+
+
+async def test_a_queue_that_is_being_moved_holds_up_no_other_queue(
+    dsn: str, db: psycopg.Connection[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    app, seen = pgmb.App(dsn, listen=False), list[str]()
+    for name in ("a", "b"):
+        app.on(name, queue=name)(lambda event, name=name: seen.append(name))
+    async with working(app) as broker:
+        # Both queues are at rest.
+        await asyncio.sleep(0.3)
+        with psycopg.connect(dsn) as admin:
+            admin.execute("select pgmb.seek('a', pgmb.position())")
+            await broker.publish("a", 1)
+            await broker.publish("b", 1)
+            await until(lambda: seen == ["b"])
+            await broker.publish("b", 2)
+            await until(lambda: seen == ["b", "b"])
+            await until(lambda: "queue a: cannot receive" in caplog.text)
+            # Another receive fails meanwhile.
+            await asyncio.sleep(1.5)
+        await until(partial(_last, seen, "a"))
+    assert caplog.text.count("cannot receive") == 1

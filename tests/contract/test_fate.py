@@ -318,3 +318,20 @@ def test_workers_say_that_they_live(db: DB, cast: Cast, connect: Connect) -> Non
     assert [row[0] for row in db.execute(seen)] == [newer]
     acting.execute("select pgmb.worker_depart(%s)", [newer])
     assert db.execute(seen).fetchall() == []
+
+
+def test_events_that_wait_behind_a_conversion_are_not_done(db: DB) -> None:
+    db.execute("select pgmb.create_queue('q', ordered => true)")
+    events = [publish(db, "a", key=f"k{number}") for number in range(12)]
+    first = lease(db, max=1)
+    db.execute("select pgmb.bury(%s, error => 'x')", [first])
+    second = lease(db, max=1)
+    db.execute("select pgmb.retry(%s, after => '1 hour', error => 'x')", [second])
+    third = lease(db, max=1)
+    db.execute("select pgmb.ack(%s)", [third])
+    before = sorted(state(db, event) for event in events)
+    for form in "", ", ordered => true", ", lanes => '{b}'", ", fair_by => 'key'":
+        db.execute(f"select pgmb.convert_queue('q'{form})".encode())
+        assert sorted(state(db, event) for event in events) == before
+        row = db.execute("select waiting, retries, dead from pgmb.queue_status where queue = 'q'").fetchone()
+        assert row == (9, 1, 1), form

@@ -24,7 +24,7 @@ from pgmb.app.progress import LeaseProgress, LeaseSize, chains, parts
 from pgmb.app.routing import Routes
 from pgmb.app.watchdog import enforce_timeouts, extend_leases
 from pgmb.app.worker import Assignments, Worker
-from pgmb.errors import LeaseLost
+from pgmb.errors import LeaseLost, QueueHeld
 from pgmb.types import Event, live
 
 logger = logging.getLogger("pgmb.app")
@@ -140,6 +140,7 @@ class Consumer:
 
     async def _receive(self) -> None:
         pause = settling.FIRST_PAUSE_SECONDS
+        held = False
         while not self._stopping.is_set():
             carried = self._carried
             wanted = self.size.next
@@ -153,6 +154,13 @@ class Consumer:
                 if carried is not None:
                     settling.lose(carried, error)
                     self._carried = None
+            except QueueHeld as error:
+                # The receive waited for about a second. It works again when that transaction ends.
+                if not held:
+                    logger.warning("queue %s: cannot receive: %s; waiting", self.name, error)
+                held = True
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._stopping.wait(), pause)
             except settling.DATABASE_ERRORS as error:
                 logger.warning(
                     "queue %s: cannot receive: %s; retrying in %.1f s", self.name, str(error).strip(), pause

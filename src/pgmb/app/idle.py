@@ -25,7 +25,7 @@ from pgmb._core.concurrency import (
 from pgmb.app import settling
 from pgmb.app.heartbeats import Heartbeats
 from pgmb.app.progress import LeaseSize
-from pgmb.errors import InvalidArgument, NotFound, PermissionDenied
+from pgmb.errors import InvalidArgument, NotFound, PermissionDenied, QueueHeld
 
 logger = logging.getLogger("pgmb.app")
 
@@ -141,7 +141,7 @@ class IdlePoller:
                     lease = await self._broker.receive(queues[0], size)
                 else:
                     lease = await self._broker.receive_any(queues, size, heartbeat=heartbeat)
-        except (NotFound, PermissionDenied, InvalidArgument):
+        except (NotFound, PermissionDenied, InvalidArgument, QueueHeld):
             # One of them is at fault. Each finds out for itself.
             for consumer in list(self._waiting.values()):
                 consumer.wake()

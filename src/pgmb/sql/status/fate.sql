@@ -320,8 +320,11 @@ begin
     lane.paused_at := head.paused_at;
     lane.paused_reason := head.paused_reason;
     fate := pgmb_internal.lane_fate(lane, event, queue_fate.xid, queue_fate.detailed);
-    found_fate := case when found_fate is null or found_fate ->> 'state' = 'not taken' then coalesce(fate, found_fate) else found_fate end;
-    exit when fate ->> 'state' <> 'not taken';
+    -- After a conversion the first lane has passed events that wait in another one, so `done` does not end the search.
+    found_fate := case
+      when found_fate is null or found_fate ->> 'state' = 'not taken' or fate ->> 'state' not in ('done', 'not taken')
+      then coalesce(fate, found_fate) else found_fate end;
+    exit when fate ->> 'state' not in ('done', 'not taken');
   end loop;
   return found_fate;
 end $$;

@@ -133,12 +133,13 @@ begin
       retries := retries + part.lapsed;
       received_per_second := received_per_second + part.received / 10.0;
 
-      -- In an ordered queue, those of the first attempt wait for others of their key.
+      -- In an ordered queue, those of the first attempt wait for others of their key. In any queue, a conversion left untried
+      -- events here, due at once.
       select count(*) filter (where not r.parked) retries, count(*) filter (where r.parked) parked,
         min(r.published_at) filter (where r.parked) oldest
       into part
       from (
-        select r.ordered and r.attempt = 1 parked, r.published_at from pgmb.retry r
+        select r.attempt = 1 and (r.ordered or r.error is null and r.due_at <= now) parked, r.published_at from pgmb.retry r
         where r.queue = lane.id and r.lease is null limit 10001) r;
       waiting := waiting + part.parked;
       oldest := least(oldest, part.oldest);
