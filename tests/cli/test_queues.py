@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -11,6 +13,7 @@ import psycopg
 import pytest
 
 from harness.terminal import Terminal
+from harness.waiting import until_true
 from tests.cli.conftest import OpenTerminal, Run
 
 # What the commands ask of the server is tested on every major, elsewhere.
@@ -86,6 +89,20 @@ def test_a_queue_is_converted_with_what_waits_in_it(done: Done, run: Run) -> Non
     done("queues", "convert", "mail", "--lane", "urgent.#")
     assert run("queues", "show", "mail", "--json").json["lanes"] == ["urgent.#"]
     assert run("queues", "convert", "mail").code == 1
+
+
+def test_a_conversion_that_is_ended_leaves_the_queue_as_it_was(dsn: str, db: psycopg.Connection[Any]) -> None:
+    db.execute("select pgmb.create_queue('billing')")
+    db.execute("select pgmb.publish('a', '1')")
+    db.execute("select * from pgmb.receive('billing')")
+    paused = "select paused_at is not null from pgmb.queue_status"
+    command = [sys.executable, "-m", "pgmb", "queues", "convert", "billing", "--ordered", "--dsn", dsn]
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        with subprocess.Popen(command) as process:
+            until_true(lambda: db.execute(paused).fetchone() == (True,), 60)
+            process.send_signal(number)
+            assert process.wait(60) != 0
+        assert db.execute(paused).fetchone() == (False,)
 
 
 def test_what_comes_next_is_shown_and_stays(done: Done, run: Run) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 import time
 from typing import Annotated, Any, TypeAlias
 
@@ -243,18 +245,25 @@ def convert(
     form = policies.given(ordered=ordered or None, shards=shards, lanes=lane or None, fair_by=fair_by)
     with connect(dsn, max_size=1) as broker:
         paused = settings.of_queue(broker, queue)["paused_at"] is not None
-        if not paused:
-            broker.pause(queue, "pgmb queues convert")
+        # Otherwise the process ends at once and leaves the queue paused.
+        ended: list[int] = []
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, lambda number, frame: ended.append(number))
         try:
-            _convert(broker, queue, form, time.monotonic() + durations.parse(wait).total_seconds())
+            if not paused:
+                broker.pause(queue, "pgmb queues convert")
+            _convert(broker, queue, form, time.monotonic() + durations.parse(wait).total_seconds(), ended)
         finally:
             if not paused:
                 broker.resume(queue)
     output.line(f"Converted queue {queue}.")
 
 
-def _convert(broker: Broker, queue: str, form: dict[str, Any], end: float) -> None:
+def _convert(broker: Broker, queue: str, form: dict[str, Any], end: float, ended: list[int]) -> None:
+    """Until it is done, `end` has come, or a signal is in `ended`."""
     while True:
+        if ended:
+            sys.exit(128 + ended[0])
         try:
             change(broker.convert_queue, queue, **form)
         except (QueueHeld, LockNotAvailable):
