@@ -170,8 +170,45 @@ async def test_an_app_is_refused_a_queue_of_another_app_unless_both_share_it(dsn
             pass
         async with working(shop(dsn, "a", name="billing")[0]):
             pass
-    async with working(shop(dsn, "a", name="mail")[0]):
+
+
+async def test_a_queue_stays_with_its_app_while_no_worker_runs_until_it_is_handed_over(
+    dsn: str, db: psycopg.Connection[Any]
+) -> None:
+    def crm(**options: Any) -> pgmb.App:
+        return shop(dsn, "a", name="crm", **options)[0]
+
+    async with working(shop(dsn, "a", name="shop")[0]):
         pass
+    for other in (crm(), crm(shared=True)):
+        with pytest.raises(
+            pgmb.Conflict, match="'q' belongs to app 'shop', and this is app 'crm'"
+        ) as refused:
+            await other.work(asyncio.Event())
+        assert "pgmb queues hand-over q crm" in (refused.value.hint or "")
+    async with working(shop(dsn, "a")[0]):
+        pass
+    db.execute("select pgmb.bind('q', '{a}')")
+    with pytest.raises(pgmb.Conflict, match="belongs to app 'shop'"):
+        await crm().work(asyncio.Event())
+    async with working(shop(dsn, "a", name="shop")[0]) as broker:
+        await broker.hand_over("q", "crm")
+    with pytest.raises(pgmb.Conflict, match="belongs to app 'crm', and this is app 'shop'"):
+        await shop(dsn, "a", name="shop")[0].work(asyncio.Event())
+    async with working(crm()):
+        pass
+
+
+async def test_a_worker_goes_on_with_a_queue_that_was_handed_over(
+    dsn: str, db: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(declaring, "_KEEP_EVERY_SECONDS", 0.0)
+    async with working(shop(dsn, "a", name="shop")[0]) as broker:
+        await broker.hand_over("q", "crm")
+        db.execute("update pgmb.declaration set handlers = '{}'")
+        told = "select handlers <> '{}' from pgmb.declaration"
+        await until(lambda: db.execute(told).fetchone() == (True,))
+    assert db.execute("select app from pgmb.owner").fetchone() == ("crm",)
 
 
 async def test_a_program_without_a_name_is_warned_of_another_in_its_queue(
@@ -207,7 +244,7 @@ async def test_an_app_remembers_its_queues_by_its_name(dsn: str, db: psycopg.Con
         pass
     async with working(shop(dsn, "a", queue="two", name="mail")[0]):
         assert kinds(db) == [], "another app's queue"
-    async with working(shop(dsn, "a", queue="two", name="shop")[0]):
+    async with working(shop(dsn, "a", queue="three", name="shop")[0]):
         assert kinds(db) == ["stranded"]
 
 

@@ -39,6 +39,7 @@ def test_a_queue_from_its_creation_to_its_end(done: Done, run: Run) -> None:
     assert shown["paused_reason"] == "deploy"
     assert "deploy" in done("queues", "list")
     done("queues", "resume", "billing")
+    assert done("queues", "hand-over", "billing", "crm") == "Queue billing belongs to app crm.\n"
     done("publish", "order.paid", "1")
     shown = run("queues", "show", "billing", "--depth", "--json").json
     assert (shown["paused_at"], shown["depth"]) == (None, 1)

@@ -92,7 +92,7 @@ def test_pruning_waits_for_a_worker_that_declares(
 
 @pytest.mark.usefixtures("queue")
 def test_a_silent_worker_does_not_count(db: psycopg.Connection[Any]) -> None:
-    declare(db, "a", app="mail", rps=5)
+    declare(db, "a", app="shop", rps=5)
     db.execute("update pgmb.worker set heartbeat_at = heartbeat_at - interval '31 seconds'")
     declare(db, "a", app="shop", rps=7)
     assert db.execute("select rps from pgmb.queue where name = 'q'").fetchone() == (7,)

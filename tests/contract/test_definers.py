@@ -192,6 +192,7 @@ ADMIN = [
     "start_replay",
     "streams_to_tick",
     "lock_lake",
+    "hand_over",
     "lock_projection",
     "log_attempts",
     "maintain",

@@ -217,6 +217,7 @@ READ_COMMITTED = {
     "convert_queue": "'g', true",
     "bind": "'q', '{a}'",
     "declare_queue": "null, 'q', '{a}'",
+    "hand_over": "'q', 'shop'",
     "prune_queue": "'q'",
     "drop_queue": "'q'",
     "seek": "'q', pgmb.earliest()",

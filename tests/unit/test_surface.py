@@ -106,6 +106,7 @@ METHODS = [
     "fire",
     "forget",
     "group",
+    "hand_over",
     "listener",
     "maintain",
     "next_events",

@@ -172,6 +172,15 @@ class AsyncQueues(AsyncCalls):
             conn,
         )
 
+    async def hand_over(
+        self, queue: str, app: str | None, *, conn: AsyncConnectionLike | None = None
+    ) -> None:
+        """Hand a queue over to the app of this name: apps of other names are refused it when they start.
+
+        None: it belongs to the next named app that declares it. Stop the workers of the former app first.
+        """
+        await self._value(call("hand_over", queue=queue, app=app), conn)
+
     async def drop_queue(self, queue: str, *, conn: AsyncConnectionLike | None = None) -> bool:
         """Drop a queue with its leases, retries and dead letters. True if there was one."""
         return bool(await self._value(call("drop_queue", queue=queue), conn))

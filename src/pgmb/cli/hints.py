@@ -32,6 +32,7 @@ COMMANDS: Final = {
     "drop_endpoint": "pgmb endpoints drop NAME",
     "drop_queue": "pgmb queues drop NAME",
     "drop_schedule": "pgmb schedules drop NAME",
+    "hand_over": "pgmb queues hand-over NAME APP",
 }
 """The command that calls a function of the schema pgmb, for functions that the database's hints name."""
 

@@ -1,4 +1,4 @@
-"""pgmb queues: list, show, peek, create, alter, convert, bind, pause, resume, purge, seek, drop."""
+"""pgmb queues: list, show, peek, create, alter, convert, bind, hand-over, pause, resume, purge, seek, drop"""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ Patterns: TypeAlias = Annotated[
 
 def register(app: typer.Typer) -> None:
     queues.command("list")(list_queues)
-    for command in (show, peek, create, alter, convert, bind, pause, resume, purge, seek, drop):
+    for command in (show, peek, create, alter, convert, bind, hand_over, pause, resume, purge, seek, drop):
         queues.command()(command)
     app.add_typer(queues, name="queues")
 
@@ -291,6 +291,17 @@ def bind(
     with connect(dsn, max_size=1) as broker:
         change(broker.bind, queue, patterns, **filtered, no_filter=no_filter)
     output.line(f"Queue {queue} gets {', '.join(patterns)}.")
+
+
+def hand_over(
+    queue: Queue,
+    app: Annotated[str, typer.Argument(help="The name of the app, as in App(name=...).", show_default=False)],
+    dsn: Dsn = "",
+) -> None:
+    """Hand a queue over to another app, or to an app that was renamed. Stop its workers first."""
+    with connect(dsn, max_size=1) as broker:
+        change(broker.hand_over, queue, app)
+    output.line(f"Queue {queue} belongs to app {app}.")
 
 
 def pause(

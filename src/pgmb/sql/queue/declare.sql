@@ -146,7 +146,9 @@ begin
   end if;
 end $$;
 
--- Refuses a queue that a live worker of another app consumes, unless both apps share their queues. Errors: MB006.
+-- Refuses a queue that belongs to another app or that a live worker of another app consumes, unless both apps share their
+-- queues. A deploy may stop all workers of the owner: the queue stays the owner's until it is handed over. A worker that
+-- declared the queue before a hand-over goes on until it stops. Errors: MB006.
 create or replace function pgmb_internal.assert_one_app(present pgmb.queue, worker uuid)
 returns void
 language plpgsql
@@ -154,8 +156,12 @@ as $$
 declare
   mine record;
   other record;
+  owner text;
+  advice text;
 begin
   select w.app, w.shared into mine from pgmb.worker w where w.id = assert_one_app.worker;
+  advice := format('Give the handler here another queue (queue=...), say shared=True in both apps, or stop the other app and hand the '
+    'queue over: pgmb queues hand-over %s %s', present.name, mine.app);
   for other in
     select d.app, d.host, d.pid, clock_timestamp() - d.heartbeat_at silent
     from pgmb_internal.declarations(present.id) d
@@ -164,9 +170,37 @@ begin
     raise exception 'queue % belongs to app %: its worker %:% was heard of % s ago, and this is app %',
       quote_literal(present.name), quote_literal(other.app), other.host, other.pid,
       trunc(extract(epoch from other.silent)), quote_literal(mine.app)
-      using errcode = 'MB006', hint = 'Give the handler here another queue (queue=...), stop the other app and wait 30 s,'
-        ' or say shared=True in both apps.';
+      using errcode = 'MB006', hint = advice;
   end loop;
+  owner := (select o.app from pgmb.owner o
+    where o.queue = present.id and o.app <> mine.app and not (o.shared and mine.shared)
+      and not exists (select from pgmb.declaration d where d.queue = present.id and d.worker = assert_one_app.worker));
+  if owner is not null then
+    raise exception 'queue % belongs to app %, and this is app %', quote_literal(present.name), quote_literal(owner),
+      quote_literal(mine.app) using errcode = 'MB006', hint = advice;
+  end if;
+end $$;
+
+-- Hands a queue over to the app of this name. Apps of other names are refused it when they start, unless both share. Null: the
+-- queue belongs to the next named app that declares it. Waits for a lock for a second at most. Errors: MB002 no such queue,
+-- 23514 a name that is too long, 42501, 55P03.
+create or replace function pgmb.hand_over(queue text, app text)
+returns void
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+set jit = off
+set lock_timeout = '1s'
+as $$
+declare
+  head integer;
+begin
+  perform pgmb_internal.assert_read_committed();
+  perform pgmb_internal.assert_admin();
+  head := (pgmb_internal.queue_for_consumer(hand_over.queue)).id;
+  -- A worker that starts declares it under the same lock, before or after.
+  perform from pgmb.queue q where q.id = head for no key update;
+  insert into pgmb.owner as o (queue, app, handlers) values (head, hand_over.app, '{}')
+  on conflict on constraint owner_pkey do update set app = excluded.app, shared = false, handlers = '{}';
 end $$;
 
 -- Changes the settings of a queue that all live workers declare alike, and takes back those from earlier declarations that
@@ -367,15 +401,17 @@ begin
   perform pgmb_internal.remember_code(write_declaration.queue, caller, write_declaration.code);
 end $$;
 
--- Records whose a queue is beyond the life of its workers. For admins alone: an operator's bind waits for this row.
+-- Records whose a queue is beyond the life of its workers. An app without a name, or one that shares the queue, takes it from no
+-- named app. For admins alone: an operator's bind waits for this row.
 create or replace function pgmb_internal.record_owner(queue integer, worker uuid, handlers text[])
 returns void
 language sql
 as $$
-  insert into pgmb.owner as o (queue, app, handlers)
-  select record_owner.queue, w.app, record_owner.handlers from pgmb.worker w where w.id = record_owner.worker
-  on conflict on constraint owner_pkey do update set app = excluded.app, handlers = excluded.handlers
-  where (o.app, o.handlers) is distinct from (excluded.app, excluded.handlers)
+  insert into pgmb.owner as o (queue, app, shared, handlers)
+  select record_owner.queue, w.app, w.shared, record_owner.handlers from pgmb.worker w where w.id = record_owner.worker
+  on conflict on constraint owner_pkey do update set app = excluded.app, shared = excluded.shared, handlers = excluded.handlers
+  where (o.app is null or o.app = excluded.app)
+    and (o.app, o.shared, o.handlers) is distinct from (excluded.app, excluded.shared, excluded.handlers)
 $$;
 
 -- The patterns that a queue is bound to and no live worker declares; none where no live worker declares the queue.
@@ -437,7 +473,7 @@ declare
 begin
   return not exists (select from pgmb_internal.declarations(head)) and exists (
     select from pgmb.owner o join pgmb.worker w on w.app is not distinct from o.app
-    where o.queue = head and w.heartbeat_at > since and (is_stranded.worker is null or w.id = is_stranded.worker)
+    where o.queue = head and o.handlers <> '{}' and w.heartbeat_at > since and (is_stranded.worker is null or w.id = is_stranded.worker)
       and case when to_regrole(quote_ident(w.role)) is not null then pgmb_internal.may_consume(head, w.role) end
       and (o.app is not null or exists (
         select from pgmb.declaration d

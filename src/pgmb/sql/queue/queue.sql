@@ -286,8 +286,8 @@ begin
   if given or bind.no_filter then
     perform pgmb_internal.disown(head, '{filter}');
   end if;
-  -- Until a worker declares it again, it belongs to no app.
-  update pgmb.owner o set app = null, handlers = '{}' where o.queue = head;
+  -- Until a worker declares it again, no code counts as having left it behind. It still belongs to its app.
+  update pgmb.owner o set handlers = '{}' where o.queue = head;
 end $$;
 
 -- Writes a new version of a queue's patterns and filter, which were checked; of all its lanes.

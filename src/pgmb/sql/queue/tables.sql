@@ -333,11 +333,13 @@ create table pgmb.declaration (
 );
 create index declaration_worker on pgmb.declaration (worker);
 
--- What outlives the workers, written by admins alone: which app's code declared a queue last, its handlers as module.function,
--- and the settings whose present values come from code and not from an operator.
+-- What outlives the workers, written by admins alone: the app that a queue belongs to until it is handed over, whether that app
+-- shares its queues, its handlers as module.function, and the settings whose present values come from code and not from an
+-- operator.
 create table pgmb.owner (
   queue integer primary key references pgmb.queue on delete cascade,
   app text constraint "an app's name must have 1 to 100 characters" check (length(app) between 1 and 100),
+  shared boolean not null default false,
   handlers text[] not null constraint "handlers must have at most 65536 bytes" check (pg_column_size(handlers) <= 65536),
   settings text[] not null default '{}'
 );
