@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import time
 from contextlib import AsyncExitStack
 from datetime import timedelta
 from types import ModuleType
@@ -311,3 +312,13 @@ async def test_a_queue_that_a_transaction_locks_is_worked_and_declared_later(
             await until(lambda: sorted(seen) == [1, 2])
             other.rollback()
             await until(lambda: bound(db) == ["a", "b"])
+
+
+async def test_a_worker_that_stood_still_binds_its_patterns_again(
+    dsn: str, db: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(declaring, "_SILENT_SECONDS", 1.0)
+    async with working(shop(dsn, "a", "b")[0]):
+        db.execute("select pgmb.bind('q', '{a}')")
+        time.sleep(1.5)  # noqa: ASYNC251 - the event loop stands still
+        await until(lambda: bound(db) == ["a", "b"])

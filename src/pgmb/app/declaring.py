@@ -47,6 +47,8 @@ _RUNS_OTHER_CODE = "select pgmb.runs_other_code(%s::text, %s::text)"
 # How long the answer to that holds.
 _OTHER_CODE_SECONDS = 1.0
 _AGAIN_EVERY_SECONDS = HEARTBEAT_EVERY_SECONDS
+# A worker that is silent for so long does not count as live (pgmb_internal.declarations).
+_SILENT_SECONDS = 30.0
 # The database forgets a worker that it has not heard of for an hour, and a queue that is dropped.
 _KEEP_EVERY_SECONDS = 300.0
 
@@ -218,7 +220,12 @@ class Declarations:
         """Make the changes that wait, once other workers are gone. Until cancelled."""
         keep_at = time.monotonic() + _KEEP_EVERY_SECONDS
         while True:
+            began = time.monotonic()
             await asyncio.sleep(_AGAIN_EVERY_SECONDS)
+            if time.monotonic() > began + _SILENT_SECONDS:
+                # This process stood still and did not count as live: its patterns may be pruned.
+                for name in self._queues:
+                    self._pending.setdefault(name, ["patterns"])
             keeping = time.monotonic() > keep_at
             if keeping:
                 keep_at = time.monotonic() + _KEEP_EVERY_SECONDS
