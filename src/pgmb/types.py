@@ -436,7 +436,7 @@ class Disagreement(msgspec.Struct, frozen=True):
 
     queue: str
     kind: str
-    """apps, programs, patterns, settings, undeclared or stranded: see pgmb.queue_disagreements."""
+    """A kind of disagreement, such as patterns or unbound: see pgmb.queue_disagreements."""
     message: str
     hint: str
     """What to do."""

@@ -16,6 +16,7 @@ import pytest
 
 import pgmb
 from harness.waiting import until
+from pgmb import doctor
 from pgmb.app import declaring
 from tests.app.stage import working
 
@@ -238,6 +239,23 @@ async def test_a_queue_that_a_renamed_handler_left_behind_is_told(
         assert "pgmb queues drop mail.notify" in caplog.text
         db.execute("select pgmb.bind('mail.notify', '{user.*}')")
         assert kinds(db) == [], "an operator took it"
+
+
+async def test_a_queue_that_lacks_what_all_workers_declare_is_told(
+    dsn: str, db: psycopg.Connection[Any]
+) -> None:
+    condition = "e.topic <> 'c'"
+    async with working(shop(dsn, "a", "b", rps=5, condition=condition)[0]):
+        assert kinds(db) == []
+        db.execute("select pgmb.bind('q', '{a}')")
+        assert kinds(db) == ["unbound"]
+        (found,) = [one for one in doctor.examine(db, doctor.Limits()) if one.check == "declarations"]
+        assert (found.level.name, found.message) == (
+            "FAIL",
+            "queue q: it is not bound to patterns that live workers declare: b",
+        )
+        db.execute("select pgmb.bind('q', '{a,b}', no_filter => true), pgmb.alter_queue('q', rps => 6)")
+        assert kinds(db) == ["overridden"]
 
 
 async def test_an_app_remembers_its_queues_by_its_name(dsn: str, db: psycopg.Connection[Any]) -> None:

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterable
 from datetime import UTC
 
-from pgmb.doctor.finding import Check, Look, Verdict, ago, warn
+from pgmb.doctor.finding import Check, Look, Verdict, ago, fail, warn
 
 _LEASE_NUMBERS = 1 << 40
 """How often a queue can be received from: the part of a claim's id that is not its generation."""
@@ -107,7 +107,9 @@ def _workers(look: Look) -> Iterable[Verdict]:
 
 def _declared(look: Look) -> Iterable[Verdict]:
     for row in look.rows:
-        yield warn(f"queue {row['queue']}: {row['message']}", row["hint"])
+        # The events of an unbound pattern are lost to the queue.
+        say = fail if row["kind"] == "unbound" else warn
+        yield say(f"queue {row['queue']}: {row['message']}", row["hint"])
 
 
 def _word(name: str) -> str:
@@ -116,7 +118,7 @@ def _word(name: str) -> str:
 
 _STATUS = "select * from pgmb.queue_status"
 _WORKERS = "select host, pid, queues, heartbeat_at, alive from pgmb.describe_workers()"
-_DISAGREEMENTS = "select queue, message, hint from pgmb.queue_disagreements()"
+_DISAGREEMENTS = "select queue, kind, message, hint from pgmb.queue_disagreements()"
 _HEALTH = "select * from pgmb.queue_status join pgmb.queue_health() using (queue)"
 
 CHECKS = (

@@ -518,6 +518,26 @@ as $$
   union all
   select 'undeclared', 'it is bound to patterns that no live worker declares: ' || array_to_string(u.patterns, ', ')
   from (select pgmb_internal.undeclared_patterns(head) patterns) u where u.patterns <> '{}'
+  union all
+  select 'unbound', 'it is not bound to patterns that live workers declare: ' || string_agg(u.pattern, ', ' order by u.pattern)
+  from (select distinct unnest(t.patterns) pattern from told t) u
+  where u.pattern <> all (select unnest(b.patterns) from pgmb.queue q
+    join pgmb.binding b on b.queue = q.id and b.version = q.bindings where q.id = head)
+  having count(*) > 0
+  union all
+  select 'overridden', 'it has other settings than all live workers declare: '
+    || string_agg(format('%s = %s, declared %s', s.key, s.present, s.declared), '; ' order by s.key)
+  from (
+    select k.key, kept.settings -> k.key present, min((t.settings -> k.key)::text)::jsonb declared
+    from (select distinct jsonb_object_keys(t.settings) key from told t) k cross join told t
+    cross join (select pgmb_internal.settings_of(to_jsonb(q), to_jsonb(q)) settings from pgmb.queue q where q.id = head) kept
+    group by k.key, kept.settings having count(distinct coalesce((t.settings -> k.key)::text, '')) = 1
+  ) s
+  -- Only an admin's worker declares a condition as the queue stores it.
+  where case s.key when 'filter'
+    then s.declared - 'condition' <> s.present - 'condition' or (s.declared ? 'condition') <> (s.present ? 'condition')
+    else s.declared <> s.present end
+  having count(*) > 0
 $$;
 
 -- What to do about a kind of disagreement.
@@ -531,6 +551,10 @@ as $$
     when 'patterns' then 'Finish the deployment: start the new code everywhere and stop the old.'
     when 'settings' then 'Finish the deployment: the setting changes when all live workers declare the same.'
     when 'undeclared' then format('pgmb work --prune removes them at a start, select pgmb.prune_queue(%L) at once.', queue)
+    when 'unbound' then format('As an admin: pgmb queues bind %s PATTERN… with these and the present patterns. A worker of an admin '
+      'adds them at its start.', queue)
+    when 'overridden' then format('A worker of an admin sets them at its start, or within seconds of a deployment. To keep the '
+      'present ones, change the code. By hand: pgmb queues alter %s, for the filter pgmb queues bind %s.', queue, queue)
     when 'stranded' then format('If the handler was renamed, give it queue=%L, or let an old worker finish it (pgmb queues peek '
       '%s shows what waits). Then: pgmb queues drop %s. If other consumers read it: pgmb queues bind.', queue, queue, queue)
   end
@@ -542,6 +566,8 @@ $$;
 --   patterns     workers declare different patterns, as they do during a deployment
 --   settings     workers declare different settings; the queue keeps its own
 --   undeclared   it is bound to patterns that none of them declares: prune_queue removes them
+--   unbound      it is not bound to patterns that live workers declare: it gets none of those events
+--   overridden   all live workers declare another value of a setting, or another filter, than the queue has
 --   stranded     no live worker declares it while the app that declared it is at work: a handler was renamed or removed. It
 --                keeps its events, collects more and holds back retention
 -- `name`: of this queue alone; `worker`: of the queues that this worker declares or its program left behind. Of the queues
