@@ -100,7 +100,8 @@ def test_python_snippets_run(
     # Further snippets go on inside the first one's `with`.
     for snippet in rest:
         text += "".join(f"    {line}\n" if line else "\n" for line in snippet.splitlines())
-    exec(compile(text, str(page), "exec"), {})
+    # As a file: handlers are named for it.
+    exec(compile(text, str(page), "exec"), {"__name__": "__main__", "__file__": str(page)})
     if page.name == "README.md":
         assert capsys.readouterr().out == "order.paid 42 1\n"
 

@@ -2,4 +2,4 @@
 pgmb work retry:app --install
 # in another
 pgmb publish charge 42
-pgmb dlq list charge
+pgmb dlq list retry.charge

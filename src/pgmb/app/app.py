@@ -171,7 +171,8 @@ class App:
 
         def register(function: SingleHandler) -> SingleHandler:
             self.answers = True
-            self.on(*patterns, **options)(answering(self.abroker, function, patterns, localns))
+            queue = options.get("queue") or default_queue(function)
+            self.on(*patterns, **{**options, "queue": queue})(answering(self.abroker, function, patterns, localns))
             return function
 
         return register

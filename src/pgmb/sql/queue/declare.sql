@@ -232,7 +232,8 @@ begin
     elsif given ? setting then
       applied := applied || jsonb_build_object(setting, given -> setting);
       ours := array_append(array_remove(ours, setting), setting);
-    else
+    elsif agree.worker is not null then
+      -- A process that handles a few events and ends takes nothing back: workers that declare it may start again.
       reset := array_append(reset, setting);
       ours := array_remove(ours, setting);
     end if;
