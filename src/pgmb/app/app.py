@@ -172,7 +172,9 @@ class App:
         def register(function: SingleHandler) -> SingleHandler:
             self.answers = True
             queue = options.get("queue") or default_queue(function)
-            self.on(*patterns, **{**options, "queue": queue})(answering(self.abroker, function, patterns, localns))
+            self.on(*patterns, **{**options, "queue": queue})(
+                answering(self.abroker, function, patterns, localns)
+            )
             return function
 
         return register
