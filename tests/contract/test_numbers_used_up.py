@@ -27,7 +27,7 @@ def test_a_queue_without_lease_numbers_refuses_to_be_received_from(
     beside = connect(autocommit=False)
     for consumer in (db, beside):
         consumer.execute("set statement_timeout = '20 s'")
-        with pytest.raises(psycopg.errors.CheckViolation, match="used up its lease numbers"):
+        with pytest.raises(psycopg.errors.CheckViolation, match="lease numbers are used up"):
             receive(consumer)
 
 

@@ -467,7 +467,9 @@ ROWS = 12_000
 # Figures are counted up to 10,000 rows (pgmb.queue_status).
 FEW_ROWS = 10_500
 # These pass all leases in flight: no index tells settled ones apart, because it would cost each ack.
-PASS_LEASES = re.compile(r"lease_counts\.queue and c\.expires_at|with gone as \(\s+delete from pgmb\.claim")
+PASS_LEASES = re.compile(
+    r"lease_counts\.queue and c\.expires_at|with gone as \(\s+delete from pgmb\.claim|find_hidden_leases\.now"
+)
 
 GROWN = """
 insert into pgmb.log_main (topic, payload) select 'none', '1' from generate_series(1, :rows);
@@ -507,8 +509,8 @@ settled as (
   insert into pgmb.settlement (queue, claim, seq) select -1, n, n from generate_series(1, :rows) n)
 insert into pgmb.claim (queue, id, token, state, bindings, events, lo, hi, place, upto, done_seq, done_next,
   batch_seq, batch_next, at, expires_at, swept, done_snapshot, batch_snapshot, openings)
-select c.queue, c.id + n, 0, 'leased', c.bindings, 1, c.lo, c.hi, c.place, c.upto, c.done_seq, c.done_next,
-  c.batch_seq, c.batch_next, now() + interval '1 day', now() + interval '1 day', c.swept, c.done_snapshot,
+select c.queue, c.id + n, 0, 'leased_retries', c.bindings, 1, c.lo, c.hi, c.place, c.upto, c.done_seq,
+  c.done_next, c.batch_seq, c.batch_next, clock_timestamp(), now() + interval '1 day', c.swept, c.done_snapshot,
   c.batch_snapshot, c.openings
 from pgmb.claim c join busy on busy.id = c.queue, generate_series(1, :rows) n;
 """

@@ -174,7 +174,7 @@ create table pgmb.claim (
   -- The server process that received: see pgmb.worker.
   pid integer default pg_backend_pid(),
   -- One more would be a claim of the next generation, which nobody opened.
-  constraint "the queue has used up its lease numbers: create it again" check ((id & 1099511627775) <> 0)
+  constraint "lease numbers are used up: the queue must be created again" check ((id & 1099511627775) <> 0)
 ) with (
   fillfactor = 60,
   autovacuum_vacuum_scale_factor = 0.02,
