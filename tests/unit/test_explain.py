@@ -510,8 +510,8 @@ settled as (
 insert into pgmb.claim (queue, id, token, state, bindings, events, lo, hi, place, upto, done_seq, done_next,
   batch_seq, batch_next, at, expires_at, swept, done_snapshot, batch_snapshot, openings)
 select c.queue, c.id + n, 0, 'leased_retries', c.bindings, 1, c.lo, c.hi, c.place, c.upto, c.done_seq,
-  c.done_next, c.batch_seq, c.batch_next, clock_timestamp(), now() + interval '1 day', c.swept, c.done_snapshot,
-  c.batch_snapshot, c.openings
+  c.done_next, c.batch_seq, c.batch_next, clock_timestamp(), now() + interval '1 day', c.swept,
+  c.done_snapshot, c.batch_snapshot, c.openings
 from pgmb.claim c join busy on busy.id = c.queue, generate_series(1, :rows) n;
 """
 
