@@ -99,5 +99,6 @@ CORRECTNESS: list[Part] = [
         full=["-m", "faults", "due-times", "--years", "8", "--hours", "20"],
         seconds=900.0,
     ),
+    proved_by_tests("leases that expire together", "tests/contract/test_sweeps.py"),
     proved_by_tests("mutations caught", "tests/concurrency/test_mutations*.py"),
 ]

@@ -116,8 +116,15 @@ def test_an_open_conversion_is_not_superseded(sessions: Sessions, before: str, a
     assert take_all(one, 9 - len(done)) == sorted({*range(9)} - {*done})
 
 
-@pytest.mark.parametrize("call", ["seek('q', pgmb.earliest())", "convert_queue('q')"])
-@pytest.mark.parametrize("settled", [True, False])
+@pytest.mark.parametrize(
+    ("call", "settled"),
+    [
+        ("convert_queue('q')", True),
+        pytest.param("convert_queue('q')", False, marks=pytest.mark.minutes),
+        pytest.param("seek('q', pgmb.earliest())", True, marks=pytest.mark.minutes),
+        ("seek('q', pgmb.earliest())", False),
+    ],
+)
 def test_a_call_supersedes_a_long_receive_of_a_lane(sessions: Sessions, call: str, settled: bool) -> None:
     """The conversion removes the lane; its consumer is refused all the same."""
     admin = make_queue(sessions, "lanes", 0)

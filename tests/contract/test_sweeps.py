@@ -26,7 +26,14 @@ def delay_writes(db: psycopg.Connection[Any]) -> None:
         )
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "plain",
+        pytest.param("ordered", marks=pytest.mark.minutes),
+        pytest.param("fair", marks=pytest.mark.minutes),
+    ],
+)
 def test_many_leases_that_expire_together_come_again_under_a_statement_timeout(
     db: psycopg.Connection[Any], kind: str
 ) -> None:
@@ -51,6 +58,7 @@ def test_many_leases_that_expire_together_come_again_under_a_statement_timeout(
     assert sorted(again) == [(number, 2) for number in range(LEASES * EVENTS)]
 
 
+@pytest.mark.minutes
 def test_events_of_many_leases_that_had_their_last_attempt_become_dead_letters_under_a_statement_timeout(
     db: psycopg.Connection[Any],
 ) -> None:
