@@ -1,4 +1,4 @@
-"""Supersession: transactions that receive and stay open for a second, and the consumers that pass them by.
+"""Supersession: transactions that receive and stay open for over a second, and the consumers that pass them.
 
 In every round of a queue one transaction keeps the queue's lock, a second one waits for it and supersedes it,
 and workers arrive at random moments: also between the end of the first and the commit of the second.
@@ -73,7 +73,7 @@ class _Rounds:
 def _first(run: Run, queue: str, name: str, rounds: _Rounds, chance: random.Random) -> None:
     with Consumer(run.dsn, queue, name, run.histories[queue], _LEASE) as consumer:
         while rounds.begin():
-            held = _hold(consumer, chance, rounds, chance.uniform(1.0, 1.4))
+            held = _hold(consumer, chance, rounds, chance.uniform(1.4, 2.2))
             if held is not None:
                 consumer.ack(held)
 

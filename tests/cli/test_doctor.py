@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -314,7 +315,7 @@ def test_nobody_who_does_the_upkeep_is_told_within_a_minute(db: psycopg.Connecti
     assert "upkeep" not in problems(db, Limits())
     db.execute("select setval('pgmb.maintained', last_value - 61000) from pgmb.maintained")
     told = problems(db, Limits())["upkeep"]
-    assert "pgmb.maintain() did not run for 61 s; process host1:7 (pgmb work) did it last" in told.message
+    assert re.search(r"did not run for 6\d s; process host1:7 \(pgmb work\) did it last", told.message)
     assert "pgmb work" in str(told.fix)
 
 

@@ -184,6 +184,7 @@ class Declarations:
         self._pending: dict[str, list[str] | None] = {}
         """The settings that wait; None: all of the declaration, as a lock was not free."""
         self._other_code: dict[str, tuple[float, bool]] = {}
+        self._looked_at = time.monotonic()
 
     async def declare(self, queues: Sequence[QueueSpec]) -> dict[str, QueueSettings]:
         """Create the queues that are not there, and their streams; add patterns, change settings.
@@ -220,12 +221,13 @@ class Declarations:
         """Make the changes that wait, once other workers are gone. Until cancelled."""
         keep_at = time.monotonic() + _KEEP_EVERY_SECONDS
         while True:
-            began = time.monotonic()
             await asyncio.sleep(_AGAIN_EVERY_SECONDS)
-            if time.monotonic() > began + _SILENT_SECONDS:
+            now = time.monotonic()
+            if now > self._looked_at + _SILENT_SECONDS:
                 # This process stood still and did not count as live: its patterns may be pruned.
                 for name in self._queues:
                     self._pending.setdefault(name, ["patterns"])
+            self._looked_at = now
             keeping = time.monotonic() > keep_at
             if keeping:
                 keep_at = time.monotonic() + _KEEP_EVERY_SECONDS
