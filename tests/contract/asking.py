@@ -10,6 +10,8 @@ from typing import Any
 import psycopg
 from psycopg.types.json import Json, Jsonb
 
+from harness.states import paused_queues
+
 _numbers = itertools.count(1)
 
 
@@ -102,11 +104,10 @@ def passing(db: psycopg.Connection[Any], asked: Asked, events: Sequence[Given]) 
             {**values, "before": before[0]},
         ).fetchall()
     paused = db.execute(
-        "select name, paused_reason from pgmb.queue where name like %(name)s || '%%'"
-        " and paused_at is not null union all"
-        " select group_id, paused_reason from pgmb.subscription where paused_at is not null",
+        "select group_id, paused_reason from pgmb.subscription where paused_at is not null",
         values,
     ).fetchall()
+    paused += [(name, why) for name, why in paused_queues(db).items() if name.startswith(values["name"])]
     assert paused == [], paused
     db.execute("select pgmb.drop_queue(%(name)s || ' queue'), pgmb.drop_queue(%(name)s || ' group')", values)
     db.execute("delete from pgmb.subscription where group_id = %(name)s || ' group'", values)

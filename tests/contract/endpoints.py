@@ -10,6 +10,8 @@ from uuid import UUID
 import psycopg
 import pytest
 
+from harness.states import deliveries
+
 URL = "http://hooks.example/in"
 
 
@@ -141,11 +143,10 @@ def settle_claimed(
     )
 
 
-def waiting(db: psycopg.Connection[Any]) -> list[tuple[UUID, int, int, str | None]]:
+def waiting(db: psycopg.Connection[Any]) -> list[tuple[UUID | None, int, int, str | None]]:
     """Endpoint, payload, attempt and error of what waits for one endpoint."""
-    return db.execute(
-        "select endpoint, payload::text::int name, attempt, error from pgmb.delivery order by name, id"
-    ).fetchall()
+    waits = sorted(deliveries(db), key=lambda event: event.payload)
+    return [(event.endpoint, event.payload, event.attempt, event.error) for event in waits]
 
 
 def dead(db: psycopg.Connection[Any]) -> list[tuple[UUID | None, int, int, str | None]]:

@@ -12,7 +12,15 @@ from typing import Any
 import psycopg
 import pytest
 
-from harness.states import age_leases
+from harness.states import (
+    add_dead,
+    add_leases,
+    add_retries,
+    add_settled_claims,
+    age_leases,
+    retries_waiting,
+    stop_vacuum,
+)
 
 # Costs are measured: rows that other tests left would count.
 pytestmark = pytest.mark.new_database
@@ -51,39 +59,19 @@ def delayed(db: Connection) -> None:
 
 
 def retries(db: Connection) -> None:
-    db.execute(
-        "insert into pgmb.retry (queue, due_at, attempt, seq, event_id, topic, payload, published_at)"
-        " select 1, now() + interval '1 hour' + g * interval '1 ms', 2, g, gen_random_uuid(), 't', '1', now()"
-        " from generate_series(1, 50000) g"
-    )
+    add_retries(db, 50_000)
 
 
 def settled_claims(db: Connection) -> None:
-    db.execute(
-        "insert into pgmb.claim (queue, id, token, state, bindings, events, lo, hi, place, upto,"
-        " done_snapshot,"
-        "  done_seq, done_next, batch_snapshot, batch_seq, batch_next, expires_at, swept)"
-        " select queue, id - 10000000 + g, token, 'settled', bindings, 1, 0, 0, place, upto,"
-        " done_snapshot, done_seq,"
-        "  done_next, batch_snapshot, batch_seq, batch_next, swept - g * interval '1 ms', swept"
-        " from (select * from pgmb.claim where queue = 1 order by id desc limit 1) newest,"
-        "  generate_series(1, 20000) g"
-    )
+    add_settled_claims(db, 20_000, "q")
 
 
 def live_leases(db: Connection) -> None:
-    settled_claims(db)
-    db.execute(
-        "update pgmb.claim set state = 'leased', expires_at = now() + interval '1 day'"
-        " where state = 'settled'"
-    )
+    add_leases(db, 20_000)
 
 
 def dead_letters(db: Connection) -> None:
-    db.execute(
-        "insert into pgmb.dead (queue, attempt, seq, event_id, topic, payload, published_at)"
-        " select 1, 2, g, gen_random_uuid(), 't', '1', now() from generate_series(1, 20000) g"
-    )
+    add_dead(db, 20_000)
 
 
 def a_backlog(db: Connection) -> None:
@@ -107,9 +95,7 @@ def history_behind(db: Connection) -> None:
     ids=lambda load: load.__name__,
 )
 def test_the_cost_of_a_claim_stays_flat(db: Connection, load: Callable[[Connection], None]) -> None:
-    db.execute("alter table pgmb.delayed set (autovacuum_enabled = off)")
-    db.execute("alter table pgmb.claim set (autovacuum_enabled = off)")
-    db.execute("alter table pgmb.retry set (autovacuum_enabled = off)")
+    stop_vacuum(db)
     db.execute("select pgmb.create_queue('q')")
     publish(db, 100)
     before = pages(db)
@@ -201,7 +187,7 @@ def test_a_parked_backlog_does_not_grow_dearer_under_a_pinned_snapshot(db: Conne
     # A young lease is waited for; behind an old one events are parked.
     age_leases(db)
     published(4500)
-    while db.execute("select count(*) from pgmb.retry").fetchall() != [(4500,)]:
+    while retries_waiting(db) != 4500:
         assert db.execute("select * from pgmb.receive('q', 1000)").fetchall() == []
     db.execute("select pgmb.ack(%s)", [held])
     # One of the keys stays leased.

@@ -11,6 +11,7 @@ import pytest
 from harness.databases import create_database, drop_database
 from harness.installations import binaries
 from harness.server import Server
+from harness.states import paused_queues
 from pgmb import schema
 from tests.conftest import FreshServer
 
@@ -32,7 +33,7 @@ def works(conn: psycopg.Connection[Any]) -> None:
         rows = conn.execute(f"select payload->>'n', lease from pgmb.{call}").fetchall()
         assert [row[0] for row in rows] == ["1"], (
             call,
-            conn.execute("select paused_reason from pgmb.queue").fetchall(),
+            paused_queues(conn),
         )
         conn.execute("select pgmb.ack(%s)", [rows[0][1]])
 
@@ -135,8 +136,8 @@ def test_dump_and_restore_keep_them(
                 restored.execute("set statement_timeout = '60s'")
                 restored.execute("select pgmb.publish('t', '{\"n\": 1}')")
                 assert restored.execute("select * from pgmb.receive('q')").fetchall() == []
-                reason = restored.execute("select paused_reason from pgmb.queue where name = 'q'").fetchone()
-                assert "pgmb upgrade" in str(reason) or "not as it was made" in str(reason)
+                reason = str(paused_queues(restored)["q"])
+                assert "pgmb upgrade" in reason or "not as it was made" in reason
                 schema.upgrade(restored)
                 restored.execute("select pgmb.purge('q'), pgmb.purge('g'), pgmb.resume('q')")
                 restored.execute("select pgmb.resume_subscriptions('g')")

@@ -15,6 +15,7 @@ import psycopg
 import pytest
 
 from harness.server import Server
+from harness.states import expire_all
 from tests.conftest import FreshServer
 
 ROUNDS = 4
@@ -129,10 +130,7 @@ def test_a_killed_server_loses_no_committed_event_and_no_ack(fresh_server: Fresh
         assert ledger.published <= set(every), "committed events are missing"
         assert set(every) <= ledger.published | ledger.unsure
         # Whatever was received and never acked is taken over now, without waiting for ten minutes.
-        connection.execute(
-            "update pgmb.claim set expires_at = clock_timestamp() where state in ('leased', 'leased_own')"
-        )
-        connection.execute("update pgmb.claim set swept = '-infinity'")
+        expire_all(connection)
         rest = drain(connection, "q")
     acked = ledger.acked
     assert len(acked) == len(set(acked)), "an acked event was delivered again"

@@ -11,6 +11,7 @@ import psycopg
 import pytest
 
 from harness.sessions import Session
+from harness.states import queue_settings
 from tests.contract.cast import Cast
 
 DECLARE = "select pgmb.declare_queue(%s, %s, %s, %s, null, %s)"
@@ -32,10 +33,7 @@ def declare(
 
 
 def bound(db: psycopg.Connection[Any]) -> Any:
-    return db.execute(
-        "select b.patterns from pgmb.queue q join pgmb.binding b on b.queue = q.id and b.version = q.bindings"
-        " where q.name = 'q'"
-    ).fetchone()
+    return db.execute("select patterns from pgmb.queue_status where queue = 'q'").fetchone()
 
 
 @pytest.fixture
@@ -72,7 +70,7 @@ def test_of_two_workers_that_start_at_once_neither_applies_its_setting(
     one.run("commit")
     ((answer,),) = waiting.result()
     assert answer["pending"] == ["rps"]
-    assert db.execute("select rps from pgmb.queue where name = 'q'").fetchone() == (None,)
+    assert queue_settings(db)["rps"] is None
 
 
 @pytest.mark.usefixtures("queue")
@@ -95,7 +93,7 @@ def test_a_silent_worker_does_not_count(db: psycopg.Connection[Any]) -> None:
     declare(db, "a", app="shop", rps=5)
     db.execute("update pgmb.worker set heartbeat_at = heartbeat_at - interval '31 seconds'")
     declare(db, "a", app="shop", rps=7)
-    assert db.execute("select rps from pgmb.queue where name = 'q'").fetchone() == (7,)
+    assert queue_settings(db)["rps"] == 7
 
 
 def test_a_role_counts_only_where_it_may_consume(db: psycopg.Connection[Any], cast: Cast) -> None:
@@ -114,7 +112,7 @@ def test_a_role_counts_only_where_it_may_consume(db: psycopg.Connection[Any], ca
     db.execute("select pgmb.revoke_consume('q', %s)", [role])
     assert db.execute(mine).fetchone() == (0,)
     declare(db, "a", app="shop", rps=7)
-    assert db.execute("select rps from pgmb.queue where name = 'q'").fetchone() == (7,)
+    assert queue_settings(db)["rps"] == 7
 
 
 @pytest.mark.usefixtures("queue")

@@ -13,7 +13,16 @@ import psycopg
 import pytest
 
 from harness.sessions import Sessions
-from harness.states import make_due
+from harness.states import (
+    add_deliveries,
+    age_waiting,
+    deliveries,
+    deliveries_waiting,
+    make_due,
+    repeat_retries,
+    retries,
+    retries_waiting,
+)
 from tests.conftest import Connect
 from tests.contract.deliveries import lost
 from tests.contract.endpoints import (
@@ -110,7 +119,7 @@ def test_a_settlement_said_twice_counts_once(db: psycopg.Connection[Any]) -> Non
         assert settle(db, lease, *rest) == 1
         assert settle(db, lease, *rest) == 0
     assert [row[1] for row in waiting(db)] == [1, 2]
-    assert value(db, "select count(*) from pgmb.retry") == 2
+    assert retries_waiting(db) == 2
 
 
 @pytest.mark.parametrize("whole", [True, False], ids=["whole", "part"])
@@ -163,8 +172,8 @@ def test_without_a_time_the_queue_says_when_and_how_often(db: psycopg.Connection
     publish(db, 1)
     got = receive(db)
     settle(db, got.lease, None, [fail(got.seqs(1)[0], one, None)])
-    assert value(db, "select due_at - now() between '30 min' and '90 min' from pgmb.delivery") is True
-    db.execute("update pgmb.delivery set due_at = now()")
+    assert [1800 <= (event.due_in or 0) <= 5400 for event in deliveries(db)] == [True]
+    make_due(db)
     held = claim(db)
     assert settle_claimed(db, held.lease, [], [(held.rows()[0], None, "again", True, False)]) == 1
     assert dead(db) == [(one, 1, 2, "again")]
@@ -194,7 +203,7 @@ def test_an_endpoints_own_queue_tries_again_buries_and_gives_back(
             assert settle(db, got.lease, [seq], failures) == 1
             seen[name] = got.attempts[name] if name in seen else seen.setdefault(name, 0)
         db.execute("select pg_sleep(0.11)" if ordered else "select")
-        if set(seen) == {0, 1, 2, 3, 4} and value(db, "select count(*) from pgmb.retry") == 0:
+        if set(seen) == {0, 1, 2, 3, 4} and retries_waiting(db) == 0:
             break
     assert seen == {0: 0, 1: 2, 2: 0, 3: 1, 4: 0}, (
         "tried again as the second attempt, given back as the first"
@@ -235,8 +244,9 @@ def test_behind_an_event_that_failed_those_of_its_key_wait(db: psycopg.Connectio
         settle(db, got.lease)
     db.execute("select pg_sleep(0.11)")
     assert not receive(db, "endpoint/own")
-    rows = db.execute("select payload::text::int, attempt from pgmb.retry order by seq").fetchall()
-    assert rows == [(1, 2), (2, 1)], "the first was tried, the second was not"
+    assert [(event.payload, event.attempt) for event in retries(db)] == [(1, 2), (2, 1)], (
+        "the first was tried, the second was not"
+    )
 
 
 def test_a_workers_failures_come_one_by_one_with_the_queues_own_backoff(db: psycopg.Connection[Any]) -> None:
@@ -247,7 +257,7 @@ def test_a_workers_failures_come_one_by_one_with_the_queues_own_backoff(db: psyc
     got = receive(db, "q")
     assert got.meant == {1: {worker}, 2: {worker}}
     settle(db, got.lease, None, [fail(seq, worker, None, "status 500") for seq in got.seqs(1, 2)])
-    due = db.execute("select due_at - now() between '0.5 s' and '2 s', together from pgmb.retry").fetchall()
+    due = [(0.4 < (event.due_in or 0) <= 2, event.together) for event in retries(db)]
     assert due == [(True, None)] * 2
     make_due(db)
     got = receive(db, "q")
@@ -256,10 +266,7 @@ def test_a_workers_failures_come_one_by_one_with_the_queues_own_backoff(db: psyc
     assert value(db, "select count(*) from pgmb.q_dead_letter_queue") == 2
     # Sent again while the first is still waiting, it is one event.
     db.execute("select pgmb.redrive('q')")
-    db.execute(
-        "insert into pgmb.retry (queue, due_at, attempt, seq, event_id, topic, payload, published_at)"
-        " select queue, due_at, attempt, seq, event_id, topic, payload, published_at from pgmb.retry"
-    )
+    repeat_retries(db)
     got = receive(db, "q")
     assert got.names == [1, 2]
     assert settle(db, got.lease) == 4
@@ -268,21 +275,17 @@ def test_a_workers_failures_come_one_by_one_with_the_queues_own_backoff(db: psyc
 
 def park(db: psycopg.Connection[Any], endpoints: dict[UUID, int]) -> None:
     """So many events wait for each endpoint, due, their payloads counting from 1."""
-    names = iter(range(1, sum(endpoints.values()) + 1))
+    first = 1
     for endpoint, events in endpoints.items():
-        db.cursor().executemany(
-            "insert into pgmb.delivery (queue, endpoint, due_at, attempt, error, seq, event_id, topic,"
-            " payload, published_at) select q.id, %s, clock_timestamp(), 2, 'before', %s, gen_random_uuid(),"
-            " 't', to_json(%s::int), now() from pgmb.queue q where q.name = 'webhooks'",
-            [(endpoint, name, name) for name in (next(names) for _ in range(events))],
-        )
+        add_deliveries(db, events, endpoint=endpoint, first=first, error="before")
+        first += events
 
 
 def test_what_is_due_is_claimed_as_far_as_there_is_room(db: psycopg.Connection[Any]) -> None:
     one, two, three = (create(db, name) for name in ("one", "two", "three"))
     assert not claim(db)
     park(db, {one: 5, two: 5, three: 5})
-    db.execute("update pgmb.delivery set due_at = now() + interval '1 hour' where payload::text::int = 1")
+    age_waiting(db, "-1 hour", seq=1)
     held = claim(db, room=2, rooms={two: 3, three: 0})
     assert {name: row[1] for name, row in held.items()} == {2: one, 3: one, 6: two, 7: two, 8: two}
     assert {row[2] for row in held.values()} == {2}
@@ -329,11 +332,11 @@ def test_claimed_rows_are_settled_by_their_lease_alone(db: psycopg.Connection[An
     db.execute("select pgmb.extend_claimed(%s, '1 microsecond')", [[held.lease]])
     again = claim(db, max=3)
     assert {row[2] for row in again.values()} == {3}, "a lease that expired counts as an attempt"
-    assert value(db, "select count(*) from pgmb.delivery where error = 'lease expired'") == 3
+    assert [event.error for event in deliveries(db)].count("lease expired") == 3
     kept, stolen = [name for name in held if name not in again], list(again)
     failures = [(row, "0", "late", True, False) for row in held.rows(*stolen[:2])]
     assert settle_claimed(db, held.lease, held.rows(kept[0], stolen[2]), failures) == 1
-    assert value(db, "select count(*) from pgmb.delivery") == 4
+    assert deliveries_waiting(db) == 4
     assert value(db, "select pgmb.extend_claimed(%s, '1 hour')", [held.lease]) == 1
 
     rows = again.rows(*stolen)
@@ -344,7 +347,10 @@ def test_claimed_rows_are_settled_by_their_lease_alone(db: psycopg.Connection[An
         [(one, kept[1], 2, "before"), (one, stolen[1], 4, "status 500")], key=lambda row: row[1]
     )
     assert dead(db) == [(one, stolen[2], 3, "status 410")]
-    assert value(db, "select lease is null and due_at > now() from pgmb.delivery where attempt = 4") is True
+    (later,) = [event for event in deliveries(db) if event.attempt == 4]
+    assert not later.leased
+    assert later.due_in is not None
+    assert later.due_in > 0
 
 
 def test_what_was_not_posted_waits_without_counting(db: psycopg.Connection[Any]) -> None:

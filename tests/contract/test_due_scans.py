@@ -12,6 +12,8 @@ from typing import Any
 import psycopg
 import pytest
 
+from harness.states import add_deliveries, age_waiting, queue_names, queue_number, take_snapshot
+
 pytestmark = pytest.mark.new_database
 
 Connection = psycopg.Connection[Any]
@@ -22,7 +24,7 @@ def pin(connect: Connect) -> Connection:
     """Keeps vacuum, and every index scan, from removing what is dead."""
     pinned = connect(autocommit=False)
     pinned.execute("set transaction isolation level repeatable read")
-    pinned.execute("select 1 from pgmb.retry")
+    take_snapshot(pinned)
     return pinned
 
 
@@ -66,7 +68,7 @@ def take_delayed(db: Connection) -> None:
 def take_deliveries(db: Connection) -> None:
     """Two hundred events fail at an endpoint and are then delivered."""
     db.execute("select pgmb.publish('t', '1') from generate_series(1, 200)")
-    ((queue,),) = db.execute("select name from pgmb.queue where name <> 'q'").fetchall()
+    (queue,) = [name for name in queue_names(db) if name != "q"]
     rows = db.execute(
         "select lease, seq, endpoints[1] from pgmb.receive_deliveries(%s, 1000)", [queue]
     ).fetchall()
@@ -133,6 +135,12 @@ def test_scans_do_not_pass_dead_rows(
     pinned.rollback()
 
 
+def stored_start(db: Connection) -> str:
+    """Where the session's next scan of the queue's retries starts."""
+    ((setting,),) = db.execute("select current_setting(%s)", [f"pgmb.retry_{queue_number(db)}"]).fetchall()
+    return str(setting)
+
+
 def dead_retries(db: Connection, connect: Connect) -> Connection:
     """A queue with many dead retries, and a session that has stored where its next scan starts."""
     db.execute("select pgmb.create_queue('q')")
@@ -140,10 +148,7 @@ def dead_retries(db: Connection, connect: Connect) -> Connection:
     take_retries(db)
     take_retries(db)
     assert db.execute("select * from pgmb.receive('q')").fetchall() == []
-    ((setting,),) = db.execute(
-        "select current_setting('pgmb.retry_' || id, true) from pgmb.queue where name = 'q'"
-    ).fetchall()
-    assert setting
+    assert stored_start(db)
     return pinned
 
 
@@ -173,18 +178,13 @@ def test_a_retry_with_an_old_due_time_is_found(db: Connection, connect: Connect)
     db.execute("select pgmb.publish('t', '1')")
     ((lease,),) = db.execute("select lease from pgmb.receive('q')").fetchall()
     db.execute("select pgmb.retry(%s, null, '1 hour')", [lease])
-    db.execute("update pgmb.retry set due_at = due_at - interval '1 day' where due_at < 'infinity'")
+    age_waiting(db, "1 day")
     assert received_within(db, 5) == 1
 
 
 def test_deliveries_to_a_resumed_endpoint_are_found_at_once(db: Connection) -> None:
     db.execute("select pgmb.create_endpoint('e', 'http://localhost/')")
-    db.execute(
-        "insert into pgmb.delivery (queue, endpoint, due_at, attempt, seq, event_id, topic, payload,"
-        " published_at)"
-        " select q.id, e.id, now(), 2, g, gen_random_uuid(), 't', '1', now()"
-        " from pgmb.queue q, pgmb.endpoint e, generate_series(1, 20000) g"
-    )
+    add_deliveries(db, 20_000)
     db.execute("select pgmb.set_endpoint_state('e', 'paused')")
     time.sleep(1.1)
     # The scan passes so many deliveries to the paused endpoint that its end is stored for seconds.
@@ -196,27 +196,19 @@ def test_deliveries_to_a_resumed_endpoint_are_found_at_once(db: Connection) -> N
 def test_a_rollback_restores_the_start(db: Connection, connect: Connect) -> None:
     dead_retries(db, connect)
 
-    def setting() -> str:
-        ((said,),) = db.execute(
-            "select current_setting('pgmb.retry_' || id) from pgmb.queue where name = 'q'"
-        ).fetchall()
-        return str(said)
-
-    before = setting()
+    before = stored_start(db)
     # The setting has expired.
     time.sleep(1.1)
     with db.transaction(force_rollback=True):
         assert db.execute("select * from pgmb.receive('q')").fetchall() == []
-        assert setting() != before
-    assert setting() == before
+        assert stored_start(db) != before
+    assert stored_start(db) == before
 
 
 def test_a_stored_start_expires(db: Connection, connect: Connect) -> None:
     """It also expires when the clock is set back, because the rest of its lifetime is then too long."""
     dead_retries(db, connect)
-    ((setting,),) = db.execute(
-        "select current_setting('pgmb.retry_' || id) from pgmb.queue where name = 'q'"
-    ).fetchall()
+    setting = stored_start(db)
     for shift, counts in (("0", True), ("-1 hour", False), ("1 hour", False)):
         ((since,),) = db.execute(
             "select pgmb_internal.time_of_start(%s, to_timestamp(%s::bigint / 1e6) + %s::interval)::text",

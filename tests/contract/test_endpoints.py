@@ -13,6 +13,7 @@ import psycopg
 import pytest
 
 from harness.sessions import Sessions
+from harness.states import claimed_deliveries, lane_settings, queue_names, queue_settings
 from tests.conftest import Connect
 from tests.contract.cast import Cast
 from tests.contract.endpoints import (
@@ -142,7 +143,7 @@ def test_the_queue_that_endpoints_share_goes_with_the_last_of_them(db: psycopg.C
     create(db, "elsewhere", queue="partners")
     db.execute("select pgmb.drop_endpoint('first')")
     db.execute("select pgmb.drop_endpoint('elsewhere')")
-    assert db.execute("select name from pgmb.queue").fetchall() == [("partners",)], "that somebody named"
+    assert queue_names(db) == ["partners"], "that somebody named"
     publish(db, 1)
     create(db, "next")
     publish(db, 2)
@@ -160,13 +161,13 @@ def test_an_endpoint_created_while_the_last_other_is_dropped_has_a_queue(
         with refused("55P03"):
             other.execute("select pgmb.drop_endpoint('first')")
     db.execute("select pgmb.drop_endpoint('first')")
-    assert value(db, "select count(*) from pgmb.queue where name = 'webhooks'") == 1
+    assert "webhooks" in queue_names(db)
     with db.transaction():
         db.execute("select pgmb.drop_endpoint('second')")
         with refused("55P03"):
             create(other, "third")
     create(other, "third")
-    assert value(db, "select count(*) from pgmb.queue where name = 'webhooks'") == 1
+    assert "webhooks" in queue_names(db)
 
 
 @pytest.mark.parametrize(("ordered", "batch"), [(True, 1), (False, 10)])
@@ -179,10 +180,10 @@ def test_one_that_is_ordered_or_takes_batches_has_a_queue_of_its_own(
     assert db.execute("select queue, endpoint from pgmb.dispatched_queues()").fetchall() == [
         ("endpoint/hook", made)
     ]
-    assert {row[0] for row in db.execute("select max_attempts from pgmb.queue").fetchall()} == {3}
+    assert lane_settings(db, "max_attempts", "endpoint/hook") == [3]
     assert create(db, "hook", "{b.*}", **{**wanted, "retry_after": "{0 s}"}) == made
     assert shown(db, "hook", "patterns") == (["b.*"],)
-    assert {row[0] for row in db.execute("select max_attempts from pgmb.queue").fetchall()} == {2}
+    assert lane_settings(db, "max_attempts", "endpoint/hook") == [2]
     publish(db, 1, topic="b.c")
     assert receive(db, "endpoint/hook").meant == {1: {made}}
     with refused("MB006"):
@@ -190,7 +191,7 @@ def test_one_that_is_ordered_or_takes_batches_has_a_queue_of_its_own(
     with refused("MB004"):
         db.execute("select pgmb.drop_queue('endpoint/hook')")
     assert value(db, "select pgmb.drop_endpoint('hook')") is True
-    assert value(db, "select count(*) from pgmb.queue") == 0
+    assert queue_names(db) == []
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
@@ -265,7 +266,7 @@ def test_some_settings_are_changed_and_the_others_stay(db: psycopg.Connection[An
     assert shown(db, "hook", "rps, gzip_above, headers") == (None, None, [])
     db.execute("select pgmb.alter_endpoint('own', batch => 1, retry_after => '{1 s}')")
     assert shown(db, "own", "id, batch, queue") == (own, 1, "endpoint/own")
-    assert value(db, "select max_attempts from pgmb.queue where name = 'endpoint/own'") == 2
+    assert queue_settings(db, "endpoint/own")["max_attempts"] == 2
     for wrong, sqlstate in (
         ("'none', rps => 1", "MB060"),
         ("'hook', url => 'ftp://x/'", "MB005"),
@@ -395,8 +396,8 @@ def test_dropping_one_takes_all_that_is_its_own(db: psycopg.Connection[Any]) -> 
 
 
 def settle_held(db: psycopg.Connection[Any], lease: UUID | None) -> int:
-    rows = [row[0] for row in db.execute("select id from pgmb.delivery where lease = %s", [lease]).fetchall()]
-    return int(value(db, "select pgmb.settle_claimed(%s, %s::bigint[])", lease, [*rows, 0]))
+    rows = [*claimed_deliveries(db, lease), 0]
+    return int(value(db, "select pgmb.settle_claimed(%s, %s::bigint[])", lease, rows))
 
 
 def test_what_is_settled_while_its_endpoint_is_dropped_is_no_error(

@@ -205,7 +205,7 @@ def test_endpoints_are_told_apart(db: DB) -> None:
     assert [(e["attempt"], e["error"]) for e in one["errors"]] == [(1, "status 500")]
     assert (state(db, event, "dead"), at(db, event, "dead")["error"]) == ("dead", "status 410")
     assert state(db, event, "posted") == "done"
-    db.execute("update pgmb.delivery set due_at = now()")
+    make_due(db)
     claim(db)
     one = at(db, event, "failed")
     assert (one["state"], one["holder"]["backend"]) == ("leased", db.info.backend_pid)

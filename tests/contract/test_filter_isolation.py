@@ -12,6 +12,7 @@ import pytest
 import pgmb
 from faults.queue import filters
 from faults.queue.filters import Round, judge
+from harness.states import paused_queues
 from harness.waiting import until
 from tests.app.stage import working
 
@@ -53,7 +54,7 @@ def test_it_stops_before_the_event_at_which_it_raised_and_says_why(
         assert not broker.receive("q")
         broker.resume("q")
         assert [event.payload["n"] for event in broker.receive("q")] == [3, 4]
-        assert db.execute("select paused_at, paused_reason from pgmb.queue").fetchall() == [(None, None)]
+        assert paused_queues(db) == {}
 
 
 def test_resumed_unmended_it_stops_again(dsn: str) -> None:

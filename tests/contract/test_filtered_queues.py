@@ -9,6 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from harness.states import paused_queues, place, take_snapshot
 from tests.conftest import Connect
 
 FILTERS = [
@@ -155,9 +156,8 @@ def test_a_filter_that_matches_little_moves_in_bounded_steps(db: psycopg.Connect
     got: list[int] = []
     for _ in range(40):
         got += [row[2] for row in lease(db)]
-        (place,) = db.execute("select place from pgmb.claim order by id desc limit 1").fetchone() or (0,)
-        assert place - places[-1] <= 26_000
-        places.append(place)
+        places.append(place(db))
+        assert places[-1] - places[-2] <= 26_000
         if len(got) == len(wanted):
             break
     assert got == wanted
@@ -220,17 +220,14 @@ def test_a_condition_that_is_slow_but_ends_moves_on(db: psycopg.Connection[Any])
     places = [0]
     for _ in range(200):
         assert lease(db) == []
-        places += db.execute(
-            "select c.place from pgmb.claim c join pgmb.queue q on q.id = c.queue and q.name = 'q'"
-            " order by c.id desc limit 1"
-        ).fetchone() or (0,)
+        places.append(place(db))
         # The last few are looked at again rather than written down.
         if places[-1] > 1000 - 64:
             break
         assert places[-1] > places[-2]
     assert places[-1] > 1000 - 64
     assert len(places) > 2, "one call was enough"
-    assert db.execute("select paused_reason from pgmb.queue where name = 'q'").fetchall() == [(None,)]
+    assert "q" not in paused_queues(db)
 
 
 def test_a_cancel_is_passed_on_and_pauses_nothing(db: psycopg.Connection[Any], connect: Connect) -> None:
@@ -259,18 +256,18 @@ def test_a_cancel_is_passed_on_and_pauses_nothing(db: psycopg.Connection[Any], c
         thread.join(0.05)
     thread.join()
     assert [getattr(error, "sqlstate", None) for error in failed] == ["57014"]
-    assert db.execute("select paused_at from pgmb.queue").fetchall() == [(None,)]
+    assert paused_queues(db) == {}
 
 
 def test_an_old_snapshot_is_not_blamed_on_the_filter(db: psycopg.Connection[Any], connect: Connect) -> None:
     db.execute(f"select pgmb.create_queue('q', {FILTERS[1]})")
     old = connect(autocommit=False)
     old.execute("set transaction isolation level repeatable read; set statement_timeout = '60s'")
-    old.execute("select 1 from pgmb.queue")
+    take_snapshot(old)
     publish(db, 10)
     with pytest.raises(psycopg.DatabaseError) as refused:
         lease(old)
     assert refused.value.sqlstate == "MB029"
     old.rollback()
     assert len(lease(db)) == 5
-    assert db.execute("select paused_at from pgmb.queue").fetchall() == [(None,)]
+    assert paused_queues(db) == {}

@@ -13,6 +13,7 @@ import psycopg
 import pytest
 
 from harness.sessions import Session, Sessions
+from harness.states import retries_leased, take_snapshot, until_swept
 
 LEVELS = ["repeatable read", "serializable"]
 SETTLE = [
@@ -51,7 +52,7 @@ def lease_of(session: Session, of: str, lease_for: str = "30 s") -> Any:
 
 def begin(session: Session, level: str) -> None:
     session.run(f"begin isolation level {level}")
-    session.run("select count(*) from pgmb.queue")
+    take_snapshot(session)
 
 
 def payloads(session: Session) -> list[Any]:
@@ -81,12 +82,12 @@ def test_a_lease_taken_over_after_the_snapshot_is_not_settled(
     app, other = queue.open("app", "other")
     lease = lease_of(other, of, "1 ms")
     begin(app, level)
-    other.run("select pg_sleep_until(max(greatest(swept)) + interval '60 ms') from pgmb.claim")
+    until_swept(other)
     assert payloads(other) == [1, 2]
     with refused("40001", "MB011"):
         app.run(f"select pgmb.{how}", [lease])
     app.run("rollback")
-    assert other.value("select count(*) from pgmb.retry where lease is not null") == 2
+    assert retries_leased(other) == 2
     assert other.run("select from pgmb.dead") == []
 
 

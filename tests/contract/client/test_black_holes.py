@@ -16,6 +16,7 @@ from psycopg.conninfo import make_conninfo
 
 import pgmb
 from harness.stalling import StallingProxy
+from harness.states import queue_names
 from pgmb._async import pool
 from pgmb._async.listener import AsyncListener
 from pgmb._core.concurrency import AsyncDeadline
@@ -89,7 +90,7 @@ async def test_a_worker_goes_on_when_its_connections_become_black_holes(
 
     stop = asyncio.Event()
     working = asyncio.create_task(work(app.work_spec(), stop))
-    while count(db, "select count(*) from pgmb.queue") == 0:  # noqa: ASYNC110
+    while not queue_names(db):  # noqa: ASYNC110
         await asyncio.sleep(0.01)
     db.execute("select pgmb.publish('a', '1')")
     assert await asyncio.wait_for(got.get(), 60) == 1

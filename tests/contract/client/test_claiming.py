@@ -15,6 +15,7 @@ import psycopg
 import pytest
 
 import pgmb
+from harness.states import lose_leases
 from pgmb._core import statements
 from pgmb._core.lease import LeaseNumbers
 
@@ -126,7 +127,7 @@ def test_its_leases_are_settled_as_any(db: psycopg.Connection[Any], watched: Wat
 def test_a_lost_ack_refuses_the_claim_as_well(db: psycopg.Connection[Any], watched: Watched) -> None:
     begin(db, watched.broker)
     lost = watched.broker.receive("q", 10)
-    db.execute("update pgmb.claim set state = 'expired' where state = 'leased'")
+    lose_leases(db)
     claims = watched.claims
     with pytest.raises(pgmb.LeaseLost):
         watched.broker.receive("q", 10, ack=lost)
@@ -242,7 +243,7 @@ def test_rotation_and_the_ends_of_batches_change_nothing(
         "select pgmb.pause('q')",
         "select pgmb.bind('q', '{a.b}')",
         "select pgmb.retry(lease, after => '0'), pg_sleep(0.06) from pgmb.receive('q', 1)",
-        "update pgmb.queue set max_attempts = 5, rps = 1000 where name = 'q'",
+        "select pgmb.alter_queue('q', max_attempts => 5, rps => 1000)",
     ],
 )
 def test_what_receive_must_decide_is_refused(

@@ -8,6 +8,7 @@ import psycopg
 import pytest
 
 import pgmb
+from harness.states import paused_queues, queue_settings, times_bound
 from pgmb.errors import InvalidArgument, TimeoutRequired
 from tests.contract.client.adapters import AsyncClient, Client, SqlClient
 
@@ -126,8 +127,7 @@ async def test_a_filter_that_raises_pauses_its_own_queue(client: Client, db: psy
         await client.publish("a", at)
     assert await received(client) == []
     assert await received(client, "other") == ["2020-01-01T00:00:00+00:00", "2020-01-02"]
-    ((reason,),) = db.execute("select paused_reason from pgmb.queue where name = 'q'").fetchall()
-    assert reason.startswith("filter failed: cannot convert")
+    assert str(paused_queues(db)["q"]).startswith("filter failed: cannot convert")
     await client.bind("q", ["a"], filter='$.payload starts with "2020"')
     await client.resume("q")
     assert await received(client) == ["2020-01-01T00:00:00+00:00", "2020-01-02"]
@@ -257,10 +257,8 @@ def test_an_app_adds_patterns_changes_a_filter_and_leaves_one_that_it_does_not_n
         app.queue("q", **asked)
         app.on(*patterns, queue="q")(lambda payload: None)
         app.handle("q")
-        ((*found,),) = db.execute(
-            "select bindings, filter, equals, params, condition from pgmb.queue where name = 'q'"
-        ).fetchall()
-        return tuple(found)
+        found = queue_settings(db)
+        return times_bound(db), *(found[name] for name in ("filter", "equals", "params", "condition"))
 
     first = declared(["a"], filter="$.payload > $n", params={"n": 1})
     assert first == (1, "$.payload > $n", None, {"n": 1}, None)

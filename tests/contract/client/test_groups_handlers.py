@@ -13,6 +13,7 @@ import psycopg
 import pytest
 
 import pgmb
+from harness.states import queue_settings, times_bound
 from harness.waiting import until, until_true
 from pgmb.errors import InvalidArgument
 from tests.app.stage import Workers, settled, working
@@ -232,11 +233,9 @@ def a_group(dsn: str, **asked: Any) -> pgmb.App:
 def test_what_is_asked_for_may_change_with_the_next_start(dsn: str, db: psycopg.Connection[Any]) -> None:
     def bound(**asked: Any) -> Any:
         a_group(dsn, **asked).handle(QUEUE)
-        return db.execute(
-            "select condition is not null, filter, params, max_attempts, bindings from pgmb.queue"
-            " where name = %s",
-            [QUEUE],
-        ).fetchone()
+        found = queue_settings(db, QUEUE)
+        values = [found[name] for name in ("filter", "params", "max_attempts")]
+        return found["condition"] is not None, *values, times_bound(db, QUEUE)
 
     condition: dict[str, Any] = {"condition": "e.topic = s.params ->> 'topic'", "params": {"topic": "a"}}
     assert bound(**condition, retry_after=[60, 300]) == (True, None, {"topic": "a"}, 3, 1)

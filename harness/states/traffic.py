@@ -1,19 +1,13 @@
-"""Queues and streams in a given state, for tests: backlogs, leases in flight, due retries, old segments.
-
-Public calls make these states where there are such calls. The few writes to tables are all in this module, so
-that tests need no knowledge of the tables.
-"""
+"""Backlogs, leases in flight, and old segments, mostly made by public calls."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
 from uuid import UUID
 
-import psycopg
-
-Connection: TypeAlias = psycopg.Connection[Any]
+from harness.states.leases import age_leases
+from harness.states.running import Connection, Db, rows
 
 _BETWEEN_SWEEPS = 0.06
 """Seconds. A receive looks for leases that ended at most every 50 ms."""
@@ -83,16 +77,6 @@ def fail(db: Connection, *leases: UUID, after: str = "0") -> None:
         db.execute("select pgmb.retry(%s, null, %s::interval, 'failed')", [lease, after])
 
 
-def make_due(db: Connection, queue: str | None = None) -> None:
-    """End the backoff of a queue's retries, or of all. What waits behind others of its key keeps waiting."""
-    db.execute(
-        "update pgmb.retry r set due_at = clock_timestamp() from pgmb.queue q"
-        " where r.queue = q.id and q.name = coalesce(%s, q.name)"
-        " and r.due_at > clock_timestamp() and r.due_at < 'infinity'",
-        [queue],
-    )
-
-
 def drain(db: Connection, queue: str = "q", *, size: int = 1000) -> int:
     """Receive and ack until the queue gives nothing more: how many leases there were."""
     leases = 0
@@ -102,11 +86,6 @@ def drain(db: Connection, queue: str = "q", *, size: int = 1000) -> int:
     return leases
 
 
-def age_leases(db: Connection, by: str = "1 minute") -> None:
-    """Make all leases that old. They end when they would have."""
-    db.execute("update pgmb.claim set at = at - %s::interval", [by])
-
-
 def age_segments(db: Connection, by: str) -> None:
     """Make all closed segments older, for retention."""
     db.execute(
@@ -114,6 +93,11 @@ def age_segments(db: Connection, by: str) -> None:
         " last_published_at = last_published_at - %(by)s::interval where closed_at is not null",
         {"by": by},
     )
+
+
+def take_snapshot(db: Db) -> None:
+    """Take the snapshot of a transaction that was begun repeatable read or serializable."""
+    rows(db, "select 1")
 
 
 def pin_xmin(connect: Callable[..., Connection]) -> Connection:
@@ -132,18 +116,3 @@ def publish_aged(db: Connection, ages: Sequence[str], *, topic: str = "t", key: 
         " from unnest(%s::interval[]) with ordinality a (age, n) order by n",
         [topic, key, list(ages)],
     )
-
-
-def use_up_lease_numbers(db: Connection, queue: str = "q", *, left: int) -> None:
-    """Make a queue that has been received from about a trillion times, and can be `left` times more."""
-    db.execute(
-        "update pgmb.claim c set id = (c.id >> 40 << 40) + (1::bigint << 40) - 1 - %s"
-        " where (c.queue, c.id) in (select q.id, max(c.id) from pgmb.queue q"
-        "   join pgmb.claim c on c.queue = q.id where q.name = %s group by q.id)",
-        [left, queue],
-    )
-
-
-def use_up_queue_numbers(db: Connection) -> None:
-    """Make a database in which as many queues were created as there are numbers for them."""
-    db.execute("select setval('pgmb.queue_id_seq', 16777215)")
