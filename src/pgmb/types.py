@@ -429,6 +429,7 @@ class Heartbeat(msgspec.Struct, frozen=True):
     backends: list[int]
     app: str | None = None
     shared: bool = False
+    handled: list[str] | None = None
 
 
 class Disagreement(msgspec.Struct, frozen=True):

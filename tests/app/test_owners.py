@@ -235,7 +235,7 @@ async def test_a_queue_that_a_renamed_handler_left_behind_is_told(
     )
     async with working(renamed):
         assert kinds(db) == ["stranded"]
-        assert "queue mail.notify: no live worker declares it any more" in caplog.text
+        assert "queue mail.notify: no live worker has handlers of it any more" in caplog.text
         assert "pgmb queues drop mail.notify" in caplog.text
         db.execute("select pgmb.bind('mail.notify', '{user.*}')")
         assert kinds(db) == [], "an operator took it"
@@ -267,6 +267,42 @@ async def test_an_app_remembers_its_queues_by_its_name(dsn: str, db: psycopg.Con
         assert kinds(db) == ["stranded"]
 
 
+@pytest.mark.parametrize("name", [None, "shop"])
+async def test_a_queue_that_live_code_handles_is_never_advised_to_be_dropped(
+    dsn: str, db: psycopg.Connection[Any], name: str | None
+) -> None:
+    seen: list[int] = []
+
+    async def notify(number: int) -> None:
+        seen.append(number)
+
+    def code(*queues: str) -> pgmb.App:
+        app = pgmb.App(dsn, name=name)
+        for queue in queues:
+            app.on(queue, queue=queue)(notify)
+        return app
+
+    app, newer = code("one", "two"), code("one")
+    async with working(app, queues=["one"]) as broker:
+        async with working(app, queues=["two"]):
+            assert kinds(db) == []
+        async with working(newer):
+            assert kinds(db) == ["stopped"], "of an old worker that still runs"
+        await broker.publish("two", 1)
+        (found,) = await broker.queue_disagreements()
+        assert (found.queue, found.kind) == ("two", "stopped")
+        assert "has handlers of it" in found.message
+        assert "pgmb work MODULE:APP --queue two" in found.hint
+        assert "drop" not in found.hint
+        async with working(app, queues=["two"]):
+            await until(lambda: seen == [1])
+            assert kinds(db) == []
+    async with working(newer) as broker:
+        (found,) = await broker.queue_disagreements()
+        assert (found.queue, found.kind) == ("two", "stranded")
+        assert "pgmb queues drop two" in found.hint
+
+
 async def test_a_process_for_some_queues_is_not_told_of_the_others(
     dsn: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -276,7 +312,7 @@ async def test_a_process_for_some_queues_is_not_told_of_the_others(
         pass
     async with working(app, queues=["one"]):
         pass
-    assert "no live worker declares it" not in caplog.text
+    assert "queue two" not in caplog.text
 
 
 async def test_pruning_removes_patterns_that_no_live_worker_declares(

@@ -111,12 +111,14 @@ class AsyncStatus(AsyncCalls):
         backends: Sequence[int] | None = None,
         app: str | None = None,
         shared: bool | None = None,
+        handled: Sequence[str] | None = None,
         *,
         conn: AsyncConnectionLike | None = None,
     ) -> bool:
         """Say that a worker lives, and which server processes are its connections. Apps do so themselves.
 
-        `app`: the name of its app; `shared`: whether the app shares its queues with apps of other names.
+        `app`: the name of its app; `shared`: whether the app shares its queues with apps of other names;
+        `handled`: all queues that its code has handlers of, by default `queues`.
         """
         statement = call(
             "worker_heartbeat",
@@ -127,6 +129,7 @@ class AsyncStatus(AsyncCalls):
             backends=backends,
             app=app,
             shared=shared,
+            handled=handled,
         )
         return bool(await self._value(statement, conn))
 

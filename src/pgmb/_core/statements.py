@@ -65,6 +65,7 @@ TYPES: Final[dict[str, LiteralString]] = {
     "fair_by": "text",
     "filter": "text",
     "gzip_above": "integer",
+    "handled": "text[]",
     "headers": "json",
     "host": "text",
     "id": "uuid",
@@ -332,7 +333,8 @@ _RECEIVE_ANY: Final = (
 )
 _HEARTBEAT: Final = (
     "pgmb.worker_heartbeat(worker => %s::uuid, host => %s::text, pid => %s::integer, queues => %s::text[],"
-    " backends => %s::integer[], app => %s::text, shared => %s::boolean)"
+    " backends => %s::integer[], app => %s::text, shared => %s::boolean,"
+    " handled => %s::text[])"
 )
 # The look depends on the heartbeat, so that this comes first, and comes also if there is nothing to receive.
 _RECEIVE_ANY_ALIVE: Final = (

@@ -112,12 +112,14 @@ class Status(Calls):
         backends: Sequence[int] | None = None,
         app: str | None = None,
         shared: bool | None = None,
+        handled: Sequence[str] | None = None,
         *,
         conn: ConnectionLike | None = None,
     ) -> bool:
         """Say that a worker lives, and which server processes are its connections. Apps do so themselves.
 
-        `app`: the name of its app; `shared`: whether the app shares its queues with apps of other names.
+        `app`: the name of its app; `shared`: whether the app shares its queues with apps of other names;
+        `handled`: all queues that its code has handlers of, by default `queues`.
         """
         statement = call(
             "worker_heartbeat",
@@ -128,6 +130,7 @@ class Status(Calls):
             backends=backends,
             app=app,
             shared=shared,
+            handled=handled,
         )
         return bool(self._value(statement, conn))
 

@@ -396,7 +396,7 @@ class App:
             name=self.name,
             shared=self.shared,
             queues=with_handlers(self.queues, queues),
-            known=self.queues,
+            handled=[queue.name for queue in with_handlers(self.queues, None)],
             prune=False,
             schedules=self.schedules,
             answers=self.answers,

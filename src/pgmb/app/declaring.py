@@ -7,7 +7,7 @@ import hashlib
 import logging
 import math
 import time
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -209,13 +209,12 @@ class Declarations:
             except LockNotAvailable:
                 logger.warning("queue %s: a transaction locks it; its patterns are not pruned", name)
 
-    async def warn(self, known: Container[str]) -> None:
-        """Log where this worker and others disagree. `known`: all queues of the app."""
+    async def warn(self) -> None:
+        """Log where this worker and others disagree."""
         for one in await self._broker.queue_disagreements(worker=self._worker):
-            if one.kind != "stranded" or one.queue not in known:
-                # Different patterns are what a deployment looks like.
-                level = logging.INFO if one.kind == "patterns" else logging.WARNING
-                logger.log(level, "queue %s: %s. %s", one.queue, one.message, one.hint)
+            # A deployment has different patterns, and processes for other queues that start after this one.
+            level = logging.INFO if one.kind in {"patterns", "stopped"} else logging.WARNING
+            logger.log(level, "queue %s: %s. %s", one.queue, one.message, one.hint)
 
     async def run(self, changed: Callable[[str, QueueSettings], None]) -> None:
         """Make the changes that wait, once other workers are gone. Until cancelled."""

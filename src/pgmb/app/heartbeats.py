@@ -30,13 +30,21 @@ class Heartbeats:
     """One a process. At rest they travel with polls, and cost no statement of their own."""
 
     def __init__(
-        self, broker: AsyncBroker, queues: Sequence[str], app: str | None = None, *, shared: bool = False
+        self,
+        broker: AsyncBroker,
+        queues: Sequence[str],
+        app: str | None = None,
+        *,
+        shared: bool = False,
+        handled: Sequence[str] | None = None,
     ) -> None:
+        """`handled`: all queues that the app has handlers of, by default those of this process."""
         self.worker = uuid4()
         self._broker = broker
         self._queues = list(queues)
         self._app = app
         self._shared = shared
+        self._handled = None if handled is None else list(handled)
         self._next = time.monotonic()
 
     def due(self) -> Heartbeat | None:
@@ -52,6 +60,7 @@ class Heartbeats:
             self._broker.backends(),
             self._app,
             self._shared,
+            self._handled,
         )
 
     async def begin(self) -> None:

@@ -8,7 +8,7 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -49,8 +49,8 @@ class WorkSpec(NamedTuple):
     shared: bool
     """Whether apps of other names may consume its queues."""
     queues: Sequence[QueueSpec]
-    known: Collection[str]
-    """All queues of the app, also those of other processes."""
+    handled: Sequence[str]
+    """All queues that the app has handlers of, also those of other processes."""
     prune: bool
     """Whether to remove patterns that no live worker declares."""
     schedules: Mapping[str, dict[str, Any]]
@@ -85,14 +85,20 @@ async def work(spec: WorkSpec, stop: asyncio.Event, started: Callable[[], None] 
         broker = await stack.enter_async_context(await aconnect(spec.dsn, **options))
         if spec.instrumentation is not None:
             spec.instrumentation.observe(broker, working=True)
-        heartbeats = Heartbeats(broker, [queue.name for queue in spec.queues], spec.name, shared=spec.shared)
+        heartbeats = Heartbeats(
+            broker,
+            [queue.name for queue in spec.queues],
+            spec.name,
+            shared=spec.shared,
+            handled=spec.handled,
+        )
         await heartbeats.begin()
         stack.push_async_callback(heartbeats.depart)
         declarations = Declarations(broker, heartbeats.worker)
         found = await declarations.declare(spec.queues)
         if spec.prune:
             await declarations.prune()
-        await declarations.warn(spec.known)
+        await declarations.warn()
         if spec.answers:
             await create_replies(broker)
         declared = await _declare_schedules(broker, spec.schedules)

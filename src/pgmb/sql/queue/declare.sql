@@ -463,22 +463,32 @@ as $$
   select array(select distinct regexp_replace(h, '\.[^.]*$', '') from unnest(handlers) h)
 $$;
 
--- Whether no live worker declares a queue while the program that declared it last is at work: one of its app's name, or, of
--- apps without a name, with handlers of the same modules. `worker`: only if it is of that program.
-create or replace function pgmb_internal.is_stranded(head integer, worker uuid)
-returns boolean
+-- Why no live worker declares a queue: stopped while the code of a live worker has handlers of it, stranded while the program
+-- that declared it last is at work without them. That program has the app's name or, of apps without a name, handlers of the
+-- same modules. worker: null unless this worker has handlers of the queue or is of that program. The handlers of all live
+-- workers count: beside an old worker, a new one does not call the queue stranded.
+create or replace function pgmb_internal.left_behind(head integer, worker uuid)
+returns text
 language plpgsql stable
 as $$
 declare
   since timestamptz := clock_timestamp() - interval '30 seconds';
 begin
-  return not exists (select from pgmb_internal.declarations(head)) and exists (
-    select from pgmb.owner o join pgmb.worker w on w.app is not distinct from o.app
-    where o.queue = head and o.handlers <> '{}' and w.heartbeat_at > since and (is_stranded.worker is null or w.id = is_stranded.worker)
-      and case when to_regrole(quote_ident(w.role)) is not null then pgmb_internal.may_consume(head, w.role) end
-      and (o.app is not null or exists (
-        select from pgmb.declaration d
-        where d.worker = w.id and pgmb_internal.modules_of(d.handlers) && pgmb_internal.modules_of(o.handlers))));
+  if exists (select from pgmb_internal.declarations(head)) then
+    return null;
+  end if;
+  return (
+    select case when bool_or(w.concerned and (w.handles or w.declared))
+      then case when bool_or(w.handles) then 'stopped' else 'stranded' end end
+    from (
+      select left_behind.worker is null or w.id = left_behind.worker concerned, q.name = any (w.handled) handles,
+        w.app is not distinct from o.app and (o.app is not null or exists (
+          select from pgmb.declaration d
+          where d.worker = w.id and pgmb_internal.modules_of(d.handlers) && pgmb_internal.modules_of(o.handlers))) declared
+      from pgmb.owner o join pgmb.queue q on q.id = o.queue cross join pgmb.worker w
+      where o.queue = head and o.handlers <> '{}' and w.heartbeat_at > since
+        and case when to_regrole(quote_ident(w.role)) is not null then pgmb_internal.may_consume(head, w.role) end
+    ) w);
 end $$;
 
 -- Where the live workers of a queue disagree, in words: see pgmb.queue_disagreements.
@@ -556,6 +566,7 @@ as $$
       'adds them at its start.', queue)
     when 'overridden' then format('A worker of an admin sets them at its start, or within seconds of a deployment. To keep the '
       'present ones, change the code. By hand: pgmb queues alter %s, for the filter pgmb queues bind %s.', queue, queue)
+    when 'stopped' then format('Start a worker for it: pgmb work MODULE:APP --queue %s', queue)
     when 'stranded' then format('If the handler was renamed, give it queue=%L, or let an old worker finish it (pgmb queues peek '
       '%s shows what waits). Then: pgmb queues drop %s. If other consumers read it: pgmb queues bind.', queue, queue, queue)
   end
@@ -569,8 +580,9 @@ $$;
 --   undeclared   it is bound to patterns that none of them declares: prune_queue removes them
 --   unbound      it is not bound to patterns that live workers declare: it gets none of those events
 --   overridden   all live workers declare another value of a setting, or another filter, than the queue has
---   stranded     no live worker declares it while the app that declared it is at work: a handler was renamed or removed. It
---                keeps its events, collects more and holds back retention
+--   stopped      no live worker consumes it, though the code of live workers has handlers of it: start a worker for it
+--   stranded     no live worker has handlers of it while the app that declared it is at work: a handler was renamed or
+--                removed. It keeps its events, collects more and holds back retention
 -- `name`: of this queue alone; `worker`: of the queues that this worker declares or its program left behind. Of the queues
 -- that the caller may consume.
 create or replace function pgmb.queue_disagreements(name text default null, worker uuid default null)
@@ -581,6 +593,7 @@ set jit = off
 as $$
 declare
   head record;
+  state text;
   most_characters integer := 1000;
 begin
   for head in
@@ -597,10 +610,14 @@ begin
       return query select head.name, d.kind, left(d.message, most_characters), pgmb_internal.advice(d.kind, head.name)
       from pgmb_internal.disagreements(head.id) d;
     end if;
-    if pgmb_internal.is_stranded(head.id, queue_disagreements.worker) then
-      return query select head.name, 'stranded', left(format(
-        'no live worker declares it any more, but %s is at work and declared it for %s: its events wait, and it collects more',
-        coalesce('app ' || head.app, 'the program'), array_to_string(head.handlers[:3], ', ')), most_characters), pgmb_internal.advice('stranded', head.name);
+    state := pgmb_internal.left_behind(head.id, queue_disagreements.worker);
+    if state is not null then
+      return query select head.name, state, left(format(case state
+        when 'stopped' then 'no live worker consumes it, but the code of live workers has handlers of it'
+        else 'no live worker has handlers of it any more, but %s is at work and declared it for %s' end
+          || ': its events wait, and it collects more',
+        coalesce('app ' || head.app, 'the program'), array_to_string(head.handlers[:3], ', ')), most_characters),
+        pgmb_internal.advice(state, head.name);
     end if;
   end loop;
 end $$;

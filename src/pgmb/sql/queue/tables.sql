@@ -315,6 +315,9 @@ create table pgmb.worker (
   shared boolean not null default false,
   queues text[] not null constraint "a worker must have at most 10000 queues" check (cardinality(queues) <= 10000)
     constraint "a worker's queues must have at most 2097152 bytes" check (pg_column_size(queues) <= 2097152),
+  -- The queues that its code has handlers of, also those that it leaves to other workers.
+  handled text[] not null constraint "a worker must handle at most 10000 queues" check (cardinality(handled) <= 10000)
+    constraint "the queues that a worker handles must have at most 2097152 bytes" check (pg_column_size(handled) <= 2097152),
   backends integer[] not null constraint "a worker must have at most 10000 server processes" check (cardinality(backends) <= 10000),
   started_at timestamptz not null default clock_timestamp(),
   heartbeat_at timestamptz not null default clock_timestamp()

@@ -2,12 +2,12 @@
 
 -- Says that a worker lives, which queues it receives from, and which server processes (backends) are its connections, by
 -- which the leases that it holds are known. app: the name of its app; shared: whether the app shares its queues with apps of
--- other names (declare_queue). Returns true. Forgets workers of the caller's role that were not heard of for an hour, and those
+-- other names (declare_queue); handled: all queues that its code has handlers of, by default `queues`. Returns true. Forgets workers of the caller's role that were not heard of for an hour, and those
 -- of all roles where the caller is an admin: a role that is none locks no row that another role waits for.
 -- Errors: 42501 another role's worker, MB005 and 23514 more than is accepted.
 create or replace function pgmb.worker_heartbeat(
   worker uuid, host text, pid integer, queues text[], backends integer[] default '{}',
-  app text default null, shared boolean default false
+  app text default null, shared boolean default false, handled text[] default null
 )
 returns boolean
 language plpgsql security definer
@@ -28,12 +28,13 @@ begin
   then
     raise exception 'role % has 10,000 workers', caller using errcode = 'MB005';
   end if;
-  insert into pgmb.worker as w (id, role, host, pid, application, app, shared, queues, backends)
+  insert into pgmb.worker as w (id, role, host, pid, application, app, shared, queues, handled, backends)
   values (worker_heartbeat.worker, caller, worker_heartbeat.host, worker_heartbeat.pid,
     left(nullif(current_setting('application_name'), ''), 255), worker_heartbeat.app, worker_heartbeat.shared,
-    worker_heartbeat.queues, worker_heartbeat.backends)
+    worker_heartbeat.queues, coalesce(worker_heartbeat.handled, worker_heartbeat.queues), worker_heartbeat.backends)
   on conflict (id) do update
-  set heartbeat_at = now, application = excluded.application, app = excluded.app, shared = excluded.shared, queues = excluded.queues, backends = excluded.backends
+  set heartbeat_at = now, application = excluded.application, app = excluded.app, shared = excluded.shared,
+    queues = excluded.queues, handled = excluded.handled, backends = excluded.backends
   where w.role = excluded.role;
   if not found then
     raise exception 'worker % belongs to another role', worker_heartbeat.worker using errcode = '42501';
