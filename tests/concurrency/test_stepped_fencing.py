@@ -108,6 +108,20 @@ def test_consumers_that_hold_the_lock_in_turn_supersede_nobody(queue: Sessions, 
     assert waiting.result() == [(0,)]
 
 
+def test_a_lease_begins_when_the_wait_for_the_lock_is_over(queue: Sessions) -> None:
+    holder, waiter, other = queue.open("holder", "waiter", "other")
+    publish(other, 1, 2)
+    holder.run("begin")
+    assert receive(holder, 1)[1] == [1]
+    waiting = waiter.start("select payload from pgmb.receive('q', 1, '0.7 s')")
+    waiting.blocked()
+    holder.start("select pg_sleep(0.8)").result()
+    holder.run("commit")
+    assert waiting.result() == [(2,)]
+    time.sleep(0.1)
+    assert receive(other)[1] == [], "the waiter has just got its lease"
+
+
 def test_what_another_is_taking_over_is_not_leased_twice(queue: Sessions) -> None:
     """The long one ends while another has opened a new generation and not committed it."""
     long, opener, third = queue.open("long", "opener", "third")

@@ -69,7 +69,7 @@ begin
       'pgmb.small_' || asked.stream || '_' || claim_next.segment, true), '')::bigint, 0) not between 0 and 50000 look,
     pg_sequence_last_value('pgmb.opening'::regclass) openings,
     -- At least a moment, as in receive.
-    now + greatest(coalesce(claim_next.lease_for, asked.lease_for), interval '1 millisecond') expires_at,
+    greatest(coalesce(claim_next.lease_for, asked.lease_for), interval '1 millisecond') lease_for,
     asked.plain and asked.matching = '' and asked.paused_at is null and claim_next.max between 1 and pgmb_internal.lease_events()
       and (pg_has_role(caller, current_user, 'usage') or pgmb_internal.may_consume(asked.id, caller))
       and (pg_try_advisory_xact_lock(asked.lock_key)
@@ -86,6 +86,8 @@ begin
     return null;
   end if;
 
+  -- Again, as this session may have waited.
+  now := clock_timestamp();
   -- A statement of its own: its snapshot must be newer than the lock, so that the newest claim is seen. Refused is what only
   -- receive knows: what a transaction received of its own events, and which leases a sweep could not examine. So is what is
   -- beside a generation that is being opened. Snapshots of one server are ordered, and a later one shows all that an earlier
@@ -96,7 +98,7 @@ begin
       batch_snapshot, batch_seq, batch_next, read_before, expires_at, swept, openings)
     select claim_next.queue, before.id + 1, claim_next.token, 'leased', q.bindings, claim_next.max, before.place, before.ending,
       before.ending, before.upto, before.done_snapshot, before.done_seq, before.done_next,
-      before.batch_snapshot, before.from_seq, before.batch_next, before.read_before, q.expires_at,
+      before.batch_snapshot, before.from_seq, before.batch_next, before.read_before, now + q.lease_for,
       case when before.stale then now else before.swept end, before.openings
     from (
       select c.id, c.place, c.place + claim_next.max ending, c.upto, c.done_snapshot, c.done_seq, c.done_next,
@@ -155,7 +157,7 @@ begin
         batch_snapshot, batch_seq, batch_next, read_before, expires_at, swept, openings)
       values (claim_next.queue, claimed.id, claim_next.token, 'leased', q.bindings, claimed.hi - claimed.lo, claimed.lo,
         claimed.hi, claimed.hi, case when claimed.hi < claim_next.last then noted else claimed.hi end,
-        claimed.done, claimed.lo, base.next, claimed.batch, claimed.hi, base.next, claimed.lo, q.expires_at,
+        claimed.done, claimed.lo, base.next, claimed.batch, claimed.hi, base.next, claimed.lo, now + q.lease_for,
         case when base.stale then now else base.swept end, base.openings);
     end if;
   end if;

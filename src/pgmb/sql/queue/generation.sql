@@ -68,6 +68,7 @@ declare
   before bigint;                             -- the newest claim when this wait began
   at_rest boolean := false;                  -- none was committed during the last wait
   holders text[];                            -- the lock's holders when this wait began; null: nobody looked
+  patience integer := 1000;                  -- milliseconds of the next wait in a crowd
   stalled integer := 0;
   given_up integer := -1;
   openings bigint;
@@ -89,8 +90,9 @@ begin
           if clock_timestamp() >= until then
             perform pgmb_internal.raise_held(lock_newest.queue);
           end if;
-          perform set_config('lock_timeout', '1s', true);
           at_rest := not exists (select from pgmb.claim c where c.queue = lock_newest.queue and c.id > before);
+          perform set_config('lock_timeout', case when at_rest then 1000 else patience end::text, true);
+          patience := case when at_rest then 1000 else pgmb_internal.longer_wait(patience) end;
           -- Locks are granted in the order of arrival: who held this one before the wait and holds it after, did so all
           -- the time.
           continue when not at_rest or not coalesce(holders && pgmb_internal.lock_holders(key), false);
@@ -153,6 +155,7 @@ set lock_timeout = '200ms'
 as $$
 declare
   before bigint;
+  patience integer := 200;
 begin
   loop
     -- A long transaction keeps this generation, and others have opened a newer one.
@@ -169,13 +172,21 @@ begin
       if not exists (select from pgmb.claim c where c.queue = try_lock.queue and c.id > before) then
         return false;
       end if;
-      -- In a crowd a wake-up costs more than a receive. One of eight sessions goes on looking often, for all.
-      if pg_backend_pid() % 8 <> 0 then
-        perform set_config('lock_timeout', '1s', true);
-      end if;
+      patience := pgmb_internal.longer_wait(patience);
+      perform set_config('lock_timeout', patience::text, true);
     end;
   end loop;
 end $$;
+
+-- How long to wait next for a lock that passes from hand to hand, in milliseconds. Locks are granted in the order of arrival,
+-- and whoever gives up a wait goes to the end of the line: with waits of one length the unlucky would never get it. Newcomers
+-- wait shortly, so that somebody sees soon whether it is kept.
+create or replace function pgmb_internal.longer_wait(patience integer)
+returns integer
+language sql immutable
+as $$
+  select least(patience * 5, 5000)
+$$;
 
 -- The newest generation of a queue that was opened, and the newest that another transaction is opening at this moment or
 -- has just opened. Errors: MB002 the queue was dropped.

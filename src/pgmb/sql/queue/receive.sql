@@ -569,6 +569,8 @@ begin
   if q.plain and q.entry_xid is null and not q.due
     and (pg_try_advisory_xact_lock(q.lock_key) or pgmb_internal.try_lock(q.id, q.generation, q.lock_key))
   then
+    -- Again, as this session may have waited: a lease begins now, and the sweep's time may be later than the call's.
+    now := clock_timestamp();
     select c.id, c.place, c.upto, c.done_seq, c.done_next, c.done_snapshot, c.batch_seq, c.batch_next, c.batch_snapshot,
       c.read_before, c.swept, now > c.swept + interval '50 milliseconds' stale, c.openings,
       c.events * 2 >= c.hi - greatest(c.lo, c.done_seq) dense,
