@@ -236,6 +236,14 @@ MUTATIONS = [
         administration.test_an_open_purge_is_not_superseded,
     ),
     Mutation(
+        "a receive that waits for a lane that a conversion removes is told that the queue was dropped",
+        "lock_as_found",
+        "return null;\n  end;",
+        "raise;\n  end;",
+        administration.test_a_receive_that_waits_while_a_conversion_removes_lanes_finds_the_new_form,
+        {"before": "lanes", "limit": "", "in_order": None},
+    ),
+    Mutation(
         "a lease of a lane that a conversion removed can be settled",
         "standing",
         "or not exists (select from pgmb.generation g where g.queue = standing.queue and g.number = -1)",

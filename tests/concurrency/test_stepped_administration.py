@@ -27,9 +27,9 @@ def raises(sqlstate: str) -> Any:
     return pytest.raises(psycopg.Error, check=lambda error: error.sqlstate == sqlstate)
 
 
-def make_queue(sessions: Sessions, form: str, events: int) -> Session:
+def make_queue(sessions: Sessions, form: str, events: int, limit: str = "") -> Session:
     admin = sessions["admin"]
-    admin.run(f"select pgmb.create_queue('q', backoff_jitter => 0{FORMS[form]})")
+    admin.run(f"select pgmb.create_queue('q', backoff_jitter => 0{FORMS[form]}{limit})")
     for number in range(events):
         admin.run(
             "select pgmb.publish(%s, to_json(%s::int), key => %s)", [TOPICS[number % 3], number, f"k{number}"]
@@ -114,6 +114,34 @@ def test_an_open_conversion_is_not_superseded(sessions: Sessions, before: str, a
         receive(one)
     admin.run("commit")
     assert take_all(one, 9 - len(done)) == sorted({*range(9)} - {*done})
+
+
+@pytest.mark.parametrize(
+    ("before", "limit", "in_order"),
+    [
+        ("lanes", "", None),
+        ("lanes", ", max_in_flight => 100", None),
+        ("ordered", "", True),
+        ("ordered", ", max_in_flight => 100", False),
+    ],
+)
+def test_a_receive_that_waits_while_a_conversion_removes_lanes_finds_the_new_form(
+    sessions: Sessions, before: str, limit: str, in_order: bool | None
+) -> None:
+    """`in_order`: whether the receive asks the shards in order, or those first that are free."""
+    admin = make_queue(sessions, before, 9, limit)
+    one = sessions["one"]
+    if in_order is not None:
+        seeds = (number / 100 for number in range(100))
+        seed = next(
+            s for s in seeds if one.value("select random() < 0.125 from setseed(%s)", [s]) is in_order
+        )
+        one.run("select setseed(%s)", [seed])
+    admin.run("begin")
+    admin.run("select pgmb.convert_queue('q')")
+    waiting = one.start("select payload from pgmb.receive('q')").blocked()
+    admin.run("commit")
+    assert sorted([payload for (payload,) in waiting.result()] + receive(one)[1]) == list(range(9))
 
 
 @pytest.mark.parametrize(

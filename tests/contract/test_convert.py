@@ -210,7 +210,7 @@ def test_conversions_under_load_lose_and_repeat_no_effect(broker: pgmb.Broker, d
                             )
                         else:
                             raise LeaseLost("in part")
-                except (LeaseLost, QueueNotFound, QueueHeld):
+                except (LeaseLost, QueueHeld):
                     continue
 
     threads = [threading.Thread(target=produce)]

@@ -27,17 +27,30 @@ begin
   end if;
 end $$;
 
--- Whether a queue still has the form in which a receive found it before it had the queue's lock.
-create or replace function pgmb_internal.has_form(found pgmb.queue)
-returns boolean
-language sql volatile
+-- Takes the lock of a queue or lane as lock_queue does, for a receive that read its row `found` before. Null if a conversion
+-- changed its form or removed the lane while the receive waited: the next receive finds the queue in its new form.
+create or replace function pgmb_internal.lock_as_found(found pgmb.queue)
+returns pgmb.claim
+language plpgsql
 as $$
-  select exists (
+declare
+  base pgmb.claim;
+begin
+  begin
+    base := pgmb_internal.lock_queue(found.id);
+  exception when sqlstate 'MB002' then
+    return null;
+  end;
+  if pgmb_internal.generation_of(base.id) <> found.generation and not exists (
     select from pgmb.queue q
-    where q.id = (found).id and q.plain = (found).plain and q.ordered = (found).ordered and q.shards = (found).shards
-      and q.lane_of is not distinct from (found).lane_of and q.lanes is not distinct from (found).lanes
-      and q.fair_by is not distinct from (found).fair_by)
-$$;
+    where q.id = found.id and q.plain = found.plain and q.ordered = found.ordered and q.shards = found.shards
+      and q.lane_of is not distinct from found.lane_of and q.lanes is not distinct from found.lanes
+      and q.fair_by is not distinct from found.fair_by)
+  then
+    return null;
+  end if;
+  return base;
+end $$;
 
 -- How many events the leases of a queue hold that is at `base`, under its lock. Leases that expired are ended before, and so
 -- are those whose events were all settled one by one.

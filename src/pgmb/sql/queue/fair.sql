@@ -292,7 +292,7 @@ create or replace function pgmb_internal.claim_fair(
 language plpgsql
 as $$
 declare
-  base pgmb.claim := pgmb_internal.lock_queue(q.id);
+  base pgmb.claim := pgmb_internal.lock_as_found(q);
   now timestamptz := clock_timestamp();
   token bigint := pgmb_internal.draw_token();
   retries integer := hashint8(base.id) & 1;  -- in which of the two turns they are looked for
@@ -300,8 +300,7 @@ declare
   swept record;
   fresh record;
 begin
-  if pgmb_internal.generation_of(base.id) <> q.generation and not pgmb_internal.has_form(q) then
-    -- It was converted before this call had its lock. The next one finds it so.
+  if base.id is null then
     return;
   end if;
   swept := pgmb_internal.sweep_when_due(q, base, now);

@@ -313,7 +313,8 @@ returns boolean
 language plpgsql
 as $$
 begin
-  if pg_try_advisory_xact_lock_shared(pgmb_internal.administration_lock(is_administered.queue)) then
+  -- Null: the queue, or its lane, is gone.
+  if pg_try_advisory_xact_lock_shared(pgmb_internal.administration_lock(is_administered.queue)) is not false then
     raise exception 'free' using errcode = 'MB099';
   end if;
   return true;

@@ -28,7 +28,10 @@ begin
   select null::uuid lease, false retried, null::pgmb.claim claim, null matching, null::tid[] rows into claimed;
   if head.max_in_flight is not null or head.rps is not null then
     -- One after another: a limit is everybody's.
-    base := pgmb_internal.lock_queue(head.id);
+    base := pgmb_internal.lock_as_found(head);
+    if base.id is null then
+      return;
+    end if;
     now := clock_timestamp();
     max := least(max, pgmb_internal.room_in_flight(head, lanes));
     if head.rps is not null then
@@ -122,7 +125,7 @@ create or replace function pgmb_internal.claim_lane(
 language plpgsql
 as $$
 declare
-  base pgmb.claim := pgmb_internal.lock_queue(q.id);
+  base pgmb.claim := pgmb_internal.lock_as_found(q);
   now timestamptz := clock_timestamp();
   flight record;
   swept record;
@@ -143,8 +146,7 @@ declare
   token bigint := pgmb_internal.draw_token();
   waiting bigint;                            -- where the rows of pgmb.retry begin
 begin
-  if pgmb_internal.generation_of(base.id) <> q.generation and not pgmb_internal.has_form(q) then
-    -- It was converted before this call had its lock. The next one finds it so.
+  if base.id is null then
     return;
   end if;
   if asks and pgmb_internal.needs_timeout(q) then
