@@ -22,16 +22,22 @@ class Clock:
         self.ahead = timedelta()
 
     def set(self, ahead: timedelta) -> None:
+        self.step(f"{ahead.total_seconds():+.6f}")
+        self.ahead = ahead
+
+    def step(self, offset: str) -> None:
+        """Sets the clock to an offset as libfaketime reads it, `-10m` for example."""
         # Replaced, not rewritten: no reader may find half of it.
         new = self._path.with_suffix(".new")
-        new.write_text(f"{ahead.total_seconds():+.6f}\n")
+        new.write_text(f"{offset}\n")
         new.chmod(0o644)
         new.replace(self._path)
-        self.ahead = ahead
 
 
 @contextmanager
-def clocked(major: int, *, name: str = "clock") -> Generator[tuple[Server, Clock]]:
+def clocked(
+    major: int, *, name: str = "clock", copy_of: Server | None = None
+) -> Generator[tuple[Server, Clock]]:
     """A server and its clock. Only the server's: processes started from here have the real one."""
     found = sorted(Path("/usr/lib").glob(_WHERE))
     if not found:
@@ -49,7 +55,7 @@ def clocked(major: int, *, name: str = "clock") -> Generator[tuple[Server, Clock
         }
         os.environ.update(faked)
         try:
-            server = Server.start(major, name=name, memory=True)
+            server = Server.start(major, name=name, memory=True, copy_of=copy_of)
         finally:
             for variable in faked:
                 del os.environ[variable]

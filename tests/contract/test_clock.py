@@ -7,48 +7,45 @@ sessions and leases are open, as it would under a bad NTP server.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 
 import pgmb
-from harness.server import Server
+from harness.clock import clocked
+from harness.postgres import Server, create_database, drop_database
 from harness.states import retries
 from pgmb.services import Scheduler
 
-FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1")
-
 Step = Callable[[str], None]
+Install = Callable[[str], None]
+
+
+# One process runs these tests: its server is the only one under libfaketime.
+pytestmark = pytest.mark.xdist_group("clock")
+
+
+@pytest.fixture(scope="module")
+def own_clock(pg_major: int, prepared: Server, install: Install) -> Iterator[tuple[Server, str, Step]]:
+    """A server whose clock `step("-10m")` sets relative to the real one, and a database in it to copy."""
+    with clocked(pg_major, copy_of=prepared) as (server, clock):
+        template = create_database(server)
+        install(server.dsn(template))
+        yield server, template, clock.step
 
 
 @pytest.fixture
-def stepping(
-    pg_major: int, prepared: Server, install: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[tuple[psycopg.Connection[Any], Step]]:
-    """A connection to a server whose clock `step("-10m")` sets relative to the real one."""
-    if not FAKETIME.exists():
-        pytest.fail("libfaketime is not installed: Debian's package faketime")
-    # Under /tmp, where the server's account may read it; pytest's own folder it may not.
-    offset = Path("/tmp") / f"pgmb-clock-{os.getpid()}-{pg_major}"
-    offset.write_text("+0\n")
-    monkeypatch.setenv("LD_PRELOAD", str(FAKETIME))
-    monkeypatch.setenv("FAKETIME_TIMESTAMP_FILE", str(offset))
-    monkeypatch.setenv("FAKETIME_NO_CACHE", "1")
-    monkeypatch.setenv("FAKETIME_DONT_FAKE_MONOTONIC", "1")
-
-    def step(by: str) -> None:
-        offset.write_text(f"{by}\n")
-
-    with Server.start(pg_major, name="clock", memory=True, copy_of=prepared) as server:
-        monkeypatch.delenv("LD_PRELOAD")
-        install(server.dsn())
-        with server.connect() as connection:
-            yield connection, step
-    offset.unlink()
+def stepping(own_clock: tuple[Server, str, Step]) -> Iterator[tuple[psycopg.Connection[Any], Step]]:
+    """A connection to a new database of the server with that clock, which is right again, and `step`."""
+    server, template, step = own_clock
+    step("+0")
+    name = create_database(server, template)
+    with server.connect(name) as connection:
+        yield connection, step
+    step("+0")
+    drop_database(server, name)
 
 
 def publish(connection: psycopg.Connection[Any], number: int) -> None:
