@@ -11,7 +11,6 @@ from collections.abc import Callable
 
 import pytest
 
-from faults.__main__ import EFFECTS
 from faults.correctness import (
     cancels,
     control,
@@ -23,6 +22,7 @@ from faults.correctness import (
     supersession,
     two_phase,
 )
+from faults.correctness.commands import EFFECTS
 from faults.correctness.programs import PROGRAMS
 from faults.correctness.run import Result
 from tests.conftest import FreshServer

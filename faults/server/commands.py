@@ -1,0 +1,37 @@
+"""The fault programs about the HTTP server as commands: their options, and one run of each."""
+
+from __future__ import annotations
+
+import argparse
+
+from faults.command import command, option
+from faults.database import database
+
+
+@command(
+    "sse",
+    "readers of server-sent events come back, and each gets every event once",
+    option("--readers", type=int, default=1000),
+    option("--seconds", type=float, default=180.0),
+)
+def sse(arguments: argparse.Namespace) -> bool:
+    from faults.server import sse
+
+    with database(arguments.pg) as (_, dsn):
+        result = sse.run(dsn, readers=arguments.readers, seconds=arguments.seconds, seed=arguments.seed)
+    print(result)
+    return result.holds
+
+
+@command(
+    "server-fuzz",
+    "malformed requests of all kinds: no server error, no leak between keys",
+    option("--requests", type=int, default=100_000),
+)
+def server_fuzz(arguments: argparse.Namespace) -> bool:
+    from faults.server import fuzz
+
+    with database(arguments.pg) as (_, dsn):
+        result = fuzz.run(dsn, requests=arguments.requests, seed=arguments.seed)
+    print(result)
+    return result.holds
