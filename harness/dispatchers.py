@@ -15,22 +15,29 @@ from typing import Any, Self
 
 import psycopg
 
+from harness.states import deliveries_waiting, leases_in_flight, queue_names, retries_waiting
+
 LOOPBACK = ("127.0.0.0/8",)
 _ROOT = Path(__file__).parents[1]
 _READY_WITHIN = 60.0
 _JOINED_AFTER = 4.5
 """Seconds after which those that were not alone take part: two heartbeats, and some."""
 
-_UNSETTLED = """
-select exists (select from pgmb.delivery) or exists (select from pgmb.claim where state = 'leased')
-  or exists (select from pgmb.retry)
-  or exists (select from pgmb.queue q where q.lane_of is null and pgmb.queue_depth(q.name) > 0)"""
+
+def _unsettled(connection: psycopg.Connection[Any]) -> bool:
+    if deliveries_waiting(connection) or leases_in_flight(connection) or retries_waiting(connection):
+        return True
+    depths = [
+        connection.execute("select pgmb.queue_depth(%s)", [queue]).fetchone()
+        for queue in queue_names(connection)
+    ]
+    return any(depth != (0,) for depth in depths)
 
 
 def wait_settled(connection: psycopg.Connection[Any], within: float = 120.0) -> float:
     """Until nothing waits in any queue, for any endpoint, or is under a lease; how many seconds that took."""
     began = time.monotonic()
-    while connection.execute(_UNSETTLED).fetchone() != (False,):
+    while _unsettled(connection):
         if time.monotonic() > began + within:
             raise TimeoutError(f"not all was settled within {within:.0f} s")
         time.sleep(0.02)

@@ -9,6 +9,7 @@ from typing import Any, Final
 import psycopg
 
 from harness.segments import seal
+from harness.states import add_dead_letters
 
 BEGIN: Final = datetime(2026, 9, 1, tzinfo=UTC)
 END: Final = datetime(2026, 10, 1, tzinfo=UTC)
@@ -76,12 +77,6 @@ cross join lateral (
     e.name = 'partner-feed' and random() < 0.04 failed
   where l.seq > 0) slow
 """
-_DEAD: Final = """
-insert into pgmb.dead (queue, died_at, attempt, error, seq, event_id, topic, payload, published_at)
-select q.id, d.at, 5, d.error, 0, gen_random_uuid(), 'order.paid', '{}', d.at - d.age * interval '1 second'
-from unnest(%s::timestamptz[], %s::text[], %s::float[]) d (at, error, age), pgmb.queue q
-where q.name = %s
-"""
 
 
 def fill(
@@ -147,10 +142,11 @@ def request(db: psycopg.Connection[Any]) -> None:
 
 
 def _fail(db: psycopg.Connection[Any], queue: str, chance: random.Random, planted: bool) -> None:
-    letters: list[tuple[datetime, str, float]] = []
+    letters: list[tuple[datetime, str, datetime]] = []
 
     def die(at: datetime, error: str) -> None:
-        letters.append((at, error.format(chance.randrange(1, 60)), chance.expovariate(1 / 300)))
+        error = error.format(chance.randrange(1, 60))
+        letters.append((at, error, at - timedelta(seconds=chance.expovariate(1 / 300))))
 
     for number in range((END - BEGIN) // _HOUR):
         at = BEGIN + number * _HOUR
@@ -160,4 +156,4 @@ def _fail(db: psycopg.Connection[Any], queue: str, chance: random.Random, plante
     if planted:
         for _ in range(60):
             die(_BURST + chance.random() * _HOUR, _ERRORS[0])
-    db.execute(_DEAD, [*(list(column) for column in zip(*letters, strict=True)), queue])
+    add_dead_letters(db, letters, queue, topic="order.paid", payload="{}")

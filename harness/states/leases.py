@@ -88,14 +88,14 @@ class Claiming(NamedTuple):
     ended: bool
 
 
-def claiming(db: Db, queue: str = "q") -> Claiming | None:
-    found = rows(
+def claiming(db: Db, queue: str = "q") -> Claiming:
+    (found,) = rows(
         db,
         "select q.stream, greatest(c.place, c.batch_seq) >> 40, q.id, c.id, c.batch_seq, c.place >= c.upto"
         f" {_NEWEST}",
         [queue],
     )
-    return Claiming(*found[0]) if found else None
+    return Claiming(*found)
 
 
 def place(db: Db, queue: str = "q") -> int:
@@ -231,6 +231,33 @@ def add_leases(db: Db, leases: int, queue: str = "q") -> None:
         " where state = 'settled' and queue = (select id from pgmb.queue where name = %s)",
         [queue],
     )
+
+
+def add_leases_of_retries(db: Db, leases: int, queue: str = "q") -> None:
+    """Make a queue whose newest leases hold retries, that many of them. They cannot be settled."""
+    rows(
+        db,
+        "insert into pgmb.claim (queue, id, token, state, bindings, events, lo, hi, place, upto, done_seq,"
+        " done_next, batch_seq, batch_next, at, expires_at, swept, done_snapshot, batch_snapshot, openings)"
+        " select c.queue, c.id + n, 0, 'leased_retries', c.bindings, 1, c.lo, c.hi, c.place, c.upto,"
+        " c.done_seq, c.done_next, c.batch_seq, c.batch_next, clock_timestamp(), now() + interval '1 day',"
+        " c.swept, c.done_snapshot, c.batch_snapshot, c.openings"
+        f" from (select c.* {_NEWEST}) c, generate_series(1, %s::int) n",
+        [queue, leases],
+    )
+
+
+def add_settlements(db: Db, settlements: int) -> None:
+    """Make that many single settlements and early ends of leases, of a queue that is gone."""
+    for table, values in (
+        ("shortened (queue, claim)", "-1, n"),
+        ("settlement (queue, claim, seq)", "-1, n, n"),
+    ):
+        rows(
+            db,
+            f"insert into pgmb.{table} select {values} from generate_series(1, %s::int) n",
+            [settlements],
+        )
 
 
 def use_up_lease_numbers(db: Db, queue: str = "q", *, left: int) -> None:

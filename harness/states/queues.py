@@ -44,6 +44,31 @@ def lane_settings(db: Db, name: str, queue: str = "q") -> list[Any]:
     ]
 
 
+_TABLES = ("queue", "binding", "generation", "claim", "settlement", "shortened", "retry", "delivery", "dead")
+
+
+def kept_of_queues(db: Db) -> dict[str, list[str]]:
+    """What is kept of all queues but their events in the log, by kind; nothing if there was never a queue."""
+    kept = {
+        table: [row for (row,) in rows(db, f"select t::text from pgmb.{table} t order by 1")]
+        for table in _TABLES
+    }
+    return {table: found for table, found in kept.items() if found}
+
+
+def contents(db: Db, queue: str = "q") -> list[str]:
+    """Everything that is kept of a queue but its events in the log, for comparison."""
+    kept = rows(db, "select q::text from pgmb.queue q where q.name = %s", [queue])
+    for table in ("claim", "retry", "dead"):
+        kept += rows(
+            db,
+            f"select t::text from pgmb.{table} t join pgmb.queue q on q.id = t.queue where q.name = %s"
+            " order by 1",
+            [queue],
+        )
+    return [row for (row,) in kept]
+
+
 def times_bound(db: Db, queue: str = "q") -> int:
     """How often the patterns, filter or condition of a queue were written."""
     return int(value(db, "select bindings from pgmb.queue where name = %s", [queue]))

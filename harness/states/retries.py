@@ -9,7 +9,10 @@ from uuid import UUID
 
 from harness.states.running import Db, rows, value
 
-_OF_QUEUE = "queue in (select id from pgmb.queue where name = coalesce(%(queue)s, name))"
+_OF_QUEUE = (
+    "(%(queue)s::text is null or queue in (select q.id from pgmb.queue q"
+    " left join pgmb.queue head on head.id = q.lane_of where coalesce(head.name, q.name) = %(queue)s))"
+)
 
 
 # -- what there is -------------------------------------------------------------------------------------------
@@ -23,6 +26,8 @@ class Waiting(NamedTuple):
     topic: str
     key: str | None
     payload: Any
+    text: str
+    """The payload as it was published."""
     published_at: datetime
     attempt: int
     error: str | None
@@ -37,15 +42,16 @@ class Waiting(NamedTuple):
 
 
 _WAITING = (
-    "select seq, event_id, topic, key, payload, published_at, attempt, error, lease is not null,"
-    " nullif(due_at, 'infinity'), extract(epoch from nullif(due_at, 'infinity') - clock_timestamp())::float8"
+    "select seq, event_id, topic, key, payload, payload::text, published_at, attempt, error,"
+    " lease is not null, nullif(due_at, 'infinity'),"
+    " extract(epoch from nullif(due_at, 'infinity') - clock_timestamp())::float8"
 )
 
 
 def retries(db: Db, queue: str | None = None) -> list[Waiting]:
-    """What a queue, or all, have to try again, in the order of the log."""
+    """What a queue, or all, have to try again, in the order in which it began to wait."""
     found = rows(
-        db, f"{_WAITING}, together, null from pgmb.retry where {_OF_QUEUE} order by seq, id", {"queue": queue}
+        db, f"{_WAITING}, together, null from pgmb.retry where {_OF_QUEUE} order by id", {"queue": queue}
     )
     return [Waiting(*row) for row in found]
 
@@ -53,6 +59,16 @@ def retries(db: Db, queue: str | None = None) -> list[Waiting]:
 def retries_waiting(db: Db, queue: str | None = None) -> int:
     """How many events a queue, or all, have to try again, leased ones included."""
     return int(value(db, f"select count(*) from pgmb.retry where {_OF_QUEUE}", {"queue": queue}))
+
+
+def copy_retries(db: Db, queue: str, table: str) -> None:
+    """Copy what a queue has to try again to a new temporary table: seq, id, key, payload, published_at."""
+    rows(
+        db,
+        f"create temporary table {table} as select r.seq, r.event_id id, r.key, r.payload::text payload,"
+        " r.published_at from pgmb.retry r join pgmb.queue q on q.id = r.queue where q.name = "
+        f"'{queue}'",
+    )
 
 
 def retries_leased(db: Db) -> int:
@@ -104,9 +120,39 @@ def age_waiting(db: Db, by: str, queue: str | None = None, *, seq: int | None = 
         )
 
 
-def age_releases(db: Db, by: str) -> None:
-    """Make the first release of events that nobody could handle that much earlier."""
-    rows(db, "update pgmb.retry set released_at = released_at - %s::interval", [by])
+def pass_time(db: Db, seconds: float) -> None:
+    """Make everything that waits, and every lease of what waits for an endpoint, due that much sooner."""
+    for table in ("retry", "delivery"):
+        rows(db, f"update pgmb.{table} set due_at = due_at - %s * interval '1 s'", [seconds])
+
+
+def forget_archiving(db: Db) -> None:
+    """Make all dead letters such as are in no lake yet."""
+    rows(db, "update pgmb.dead set archived_at = null")
+
+
+def slow_down(db: Db, seconds: float) -> None:
+    """Make every statement that gives events back, or buries them, take that long."""
+    rows(
+        db,
+        "create function pgmb.delay() returns trigger language plpgsql as"
+        f" $$ begin perform pg_sleep({seconds}); return null; end $$",
+    )
+    for table in ("retry", "dead"):
+        rows(
+            db,
+            f"create trigger delay after insert on pgmb.{table} for each statement"
+            " execute function pgmb.delay()",
+        )
+
+
+def date_releases(db: Db, ago: str) -> None:
+    """Make the first release of events that nobody could handle that long ago."""
+    rows(
+        db,
+        "update pgmb.retry set released_at = clock_timestamp() - %s::interval where released_at is not null",
+        [ago],
+    )
 
 
 def age_waiting_events(db: Db, by: str, seq: int | None = None) -> None:
@@ -230,6 +276,51 @@ def add_dead(db: Db, events: int, queue: str = "q", *, topic: str = "t") -> None
         " from pgmb.queue q, generate_series(1, %(events)s::int) g where q.name = %(queue)s",
         {"topic": topic, "events": events, "queue": queue},
     )
+
+
+def add_dead_letters(
+    db: Db,
+    letters: Sequence[tuple[datetime, str, datetime]],
+    queue: str = "q",
+    *,
+    attempt: int = 5,
+    topic: str = "t",
+    payload: str = "1",
+) -> None:
+    """Make dead letters of a queue: when each died, why, and when its event was published."""
+    died, errors, published = (list(column) for column in zip(*letters, strict=True))
+    rows(
+        db,
+        "insert into pgmb.dead (queue, died_at, attempt, error, seq, event_id, topic, payload, published_at)"
+        " select q.id, d.at, %(attempt)s, d.error, 0, gen_random_uuid(), %(topic)s, %(payload)s::json,"
+        " d.published_at"
+        " from unnest(%(died)s::timestamptz[], %(errors)s::text[], %(published)s::timestamptz[])"
+        " d (at, error, published_at), pgmb.queue q where q.name = %(queue)s",
+        {
+            "attempt": attempt,
+            "topic": topic,
+            "payload": payload,
+            "died": died,
+            "errors": errors,
+            "published": published,
+            "queue": queue,
+        },
+    )
+
+
+def age_dead(db: Db, by: str, *, first: int) -> None:
+    """Make the first dead letters that much older."""
+    rows(
+        db,
+        "update pgmb.dead set died_at = died_at - %s::interval"
+        " where id in (select id from pgmb.dead order by id limit %s)",
+        [by, first],
+    )
+
+
+def analyze_waiting(db: Db) -> None:
+    """Let the planner know how many events wait to be tried again."""
+    rows(db, "vacuum analyze pgmb.retry")
 
 
 def stop_vacuum(db: Db) -> None:

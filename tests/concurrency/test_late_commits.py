@@ -17,6 +17,7 @@ import pytest
 from faults.log import late_commits
 from faults.log.history import Event, Outcome, Publisher, Reader, judge
 from harness.sessions import Sessions
+from harness.states import queue_number
 
 RECEIVE = "select lease, payload::text from pgmb.receive('q')"
 
@@ -90,7 +91,7 @@ def test_a_receive_that_acks_first_keeps_the_bounds_of_one_that_passed_it(
     slow, fast, late = sessions.open("slow", "fast", "late")
     ((lease, _),) = slow.run(RECEIVE)
     fast.run("begin")
-    fast.run("select pgmb_internal.lock_queue((select id from pgmb.queue))")
+    fast.run("select pgmb_internal.lock_queue(%s)", [queue_number(db)])
     waiting = slow.start("select lease, payload::text from pgmb.receive('q', ack => %s)", [lease]).blocked()
     late.run("begin")
     late.run("select pgmb.publish('t', 'null')")

@@ -12,6 +12,7 @@ import psycopg
 import pytest
 
 from harness.sessions import Session, Sessions
+from harness.states import generation_is_marked, lane_settings, queue_number
 from harness.waiting import until_true
 
 FORMS = {
@@ -185,7 +186,7 @@ def test_a_seek_beside_a_consumer_that_supersedes_another_takes_effect(
     opener.run("select pgmb.ack(%s)", [taken])
     long.run("begin")
     receive(long, 1)
-    number = admin.value("select id from pgmb.queue where name = 'q'")
+    number = queue_number(admin)
     if first == "lock":
         admin.run("begin")
         admin.run("select pgmb_internal.administer(%s)", [number])
@@ -197,11 +198,7 @@ def test_a_seek_beside_a_consumer_that_supersedes_another_takes_effect(
         committing.run("begin")
         committing.run("select pgmb_internal.hold_generation(%s)", [number])
         opened = opener.start("select payload from pgmb.receive('q', 1)").blocked()
-        marked = (
-            "select exists (select from pgmb.generation"
-            " where queue = %s and number > 0 and base is null and xmax <> '0')"
-        )
-        until_true(lambda: bool(committing.value(marked, [number])))
+        until_true(lambda: generation_is_marked(committing))
         seek = admin.start("select pgmb.seek('q', pgmb.earliest())").blocked()
         committing.run("rollback")
         assert opened.result() == [(2,)]
@@ -242,8 +239,8 @@ def test_a_redrive_beside_a_conversion_loses_no_event(
 @pytest.mark.parametrize(
     ("change", "changed"),
     [
-        ("alter_queue('q', max_attempts => 3)", "select distinct max_attempts from pgmb.queue"),
-        ("bind('q', '{soon}')", "select distinct topics[1] from pgmb.queue"),
+        ("alter_queue('q', max_attempts => 3)", "max_attempts"),
+        ("bind('q', '{soon}')", "topic"),
     ],
 )
 def test_a_change_that_waited_for_a_conversion_changes_all_lanes(
@@ -255,7 +252,7 @@ def test_a_change_that_waited_for_a_conversion_changes_all_lanes(
     waiting = sessions["one"].start(f"select pgmb.{change}").blocked()
     admin.run("commit")
     waiting.result()
-    assert len(admin.run(changed)) == 1
+    assert len(lane_settings(admin, changed)) == 1
 
 
 def test_an_administrative_call_waits_for_another_within_bounds(sessions: Sessions) -> None:

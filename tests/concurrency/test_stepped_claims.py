@@ -13,6 +13,7 @@ from uuid import UUID
 import pytest
 
 from harness.sessions import Session, Sessions
+from harness.states import batch_start, lease_state, lose_leases, newest_claim
 from pgmb._core import statements
 from pgmb._core.lease import LeaseNumbers
 
@@ -51,7 +52,7 @@ def claim(
 
 def known(session: Session) -> LeaseNumbers:
     """The newest claim, and the token of the next lease."""
-    return NEXT._replace(claim=session.value("select max(id) from pgmb.claim"))
+    return NEXT._replace(claim=newest_claim(session))
 
 
 def seqs(rows: list[Any]) -> list[int] | None:
@@ -207,7 +208,7 @@ def test_it_opens_no_batch_where_an_event_may_be_late(ended: Sessions) -> None:
     assert receive(other, 10) == [LAST + 3, LAST + 4, LAST + 5]
     late.run("commit")
     publish(other, 1)
-    start = other.value("select batch_seq from pgmb.claim order by id desc limit 1")
+    start = batch_start(other)
     claimed = seqs(other.run(*claim(10, start)))
     got = (claimed or []) + [seq for _ in range(3) for seq in receive(other, 10)]
     assert sorted(got) == [LAST + 1, LAST + 2, LAST + 6]
@@ -306,8 +307,8 @@ def test_it_settles_also_where_there_is_nothing(ended: Sessions) -> None:
     acked = NEXT._replace(claim=claimed)
     settling = statements.claim(NEXT, 10, None, acked, stream=1, segment=0, start=LAST + 1, opens=True)
     assert admin.run(*settling)[0][-1] == 0
-    assert admin.value("select state::text from pgmb.claim where id = %s", [claimed]) == "settled"
-    admin.run("update pgmb.claim set state = 'expired' where id = %s", [claimed])
+    assert lease_state(admin, claimed) == "settled"
+    lose_leases(admin, claimed)
     publish(admin, 1)
     with pytest.raises(Exception, match="is lost"):
         admin.run(*settling)

@@ -15,6 +15,15 @@ import psycopg
 import pytest
 
 from harness.sessions import Session, Sessions
+from harness.states import (
+    end_behind_sweep,
+    leases_behind_sweep,
+    open_generations,
+    rejuvenate_leases,
+    supersede_often,
+    until_leases_are_old,
+    until_swept,
+)
 from harness.waiting import until_true
 
 SETTLE = [
@@ -49,20 +58,6 @@ def receive(session: Session, size: int = 100, lease_for: str = "30 s") -> tuple
 
 def settle(session: Session, how: str, lease: Any) -> Any:
     return session.value(f"select pgmb.{how}", [lease])
-
-
-def rejuvenate(session: Session) -> None:
-    """Makes every claim look as if it had been made this moment."""
-    session.run("update pgmb.claim set at = clock_timestamp()")
-
-
-def until_swept(session: Session) -> None:
-    """Waits until every short lease has ended and the next receive sweeps."""
-    session.run(
-        "select pg_sleep_until(greatest(max(swept),"
-        " max(expires_at) filter (where expires_at < clock_timestamp() + interval '5 s'))"
-        " + interval '60 ms') from pgmb.claim"
-    )
 
 
 def retried(session: Session, *numbers: int, lease_for: str = "30 s") -> Any:
@@ -104,8 +99,7 @@ def test_consumers_that_hold_the_lock_in_turn_supersede_nobody(queue: Sessions, 
         else:
             received.blocked()
     last.start("select payload from pgmb.receive('q', 1)").blocked()
-    waiting = last.start("select count(*) from pgmb.generation where base is not null and number > 0")
-    assert waiting.result() == [(0,)]
+    assert open_generations(last) == 0
 
 
 def test_a_lease_begins_when_the_wait_for_the_lock_is_over(queue: Sessions) -> None:
@@ -137,7 +131,7 @@ def test_what_another_is_taking_over_is_not_leased_twice(queue: Sessions) -> Non
     assert settle(opener, "ack(%s)", lease) == 1
     opener.run("insert into effect values (1)")
     opener.run("commit")
-    rejuvenate(opener)
+    rejuvenate_leases(opener)
     for second, payload in receiving.result():
         third.run("begin")
         if settle(third, "ack(%s)", second):
@@ -156,7 +150,7 @@ def test_a_superseded_lease_is_lost_however_young_it_is(queue: Sessions, how: st
     lease, got = receive(other)
     assert got == [1]
     long.run("commit")
-    rejuvenate(other)
+    rejuvenate_leases(other)
     with raises("MB011"):
         settle(long, how, stale)
     assert settle(other, "ack(%s)", lease) == 1
@@ -175,7 +169,7 @@ def test_a_lease_that_another_may_be_taking_over_is_not_settled(queue: Sessions,
     opener.run("begin")
     assert receive(opener)[1] == [1]
     long.run("commit")
-    rejuvenate(long)
+    rejuvenate_leases(long)
     with raises("MB011"):
         settle(long, how, stale)
     opener.run("rollback")
@@ -258,9 +252,7 @@ def test_a_prepared_transaction_that_settled_is_waited_for(queue: Sessions) -> N
 
 def test_leases_are_settled_after_any_number_of_supersessions(queue: Sessions) -> None:
     one, two = queue.open("one", "two")
-    one.run("update pgmb.claim set id = id + (70000::bigint << 40)")
-    one.run("insert into pgmb.generation (queue, number, base) select id, 70000, 1 from pgmb.queue")
-    one.run("select pgmb_internal.add_generations(id) from pgmb.queue")
+    supersede_often(one, 70_000)
     for number, how in enumerate(SETTLE, 1):
         publish(one, number)
         lease, got = receive(one)
@@ -407,27 +399,22 @@ def test_numbers_that_a_lease_does_not_hold_do_not_free_its_keys(sessions: Sessi
     publish(one, 3, key="a")
     lease, got = receive(one, 1)
     assert got == [1]
-    patience(two)
+    until_leases_are_old(two)
     other, got = receive(two)
     assert got == [2]
     # 3 lies in the range of the second lease, but waits behind the first.
     assert settle(two, "ack(%s, '{1,3}')", other) == 0
     publish(one, 4, key="b")
-    patience(two)
+    until_leases_are_old(two)
     assert receive(one) == (None, []), "both keys are held"
     assert settle(two, "ack(%s)", other) == 1
     assert receive(two)[1] == [4]
     assert settle(one, "ack(%s)", lease) == 1
-    patience(two)
+    until_leases_are_old(two)
     assert receive(two)[1] == [3]
 
 
 # -- ordered queues ------------------------------------------------------------------------------------------
-
-
-def patience(session: Session) -> None:
-    """Waits until no lease is so young that an ordered queue would not look behind it."""
-    session.run("select pg_sleep_until(max(at) + interval '120 ms') from pgmb.claim")
 
 
 @pytest.mark.parametrize(
@@ -448,7 +435,7 @@ def test_what_waits_behind_a_key_comes_when_its_parts_are_settled_at_once(
     lease, got = receive(one)
     assert got == [1]
     publish(one, 2, 3, 4, key="k")
-    patience(one)
+    until_leases_are_old(one)
     assert receive(two) == (None, []), "they wait behind the first"
     assert settle(one, "ack(%s)", lease) == 1
     rows = one.run("select lease, seq, payload from pgmb.receive('q', 2)")
@@ -459,7 +446,7 @@ def test_what_waits_behind_a_key_comes_when_its_parts_are_settled_at_once(
     assert two.value(f"select pgmb.{second}", rows[1][:2]) == 1
     one.run("commit")
     two.run("commit")
-    patience(one)
+    until_leases_are_old(one)
     assert receive(one)[1] == [4]
 
 
@@ -488,7 +475,7 @@ def test_a_lease_made_shorter_while_sweeps_pass_is_taken_over(
     assert receive(other)[1] == [1]
     with raises("MB011"):
         settle(holder, "ack(%s)", lease)
-    assert other.run("select from pgmb.shortened") == []
+    assert leases_behind_sweep(other) == 0
 
 
 @pytest.mark.parametrize("of", ["fresh", "retried"])
@@ -567,11 +554,7 @@ def test_maintain_finds_a_lease_that_every_sweep_passed(queue: Sessions, of: str
     publish(other, 2)
     assert receive(other)[1] == [2]
     # By hand: no call leaves a lease behind the sweep.
-    other.run(
-        "update pgmb.claim set expires_at = swept"
-        " where (queue, id) = (pgmb_internal.lease_queue(%s), pgmb_internal.lease_claim(%s))",
-        [lease, lease],
-    )
+    end_behind_sweep(other, lease)
     until_swept(other)
     publish(other, 3)
     assert receive(other)[1] == [3]
@@ -593,7 +576,7 @@ def test_a_lease_made_shorter_is_the_holders_until_then(queue: Sessions) -> None
     until_swept(other)
     publish(other, 2)
     assert receive(other)[1] == [2]
-    assert other.run("select from pgmb.shortened") == []
+    assert leases_behind_sweep(other) == 0
 
 
 @pytest.mark.parametrize("lease_for", ["0 s", "-1 h"])

@@ -13,6 +13,7 @@ import psycopg
 import pytest
 
 from harness.sessions import Session, Sessions
+from harness.states import queue_number, retries_waiting, until_swept
 
 
 def lost() -> Any:
@@ -38,12 +39,7 @@ def attempts(session: Session) -> list[tuple[Any, int]]:
 
 def expire(session: Session) -> None:
     """Waits for the moment when every lease that is not for long has expired and the next sweep is due."""
-    session.run(
-        "select pg_sleep_until(greatest("
-        " (select max(greatest(expires_at, swept)) from pgmb.claim where expires_at < now() +"
-        " interval '5 s'),"
-        " (select max(due_at) from pgmb.retry where due_at < now() + interval '5 s')) + interval '60 ms')"
-    )
+    until_swept(session, retries=True)
 
 
 @pytest.fixture
@@ -100,7 +96,7 @@ def test_a_takeover_before_the_settlement_wins(queue: Sessions, settle: str) -> 
     with lost():
         holder.run(f"select pgmb.{settle}", [lease])
     assert holder.run("select from pgmb.dead") == []
-    assert holder.value("select count(*) from pgmb.retry") == 1
+    assert retries_waiting(holder) == 1
 
 
 def test_a_takeover_that_rolled_back_leaves_the_lease_to_its_holder(queue: Sessions) -> None:
@@ -156,9 +152,7 @@ def test_an_extension_racing_with_a_sweep_that_never_saw_it_expire(queue: Sessio
     lease, _ = receive(holder, "100 ms")
     holder.run("begin")
     holder.run("select pgmb.extend(%s, '200 ms')", [lease])
-    holder.run(
-        "select pg_sleep_until(max(expires_at) + interval '60 ms') from pgmb.claim where state = 'leased'"
-    )
+    until_swept(holder)
     publish(other, 2)
     assert (2, 1) in attempts(other)
     holder.run("commit")
@@ -239,7 +233,7 @@ def test_a_retry_lease_is_taken_over_and_fenced_in_the_same_way(queue: Sessions)
     for settle in ("ack(%s)", "retry(%s)", "bury(%s)", "extend(%s)", "ack(%s, '{1}')"):
         with lost():
             holder.run(f"select pgmb.{settle}", [second])
-    assert other.value("select count(*) from pgmb.retry") == 1
+    assert retries_waiting(other) == 1
 
 
 def test_binding_anew_changes_nothing_that_is_in_flight(sessions: Sessions) -> None:
@@ -306,7 +300,7 @@ def test_who_waits_for_a_queue_that_is_dropped_is_told(queue: Sessions) -> None:
 
 def test_who_supersedes_on_a_queue_that_is_dropped_is_told(queue: Sessions) -> None:
     other, admin = queue.open("other", "admin")
-    number = admin.value("select id from pgmb.queue where name = 'q'")
+    number = queue_number(admin)
     admin.run("begin")
     assert admin.value("select pgmb.drop_queue('q')")
     opening = other.start(

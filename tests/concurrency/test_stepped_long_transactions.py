@@ -16,6 +16,7 @@ import psycopg
 import pytest
 
 from harness.sessions import Session, Sessions
+from harness.states import open_generations, remove_next_generations, take_snapshot
 from harness.waiting import until_true
 
 ABOUT_A_SECOND = 3.0
@@ -173,7 +174,7 @@ def test_superseded_twice(queue: Sessions) -> None:
             ack(session, lease)
     assert ack(third, three) == 1
     assert drain(first) == [2]
-    assert first.value("select count(*) from pgmb.generation where base is not null") == 2
+    assert open_generations(first) == 2
 
 
 @pytest.mark.parametrize("end", ["commit", "rollback"])
@@ -190,8 +191,7 @@ def test_a_generation_that_another_session_opens_is_waited_for(queue: Sessions, 
     until_true(lambda: waiting.blocked_by() == [opener.pid])
     opener.run(end)
     assert waiting.result() == [(2 if end == "commit" else 1,)]
-    (opened,) = third.run("select count(*) from pgmb.generation where base is not null and number > 0")
-    assert opened == (1,)
+    assert open_generations(third) == 1
     long.run("rollback")
 
 
@@ -201,7 +201,7 @@ def test_a_receive_that_cannot_open_a_generation_says_so(queue: Sessions) -> Non
     publish(long, 1)
     long.run("begin")
     assert receive(long)[1] == [1]
-    other.run("delete from pgmb.generation where number > 0")
+    remove_next_generations(other)
     other.run("set statement_timeout = '20s'")
     with raises("MB013"):
         receive(other)
@@ -326,7 +326,7 @@ def test_a_stale_position_loses_nothing(queue: Sessions, level: str) -> None:
     stale, other = queue.open("stale", "other")
     publish(other, 1)
     stale.run(f"begin isolation level {level}")
-    stale.run("select count(*) from pgmb.queue")
+    take_snapshot(stale)
     publish(other, 2)
     position = stale.value("select pgmb.position()::text")
     stale.run("commit")
@@ -342,7 +342,7 @@ def test_a_stale_snapshot_makes_no_tick(queue: Sessions, level: str) -> None:
     stale, other = queue.open("stale", "other")
     publish(other, 1)
     stale.run(f"begin isolation level {level}")
-    stale.run("select count(*) from pgmb.queue")
+    take_snapshot(stale)
     publish(other, 2)
     other.run("select pgmb.tick()")
     with raises("MB029"):
@@ -354,7 +354,7 @@ def test_a_position_newer_than_the_snapshot_is_refused(queue: Sessions, level: s
     stale, other = queue.open("stale", "other")
     after = other.value("select pgmb.position()::text")
     stale.run(f"begin isolation level {level}")
-    stale.run("select count(*) from pgmb.queue")
+    take_snapshot(stale)
     publish(other, 1)
     upto = other.value("select pgmb.position()::text")
     read = "select payload from pgmb.between('main', %s::pgmb.position, %s::pgmb.position)"
@@ -372,7 +372,7 @@ def test_a_position_that_saw_a_commit_the_snapshot_has_in_progress_is_refused(qu
     publish(late, 1)
     publish(other, 2)
     stale.run("begin isolation level repeatable read")
-    stale.run("select count(*) from pgmb.queue")
+    take_snapshot(stale)
     late.run("commit")
     upto = other.value("select pgmb.position()::text")
     with raises("MB022"):
@@ -391,7 +391,7 @@ def test_history_dropped_behind_a_snapshots_back_is_reported(queue: Sessions) ->
     admin.run("select pgmb.rotate()")
     admin.run("select pgmb.seal()")
     reader.run("begin isolation level repeatable read")
-    reader.run("select count(*) from pgmb.queue")
+    take_snapshot(reader)
     assert admin.value("select pgmb.drop_segments()") == 1
     with raises("MB012"):
         reader.run("select payload from pgmb.between('main', pgmb.earliest(), %s::pgmb.position)", [upto])

@@ -14,6 +14,7 @@ from uuid import UUID
 import pytest
 
 from harness.sessions import Session, Sessions
+from harness.states import expire_all
 
 
 @pytest.fixture
@@ -143,10 +144,7 @@ def test_own_events_leased_but_not_settled_expire_like_any(two: tuple[Session, S
     assert got == [1, 2]
     own.run("commit")
     assert drain(other) == []
-    own.run(
-        "update pgmb.claim set expires_at = clock_timestamp() - interval '1 ms' where state = 'leased_own'"
-    )
-    own.run("update pgmb.claim set swept = clock_timestamp() - interval '1 s'")
+    expire_all(own)
     rows = other.run("select payload, attempt from pgmb.receive('q')")
     assert rows == [(1, 2), (2, 2)]
     with pytest.raises(Exception, match="is lost"):

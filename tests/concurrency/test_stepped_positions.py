@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from harness.sessions import Session, Sessions
+from harness.states import batch_xmax
 
 PUBLISH = "select pgmb.publish('t', to_json(%s::int))"
 
@@ -107,9 +108,7 @@ def test_an_unlisted_transaction_above_the_snapshot_is_not_lost(sessions: Sessio
         publish(early, 2)
         early.run("commit")
         assert drain(consumer, size=1) == [2]
-        xmax = consumer.value(
-            "select pg_snapshot_xmax(batch_snapshot)::text::bigint from pgmb.claim order by id desc limit 1"
-        )
+        xmax = batch_xmax(consumer)
         late.run("commit")
         assert drain(consumer) == [1], f"attempt {attempt}"
         if xmax <= late_xid:

@@ -8,6 +8,7 @@ import psycopg
 import pytest
 
 from harness.sessions import Sessions
+from harness.states import kept_of_queues, open_generations
 from tests.contract.deliveries import Consumer
 
 
@@ -63,7 +64,7 @@ def test_opposite_orders_do_not_wait_for_each_other(one: Consumer, dsn: str) -> 
     for thread in threads:
         thread.join(120)
     assert len(taken) == len(set(taken)) == 1200
-    assert one.session.value("select count(*) from pgmb.generation where base is not null") == 0
+    assert open_generations(one.session) == 0
 
 
 def test_settling_dead_letters_seek_and_drop_reach_every_lane(one: Consumer) -> None:
@@ -76,8 +77,7 @@ def test_settling_dead_letters_seek_and_drop_reach_every_lane(one: Consumer) -> 
     one.session.run("select pgmb.seek('q', pgmb.earliest('main'))")
     assert len(one.take_all()) == 9
     one.session.run("select pgmb.drop_queue('q')")
-    for table in ("queue", "claim", "settlement", "retry", "dead", "binding"):
-        assert one.session.value(f"select count(*) from pgmb.{table}") == 0, table
+    assert kept_of_queues(one.session) == {}
 
 
 def test_new_patterns_hold_in_every_lane(one: Consumer) -> None:

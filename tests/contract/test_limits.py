@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from harness.sessions import Sessions
-from harness.states import publish_aged
+from harness.states import age_rate, publish_aged
 from tests.contract.deliveries import Consumer
 
 
@@ -125,7 +125,7 @@ def test_less_than_one_a_second(sessions: Sessions) -> None:
     one.publish(None, 1, 2)
     assert one.names() == [1]
     assert one.names() == []
-    one.session.run("update pgmb.claim set paid_until = paid_until - interval '2 seconds'")
+    age_rate(one.session, "2 seconds")
     assert one.names() == [2]
 
 
@@ -134,7 +134,7 @@ def test_a_clock_set_back_stops_nothing(sessions: Sessions) -> None:
     one, _ = create(sessions, "rps => 10")
     one.publish(None, *range(20))
     assert one.names()
-    one.session.run("update pgmb.claim set paid_until = paid_until + interval '1 hour'")
+    age_rate(one.session, "-1 hour")
     deadline = time.monotonic() + 20
     while not one.names():
         assert time.monotonic() < deadline, "waits for the clock to catch up"
@@ -145,7 +145,7 @@ def test_retries_are_paid_for(sessions: Sessions) -> None:
     one.publish(None, 1)
     one.release(one.receive())
     assert one.names() == [], "one came at once, then it has to wait"
-    one.session.run("update pgmb.claim set paid_until = paid_until - interval '1 second'")
+    age_rate(one.session, "1 second")
     assert one.names() == [1]
 
 

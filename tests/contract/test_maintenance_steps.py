@@ -8,6 +8,7 @@ import psycopg
 from psycopg import sql
 
 from harness.sessions import Sessions
+from harness.states import noted_generation, open_generation
 
 ABOUT_AT_ONCE = 20
 """Seconds that a busy machine may take for what waits for nothing."""
@@ -66,10 +67,7 @@ def test_maintenance_waits_for_no_row_that_others_hold(sessions: Sessions) -> No
     admin.run("select pgmb.create_queue('q')")
     admin.run("select pgmb.create_queue('late')")
     admin.run("select pgmb.subscribe('g', expires_after => '1 microsecond')")
-    admin.run(
-        "update pgmb.generation g set base = 0 from pgmb.queue q"
-        " where q.id = g.queue and q.name = 'late' and g.number = 1"
-    )
+    open_generation(admin, "late")
     admin.run("select pgmb.alter_stream('main', rotate_every => '0 s')")
     admin.run("select pgmb.publish('t', '1')")
     tables = admin.run(
@@ -87,7 +85,7 @@ def test_maintenance_waits_for_no_row_that_others_hold(sessions: Sessions) -> No
     holder.run("rollback")
     janitor.run("select pgmb.maintain()")
     assert failing(admin.connection) is None
-    assert admin.value("select generation from pgmb.queue where name = 'late'") == 1
+    assert noted_generation(admin, "late") == 1
     assert admin.run("select from pgmb.subscription") == []
 
 

@@ -16,6 +16,7 @@ import pytest
 from psycopg.errors import Diagnostic
 
 from harness.sessions import Session, Sessions
+from harness.states import add_settled_claims
 
 
 class Watched:
@@ -160,16 +161,7 @@ def _waits_for_much_maintenance(janitor: Session, dsn: str, attempt: int) -> lis
     for _ in range(4):
         janitor.run("select pgmb.publish_many('t', array_fill('1'::json, array[200]))")
         janitor.run("select pgmb.rotate()")
-    janitor.run(
-        "insert into pgmb.claim (queue, id, token, state, bindings, events, lo, hi, place, upto,"
-        " done_snapshot,"
-        "  done_seq, done_next, batch_snapshot, batch_seq, batch_next, expires_at, swept)"
-        f" select queue, id - {10 + attempt}000000 + g, token, 'settled', bindings, 1, 0, 0, place, upto,"
-        " done_snapshot, done_seq,"
-        "  done_next, batch_snapshot, batch_seq, batch_next, now(), swept"
-        " from (select distinct on (queue) * from pgmb.claim order by queue, id desc) newest,"
-        "  generate_series(1, 40000) g"
-    )
+    add_settled_claims(janitor, 40_000, nth=1 + attempt)
     janitor.run(
         "insert into pgmb.delayed (id, stream, due_at, topic, payload)"
         " select gen_random_uuid(), 'main', now(), 't', '1' from generate_series(1, 20000)"

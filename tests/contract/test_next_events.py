@@ -9,6 +9,8 @@ import psycopg
 import pytest
 from psycopg import errors
 
+from harness.states import add_dead, add_retries, kept_claims, retries_waiting, stop_vacuum
+
 # Costs are measured: rows that other tests left would count.
 pytestmark = pytest.mark.new_database
 
@@ -268,7 +270,7 @@ def test_it_stops_where_it_may_look_no_further_and_says_so(db: DB) -> None:
 
 def test_it_takes_no_lease_no_lock_and_no_transaction_id(db: DB, connect: Any) -> None:
     of_an_expired_lease(db)
-    before = one(db, "select (select count(*) from pgmb.claim), (select count(*) from pgmb.retry)")
+    before = kept_claims(db), retries_waiting(db)
     looking = connect(autocommit=False)
     assert len(peek(looking)["events"]) == 5
     assert one(looking, "select pg_current_xact_id_if_assigned()") is None
@@ -282,8 +284,7 @@ def test_it_takes_no_lease_no_lock_and_no_transaction_id(db: DB, connect: Any) -
     # A consumer does not wait for it.
     assert len(receive(db, max=2)) == 2
     looking.rollback()
-    after = one(db, "select (select count(*) from pgmb.claim), (select count(*) from pgmb.retry)")
-    assert after == (before[0] + 1, before[1] + 2)
+    assert (kept_claims(db), retries_waiting(db)) == (before[0] + 1, before[1] + 2)
 
 
 def test_it_works_in_a_read_only_transaction(db: DB) -> None:
@@ -335,23 +336,16 @@ def a_backlog(db: DB) -> None:
 
 
 def due_retries(db: DB) -> None:
-    db.execute(
-        "insert into pgmb.retry (queue, due_at, attempt, seq, event_id, topic, payload, published_at)"
-        " select 1, now() - g * interval '1 ms', 2, g, gen_random_uuid(), 't', '1', now()"
-        " from generate_series(1, 20000) g"
-    )
+    add_retries(db, 20_000, due="0 s", step="-1 ms")
 
 
 def dead_letters(db: DB) -> None:
-    db.execute(
-        "insert into pgmb.dead (queue, attempt, seq, event_id, topic, payload, published_at)"
-        " select 1, 2, g, gen_random_uuid(), 't', '1', now() from generate_series(1, 20000) g"
-    )
+    add_dead(db, 20_000)
 
 
 @pytest.mark.parametrize("load", [a_backlog, due_retries, dead_letters], ids=lambda load: load.__name__)
 def test_its_cost_does_not_grow_with_what_waits(db: DB, load: Callable[[DB], None]) -> None:
-    db.execute("alter table pgmb.retry set (autovacuum_enabled = off)")
+    stop_vacuum(db)
     db.execute("select pgmb.create_queue('q')")
     publish(db, count=100)
     before = pages(db)

@@ -7,7 +7,15 @@ from typing import Any
 import psycopg
 import pytest
 
-from harness.states import drain, hold_leases, publish, receive, use_up_lease_numbers, use_up_queue_numbers
+from harness.states import (
+    drain,
+    hold_leases,
+    publish,
+    queue_number,
+    receive,
+    use_up_lease_numbers,
+    use_up_queue_numbers,
+)
 from pgmb import doctor
 from tests.conftest import Connect
 
@@ -45,13 +53,10 @@ def test_doctor_warns_long_before_lease_numbers_are_used_up(db: Connection) -> N
 
 def test_numbers_of_dropped_queues_are_given_again(db: Connection) -> None:
     db.execute("select pgmb.create_queue('kept'), pgmb.create_queue('dropped')")
-    numbers = dict(db.execute("select name, id from pgmb.queue").fetchall())
+    kept, dropped = queue_number(db, "kept"), queue_number(db, "dropped")
     db.execute("select pgmb.drop_queue('dropped')")
     use_up_queue_numbers(db)
     db.execute("select pgmb.create_queue('q')")
     publish(db, 3)
     assert drain(db) == 1
-    assert dict(db.execute("select name, id from pgmb.queue").fetchall()) == {
-        "kept": numbers["kept"],
-        "q": numbers["dropped"],
-    }
+    assert (queue_number(db, "kept"), queue_number(db, "q")) == (kept, dropped)

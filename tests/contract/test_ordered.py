@@ -11,7 +11,7 @@ import time
 import pytest
 
 from harness.sessions import Sessions
-from harness.states import make_due
+from harness.states import date_releases, make_due, queue_number, take_snapshot
 from tests.contract.deliveries import Consumer, lost
 
 PATIENCE = 0.12
@@ -82,10 +82,9 @@ def test_a_retry_that_a_scan_for_due_rows_has_passed_keeps_its_place(one: Consum
     one.publish("a", 2)
     one.publish("b", 3)
     two.session.run(
-        "select set_config("
-        "'pgmb.retry_' || id, concat_ws(' ', later, 60000000, later, later - 60000000), false)"
-        " from pgmb.queue, pgmb_internal.microseconds(clock_timestamp() + interval '1 minute') later"
-        " where name = 'q'"
+        "select set_config(%s, concat_ws(' ', later, 60000000, later, later - 60000000), false)"
+        " from pgmb_internal.microseconds(clock_timestamp() + interval '1 minute') later",
+        [f"pgmb.retry_{queue_number(two.session)}"],
     )
     assert two.names() == [3]
     assert one.names() == [1, 2]
@@ -188,7 +187,7 @@ def test_a_release_that_waits_keeps_the_order_of_its_key(one: Consumer, two: Con
     one.session.run("select pg_sleep(0.2)")
     again = one.receive()
     assert again.attempts == {1: 1, 2: 1}
-    one.session.run("update pgmb.retry set released_at = clock_timestamp() - interval '1 day'")
+    date_releases(one.session, "1 day")
     assert one.release(again, 1, after="1 second", bury_after="1 day") == 1
     assert one.dead() == [(1, 1)]
     assert two.names() == [2]
@@ -311,7 +310,7 @@ def test_an_ack_in_repeatable_read(one: Consumer, two: Consumer) -> None:
     one.publish("a", 1, 2)
     held = one.receive(1)
     one.session.run("begin isolation level repeatable read")
-    one.session.run("select 1 from pgmb.queue")
+    take_snapshot(one.session)
     assert two.names() == [], "2 is parked after the snapshot was taken"
     assert one.ack(held) == 1
     one.session.run("commit")
@@ -322,7 +321,7 @@ def test_a_retry_in_repeatable_read(one: Consumer, two: Consumer) -> None:
     one.publish("a", 1, 2)
     held = one.receive(1)
     one.session.run("begin isolation level repeatable read")
-    one.session.run("select 1 from pgmb.queue")
+    take_snapshot(one.session)
     assert two.names() == []
     one.retry(held)
     one.session.run("commit")

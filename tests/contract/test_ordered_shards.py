@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from harness.sessions import Sessions
+from harness.states import kept_of_queues
 from tests.contract.deliveries import Consumer, Received, lost
 
 KEYS = [f"key-{number}" for number in range(16)]
@@ -89,8 +90,7 @@ def test_dropping_takes_all_shards_along(one: Consumer) -> None:
         one.publish(key, number)
     one.release(one.receive())
     assert one.session.value("select pgmb.drop_queue('q')")
-    for table in ("queue", "claim", "settlement", "retry", "binding"):
-        assert one.session.value(f"select count(*) from pgmb.{table}") == 0, table
+    assert kept_of_queues(one.session) == {}
 
 
 def test_a_role_granted_the_queue_may_settle_in_every_shard(one: Consumer, sessions: Sessions) -> None:

@@ -13,6 +13,7 @@ import psycopg
 import pytest
 
 from harness.sessions import Sessions
+from harness.states import kept_of_queues, sweep_at_once
 
 Connection = psycopg.Connection[Any]
 
@@ -79,7 +80,7 @@ def test_events_due_are_delivered_without_a_daemon_and_in_due_order(db: Connecti
     for number, due in ((1, "3 s"), (2, "1 s"), (3, "2 s")):
         db.execute("select pgmb.publish('t', to_json(%s::int), at => now() + %s::interval)", [number, due])
     db.execute("update pgmb.delayed set due_at = due_at - interval '1 hour'")
-    db.execute("update pgmb.claim set swept = swept - interval '1 s'")
+    sweep_at_once(db)
     assert payloads(db) == [2, 3, 1], "receive itself moves what is due"
 
 
@@ -269,13 +270,12 @@ def test_a_stale_lease_changes_nothing_and_says_so(db: Connection, how: str) -> 
     else:
         text = str(lease)
         lease = text[:-1] + ("0" if text[-1] != "0" else "1")
-    tables = ("claim", "settlement", "retry", "dead")
-    before = [rows(db, f"select t::text from pgmb.{table} t order by 1") for table in tables]
+    before = kept_of_queues(db)
     for settle in SETTLEMENTS:
         with pytest.raises(psycopg.Error) as caught:
             db.execute(f"select pgmb.{settle}", [lease])
         assert caught.value.sqlstate == "MB011", settle
-    assert [rows(db, f"select t::text from pgmb.{table} t order by 1") for table in tables] == before
+    assert kept_of_queues(db) == before
 
 
 def test_a_stale_ack_brings_the_receive_that_carries_it_down(db: Connection) -> None:

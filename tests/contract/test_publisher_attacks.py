@@ -7,6 +7,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from harness.states import queue_number
 from pgmb.errors import InvalidArgument, translated
 from tests.contract.cast import Cast
 from tests.contract.test_privileges import refused, rows
@@ -136,7 +137,7 @@ def test_a_publisher_cannot_set_how_much_room_a_queue_has(
     db: psycopg.Connection[Any], publisher: psycopg.Connection[Any]
 ) -> None:
     db.execute("select pgmb.create_queue('q', max_length => 2)")
-    ((queue,),) = rows(db, "select id from pgmb.queue where name = 'q'")
+    queue = queue_number(db)
     for room in ("2/1000000", "2/1000000/", "2/1000000/x"):
         publisher.execute("select set_config(%s, %s, false)", [f"pgmb.room_{queue}", room])
         publisher.execute("select pgmb.publish('t', '1')")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from harness.sessions import Sessions
+from harness.states import date_releases, make_due, retries
 from tests.contract.deliveries import Consumer, lost
 
 
@@ -89,7 +90,7 @@ def test_a_release_may_wait(one: Consumer) -> None:
     one.publish(None, 1, 2)
     one.release(one.receive(), 1, after="1 hour")
     assert one.names() == []
-    one.session.run("update pgmb.retry set due_at = clock_timestamp()")
+    make_due(one.session)
     again = one.receive()
     assert again.attempts == {1: 1}
     one.release(again, after="1 hour")
@@ -102,18 +103,14 @@ def test_what_nobody_can_handle_waits_longer_each_time_and_at_last_is_buried(one
     one.release(one.receive(), after="1 second", error="nobody", bury_after="1 day")
     assert waits(one) == {1: 1}
     for since, then in ("10 seconds", 10), ("40 seconds", 40), ("1 hour", 60):
-        one.session.run(
-            "update pgmb.retry set due_at = clock_timestamp(),"
-            " released_at = clock_timestamp() - %s::interval",
-            [since],
-        )
+        make_due(one.session)
+        date_releases(one.session, since)
         again = one.receive()
         assert again.attempts == {1: 1}
         one.release(again, after="1 second", error="nobody", bury_after="1 day")
         assert waits(one) == {1: then}
-    one.session.run(
-        "update pgmb.retry set due_at = clock_timestamp(), released_at = clock_timestamp() - interval '1 day'"
-    )
+    make_due(one.session)
+    date_releases(one.session, "1 day")
     assert one.release(one.receive(), after="1 second", error="nobody", bury_after="1 day") == 1
     assert one.dead() == [(1, 1)]
     ((error, errors),) = one.session.run("select error, errors from pgmb.dead_letters('q')")
@@ -127,7 +124,7 @@ def test_what_nobody_can_handle_waits_longer_each_time_and_at_last_is_buried(one
 def test_an_attempt_begins_the_time_of_releases_again(one: Consumer) -> None:
     one.publish(None, 1)
     one.release(one.receive(), bury_after="1 day")
-    one.session.run("update pgmb.retry set released_at = clock_timestamp() - interval '1 day'")
+    date_releases(one.session, "1 day")
     one.retry(one.receive(), after="0")
     again = one.receive()
     assert again.attempts == {1: 2}
@@ -144,9 +141,4 @@ def test_a_release_that_may_wait_no_time_buries(one: Consumer) -> None:
 
 def waits(one: Consumer) -> dict[int, int]:
     """How many seconds each event waits, rounded."""
-    return dict(
-        one.session.run(
-            "select payload::text::int, round(extract(epoch from due_at - clock_timestamp()))::int"
-            " from pgmb.retry"
-        )
-    )
+    return {event.payload: round(event.due_in or 0) for event in retries(one.session)}

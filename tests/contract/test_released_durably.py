@@ -12,6 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from harness.states import sweep_at_once
 from tests.conftest import FreshServer
 
 DUE = (
@@ -33,7 +34,7 @@ def queues(db: psycopg.Connection[Any]) -> psycopg.Connection[Any]:
     db.execute("select pgmb.create_queue('plain'), pgmb.create_queue('ordered', ordered => true)")
     db.execute("select pgmb.create_queue('elsewhere', stream => 'other')")
     # The sweep, with which due events are released, takes place every 50 ms.
-    db.execute("update pgmb.claim set swept = '-infinity'")
+    sweep_at_once(db)
     db.execute("set synchronous_commit = on")
     return db
 
@@ -79,7 +80,7 @@ def test_a_released_event_that_was_read_is_not_released_again_after_a_crash(
     read = "select seq, xid::text, id from pgmb.log_main"
     with server.connect() as connection:
         connection.execute("select pgmb.create_queue('q')")
-        connection.execute("update pgmb.claim set swept = '-infinity'")
+        sweep_at_once(connection)
         connection.execute(DUE)
     with psycopg.connect(server.dsn(), autocommit=True) as consumer:
         consumer.execute("select from pgmb.receive('q', durable => false)")

@@ -7,6 +7,8 @@ from typing import Any, cast
 import psycopg
 import pytest
 
+from harness.states import age_leases, kept_claims
+
 Db = psycopg.Connection[Any]
 
 
@@ -21,10 +23,6 @@ def publish(db: Db, topic: str, count: int) -> None:
     )
 
 
-def go_idle(db: Db) -> None:
-    db.execute("update pgmb.claim set at = at - interval '10 seconds'")
-
-
 def test_the_rate_of_a_queue_survives_maintenance(db: Db) -> None:
     db.execute("select pgmb.create_queue('q')")
     publish(db, "a", 100)
@@ -32,10 +30,10 @@ def test_the_rate_of_a_queue_survives_maintenance(db: Db) -> None:
         db.execute("select pgmb.ack((select lease from pgmb.receive('q', 20) limit 1))")
     db.execute("select pgmb.maintain()")
     assert db.execute("select received_per_second from pgmb.queue_status").fetchall() == [(10.0,)]
-    go_idle(db)
+    age_leases(db, "10 seconds")
     db.execute("select pgmb.maintain()")
     assert db.execute("select received_per_second from pgmb.queue_status").fetchall() == [(0.0,)]
-    assert db.execute("select count(*) from pgmb.claim").fetchall() == [(1,)], "the queue's position"
+    assert kept_claims(db) == 1, "the queue's position"
 
 
 @pytest.mark.parametrize(
@@ -76,13 +74,13 @@ def test_maintenance_moves_an_idle_queue_past_what_does_not_match(db: Db) -> Non
     publish(db, "order.paid", 3_000)
     left = []
     for _ in range(4):
-        go_idle(db)
+        age_leases(db, "10 seconds")
         db.execute("select pgmb.maintain()")
         left.append(status(db, "behind")[0])
     assert left == [28_002, 8_002, 3_002, 3_002]
     assert status(db, "waiting, at_least") == (2, [])
     assert len(db.execute("select * from pgmb.receive('q', 10)").fetchall()) == 2
-    go_idle(db)
+    age_leases(db, "10 seconds")
     db.execute("select pgmb.maintain()")
     assert status(db, "waiting, behind") == (0, 0)
 
@@ -93,7 +91,7 @@ def test_maintenance_keeps_late_commits_of_an_idle_queue(db: Db, connect: Any) -
     late.autocommit = False
     late.execute("select pgmb.publish('greet', '1')")
     publish(db, "order.paid", 2_000)
-    go_idle(db)
+    age_leases(db, "10 seconds")
     db.execute("select pgmb.maintain()")
     assert status(db, "waiting, behind") == (0, 0)
     late.execute("select pgmb.publish('greet', '2')")
@@ -116,7 +114,7 @@ def test_an_idle_queue_does_not_hold_back_retention(db: Db) -> None:
     db.execute("select pgmb.rotate('main')")
     publish(db, "order.paid", 2_000)
     for _ in range(3):
-        go_idle(db)
+        age_leases(db, "10 seconds")
         db.execute("select pgmb.maintain()")
     assert db.execute("select count(*) from pgmb.segment where dropped_at is not null").fetchall() == [(1,)]
 
@@ -124,7 +122,7 @@ def test_an_idle_queue_does_not_hold_back_retention(db: Db) -> None:
 def test_a_queue_that_drops_its_oldest_shows_what_is_left(db: Db) -> None:
     db.execute("select pgmb.create_queue('q', max_length => 100, when_full => 'drop_oldest')")
     publish(db, "a", 300)
-    go_idle(db)
+    age_leases(db, "10 seconds")
     db.execute("select pgmb.maintain()")
     assert status(db, "waiting") == (100,)
 

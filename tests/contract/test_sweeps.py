@@ -8,6 +8,8 @@ from typing import Any
 import psycopg
 import pytest
 
+from harness.states import slow_down
+
 LEASES, EVENTS = 8, 2
 
 KINDS = {"plain": "", "ordered": ", ordered => true, shards => 1", "fair": ", fair_by => 'key'"}
@@ -15,15 +17,7 @@ KINDS = {"plain": "", "ordered": ", ordered => true, shards => 1", "fair": ", fa
 
 def delay_writes(db: psycopg.Connection[Any]) -> None:
     """Every statement that gives events back takes 0.3 s, as one of 10,000 events does where much is done."""
-    db.execute(
-        "create function pgmb.delay() returns trigger language plpgsql as"
-        " $$ begin perform pg_sleep(0.3); return null; end $$"
-    )
-    for table in ("retry", "dead"):
-        db.execute(
-            f"create trigger delay after insert on pgmb.{table} for each statement"
-            " execute function pgmb.delay()".encode()
-        )
+    slow_down(db, 0.3)
 
 
 @pytest.mark.parametrize(

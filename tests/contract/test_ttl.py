@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from harness.sessions import Sessions
+from harness.states import age_waiting_events
 from tests.contract.deliveries import Consumer, lost
 
 
@@ -70,7 +71,7 @@ def test_retries_are_not_too_old(one: Consumer) -> None:
     """It was received in time; what it takes from there is the retry policy's affair."""
     one.publish(None, 1)
     one.release(one.receive())
-    one.session.run("update pgmb.retry set published_at = now() - interval '3 hours'")
+    age_waiting_events(one.session, "3 hours")
     assert one.names() == [1]
 
 

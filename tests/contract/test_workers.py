@@ -10,6 +10,8 @@ import psycopg
 import pytest
 from psycopg import ClientCursor
 
+from harness.states import queue_settings
+
 URL = "http://localhost:8080/process"
 
 
@@ -154,7 +156,8 @@ def test_create_takes_its_arguments_in_both_orders(
     made = value(connection, f"select {call.format(worker=worker)}")
     rows = db.execute("select id, name, binding_key, worker_id, max_retries from pgmb.queues").fetchall()
     assert rows == [(made, "q", "order.*", worker, 5)]
-    assert db.execute("select uid, endpoint, max_attempts from pgmb.queue").fetchall() == [(made, worker, 6)]
+    kept = queue_settings(db)
+    assert [kept[name] for name in ("uid", "endpoint", "max_attempts")] == [str(made), str(worker), 6]
     assert said == []
 
 
