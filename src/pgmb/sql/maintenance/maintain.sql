@@ -474,8 +474,8 @@ begin
     end case;
     return more;
   end if;
-  -- Each step finds the streams that need it by one statement: those at rest cost a few index rows. In no order, so that none
-  -- is always among those that are left.
+  -- Each step finds the streams that need it by one statement: those at rest cost a few index rows. It takes them in random
+  -- order, so that none is always among those that are left.
   case maintain_step.step
     when 'lineage' then
       -- pg_upgrade gave the cluster another identifier.
@@ -484,25 +484,14 @@ begin
     when 'times' then
       more := pgmb_internal.correct_times() >= 10000;
     when 'current segments' then
-      for one in
-        select s.* from pgmb.stream s
+      more := pgmb_internal.maintain_streams(maintain_step.step, until, array(
+        select s.id from pgmb.stream s
         cross join lateral (select pgmb_internal.last_seq(s.name) seq offset 0) newest
-        where (select true from pgmb.segment g where g.stream = s.id and g.number = pgmb_internal.segment_of(newest.seq)) is null
-        order by random()
-      loop
-        more := clock_timestamp() > until;
-        exit when more;
-        perform pgmb_internal.maintain_step(maintain_step.step, one);
-      end loop;
+        where (select true from pgmb.segment g where g.stream = s.id and g.number = pgmb_internal.segment_of(newest.seq)) is null));
     when 'seal' then
-      for one in
-        select s.* from pgmb.stream s
-        where exists (select from pgmb.segment g where g.stream = s.id and g.sealed_at is null and g.closed_at is not null)
-        order by random()
-      loop
-        more := pgmb_internal.maintain_step(maintain_step.step, one) or clock_timestamp() > until;
-        exit when more;
-      end loop;
+      more := pgmb_internal.maintain_streams(maintain_step.step, until, array(
+        select s.id from pgmb.stream s
+        where exists (select from pgmb.segment g where g.stream = s.id and g.sealed_at is null and g.closed_at is not null)));
     when 'streams' then
       for one in
         select s.* from pgmb.stream s
@@ -559,40 +548,24 @@ begin
     when 'idle queues' then
       perform pgmb_internal.pass_idle_queues();
     when 'caps' then
-      for one in
-        select s.* from pgmb.stream s
+      more := pgmb_internal.maintain_streams(maintain_step.step, until, array(
+        select s.id from pgmb.stream s
         where exists (select from pgmb.queue q where q.stream = s.id and q.max_length is not null and q.when_full = 'refuse')
           <> exists (select from pg_trigger t
-            where t.tgrelid = format('pgmb.%I', 'log_' || s.name)::regclass and t.tgname = 'refuse_full')
-        order by random()
-      loop
-        more := clock_timestamp() > until;
-        exit when more;
-        perform pgmb_internal.maintain_step(maintain_step.step, one);
-      end loop;
+            where t.tgrelid = format('pgmb.%I', 'log_' || s.name)::regclass and t.tgname = 'refuse_full')));
     when 'drop' then
-      for one in
-        select s.* from pgmb.stream s
+      -- One stream a call: its locks are kept until the end of the transaction.
+      more := pgmb_internal.maintain_streams(maintain_step.step, until, array(
+        select s.id from pgmb.stream s
         cross join lateral (
           select g.sealed_at, g.archived_at, coalesce(g.last_published_at, g.closed_at) "end" from pgmb.segment g
           where g.stream = s.id and g.dropped_at is null order by g.number limit 1) oldest
-        where oldest.sealed_at is not null and oldest."end" + s.keep_for < now and (oldest.archived_at is not null or not s.archive)
-        order by random()
-      loop
-        more := pgmb_internal.maintain_step(maintain_step.step, one) or clock_timestamp() > until;
-        -- One stream a call: its locks are kept until the end of the transaction.
-        exit when more;
-      end loop;
+        where oldest.sealed_at is not null and oldest."end" + s.keep_for < now and (oldest.archived_at is not null or not s.archive)));
     when 'detach' then
-      for one in
-        select s.* from pgmb.stream s
+      more := pgmb_internal.maintain_streams(maintain_step.step, until, array(
+        select s.id from pgmb.stream s
         where exists (select from pgmb.segment g where g.stream = s.id and g.dropped_at < emptied
-          and to_regclass(format('pgmb.segment_%s_%s', g.stream, g.number)) is not null)
-        order by random()
-      loop
-        more := pgmb_internal.maintain_step(maintain_step.step, one) or clock_timestamp() > until;
-        exit when more;
-      end loop;
+          and to_regclass(format('pgmb.segment_%s_%s', g.stream, g.number)) is not null)));
   end case;
   return more;
 exception when others then
@@ -605,6 +578,23 @@ exception when others then
     raise warning 'maintenance: step % failed: %', concat_ws(' of stream ', maintain_step.step, (maintain_step.stream).name), failure
       using hint = 'The other steps were done. The next call tries again.';
   end if;
+  return false;
+end $$;
+
+-- One step of maintain() for each of these streams. Ends after the first that leaves something to do and when the time is over,
+-- and returns whether it did.
+create or replace function pgmb_internal.maintain_streams(step text, until timestamptz, streams integer[])
+returns boolean
+language plpgsql
+as $$
+declare
+  one pgmb.stream;
+begin
+  for one in select s.* from pgmb.stream s where s.id = any (maintain_streams.streams) order by random() loop
+    if pgmb_internal.maintain_step(maintain_streams.step, one) or clock_timestamp() > maintain_streams.until then
+      return true;
+    end if;
+  end loop;
   return false;
 end $$;
 

@@ -325,7 +325,9 @@ begin
   pending := swept.pending;
 
   -- What is due again comes first, in a lease of its own.
-  if (not swept.stopped or clock_timestamp() < pgmb_internal.deadline()) and pgmb_internal.lease_retries(q, base, receive_plain.max, now, now + receive_plain.lease_for, receive_plain.token) > 0 then
+  if (not swept.stopped or clock_timestamp() < pgmb_internal.deadline())
+    and pgmb_internal.lease_retries(q, base, receive_plain.max, now, now + receive_plain.lease_for, receive_plain.token) > 0
+  then
     return query
     select given, r.seq, r.event_id, r.topic, r.key, r.payload, r.headers, r.published_at, r.attempt
     from pgmb.retry r where r.queue = q.id and r.lease = base.id + 1 order by r.seq;
