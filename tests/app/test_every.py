@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+from typing import Any
+
 import psycopg
 import pytest
 
 import pgmb
 from harness.waiting import until
+from pgmb.app import scheduling
 from tests.app.stage import working
 
 
@@ -55,3 +59,41 @@ async def test_a_role_that_may_not_leaves_schedules_as_they_are(
     async with working(app):
         await until(lambda: "using the existing schedules" in caplog.text)
     assert db.execute("select count(*) from pgmb.schedule").fetchone() == (0,)
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A change that waits for other workers is tried again at once, not with the next heartbeat."""
+    monkeypatch.setattr(scheduling, "_AGAIN_EVERY_SECONDS", 0.05)
+
+
+def reports(dsn: str, cron: str) -> pgmb.App:
+    app = pgmb.App(dsn)
+
+    @app.on("report.*", queue="reports")
+    async def report(payload: object) -> None: ...
+
+    app.every(cron, "report.due", {"cron": cron})
+    return app
+
+
+def present(db: psycopg.Connection[Any]) -> Any:
+    ((cron, payload),) = db.execute("select cron, payload from pgmb.schedules()").fetchall()
+    return cron, payload["cron"]
+
+
+async def test_an_old_worker_that_starts_again_takes_no_schedule_back(
+    dsn: str, db: psycopg.Connection[Any], soon: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    old, new = "0 3 * * *", "0 4 * * *"
+    async with contextlib.AsyncExitStack() as deployed:
+        async with working(reports(dsn, old)):
+            await deployed.enter_async_context(working(reports(dsn, new)))
+            assert "schedules report.due: live workers declare them otherwise" in caplog.text
+            assert present(db) == (old, old)
+        await until(lambda: present(db) == (new, new))
+        async with working(reports(dsn, old)):
+            assert present(db) == (new, new)
+        assert present(db) == (new, new)
+    async with working(reports(dsn, old)):
+        assert present(db) == (old, old), "no other code is at work: a deploy was taken back"

@@ -234,3 +234,16 @@ def test_a_consumers_code_is_remembered_beyond_its_end(db: psycopg.Connection[An
     for since, runs in (("9 minutes", True), ("11 minutes", False)):
         db.execute("update pgmb.recent_code set declared_at = clock_timestamp() - %s::interval", [since])
         assert db.execute(other).fetchone() == (runs,)
+
+
+def test_a_worker_learns_that_its_queue_was_converted_and_a_new_one_is_refused(
+    db: psycopg.Connection[Any],
+) -> None:
+    db.execute("select pgmb.create_queue('q', '{a}', fair_by => 'key')")
+    worker = declare(db, "a", fair_by="key")
+    db.execute("select pgmb.convert_queue('q', true)")
+    ((answer,),) = db.execute(DECLARE, [worker, "q", ["a"], '{"fair_by": "key"}', []]).fetchall()
+    assert answer["settings"]["ordered"]
+    with pytest.raises(psycopg.Error, match="the code declares") as refused:
+        declare(db, "a", fair_by="key")
+    assert refused.value.sqlstate == "MB006"

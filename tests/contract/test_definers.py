@@ -128,6 +128,7 @@ ADMIN = [
     "create_schedule",
     "create_stream",
     "dead_lake_of",
+    "declare_schedules",
     "depart",
     "adopt_archived",
     "archived_segments",

@@ -218,6 +218,7 @@ READ_COMMITTED = {
     "convert_queue": "'g', true",
     "bind": "'q', '{a}'",
     "declare_queue": "null, 'q', '{a}'",
+    "declare_schedules": "null, '{}'",
     "hand_over": "'q', 'shop'",
     "prune_queue": "'q'",
     "drop_queue": "'q'",

@@ -180,6 +180,18 @@ def test_an_upgrade_keeps_it(users: psycopg.Connection[Any]) -> None:
     assert [m.changed for m in mutations(users)] == [{"email": "c"}]
 
 
+def test_the_default_edited_in_place_is_called_and_kept(users: psycopg.Connection[Any]) -> None:
+    users.execute("drop function pgmb.serialise_record_for_event(oid, text, record)")
+    schema.install(users)
+    ((default,),) = users.execute(
+        "select pg_get_functiondef('pgmb.serialise_record_for_event(oid, text, record)'::regprocedure)"
+    ).fetchall()
+    users.execute(default.replace("to_jsonb(record);", "to_jsonb(record) - 'email';").encode())
+    schema.install(users)
+    users.execute("insert into users (name, email) values ('a', 'a@x.org')")
+    assert [sorted(m.row) for m in mutations(users)] == [["created_at", "id", "name"]]
+
+
 def test_the_default_is_what_is_published_without_it(db: psycopg.Connection[Any]) -> None:
     db.execute("create table t (id int primary key, at timestamptz default '2026-01-01 00:00Z', a int[])")
     watch(db, "t")

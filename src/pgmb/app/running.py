@@ -24,8 +24,9 @@ from pgmb.app.heartbeats import Heartbeats
 from pgmb.app.idle import IdlePoller
 from pgmb.app.requests import create_replies
 from pgmb.app.routing import Middleware, Routes
+from pgmb.app.scheduling import Schedules
 from pgmb.app.threads import Threads
-from pgmb.errors import PermissionDenied, QueueNotFound, translated
+from pgmb.errors import QueueNotFound, translated
 
 if TYPE_CHECKING:
     from pgmb.services.supervisor import Parent
@@ -101,7 +102,8 @@ async def work(spec: WorkSpec, stop: asyncio.Event, started: Callable[[], None] 
         await declarations.warn()
         if spec.answers:
             await create_replies(broker)
-        declared = await _declare_schedules(broker, spec.schedules)
+        schedules = Schedules(broker, heartbeats.worker, spec.schedules)
+        declared = await schedules.declare()
         if spec.services:
             await stack.enter_async_context(_upkeep(spec))
         elif spec.services is None and declared:
@@ -110,7 +112,7 @@ async def work(spec: WorkSpec, stop: asyncio.Event, started: Callable[[], None] 
             await stack.enter_async_context(spec.lifespan())
         logger.info("working on %s", ", ".join(queue.name for queue in spec.queues))
         started()
-        await _consume(spec, broker, heartbeats, declarations, found, stop)
+        await _consume(spec, broker, heartbeats, declarations, schedules, found, stop)
 
 
 async def _consume(
@@ -118,6 +120,7 @@ async def _consume(
     broker: AsyncBroker,
     heartbeats: Heartbeats,
     declarations: Declarations,
+    schedules: Schedules,
     found: Mapping[str, QueueSettings],
     stop: asyncio.Event,
 ) -> None:
@@ -148,6 +151,7 @@ async def _consume(
             beating = [
                 group.create_task(heartbeats.run(), name="pgmb heartbeats"),
                 group.create_task(declarations.run(changed), name="pgmb declarations"),
+                group.create_task(schedules.run(), name="pgmb schedules"),
             ]
             tasks = [group.create_task(one.run(), name=f"pgmb {one.name}") for one in consumers]
             ending = group.create_task(stop.wait())
@@ -260,14 +264,3 @@ async def _upkeep(spec: WorkSpec) -> AsyncGenerator[None]:
         yield
     finally:
         await supervisor.finish()
-
-
-async def _declare_schedules(broker: AsyncBroker, schedules: Mapping[str, dict[str, Any]]) -> bool:
-    try:
-        for name, settings in schedules.items():
-            await broker.create_schedule(name, **settings)
-    except PermissionDenied as error:
-        # They may be there, and `pgmb serve` may run them under another role.
-        logger.warning("using the existing schedules: %s", error)
-        return False
-    return bool(schedules)

@@ -359,7 +359,8 @@ as $$
     order by p.nth)
 $$;
 
--- Refuses a declaration that the queue or another app contradicts, and records it. Locks no row but the declaration.
+-- Refuses a declaration that the queue or another app contradicts, and records it. A queue that was converted under a worker
+-- which consumes it is not refused to that worker: it must learn of the new form. Locks no row but the declaration.
 create or replace function pgmb_internal.record_declaration(
   head pgmb.queue, worker uuid, caller name, patterns text[], given jsonb, settings jsonb, handlers text[], code text
 )
@@ -367,7 +368,9 @@ returns void
 language plpgsql
 as $$
 begin
-  perform pgmb_internal.assert_same_kind(head, given);
+  if not exists (select from pgmb.declaration d where d.queue = head.id and d.worker = record_declaration.worker) then
+    perform pgmb_internal.assert_same_kind(head, given);
+  end if;
   if worker is not null then
     perform pgmb_internal.assert_one_app(head, worker);
     perform pgmb_internal.write_declaration(head.id, worker, caller, patterns, settings, handlers, code);

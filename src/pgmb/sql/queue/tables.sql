@@ -319,6 +319,9 @@ create table pgmb.worker (
   handled text[] not null constraint "a worker must handle at most 10000 queues" check (cardinality(handled) <= 10000)
     constraint "the queues that a worker handles must have at most 2097152 bytes" check (pg_column_size(handled) <= 2097152),
   backends integer[] not null constraint "a worker must have at most 10000 server processes" check (cardinality(backends) <= 10000),
+  -- The schedules that its code declares, each with a digest of what it says.
+  schedules jsonb not null default '{}' constraint "a worker's schedules must have at most 2097152 bytes"
+    check (pg_column_size(schedules) <= 2097152),
   started_at timestamptz not null default clock_timestamp(),
   heartbeat_at timestamptz not null default clock_timestamp()
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02);

@@ -53,6 +53,37 @@ begin
   return coalesce(made, false);
 end $$;
 
+-- Says which schedules the code of a worker declares, each with a digest of what it says, and returns those that this
+-- transaction may create or change: there is none of the name, or no other live worker declares another one. So an old worker
+-- that starts again in a deployment changes nothing back. Others that declare schedules wait until the transaction ends, for
+-- a second at most. worker: as in worker_heartbeat, which comes first; null records nothing. Errors: 42501, 55P03.
+create or replace function pgmb.declare_schedules(worker uuid, schedules jsonb)
+returns text[]
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+set lock_timeout = '1s'
+as $$
+declare
+  caller name := pgmb_internal.caller();
+  since timestamptz := clock_timestamp() - interval '30 seconds';
+begin
+  perform pgmb_internal.assert_read_committed();
+  perform pgmb_internal.assert_admin();
+  perform pg_advisory_xact_lock(pgmb_internal.lock_key('schedules'));
+  update pgmb.worker w set schedules = declare_schedules.schedules
+  where w.id = declare_schedules.worker and w.role = caller;
+  if not found and declare_schedules.worker is not null then
+    raise exception 'role % has no worker %', caller, declare_schedules.worker using errcode = '42501',
+      hint = 'Call pgmb.worker_heartbeat first.';
+  end if;
+  return array(
+    select d.key from jsonb_each(declare_schedules.schedules) d
+    where not exists (select from pgmb.schedule s where s.name = d.key)
+      or not exists (select from pgmb.worker w
+        where w.id is distinct from declare_schedules.worker and w.heartbeat_at > since and w.schedules -> d.key <> d.value)
+    order by d.key);
+end $$;
+
 -- Drops a schedule. True if there was one.
 create or replace function pgmb.drop_schedule(name text)
 returns boolean

@@ -1,0 +1,81 @@
+"""Schedules as an app declares them, and the database brought to that."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+from collections.abc import Mapping
+from typing import Any
+from uuid import UUID
+
+from psycopg.errors import LockNotAvailable
+
+from pgmb._async.broker import AsyncBroker
+from pgmb._core import wire
+from pgmb.app import settling
+from pgmb.app.heartbeats import HEARTBEAT_EVERY_SECONDS
+from pgmb.errors import PermissionDenied, translated
+
+logger = logging.getLogger("pgmb.app")
+
+_DECLARE = "select pgmb.declare_schedules(%s::uuid, %s::jsonb)"
+_AGAIN_EVERY_SECONDS = HEARTBEAT_EVERY_SECONDS
+
+
+class Schedules:
+    """What a worker process declares of its schedules, and the changes that wait for other workers to end."""
+
+    def __init__(self, broker: AsyncBroker, worker: UUID, schedules: Mapping[str, dict[str, Any]]) -> None:
+        self._broker = broker
+        self._worker = worker
+        self._schedules = schedules
+        self._pending = list(schedules)
+
+    async def declare(self) -> bool:
+        """Create the schedules that are not there, and change those that all live workers declare alike.
+
+        False if there is none, or the role may not: others may have created them and fire them.
+        """
+        if not self._schedules:
+            return False
+        try:
+            await self._tell()
+        except PermissionDenied as error:
+            logger.warning("using the existing schedules: %s", error)
+            self._pending = []
+            return False
+        if self._pending:
+            logger.warning(
+                "schedules %s: live workers declare them otherwise; they stay as they are until those end",
+                ", ".join(self._pending),
+            )
+        return True
+
+    async def run(self) -> None:
+        """Make the changes that wait, once the workers that declare otherwise are gone. Until cancelled."""
+        while self._pending:
+            await asyncio.sleep(_AGAIN_EVERY_SECONDS)
+            try:
+                await self._tell()
+            except settling.DATABASE_ERRORS as error:
+                logger.warning("cannot declare schedules: %s", str(error).strip())
+
+    async def _tell(self) -> None:
+        digests = {name: _digest(settings) for name, settings in self._schedules.items()}
+        try:
+            async with self._broker.connection() as conn, conn.transaction():
+                with translated():
+                    cursor = await conn.execute(_DECLARE, [self._worker, json.dumps(digests)])
+                    ((agreed,),) = await cursor.fetchall()
+                changing = [name for name in self._pending if name in agreed]
+                for name in changing:
+                    await self._broker.create_schedule(name, **self._schedules[name], conn=conn)
+        except LockNotAvailable:
+            return  # another process declares its own at this moment
+        self._pending = [name for name in self._pending if name not in changing]
+
+
+def _digest(settings: Mapping[str, Any]) -> str:
+    return hashlib.sha256(wire.json(sorted(settings.items()))).hexdigest()
