@@ -4,6 +4,12 @@ Public calls make and show these states where there are such calls. All other re
 tables are in this package, so that tests, faults and benches need not know the tables.
 """
 
+from harness.states.dead import (
+    add_dead,
+    add_dead_letters,
+    age_dead,
+    forget_archiving,
+)
 from harness.states.leases import (
     Claiming,
     add_leases,
@@ -21,7 +27,6 @@ from harness.states.leases import (
     holds_retries,
     kept_claims,
     lagging_tenants,
-    lease_end,
     lease_state,
     leased_events,
     leases_behind_sweep,
@@ -59,13 +64,10 @@ from harness.states.queues import (
 )
 from harness.states.retries import (
     Waiting,
-    add_dead,
-    add_dead_letters,
     add_deliveries,
     add_deliveries_of_keys,
     add_retries,
     add_retries_of_keys,
-    age_dead,
     age_waiting,
     age_waiting_events,
     analyze_waiting,
@@ -74,7 +76,6 @@ from harness.states.retries import (
     date_releases,
     deliveries,
     deliveries_waiting,
-    forget_archiving,
     make_due,
     pass_time,
     repeat_retries,
@@ -144,7 +145,6 @@ __all__ = [
     "kept_of_queues",
     "lagging_tenants",
     "lane_settings",
-    "lease_end",
     "lease_state",
     "leased_events",
     "leases_behind_sweep",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from uuid import UUID
 
 from harness.states.running import Db, rows, value
@@ -27,11 +27,6 @@ def kept_claims(db: Db) -> int:
 def newest_claim(db: Db, queue: str = "q") -> int:
     """The number of a queue's newest lease. It changes when something is received."""
     return int(value(db, f"select c.id {_NEWEST}", [queue]))
-
-
-def lease_end(db: Db) -> Any:
-    """When the only lease in flight ends."""
-    return value(db, f"select expires_at from pgmb.claim where {_IN_FLIGHT}")
 
 
 def lease_state(db: Db, claim: int) -> str:

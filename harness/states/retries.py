@@ -1,4 +1,4 @@
-"""Events outside the order of the log: retries of queues, what waits for one endpoint, and dead letters."""
+"""Events outside the order of the log: retries of queues, and what waits for one endpoint."""
 
 from __future__ import annotations
 
@@ -124,11 +124,6 @@ def pass_time(db: Db, seconds: float) -> None:
     """Make everything that waits, and every lease of what waits for an endpoint, due that much sooner."""
     for table in ("retry", "delivery"):
         rows(db, f"update pgmb.{table} set due_at = due_at - %s * interval '1 s'", [seconds])
-
-
-def forget_archiving(db: Db) -> None:
-    """Make all dead letters such as are in no lake yet."""
-    rows(db, "update pgmb.dead set archived_at = null")
 
 
 def slow_down(db: Db, seconds: float) -> None:
@@ -264,57 +259,6 @@ def add_deliveries_of_keys(db: Db, keys: Sequence[str], *, queue: str, error: st
         " from pgmb.endpoint p, pgmb.log_main e, pgmb.queue q"
         " where e.key = any (%(keys)s) and q.name = %(queue)s",
         {"error": error, "keys": list(keys), "queue": queue},
-    )
-
-
-def add_dead(db: Db, events: int, queue: str = "q", *, topic: str = "t") -> None:
-    """Make that many dead letters of a queue."""
-    rows(
-        db,
-        "insert into pgmb.dead (queue, attempt, seq, event_id, topic, payload, published_at)"
-        " select q.id, 2, g, gen_random_uuid(), %(topic)s, '1', now()"
-        " from pgmb.queue q, generate_series(1, %(events)s::int) g where q.name = %(queue)s",
-        {"topic": topic, "events": events, "queue": queue},
-    )
-
-
-def add_dead_letters(
-    db: Db,
-    letters: Sequence[tuple[datetime, str, datetime]],
-    queue: str = "q",
-    *,
-    attempt: int = 5,
-    topic: str = "t",
-    payload: str = "1",
-) -> None:
-    """Make dead letters of a queue: when each died, why, and when its event was published."""
-    died, errors, published = (list(column) for column in zip(*letters, strict=True))
-    rows(
-        db,
-        "insert into pgmb.dead (queue, died_at, attempt, error, seq, event_id, topic, payload, published_at)"
-        " select q.id, d.at, %(attempt)s, d.error, 0, gen_random_uuid(), %(topic)s, %(payload)s::json,"
-        " d.published_at"
-        " from unnest(%(died)s::timestamptz[], %(errors)s::text[], %(published)s::timestamptz[])"
-        " d (at, error, published_at), pgmb.queue q where q.name = %(queue)s",
-        {
-            "attempt": attempt,
-            "topic": topic,
-            "payload": payload,
-            "died": died,
-            "errors": errors,
-            "published": published,
-            "queue": queue,
-        },
-    )
-
-
-def age_dead(db: Db, by: str, *, first: int) -> None:
-    """Make the first dead letters that much older."""
-    rows(
-        db,
-        "update pgmb.dead set died_at = died_at - %s::interval"
-        " where id in (select id from pgmb.dead order by id limit %s)",
-        [by, first],
     )
 
 

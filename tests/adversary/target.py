@@ -14,6 +14,7 @@ from psycopg import sql
 
 from harness.databases import create_database, drop_database
 from harness.server import Server
+from harness.states import queue_names
 from pgmb import schema
 
 SUPERUSER, PLAIN_OWNER, WITHOUT_CONDITIONS = "superuser", "plain owner", "plain owner without conditions"
@@ -98,9 +99,9 @@ class Target:
 
     def standing(self) -> Any:
         """What no attempt may change: others' events, keys, rights, locks, and the owners of functions."""
-        return self.db.execute(
+        return queue_names(self.db), self.db.execute(
             "select (select count(*) from pgmb.log_main), (select count(*) from pgmb.log_other),"
-            " (select count(*) from pgmb.delayed), (select array_agg(name order by name) from pgmb.queue),"
+            " (select count(*) from pgmb.delayed),"
             " (select array_agg(name order by name) from pgmb.stream), (select count(*) from pgmb.api_key),"
             " (select array_agg(url) from pgmb.endpoint),"
             " (select count(*) from pg_roles where rolname = any (%s)"

@@ -16,6 +16,7 @@ import psycopg
 import pytest
 
 import pgmb
+from harness.states import queue_settings, times_bound
 from harness.waiting import until
 from tests.app.stage import working
 
@@ -31,10 +32,13 @@ def an_app(dsn: str, *patterns: str, **settings: Any) -> pgmb.App:
 
 
 def row(db: psycopg.Connection[Any]) -> Any:
-    return db.execute(
-        "select q.lease_for, q.max_attempts, q.ordered, q.rps, b.patterns, b.version from pgmb.queue q"
-        " join pgmb.binding b on b.queue = q.id and b.version = q.bindings where q.name = 'q'"
+    shown = db.execute(
+        "select (pgmb.queue_settings(queue) ->> 'lease_for')::interval,"
+        " (pgmb.queue_settings(queue) ->> 'max_attempts')::int,"
+        " (pgmb.queue_settings(queue) ->> 'ordered')::boolean,"
+        " (pgmb.queue_settings(queue) ->> 'rps')::float8, patterns from pgmb.queue_status where queue = 'q'"
     ).fetchone()
+    return shown and (*shown, times_bound(db))
 
 
 @pytest.fixture
@@ -87,7 +91,7 @@ async def test_a_queue_that_is_dropped_while_it_is_declared_is_created_again(
 
 async def test_the_stream_of_a_queue_is_created_with_it(dsn: str, db: psycopg.Connection[Any]) -> None:
     async with working(an_app(dsn, "a", stream="other")):
-        assert db.execute("select stream_name from pgmb.queue where name = 'q'").fetchall() == [("other",)]
+        assert queue_settings(db)["stream_name"] == "other"
 
 
 def test_publishing_creates_the_stream_of_a_queue(dsn: str) -> None:

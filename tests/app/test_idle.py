@@ -14,6 +14,7 @@ import pytest
 import pgmb
 from harness.postgres import create_database
 from harness.stalling import StallingProxy
+from harness.states import queue_names
 from harness.waiting import until
 from pgmb._core.concurrency import AsyncDeadline, Pace
 from pgmb.app import declaring, idle
@@ -194,7 +195,7 @@ async def test_a_queue_that_vanishes_at_the_start_spares_the_others(
     monkeypatch.setattr(declaring.Declarations, "declare", declared)
     stop = asyncio.Event()
     work = asyncio.create_task(app.work(stop))
-    await until(lambda: db.execute("select from pgmb.queue where name = 'stays'").fetchone() is not None)
+    await until(lambda: "stays" in queue_names(db))
     db.execute("select pgmb.publish('a', '1')")
     await until(lambda: seen == ["stays"] or work.done())
     stop.set()

@@ -11,6 +11,7 @@ import psycopg
 import pytest
 
 import pgmb
+from harness.states import retries_waiting
 from harness.waiting import until
 from tests.app.stage import settled, working
 
@@ -88,7 +89,7 @@ async def test_what_a_handler_raises_is_raised(dsn: str, db: psycopg.Connection[
             await one.request("price.wrong.payload", "x")
         await until(lambda: db.execute("select count(*) from pgmb.dead").fetchone() == (2,))
     await app.aclose()
-    assert db.execute("select count(*) from pgmb.retry").fetchone() == (0,)
+    assert retries_waiting(db) == 0
 
 
 async def test_without_an_answer_in_time(dsn: str) -> None:

@@ -13,6 +13,7 @@ import psycopg
 import pytest
 
 import pgmb
+from harness.states import settled_singly
 from harness.waiting import until
 from tests.app.stage import settled, working
 
@@ -29,7 +30,7 @@ def written(ledger: psycopg.Connection[Any]) -> list[Any]:
 
 async def expiry(broker: pgmb.AsyncBroker) -> datetime:
     async with broker.connection() as conn:
-        cursor = await conn.execute("select expires_at from pgmb.claim where state = 'leased'")
+        cursor = await conn.execute("select expires_at from pgmb.queue_leases('q')")
         ((found,),) = await cursor.fetchall()
     assert isinstance(found, datetime)
     return found
@@ -323,7 +324,9 @@ async def test_what_does_not_finish_in_its_grace_is_handed_back(dsn: str) -> Non
     stuck.set()
 
 
-async def test_what_is_done_of_a_long_lease_is_settled_while_the_rest_runs(dsn: str) -> None:
+async def test_what_is_done_of_a_long_lease_is_settled_while_the_rest_runs(
+    dsn: str, db: psycopg.Connection[Any]
+) -> None:
     app, begun = pgmb.App(dsn), list[int]()
     leave = asyncio.Event()
 
@@ -341,10 +344,7 @@ async def test_what_is_done_of_a_long_lease_is_settled_while_the_rest_runs(dsn: 
 
         async def swept() -> bool:
             (status,) = await broker.queue_status()
-            async with broker.connection() as conn:
-                cursor = await conn.execute("select count(*) from pgmb.settlement")
-                row = await cursor.fetchone()
-            return status.retries == 1 and row is not None and status.leased_events - row[0] <= 1
+            return status.retries == 1 and status.leased_events - settled_singly(db) <= 1
 
         await until(swept)
         leave.set()

@@ -14,6 +14,7 @@ from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 
 import pgmb
+from harness.states import make_due, retries
 from harness.waiting import until
 from pgmb._core.patterns import matches
 from tests.app.stage import settled, working
@@ -292,12 +293,13 @@ def test_the_curve_decides_when(broker: pgmb.Broker, dsn: str, db: psycopg.Conne
     for attempt in range(1, 4):
         before = clock()
         assert app.handle(QUEUE) == 1
-        ((due_at, error),) = db.execute("select due_at, error from pgmb.retry").fetchall()
-        assert before + waits[-1] <= due_at <= clock() + waits[-1]
-        assert error == f"ConnectionError: attempt {attempt}"
+        (waiting,) = retries(db)
+        assert waiting.due_at is not None
+        assert before + waits[-1] <= waiting.due_at <= clock() + waits[-1]
+        assert waiting.error == f"ConnectionError: attempt {attempt}"
         base = 2 ** (attempt + 13) * 5 - 5
         assert base * 0.95 - 1 <= waits[-1] / timedelta(milliseconds=1) <= base * 1.05
-        db.execute("update pgmb.retry set due_at = clock_timestamp()")
+        make_due(db)
     assert len(waits) == 3
 
 

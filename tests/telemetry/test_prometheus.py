@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import pgmb
 from harness.pgbouncer import PgBouncer
 from harness.server import Server
+from harness.states import lock_queues
 from harness.waiting import until, until_true
 from pgmb.telemetry.handling import export_handlers
 from pgmb.telemetry.metrics import (
@@ -175,7 +176,7 @@ def test_a_database_that_takes_too_long_is_down_and_comes_back(
     assert scrape(registry)["pgmb_up",] == 1
     blocking = connect()
     blocking.execute("begin")
-    blocking.execute("lock table pgmb.queue in access exclusive mode")
+    lock_queues(blocking)
     assert scrape(registry)["pgmb_up",] == 0
     blocking.execute("rollback")
     until_true(lambda: scrape(registry)["pgmb_up",] == 1)

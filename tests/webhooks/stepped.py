@@ -11,6 +11,7 @@ import psycopg
 
 import pgmb
 from harness.receiver import Answer, Receiver
+from harness.states import deliveries, pass_time
 from pgmb.webhooks.client import WebhookClient
 from pgmb.webhooks.dispatcher import DispatchLoop
 from pgmb.webhooks.egress import Guard
@@ -18,8 +19,6 @@ from pgmb.webhooks.egress import Guard
 LOOPBACK = ("127.0.0.0/8",)
 
 _MOVED = {
-    "delivery": ("due_at",),
-    "retry": ("due_at",),
     "endpoint": ("probe_at",),
     "endpoint_activity": ("failing_since", "paid_until"),
 }
@@ -64,16 +63,11 @@ class SteppedDispatcher:
 
     def waits(self) -> list[float]:
         """In how many seconds each delivery that waits is due, soonest first."""
-        return [
-            seconds
-            for (seconds,) in self.db.execute(
-                "select extract(epoch from due_at - clock_timestamp())::float8 from pgmb.delivery"
-                " where lease is null order by due_at"
-            )
-        ]
+        return sorted(event.due_in or 0 for event in deliveries(self.db) if not event.leased)
 
     def advance(self, seconds: float) -> None:
         self.now += seconds
+        pass_time(self.db, seconds)
         for table, columns in _MOVED.items():
             moved = ", ".join(f"{column} = {column} - %s" for column in columns)
             span = timedelta(seconds=seconds)

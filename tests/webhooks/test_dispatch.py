@@ -14,6 +14,7 @@ import pytest
 
 import pgmb
 from harness.receiver import Exchange, Receiver
+from harness.states import add_deliveries, deliveries_waiting, leases_in_flight, make_due
 from pgmb.services import serve
 from pgmb.services.dispatcher import Dispatcher
 from tests.webhooks.stepped import SteppedDispatcher
@@ -100,7 +101,7 @@ async def test_what_fails_waits_and_comes_again_under_the_same_id(
         db.execute("select pgmb.publish('t', '1')")
         async with dispatching(dsn):
             await receiver.until(lambda: len(receiver.requests) >= 4)
-            await receiver.until(lambda: value(db, "select count(*) from pgmb.delivery") == 0)
+            await receiver.until(lambda: deliveries_waiting(db) == 0)
             recovered = "select delivered = 1 and error is null from pgmb.endpoints where name = 'bad'"
             await receiver.until(lambda: value(db, recovered))
     ids = {request.headers["webhook-id"] for request in receiver.requests}
@@ -155,17 +156,13 @@ async def test_an_endpoint_that_fails_is_tripped_probed_and_mended(
         db.execute("select pgmb.publish('t', to_json(n)) from generate_series(1, 50) n")
         async with dispatching(dsn):
             await receiver.until(lambda: value(db, "select state from pgmb.endpoint") == "tripped")
-            await receiver.until(
-                lambda: value(db, "select count(*) from pgmb.delivery where lease is null") == 50
-            )
+            await receiver.until(lambda: deliveries_waiting(db, leased=False) == 50)
             tried = len(receiver.requests)
             assert tried <= 5 + 16
             receiver.answer = lambda _: 200
             await asyncio.to_thread(db.execute, "update pgmb.endpoint set probe_at = clock_timestamp()")
-            await asyncio.to_thread(
-                db.execute, "update pgmb.delivery set due_at = clock_timestamp() where lease is null"
-            )
-            await receiver.until(lambda: value(db, "select count(*) from pgmb.delivery") == 0)
+            await asyncio.to_thread(make_due, db)
+            await receiver.until(lambda: deliveries_waiting(db) == 0)
             assert value(db, "select state from pgmb.endpoint") == "active"
         assert len(receiver.requests) == tried + 50
 
@@ -297,18 +294,13 @@ async def test_erased_events_are_settled_without_a_request(dsn: str, db: psycopg
             "update pgmb.log_main set key = null, payload = 'null', headers = '{\"pgmb-erased\":\"x\"}'"
             " where key = 'gone'"
         )
-        db.execute(
-            "insert into pgmb.delivery (queue, endpoint, due_at, attempt, seq, event_id, topic, payload,"
-            " headers, published_at) select q.id, e.id, now(), 1, 1, gen_random_uuid(), 't', 'null',"
-            ' \'{"pgmb-erased":"x"}\', now() from pgmb.queue q, pgmb.endpoint e'
-            " where q.name = 'webhooks' and e.name = 'shared'"
-        )
-        left = (
-            "select pgmb.queue_depth('webhooks') + pgmb.queue_depth('own')"
-            " + (select count(*) from pgmb.delivery)"
-            " + (select count(*) from pgmb.claim where state = 'leased')"
-        )
+        add_deliveries(db, endpoint="shared", attempt=1, payload="null", headers='{"pgmb-erased":"x"}')
+        depth = "select pgmb.queue_depth('webhooks') + pgmb.queue_depth('own')"
+
+        def left() -> int:
+            return int(value(db, depth)) + deliveries_waiting(db) + leases_in_flight(db)
+
         async with dispatching(dsn):
-            await receiver.until(lambda: len(receiver.requests) >= 2 and value(db, left) == 0)
+            await receiver.until(lambda: len(receiver.requests) >= 2 and left() == 0)
         assert [request.body for request in receiver.requests] == [b'"kept"'] * 2
     assert value(db, "select count(*) from pgmb.dead") == 0

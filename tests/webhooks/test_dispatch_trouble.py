@@ -16,6 +16,7 @@ import standardwebhooks
 
 from harness.damage import publish_damaged
 from harness.receiver import Exchange, Receiver
+from harness.states import deliveries_waiting, queue_names
 from pgmb import schema
 from pgmb.webhooks.secrets import SealingKey, generate_key, generate_secret
 from tests.conftest import FreshServer
@@ -58,7 +59,7 @@ async def test_nothing_is_posted_unsigned_for_want_of_the_key(
         db.execute("select pgmb.publish('t', '1')")
         async with dispatching(dsn):
             await receiver.until(lambda: len(receiver.requests) == 1)
-            await receiver.until(lambda: value(db, "select count(*) from pgmb.delivery") == 1)
+            await receiver.until(lambda: deliveries_waiting(db) == 1)
     assert [request.path for request in receiver.requests] == ["/plain"]
 
 
@@ -69,11 +70,11 @@ async def test_what_a_paused_endpoint_misses_waits_for_it(dsn: str, db: psycopg.
         db.execute("select pgmb.set_endpoint_state('e', 'paused')")
         async with dispatching(dsn):
             db.execute("select pgmb.publish('t', to_json(n)) from generate_series(1, 30) n")
-            await receiver.until(lambda: value(db, "select count(*) from pgmb.delivery") == 30)
+            await receiver.until(lambda: deliveries_waiting(db) == 30)
             assert {request.path for request in receiver.requests} == {"/f"}
             await asyncio.to_thread(db.execute, "select pgmb.set_endpoint_state('e', 'active')")
             await receiver.until(lambda: len(receiver.requests) == 60)
-            await receiver.until(lambda: value(db, "select count(*) from pgmb.delivery") == 0)
+            await receiver.until(lambda: deliveries_waiting(db) == 0)
 
 
 async def test_an_endpoint_and_a_queue_that_are_dropped_trouble_nobody(
@@ -150,7 +151,8 @@ async def test_an_unreadable_event_delays_neither_its_queue_nor_others(
         db.execute("select pgmb.create_stream('other')")
         db.execute("select pgmb.create_endpoint('e', %s, '{t}')", [receiver.url + "/e"])
         db.execute("select pgmb.create_endpoint('f', %s, '{t}', stream => 'other')", [receiver.url + "/f"])
-        db.execute("update pgmb.queue set max_attempts = 2")
+        for queue in queue_names(db):
+            db.execute("select pgmb.alter_queue(%s, max_attempts => 2)", [queue])
         publish_damaged(db, topic="t")
         db.execute("select pgmb.publish('t', to_json(n)) from generate_series(1, 20) n")
         db.execute("select pgmb.publish('t', to_json(n), stream => 'other') from generate_series(1, 20) n")

@@ -12,6 +12,7 @@ import psycopg
 import pytest
 
 from harness.answers import answering, redirecting
+from harness.states import add_deliveries, age_waiting_events
 from pgmb.webhooks.outcomes import DEFAULT_SCHEDULE
 from tests.webhooks.stepped import SteppedDispatcher
 
@@ -216,15 +217,11 @@ async def test_what_waits_for_an_endpoint_is_counted(dsn: str, db: psycopg.Conne
         stepped.endpoint()
         stepped.publish(20)
         await stepped.play()
-        db.execute("update pgmb.delivery set published_at = published_at - interval '1 hour' where seq = 7")
+        age_waiting_events(db, "1 hour", seq=7)
         assert stepped.value("select waiting from pgmb.endpoints") == 20
         assert stepped.value("select at_least from pgmb.endpoints") == []
         assert 3600 <= stepped.value("select extract(epoch from oldest_age) from pgmb.endpoints") < 7200
-        db.execute(
-            "insert into pgmb.delivery (queue, endpoint, due_at, attempt, seq, event_id, topic, payload,"
-            "  published_at) select queue, endpoint, due_at, 1, n, event_id, topic, payload, published_at"
-            " from (select * from pgmb.delivery limit 1) d, generate_series(1, 9990) n"
-        )
+        add_deliveries(db, 9990, attempt=1)
         assert stepped.value("select (waiting, at_least)::text from pgmb.endpoints") == "(10000,{waiting})"
 
 

@@ -15,6 +15,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 from psycopg_pool import PoolTimeout
 
+from harness.states import add_deliveries, age_leases
 from pgmb import aconnect
 from pgmb._async.broker import AsyncBroker
 from pgmb.server import create_app
@@ -29,7 +30,8 @@ _COMPARISON = re.compile(
     r"(?P<increase>increase\()?(?P<metric>\w+)(\{(?P<label>\w+)=\"(?P<wanted>\w+)\"\})?(\[\w+\]\))?"
     r" (?P<how>==|>) (?P<value>\d+)"
 )
-HOUR = "interval '2 hours'"
+AGE = "2 hours"
+HOUR = f"interval '{AGE}'"
 
 
 def compared(text: str, before: Scrape, now: Scrape) -> list[dict[str, str]]:
@@ -90,7 +92,8 @@ def queue_falls_behind(db: psycopg.Connection[Any]) -> None:
 
 def lease_held(db: psycopg.Connection[Any]) -> None:
     age(db, "select pgmb.create_queue('q')", "select pgmb.publish('t', '1')")
-    age(db, "select pgmb.receive('q', 1, '1 day')", "update pgmb.claim set at = at - HOUR")
+    age(db, "select pgmb.receive('q', 1, '1 day')")
+    age_leases(db, AGE)
 
 
 def dead_letter(db: psycopg.Connection[Any]) -> None:
@@ -115,13 +118,7 @@ def endpoint(db: psycopg.Connection[Any]) -> None:
 
 def endpoint_falls_behind(db: psycopg.Connection[Any]) -> None:
     endpoint(db)
-    age(
-        db,
-        "insert into pgmb.delivery"
-        " (queue, endpoint, due_at, attempt, seq, event_id, topic, payload, published_at)"
-        " select q.id, e.id, now(), 1, 1, gen_random_uuid(), 't', '1', now() - HOUR"
-        " from pgmb.queue q, pgmb.endpoint e",
-    )
+    add_deliveries(db, age=AGE, attempt=1)
 
 
 def endpoint_tripped(db: psycopg.Connection[Any]) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import psycopg
 from prometheus_client.parser import text_string_to_metric_families
 
+from harness.states import add_deliveries
 from pgmb import aconnect
 from pgmb.server import create_app
 from tests.server.asking import asking, bearer, make_key, metrics
@@ -72,13 +73,7 @@ async def test_the_backlog_of_webhooks_is_told_for_each_endpoint_with_its_true_a
     db.execute("select pgmb.publish('a', '0')")
     db.execute("update pgmb.log_main set published_at = published_at - interval '2 hours'")
     db.execute("select pgmb.publish_many('a', array_fill('1'::json, '{10049}'))")
-    db.execute(
-        "insert into pgmb.delivery"
-        " (queue, endpoint, due_at, attempt, seq, event_id, topic, payload, published_at)"
-        " select q.id, e.id, now(), 1, n, gen_random_uuid(), 't', '1', now() - n * interval '1 s'"
-        " from pgmb.queue q, pgmb.endpoint e, generate_series(1, 10050) n"
-        " where q.name = 'webhooks' and e.name = 'shares'"
-    )
+    add_deliveries(db, 10_050, endpoint="shares", attempt=1, age="1 s", older="1 s")
     async with asking(create_app(dsn, metrics_public=True)) as client:
         told = metrics((await client.get("/metrics")).text)
     for endpoint, seconds in (("own", 7200), ("shares", 10050)):
@@ -96,12 +91,8 @@ async def test_of_many_endpoints_those_furthest_behind_are_told(
     db.execute(
         "select pgmb.create_endpoint('e' || n, 'https://endpoint.example/') from generate_series(1, 105) n"
     )
-    db.execute(
-        "insert into pgmb.delivery"
-        " (queue, endpoint, due_at, attempt, seq, event_id, topic, payload, published_at)"
-        " select q.id, e.id, now(), 1, 1, gen_random_uuid(), 't', '1',"
-        " now() - substr(e.name, 2)::int * interval '1 s' from pgmb.queue q, pgmb.endpoint e"
-    )
+    for n in range(1, 106):
+        add_deliveries(db, endpoint=f"e{n}", attempt=1, age=f"{n} s")
     async with asking(create_app(dsn, metrics_public=True)) as client:
         told = metrics((await client.get("/metrics")).text, ["pgmb_endpoint_waiting"])
     assert told == {f'pgmb_endpoint_waiting{{endpoint="e{n}"}}': 1.0 for n in range(6, 106)}

@@ -9,6 +9,7 @@ from typing import Any
 
 import psycopg
 
+from harness.states import age_dead
 from tests.server.rest.api import Api, opened
 
 LETTERS = "/v1/queues/q/dead_letters"
@@ -25,10 +26,7 @@ async def buried(dsn: str) -> AsyncGenerator[Api]:
             error = {"error": f"failed_{number}"}
             await api.done("POST", f"/v1/queues/q/leases/{got['lease']}/bury", json=error)
         with psycopg.connect(dsn, autocommit=True) as connection:
-            connection.execute(
-                "update pgmb.dead set died_at = died_at - interval '1 hour'"
-                " where id in (select id from pgmb.dead order by id limit 3)"
-            )
+            age_dead(connection, "1 hour", first=3)
         yield api
 
 
