@@ -551,7 +551,10 @@ async def test_a_payload_that_does_not_fit_waits_while_a_worker_runs_other_code(
         await until(lambda: _retried(broker))
         assert await broker.dead_letters("q") == []
         async with broker.connection() as conn:
-            await conn.execute("update pgmb.recent_code set declared_at = declared_at - interval '1 hour'")
+            await conn.execute(
+                "update pgmb.recent_code c set declared_at = c.declared_at - interval '1 hour'"
+                " where not exists (select from pgmb.declaration d where d.code = c.code)"
+            )
         await until(lambda: broker.dead_letters("q"))
         (letter,) = await broker.dead_letters("q")
     assert letter.error == "payload does not fit str: Expected `str`, got `int`"

@@ -230,10 +230,52 @@ def test_a_consumers_code_is_remembered_beyond_its_end(db: psycopg.Connection[An
     small.execute("select pgmb.worker_heartbeat(%s, 'host7', 4711, '{q}')", [worker])
     small.execute("select pgmb.declare_queue(%s, 'q', '{a}', code => 'new')", [worker])
     small.execute("select pgmb.worker_depart(%s)", [worker])
-    other = "select pgmb.runs_other_code('q', 'old')"
-    for since, runs in (("9 minutes", True), ("11 minutes", False)):
-        db.execute("update pgmb.recent_code set declared_at = clock_timestamp() - %s::interval", [since])
-        assert db.execute(other).fetchone() == (runs,)
+    declare_code(db, "old")
+    age_code(db, "9 minutes")
+    assert runs_other_code(db)
+
+
+@pytest.mark.usefixtures("queue")
+def test_code_is_forgotten_once_workers_were_heard_for_ten_minutes_without_it(
+    db: psycopg.Connection[Any],
+) -> None:
+    declare_code(db, "new")
+    declare_code(db, "old")
+    for _ in range(4):
+        assert runs_other_code(db)
+        age_code(db, "3 minutes")
+        declare_code(db, "old")
+    assert not runs_other_code(db)
+
+
+@pytest.mark.usefixtures("queue")
+@pytest.mark.parametrize("away", ["1 hour", "-1 hour"])
+def test_an_outage_or_a_step_of_the_clock_does_not_age_the_memory_of_code(
+    db: psycopg.Connection[Any], away: str
+) -> None:
+    declare_code(db, "new")
+    declare_code(db, "old")
+    age_code(db, away)
+    assert runs_other_code(db)
+    declare_code(db, "old")
+    assert runs_other_code(db), "the old worker returned first"
+
+
+def declare_code(db: psycopg.Connection[Any], code: str) -> None:
+    """A worker starts, declares its code and stops."""
+    worker = uuid4()
+    db.execute("select pgmb.worker_heartbeat(%s, 'host7', 4711, '{q}')", [worker])
+    db.execute("select pgmb.declare_queue(%s, 'q', '{a}', code => %s)", [worker, code])
+    db.execute("select pgmb.worker_depart(%s)", [worker])
+
+
+def age_code(db: psycopg.Connection[Any], by: str) -> None:
+    db.execute("update pgmb.recent_code set declared_at = declared_at - %s::interval", [by])
+
+
+def runs_other_code(db: psycopg.Connection[Any]) -> bool:
+    ((runs,),) = db.execute("select pgmb.runs_other_code('q', 'old')").fetchall()
+    return bool(runs)
 
 
 def test_a_worker_learns_that_its_queue_was_converted_and_a_new_one_is_refused(

@@ -454,7 +454,6 @@ SETTINGS = {
         "recent_code",
         "leader",
         "maintenance_failure",
-        "recent_code",
         "schedule",
         "api_key",
         "dispatcher",

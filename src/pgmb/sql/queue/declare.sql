@@ -49,18 +49,9 @@ as $$
   select d.* from pgmb_internal.declarations((pgmb_internal.queue_for_consumer(queue_declarations.queue)).id, alive_for) d
 $$;
 
--- For how long a queue remembers code that was declared for it. Longer than a restart of all workers of a deploy, and than an
--- outage or a failover of the server, in which no worker can say that it lives: a dead letter cannot be undone.
-create or replace function pgmb_internal.code_remembered_for()
-returns interval
-language sql immutable
-as $$
-  select interval '10 minutes'
-$$;
-
--- Whether workers declared other code for a queue within the last ten minutes: other handlers, patterns or payloads. What this
--- worker cannot handle, those may. They count beyond their end: in a deploy, all workers of the new code may be restarting.
--- Errors: MB002 no such queue, 42501. Support.
+-- Whether workers declared other code for a queue lately: other handlers, patterns or payloads. What this worker cannot handle,
+-- those may. They count until workers of the queue were heard for ten minutes without them, longer than a restart of all workers
+-- of a deploy takes. Errors: MB002 no such queue, 42501. Support.
 create or replace function pgmb.runs_other_code(queue text, code text)
 returns boolean
 language plpgsql volatile security definer
@@ -68,7 +59,8 @@ set search_path = pg_catalog, pg_temp
 as $$
 declare
   head integer := (pgmb_internal.queue_for_consumer(runs_other_code.queue)).id;
-  since timestamptz := clock_timestamp() - pgmb_internal.code_remembered_for();
+  since timestamptz := (select least(max(c.declared_at), clock_timestamp()) from pgmb.recent_code c where c.queue = head)
+    - interval '10 minutes';
 begin
   return exists (
     select from pgmb.recent_code c
@@ -83,11 +75,16 @@ language plpgsql
 as $$
 declare
   now timestamptz := clock_timestamp();
+  silent interval := now - interval '5 minutes'
+    - (select max(c.declared_at) from pgmb.recent_code c where c.queue = remember_code.queue);
   most_codes integer := 20;
 begin
   if code is null then
     return;
   end if;
+  -- An outage, or a step of the clock: code does not age while no worker can declare it.
+  update pgmb.recent_code c set declared_at = c.declared_at + silent
+  where c.queue = remember_code.queue and c.role = remember_code.role and silent > interval '0';
   insert into pgmb.recent_code as c (queue, role, code, declared_at)
   values (remember_code.queue, remember_code.role, remember_code.code, now)
   on conflict on constraint recent_code_pkey do update set declared_at = excluded.declared_at;
@@ -95,7 +92,7 @@ begin
   where c.queue = remember_code.queue and c.role = remember_code.role and c.code = any (array(
     select o.code from pgmb.recent_code o where o.queue = remember_code.queue and o.role = remember_code.role
     order by o.declared_at > now, o.declared_at desc offset most_codes));
-exception when lock_not_available then
+exception when lock_not_available or deadlock_detected then
   -- Another session of the role is at it. The next declaration remembers the code.
   null;
 end $$;
