@@ -64,6 +64,16 @@ def settled_singly(db: Db) -> int:
     return int(value(db, "select count(*) from pgmb.settlement"))
 
 
+def leases_left_by_sweeps(db: Db, queue: str = "q") -> int:
+    """Expired leases that sweeps left, because they were locked or time was short."""
+    return int(value(db, f"select coalesce(cardinality(c.held), 0) {_NEWEST}", [queue]))
+
+
+def leases_named(db: Db, queue: str = "q") -> int:
+    """Leases that the queue's position names as in flight. Some of them may have been settled since."""
+    return int(value(db, f"select coalesce(cardinality(c.open), 0) {_NEWEST}", [queue]))
+
+
 def leases_behind_sweep(db: Db) -> int:
     """Leases that every sweep looks at, because a sweep may have passed their end."""
     return int(value(db, "select count(*) from pgmb.shortened"))

@@ -313,10 +313,25 @@ MUTATIONS = [
     Mutation(
         "a sweep ends all leases that expired, however long that takes",
         "sweep",
-        "exit when ended > 0 and clock_timestamp() >= until;",
+        "      exit when stopped;\n",
         "",
         sweeps.test_many_leases_that_expire_together_come_again_under_a_statement_timeout,
         {"kind": "plain"},
+    ),
+    Mutation(
+        "a sweep looks for no expired lease while many are being settled",
+        "sweep",
+        "exit when stopped or swept >= sweep.now;",
+        "exit when stopped or swept >= sweep.now or cardinality(held) >= most;",
+        sweeps.test_a_lease_is_taken_over_beside_a_transaction_that_settles_many_late,
+    ),
+    Mutation(
+        "a sweep forgets which leases it found settled",
+        "sweep_when_due",
+        " or swept.held is distinct from base.held",
+        "",
+        sweeps.test_many_leases_settled_late_leave_the_sweep_nothing_to_look_at,
+        {"end": "commit"},
     ),
     Mutation(
         "an event that becomes due keeps the time of an earlier decision",

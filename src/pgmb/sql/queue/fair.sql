@@ -297,6 +297,7 @@ declare
   token bigint := pgmb_internal.draw_token();
   retries integer := hashint8(base.id) & 1;  -- in which of the two turns they are looked for
   open bigint[];
+  pending boolean;                           -- the position moved enough to be worth writing
   swept record;
   fresh record;
 begin
@@ -305,15 +306,17 @@ begin
   end if;
   swept := pgmb_internal.sweep_when_due(q, base, now);
   base := swept.base;
+  pending := swept.pending;
   if q.max_in_flight is not null then
     open := (pgmb_internal.in_flight(q.id, base.open, now)).open;
+    pending := pending or pgmb_internal.is_much_shorter(open, base.open);
   end if;
   for turn in 0 .. 1 loop
     base.open := case when q.max_in_flight is not null then open || (base.id + 1) end;
     continue when swept.stopped and (turn <> retries or clock_timestamp() >= pgmb_internal.deadline());
     if turn <> retries then
       fresh := pgmb_internal.claim_in_turn(q, base, case when entry_xid is null then noted end, max, now, now + lease_for, token,
-        swept.pending);
+        pending);
       base := fresh.base;
       numbers := fresh.numbers;
       events := cardinality(numbers);

@@ -273,11 +273,52 @@ as $$
   select least(pgmb_internal.deadline(), clock_timestamp() + interval '200 milliseconds')
 $$;
 
--- Examines leases that expired since the last sweep, about 200 at a time, and sends their unsettled events to be tried
--- again at once: all of a lease, under the lock of its claim, so that its holder has the whole of it or nothing. Those
--- that were made shorter are looked at in any case. It ends at least one lease and stops at its deadline: `held` has the
--- leases that are left, with those that their holders are settling. Runs under the queue's lock. `examined` counts the claims
--- that expired; stopped: more may be left that a sweep could end now.
+-- How many leases a sweep reads at a time: of those that sweeps before it left, and of those that expired since.
+create or replace function pgmb_internal.sweep_batch()
+returns integer
+language sql immutable parallel safe
+as $$
+  select 200
+$$;
+
+-- Ends a lease that expired up to `upto`, and sends its unsettled events to be tried again at once: all of the lease, under the
+-- lock of its claim, so that its holder has the whole of it or nothing. Returns 'ended'; 'over' if it had ended before or was
+-- settled; 'leased' if it ends later; 'locked' if its holder is settling or extending it.
+create or replace function pgmb_internal.end_expired(queue integer, claim bigint, upto timestamptz, now timestamptz)
+returns text
+language plpgsql
+as $$
+declare
+  expired pgmb.claim;
+  swept_queue pgmb.queue;
+begin
+  select * into expired from pgmb.claim c
+  where c.queue = end_expired.queue and c.id = end_expired.claim for update skip locked;
+  if not found then
+    return case when exists (select from pgmb.claim c where c.queue = end_expired.queue and c.id = end_expired.claim)
+      then 'locked' else 'over' end;
+  end if;
+  if not pgmb_internal.is_leased(expired.state) then
+    return 'over';
+  end if;
+  if expired.expires_at > end_expired.upto then
+    return 'leased';
+  end if;
+  select * into swept_queue from pgmb.queue q where q.id = end_expired.queue;
+  if expired.state = 'leased_retries' then
+    perform pgmb_internal.fail_leased(swept_queue, expired.id, end_expired.now, 'lease expired', 1);
+  elsif not pgmb_internal.is_void(expired.queue, expired.id) then
+    perform pgmb_internal.expire_events(swept_queue, expired, end_expired.now);
+  end if;
+  update pgmb.claim c set state = 'expired' where c.queue = expired.queue and c.id = expired.id;
+  return 'ended';
+end $$;
+
+-- Ends leases that expired since the last sweep (pgmb_internal.end_expired). `held` has the leases up to `swept` that are left,
+-- most of them because their holders are settling them. A sweep looks at some of these and of those that were made shorter, in
+-- random order, and then at what expired since, however many are held: a transaction that settles many leases delays no
+-- other. It stops at its deadline, but not before it ended a lease or moved `swept` on. Runs under the queue's lock. `examined`
+-- counts the claims that expired; stopped: more may be left that a sweep could end now.
 create or replace function pgmb_internal.sweep(
   queue integer, base pgmb.claim, now timestamptz, out swept timestamptz, out held bigint[], out examined integer,
   out stopped boolean
@@ -285,70 +326,67 @@ create or replace function pgmb_internal.sweep(
 language plpgsql
 as $$
 declare
+  most constant integer := pgmb_internal.sweep_batch();
+  until constant timestamptz := pgmb_internal.sweep_deadline();
+  batch bigint[];                            -- the leases to look at
+  short boolean[];                           -- which of them were made shorter
+  more boolean;                              -- not all that sweeps before left are among them
   passing record;
-  expired pgmb.claim;
-  swept_queue pgmb.queue;
-  until timestamptz := pgmb_internal.sweep_deadline();
+  outcome text;
   ended integer := 0;
+  passed integer;
 begin
   swept := (base).swept;
+  held := (base).held;
   examined := 0;
-  stopped := false;
-  -- While many are left of the sweeps before, no more are looked for.
-  if coalesce(cardinality((base).held), 0) < 200 then
+  select array_agg(chosen.id order by chosen.id), array_agg(chosen.short order by chosen.id), count(*) = most
+  into batch, short, more
+  from (
+    select left_over.*
+    from (
+      select one.id, false short from unnest(held) one (id)
+      union all
+      select distinct s.claim, true from pgmb.shortened s where s.queue = sweep.queue) left_over
+    order by random() limit most) chosen;
+  loop
+    for passing in select b.id, coalesce(b.short, false) short from unnest(batch, short) b (id, short) loop
+      stopped := (ended > 0 or swept > (base).swept) and clock_timestamp() >= until;
+      exit when stopped;
+      outcome := pgmb_internal.end_expired(sweep.queue, passing.id, case when passing.short then sweep.now else swept end, sweep.now);
+      if outcome = 'ended' then
+        ended := ended + 1;
+      end if;
+      if not passing.short then
+        held := nullif(array_remove(held, case when outcome <> 'locked' then passing.id end), '{}');
+      elsif outcome in ('ended', 'over') then
+        delete from pgmb.shortened s where s.queue = sweep.queue and s.claim = passing.id;
+      end if;
+    end loop;
+    exit when stopped or swept >= sweep.now;
+    stopped := (ended > 0 or swept > (base).swept) and clock_timestamp() >= until;
+    exit when stopped;
+    batch := null;
+    short := null;
+    passed := 0;
     for passing in
       select c.id, c.state, c.expires_at
       from pgmb.claim c
-      where c.queue + 0 = sweep.queue and c.expires_at > (base).swept and c.expires_at <= sweep.now
-      order by c.expires_at fetch first 200 rows with ties
+      where c.queue + 0 = sweep.queue and c.expires_at > sweep.swept and c.expires_at <= sweep.now
+      order by c.expires_at fetch first most rows with ties
     loop
-      examined := examined + 1;
+      passed := passed + 1;
       swept := passing.expires_at;
       if pgmb_internal.is_leased(passing.state) then
-        held := held || passing.id;
+        batch := batch || passing.id;
       end if;
     end loop;
-    stopped := examined >= 200;
-    if not stopped then
+    examined := examined + passed;
+    held := held || batch;
+    if passed < most then
       swept := greatest(swept, sweep.now);
     end if;
-  end if;
-  held := (base).held || held;
-  for passing in
-    select one.id, false short from unnest(held) one (id)
-    union all
-    select distinct s.claim, true from pgmb.shortened s where s.queue = sweep.queue
-  loop
-    exit when ended > 0 and clock_timestamp() >= until;
-    select * into expired from pgmb.claim c
-    where c.queue = sweep.queue and c.id = passing.id for update skip locked;
-    if found then
-      if pgmb_internal.is_leased(expired.state)
-        and expired.expires_at <= (case when passing.short then sweep.now else swept end)
-      then
-        select * into swept_queue from pgmb.queue q where q.id = sweep.queue;
-        if expired.state = 'leased_retries' then
-          perform pgmb_internal.fail_leased(swept_queue, expired.id, sweep.now, 'lease expired', 1);
-        elsif not pgmb_internal.is_void(expired.queue, expired.id) then
-          perform pgmb_internal.expire_events(swept_queue, expired, sweep.now);
-        end if;
-        update pgmb.claim c set state = 'expired' where c.queue = expired.queue and c.id = expired.id;
-        expired.state := 'expired';
-        ended := ended + 1;
-      end if;
-    else
-      -- Locked by its holder, or cleared.
-      continue when exists (select from pgmb.claim c where c.queue = sweep.queue and c.id = passing.id);
-      expired.state := 'expired';
-    end if;
-    if passing.short then
-      delete from pgmb.shortened s
-      where s.queue = sweep.queue and s.claim = passing.id and not pgmb_internal.is_leased(expired.state);
-    else
-      held := nullif(array_remove(held, passing.id), '{}');
-    end if;
   end loop;
-  stopped := stopped or ended > 0 and clock_timestamp() >= until;
+  stopped := coalesce(stopped, false) or more and ended > 0;
 end $$;
 
 -- Finds leases that no sweep would look at, and has the next one look at them. A lease ends after `swept`, or is held, or is
@@ -409,10 +447,11 @@ begin
   end if;
   if now > base.swept + interval '50 milliseconds' or base.held is not null then
     swept := pgmb_internal.sweep(q.id, base, now);
+    stopped := swept.stopped;
+    -- `held` must be written whenever it changed: leases that only this call knows to have ended would be looked at again.
+    pending := pending or stopped or swept.examined >= 64 or swept.held is distinct from base.held;
     base.swept := swept.swept;
     base.held := swept.held;
-    stopped := swept.stopped;
-    pending := pending or stopped or swept.examined >= 64;
     if not stopped then
       released := pgmb_internal.release_due(q.stream_name, now);
     end if;

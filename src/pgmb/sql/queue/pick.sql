@@ -36,6 +36,15 @@ begin
     where r.queue = in_flight.queue and r.lease = one) held;
 end $$;
 
+-- Whether so many of the leases that a position names have ended that it is worth writing, although nothing was received: every
+-- receive looks at each of them.
+create or replace function pgmb_internal.is_much_shorter(open bigint[], named bigint[])
+returns boolean
+language sql immutable parallel safe
+as $$
+  select coalesce(cardinality(named), 0) - coalesce(cardinality(open), 0) >= 64
+$$;
+
 -- The origin of the first row of pgmb.retry of an ordered queue, but for dead letters that were put back; null: there is
 -- none. Exact, unlike a scan for due rows: an event that another one of its key must follow is never overlooked.
 create or replace function pgmb_internal.lowest_origin(base pgmb.claim)

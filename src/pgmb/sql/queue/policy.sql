@@ -154,9 +154,9 @@ begin
   end if;
   swept := pgmb_internal.sweep_when_due(q, base, now);
   base := swept.base;
-  pending := swept.pending;
 
   flight := pgmb_internal.in_flight(q.id, base.open, now);
+  pending := swept.pending or pgmb_internal.is_much_shorter(flight.open, base.open);
   base.open := flight.open || (base.id + 1);
   if q.ordered then
     -- After the leases in flight: what one of them returns later has its claim as its origin.
