@@ -81,9 +81,11 @@ def test_a_retry_that_a_scan_for_due_rows_has_passed_keeps_its_place(one: Consum
     one.retry(one.receive(1), after="0")
     one.publish("a", 2)
     one.publish("b", 3)
+    # The first scan after a multiple of 2, 4, 8 ... seconds starts 4, 8, 16 ... seconds before the stored
+    # start: from one a century ahead, no scan reaches back to the retry.
     two.session.run(
-        "select set_config(%s, concat_ws(' ', later, 60000000, later, later - 60000000), false)"
-        " from pgmb_internal.microseconds(clock_timestamp() + interval '1 minute') later",
+        "select set_config(%s, concat_ws(' ', at + 60000000, 60000000, at + 3153600000000000, at), false)"
+        " from pgmb_internal.microseconds(clock_timestamp()) at",
         [f"pgmb.retry_{queue_number(two.session)}"],
     )
     assert two.names() == [3]
