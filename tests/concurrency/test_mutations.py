@@ -192,7 +192,7 @@ MUTATIONS = [
     Mutation(
         "a wait for a crowd counts as a wait for one transaction",
         "lock_newest",
-        "not coalesce(held.holders && (pgmb_internal.lock_state(key)).holders, false)",
+        "not coalesce(holders && (pgmb_internal.lock_state(key)).holders, false)",
         "false",
         fencing.test_consumers_that_hold_the_lock_in_turn_supersede_nobody,
         {"end": "commit"},

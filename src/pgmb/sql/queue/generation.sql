@@ -68,8 +68,8 @@ declare
   key bigint;
   before bigint;                             -- the newest claim when this wait began
   at_rest boolean := false;                  -- none was committed during the last wait
-  held record;                               -- who held the lock when this wait began, if this session looked
-  looks boolean;
+  holders text[];                            -- the lock's holders when this wait began; null: nobody looked
+  waiters integer;
   patience integer := 1000;                  -- milliseconds of the next wait in a crowd
   stalled integer := 0;
   given_up integer := -1;
@@ -83,11 +83,12 @@ begin
     if not pg_try_advisory_xact_lock(key) then
       select c.id into before from pgmb.claim c where c.queue = lock_newest.queue order by c.id desc limit 1;
       -- One caller a second looks: that reads all locks of the server.
-      looks := at_rest and pg_try_advisory_xact_lock(pgmb_internal.lock_key(
-        'watch ' || key || ' at ' || extract(epoch from clock_timestamp())::bigint));
-      if looks then
-        held := pgmb_internal.lock_state(key);
-        perform set_config('lock_timeout', (1000 + 10 * held.waiters)::text, true);
+      holders := null;
+      if at_rest and pg_try_advisory_xact_lock(pgmb_internal.lock_key(
+        'watch ' || key || ' at ' || extract(epoch from clock_timestamp())::bigint))
+      then
+        select s.holders, s.waiters into holders, waiters from pgmb_internal.lock_state(key) s;
+        perform set_config('lock_timeout', (1000 + 10 * waiters)::text, true);
       end if;
       begin
         perform pg_advisory_xact_lock(key);
@@ -101,8 +102,7 @@ begin
           patience := case when at_rest then 1000 else pgmb_internal.longer_wait(patience) end;
           -- Locks are granted in the order of arrival: who held this one before the wait and holds it after, did so all
           -- the time.
-          continue when not (at_rest and looks);
-          continue when not coalesce(held.holders && (pgmb_internal.lock_state(key)).holders, false);
+          continue when not at_rest or not coalesce(holders && (pgmb_internal.lock_state(key)).holders, false);
           given_up := wanted;
         when deadlock_detected then
           given_up := wanted;
