@@ -22,6 +22,7 @@ from bench import cpu
 from bench.forms import Form
 from bench.ground import Ground, Site
 from bench.outcome import Check, Outcome, Reading
+from harness.states import queue_names, take_snapshot
 
 _TURNS_PER_SECOND = 25
 _EVENTS, _DELAYED, _KEYS, _ENDPOINTS = 40, 10, 200, 5
@@ -47,7 +48,7 @@ def run(ground: Ground, form: Form) -> Outcome:
         load.run(min(seconds, 13.0))
         with psycopg.connect(site.dsn) as pin:
             pin.execute("set transaction isolation level repeatable read")
-            pin.execute("select count(*) from pgmb.retry")
+            take_snapshot(pin)
             samples = load.run(seconds)
             pin.rollback()
     begin, end = samples[0].at, samples[-1].at
@@ -112,10 +113,7 @@ class _Load:
             admin.execute(
                 "select pgmb.create_endpoint(%s, 'http://localhost/', array['topic'])", [f"endpoint{number}"]
             )
-        ((self._shared,),) = admin.execute(
-            "select name from pgmb.queue where name not in ('plain', 'retries', 'ordered', 'empty')"
-            " and lane_of is null"
-        ).fetchall()
+        (self._shared,) = set(queue_names(admin)) - {"plain", "retries", "ordered", "empty"}
         works = [
             *(_plain, _retries, _ordered, self._deliver, _deliver_again),
             *(_empty, _publish_later, _tick, _maintain),

@@ -29,6 +29,7 @@ from harness.databases import create_database
 from harness.receiver import ReceiverProcess
 from harness.server import Server
 from harness.serving import serving
+from harness.states import queue_names
 
 CHECKS = [f"small traffic, server CPU before vs now, {rate} a second" for rate in (2, 20)]
 _GOAL = 3.0
@@ -147,8 +148,7 @@ class _Installation:
 
     def _wait_for_workers(self) -> None:
         deadline = time.monotonic() + 60
-        query = "select count(*) from pgmb.queue where name like 'queue%'"
-        while self.connection.execute(query).fetchone() != (_TOPICS,):
+        while sum(name.startswith("queue") for name in queue_names(self.connection)) != _TOPICS:
             if time.monotonic() > deadline:
                 raise TimeoutError("the workers do not start")
             time.sleep(0.1)

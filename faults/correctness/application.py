@@ -12,6 +12,7 @@ from uuid import UUID
 import psycopg
 
 from faults.correctness.verdict import Effect, Generation, Published
+from harness import states
 
 TABLES = """
 create schema if not exists app;
@@ -98,12 +99,7 @@ def effects(connection: psycopg.Connection[Any]) -> list[Effect]:
 
 def generations(connection: psycopg.Connection[Any], queue: str) -> list[Generation]:
     """The generations of a queue that receivers opened."""
-    rows = connection.execute(
-        "select g.number, g.base, extract(epoch from g.opened_at)::float from pgmb.generation g"
-        " join pgmb.queue q on q.id = g.queue where q.name = %s and g.opened_at is not null",
-        [queue],
-    )
-    return [Generation(*row) for row in rows]
+    return [Generation(*row) for row in states.generations(connection, queue)]
 
 
 def dead_letters(connection: psycopg.Connection[Any], queues: Sequence[str]) -> list[UUID]:

@@ -20,6 +20,7 @@ import psycopg
 
 from harness.lake import Here, archived
 from harness.segments import seal
+from harness.states import copy_retries, place, retries_waiting
 from pgmb.lake.archive import Archiver, init
 from pgmb.lake.replay import Replay, Replayer
 
@@ -33,11 +34,9 @@ with made as (
 insert into published select seq, key::text, payload::text, published_at from made
 """
 DIFFERENT = """
-select count(*) from published p full join (
-  select r.* from pgmb.retry r join pgmb.queue q on q.id = r.queue where q.name = 'target'
-) r on r.seq = p.seq
+select count(*) from published p full join received r on r.seq = p.seq
 where (p.key, p.payload, p.published_at, pgmb.derive_id(p.seq, p.published_at, %s))
-  is distinct from (r.key, r.payload::text, r.published_at, r.event_id)
+  is distinct from (r.key, r.payload, r.published_at, r.id)
 """
 
 
@@ -143,25 +142,17 @@ def _run(replayer: Replayer, id: UUID, upto: int, rate: float, result: Result) -
 
 def _other(db: psycopg.Connection[Any]) -> Any:
     """What another queue has, and where it stands."""
-    return db.execute(
-        "select (select count(*) from pgmb.retry r where r.queue = q.id),"
-        " (select count(*) from pgmb.receive('other')),"
-        " (select max(c.place) from pgmb.claim c where c.queue = q.id)"
-        " from pgmb.queue q where q.name = 'other'"
-    ).fetchone()
+    before = retries_waiting(db, "other"), place(db, "other")
+    return *before, db.execute("select count(*) from pgmb.receive('other')").fetchone()
 
 
 def _judge(db: psycopg.Connection[Any], result: Result) -> None:
     (salt,) = db.execute("select salt from pgmb.stream where name = 'main'").fetchone() or (0,)
-    rows = db.execute(
-        "select count(*), count(*) - count(distinct event_id) from pgmb.retry r"
-        " join pgmb.queue q on q.id = r.queue where q.name = 'target'"
-    ).fetchone()
+    copy_retries(db, "target", "received")
+    rows = db.execute("select count(*), count(*) - count(distinct id) from received").fetchone()
     result.received, result.repeated = rows or (0, 0)
     (result.different,) = db.execute(DIFFERENT, [salt]).fetchone() or (0,)
-    (result.elsewhere,) = db.execute(
-        "select count(*) from pgmb.retry r join pgmb.queue q on q.id = r.queue where q.name <> 'target'"
-    ).fetchone() or (0,)
+    result.elsewhere = retries_waiting(db) - retries_waiting(db, "target")
     (result.dropped,) = db.execute(
         "select count(*) from pgmb.segment where dropped_at is not null"
     ).fetchone() or (0,)

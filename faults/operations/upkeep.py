@@ -23,6 +23,7 @@ import psycopg
 
 import pgmb
 from harness import processes
+from harness.states import kept_claims
 from harness.waiting import until_true
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -126,9 +127,7 @@ def _judge(admin: psycopg.Connection[Any], result: Result) -> None:
     ).fetchone()
     assert row is not None
     result.uncleared = row[0]
-    row = admin.execute("select count(*) from pgmb.claim").fetchone()
-    assert row is not None
-    result.cleared = max(0, result.cleared - row[0])
+    result.cleared = max(0, result.cleared - kept_claims(admin))
 
 
 def _traffic(dsn: str, stop: threading.Event, block: float, result: Result) -> None:

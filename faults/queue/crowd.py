@@ -22,6 +22,7 @@ import psycopg
 
 from harness.installations import binaries
 from harness.server import Server
+from harness.states import open_generations
 
 KINDS = {
     "plain": "",
@@ -240,15 +241,7 @@ class _Backlog:
 
 
 def _generations(db: psycopg.Connection[Any], queue: str) -> int:
-    (opened,) = _row(
-        db,
-        "select count(*) from pgmb.generation g join pgmb.queue q on q.id = g.queue"
-        " where (q.name = %s or q.lane_of = (select h.id from pgmb.queue h where h.name = %s))"
-        " and g.base is not null and g.number > 0",
-        queue,
-        queue,
-    )
-    return int(opened)
+    return open_generations(db, queue)
 
 
 def _stall(dsn: str, db: psycopg.Connection[Any], queue: str) -> float:

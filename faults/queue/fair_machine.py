@@ -13,6 +13,7 @@ from hypothesis.stateful import rule
 
 from faults.queue.machine import TOPICS, QueueMachine
 from faults.queue.model import NEVER, Delivered, Lease, Model, require
+from harness.states import holds_retries, lagging_tenants
 
 
 @dataclass
@@ -80,17 +81,8 @@ class FairMachine(QueueMachine):
 
     def judge(self, rows: list[Delivered], limit: int, own: Iterable[int] = ()) -> None:
         assert isinstance(self.model, FairModel)
-        self.model.retried = bool(rows) and self.value(
-            "select state = 'leased_retries' from pgmb.claim where queue = pgmb_internal.lease_queue(%s)"
-            " and id = pgmb_internal.lease_claim(%s)",
-            rows[0].lease,
-            rows[0].lease,
-        )
-        if self.value(
-            "select c.lagging is not null from pgmb.claim c join pgmb.queue q on q.id = c.queue"
-            " where q.name = %s order by c.id desc limit 1",
-            self.queue,
-        ):
+        self.model.retried = bool(rows) and holds_retries(self._main, rows[0].lease)
+        if lagging_tenants(self._main, self.queue):
             type(self).done["lagging"] += 1
         super().judge(rows, limit, own)
 

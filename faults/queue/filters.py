@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import pgmb
+from harness.states import paused_queues
 
 PATIENCE = 120.0
 TOPIC = "counted"
@@ -178,10 +179,7 @@ def until_paused(dsn: str, victim: str, got: list[int], deadline: float) -> None
 
 def paused(broker: pgmb.Broker) -> dict[str, str]:
     with broker.connection() as conn:
-        rows = conn.execute(
-            "select name, coalesce(paused_reason, '') from pgmb.queue where paused_at is not null"
-        ).fetchall()
-    return {str(name): str(reason) for name, reason in rows}
+        return {name: reason or "" for name, reason in paused_queues(conn).items()}
 
 
 def one_round(

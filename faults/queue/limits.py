@@ -14,6 +14,7 @@ from typing import Any
 import psycopg
 
 from faults.worker.workers import Journal
+from harness.states import leased_events
 
 RATE = 100
 IN_FLIGHT = 7
@@ -138,14 +139,10 @@ def _sample(admin: psycopg.Connection[Any]) -> int:
     """Until the queue is empty: the most that was leased, by the claims and what was settled of them."""
     most = 0
     while True:
-        row = admin.execute(
-            "select coalesce(sum(c.events) filter (where c.state = 'leased'), 0),"
-            " (select count(*) from pgmb.log_main where topic = 'narrow') - coalesce(sum(c.events), 0)"
-            " from pgmb.claim c join pgmb.queue q on q.id = c.queue where q.name = 'narrow'"
-        ).fetchone()
-        assert row is not None
-        most = max(most, int(row[0]))
-        if row == (0, 0):
+        leased, ever = leased_events(admin, "narrow")
+        row = admin.execute("select count(*) from pgmb.log_main where topic = 'narrow'").fetchone()
+        most = max(most, leased)
+        if (leased, row) == (0, (ever,)):
             return most
         time.sleep(0.01)
 

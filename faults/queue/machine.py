@@ -29,6 +29,7 @@ from hypothesis.stateful import (
 from faults.database import database
 from faults.queue.model import Delivered, Lost, Model, Wrong
 from harness.segments import rotated
+from harness.states import age_waiting, claiming
 from pgmb._core import statements
 from pgmb._core.lease import LeaseNumbers
 
@@ -114,11 +115,7 @@ class QueueMachine(RuleBasedStateMachine):
         self._main.execute(
             "update pgmb.delayed set due_at = due_at - interval '2 hours' where stream = %s", [self.stream]
         )
-        self._main.execute(
-            "update pgmb.retry r set due_at = due_at - interval '2 hours' from pgmb.queue q"
-            " where q.id = r.queue and q.name = %s and r.lease is null and r.due_at > clock_timestamp()",
-            [self.queue],
-        )
+        age_waiting(self._main, "2 hours", self.queue)
         if self.model.delayed:
             time.sleep(SWEEP)
         self.model.hours_pass()
@@ -593,12 +590,7 @@ class QueueMachine(RuleBasedStateMachine):
         What is due again the client looks for by receive: here the model knows what that is.
         """
         if self.claims and not self.model.due() and lease_for is None:
-            stream, segment, queue, known, start, ended = self._main.execute(
-                "select q.stream, greatest(c.place, c.batch_seq) >> 40, q.id, c.id, c.batch_seq,"
-                " c.place >= c.upto from pgmb.queue q join pgmb.claim c on c.queue = q.id"
-                " where q.name = %s order by c.id desc limit 1",
-                [self.queue],
-            ).fetchone() or (0, 0, 0, 0, 0, True)
+            stream, segment, queue, known, start, ended = claiming(self._main, self.queue)
             for one in self.leases[-1:]:
                 if LeaseNumbers.of(UUID(one).bytes).claim == known:
                     start = max(self.names_of[one].values(), default=start)

@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from faults.queue.model import Delivered, Lost, Wrong
 from faults.queue.ordered_model import OrderedModel
+from harness.states import age_waiting, holds_retries
 
 PATIENCE = 0.11
 """Until leases are no longer young, and expiries are looked at again."""
@@ -82,12 +83,7 @@ class OrderedMachine(RuleBasedStateMachine):
 
     @rule()
     def hours_pass(self) -> None:
-        self._main.execute(
-            "update pgmb.retry r set due_at = due_at - interval '2 hours' from pgmb.queue q"
-            " where q.id = r.queue and q.stream_name = %s and r.lease is null"
-            " and r.due_at > clock_timestamp()",
-            [self.stream],
-        )
+        age_waiting(self._main, "2 hours", self.queue)
         self.model.hours_pass()
 
     # -- receiving -------------------------------------------------------------------------------------------
@@ -108,12 +104,7 @@ class OrderedMachine(RuleBasedStateMachine):
         ]
         type(self).done["receives"] += 1
         type(self).done["deliveries"] += len(rows)
-        retried = bool(rows) and self.value(
-            "select state = 'leased_retries' from pgmb.claim"
-            " where queue = pgmb_internal.lease_queue(%(lease)s)"
-            " and id = pgmb_internal.lease_claim(%(lease)s)",
-            lease=rows[0].lease,
-        )
+        retried = bool(rows) and holds_retries(self._main, rows[0].lease)
         self.model.receive(rows, limit, retried=retried)
         self.seqs |= {row.name: row.seq for row in rows}
         self.look_at_the_dead()

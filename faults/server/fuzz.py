@@ -28,6 +28,7 @@ from psycopg.types.json import Jsonb
 
 from faults.server.fuzz_requests import Made, Maker
 from faults.server.fuzz_wire import NEVER, Answer, Connection
+from harness.states import contents, queue_names
 from pgmb._core import keys
 
 CONNECTIONS: Final = 32
@@ -42,14 +43,9 @@ _LEASE: Final = b'"lease":"'
 _KEPT: Final = (
     "select md5(string_agg(line, ',' order by line)) from ("
     " select l::text from pgmb.log_c l"
-    " union all select q::text from pgmb.queue q where q.name = 'c'"
-    " union all select t::text from pgmb.dead t join pgmb.queue q on q.id = t.queue where q.name = 'c'"
-    " union all select t::text from pgmb.retry t join pgmb.queue q on q.id = t.queue where q.name = 'c'"
-    " union all select t::text from pgmb.claim t join pgmb.queue q on q.id = t.queue where q.name = 'c'"
     " union all select e::text from pgmb.endpoint e"
     " union all select concat(k.name, k.digest, k.scopes) from pgmb.api_key k"
-    " union all select s.name from pgmb.stream s"
-    " union all select q.name from pgmb.queue q) kept (line)"
+    " union all select s.name from pgmb.stream s) kept (line)"
 )
 _STRANGE: Final = "select count(*) from pgmb.audit a where a.actor <> 'key:' || coalesce(a.subject, '')"
 
@@ -255,7 +251,7 @@ def _prepare(admin: psycopg.Connection[Any]) -> tuple[dict[str, bytes], dict[str
 
 
 def _kept(admin: psycopg.Connection[Any]) -> Any:
-    return admin.execute(_KEPT).fetchone()
+    return contents(admin, "c"), queue_names(admin), admin.execute(_KEPT).fetchone()
 
 
 @contextmanager

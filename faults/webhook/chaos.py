@@ -21,6 +21,7 @@ import psycopg
 from harness import answers
 from harness.dispatchers import Dispatchers
 from harness.receiver import Answer, ReceiverProcess
+from harness.states import deliveries, leases_in_flight
 
 WELL = 8
 ALLOWED = "127.0.0.2"
@@ -161,21 +162,19 @@ def _arrive(admin: psycopg.Connection[Any], receiver: ReceiverProcess, events: i
     deadline = time.monotonic() + ARRIVED_WITHIN
     while time.monotonic() < deadline:
         came = sum(request.path.startswith("/well/") for request in receiver.requests())
-        taken = admin.execute("select not exists (select from pgmb.claim where state = 'leased')").fetchone()
-        if came >= events * WELL and taken == (True,):
+        if came >= events * WELL and not leases_in_flight(admin):
             return
         time.sleep(0.2)
 
 
 def _unaccounted(admin: psycopg.Connection[Any], events: int) -> list[str]:
     """After the dispatchers have given back what they held."""
+    waiting = Counter(event.endpoint for event in deliveries(admin))
     rows = admin.execute(
-        "select e.name from pgmb.endpoint e join pgmb.endpoint_activity a on a.endpoint = e.id"
-        " where a.delivered + (select count(*) from pgmb.delivery d where d.endpoint = e.id)"
-        " + (select count(*) from pgmb.dead d where d.endpoint = e.id) <> %s order by 1",
-        [events],
+        "select e.name, e.id, a.delivered + (select count(*) from pgmb.dead d where d.endpoint = e.id)"
+        " from pgmb.endpoint e join pgmb.endpoint_activity a on a.endpoint = e.id order by 1"
     )
-    return [name for (name,) in rows]
+    return [name for name, endpoint, ended in rows if ended + waiting[endpoint] != events]
 
 
 def _is_counted(canary: ReceiverProcess) -> bool:

@@ -19,6 +19,7 @@ import psycopg
 
 from faults.worker.handling import read
 from faults.worker.poison_app import MAX_ATTEMPTS
+from harness.states import leases_in_flight, retries_waiting
 
 ROOT = Path(__file__).parents[2]
 FATAL = ("unfit", "raises", "hangs", "exits")
@@ -152,11 +153,8 @@ def _wait_until_done(
     while time.monotonic() < deadline:
         if worker.poll() is not None:
             raise RuntimeError(f"pgmb work ended with {worker.returncode}")
-        row = admin.execute(
-            "select pgmb.queue_depth('jobs') = 0 and not exists (select from pgmb.retry)"
-            " and not exists (select from pgmb.claim where state = 'leased')"
-        ).fetchone()
-        if row == (True,):
+        row = admin.execute("select pgmb.queue_depth('jobs')").fetchone()
+        if row == (0,) and not retries_waiting(admin) and not leases_in_flight(admin):
             break
         time.sleep(0.1)
     return admin.execute(

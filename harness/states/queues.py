@@ -80,12 +80,14 @@ def lock_queues(db: Db) -> None:
 
 
 def open_generations(db: Db, queue: str | None = None) -> int:
-    """How many generations receivers opened, of a queue or of all, to supersede a receive that stays open."""
+    """How many generations receivers opened, of a queue with its lanes, or of all."""
     return int(
         value(
             db,
             "select count(*) from pgmb.generation g join pgmb.queue q on q.id = g.queue"
-            " where q.name = coalesce(%s, q.name) and g.base is not null and g.number > 0",
+            " left join pgmb.queue head on head.id = q.lane_of"
+            " where coalesce(head.name, q.name) = coalesce(%s, head.name, q.name)"
+            " and g.base is not null and g.number > 0",
             [queue],
         )
     )

@@ -15,6 +15,7 @@ from deltalake import DeltaTable
 
 from harness.lake import DEAD_STEPS, Killed, MortalDead
 from harness.segments import fill
+from harness.states import forget_archiving, queue_names, queue_number
 from pgmb.errors import ForeignTable, VerificationFailed
 from pgmb.lake.archive import init
 from pgmb.lake.dead import DeadArchived, DeadArchiver, dead_lake, digest_of
@@ -46,11 +47,13 @@ class Dead:
         return list(DeadArchiver(self.lake.dsn, "main", **options).archive())
 
     def in_database(self, where: str = "true") -> list[tuple[Any, ...]]:
-        return self.db.execute(
-            "select d.id, q.name, d.died_at, d.attempt, d.error, d.seq, d.event_id::text, d.topic, d.key,"
+        names = {queue_number(self.db, name): name for name in queue_names(self.db)}
+        rows = self.db.execute(
+            "select d.id, d.queue, d.died_at, d.attempt, d.error, d.seq, d.event_id::text, d.topic, d.key,"
             " d.payload::text, d.headers::text, d.published_at, d.endpoint::text"
-            f" from pgmb.dead d join pgmb.queue q on q.id = d.queue where {where} order by d.id".encode()
+            f" from pgmb.dead d where {where} order by d.id".encode()
         ).fetchall()
+        return [(id, names[queue], *rest) for id, queue, *rest in rows]
 
     def in_table(self) -> list[tuple[Any, ...]]:
         """By a reader that shares no code with the archiver."""
@@ -239,7 +242,7 @@ def test_a_database_from_a_backup_and_another_table_are_refused(dead: Dead, tmp_
     dead.die(3)
     dead.archive()
     dead.db.execute("delete from pgmb.dead_batch")
-    dead.db.execute("update pgmb.dead set archived_at = null")
+    forget_archiving(dead.db)
     with pytest.raises(ForeignTable, match="did not plan"):
         list(DeadArchiver(dead.lake.dsn, "main").archive(repair=True))
     assert len(dead.in_table()) == 3

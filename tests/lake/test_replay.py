@@ -16,14 +16,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from harness.segments import seal
+from harness.states import queue_names, retries
 from pgmb.errors import Conflict, InvalidArgument, NotFound
 from pgmb.lake.replay import Pace, Replayer
 from tests.lake.conftest import Lake
 from tests.lake.test_cli import Run, pgmb_lake  # noqa: F401
 
 pytestmark = [pytest.mark.new_database]
-
-FIELDS = "seq, event_id, topic, key, payload::text, published_at"
 
 
 @pytest.fixture
@@ -55,12 +54,10 @@ def drain(lake: Lake, *queues: str) -> None:
 
 
 def waiting(lake: Lake, queue: str) -> list[tuple[Any, ...]]:
-    return lake.db.execute(
-        f"select {FIELDS} from pgmb.retry r join pgmb.queue q on q.id = r.queue"
-        " join pgmb.queue head on head.id = coalesce(q.lane_of, q.id)"
-        " where head.name = %s order by r.id".encode(),
-        [queue],
-    ).fetchall()
+    return [
+        (event.seq, event.id, event.topic, event.key, event.text, event.published_at)
+        for event in retries(lake.db, queue)
+    ]
 
 
 def history(lake: Lake) -> list[tuple[Any, ...]]:
@@ -220,11 +217,7 @@ def test_lanes_and_shards_get_what_they_would_have_received(
 
 def test_queues_of_endpoints_are_refused(lake: Lake, replayer: Replayer) -> None:
     lake.db.execute("select pgmb.create_endpoint('hook', 'https://example.com/', patterns => '{#}')")
-    name = lake.value("select name from pgmb.queue where name like '%hook%' or endpoint is not null limit 1")
-    if name is None:
-        name = lake.value(
-            "select s.group_id from pgmb.subscription s join pgmb.endpoint e on e.subscription = s.id"
-        )
+    (name,) = [name for name in queue_names(lake.db) if "hook" in name]
     with pytest.raises(InvalidArgument, match="feeds endpoints"):
         replayer.start(replayer.choose("main", None, None, into_queue=name))
 

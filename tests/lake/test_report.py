@@ -13,6 +13,7 @@ import pyarrow
 import pytest
 
 from harness.month import BEGIN, END, PLANTED, fill
+from harness.states import add_dead_letters
 from pgmb.errors import InvalidArgument
 from pgmb.lake.dead import DeadArchiver
 from pgmb.lake.report import rules
@@ -258,10 +259,6 @@ from pgmb.endpoint e, pgmb.stream s,
   (select *, row_number() over () place from pgmb.log_main where topic = 'order.paid' limit 50) l
 where s.name = 'main'
 """
-LATE = """
-insert into pgmb.dead (queue, died_at, attempt, error, seq, event_id, topic, payload, published_at)
-select id, %s, 3, 'late 7', 0, gen_random_uuid(), 't', '1', %s from pgmb.queue where name = 'billing'
-"""
 
 
 @pytest.mark.minutes
@@ -281,7 +278,8 @@ def test_a_month_of_log_and_lake_shows_what_was_planted(
     list(DeadArchiver(lake.dsn, "main").archive())
     lake.age()
     assert lake.dropped() == [0, 1]
-    lake.db.execute(LATE, [END - HOUR, END - 2 * HOUR])  # not archived
+    # Not archived.
+    add_dead_letters(lake.db, [(END - HOUR, "late 7", END - 2 * HOUR)], "billing", attempt=3)
     taken: list[Figures] = []
 
     def seen(*given: Any, **options: Any) -> Figures:

@@ -19,6 +19,17 @@ import pgmb
 from harness.explain import Explained, Plan, nodes
 from harness.server import Server
 from harness.serving import serving
+from harness.states import (
+    add_dead,
+    add_deliveries,
+    add_leases_of_retries,
+    add_retries,
+    add_retries_of_keys,
+    add_settlements,
+    age_waiting,
+    analyze_waiting,
+    sweep_at_once,
+)
 from harness.waiting import until
 from pgmb._core import statements
 from pgmb._core.lease import LeaseNumbers
@@ -148,14 +159,11 @@ def test_plans_are_good_with_many_retries_and_delays_and_claims(
         "insert into pgmb.delayed (id, stream, due_at, topic, payload) select gen_random_uuid(), 'main',"
         " now() + interval '1 hour', 'a.1', '1' from generate_series(1, 20000)"
     )
-    log.execute(
-        "insert into pgmb.retry (queue, due_at, attempt, seq, event_id, topic, payload, published_at)"
-        " select 1 + g % 3, now() + g * interval '1 minute', 2, g, gen_random_uuid(), 'a.1', '1', now()"
-        " from generate_series(1, 20000) g"
-    )
+    for queue in ("q", "wild", "exact"):
+        add_retries(log, 6666, queue, due="0 s", step="3 minutes", topic="a.1")
     for _ in range(3):
         exercise(session, 50, 1000)
-    log.execute("update pgmb.retry set due_at = now() where id % 100 < 3")
+    age_waiting(log, "10 hours")
     rows = session.run("select lease, seq from pgmb.receive('q', 50)")
     assert len(rows) == 50
     plans = list(session.plans)
@@ -167,23 +175,9 @@ def test_plans_are_good_with_many_retries_and_delays_and_claims(
         "update pgmb.delayed set due_at = now() where ctid = any (array(select ctid from"
         " pgmb.delayed limit 5))"
     )
-    log.execute("update pgmb.claim set swept = swept - interval '1 s'")
+    sweep_at_once(log)
     session.run("select lease, seq from pgmb.receive('q', 50)")
     assert offences(session.plans) == []
-
-
-def park(db: psycopg.Connection[Any], queue: str, events: int, *, tried: bool) -> None:
-    """Events of 20 keys in pgmb.retry. If tried, two leases of them have expired; if not, all but the first
-    of each key wait behind it."""
-    db.execute(
-        "insert into pgmb.retry (queue, due_at, attempt, expiries, seq, event_id, topic, key, payload,"
-        " published_at, ordered, origin)"
-        " select q.id, case when %(tried)s or g <= 20 then now() else 'infinity' end,"
-        " case when %(tried)s then 3 else 1 end, case when %(tried)s then 2 else 0 end, g,"
-        " gen_random_uuid(), 'a.1', 'k' || g %% 20, '1', now(), q.ordered, 1"
-        " from pgmb.queue q, generate_series(1, %(events)s) g where q.name = %(queue)s order by g",
-        {"queue": queue, "events": events, "tried": tried},
-    )
 
 
 @pytest.mark.parametrize("analyzed", [False, True], ids=["never analyzed", "analyzed while empty"])
@@ -193,13 +187,13 @@ def test_of_an_ordered_queue_few_waiting_events_are_read(
 ) -> None:
     log.execute("select pgmb.create_queue('ordered', ordered => true, shards => 1)")
     if analyzed:
-        log.execute("vacuum analyze pgmb.retry")
+        analyze_waiting(log)
     session = Explained(connect())
     for _ in range(8):  # plans are made while the table is small
-        park(log, "ordered", 1, tried=tried)
+        add_retries_of_keys(log, 1, "ordered", suspects=tried, topic="a.1")
         ((lease,),) = session.run("select lease from pgmb.receive('ordered', 100)")
         session.run("select pgmb.ack(%s)", lease)
-    park(log, "ordered", 4000, tried=tried)
+    add_retries_of_keys(log, 4000, "ordered", suspects=tried, topic="a.1")
     rows = session.run("select lease, key from pgmb.receive('ordered', 100)")
     assert len(rows) == (1 if tried else 100)
     assert offences(session.plans) == []
@@ -207,7 +201,7 @@ def test_of_an_ordered_queue_few_waiting_events_are_read(
 
 
 def test_of_events_that_come_alone_one_is_locked(log: psycopg.Connection[Any], connect: Any) -> None:
-    park(log, "q", 4000, tried=True)
+    add_retries_of_keys(log, 4000, "q", suspects=True, topic="a.1")
     session = Explained(connect())
     assert len(session.run("select lease from pgmb.receive('q', 100)")) == 1
     locked = [
@@ -269,12 +263,8 @@ def test_the_fate_of_an_event_is_found_by_index(log: psycopg.Connection[Any], co
     log.execute("select pgmb.ack(%s, %s)", [rows[0][0], [rows[0][1]]])
     log.execute("select pgmb.retry(%s, %s, '1 hour', 'no')", [rows[0][0], [rows[1][1]]])
     log.execute("select pgmb.bury(%s, %s, 'no')", [rows[0][0], [rows[2][1]]])
-    for table, times in (("retry", "due_at"), ("dead", "died_at")):
-        log.execute(
-            f"insert into pgmb.{table} (queue, {times}, attempt, seq, event_id, topic, payload, published_at)"
-            " select 1, now() + interval '1 hour', 2, g, gen_random_uuid(), 'a.1', '1', now()"
-            " from generate_series(1, 20000) g"
-        )
+    add_retries(log, 20_000, topic="a.1")
+    add_dead(log, 20_000, topic="a.1")
     fill(log)
     ((chosen,),) = log.execute("select pgmb.publish('a.1', '1', id => gen_random_uuid())").fetchall()
     found = re.compile(r"^(segment_\d+_\d+|claim|retry|dead|delivery|attempt|delayed|settlement|binding)$")
@@ -490,28 +480,6 @@ insert into pgmb.delayed (id, stream, due_at, topic, payload)
 insert into pgmb.tick (stream, id, at, position)
   select t.stream, t.id - n, t.at - n * interval '1 second', t.position
   from pgmb.tick t, generate_series(1, :rows) n where t.stream = 1;
-with busy as (select id from pgmb.queue where name = 'busy'),
-retried as (
-  insert into pgmb.retry (queue, due_at, attempt, seq, event_id, topic, payload, published_at)
-  select id, now() + interval '1 day', 1, n, gen_random_uuid(), 't', '1', now()
-  from busy, generate_series(1, :rows) n),
-dead as (
-  insert into pgmb.dead (queue, attempt, seq, event_id, topic, payload, published_at)
-  select id, 1, n, gen_random_uuid(), 't', '1', now() from busy, generate_series(1, :rows) n),
-waiting as (
-  insert into pgmb.delivery (queue, endpoint, due_at, attempt, seq, event_id, topic, payload, published_at)
-  select id, (select id from pgmb.endpoint), now() + interval '1 day', 1, n, gen_random_uuid(), 't', '1',
-    now() from busy, generate_series(1, :rows) n),
-shortened as (
-  insert into pgmb.shortened (queue, claim) select -1, n from generate_series(1, :rows) n),
-settled as (
-  insert into pgmb.settlement (queue, claim, seq) select -1, n, n from generate_series(1, :rows) n)
-insert into pgmb.claim (queue, id, token, state, bindings, events, lo, hi, place, upto, done_seq, done_next,
-  batch_seq, batch_next, at, expires_at, swept, done_snapshot, batch_snapshot, openings)
-select c.queue, c.id + n, 0, 'leased_retries', c.bindings, 1, c.lo, c.hi, c.place, c.upto, c.done_seq,
-  c.done_next, c.batch_seq, c.batch_next, clock_timestamp(), now() + interval '1 day', c.swept,
-  c.done_snapshot, c.batch_snapshot, c.openings
-from pgmb.claim c join busy on busy.id = c.queue, generate_series(1, :rows) n;
 """
 
 
@@ -558,6 +526,11 @@ async def test_no_statement_that_a_service_repeats_scans_a_table_that_grows(
     key = make_key(dsn, "k", "read:main", "inspect")
     for statement in filter(str.strip, GROWN.replace(":rows", str(ROWS)).split(";\n")):
         db.execute(statement.encode())
+    add_retries(db, ROWS, "busy", due="1 day")
+    add_dead(db, ROWS, "busy")
+    add_deliveries(db, ROWS, queue="busy", due="1 day")
+    add_settlements(db, ROWS)
+    add_leases_of_retries(db, ROWS, "busy")
     for table in grows:
         count = db.execute(f"select count(*) from pgmb.{table}".encode()).fetchone()
         assert count is not None
