@@ -14,7 +14,7 @@ import pytest
 
 from harness.account import server_account
 from harness.installations import binaries
-from harness.server import Server
+from harness.postgres import Server, create_database
 from pgmb.server import sse
 from pgmb.server.application import Application
 from pgmb.server.sse.history import Tick
@@ -110,33 +110,37 @@ async def test_everything_goes_on_after_pg_upgrade(fresh_server: FreshServer, in
         assert await client.numbers(2) == [3, 4]
 
 
-@pytest.mark.parametrize("form", [[], ["--inserts"]], ids=["copy", "inserts"])
-def test_a_restored_dump_is_not_taken_for_an_upgrade(
-    fresh_server: FreshServer, install: Any, form: list[str]
-) -> None:
+def test_a_restored_dump_is_not_taken_for_an_upgrade(fresh_server: FreshServer, install: Any) -> None:
     old, new = fresh_server(name="old"), fresh_server(name="new")
     install(old.dsn())
     # The roles that the dump names, and as many transactions as there.
     with new.connect("template1") as db:
         install(new.dsn("template1"))
         db.execute("drop schema pgmb, pgmb_internal cascade")
-    programs = binaries(old.major)
+    for form in ([], ["--inserts"]):
+        restored = create_database(new)
+        restore(old, new.dsn(restored), form)
+        with new.connect(restored) as db:
+            with pytest.raises(psycopg.Error) as caught:
+                db.execute("select pgmb.position()")
+            assert caught.value.sqlstate == "MB021"
+            assert not value(db, "select same_cluster from pgmb.cluster_health()")
+            db.execute("select pgmb.rebase()")
+            db.execute("select pgmb.position()")
+            assert value(db, "select same_cluster from pgmb.cluster_health()")
+
+
+def restore(server: Server, into: str, form: list[str]) -> None:
+    """A dump of pgmb on one server, restored into a database of another."""
+    programs = binaries(server.major)
     dump = subprocess.run(
-        [programs / "pg_dump", *form, "-n", "pgmb", "-n", "pgmb_internal", "-d", old.dsn()],
+        [programs / "pg_dump", *form, "-n", "pgmb", "-n", "pgmb_internal", "-d", server.dsn()],
         check=True,
         capture_output=True,
     ).stdout
     subprocess.run(
-        [programs / "psql", "-X", "-q", "-v", "ON_ERROR_STOP=1", "-d", new.dsn()],
+        [programs / "psql", "-X", "-q", "-v", "ON_ERROR_STOP=1", "-d", into],
         input=dump,
         check=True,
         capture_output=True,
     )
-    with new.connect() as db:
-        with pytest.raises(psycopg.Error) as caught:
-            db.execute("select pgmb.position()")
-        assert caught.value.sqlstate == "MB021"
-        assert not value(db, "select same_cluster from pgmb.cluster_health()")
-        db.execute("select pgmb.rebase()")
-        db.execute("select pgmb.position()")
-        assert value(db, "select same_cluster from pgmb.cluster_health()")
