@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import psycopg
 import pytest
@@ -114,3 +115,70 @@ def test_what_lanes_exclude(sessions: Sessions, options: str) -> None:
     with pytest.raises(psycopg.Error) as refused:
         sessions["admin"].run(f"select pgmb.create_queue('q', lanes => '{{a}}', {options})")
     assert refused.value.sqlstate == "MB005"
+
+
+QUEUE_ARGUMENTS = {"queue": "'{}'", "queues": "array['{}']", "into_queue": "'{}'", "group_id": "'{}'"}
+"""The arguments that name a queue, or a group that is read by one."""
+
+TAKES_ANY_NAME = {"worker_heartbeat", "subscribe", "resume_subscriptions", "between_group"}
+"""Functions that look up no queue: a worker and a group may name queues that do not exist."""
+
+ARGUMENTS = {
+    "stream": "'main'",
+    "after": "pgmb.position('main')",
+    "upto": "pgmb.position('main')",
+    "to": "pgmb.position('main')",
+    "patterns": "'{#}'",
+    "role": "'pgmb_consumer'",
+    "url": "'https://receiver.example/'",
+    "worker": "gen_random_uuid()",
+    "last": "0",
+    "attempts": "100",
+    "retries": "1",
+}
+"""What a function is given besides the name of a queue, by the argument's name. Others are the text x."""
+
+
+def call_for(db: psycopg.Connection[Any], function: int, queue: str) -> str:
+    """A call of a function with the name of a queue, and with its other arguments that have no default."""
+    ((name, arguments),) = db.execute(
+        "select p.proname, array(select row_to_json(a) from unnest(p.proargnames, p.proargmodes)"
+        " with ordinality a (name, mode, nth) where coalesce(a.mode, 'i') = 'i'"
+        "  and (a.nth <= p.pronargs - p.pronargdefaults or a.name = any (%s)))"
+        " from pg_proc p where p.oid = %s",
+        [[*QUEUE_ARGUMENTS], function],
+    ).fetchall()
+    given = {
+        one["name"]: QUEUE_ARGUMENTS[one["name"]].format(queue)
+        if one["name"] in QUEUE_ARGUMENTS
+        else ARGUMENTS.get(one["name"], "'x'")
+        for one in arguments
+    }
+    arguments = ", ".join(f'"{argument}" => {value}' for argument, value in given.items())
+    return f"select pgmb.{name}({arguments})"
+
+
+def test_every_function_refuses_the_name_of_a_lane_or_shard(db: psycopg.Connection[Any]) -> None:
+    """A call on one of them would pass the limits of the queue, or lose the events of a part of its keys."""
+    db.execute("select pgmb.create_queue('ledger', ordered => true, max_in_flight => 2)")
+    db.execute("select pgmb.create_queue('urgent', lanes => '{a}')")
+    before = kept_of_queues(db)
+    functions = db.execute(
+        "select p.oid, p.oid::regprocedure::text from pg_proc p where p.pronamespace = 'pgmb'::regnamespace"
+        " and p.proname <> all (%s) and exists ("
+        "  select from unnest(p.proargnames, p.proargtypes::oid[]) a (name, type)"
+        "  where a.name = any (%s) and a.type in ('text'::regtype, 'text[]'::regtype)) order by 2",
+        [[*TAKES_ANY_NAME], [*QUEUE_ARGUMENTS]],
+    ).fetchall()
+    assert len(functions) > 25
+    accepted = []
+    for oid, signature in functions:
+        for queue in ("ledger/1", "urgent/1"):
+            try:
+                db.execute(call_for(db, oid, queue).encode())
+                accepted.append(signature)
+            except psycopg.Error as error:
+                if error.sqlstate not in ("MB004", "MB006"):
+                    accepted.append(f"{signature}: {error}")
+    assert not accepted, "\n".join(accepted)
+    assert kept_of_queues(db) == before

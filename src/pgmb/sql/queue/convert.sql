@@ -106,9 +106,10 @@ end $$;
 -- Makes a queue ordered, fair or prioritised, or plain again where nothing is given (see create_queue), and keeps what waits in
 -- it: events, retries and dead letters. No settled event comes again. Refused while leases are held: pause the queue, and
 -- call it again until they have ended. Of a queue that has lanes, shards or tenants that lag, all that waits is copied to
--- pgmb.retry. Holds the queue until the transaction ends, as pgmb.seek does. Errors: MB002 no such queue, MB004 it feeds endpoints or belongs to
--- PGMQ, MB005 settings that exclude each other, MB006 a name like NAME/1 is taken, MB007 invalid pattern, MB013 leases are
--- held, or another administrative call holds the queue, MB024 its condition needs a statement_timeout.
+-- pgmb.retry. Holds the queue until the transaction ends, as pgmb.seek does. Errors: MB002 no such queue, MB004 it is a lane or
+-- shard, feeds endpoints or belongs to PGMQ, MB005 settings that exclude each other, MB006 a name like NAME/1 is taken, MB007
+-- invalid pattern, MB013 leases are held, or another administrative call holds the queue, MB024 its condition needs a
+-- statement_timeout.
 create or replace function pgmb.convert_queue(
   queue text, ordered boolean default false, shards integer default null, lanes text[] default null, fair_by text default null
 )
@@ -135,9 +136,6 @@ begin
   perform pgmb_internal.assert_read_committed();
   perform pgmb_internal.assert_admin();
   head := pgmb_internal.queue_for_consumer(convert_queue.queue);
-  if head.lane_of is not null then
-    raise exception 'queue % is a lane of another', quote_literal(head.name) using errcode = 'MB004';
-  end if;
   if head.endpoint is not null or pgmb_internal.feeds_endpoints(head.name) then
     raise exception 'queue % feeds endpoints', quote_literal(head.name) using errcode = 'MB004';
   end if;

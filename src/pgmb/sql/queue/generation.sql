@@ -380,7 +380,8 @@ returns void
 language plpgsql
 as $$
 declare
-  name text := (select q.name from pgmb.queue q where q.id = raise_held.queue);
+  name text := (select coalesce(head.name, q.name) from pgmb.queue q left join pgmb.queue head on head.id = q.lane_of
+    where q.id = raise_held.queue);
 begin
   if name is null then
     perform pgmb_internal.raise_dropped();

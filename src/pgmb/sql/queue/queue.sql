@@ -78,15 +78,33 @@ as $$
   from pgmb.compile_patterns(array[pattern]) c
 $$;
 
--- The queue of that name, if the caller may consume it. Errors: MB002 no such queue, 42501.
-create or replace function pgmb_internal.queue_for_consumer(name text)
+-- The queue that a caller names; a row of nulls if there is none. The rows of lanes and shards have names too, but a call on one
+-- of them would pass the limits of the queue, or act on a part of its keys. Errors: MB004 it is a lane or shard.
+create or replace function pgmb_internal.queue_named(name text)
 returns pgmb.queue
 language plpgsql stable
 as $$
 declare
   found_queue pgmb.queue;
+  head text;
 begin
-  select * into found_queue from pgmb.queue q where q.name = queue_for_consumer.name;
+  select * into found_queue from pgmb.queue q where q.name = queue_named.name;
+  if found_queue.lane_of is not null then
+    select q.name into head from pgmb.queue q where q.id = found_queue.lane_of;
+    raise exception '% is a % of queue %', quote_literal(name), case when found_queue.shards > 1 then 'shard' else 'lane' end,
+      quote_literal(head) using errcode = 'MB004', hint = format('Name the queue: %s.', head);
+  end if;
+  return found_queue;
+end $$;
+
+-- The queue of that name, if the caller may consume it. Errors: MB002 no such queue, MB004 it is a lane or shard, 42501.
+create or replace function pgmb_internal.queue_for_consumer(name text)
+returns pgmb.queue
+language plpgsql stable
+as $$
+declare
+  found_queue pgmb.queue := pgmb_internal.queue_named(name);
+begin
   if found_queue.id is null then
     raise exception 'queue % does not exist', coalesce(quote_literal(name), 'null')
       using errcode = 'MB002', hint = 'Create it with pgmb.create_queue(name, patterns).';
@@ -384,24 +402,25 @@ begin
 end $$;
 
 -- Drops a queue with its leases, retries, dead letters and views; waits for transactions that read those. The events
--- stay in the log. False if there is no such queue. Errors: MB004 endpoints share it, or one has it for its own.
+-- stay in the log. False if there is no such queue. Errors: MB004 it is a lane or shard, or it feeds endpoints.
 create or replace function pgmb.drop_queue(queue text)
 returns boolean
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 declare
+  head pgmb.queue;
   gone pgmb.queue;
 begin
   perform pgmb_internal.assert_read_committed();
   perform pgmb_internal.assert_admin();
+  head := pgmb_internal.queue_named(drop_queue.queue);
   if pgmb_internal.feeds_endpoints(drop_queue.queue) then
     raise exception 'queue % feeds endpoints', quote_literal(drop_queue.queue) using errcode = 'MB004',
       hint = 'Drop them first with pgmb.drop_endpoint(name): pgmb.endpoints says which they are.';
   end if;
   perform pgmb_internal.drop_queue_views(drop_queue.queue);
-  for gone in select q.* from pgmb.queue q join pgmb.queue head on head.id in (q.id, q.lane_of)
-    where head.name = drop_queue.queue order by q.lane desc
+  for gone in select * from pgmb.queue q where q.id = head.id or q.lane_of = head.id order by q.lane desc
   loop
     delete from pgmb.queue q where q.id = gone.id;
     delete from pgmb.claim c where c.queue = gone.id;

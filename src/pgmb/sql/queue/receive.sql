@@ -499,7 +499,7 @@ end $$;
 -- receive alone in its transaction, where a lost claim means redelivery. raw => true leaves ids that nobody gave null, for clients that
 -- derive them themselves as pgmb.derive_id does. Nothing to receive: no rows, nothing written, no transaction id.
 -- Lock: one a queue, to the end of the transaction; others supersede this transaction after a second.
--- Needs READ COMMITTED. Errors: MB002 no such queue, MB011 the ack's lease is lost, MB013 the queue is held by prepared
+-- Needs READ COMMITTED. Errors: MB002 no such queue, MB004 it is a lane or shard, MB011 the ack's lease is lost, MB013 the queue is held by prepared
 -- transactions or by several that stay open, MB020 standby, MB021 another cluster, MB029 another isolation level.
 create or replace function pgmb.receive(
   queue text, max integer default 100, lease_for interval default null, ack uuid default null,
@@ -547,7 +547,7 @@ begin
       and r.due_at >= pgmb_internal.retry_since(asked.id, now)) due
   into q
   from pgmb.queue asked
-  where asked.name = receive.queue;
+  where asked.name = receive.queue and asked.lane_of is null;
   caller := pgmb_internal.caller_at_low_cost();
   if q.id is null then
     perform pgmb_internal.queue_for_consumer(receive.queue);

@@ -92,14 +92,14 @@ begin
   get diagnostics part = row_count;
   moved := moved + part;
   for letters in
-    select q.name, array_agg(d.id order by d.id) ids
+    select coalesce(head.name, q.name) queue, array_agg(d.id order by d.id) ids
     from pgmb.dead d
     join pgmb.queue q on q.id = d.queue
     left join pgmb.queue head on head.id = q.lane_of
     where (d.endpoint = target or d.endpoint is null and target in (q.endpoint, head.endpoint)) and d.died_at >= redrive_failed.since
-    group by q.name
+    group by 1
   loop
-    moved := moved + pgmb.redrive(letters.name, letters.ids);
+    moved := moved + pgmb.redrive(letters.queue, letters.ids);
   end loop;
   return moved;
 end $$;
