@@ -354,7 +354,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         yield started
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def install() -> Callable[[str], None]:
     """Installs pgmb into the database a connection string names, for tests with databases of their own."""
     from pgmb import schema

@@ -36,6 +36,7 @@ queue, s, lost = fencing.queue, belonging.s, durable.lost
 batch, ended = claims.batch, claims.ended
 one, two = ordered.one, ordered.two
 broker = convert.broker
+own_clock = clock.own_clock
 stepping = clock.stepping
 """Fixtures of the tests that catch."""
 
@@ -450,7 +451,9 @@ def test_a_defect_that_comes_back_is_caught(mutation: Mutation, request: pytest.
         name: globals()[name] for name in wanted & own.keys()
     }, "with other fixtures it may fail for other reasons"
     fixtures = {name: request.getfixturevalue(name) for name in wanted}
-    if not wanted & {"install", "lost", "stepping"}:
+    if "stepping" in wanted:
+        mutation.apply(fixtures["stepping"][0])
+    elif not wanted & {"install", "lost"}:
         with psycopg.connect(request.getfixturevalue("dsn"), autocommit=True) as connection:
             mutation.apply(connection)
     with pytest.raises((AssertionError, psycopg.Error, pytest.fail.Exception)):

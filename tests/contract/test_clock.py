@@ -17,10 +17,10 @@ import pgmb
 from harness.clock import clocked
 from harness.postgres import Server, create_database, drop_database
 from harness.states import retries
+from pgmb import schema
 from pgmb.services import Scheduler
 
 Step = Callable[[str], None]
-Install = Callable[[str], None]
 
 
 # One process runs these tests: its server is the only one under libfaketime.
@@ -28,11 +28,11 @@ pytestmark = pytest.mark.xdist_group("clock")
 
 
 @pytest.fixture(scope="module")
-def own_clock(pg_major: int, prepared: Server, install: Install) -> Iterator[tuple[Server, str, Step]]:
+def own_clock(pg_major: int, prepared: Server) -> Iterator[tuple[Server, str, Step]]:
     """A server whose clock `step("-10m")` sets relative to the real one, and a database in it to copy."""
     with clocked(pg_major, copy_of=prepared) as (server, clock):
         template = create_database(server)
-        install(server.dsn(template))
+        schema.install(server.dsn(template))
         yield server, template, clock.step
 
 
