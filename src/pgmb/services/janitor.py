@@ -86,7 +86,7 @@ class Janitor:
                 try:
                     async with asyncio.timeout(self.patience):
                         await _remove(conn, emptied)
-                except TimeoutError:
+                except (TimeoutError, errors.QueryCanceled):
                     # A transaction that used the log is still open. The detach is begun and will be finished.
                     logger.info("%s: waiting for older transactions", emptied.table)
                     break

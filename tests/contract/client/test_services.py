@@ -7,6 +7,7 @@ import contextlib
 from typing import Any
 
 import psycopg
+import pytest
 
 import pgmb
 from harness.sessions import Sessions
@@ -40,13 +41,15 @@ async def test_the_janitor_removes_what_retention_emptied(dsn: str, db: psycopg.
     assert tables(db) == before[1:]
 
 
+@pytest.mark.parametrize(("patience", "cancel_after"), [(0.5, "0"), (20.0, "500ms")])
 async def test_a_detach_that_waits_is_finished_later_and_blocks_no_publisher(
-    dsn: str, db: psycopg.Connection[Any], sessions: Sessions
+    dsn: str, db: psycopg.Connection[Any], sessions: Sessions, patience: float, cancel_after: str
 ) -> None:
+    """Its wait ends by the janitor's patience or by the role's statement_timeout."""
     before = emptied(db)
     sessions["slow"].run("begin; select pgmb.publish('a', '2')")
-    async with await pgmb.aconnect(dsn) as broker:
-        waiting = asyncio.create_task(Janitor(patience=0.5).remove_emptied(broker))
+    async with await pgmb.aconnect(dsn, options=f"-c statement_timeout={cancel_after}") as broker:
+        waiting = asyncio.create_task(Janitor(patience=patience).remove_emptied(broker))
         while not waiting.done():
             await broker.publish("a", 3)
             await asyncio.sleep(0.01)

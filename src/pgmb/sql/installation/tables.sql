@@ -43,6 +43,10 @@ values (sha256(convert_to(gen_random_uuid()::text || gen_random_uuid()::text, 'U
 -- old versions.
 create sequence pgmb.maintained;
 
+-- The step of maintain() that its next call begins with: the first that the last call did not reach. is_called: the steps
+-- before it left work.
+create sequence pgmb.maintenance_turn;
+
 -- The process that each service belongs to. The others that run the service wait.
 create table pgmb.leader (
   service text primary key,

@@ -51,6 +51,7 @@ begin
     coalesce(opened, current_number) + greatest(1, least(16, ceil(60 / greatest(extract(epoch from coalesce(age, '1 hour')), 1))::integer))
   loop
     perform pgmb_internal.attach_segment(rotated, nth);
+    exit when clock_timestamp() >= pgmb_internal.maintain_deadline();
   end loop;
   return opened;
 end $$;
@@ -88,7 +89,8 @@ as $$
     and l.pid <> pg_backend_pid()
 $$;
 
--- Seals closed segments of a stream that no writer can reach any more, at most `max`, and returns how many. A writer that
+-- Seals closed segments of a stream that no writer can reach any more, at most `max`, and returns how many. A call stops after
+-- five seconds, or a quarter of a shorter statement_timeout: call it again until it returns 0. A writer that
 -- took its number before the rotation had its xid before it too: once no transaction up to an xid taken
 -- after the rotation holds the log, all is written, whether it was slow, stopped or prepared. A
 -- trigger then makes any stray write fail loudly. Lock: SHARE ROW EXCLUSIVE on the segment, readers pass.
@@ -120,7 +122,7 @@ begin
     where s.stream = stream_number and s.closed_xid is not null and s.sealed_at is null
     order by s.number
   loop
-    exit when sealed >= seal.max;
+    exit when sealed >= seal.max or (sealed > 0 and clock_timestamp() >= pgmb_internal.maintain_deadline());
     leaf := format('pgmb.segment_%s_%s', closed.stream, closed.number);
     continue when pgmb_internal.has_writer(format('pgmb.%I', 'log_' || seal.stream)::regclass, closed.closed_xid);
     begin
@@ -260,7 +262,7 @@ begin
     return 0;
   end;
   for old in select * from pgmb.droppable(drop_segments.stream, drop_segments.max) loop
-    exit when dropped >= 8 and clock_timestamp() > until;
+    exit when clock_timestamp() > until and (dropped >= 8 or dropped > 0 and clock_timestamp() >= pgmb_internal.maintain_deadline());
     begin
       execute format('truncate pgmb.segment_%s_%s', stream_number, old);
     exception when lock_not_available then
@@ -341,11 +343,27 @@ begin
 end $$;
 
 -- Deletes claims that are settled or void and no longer a queue's position, with their settlements, but not those
--- made within `keep`. They lie behind what receive reads, so that this is about space, not speed. Returns how many.
+-- made within `keep`. They lie behind what receive reads, so that this is about space, not speed. Returns how many claims. A call
+-- stops after `max` rows of both, and after five seconds or a quarter of a shorter statement_timeout: call it again until it
+-- returns 0.
 create or replace function pgmb.clear_settled(max integer default 100000, keep interval default '0')
 returns bigint
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
+as $$
+begin
+  perform pgmb_internal.assert_read_committed();
+  perform pgmb_internal.assert_admin();
+  return (select done.cleared
+    from pgmb_internal.clear_claims(clear_settled.max, clear_settled.keep, pgmb_internal.maintain_deadline()) done);
+end $$;
+
+-- Does so in parts, until the time `until` at the latest. A claim counts as one row and one for each of its events, because each
+-- may have been settled on its own. more: it stopped before it had looked at all queues.
+create or replace function pgmb_internal.clear_claims(
+  max integer, keep interval, until timestamptz, out cleared bigint, out more boolean
+)
+language plpgsql
 set enable_seqscan = off
 set jit = off
 set enable_bitmapscan = off
@@ -354,13 +372,15 @@ as $$
 declare
   q record;
   first bigint;
-  cleared bigint := 0;
-  part bigint;
+  part record;
+  rows bigint := 0;
+  parts integer := 0;
+  part_rows integer;
   now timestamptz := clock_timestamp();
-  before timestamptz := now - clear_settled.keep;
+  before timestamptz := now - clear_claims.keep;
 begin
-  perform pgmb_internal.assert_read_committed();
-  perform pgmb_internal.assert_admin();
+  cleared := 0;
+  more := false;
   for q in
     select queue.id, newest.id position
     from pgmb.queue
@@ -370,34 +390,48 @@ begin
       and old.id >= coalesce(pgmb_internal.scan_start('pgmb.claim_' || queue.id, now), 0) limit 1)
     order by random()
   loop
-    exit when cleared >= clear_settled.max;
     first := pgmb_internal.first_claim(q.id);
-    with gone as (
-      delete from pgmb.claim c
-      where c.ctid = any (array(
-        select old.ctid from pgmb.claim old
-        where old.queue = q.id and old.id >= first and old.id < q.position
-          and (old.state in ('settled', 'expired', 'position')
-            or (old.state in ('leased', 'leased_own') and pgmb_internal.is_void(old.queue, old.id)))
+    loop
+      parts := parts + 1;
+      part_rows := least(pgmb_internal.part_rows(parts), clear_claims.max - rows);
+      with old as materialized (
+        select c.ctid, c.id, c.events + 1 rows from pgmb.claim c
+        where c.queue = q.id and c.id >= first and c.id < q.position
+          and (c.state in ('settled', 'expired', 'position')
+            or (c.state in ('leased', 'leased_own') and pgmb_internal.is_void(c.queue, c.id)))
           -- What was made while the clock was ahead is not kept until that time.
-          and (old.at <= before or old.at > now)
-        order by old.id limit clear_settled.max - cleared
-        for update skip locked))
-      returning c.queue, c.id, c.events
-    ), partial as (
-      delete from pgmb.settlement s using gone where s.queue = gone.queue and s.claim = gone.id
-    )
-    select count(*) into part from gone;
-    cleared := cleared + part;
+          and (c.at <= before or c.at > now)
+        order by c.id limit part_rows
+        for update skip locked
+      ), counted as (
+        select o.ctid, sum(o.rows) over (order by o.id) - o.rows passed from old o
+      ), gone as (
+        delete from pgmb.claim c
+        -- The first of them goes, however many events it has.
+        where c.ctid = any (array(select n.ctid from counted n where n.passed < part_rows))
+        returning c.queue, c.id, c.events
+      ), partial as (
+        delete from pgmb.settlement s using gone where s.queue = gone.queue and s.claim = gone.id
+      )
+      select count(*) claims, coalesce(sum(gone.events + 1), 0) rows, max(gone.id) last,
+        coalesce(sum(gone.events + 1), 0) >= part_rows "full"
+      into part from gone;
+      cleared := cleared + part.claims;
+      rows := rows + part.rows;
+      first := part.last + 1;
+      more := part."full" or clock_timestamp() >= until;
+      exit when not part."full" or rows >= clear_claims.max or clock_timestamp() >= until;
+    end loop;
+    exit when rows >= clear_claims.max or clock_timestamp() >= until;
   end loop;
-  return cleared;
 end $$;
 
 -- All maintenance in one call, for cron: events that are due, sealing, retention, rotation where its time has come, clearing,
 -- subscriptions that expired, stages left behind, idle queues moved past what they do not match. Safe to call at any time
--- from any number of places; at most one works at a time. Each call does a bounded amount of work: it returns whether more is
--- left, and the caller should then call it again soon. A step that fails costs that step alone. It raises a warning, and
--- pgmb.describe_broker() names it until it succeeds.
+-- from any number of places; at most one works at a time. Each call does a bounded amount of work, and stops after five seconds
+-- or a quarter of a shorter statement_timeout or transaction_timeout; the next call begins with the steps that it did not reach.
+-- It returns whether more is left, and the caller should then call it again soon. A step that fails or is cancelled by
+-- statement_timeout costs that step alone. It raises a warning, and pgmb.describe_broker() names it until it succeeds.
 create or replace function pgmb.maintain()
 returns boolean
 language plpgsql security definer
@@ -407,9 +441,15 @@ set enable_bitmapscan = off
 set jit = off
 as $$
 declare
-  step text;
+  -- Sealing comes first: it needs an xid younger than the last rotation. Dropping and detaching come last, because they keep
+  -- readers, then publishers, out until the end of the transaction.
+  steps constant text[] := '{lineage,times,current segments,seal,streams,leases,dropped queues,hidden leases,dedup keys,
+    subscriptions,conditions,attempts,access,dead letters,stages,generations,idle queues,caps,drop,detach}';
+  first integer;
+  reached integer;
+  more boolean;
   began timestamptz := clock_timestamp();
-  more boolean := false;
+  until timestamptz := pgmb_internal.maintain_deadline();
 begin
   perform pgmb_internal.assert_read_committed();
   perform pgmb_internal.assert_admin();
@@ -418,19 +458,33 @@ begin
   if not pg_try_advisory_xact_lock(pgmb_internal.lock_key('maintain ' || extract(epoch from clock_timestamp())::bigint / 60)) then
     return false;
   end if;
-  -- Sealing comes first: it needs an xid younger than the last rotation. Dropping and detaching come last, because they keep
-  -- readers, then publishers, out until the end of the transaction.
-  foreach step in array '{lineage,times,current segments,seal,streams,leases,dropped queues,hidden leases,dedup keys,
-    subscriptions,conditions,attempts,access,dead letters,stages,generations,idle queues,caps,drop,detach}'::text[]
-  loop
-    more := pgmb_internal.maintain_step(step) or more;
+  select t.last_value, t.is_called into first, more from pgmb.maintenance_turn t;
+  for step in first .. cardinality(steps) loop
+    reached := step;
+    more := pgmb_internal.maintain_step(steps[step]) or more;
+    exit when clock_timestamp() >= until;
   end loop;
+  if reached < cardinality(steps) then
+    perform setval('pgmb.maintenance_turn', reached + 1, more);
+    more := true;
+  elsif first > 1 then
+    perform setval('pgmb.maintenance_turn', 1, false);
+  end if;
   if exists (select from pgmb.maintenance_failure f where f.failed_at < began) then
-    delete from pgmb.maintenance_failure f where f.failed_at < began;
+    delete from pgmb.maintenance_failure f
+    where f.failed_at < began and split_part(f.step, ' of stream ', 1) = any (steps[first:reached]);
   end if;
   perform setval('pgmb.maintained', (extract(epoch from clock_timestamp()) * 1000)::bigint);
   return more;
 end $$;
+
+-- When a call of maintain() leaves the other steps to the next one.
+create or replace function pgmb_internal.maintain_deadline()
+returns timestamptz
+language sql stable
+as $$
+  select pgmb_internal.deadline('5 seconds')
+$$;
 
 -- After how long a step of maintain() leaves the other streams or queues to the next call.
 create or replace function pgmb_internal.step_time()
@@ -440,8 +494,26 @@ as $$
   select interval '1 second'
 $$;
 
+-- How many rows the nth part of a step of maintain() changes before it looks at the clock. A part is at most double the one
+-- before it: if the first ends before the deadline, none takes more than half of the timeout, however slow the rows are.
+create or replace function pgmb_internal.part_rows(part integer)
+returns integer
+language sql immutable
+as $$
+  select least(1000, 100 * 2 ^ least(part - 1, 4))::integer
+$$;
+
+-- How many such parts a step does in a call.
+create or replace function pgmb_internal.parts_per_step()
+returns integer
+language sql immutable
+as $$
+  select 10
+$$;
+
 -- One step of maintain(), of all streams or of one, in a subtransaction: if it fails, what the others did stands. Returns
--- whether it left something to do. It waits for no lock for longer than 50 ms: lesser roles can hold rows that it wants.
+-- whether it left something to do. It waits for no lock for longer than 50 ms: lesser roles can hold rows that it wants. It looks
+-- at the clock after each part of its work, so that each call does one part at least.
 create or replace function pgmb_internal.maintain_step(step text, stream pgmb.stream default null)
 returns boolean
 language plpgsql
@@ -451,9 +523,10 @@ declare
   one pgmb.stream;
   more boolean := false;
   failure text;
+  changed bigint;
   now timestamptz := clock_timestamp();
   emptied timestamptz := now - interval '1 minute';
-  until timestamptz := now + pgmb_internal.step_time();
+  until timestamptz := least(now + pgmb_internal.step_time(), pgmb_internal.maintain_deadline());
 begin
   if (maintain_step.stream).id is not null then
     case maintain_step.step
@@ -462,7 +535,11 @@ begin
       when 'seal' then
         more := pgmb.seal((maintain_step.stream).name) >= 50;
       when 'delayed' then
-        more := pgmb_internal.release_due((maintain_step.stream).name, clock_timestamp(), 10000) >= 10000;
+        for part in 1 .. pgmb_internal.parts_per_step() loop
+          more := pgmb_internal.release_due((maintain_step.stream).name, clock_timestamp(), pgmb_internal.part_rows(part))
+            >= pgmb_internal.part_rows(part);
+          exit when not more or clock_timestamp() >= until;
+        end loop;
       when 'rotate' then
         perform pgmb_internal.rotate_due(maintain_step.stream);
       when 'caps' then
@@ -481,8 +558,6 @@ begin
       -- pg_upgrade gave the cluster another identifier.
       update pgmb.installation i set system_identifier = c.system_identifier
       from pg_control_system() c where i.system_identifier <> c.system_identifier and pgmb_internal.is_same_lineage();
-    when 'times' then
-      more := pgmb_internal.correct_times() >= 10000;
     when 'current segments' then
       more := pgmb_internal.maintain_streams(maintain_step.step, until, array(
         select s.id from pgmb.stream s
@@ -513,25 +588,11 @@ begin
       end loop;
     when 'leases' then
       -- Those of the last seconds tell status how fast queues are received.
-      more := pgmb.clear_settled(keep => '10 seconds') >= 100000;
-    when 'dropped queues' then
-      perform pgmb_internal.clear_dropped_queues();
+      more := (pgmb_internal.clear_claims(100000, '10 seconds', until)).more;
     when 'hidden leases' then
-      perform pgmb_internal.find_hidden_leases(now);
-    when 'dedup keys' then
-      more := pgmb.clear_keys() >= 10000;
-    when 'subscriptions' then
-      more := pgmb_internal.expire_subscriptions() >= 1000;
+      more := pgmb_internal.find_hidden_leases(now, until);
     when 'conditions' then
-      perform pgmb_internal.drop_unused_conditions();
-    when 'attempts' then
-      more := pgmb_internal.clear_attempts(
-        coalesce(nullif(current_setting('pgmb.keep_attempts', true), ''), '7 days')::interval) >= 10000;
-    when 'access' then
-      more := pgmb_internal.clear_access(
-        coalesce(nullif(current_setting('pgmb.keep_audit', true), ''), '90 days')::interval) >= 10000;
-    when 'dead letters' then
-      more := pgmb_internal.drop_archived_dead() >= 10000;
+      more := pgmb_internal.drop_unused_conditions(100) >= 100;
     when 'stages' then
       more := pgmb.clear_stages(coalesce(nullif(current_setting('pgmb.keep_stages', true), ''), '1 day')::interval) >= 100;
     when 'generations' then
@@ -542,11 +603,16 @@ begin
           select behind.id from pgmb.queue behind
           where exists (select from pgmb.generation n
             where n.queue = behind.id and n.number > behind.generation and n.base is not null)
-          for no key update skip locked));
+          limit 1000 for no key update skip locked));
+      get diagnostics changed = row_count;
+      more := changed >= 1000;
       perform pgmb_internal.add_generations(q.id) from pgmb.queue q
-      where not exists (select from pgmb.generation n where n.queue = q.id and n.number = q.generation + 4);
+      where not exists (select from pgmb.generation n where n.queue = q.id and n.number = q.generation + 4)
+      limit 1000;
+      get diagnostics changed = row_count;
+      more := more or changed >= 1000;
     when 'idle queues' then
-      perform pgmb_internal.pass_idle_queues();
+      more := pgmb_internal.pass_idle_queues(until);
     when 'caps' then
       more := pgmb_internal.maintain_streams(maintain_step.step, until, array(
         select s.id from pgmb.stream s
@@ -566,9 +632,18 @@ begin
         select s.id from pgmb.stream s
         where exists (select from pgmb.segment g where g.stream = s.id and g.dropped_at < emptied
           and to_regclass(format('pgmb.segment_%s_%s', g.stream, g.number)) is not null)));
+    else
+      for part in 1 .. pgmb_internal.parts_per_step() loop
+        more := pgmb_internal.maintain_rows(maintain_step.step, pgmb_internal.part_rows(part));
+        exit when not more or clock_timestamp() >= until;
+      end loop;
   end case;
   return more;
-exception when others then
+exception when query_canceled or others then
+  -- After the deadline it was statement_timeout: what the other steps did stands. Before it, a user cancels the call.
+  if sqlstate = '57014' and clock_timestamp() < pgmb_internal.maintain_deadline() then
+    raise;
+  end if;
   failure := format('%s (%s)', sqlerrm, sqlstate);
   insert into pgmb.maintenance_failure as f (step, error, failed_at)
   values (concat_ws(' of stream ', maintain_step.step, (maintain_step.stream).name), failure, clock_timestamp())
@@ -576,9 +651,9 @@ exception when others then
   -- A lock that others hold is free again soon.
   if sqlstate <> '55P03' then
     raise warning 'maintenance: step % failed: %', concat_ws(' of stream ', maintain_step.step, (maintain_step.stream).name), failure
-      using hint = 'The other steps were done. The next call tries again.';
+      using hint = 'The other steps stand. The next call tries again.';
   end if;
-  return false;
+  return sqlstate = '57014';
 end $$;
 
 -- One step of maintain() for each of these streams. Ends after the first that leaves something to do and when the time is over,
@@ -597,6 +672,24 @@ begin
   end loop;
   return false;
 end $$;
+
+-- Clears or corrects at most `max` rows of each kind that a step is about. Returns whether more may be left.
+create or replace function pgmb_internal.maintain_rows(step text, max integer)
+returns boolean
+language sql
+as $$
+  select max <= case step
+    when 'times' then pgmb_internal.correct_times(max)
+    when 'dropped queues' then pgmb_internal.clear_dropped_queues(max)
+    when 'dedup keys' then pgmb.clear_keys(max)
+    when 'subscriptions' then pgmb_internal.expire_subscriptions(max)
+    when 'attempts' then pgmb_internal.clear_attempts(
+      coalesce(nullif(current_setting('pgmb.keep_attempts', true), ''), '7 days')::interval, max)
+    when 'access' then pgmb_internal.clear_access(
+      coalesce(nullif(current_setting('pgmb.keep_audit', true), ''), '90 days')::interval, max)
+    when 'dead letters' then pgmb_internal.drop_archived_dead(max)
+  end
+$$;
 
 -- Rotates a stream if its time has come.
 create or replace function pgmb_internal.rotate_due(maintained pgmb.stream)

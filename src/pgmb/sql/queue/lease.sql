@@ -391,9 +391,10 @@ end $$;
 
 -- Finds leases that no sweep would look at, and has the next one look at them. A lease ends after `swept`, or is held, or is
 -- noted in pgmb.shortened: this does not rest on it, but looks at the leases. One given or extended while the clock was ahead
--- ends as long after now as it was to last. Called by maintain(), after settled claims were cleared.
-create or replace function pgmb_internal.find_hidden_leases(now timestamptz)
-returns void
+-- ends as long after now as it was to last. Called by maintain(), after settled claims were cleared. Stops at `until`, after one
+-- lease at least, and returns whether it did. Queues come in no order, so that none is always among those that are left.
+create or replace function pgmb_internal.find_hidden_leases(now timestamptz, until timestamptz)
+returns boolean
 language plpgsql
 as $$
 declare
@@ -401,7 +402,7 @@ declare
 begin
   for hidden in
     select lease.*
-    from pgmb.queue q
+    from (select queue.id from pgmb.queue order by random()) q
     cross join lateral (select c.swept, c.held from pgmb.claim c where c.queue = q.id order by c.id desc limit 1) newest
     cross join lateral (
       select c.queue, c.id, coalesce(c.extended_at, c.at) > find_hidden_leases.now + interval '1 second' early
@@ -424,7 +425,11 @@ begin
       continue when not found;
     end if;
     insert into pgmb.shortened (queue, claim) values (hidden.queue, hidden.id);
+    if clock_timestamp() >= until then
+      return true;
+    end if;
   end loop;
+  return false;
 end $$;
 
 -- Sweeps a queue that is at `base`, or a lane of it, at most every 50 ms. released: how many delayed events that brought into

@@ -270,19 +270,6 @@ begin
   end if;
 end $$;
 
--- When a call that finds nothing stops looking and keeps how far it came: half a second after the statement began, or a
--- quarter of a shorter statement_timeout or transaction_timeout. A call that was cancelled instead would lose its progress,
--- and the next one would be cancelled at the same place.
-create or replace function pgmb_internal.deadline()
-returns timestamptz
-language sql stable
-as $$
-  select statement_timestamp() + least(interval '500 milliseconds',
-    nullif(current_setting('statement_timeout'), '0')::interval / 4,
-    -- Since PostgreSQL 17.
-    nullif(current_setting('transaction_timeout', true), '0')::interval / 4)
-$$;
-
 -- Receives from a plain queue in every case: another transaction may hold the queue, events may be due again, late or of
 -- this transaction itself, leases may have expired, the range may cross segments. `base`, the queue's position, is passed
 -- from step to step and becomes the new claim. token, entry_xid, noted: as pgmb.receive found them.

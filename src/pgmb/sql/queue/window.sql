@@ -221,9 +221,10 @@ begin
 end $$;
 
 -- Passes over what does not match in queues that nobody has received from for seconds and that are far behind, those first
--- that were not looked at for longest. Looks at 100,000 events at most.
-create or replace function pgmb_internal.pass_idle_queues()
-returns void
+-- that were not looked at for longest. Looks at 100,000 events at most. Stops at `until`, after one queue at least. Returns
+-- whether it stopped.
+create or replace function pgmb_internal.pass_idle_queues(until timestamptz)
+returns boolean
 language plpgsql
 as $$
 declare
@@ -249,6 +250,9 @@ begin
         raise;
       end if;
     end;
-    exit when left_over <= 0;
+    if left_over <= 0 or clock_timestamp() >= until then
+      return true;
+    end if;
   end loop;
+  return false;
 end $$;

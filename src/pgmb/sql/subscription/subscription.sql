@@ -161,24 +161,33 @@ begin
   return expired;
 end $$;
 
--- Drops the compiled conditions that no subscription and no binding has any more. Called by maintain.
-create or replace function pgmb_internal.drop_unused_conditions()
-returns void
+-- Drops compiled conditions that no subscription and no binding has any more, at most `max`, and returns how many: each takes
+-- locks until the transaction ends. Called by maintain.
+create or replace function pgmb_internal.drop_unused_conditions(max integer default 100)
+returns bigint
 language plpgsql
 as $$
+declare
+  dropped bigint;
 begin
   -- Not while another session is about to use one of them.
   if not pgmb_internal.conditions_available() or not pg_try_advisory_xact_lock(pgmb_internal.lock_key('conditions')) then
-    return;
+    return 0;
   end if;
   delete from pgmb.condition c
-  where not exists (select from pgmb.shape h where h.condition = c.compiled)
-    and not exists (select from pgmb.binding b where b.condition = c.compiled);
-  if found then
+  where c.digest = any (array(
+    select unused.digest from pgmb.condition unused
+    where not exists (select from pgmb.shape h where h.condition = unused.compiled)
+      and not exists (select from pgmb.binding b where b.condition = unused.compiled)
+    limit drop_unused_conditions.max));
+  get diagnostics dropped = row_count;
+  if dropped > 0 then
     perform pgmb_internal.forget_conditions(array(
       select pgmb_internal.condition_name(h.condition) from pgmb.shape h where h.condition is not null
-      union select pgmb_internal.condition_name(b.condition) from pgmb.binding b where b.condition is not null));
+      union select pgmb_internal.condition_name(b.condition) from pgmb.binding b where b.condition is not null
+      union select pgmb_internal.condition_name(c.compiled) from pgmb.condition c));
   end if;
+  return dropped;
 end $$;
 
 -- Lets paused subscriptions of a group be matched again, all or one. Returns how many.
