@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from typing import Any
 from uuid import UUID
 
@@ -346,6 +347,23 @@ def test_events_that_nobody_asks_for_are_settled(db: psycopg.Connection[Any]) ->
     publish(db, *range(4, 8))
     assert received(db) == []
     assert leases_in_flight(db) == 0
+
+
+@pytest.mark.parametrize("statement_timeout", [60.0, 0.4])
+def test_a_receive_passes_events_that_nobody_asks_for_until_its_deadline(
+    db: psycopg.Connection[Any], statement_timeout: float
+) -> None:
+    """A consumer that gets nothing waits: a call gets nothing only at its deadline, and keeps its progress."""
+    subscribe(db, filter="$.payload == 0")
+    db.execute("select pgmb.publish('t', to_json(n)) from generate_series(1, 2000) n")
+    publish(db, 0)
+    db.execute("select set_config('statement_timeout', %s, false)", [f"{statement_timeout * 1000:.0f}ms"])
+    for _ in range(300):
+        began = time.monotonic()
+        if rows := received(db, max=10):
+            break
+        assert time.monotonic() - began >= min(0.5, statement_timeout / 4)
+    assert [payload for payload, _ in rows] == [0]
 
 
 @pytest.mark.parametrize("how", ["expire", "retry", "bury", "release"])

@@ -1,8 +1,8 @@
 -- Reading for a group: events with the ids of the subscriptions that they match.
 
 -- As receive, from the queue that has the group's name: the next events that match a subscription of the group, each with
--- the ids of all of them. Others are passed over and settled. A subscription matches what is received
--- after it was made. Errors: as receive; MB024 the group has an SQL condition and no statement_timeout is set.
+-- the ids of all of them. Others are passed over and settled, for half a second at most in one call. A subscription matches
+-- what is received after it was made. Errors: as receive; MB024 the group has an SQL condition and no statement_timeout is set.
 create or replace function pgmb.receive_group(
   group_id text, max integer default 1000, lease_for interval default null, ack uuid default null,
   durable boolean default true
@@ -21,7 +21,7 @@ declare
   source pgmb.stream;
 begin
   select s.* into source from pgmb_internal.queue_for_consumer(receive_group.group_id) q join pgmb.stream s on s.id = q.stream;
-  for turn in 1 .. 5 loop
+  loop
     select min(r.lease::text)::uuid, array_agg((r.seq, r.id, r.topic, r.key, r.payload, r.headers, r.published_at)::pgmb.event),
       array_agg(r.attempt)
     into given, events, attempts
@@ -47,6 +47,9 @@ begin
     end if;
     receive_group.ack := null;
     perform pgmb_internal.ack_lease(given, pgmb_internal.caller_at_low_cost());
+    -- A caller that gets nothing waits, although events that match may lie further on. As in receive, it gets nothing only at
+    -- the deadline, and what was passed over stays settled.
+    exit when clock_timestamp() >= pgmb_internal.deadline();
   end loop;
 end $$;
 
