@@ -353,7 +353,7 @@ def test_events_that_nobody_asks_for_are_settled(db: psycopg.Connection[Any]) ->
 def test_a_receive_passes_events_that_nobody_asks_for_until_its_deadline(
     db: psycopg.Connection[Any], statement_timeout: float
 ) -> None:
-    """A consumer that gets nothing waits: a call gets nothing only at its deadline, and keeps its progress."""
+    """A consumer that gets nothing waits: so a call gets nothing only at its deadline."""
     subscribe(db, filter="$.payload == 0")
     db.execute("select pgmb.publish('t', to_json(n)) from generate_series(1, 2000) n")
     publish(db, 0)
