@@ -45,7 +45,8 @@ async def settled(broker: pgmb.AsyncBroker, queue: str) -> bool:
     if await broker.queue_depth(queue):
         return False
     (status,) = [one for one in await broker.queue_status() if one.queue == queue]
-    return not (status.leases or status.retries)
+    # What an ordered queue has leased may wait again since the first look.
+    return not (status.leases or status.retries or status.waiting)
 
 
 class Workers:

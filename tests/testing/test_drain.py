@@ -66,13 +66,15 @@ def test_failures_are_settled_as_they_would_be(dsn: str, broker: pgmb.Broker) ->
         ("a.reject", 1, "buried"),
         ("a.retry", 1, "retried"),
         ("a.retry", 2, "done"),
-        ("a.unfit", 1, "done"),
+        ("a.unfit", 1, "buried"),
     ]
-    assert [str(error) for error in drained.errors] == ["broken", "broken"]
+    unfit = "payload does not fit Order: Expected `int`, got `str` - at `$.number`"
+    assert sorted(map(str, drained.errors)) == ["broken", "broken", unfit]
     dead = broker.dead_letters("q")
     assert sorted((letter.event.topic, letter.error) for letter in dead) == [
         ("a.fail", "RuntimeError: broken"),
         ("a.reject", "never"),
+        ("a.unfit", unfit),
     ]
 
 

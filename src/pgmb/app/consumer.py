@@ -20,12 +20,12 @@ from pgmb._core.batch_limit import BatchLimit, is_lost_connection
 from pgmb._core.concurrency import LONGEST_RETRY_SECONDS, AsyncDeadline
 from pgmb.app import settling
 from pgmb.app.idle import IdlePoller
-from pgmb.app.progress import LeaseProgress, LeaseSize, chains, parts
+from pgmb.app.progress import LeaseProgress, LeaseSize
 from pgmb.app.routing import Routes
 from pgmb.app.watchdog import enforce_timeouts, extend_leases
 from pgmb.app.worker import Assignments, Worker
 from pgmb.errors import LeaseLost, QueueHeld
-from pgmb.types import Event, live
+from pgmb.types import Event
 
 logger = logging.getLogger("pgmb.app")
 
@@ -195,17 +195,13 @@ class Consumer:
     def _begin(self, lease: AsyncLease, full: bool) -> None:
         if not full:
             self._calm_until = time.monotonic() + _CALM_SECONDS
-        handler, refused = self.routes.handlers[0], None
-        pending = chains(live(lease.events)) if self.ordered else None
-        if handler.together:
-            try:
-                pending = parts(live(lease.events), handler.split_by)
-            except Exception as error:
-                pending, refused = [], error
         suspect = len(lease.events) == 1 and self._is_suspect(lease.events[0])
-        progress = LeaseProgress(lease, pending, self.max_attempts, suspect=suspect)
-        if refused is not None:
-            self.workers[0].refuse(progress, refused)
+        progress = LeaseProgress(lease, self.max_attempts, ordered=self.ordered, suspect=suspect)
+        self.routes.refuse_unmatched(progress)
+        try:
+            self.routes.divide(progress)
+        except Exception as error:
+            self.workers[0].refuse(progress, error)
         if progress.suspect and (self.in_progress or self._carried is not None):
             # It may take the process down with it: alone, then, and after the others are settled.
             self._suspended = progress

@@ -37,7 +37,7 @@ class Delivery(msgspec.Struct, Generic[T_co], frozen=True, eq=False):
 
     @property
     def payload(self) -> T_co:
-        """The payload, decoded when it is asked for. Where it does not fit, the event is a dead letter."""
+        """The payload. Of a delivery without a type, it is decoded at the first access."""
         if self._payload is msgspec.UNSET:
             force_setattr(self, "_payload", self._decode(self.event.raw))
         return cast("T_co", self._payload)

@@ -255,7 +255,9 @@ def _taking(annotation: Any, name: str) -> tuple[Decode, Prepare, Take]:
     if annotation is Event:
         return decode, whole_event, lambda delivery: delivery.event
     if annotation is Delivery or get_origin(annotation) is Delivery:
-        return decode, delivering(decode), lambda delivery: delivery
+        if _payload(annotation) is Any:
+            return decode, delivering(decode), lambda delivery: delivery
+        return decode, fitting(decode), fitted
     return decode, lambda event, progress: decode(event.raw), lambda delivery: delivery.payload
 
 
@@ -264,6 +266,17 @@ def delivering(decode: Decode) -> Prepare:
     return functools.partial(
         cast("Callable[[Decode, Event, LeaseProgress], Delivery[Any]]", Delivery), decode
     )
+
+
+def fitting(decode: Decode) -> Prepare:
+    """Decodes at once, so that a handler does not begin with a payload that does not fit."""
+    return lambda event, progress: Delivery(decode, event, progress, decode(event.raw))
+
+
+def fitted(delivery: Delivery[Any]) -> Delivery[Any]:
+    """Decode the payload of a delivery that passed middleware."""
+    _ = delivery.payload
+    return delivery
 
 
 def whole_event(event: Event, progress: LeaseProgress) -> Event:

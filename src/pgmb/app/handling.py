@@ -11,10 +11,10 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from pgmb._async.broker import AsyncBroker
 from pgmb._async.receiving import AsyncLease
 from pgmb.app import settling
-from pgmb.app.declaring import Declarations, QueueSpec
+from pgmb.app.declaring import Declarations, QueueSettings, QueueSpec
 from pgmb.app.handler import Handler
-from pgmb.app.outcome import Reject, Retry, Unhandled, own_traceback
-from pgmb.app.progress import Failure, LeaseProgress, parts
+from pgmb.app.outcome import Reject, Retry, Unfit, Unhandled, own_traceback
+from pgmb.app.progress import Failure, LeaseProgress
 from pgmb.app.routing import Middleware, Route, Routes, late
 from pgmb.app.threads import Threads
 from pgmb.errors import LeaseLost
@@ -38,18 +38,18 @@ class Handled(NamedTuple):
 async def handle_lease(
     routes: Routes,
     lease: AsyncLease,
-    max_attempts: int,
+    settings: QueueSettings,
     run_other_code: Callable[[str], Awaitable[bool]],
 ) -> list[Handled]:
     """Handle a lease of one event, or of a batch where the handler takes one."""
-    progress = LeaseProgress(lease)
-    progress.pending.clear()
-    errors: dict[int, BaseException] = {}
+    progress = LeaseProgress(lease, ordered=settings.ordered)
+    errors: dict[int, BaseException] = {**routes.refuse_unmatched(progress)}
     if routes.batch is None:
+        progress.pending.clear()
         for event in live(lease.events):
             await _call_single(routes.details(event.topic), progress, event, errors)
     else:
-        await _call_batch(routes.batch, progress, errors)
+        await _call_batches(routes, routes.batch, progress, errors)
     for event in lease.events:
         if event.seq in errors:
             failure = routes.failure(progress, event, errors[event.seq])
@@ -58,7 +58,7 @@ async def handle_lease(
     await settling.judge_unfit(progress, run_other_code)
     await _settle(progress)
     return [
-        Handled(routes.queue, event, _outcome(progress, event, max_attempts), errors.get(event.seq))
+        Handled(routes.queue, event, _outcome(progress, event, settings.max_attempts), errors.get(event.seq))
         for event in lease.events
     ]
 
@@ -78,29 +78,34 @@ async def _call_single(
         errors[event.seq] = error
 
 
-async def _call_batch(route: Route, progress: LeaseProgress, errors: dict[int, BaseException]) -> None:
-    handler, events = route.handlers[0], live(progress.lease.events)
+async def _call_batches(
+    routes: Routes, route: Route, progress: LeaseProgress, errors: dict[int, BaseException]
+) -> None:
     try:
-        batches = parts(events, handler.split_by) if handler.together else [events]
+        routes.divide(progress)
     except Exception as error:
-        _fail(handler, progress, events, error, errors)
-        return
-    for batch in batches:
-        await _call_part(route, progress, batch, errors)
+        refused = [event for event in live(progress.lease.events) if progress.is_open(event)]
+        _fail(route.handlers[0], progress, refused, error, errors)
+    while progress.pending:
+        await _call_batch(route, progress, progress.next_batch(routes.size), errors)
 
 
-async def _call_part(
+async def _call_batch(
     route: Route, progress: LeaseProgress, batch: list[Event], errors: dict[int, BaseException]
 ) -> None:
     prepare, _ = route.way
     arguments: list[Any] = []
     fitting: list[Event] = []
     for event in batch:
+        if event.seq in progress.behind:
+            continue
         try:
             arguments.append(prepare(event, progress))
             fitting.append(event)
         except Reject as error:
             errors[event.seq] = error
+            if isinstance(error, Unfit):
+                progress.hold_back_behind(event)
     if not fitting:
         return
     try:
@@ -142,15 +147,19 @@ async def _settle(progress: LeaseProgress) -> None:
         groups[None] = done
     for number, (ending, seqs) in enumerate(groups.items(), 1):
         # The last takes the whole rest, and with that ends the lease itself.
-        part = seqs if number < len(groups) or progress.taken else None
+        part = seqs if number < len(groups) or progress.taken or progress.behind else None
         if ending is None:
             await progress.lease.ack(part)
         else:
             await settling.fail(progress.lease, ending, part)
+    if progress.behind:
+        await settling.end_divided(progress.lease)
 
 
 def _outcome(progress: LeaseProgress, event: Event, max_attempts: int) -> Outcome:
     failure = progress.failed.get(event.seq)
+    if event.seq in progress.behind:
+        return "released"
     if failure is None:
         return "done"
     if failure.unhandled_for is not None and not failure.final:
@@ -176,9 +185,7 @@ async def handle_next(
             count += len(lease)
             async with _kept(lease, found.lease_for):
                 try:
-                    handled = await handle_lease(
-                        routes, lease, found.max_attempts, declarations.run_other_code
-                    )
+                    handled = await handle_lease(routes, lease, found, declarations.run_other_code)
                 except LeaseLost as error:
                     logger.warning("queue %s: %s; its events are delivered again", queue, error)
                 else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, cast
 
 from pgmb._async.receiving import AsyncLease
 from pgmb.types import Event, live
@@ -48,6 +48,7 @@ class LeaseProgress:
         "lease",
         "lost",
         "max_attempts",
+        "ordered",
         "pending",
         "renewed",
         "settled",
@@ -60,14 +61,15 @@ class LeaseProgress:
     def __init__(
         self,
         lease: AsyncLease,
-        pending: Iterable[list[Event]] | None = None,
         max_attempts: int | None = None,
         *,
+        ordered: bool = False,
         suspect: bool = False,
     ) -> None:
         self.lease = lease
         self.max_attempts = max_attempts
-        self.pending: deque[Event | list[Event]] = deque(live(lease.events) if pending is None else pending)
+        self.ordered = ordered
+        self.pending: deque[Event | list[Event]] = deque(live(lease.events))
         """Events, or in an ordered queue lists of events that must run one after another."""
         self.working = 0
         """How many workers take events from it."""
@@ -96,6 +98,37 @@ class LeaseProgress:
         return not (
             self.working or self.pending or self.failed or self.taken or self.settled or self.given_back
         )
+
+    def divide(self, into: Callable[[list[Event]], Iterable[list[Event]]]) -> None:
+        """Divide what has not started. If that fails, nothing is left to start."""
+        events = list(self._pending_events())
+        self.pending.clear()
+        if events:
+            self.pending.extend(into(events))
+
+    def next_batch(self, size: int) -> list[Event]:
+        """Take the next set of events, or as many single ones as a call takes."""
+        if isinstance(self.pending[0], list):
+            return cast("list[Event]", self.pending.popleft())
+        return [cast("Event", self.pending.popleft()) for _ in range(min(size, len(self.pending)))]
+
+    def hold_back_behind(self, event: Event) -> None:
+        """Hold back what follows on an event that will come again, where the order of its key is kept."""
+        if self.ordered and event.key is not None:
+            place = self.lease.events.index(event)
+            self.behind.update(
+                later.seq for later in self.lease.events[place + 1 :] if later.key == event.key
+            )
+
+    def drop_refused(self) -> None:
+        """Leave of what has not started the events that did not fail and that no failure holds back."""
+        left = [event for event in self._pending_events() if self.is_open(event)]
+        self.pending.clear()
+        self.pending.extend(left)
+
+    def is_open(self, event: Event) -> bool:
+        """Whether it neither failed nor is held back behind one that did."""
+        return event.seq not in self.failed and event.seq not in self.behind
 
     def drop_pending(self) -> None:
         """Hand back the events that have not started."""

@@ -13,9 +13,9 @@ from pgmb.app.delivery import Delivery
 from pgmb.app.handler import Handler, Prepare, delivering, whole_event
 from pgmb.app.outcome import Unfit, Unhandled, describe, trace
 from pgmb.app.payload import decoder
-from pgmb.app.progress import Failure, LeaseProgress
+from pgmb.app.progress import Failure, LeaseProgress, chains, parts
 from pgmb.app.threads import Threads
-from pgmb.types import Event
+from pgmb.types import Event, live
 
 logger = logging.getLogger("pgmb.app")
 
@@ -64,19 +64,39 @@ class Routes(dict[str, Way]):
         self._details: dict[str, Route] = {}
 
     def __missing__(self, topic: str) -> Way:
-        if len(self) >= _CACHED_TOPICS:
-            self.clear()
-            self._details.clear()
         found = self[topic] = self.details(topic).way
         return found
 
     def details(self, topic: str) -> Route:
-        if self.batch is not None:
-            return self.batch
         found = self._details.get(topic)
         if found is None:
+            if len(self._details) >= _CACHED_TOPICS:
+                self.clear()
+                self._details.clear()
             found = self._details[topic] = self._route(topic)
         return found
+
+    def refuse_unmatched(self, progress: LeaseProgress) -> dict[int, Unhandled]:
+        """Fail a lease's events that the batch handler does not match, so that no batch has them. By seq."""
+        refused: dict[int, Unhandled] = {}
+        if self.batch is None:
+            return refused
+        for event in live(progress.lease.events):
+            if event.seq not in progress.behind and not self.details(event.topic).handlers:
+                refused[event.seq] = error = Unhandled(self._unmatched(event.topic))
+                progress.failed[event.seq] = self.failure(progress, event, error)
+                progress.hold_back_behind(event)
+        if refused:
+            progress.drop_refused()
+        return refused
+
+    def divide(self, progress: LeaseProgress) -> None:
+        """Divide a lease's events into what calls take. Raises what `split_by` raises, and SplitError."""
+        only = self.handlers[0]
+        if only.together:
+            progress.divide(lambda events: parts(events, only.split_by))
+        elif progress.ordered:
+            progress.divide(chains)
 
     def failure(self, progress: LeaseProgress, event: Event, error: BaseException) -> Failure:
         """What becomes of an event that was not handled."""
@@ -101,6 +121,8 @@ class Routes(dict[str, Way]):
         ]
         if not matching:
             return self._nowhere(topic)
+        if self.batch is not None:
+            return self.batch
         if len(matching) == 1 and matching[0].asynchronous and not self._middlewares:
             only = matching[0]
             return Route((only,), only.timeout, (only.prepare, only.function))
@@ -109,7 +131,7 @@ class Routes(dict[str, Way]):
         return Route(tuple(matching), None, (delivering(decode), call))
 
     def _nowhere(self, topic: str) -> Route:
-        reason = f"no handler of queue {self.queue!r} matches the topic {topic!r}"
+        reason = self._unmatched(topic)
         # Once a topic and process, because each event comes again and again.
         logger.warning("%s here; its events are released for other workers", reason)
 
@@ -117,6 +139,9 @@ class Routes(dict[str, Way]):
             raise Unhandled(reason)
 
         return Route((), None, (whole_event, refuse))
+
+    def _unmatched(self, topic: str) -> str:
+        return f"no handler of queue {self.queue!r} matches the topic {topic!r}"
 
     def _batch(self) -> Route:
         """The route of a queue with a batch handler, which is its only one; prepares each event alone."""
@@ -136,13 +161,19 @@ class Routes(dict[str, Way]):
         return Route((only,), None, (prepare, self._wrapped(call)))
 
     async def _each(self, handlers: Sequence[Handler], delivery: Delivery[Any]) -> None:
-        progress = delivery.progress
-        for handler in handlers:
-            try:
-                await self._one(handler, handler.prepare(delivery.event, progress))
-            except BaseException:
-                progress.blamed[delivery.event.seq] = handler
-                raise
+        event, progress = delivery.event, delivery.progress
+        blamed = handlers[0]
+        try:
+            arguments: list[Any] = []
+            # All of them before the first call: an event that is released for other workers comes again and
+            # again, and each time the handlers that it fits would run.
+            for blamed in handlers:
+                arguments.append(blamed.prepare(event, progress))  # noqa: PERF401 - one of them is to blame
+            for blamed, argument in zip(handlers, arguments, strict=True):
+                await self._one(blamed, argument)
+        except BaseException:
+            progress.blamed[event.seq] = blamed
+            raise
 
     async def _one(self, handler: Handler, argument: Any) -> None:
         if handler.timeout is None:

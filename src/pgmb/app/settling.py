@@ -55,9 +55,7 @@ async def settle(
         progress.settled.update(seqs)
     if not succeeded:
         if at_an_end and progress.behind:
-            # All of it is settled, one by one; a lease of retried events has ended with them.
-            with contextlib.suppress(LeaseLost, *DATABASE_ERRORS):
-                await lease.ack()
+            await end_divided(lease)
         return None
     if at_an_end:
         # Whatever else the lease held is settled: ending it as a whole is the cheapest.
@@ -65,6 +63,12 @@ async def settle(
     if await _persist(progress, deadline, partial(lease.ack, succeeded)):
         progress.settled.update(succeeded)
     return None
+
+
+async def end_divided(lease: AsyncLease) -> None:
+    """End a lease whose events are all settled, one by one. One of retried events has ended with them."""
+    with contextlib.suppress(LeaseLost, *DATABASE_ERRORS):
+        await lease.ack()
 
 
 async def judge_unfit(progress: LeaseProgress, run_other_code: Callable[[str], Awaitable[bool]]) -> None:

@@ -17,7 +17,7 @@ from pgmb.app.handler import Handler
 from pgmb.app.outcome import Reject, Retry, Unfit, Unhandled, describe, own_traceback
 from pgmb.app.progress import Failure, LeaseProgress
 from pgmb.app.routing import Route, Routes, late
-from pgmb.types import Event
+from pgmb.types import Event, live
 
 logger = logging.getLogger("pgmb.app")
 
@@ -166,20 +166,17 @@ class Worker:
         route = cast("Route", self._routes.batch)
         size, (prepare, call) = route.handlers[0].batch or 1, route.way
         while progress.pending:
-            if isinstance(progress.pending[0], list):
-                batch = cast("list[Event]", progress.pending.popleft())
-            else:
-                batch = [
-                    cast("Event", progress.pending.popleft()) for _ in range(min(size, len(progress.pending)))
-                ]
             arguments: list[Any] = []
             fitting: list[Event] = []
-            for event in batch:
+            for event in progress.next_batch(size):
+                if event.seq in progress.behind:
+                    continue
                 try:
                     arguments.append(prepare(event, progress))
                     fitting.append(event)
                 except Reject as error:
-                    self._failed(progress, event, error)
+                    if self._failed(progress, event, error).unhandled_for is not None:
+                        progress.hold_back_behind(event)
             if not fitting:
                 continue
             self.running = fitting
@@ -191,7 +188,8 @@ class Worker:
 
     def refuse(self, progress: LeaseProgress, error: BaseException) -> None:
         """Fail all events of a lease that could not be split into sets."""
-        self._failed_batch(progress, progress.lease.events, error)
+        refused = [event for event in live(progress.lease.events) if progress.is_open(event)]
+        self._failed_batch(progress, refused, error)
 
     def enforce(self, now: float) -> None:
         """Called by the watchdog: break off what runs for too long."""

@@ -12,7 +12,7 @@ import msgspec
 from pgmb._async.broker import AsyncBroker, aconnect
 from pgmb._async.receiving import AsyncLease
 from pgmb.app import App
-from pgmb.app.declaring import Declarations, QueueSpec
+from pgmb.app.declaring import Declarations, QueueSettings, QueueSpec
 from pgmb.app.handler import Handler
 from pgmb.app.handling import Handled, handle_lease, meant
 from pgmb.app.routing import DEFAULT_UNHANDLED_SECONDS, Routes
@@ -126,7 +126,7 @@ async def adrain(
 class _Queue(NamedTuple):
     routes: Routes
     stream: str
-    max_attempts: int
+    settings: QueueSettings
     run_other_code: Callable[[str], Awaitable[bool]]
 
 
@@ -149,7 +149,7 @@ async def _queues(broker: AsyncBroker, handlers: Handlers, queue: str | None) ->
         _Queue(
             Routes(one.name, one.handlers, middlewares, here, unhandled_for),
             one.stream,
-            found[one.name].max_attempts,
+            found[one.name],
             declarations.run_other_code,
         )
         for one in declared
@@ -250,7 +250,7 @@ class _Draining:
             await self._broker.tick(stream)
 
     async def _handle(self, queue: _Queue, lease: AsyncLease) -> None:
-        handled = await handle_lease(queue.routes, lease, queue.max_attempts, queue.run_other_code)
+        handled = await handle_lease(queue.routes, lease, queue.settings, queue.run_other_code)
         self._deliveries += handled
         if self._clock is not None:
             # What it wrote, a retry or a delayed event, stands still however long the next handler takes.
