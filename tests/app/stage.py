@@ -65,7 +65,13 @@ class Workers:
         command += [] if services else ["--no-services"]
         with self.log.open("ab") as log:
             process = subprocess.Popen(
-                command, cwd=self.folder, stdout=log, stderr=log, stdin=subprocess.DEVNULL
+                command,
+                cwd=self.folder,
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                # As a shell starts it: a terminal signals the group.
+                process_group=0,
             )
         try:
             yield process

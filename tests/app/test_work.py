@@ -134,6 +134,56 @@ def test_a_second_signal_ends_it_at_once(workers: Workers, dsn: str) -> None:
             assert process.wait(20) == 128 + signal.SIGINT
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_that_signals_all_processes_of_a_unit_lets_handlers_finish(
+    workers: Workers, dsn: str, number: signal.Signals
+) -> None:
+    workers.folder.joinpath("shop.py").write_text(
+        workers.folder.joinpath("shop.py").read_text().replace("timeout=0.5", "timeout=500")
+    )
+    with pgmb.connect(dsn) as broker, workers.running(services=True) as parent:
+        broker.alter_queue("q", lease_for=60)
+        broker.publish_many("a", [{"kind": "slow", "seconds": 2.0, "number": number} for number in range(3)])
+        until_true(lambda: len(workers.lines("tried.txt")) == 3)
+        for process in [psutil.Process(parent.pid), *psutil.Process(parent.pid).children()]:
+            process.send_signal(number)
+        assert parent.wait(40) == 0
+        assert sorted(workers.lines()) == ["0", "1", "2"]
+        (status,) = broker.queue_status()
+        assert (status.leases, status.retries, broker.queue_depth("q")) == (0, 0, 0)
+
+
+def test_sigterm_that_a_launcher_repeats_lets_handlers_finish(workers: Workers, dsn: str) -> None:
+    workers.folder.joinpath("shop.py").write_text(
+        workers.folder.joinpath("shop.py").read_text().replace("timeout=0.5", "timeout=500")
+    )
+    with pgmb.connect(dsn) as broker, workers.running() as process:
+        broker.publish("a", {"kind": "slow", "seconds": 1.0, "number": 1})
+        until_true(lambda: workers.lines("tried.txt"))
+        process.send_signal(signal.SIGTERM)
+        until_true(lambda: "SIGTERM: waiting for running handlers" in workers.logged())
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+        assert workers.lines() == ["1"]
+
+
+def test_ctrl_c_twice_ends_all_processes_at_once(workers: Workers, dsn: str) -> None:
+    workers.folder.joinpath("shop.py").write_text(
+        workers.folder.joinpath("shop.py").read_text().replace("timeout=0.5", "timeout=500")
+    )
+    with pgmb.connect(dsn) as broker:
+        broker.publish("a", {"kind": "hang", "number": 1})
+        with workers.running("--processes", "2", services=True) as parent:
+            until_true(lambda: workers.lines("tried.txt"))
+            until_true(lambda: len(psutil.Process(parent.pid).children()) == 3)
+            children = psutil.Process(parent.pid).children()
+            os.killpg(parent.pid, signal.SIGINT)
+            until_true(lambda: "waiting for running handlers" in workers.logged())
+            os.killpg(parent.pid, signal.SIGINT)
+            assert parent.wait(10) == 128 + signal.SIGINT
+            assert not any(child.is_running() and child.status() != "zombie" for child in children)
+
+
 def test_a_parent_passes_signals_on_and_restarts_who_dies(workers: Workers, dsn: str) -> None:
     with pgmb.connect(dsn) as broker, workers.running("--processes", "2") as parent:
         until_true(lambda: workers.logged().count("working on q") == 2)

@@ -376,7 +376,7 @@ class App:
         grace: float | None = None,
         services: bool | None = None,
     ) -> None:
-        """Handle events until SIGTERM or SIGINT; a second one ends the process at once.
+        """Handle events until SIGTERM or SIGINT; a SIGINT after that ends it at once.
 
         `services` is that of `work`.
         """

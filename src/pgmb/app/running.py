@@ -186,7 +186,7 @@ async def _subscribe(broker: AsyncBroker, queues: Sequence[QueueSpec]) -> dict[s
 
 
 async def until_signalled(spec: WorkSpec, parent: Parent | None = None) -> None:
-    """`work` until SIGTERM or SIGINT, or until `parent` is gone. A second signal ends the process at once.
+    """`work` until SIGTERM or SIGINT, or until `parent` is gone. A SIGINT after that ends it at once.
 
     The parent is told the app's connection string when the work starts.
     """
@@ -207,7 +207,7 @@ async def until_signalled(spec: WorkSpec, parent: Parent | None = None) -> None:
             parent.report(with_options(spec.dsn, spec.connection))
 
     with contextlib.ExitStack() as stack:
-        _on_signals(stack, end)
+        _on_signals(stack, end, parent)
         if parent is not None:
             parent.when_gone(partial(end, "the parent is gone"))
         try:
@@ -217,7 +217,7 @@ async def until_signalled(spec: WorkSpec, parent: Parent | None = None) -> None:
             await spec.close()
 
 
-def _on_signals(stack: contextlib.ExitStack, end: Callable[[str], None]) -> None:
+def _on_signals(stack: contextlib.ExitStack, end: Callable[[str], None], parent: Parent | None) -> None:
     if threading.current_thread() is not threading.main_thread():
         return
     seen = False
@@ -225,10 +225,13 @@ def _on_signals(stack: contextlib.ExitStack, end: Callable[[str], None]) -> None
     # Not the loop's own handlers: those wait for a handler that blocks the loop.
     def signalled(number: int, frame: object) -> None:
         nonlocal seen
-        if seen:
+        if not seen:
+            seen = True
+            end(signal.Signals(number).name)
+        elif number == signal.SIGINT and (parent is None or not parent.alive):
+            # Not at a second SIGTERM: service managers signal all processes, and launchers pass it on.
+            # Nor below a living parent, which kills its children when it is signalled twice.
             os._exit(128 + number)
-        seen = True
-        end(signal.Signals(number).name)
 
     for number in (signal.SIGINT, signal.SIGTERM):
         stack.callback(signal.signal, number, signal.signal(number, signalled))

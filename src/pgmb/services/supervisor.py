@@ -7,6 +7,7 @@ import contextlib
 import json
 import logging
 import os
+import select
 import signal
 import subprocess
 import time
@@ -54,7 +55,9 @@ Then: TypeAlias = Callable[[str], Sequence[Child]]
 
 
 async def supervise(first: Child, then: Then, *, reload: Path | None = None) -> int:
-    """Keep processes running until SIGTERM or SIGINT, which is passed on. Returns the exit code.
+    """Keep processes running until SIGTERM or SIGINT, then end them in good order. Returns the exit code.
+
+    A SIGINT after that kills them. A second SIGTERM does not: launchers pass on one that all processes got.
 
     `first` starts alone, so that a mistake is told once. When it reports that it works, the children that
     `then` makes of its report start. If it ends before that, the supervisor ends, unless it reloads.
@@ -63,9 +66,18 @@ async def supervise(first: Child, then: Then, *, reload: Path | None = None) -> 
     started waits for the next change.
     """
     supervisor = Supervisor(then, waits_for_change=reload is not None)
-    loop = asyncio.get_running_loop()
-    for signalled in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(signalled, supervisor.end, signalled)
+    loop, seen = asyncio.get_running_loop(), False
+
+    def signalled(number: int) -> None:
+        nonlocal seen
+        if seen and number == signal.SIGINT:
+            supervisor.kill(128 + number)
+        else:
+            supervisor.end()
+        seen = True
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, signalled, number)
     async with asyncio.TaskGroup() as group:
         if reload is not None:
             files = await asyncio.to_thread(python_files, reload)
@@ -90,21 +102,25 @@ class Supervisor:
         """Set when the processes in the background shall end."""
         self._keeping: dict[asyncio.Task[None], Child] = {}
         self._running: dict[asyncio.subprocess.Process, Child] = {}
-        self._replaced: set[asyncio.subprocess.Process] = set()
-        """Those that were told to end because the files changed. A second signal would kill them."""
 
     def start(self, child: Child) -> None:
         """Keep a child running from now on."""
         task = asyncio.create_task(self._keep(child), name=f"pgmb {child.name}")
         self._keeping[task] = child
 
-    def end(self, number: int = signal.SIGTERM) -> None:
+    def end(self) -> None:
         """Tell the children to end, those in the background last."""
         self._ended.set()
         self._news.set()
         for process, child in self._running.items():
             if not child.background:
-                _signal(process, number)
+                _signal(process, signal.SIGTERM)
+
+    def kill(self, code: int) -> None:
+        """End all children at once, and exit with this code."""
+        self.code = code
+        self.end()
+        self._signal_running(signal.SIGKILL)
 
     async def finish(self) -> None:
         """Wait until the children have ended: after `end`, or because they cannot work."""
@@ -148,8 +164,7 @@ class Supervisor:
             news, self._news = self._news, asyncio.Event()
             news.set()
             for process, child in self._running.items():
-                if not child.background and process not in self._replaced:
-                    self._replaced.add(process)
+                if not child.background:
                     _signal(process, signal.SIGTERM)
 
     async def _keep(self, child: Child) -> None:
@@ -188,7 +203,7 @@ class Supervisor:
     async def _run(self, child: Child, news: asyncio.Event) -> int:
         reading, writing = os.pipe()
         try:
-            # A session of its own: Ctrl-C in a terminal goes to the parent, who passes it on once.
+            # A session of its own: Ctrl-C in a terminal goes to the parent alone, who decides what it means.
             process = await asyncio.create_subprocess_exec(
                 *child.command,
                 env={**child.environment, PARENT_PIPE: str(self._reading), REPORT_PIPE: str(writing)},
@@ -214,7 +229,6 @@ class Supervisor:
                 await hearing
             reports.close()
             del self._running[process]
-            self._replaced.discard(process)
 
     async def _hear(self, child: Child, process: asyncio.subprocess.Process, pipe: IO[bytes]) -> None:
         """Take a child's reports, each a line."""
@@ -258,6 +272,12 @@ class Parent:
         """Read once: children of this process are not the supervisor's."""
         alive, reports = os.environ.pop(PARENT_PIPE, None), os.environ.pop(REPORT_PIPE, None)
         return None if alive is None or reports is None else cls(int(alive), int(reports))
+
+    @property
+    def alive(self) -> bool:
+        """Whether the parent still runs."""
+        readable, _, _ = select.select([self._alive], [], [], 0)
+        return not readable
 
     def when_gone(self, call: Callable[[], None]) -> None:
         """Have the event loop call this when the parent has ended, however it did."""

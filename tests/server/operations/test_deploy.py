@@ -86,11 +86,12 @@ async def test_every_metric_that_grafana_asks_for_is_there(dsn: str) -> None:
     assert asked <= told
 
 
-def test_the_unit_starts_a_command_that_there_is() -> None:
-    text = (DEPLOY / "systemd" / "pgmb.service").read_text()
+@pytest.mark.parametrize(("unit", "command"), [("pgmb", "serve"), ("pgmb-work", "work")])
+def test_the_unit_starts_a_command_that_there_is(unit: str, command: str) -> None:
+    text = (DEPLOY / "systemd" / f"{unit}.service").read_text()
     program, *arguments = re.findall(r"^ExecStart=(.*)$", text, re.MULTILINE)[0].split()
     assert program.endswith("/bin/pgmb")
-    assert accepted(arguments) == "serve"
+    assert accepted(arguments) == command
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not here")
