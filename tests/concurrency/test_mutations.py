@@ -367,6 +367,14 @@ MUTATIONS = [
         {"state": rebasing.among_late_events, "kind": "plain"},
     ),
     Mutation(
+        "a rebase takes what a queue has not received for received",
+        "rebase_passed",
+        "and (not (g.max_xid <",
+        "and (false and not (g.max_xid <",
+        rebasing.test_a_rebase_of_a_long_history_locks_few_segments_at_once,
+        {},
+    ),
+    Mutation(
         "R8: a janitor with an old snapshot is let in",
         "assert_read_committed",
         "in ('repeatable read', 'serializable')",

@@ -182,3 +182,51 @@ def test_a_rebase_moves_a_sequence_behind_the_log(sessions: Sessions) -> None:
     one.run("select pgmb.rebase()")
     publish(one, 10)
     assert drain(one) == [6, 7, 8, 9, 10]
+
+
+def locked_segments(session: Session) -> int:
+    """The segments that this transaction has locked."""
+    return int(
+        session.value(
+            "select count(distinct relation) from pg_locks join pg_class c on c.oid = relation"
+            " where pid = pg_backend_pid() and c.relname ~ '^segment_\\d+_\\d+$'"
+        )
+    )
+
+
+def test_a_rebase_of_a_long_history_locks_few_segments_at_once(sessions: Sessions) -> None:
+    one, late = sessions.open("one", "late")
+    one.run("select pgmb.create_queue('q')")
+    one.run("select pgmb.create_stream('other')")
+    for number in range(106):
+        publish(one, number)
+        one.run("select pgmb.rotate()")
+        if number % 40 == 0:
+            one.run("select pgmb.publish('t', '1', stream => 'other')")
+            one.run("select pgmb.rotate('other')")
+    late.run("begin")
+    publish(late, 500)
+    publish(one, 106)
+    assert drain(one) == [*range(107)]
+    late.run("commit")
+    assert one.run("select pgmb.rotate()") != [(None,)]
+    publish(one, 107)
+    while one.value("select pgmb.seal('main') + pgmb.seal('other')"):
+        pass
+    locked = []
+    more = True
+    while more:
+        one.run("begin")
+        more = one.value("select pgmb.rebase()")
+        locked.append(locked_segments(one))
+        one.run("commit")
+    assert len(locked) > 1
+    assert max(locked) <= 60
+    # Segments that a rebase rewrote are not rewritten again.
+    one.run("begin")
+    assert one.value("select pgmb.rebase()") is False
+    assert locked_segments(one) < 50
+    one.run("commit")
+    publish(one, 1000)
+    assert sorted(drain(one)) == [107, 500, 1000]
+    assert drain(one) == []

@@ -42,7 +42,7 @@ def _cluster(look: Look) -> Iterable[Verdict]:
     if not look.rows[0]["same_cluster"]:
         yield fail(
             "the log was restored or copied from another cluster: positions hold that one's transaction ids",
-            "Stop publishers and consumers, then: select pgmb.rebase();",
+            "Stop publishers and consumers, then: select pgmb.rebase(); until it returns false",
         )
 
 

@@ -2,10 +2,14 @@
 
 -- Gives every event and position the ids of this cluster and raises the epoch, so that positions kept
 -- outside from before are refused. Queues keep their place: what was not settled, leases included, is
--- delivered (again), and nothing else. Attaches the segment that a sequence points to, if the dump did not have it. Ticks and readers' positions are forgotten. Locks every log against publishers until
--- the transaction ends. Run it once after a restore, before publishers and consumers return.
+-- delivered (again), and nothing else. Attaches the segment that a sequence points to, if the dump did not have it. Ticks and
+-- readers' positions are forgotten. Each segment that it rewrites takes several locks until the transaction ends, so that a call
+-- rewrites at most 50 segments that all queues have passed, and returns true if more are left: call it again, in another
+-- transaction, until it returns false. The last call does the rest, and locks every log against publishers until its transaction
+-- ends. Run it after a restore, before publishers and consumers return. Errors: 53200 too many segments that queues have not
+-- passed.
 create or replace function pgmb.rebase()
-returns void
+returns boolean
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
@@ -21,13 +25,17 @@ begin
   if pg_is_in_recovery() then
     perform pgmb_internal.assert_primary();
   end if;
+  if pgmb_internal.rebase_passed(50) then
+    return true;
+  end if;
   -- Another cluster numbers roles in another way.
   update pgmb.queue_grant g set role_id = r.oid from pg_roles r where r.rolname = g.role and r.oid <> g.role_id;
   if to_regclass('pgmq.sender') is not null then
     execute 'update pgmq.sender g set role_id = r.oid from pg_roles r where r.rolname = g.role and r.oid <> g.role_id';
   end if;
   for s in select * from pgmb.stream order by id loop
-    execute format('lock table pgmb.%I in share row exclusive mode', 'log_' || s.name);
+    -- Not its segments: who writes to one locks the log first.
+    execute format('lock table only pgmb.%I in share row exclusive mode', 'log_' || s.name);
     perform pgmb_internal.mend_sequence(s);
     perform pgmb_internal.attach_current(s);
     last := pgmb_internal.last_seq(s.name);
@@ -79,6 +87,51 @@ begin
   from pg_control_system() c;
   perform pgmb_internal.write_lineage();
   perform set_config('pgmb.cluster_checked', '', false);
+  return false;
+end $$;
+
+-- Whether events of a segment may have ids of another cluster. After a rebase those that are sealed have none.
+create or replace function pgmb_internal.must_rebase(segment pgmb.segment)
+returns boolean
+language sql immutable
+as $$
+  select (segment).dropped_at is null and ((segment).sealed_at is null or (segment).max_xid > '3')
+$$;
+
+-- Rewrites at most `max` sealed segments that all queues have passed. For these queues nothing changes: the events were
+-- consumed before, and are consumed with an id that is below all others. Returns whether more are left.
+create or replace function pgmb_internal.rebase_passed(max integer)
+returns boolean
+language plpgsql
+as $$
+declare
+  passed pgmb.segment;
+  rewritten integer := 0;
+begin
+  for passed in
+    select g.* from pgmb.segment g
+    where g.sealed_at is not null and pgmb_internal.must_rebase(g)
+      and not exists (
+        select from pgmb.queue q
+        cross join lateral (select * from pgmb.claim c where c.queue = q.id order by c.id desc limit 1) newest
+        where q.stream = g.stream
+          and (not (g.max_xid < pg_snapshot_xmin(newest.done_snapshot)
+              or (g.max_xid < pg_snapshot_xmin(newest.batch_snapshot) and g.last_seq <= newest.place))
+            or exists (select from unnest(newest.lagging) l
+              where l.place < g.last_seq and l.upto >= pgmb_internal.first_number(g.number))))
+      and not exists (
+        select from pgmb.queue q join pgmb.claim c on c.queue = q.id
+        where q.stream = g.stream and c.state in ('leased', 'leased_own')
+          and not g.max_xid < pg_snapshot_xmin(c.done_snapshot))
+    order by g.stream, g.number limit max + 1
+  loop
+    if rewritten = max then
+      return true;
+    end if;
+    perform pgmb_internal.rebase_segment(passed);
+    rewritten := rewritten + 1;
+  end loop;
+  return false;
 end $$;
 
 -- The number of the last event of a stream that a queue has consumed or leased; those that it has not may lie below.
@@ -121,6 +174,8 @@ begin
     select format('pgmb.segment_%s_%s', g.stream, g.number) from pgmb.segment g
     where g.stream = unread_upto.stream and g.dropped_at is null and g.number <= pgmb_internal.segment_of(unread_upto.upto)
       and (g.max_xid is null or g.max_xid >= pg_snapshot_xmin(base.done_snapshot))
+      -- Consumed with the batch.
+      and (g.sealed_at is null or g.max_xid >= pg_snapshot_xmin(base.batch_snapshot) or g.last_seq > base.place)
     order by g.number
   loop
     return query execute 'select ' || pgmb_internal.columns_of(stream, false) || ' from ' || leaf || ' e
@@ -155,9 +210,17 @@ returns void
 language plpgsql
 as $$
 declare
+  leaf text;
   last bigint;
 begin
-  execute format('select max(e.seq) from pgmb.%I e', 'log_' || (stream).name) into last;
+  -- The newest segment that has events has the last one. To ask the log would lock all segments.
+  for leaf in
+    select format('pgmb.segment_%s_%s', g.stream, g.number) from pgmb.segment g
+    where g.stream = (mend_sequence.stream).id and g.dropped_at is null order by g.number desc
+  loop
+    execute 'select max(e.seq) from ' || leaf || ' e' into last;
+    exit when last is not null;
+  end loop;
   if last > pgmb_internal.last_seq((stream).name) then
     perform setval(format('pgmb.%I', 'seq_' || (stream).name)::regclass, last);
   end if;
@@ -169,7 +232,9 @@ returns void
 language plpgsql
 as $$
 begin
-  execute format('update pgmb.segment_%s_%s set xid = ''3''', (segment).stream, (segment).number);
+  if pgmb_internal.must_rebase(segment) then
+    execute format('update pgmb.segment_%s_%s set xid = ''3''', (segment).stream, (segment).number);
+  end if;
   update pgmb.segment s
   set closed_xid = case when s.sealed_at is not null then '3'::xid8 end,
     max_xid = case when s.max_xid is not null then '3'::xid8 end
