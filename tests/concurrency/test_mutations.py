@@ -69,6 +69,14 @@ class Mutation:
 
 MUTATIONS = [
     Mutation(
+        "events that a conversion sets aside never expire",
+        "bury_expired",
+        "r.fresh and",
+        "false and",
+        convert.test_events_that_wait_expire_after_a_conversion_as_before,
+        {"before": "lanes", "after": "plain"},
+    ),
+    Mutation(
         "rows of queues that are still there are cleared with those of dropped ones",
         "clear_dropped_queues",
         " and not exists (select from pgmb.queue q where q.id = p.queue)",

@@ -239,3 +239,35 @@ def test_conversions_under_load_lose_and_repeat_no_effect(broker: pgmb.Broker, d
 def _retries(broker: pgmb.Broker) -> int:
     (status,) = [one for one in broker.queue_status() if one.queue == "q"]
     return status.retries + status.leases
+
+
+@pytest.mark.parametrize("before", ["sharded", "lanes", "fair"])
+@pytest.mark.parametrize("after", ["plain", "ordered"])
+def test_events_that_wait_expire_after_a_conversion_as_before(
+    broker: pgmb.Broker, before: str, after: str
+) -> None:
+    broker.create_queue("q", ttl=0.4, max_attempts=3, **FORMS[before])
+    publish(broker, range(9))
+    # One was delivered before: as a retry it does not expire.
+    lease = broker.receive("q", 1)
+    (delivered,) = lease
+    lease.retry(after=0)
+    broker.convert_queue("q", **FORMS[after])
+    time.sleep(0.5)
+    broker.publish("other", "fresh")
+    assert sorted(str(name) for _, name in take_all(broker)) == sorted([str(delivered.payload), "fresh"])
+    letters = broker.dead_letters("q")
+    assert sorted(letter.event.payload for letter in letters) == sorted({*range(9)} - {delivered.payload})
+    assert {(letter.event.attempt, letter.error) for letter in letters} == {
+        (0, "expired: older than 00:00:00.4")
+    }
+
+
+def test_converted_events_within_their_time_to_live_are_delivered(
+    broker: pgmb.Broker,
+) -> None:
+    broker.create_queue("q", ttl=60, **FORMS["lanes"])
+    publish(broker, range(9))
+    broker.convert_queue("q")
+    assert sorted(name for _, name in take_all(broker)) == [*range(9)]
+    assert broker.dead_letters("q") == []

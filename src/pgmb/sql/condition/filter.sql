@@ -16,6 +16,9 @@ begin
   end if;
   return document;
 exception when others then
+  if pgmb_internal.servers_trouble(sqlstate) or pgmb_internal.is_damage(sqlstate) then
+    raise;
+  end if;
   return null;
 end $$;
 
@@ -179,12 +182,20 @@ begin
 end $$;
 
 -- Whether an error is the server's or the session's own, and no filter is to blame: lost locks and conflicts, too little
--- memory or disk, a cancel, damaged data.
+-- memory or disk, a cancel.
 create or replace function pgmb_internal.servers_trouble(state text)
 returns boolean
 language sql immutable parallel safe
 as $$
-  select left(state, 2) in ('40', '53', '55', '57', '58') or state in ('XX001', 'XX002')
+  select left(state, 2) in ('40', '53', '55', '57', '58')
+$$;
+
+-- Whether an error says that stored values are damaged: the same statement fails again.
+create or replace function pgmb_internal.is_damage(state text)
+returns boolean
+language sql immutable parallel safe
+as $$
+  select state in ('XX001', 'XX002')
 $$;
 
 -- A predicate on events as one on their payloads, null if it asks about more than those. To read the payload alone costs
@@ -210,6 +221,9 @@ begin
   end if;
   return value::jsonb;
 exception when others then
+  if pgmb_internal.servers_trouble(sqlstate) or pgmb_internal.is_damage(sqlstate) then
+    raise;
+  end if;
   return null;
 end $$;
 

@@ -19,6 +19,7 @@ declare
   newest pgmb.claim;
   last bigint;
   place bigint;
+  unread bigint[];
 begin
   perform pgmb_internal.assert_read_committed();
   perform pgmb_internal.assert_admin();
@@ -42,23 +43,25 @@ begin
     for q in select * from pgmb.queue where stream = s.id order by id loop
       select * into newest from pgmb.claim c where c.queue = q.id order by c.id desc limit 1;
       -- What was leased goes to be tried again; so does what the queue has not consumed below the last event that it has.
-      perform pgmb_internal.fail_event(q, e, c.id, 1, clock_timestamp(), 'rebased')
-      from pgmb.claim c, pgmb_internal.claim_events(c) e
+      perform pgmb_internal.fail_events(q, array(select e.seq from pgmb_internal.claim_events(c) e), c.id, 1, clock_timestamp(),
+        'rebased')
+      from pgmb.claim c
       where c.queue = q.id and c.state in ('leased', 'leased_own') and not pgmb_internal.is_void(c.queue, c.id);
       place := pgmb_internal.last_consumed(s.id, newest);
+      unread := array(
+        select e.seq from pgmb_internal.unread_upto(s.id, newest, place, q.matching) e
+        union all
+        select e.seq from pgmb_internal.lagging_events(q, newest) e);
       begin
-        perform pgmb_internal.fail_event(q, e, newest.id, 0, clock_timestamp(), null)
-        from pgmb_internal.unread_upto(s.id, newest, place, q.matching || pgmb_internal.asking(q)) e;
+        unread := pgmb_internal.passing(q, unread);
       exception when others then
         if q.plain or pgmb_internal.servers_trouble(sqlstate) then
           raise;
         end if;
         -- Its filter cannot be asked: rather too many than too few.
         perform pgmb_internal.pause_failing(q, format('%s (%s)', sqlerrm, sqlstate));
-        perform pgmb_internal.fail_event(q, e, newest.id, 0, clock_timestamp(), null)
-        from pgmb_internal.unread_upto(s.id, newest, place, q.matching) e;
       end;
-      perform pgmb_internal.fail_event(q, e, newest.id, 0, clock_timestamp(), null) from pgmb_internal.lagging_events(q, newest) e;
+      perform pgmb_internal.fail_events(q, unread, newest.id, 0, clock_timestamp(), null, fresh => true);
       perform pgmb_internal.fail_leased(q, c.id, clock_timestamp(), 'rebased', 0)
       from pgmb.claim c where c.queue = q.id and c.state = 'leased_retries';
       delete from pgmb.claim c where c.queue = q.id;

@@ -254,7 +254,8 @@ begin
     order by s.number
   loop
     -- Not seq = any ($1), which the planner estimates number by number.
-    return query execute 'select ' || columns || ' from unnest($1) n (number) join ' || leaf || ' e on e.seq = n.number'
+    return query execute 'select ' || columns || ' from (select number from unnest($1) n (number) order by number) n'
+        || ' join ' || leaf || ' e on e.seq = n.number'
         || ' where true' || matching || ' order by e.seq'
       using numbers;
   end loop;

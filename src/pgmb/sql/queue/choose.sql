@@ -14,17 +14,30 @@ declare
   -- The first events tell how long the others will take.
   page bigint := case when not pgmb_internal.needs_timeout(q) then least(greatest(most, 16), 1024) else 16 end;
   asking text;
+  asked text;
   looked record;
 begin
   asking := pgmb_internal.asking(q);
+  asked := asking;
   chosen := '{}';
   upto := base.place;
   loop
-    execute 'select count(*) events, max(e.seq) last, coalesce(array_agg(e.seq) filter (where true ' || asking || '), ''{}'') passed
-      from pgmb_internal.batch_events($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, true) e'
-    into looked
-    using q.stream, base.done_snapshot, base.done_seq, base.done_next, base.batch_snapshot, base.own, base.own_seq,
-      upto, hi, q.matching, page;
+    begin
+      execute 'select count(*) events, max(e.seq) last, coalesce(array_agg(e.seq) filter (where true ' || asked || '), ''{}'') passed
+        from pgmb_internal.batch_events($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, true) e'
+      into looked
+      using q.stream, base.done_snapshot, base.done_seq, base.done_next, base.batch_snapshot, base.own, base.own_seq,
+        upto, hi, q.matching, page;
+    exception when data_corrupted or index_corrupted then
+      if asked = '' then
+        raise;
+      end if;
+      -- An event that cannot be read may match: it passes, and becomes a dead letter as in other queues (bury_unreadable).
+      asked := case when page = 1 then '' else asking end;
+      page := greatest(page / 4, 1);
+      continue;
+    end;
+    asked := asking;
     chosen := chosen || looked.passed;
     upto := case when looked.events < page then hi else looked.last end;
     exit when upto >= hi or cardinality(chosen) >= most;
@@ -46,6 +59,26 @@ exception
     end if;
     perform pgmb_internal.pause_failing(q, format('%s (%s)', sqlerrm, sqlstate));
     chosen := null;
+end $$;
+
+-- Those of some events of a queue's stream that pass its filter and condition, with those that cannot be read.
+create or replace function pgmb_internal.passing(q pgmb.queue, numbers bigint[])
+returns bigint[]
+language plpgsql
+as $$
+declare
+  asking text := pgmb_internal.asking(q);
+begin
+  if asking = '' then
+    return numbers;
+  end if;
+  return array(select e.seq from pgmb_internal.numbered_events(q.stream, numbers, asking, true) e);
+exception when data_corrupted or index_corrupted then
+  if cardinality(numbers) = 1 then
+    return numbers;
+  end if;
+  return array(
+    select unnest(pgmb_internal.passing(q, h.half)) from pgmb_internal.halves(numbers) h);
 end $$;
 
 -- Pauses a queue whose filter or condition failed, unless another session is changing it.

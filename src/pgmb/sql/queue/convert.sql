@@ -89,18 +89,17 @@ create or replace function pgmb_internal.set_backlog_aside(q pgmb.queue, base pg
 returns void
 language plpgsql
 as $$
-declare
-  asked text := q.matching || pgmb_internal.asking(q);
-  now timestamptz := clock_timestamp();
 begin
   -- The rest of the present batch, what lags behind it, and all that came since.
-  perform pgmb_internal.fail_event(q, e, 0, 0, now, null)
-  from pgmb_internal.batch_events(q.stream, base.done_snapshot, base.done_seq, base.done_next, base.batch_snapshot,
-    base.own, base.own_seq, base.place, base.upto, asked, 9223372036854775807) e;
-  perform pgmb_internal.fail_event(q, e, 0, 0, now, null) from pgmb_internal.lagging_events(q, base) e;
-  perform pgmb_internal.fail_event(q, e, 0, 0, now, null)
-  from pgmb_internal.batch_events(q.stream, base.batch_snapshot, base.batch_seq, base.batch_next, ending,
-    base.own, base.own_seq, 0, last, asked, 9223372036854775807) e;
+  perform pgmb_internal.fail_events(q, pgmb_internal.passing(q, array(
+      select e.seq from pgmb_internal.batch_events(q.stream, base.done_snapshot, base.done_seq, base.done_next,
+        base.batch_snapshot, base.own, base.own_seq, base.place, base.upto, q.matching, 9223372036854775807, true) e
+      union all
+      select e.seq from pgmb_internal.lagging_events(q, base) e
+      union all
+      select e.seq from pgmb_internal.batch_events(q.stream, base.batch_snapshot, base.batch_seq, base.batch_next, ending,
+        base.own, base.own_seq, 0, last, q.matching, 9223372036854775807, true) e)),
+    0, 0, clock_timestamp(), null, fresh => true);
 end $$;
 
 -- Makes a queue ordered, fair or prioritised, or plain again where nothing is given (see create_queue), and keeps what waits in

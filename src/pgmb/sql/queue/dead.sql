@@ -20,7 +20,8 @@ begin
 end $$;
 
 -- Sends dead letters back to be tried again, as if for the first time, and returns how many: all of the
--- queue, or those whose id is given, whose topic matches a pattern, whose error is like a pattern. Errors: MB002 no such
+-- queue, or those whose id is given, whose topic matches a pattern, whose error is like a pattern. A dead letter that the
+-- server cannot read stays. Errors: MB002 no such
 -- queue, MB013 a transaction that moves or converts the queue is open, 42501.
 create or replace function pgmb.redrive(
   queue text, ids bigint[] default null, topic text default null, error text default null
@@ -31,17 +32,28 @@ set search_path = pg_catalog, pg_temp
 as $$
 declare
   asked integer[];
-  moved bigint;
 begin
   -- A conversion would remove a lane that this call is about to write to.
   perform pgmb_internal.administer((pgmb_internal.queue_for_consumer(redrive.queue)).id, shared => true);
   asked := array(select q.id from pgmb_internal.lanes_for_consumer(redrive.queue) q);
-  with back as (
-    delete from pgmb.dead d
+  return pgmb_internal.send_back(array(
+    select d.id from pgmb.dead d
     where d.queue = any (asked) and (redrive.ids is null or d.id = any (redrive.ids))
       and (redrive.topic is null or pgmb.matches(redrive.topic, d.topic))
       and (redrive.error is null or d.error like redrive.error)
-    returning d.*
+    order by d.id));
+end $$;
+
+-- Moves dead letters to where they wait for their next attempt, and returns how many. One that the server cannot read stays.
+create or replace function pgmb_internal.send_back(ids bigint[])
+returns bigint
+language plpgsql
+as $$
+declare
+  moved bigint;
+begin
+  with back as (
+    delete from pgmb.dead d where d.id = any (ids) returning d.*
   ), delivered as (
     -- What one endpoint did not get goes to that one alone.
     insert into pgmb.delivery (queue, endpoint, due_at, attempt, error, errors, seq, event_id, topic, key, payload, headers,
@@ -58,6 +70,11 @@ begin
   )
   select count(*) into moved from back;
   return moved;
+exception when data_corrupted or index_corrupted then
+  if cardinality(ids) = 1 then
+    return 0;
+  end if;
+  return (select sum(pgmb_internal.send_back(h.half)) from pgmb_internal.halves(ids) h);
 end $$;
 
 -- Deletes dead letters for good and returns how many: those whose id is given, or all of the queue.

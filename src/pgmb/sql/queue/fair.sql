@@ -8,10 +8,22 @@ returns text
 language sql immutable parallel safe
 as $$
   select 'coalesce(hashtext(' || case when fair_by = 'key' then 'e.key'
-    -- json holds escapes that text cannot (\u0000); to find that out costs more, and few headers have any.
-    else format('case when strpos(e.headers::text, %L) = 0 then e.headers ->> %L else pgmb_internal.readable(e.headers) ->> %L end',
-      '\u', substr(fair_by, 8), substr(fair_by, 8)) end || '), 0)'
+    -- json holds escapes that text cannot (\u0000), and what is stored apart may be damaged; to find that out costs more, and
+    -- few headers have any of it.
+    else format('case when pg_column_size(e.headers) < 500 and strpos(e.headers::text, %L) = 0 then e.headers ->> %L
+      else pgmb_internal.tenant_in(e.headers, %L) end', '\u', substr(fair_by, 8), substr(fair_by, 8)) end || '), 0)'
 $$;
+
+-- A header as text; null where it cannot be read, so that the event is taken like others and can become a dead letter.
+create or replace function pgmb_internal.tenant_in(headers json, name text)
+returns text
+language plpgsql immutable
+as $$
+begin
+  return pgmb_internal.readable(headers) ->> name;
+exception when data_corrupted or index_corrupted then
+  return null;
+end $$;
 
 -- Errors: MB005 fair_by names nothing that an event has, or the queue has settings that exclude it.
 create or replace function pgmb_internal.assert_fair(fair_by text, excluded text)
@@ -396,11 +408,13 @@ returns bigint[]
 language plpgsql
 as $$
 declare
-  expired pgmb.event[] := array(
-    select e from pgmb_internal.numbered_events(q.stream, numbers, format(' and e.published_at <= %L', now - q.ttl)) e);
+  expired bigint[] := array(
+    select e.seq from pgmb_internal.numbered_events(q.stream, numbers, format(' and e.published_at <= %L', now - q.ttl)) e);
 begin
-  perform pgmb_internal.fail_event(q, e, origin, 0, now, 'expired: older than ' || q.ttl, true) from unnest(expired) e;
+  if expired = '{}' then
+    return numbers;
+  end if;
+  perform pgmb_internal.fail_events(q, expired, origin, 0, now, pgmb_internal.expired(q), true);
   return array(
-    select n.seq from unnest(numbers) with ordinality n (seq, nth)
-    where n.seq not in (select e.seq from unnest(expired) e) order by n.nth);
+    select n.seq from unnest(numbers) with ordinality n (seq, nth) where n.seq <> all (expired) order by n.nth);
 end $$;

@@ -190,79 +190,119 @@ as $$
       'detail', right(detail, case when octet_length(right(detail, 2000)) <= 2000 then 2000 else 500 end)))
 $$;
 
--- Sends an event of claim `origin` whose attempt failed to be tried again at due_at, or to the dead letters
--- when that was its last or is `final`.
-create or replace function pgmb_internal.fail_event(
-  queue pgmb.queue, event pgmb.event, origin bigint, attempt integer, due_at timestamptz, error text,
+-- The two halves of a list of numbers; of a single number, that one.
+create or replace function pgmb_internal.halves(numbers bigint[])
+returns table (half bigint[])
+language sql immutable
+as $$
+  select h.half
+  from (values (numbers[:cardinality(numbers) / 2]), (numbers[cardinality(numbers) / 2 + 1:])) h (half)
+  where cardinality(h.half) > 0
+$$;
+
+-- Copies events of the log to pgmb.retry, to be tried again at due_at (null: after the queue's backoff), or to the dead letters
+-- if `attempt` was the last or is `final`. Returns how many of them the server cannot read: those become dead letters at once,
+-- so that they do not hold up the others, with a payload that gives the error, `damage`. fresh: see pgmb.retry.
+create or replace function pgmb_internal.fail_events(
+  queue pgmb.queue, numbers bigint[], origin bigint, attempt integer, due_at timestamptz, error text,
   final boolean default false, expiries integer default 0, together bigint default null, detail text default null,
-  released_at timestamptz default null
+  released_at timestamptz default null, fresh boolean default false, damage text default null
+)
+returns bigint
+language plpgsql
+as $$
+declare
+  -- An event that was given back untried has no error.
+  errors jsonb := case when attempt > 0 or final or damage is not null
+    then pgmb_internal.with_error(null, attempt, coalesce(damage, error), detail) end;
+begin
+  if final or damage is not null or attempt >= (queue).max_attempts then
+    insert into pgmb.dead (queue, attempt, error, errors, seq, event_id, topic, key, payload, headers, published_at)
+    select (fail_events.queue).id, fail_events.attempt, coalesce('cannot be read: ' || damage, fail_events.error), errors, e.seq, e.id, e.topic, e.key,
+      case when damage is null then e.payload else pgmb_internal.unreadable(damage, e.payload, e.headers) end,
+      case when damage is null then e.headers end, e.published_at
+    from pgmb_internal.numbered_events((fail_events.queue).stream, numbers) e;
+    return case when damage is null then 0 else cardinality(numbers) end;
+  end if;
+  insert into pgmb.retry (queue, due_at, attempt, error, errors, seq, event_id, topic, key, payload, headers, published_at,
+    ordered, origin, expiries, together, released_at, fresh)
+  select (fail_events.queue).id,
+    coalesce(fail_events.due_at, clock_timestamp() + pgmb_internal.backoff(fail_events.queue, fail_events.attempt)),
+    fail_events.attempt + 1, fail_events.error, errors, e.seq, e.id, e.topic, e.key, e.payload, e.headers, e.published_at,
+    (fail_events.queue).ordered, fail_events.origin, fail_events.expiries, fail_events.together, fail_events.released_at,
+    fail_events.fresh
+  from pgmb_internal.numbered_events((fail_events.queue).stream, numbers) e;
+  return 0;
+exception when data_corrupted or index_corrupted or program_limit_exceeded then
+  if damage is not null then
+    raise;
+  end if;
+  if cardinality(numbers) = 1 then
+    damage := sqlerrm;
+  end if;
+  return (
+    select sum(pgmb_internal.fail_events(fail_events.queue, h.half, fail_events.origin, fail_events.attempt, fail_events.due_at,
+      fail_events.error, final, fail_events.expiries, fail_events.together, fail_events.detail, fail_events.released_at,
+      fail_events.fresh, damage))
+    from pgmb_internal.halves(numbers) h);
+end $$;
+
+-- What a dead letter has for a payload that the server cannot read. Only the size of the values is looked at.
+create or replace function pgmb_internal.unreadable(damage text, payload json, headers json)
+returns json
+language sql stable
+as $$
+  select json_build_object('pgmb_unreadable', left(damage, 500),
+    'stored_bytes', pg_column_size(payload) + coalesce(pg_column_size(headers), 0))
+$$;
+
+-- Moves rows of pgmb.retry to the dead letters; one that the server cannot read as fail_events does. keeps_last: the last error
+-- is told after the new one.
+create or replace function pgmb_internal.bury_retried(
+  ids bigint[], error text, detail text default null, keeps_last boolean default false, damage text default null
 )
 returns void
 language plpgsql
 as $$
-declare
-  -- Of one that was given back untried there is nothing to tell.
-  errors jsonb := case when attempt > 0 or final
-    then pgmb_internal.with_error(null, fail_event.attempt, fail_event.error, fail_event.detail) end;
 begin
-  if final or attempt >= (queue).max_attempts then
-    insert into pgmb.dead (queue, attempt, error, errors, seq, event_id, topic, key, payload, headers, published_at)
-    values ((queue).id, fail_event.attempt, fail_event.error, errors, (event).seq, (event).id, (event).topic, (event).key,
-      (event).payload, (event).headers, (event).published_at);
-  else
-    insert into pgmb.retry (queue, due_at, attempt, error, errors, seq, event_id, topic, key, payload, headers, published_at,
-      ordered, origin, expiries, together, released_at)
-    values ((queue).id, fail_event.due_at, fail_event.attempt + 1, fail_event.error, errors, (event).seq, (event).id,
-      (event).topic, (event).key, (event).payload, (event).headers, (event).published_at,
-      (queue).ordered, fail_event.origin, fail_event.expiries, fail_event.together, fail_event.released_at);
+  with spent as (
+    delete from pgmb.retry r where r.id = any (ids) returning r.*
+  )
+  insert into pgmb.dead (queue, attempt, error, errors, seq, event_id, topic, key, payload, headers, published_at)
+  select s.queue, attempt.failed, coalesce('cannot be read: ' || damage,
+      bury_retried.error || case when keeps_last then coalesce('; before: ' || s.error, '') else '' end, s.error),
+    pgmb_internal.with_error(s.errors, attempt.failed, coalesce(damage, bury_retried.error), bury_retried.detail), s.seq, s.event_id,
+    s.topic, s.key, case when damage is null then s.payload else pgmb_internal.unreadable(damage, s.payload, s.headers) end,
+    case when damage is null then s.headers end, s.published_at
+  from spent s
+  cross join lateral (select case when s.fresh then 0 else s.attempt end failed) attempt
+  order by s.id;
+exception when data_corrupted or index_corrupted or program_limit_exceeded then
+  if damage is not null then
+    raise;
   end if;
+  if cardinality(ids) = 1 then
+    damage := sqlerrm;
+  end if;
+  perform pgmb_internal.bury_retried(h.half, bury_retried.error, bury_retried.detail, keeps_last, damage)
+  from pgmb_internal.halves(ids) h;
 end $$;
 
 -- Sends the retried events that a lease holds to be tried again at once, or to the dead letters where that was their last
 -- attempt: the lease expired, or the reason that `error` gives. Runs under the lock of the lease's claim.
 create or replace function pgmb_internal.fail_leased(queue pgmb.queue, claim bigint, now timestamptz, error text, expired integer)
 returns void
-language sql
-as $$
-  with spent as (
-    delete from pgmb.retry r
-    where r.queue = (fail_leased.queue).id and r.lease = fail_leased.claim and r.attempt >= (fail_leased.queue).max_attempts
-    returning r.*
-  ), back as (
-    update pgmb.retry r
-    set lease = null, due_at = fail_leased.now, decided_at = fail_leased.now, attempt = r.attempt + 1, error = fail_leased.error,
-      errors = pgmb_internal.with_error(r.errors, r.attempt, fail_leased.error), expiries = r.expiries + fail_leased.expired
-    where r.queue = (fail_leased.queue).id and r.lease = fail_leased.claim and r.attempt < (fail_leased.queue).max_attempts
-  )
-  insert into pgmb.dead (queue, attempt, error, errors, seq, event_id, topic, key, payload, headers, published_at)
-  select s.queue, s.attempt, fail_leased.error || coalesce('; before: ' || s.error, ''),
-    pgmb_internal.with_error(s.errors, s.attempt, fail_leased.error), s.seq, s.event_id, s.topic, s.key, s.payload, s.headers,
-    s.published_at
-  from spent s order by s.id
-$$;
-
--- Sends the events of a lease of the log that are not settled to be tried again at once, or to the dead letters where the queue
--- allows one attempt: the lease expired. Runs under the lock of the lease's claim.
-create or replace function pgmb_internal.expire_events(queue pgmb.queue, expired pgmb.claim, now timestamptz)
-returns void
 language plpgsql
 as $$
-declare
-  error text := 'lease expired';
-  errors jsonb := pgmb_internal.with_error(null, 1, error);
 begin
-  -- One statement for all of them: a lease can have 20,000.
-  if (expire_events.queue).max_attempts <= 1 then
-    insert into pgmb.dead (queue, attempt, error, errors, seq, event_id, topic, key, payload, headers, published_at)
-    select (expire_events.queue).id, 1, error, errors, e.seq, e.id, e.topic, e.key, e.payload, e.headers, e.published_at
-    from pgmb_internal.claim_events(expire_events.expired) e;
-  else
-    insert into pgmb.retry (queue, due_at, decided_at, attempt, error, errors, seq, event_id, topic, key, payload, headers,
-      published_at, ordered, origin, expiries)
-    select (expire_events.queue).id, expire_events.now, expire_events.now, 2, error, errors, e.seq, e.id, e.topic, e.key, e.payload,
-      e.headers, e.published_at, (expire_events.queue).ordered, (expire_events.expired).id, 1
-    from pgmb_internal.claim_events(expire_events.expired) e;
-  end if;
+  perform pgmb_internal.bury_retried(array(
+    select r.id from pgmb.retry r
+    where r.queue = (fail_leased.queue).id and r.lease = fail_leased.claim and r.attempt >= (fail_leased.queue).max_attempts),
+    fail_leased.error, keeps_last => true);
+  update pgmb.retry r
+  set lease = null, due_at = fail_leased.now, decided_at = fail_leased.now, attempt = r.attempt + 1, error = fail_leased.error,
+    errors = pgmb_internal.with_error(r.errors, r.attempt, fail_leased.error), expiries = r.expiries + fail_leased.expired
+  where r.queue = (fail_leased.queue).id and r.lease = fail_leased.claim;
 end $$;
 
 -- When a sweep stops and leaves the rest to the next: so early that the receive which sweeps has time left.
@@ -308,7 +348,8 @@ begin
   if expired.state = 'leased_retries' then
     perform pgmb_internal.fail_leased(swept_queue, expired.id, end_expired.now, 'lease expired', 1);
   elsif not pgmb_internal.is_void(expired.queue, expired.id) then
-    perform pgmb_internal.expire_events(swept_queue, expired, end_expired.now);
+    perform pgmb_internal.fail_events(swept_queue, array(select e.seq from pgmb_internal.claim_events(expired) e),
+      expired.id, 1, end_expired.now, 'lease expired', expiries => 1);
   end if;
   update pgmb.claim c set state = 'expired' where c.queue = expired.queue and c.id = expired.id;
   return 'ended';

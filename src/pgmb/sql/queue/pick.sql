@@ -198,44 +198,64 @@ begin
   events := pgmb_internal.lease_retried(base, lease_due_in_order.bindings, leased, lease_due_in_order.expires_at,
     lease_due_in_order.token);
   if events > 0 then
-    update pgmb.retry r set due_at = lease_due_in_order.now, decided_at = lease_due_in_order.now
-    -- By id alone, as above. A join would read the whole table for each key.
-    where r.id = any (array(
-      select waiting.id
-      from (select distinct t.key from pgmb.retry t where t.id = any (leased) and t.key is not null) taken
-      cross join lateral (
-        select * from pgmb_internal.events_of_key(base, taken.key) first
-        where first.lease is null order by first.origin, first.seq limit 1) waiting
-      -- One that was tried waits by its own backoff.
-      where waiting.attempt = 1 and waiting.due_at > lease_due_in_order.now));
+    perform pgmb_internal.wake_first(base, array(
+      select distinct t.key from pgmb.retry t where t.id = any (leased) and t.key is not null), lease_due_in_order.now);
   end if;
   return events;
 end $$;
 
+-- Makes the first event of each key that waits in pgmb.retry due from now on; one that was tried waits by its own backoff.
+create or replace function pgmb_internal.wake_first(base pgmb.claim, keys text[], now timestamptz)
+returns void
+language plpgsql
+as $$
+begin
+  update pgmb.retry r set due_at = wake_first.now, decided_at = wake_first.now
+  -- By id alone: a join would read the whole table for each key.
+  where r.id = any (array(
+    select waiting.id
+    from unnest(keys) woken (key)
+    cross join lateral (
+      select * from pgmb_internal.events_of_key(base, woken.key) first
+      where first.lease is null order by first.origin, first.seq limit 1) waiting
+    where waiting.attempt = 1 and waiting.due_at > wake_first.now));
+end $$;
+
 -- Sets events of an ordered queue aside that lie above its position and up to `upto`: those of the keys `behind`, by their
--- hashes, that were published after `ending`.
+-- hashes, that were published after `ending`. keys: which keys these are.
 create or replace function pgmb_internal.park(
-  q pgmb.queue, base pgmb.claim, upto bigint, behind integer[], ending timestamptz, now timestamptz
+  q pgmb.queue, base pgmb.claim, upto bigint, behind integer[], keys text[], ending timestamptz, now timestamptz
 )
 returns void
-language sql volatile
+language plpgsql
 as $$
-  insert into pgmb.retry (queue, due_at, attempt, seq, event_id, topic, key, payload, headers, published_at, ordered, origin)
+declare
+  first bigint[];
+  others bigint[];
+begin
+  select coalesce(array_agg(e.seq) filter (where e.first), '{}'), coalesce(array_agg(e.seq) filter (where not e.first), '{}')
+  into first, others
+  from (
+    select k.seq, k.key_place = 1 and not exists (
+      select from pgmb_internal.events_of_key(base, k.key) waiting where waiting.lease is null) first
+    from (
+      select parked.seq, parked.key, row_number() over (partition by parked.key order by parked.seq) key_place
+      from pgmb_internal.batch_events(q.stream, base.done_snapshot, base.done_seq, base.done_next, base.batch_snapshot,
+        base.own, base.own_seq, base.place, upto,
+        q.matching || pgmb_internal.with_keys(behind)
+          || case when ending is null then '' else format(' and e.published_at > %L', ending) end,
+        9223372036854775807, true) parked) k
+    order by k.seq) e;
   -- The first behind a lease is due and only blocked: nothing has to wake it (see pgmb_internal.lease_due_in_order).
   -- The others wait until they are the first.
-  select (q).id,
-    case when e.key_place = 1 and not exists (
-        select from pgmb_internal.events_of_key(base, e.key) waiting where waiting.lease is null)
-      then now else 'infinity' end,
-    1, e.seq, e.id, e.topic, e.key, e.payload, e.headers, e.published_at, true, (base).id + 1
-  from (
-    select parked.*, row_number() over (partition by parked.key order by parked.seq) key_place
-    from pgmb_internal.batch_events((q).stream, (base).done_snapshot, (base).done_seq, (base).done_next,
-      (base).batch_snapshot, (base).own, (base).own_seq, (base).place, upto,
-      (q).matching || pgmb_internal.with_keys(behind)
-        || case when ending is null then '' else format(' and e.published_at > %L', ending) end,
-      9223372036854775807) parked) e
-$$;
+  if pgmb_internal.fail_events(q, first, base.id + 1, 0, now, null) > 0 then
+    perform pgmb_internal.fail_events(q, others, base.id + 1, 0, 'infinity', null);
+    -- A first one became a dead letter.
+    perform pgmb_internal.wake_first(base, keys, now);
+  elsif cardinality(others) > 0 then
+    perform pgmb_internal.fail_events(q, others, base.id + 1, 0, 'infinity', null);
+  end if;
+end $$;
 
 -- Which events of a queue above its position and up to `hi` are to be delivered now, at most `allowed`: those up to
 -- `upto` that match `matching`, `taken` in number. Those older than the queue lets them live become dead letters,
@@ -338,12 +358,9 @@ begin
   end if;
   if cardinality(expired) > 0 then
     matching := matching || format(' and e.published_at > %L', ending);
-    perform pgmb_internal.fail_event(q, e, base.id + 1, 0, now, 'expired: older than ' || q.ttl, true)
-    from pgmb_internal.batch_events(q.stream, base.done_snapshot, base.done_seq, base.done_next, base.batch_snapshot,
-      base.own, base.own_seq, base.place, upto, q.matching || format(' and e.published_at <= %L', ending),
-      9223372036854775807) e;
+    perform pgmb_internal.fail_events(q, expired, base.id + 1, 0, now, pgmb_internal.expired(q), true);
   end if;
   if behind is not null then
-    perform pgmb_internal.park(q, base, upto, behind, ending, now);
+    perform pgmb_internal.park(q, base, upto, behind, blocked_keys, ending, now);
   end if;
 end $$;

@@ -244,14 +244,16 @@ begin
 end $$;
 
 -- Events at or below done_seq that belong to the batch, because their transactions were unfinished in the batch before, at
--- most `max` and as many as fit into one lease. upto: all up to there were given. raw: as receive.
+-- most `max` and as many as fit into one lease: how many, and up to where they lie. Their values are not read.
 create or replace function pgmb_internal.late_events(
-  base pgmb.claim, stream integer, matching text, max bigint, raw boolean, out events pgmb.event[], out upto bigint
+  base pgmb.claim, stream integer, matching text, max bigint, out events bigint, out upto bigint
 )
 language plpgsql
 as $$
+declare
+  last bigint;
 begin
-  events := '{}';
+  events := 0;
   upto := (base).done_seq;
   if (base).done_next >= pg_snapshot_xmin((base).done_snapshot)
     -- In the middle of them, asking costs more than looking.
@@ -260,12 +262,12 @@ begin
   then
     upto := pgmb_internal.fitting_end(late_events.stream, (base).done_snapshot, (base).done_seq, (base).done_next,
       (base).batch_snapshot, (base).own, (base).own_seq, (base).place, (base).done_seq, late_events.matching, late_events.max);
-    events := array(
-      select e from pgmb_internal.batch_events(late_events.stream, (base).done_snapshot, (base).done_seq, (base).done_next,
-        (base).batch_snapshot, (base).own, (base).own_seq, (base).place, late_events.upto, late_events.matching,
-        late_events.max, late_events.raw) e);
-    if cardinality(events) = late_events.max then
-      upto := events[cardinality(events)].seq;
+    select count(*), max(e.seq) into events, last
+    from pgmb_internal.batch_events(late_events.stream, (base).done_snapshot, (base).done_seq, (base).done_next,
+      (base).batch_snapshot, (base).own, (base).own_seq, (base).place, late_events.upto, late_events.matching,
+      late_events.max, true) e;
+    if events = late_events.max then
+      upto := last;
     end if;
   end if;
 end $$;
@@ -342,9 +344,14 @@ begin
     lo := coalesce(lo, base.place);
 
     if base.place < base.done_seq then
-      late := pgmb_internal.late_events(base, q.stream, q.matching, receive_plain.max, receive_plain.raw);
-      got := cardinality(late.events);
-      return query select given, e.seq, e.id, e.topic, e.key, e.payload, e.headers, e.published_at, 1 from unnest(late.events) e;
+      late := pgmb_internal.late_events(base, q.stream, q.matching, receive_plain.max);
+      got := late.events;
+      if got > 0 then
+        return query
+        select given, e.*, 1
+        from pgmb_internal.batch_events(q.stream, base.done_snapshot, base.done_seq, base.done_next, base.batch_snapshot,
+          base.own, base.own_seq, base.place, late.upto, q.matching, got, receive_plain.raw) e;
+      end if;
       base.place := late.upto;
       -- Some did not fit, or what follows might not.
       exit when base.place < base.done_seq or got > 0 and pgmb_internal.has_large(q.stream, pgmb_internal.segment_of(base.upto));

@@ -88,10 +88,50 @@ begin
   if first is null then
     return 0;
   end if;
+  if q.ttl is not null and not pgmb_internal.bury_expired(q, base, now) then
+    return 0;
+  end if;
   if q.ordered then
     return pgmb_internal.lease_due_in_order(base, q.bindings, max, first, now, expires_at, q.max_attempts, token, busy);
   end if;
   return pgmb_internal.lease_due(base, q.bindings, max, first, now, expires_at, q.max_attempts, token);
+end $$;
+
+-- The error of events that are older than a queue lets them live.
+create or replace function pgmb_internal.expired(q pgmb.queue)
+returns text
+language sql stable
+as $$
+  select 'expired: older than ' || (q).ttl
+$$;
+
+-- Makes dead letters of those events in pgmb.retry for which the queue's ttl still holds and that are older than it. False: the caller's time is over, and more may be left.
+create or replace function pgmb_internal.bury_expired(q pgmb.queue, base pgmb.claim, now timestamptz)
+returns boolean
+language plpgsql
+as $$
+declare
+  page constant integer := 1000;
+  expired bigint[];
+  keys text[];
+begin
+  loop
+    expired := array(
+      select r.id from pgmb.retry r
+      where r.queue = q.id and r.fresh and r.published_at <= now - q.ttl
+      order by r.published_at limit page for update skip locked);
+    exit when expired = '{}';
+    if q.ordered then
+      keys := array(select distinct r.key from pgmb.retry r where r.id = any (expired) and r.key is not null);
+    end if;
+    perform pgmb_internal.bury_retried(expired, pgmb_internal.expired(q));
+    perform pgmb_internal.wake_first(base, keys, now);
+    exit when cardinality(expired) < page;
+    if clock_timestamp() >= pgmb_internal.deadline() then
+      return false;
+    end if;
+  end loop;
+  return true;
 end $$;
 
 -- Leases rows of pgmb.retry, which the caller has locked, in a claim that follows `base`. Returns how many. If this
@@ -106,7 +146,9 @@ begin
   if leased is null then
     return 0;
   end if;
-  update pgmb.retry r set lease = (lease_retried.base).id + 1, due_at = 'infinity', decided_at = clock_timestamp() where r.id = any (lease_retried.leased);
+  update pgmb.retry r set lease = (lease_retried.base).id + 1, due_at = 'infinity', decided_at = clock_timestamp(),
+    fresh = false
+  where r.id = any (lease_retried.leased);
   perform pgmb_internal.write_claim(lease_retried.base, lease_retried.token, 'leased_retries', lease_retried.bindings, cardinality(leased),
     (lease_retried.base).place, (lease_retried.base).place, lease_retried.expires_at);
   perform pgmb_internal.recheck_at_commit((lease_retried.base).queue, (lease_retried.base).id + 1);

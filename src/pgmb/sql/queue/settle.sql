@@ -332,10 +332,9 @@ declare
   q pgmb.queue;
   whole boolean;
   held pgmb.claim;
-  failing pgmb.event[];
-  behind pgmb.event[] := '{}';
+  failing bigint[];
+  behind bigint[] := '{}';
   settled bigint[];
-  failed bigint;
   now timestamptz := clock_timestamp();
   final boolean := manner = 'bury' or coalesce(bury_after <= '0', false);
 begin
@@ -354,29 +353,31 @@ begin
   if held.state = 'leased_retries' then
     return pgmb_internal.fail_retried(q, held.id, seqs, after, error, manner, together, detail, bury_after);
   end if;
-  failing := array(select e from pgmb_internal.claim_events(held, seqs) e);
+  failing := array(select e.seq from pgmb_internal.claim_events(held, seqs) e);
   if seqs is not null and q.ordered and manner <> 'bury' then
     behind := array(
-      select e from pgmb_internal.claim_events(held) e
+      with held_events as materialized (select e.seq, e.key from pgmb_internal.claim_events(held) e)
+      select e.seq from held_events e
       where e.seq <> all (seqs)
-        and e.key in (select f.key from unnest(failing) f where f.seq < e.seq));
+        and exists (select from held_events f where f.seq = any (failing) and f.key = e.key and f.seq < e.seq));
   end if;
   -- An older snapshot does not show what others settled since: the conflict with their rows raises 40001.
   if seqs is not null or current_setting('transaction_isolation') in ('repeatable read', 'serializable') then
-    settled := pgmb_internal.settle_claim(held, array(select f.seq from unnest(failing || behind) f));
+    settled := pgmb_internal.settle_claim(held, failing || behind);
+  end if;
+  if seqs is not null then
+    failing := array(select f from unnest(failing) f where f = any (settled));
+    behind := array(select f from unnest(behind) f where f = any (settled));
   end if;
   if together is not null then
     -- One time for the whole set.
     after := coalesce(after, pgmb_internal.backoff(q, 1));
   end if;
-  perform pgmb_internal.fail_event(q, f, held.id, case when manner = 'release' and not final then 0 else 1 end,
-    now + coalesce(after, case manner when 'release' then interval '0' else pgmb_internal.backoff(q, 1) end), error, final,
-    together => together, detail => detail, released_at => case when bury_after is not null then now end)
-  from unnest(failing) f
-  where seqs is null or f.seq = any (settled);
-  get diagnostics failed = row_count;
-  perform pgmb_internal.fail_event(q, f, held.id, 0, now, null) from unnest(behind) f where f.seq = any (settled);
-  return failed;
+  perform pgmb_internal.fail_events(q, failing, held.id, case when manner = 'release' and not final then 0 else 1 end,
+    now + coalesce(after, case manner when 'release' then interval '0' end), error, final,
+    together => together, detail => detail, released_at => case when bury_after is not null then now end);
+  perform pgmb_internal.fail_events(q, behind, held.id, 0, now, null);
+  return cardinality(failing);
 end $$;
 
 -- The same for retried events, which have rows of their own, under the lock of their claim.
@@ -388,7 +389,7 @@ returns bigint
 language plpgsql
 as $$
 declare
-  dead bigint;
+  spent bigint[];
   failed bigint;
   behind bigint[];
   now timestamptz := clock_timestamp();
@@ -403,21 +404,14 @@ begin
           where a.queue = r.queue and a.lease = r.lease and a.seq = any (seqs) and a.key = r.key
             and (a.origin, a.seq) < (r.origin, r.seq)));
   end if;
-  with spent as (
-    delete from pgmb.retry r
+  spent := array(
+    select r.id from pgmb.retry r
     where r.queue = (fail_retried.queue).id and r.lease = fail_retried.claim
       and (seqs is null or r.seq = any (seqs))
       and case manner when 'bury' then true
         when 'retry' then r.attempt >= (fail_retried.queue).max_attempts
-        else least(coalesce(r.released_at, now), now) + fail_retried.bury_after <= now end
-    returning r.*
-  )
-  insert into pgmb.dead (queue, attempt, error, errors, seq, event_id, topic, key, payload, headers, published_at)
-  select s.queue, s.attempt, coalesce(fail_retried.error, s.error),
-    pgmb_internal.with_error(s.errors, s.attempt, fail_retried.error, fail_retried.detail), s.seq, s.event_id, s.topic, s.key,
-    s.payload, s.headers, s.published_at
-  from spent s;
-  get diagnostics dead = row_count;
+        else least(coalesce(r.released_at, now), now) + fail_retried.bury_after <= now end);
+  perform pgmb_internal.bury_retried(spent, fail_retried.error, fail_retried.detail);
   if fail_retried.together is not null then
     after := coalesce(after, (
       select pgmb_internal.backoff(fail_retried.queue, max(r.attempt)) from pgmb.retry r
@@ -446,7 +440,7 @@ begin
     (select max(a.due_at) from pgmb.retry a where a.queue = r.queue and a.key = r.key and a.ordered and a.seq = any (seqs)
       and a.lease is null and (a.origin, a.seq) < (r.origin, r.seq)), now)
   where r.id = any (behind);
-  return dead + failed;
+  return cardinality(spent) + failed;
 end $$;
 
 -- How long an event waits at most that consumers release again and again because they cannot handle it.

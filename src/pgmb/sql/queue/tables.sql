@@ -263,7 +263,9 @@ create table pgmb.retry (
   -- When a consumer that could not handle it released it first (see pgmb.release), since its last attempt.
   released_at timestamptz,
   -- The last attempts that failed, the newest last (pgmb_internal.with_error).
-  errors jsonb
+  errors jsonb,
+  -- No consumer has received it, and it waits for no event of its key: the queue's ttl still holds for it.
+  fresh boolean not null default false
 ) with (autovacuum_vacuum_scale_factor = 0.02, vacuum_truncate = false);
 create index retry_due on pgmb.retry (queue, due_at);
 create index retry_decided on pgmb.retry (decided_at) where due_at < 'infinity';
@@ -271,6 +273,7 @@ create index retry_lease on pgmb.retry (queue, lease) where lease is not null;
 create index retry_key on pgmb.retry (queue, key, origin, seq) where ordered;
 create index retry_origin on pgmb.retry (queue, origin) where ordered;
 create index retry_event on pgmb.retry (event_id);
+create index retry_fresh on pgmb.retry (queue, published_at) where fresh;
 alter table pgmb.retry alter column key set statistics 0, alter column error set statistics 0,
   alter column errors set statistics 0;
 

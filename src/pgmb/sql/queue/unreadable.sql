@@ -16,10 +16,9 @@ as $$
 declare
   q pgmb.queue;
   given record;
-  lane integer;
   claim bigint;
-  source text;
-  stored record;
+  retried bigint;
+  stored text;
   bytes bigint;
 begin
   perform pgmb_internal.assert_read_committed();
@@ -32,17 +31,16 @@ begin
   if given.lease is null then
     return null;
   end if;
-  lane := pgmb_internal.lease_queue(given.lease);
+  select * into q from pgmb.queue lane where lane.id = pgmb_internal.lease_queue(given.lease);
   claim := pgmb_internal.lease_claim(given.lease);
-  source := case when exists (select from pgmb.retry r where r.queue = lane and r.lease = claim)
-    then format('select r.event_id id, r.topic, r.key, r.payload, r.headers, r.published_at from pgmb.retry r where r.queue = %s and r.lease = %s', lane, claim)
-    else format('select * from pgmb.segment_%s_%s e where e.seq = %s', q.stream, pgmb_internal.segment_of(given.seq), given.seq)
-  end;
+  select r.id into retried from pgmb.retry r where r.queue = q.id and r.lease = claim;
+  stored := case when retried is null
+    then format('pgmb.segment_%s_%s e where e.seq = %s', q.stream, pgmb_internal.segment_of(given.seq), given.seq)
+    else format('pgmb.retry e where e.id = %s', retried) end;
   begin
-    execute 'select octet_length(e.payload::text) + coalesce(octet_length(e.headers::text), 0) from (' || source || ') e'
-      into bytes;
+    execute 'select octet_length(e.payload::text) + coalesce(octet_length(e.headers::text), 0) from ' || stored into bytes;
   exception when others then
-    if pgmb_internal.servers_trouble(sqlstate) and sqlstate not like 'XX%' then
+    if pgmb_internal.servers_trouble(sqlstate) then
       raise;
     end if;
   end;
@@ -50,15 +48,11 @@ begin
     perform pgmb.release(given.lease);
     return null;
   end if;
-  execute 'select e.id, e.topic::text topic, e.key::text "key", e.published_at,
-      pg_column_size(e.payload) + coalesce(pg_column_size(e.headers), 0) bytes from (' || source || ') e'
-    into stored;
-  insert into pgmb.dead (queue, attempt, error, errors, seq, event_id, topic, key, payload, published_at)
-  select lane, bury_unreadable.attempts, 'cannot be read: ' || bury_unreadable.error,
-    pgmb_internal.with_error(null, bury_unreadable.attempts, bury_unreadable.error), given.seq,
-    coalesce(stored.id, pgmb.derive_id(given.seq, stored.published_at, s.salt)), stored.topic, stored.key,
-    json_build_object('pgmb_unreadable', left(bury_unreadable.error, 500), 'stored_bytes', stored.bytes), stored.published_at
-  from pgmb.stream s where s.id = q.stream;
+  if retried is null then
+    perform pgmb_internal.fail_events(q, array[given.seq], 0, bury_unreadable.attempts, null, null, damage => bury_unreadable.error);
+  else
+    perform pgmb_internal.bury_retried(array[retried], null, damage => bury_unreadable.error);
+  end if;
   perform pgmb.ack(given.lease);
   return given.seq;
 end $$;

@@ -69,7 +69,8 @@ begin
   return found_claim;
 end $$;
 
--- Whether a queue takes an event by its patterns, filter and condition; null if the filter raises.
+-- Whether a queue takes an event by its patterns, filter and condition; null if the filter raises or the payload cannot be read
+-- (it is null then).
 create or replace function pgmb_internal.takes(q pgmb.queue, event pgmb.event)
 returns boolean
 language plpgsql stable
@@ -79,6 +80,9 @@ declare
 begin
   execute 'select exists (select from (select ($1).*) e where true' || q.matching || ')' into taken using event;
   if taken and num_nonnulls(q.equals, q.filter, q.condition) > 0 then
+    if (event).payload is null then
+      return null;
+    end if;
     if pgmb_internal.needs_timeout(q) then
       perform pgmb_internal.assert_timeout();
     end if;
@@ -447,6 +451,12 @@ begin
     execute reading into got using number, find_event.id;
   end if;
   if got.xid is not null then
+    begin
+      perform got.payload::text, got.headers::text;
+    exception when data_corrupted or index_corrupted then
+      got.payload := null;
+      got.headers := null;
+    end;
     event := (got.seq, got.id, got.topic, got.key, got.payload, got.headers, got.published_at);
     xid := got.xid;
   end if;

@@ -112,7 +112,7 @@ begin
     end if;
   end loop;
 exception when others then
-  if q.plain or sqlstate = 'MB024' or pgmb_internal.servers_trouble(sqlstate) then
+  if q.plain or sqlstate = 'MB024' or pgmb_internal.servers_trouble(sqlstate) or pgmb_internal.is_damage(sqlstate) then
     raise;
   end if;
   raise exception 'the % of queue % failed: %', case when q.condition is null then 'filter' else 'condition' end,

@@ -280,7 +280,7 @@ begin
       matching := '{}';
       return;
     when others then
-      if pgmb_internal.servers_trouble(sqlstate) then
+      if pgmb_internal.servers_trouble(sqlstate) or pgmb_internal.is_damage(sqlstate) then
         raise;
       end if;
       error := format('%s (%s)', sqlerrm, sqlstate);
@@ -353,6 +353,9 @@ begin
   end if;
   return false;
 exception when others then
+  if pgmb_internal.servers_trouble(sqlstate) or pgmb_internal.is_damage(sqlstate) then
+    raise;
+  end if;
   return true;
 end $$;
 
@@ -379,7 +382,7 @@ begin
     cross join lateral (select case when octet_length(e.headers::text) > 2000 then pgmb_internal.readable(e.headers)
       else e.headers::jsonb end headers) h);
 exception when others then
-  if pgmb_internal.servers_trouble(sqlstate) then
+  if pgmb_internal.servers_trouble(sqlstate) or pgmb_internal.is_damage(sqlstate) then
     raise;
   end if;
   return array(
