@@ -36,6 +36,48 @@ async def expiry(broker: pgmb.AsyncBroker) -> datetime:
     return found
 
 
+@pytest.mark.parametrize("by_hand", [False, True])
+async def test_leases_are_extended_in_time_after_the_queue_got_a_shorter_lease_for(
+    dsn: str, by_hand: bool
+) -> None:
+    app, attempts, running, most = pgmb.App(dsn), list[int](), 0, 0
+    app.queue("q", lease_for=60)
+    done = asyncio.Event()
+
+    @app.on("a", queue="q", concurrency=4)
+    async def slow(event: pgmb.Delivery) -> None:
+        nonlocal running, most
+        attempts.append(event.attempt)
+        running += 1
+        most = max(most, running)
+        await done.wait()
+        running -= 1
+
+    async def shorten_and_wait(broker: pgmb.AsyncBroker) -> None:
+        await broker.alter_queue("q", lease_for=2.5)
+        await broker.publish("a", 1)
+        await until(lambda: bool(attempts))
+        first = await expiry(broker)
+        while await expiry(broker) < first + timedelta(seconds=5):
+            assert not await broker.receive("q")
+            await asyncio.sleep(0.2)
+        done.set()
+
+    if by_hand:
+        async with await pgmb.aconnect(dsn) as broker:
+            await app.ahandle("q")
+            waiting = asyncio.create_task(shorten_and_wait(broker))
+            await until(lambda: app.ahandle("q"))
+            await waiting
+            assert await settled(broker, "q")
+        await app.aclose()
+    else:
+        async with working(app) as broker:
+            await shorten_and_wait(broker)
+            await until(lambda: settled(broker, "q"))
+    assert (attempts, most) == ([1], 1)
+
+
 async def test_a_lease_is_prolonged_while_a_handler_runs(dsn: str) -> None:
     app, attempts = pgmb.App(dsn), list[int]()
     app.queue("q", lease_for=2)

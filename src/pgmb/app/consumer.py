@@ -76,6 +76,7 @@ class Consumer:
             for number, worker in enumerate(self.workers):
                 worker.task = group.create_task(worker.run(), name=f"pgmb {self.name} {number}")
             extending = extend_leases(
+                self._broker,
                 self.name,
                 self.in_progress,
                 lambda: self.lease_for,

@@ -14,7 +14,7 @@ from pgmb.app import settling
 from pgmb.app.declaring import Declarations, QueueSettings, QueueSpec
 from pgmb.app.handler import Handler
 from pgmb.app.outcome import Reject, Retry, Unfit, Unhandled, own_traceback
-from pgmb.app.progress import Failure, LeaseProgress
+from pgmb.app.progress import Failure, LeaseProgress, extend_after
 from pgmb.app.routing import Middleware, Route, Routes, late
 from pgmb.app.threads import Threads
 from pgmb.errors import LeaseLost
@@ -183,7 +183,7 @@ async def handle_next(
             if not lease:
                 break
             count += len(lease)
-            async with _kept(lease, found.lease_for):
+            async with _kept(broker, lease, found.lease_for):
                 try:
                     handled = await handle_lease(routes, lease, found, declarations.run_other_code)
                 except LeaseLost as error:
@@ -196,14 +196,15 @@ async def handle_next(
 
 
 @contextlib.asynccontextmanager
-async def _kept(lease: AsyncLease, lease_for: float) -> AsyncGenerator[None]:
+async def _kept(broker: AsyncBroker, lease: AsyncLease, lease_for: float) -> AsyncGenerator[None]:
     """Prolong the lease for as long as this lasts."""
 
     async def keep() -> None:
+        extended_for: float | None = None
         while True:
-            await asyncio.sleep(lease_for * 0.4)
+            await asyncio.sleep(extend_after(extended_for, lease_for))
             try:
-                await lease.extend()
+                extended_for = await settling.extend(broker, lease)
             except LeaseLost:
                 return
             except settling.DATABASE_ERRORS as error:

@@ -11,6 +11,9 @@ from pgmb._async.receiving import AsyncLease
 from pgmb.types import Event, live
 
 _MOST_EVENTS = 500
+_EXTEND_AT_SHARE = 0.4
+# A receive does not tell how long its lease is; the queue's lease_for may have changed since it was read.
+_FIRST_EXTENSION_SECONDS = 0.5
 _SHORT_LEASE_SECONDS = 0.25
 _LONG_LEASE_SECONDS = 1.0
 # Tenants of a fair queue wait for a lease to end before they are served.
@@ -33,6 +36,13 @@ class Failure(NamedTuple):
     The attempt does not count. If it is final, this is still to be judged (settling.judge_unfit)."""
 
 
+def extend_after(extended_for: float | None, lease_for: float) -> float:
+    """Seconds after which to extend a lease that was extended for so long, or was only received."""
+    if extended_for is None:
+        return min(lease_for * _EXTEND_AT_SHARE, _FIRST_EXTENSION_SECONDS)
+    return extended_for * _EXTEND_AT_SHARE
+
+
 class LeaseProgress:
     """The events of a lease by their state.
 
@@ -43,6 +53,7 @@ class LeaseProgress:
         "began",
         "behind",
         "blamed",
+        "extended_for",
         "failed",
         "given_back",
         "lease",
@@ -84,9 +95,15 @@ class LeaseProgress:
         self.blamed: dict[int, object] = {}
         """Of several handlers, which one raised."""
         self.lost = False
+        self.extended_for: float | None = None
+        """Seconds of the last extension, as the database tells them."""
         self.began = self.renewed = self.swept = time.monotonic()
         self.suspect = suspect
         """Whether it may have crashed its previous consumer."""
+
+    def to_be_extended(self, now: float, lease_for: float) -> bool:
+        """Whether it is time. `lease_for`, the queue's as it was read last, may have become shorter."""
+        return not self.lost and now - self.renewed > extend_after(self.extended_for, lease_for)
 
     @property
     def finished(self) -> bool:

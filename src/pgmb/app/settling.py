@@ -11,18 +11,29 @@ from functools import partial
 import psycopg
 from psycopg_pool import PoolTimeout
 
+from pgmb._async.broker import AsyncBroker
 from pgmb._async.receiving import AsyncLease
 from pgmb._core.concurrency import LONGEST_RETRY_SECONDS, AsyncDeadline
 from pgmb.app.progress import Failure, LeaseProgress
-from pgmb.errors import LeaseLost, PgmbError
+from pgmb.errors import LeaseLost, PgmbError, translated
 
 logger = logging.getLogger("pgmb.app")
 
+# By the database's clock: this machine's may differ.
+_EXTEND = "select extract(epoch from pgmb.extend(%s) - clock_timestamp())::float8"
 FIRST_PAUSE_SECONDS = 0.1
 _FIRST_RELEASE_SECONDS = 1.0
 """How long an event that this process cannot handle waits at least."""
 DATABASE_ERRORS = (psycopg.Error, PoolTimeout, PgmbError, OSError)
 """What a restart of the server, a lost connection or a change of rights looks like from here."""
+
+
+async def extend(broker: AsyncBroker, lease: AsyncLease) -> float:
+    """Extend a lease by its queue's own time. Returns the seconds that it has left then."""
+    async with broker.connection() as conn:
+        with translated():
+            ((left,),) = await (await conn.execute(_EXTEND, [lease.id])).fetchall()
+    return float(left)
 
 
 async def settle(

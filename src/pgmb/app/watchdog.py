@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
+from pgmb._async.broker import AsyncBroker
 from pgmb._core.concurrency import AsyncDeadline
 from pgmb.app import settling
 from pgmb.app.handler import Handler
@@ -31,6 +32,7 @@ async def enforce_timeouts(handlers: Sequence[Handler], workers: Sequence[Worker
 
 
 async def extend_leases(
+    broker: AsyncBroker,
     queue: str,
     in_progress: Sequence[LeaseProgress],
     lease_for: Callable[[], float],
@@ -43,10 +45,10 @@ async def extend_leases(
         await asyncio.sleep(every)
         now = time.monotonic()
         for progress in list(in_progress):
-            if now - progress.renewed > lease_for() * 0.4 and not progress.lost:
+            if progress.to_be_extended(now, lease_for()):
                 try:
                     with deadline.enforced():
-                        await progress.lease.extend()
+                        progress.extended_for = await settling.extend(broker, progress.lease)
                     progress.renewed = now
                 except LeaseLost as error:
                     if progress in in_progress:
