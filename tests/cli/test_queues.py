@@ -106,6 +106,25 @@ def test_a_conversion_that_is_ended_leaves_the_queue_as_it_was(dsn: str, db: psy
         assert db.execute(paused).fetchone() == (False,)
 
 
+def test_a_conversion_resumes_a_queue_that_a_killed_one_left_paused(
+    dsn: str, done: Done, db: psycopg.Connection[Any]
+) -> None:
+    db.execute("select pgmb.create_queue('billing')")
+    db.execute("select pgmb.publish('a', '1')")
+    db.execute("select * from pgmb.receive('billing')")
+    paused = "select paused_at is not null from pgmb.queue_status"
+    command = [sys.executable, "-m", "pgmb", "queues", "convert", "billing", "--ordered", "--dsn", dsn]
+    with subprocess.Popen(command) as process:
+        until_true(lambda: db.execute(paused).fetchone() == (True,), 60)
+        process.kill()
+    db.execute("select pgmb.purge('billing')")
+    assert done("queues", "convert", "billing", "--ordered") == "Converted queue billing.\n"
+    assert db.execute(paused).fetchone() == (False,)
+    done("queues", "pause", "billing", "--reason", "incident")
+    done("queues", "convert", "billing", "--plain")
+    assert db.execute(paused).fetchone() == (True,)
+
+
 def test_what_comes_next_is_shown_and_stays(done: Done, run: Run) -> None:
     done("queues", "create", "billing", "order.*")
     assert done("queues", "peek", "billing") == "Nothing waits.\n"

@@ -37,6 +37,8 @@ queues = typer.Typer(
 )
 
 _BETWEEN_ATTEMPTS_SECONDS = 0.1
+_CONVERSION = "pgmb queues convert"
+"""The reason of the pause in which a queue is converted."""
 _PAYLOAD = 80
 """Characters of a payload in a table."""
 
@@ -244,14 +246,16 @@ def convert(
         raise refused
     form = policies.given(ordered=ordered or None, shards=shards, lanes=lane or None, fair_by=fair_by)
     with connect(dsn, max_size=1) as broker:
-        paused = settings.of_queue(broker, queue)["paused_at"] is not None
+        standing = settings.of_queue(broker, queue)
+        # A pause of its own is one that a killed conversion left.
+        paused = standing["paused_at"] is not None and standing["paused_reason"] != _CONVERSION
         # Otherwise the process ends at once and leaves the queue paused.
         ended: list[int] = []
         for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, lambda number, frame: ended.append(number))
         try:
             if not paused:
-                broker.pause(queue, "pgmb queues convert")
+                broker.pause(queue, _CONVERSION)
             _convert(broker, queue, form, time.monotonic() + durations.parse(wait).total_seconds(), ended)
         finally:
             if not paused:
