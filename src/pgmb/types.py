@@ -581,7 +581,7 @@ class DueSchedule(msgspec.Struct, frozen=True):
     """None only if `recompute_after` is set."""
     now: datetime
     recompute_after: datetime | None = None
-    """Set if the clock was ahead when `due_at` was decided: the right one is the first after this moment."""
+    """Set if the clock is or was wrong: the right one is the first after this moment."""
 
 
 class NewEndpoint(msgspec.Struct, frozen=True):

@@ -431,7 +431,18 @@ def test_the_guard_itself_sees_a_bad_plan(log: psycopg.Connection[Any], connect:
 
 # Tables that grow by what an administrator creates, not with traffic or time.
 SETTINGS = {
-    *("installation", "lineage", "lock_secret", "stream", "segment", "history", "lake", "archived", "reader"),
+    *(
+        "installation",
+        "clock",
+        "lineage",
+        "lock_secret",
+        "stream",
+        "segment",
+        "history",
+        "lake",
+        "archived",
+        "reader",
+    ),
     *("lake_projection", "lake_field", "leader"),
     *(
         "queue",

@@ -113,7 +113,7 @@ class AsyncSchedules(AsyncCalls):
         *,
         conn: AsyncConnectionLike | None = None,
     ) -> bool:
-        """Correct the due time of a schedule that a clock that was ahead decided: what a Scheduler does.
+        """Correct the due time of a schedule that a wrong clock decided: what a Scheduler does.
 
         Returns whether the schedule still stood at `due_at`, decided by such a clock.
         """

@@ -143,8 +143,8 @@ def _times(look: Look) -> Iterable[Verdict]:
     for row in look.rows:
         yield warn(
             f"{row['rows']:,} {row['kind']} have times in the future, up to {row['latest']:%Y-%m-%d %H:%M}:"
-            " they were written while the clock was ahead",
-            f"Check the clock of the database server. {_SERVE} It corrects them.",
+            " the clock was ahead when they were written, or it is behind now",
+            f"Check the clock of the database server. {_SERVE} It corrects them once their delay has passed.",
         )
 
 

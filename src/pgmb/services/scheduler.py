@@ -22,14 +22,14 @@ _RUNS_PER_TURN = 100
 STEP: Final = 60.0
 """Seconds by which the database's clock must have run ahead of this process's own for that to be a step."""
 STANDS_AFTER: Final = 15.0
-"""Seconds after which a step ahead is taken for right."""
+"""Seconds after which a clock that stepped, ahead or back, is taken for right."""
 
 
 class ClockSteps:
     """Tells a database's clock that jumped ahead a moment ago from one that can be believed.
 
     Events that were published by a wrong clock cannot be taken back. So a step ahead must have stood for a
-    while; a step back is believed at once, because less is due then.
+    while. After a step back less is due; the Scheduler waits as long before it decides due times again.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -73,7 +73,10 @@ class Scheduler:
 
     def __init__(self, every: float = 1.0, clock: Callable[[], float] = time.monotonic) -> None:
         self.every = every
+        self._clock = clock
         self._steps = ClockSteps(clock)
+        self._wrong_since: float | None = None
+        """Since when there are due times that a clock decided which was wrong then, or is wrong now."""
 
     async def turn(self, broker: AsyncBroker) -> float:
         pause = self.every
@@ -82,9 +85,12 @@ class Scheduler:
         schedules = await broker.due_schedules(self.every)
         if schedules and not self._steps.believes(schedules[0].now):
             return self.every
+        stands = self._stands(any(schedule.recompute_after is not None for schedule in schedules))
         for schedule in schedules:
             due = schedule.due_at
             if schedule.recompute_after is not None:
+                if not stands:
+                    continue
                 due = await self._correct(broker, schedule, schedule.recompute_after)
             elif due is not None and due <= schedule.now:
                 due = await self._publish(broker, schedule, due)
@@ -92,8 +98,17 @@ class Scheduler:
                 pause = min(pause, (due - schedule.now).total_seconds())
         return max(pause, 0.0)
 
+    def _stands(self, wrong: bool) -> bool:
+        """Whether due times that a wrong clock decided have been found for a while."""
+        if not wrong:
+            self._wrong_since = None
+            return False
+        if self._wrong_since is None:
+            self._wrong_since = self._clock()
+        return self._clock() - self._wrong_since >= STANDS_AFTER
+
     async def _correct(self, broker: AsyncBroker, schedule: DueSchedule, after: datetime) -> datetime | None:
-        """Decides a due time again that a clock that was ahead decided."""
+        """Decides a due time again that a wrong clock decided."""
         try:
             due = cron.next_after(schedule.cron, schedule.timezone, after)
         except PgmbError as error:

@@ -47,6 +47,23 @@ create sequence pgmb.maintained;
 -- before it left work.
 create sequence pgmb.maintenance_turn;
 
+-- What maintain() saw of the clock (docs/explanation/clock.md). The row changes only when the clock steps.
+create table pgmb.clock (
+  only_one boolean primary key default true check (only_one),
+  -- The time that has passed is what the clock shows since here: steps ahead move it, and steps back.
+  zero timestamptz not null default clock_timestamp(),
+  -- How much time had passed when the clock went back last, or when a time that lies ahead was found.
+  stepped_back interval,
+  -- What the clock showed before and after it went back last.
+  back_from timestamptz,
+  back_at timestamptz,
+  -- The latest time that lay ahead and is known: a later one was written since, by a clock that was ahead.
+  latest timestamptz not null default '-infinity',
+  -- How much time had passed when the clock stepped ahead.
+  stepped_ahead interval
+);
+insert into pgmb.clock default values;
+
 -- The process that each service belongs to. The others that run the service wait.
 create table pgmb.leader (
   service text primary key,

@@ -49,15 +49,12 @@ declare
 begin
   select * into holder from pgmb.dedup d
   where d.stream = holder_of_key.stream and d.key = holder_of_key.key;
-  if holder.taken_at > now + interval '1 second' then
-    -- Taken while the clock was ahead: it holds for as long from now.
-    update pgmb.dedup d set expires_at = now + (d.expires_at - d.taken_at), taken_at = now
-    where d.stream = holder_of_key.stream and d.key = holder_of_key.key and d.taken_at = holder.taken_at;
-    return holder.id;
-  end if;
-  if holder.expires_at <= now then
+  -- Taken while the clock was ahead, or it is behind now: the key has lasted at least since it went back.
+  if holder.expires_at <= now
+    or holder.taken_at > now + interval '1 second' and holder.expires_at - holder.taken_at <= pgmb_internal.since_step_back()
+  then
     delete from pgmb.dedup d
-    where d.stream = holder_of_key.stream and d.key = holder_of_key.key and d.expires_at <= now;
+    where d.stream = holder_of_key.stream and d.key = holder_of_key.key and d.expires_at = holder.expires_at;
     return null;
   end if;
   return holder.id;

@@ -1,8 +1,97 @@
--- Times that were written while the clock was ahead: found by the time of their decision, which lies ahead too, and corrected.
+-- The clock may go back or jump ahead (docs/explanation/clock.md). A time that lies ahead was written while the clock was ahead,
+-- or the clock is behind now: nothing tells which. What is true in both cases is how much time has passed since the clock went
+-- back, and that is what such times are compared with.
 
--- Corrects times that were written while the clock was ahead, at most `max` of each kind; those that another session has locked
--- next time. What was to happen after a while happens that while from now. Returns the number of rows. Called by maintain;
--- pgmb_internal.find_hidden_leases does the same for leases.
+-- How much of the time between two calls of maintain() counts at most. More is a jump of the clock, or nobody called.
+create or replace function pgmb_internal.counted_at_most()
+returns interval
+language sql immutable
+as $$
+  select interval '5 minutes'
+$$;
+
+-- For how long nothing is deleted because of its age after the clock jumped ahead.
+create or replace function pgmb_internal.jump_stands_after()
+returns interval
+language sql immutable
+as $$
+  select interval '10 minutes'
+$$;
+
+-- What the clock showed when maintain() last ended. Null: it never ran.
+create or replace function pgmb_internal.clock_seen()
+returns timestamptz
+language sql volatile
+as $$
+  select to_timestamp(pg_sequence_last_value('pgmb.maintained') / 1000.0)
+$$;
+
+-- How much time has passed for certain since the clock went back, or since a time ahead of it was found. What was decided at
+-- a time that lies ahead was decided before that. Zero if maintain() saw neither, or the clock is behind what it saw.
+create or replace function pgmb_internal.since_step_back()
+returns interval
+language plpgsql volatile
+as $$
+declare
+  now timestamptz := clock_timestamp();
+begin
+  if now < pgmb_internal.clock_seen() - interval '1 second' then
+    return interval '0';
+  end if;
+  return coalesce((select greatest(now - c.zero - c.stepped_back, interval '0') from pgmb.clock c), interval '0');
+end $$;
+
+-- Whether more than `age` has passed since a time; null if there is none. passed: since the clock went back, which is what has
+-- passed at least since a time that lies ahead. Inlined.
+create or replace function pgmb_internal.has_aged(at timestamptz, age interval, now timestamptz, passed interval)
+returns boolean
+language sql stable
+as $$
+  select case when at > now then age <= passed else at + age < now end
+$$;
+
+-- Whether the clock jumped ahead a while ago. What is due by such a clock and cannot be taken back waits.
+create or replace function pgmb_internal.clock_jumped()
+returns boolean
+language plpgsql volatile
+as $$
+declare
+  now timestamptz := clock_timestamp();
+begin
+  return coalesce((select now - c.zero < c.stepped_ahead + pgmb_internal.jump_stands_after() from pgmb.clock c), false);
+end $$;
+
+-- Notes whether the clock went back or jumped ahead since the last call of maintain(). A segment that was closed while the clock
+-- was behind becomes as old as it is when the clock is right again. Called by maintain.
+create or replace function pgmb_internal.look_at_clock()
+returns void
+language plpgsql
+as $$
+declare
+  now timestamptz := clock_timestamp();
+  seen timestamptz := pgmb_internal.clock_seen();
+  jump interval := now - seen - pgmb_internal.counted_at_most();
+begin
+  if now < seen - interval '1 second' then
+    update pgmb.clock c
+    set zero = c.zero + (now - seen), stepped_back = seen - c.zero, back_from = seen, back_at = now, latest = greatest(c.latest, seen);
+  elsif jump > interval '0' then
+    update pgmb.segment s
+    set closed_at = s.closed_at + (now - seen), sealed_at = s.sealed_at + (now - seen),
+      last_published_at = case when s.last_published_at between c.back_at and seen then s.last_published_at + (now - seen)
+        else s.last_published_at end
+    from pgmb.clock c
+    where seen < c.back_from and now >= c.back_from and s.closed_at between c.back_at and seen and s.dropped_at is null;
+    -- Not later for each jump: where maintain() is called once in an hour, each call is one.
+    update pgmb.clock c
+    set zero = c.zero + jump, stepped_ahead = case when pgmb_internal.clock_jumped() then c.stepped_ahead else seen - c.zero end;
+  end if;
+end $$;
+
+-- Corrects times that lie ahead of the clock, at most `max` of each kind; those that another session has locked next time. What
+-- was to happen after a delay happens once that delay has passed since the clock went back: it is right whether the clock was
+-- ahead then or is behind now. Returns the number of rows. Called by maintain; pgmb_internal.find_hidden_leases does the same
+-- for leases, and what reads the ages of segments, streams, stages and deduplication keys looks at that time itself.
 create or replace function pgmb_internal.correct_times(max integer default 10000)
 returns bigint
 language plpgsql
@@ -15,49 +104,51 @@ declare
   now timestamptz := clock_timestamp();
   -- Rows that were written since `now` was read do not count.
   ahead timestamptz := now + interval '1 second';
+  newest timestamptz := greatest(
+    (select r.decided_at from pgmb.retry r where r.decided_at > ahead and r.due_at < 'infinity' order by r.decided_at desc limit 1),
+    (select d.decided_at from pgmb.delivery d where d.decided_at > ahead order by d.decided_at desc limit 1),
+    (select d.decided_at from pgmb.delayed d where d.decided_at > ahead order by d.decided_at desc limit 1),
+    (select greatest(s.closed_at, s.sealed_at, s.last_published_at, s.archived_at, s.dropped_at) from pgmb.segment s
+     where greatest(s.closed_at, s.sealed_at, s.last_published_at, s.archived_at, s.dropped_at) > ahead
+     order by greatest(s.closed_at, s.sealed_at, s.last_published_at, s.archived_at, s.dropped_at) desc limit 1),
+    (select max(s.created_at) from pgmb.stream s where s.created_at > ahead),
+    (select s.active_at from pgmb.subscription s
+     where s.active_at > ahead and s.expires_at is not null order by s.active_at desc limit 1));
+  passed interval;
   corrected bigint := 0;
   part bigint;
 begin
-  update pgmb.retry r set due_at = now + (r.due_at - r.decided_at), decided_at = now
-  where r.id = any (array(
-    select wrong.id from pgmb.retry wrong where wrong.decided_at > ahead and wrong.due_at < 'infinity'
-    limit max for update skip locked));
-  get diagnostics part = row_count;
-  corrected := corrected + part;
-  update pgmb.delivery d set due_at = now + (d.due_at - d.decided_at), decided_at = now
-  where d.id = any (array(
-    select wrong.id from pgmb.delivery wrong where wrong.decided_at > ahead limit max for update skip locked));
-  get diagnostics part = row_count;
-  corrected := corrected + part;
-  update pgmb.delayed d set due_at = now + (d.due_at - d.decided_at), decided_at = now
-  where d.ctid = any (array(
-    select wrong.ctid from pgmb.delayed wrong where wrong.decided_at > ahead limit max for update skip locked));
-  get diagnostics part = row_count;
-  corrected := corrected + part;
-  update pgmb.segment s
-  set closed_at = case when s.closed_at > now then now else s.closed_at end,
-    sealed_at = case when s.sealed_at > now then now else s.sealed_at end,
-    last_published_at = case when s.last_published_at > now then now else s.last_published_at end,
-    archived_at = case when s.archived_at > now then now else s.archived_at end,
-    dropped_at = case when s.dropped_at > now then now else s.dropped_at end
-  where s.ctid = any (array(
-    select wrong.ctid from pgmb.segment wrong
-    where greatest(wrong.closed_at, wrong.sealed_at, wrong.last_published_at, wrong.archived_at, wrong.dropped_at) > ahead
-    limit max for update skip locked));
-  get diagnostics part = row_count;
-  corrected := corrected + part;
-  -- What its first segment is as old as.
-  update pgmb.stream s set created_at = now
-  where s.id = any (array(
-    select wrong.id from pgmb.stream wrong where wrong.created_at > ahead limit max for no key update skip locked));
-  get diagnostics part = row_count;
-  corrected := corrected + part;
-  update pgmb.subscription s set active_at = now, expires_at = now + s.expires_after
-  where s.id = any (array(
-    select wrong.id from pgmb.subscription wrong where wrong.active_at > ahead and wrong.expires_at is not null
-    limit max for update skip locked));
-  get diagnostics part = row_count;
-  corrected := corrected + part;
+  if newest is not null then
+    perform pgmb_internal.note_ahead(newest);
+    passed := pgmb_internal.since_step_back();
+    update pgmb.retry r set due_at = now, decided_at = now
+    where r.id = any (array(
+      select wrong.id from pgmb.retry wrong
+      where wrong.decided_at > ahead and wrong.due_at < 'infinity' and wrong.due_at - wrong.decided_at <= passed
+      limit max for update skip locked));
+    get diagnostics part = row_count;
+    corrected := corrected + part;
+    update pgmb.delivery d set due_at = now, decided_at = now
+    where d.id = any (array(
+      select wrong.id from pgmb.delivery wrong where wrong.decided_at > ahead and wrong.due_at - wrong.decided_at <= passed
+      limit max for update skip locked));
+    get diagnostics part = row_count;
+    corrected := corrected + part;
+    update pgmb.delayed d set due_at = now, decided_at = now
+    where d.ctid = any (array(
+      select wrong.ctid from pgmb.delayed wrong where wrong.decided_at > ahead and wrong.due_at - wrong.decided_at <= passed
+      limit max for update skip locked));
+    get diagnostics part = row_count;
+    corrected := corrected + part;
+    update pgmb.subscription s set active_at = now, expires_at = now
+    where s.id = any (array(
+      select wrong.id from pgmb.subscription wrong
+      where wrong.active_at > ahead and wrong.expires_at is not null and wrong.expires_after <= passed
+      limit max for update skip locked));
+    get diagnostics part = row_count;
+    corrected := corrected + part;
+  end if;
+  -- At once, because a probe is one request.
   update pgmb.endpoint e set probe_at = now + (e.probe_at - e.changed_at), changed_at = now
   where e.id = any (array(
     select wrong.id from pgmb.endpoint wrong where wrong.changed_at > ahead limit max for update skip locked));
@@ -65,8 +156,20 @@ begin
   return corrected + part;
 end $$;
 
--- What was written while the clock was ahead and is not corrected yet, by kind: how many rows, at most 10,000, and the latest
--- time in them. Only the scheduler corrects schedules; maintain() corrects the others. For admins.
+-- Notes a time that lies ahead. If it is later than all that are known, the clock was ahead since the last call, unseen.
+create or replace function pgmb_internal.note_ahead(newest timestamptz)
+returns void
+language plpgsql
+as $$
+declare
+  now timestamptz := clock_timestamp();
+begin
+  update pgmb.clock c set stepped_back = now - c.zero, latest = note_ahead.newest where c.latest < note_ahead.newest;
+end $$;
+
+-- What was decided at a time that lies ahead, by kind: how many rows, at most 10,000, and the latest time in them. The clock was
+-- ahead when they were written, or it is behind now. maintain() corrects them once their delay has passed, the scheduler
+-- schedules. For admins.
 create or replace function pgmb.times_ahead()
 returns table (kind text, rows bigint, latest timestamptz)
 language plpgsql security definer
@@ -93,12 +196,6 @@ begin
         select c.expires_at from pgmb.claim c
         where c.queue + 0 = q.id and c.expires_at > ahead and c.expires_at < 'infinity'
           and pgmb_internal.is_leased(c.state) and coalesce(c.extended_at, c.at) > ahead) c limit 10000)
-    union all
-    (select 'segments', greatest(s.closed_at, s.sealed_at, s.last_published_at, s.archived_at, s.dropped_at)
-      from pgmb.segment s
-      where greatest(s.closed_at, s.sealed_at, s.last_published_at, s.archived_at, s.dropped_at) > ahead limit 10000)
-    union all
-    (select 'streams', s.created_at from pgmb.stream s where s.created_at > ahead limit 10000)
     union all
     (select 'subscriptions', s.expires_at from pgmb.subscription s
       where s.active_at > ahead and s.expires_at is not null limit 10000)

@@ -194,6 +194,8 @@ as $$
 declare
   asked pgmb.stream;
   old pgmb.segment;
+  now timestamptz := clock_timestamp();
+  passed interval := pgmb_internal.since_step_back();
 begin
   perform pgmb_internal.assert_admin();
   perform pgmb.stream_id(droppable.stream);
@@ -206,7 +208,7 @@ begin
     -- In order: history goes from its beginning.
     exit when old.sealed_at is null or (asked.archive and old.archived_at is null)
       or asked.keep_for is null
-      or not coalesce(old.last_published_at, old.closed_at) + asked.keep_for < clock_timestamp();
+      or not pgmb_internal.has_aged(coalesce(old.last_published_at, old.closed_at), asked.keep_for, now, passed);
     exit when not asked.drop_unread and exists (select from pgmb_internal.segment_holders(old));
     return next old.number;
   end loop;
@@ -297,14 +299,15 @@ declare
   stream_number integer := pgmb.stream_id(detach_dropped.stream);
   emptied integer;
   detached integer := 0;
-  before timestamptz := clock_timestamp() - interval '1 minute';
+  now timestamptz := clock_timestamp();
+  passed interval := pgmb_internal.since_step_back();
   until timestamptz := clock_timestamp() + interval '30 milliseconds';
 begin
   perform pgmb_internal.assert_read_committed();
   perform pgmb_internal.assert_admin();
   for emptied in
     select s.number from pgmb.segment s
-    where s.stream = stream_number and s.dropped_at < before
+    where s.stream = stream_number and pgmb_internal.has_aged(s.dropped_at, '1 minute', now, passed)
       and to_regclass(format('pgmb.segment_%s_%s', s.stream, s.number)) is not null
     order by s.number limit detach_dropped.max
   loop
@@ -449,6 +452,8 @@ declare
   reached integer;
   more boolean;
   began timestamptz := clock_timestamp();
+  ended timestamptz;
+  jumped boolean;
   until timestamptz := pgmb_internal.maintain_deadline();
 begin
   perform pgmb_internal.assert_read_committed();
@@ -458,9 +463,13 @@ begin
   if not pg_try_advisory_xact_lock(pgmb_internal.lock_key('maintain ' || extract(epoch from clock_timestamp())::bigint / 60)) then
     return false;
   end if;
+  perform pgmb_internal.look_at_clock();
+  jumped := pgmb_internal.clock_jumped();
   select t.last_value, t.is_called into first, more from pgmb.maintenance_turn t;
   for step in first .. cardinality(steps) loop
     reached := step;
+    -- What is deleted because of its age waits until a clock that jumped ahead has stood.
+    continue when jumped and steps[step] = any ('{dedup keys,subscriptions,attempts,access,stages,drop}');
     more := pgmb_internal.maintain_step(steps[step]) or more;
     exit when clock_timestamp() >= until;
   end loop;
@@ -470,11 +479,13 @@ begin
   elsif first > 1 then
     perform setval('pgmb.maintenance_turn', 1, false);
   end if;
-  if exists (select from pgmb.maintenance_failure f where f.failed_at < began) then
+  ended := clock_timestamp();
+  if exists (select from pgmb.maintenance_failure f where f.failed_at not between began and ended) then
     delete from pgmb.maintenance_failure f
-    where f.failed_at < began and split_part(f.step, ' of stream ', 1) = any (steps[first:reached]);
+    where f.failed_at not between began and ended and split_part(f.step, ' of stream ', 1) = any (steps[first:reached]);
   end if;
-  perform setval('pgmb.maintained', (extract(epoch from clock_timestamp()) * 1000)::bigint);
+  -- Where the clock went back meanwhile, the next call sees it.
+  perform setval('pgmb.maintained', (extract(epoch from greatest(ended, began)) * 1000)::bigint);
   return more;
 end $$;
 
@@ -525,7 +536,7 @@ declare
   failure text;
   changed bigint;
   now timestamptz := clock_timestamp();
-  emptied timestamptz := now - interval '1 minute';
+  passed interval := pgmb_internal.since_step_back();
   until timestamptz := least(now + pgmb_internal.step_time(), pgmb_internal.maintain_deadline());
 begin
   if (maintain_step.stream).id is not null then
@@ -573,7 +584,7 @@ begin
         cross join lateral (select pgmb_internal.last_seq(s.name) seq offset 0) newest
         left join pgmb.segment previous on previous.stream = s.id and previous.number = pgmb_internal.segment_of(newest.seq) - 1
         where pgmb_internal.number_in_segment(newest.seq) > 0 and (pgmb_internal.number_in_segment(newest.seq) >= s.rotate_events
-            or now > coalesce(previous.closed_at, s.created_at) + s.rotate_every)
+            or pgmb_internal.has_aged(coalesce(previous.closed_at, s.created_at), s.rotate_every, now, passed))
           or pgmb_internal.first_delayed(s.name, now) is not null
           -- Not exists, which PostgreSQL may answer for all streams at once, by reading all rows.
           or (select true from pgmb.segment g where g.stream = s.id and g.sealed_at is null and g.writers is null limit 1)
@@ -626,11 +637,11 @@ begin
         cross join lateral (
           select g.sealed_at, g.archived_at, coalesce(g.last_published_at, g.closed_at) "end" from pgmb.segment g
           where g.stream = s.id and g.dropped_at is null order by g.number limit 1) oldest
-        where oldest.sealed_at is not null and oldest."end" + s.keep_for < now and (oldest.archived_at is not null or not s.archive)));
+        where oldest.sealed_at is not null and pgmb_internal.has_aged(oldest."end", s.keep_for, now, passed) and (oldest.archived_at is not null or not s.archive)));
     when 'detach' then
       more := pgmb_internal.maintain_streams(maintain_step.step, until, array(
         select s.id from pgmb.stream s
-        where exists (select from pgmb.segment g where g.stream = s.id and g.dropped_at < emptied
+        where exists (select from pgmb.segment g where g.stream = s.id and pgmb_internal.has_aged(g.dropped_at, '1 minute', now, passed)
           and to_regclass(format('pgmb.segment_%s_%s', g.stream, g.number)) is not null)));
     else
       for part in 1 .. pgmb_internal.parts_per_step() loop
@@ -699,13 +710,14 @@ as $$
 declare
   newest_seq bigint := pgmb_internal.last_seq((maintained).name);
   opened_at timestamptz;
+  now timestamptz := clock_timestamp();
 begin
   -- The current segment opened when the one before it was closed.
   select coalesce(max(g.closed_at), (maintained).created_at) into opened_at
   from pgmb.segment g where g.stream = (maintained).id and g.number = pgmb_internal.segment_of(newest_seq) - 1;
   perform pgmb_internal.note_writers(maintained);
   if pgmb_internal.number_in_segment(newest_seq) > 0
-    and (clock_timestamp() > opened_at + (maintained).rotate_every
+    and (pgmb_internal.has_aged(opened_at, (maintained).rotate_every, now, pgmb_internal.since_step_back())
       or pgmb_internal.number_in_segment(newest_seq) >= (maintained).rotate_events)
   then
     perform pgmb.rotate((maintained).name);

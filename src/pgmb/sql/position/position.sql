@@ -135,6 +135,10 @@ language sql stable security definer
 set search_path = pg_catalog, pg_temp
 as $$
   select coalesce(
+    -- Now is the newest tick, also if its time lies ahead: the clock was ahead then, or is behind now.
+    (select t.position from pgmb.tick t
+     where t.stream = (select pgmb_internal.readable_stream(position_at.stream)) and position_at.at >= statement_timestamp()
+     order by t.id desc limit 1),
     (select t.position from pgmb.tick t
      where t.stream = (select pgmb_internal.readable_stream(position_at.stream)) and t.at <= position_at.at
      order by t.at desc, t.id desc limit 1),

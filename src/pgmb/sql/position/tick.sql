@@ -88,8 +88,6 @@ as $$
 declare
   stream_number integer := pgmb.stream_id(make_tick.stream);
   newest pgmb.tick;
-  latest timestamptz;
-  present timestamptz;
   finished bigint;
 begin
   select * into newest from pgmb.tick t where t.stream = stream_number order by t.id desc limit 1;
@@ -105,24 +103,13 @@ begin
   position.proof := hashtextextended(gen_random_uuid()::text, 0) & 9223372036854775807;
   finished := pg_snapshot_xmax(position.snapshot)::text::bigint
     - (select count(*) from pg_snapshot_xip(position.snapshot));
-  -- The clock after the latest tick was seen: only a clock that was set back is before that tick.
-  select t.at into latest from pgmb.tick t where t.stream = stream_number order by t.at desc limit 1;
-  present := clock_timestamp();
-  if latest > present and current_setting('transaction_isolation') not in ('repeatable read', 'serializable') then
-    -- Times that have not come yet count as now. A row that another session is changing has its turn next time.
-    update pgmb.tick t set at = present
-    where t.stream = stream_number and t.id in (
-      select ahead.id from pgmb.tick ahead
-      where ahead.stream = stream_number and ahead.at > present and ahead.id <= newest.id
-      for no key update skip locked);
-  end if;
   if current_setting('synchronous_commit') = 'off' then
     perform set_config('synchronous_commit', 'local', true);
   end if;
   loop
     position.tick := (finished << 16) | (hashtextextended(gen_random_uuid()::text, 0) & 65535);
     insert into pgmb.tick (stream, id, at, position)
-    values (stream_number, (make_tick.position).tick, present, make_tick.position)
+    values (stream_number, (make_tick.position).tick, clock_timestamp(), make_tick.position)
     on conflict do nothing;
     exit when found;
   end loop;

@@ -431,34 +431,45 @@ begin
 end $$;
 
 -- Finds leases that no sweep would look at, and has the next one look at them. A lease ends after `swept`, or is held, or is
--- noted in pgmb.shortened: this does not rest on it, but looks at the leases. One given or extended while the clock was ahead
--- ends as long after now as it was to last. Called by maintain(), after settled claims were cleared. Stops at `until`, after one
--- lease at least, and returns whether it did. Queues come in no order, so that none is always among those that are left.
+-- noted in pgmb.shortened: this does not rest on it, but looks at the leases. One given or extended at a time that lies ahead
+-- ends once it has lasted as long as it was to, counted since the clock went back. Called by maintain(), after settled claims
+-- were cleared. Stops at `until`, after one lease at least, and returns whether it did. Queues come in no order, so that none is
+-- always among those that are left.
 create or replace function pgmb_internal.find_hidden_leases(now timestamptz, until timestamptz)
 returns boolean
 language plpgsql
 as $$
 declare
   hidden record;
+  ahead timestamptz := find_hidden_leases.now + interval '1 second';
+  passed interval := pgmb_internal.since_step_back();
+  known timestamptz := (select c.latest from pgmb.clock c);
 begin
   for hidden in
     select lease.*
     from (select queue.id from pgmb.queue order by random()) q
     cross join lateral (select c.swept, c.held from pgmb.claim c where c.queue = q.id order by c.id desc limit 1) newest
     cross join lateral (
-      select c.queue, c.id, coalesce(c.extended_at, c.at) > find_hidden_leases.now + interval '1 second' early
+      select c.queue, c.id, c.expires_at, coalesce(c.extended_at, c.at) decided_at
       from pgmb.claim c
       where c.queue = q.id and c.id >= coalesce(pgmb_internal.scan_start('pgmb.claim_' || q.id, find_hidden_leases.now), 0)
         and c.state in ('leased', 'leased_own', 'leased_retries')
-        and (coalesce(c.extended_at, c.at) > find_hidden_leases.now + interval '1 second'
+        and (coalesce(c.extended_at, c.at) > ahead
+            and (c.expires_at - coalesce(c.extended_at, c.at) <= passed or coalesce(c.extended_at, c.at) > known)
           or c.expires_at <= least(newest.swept, find_hidden_leases.now) and (c.id = any (newest.held)) is not true
             and not exists (select from pgmb.shortened s where s.queue = c.queue and s.claim = c.id))
       order by c.id limit 1000) lease
   loop
-    if hidden.early then
+    if hidden.decided_at > ahead then
+      -- Written since the clock went back last: nothing tells how long ago.
+      if hidden.decided_at > known then
+        perform pgmb_internal.note_ahead(hidden.decided_at);
+        known := hidden.decided_at;
+        passed := '0';
+      end if;
+      continue when hidden.expires_at - hidden.decided_at > passed;
       update pgmb.claim c
-      set expires_at = find_hidden_leases.now + (c.expires_at - coalesce(c.extended_at, c.at)),
-        at = least(c.at, find_hidden_leases.now), extended_at = find_hidden_leases.now
+      set expires_at = find_hidden_leases.now, at = least(c.at, find_hidden_leases.now), extended_at = find_hidden_leases.now
       where c.ctid = (select early.ctid from pgmb.claim early where early.queue = hidden.queue and early.id = hidden.id
         and pgmb_internal.is_leased(early.state) and coalesce(early.extended_at, early.at) > find_hidden_leases.now
         for no key update skip locked);

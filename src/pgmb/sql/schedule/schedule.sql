@@ -157,8 +157,8 @@ begin
 end $$;
 
 -- The schedules that are due or will be within `ahead`, soonest first, with the database's clock. recompute_after: not null
--- if the clock was ahead when the due time was decided. Then the due time after this moment is the right one, for
--- pgmb.reschedule. Writes nothing.
+-- if the clock was wrong when the due time was decided, or is wrong now: wait to see whether that stays. Then the due time after
+-- this moment is the right one, for pgmb.reschedule. Writes nothing.
 create or replace function pgmb.due_schedules(
   ahead interval default '0 s', out name text, out cron text, out timezone text, out missed text,
   out due_at timestamptz, out now timestamptz, out recompute_after timestamptz
@@ -173,7 +173,8 @@ declare
 begin
   perform pgmb_internal.assert_admin();
   return query
-  select c.name, c.cron, c.timezone, c.missed, c.next_at, present, null::timestamptz
+  select c.name, c.cron, c.timezone, c.missed, c.next_at, present,
+    case when pgmb_internal.was_behind(c, present) then c.passed_upto end
   from pgmb.schedule c
   where c.paused_at is null and c.next_at <= before and c.decided_at <= present
   union all
@@ -185,8 +186,17 @@ begin
   order by 5;
 end $$;
 
--- Sets the due time of a schedule that stands at due_at, if the clock was ahead when that was decided. Returns whether it
--- was. Called by the scheduler. Support.
+-- Whether a schedule's due time was decided while the clock was behind: the clock has jumped over a time at which the due times
+-- up to it had been decided before. A minute apart, because a clock that goes on comes there too, where it was ahead once.
+create or replace function pgmb_internal.was_behind(schedule pgmb.schedule, now timestamptz)
+returns boolean
+language sql stable
+as $$
+  select coalesce((schedule).passed_upto <= now and (schedule).next_at < (schedule).passed_upto - interval '1 minute', false)
+$$;
+
+-- Sets the due time of a schedule that stands at due_at, if the clock was ahead or behind when that was decided. Returns whether
+-- it was. Called by the scheduler. Support.
 create or replace function pgmb.reschedule(name text, due_at timestamptz, next_at timestamptz)
 returns boolean
 language plpgsql security definer
@@ -196,9 +206,11 @@ declare
   now timestamptz := clock_timestamp();
 begin
   perform pgmb_internal.assert_admin();
-  update pgmb.schedule c set next_at = reschedule.next_at, decided_at = now
-  where c.name = reschedule.name and c.next_at is not distinct from reschedule.due_at and c.decided_at > now
-    and c.paused_at is null;
+  update pgmb.schedule c
+  set next_at = reschedule.next_at, decided_at = now,
+    passed_upto = case when c.decided_at > now then c.decided_at end
+  where c.name = reschedule.name and c.next_at is not distinct from reschedule.due_at
+    and (c.decided_at > now or pgmb_internal.was_behind(c, now)) and c.paused_at is null;
   return found;
 end $$;
 

@@ -15,6 +15,9 @@ create table pgmb.schedule (
   next_at timestamptz,
   -- By the clock when next_at was decided: if it lies ahead, the clock was wrong then, or is now.
   decided_at timestamptz not null default clock_timestamp(),
+  -- Where next_at was decided again because the clock had gone back: when it was decided before. If the clock jumps to here, it
+  -- was behind in between, and all due times up to here had their turn.
+  passed_upto timestamptz,
   -- The spans of due times that were published: none of them is published again.
   published tstzmultirange not null default '{}',
   last_at timestamptz,

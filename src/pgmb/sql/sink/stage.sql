@@ -167,14 +167,13 @@ declare
   freed integer := 0;
   now timestamptz := clock_timestamp();
   before timestamptz := now - older;
+  -- One that was claimed at a time that lies ahead is as old as the clock's step back, at least.
+  early_too boolean := older <= pgmb_internal.since_step_back();
 begin
   perform pgmb_internal.assert_read_committed();
   perform pgmb_internal.assert_admin();
-  -- One that was claimed while the clock was ahead is as old as from now.
-  update pgmb.stage s set claimed_at = now where s.number = any (array(
-    select early.number from pgmb.stage early where early.claimed_at > now for update skip locked));
   for old in
-    select s.number, s.app from pgmb.stage s where s.claimed_at < before
+    select s.number, s.app from pgmb.stage s where s.claimed_at < before or s.claimed_at > now and early_too
     order by s.number limit 100 for update skip locked
   loop
     begin

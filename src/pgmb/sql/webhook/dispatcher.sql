@@ -15,6 +15,7 @@ set search_path = pg_catalog, pg_temp
 as $$
 declare
   now timestamptz := clock_timestamp();
+  passed interval := pgmb_internal.since_step_back();
   hopeless record;
 begin
   perform pgmb_internal.assert_read_committed();
@@ -33,10 +34,9 @@ begin
   set delivered = a.delivered + did.delivered, failed = a.failed + did.failed,
     delivered_at = case when did.delivered > 0 then now else a.delivered_at end,
     failed_at = case when did.failed > 0 then now else a.failed_at end,
-    -- It does not fail since a time that has not come, nor through a silence as long as that for which one is given up:
-    -- then the clock jumped.
+    -- It does not fail through a silence as long as that for which one is given up: then the clock jumped.
     failing_since = case when did.delivered > 0 then null when did.failed = 0 then a.failing_since
-      when a.failed_at < now - heartbeat.give_up_after then now else least(a.failing_since, now) end,
+      when a.failed_at < now - heartbeat.give_up_after then now else coalesce(a.failing_since, now) end,
     error = case when did.delivered > 0 then did.error else coalesce(did.error, a.error) end
   from unnest(heartbeat.endpoints, heartbeat.delivered, heartbeat.failed, heartbeat.errors)
     did (endpoint, delivered, failed, error)
@@ -47,7 +47,7 @@ begin
       reason = format('failed since %s', to_char(a.failing_since at time zone 'UTC', 'YYYY-MM-DD HH24:MI "UTC"'))
     from pgmb.endpoint_activity a
     where a.endpoint = e.id and e.id = any (heartbeat.endpoints) and e.state in ('active', 'tripped')
-      and a.failing_since < now - heartbeat.give_up_after
+      and pgmb_internal.has_aged(a.failing_since, heartbeat.give_up_after, now, passed)
     returning e.*
   loop
     perform pgmb_internal.announce_disabled(hopeless.id, hopeless.name, hopeless.url, hopeless.reason);

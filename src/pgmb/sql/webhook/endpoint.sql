@@ -520,7 +520,7 @@ select e.id, e.name, e.url,
   e.gzip_above, e.log, e.keep_response, e.description, e.metadata,
   (select count(*) from pgmb.endpoint_secret k
     where k.endpoint = e.id and (k.expires_at is null or k.expires_at > statement_timestamp())) secrets,
-  a.delivered, a.failed, a.delivered_at, a.failed_at, a.failing_since, a.error,
+  a.delivered, a.failed, a.delivered_at, a.failed_at, case when a.failing_since is not null then least(a.failing_since, statement_timestamp()) end failing_since, a.error,
   (pgmb.endpoint_backlog(e.id)).waiting,
   e.probe_at, e.created_at, e.changed_at,
   (pgmb.endpoint_backlog(e.id)).oldest_age, (pgmb.endpoint_backlog(e.id)).at_least
