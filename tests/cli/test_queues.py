@@ -12,6 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 
+import pgmb
 from harness.terminal import Terminal
 from harness.waiting import until_true
 from tests.cli.conftest import OpenTerminal, Run
@@ -127,7 +128,7 @@ def test_a_conversion_resumes_a_queue_that_a_killed_one_left_paused(
 
 def test_what_comes_next_is_shown_and_stays(done: Done, run: Run) -> None:
     done("queues", "create", "billing", "order.*")
-    assert done("queues", "peek", "billing") == "Nothing waits.\n"
+    assert done("queues", "peek", "billing") == "Nothing is due.\n"
     for n in range(3):
         done("publish", "order.paid", f'{{"n": {n}, "text": "{"x" * 100}"}}', "--key", "k")
     shown = done("queues", "peek", "billing", "--max", "2")
@@ -138,6 +139,16 @@ def test_what_comes_next_is_shown_and_stays(done: Done, run: Run) -> None:
     assert [event["payload"][:7] for event in found["events"]] == ['{"n": 0', '{"n": 1', '{"n": 2']
     assert run("queues", "show", "billing", "--depth", "--json").json["depth"] == 3
     assert run("queues", "peek", "gone").code == 1
+
+
+def test_peek_does_not_hide_events_that_are_leased_or_retried_later(done: Done, dsn: str) -> None:
+    with pgmb.connect(dsn) as broker:
+        broker.create_queue("billing", ["order.#"])
+        broker.publish_many("order.old", [1, 2, 3])
+        lease = broker.receive("billing", 3)
+        lease.retry(lease.events[0], after=3600)
+    shown = done("queues", "peek", "billing")
+    assert shown == "Nothing is due.\nLeased: 2 events. Retries, due or not: 1.\n"
 
 
 def test_queues_with_limits_and_lanes(done: Done, run: Run) -> None:

@@ -96,6 +96,7 @@ def peek(
     """Show what a queue would deliver next, without leasing it: due retries, then fresh events."""
     with connect(dsn, max_size=1) as broker:
         found = broker.next_events(queue, max, look)
+        standing = None if as_json else _standing(broker, queue)
     if as_json:
         output.json(found)
         return
@@ -107,9 +108,11 @@ def peek(
         columns = ("seq", "topic", "key", "attempt", "due since", "published", "payload")
         output.table(f"Next in {queue}", columns, rows)
     elif not found.more:
-        output.line("Nothing waits.")
+        output.line("Nothing is due.")
     if found.more:
         output.line(f"Stopped before the end of the log, after {found.looked:,} of its numbers.")
+    if standing is not None and (standing.leased_events or standing.retries):
+        output.line(f"Leased: {standing.leased_events:,} events. Retries, due or not: {standing.retries:,}.")
 
 
 def create(
