@@ -254,9 +254,11 @@ begin
     order by s.number
   loop
     -- Not seq = any ($1), which the planner estimates number by number.
-    return query execute 'select ' || columns || ' from (select number from unnest($1) n (number) order by number) n'
-        || ' join ' || leaf || ' e on e.seq = n.number'
-        || ' where true' || matching || ' order by e.seq'
+    return query execute 'select ' || columns || ' from '
+        -- A single event, which most retries are, costs less to plan.
+        || case when cardinality(numbers) = 1 then leaf || ' e where e.seq = ($1)[1]'
+          else '(select number from unnest($1) n (number) order by number) n join ' || leaf || ' e on e.seq = n.number where true' end
+        || matching || ' order by e.seq'
       using numbers;
   end loop;
 end $$;

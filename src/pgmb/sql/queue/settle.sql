@@ -376,7 +376,9 @@ begin
   perform pgmb_internal.fail_events(q, failing, held.id, case when manner = 'release' and not final then 0 else 1 end,
     now + coalesce(after, case manner when 'release' then interval '0' end), error, final,
     together => together, detail => detail, released_at => case when bury_after is not null then now end);
-  perform pgmb_internal.fail_events(q, behind, held.id, 0, now, null);
+  if behind <> '{}' then
+    perform pgmb_internal.fail_events(q, behind, held.id, 0, now, null);
+  end if;
   return cardinality(failing);
 end $$;
 
