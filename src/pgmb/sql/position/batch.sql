@@ -162,18 +162,25 @@ begin
   end loop;
 end $$;
 
--- The events of the batch done -> batch with lo < seq <= hi, in seq order, at most `max`. Stragglers,
--- transactions unfinished in `done`, are found by xid at or below done_seq; above it the log is walked.
--- Events of transaction `own` up to own_seq are left out. raw: ids that the publisher did not set stay null.
+-- The batch between two positions.
+create or replace function pgmb_internal.batch_between(after pgmb.position, upto pgmb.position)
+returns pgmb.batch
+language sql immutable
+as $$
+  select row((after).snapshot, (after).seq, (after).next, (upto).snapshot, null, null)::pgmb.batch
+$$;
+
+-- The events of a batch with lo < seq <= hi, in seq order, at most `max`. Stragglers, transactions unfinished in its `done`,
+-- are found by xid at or below done_seq; above it the log is walked. raw: ids that the publisher did not set stay null.
 create or replace function pgmb_internal.batch_events(
-  stream integer, done pg_snapshot, done_seq bigint, done_next xid8, batch pg_snapshot,
-  own xid8, own_seq bigint, lo bigint, hi bigint, matching text, max bigint, raw boolean default false
+  stream integer, batch pgmb.batch, lo bigint, hi bigint, matching text, max bigint default 9223372036854775807,
+  raw boolean default false
 )
 returns setof pgmb.event
 language plpgsql volatile
 as $$
 declare
-  filter text := matching || pgmb_internal.without_own(own, own_seq);
+  filter text := matching || pgmb_internal.without_own(batch.own, batch.own_seq);
   columns text := pgmb_internal.columns_of(stream, raw);
   unfinished xid8[];
   seg record;
@@ -181,33 +188,33 @@ declare
   part bigint;
   place bigint;
 begin
-  if lo < done_seq then
-    unfinished := array(select x from pg_snapshot_xip(done) x
-      where x <= done_next and pg_visible_in_snapshot(x, batch));
+  if lo < batch.done_seq then
+    unfinished := array(select x from pg_snapshot_xip(batch.done) x
+      where x <= batch.done_next and pg_visible_in_snapshot(x, batch.seen));
     for seg in
       select format('pgmb.segment_%s_%s', s.stream, s.number) leaf, pgmb_internal.first_number(s.number) first
       from pgmb.segment s
-      where (cardinality(unfinished) > 0 or done_next >= pg_snapshot_xmax(done))
-        and s.stream = batch_events.stream and s.number between pgmb_internal.segment_of(lo) and pgmb_internal.segment_of(least(hi, done_seq))
-        and s.dropped_at is null and (s.max_xid is null or s.max_xid >= pg_snapshot_xmin(done))
+      where (cardinality(unfinished) > 0 or batch.done_next >= pg_snapshot_xmax(batch.done))
+        and s.stream = batch_events.stream and s.number between pgmb_internal.segment_of(lo) and pgmb_internal.segment_of(least(hi, batch.done_seq))
+        and s.dropped_at is null and (s.max_xid is null or s.max_xid >= pg_snapshot_xmin(batch.done))
       order by s.number
     loop
       exit when got >= max;
       place := lo;
       -- A transaction that wrote much is met in the middle of it from the second call on: there, and where little is
       -- asked for, the numbers are walked. Its events by xid would be all of them, each time.
-      while place > seg.first and place < least(hi, done_seq) and got < max loop
+      while place > seg.first and place < least(hi, batch.done_seq) and got < max loop
         return query execute format(
             'select %1$s from %2$s e where e.seq > $2 and e.seq <= $3'
             ' and (e.xid = any ($1) or e.xid >= $4 and e.xid <= $5 and pg_visible_in_snapshot(e.xid, $6)) %3$s'
             ' order by e.seq limit $7', columns, seg.leaf, filter)
-          using unfinished, place, least(place + 2000, hi, done_seq), pg_snapshot_xmax(done), done_next, batch, max - got;
+          using unfinished, place, least(place + 2000, hi, batch.done_seq), pg_snapshot_xmax(batch.done), batch.done_next, batch.seen, max - got;
         get diagnostics part = row_count;
         got := got + part;
         place := place + 2000;
         exit when part = 0;
       end loop;
-      continue when got >= max or place >= least(hi, done_seq);
+      continue when got >= max or place >= least(hi, batch.done_seq);
       -- seq + 0, so that a table never analyzed is not walked by seq instead.
       return query execute format(
           'select * from (select %1$s from %2$s e where e.xid = any ($1) and e.seq + 0 > $2 and e.seq + 0 <= $3 %3$s'
@@ -216,7 +223,7 @@ begin
           '   and pg_visible_in_snapshot(e.xid, $6) and e.seq + 0 > $2 and e.seq + 0 <= $3 %3$s'
           ') straggler order by seq limit $7',
           columns, seg.leaf, filter)
-        using unfinished, place, least(hi, done_seq), pg_snapshot_xmax(done), done_next, batch, max - got;
+        using unfinished, place, least(hi, batch.done_seq), pg_snapshot_xmax(batch.done), batch.done_next, batch.seen, max - got;
       get diagnostics part = row_count;
       got := got + part;
     end loop;
@@ -224,14 +231,14 @@ begin
   for seg in
     select format('pgmb.segment_%s_%s', s.stream, s.number) leaf
     from pgmb.segment s
-    where s.stream = batch_events.stream and hi > done_seq
-      and s.number between pgmb_internal.segment_of(greatest(lo, done_seq)) and pgmb_internal.segment_of(hi) and s.dropped_at is null
-      and (s.max_xid is null or s.max_xid >= pg_snapshot_xmin(done))
+    where s.stream = batch_events.stream and hi > batch.done_seq
+      and s.number between pgmb_internal.segment_of(greatest(lo, batch.done_seq)) and pgmb_internal.segment_of(hi) and s.dropped_at is null
+      and (s.max_xid is null or s.max_xid >= pg_snapshot_xmin(batch.done))
     order by s.number
   loop
     exit when got >= max;
     return query execute pgmb_internal.main_part(seg.leaf, columns, filter) || ' limit $7'
-      using greatest(lo, done_seq), hi, batch, pg_snapshot_xmin(batch), done, pg_snapshot_xmax(done),
+      using greatest(lo, batch.done_seq), hi, batch.seen, pg_snapshot_xmin(batch.seen), batch.done, pg_snapshot_xmax(batch.done),
         max - got;
     get diagnostics part = row_count;
     got := got + part;
@@ -263,33 +270,31 @@ begin
   end loop;
 end $$;
 
--- Whether transactions unfinished in `done` have finished in `batch` and wrote events with lo < seq <= hi: a
--- cheap look before batch_events reads them.
-create or replace function pgmb_internal.has_stragglers(
-  stream integer, done pg_snapshot, done_next xid8, batch pg_snapshot, lo bigint, hi bigint
-)
+-- Whether transactions unfinished in the `done` of a batch have finished in it and wrote events with lo < seq <= hi: a cheap
+-- look before batch_events reads them.
+create or replace function pgmb_internal.has_stragglers(stream integer, batch pgmb.batch, lo bigint, hi bigint)
 returns boolean
 language plpgsql
 as $$
 declare
-  first xid8 := pg_snapshot_xmin(done);
-  last xid8 := pg_snapshot_xmax(done);
+  first xid8 := pg_snapshot_xmin(batch.done);
+  last xid8 := pg_snapshot_xmax(batch.done);
   finished xid8[];
   leaf text;
   straggling boolean;
 begin
-  if first = last and done_next < last then
+  if first = last and batch.done_next < last then
     return false;
   end if;
   -- A REPEATABLE READ caller's snapshot may be long past: too many to list.
-  if done_next::text::bigint - last::text::bigint > 10000 then
+  if batch.done_next::text::bigint - last::text::bigint > 10000 then
     return true;
   end if;
   finished := array(
-    select x from pg_snapshot_xip(done) x where x <= done_next and pg_visible_in_snapshot(x, batch)
+    select x from pg_snapshot_xip(batch.done) x where x <= batch.done_next and pg_visible_in_snapshot(x, batch.seen)
     union all
-    select g::text::xid8 from generate_series(last::text::bigint, done_next::text::bigint) g
-    where pg_visible_in_snapshot(g::text::xid8, batch));
+    select g::text::xid8 from generate_series(last::text::bigint, batch.done_next::text::bigint) g
+    where pg_visible_in_snapshot(g::text::xid8, batch.seen));
   if cardinality(finished) = 0 then
     return false;
   end if;

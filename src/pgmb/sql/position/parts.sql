@@ -169,8 +169,7 @@ create or replace function pgmb_internal.first_between(
 returns bigint
 language sql volatile
 as $$
-  select e.seq from pgmb_internal.batch_events(stream, (after).snapshot, (after).seq, (after).next, (upto).snapshot,
-    null, null, lo, hi, '', 1, raw => true) e
+  select e.seq from pgmb_internal.batch_events(stream, pgmb_internal.batch_between(after, upto), lo, hi, '', 1, raw => true) e
 $$;
 
 -- Cuts lo < seq <= hi, or as much of it as holds `budget` numbers, into parts of about `size` numbers, at least `parts`.

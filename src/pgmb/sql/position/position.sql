@@ -165,6 +165,7 @@ set jit = off
 as $$
 declare
   stream_number integer := pgmb.stream_id(stream);
+    batch pgmb.batch;
   lo bigint;
   last bigint;
 begin
@@ -182,10 +183,9 @@ begin
         ' from pgmb_internal.read_%s_%s($1, $2, $3, $4, $5, $6, null, false, null, null) r', stream_number, pgmb_internal.segment_of(last))
       using lo, last, (upto).snapshot, pg_snapshot_xmin((upto).snapshot), (after).snapshot, pg_snapshot_xmax((after).snapshot);
   else
-    return query select * from pgmb_internal.batch_events(
-      stream_number, (after).snapshot, (after).seq, (after).next, (upto).snapshot,
-      null, null, coalesce(after_seq, 0), pgmb_internal.fitting_end(stream_number, (after).snapshot, (after).seq,
-        (after).next, (upto).snapshot, null, null, coalesce(after_seq, 0), 9223372036854775807, '', max), '', max);
+        batch := pgmb_internal.batch_between(after, upto);
+    return query select * from pgmb_internal.batch_events(stream_number, batch, coalesce(after_seq, 0),
+      pgmb_internal.fitting_end(stream_number, batch, coalesce(after_seq, 0), 9223372036854775807, '', max), '', max);
   end if;
   -- Afterwards: a segment may have been emptied while it was about to be read. TRUNCATE empties it for every
   -- snapshot at once, also an older one, which still shows it as kept, and its file as the one it was.

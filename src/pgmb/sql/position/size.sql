@@ -76,10 +76,9 @@ begin
 end $$;
 
 -- Where one lease or page of the range (lo, hi] ends because of the bytes of its first `most` events: hi, or the number before
--- the first event for which there is no room. The other parameters are those of pgmb_internal.batch_events.
+-- the first event for which there is no room.
 create or replace function pgmb_internal.fitting_end(
-  stream integer, done pg_snapshot, done_seq bigint, done_next xid8, batch pg_snapshot, own xid8, own_seq bigint,
-  lo bigint, hi bigint, matching text, most bigint
+  stream integer, batch pgmb.batch, lo bigint, hi bigint, matching text, most bigint
 )
 returns bigint
 language plpgsql
@@ -91,7 +90,7 @@ begin
     from (
       select s.stream, s.number from pgmb.segment s
       where s.stream = fitting_end.stream and s.number between pgmb_internal.segment_of(lo) and pgmb_internal.segment_of(hi)
-        and s.dropped_at is null and (s.max_xid is null or s.max_xid >= pg_snapshot_xmin(done))
+        and s.dropped_at is null and (s.max_xid is null or s.max_xid >= pg_snapshot_xmin(batch.done))
       limit 5) read)
   then
     return hi;
@@ -101,8 +100,7 @@ begin
     from (
       select e.seq, sum(pgmb_internal.weight(e.payload) + coalesce(pgmb_internal.weight(e.headers), 0))
         over (order by e.seq rows between unbounded preceding and 1 preceding) before
-      from pgmb_internal.batch_events(fitting_end.stream, done, done_seq, done_next, batch, own, own_seq, lo, hi, matching,
-        most, true) e) e);
+      from pgmb_internal.batch_events(fitting_end.stream, batch, lo, hi, matching, most, true) e) e);
 end $$;
 
 -- Whether events that have these numbers fit into one batch of a reader.

@@ -57,7 +57,7 @@ declare
 begin
   if pgmb_internal.segment_of((done).seq) < pgmb_internal.segment_of(topic_hints.last)
     or pgmb_internal.ended_since(done, (upto).snapshot) > 0
-      and pgmb_internal.has_stragglers(topic_hints.stream, (done).snapshot, (done).next, (upto).snapshot, 0, (done).seq)
+      and pgmb_internal.has_stragglers(topic_hints.stream, pgmb_internal.batch_between(done, upto), 0, (done).seq)
   then
     return '';
   end if;
@@ -93,8 +93,8 @@ begin
   select * into newest from pgmb.tick t where t.stream = stream_number order by t.id desc limit 1;
   made := newest.id is null or pgmb_internal.last_seq(make_tick.stream) > (newest.position).seq
     or pgmb_internal.ended_since(newest.position, pg_current_snapshot()) > 0 and exists (
-    select from pgmb_internal.batch_events(stream_number, (newest.position).snapshot, (newest.position).seq,
-      (newest.position).next, pg_current_snapshot(), null, null, 0, (newest.position).seq, '', 1));
+    select from pgmb_internal.batch_events(stream_number, row((newest.position).snapshot, (newest.position).seq,
+      (newest.position).next, pg_current_snapshot(), null, null)::pgmb.batch, 0, (newest.position).seq, '', 1));
   if not made then
     position := newest.position;
     return;

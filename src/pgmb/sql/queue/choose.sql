@@ -24,10 +24,9 @@ begin
   loop
     begin
       execute 'select count(*) events, max(e.seq) last, coalesce(array_agg(e.seq) filter (where true ' || asked || '), ''{}'') passed
-        from pgmb_internal.batch_events($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, true) e'
+        from pgmb_internal.batch_events($1, $2, $3, $4, $5, $6, true) e'
       into looked
-      using q.stream, base.done_snapshot, base.done_seq, base.done_next, base.batch_snapshot, base.own, base.own_seq,
-        upto, hi, q.matching, page;
+      using q.stream, pgmb_internal.batch_of(base), upto, hi, q.matching, page;
     exception when data_corrupted or index_corrupted then
       if asked = '' then
         raise;

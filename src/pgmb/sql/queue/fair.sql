@@ -70,7 +70,7 @@ begin
   end if;
   return query
   select e.* from (select min(l.place) place, max(l.upto) upto from unnest((newest).lagging) l) l
-  cross join lateral pgmb_internal.batch_events(q.stream, '3:3:', 0, '3', (newest).batch_snapshot, null, null, l.place, l.upto,
+  cross join lateral pgmb_internal.batch_events(q.stream, row('3:3:', 0, '3', (newest).batch_snapshot, null, null)::pgmb.batch, l.place, l.upto,
     q.matching || pgmb_internal.lagging(q, newest), lagging_events.most) e;
 end $$;
 
@@ -158,7 +158,7 @@ begin
       exit when opened;
       before := base;
       base := pgmb_internal.open_batch(base, q.numbers);
-      if not pgmb_internal.has_stragglers(q.stream, base.done_snapshot, base.done_next, base.batch_snapshot, 0, base.done_seq) then
+      if not pgmb_internal.has_stragglers(q.stream, pgmb_internal.batch_of(base), 0, base.done_seq) then
         base.place := base.done_seq;
         if base.upto = base.done_seq then
           base := before;
@@ -178,7 +178,7 @@ begin
         || ' limit $7';
     else
       source := 'select e.seq, ' || tenant || ' tenant
-        from pgmb_internal.batch_events($8, $5, $9, $10, $3, null, null, $1, $2, $11, $7, true) e';
+        from pgmb_internal.batch_events($8, row($5, $9, $10, $3, null, null)::pgmb.batch, $1, $2, $11, $7, true) e';
     end if;
     -- What is planned each time is short, and the rest is planned once.
     execute 'select coalesce(array_agg(r.seq), ''{}'') seqs, array_agg(r.tenant) tenants from (' || source || ') r'

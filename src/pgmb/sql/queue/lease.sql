@@ -158,9 +158,7 @@ begin
       b.matching := b.matching || pgmb_internal.with_keys(held.keys);
     end if;
     return query
-    select e.* from pgmb_internal.batch_events(q.stream, held.done_snapshot, held.done_seq, held.done_next,
-      held.batch_snapshot, held.own, held.own_seq, held.lo, held.hi,
-      b.matching || only_these, 9223372036854775807) e
+    select e.* from pgmb_internal.batch_events(q.stream, pgmb_internal.batch_of(held), held.lo, held.hi, b.matching || only_these) e
     where not exists (
       select from pgmb.settlement s where s.queue = held.queue and s.claim = held.id and s.seq = e.seq);
   end if;

@@ -240,11 +240,9 @@ begin
       select from pgmb_internal.events_of_key(base, k.key) waiting where waiting.lease is null) first
     from (
       select parked.seq, parked.key, row_number() over (partition by parked.key order by parked.seq) key_place
-      from pgmb_internal.batch_events(q.stream, base.done_snapshot, base.done_seq, base.done_next, base.batch_snapshot,
-        base.own, base.own_seq, base.place, upto,
+      from pgmb_internal.batch_events(q.stream, pgmb_internal.batch_of(base), base.place, upto,
         q.matching || pgmb_internal.with_keys(behind)
-          || case when ending is null then '' else format(' and e.published_at > %L', ending) end,
-        9223372036854775807, true) parked) k
+          || case when ending is null then '' else format(' and e.published_at > %L', ending) end, raw => true) parked) k
     order by k.seq) e;
   -- The first behind a lease is due and only blocked: nothing has to wake it (see pgmb_internal.lease_due_in_order).
   -- The others wait until they are the first.
@@ -273,7 +271,7 @@ create or replace function pgmb_internal.pick(
 language plpgsql
 as $$
 declare
-  source text := 'select null::tid ctid, e.seq, e.key, e.published_at from pgmb_internal.batch_events($8, $5, $9, $10, $3, $11, $12, $1, $2, $13, $7, true) e';
+  source text := 'select null::tid ctid, e.seq, e.key, e.published_at from pgmb_internal.batch_events($8, row($5, $9, $10, $3, $11, $12)::pgmb.batch, $1, $2, $13, $7, true) e';
   most bigint := allowed;
   last bigint;
   behind integer[];

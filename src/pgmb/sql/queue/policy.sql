@@ -194,7 +194,7 @@ begin
       opened := true;
       base := pgmb_internal.open_batch(base, q.numbers);
       pending := pending or base.upto - base.done_seq >= 64;
-      if not pgmb_internal.has_stragglers(q.stream, base.done_snapshot, base.done_next, base.batch_snapshot, 0, base.done_seq) then
+      if not pgmb_internal.has_stragglers(q.stream, pgmb_internal.batch_of(base), 0, base.done_seq) then
         base.place := base.done_seq;
         exit when base.upto = base.done_seq;
       end if;
@@ -211,8 +211,7 @@ begin
       asked.matching := pgmb_internal.among(chosen);
     end if;
     -- Of as many as are read to find those that may go.
-    hi := pgmb_internal.fitting_end(q.stream, base.done_snapshot, base.done_seq, base.done_next, base.batch_snapshot,
-      base.own, base.own_seq, base.place, hi, asked.matching, greatest(max * 2, 200));
+    hi := pgmb_internal.fitting_end(q.stream, pgmb_internal.batch_of(base), base.place, hi, asked.matching, greatest(max * 2, 200));
     picked := pgmb_internal.pick(asked, base, hi, max, now, flight.keys, flight.youngest,
       -- Of each key whose dead letters were put back, the first that is not leased has a time.
       q.ordered and (waiting is not null or exists (

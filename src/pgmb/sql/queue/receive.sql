@@ -257,15 +257,13 @@ begin
   upto := (base).done_seq;
   if (base).done_next >= pg_snapshot_xmin((base).done_snapshot)
     -- In the middle of them, asking costs more than looking.
-    and ((base).place > 0 or pgmb_internal.has_stragglers(stream, (base).done_snapshot, (base).done_next,
-      (base).batch_snapshot, (base).place, (base).done_seq))
+    and ((base).place > 0 or pgmb_internal.has_stragglers(stream, pgmb_internal.batch_of(base), (base).place, (base).done_seq))
   then
-    upto := pgmb_internal.fitting_end(late_events.stream, (base).done_snapshot, (base).done_seq, (base).done_next,
-      (base).batch_snapshot, (base).own, (base).own_seq, (base).place, (base).done_seq, late_events.matching, late_events.max);
+    upto := pgmb_internal.fitting_end(late_events.stream, pgmb_internal.batch_of(base), (base).place, (base).done_seq,
+      late_events.matching, late_events.max);
     select count(*), max(e.seq) into events, last
-    from pgmb_internal.batch_events(late_events.stream, (base).done_snapshot, (base).done_seq, (base).done_next,
-      (base).batch_snapshot, (base).own, (base).own_seq, (base).place, late_events.upto, late_events.matching,
-      late_events.max, true) e;
+    from pgmb_internal.batch_events(late_events.stream, pgmb_internal.batch_of(base), (base).place, late_events.upto,
+      late_events.matching, late_events.max, true) e;
     if events = late_events.max then
       upto := last;
     end if;
@@ -349,8 +347,8 @@ begin
       if got > 0 then
         return query
         select given, e.*, 1
-        from pgmb_internal.batch_events(q.stream, base.done_snapshot, base.done_seq, base.done_next, base.batch_snapshot,
-          base.own, base.own_seq, base.place, late.upto, q.matching, got, receive_plain.raw) e;
+        from pgmb_internal.batch_events(q.stream, pgmb_internal.batch_of(base), base.place, late.upto, q.matching, got,
+          receive_plain.raw) e;
       end if;
       base.place := late.upto;
       -- Some did not fit, or what follows might not.
@@ -377,9 +375,8 @@ begin
       else
         select least(base.place + receive_plain.max - got, segment.bound) ending, null::bigint events into ahead;
       end if;
-      fits := case when ahead.events = 0 then ahead.ending else pgmb_internal.fitting_end(q.stream, base.done_snapshot,
-        base.done_seq, base.done_next, base.batch_snapshot, base.own, base.own_seq, base.place, ahead.ending, q.matching,
-        receive_plain.max - got) end;
+      fits := case when ahead.events = 0 then ahead.ending else pgmb_internal.fitting_end(q.stream,
+        pgmb_internal.batch_of(base), base.place, ahead.ending, q.matching, receive_plain.max - got) end;
       part := 0;
       if ahead.events is distinct from 0 then
         return query execute pgmb_internal.main_part(segment.leaf,
@@ -480,9 +477,8 @@ begin
   end if;
   return query
   select made.lease, e.*, 1
-  from pgmb_internal.batch_events(receive_by_policy.stream, claim.done_snapshot, claim.done_seq, claim.done_next,
-    claim.batch_snapshot, claim.own, claim.own_seq, claim.lo, claim.hi, made.matching, 9223372036854775807,
-    receive_by_policy.raw) e;
+  from pgmb_internal.batch_events(receive_by_policy.stream, pgmb_internal.batch_of(claim), claim.lo, claim.hi, made.matching,
+    raw => receive_by_policy.raw) e;
 end $$;
 
 -- The next events of a queue, at most `max` and 20,000, leased for `lease_for` (default: the queue's own); fewer where they are
@@ -617,8 +613,8 @@ begin
           large := pgmb_internal.look_for_large(q.stream, lo >> 40, now);
         end if;
         if large or receive.max > pgmb_internal.always_fits() then
-          base.place := pgmb_internal.fitting_end(q.stream, base.done_snapshot, base.done_seq, base.done_next,
-            base.batch_snapshot, null, null, lo, base.place, q.matching, receive.max);
+          base.place := pgmb_internal.fitting_end(q.stream, row(base.done_snapshot, base.done_seq, base.done_next,
+            base.batch_snapshot, null, null)::pgmb.batch, lo, base.place, q.matching, receive.max);
         end if;
         token := pgmb_internal.draw_token();
         given := pgmb_internal.lease_of(q.id, base.id + 1, token);

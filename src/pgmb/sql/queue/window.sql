@@ -126,12 +126,12 @@ begin
       newest := pgmb_internal.open_batch(newest, q.numbers);
     end if;
     continue when newest.place >= newest.upto;
-    if newest.place < newest.done_seq and pgmb_internal.has_stragglers(q.stream, newest.done_snapshot, newest.done_next,
-      newest.batch_snapshot, newest.place, newest.done_seq)
+    if newest.place < newest.done_seq and pgmb_internal.has_stragglers(q.stream, pgmb_internal.batch_of(newest),
+      newest.place, newest.done_seq)
     then
       select count(*) events, min(e.published_at) oldest into late
-      from pgmb_internal.batch_events(q.stream, newest.done_snapshot, newest.done_seq, newest.done_next, newest.batch_snapshot,
-        newest.own, newest.own_seq, newest.place, newest.done_seq, asked, most + 1 - looked, true) e;
+      from pgmb_internal.batch_events(q.stream, pgmb_internal.batch_of(newest), newest.place, newest.done_seq, asked,
+        most + 1 - looked, true) e;
       looked := looked + late.events;
       waiting := waiting + late.events;
       oldest := least(oldest, late.oldest);
@@ -205,8 +205,7 @@ begin
     hi := case when base.place < base.done_seq then base.done_seq
       else pgmb_internal.window_end(q.stream, base.place, base.upto, least(5000, most - passed)::integer) end;
     select e.seq into first
-    from pgmb_internal.batch_events(q.stream, base.done_snapshot, base.done_seq, base.done_next, base.batch_snapshot,
-      base.own, base.own_seq, base.place, hi, asked, 1, true) e;
+    from pgmb_internal.batch_events(q.stream, pgmb_internal.batch_of(base), base.place, hi, asked, 1, true) e;
     base.place := coalesce(first - 1, hi);
     passed := passed + greatest(0, base.place - began);
   end loop;

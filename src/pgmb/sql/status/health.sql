@@ -72,13 +72,11 @@ begin
       end if;
       select min(e.published_at) into first from pgmb_internal.lagging_events(q, newest, 1) e;
       if first is null and newest.place < newest.upto then
-        select e.published_at into first from pgmb_internal.batch_events(q.stream, newest.done_snapshot, newest.done_seq,
-          newest.done_next, newest.batch_snapshot, newest.own, newest.own_seq, newest.place, newest.upto, asked, 1) e;
+        select e.published_at into first from pgmb_internal.batch_events(q.stream, pgmb_internal.batch_of(newest), newest.place, newest.upto, asked, 1) e;
       end if;
       if first is null then
         opened := pgmb_internal.open_batch(newest, q.numbers);
-        select e.published_at into first from pgmb_internal.batch_events(q.stream, opened.done_snapshot, opened.done_seq,
-          opened.done_next, opened.batch_snapshot, opened.own, opened.own_seq, opened.place, opened.upto, asked, 1) e;
+        select e.published_at into first from pgmb_internal.batch_events(q.stream, pgmb_internal.batch_of(opened), opened.place, opened.upto, asked, 1) e;
       end if;
       return first;
     exception when others then

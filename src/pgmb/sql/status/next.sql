@@ -78,7 +78,7 @@ begin
     while lo < upto and cardinality(events) < fresh_events.max and looked < look loop
       hi := pgmb_internal.window_end(q.stream, lo, upto, least(size, look - looked)::integer);
       events := events || array(
-        select e from pgmb_internal.batch_events(q.stream, '3:3:', 0, '3', base.batch_snapshot, null, null, lo, hi,
+        select e from pgmb_internal.batch_events(q.stream, row('3:3:', 0, '3', base.batch_snapshot, null, null)::pgmb.batch, lo, hi,
           asked || pgmb_internal.lagging(q, base), fresh_events.max - cardinality(events)) e);
       looked := looked + hi - greatest(lo, pgmb_internal.first_number(pgmb_internal.segment_of(hi)));
       lo := hi;
@@ -95,18 +95,18 @@ begin
       base := pgmb_internal.open_batch(base, q.numbers);
     end if;
     if base.place < base.done_seq then
-      if pgmb_internal.has_stragglers(q.stream, base.done_snapshot, base.done_next, base.batch_snapshot, base.place, base.done_seq) then
+      if pgmb_internal.has_stragglers(q.stream, pgmb_internal.batch_of(base), base.place, base.done_seq) then
         events := events || array(
-          select e from pgmb_internal.batch_events(q.stream, base.done_snapshot, base.done_seq, base.done_next,
-            base.batch_snapshot, base.own, base.own_seq, base.place, base.done_seq, asked, fresh_events.max - cardinality(events)) e);
+          select e from pgmb_internal.batch_events(q.stream, pgmb_internal.batch_of(base), base.place, base.done_seq, asked,
+            fresh_events.max - cardinality(events)) e);
       end if;
       base.place := base.done_seq;
     elsif base.place < base.upto then
       -- A window lies in one segment.
       hi := pgmb_internal.window_end(q.stream, base.place, base.upto, least(size, look - looked)::integer);
       events := events || array(
-        select e from pgmb_internal.batch_events(q.stream, base.done_snapshot, base.done_seq, base.done_next,
-          base.batch_snapshot, base.own, base.own_seq, base.place, hi, asked, fresh_events.max - cardinality(events)) e);
+        select e from pgmb_internal.batch_events(q.stream, pgmb_internal.batch_of(base), base.place, hi, asked,
+          fresh_events.max - cardinality(events)) e);
       looked := looked + hi - greatest(base.place, pgmb_internal.first_number(pgmb_internal.segment_of(hi)));
       base.place := hi;
     end if;

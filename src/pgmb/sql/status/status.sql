@@ -480,13 +480,9 @@ begin
         perform pgmb_internal.assert_timeout();
       end if;
       q.matching := q.matching || pgmb_internal.asking(q);
-      select count(*) into part from pgmb_internal.batch_events(q.stream, opened.done_snapshot, opened.done_seq,
-        opened.done_next, opened.batch_snapshot, opened.own, opened.own_seq, opened.place, opened.upto, q.matching,
-        9223372036854775807);
+      select count(*) into part from pgmb_internal.batch_events(q.stream, pgmb_internal.batch_of(opened), opened.place, opened.upto, q.matching);
       if newest.place < newest.upto then
-        part := part + count(*) from pgmb_internal.batch_events(q.stream, newest.done_snapshot, newest.done_seq,
-          newest.done_next, newest.batch_snapshot, newest.own, newest.own_seq, newest.place, newest.upto,
-          q.matching, 9223372036854775807);
+        part := part + count(*) from pgmb_internal.batch_events(q.stream, pgmb_internal.batch_of(newest), newest.place, newest.upto, q.matching);
       end if;
       part := part + count(*) from pgmb_internal.lagging_events(q, newest);
     exception when others then

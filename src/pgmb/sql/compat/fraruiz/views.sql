@@ -86,14 +86,13 @@ begin
     return query
     select e.seq, e.id, 1, false, e.topic::text, e.payload::json, e.headers::json, e.published_at, null::text
     from (
-      select b.* from pgmb_internal.batch_events(q.stream, newest.done_snapshot, newest.done_seq, newest.done_next,
-        newest.batch_snapshot, newest.own, newest.own_seq, newest.place, newest.upto, q.matching, 9223372036854775807) b
+      select b.* from pgmb_internal.batch_events(q.stream, pgmb_internal.batch_of(newest), newest.place, newest.upto, q.matching) b
       where newest.place < newest.upto
       union all
       select b.* from pgmb_internal.lagging_events(q, newest) b
       union all
-      select b.* from pgmb_internal.batch_events(q.stream, newest.batch_snapshot, newest.batch_seq, newest.batch_next,
-        pgmb_internal.snapshot_with_own(), newest.own, newest.own_seq, 0, 9223372036854775807, q.matching, 9223372036854775807) b
+      select b.* from pgmb_internal.batch_events(q.stream, row(newest.batch_snapshot, newest.batch_seq, newest.batch_next,
+        pgmb_internal.snapshot_with_own(), newest.own, newest.own_seq)::pgmb.batch, 0, 9223372036854775807, q.matching) b
     ) e
     order by case when q.when_full = 'drop_oldest' then e.seq end desc
     limit case when q.when_full = 'drop_oldest' then q.max_length end;

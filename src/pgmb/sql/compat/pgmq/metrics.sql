@@ -20,8 +20,7 @@ begin
   select * into newest from pgmb.claim c where c.queue = q.id order by c.id desc limit 1;
   if newest.place < newest.upto then
     return query
-    select e.* from pgmb_internal.batch_events(q.stream, newest.done_snapshot, newest.done_seq, newest.done_next,
-      newest.batch_snapshot, newest.own, newest.own_seq, newest.place, newest.upto, '', max + more) e
+    select e.* from pgmb_internal.batch_events(q.stream, pgmb_internal.batch_of(newest), newest.place, newest.upto, '', max + more) e
     where not exists (select from pgmq.passed_over o where o.queue = q.id and o.msg_id = e.seq)
     limit max;
     get diagnostics part = row_count;
@@ -30,8 +29,7 @@ begin
   if max > 0 then
     opened := pgmb_internal.open_batch(newest, q.numbers);
     return query
-    select e.* from pgmb_internal.batch_events(q.stream, opened.done_snapshot, opened.done_seq, opened.done_next,
-      opened.batch_snapshot, opened.own, opened.own_seq, opened.place, opened.upto, '', max + more) e
+    select e.* from pgmb_internal.batch_events(q.stream, pgmb_internal.batch_of(opened), opened.place, opened.upto, '', max + more) e
     where not exists (select from pgmq.passed_over o where o.queue = q.id and o.msg_id = e.seq)
     limit max;
     get diagnostics part = row_count;
@@ -70,13 +68,13 @@ begin
         and (e.xid >= pg_snapshot_xmax($4) or not pg_visible_in_snapshot(e.xid, $4)) %2$s
       union all
       select e.seq, e.published_at
-      from pgmb_internal.batch_events($9, $4, $5, $6, $3, $7, $8, $10, least($2, $5), '''', $1, true) e where $10 < $2
+      from pgmb_internal.batch_events($9, row($4, $5, $6, $3, $7, $8)::pgmb.batch, $10, least($2, $5), '''', $1, true) e where $10 < $2
       union all
       select e.seq, e.published_at from %1$s e
       where e.seq > $11 and (e.xid >= pg_snapshot_xmax($3) or not pg_visible_in_snapshot(e.xid, $3)) %2$s
       union all
       select e.seq, e.published_at
-      from pgmb_internal.batch_events($9, $3, $11, $12, pgmb_internal.snapshot(), $7, $8, 0, $11, '''', $1, true) e
+      from pgmb_internal.batch_events($9, row($3, $11, $12, pgmb_internal.snapshot(), $7, $8)::pgmb.batch, 0, $11, '''', $1, true) e
       union all
       select e.seq, e.published_at from %1$s e
       where e.xid = pg_current_xact_id_if_assigned() and e.seq + 0 <= $11 %2$s
