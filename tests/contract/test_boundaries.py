@@ -41,8 +41,7 @@ POSITIONS = {
     "pgmb.receive": "open_batch() and write_claim() written out for the short way",
     "pgmb.claim_next": "the batch of a caller's snapshot, refused unless its numbers have no gap",
     "pgmb_internal.rebased_position": "the log has one transaction id: numbers alone divide it",
-    "pgmb_internal.count_waiting": "reads what tenants that lag have waiting; writes no claim",
-    "pgmb_internal.lane_fate": "reads what tenants that lag have waiting; writes no claim",
+    "pgmb_internal.pending": "open_batch() up to a snapshot that is given; writes no claim",
     "pgmb_internal.why_skipped": "reads a position that the queue had; writes no claim",
 }
 

@@ -94,6 +94,14 @@ create type pgmb.lag as (
   since pg_snapshot
 );
 
+-- Events that wait in a queue: those of a batch with lo < seq <= hi that match, and match this condition besides.
+create type pgmb.pending as (
+  batch pgmb.batch,
+  lo bigint,
+  hi bigint,
+  matching text
+);
+
 -- What pgmb.claim_next leased: its claim's id, and (lo, hi] of one segment, the events that `batch` shows and `done` does not.
 -- A type of its own: PostgreSQL puts a record of OUT parameters together again at every call.
 create type pgmb.claimed as (

@@ -102,8 +102,9 @@ set enable_bitmapscan = off
 set jit = off
 as $$
 declare
-  filter text := asked || pgmb_internal.without_own(newest.own, newest.own_seq);
-  at pgmb.claim;
+  pending pgmb.pending;
+  batch pgmb.batch;
+  filter text;
   looked bigint := 0;
   leaf text;
   late record;
@@ -111,36 +112,23 @@ declare
 begin
   waiting := 0;
   complete := true;
-  -- What waits because its tenant lags, the rest of the batch that is being read, then what came after it.
-  for turn in case when newest.lagging is null then 1 else 0 end .. 2 loop
-    if turn = 0 then
-      at := newest;
-      filter := filter || pgmb_internal.lagging(q, newest);
-      select min(l.place), max(l.upto) into newest.place, newest.upto from unnest(at.lagging) l;
-      newest.done_snapshot := '3:3:';
-      newest.done_seq := 0;
-    elsif turn = 1 and at.id is not null then
-      newest := at;
-      filter := asked || pgmb_internal.without_own(newest.own, newest.own_seq);
-    elsif turn = 2 then
-      newest := pgmb_internal.open_batch(newest, q.numbers);
-    end if;
-    continue when newest.place >= newest.upto;
-    if newest.place < newest.done_seq and pgmb_internal.has_stragglers(q.stream, pgmb_internal.batch_of(newest),
-      newest.place, newest.done_seq)
-    then
+  for pending in select * from pgmb_internal.pending(q, newest) loop
+    batch := pending.batch;
+    filter := asked || pending.matching;
+    if pending.lo < batch.done_seq and pgmb_internal.has_stragglers(q.stream, batch, pending.lo, batch.done_seq) then
       select count(*) events, min(e.published_at) oldest into late
-      from pgmb_internal.batch_events(q.stream, pgmb_internal.batch_of(newest), newest.place, newest.done_seq, asked,
-        most + 1 - looked, true) e;
+      from pgmb_internal.batch_events(q.stream, batch, pending.lo, batch.done_seq, filter, most + 1 - looked, true) e;
       looked := looked + late.events;
       waiting := waiting + late.events;
       oldest := least(oldest, late.oldest);
     end if;
-    continue when newest.done_seq >= newest.upto;
+    continue when batch.done_seq >= pending.hi;
+    filter := filter || pgmb_internal.without_own(batch.own, batch.own_seq);
     for leaf in
       select format('pgmb.segment_%s_%s', s.stream, s.number) from pgmb.segment s
-      where s.stream = q.stream and s.number between pgmb_internal.segment_of(greatest(newest.place, newest.done_seq)) and pgmb_internal.segment_of(newest.upto)
-        and s.dropped_at is null and (s.max_xid is null or s.max_xid >= pg_snapshot_xmin(newest.done_snapshot))
+      where s.stream = q.stream
+        and s.number between pgmb_internal.segment_of(greatest(pending.lo, batch.done_seq)) and pgmb_internal.segment_of(pending.hi)
+        and s.dropped_at is null and (s.max_xid is null or s.max_xid >= pg_snapshot_xmin(batch.done))
       order by s.number
     loop
       exit when looked > most;
@@ -149,8 +137,8 @@ begin
               and (e.xid >= $6 or not pg_visible_in_snapshot(e.xid, $5))' || filter || ' counts
             from ' || leaf || ' e where e.seq > $1 and e.seq <= $2 order by e.seq limit $7) e'
         into part
-        using greatest(newest.place, newest.done_seq), newest.upto, newest.batch_snapshot, pg_snapshot_xmin(newest.batch_snapshot),
-          newest.done_snapshot, pg_snapshot_xmax(newest.done_snapshot), most + 1 - looked;
+        using greatest(pending.lo, batch.done_seq), pending.hi, batch.seen, pg_snapshot_xmin(batch.seen), batch.done,
+          pg_snapshot_xmax(batch.done), most + 1 - looked;
       looked := looked + part.looked;
       waiting := waiting + part.events;
       oldest := least(oldest, part.oldest);
@@ -235,8 +223,7 @@ begin
     select q, newest.place
     from pgmb.queue q
     cross join lateral (
-      select c.at, case when c.place >= c.upto then greatest(c.upto, c.batch_seq) else greatest(c.place, c.done_seq) end place
-      from pgmb.claim c where c.queue = q.id order by c.id desc limit 1) newest
+            select c.at, pgmb_internal.reached(c) place from pgmb_internal.queue_position(q.id) c) newest
     -- A time that lies ahead says nothing: the clock was ahead, or is behind now.
     where (newest.at < before or newest.at > before + interval '3 seconds')
       and pgmb_internal.numbers_between(q.stream, newest.place, pgmb_internal.last_seq(q.stream_name)) >= least(1000, q.max_length)

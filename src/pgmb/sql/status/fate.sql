@@ -1,16 +1,6 @@
 -- What became of an event: where it stands in every queue and at every endpoint. Look-ups are by an index or by a bounded
 -- range of numbers, so that neither a long log nor a backlog makes them slower.
 
--- Whether a queue's position lies behind an event: it was leased, or passed over.
-create or replace function pgmb_internal.is_passed(newest pgmb.claim, seq bigint, xid xid8)
-returns boolean
-language sql immutable
-as $$
-  select pg_visible_in_snapshot(xid, (newest).done_snapshot)
-    or pg_visible_in_snapshot(xid, (newest).batch_snapshot) and seq <= (newest).place
-    or coalesce((newest).own = xid and seq <= (newest).own_seq, false)
-$$;
-
 -- Whether an event that a queue's position has passed waits because its tenant lags.
 create or replace function pgmb_internal.is_lagging(q pgmb.queue, newest pgmb.claim, event pgmb.event, xid xid8)
 returns boolean
@@ -228,7 +218,8 @@ declare
   claim pgmb.claim;
   later pgmb.retry;
   dead pgmb.dead;
-  passed boolean;
+    passed boolean;
+  reached bigint;
   taken boolean;
   reason text;
   fate jsonb;
@@ -255,18 +246,17 @@ begin
       'error', later.error, 'errors', later.errors, 'holder', pgmb_internal.holder(claim.pid, claim.at, lane_fate.detailed));
   end if;
   if lane_fate.xid is not null then
-    select c.* into newest from pgmb.claim c where c.queue = q.id order by c.id desc limit 1;
+    select * into newest from pgmb_internal.queue_position(q.id);
     passed := pgmb_internal.is_passed(newest, (event).seq, lane_fate.xid);
+        reached := pgmb_internal.reached(newest);
     if passed and pgmb_internal.is_lagging(q, newest, event, lane_fate.xid) then
       passed := false;
-      newest.place := (select min(l.place) from unnest(newest.lagging) l);
-      newest.done_seq := 0;
+      reached := (select min(l.place) from unnest(newest.lagging) l);
     end if;
     if not passed then
       taken := pgmb_internal.takes(q, event);
       return case when taken then jsonb_build_object('state', 'waiting', 'reason', paused,
-          'ahead', greatest(0, pgmb_internal.numbers_between(q.stream, case when newest.place >= newest.upto and newest.done_seq > 0 then newest.batch_seq
-            else greatest(newest.place, newest.done_seq) end, (event).seq) - 1), 'dead_letter', dead.id)
+                    'ahead', greatest(0, pgmb_internal.numbers_between(q.stream, reached, (event).seq) - 1), 'dead_letter', dead.id)
         when taken is null then jsonb_build_object('state', 'waiting', 'reason', coalesce(paused, 'the filter fails on this event'))
         else jsonb_build_object('state', 'not taken', 'reason', 'patterns or filter do not match') end;
     end if;

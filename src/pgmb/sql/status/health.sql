@@ -61,8 +61,8 @@ returns timestamptz
 language plpgsql stable
 as $$
 declare
-  first timestamptz;
-  opened pgmb.claim;
+    first timestamptz;
+  part pgmb.pending;
   asked text := q.matching;
 begin
   for turn in 1 .. 2 loop
@@ -70,14 +70,11 @@ begin
       if turn = 1 and (current_setting('statement_timeout') <> '0' or not pgmb_internal.needs_timeout(q)) then
         asked := q.matching || pgmb_internal.asking(q);
       end if;
-      select min(e.published_at) into first from pgmb_internal.lagging_events(q, newest, 1) e;
-      if first is null and newest.place < newest.upto then
-        select e.published_at into first from pgmb_internal.batch_events(q.stream, pgmb_internal.batch_of(newest), newest.place, newest.upto, asked, 1) e;
-      end if;
-      if first is null then
-        opened := pgmb_internal.open_batch(newest, q.numbers);
-        select e.published_at into first from pgmb_internal.batch_events(q.stream, pgmb_internal.batch_of(opened), opened.place, opened.upto, asked, 1) e;
-      end if;
+            for part in select * from pgmb_internal.pending(q, newest) loop
+        select e.published_at into first
+        from pgmb_internal.batch_events(q.stream, part.batch, part.lo, part.hi, asked || part.matching, 1) e;
+        exit when first is not null;
+      end loop;
       return first;
     exception when others then
       if q.plain or turn = 2 or pgmb_internal.servers_trouble(sqlstate) then
@@ -118,7 +115,7 @@ begin
     uncleared_for := null;
     expired := 0;
     for q in select * from pgmb.queue l where l.id = head.id or l.lane_of = head.id loop
-      select * into newest from pgmb.claim c where c.queue = q.id order by c.id desc limit 1;
+      select * into newest from pgmb_internal.queue_position(q.id);
       select * into oldest from pgmb.claim c where c.queue = q.id order by c.id limit 1;
       first := pgmb_internal.first_waiting(q, newest);
       waiting_for := greatest(waiting_for, clock_timestamp() - first);

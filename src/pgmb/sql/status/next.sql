@@ -54,14 +54,14 @@ declare
   ending timestamptz := 'infinity';
   -- A slow condition is asked of a few events at a time, so that it cannot use up the timeout.
   size bigint := case when timed then 64 else 5000 end;
-  opened boolean := false;
+    part pgmb.pending;
+  batch pgmb.batch;
   lo bigint;
   hi bigint;
-  upto bigint;
 begin
   events := '{}';
   looked := 0;
-  more := true;
+
   if timed then
     perform pgmb_internal.assert_timeout();
     ending := pgmb_internal.deadline();
@@ -73,44 +73,29 @@ begin
   asked := q.matching || pgmb_internal.asking(q)
     || case when q.ttl is null then '' else format(' and e.published_at > %L', fresh_events.now - q.ttl) end;
 
-  if base.lagging is not null then
-    select min(l.place), max(l.upto) into lo, upto from unnest(base.lagging) l;
-    while lo < upto and cardinality(events) < fresh_events.max and looked < look loop
-      hi := pgmb_internal.window_end(q.stream, lo, upto, least(size, look - looked)::integer);
+  for part in select * from pgmb_internal.pending(q, base) loop
+    batch := part.batch;
+    lo := part.lo;
+    while lo < part.hi and cardinality(events) < fresh_events.max and looked < look and clock_timestamp() < ending loop
+      if lo < batch.done_seq then
+        if pgmb_internal.has_stragglers(q.stream, batch, lo, batch.done_seq) then
+          events := events || array(
+            select e from pgmb_internal.batch_events(q.stream, batch, lo, batch.done_seq, asked || part.matching,
+              fresh_events.max - cardinality(events)) e);
+        end if;
+        lo := batch.done_seq;
+        continue;
+      end if;
+      -- A window lies in one segment.
+      hi := pgmb_internal.window_end(q.stream, lo, part.hi, least(size, look - looked)::integer);
       events := events || array(
-        select e from pgmb_internal.batch_events(q.stream, row('3:3:', 0, '3', base.batch_snapshot, null, null)::pgmb.batch, lo, hi,
-          asked || pgmb_internal.lagging(q, base), fresh_events.max - cardinality(events)) e);
+        select e from pgmb_internal.batch_events(q.stream, batch, lo, hi, asked || part.matching,
+          fresh_events.max - cardinality(events)) e);
       looked := looked + hi - greatest(lo, pgmb_internal.first_number(pgmb_internal.segment_of(hi)));
       lo := hi;
     end loop;
-  end if;
-
-  while cardinality(events) < fresh_events.max and looked < look and clock_timestamp() < ending loop
-    if base.place >= base.upto then
-      if opened then
-        more := false;
-        return;
-      end if;
-      opened := true;
-      base := pgmb_internal.open_batch(base, q.numbers);
-    end if;
-    if base.place < base.done_seq then
-      if pgmb_internal.has_stragglers(q.stream, pgmb_internal.batch_of(base), base.place, base.done_seq) then
-        events := events || array(
-          select e from pgmb_internal.batch_events(q.stream, pgmb_internal.batch_of(base), base.place, base.done_seq, asked,
-            fresh_events.max - cardinality(events)) e);
-      end if;
-      base.place := base.done_seq;
-    elsif base.place < base.upto then
-      -- A window lies in one segment.
-      hi := pgmb_internal.window_end(q.stream, base.place, base.upto, least(size, look - looked)::integer);
-      events := events || array(
-        select e from pgmb_internal.batch_events(q.stream, pgmb_internal.batch_of(base), base.place, hi, asked,
-          fresh_events.max - cardinality(events)) e);
-      looked := looked + hi - greatest(base.place, pgmb_internal.first_number(pgmb_internal.segment_of(hi)));
-      base.place := hi;
-    end if;
   end loop;
+  more := cardinality(events) >= fresh_events.max or looked >= look or clock_timestamp() >= ending;
 exception when others then
   if q.plain or sqlstate = 'MB024' or pgmb_internal.servers_trouble(sqlstate) or pgmb_internal.is_damage(sqlstate) then
     raise;
@@ -160,7 +145,7 @@ begin
       more := true;
       exit;
     end if;
-    select * into newest from pgmb.claim c where c.queue = q.id order by c.id desc limit 1;
+    select * into newest from pgmb_internal.queue_position(q.id);
     select array_agg(r.event) events, array_agg(r.attempt) attempts, array_agg(r.due_at) due, array_agg(r.error) errors into part
     from (
       (select (r.seq, r.event_id, r.topic, r.key, r.payload, r.headers, r.published_at)::pgmb.event event, r.attempt, r.due_at,

@@ -74,8 +74,7 @@ as $$
 declare
   q record;
   lane pgmb.queue;
-  newest pgmb.claim;
-  place bigint;
+    newest pgmb.claim;
   last bigint;
   part record;
   now timestamptz := clock_timestamp();
@@ -110,11 +109,9 @@ begin
     at_least := '{}';
     at_most := '{}';
     for lane in select l.* from pgmb.queue l where l.id = q.id or l.lane_of = q.id loop
-      select * into newest from pgmb.claim c where c.queue = lane.id order by c.id desc limit 1;
-      place := case when newest.place >= newest.upto then greatest(newest.upto, newest.batch_seq)
-        else greatest(newest.place, newest.done_seq) end;
-      place := least(place, (select min(l.place) from unnest(newest.lagging) l));
-      behind := greatest(behind, pgmb_internal.numbers_between(lane.stream, place, last));
+      select * into newest from pgmb_internal.queue_position(lane.id);
+      behind := greatest(behind, pgmb_internal.numbers_between(lane.stream,
+        least(pgmb_internal.reached(newest), (select min(l.place) from unnest(newest.lagging) l)), last));
 
       part := pgmb_internal.waiting_of(lane, newest, greatest(1000, most / q.lane_count));
       waiting := waiting + part.waiting;
@@ -193,8 +190,8 @@ begin
   oldest := counted.oldest;
   complete := counted.complete or not all_asked;
   if not (counted.complete or all_asked) then
-    waiting := pgmb_internal.numbers_between(q.stream,
-      case when newest.place >= newest.upto then newest.batch_seq else newest.done_seq end, pgmb_internal.last_seq(q.stream_name));
+        waiting := pgmb_internal.numbers_between(q.stream,
+      (select min(greatest(p.lo, (p.batch).done_seq)) from pgmb_internal.pending(q, newest) p), pgmb_internal.last_seq(q.stream_name));
   end if;
 end $$;
 
@@ -467,24 +464,20 @@ set search_path = pg_catalog, pg_temp
 as $$
 declare
   q pgmb.queue;
-  newest pgmb.claim;
-  opened pgmb.claim;
+    newest pgmb.claim;
   depth bigint := 0;
   part bigint;
 begin
   for q in select * from pgmb_internal.lanes_for_consumer(queue) loop
-    select * into newest from pgmb.claim c where c.queue = q.id order by c.id desc limit 1;
-    opened := pgmb_internal.open_batch(newest, q.numbers);
-    begin
+    select * into newest from pgmb_internal.queue_position(q.id);
+        begin
       if pgmb_internal.needs_timeout(q) then
         perform pgmb_internal.assert_timeout();
       end if;
       q.matching := q.matching || pgmb_internal.asking(q);
-      select count(*) into part from pgmb_internal.batch_events(q.stream, pgmb_internal.batch_of(opened), opened.place, opened.upto, q.matching);
-      if newest.place < newest.upto then
-        part := part + count(*) from pgmb_internal.batch_events(q.stream, pgmb_internal.batch_of(newest), newest.place, newest.upto, q.matching);
-      end if;
-      part := part + count(*) from pgmb_internal.lagging_events(q, newest);
+            select count(*) into part
+      from pgmb_internal.pending(q, newest) p
+      cross join lateral pgmb_internal.batch_events(q.stream, p.batch, p.lo, p.hi, q.matching || p.matching, raw => true);
     exception when others then
       if q.plain or pgmb_internal.servers_trouble(sqlstate) then
         raise;
