@@ -53,7 +53,7 @@ as $$
 declare
   newest pgmb.claim;
   last bigint := pgmb_internal.last_seq((queue).stream_name);
-  consumed pg_snapshot;
+  
   place bigint;
   retries bigint;
   estimate bigint;
@@ -61,14 +61,9 @@ declare
   leaf text;
   part bigint;
 begin
-  select * into newest from pgmb.claim c where c.queue = (waiting_upto.queue).id order by c.id desc limit 1;
-  if newest.place >= newest.upto then
-    place := greatest(newest.upto, newest.batch_seq);
-    consumed := newest.batch_snapshot;
-  else
-    place := greatest(newest.place, newest.done_seq);
-    consumed := newest.done_snapshot;
-  end if;
+  select * into newest from pgmb_internal.queue_position((waiting_upto.queue).id);
+    place := pgmb_internal.reached(newest);
+
   select count(*) into retries from (
     select from pgmb.retry r where r.queue = (waiting_upto.queue).id and r.lease is null limit most) unleased;
   estimate := retries + pgmb_internal.numbers_between((queue).stream, place, last);
@@ -83,9 +78,8 @@ begin
   loop
     exit when waiting >= most;
     execute 'select count(*) from (select from ' || leaf || ' e where e.seq > $1 and e.seq <= $2'
-        || ' and (e.xid >= $4 or not pg_visible_in_snapshot(e.xid, $3))' || (queue).matching
-        || pgmb_internal.without_own(newest.own, newest.own_seq) || ' limit $5) matching'
-      into part using place, last, consumed, pg_snapshot_xmax(consumed), most - waiting;
+                || ' and not pgmb_internal.is_passed($3, e.seq, e.xid)' || (queue).matching || ' limit $4) matching'
+      into part using place, last, newest, most - waiting;
     waiting := waiting + part;
   end loop;
   return waiting;

@@ -92,7 +92,7 @@ as $$
     or exists (select from pgmb.retry r where r.queue = q.id and r.due_at <= statement_timestamp()
       and r.due_at >= pgmb_internal.retry_since(q.id, statement_timestamp()))
     or (select newest.place < newest.upto or pg_sequence_last_value(q.numbers) > newest.upto
-        from (select c.place, c.upto from pgmb.claim c where c.queue = q.id order by c.id desc limit 1) newest)
+        from pgmb_internal.queue_position(q.id) newest)
 $$;
 
 -- Whether a receive that found nothing did so because it passed over as much as one call may, and not because it reached the
@@ -104,8 +104,7 @@ as $$
   select coalesce(bool_or(pgmb_internal.numbers_between(l.stream, newest.place, pgmb_internal.last_seq(l.stream_name)) >= 64), false)
   from pgmb.queue l
   cross join lateral (
-    select case when c.place >= c.upto then greatest(c.upto, c.batch_seq) else greatest(c.place, c.done_seq) end place
-    from pgmb.claim c where c.queue = l.id order by c.id desc limit 1) newest
+        select pgmb_internal.reached(c) place from pgmb_internal.queue_position(l.id) c) newest
   where (l.id = (queue).id or l.lane_of = (queue).id) and l.paused_at is null and not l.ordered
     and num_nonnulls(l.max_in_flight, l.rps) = 0
 $$;
