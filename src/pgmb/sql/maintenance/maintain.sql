@@ -222,12 +222,8 @@ as $$
   select 'queue', coalesce(head.name, q.name)
   from pgmb.queue q
   left join pgmb.queue head on head.id = q.lane_of
-  cross join lateral (select * from pgmb.claim c where c.queue = q.id order by c.id desc limit 1) newest
-  where q.stream = (segment).stream and (segment).max_xid is not null
-    and not ((segment).max_xid < pg_snapshot_xmin(newest.done_snapshot)
-      or ((segment).max_xid < pg_snapshot_xmin(newest.batch_snapshot) and (segment).last_seq <= newest.place))
-    or q.stream = (segment).stream and exists (
-      select from unnest(newest.lagging) l where l.place < (segment).last_seq and l.upto >= pgmb_internal.first_number((segment).number))
+    cross join lateral pgmb_internal.queue_position(q.id) newest
+  where q.stream = (segment).stream and not pgmb_internal.has_passed(newest, segment)
   union
   select 'queue', coalesce(head.name, q.name)
   from pgmb.queue q

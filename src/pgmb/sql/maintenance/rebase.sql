@@ -41,7 +41,7 @@ begin
     perform pgmb_internal.attach_current(s);
     last := pgmb_internal.last_seq(s.name);
     for q in select * from pgmb.queue where stream = s.id order by id loop
-      select * into newest from pgmb.claim c where c.queue = q.id order by c.id desc limit 1;
+      select * into newest from pgmb_internal.queue_position(q.id);
       -- What was leased goes to be tried again; so does what the queue has not consumed below the last event that it has.
       perform pgmb_internal.fail_events(q, array(select e.seq from pgmb_internal.claim_events(c) e), c.id, 1, clock_timestamp(),
         'rebased')
@@ -51,7 +51,8 @@ begin
       unread := array(
         select e.seq from pgmb_internal.unread_upto(s.id, newest, place, q.matching) e
         union all
-        select e.seq from pgmb_internal.lagging_events(q, newest) e);
+                select e.seq from pgmb_internal.lagging_range(q, newest) r
+        cross join lateral pgmb_internal.batch_events(q.stream, r.batch, r.lo, r.hi, q.matching || r.matching, raw => true) e);
       begin
         unread := pgmb_internal.passing(q, unread);
       exception when others then
@@ -116,12 +117,8 @@ begin
     where g.sealed_at is not null and pgmb_internal.must_rebase(g)
       and not exists (
         select from pgmb.queue q
-        cross join lateral (select * from pgmb.claim c where c.queue = q.id order by c.id desc limit 1) newest
-        where q.stream = g.stream
-          and (not (g.max_xid < pg_snapshot_xmin(newest.done_snapshot)
-              or (g.max_xid < pg_snapshot_xmin(newest.batch_snapshot) and g.last_seq <= newest.place))
-            or exists (select from unnest(newest.lagging) l
-              where l.place < g.last_seq and l.upto >= pgmb_internal.first_number(g.number))))
+                cross join lateral pgmb_internal.queue_position(q.id) newest
+        where q.stream = g.stream and not pgmb_internal.has_passed(newest, g))
       and not exists (
         select from pgmb.queue q join pgmb.claim c on c.queue = q.id
         where q.stream = g.stream and c.state in ('leased', 'leased_own')
@@ -182,10 +179,8 @@ begin
     order by g.number
   loop
     return query execute 'select ' || pgmb_internal.columns_of(stream, false) || ' from ' || leaf || ' e
-      where e.xid >= $1 and e.seq + 0 <= $2 and not pg_visible_in_snapshot(e.xid, $3)
-        and not (e.seq <= $4 and pg_visible_in_snapshot(e.xid, $5))'
-        || pgmb_internal.without_own(base.own, base.own_seq) || matching || ' order by e.seq + 0'
-      using pg_snapshot_xmin(base.done_snapshot), unread_upto.upto, base.done_snapshot, base.place, base.batch_snapshot;
+            where e.xid >= $1 and e.seq + 0 <= $2 and not pgmb_internal.is_passed($3, e.seq, e.xid)' || matching || ' order by e.seq + 0'
+      using pg_snapshot_xmin(base.done_snapshot), unread_upto.upto, base;
   end loop;
 end $$;
 
