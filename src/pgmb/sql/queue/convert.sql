@@ -90,14 +90,10 @@ returns void
 language plpgsql
 as $$
 begin
-  -- The rest of the present batch, what lags behind it, and all that came since.
+    
   perform pgmb_internal.fail_events(q, pgmb_internal.passing(q, array(
-      select e.seq from pgmb_internal.batch_events(q.stream, pgmb_internal.batch_of(base), base.place, base.upto, q.matching, raw => true) e
-      union all
-      select e.seq from pgmb_internal.lagging_events(q, base) e
-      union all
-      select e.seq from pgmb_internal.batch_events(q.stream, row(base.batch_snapshot, base.batch_seq, base.batch_next, ending,
-        base.own, base.own_seq)::pgmb.batch, 0, last, q.matching, raw => true) e)),
+            select e.seq from pgmb_internal.pending(q, base, ending, last) p
+      cross join lateral pgmb_internal.batch_events(q.stream, p.batch, p.lo, p.hi, q.matching || p.matching, raw => true) e)),
     0, 0, clock_timestamp(), null, fresh => true);
 end $$;
 

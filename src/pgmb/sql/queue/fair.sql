@@ -59,21 +59,6 @@ as $$
     (newest).place, (newest).done_snapshot, (newest).lagging, pgmb_internal.tenant_of(q.fair_by))
 $$;
 
--- The events that wait in a queue because their tenants lag, at most `most`.
-create or replace function pgmb_internal.lagging_events(q pgmb.queue, newest pgmb.claim, most bigint default 9223372036854775807)
-returns setof pgmb.event
-language plpgsql
-as $$
-begin
-  if (newest).lagging is null then
-    return;
-  end if;
-  return query
-  select e.* from (select min(l.place) place, max(l.upto) upto from unnest((newest).lagging) l) l
-  cross join lateral pgmb_internal.batch_events(q.stream, row('3:3:', 0, '3', (newest).batch_snapshot, null, null)::pgmb.batch, l.place, l.upto,
-    q.matching || pgmb_internal.lagging(q, newest), lagging_events.most) e;
-end $$;
-
 -- Which of the events that lie ahead are to be taken, at most `room`: `seqs`, of `tenants`. Those up to `ending` are passed, at
 -- most `until`; more: others are left that could be taken. `slow` are the tenants that lag from now on: they have more than a
 -- sixteenth of `ahead` events, and there is more than can be taken. `lags`: those that lag already; they and the others

@@ -78,7 +78,7 @@ declare
 begin
   -- Stable: claims, settlements and retries are read by one snapshot, so that a message on its way is met once.
   for q in select * from pgmb_internal.lanes_for_consumer(pending_messages.queue) loop
-    select * into newest from pgmb.claim c where c.queue = q.id order by c.id desc limit 1;
+    select * into newest from pgmb_internal.queue_position(q.id);
     if pgmb_internal.needs_timeout(q) then
       perform pgmb_internal.assert_timeout();
     end if;
@@ -86,13 +86,8 @@ begin
     return query
     select e.seq, e.id, 1, false, e.topic::text, e.payload::json, e.headers::json, e.published_at, null::text
     from (
-      select b.* from pgmb_internal.batch_events(q.stream, pgmb_internal.batch_of(newest), newest.place, newest.upto, q.matching) b
-      where newest.place < newest.upto
-      union all
-      select b.* from pgmb_internal.lagging_events(q, newest) b
-      union all
-      select b.* from pgmb_internal.batch_events(q.stream, row(newest.batch_snapshot, newest.batch_seq, newest.batch_next,
-        pgmb_internal.snapshot_with_own(), newest.own, newest.own_seq)::pgmb.batch, 0, 9223372036854775807, q.matching) b
+            select b.* from pgmb_internal.pending(q, newest, pgmb_internal.snapshot_with_own(), 9223372036854775807) p
+      cross join lateral pgmb_internal.batch_events(q.stream, p.batch, p.lo, p.hi, q.matching || p.matching) b
     ) e
     order by case when q.when_full = 'drop_oldest' then e.seq end desc
     limit case when q.when_full = 'drop_oldest' then q.max_length end;

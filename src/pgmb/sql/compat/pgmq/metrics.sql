@@ -8,8 +8,8 @@ language plpgsql
 as $$
 declare
   q pgmb.queue;
-  newest pgmb.claim;
-  opened pgmb.claim;
+    newest pgmb.claim;
+  pending pgmb.pending;
   part bigint;
   -- The number of messages that may be skipped.
   more bigint := (select count(*) from pgmq.passed_over o where o.queue = (unread.queue).id);
@@ -17,24 +17,17 @@ declare
 begin
   max := least(max, 9223372036854775807 - more);
   select * into q from pgmb.queue where id = (unread.queue).id;
-  select * into newest from pgmb.claim c where c.queue = q.id order by c.id desc limit 1;
-  if newest.place < newest.upto then
+    select * into newest from pgmb_internal.queue_position(q.id);
+  for pending in select * from pgmb_internal.pending(q, newest) loop
     return query
-    select e.* from pgmb_internal.batch_events(q.stream, pgmb_internal.batch_of(newest), newest.place, newest.upto, '', max + more) e
+    select e.* from pgmb_internal.batch_events(q.stream, pending.batch, pending.lo, pending.hi, '', max + more) e
     where not exists (select from pgmq.passed_over o where o.queue = q.id and o.msg_id = e.seq)
     limit max;
     get diagnostics part = row_count;
     max := max - part;
-  end if;
-  if max > 0 then
-    opened := pgmb_internal.open_batch(newest, q.numbers);
-    return query
-    select e.* from pgmb_internal.batch_events(q.stream, pgmb_internal.batch_of(opened), opened.place, opened.upto, '', max + more) e
-    where not exists (select from pgmq.passed_over o where o.queue = q.id and o.msg_id = e.seq)
-    limit max;
-    get diagnostics part = row_count;
-    max := max - part;
-  end if;
+    exit when max <= 0;
+  end loop;
+
   if own is not null and max > 0 then
     return query execute format('select %s from %s e where e.xid = $1 and e.seq + 0 > $2
         and not exists (select from pgmq.passed_over o where o.queue = $3 and o.msg_id = e.seq) limit $4',
@@ -58,7 +51,7 @@ declare
   at pgmb.claim;
 begin
   select * into q from pgmb.queue where id = (count_unread.queue).id;
-  select * into at from pgmb.claim c where c.queue = q.id order by c.id desc limit 1;
+  select * into at from pgmb_internal.queue_position(q.id);
   -- The rest of the batch that is being read, what committed late in it, what came after it, what committed late there,
   -- and what this transaction sent.
   execute format('select count(*), min(u.published_at), max(u.published_at)

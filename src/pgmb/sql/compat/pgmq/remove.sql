@@ -10,11 +10,9 @@ declare
   unread bigint[];
 begin
   execute 'select array_agg(e.seq) from ' || (queue).log || ' e where e.seq = any ($1)
-      and not pg_visible_in_snapshot(e.xid, $2) and not (pg_visible_in_snapshot(e.xid, $3) and e.seq <= $4)
-      and (e.xid = $5 and e.seq <= $6) is not true
-      and not exists (select from pgmq.passed_over o where o.queue = $7 and o.msg_id = e.seq)'
-  into unread
-  using numbers, (at).done_snapshot, (at).batch_snapshot, (at).place, (at).own, (at).own_seq, (queue).id;
+            and not pgmb_internal.is_passed($2, e.seq, e.xid)
+      and not exists (select from pgmq.passed_over o where o.queue = $3 and o.msg_id = e.seq)'
+  into unread using numbers, at, (queue).id;
   return coalesce(unread, '{}');
 end $$;
 
