@@ -344,8 +344,8 @@ MUTATIONS = [
     ),
     Mutation(
         "an event that becomes due keeps the time of an earlier decision",
-        "lease_due_in_order",
-        ", decided_at = lease_due_in_order.now",
+        "wake_first",
+        ", decided_at = wake_first.now",
         "",
         clock.test_events_that_became_due_while_the_clock_was_ahead_come_when_it_is_right,
         {"kind": "ordered"},
@@ -377,8 +377,8 @@ MUTATIONS = [
     Mutation(
         "a rebase takes what a queue has not received for received",
         "rebase_passed",
-        "and (not (g.max_xid <",
-        "and (false and not (g.max_xid <",
+        "and not pgmb_internal.has_passed(newest, g)",
+        "and false",
         rebasing.test_a_rebase_of_a_long_history_locks_few_segments_at_once,
         {},
     ),
