@@ -32,7 +32,7 @@ from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, Self
 from unittest import mock
 
-from harness import spark_settings
+from harness import spark_python, spark_settings
 from harness.ports import free_port
 from harness.processes import children_of, kill_group
 from harness.spark_settings import HOST
@@ -245,8 +245,8 @@ def _workers_alive(page: int) -> int:
 def session(
     directory: Path, master: str = LOCAL, conf: Mapping[str, str] | None = None, *, lasting: bool = False
 ) -> Generator[SparkSession]:
-    """A session of this process on `master`; its JVM ends with it. One at a time. `lasting`: see
-    `spark_settings.environment`."""
+    """A session of this process on `master`; its JVM ends with it. One at a time. Its Python workers are
+    those of `spark_python` unless it is `lasting`, see `spark_settings.environment`."""
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
@@ -256,6 +256,10 @@ def session(
         importlib.import_module(module)  # which compiles it, once for all workers
     variables = spark_settings.environment(directory, master, conf, lasting=lasting)
     del variables["TMPDIR"]  # of this process, which outlives the directory
+    if not lasting:
+        variables["PYSPARK_PYTHON"] = variables["PYSPARK_DRIVER_PYTHON"] = str(
+            spark_python.executable(directory)
+        )
     with mock.patch.dict(os.environ, variables):
         spark = SparkSession.builder.getOrCreate()
     # The JVM that this Python started; pyspark leaves it to live on as long as this process.
