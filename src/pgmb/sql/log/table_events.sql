@@ -170,7 +170,7 @@ end $$;
 
 -- Publishes a statement's mutations: the trigger that push_table_mutations makes, once a statement. What it writes does
 -- not depend on the writer's settings. Errors: MB040 a queue is full; 42501 the table's owner may no longer publish to
--- the stream; whatever the serialiser raises.
+-- the stream; 40001 the writer's snapshot is older than the table as it is; whatever the serialiser raises.
 create or replace function pgmb_internal.publish_mutations()
 returns trigger
 language plpgsql security definer
@@ -188,9 +188,26 @@ declare
   olds bigint := 0;
   news bigint := 0;
   shape record;
+  as_seen boolean;
   events refcursor;
   event record;
 begin
+  if current_setting('transaction_isolation') in ('repeatable read', 'serializable') then
+    -- The snapshot may not show the trigger itself, and what is asked below would be answered wrongly.
+    if not exists (select from pg_trigger t where t.tgrelid = tg_relid and t.tgname = tg_name) then
+      perform pgmb_internal.raise_table_changed(tg_relid);
+    end if;
+    if tg_op <> 'TRUNCATE' then
+      begin
+        execute pgmb_internal.comparison_with_snapshot(tg_relid, case tg_op when 'DELETE' then 'old' else 'new' end) into as_seen;
+      exception when undefined_column then
+        as_seen := false;
+      end;
+      if not as_seen then
+        perform pgmb_internal.raise_table_changed(tg_relid);
+      end if;
+    end if;
+  end if;
   -- Without its transition tables, new_rows would be found by name: a view of the caller's, run as the owner.
   if tg_level <> 'STATEMENT' or tg_when <> 'AFTER' or not exists (
     select from pg_trigger t
@@ -269,6 +286,45 @@ begin
   return null;
 end $$;
 
+-- A statement that tells whether a table is what the transaction's snapshot shows of it, null where nothing was written. Which
+-- columns are published, and whether their types are safe, is asked by that snapshot, but rows are written as the table is now:
+-- without this, a column that was added after the snapshot is missing in the events, or its type calls a function of its owner.
+-- Rights, definitions and types of values are asked of the present. Another default serialiser counts, too.
+create or replace function pgmb_internal.comparison_with_snapshot(tabl oid, side text)
+returns text
+language plpgsql stable
+as $$
+declare
+  serialiser oid := to_regprocedure('pgmb.serialise_record_for_event(oid, text, record)');
+  primary_key record;
+  fields record;
+begin
+  select i.indexrelid, c.relreplident = 'd' and coalesce(i.indimmediate, true) told into primary_key
+  from pg_class c left join pg_index i on i.indrelid = c.oid and i.indisprimary
+  where c.oid = comparison_with_snapshot.tabl;
+  select coalesce(max(a.attnum), 0) last,
+    coalesce(string_agg(format('pg_typeof(w.%I)::oid = %s', a.attname, a.atttypid), ' and ') filter (where not a.attisdropped), 'true') same
+  into fields
+  from pg_attribute a where a.attrelid = comparison_with_snapshot.tabl and a.attnum > 0;
+  return case
+    when primary_key.told is null
+      or primary_key.told and pg_get_replica_identity_index(comparison_with_snapshot.tabl) is distinct from primary_key.indexrelid
+      or has_column_privilege(comparison_with_snapshot.tabl, (fields.last + 1)::smallint, 'select') is not null
+      or serialiser is not null and not exists (
+        select from pg_proc p where p.oid = serialiser and strpos(pg_get_functiondef(p.oid), p.prosrc) > 0)
+    then 'select false'
+    else format('select %s from %s_rows w limit 1', fields.same, comparison_with_snapshot.side) end;
+end $$;
+
+create or replace function pgmb_internal.raise_table_changed(tabl regclass)
+returns void
+language plpgsql
+as $$
+begin
+  raise exception 'table % changed after this transaction''s snapshot', raise_table_changed.tabl using errcode = '40001',
+    hint = 'Try the transaction again.';
+end $$;
+
 -- How rows of a table are published: the columns of its primary key; whether their JSON can be taken apart again: no
 -- serialiser of the user's, no virtual columns, no types that might be foreign, and no values of type json, also inside
 -- others, with \u0000 in them.
@@ -314,8 +370,6 @@ begin
     else (select '[' || string_agg(("row" -> k.name)::text, ', ' order by k.place) || ']'
       from unnest(keys) with ordinality k (name, place)) end);
 end $$;
-
--- Whether the user has replaced the serialiser.
 
 -- Whether the serialiser is the user's: its source is none of the defaults of any version, not even one with a line changed.
 create or replace function pgmb_internal.serialiser_is_custom()
