@@ -102,6 +102,14 @@ create type pgmb.pending as (
   matching text
 );
 
+-- An event that could be received now, with the attempt that comes; of one that is due again, since when and after which error.
+create type pgmb.receivable as (
+  event pgmb.event,
+  attempt integer,
+  due_at timestamptz,
+  error text
+);
+
 -- What pgmb.claim_next leased: its claim's id, and (lo, hi] of one segment, the events that `batch` shows and `done` does not.
 -- A type of its own: PostgreSQL puts a record of OUT parameters together again at every call.
 create type pgmb.claimed as (

@@ -1,9 +1,10 @@
 -- What a queue would deliver next, without a lease. Nothing here writes, locks a row or takes a transaction id.
 
 -- Events of leases that expired and that no receive has swept yet, at most `max`: the next receive makes them due at once.
--- Looks at 200 expired claims, as a sweep does, and at those that it left because their holder was settling them.
+-- Looks at as many expired claims as a sweep does, and at those that it left because their holder was settling them.
 create or replace function pgmb_internal.lapsed_events(q pgmb.queue, newest pgmb.claim, now timestamptz, max bigint)
-returns table (event pgmb.event, attempt integer, expired_at timestamptz)
+returns setof pgmb.receivable
+
 language plpgsql stable
 as $$
 declare
@@ -15,7 +16,7 @@ begin
     select c.* from (
       (select passing.id from pgmb.claim passing
       where passing.queue + 0 = q.id and passing.expires_at > (newest).swept and passing.expires_at <= lapsed_events.now
-      order by passing.expires_at limit 200)
+      order by passing.expires_at limit pgmb_internal.sweep_batch())
       union select unnest((newest).held)
       union select s.claim from pgmb.shortened s where s.queue = q.id) one
     -- Each by itself, as in pgmb_internal.in_flight.
@@ -26,12 +27,13 @@ begin
     exit when got >= lapsed_events.max;
     if lapsed.state = 'leased_retries' then
       return query
-      select (r.seq, r.event_id, r.topic, r.key, r.payload, r.headers, r.published_at)::pgmb.event, r.attempt + 1, lapsed.expires_at
+      select (r.seq, r.event_id, r.topic, r.key, r.payload, r.headers, r.published_at)::pgmb.event, r.attempt + 1, lapsed.expires_at, 'lease expired'
+
       from pgmb.retry r where r.queue = q.id and r.lease = lapsed.id and r.attempt < q.max_attempts
       order by r.seq limit lapsed_events.max - got;
     elsif q.max_attempts > 1 and not pgmb_internal.is_void(lapsed.queue, lapsed.id) then
       return query
-      select e, 2, lapsed.expires_at from pgmb_internal.claim_events(lapsed) e limit lapsed_events.max - got;
+      select e, 2, lapsed.expires_at, 'lease expired' from pgmb_internal.claim_events(lapsed) e limit lapsed_events.max - got;
     end if;
     get diagnostics part = row_count;
     got := got + part;
@@ -106,6 +108,35 @@ exception when others then
       hint = 'A receive that meets this event pauses the queue. Change what it asks for with pgmb.bind.';
 end $$;
 
+-- What could be received now of a queue that is at `newest`, or of a lane of it: what is due again, then what ended leases held,
+-- at most `max` of each, then, if that is less than `max`, what waits in the log, without what its length lets be. looked, more: as
+-- fresh_events. Not what PGMQ's functions keep in tables of their own, nor the failed requests of endpoints.
+create or replace function pgmb_internal.receivable(
+  q pgmb.queue, newest pgmb.claim, max bigint, look bigint, now timestamptz,
+  out events pgmb.receivable[], out looked bigint, out more boolean
+)
+language plpgsql stable
+as $$
+declare
+  fresh record;
+begin
+  looked := 0;
+  more := true;
+  events := array(
+    (select ((r.seq, r.event_id, r.topic, r.key, r.payload, r.headers, r.published_at)::pgmb.event, r.attempt, r.due_at,
+      left(r.error, 300))::pgmb.receivable
+    from pgmb.retry r where r.queue = q.id and r.due_at <= receivable.now
+    order by r.due_at, r.together, r.id limit receivable.max)
+    union all
+    select l from pgmb_internal.lapsed_events(q, newest, receivable.now, receivable.max) l);
+  if cardinality(events) < receivable.max then
+    fresh := pgmb_internal.fresh_events(q, newest, receivable.max, receivable.look, receivable.now);
+    events := events || array(select (e, 1, null, null)::pgmb.receivable from unnest(fresh.events) e);
+    looked := fresh.looked;
+    more := fresh.more;
+  end if;
+end $$;
+
 -- What a queue would deliver next if it were not paused, without leasing it: {events, looked, more}. First what is due
 -- again, with `due_at` and the attempt that comes, then fresh events (due_at null, attempt 1) from the queue's position, in
 -- the order of the log. Each event comes with the beginning of its payload and how many bytes it has. At most `max` (200)
@@ -130,10 +161,7 @@ declare
   part record;
   looked bigint := 0;
   more boolean := false;
-  events pgmb.event[] := '{}';
-  attempts integer[] := '{}';
-  due timestamptz[] := '{}';
-  errors text[] := '{}';
+    events pgmb.receivable[] := '{}';
   ranks integer[] := '{}';
 begin
   lanes := array(select l from pgmb_internal.lanes_for_consumer(next_events.queue) l);
@@ -146,41 +174,21 @@ begin
       exit;
     end if;
     select * into newest from pgmb_internal.queue_position(q.id);
-    select array_agg(r.event) events, array_agg(r.attempt) attempts, array_agg(r.due_at) due, array_agg(r.error) errors into part
-    from (
-      (select (r.seq, r.event_id, r.topic, r.key, r.payload, r.headers, r.published_at)::pgmb.event event, r.attempt, r.due_at,
-        left(r.error, 300) error
-      from pgmb.retry r where r.queue = q.id and r.due_at <= now
-      order by r.due_at, r.together, r.id limit most)
-      union all
-      select l.event, l.attempt, l.expired_at, 'lease expired' from pgmb_internal.lapsed_events(q, newest, now, most) l) r;
+    part := pgmb_internal.receivable(q, newest, most, greatest(1, least(next_events.look, 100000) / cardinality(lanes)), now);
     events := events || part.events;
-    attempts := attempts || part.attempts;
-    due := due || part.due;
-    errors := errors || part.errors;
-    if cardinality(part.events) < most is not false then
-      part := pgmb_internal.fresh_events(q, newest, most,
-        greatest(1, least(next_events.look, 100000) / cardinality(lanes)), now);
-      events := events || part.events;
-      looked := looked + part.looked;
-      more := more or part.more;
-    else
-      more := true;
-    end if;
-    ranks := ranks || array_fill(case when q.shards > 1 then 0 else q.lane end, array[cardinality(events) - cardinality(ranks)]);
-    attempts := attempts || array_fill(1, array[cardinality(events) - cardinality(attempts)]);
-    due := due || array_fill(null::timestamptz, array[cardinality(events) - cardinality(due)]);
-    errors := errors || array_fill(null::text, array[cardinality(events) - cardinality(errors)]);
+    looked := looked + part.looked;
+    more := more or part.more;
+    ranks := ranks || array_fill(case when q.shards > 1 then 0 else q.lane end, array[cardinality(part.events)]);
   end loop;
   return json_build_object('events', coalesce((
-      select json_agg(json_build_object('seq', e.seq, 'id', e.id, 'topic', e.topic, 'key', e.key,
-        'payload', left(e.payload::text, 300), 'bytes', octet_length(e.payload::text), 'published_at', e.published_at,
+      select json_agg(json_build_object('seq', (e.event).seq, 'id', (e.event).id, 'topic', (e.event).topic, 'key', (e.event).key,
+        'payload', left((e.event).payload::text, 300), 'bytes', octet_length((e.event).payload::text),
+        'published_at', (e.event).published_at,
         'attempt', e.attempt, 'due_at', e.due_at, 'error', e.error) order by e.place)
       from (
         select e.*, row_number() over (
-          order by e.rank, e.due_at is null, e.due_at, case when lanes[1].shards > 1 then e.seq end, e.nth) place
-        from unnest(events, attempts, due, errors, ranks) with ordinality
-          e (seq, id, topic, key, payload, headers, published_at, attempt, due_at, error, rank, nth)) e
+          order by e.rank, e.due_at is null, e.due_at, case when lanes[1].shards > 1 then (e.event).seq end, e.nth) place
+        from unnest(events, ranks) with ordinality e (event, attempt, due_at, error, rank, nth)) e
       where e.place <= most), '[]'),
     'looked', looked, 'more', more or cardinality(events) > most);
 end $$;
