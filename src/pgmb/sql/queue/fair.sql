@@ -364,7 +364,8 @@ begin
       numbers := pgmb_internal.without_expired(q, base.id + 1, numbers, now);
     end if;
     expired := cardinality(numbers) < cardinality(fresh.seqs) + cardinality(slow.seqs);
-    exit when not pending and cardinality(numbers) = 0 and not expired and fresh.passed < 64 and base.lagging is null;
+    exit when not pending and cardinality(numbers) = 0 and not expired and fresh.passed < pgmb_internal.worth_a_claim()
+      and base.lagging is null;
     base := slow.base;
     if fresh.opened then
       base := pgmb_internal.note_pair(base, noted);

@@ -193,7 +193,7 @@ begin
       exit when opened;
       opened := true;
       base := pgmb_internal.open_batch(base, q.numbers);
-      pending := pending or base.upto - base.done_seq >= 64;
+      pending := pending or base.upto - base.done_seq >= pgmb_internal.worth_a_claim();
       if not pgmb_internal.has_stragglers(q.stream, pgmb_internal.batch_of(base), 0, base.done_seq) then
         base.place := base.done_seq;
         exit when base.upto = base.done_seq;
@@ -219,7 +219,7 @@ begin
           and r.due_at >= pgmb_internal.retry_since(q.id, now))));
     exit when picked.waits;
     base.place := picked.upto;
-    pending := pending or picked.looked > 0 or base.place - lo >= 64;
+    pending := pending or picked.looked > 0 or base.place - lo >= pgmb_internal.worth_a_claim();
     wrote := wrote or picked.wrote;
     taken := picked.taken;
     windows := windows + 1;

@@ -8,6 +8,14 @@ as $$
   select * from pgmb.claim c where c.queue = queue_position.queue order by c.id desc limit 1
 $$;
 
+-- How many numbers a receive passes for nothing before it writes a claim for that alone: to pass fewer again costs less.
+create or replace function pgmb_internal.worth_a_claim()
+returns integer
+language sql immutable parallel safe
+as $$
+  select 64
+$$;
+
 -- The number up to which a queue has come: at or below it waits only what committed late, and in a fair queue what lags.
 -- Inlined.
 create or replace function pgmb_internal.reached(at pgmb.claim)

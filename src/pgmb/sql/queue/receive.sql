@@ -141,7 +141,7 @@ begin
       base.batch_next := greatest(pgmb_internal.xid_before(pg_current_xact_id()), base.batch_next);
       base.batch_seq := greatest(note_pair.noted, base.batch_seq);
     end if;
-  elsif base.upto - base.batch_seq >= 64 then
+  elsif base.upto - base.batch_seq >= pgmb_internal.worth_a_claim() then
     base.batch_next := greatest(pgmb_internal.xid_before(pgmb_internal.unused_xid()), base.batch_next);
     base.batch_seq := base.upto;
   end if;
@@ -336,7 +336,7 @@ begin
       read_before := base.upto;
       base := pgmb_internal.open_batch(base, q.numbers, again => true);
       -- Whatever it holds (a rotation, what was rolled back), later calls need not pass over it again.
-      pending := pending or base.upto - base.done_seq >= 64;
+      pending := pending or base.upto - base.done_seq >= pgmb_internal.worth_a_claim();
       rereads := (read_before - base.done_seq) * 4 > receive_plain.max;
     end if;
     lo := coalesce(lo, base.place);
@@ -396,7 +396,9 @@ begin
     exit when got > 0 or base.place < base.upto;
   end loop;
 
-  if opened and (got > 0 or pending or scanned >= 64 or swept.released > 0 or entry_xid is not null) then
+  if opened and (got > 0 or pending or scanned >= pgmb_internal.worth_a_claim() or swept.released > 0
+    or entry_xid is not null)
+  then
     base := pgmb_internal.note_pair(base, case when entry_xid is null then noted end, again => got > 0);
   end if;
   if got > 0 then
@@ -413,7 +415,7 @@ begin
       return;
     end if;
   end if;
-  if pending or scanned >= 64 then
+  if pending or scanned >= pgmb_internal.worth_a_claim() then
     perform pgmb_internal.write_claim(base, 0, 'position', q.bindings, 0, base.place, base.place, 'infinity');
   end if;
 end $$;

@@ -197,7 +197,7 @@ begin
     base.place := coalesce(first - 1, hi);
     passed := passed + greatest(0, base.place - began);
   end loop;
-  if passed < 64 and not moved then
+  if passed < pgmb_internal.worth_a_claim() and not moved then
     return 0;
   end if;
   if opened then

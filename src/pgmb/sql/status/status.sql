@@ -1,6 +1,14 @@
 -- Status: what stands where. Everything here is counted by bounded look-ups, so that it costs the same with a backlog of
 -- ten or of ten million, and says where a figure is a bound; queue_depth counts exactly, on request.
 
+-- Where a figure of status that is counted ends: at_least names it then.
+create or replace function pgmb_internal.counted_upto()
+returns integer
+language sql immutable parallel safe
+as $$
+  select 10000
+$$;
+
 -- How many sequence numbers of a stream lie between two of them, by what its segments hold.
 create or replace function pgmb_internal.numbers_between(stream integer, lo bigint, hi bigint)
 returns bigint
@@ -78,8 +86,9 @@ declare
   last bigint;
   part record;
   now timestamptz := clock_timestamp();
+  bound constant integer := pgmb_internal.counted_upto();
   -- Shared by all queues, so that many of them do not make the whole dear.
-  most bigint := greatest(1000, least(10000, 200000 / (select greatest(count(*), 1) from pgmb.queue h where h.lane_of is null)));
+  most bigint := greatest(1000, least(bound, 200000 / (select greatest(count(*), 1) from pgmb.queue h where h.lane_of is null)));
   oldest timestamptz;
   oldest_lease timestamptz;
 begin
@@ -137,25 +146,25 @@ begin
       into part
       from (
         select r.attempt = 1 and (r.ordered or r.error is null and r.due_at <= now) parked, r.published_at from pgmb.retry r
-        where r.queue = lane.id and r.lease is null limit 10001) r;
+        where r.queue = lane.id and r.lease is null limit bound + 1) r;
       waiting := waiting + part.parked;
       oldest := least(oldest, part.oldest);
       retries := retries + part.retries;
-      if part.parked + part.retries > 10000 then
+      if part.parked + part.retries > bound then
         at_least := at_least || '{waiting,retries}'::text[];
       end if;
       select count(*) filter (where d.lease is null or d.due_at <= now) waiting, count(*) filter (where d.lease is not null and d.due_at > now) leased,
         count(distinct d.lease) filter (where d.due_at > now) leases
-      into part from (select d.lease, d.due_at from pgmb.delivery d where d.queue = lane.id limit 10001) d;
+      into part from (select d.lease, d.due_at from pgmb.delivery d where d.queue = lane.id limit bound + 1) d;
       retries := retries + part.waiting;
       leases := leases + part.leases;
       leased_events := leased_events + part.leased;
-      dead := dead + (select count(*) from (select from pgmb.dead d where d.queue = lane.id limit 10001) counted);
+      dead := dead + (select count(*) from (select from pgmb.dead d where d.queue = lane.id limit bound + 1) counted);
     end loop;
-    at_least := array(select distinct one from unnest(at_least || case when retries > 10000 then '{retries}'::text[] end
-      || case when dead > 10000 then '{dead}'::text[] end) one where one <> all (at_most));
-    retries := least(retries, 10000);
-    dead := least(dead, 10000);
+    at_least := array(select distinct one from unnest(at_least || case when retries > bound then '{retries}'::text[] end
+      || case when dead > bound then '{dead}'::text[] end) one where one <> all (at_most));
+    retries := least(retries, bound);
+    dead := least(dead, bound);
     oldest_age := now - oldest;
     oldest_lease_age := now - oldest_lease;
     return next;
@@ -246,6 +255,7 @@ declare
   earlier record;
   span interval;
   now timestamptz := clock_timestamp();
+  bound constant integer := pgmb_internal.counted_upto();
 begin
   for s in select * from pgmb.stream order by name loop
     stream := s.name;
@@ -257,9 +267,9 @@ begin
     into segments, unsealed, unarchived, bytes
     from pgmb.segment g where g.stream = s.id;
     events := pgmb_internal.numbers_between(s.id, 0, last);
-    select count(*) into delayed from (select from pgmb.delayed d where d.stream = s.name limit 10001) counted;
-    at_least := case when delayed > 10000 then '{delayed}' else '{}' end;
-    delayed := least(delayed, 10000);
+    select count(*) into delayed from (select from pgmb.delayed d where d.stream = s.name limit bound + 1) counted;
+    at_least := case when delayed > bound then '{delayed}' else '{}' end;
+    delayed := least(delayed, bound);
     select * into ticked from pgmb.tick t where t.stream = s.id order by t.id desc limit 1;
     last_tick_age := now - ticked.at;
     -- What was published since the last tick before those seconds. While the ticker runs, that tick has all that came

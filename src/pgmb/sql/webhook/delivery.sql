@@ -101,7 +101,8 @@ create or replace function pgmb_internal.stopped_early(queue pgmb.queue)
 returns boolean
 language sql volatile
 as $$
-  select coalesce(bool_or(pgmb_internal.numbers_between(l.stream, newest.place, pgmb_internal.last_seq(l.stream_name)) >= 64), false)
+  select coalesce(bool_or(pgmb_internal.numbers_between(l.stream, newest.place, pgmb_internal.last_seq(l.stream_name))
+    >= pgmb_internal.worth_a_claim()), false)
   from pgmb.queue l
   cross join lateral (
         select pgmb_internal.reached(c) place from pgmb_internal.queue_position(l.id) c) newest
