@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import time
 from functools import partial
@@ -268,3 +269,26 @@ async def test_a_queue_that_is_being_moved_holds_up_no_other_queue(
             await asyncio.sleep(1.5)
         await until(partial(_last, seen, "a"))
     assert caplog.text.count("cannot receive") == 1
+
+
+async def test_a_worker_of_a_dropped_queue_asks_less_and_less_often_and_says_so_once(
+    dsn: str, db: psycopg.Connection[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    app, seen = pgmb.App(dsn), list[int]()
+    app.on("a", queue="gone")(seen.append)
+    with caplog.at_level(logging.DEBUG, "pgmb.app"):
+        async with working(app) as broker:
+            db.execute("select pgmb.drop_queue('gone')")
+            failed = r"queue gone: (cannot receive: .*?); retrying in ([0-9.]+) s"
+
+            def attempts(level: int) -> list[tuple[str, str]]:
+                said = "\n".join(one.getMessage() for one in caplog.records if one.levelno >= level)
+                return re.findall(failed, said)
+
+            await until(lambda: "0.8" in [pause for _, pause in attempts(logging.DEBUG)])
+            warned = [text for text, _ in attempts(logging.WARNING)]
+            assert 0 < len(warned) == len(set(warned)) < len(attempts(logging.DEBUG))
+            db.execute("select pgmb.create_queue('gone', '{a}')")
+            await broker.publish("a", 1)
+            await until(lambda: seen == [1])
+    assert "queue gone: receiving again" in caplog.text

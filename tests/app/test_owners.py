@@ -15,9 +15,10 @@ import psycopg
 import pytest
 
 import pgmb
+from harness.stalling import StallingProxy
 from harness.waiting import until
 from pgmb import doctor
-from pgmb.app import declaring
+from pgmb.app import declaring, heartbeats
 from tests.app.stage import working
 
 Rows = list[tuple[Any, ...]]
@@ -52,6 +53,13 @@ def program(dsn: str, module: str, topic: str) -> tuple[pgmb.App, list[Any]]:
     source = f"@app.on({topic!r})\nasync def notify(number: int) -> None:\n    seen.append(number)\n"
     exec(source, there.__dict__)
     return app, seen
+
+
+def silent_after(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """A worker counts itself as silent after that time, and sends heartbeats ten times as often."""
+    monkeypatch.setattr(heartbeats, "SILENT_SECONDS", seconds)
+    monkeypatch.setattr(heartbeats, "HEARTBEAT_EVERY_SECONDS", seconds / 10)
+    monkeypatch.setattr(heartbeats, "_POLLER_SECONDS", seconds / 10)
 
 
 def bound(db: psycopg.Connection[Any], queue: str = "q") -> list[str]:
@@ -371,8 +379,42 @@ async def test_a_queue_that_a_transaction_locks_is_worked_and_declared_later(
 async def test_a_worker_that_stood_still_binds_its_patterns_again(
     dsn: str, db: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(declaring, "_SILENT_SECONDS", 1.0)
+    silent_after(monkeypatch, 1.0)
     async with working(shop(dsn, "a", "b")[0]):
         db.execute("select pgmb.bind('q', '{a}')")
         time.sleep(1.5)  # noqa: ASYNC251 - the event loop stands still
+        await until(lambda: bound(db) == ["a", "b"])
+
+
+async def test_a_worker_whose_network_was_away_takes_back_what_others_removed_meanwhile(
+    dsn: str, db: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silent_after(monkeypatch, 1.0)
+    with StallingProxy(dsn) as proxy:
+        away, seen = shop(proxy.dsn, "a", "b", rps=500)
+        away.every("0 3 * * *", "a", name="nightly")
+        async with working(away):
+            assert bound(db) == ["a", "b"]
+            proxy.cut()
+            await until(lambda: (proxy.refused or 0) > 0)
+            db.execute("update pgmb.worker set heartbeat_at = heartbeat_at - interval '31 s'")
+            db.execute("select pgmb.drop_schedule('nightly')")
+            async with working(shop(dsn, "a")[0]):
+                db.execute("select pgmb.prune_queue('q')")
+                assert (bound(db), setting(db, "rps")) == (["a"], None)
+                await asyncio.sleep(1.2)
+            proxy.restore()
+            await until(lambda: (bound(db), setting(db, "rps")) == (["a", "b"], 500))
+            await until(lambda: db.execute("select name from pgmb.schedules()").fetchall() == [("nightly",)])
+            async with await pgmb.aconnect(dsn) as direct:
+                await direct.publish("b", 7)
+            await until(lambda: seen == [7])
+
+
+async def test_a_worker_binds_again_within_minutes_what_was_removed_without_its_knowledge(
+    dsn: str, db: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(declaring, "_KEEP_EVERY_SECONDS", 0.0)
+    async with working(shop(dsn, "a", "b")[0]):
+        db.execute("select pgmb.bind('q', '{a}')")
         await until(lambda: bound(db) == ["a", "b"])

@@ -142,6 +142,7 @@ class Consumer:
     async def _receive(self) -> None:
         pause = settling.FIRST_PAUSE_SECONDS
         held = False
+        told = ""
         while not self._stopping.is_set():
             carried = self._carried
             wanted = self.size.next
@@ -163,16 +164,26 @@ class Consumer:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._stopping.wait(), pause)
             except settling.DATABASE_ERRORS as error:
-                logger.warning(
-                    "queue %s: cannot receive: %s; retrying in %.1f s", self.name, str(error).strip(), pause
+                text = str(error).strip()
+                logger.log(
+                    logging.DEBUG if text == told else logging.WARNING,
+                    "queue %s: cannot receive: %s; retrying in %.1f s",
+                    self.name,
+                    text,
+                    pause,
                 )
+                told = text
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._stopping.wait(), pause)
+                smaller = False
                 if isinstance(error, psycopg.Error) and not is_lost_connection(error):
                     self._limit.failed(size, error)
                     await self._bury_unreadable(error)
-                pause = min(pause * 2, LONGEST_RETRY_SECONDS) if size == 1 else settling.FIRST_PAUSE_SECONDS
+                    smaller = size > 1
+                pause = settling.FIRST_PAUSE_SECONDS if smaller else min(pause * 2, LONGEST_RETRY_SECONDS)
             else:
+                if told:
+                    logger.info("queue %s: receiving again", self.name)
                 self._limit.succeeded(size, wanted)
                 self._carried = None
                 if lease:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 import math
@@ -47,9 +48,8 @@ _RUNS_OTHER_CODE = "select pgmb.runs_other_code(%s::text, %s::text)"
 # How long the answer to that holds.
 _OTHER_CODE_SECONDS = 1.0
 _AGAIN_EVERY_SECONDS = HEARTBEAT_EVERY_SECONDS
-# A worker that is silent for so long does not count as live (pgmb_internal.declarations).
-_SILENT_SECONDS = 30.0
-# The database forgets a worker that it has not heard of for an hour, and a queue that is dropped.
+# The database forgets a worker that it has not heard of for an hour, and a queue that is dropped. Patterns
+# may be removed unnoticed: when its clock jumps ahead, no worker counts as live until its next heartbeat.
 _KEEP_EVERY_SECONDS = 300.0
 
 
@@ -184,7 +184,7 @@ class Declarations:
         self._pending: dict[str, list[str] | None] = {}
         """The settings that wait; None: all of the declaration, as a lock was not free."""
         self._other_code: dict[str, tuple[float, bool]] = {}
-        self._looked_at = time.monotonic()
+        self._told = asyncio.Event()
 
     async def declare(self, queues: Sequence[QueueSpec]) -> dict[str, QueueSettings]:
         """Create the queues that are not there, and their streams; add patterns, change settings.
@@ -216,24 +216,30 @@ class Declarations:
             level = logging.INFO if one.kind in {"patterns", "stopped"} else logging.WARNING
             logger.log(level, "queue %s: %s. %s", one.queue, one.message, one.hint)
 
+    def repeat(self) -> None:
+        """Declare all in full again: others may have removed what this worker declares."""
+        self._pending.update(dict.fromkeys(self._queues))
+        self._told.set()
+
     async def run(self, changed: Callable[[str, QueueSettings], None]) -> None:
         """Make the changes that wait, once other workers are gone. Until cancelled."""
         keep_at = time.monotonic() + _KEEP_EVERY_SECONDS
         while True:
-            await asyncio.sleep(_AGAIN_EVERY_SECONDS)
-            now = time.monotonic()
-            if now > self._looked_at + _SILENT_SECONDS:
-                # This process stood still and did not count as live: its patterns may be pruned.
-                for name in self._queues:
-                    self._pending.setdefault(name, ["patterns"])
-            self._looked_at = now
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._told.wait(), _AGAIN_EVERY_SECONDS)
+            self._told.clear()
             keeping = time.monotonic() > keep_at
             if keeping:
                 keep_at = time.monotonic() + _KEEP_EVERY_SECONDS
             for name in list(self._queues if keeping else self._pending):
+                # Taken out before the answer: what is added meanwhile is not part of it.
+                waiting = self._pending.pop(name, [])
+                names = ["patterns", *waiting] if keeping and waiting is not None else waiting
                 try:
-                    found = await self._tell(self._queues[name], self._pending.get(name, []))
+                    found = await self._tell(self._queues[name], names)
                 except settling.DATABASE_ERRORS as error:
+                    if waiting != []:
+                        self._pending.setdefault(name, waiting)
                     logger.warning("queue %s: cannot declare it: %s", name, str(error).strip())
                 else:
                     changed(name, found.consumed)
@@ -283,11 +289,9 @@ class Declarations:
             logger.warning(
                 "queue %s: a transaction locks it; using it as it is, declaring it later", queue.name
             )
-            self._pending[queue.name] = only
+            self._pending.setdefault(queue.name, only)
         elif found.pending:
-            self._pending[queue.name] = found.pending
-        else:
-            self._pending.pop(queue.name, None)
+            self._pending.setdefault(queue.name, found.pending)
         if found.added:
             logger.info("queue %s: added %s", queue.name, ", ".join(found.added))
         if found.applied or found.reset:

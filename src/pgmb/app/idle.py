@@ -134,6 +134,7 @@ class IdlePoller:
     async def _look(self, queues: list[str]) -> None:
         size = min(self._waiting[queue].size.next for queue in queues)
         heartbeat = self._heartbeats.due()
+        sent = time.monotonic()
         try:
             with self._deadline.enforced():
                 if len(queues) == 1 and heartbeat is None:
@@ -161,6 +162,8 @@ class IdlePoller:
             await asyncio.sleep(pause)
             return
         self._retrying.found()
+        if heartbeat is not None:
+            self._heartbeats.arrived(sent)
         if not lease:
             return
         self._pace.found()

@@ -104,6 +104,8 @@ async def work(spec: WorkSpec, stop: asyncio.Event, started: Callable[[], None] 
             await create_replies(broker)
         schedules = Schedules(broker, heartbeats.worker, spec.schedules)
         declared = await schedules.declare()
+        heartbeats.when_back(declarations.repeat)
+        heartbeats.when_back(schedules.repeat)
         if spec.services:
             await stack.enter_async_context(_upkeep(spec))
         elif spec.services is None and declared:

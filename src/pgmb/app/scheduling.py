@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import logging
@@ -32,6 +33,7 @@ class Schedules:
         self._worker = worker
         self._schedules = schedules
         self._pending = list(schedules)
+        self._told = asyncio.Event()
 
     async def declare(self) -> bool:
         """Create the schedules that are not there, and change those that all live workers declare alike.
@@ -44,7 +46,7 @@ class Schedules:
             await self._tell()
         except PermissionDenied as error:
             logger.warning("using the existing schedules: %s", error)
-            self._pending = []
+            self._schedules, self._pending = {}, []
             return False
         if self._pending:
             logger.warning(
@@ -53,28 +55,38 @@ class Schedules:
             )
         return True
 
+    def repeat(self) -> None:
+        """Declare all of them again: others may have changed what this worker declares."""
+        self._pending = list(self._schedules)
+        self._told.set()
+
     async def run(self) -> None:
         """Make the changes that wait, once the workers that declare otherwise are gone. Until cancelled."""
-        while self._pending:
-            await asyncio.sleep(_AGAIN_EVERY_SECONDS)
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._told.wait(), _AGAIN_EVERY_SECONDS if self._pending else None)
+            self._told.clear()
             try:
                 await self._tell()
             except settling.DATABASE_ERRORS as error:
                 logger.warning("cannot declare schedules: %s", str(error).strip())
 
     async def _tell(self) -> None:
+        pending = self._pending
         digests = {name: _digest(settings) for name, settings in self._schedules.items()}
         try:
             async with self._broker.connection() as conn, conn.transaction():
                 with translated():
                     cursor = await conn.execute(_DECLARE, [self._worker, json.dumps(digests)])
                     ((agreed,),) = await cursor.fetchall()
-                changing = [name for name in self._pending if name in agreed]
+                changing = [name for name in pending if name in agreed]
                 for name in changing:
                     await self._broker.create_schedule(name, **self._schedules[name], conn=conn)
         except LockNotAvailable:
             return  # another process declares its own at this moment
-        self._pending = [name for name in self._pending if name not in changing]
+        # A repeat that was asked for meanwhile is still to come.
+        if self._pending is pending:
+            self._pending = [name for name in pending if name not in changing]
 
 
 def _digest(settings: Mapping[str, Any]) -> str:
