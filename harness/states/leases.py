@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import NamedTuple
 from uuid import UUID
 
@@ -27,6 +28,12 @@ def kept_claims(db: Db) -> int:
 def newest_claim(db: Db, queue: str = "q") -> int:
     """The number of a queue's newest lease. It changes when something is received."""
     return int(value(db, f"select c.id {_NEWEST}", [queue]))
+
+
+def lease_durations(db: Db) -> list[timedelta]:
+    """How long each lease in flight lasts, from the time of its decision."""
+    lasting = f"select expires_at - coalesce(extended_at, at) from pgmb.claim where {_IN_FLIGHT}"
+    return [duration for (duration,) in rows(db, lasting)]
 
 
 def lease_state(db: Db, claim: int) -> str:

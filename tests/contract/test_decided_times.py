@@ -6,6 +6,8 @@ Without it nothing tells that the time was written while the clock was ahead, an
 from __future__ import annotations
 
 import re
+import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import psycopg
 import pytest
 
 import pgmb
+from harness.states import lease_durations, publish
 
 SOURCES = Path(pgmb.__file__).parent / "sql"
 UPDATE = re.compile(
@@ -62,3 +65,31 @@ def test_the_time_of_a_decision_is_read_when_it_is_made(
         [table, column],
     ).fetchone()
     assert row in {(None,), ("clock_timestamp()",)}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        "ordered => false",
+        "ordered => true",
+        "fair_by => 'key'",
+        "lanes => '{urgent}'",
+        "filter => '$.payload >= 0'",
+    ],
+)
+def test_a_lease_and_its_end_rest_on_one_reading_of_the_clock(
+    db: psycopg.Connection[Any], settings: str
+) -> None:
+    """Of two readings, one may be before a step of the clock and one behind it."""
+    db.execute(f"select pgmb.create_queue('q', {settings})".encode())
+    receive = "select lease from pgmb.receive('q', 1, '7 min')"
+    publish(db, 3, keys=("a", "b", "c"))
+    for leases, how in enumerate(("release", "extend", "keep"), 1):
+        ((lease,),) = db.execute(receive).fetchall()
+        if how == "release":
+            db.execute("select pgmb.release(%s)", [lease])
+            db.execute(receive)
+        elif how == "extend":
+            db.execute("select pgmb.extend(%s, '7 min')", [lease])
+        assert lease_durations(db) == [timedelta(minutes=7)] * leases
+        time.sleep(0.06)

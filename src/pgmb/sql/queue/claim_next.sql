@@ -95,11 +95,11 @@ begin
   -- looked for every 50 ms.
   if claim_next.counted is null then
     insert into pgmb.claim (queue, id, token, state, bindings, events, lo, hi, place, upto, done_snapshot, done_seq, done_next,
-      batch_snapshot, batch_seq, batch_next, read_before, expires_at, swept, openings)
+      batch_snapshot, batch_seq, batch_next, read_before, expires_at, swept, openings, at)
     select claim_next.queue, before.id + 1, claim_next.token, 'leased', q.bindings, claim_next.max, before.place, before.ending,
       before.ending, before.upto, before.done_snapshot, before.done_seq, before.done_next,
       before.batch_snapshot, before.from_seq, before.batch_next, before.read_before, now + q.lease_for,
-      case when before.stale then now else before.swept end, before.openings
+      case when before.stale then now else before.swept end, before.openings, now
     from (
       select c.id, c.place, c.place + claim_next.max ending, c.upto, c.done_snapshot, c.done_seq, c.done_next,
         c.batch_snapshot, c.batch_next, c.read_before, c.swept, c.own is null and c.held is null simple,
@@ -154,11 +154,11 @@ begin
       claimed := (base.id + 1, claim_next.start, least(claim_next.last, claim_next.start + claim_next.max), claim_next.seen,
         pg_snapshot_xmin(claim_next.seen), base.done, pg_snapshot_xmax(base.done));
       insert into pgmb.claim (queue, id, token, state, bindings, events, lo, hi, place, upto, done_snapshot, done_seq, done_next,
-        batch_snapshot, batch_seq, batch_next, read_before, expires_at, swept, openings)
+        batch_snapshot, batch_seq, batch_next, read_before, expires_at, swept, openings, at)
       values (claim_next.queue, claimed.id, claim_next.token, 'leased', q.bindings, claimed.hi - claimed.lo, claimed.lo,
         claimed.hi, claimed.hi, case when claimed.hi < claim_next.last then noted else claimed.hi end,
         claimed.done, claimed.lo, base.next, claimed.batch, claimed.hi, base.next, claimed.lo, now + q.lease_for,
-        case when base.stale then now else base.swept end, base.openings);
+        case when base.stale then now else base.swept end, base.openings, now);
     end if;
   end if;
   if claimed.id is null or claim_next.ack is null then

@@ -372,7 +372,7 @@ begin
     end if;
     if cardinality(numbers) > 0 then
       perform pgmb_internal.write_claim(base, token, 'leased', q.bindings, cardinality(numbers), n.first - 1, n.last,
-        claim_in_turn.expires_at, chosen => numbers)
+        claim_in_turn.expires_at, chosen => numbers, at => claim_in_turn.now)
       from (select min(one) first, max(one) last from unnest(numbers) one) n;
     else
       perform pgmb_internal.write_claim(base, 0, 'position', q.bindings, 0, base.place, base.place, 'infinity');

@@ -67,12 +67,14 @@ as $$
   select pgmb_internal.token_of_bits(pgmb_internal.lease_bits(lease))
 $$;
 
--- Appends the claim that follows `base`: the queue's new position, and the lease of (lo, hi] if it is one.
+-- Appends the claim that follows `base`: the queue's new position, and the lease of (lo, hi] if it is one. at: the reading of
+-- the clock that expires_at rests on; of two readings, one may be before a step of the clock and one behind it.
 -- Another session's claim of that number can only be there when this transaction's snapshot is older than
 -- it: the caller tries again (40001).
 create or replace function pgmb_internal.write_claim(
   base pgmb.claim, token bigint, state pgmb.claim_state, bindings integer, events bigint, lo bigint, hi bigint,
-  expires_at timestamptz, keys integer[] default null, chosen bigint[] default null
+  expires_at timestamptz, keys integer[] default null, chosen bigint[] default null,
+  at timestamptz default clock_timestamp()
 )
 returns void
 language plpgsql
@@ -81,12 +83,12 @@ begin
   insert into pgmb.claim (queue, id, token, state, bindings, events, lo, hi, place, upto,
     done_snapshot, done_seq, done_next, batch_snapshot, batch_seq, batch_next, read_before,
     own, own_seq, expires_at, swept, held, keys, open, paid_until, first_origin, passed_keys, passed_origins, passed_seqs,
-    chosen, lagging, openings)
+    chosen, lagging, openings, at)
   values (base.queue, base.id + 1, write_claim.token, write_claim.state, write_claim.bindings, write_claim.events,
     write_claim.lo, write_claim.hi, base.place, base.upto,
     base.done_snapshot, base.done_seq, base.done_next, base.batch_snapshot, base.batch_seq, base.batch_next,
     base.read_before, base.own, base.own_seq, write_claim.expires_at, base.swept, base.held, write_claim.keys,
-    base.open, base.paid_until, base.first_origin, base.passed_keys, base.passed_origins, base.passed_seqs, write_claim.chosen, base.lagging, base.openings)
+    base.open, base.paid_until, base.first_origin, base.passed_keys, base.passed_origins, base.passed_seqs, write_claim.chosen, base.lagging, base.openings, write_claim.at)
   on conflict do nothing;
   if not found then
     perform pgmb_internal.raise_moved_on();

@@ -196,7 +196,7 @@ begin
   end loop;
   base := pgmb_internal.pass_keys(base, leased);
   events := pgmb_internal.lease_retried(base, lease_due_in_order.bindings, leased, lease_due_in_order.expires_at,
-    lease_due_in_order.token);
+    lease_due_in_order.token, lease_due_in_order.now);
   if events > 0 then
     perform pgmb_internal.wake_first(base, array(
       select distinct t.key from pgmb.retry t where t.id = any (leased) and t.key is not null), lease_due_in_order.now);

@@ -238,7 +238,7 @@ begin
     base.open := base.open || (base.id + 1);
     perform pgmb_internal.write_claim(base, token, 'leased', q.bindings, taken + cardinality(picked.expired), lo, base.place,
       now + lease_for, picked.keys,
-      case when asks then array(select one from unnest(chosen) one where one <= base.place) end);
+      case when asks then array(select one from unnest(chosen) one where one <= base.place) end, now);
     if cardinality(picked.expired) > 0 then
       insert into pgmb.settlement (queue, claim, seq)
       select q.id, base.id + 1, one from unnest(picked.expired) one;

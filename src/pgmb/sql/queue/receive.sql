@@ -403,7 +403,7 @@ begin
   end if;
   if got > 0 then
     perform pgmb_internal.write_claim(base, receive_plain.token, 'leased', q.bindings, got, lo, base.place,
-      now + receive_plain.lease_for);
+      now + receive_plain.lease_for, at => now);
     return;
   end if;
 
@@ -645,10 +645,10 @@ begin
             end if;
           end if;
           insert into pgmb.claim (queue, id, token, state, bindings, events, lo, hi, place, upto, done_snapshot, done_seq,
-            done_next, batch_snapshot, batch_seq, batch_next, read_before, expires_at, swept, openings)
+            done_next, batch_snapshot, batch_seq, batch_next, read_before, expires_at, swept, openings, at)
           values (q.id, base.id + 1, token, 'leased', q.bindings, got, lo, base.place, base.place, base.upto, base.done_snapshot,
             base.done_seq, base.done_next, base.batch_snapshot, base.batch_seq, base.batch_next, base.read_before,
-            now + q.lease_for, base.swept, base.openings);
+            now + q.lease_for, base.swept, base.openings, now);
           return;
         end if;
         if opens and base.place = base.upto and base.upto - lo < 64 then

@@ -71,7 +71,8 @@ begin
       select d.together from due d order by d.due_at, d.together, d.id limit 1)
     window w as (order by d.due_at, d.id)) c
   where c.place = 1 or not (c.stopped or c.heavy);
-  return pgmb_internal.lease_retried(lease_due.base, lease_due.bindings, leased, lease_due.expires_at, lease_due.token);
+  return pgmb_internal.lease_retried(lease_due.base, lease_due.bindings, leased, lease_due.expires_at, lease_due.token,
+    lease_due.now);
 end $$;
 
 -- Leases what is due again of a queue that is at `base`, or of a lane of it, in a claim that follows. Returns how many
@@ -137,7 +138,7 @@ end $$;
 -- Leases rows of pgmb.retry, which the caller has locked, in a claim that follows `base`. Returns how many. If this
 -- transaction is superseded it cannot commit: its claim would be void, and no sweep would give the rows back.
 create or replace function pgmb_internal.lease_retried(
-  base pgmb.claim, bindings integer, leased bigint[], expires_at timestamptz, token bigint
+  base pgmb.claim, bindings integer, leased bigint[], expires_at timestamptz, token bigint, now timestamptz
 )
 returns bigint
 language plpgsql
@@ -146,11 +147,11 @@ begin
   if leased is null then
     return 0;
   end if;
-  update pgmb.retry r set lease = (lease_retried.base).id + 1, due_at = 'infinity', decided_at = clock_timestamp(),
+  update pgmb.retry r set lease = (lease_retried.base).id + 1, due_at = 'infinity', decided_at = lease_retried.now,
     fresh = false
   where r.id = any (lease_retried.leased);
   perform pgmb_internal.write_claim(lease_retried.base, lease_retried.token, 'leased_retries', lease_retried.bindings, cardinality(leased),
-    (lease_retried.base).place, (lease_retried.base).place, lease_retried.expires_at);
+    (lease_retried.base).place, (lease_retried.base).place, lease_retried.expires_at, at => lease_retried.now);
   perform pgmb_internal.recheck_at_commit((lease_retried.base).queue, (lease_retried.base).id + 1);
   return cardinality(leased);
 end $$;

@@ -466,6 +466,7 @@ set plan_cache_mode = force_generic_plan
 as $$
 declare
   held pgmb.claim;
+  now timestamptz;
   expires timestamptz;
 begin
   perform pgmb_internal.assert_consumer(pgmb_internal.lease_queue(lease), null);
@@ -474,9 +475,10 @@ begin
   if held.id is null then
     perform pgmb_internal.raise_lost(extend.lease);
   end if;
-  select clock_timestamp() + coalesce(extend.lease_for, q.lease_for) into expires
+  now := clock_timestamp();
+  select now + coalesce(extend.lease_for, q.lease_for) into expires
   from pgmb.queue q where q.id = held.queue;
-  update pgmb.claim c set expires_at = expires, extended_at = clock_timestamp() where c.queue = held.queue and c.id = held.id;
+  update pgmb.claim c set expires_at = expires, extended_at = now where c.queue = held.queue and c.id = held.id;
   if expires < held.expires_at then
     -- Sweeps may pass the new end before this commits.
     insert into pgmb.shortened (queue, claim) values (held.queue, held.id);
