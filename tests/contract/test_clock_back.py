@@ -347,3 +347,59 @@ def test_an_idle_queue_does_not_hold_retention_after_the_clock_was_ahead(
             s.maintain()
         clock.set(right)
         assert s.row("select count(*) from pgmb.log_main") == 0
+
+
+def first_call_that_drops(s: Stepped, clock: Clock, intervals: list[timedelta]) -> int | None:
+    """The call of maintain() that drops a segment which is old enough from the first on."""
+    s.row("select pgmb.alter_stream('main', keep_for => '1 second')::text")
+    s.publish("old")
+    s.row("select pgmb.rotate()")
+    s.maintain()
+    for call, interval in enumerate(intervals, 1):
+        clock.set(clock.ahead + interval)
+        s.maintain()
+        if not s.row("select count(*) from pgmb.log_main where topic = 'old'"):
+            return call
+    return None
+
+
+@pytest.mark.parametrize("minutes", [6, 10, 60, 1440])
+def test_a_maintain_that_is_called_seldom_deletes_by_age(
+    clocked_server: tuple[Server, Clock], minutes: int
+) -> None:
+    server, clock = clocked_server
+    right = clock.ahead
+    dsn = server.dsn(create_database(server))
+    schema.install(dsn)
+    with psycopg.connect(dsn, autocommit=True) as db:
+        s = Stepped(db)
+        interval = timedelta(minutes=minutes)
+        try:
+            assert first_call_that_drops(s, clock, [interval] * 3) in (1, 2, 3)
+            assert first_call_that_drops(s, clock, [interval] * 3) in (1, 2, 3), "each time"
+        finally:
+            clock.set(right)
+
+
+@pytest.mark.parametrize("way", ["after a pause", "and back, and ahead again"])
+def test_a_clock_that_jumps_far_ahead_deletes_nothing_while_another_jump_is_waited_for(
+    clocked_server: tuple[Server, Clock], way: str
+) -> None:
+    server, clock = clocked_server
+    right = clock.ahead
+    dsn = server.dsn(create_database(server))
+    schema.install(dsn)
+    pause, year, minute = timedelta(minutes=6), timedelta(days=365), timedelta(minutes=1)
+    intervals = (
+        [pause, year, minute] if way == "after a pause" else [year, minute, -year, minute, year, minute]
+    )
+    with psycopg.connect(dsn, autocommit=True) as db:
+        s = Stepped(db)
+        s.maintain()
+        try:
+            assert first_call_that_drops(s, clock, intervals) is None
+            assert first_call_that_drops(s, clock, [timedelta(minutes=4)] * 4) is not None, (
+                "once it has stood"
+            )
+        finally:
+            clock.set(right)

@@ -60,7 +60,9 @@ create table pgmb.clock (
   -- The latest time that lay ahead and is known: a later one was written since, by a clock that was ahead.
   latest timestamptz not null default '-infinity',
   -- How much time had passed when the clock stepped ahead.
-  stepped_ahead interval
+  stepped_ahead interval,
+  -- How long nobody had called maintain() then, by the clock. Null if the clock went back since.
+  jumped_by interval
 );
 insert into pgmb.clock default values;
 

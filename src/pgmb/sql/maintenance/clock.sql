@@ -74,7 +74,8 @@ declare
 begin
   if now < seen - interval '1 second' then
     update pgmb.clock c
-    set zero = c.zero + (now - seen), stepped_back = seen - c.zero, back_from = seen, back_at = now, latest = greatest(c.latest, seen);
+    set zero = c.zero + (now - seen), stepped_back = seen - c.zero, back_from = seen, back_at = now, jumped_by = null,
+      latest = greatest(c.latest, seen);
   elsif jump > interval '0' then
     update pgmb.segment s
     set closed_at = s.closed_at + (now - seen), sealed_at = s.sealed_at + (now - seen),
@@ -82,9 +83,15 @@ begin
         else s.last_published_at end
     from pgmb.clock c
     where seen < c.back_from and now >= c.back_from and s.closed_at between c.back_at and seen and s.dropped_at is null;
-    -- Not later for each jump: where maintain() is called once in an hour, each call is one.
+    -- Where maintain() is called once in an hour, each call looks like a jump: one about as long as a jump that is waited for is
+    -- such a call, and the time that it counts for is time in which the clock stood.
     update pgmb.clock c
-    set zero = c.zero + jump, stepped_ahead = case when pgmb_internal.clock_jumped() then c.stepped_ahead else seen - c.zero end;
+    set zero = c.zero + jump, jumped_by = now - seen,
+      stepped_ahead = case
+        when now - seen <= 2 * c.jumped_by and seen - c.zero < c.stepped_ahead + pgmb_internal.jump_stands_after()
+          then c.stepped_ahead
+        else seen - c.zero
+      end;
   end if;
 end $$;
 
