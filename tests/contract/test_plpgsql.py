@@ -34,7 +34,7 @@ where p.pronamespace = any ('{pgmb,pgmb_internal,pgmb_condition,pgmq}'::regnames
 # Functions with a record that dynamic SQL fills, whose columns plpgsql_check cannot know.
 DYNAMIC = {
     *("pgmb_internal.choose", "pgmb_internal.count_newest", "pgmb_internal.count_waiting"),
-    "pgmb.bury_unreadable",
+    *("pgmb.bury_unreadable", "pgmb_internal.still_to_come"),
     *("pgmb_internal.stragglers", "pgmb_internal.take_fresh", "pgmb_internal.take_lagging", "pgmb.receive"),
 }
 

@@ -61,6 +61,7 @@ select pgmb.passing(%s::bigint[], %s::text[], %s::text[], %s::json[], %s::json[]
   equals => %s, filter => %s, params => %s)
 """
 _INSERT: Final = "select pgmb.replay_events(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s)"
+_SENT: Final = "select events, bytes from pgmb.describe_replays() where id = %s"
 _END: Final = "select pgmb.end_replay(%s)"
 
 
@@ -188,7 +189,7 @@ class Replayer:
         replay = self.find(id)
         if replay.ended_at is not None:
             return
-        done, size, seq = replay.events, replay.bytes, replay.seq
+        seq = replay.seq
         pace = Pace(rate)
         with self._connected() as database:
             for found, upto in self._read(replay, seq):
@@ -202,9 +203,9 @@ class Replayer:
                     database.execute(_INSERT, [id, seq, end, *_arrays(piece)])
                     seq = end
                     pace.passed(piece.num_rows)
-                    done += piece.num_rows
-                    size += sum(_bytes(piece.column(name)) for name in _TEXTS)
-                    yield Counted(done, size)
+                    # An ordered queue is not sent what it has before it.
+                    for done, size in database.execute(_SENT, [id]):
+                        yield Counted(done, size)
             database.execute(_END, [id])
 
     @contextmanager

@@ -70,9 +70,10 @@ end $$;
 
 -- Inserts the next events of a replay into its target and moves it on from after_seq to upto_seq: all events of the replay
 -- with after_seq < seq <= upto_seq must be given. In a queue they are due at once, as dead letters are after redrive(); other queues
--- do not see them. They keep id, key and published_at and get the header pgmb-replay, the replay's id, if their headers are
--- an object. Returns how many. Lock: the row of the replay. Errors: MB004 the replay has ended or stands elsewhere: another
--- process continues it. Support.
+-- do not see them. An ordered queue is sent nothing that it has before it: that comes anyway, in its order. They keep id, key
+-- and published_at and get the header pgmb-replay, the replay's id, if their headers are an object. Returns how many were
+-- inserted. Lock: the row of the replay. Errors: MB004 the replay has ended or stands elsewhere: another
+-- process continues it, MB013 the ordered queue does not take an event and has others of its key before it, MB024. Support.
 create or replace function pgmb.replay_events(
   replay uuid, after_seq bigint, upto_seq bigint, seqs bigint[], ids uuid[], topics text[], keys text[], payloads text[],
   headers text[], times timestamptz[]
@@ -84,7 +85,8 @@ as $$
 declare
   replayed pgmb.lake_replay;
   target pgmb.queue;
-  given bigint := cardinality(replay_events.seqs);
+  sent bigint := cardinality(replay_events.seqs);
+  coming bigint[] := '{}';
   now timestamptz := clock_timestamp();
 begin
   perform pgmb_internal.assert_read_committed();
@@ -98,13 +100,18 @@ begin
   if replayed.queue is not null then
     perform pgmb_internal.administer(replayed.queue, shared => true);
     select * into target from pgmb.queue q where q.id = replayed.queue;
+    if target.ordered and target.stream = replayed.stream then
+      coming := pgmb_internal.still_to_come(target, replay_events.seqs);
+    end if;
     insert into pgmb.retry (queue, due_at, attempt, seq, event_id, topic, key, payload, headers, published_at, ordered)
     select case when target.lanes is null and target.shards = 1 then target.id
         else pgmb_internal.lane_for(target, e.seq, e.topic, e.key) end, now, 1, e.seq, e.id, e.topic, e.key, e.payload::json,
       pgmb_internal.with_replay(e.headers, replayed.id), e.published_at, target.ordered
     from unnest(replay_events.seqs, replay_events.ids, replay_events.topics, replay_events.keys, replay_events.payloads,
       replay_events.headers, replay_events.times) e (seq, id, topic, key, payload, headers, published_at)
+    where e.seq not in (select unnest(coming))
     order by e.seq;
+    get diagnostics sent = row_count;
   else
     execute format('insert into pgmb.%I (id, topic, key, payload, headers, published_at)
       select e.id, e.topic, e.key, e.payload::json, pgmb_internal.with_replay(e.headers, $8), e.published_at
@@ -113,14 +120,15 @@ begin
     using replay_events.seqs, replay_events.ids, replay_events.topics, replay_events.keys, replay_events.payloads,
       replay_events.headers, replay_events.times, replayed.id;
   end if;
-  update pgmb.lake_replay r set seq = replay_events.upto_seq, events = r.events + given, moved_at = now,
+  update pgmb.lake_replay r set seq = replay_events.upto_seq, events = r.events + sent, moved_at = now,
     bytes = r.bytes + coalesce((
       select sum(octet_length(e.topic) + coalesce(octet_length(e.key), 0) + octet_length(e.payload)
         + coalesce(octet_length(e.headers), 0))
-      from unnest(replay_events.topics, replay_events.keys, replay_events.payloads, replay_events.headers)
-        e (topic, key, payload, headers)), 0)
+      from unnest(replay_events.seqs, replay_events.topics, replay_events.keys, replay_events.payloads, replay_events.headers)
+        e (seq, topic, key, payload, headers)
+      where e.seq not in (select unnest(coming))), 0)
   where r.id = replayed.id;
-  return given;
+  return sent;
 end $$;
 
 -- The queue behind a queue's lanes or shards that takes an event.

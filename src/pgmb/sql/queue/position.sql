@@ -96,3 +96,74 @@ begin
     from unnest(at.lagging) l;
   end if;
 end $$;
+
+-- How many numbers of the log still_to_come looks at for older events of a key.
+create or replace function pgmb_internal.order_look()
+returns bigint
+language sql immutable parallel safe
+as $$
+  select 100000::bigint
+$$;
+
+-- Those of these events of its stream that an ordered queue has before it and gives in their order: they lie ahead of its
+-- position, a lease holds them, or they wait to be tried again. If they were sent as well, newer events of a key would come before older ones.
+-- One that lies ahead and that the queue does not take comes only if it is sent, and only before what waits of its key.
+-- Errors: MB013 events of its key wait ahead, MB024 the queue's condition needs a statement_timeout.
+create or replace function pgmb_internal.still_to_come(head pgmb.queue, numbers bigint[])
+returns bigint[]
+language plpgsql
+set enable_seqscan = off
+set enable_bitmapscan = off
+set jit = off
+as $$
+declare
+  lane pgmb.queue;
+  newest pgmb.claim;
+  leases pgmb.claim[];
+  one record;
+  untaken integer[];
+  ahead record;
+  coming bigint[] := '{}';
+begin
+  for lane in select q.* from pgmb.queue q where head.id in (q.id, q.lane_of) order by q.lane loop
+    -- In the order in which an event moves: what a receive takes meanwhile is in a lease, what fails meanwhile waits.
+    select * into newest from pgmb_internal.queue_position(lane.id);
+    leases := array(
+      select c from pgmb.claim c
+      where c.queue = lane.id and c.state in ('leased', 'leased_own') and not pgmb_internal.is_void(c.queue, c.id));
+    untaken := '{}';
+    for one in
+      execute format('select (%s)::pgmb.event event, e.xid, pgmb_internal.is_passed($2, e.seq, e.xid) passed
+        from pgmb.%I e
+        where e.seq = any ($1) and case when e.key is null then e.seq else hashtext(e.key)::bigint end & $3 = $4',
+        pgmb_internal.event_columns((select s.salt from pgmb.stream s where s.id = lane.stream)), 'log_' || lane.stream_name)
+      using still_to_come.numbers, newest, lane.shards - 1, case when lane.shards = 1 then 0 else lane.lane end
+    loop
+      if exists (select from pgmb.retry r where r.queue = lane.id and r.event_id = (one.event).id and r.seq = (one.event).seq) then
+        coming := coming || (one.event).seq;
+      elsif not one.passed then
+        if coalesce(pgmb_internal.takes(lane, one.event), true) then
+          coming := coming || (one.event).seq;
+        elsif (one.event).key is not null then
+          untaken := untaken || pgmb_internal.key_hash((one.event).key);
+        end if;
+      elsif exists (
+        select from unnest(leases) c
+        where pgmb_internal.is_of_claim(c, (one.event).seq, (one.event).key, one.xid) and not exists (
+          select from pgmb.settlement s where s.queue = lane.id and s.claim = c.id and s.seq = (one.event).seq))
+      then
+        coming := coming || (one.event).seq;
+      end if;
+    end loop;
+    if untaken <> '{}' then
+      lane.matching := lane.matching || pgmb_internal.with_keys(untaken);
+      ahead := pgmb_internal.fresh_events(lane, newest, 1, pgmb_internal.order_look(), clock_timestamp());
+      if ahead.more then
+        raise exception 'queue % has events before it of the same keys, which these would overtake', quote_literal(head.name)
+          using errcode = 'MB013',
+            hint = 'The queue does not take these events itself. Send them once its consumers have received what waits.';
+      end if;
+    end if;
+  end loop;
+  return coming;
+end $$;

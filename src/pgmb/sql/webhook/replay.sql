@@ -1,8 +1,9 @@
 -- Replay: sends events from the log, and dead letters, to one endpoint again, at once and as a first attempt.
 
--- Sends events from the log to an endpoint again, by id, even if they do not match it, and returns how many were found.
--- To find ids that publishers set, it may read the whole log. Errors: MB060 no such endpoint,
--- MB002 no queue feeds it. For admins.
+-- Sends events from the log to an endpoint again, by id, even if they do not match it, and returns how many it sends. To an
+-- ordered endpoint only those that it has handled or passed: the others come anyway, in their order. To find ids that
+-- publishers set, it may read the whole log. Errors: MB060 no such endpoint, MB002 no queue feeds it, MB013 an event does not
+-- match the ordered endpoint, and others of its key wait there, MB024 its condition needs a statement_timeout. For admins.
 create or replace function pgmb.resend(endpoint text, ids uuid[])
 returns bigint
 language plpgsql security definer
@@ -18,7 +19,8 @@ begin
 end $$;
 
 -- Sends matching events from the log to an endpoint again, published from `since` until before `until`: at most `max`
--- events, oldest first, whose topic matches a pattern and which pass a jsonpath filter. Returns their number. Uses the
+-- events, oldest first, whose topic matches a pattern and which pass a jsonpath filter. Returns their number. To an ordered
+-- endpoint it sends only what that has handled or passed: the rest comes anyway, in its order. Uses the
 -- endpoint's current patterns and filter. Reads the log from `since` on. Errors: MB060 no such endpoint, MB002 no queue feeds it, MB005 no `since`,
 -- MB007 invalid pattern, MB009 invalid filter, MB012 history since then is gone, MB024 an SQL condition or a costly
 -- filter is used without a statement_timeout. For admins.
@@ -224,7 +226,7 @@ begin
 end $$;
 
 -- Has events wait for an endpoint, due at once, as if they had never been tried: those that wait already too, but for what
--- is on its way. Returns how many.
+-- is on its way. To an ordered endpoint nothing is sent that it has before it. Returns how many. Errors: those of still_to_come.
 create or replace function pgmb_internal.send_again(endpoint uuid, feed pgmb.queue, events pgmb.event[])
 returns bigint
 language plpgsql
@@ -232,6 +234,9 @@ language plpgsql
 set enable_nestloop = off
 set jit = off
 as $$
+declare
+  coming bigint[] := '{}';
+  sent bigint;
 begin
   -- One that is being dropped is waited for.
   perform from pgmb.endpoint e where e.id = send_again.endpoint for key share;
@@ -250,20 +255,26 @@ begin
     from unnest(send_again.events) e
     where e.seq not in (select a.seq from again a)
     order by e.seq;
-  else
-    with again as (
-      update pgmb.retry r set attempt = 1, due_at = clock_timestamp(), decided_at = clock_timestamp(), expiries = 0, together = null
-      from unnest(send_again.events) e, pgmb.queue lane
-      where feed.id in (lane.id, lane.lane_of) and r.queue = lane.id and r.seq = e.seq and r.lease is null
-      returning r.seq
-    )
+    return cardinality(send_again.events);
+  end if;
+  if feed.ordered then
+    coming := pgmb_internal.still_to_come(feed, array(select e.seq from unnest(send_again.events) e));
+  end if;
+  with again as (
+    update pgmb.retry r set attempt = 1, due_at = clock_timestamp(), decided_at = clock_timestamp(), expiries = 0, together = null
+    from unnest(send_again.events) e, pgmb.queue lane
+    where feed.id in (lane.id, lane.lane_of) and r.queue = lane.id and r.seq = e.seq and r.lease is null
+    returning r.seq
+  ), inserted as (
     insert into pgmb.retry (queue, due_at, attempt, seq, event_id, topic, key, payload, headers, published_at, ordered)
     select lane.id, clock_timestamp(), 1, e.seq, e.id, e.topic, e.key, e.payload, e.headers, e.published_at, feed.ordered
     from unnest(send_again.events) e
     join pgmb.queue lane on feed.id in (lane.id, lane.lane_of) and case when feed.shards = 1 then lane.id = feed.id
       else case when e.key is null then e.seq else hashtext(e.key)::bigint end & (feed.shards - 1) = lane.lane end
-    where e.seq not in (select a.seq from again a)
-    order by e.seq;
-  end if;
-  return cardinality(send_again.events);
+    where e.seq not in (select a.seq from again a) and e.seq not in (select unnest(coming))
+    order by e.seq
+    returning seq
+  )
+  select count(*) into sent from (select a.seq from again a union select i.seq from inserted i) both_ways;
+  return sent;
 end $$;
