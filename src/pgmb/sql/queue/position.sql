@@ -75,7 +75,9 @@ returns setof pgmb.pending
 language plpgsql
 as $$
 begin
-  return query select * from pgmb_internal.lagging_range(q, at);
+  if at.lagging is not null then
+    return query select * from pgmb_internal.lagging_range(q, at);
+  end if;
   if at.place < at.upto then
     return next (pgmb_internal.batch_of(at), at.place, at.upto, '')::pgmb.pending;
   end if;
@@ -87,15 +89,12 @@ end $$;
 -- Of that, what waits because its tenant lags.
 create or replace function pgmb_internal.lagging_range(q pgmb.queue, at pgmb.claim)
 returns setof pgmb.pending
-language plpgsql
+language sql immutable
 as $$
-begin
-  if at.lagging is not null then
-    return query
-    select row('3:3:', 0, '3', at.batch_snapshot, null, null)::pgmb.batch, min(l.place), max(l.upto), pgmb_internal.lagging(q, at)
-    from unnest(at.lagging) l;
-  end if;
-end $$;
+  select row('3:3:', 0, '3', (at).batch_snapshot, null, null)::pgmb.batch, min(l.place), max(l.upto), pgmb_internal.lagging(q, at)
+  from unnest((at).lagging) l
+  having count(*) > 0
+$$;
 
 -- How many numbers of the log still_to_come looks at for older events of a key.
 create or replace function pgmb_internal.order_look()

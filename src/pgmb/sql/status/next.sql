@@ -45,7 +45,7 @@ end $$;
 -- before the end of the log. Errors: MB009 the filter raised, MB010 the condition did, MB024.
 create or replace function pgmb_internal.fresh_events(
   q pgmb.queue, newest pgmb.claim, max bigint, look bigint, now timestamptz,
-  out events pgmb.event[], out looked bigint, out more boolean
+  out events pgmb.receivable[], out looked bigint, out more boolean
 )
 language plpgsql stable
 as $$
@@ -82,7 +82,7 @@ begin
       if lo < batch.done_seq then
         if pgmb_internal.has_stragglers(q.stream, batch, lo, batch.done_seq) then
           events := events || array(
-            select e from pgmb_internal.batch_events(q.stream, batch, lo, batch.done_seq, asked || part.matching,
+            select (e, 1, null, null)::pgmb.receivable from pgmb_internal.batch_events(q.stream, batch, lo, batch.done_seq, asked || part.matching,
               fresh_events.max - cardinality(events)) e);
         end if;
         lo := batch.done_seq;
@@ -91,7 +91,7 @@ begin
       -- A window lies in one segment.
       hi := pgmb_internal.window_end(q.stream, lo, part.hi, least(size, look - looked)::integer);
       events := events || array(
-        select e from pgmb_internal.batch_events(q.stream, batch, lo, hi, asked || part.matching,
+        select (e, 1, null, null)::pgmb.receivable from pgmb_internal.batch_events(q.stream, batch, lo, hi, asked || part.matching,
           fresh_events.max - cardinality(events)) e);
       looked := looked + hi - greatest(lo, pgmb_internal.first_number(pgmb_internal.segment_of(hi)));
       lo := hi;
@@ -131,7 +131,7 @@ begin
     select l from pgmb_internal.lapsed_events(q, newest, receivable.now, receivable.max) l);
   if cardinality(events) < receivable.max then
     fresh := pgmb_internal.fresh_events(q, newest, receivable.max, receivable.look, receivable.now);
-    events := events || array(select (e, 1, null, null)::pgmb.receivable from unnest(fresh.events) e);
+        events := events || fresh.events;
     looked := fresh.looked;
     more := fresh.more;
   end if;
