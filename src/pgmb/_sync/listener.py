@@ -34,7 +34,11 @@ _FIRST_TICK_PAUSE_SECONDS = 0.03
 _TICK_RETRY_SECONDS = 60.0
 _TICKER_SILENT_SECONDS = 35.0
 """A ticker sends a notification at least every ten seconds."""
-_TICK = "select pgmb.tick(s.name) from pgmb.stream s where s.name = any (%s::text[])"
+# A stream that was dropped has no log. Some roles that may tick may not read pgmb.stream.
+_TICK = (
+    "select pgmb.tick(name) from unnest(%s::text[]) name"
+    " where to_regclass(format('pgmb.%%I', 'log_' || name)) is not null"
+)
 
 
 class Subscription:

@@ -15,6 +15,10 @@ logger = logging.getLogger("pgmb.services")
 _AT_ONCE = 0.05
 """Seconds between calls of maintain() while it has more to do: others take the log's lock in between."""
 
+_OWNER = """
+select current_user, pg_has_role(n.nspowner, 'usage') from pg_namespace n where n.nspname = 'pgmb'
+"""
+
 _EMPTIED = """
 select s.name, c.relname, i.inhrelid is not null, coalesce(i.inhdetachpending, false)
 from pgmb.segment g
@@ -46,7 +50,7 @@ class Janitor:
 
     maintain() drops them too, where it gets the log's lock at once. Detaching them first, concurrently, takes
     no lock that a publisher or reader would wait for; but it must be done outside of a transaction, by the
-    owner.
+    owner. As another role, the janitor leaves them to maintain().
     """
 
     name = "janitor"
@@ -56,6 +60,7 @@ class Janitor:
         self.patience = patience
         self._turns = 0
         self._undelivered = False
+        self._told_owner = False
 
     async def turn(self, broker: AsyncBroker) -> float:
         more = await broker.maintain()
@@ -81,6 +86,10 @@ class Janitor:
         """Detach and drop the tables of emptied segments. Returns how many are gone."""
         gone = 0
         async with broker.connection() as conn:
+            ((role, owner),) = await (await conn.execute(_OWNER)).fetchall()
+            if not owner:
+                self._tell_owner(role)
+                return 0
             rows = await (await conn.execute(_EMPTIED)).fetchall()
             for emptied in map(_Emptied._make, rows):
                 try:
@@ -90,11 +99,17 @@ class Janitor:
                     # A transaction that used the log is still open. The detach is begun and will be finished.
                     logger.info("%s: waiting for older transactions", emptied.table)
                     break
-                except errors.InsufficientPrivilege as error:
-                    logger.debug("%s: left to maintain(): %s", emptied.table, error)
-                    break
                 gone += 1
         return gone
+
+    def _tell_owner(self, role: str) -> None:
+        if not self._told_owner:
+            self._told_owner = True
+            logger.info(
+                "role %s does not own schema pgmb: maintain() drops the tables of emptied segments, when no"
+                " transaction uses the log. If they pile up, run pgmb janitor as the owner",
+                role,
+            )
 
 
 async def _remove(conn: AsyncConnection[Any], emptied: _Emptied) -> None:

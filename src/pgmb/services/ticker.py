@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pgmb._async.broker import AsyncBroker
 
 _STREAMS = "select stream, tick, moved, ended from pgmb.streams_to_tick()"
-_ALL = "select pgmb.tick(s.name), pg_notify('pgmb', s.name || ' -') from pgmb.stream s"
+_ALL = "select pgmb.tick(stream), pg_notify('pgmb', stream || ' -') from pgmb.streams_to_tick(idle => true)"
 
 
 class Ticker:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import re
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -12,7 +15,11 @@ import pytest
 import pgmb
 from harness.sessions import Sessions
 from harness.states import age_leases, kept_claims
-from pgmb.services import Janitor, Ticker, serve
+from pgmb._async.listener import AsyncListener
+from pgmb.services import Dispatcher, Janitor, Leadership, Scheduler, Service, Ticker, serve
+from pgmb.services.leadership import ELECTED
+from pgmb.services.service import ClosableService
+from tests.contract.cast import Cast
 
 
 def emptied(db: psycopg.Connection[Any], number: int = 1) -> list[str]:
@@ -61,20 +68,68 @@ async def test_a_detach_that_waits_is_finished_later_and_blocks_no_publisher(
         assert len(await broker.between("main", await broker.earliest(), await broker.position())) > 0
 
 
-async def test_a_janitor_that_is_no_owner_leaves_tables_to_maintain(
-    dsn: str, db: psycopg.Connection[Any]
+async def test_a_janitor_that_is_no_owner_leaves_tables_to_maintain_and_says_so_once(
+    dsn: str, db: psycopg.Connection[Any], cast: Cast, caplog: pytest.LogCaptureFixture
 ) -> None:
     before = emptied(db)
-    role = f"admin_{db.info.backend_pid}"
-    db.execute(f"create role {role} login in role pgmb_admin, pg_read_all_data")
-    try:
-        async with await pgmb.aconnect(dsn, user=role) as broker:
-            assert await Janitor().remove_emptied(broker) == 0
-            assert tables(db) == before
-            await Janitor().turn(broker)
-    finally:
-        db.execute(f"drop role {role}")
+    caplog.set_level(logging.INFO, "pgmb.services")
+    janitor = Janitor()
+    async with await pgmb.aconnect(dsn, user=cast.role("admin", "pgmb_admin")) as broker:
+        for _ in range(2):
+            assert await janitor.remove_emptied(broker) == 0
+        assert tables(db) == before
+        await janitor.turn(broker)
     assert len(tables(db)) == len(before) - 1
+    assert caplog.text.count("does not own schema pgmb: maintain() drops the tables of emptied segments") == 1
+
+
+async def test_every_service_runs_with_the_rights_of_pgmb_admin_alone(
+    dsn: str, db: psycopg.Connection[Any], cast: Cast, caplog: pytest.LogCaptureFixture
+) -> None:
+    emptied(db)
+    db.execute("select pgmb.create_stream('other'), pgmb.create_queue('q', '{#}')")
+    db.execute("select pgmb.create_endpoint('crm', 'https://crm.example/', '{ordered}')")
+    db.execute("select pgmb.create_schedule('hourly', '0 * * * *', 'fired', '1', now() - interval '1 hour')")
+    leadership = Leadership(ELECTED, "test")
+    services: list[Service] = [leadership, Ticker(), Janitor(), Scheduler(), Dispatcher()]
+    async with await pgmb.aconnect(dsn, user=cast.role("admin", "pgmb_admin")) as broker:
+        for service in services:
+            await service.turn(broker)
+            if isinstance(service, ClosableService):
+                await service.close(broker)
+    assert set(await ticks(db)) == {"main", "other"}
+    assert db.execute("select count(*) from pgmb.log_main where topic = 'fired'").fetchone() == (1,)
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+OWNERS_ONLY = {("janitor.py", "segment"), ("janitor.py", "stream")}
+"""The janitor reads them only as the owner."""
+
+
+def test_services_name_only_relations_that_pgmb_admin_may_read(db: psycopg.Connection[Any]) -> None:
+    package = Path(pgmb.__file__).parent
+    # Not the log of a stream: its readers are granted it.
+    relation = re.compile(r"\b(?:from|join|into|update) pgmb\.(?!log_)(\w+)\b(?! import|[.(])")
+    named = {
+        (file.name, name)
+        for part in ("app", "server", "services", "webhooks")
+        for file in (package / part).rglob("*.py")
+        for name in relation.findall(file.read_text())
+    }
+    assert named > OWNERS_ONLY
+    granted = "select has_any_column_privilege('pgmb_admin', format('pgmb.%%I', %s::text), 'select')"
+    denied = {(file, name) for file, name in named if db.execute(granted, [name]).fetchone() != (True,)}
+    assert denied == OWNERS_ONLY
+
+
+async def test_a_listener_ticks_with_the_rights_of_pgmb_admin_alone(dsn: str, cast: Cast) -> None:
+    listener = AsyncListener(dsn, user=cast.role("admin", "pgmb_admin"))
+    subscription = listener.subscribe("main")
+    try:
+        await listener.start()
+        assert subscription.healthy
+    finally:
+        await listener.close()
 
 
 async def test_the_janitor_rotates_and_clears(dsn: str, db: psycopg.Connection[Any]) -> None:

@@ -24,8 +24,11 @@ begin
 end $$;
 
 -- The streams with news since their newest tick: `moved` if numbers were given out or delayed events are due; `ended`
--- counts transactions that were open at that tick and have ended, and so may have published. Called by the ticker. Support.
-create or replace function pgmb.streams_to_tick(out stream text, out tick bigint, out moved boolean, out ended bigint)
+-- counts transactions that were open at that tick and have ended, and so may have published. With `idle`, also the streams
+-- without news. Called by the ticker. Support.
+create or replace function pgmb.streams_to_tick(
+  idle boolean default false, out stream text, out tick bigint, out moved boolean, out ended bigint
+)
 returns setof record
 language sql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -42,7 +45,7 @@ as $$
         or exists (select from pgmb.delayed d where d.stream = s.name and d.due_at <= statement_timestamp()
           and d.due_at >= pgmb_internal.delayed_since(s.name, statement_timestamp())) moved,
       pgmb_internal.ended_since(newest.position, pg_current_snapshot()) ended) since
-  where since.moved or since.ended > 0
+  where streams_to_tick.idle or since.moved or since.ended > 0
 $$;
 
 -- The topic hints in a tick's NOTIFY, for the events since the previous tick: per topic, four hex digits of a hash of its
