@@ -548,11 +548,13 @@ class Schedule(msgspec.Struct, frozen=True):
     last_at: datetime | None
     """The due time that was published last."""
     paused_at: datetime | None
+    app: str | None = None
+    """The app that owns it: no app of another name changes it."""
 
     @classmethod
     def of(cls, row: tuple[Any, ...]) -> Self:
         """From a row in the order of the fields and one more, times and JSON in binary."""
-        name, cron, timezone, stream, topic, key, payload, headers, missed, *times, _ = row
+        name, cron, timezone, stream, topic, key, payload, headers, missed, *times, app, _ = row
         next_at, last_at, paused_at = (None if at is None else moment(at) for at in times)
         return cls(
             name,
@@ -567,6 +569,7 @@ class Schedule(msgspec.Struct, frozen=True):
             next_at,
             last_at,
             paused_at,
+            app,
         )
 
 

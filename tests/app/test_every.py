@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 import pgmb
 from harness.waiting import until
+from pgmb import doctor
 from pgmb.app import scheduling
 from tests.app.stage import working
 
@@ -75,6 +77,36 @@ def reports(dsn: str, cron: str) -> pgmb.App:
 
     app.every(cron, "report.due", {"cron": cron})
     return app
+
+
+def named(dsn: str, name: str) -> pgmb.App:
+    app = pgmb.App(dsn, name=name)
+
+    @app.on(f"{name}.*", queue=name)
+    async def clean(payload: object) -> None: ...
+
+    app.every("0 3 * * *", f"{name}.cleanup", name="cleanup")
+    return app
+
+
+async def test_an_app_takes_no_schedule_of_another_app_that_starts_again(
+    dsn: str, db: psycopg.Connection[Any], soon: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    def topics() -> list[Any]:
+        return [topic for (topic,) in db.execute("select topic from pgmb.schedules()").fetchall()]
+
+    async with working(named(dsn, "crm")):
+        pass
+    async with working(named(dsn, "shop")):
+        assert "schedule cleanup belongs to app 'crm', and this is app 'shop'" in caplog.text
+        async with working(named(dsn, "crm")):
+            # Both have tried again by now.
+            await asyncio.sleep(0.2)
+            assert topics() == ["crm.cleanup"]
+        found = [one.message for one in doctor.examine(db, doctor.Limits()) if one.check == "schedules"]
+        assert any("belongs to app crm, and shop declares one of that name" in one for one in found)
+        db.execute("select pgmb.drop_schedule('cleanup')")
+        await until(lambda: topics() == ["shop.cleanup"])
 
 
 def present(db: psycopg.Connection[Any]) -> Any:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import psycopg
 import pytest
@@ -294,3 +295,29 @@ def test_processes_killed_while_the_clock_crosses_due_times(
             dsn, clock, tmp_path, due_times=20, processes=3, kills=2, pace=0.1, seed=random.randrange(1 << 30)
         )
     assert result.holds, str(result)
+
+
+def test_a_schedule_waits_for_its_own_app_and_for_no_other(db: psycopg.Connection[Any]) -> None:
+    def agreed(app: str | None, says: str) -> Any:
+        worker = uuid4()
+        db.execute("select pgmb.worker_heartbeat(%s, 'h', 1, '{}', app => %s)", [worker, app])
+        told = [worker, f'{{"s": "{says}"}}']
+        return db.execute("select pgmb.declare_schedules(%s, %s) = '{s}'", told).fetchone()
+
+    def create(app: str | None) -> None:
+        db.execute("select pgmb.create_schedule('s', '0 3 * * *', 't', '1', now(), app => %s)", [app])
+
+    def owner() -> Any:
+        return db.execute("select app, others from pgmb.schedules()").fetchone()
+
+    create(None)
+    assert agreed("crm", "old") == (True,), "no app owns it"
+    create("crm")
+    create("shop")
+    create(None)
+    assert owner() == ("crm", [])
+    assert agreed("shop", "other") == (False,)
+    assert owner() == ("crm", ["shop"])
+    db.execute("update pgmb.worker set heartbeat_at = now() - interval '1 minute' where app = 'crm'")
+    assert agreed("crm", "new") == (True,), "what shop declares does not count"
+    assert agreed("crm", "newer") == (False,), "another worker of the app declares otherwise"

@@ -590,7 +590,7 @@ NOW: Final = Statement("select clock_timestamp()", ())
 """The database's clock, which decides what is due."""
 SCHEDULES: Final = Statement(
     "select name, cron, timezone, stream, topic, key, payload, headers, missed, next_at, last_at, paused_at,"
-    " now from pgmb.schedules()",
+    " app, now from pgmb.schedules()",
     (),
 )
 _DUE_SCHEDULES: Final = (

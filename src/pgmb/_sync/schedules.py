@@ -29,12 +29,14 @@ class Schedules(Calls):
         headers: Any = None,
         stream: str = "main",
         missed: Literal["last", "all"] = "last",
+        app: str | None = None,
         conn: ConnectionLike | None = None,
     ) -> bool:
         """Publish an event at each time that `cron` names, by a clock in `timezone`; or change that schedule.
 
         A Scheduler publishes: `pgmb work` runs one. Of the times when none was running the last is
         published, with `missed="all"` all are. True if it was created, False if there was one of that name.
+        `app`: the app that declares it; what an app owns stays its own until it is dropped.
         """
         now = moment(self._value(statements.NOW, conn))
         next_at = expressions.first_after(cron, timezone, now)
@@ -52,6 +54,7 @@ class Schedules(Calls):
                     headers=wire.optional_json(headers),
                     stream=stream,
                     missed=missed,
+                    app=app,
                 ),
                 conn,
             )

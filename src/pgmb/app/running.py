@@ -102,7 +102,7 @@ async def work(spec: WorkSpec, stop: asyncio.Event, started: Callable[[], None] 
         await declarations.warn()
         if spec.answers:
             await create_replies(broker)
-        schedules = Schedules(broker, heartbeats.worker, spec.schedules)
+        schedules = Schedules(broker, heartbeats.worker, spec.schedules, spec.name)
         declared = await schedules.declare()
         heartbeats.when_back(declarations.repeat)
         heartbeats.when_back(schedules.repeat)

@@ -28,9 +28,17 @@ _AGAIN_EVERY_SECONDS = HEARTBEAT_EVERY_SECONDS
 class Schedules:
     """What a worker process declares of its schedules, and the changes that wait for other workers to end."""
 
-    def __init__(self, broker: AsyncBroker, worker: UUID, schedules: Mapping[str, dict[str, Any]]) -> None:
+    def __init__(
+        self,
+        broker: AsyncBroker,
+        worker: UUID,
+        schedules: Mapping[str, dict[str, Any]],
+        app: str | None = None,
+    ) -> None:
+        """`app`: its name. An app that has one owns the schedules that it creates."""
         self._broker = broker
         self._worker = worker
+        self._app = app
         self._schedules = schedules
         self._pending = list(schedules)
         self._told = asyncio.Event()
@@ -48,12 +56,29 @@ class Schedules:
             logger.warning("using the existing schedules: %s", error)
             self._schedules, self._pending = {}, []
             return False
-        if self._pending:
+        await self._warn()
+        return True
+
+    async def _warn(self) -> None:
+        """Log which schedules stay as they are, and why."""
+        if not self._pending:
+            return
+        owners = {one.name: one.app for one in await self._broker.schedules()}
+        owned = [name for name in self._pending if self._app and owners.get(name) not in (None, self._app)]
+        for name in owned:
+            logger.warning(
+                "schedule %s belongs to app %r, and this is app %r: it stays as it is. Take another name for"
+                " it (name=...), or drop the other: pgmb schedules drop %s",
+                name,
+                owners[name],
+                self._app,
+                name,
+            )
+        if others := [name for name in self._pending if name not in owned]:
             logger.warning(
                 "schedules %s: live workers declare them otherwise; they stay as they are until those end",
-                ", ".join(self._pending),
+                ", ".join(others),
             )
-        return True
 
     def repeat(self) -> None:
         """Declare all of them again: others may have changed what this worker declares."""
@@ -81,7 +106,9 @@ class Schedules:
                     ((agreed,),) = await cursor.fetchall()
                 changing = [name for name in pending if name in agreed]
                 for name in changing:
-                    await self._broker.create_schedule(name, **self._schedules[name], conn=conn)
+                    await self._broker.create_schedule(
+                        name, **self._schedules[name], app=self._app, conn=conn
+                    )
         except LockNotAvailable:
             return  # another process declares its own at this moment
         # A repeat that was asked for meanwhile is still to come.

@@ -131,6 +131,12 @@ def _schedules(look: Look) -> Iterable[Verdict]:
                 "Run `pgmb work` or `pgmb serve` as a role with pgmb_admin, or pause it:"
                 " pgmb schedules pause NAME.",
             )
+        if row["others"]:
+            yield warn(
+                f"schedule {row['name']} belongs to app {row['app']}, and {', '.join(row['others'])} declares"
+                " one of that name too, which does not run",
+                "Give that one another name: app.every(..., name=...).",
+            )
         if not row["taken"]:
             yield warn(
                 f"schedule {row['name']} publishes {row['topic']} to stream {row['stream']},"
@@ -181,7 +187,8 @@ with queues as materialized (
   select q.stream, q.patterns from pgmb.queue_status q
   where q.queue not in (select s.group_id from pgmb.subscriptions s)
 )
-select c.name, c.topic, c.stream, case when c.next_at < c.now then c.now - c.next_at end late,
+select c.name, c.topic, c.stream, c.app, c.others,
+  case when c.next_at < c.now then c.now - c.next_at end late,
   exists (select from queues q where q.stream = c.stream and exists (
     select from unnest(q.patterns) p (pattern) where pgmb.matches(p.pattern, c.topic)))
   or exists (select from pgmb.reader_status r where r.stream = c.stream)

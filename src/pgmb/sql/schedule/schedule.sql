@@ -3,11 +3,13 @@
 
 -- Creates a schedule that publishes an event at each time that `cron` names in `timezone`, first at next_at; or
 -- changes an existing one. If cron and timezone do not change, the schedule keeps its next_at.
--- missed: publish the 'last' or 'all' due times that were missed while no scheduler ran. True if it was created.
+-- missed: publish the 'last' or 'all' due times that were missed while no scheduler ran. app: the app that declares it, which an owned
+-- schedule keeps until it is dropped. True if it was created.
 -- Errors: MB001 no such stream, MB003 invalid name, MB005 an invalid argument.
 create or replace function pgmb.create_schedule(
   name text, cron text, topic text, payload json, next_at timestamptz, timezone text default 'UTC',
-  key text default null, headers json default null, stream text default 'main', missed text default 'last'
+  key text default null, headers json default null, stream text default 'main', missed text default 'last',
+  app text default null
 )
 returns boolean
 language plpgsql security definer
@@ -33,28 +35,30 @@ begin
     raise exception 'a schedule needs cron, timezone, topic, payload and next_at' using errcode = 'MB005',
       hint = 'For an event without a payload give ''null''::json.';
   end if;
-  insert into pgmb.schedule as c (name, cron, timezone, stream, topic, key, payload, headers, next_at, missed)
+  insert into pgmb.schedule as c (name, cron, timezone, stream, topic, key, payload, headers, next_at, missed, app)
   values (create_schedule.name, create_schedule.cron, create_schedule.timezone, create_schedule.stream,
     create_schedule.topic, create_schedule.key, create_schedule.payload, create_schedule.headers,
-    create_schedule.next_at, create_schedule.missed)
+    create_schedule.next_at, create_schedule.missed, create_schedule.app)
   on conflict on constraint schedule_pkey do update
   set cron = excluded.cron, timezone = excluded.timezone, stream = excluded.stream, topic = excluded.topic,
     key = excluded.key, payload = excluded.payload, headers = excluded.headers, missed = excluded.missed,
+    app = coalesce(c.app, excluded.app),
     next_at = case when (c.cron, c.timezone) = (excluded.cron, excluded.timezone) then c.next_at
       else excluded.next_at end,
     decided_at = case when (c.cron, c.timezone) = (excluded.cron, excluded.timezone) then c.decided_at
       else excluded.decided_at end,
     published = case when (c.cron, c.timezone) = (excluded.cron, excluded.timezone) then c.published
       else excluded.published end
-  where (c.cron, c.timezone, c.stream, c.topic, c.key, c.payload::text, c.headers::text, c.missed) is distinct from
+  where (c.cron, c.timezone, c.stream, c.topic, c.key, c.payload::text, c.headers::text, c.missed, c.app) is distinct from
     (excluded.cron, excluded.timezone, excluded.stream, excluded.topic, excluded.key, excluded.payload::text,
-      excluded.headers::text, excluded.missed)
+      excluded.headers::text, excluded.missed, coalesce(c.app, excluded.app))
   returning c.xmax = 0 into made;
   return coalesce(made, false);
 end $$;
 
 -- Says which schedules the code of a worker declares, each with a digest of what it says, and returns those that this
--- transaction may create or change: there is none of the name, or no other live worker declares another one. So an old worker
+-- transaction may create or change: there is none of the name, or no other live worker declares another one and no app of
+-- another name owns it. Of workers of other apps, the owner does not wait for what they declare. So an old worker
 -- that starts again in a deployment changes nothing back. Others that declare schedules wait until the transaction ends, for
 -- a second at most. worker: as in worker_heartbeat, which comes first; null records nothing. Errors: 42501, 55P03.
 create or replace function pgmb.declare_schedules(worker uuid, schedules jsonb)
@@ -66,6 +70,7 @@ as $$
 declare
   caller name := pgmb_internal.caller();
   since timestamptz := clock_timestamp() - interval '30 seconds';
+  mine text := (select w.app from pgmb.worker w where w.id = declare_schedules.worker);
 begin
   perform pgmb_internal.assert_read_committed();
   perform pgmb_internal.assert_admin();
@@ -78,9 +83,11 @@ begin
   end if;
   return array(
     select d.key from jsonb_each(declare_schedules.schedules) d
-    where not exists (select from pgmb.schedule s where s.name = d.key)
-      or not exists (select from pgmb.worker w
-        where w.id is distinct from declare_schedules.worker and w.heartbeat_at > since and w.schedules -> d.key <> d.value)
+    left join pgmb.schedule s on s.name = d.key
+    where s.name is null
+      or (s.app <> mine) is not true and not exists (select from pgmb.worker w
+        where w.id is distinct from declare_schedules.worker and w.heartbeat_at > since and w.schedules -> d.key <> d.value
+          and (s.app = mine and w.app <> mine) is not true)
     order by d.key);
 end $$;
 
@@ -139,11 +146,12 @@ begin
     using errcode = 'MB008', hint = 'Create it with pgmb.create_schedule.';
 end $$;
 
--- Every schedule, by name; `now` is the database's clock, which decides what is due.
+-- Every schedule, by name; `now` is the database's clock, which decides what is due. app: the app that owns it; others: apps of
+-- other names of which a live worker declares it, to no effect.
 create or replace function pgmb.schedules(
   out name text, out cron text, out timezone text, out stream text, out topic text, out key text, out payload json,
   out headers json, out missed text, out next_at timestamptz, out last_at timestamptz, out paused_at timestamptz,
-  out now timestamptz
+  out app text, out others text[], out now timestamptz
 )
 returns setof record
 language plpgsql security definer
@@ -152,7 +160,10 @@ as $$
 begin
   perform pgmb_internal.assert_admin();
   return query select c.name, c.cron, c.timezone, c.stream, c.topic, c.key, c.payload::json, c.headers::json, c.missed,
-      c.next_at, c.last_at, c.paused_at, clock_timestamp()
+      c.next_at, c.last_at, c.paused_at, c.app,
+      array(select distinct w.app from pgmb.worker w
+        where w.heartbeat_at > clock_timestamp() - interval '30 seconds' and w.schedules ? c.name and w.app <> c.app order by w.app),
+      clock_timestamp()
     from pgmb.schedule c order by c.name;
 end $$;
 

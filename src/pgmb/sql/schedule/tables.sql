@@ -24,7 +24,9 @@ create table pgmb.schedule (
   paused_at timestamptz,
   created_at timestamptz not null default now(),
   -- Which due times missed while no scheduler ran are published: the last, or all.
-  missed text not null default 'last' constraint "missed must be last or all" check (missed in ('last', 'all'))
+  missed text not null default 'last' constraint "missed must be last or all" check (missed in ('last', 'all')),
+  -- The app that declares it: no app of another name changes it. Null: an operator's, or of an app without a name.
+  app text constraint "an app's name must have 1 to 100 characters" check (length(app) between 1 and 100)
 );
 create index schedule_next on pgmb.schedule (next_at) where paused_at is null;
 create index schedule_decided on pgmb.schedule (decided_at) where paused_at is null;
