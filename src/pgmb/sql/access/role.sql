@@ -65,15 +65,22 @@ as $$
   select pg_catalog.pg_has_role(pgmb_internal.caller(), current_user, 'usage')
 $$;
 
+-- Whether the caller is an admin. Called by functions that run as the owner.
+create or replace function pgmb_internal.is_admin(caller name default pgmb_internal.caller())
+returns boolean
+language plpgsql stable
+as $$
+begin
+  return pg_has_role(caller, current_user, 'usage') or pgmb_internal.acts_for(caller, 'pgmb_admin');
+end $$;
+
 create or replace function pgmb_internal.assert_admin()
 returns void
 language plpgsql
 as $$
-declare
-  caller name := pgmb_internal.caller();
 begin
-  if not (pg_has_role(caller, current_user, 'usage') or pgmb_internal.acts_for(caller, 'pgmb_admin')) then
-    raise exception 'role % is not a pgmb admin', caller using errcode = '42501',
+  if not pgmb_internal.is_admin() then
+    raise exception 'role % is not a pgmb admin', pgmb_internal.caller() using errcode = '42501',
       hint = 'Grant it pgmb_admin.';
   end if;
 end $$;

@@ -224,8 +224,12 @@ begin
 end $$;
 
 -- Moves events that are due into the log, at most `max`. Called by receive, tick and maintain; several
--- may call at once. Returns how many.
-create or replace function pgmb_internal.release_due(stream text, now timestamptz, max integer default 1000)
+-- may call at once. Returns how many. Until the caller's transaction ends, nobody else can move these. topics, regex: those that a
+-- receive waits for, its queue's patterns; it looks for them among the first that are due, because the others stay until a
+-- tick or maintain() moves them.
+create or replace function pgmb_internal.release_due(
+  stream text, now timestamptz, max integer default 1000, topics text[] default null, regex text default null
+)
 returns bigint
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
@@ -247,14 +251,19 @@ begin
       delete from pgmb.delayed d
       where d.ctid = any (array(
         select later.ctid from pgmb.delayed later
-        where later.stream = $1 and later.due_at >= $4 and later.due_at <= $2
+        where later.stream = $1 and later.due_at >= $4 and later.due_at <= $2 %s
         order by later.due_at limit $3 for update skip locked))
       returning d.id, d.topic, d.key, d.payload, d.headers, d.due_at
     )
     insert into pgmb.%I (id, topic, key, payload, headers)
     select due.id, due.topic, due.key, due.payload, due.headers from due order by due.due_at',
+    case when release_due.topics is null and release_due.regex is null then '' else
+      'and later.ctid = any (array(
+          select near.ctid from pgmb.delayed near
+          where near.stream = $1 and near.due_at >= $4 and near.due_at <= $2 order by near.due_at limit 4 * $3))
+        and ($5 is null or later.topic = any ($5)) and ($6 is null or later.topic ~ $6)' end,
     'log_' || release_due.stream)
-  using release_due.stream, release_due.now, release_due.max, first;
+  using release_due.stream, release_due.now, release_due.max, first, release_due.topics, release_due.regex;
   get diagnostics released = row_count;
   perform set_config('pgmb.releasing', 'off', true);
   if released > 0 then

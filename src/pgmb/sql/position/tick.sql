@@ -123,7 +123,8 @@ end $$;
 
 -- Publishes what is due and stores the stream's position under a short name, the tick's id, with one NOTIFY on channel
 -- pgmb that carries the stream's name, and hints at the topics after a space. Does nothing, and returns null, when nothing happened since the last tick.
--- Takes no lock that outlives the statement but the row's own: a tick in a long transaction stalls no other session.
+-- Takes no lock that outlives the statement but the row's own: a tick in a long transaction stalls no other session. What it
+-- publishes is held until the transaction ends, so only a tick of an admin publishes, as that of the ticker is.
 -- Errors: those of position.
 create or replace function pgmb.tick(stream text default 'main')
 returns bigint
@@ -135,7 +136,9 @@ begin
   perform pgmb.stream_id(tick.stream);
   perform pgmb_internal.assert_primary();
   perform pgmb_internal.assert_reader(tick.stream);
-  perform pgmb_internal.release_due(tick.stream, clock_timestamp());
+  if pgmb_internal.is_admin() then
+    perform pgmb_internal.release_due(tick.stream, clock_timestamp());
+  end if;
   return (select case when t.made then (t.position).tick end from pgmb_internal.make_tick(tick.stream) t);
 end $$;
 

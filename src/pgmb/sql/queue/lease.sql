@@ -510,7 +510,7 @@ begin
     base.swept := swept.swept;
     base.held := swept.held;
     if not stopped then
-      released := pgmb_internal.release_due(q.stream_name, now);
+      released := pgmb_internal.release_due(q.stream_name, now, topics => q.topics, regex => q.regex);
     end if;
   end if;
 end $$;

@@ -220,7 +220,8 @@ as $$
 $$;
 
 -- Settles a lease's events as done: all of them, or those named by seq; numbers that the lease does not hold are passed
--- over. Returns how many; repeating an ack changes nothing and returns 0. Atomic with the caller's transaction. Writes
+-- over. Returns how many, or a few more: an ack of the whole lease also counts what another transaction acks by seq at that
+-- moment. Repeating an ack changes nothing and returns 0. Atomic with the caller's transaction. Writes
 -- one row for a whole lease, one an event otherwise. In REPEATABLE READ and SERIALIZABLE it raises 40001 where the
 -- snapshot is older than the lease or its settlement by others. Errors: MB011 the lease is lost, 42501.
 create or replace function pgmb.ack(lease uuid, seqs bigint[] default null)
