@@ -519,3 +519,46 @@ def test_a_stream_made_while_the_clock_was_ahead_rotates_when_it_is_right(
     db.execute("select pgmb.maintain()")
     rotated = "select count(*) from pgmb.segment where closed_at is not null"
     assert db.execute(rotated).fetchone() == (1,)
+
+
+def test_small_corrections_of_the_clock_keep_nothing_waiting_that_an_hour_ahead_left(
+    stepping: tuple[psycopg.Connection[Any], Step],
+) -> None:
+    db, step = stepping
+    db.execute("select pgmb.create_queue('held', ordered => true)")
+    db.execute("select pgmb.create_queue('retried')")
+    db.execute("select pgmb.publish('t', '1', key => 'k')")
+    db.execute("select pgmb.maintain()")
+    step("+1h")
+    db.execute("select pgmb.receive('held', 1, '15 s')")
+    db.execute("select pgmb.retry(r.lease, after => '15 s') from pgmb.receive('retried') r")
+    db.execute("select pgmb.publish('t', '2', delay => '15 s')")
+    db.execute("select pgmb.maintain()")
+    got: list[Any] = []
+    # NTP takes two seconds back, again and again.
+    for turn, seconds in enumerate((0, 4, 8, 6, 10, 8, 12, 10, 14, 12, 16, 14, 18, 16)):
+        step(f"+{seconds}s")
+        db.execute("select pgmb.maintain()")
+        db.execute("select pgmb.tick()")
+        for queue in ("held", "retried"):
+            rows = db.execute("select payload from pgmb.receive(%s)", [queue]).fetchall()
+            got += [(queue, payload) for (payload,) in rows]
+        assert turn > 4 or not got, "not before 15 seconds have passed"
+    assert sorted(got) == [("held", 1), ("held", 2), ("retried", 1), ("retried", 2)]
+
+
+def test_a_key_taken_while_the_clock_was_ahead_for_a_moment_lasts_its_duration(
+    stepping: tuple[psycopg.Connection[Any], Step],
+) -> None:
+    """maintain() saw an earlier step back, and not this one."""
+    db, step = stepping
+    for ahead in ("+3s", "+0", "+4m", "+8m"):
+        step(ahead)
+        db.execute("select pgmb.maintain()")
+    step("+1h")
+    take = "select pgmb.publish('t', '1', dedup_key => 'k', dedup_for => '5 minutes')"
+    taken = db.execute(take).fetchone()
+    for ahead in ("+8m", "+9m"):
+        step(ahead)
+        db.execute("select pgmb.maintain()")
+        assert db.execute(take).fetchone() == taken

@@ -52,13 +52,13 @@ create table pgmb.clock (
   only_one boolean primary key default true check (only_one),
   -- The time that has passed is what the clock shows since here: steps ahead move it, and steps back.
   zero timestamptz not null default clock_timestamp(),
-  -- How much time had passed when the clock went back last, or when a time that lies ahead was found.
-  stepped_back interval,
+  -- How much time had passed when the clock went back, or when a time that lies ahead was found: counted[n] holds for times
+  -- before up_to[n] that are not before up_to[n - 1]. Null: not known.
+  up_to timestamptz[] not null default '{}',
+  counted interval[] not null default '{}',
   -- What the clock showed before and after it went back last.
   back_from timestamptz,
   back_at timestamptz,
-  -- The latest time that lay ahead and is known: a later one was written since, by a clock that was ahead.
-  latest timestamptz not null default '-infinity',
   -- How much time had passed when the clock stepped ahead.
   stepped_ahead interval,
   -- How long nobody had called maintain() then, by the clock. Null if the clock went back since.

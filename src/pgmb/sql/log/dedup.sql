@@ -51,7 +51,8 @@ begin
   where d.stream = holder_of_key.stream and d.key = holder_of_key.key;
   -- Taken while the clock was ahead, or it is behind now: the key has lasted at least since it went back.
   if holder.expires_at <= now
-    or holder.taken_at > now + interval '1 second' and holder.expires_at - holder.taken_at <= pgmb_internal.since_step_back()
+    or holder.taken_at > now + interval '1 second' and holder.expires_at - holder.taken_at
+      <= pgmb_internal.passed_since(holder.taken_at, now, pgmb_internal.read_clock())
   then
     delete from pgmb.dedup d
     where d.stream = holder_of_key.stream and d.key = holder_of_key.key and d.expires_at = holder.expires_at;

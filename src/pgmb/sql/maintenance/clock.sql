@@ -26,28 +26,44 @@ as $$
   select to_timestamp(pg_sequence_last_value('pgmb.maintained') / 1000.0)
 $$;
 
--- How much time has passed for certain since the clock went back, or since a time ahead of it was found. What was decided at
--- a time that lies ahead was decided before that. Zero if maintain() saw neither, or the clock is behind what it saw.
-create or replace function pgmb_internal.since_step_back()
-returns interval
+-- How many times in pgmb.clock.up_to are kept at most.
+create or replace function pgmb_internal.steps_kept()
+returns integer
+language sql immutable
+as $$
+  select 20
+$$;
+
+-- What maintain() saw of the clock. It counts no time if the clock is behind what maintain() saw.
+create or replace function pgmb_internal.read_clock()
+returns pgmb.clock
 language plpgsql volatile
 as $$
 declare
-  now timestamptz := clock_timestamp();
+  clock pgmb.clock;
 begin
-  if now < pgmb_internal.clock_seen() - interval '1 second' then
-    return interval '0';
+  select * into clock from pgmb.clock c;
+  if clock_timestamp() < pgmb_internal.clock_seen() - interval '1 second' then
+    clock.counted := '{}';
   end if;
-  return coalesce((select greatest(now - c.zero - c.stepped_back, interval '0') from pgmb.clock c), interval '0');
+  return clock;
 end $$;
 
--- Whether more than `age` has passed since a time; null if there is none. passed: since the clock went back, which is what has
--- passed at least since a time that lies ahead. Inlined.
-create or replace function pgmb_internal.has_aged(at timestamptz, age interval, now timestamptz, passed interval)
+-- How much time has passed for certain since a time that lies ahead: since the clock went back from there or from a later time,
+-- or since such a time was found. Zero if maintain() saw neither. Inlined.
+create or replace function pgmb_internal.passed_since(at timestamptz, now timestamptz, clock pgmb.clock)
+returns interval
+language sql immutable
+as $$
+  select greatest(now - (clock).zero - (clock).counted[width_bucket(at, (clock).up_to) + 1], interval '0')
+$$;
+
+-- Whether more than `age` has passed since a time; null if there is none. clock: as pgmb_internal.read_clock returns it. Inlined.
+create or replace function pgmb_internal.has_aged(at timestamptz, age interval, now timestamptz, clock pgmb.clock)
 returns boolean
 language sql stable
 as $$
-  select case when at > now then age <= passed else at + age < now end
+  select case when at > now then age <= pgmb_internal.passed_since(at, now, clock) else at + age < now end
 $$;
 
 -- Whether the clock jumped ahead a while ago. What is due by such a clock and cannot be taken back waits.
@@ -71,11 +87,21 @@ declare
   now timestamptz := clock_timestamp();
   seen timestamptz := pgmb_internal.clock_seen();
   jump interval := now - seen - pgmb_internal.counted_at_most();
+  just_after timestamptz := seen + interval '1 microsecond';
+  unknown timestamptz := seen + pgmb_internal.counted_at_most();
 begin
   if now < seen - interval '1 second' then
+    -- Nothing tells when times shortly after `seen` were written: those come by themselves. Later ones keep their count.
     update pgmb.clock c
-    set zero = c.zero + (now - seen), stepped_back = seen - c.zero, back_from = seen, back_at = now, jumped_by = null,
-      latest = greatest(c.latest, seen);
+    set zero = c.zero + (now - seen), back_from = seen, back_at = now, jumped_by = null,
+      up_to = case when earlier.up_to = '{}' then array[just_after]
+        when cardinality(earlier.up_to) < pgmb_internal.steps_kept() then array[just_after, unknown] || earlier.up_to
+        else array[earlier.up_to[cardinality(earlier.up_to)]] end,
+      counted = case when cardinality(earlier.up_to) between 1 and pgmb_internal.steps_kept() - 1
+        then array[seen - c.zero, null] || earlier.counted else array[seen - c.zero] end
+    from (
+      select k.up_to[1 + width_bucket(unknown, k.up_to):] up_to, k.counted[1 + width_bucket(unknown, k.up_to):] counted
+      from pgmb.clock k) earlier;
   elsif jump > interval '0' then
     update pgmb.segment s
     set closed_at = s.closed_at + (now - seen), sealed_at = s.sealed_at + (now - seen),
@@ -121,36 +147,42 @@ declare
     (select max(s.created_at) from pgmb.stream s where s.created_at > ahead),
     (select s.active_at from pgmb.subscription s
      where s.active_at > ahead and s.expires_at is not null order by s.active_at desc limit 1));
-  passed interval;
+  clock pgmb.clock;
   corrected bigint := 0;
   part bigint;
 begin
   if newest is not null then
     perform pgmb_internal.note_ahead(newest);
-    passed := pgmb_internal.since_step_back();
+    clock := pgmb_internal.read_clock();
     update pgmb.retry r set due_at = now, decided_at = now
     where r.id = any (array(
       select wrong.id from pgmb.retry wrong
-      where wrong.decided_at > ahead and wrong.due_at < 'infinity' and wrong.due_at - wrong.decided_at <= passed
+      where wrong.decided_at > ahead and wrong.due_at < 'infinity'
+        and wrong.due_at - wrong.decided_at <= pgmb_internal.passed_since(wrong.decided_at, now, clock)
       limit max for update skip locked));
     get diagnostics part = row_count;
     corrected := corrected + part;
     update pgmb.delivery d set due_at = now, decided_at = now
     where d.id = any (array(
-      select wrong.id from pgmb.delivery wrong where wrong.decided_at > ahead and wrong.due_at - wrong.decided_at <= passed
+      select wrong.id from pgmb.delivery wrong
+      where wrong.decided_at > ahead
+        and wrong.due_at - wrong.decided_at <= pgmb_internal.passed_since(wrong.decided_at, now, clock)
       limit max for update skip locked));
     get diagnostics part = row_count;
     corrected := corrected + part;
     update pgmb.delayed d set due_at = now, decided_at = now
     where d.ctid = any (array(
-      select wrong.ctid from pgmb.delayed wrong where wrong.decided_at > ahead and wrong.due_at - wrong.decided_at <= passed
+      select wrong.ctid from pgmb.delayed wrong
+      where wrong.decided_at > ahead
+        and wrong.due_at - wrong.decided_at <= pgmb_internal.passed_since(wrong.decided_at, now, clock)
       limit max for update skip locked));
     get diagnostics part = row_count;
     corrected := corrected + part;
     update pgmb.subscription s set active_at = now, expires_at = now
     where s.id = any (array(
       select wrong.id from pgmb.subscription wrong
-      where wrong.active_at > ahead and wrong.expires_at is not null and wrong.expires_after <= passed
+      where wrong.active_at > ahead and wrong.expires_at is not null
+        and wrong.expires_after <= pgmb_internal.passed_since(wrong.active_at, now, clock)
       limit max for update skip locked));
     get diagnostics part = row_count;
     corrected := corrected + part;
@@ -171,7 +203,9 @@ as $$
 declare
   now timestamptz := clock_timestamp();
 begin
-  update pgmb.clock c set stepped_back = now - c.zero, latest = note_ahead.newest where c.latest < note_ahead.newest;
+  update pgmb.clock c
+  set up_to = array[note_ahead.newest + interval '1 microsecond'], counted = array[now - c.zero]
+  where width_bucket(note_ahead.newest, c.up_to) = cardinality(c.up_to);
 end $$;
 
 -- What was decided at a time that lies ahead, by kind: how many rows, at most 10,000, and the latest time in them. The clock was

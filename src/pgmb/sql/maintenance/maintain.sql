@@ -195,7 +195,7 @@ declare
   asked pgmb.stream;
   old pgmb.segment;
   now timestamptz := clock_timestamp();
-  passed interval := pgmb_internal.since_step_back();
+  clock pgmb.clock := pgmb_internal.read_clock();
 begin
   perform pgmb_internal.assert_admin();
   perform pgmb.stream_id(droppable.stream);
@@ -208,7 +208,7 @@ begin
     -- In order: history goes from its beginning.
     exit when old.sealed_at is null or (asked.archive and old.archived_at is null)
       or asked.keep_for is null
-      or not pgmb_internal.has_aged(coalesce(old.last_published_at, old.closed_at), asked.keep_for, now, passed);
+      or not pgmb_internal.has_aged(coalesce(old.last_published_at, old.closed_at), asked.keep_for, now, clock);
     exit when not asked.drop_unread and exists (select from pgmb_internal.segment_holders(old));
     return next old.number;
   end loop;
@@ -296,14 +296,14 @@ declare
   emptied integer;
   detached integer := 0;
   now timestamptz := clock_timestamp();
-  passed interval := pgmb_internal.since_step_back();
+  clock pgmb.clock := pgmb_internal.read_clock();
   until timestamptz := clock_timestamp() + interval '30 milliseconds';
 begin
   perform pgmb_internal.assert_read_committed();
   perform pgmb_internal.assert_admin();
   for emptied in
     select s.number from pgmb.segment s
-    where s.stream = stream_number and pgmb_internal.has_aged(s.dropped_at, '1 minute', now, passed)
+    where s.stream = stream_number and pgmb_internal.has_aged(s.dropped_at, '1 minute', now, clock)
       and to_regclass(format('pgmb.segment_%s_%s', s.stream, s.number)) is not null
     order by s.number limit detach_dropped.max
   loop
@@ -532,7 +532,7 @@ declare
   failure text;
   changed bigint;
   now timestamptz := clock_timestamp();
-  passed interval := pgmb_internal.since_step_back();
+  clock pgmb.clock := pgmb_internal.read_clock();
   until timestamptz := least(now + pgmb_internal.step_time(), pgmb_internal.maintain_deadline());
 begin
   if (maintain_step.stream).id is not null then
@@ -580,7 +580,7 @@ begin
         cross join lateral (select pgmb_internal.last_seq(s.name) seq offset 0) newest
         left join pgmb.segment previous on previous.stream = s.id and previous.number = pgmb_internal.segment_of(newest.seq) - 1
         where pgmb_internal.number_in_segment(newest.seq) > 0 and (pgmb_internal.number_in_segment(newest.seq) >= s.rotate_events
-            or pgmb_internal.has_aged(coalesce(previous.closed_at, s.created_at), s.rotate_every, now, passed))
+            or pgmb_internal.has_aged(coalesce(previous.closed_at, s.created_at), s.rotate_every, now, clock))
           or pgmb_internal.first_delayed(s.name, now) is not null
           -- Not exists, which PostgreSQL may answer for all streams at once, by reading all rows.
           or (select true from pgmb.segment g where g.stream = s.id and g.sealed_at is null and g.writers is null limit 1)
@@ -633,11 +633,11 @@ begin
         cross join lateral (
           select g.sealed_at, g.archived_at, coalesce(g.last_published_at, g.closed_at) "end" from pgmb.segment g
           where g.stream = s.id and g.dropped_at is null order by g.number limit 1) oldest
-        where oldest.sealed_at is not null and pgmb_internal.has_aged(oldest."end", s.keep_for, now, passed) and (oldest.archived_at is not null or not s.archive)));
+        where oldest.sealed_at is not null and pgmb_internal.has_aged(oldest."end", s.keep_for, now, clock) and (oldest.archived_at is not null or not s.archive)));
     when 'detach' then
       more := pgmb_internal.maintain_streams(maintain_step.step, until, array(
         select s.id from pgmb.stream s
-        where exists (select from pgmb.segment g where g.stream = s.id and pgmb_internal.has_aged(g.dropped_at, '1 minute', now, passed)
+        where exists (select from pgmb.segment g where g.stream = s.id and pgmb_internal.has_aged(g.dropped_at, '1 minute', now, clock)
           and to_regclass(format('pgmb.segment_%s_%s', g.stream, g.number)) is not null)));
     else
       for part in 1 .. pgmb_internal.parts_per_step() loop
@@ -713,7 +713,7 @@ begin
   from pgmb.segment g where g.stream = (maintained).id and g.number = pgmb_internal.segment_of(newest_seq) - 1;
   perform pgmb_internal.note_writers(maintained);
   if pgmb_internal.number_in_segment(newest_seq) > 0
-    and (pgmb_internal.has_aged(opened_at, (maintained).rotate_every, now, pgmb_internal.since_step_back())
+    and (pgmb_internal.has_aged(opened_at, (maintained).rotate_every, now, pgmb_internal.read_clock())
       or pgmb_internal.number_in_segment(newest_seq) >= (maintained).rotate_events)
   then
     perform pgmb.rotate((maintained).name);

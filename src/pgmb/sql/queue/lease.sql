@@ -442,8 +442,7 @@ as $$
 declare
   hidden record;
   ahead timestamptz := find_hidden_leases.now + interval '1 second';
-  passed interval := pgmb_internal.since_step_back();
-  known timestamptz := (select c.latest from pgmb.clock c);
+  clock pgmb.clock := pgmb_internal.read_clock();
 begin
   for hidden in
     select lease.*
@@ -455,19 +454,21 @@ begin
       where c.queue = q.id and c.id >= coalesce(pgmb_internal.scan_start('pgmb.claim_' || q.id, find_hidden_leases.now), 0)
         and c.state in ('leased', 'leased_own', 'leased_retries')
         and (coalesce(c.extended_at, c.at) > ahead
-            and (c.expires_at - coalesce(c.extended_at, c.at) <= passed or coalesce(c.extended_at, c.at) > known)
+            and (c.expires_at - coalesce(c.extended_at, c.at)
+                <= pgmb_internal.passed_since(coalesce(c.extended_at, c.at), find_hidden_leases.now, clock)
+              or width_bucket(coalesce(c.extended_at, c.at), clock.up_to) = cardinality(clock.up_to))
           or c.expires_at <= least(newest.swept, find_hidden_leases.now) and (c.id = any (newest.held)) is not true
             and not exists (select from pgmb.shortened s where s.queue = c.queue and s.claim = c.id))
       order by c.id limit 1000) lease
   loop
     if hidden.decided_at > ahead then
       -- Written since the clock went back last: nothing tells how long ago.
-      if hidden.decided_at > known then
+      if width_bucket(hidden.decided_at, clock.up_to) = cardinality(clock.up_to) then
         perform pgmb_internal.note_ahead(hidden.decided_at);
-        known := hidden.decided_at;
-        passed := '0';
+        clock := pgmb_internal.read_clock();
       end if;
-      continue when hidden.expires_at - hidden.decided_at > passed;
+      continue when hidden.expires_at - hidden.decided_at
+        > pgmb_internal.passed_since(hidden.decided_at, find_hidden_leases.now, clock);
       update pgmb.claim c
       set expires_at = find_hidden_leases.now, at = least(c.at, find_hidden_leases.now), extended_at = find_hidden_leases.now
       where c.ctid = (select early.ctid from pgmb.claim early where early.queue = hidden.queue and early.id = hidden.id

@@ -167,13 +167,12 @@ declare
   freed integer := 0;
   now timestamptz := clock_timestamp();
   before timestamptz := now - older;
-  -- One that was claimed at a time that lies ahead is as old as the clock's step back, at least.
-  early_too boolean := older <= pgmb_internal.since_step_back();
+  clock pgmb.clock := pgmb_internal.read_clock();
 begin
   perform pgmb_internal.assert_read_committed();
   perform pgmb_internal.assert_admin();
   for old in
-    select s.number, s.app from pgmb.stage s where s.claimed_at < before or s.claimed_at > now and early_too
+    select s.number, s.app from pgmb.stage s where pgmb_internal.has_aged(s.claimed_at, clear_stages.older, now, clock)
     order by s.number limit 100 for update skip locked
   loop
     begin

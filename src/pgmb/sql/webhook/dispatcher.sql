@@ -15,7 +15,7 @@ set search_path = pg_catalog, pg_temp
 as $$
 declare
   now timestamptz := clock_timestamp();
-  passed interval := pgmb_internal.since_step_back();
+  clock pgmb.clock := pgmb_internal.read_clock();
   hopeless record;
 begin
   perform pgmb_internal.assert_read_committed();
@@ -47,7 +47,7 @@ begin
       reason = format('failed since %s', to_char(a.failing_since at time zone 'UTC', 'YYYY-MM-DD HH24:MI "UTC"'))
     from pgmb.endpoint_activity a
     where a.endpoint = e.id and e.id = any (heartbeat.endpoints) and e.state in ('active', 'tripped')
-      and pgmb_internal.has_aged(a.failing_since, heartbeat.give_up_after, now, passed)
+      and pgmb_internal.has_aged(a.failing_since, heartbeat.give_up_after, now, clock)
     returning e.*
   loop
     perform pgmb_internal.announce_disabled(hopeless.id, hopeless.name, hopeless.url, hopeless.reason);
