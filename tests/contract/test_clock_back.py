@@ -354,7 +354,6 @@ def first_call_that_drops(s: Stepped, clock: Clock, intervals: list[timedelta]) 
     s.row("select pgmb.alter_stream('main', keep_for => '1 second')::text")
     s.publish("old")
     s.row("select pgmb.rotate()")
-    s.maintain()
     for call, interval in enumerate(intervals, 1):
         clock.set(clock.ahead + interval)
         s.maintain()

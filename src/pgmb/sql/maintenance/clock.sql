@@ -103,6 +103,8 @@ begin
       select k.up_to[1 + width_bucket(unknown, k.up_to):] up_to, k.counted[1 + width_bucket(unknown, k.up_to):] counted
       from pgmb.clock k) earlier;
   elsif jump > interval '0' then
+    -- Before this transaction has an xid, or nothing is ever sealed where each call looks like a jump.
+    perform pgmb_internal.note_closed_xid();
     update pgmb.segment s
     set closed_at = s.closed_at + (now - seen), sealed_at = s.sealed_at + (now - seen),
       last_published_at = case when s.last_published_at between c.back_at and seen then s.last_published_at + (now - seen)

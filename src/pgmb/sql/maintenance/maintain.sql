@@ -89,6 +89,21 @@ as $$
     and l.pid <> pg_backend_pid()
 $$;
 
+-- Notes an xid taken after the rotation of each closed segment that has none yet. Only such an xid bounds those of its writers:
+-- this transaction's, if new. For all streams at once: whichever is sealed next in this transaction finds its xid old.
+create or replace function pgmb_internal.note_closed_xid()
+returns void
+language plpgsql
+as $$
+begin
+  if pg_current_xact_id_if_assigned() is null
+    and exists (select from pgmb.segment s where s.closed_at is not null and s.closed_xid is null)
+  then
+    update pgmb.segment s set closed_xid = pg_current_xact_id()
+    where s.closed_at is not null and s.closed_xid is null;
+  end if;
+end $$;
+
 -- Seals closed segments of a stream that no writer can reach any more, at most `max`, and returns how many. A call stops after
 -- five seconds, or a quarter of a shorter statement_timeout: call it again until it returns 0. A writer that
 -- took its number before the rotation had its xid before it too: once no transaction up to an xid taken
@@ -104,19 +119,13 @@ set jit = off
 as $$
 declare
   stream_number integer := pgmb.stream_id(seal.stream);
-  fresh boolean := pg_current_xact_id_if_assigned() is null;
   closed pgmb.segment;
   leaf text;
   sealed integer := 0;
 begin
   perform pgmb_internal.assert_read_committed();
   perform pgmb_internal.assert_admin();
-  if fresh and exists (select from pgmb.segment s where s.closed_at is not null and s.closed_xid is null) then
-    -- Only an xid taken after the rotation bounds those of its writers: this transaction's, if new. For all
-    -- streams at once: whichever is sealed next in this transaction finds its xid old.
-    update pgmb.segment s set closed_xid = pg_current_xact_id()
-    where s.closed_at is not null and s.closed_xid is null;
-  end if;
+  perform pgmb_internal.note_closed_xid();
   for closed in
     select * from pgmb.segment s
     where s.stream = stream_number and s.closed_xid is not null and s.sealed_at is null
