@@ -45,7 +45,8 @@ def test_a_queue_reads_it_once(connect: Connect, settle: str) -> None:
         db.execute(f"select pgmb.{settle}(%s)", [rows[0][0]])
     assert len(got) == EVENTS
     assert got == [*range(1, EVENTS // 2 + 1)] * 2
-    assert (reads(db) - before) / EVENTS < 20
+    # What fails is read once more, by its number, to be copied.
+    assert (reads(db) - before) / EVENTS < (20 if settle == "ack" else 30)
 
 
 def test_pages_between_positions_read_it_once(connect: Connect) -> None:

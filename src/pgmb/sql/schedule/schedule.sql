@@ -157,12 +157,14 @@ returns setof record
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
+declare
+  alive_since timestamptz := clock_timestamp() - interval '30 seconds';
 begin
   perform pgmb_internal.assert_admin();
   return query select c.name, c.cron, c.timezone, c.stream, c.topic, c.key, c.payload::json, c.headers::json, c.missed,
       c.next_at, c.last_at, c.paused_at, c.app,
       array(select distinct w.app from pgmb.worker w
-        where w.heartbeat_at > clock_timestamp() - interval '30 seconds' and w.schedules ? c.name and w.app <> c.app order by w.app),
+        where w.heartbeat_at > alive_since and w.schedules ? c.name and w.app <> c.app order by w.app),
       clock_timestamp()
     from pgmb.schedule c order by c.name;
 end $$;

@@ -149,13 +149,14 @@ begin
   where s.id = any (array(
     select old.id from pgmb.subscription old
     where old.expires_at < now
-      and not exists (select from pgmb.endpoint e where e.subscription = old.id)
+      -- Not by not exists, which PostgreSQL may answer for all subscriptions at once.
+      and (select true from pgmb.endpoint e where e.subscription = old.id limit 1) is null
     limit expire_subscriptions.max for update skip locked));
   get diagnostics expired = row_count;
   delete from pgmb.shape h
   where h.id = any (array(
     select unused.id from pgmb.shape unused
-    -- Not by not exists, which PostgreSQL may answer for all shapes at once, by reading all subscriptions.
+    -- As above.
     where (select true from pgmb.subscription s where s.shape = unused.id limit 1) is null
     limit expire_subscriptions.max for update skip locked));
   return expired;
