@@ -39,6 +39,7 @@ _ONE_IS_ENOUGH = {
     "contract/outbox": 15,
     "contract/test_background_publisher.py": 15,
     "contract/test_background_publisher_faults.py": 15,
+    "contract/test_clock_back.py": 15,
     "contract/test_dedup_kills.py": 15,
     "contract/test_pooler.py": 15,
     "contract/test_schedules.py": 15,
