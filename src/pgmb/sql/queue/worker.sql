@@ -47,6 +47,14 @@ begin
   return true;
 end $$;
 
+-- Since when a worker must have been heard of to count as alive.
+create or replace function pgmb_internal.alive_since()
+returns timestamptz
+language sql volatile
+as $$
+  select clock_timestamp() - interval '30 seconds'
+$$;
+
 -- Says that a worker stops. Changes nothing if it is another role's.
 create or replace function pgmb.worker_depart(worker uuid)
 returns void

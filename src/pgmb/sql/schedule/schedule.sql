@@ -69,7 +69,7 @@ set lock_timeout = '1s'
 as $$
 declare
   caller name := pgmb_internal.caller();
-  since timestamptz := clock_timestamp() - interval '30 seconds';
+  since timestamptz := pgmb_internal.alive_since();
   mine text := (select w.app from pgmb.worker w where w.id = declare_schedules.worker);
 begin
   perform pgmb_internal.assert_read_committed();
@@ -158,13 +158,13 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-  alive_since timestamptz := clock_timestamp() - interval '30 seconds';
+  since timestamptz := pgmb_internal.alive_since();
 begin
   perform pgmb_internal.assert_admin();
   return query select c.name, c.cron, c.timezone, c.stream, c.topic, c.key, c.payload::json, c.headers::json, c.missed,
       c.next_at, c.last_at, c.paused_at, c.app,
       array(select distinct w.app from pgmb.worker w
-        where w.heartbeat_at > alive_since and w.schedules ? c.name and w.app <> c.app order by w.app),
+        where w.heartbeat_at > since and w.schedules ? c.name and w.app <> c.app order by w.app),
       clock_timestamp()
     from pgmb.schedule c order by c.name;
 end $$;
