@@ -69,6 +69,13 @@ class Mutation:
 
 MUTATIONS = [
     Mutation(
+        "the position of an ordered queue passes the place of a dead letter that is being sent back",
+        "send_back",
+        "for key share skip locked",
+        "",
+        ordered.test_a_dead_letter_sent_back_is_delivered_once_the_event_ahead_is_settled,
+    ),
+    Mutation(
         "events that a conversion sets aside never expire",
         "bury_expired",
         "r.fresh and",

@@ -355,6 +355,57 @@ def test_a_dead_letter_sent_back_waits_for_a_retried_lease_too(one: Consumer, tw
     assert two.take_all() == [1, 3]
 
 
+def test_a_dead_letter_sent_back_comes_after_older_events_of_its_key(one: Consumer, two: Consumer) -> None:
+    one.publish("a", 1, 2, 3)
+    one.publish("b", 4)
+    held = one.receive()
+    one.bury(held, 2)
+    one.retry(held, 1, after="1 hour")
+    one.bury(held, 4)
+    one.session.run("select pgmb.redrive('q')")
+    assert two.take_all() == [4], "1 is tried again in an hour, 2 and 3 wait behind it"
+    make_due(one.session.connection)
+    assert two.take_all() == [1, 2, 3]
+
+
+def test_an_expired_event_sent_back_comes_after_older_events_that_no_consumer_saw(
+    one: Consumer, two: Consumer
+) -> None:
+    one.publish("a", 1)
+    held = one.receive()
+    one.publish("a", 2)
+    assert two.names() == [], "2 waits behind the lease"
+    one.publish("a", 3)
+    one.session.run("select pgmb.alter_queue('q', ttl => '1 millisecond')")
+    assert two.names() == [], "3 has expired"
+    one.session.run("select pgmb.alter_queue('q', ttl => '0')")
+    assert one.session.value("select pgmb.redrive('q')") == 1
+    one.ack(held)
+    assert two.take_all() == [2, 3]
+
+
+def test_a_dead_letter_sent_back_is_delivered_once_the_event_ahead_is_settled(
+    one: Consumer, two: Consumer, sessions: Sessions
+) -> None:
+    """The ack of the event ahead waits for the open redrive, or the queue's position would pass its place."""
+    one.publish("a", 1, 2, 3)
+    held = one.receive()
+    one.bury(held, 2)
+    one.release(held, 1)
+    one.ack(held)
+    held = one.receive(1)
+    assert held.names == [1]
+    operator = sessions["operator"]
+    operator.run("begin")
+    operator.run("select pgmb.redrive('q')")
+    ack = one.session.start("select pgmb.ack(%s)", [held.lease]).blocked()
+    one_more = two.names()
+    assert one_more == [], "the key is held"
+    operator.run("commit")
+    assert ack.result() == [(1,)]
+    assert two.take_all() == [2, 3]
+
+
 def test_a_retry_waits_for_its_time_behind_a_dead_letter_sent_back(one: Consumer, two: Consumer) -> None:
     one.publish("a", 1)
     one.bury(one.receive())

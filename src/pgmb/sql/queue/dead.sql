@@ -62,11 +62,22 @@ begin
       b.published_at
     from back b join pgmb.endpoint e on e.id = b.endpoint order by b.id
   ), retried as (
+    -- In an ordered queue behind older events of the key that wait, before all others of the key (origin 0). The lock keeps the
+    -- event ahead where it is until this commits: the queue's position cannot pass the place behind it before. A locked event is
+    -- being leased or settled: a consumer has it.
     insert into pgmb.retry (queue, due_at, attempt, error, errors, seq, event_id, topic, key, payload, headers, published_at,
-      ordered)
-    select b.queue, clock_timestamp(), 1, b.error, b.errors, b.seq, b.event_id, b.topic, b.key, b.payload, b.headers, b.published_at,
-      (select q.ordered from pgmb.queue q where q.id = b.queue)
-    from back b where b.endpoint is null order by b.id
+      ordered, origin)
+    select b.queue, case when ahead.lease is null then greatest(ahead.due_at, clock_timestamp()) else clock_timestamp() end,
+      1, b.error, b.errors, b.seq, b.event_id, b.topic, b.key, b.payload, b.headers, b.published_at, q.ordered,
+      coalesce(ahead.origin, 0)
+    from back b
+    join pgmb.queue q on q.id = b.queue
+    left join lateral (
+      select r.origin, r.lease, r.due_at from pgmb.retry r
+      where q.ordered and r.ordered and r.queue = b.queue and r.key = b.key and r.seq < b.seq
+      order by r.origin desc, r.seq desc limit 1
+      for key share skip locked) ahead on true
+    where b.endpoint is null order by b.id
   )
   select count(*) into moved from back;
   return moved;
