@@ -55,9 +55,10 @@ CORE: dict[str, set[str]] = {
     "unclosed": set(),
     "patterns": set(),
     "wire": set(),
+    "chance": set(),
     "lease": set(),
     "statements": {"lease", "wire"},
-    "claiming": {"lease", "statements", "wire"},
+    "claiming": {"chance", "lease", "statements", "wire"},
     "batch": {"statements", "wire"},
     "batch_limit": set(),
     "cursor": {"statements"},
@@ -65,7 +66,7 @@ CORE: dict[str, set[str]] = {
     "groups": {"statements", "wire"},
     "keys": {"statements"},
     "lake": {"patterns"},
-    "pending": {"concurrency", "wire"},
+    "pending": {"chance", "concurrency", "wire"},
 }
 
 # What the extras for Spark and the lake bring, directly and below.

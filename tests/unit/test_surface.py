@@ -110,6 +110,7 @@ METHODS = [
     "listener",
     "maintain",
     "next_events",
+    "own_connection",
     "pause",
     "pause_endpoint",
     "pause_schedule",

@@ -13,6 +13,7 @@ from psycopg.rows import tuple_row
 from pgmb._async.pool import AsyncBrokerPool
 from pgmb._core import wire
 from pgmb._core.batch import Copy, Parts
+from pgmb._core.claiming import Known
 from pgmb._core.observer import NULL_OBSERVER, Observer
 from pgmb._core.statements import SET_TIMEOUT, Statement
 from pgmb.errors import StreamNotFound, translated
@@ -41,8 +42,16 @@ class AsyncCalls:
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
+        self._remembered = Known(None)
         self.observer: Observer = NULL_OBSERVER
         """Wraps publishing, receiving and settling; set by instrumentation."""
+
+    @property
+    def _known(self) -> Known:
+        """What the pool's connections reach. Nothing is remembered of a caller's connection."""
+        if self._remembered.installation != self._pool.installation:
+            self._remembered = Known(self._pool.installation)
+        return self._remembered
 
     async def _rows(self, statement: Statement, conn: AsyncConnectionLike | None) -> list[wire.Row]:
         with translated():

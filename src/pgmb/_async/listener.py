@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import random
 import threading
 import time
 from types import TracebackType
@@ -15,6 +14,7 @@ from psycopg import AsyncConnection
 from psycopg.rows import tuple_row
 
 from pgmb._async.calls import AsyncCalls
+from pgmb._core import chance
 from pgmb._core.concurrency import (
     LONGEST_RETRY_SECONDS,
     AsyncBackground,
@@ -114,7 +114,6 @@ class AsyncListener:
         self._options: dict[str, Any] = {
             **connection,
             "fallback_application_name": "pgmb listener",
-            "autocommit": True,
         }
         # Weak: to let go of a subscription is to close it. Locked: the listener may be a thread of its own.
         self._streams: dict[str, WeakSet[AsyncSubscription]] = {}
@@ -189,7 +188,7 @@ class AsyncListener:
                 self._settled.set()
             # Whoever relied on the wake-ups has to look for itself now.
             self._wake_all()
-            await self._closing.wait(pause * random.uniform(0.5, 1))  # noqa: S311
+            await self._closing.wait(pause * chance.between(0.5, 1))
             pause = min(pause * 2, LONGEST_RETRY_SECONDS)
         self._settled.set()
         self._wake_all()

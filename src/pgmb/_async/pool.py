@@ -4,20 +4,66 @@ from __future__ import annotations
 
 import select
 import time
-from typing import Any
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager, suppress
+from typing import Any, Final, cast
+from uuid import UUID
 from weakref import WeakSet
 
 import psycopg
-from psycopg import AsyncConnection
+from psycopg import AsyncConnection, AsyncCursor, IsolationLevel, errors
+from psycopg.adapt import AdaptersMap
+from psycopg.rows import tuple_row
 from psycopg_pool import AsyncConnectionPool
 
 from pgmb._core.concurrency import AsyncEndingPool, acaller, hang_up
-from pgmb._core.connecting import conninfo
+from pgmb._core.connecting import conninfo, formats, required
 
 # The pool waits twice as long after each failed attempt to connect, until this many seconds after the first.
 # Then it gives up, and `_connect_again` starts over. So attempts are at most about a second apart.
 _RECONNECT_SECONDS = 2.0
 _DRAIN_EVERY_SECONDS = 1.0
+_READ_COMMITTED: Final = "read committed"
+# Functions that decide by the rows of other sessions need READ COMMITTED. A session behind a pooler is shared
+# with other programs and keeps its level. The subquery reads the level before it is set.
+_BEGIN_SESSION: Final = f"""
+    select i.identity, s.level,
+      case when s.level <> '{_READ_COMMITTED}' and pg_backend_pid() = %s::integer
+        then set_config('default_transaction_isolation', '{_READ_COMMITTED}', false) end
+    from pgmb.installation i
+      cross join (select current_setting('default_transaction_isolation') as level offset 0) s
+"""
+
+
+class AsyncPoolConnection(AsyncConnection[Any]):
+    """A connection that runs pgmb's statements, and those of a user who borrows it, each in their own way."""
+
+    level: IsolationLevel | None = None
+    """The isolation level that the connection string, the role or the database asks for."""
+    _lent: AdaptersMap | None = None
+
+    @property
+    def adapters(self) -> AdaptersMap:
+        return super().adapters if self._lent is None else self._lent
+
+    async def lend(self, chosen: Mapping[str, Any]) -> None:
+        """Behave as psycopg would with the user's options."""
+        self._lent = AdaptersMap(chosen["context"].adapters if chosen.get("context") else psycopg.adapters)
+        self.row_factory = chosen.get("row_factory", tuple_row)
+        self.cursor_factory = chosen.get("cursor_factory", AsyncCursor)
+        await self.set_isolation_level(self.level)
+        await self.set_autocommit(chosen.get("autocommit", True))
+
+    async def take_back(self) -> None:
+        """Undo that, and what the user changed."""
+        self._lent = None
+        self.row_factory, self.cursor_factory = tuple_row, AsyncCursor
+        await self.set_isolation_level(None)
+        await self.set_read_only(None)
+        await self.set_deferrable(None)
+        await self.set_autocommit(True)
+        if wrong := formats(self):
+            await self.execute(wrong)
 
 
 class AsyncBrokerPool(AsyncEndingPool):
@@ -31,20 +77,24 @@ class AsyncBrokerPool(AsyncEndingPool):
         max_wait: float = 30.0,
         pooler: bool = False,
     ) -> None:
+        self.installation: UUID | None = None
+        """The identity of the installation that the newest connection reached."""
         self._callers: dict[AsyncConnection[Any], tuple[object, float]] = {}
         """Who uses a connection, and since when."""
+        self._chosen = options
         self._pooler = pooler
         self._made: WeakSet[AsyncConnection[Any]] = WeakSet()
         self._drained = float("-inf")
         super().__init__(
             conninfo(dsn),
-            kwargs=options,
+            connection_class=AsyncPoolConnection,
+            kwargs=required(options),
             min_size=min_size,
             max_size=max_size,
             timeout=max_wait,
             reconnect_timeout=_RECONNECT_SECONDS,
             reconnect_failed=_connect_again,
-            configure=self._note_made,
+            configure=self._begin_session,
             open=False,
             name="pgmb",
         )
@@ -78,7 +128,36 @@ class AsyncBrokerPool(AsyncEndingPool):
             return []
         return sorted(conn.info.backend_pid for conn in list(self._made) if not conn.closed)
 
-    async def _note_made(self, conn: AsyncConnection[Any]) -> None:
+    @asynccontextmanager
+    async def lent(self) -> AsyncGenerator[AsyncConnection[Any]]:
+        """A connection for the user's own statements, as the options of `aconnect` say."""
+        conn = cast("AsyncPoolConnection", await self.getconn())
+        try:
+            await conn.lend(self._chosen)
+            async with conn:
+                yield conn
+        finally:
+            await self._take_back(conn)
+
+    async def _take_back(self, conn: AsyncPoolConnection) -> None:
+        try:
+            if not conn.closed:
+                await conn.take_back()
+        except psycopg.Error:
+            # It is in a state that this module cannot end, such as a pipeline: replace it.
+            await conn.close()
+        finally:
+            await self.putconn(conn)
+
+    async def _begin_session(self, conn: AsyncConnection[Any]) -> None:
+        if wrong := formats(conn, pooled=self._pooler):
+            await conn.execute(wrong)
+        # Without the schema, or the right to it, each call tells what is wrong.
+        with suppress(errors.UndefinedTable, errors.InsufficientPrivilege):
+            cursor = await conn.execute(_BEGIN_SESSION, [conn.info.backend_pid], prepare=False)
+            for self.installation, level, _ in await cursor.fetchall():
+                if level != _READ_COMMITTED:
+                    cast("AsyncPoolConnection", conn).level = IsolationLevel[level.replace(" ", "_").upper()]
         self._made.add(conn)
 
     def break_off(self, caller: object, used_for: float = 0.0) -> float:

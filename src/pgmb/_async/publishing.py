@@ -7,9 +7,8 @@ from datetime import datetime
 from typing import Any, overload
 from uuid import UUID
 
-from pgmb._async.calls import AsyncCalls, Pool, writing_log
+from pgmb._async.calls import AsyncCalls, writing_log
 from pgmb._core import batch, statements, wire
-from pgmb._core.statements import Statement
 from pgmb.outbox import AsyncConnectionLike
 from pgmb.types import Duration, NewEvent, derive_id
 
@@ -17,11 +16,6 @@ _MOST_SALTS = 1000
 
 
 class AsyncPublishing(AsyncCalls):
-    def __init__(self, pool: Pool) -> None:
-        super().__init__(pool)
-        self._salts: dict[int, int] = {}
-        """Of streams, by their segments: a stream that is dropped and created again has other segments."""
-
     async def publish(
         self,
         topic: str,
@@ -45,9 +39,7 @@ class AsyncPublishing(AsyncCalls):
         """
         with self.observer.publishing(topic, headers, stream) as observed:
             if id is None and delay is None and at is None and dedup_key is None:
-                published = await self._insert(
-                    statements.insert(topic, payload, key, observed.headers, stream), stream, conn
-                )
+                published = await self._insert(topic, payload, key, observed.headers, stream, conn)
             else:
                 statement = statements.publish(
                     topic, payload, key, observed.headers, stream, id, delay, at, dedup_key, dedup_for
@@ -56,15 +48,26 @@ class AsyncPublishing(AsyncCalls):
             observed.id = published
         return published
 
-    async def _insert(self, statement: Statement, stream: str, conn: AsyncConnectionLike | None) -> UUID:
+    async def _insert(
+        self,
+        topic: str,
+        payload: Any,
+        key: str | None,
+        headers: Any,
+        stream: str,
+        conn: AsyncConnectionLike | None,
+    ) -> UUID:
+        insert = statements.insert if conn is None else statements.insert_elsewhere
         with writing_log(stream):
-            ((seq, published_at, segment),) = await self._rows(statement, conn)
-        salt = self._salts.get(segment)
-        if salt is None:
-            if len(self._salts) >= _MOST_SALTS:
-                self._salts.clear()
-            salt = self._salts[segment] = int(await self._value(statements.salt_of(stream), conn))
-        return derive_id(seq, published_at, salt)
+            ((seq, at, told),) = await self._rows(insert(topic, payload, key, headers, stream), conn)
+        if conn is not None:
+            return derive_id(seq, at, told)
+        salts = self._known.salts
+        if told not in salts:
+            if len(salts) >= _MOST_SALTS:
+                salts.clear()
+            salts[told] = int(await self._value(statements.salt_of(stream), None))
+        return derive_id(seq, at, salts[told])
 
     @overload
     async def publish_many(

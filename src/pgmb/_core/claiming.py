@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from random import getrandbits
 from typing import Final, NamedTuple
 from uuid import UUID
 
-from pgmb._core import statements, wire
+from pgmb._core import chance, statements, wire
 from pgmb._core.lease import LeaseNumbers
 from pgmb._core.statements import Statement
-from pgmb.types import Duration
+from pgmb.types import Duration, Source
 
 _SEGMENT_BITS: Final = 40
 _TOKEN_BITS: Final = 40
@@ -18,6 +17,24 @@ _FIRST_NUMBERS: Final = 4096
 """Of a segment; left to `receive`: planned on a table of a few pages, the statement would scan all of it
 when it has grown."""
 _MOST_TO_PASS: Final = 256
+
+
+class Known:
+    """What a client remembers of one installation.
+
+    Another one counts its queues and segments from one as well: a database that was dropped and created
+    again under its name, for example.
+    """
+
+    def __init__(self, installation: UUID | None) -> None:
+        self.installation = installation
+        self.sources: dict[int, Source] = {}
+        """By queue id, which is never used again: the stream behind it is fixed."""
+        self.timed: dict[str, bool] = {}
+        """Whether a queue reads by an SQL condition."""
+        self.claiming: dict[str, Claiming] = {}
+        self.salts: dict[int, int] = {}
+        """Of streams, by their segments: a stream that is dropped and created again has other segments."""
 
 
 class Claim(NamedTuple):
@@ -69,7 +86,7 @@ class Claiming:
         acked = None if ack is None else LeaseNumbers.of(ack.bytes)
         if acked is not None and acked.queue != self.queue:
             return None
-        lease = LeaseNumbers(self.queue, place.claim, getrandbits(_TOKEN_BITS))
+        lease = LeaseNumbers(self.queue, place.claim, chance.bits(_TOKEN_BITS))
         statement = statements.claim(
             lease,
             limit,

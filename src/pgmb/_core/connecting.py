@@ -14,6 +14,7 @@ import psycopg
 from psycopg import AsyncConnection
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import Conninfo
+from psycopg.rows import tuple_row
 
 from pgmb.errors import WrongServer, translated
 
@@ -30,6 +31,15 @@ DEFAULTS: Final = {
 tcp_user_timeout is in milliseconds and applies to unacknowledged data and to keepalives alike.
 """
 
+
+REQUIRED: Final[dict[str, Any]] = {"autocommit": True, "client_encoding": "utf8", "row_factory": tuple_row}
+"""What pgmb's own statements rely on, whatever a caller's options or connection string say.
+
+Without autocommit a statement succeeds and is rolled back when its connection is returned.
+"""
+
+CHOSEN: Final = ("autocommit", "context", "cursor_factory", "row_factory")
+"""Options of psycopg's that only change the connections which a user borrows from the broker."""
 
 _DRIVER: Final = re.compile(r"^(postgres(?:ql)?)\+\w+://")
 """A driver's name in the scheme of a URL, as SQLAlchemy writes it: postgresql+psycopg://."""
@@ -56,16 +66,43 @@ def with_options(dsn: str, options: Mapping[str, Any]) -> str:
     return make_conninfo(_DRIVER.sub(r"\1://", dsn), **given)
 
 
+def required(options: Mapping[str, Any]) -> dict[str, Any]:
+    """psycopg's options, with those that pgmb's statements rely on in place of the caller's."""
+    return {**{name: value for name, value in options.items() if name not in CHOSEN}, **REQUIRED}
+
+
+def formats(connection: psycopg.Connection[Any] | AsyncConnection[Any], *, pooled: bool = False) -> str:
+    """Statements that give a new session the formats which psycopg reads; empty if it has them.
+
+    Set after connecting, because PgBouncer refuses startup options. It carries DateStyle over between
+    sessions, but older versions leave IntervalStyle to the next client.
+    """
+    wrong: list[str] = []
+    if not _reported(connection, b"DateStyle").startswith(b"ISO"):
+        wrong.append("set datestyle = 'ISO'")
+    if not pooled and _reported(connection, b"IntervalStyle") != b"postgres":
+        wrong.append("set intervalstyle = 'postgres'")
+    return "; ".join(wrong)
+
+
+def _reported(connection: psycopg.Connection[Any] | AsyncConnection[Any], name: bytes) -> bytes:
+    return connection.pgconn.parameter_status(name) or b""
+
+
 def connect(dsn: str, application: str = "pgmb", **options: Any) -> psycopg.Connection[Any]:
-    """A connection in autocommit mode. `options` are psycopg's and override the string."""
-    given: dict[str, Any] = {"autocommit": True, **options}
-    return psycopg.connect(conninfo(dsn, application), **given)
+    """A connection in autocommit mode, with rows as tuples. psycopg's `options` override the string."""
+    made = psycopg.connect(conninfo(dsn, application), **required(options))
+    if wrong := formats(made):
+        made.execute(wrong)
+    return made
 
 
 async def aconnect(dsn: str, application: str = "pgmb", **options: Any) -> AsyncConnection[Any]:
     """The same, asynchronous."""
-    given: dict[str, Any] = {"autocommit": True, **options}
-    return await AsyncConnection.connect(conninfo(dsn, application), **given)
+    made = await AsyncConnection.connect(conninfo(dsn, application), **required(options))
+    if wrong := formats(made):
+        await made.execute(wrong)
+    return made
 
 
 @contextmanager

@@ -9,7 +9,6 @@ failed      for a reason that passes (connection, server, a full queue): kept in
 
 from __future__ import annotations
 
-import random
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -21,7 +20,7 @@ import msgspec
 import psycopg
 import psycopg_pool
 
-from pgmb._core import wire
+from pgmb._core import chance, wire
 from pgmb._core.concurrency import LONGEST_RETRY_SECONDS
 from pgmb.errors import InvalidArgument, PermissionDenied, QueueFull, StreamNotFound, WrongServer
 from pgmb.types import Duration, NewEvent
@@ -202,7 +201,7 @@ class Pending:
             backlog.failures += 1
             pause = min(LONGEST_RETRY_SECONDS, FIRST_PAUSE_SECONDS * 2 ** min(backlog.failures - 1, 10))
             # Not all publishers at once.
-            backlog.not_before = now + pause * random.uniform(0.5, 1.0)  # noqa: S311
+            backlog.not_before = now + pause * chance.between(0.5, 1.0)
             return []
         backlog.first.popleft()
         if len(batch.items) > 1 and not concerns_all(error):
@@ -246,10 +245,10 @@ def made(
 
 
 def fresh_id() -> UUID:
-    """A version 7 UUID: the time in milliseconds, then chance, which `random` reseeds after a fork."""
-    chance = random.getrandbits(74)
-    high = time.time_ns() // 1_000_000 << 16 | 7 << 12 | chance >> 62
-    return UUID(int=high << 64 | 2 << 62 | chance & (1 << 62) - 1)
+    """A version 7 UUID: the time in milliseconds, then random bits."""
+    bits = chance.bits(74)
+    high = time.time_ns() // 1_000_000 << 16 | 7 << 12 | bits >> 62
+    return UUID(int=high << 64 | 2 << 62 | bits & (1 << 62) - 1)
 
 
 def marker_key(first: NewEvent) -> str:

@@ -195,7 +195,7 @@ def aware(value: datetime | None) -> datetime | None:
 # What pgmb.publish does for an event without options, at about half its cost.
 _INSERT: Final = (
     "insert into {log} (topic, payload, key, headers) values (%s::text, %s::json, %s::text, %s::json)"
-    " returning seq, published_at, tableoid::bigint"
+    " returning seq, published_at, {told}"
 )
 _PUBLISH: Final = (
     "select pgmb.publish(topic => %s::text, payload => %s::json, key => %s::text, headers => %s::json,"
@@ -223,7 +223,14 @@ _PUBLISH_COLUMNS_ONCE: Final = (
 
 def insert(topic: str, payload: Any, key: str | None, headers: Any, stream: str) -> Statement:
     """Publishes an event; returns its seq, published_at and the oid of its segment's table."""
-    return Statement(_insert_into(stream), (topic, wire.json(payload), key, wire.optional_json(headers)))
+    text = _insert_into(stream, "tableoid::bigint")
+    return Statement(text, (topic, wire.json(payload), key, wire.optional_json(headers)))
+
+
+def insert_elsewhere(topic: str, payload: Any, key: str | None, headers: Any, stream: str) -> Statement:
+    """The same in a database of which nothing is known; returns the stream's salt instead of the oid."""
+    text = _insert_into(stream, "(select s.salt from pgmb.stream s where s.name = %s::text)")
+    return Statement(text, (topic, wire.json(payload), key, wire.optional_json(headers), stream))
 
 
 def salt_of(stream: str) -> Statement:
@@ -231,9 +238,9 @@ def salt_of(stream: str) -> Statement:
 
 
 @lru_cache(256)
-def _insert_into(stream: str) -> LiteralString:
+def _insert_into(stream: str, told: LiteralString) -> LiteralString:
     log = sql.Identifier("pgmb", f"log_{stream}").as_string().replace("%", "%%")
-    text: Any = _INSERT.format(log=log)
+    text: Any = _INSERT.format(log=log, told=told)
     return cast("LiteralString", text)
 
 

@@ -46,7 +46,15 @@ class Broker(
     """
 
     def connection(self) -> AbstractContextManager[Connection[Any]]:
-        """A connection of the pool's, in autocommit mode, for statements of your own and for `conn=`."""
+        """A connection of the pool's for statements of your own and for `conn=`.
+
+        In autocommit mode and with rows as tuples, unless the options of `connect` say otherwise. What you
+        change on it, other than by SET, is undone when the block ends.
+        """
+        return self._pool.lent()
+
+    def own_connection(self) -> AbstractContextManager[Connection[Any]]:
+        """A connection as pgmb's own statements need it, whatever the user chose. For pgmb's parts."""
         return self._pool.connection()
 
     @property
@@ -127,6 +135,9 @@ def connect(
     keywords go to psycopg's `connect`.
 
     Connections have TCP keepalives, timeouts and an application_name, unless `dsn` or the keywords set them.
+    pgmb's own statements run in autocommit mode, in READ COMMITTED and in UTF-8, with rows as tuples: the
+    keywords `autocommit`, `row_factory`, `cursor_factory` and `context`, and the isolation level of `dsn`,
+    apply to `connection()` alone.
     """
     # One connection first: the pool would try a wrong address for as long as `max_wait`, and hide why.
     with connecting.connect(dsn, **connection) as first:
@@ -134,9 +145,7 @@ def connect(
         schema.check(found)
         # A pooler answers with a process id of its own making.
         behind_pooler = server_process != first.info.backend_pid if pooler is None else pooler
-    options: dict[str, Any] = {"client_encoding": "utf8", "autocommit": True}
-    if behind_pooler:
-        options["prepare_threshold"] = None
+    options: dict[str, Any] = {"prepare_threshold": None} if behind_pooler else {}
     pool = BrokerPool(
         dsn,
         {**options, **connection},

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import logging
-import random
 import threading
 import time
 from types import TracebackType
@@ -15,6 +14,7 @@ import psycopg
 from psycopg import Connection
 from psycopg.rows import tuple_row
 
+from pgmb._core import chance
 from pgmb._core.concurrency import (
     LONGEST_RETRY_SECONDS,
     Background,
@@ -115,7 +115,6 @@ class Listener:
         self._options: dict[str, Any] = {
             **connection,
             "fallback_application_name": "pgmb listener",
-            "autocommit": True,
         }
         # Weak: to let go of a subscription is to close it. Locked: the listener may be a thread of its own.
         self._streams: dict[str, WeakSet[Subscription]] = {}
@@ -190,7 +189,7 @@ class Listener:
                 self._settled.set()
             # Whoever relied on the wake-ups has to look for itself now.
             self._wake_all()
-            self._closing.wait(pause * random.uniform(0.5, 1))  # noqa: S311
+            self._closing.wait(pause * chance.between(0.5, 1))
             pause = min(pause * 2, LONGEST_RETRY_SECONDS)
         self._settled.set()
         self._wake_all()

@@ -9,8 +9,7 @@ from typing import Any, overload
 from uuid import UUID
 
 from pgmb._core import batch, statements, wire
-from pgmb._core.statements import Statement
-from pgmb._sync.calls import Calls, Pool, writing_log
+from pgmb._sync.calls import Calls, writing_log
 from pgmb.outbox import ConnectionLike
 from pgmb.types import Duration, NewEvent, derive_id
 
@@ -18,11 +17,6 @@ _MOST_SALTS = 1000
 
 
 class Publishing(Calls):
-    def __init__(self, pool: Pool) -> None:
-        super().__init__(pool)
-        self._salts: dict[int, int] = {}
-        """Of streams, by their segments: a stream that is dropped and created again has other segments."""
-
     def publish(
         self,
         topic: str,
@@ -46,9 +40,7 @@ class Publishing(Calls):
         """
         with self.observer.publishing(topic, headers, stream) as observed:
             if id is None and delay is None and at is None and dedup_key is None:
-                published = self._insert(
-                    statements.insert(topic, payload, key, observed.headers, stream), stream, conn
-                )
+                published = self._insert(topic, payload, key, observed.headers, stream, conn)
             else:
                 statement = statements.publish(
                     topic, payload, key, observed.headers, stream, id, delay, at, dedup_key, dedup_for
@@ -57,15 +49,26 @@ class Publishing(Calls):
             observed.id = published
         return published
 
-    def _insert(self, statement: Statement, stream: str, conn: ConnectionLike | None) -> UUID:
+    def _insert(
+        self,
+        topic: str,
+        payload: Any,
+        key: str | None,
+        headers: Any,
+        stream: str,
+        conn: ConnectionLike | None,
+    ) -> UUID:
+        insert = statements.insert if conn is None else statements.insert_elsewhere
         with writing_log(stream):
-            ((seq, published_at, segment),) = self._rows(statement, conn)
-        salt = self._salts.get(segment)
-        if salt is None:
-            if len(self._salts) >= _MOST_SALTS:
-                self._salts.clear()
-            salt = self._salts[segment] = int(self._value(statements.salt_of(stream), conn))
-        return derive_id(seq, published_at, salt)
+            ((seq, at, told),) = self._rows(insert(topic, payload, key, headers, stream), conn)
+        if conn is not None:
+            return derive_id(seq, at, told)
+        salts = self._known.salts
+        if told not in salts:
+            if len(salts) >= _MOST_SALTS:
+                salts.clear()
+            salts[told] = int(self._value(statements.salt_of(stream), None))
+        return derive_id(seq, at, salts[told])
 
     @overload
     def publish_many(

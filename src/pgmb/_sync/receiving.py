@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from typing import Any, LiteralString, cast
@@ -15,7 +15,7 @@ from pgmb._core import statements, wire
 from pgmb._core.claiming import Claim, Claiming
 from pgmb._core.lease import LeaseNumbers
 from pgmb._core.statements import call, seqs_of
-from pgmb._sync.calls import Calls, Pool
+from pgmb._sync.calls import Calls
 from pgmb.errors import LeaseLost, PermissionDenied, PgmbError, TimeoutRequired
 from pgmb.outbox import ConnectionLike
 from pgmb.types import DeadLetter, Duration, Event, Heartbeat, Source, moment
@@ -102,13 +102,6 @@ class Lease:
 
 
 class Receiving(Calls):
-    def __init__(self, pool: Pool) -> None:
-        super().__init__(pool)
-        self._sources: dict[bytes, Source] = {}
-        self._timed: dict[str, bool] = {}
-        """Which queues read by an SQL condition, as far as it is known."""
-        self._claiming: dict[str, Claiming] = {}
-
     def receive(
         self,
         queue: str,
@@ -136,7 +129,7 @@ class Receiving(Calls):
 
     def _claimed(self, queue: str, limit: int, lease_for: Duration | None, ack: UUID | None) -> Lease | None:
         """The next events by the statement that claims and reads; None: nothing was done, call `receive`."""
-        claiming = self._claiming.get(queue)
+        claiming = self._known.claiming.get(queue)
         if claiming is None:
             return None
         while claim := claiming.next(limit, lease_for, ack):
@@ -162,7 +155,7 @@ class Receiving(Calls):
         if rows[0][0] is None:
             # It held nothing at all.
             return self._received(queue, claim.limit, claim.lease_for, None, None)
-        return self._lease(queue, lease, rows, None)
+        return self._lease(queue, lease, rows)
 
     def _received(
         self,
@@ -174,17 +167,18 @@ class Receiving(Calls):
     ) -> Lease:
         """The next events by `pgmb.receive`."""
         statement = statements.receive(queue, limit, lease_for, ack, alone=conn is None)
-        rows = self._rows_in_time((queue,), statement, conn)
+        rows, sources = self._rows_in_time((queue,), statement, conn)
         if not rows:
             return Lease(self, queue, NO_LEASE, [])
         if conn is None:
             self._note(queue, rows, limit)
-        return self._lease(queue, rows[0][-1], rows, conn)
+        return self._lease(queue, rows[0][-1], rows, sources)
 
     def _note(self, queue: str, rows: list[wire.Row], limit: int) -> None:
         """What a lease tells of the next one."""
         identity = LeaseNumbers.of(rows[0][-1]).queue
-        claiming = self._claiming.get(queue)
+        known = self._known.claiming
+        claiming = known.get(queue)
         if claiming is None or claiming.queue != identity:
             options = cast("dict[str, Any]", self._pool.kwargs)
             stream = None
@@ -192,7 +186,7 @@ class Receiving(Calls):
             if options.get("prepare_threshold", 0) is not None:
                 with suppress(PgmbError, errors.UndefinedFunction):
                     stream = self._value(statements.claims_from(queue), None)
-            claiming = self._claiming[queue] = Claiming(identity, stream)
+            claiming = known[queue] = Claiming(identity, stream)
         claiming.received(rows, limit)
 
     def receive_any(
@@ -212,43 +206,49 @@ class Receiving(Calls):
         with self.observer.receiving(None) as observed:
             names = list(queues)
             statement = statements.receive_any(names, max, lease_for, heartbeat, alone=conn is None)
-            rows = self._rows_in_time(names, statement, conn)
+            rows, sources = self._rows_in_time(names, statement, conn)
             if not rows:
                 return Lease(self, "", NO_LEASE, [])
-            lease = self._lease(rows[0][-1], rows[0][-2], [row[:-1] for row in rows], conn)
+            lease = self._lease(rows[0][-1], rows[0][-2], [row[:-1] for row in rows], sources)
             observed.queue, observed.events = lease.queue, lease.events
         return lease
 
     def _rows_in_time(
         self, queues: Sequence[str], statement: statements.Statement, conn: ConnectionLike | None
-    ) -> list[wire.Row]:
-        """The rows that a statement receives, under a time limit where a queue has an SQL condition."""
-        for queue in queues:
-            if conn is not None and queue not in self._timed:
-                # An error would end the caller's transaction: ask first.
-                self._source(queue, conn)
-            if self._timed.get(queue):
-                return self._timed_rows(statement, conn)
-        try:
-            return self._rows(statement, conn)
-        except TimeoutRequired:
-            for queue in queues:
-                self._source(queue, None)
-            if conn is not None:
-                raise
-        return self._timed_rows(statement, conn)
+    ) -> tuple[list[wire.Row], Mapping[str, Source]]:
+        """The rows that a statement receives, under a time limit where a queue has an SQL condition.
 
-    def _lease(self, queue: str, lease: bytes, rows: list[wire.Row], conn: ConnectionLike | None) -> Lease:
-        # Its first three bytes are the queue's id, which is never used again: the stream behind it is fixed.
-        source = self._sources.get(lease[:3])
+        Of a caller's connection also what the queues read: it may lead to another database.
+        """
+        if conn is not None:
+            # An error would end the caller's transaction: ask first.
+            found = {queue: self._look_up(queue, conn) for queue in queues}
+            read = self._timed_rows if any(timed for _, timed in found.values()) else self._rows
+            return read(statement, conn), {queue: source for queue, (source, _) in found.items()}
+        known = self._known.timed
+        if not any(known.get(queue) for queue in queues):
+            try:
+                return self._rows(statement, None), {}
+            except TimeoutRequired:
+                for queue in queues:
+                    _, known[queue] = self._look_up(queue, None)
+        return self._timed_rows(statement, None), {}
+
+    def _lease(
+        self, queue: str, lease: bytes, rows: list[wire.Row], sources: Mapping[str, Source] | None = None
+    ) -> Lease:
+        source, number = (sources or {}).get(queue), LeaseNumbers.of(lease).queue
         if source is None:
-            source = self._sources[lease[:3]] = self._source(queue, conn)
+            known = self._known.sources
+            if number not in known:
+                known[number], _ = self._look_up(queue, None)
+            source = known[number]
         return Lease(self, queue, UUID(bytes=lease), wire.events(rows, source))
 
-    def _source(self, queue: str, conn: ConnectionLike | None) -> Source:
+    def _look_up(self, queue: str, conn: ConnectionLike | None) -> tuple[Source, bool]:
+        """The stream behind a queue, and whether receiving needs a timeout."""
         stream, salt, timed = (self._rows(statements.stream_of(queue), conn))[0]
-        self._timed[queue] = timed
-        return Source(stream, salt)
+        return Source(stream, salt), timed
 
     def ack(
         self,
@@ -326,7 +326,7 @@ class Receiving(Calls):
             if given is not None:
                 observed.count = int(self._value(call(function, lease=given, **arguments), conn))
                 if function in _GIVING_BACK:
-                    for claiming in self._claiming.values():
+                    for claiming in self._known.claiming.values():
                         claiming.gave_back(given.bytes)
         return observed.count
 
@@ -365,7 +365,7 @@ class Receiving(Calls):
     ) -> list[DeadLetter]:
         """Dead letters, oldest first: of a topic pattern, of errors like that, after the last one seen."""
         rows = self._rows(statements.dead_letters(queue, topic, error, after, max), conn)
-        return wire.dead_letters(rows, self._source(queue, conn)) if rows else []
+        return wire.dead_letters(rows, (self._look_up(queue, conn))[0]) if rows else []
 
     def redrive(
         self,
@@ -379,8 +379,8 @@ class Receiving(Calls):
         """Send dead letters back to be tried again, as if for the first time. Returns how many."""
         statement = call("redrive", queue=queue, ids=ids, topic=topic, error=error)
         moved = int(self._value(statement, conn))
-        if queue in self._claiming:
-            self._claiming[queue].look()
+        if queue in self._known.claiming:
+            self._known.claiming[queue].look()
         return moved
 
     def drop_dead(

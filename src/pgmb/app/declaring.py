@@ -198,7 +198,7 @@ class Declarations:
         """Remove the patterns that neither this process nor another live worker declares."""
         for name in self._queues:
             try:
-                async with self._broker.connection() as conn, conn.transaction():
+                async with self._broker.own_connection() as conn, conn.transaction():
                     with translated():
                         ((removed,),) = await (await conn.execute(_PRUNE, [name])).fetchall()
                     # Before it is committed: whoever watches can tell what was removed when the process dies.
@@ -248,7 +248,7 @@ class Declarations:
         """Whether workers had other handlers of a queue lately, or handlers that take other payloads."""
         asked_at, answer = self._other_code.get(queue, (-math.inf, False))
         if time.monotonic() > asked_at + _OTHER_CODE_SECONDS:
-            async with self._broker.connection() as conn:
+            async with self._broker.own_connection() as conn:
                 with translated():
                     cursor = await conn.execute(_RUNS_OTHER_CODE, [queue, self._queues[queue].code])
                     ((answer,),) = await cursor.fetchall()
@@ -281,7 +281,7 @@ class Declarations:
             only,
             queue.code,
         )
-        async with self._broker.connection() as conn:
+        async with self._broker.own_connection() as conn:
             with translated():
                 ((text,),) = await (await conn.execute(_DECLARE, given)).fetchall()
         found = msgspec.json.decode(text, type=_Found)

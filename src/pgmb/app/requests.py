@@ -132,7 +132,7 @@ class Requests:
     async def _glance(self, head: int) -> int:
         """Take answers with higher numbers than any before: most of them, and cheaper than a look."""
         with translated():
-            async with self._broker.connection() as conn:
+            async with self._broker.own_connection() as conn:
                 answers = await (await conn.execute(_GLANCE, (head, self._topic))).fetchall()
         for seq, payload in answers:
             self._take(msgspec.json.decode(payload, type=_Reply))
@@ -244,7 +244,7 @@ async def _send(
     # The key too: whoever erases the events of a key erases their answers.
     answer = (asked.topic, payload, delivery.key, REPLIES)
     with translated():
-        async with broker.connection() as conn:
+        async with broker.own_connection() as conn:
             if acks:
                 delivery.progress.taken.add(delivery.seq)
                 await conn.execute(_ANSWER_AND_ACK, (*answer, delivery.progress.lease.id, delivery.seq))

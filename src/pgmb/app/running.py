@@ -179,7 +179,7 @@ async def _subscribe(broker: AsyncBroker, queues: Sequence[QueueSpec]) -> dict[s
     """Subscribe each queue to its topics. Polls find events of queues that change later."""
     listener = broker.listener(tick_every=None)
     subscriptions: dict[str, AsyncSubscription] = {}
-    async with broker.connection() as conn:
+    async with broker.own_connection() as conn:
         for queue in queues:
             with contextlib.suppress(QueueNotFound), translated():
                 ((stream, salt),) = await (await conn.execute(_SOURCE, [queue.name])).fetchall()

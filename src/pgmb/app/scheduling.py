@@ -100,7 +100,7 @@ class Schedules:
         pending = self._pending
         digests = {name: _digest(settings) for name, settings in self._schedules.items()}
         try:
-            async with self._broker.connection() as conn, conn.transaction():
+            async with self._broker.own_connection() as conn, conn.transaction():
                 with translated():
                     cursor = await conn.execute(_DECLARE, [self._worker, json.dumps(digests)])
                     ((agreed,),) = await cursor.fetchall()

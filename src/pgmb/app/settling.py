@@ -30,7 +30,7 @@ DATABASE_ERRORS = (psycopg.Error, PoolTimeout, PgmbError, OSError)
 
 async def extend(broker: AsyncBroker, lease: AsyncLease) -> float:
     """Extend a lease by its queue's own time. Returns the seconds that it has left then."""
-    async with broker.connection() as conn:
+    async with broker.own_connection() as conn:
         with translated():
             ((left,),) = await (await conn.execute(_EXTEND, [lease.id])).fetchall()
     return float(left)

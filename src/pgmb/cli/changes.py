@@ -35,7 +35,7 @@ def change(
     """
     broker: Broker = cast("Any", method).__self__
     call: Callable[..., Any] = method
-    with translated(), broker.connection() as conn, conn.transaction():
+    with translated(), broker.own_connection() as conn, conn.transaction():
         given: Result = call(subject, *arguments, **options, conn=conn)
         # A schedule that was there is changed; elsewhere it means that nothing was.
         if cast("object", given) is not False or method.__name__ == "create_schedule":

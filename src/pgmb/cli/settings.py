@@ -14,12 +14,12 @@ _TIMES = frozenset(("created_at", "paused_at"))
 
 
 def of_queue(broker: Broker, queue: str) -> dict[str, Any]:
-    with broker.connection() as conn, translated():
+    with broker.own_connection() as conn, translated():
         return _read(conn.execute("select pgmb.queue_settings(%s)", [queue]).fetchone())
 
 
 def of_stream(broker: Broker, stream: str) -> dict[str, Any]:
-    with broker.connection() as conn, translated():
+    with broker.own_connection() as conn, translated():
         return _read(conn.execute("select pgmb.stream_settings(%s)", [stream]).fetchone())
 
 

@@ -85,7 +85,7 @@ def status(dsn: Dsn = "", as_json: AsJson = False) -> None:
 
 def idle(broker: Broker) -> dict[str, str]:
     """What nobody does and should: a line for `upkeep`, and one for `dispatcher`."""
-    with broker.connection() as conn:
+    with broker.own_connection() as conn:
         ((since, endpoints, dispatchers),) = conn.execute(_BROKER).fetchall()
     found: dict[str, str] = {}
     if since is not None and since > _UNKEPT_FOR:

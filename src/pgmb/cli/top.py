@@ -98,7 +98,7 @@ def _watch(broker: Broker, pause: float) -> None:
 
 
 def _look(broker: Broker) -> Look:
-    with broker.connection() as conn:
+    with broker.own_connection() as conn:
         streams, queues = broker.stream_status(conn=conn), broker.queue_status(conn=conn)
         readers = broker.reader_status(conn=conn)
         try:

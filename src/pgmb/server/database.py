@@ -34,12 +34,12 @@ async def rows(
     """
     with translated(), answering(broker):
         if within is not None:
-            async with broker.connection() as connection, connection.transaction():
+            async with broker.own_connection() as connection, connection.transaction():
                 await connection.execute(_SET_TIMEOUT, (f"{round(within * 1000)}ms",))
                 cursor = connection.cursor(row_factory=tuple_row)
                 await cursor.execute(statement, parameters)
                 return await cursor.fetchall()
-        async with broker.connection() as connection:
+        async with broker.own_connection() as connection:
             cursor = connection.cursor(row_factory=tuple_row)
             await cursor.execute(statement, parameters)
             return await cursor.fetchall()
@@ -63,7 +63,7 @@ class Change:
 async def changing(broker: AsyncBroker, actor: str) -> AsyncGenerator[Change]:
     """A transaction for a change and its audit entry: both commit, or neither does."""
     with translated():
-        async with broker.connection() as conn, conn.transaction():
+        async with broker.own_connection() as conn, conn.transaction():
             yield Change(broker, conn, actor)
 
 

@@ -91,7 +91,7 @@ class DatabaseStatus(msgspec.Struct, frozen=True):
 
 async def read_status(broker: AsyncBroker) -> DatabaseStatus:
     began = time.perf_counter()
-    async with broker.connection() as connection, connection.transaction():
+    async with broker.own_connection() as connection, connection.transaction():
         cursor = connection.cursor(row_factory=tuple_row)
         await cursor.execute(
             sql.SQL("set transaction read only; set local statement_timeout = {}").format(

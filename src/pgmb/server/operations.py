@@ -175,7 +175,7 @@ async def examine(broker: AsyncBroker) -> dict[str, Check]:
     try:
         # Probes come every few seconds: so they also find, for all requests, connections that get no answer.
         with AsyncDeadline("readiness", broker.break_off).enforced():
-            async with broker.connection() as connection:
+            async with broker.own_connection() as connection:
                 cursor = connection.cursor(row_factory=tuple_row)
                 await cursor.execute(_SERVER)
                 version, recovering, read_only = await cursor.fetchone() or (None, False, False)

@@ -72,7 +72,7 @@ class Janitor:
         return min(self.every, _AT_ONCE) if more else self.every
 
     async def _look_for_dispatchers(self, broker: AsyncBroker) -> None:
-        async with broker.connection() as conn:
+        async with broker.own_connection() as conn:
             ((endpoints, dispatchers),) = await (await conn.execute(_DISPATCHERS)).fetchall()
         undelivered = endpoints > 0 and dispatchers == 0
         if undelivered and not self._undelivered:
@@ -85,7 +85,7 @@ class Janitor:
     async def remove_emptied(self, broker: AsyncBroker) -> int:
         """Detach and drop the tables of emptied segments. Returns how many are gone."""
         gone = 0
-        async with broker.connection() as conn:
+        async with broker.own_connection() as conn:
             ((role, owner),) = await (await conn.execute(_OWNER)).fetchall()
             if not owner:
                 self._tell_owner(role)

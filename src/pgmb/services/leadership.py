@@ -39,7 +39,7 @@ class Leadership:
 
     async def turn(self, broker: AsyncBroker) -> float:
         identity = (socket.gethostname()[:255], os.getpid(), self._program)
-        async with broker.connection() as conn:
+        async with broker.own_connection() as conn:
             with translated():
                 cursor = await conn.execute(_LEAD, [self._process, self.services, *identity])
                 ((led,),) = await cursor.fetchall()
@@ -55,7 +55,7 @@ class Leadership:
 
     async def close(self, broker: AsyncBroker) -> None:
         """Hand over the services."""
-        async with broker.connection() as conn:
+        async with broker.own_connection() as conn:
             with translated():
                 await conn.execute("select pgmb.resign(%s)", [self._process])
 

@@ -150,7 +150,7 @@ class Scheduler:
 
 
 async def _now(broker: AsyncBroker) -> datetime:
-    async with broker.connection() as connection:
+    async with broker.own_connection() as connection:
         rows = await (await connection.execute("select clock_timestamp()")).fetchall()
     now: datetime = rows[0][0]
     return now

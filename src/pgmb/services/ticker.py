@@ -32,7 +32,7 @@ class Ticker:
 
     async def turn(self, broker: AsyncBroker) -> float:
         now = self._clock()
-        async with broker.connection() as conn:
+        async with broker.own_connection() as conn:
             streams = await (await conn.execute(_STREAMS)).fetchall()
         for stream, tick, moved, ended in streams:
             # Transactions that ended without publishing need only one attempt.
@@ -44,7 +44,7 @@ class Ticker:
                     self._ticked_at = now
         if now - self._all_ticked_at >= self.all_every:
             self._all_ticked_at = now
-            async with broker.connection() as conn:
+            async with broker.own_connection() as conn:
                 await conn.execute(_ALL)
         return self._pause(now - self._ticked_at)
 

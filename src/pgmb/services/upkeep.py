@@ -96,7 +96,7 @@ async def _allowed(broker: AsyncBroker, leadership: Leadership) -> bool:
     try:
         await leadership.turn(broker)
     except PermissionDenied:
-        async with broker.connection() as conn:
+        async with broker.own_connection() as conn:
             ((role, age),) = await (
                 await conn.execute("select current_user, maintained_age from pgmb.describe_broker()")
             ).fetchall()

@@ -12,7 +12,6 @@ from typing import Any, Self, cast
 
 import psycopg
 from psycopg import sql
-from psycopg.rows import tuple_row
 
 from pgmb import cron
 from pgmb._async.broker import AsyncBroker
@@ -79,9 +78,8 @@ class FrozenClock:
     """
 
     def __init__(self, broker: Source) -> None:
-        self._connection: psycopg.Connection[Any] = connect(
-            dsn_of(broker), row_factory=tuple_row, cursor_factory=psycopg.ClientCursor
-        )
+        self._connection: psycopg.Connection[Any] = connect(dsn_of(broker))
+        self._connection.cursor_factory = psycopg.ClientCursor
         # A test that left a transaction open is told so instead of hanging.
         self._connection.execute("set lock_timeout = '20s'")
         self._last = "0"

@@ -116,7 +116,7 @@ async def adrain(
         if isinstance(handlers, App) and handlers.lifespan is not None:
             await stack.enter_async_context(handlers.lifespan(handlers))
         queues = await _queues(connected, handlers, queue)
-        async with connected.connection() as conn:
+        async with connected.own_connection() as conn:
             clock = frozen_in(conn)
         if isinstance(handlers, App) and clock is not None:
             await _schedule(connected, handlers, clock)

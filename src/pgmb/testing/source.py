@@ -6,10 +6,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import psycopg
-from psycopg.conninfo import make_conninfo
 
 from pgmb._async.broker import AsyncBroker
-from pgmb._core.connecting import connect
+from pgmb._core.connecting import connect, with_options
 from pgmb._sync.broker import Broker
 from pgmb.app import App
 from pgmb.errors import InvalidArgument
@@ -21,25 +20,10 @@ if TYPE_CHECKING:
 Source: TypeAlias = Broker | AsyncBroker | App | str
 """A broker of either kind, an app, or a connection string."""
 
-# What psycopg and the pool take, and a connection string does not.
-_NOT_IN_A_DSN = {
-    "autocommit",
-    "client_encoding",
-    "context",
-    "cursor_factory",
-    "max_size",
-    "max_wait",
-    "min_size",
-    "pooler",
-    "prepare_threshold",
-    "row_factory",
-}
-
 
 def dsn_of(source: Source) -> str:
     """A connection string to the database of a broker, or of what else stands for one."""
-    dsn, options = _address(source)
-    return make_conninfo(dsn, **{name: value for name, value in options.items() if name not in _NOT_IN_A_DSN})
+    return with_options(*_address(source))
 
 
 def _address(source: Any) -> tuple[str, dict[str, Any]]:
@@ -59,5 +43,5 @@ def connection(source: Source, conn: ConnectionLike | None = None) -> Generator[
     if conn is not None:
         yield driver_connection(conn)
     else:
-        with connect(dsn_of(source), client_encoding="utf8") as own:
+        with connect(dsn_of(source)) as own:
             yield own

@@ -100,7 +100,7 @@ class DispatchLoop:
 
     async def turn(self, broker: AsyncBroker) -> None:
         """Write results to the database, and lease as many events as the lanes have room for."""
-        async with broker.connection() as connection:
+        async with broker.own_connection() as connection:
             store = Store(connection, self._lease_for)
             await self._write_decisions(store)
             await self._leases.report(store)
@@ -136,7 +136,7 @@ class DispatchLoop:
         await self._sender.stop(grace)
         for lane in self._directory.lanes.values():
             self._sender.park(lane)
-        async with broker.connection() as connection:
+        async with broker.own_connection() as connection:
             store = Store(connection, self._lease_for)
             await self._write_decisions(store)
             await self._leases.report(store, everything=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -13,6 +12,7 @@ from uuid import uuid4
 import msgspec
 from psycopg.rows import dict_row
 
+from pgmb._core import chance
 from pgmb.errors import EndpointNotFound, SecretKeyMissing, translated
 from pgmb.webhooks.leases import DeliveryFailure, WebhookDelivery
 from pgmb.webhooks.outcomes import CircuitBreaker, delay_after
@@ -176,11 +176,11 @@ class Sender:
             return None, True
         if schedule is None:
             return min_delay, False
-        after = delay_after(schedule, attempt, random.random)
+        after = delay_after(schedule, attempt, chance.fraction)
         if after is None:
             return None, True
         # Batches that failed together must be due at different times, or they would be retried as one batch.
-        return max(after, min_delay or 0.0) + random.random() * _RETRY_SPREAD, False  # noqa: S311
+        return max(after, min_delay or 0.0) + chance.fraction() * _RETRY_SPREAD, False
 
     def _end_probe(self, lane: Lane, succeeded: bool, reason: str | None) -> None:
         lane.probing = False
@@ -234,7 +234,7 @@ async def try_endpoint(
     The event is not stored in the log.
     """
     with translated():
-        async with broker.connection() as connection, connection.cursor(row_factory=dict_row) as cursor:
+        async with broker.own_connection() as connection, connection.cursor(row_factory=dict_row) as cursor:
             await cursor.execute(_TEST_ENDPOINT, (name,))
             row = await cursor.fetchone()
     if row is None:
@@ -247,7 +247,7 @@ async def try_endpoint(
     request = build_request(endpoint, [event], 1, int(time.time()))
     result = await client.post(request, endpoint.timeout, endpoint.keep_response)
     outcome = (result.status, result.latency, result.error_class, result.detail, result.response)
-    async with broker.connection() as connection:
+    async with broker.own_connection() as connection:
         await connection.execute(_LOG_TEST, (endpoint.id, event.id, TEST_TOPIC, *outcome))
     return result
 

@@ -26,6 +26,7 @@ APART = {
     "endpoints",
     "group",  # whose methods are below
     "listener",
+    "own_connection",
     "pause_endpoint",
     "publisher",
     "queue_status",

@@ -109,7 +109,7 @@ class PageRouter:
     async def rows(self, statement: str, parameters: Any = ()) -> list[dict[str, Any]]:
         """Run a statement with a timeout of five seconds, and return its rows."""
         with translated():
-            async with self.broker.connection() as connection, connection.transaction():
+            async with self.broker.own_connection() as connection, connection.transaction():
                 await connection.execute("set local statement_timeout = '5s'")
                 cursor = connection.cursor(row_factory=dict_row)
                 await cursor.execute(statement.encode(), parameters)

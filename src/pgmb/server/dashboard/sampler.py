@@ -194,7 +194,7 @@ class Sampler:
         self._outdated = False
         with translated():
             async with (
-                self._broker.connection() as connection,
+                self._broker.own_connection() as connection,
                 connection.transaction(),
                 connection.cursor(row_factory=tuple_row) as cursor,
             ):
@@ -301,7 +301,7 @@ class Health:
 
     async def _examine(self) -> None:
         try:
-            async with self._broker.connection() as connection:
+            async with self._broker.own_connection() as connection:
                 self._found = await aexamine(connection)
         except (psycopg.Error, PoolTimeout):
             self._found = [Finding("database", Level.FAIL, "the database does not answer")]

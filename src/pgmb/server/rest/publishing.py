@@ -74,7 +74,7 @@ async def publish(call: Call, stream: StreamName, body: bytes) -> Published:
     if len(events) == 1:
         return Published([await _publish_one(call, stream, events[0])])
     with translated():
-        async with call.broker.connection() as conn, conn.transaction():
+        async with call.broker.own_connection() as conn, conn.transaction():
             return Published(await _publish_all(call, conn, stream, events))
 
 

@@ -9,7 +9,6 @@ import asyncio
 import inspect
 import itertools
 import logging
-import random
 from collections.abc import Awaitable, Callable, Hashable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
@@ -23,6 +22,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
 from pgmb._async.broker import AsyncBroker
+from pgmb._core import chance
 from pgmb.errors import PgmbError
 from pgmb.server.application import DIRECT_SEND, Application, Context
 from pgmb.server.instrumentation import KEY_NAME
@@ -237,7 +237,7 @@ class EventStream:
 
     async def _serve(self, connection: Connection, source: Source, request: Request) -> None:
         reader, tail = connection.reader, source.tail
-        await connection.send(retry_frame(random.randint(*_RETRY_MILLISECONDS)))  # noqa: S311
+        await connection.send(retry_frame(chance.whole(*_RETRY_MILLISECONDS)))
         given = request.headers.get("last-event-id") or request.query_params.get("last_event_id")
         token = None if not given else _parse_token(given, tail)
         try:
@@ -296,7 +296,7 @@ class EventStream:
 async def _send_retry_later(send: Send) -> None:
     """Tell the client to reconnect later. On a 503, EventSource would give up."""
     await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
-    body = retry_frame(random.randint(*_LONG_RETRY_MILLISECONDS))  # noqa: S311
+    body = retry_frame(chance.whole(*_LONG_RETRY_MILLISECONDS))
     await send({"type": "http.response.body", "body": body})
 
 

@@ -232,7 +232,7 @@ declare
 begin
   perform pgmb_internal.lock_grants();
   execute format('grant usage on schema pgmb to %I', role);
-  execute format('grant select (version) on pgmb.installation to %I', role);
+  execute format('grant select (version, identity) on pgmb.installation to %I', role);
   for allowed in select * from pgmb_internal.functions_for(kind) loop
     execute format('grant execute on function %s to %I', allowed, role);
   end loop;
