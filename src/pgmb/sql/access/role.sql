@@ -112,6 +112,10 @@ language plpgsql
 as $$
 begin
   if not pgmb_internal.may_consume(queue, caller) then
+    -- The grant went with the queue.
+    if name is null and not exists (select from pgmb.queue q where q.id = assert_consumer.queue) then
+      perform pgmb_internal.raise_dropped();
+    end if;
     raise exception 'role % may not consume queue %', caller, coalesce(name, queue::text) using errcode = '42501',
       hint = 'Grant it with pgmb.grant_consume(queue, role), or the role pgmb_consumer for all queues.';
   end if;

@@ -233,7 +233,10 @@ begin
     fail_events.fresh
   from pgmb_internal.numbered_events((fail_events.queue).stream, numbers) e;
   return 0;
-exception when data_corrupted or index_corrupted or program_limit_exceeded then
+exception
+when foreign_key_violation then
+  perform pgmb_internal.raise_dropped();
+when data_corrupted or index_corrupted or program_limit_exceeded then
   if damage is not null then
     raise;
   end if;
@@ -277,7 +280,10 @@ begin
   from spent s
   cross join lateral (select case when s.fresh then 0 else s.attempt end failed) attempt
   order by s.id;
-exception when data_corrupted or index_corrupted or program_limit_exceeded then
+exception
+when foreign_key_violation then
+  perform pgmb_internal.raise_dropped();
+when data_corrupted or index_corrupted or program_limit_exceeded then
   if damage is not null then
     raise;
   end if;

@@ -422,11 +422,12 @@ begin
   perform pgmb_internal.drop_queue_views(drop_queue.queue);
   for gone in select * from pgmb.queue q where q.id = head.id or q.lane_of = head.id order by q.lane desc
   loop
-    delete from pgmb.queue q where q.id = gone.id;
+    -- What settling transactions have locked comes first: one that writes dead letters then needs the queue's row.
     delete from pgmb.claim c where c.queue = gone.id;
+    delete from pgmb.retry r where r.queue = gone.id;
     delete from pgmb.settlement s where s.queue = gone.id;
     delete from pgmb.shortened h where h.queue = gone.id;
-    delete from pgmb.retry r where r.queue = gone.id;
+    delete from pgmb.queue q where q.id = gone.id;
     -- A receive that is open at this moment may still add to them: pgmb_internal.clear_dropped_queues.
   end loop;
   if gone.max_length is not null then

@@ -219,11 +219,11 @@ as $$
   update pgmb.claim c set xid = c.xid where c.queue = recheck_at_commit.queue and c.id = recheck_at_commit.claim
 $$;
 
--- Settles a lease's events as done: all of them, or those named by seq; numbers that the lease does not hold are passed
--- over. Returns how many, or a few more: an ack of the whole lease also counts what another transaction acks by seq at that
--- moment. Repeating an ack changes nothing and returns 0. Atomic with the caller's transaction. Writes
--- one row for a whole lease, one an event otherwise. In REPEATABLE READ and SERIALIZABLE it raises 40001 where the
--- snapshot is older than the lease or its settlement by others. Errors: MB011 the lease is lost, 42501.
+-- Settles a lease's events as done: all of them, or those named by seq; numbers that the lease does not hold are passed over.
+-- Returns how many, or a few more: an ack of the whole lease also counts what another transaction acks by seq at that moment.
+-- Repeating an ack changes nothing and returns 0. Atomic with the caller's transaction. Writes one row for a whole lease, one an
+-- event otherwise. In REPEATABLE READ and SERIALIZABLE it raises 40001 where the snapshot is older than the lease or its
+-- settlement by others. Errors: MB011 the lease is lost, MB002 its queue was dropped, 42501.
 create or replace function pgmb.ack(lease uuid, seqs bigint[] default null)
 returns bigint
 language plpgsql security definer
@@ -261,11 +261,11 @@ begin
   return cardinality(pgmb_internal.settle_claim(held, ack.seqs));
 end $$;
 
--- Sends events of a lease (all that are left, or those named) to be tried again `after` that time, by
--- default the queue's backoff; past the queue's max_attempts they become dead letters with this error. In an
--- ordered queue, what the lease holds behind them of the same keys goes back too, untried. together => true has
--- these events, and no others, come together again: the same set. detail, such as a traceback, is kept with the error, in
--- the list of the last ten. Returns how many of those asked for. Isolation levels as ack. Errors: MB011 the lease is lost, 42501.
+-- Sends events of a lease (all that are left, or those named) to be tried again `after` that time, by default the queue's
+-- backoff; past the queue's max_attempts they become dead letters with this error. In an ordered queue, what the lease holds
+-- behind them of the same keys goes back too, untried. together => true has these events, and no others, come together again: the
+-- same set. detail, such as a traceback, is kept with the error, in the list of the last ten. Returns how many of those asked
+-- for. Isolation levels as ack. Errors: MB011 the lease is lost, MB002 its queue was dropped, 42501.
 create or replace function pgmb.retry(
   lease uuid, seqs bigint[] default null, after interval default null, error text default null,
   together boolean default false, detail text default null
@@ -283,8 +283,8 @@ begin
     case when retry.together then nextval('pgmb.retry_id_seq') end, retry.detail);
 end $$;
 
--- Sends events of a lease (all that are left, or those named) to the queue's dead letters with the error.
--- Returns how many. Isolation levels as ack. Errors: MB011 the lease is lost, 42501.
+-- Sends events of a lease (all that are left, or those named) to the queue's dead letters with the error. Returns how many.
+-- Isolation levels as ack. Errors: MB011 the lease is lost, MB002 its queue was dropped, 42501.
 create or replace function pgmb.bury(
   lease uuid, seqs bigint[] default null, error text default null, detail text default null
 )
@@ -300,11 +300,11 @@ begin
   return pgmb_internal.settle_as_failed(bury.lease, bury.seqs, null, bury.error, 'bury', detail => bury.detail);
 end $$;
 
--- Gives events of a lease (all that are left, or those named) back untried: the attempt does not count. They are due at once,
--- or `after` that time. error says why, while they wait. With bury_after, for events that this consumer cannot handle and
--- another may: an event that is released again waits as long as it has waited since the first release, up to a minute, and
--- becomes a dead letter with the error once that is bury_after ago. Of an ordered queue, what the lease holds behind them of
--- the same keys goes back too. Returns how many. Isolation levels as ack. Errors: MB011 the lease is lost, 42501.
+-- Gives events of a lease (all that are left, or those named) back untried: the attempt does not count. They are due at once, or
+-- `after` that time. error says why, while they wait. With bury_after, for events that this consumer cannot handle and another
+-- may: an event that is released again waits as long as it has waited since the first release, up to a minute, and becomes a dead
+-- letter with the error once that is bury_after ago. Of an ordered queue, what the lease holds behind them of the same keys goes
+-- back too. Returns how many. Isolation levels as ack. Errors: MB011 the lease is lost, MB002 its queue was dropped, 42501.
 create or replace function pgmb.release(
   lease uuid, seqs bigint[] default null, after interval default null, error text default null, bury_after interval default null
 )
@@ -454,8 +454,8 @@ as $$
   select interval '1 minute'
 $$;
 
--- Makes a lease end `lease_for` from now (default: the queue's own), later or sooner than before. Returns when it
--- expires. Isolation levels as ack. Errors: MB011 the lease is lost, 42501.
+-- Makes a lease end `lease_for` from now (default: the queue's own), later or sooner than before. Returns when it expires.
+-- Isolation levels as ack. Errors: MB011 the lease is lost, MB002 its queue was dropped, 42501.
 create or replace function pgmb.extend(lease uuid, lease_for interval default null)
 returns timestamptz
 language plpgsql security definer
