@@ -562,3 +562,37 @@ def test_a_key_taken_while_the_clock_was_ahead_for_a_moment_lasts_its_duration(
         step(ahead)
         db.execute("select pgmb.maintain()")
         assert db.execute(take).fetchone() == taken
+
+
+def test_keys_stages_and_failures_of_a_jump_that_maintenance_missed_last_their_duration(
+    stepping: tuple[psycopg.Connection[Any], Step],
+) -> None:
+    """The clock jumps ahead and back between two calls of maintain()."""
+    db, step = stepping
+    db.execute("set pgmb.keep_stages = '5 minutes'")
+    db.execute("select pgmb.create_endpoint('e', 'https://e.example/', '{#}')")
+    fail = (
+        "select pgmb.heartbeat(%s::uuid, 'h', 1, array[(select id from pgmb.endpoints where name = 'e')], '{0}',"
+        " '{1}', '{x}', give_up_after => '5 minutes')"
+    )
+    db.execute("select pgmb.maintain()")
+    step("+1h")
+    take = "select pgmb.publish('t', '1', dedup_key => 'k', dedup_for => '5 minutes')"
+    taken = db.execute(take).fetchone()
+    db.execute("select pgmb.claim_stage('main', 'app', 1)")
+    db.execute(fail, [f"{1:032x}"])
+    stages = "select count(*) from pgmb.stage where app is not null"
+    state = "select state from pgmb.endpoints where name = 'e'"
+    for ahead in ("+0", "+4m"):
+        step(ahead)
+        db.execute("select pgmb.maintain()")
+        db.execute(fail, [f"{1:032x}"])
+        assert db.execute(take).fetchone() == taken
+        assert db.execute(stages).fetchone() == (1,)
+        assert db.execute(state).fetchone() == ("active",)
+    step("+6m")
+    db.execute("select pgmb.maintain()")
+    db.execute(fail, [f"{1:032x}"])
+    assert db.execute(take).fetchone() != taken
+    assert db.execute(stages).fetchone() == (0,)
+    assert db.execute(state).fetchone() == ("disabled",)

@@ -139,6 +139,8 @@ declare
   now timestamptz := clock_timestamp();
   -- Rows that were written since `now` was read do not count.
   ahead timestamptz := now + interval '1 second';
+  -- Keys may be millions: a key that was taken ahead is most likely among those that expire last.
+  last_keys constant integer := 1000;
   newest timestamptz := greatest(
     (select r.decided_at from pgmb.retry r where r.decided_at > ahead and r.due_at < 'infinity' order by r.decided_at desc limit 1),
     (select d.decided_at from pgmb.delivery d where d.decided_at > ahead order by d.decided_at desc limit 1),
@@ -147,6 +149,10 @@ declare
      where greatest(s.closed_at, s.sealed_at, s.last_published_at, s.archived_at, s.dropped_at) > ahead
      order by greatest(s.closed_at, s.sealed_at, s.last_published_at, s.archived_at, s.dropped_at) desc limit 1),
     (select max(s.created_at) from pgmb.stream s where s.created_at > ahead),
+    (select max(k.taken_at) from (select d.taken_at from pgmb.dedup d order by d.expires_at desc limit last_keys) k
+     where k.taken_at > ahead),
+    (select max(s.claimed_at) from pgmb.stage s where s.claimed_at > ahead),
+    (select max(a.failing_since) from pgmb.endpoint_activity a where a.failing_since > ahead),
     (select s.active_at from pgmb.subscription s
      where s.active_at > ahead and s.expires_at is not null order by s.active_at desc limit 1));
   clock pgmb.clock;
