@@ -435,6 +435,42 @@ def test_a_worker_that_died_while_the_clock_was_ahead_is_not_taken_for_alive(
     ]
 
 
+@pytest.mark.parametrize("seen", [False, True], ids=["before maintenance", "after maintenance"])
+def test_heartbeats_of_a_clock_that_jumped_ahead_delete_no_live_worker(
+    stepping: tuple[psycopg.Connection[Any], Step], seen: bool
+) -> None:
+    db, step = stepping
+    beats = (
+        "select pgmb.worker_heartbeat(%s::uuid, 'h', 1, '{q}')",
+        "select pgmb.heartbeat(%s::uuid, 'h', 1)",
+    )
+    living, other = f"{1:032x}", f"{2:032x}"
+
+    def beat_of(process: str) -> None:
+        for beat in beats:
+            db.execute(beat, [process])
+
+    def known() -> tuple[int, int]:
+        row = db.execute(
+            "select (select count(*) from pgmb.worker), (select count(*) from pgmb.dispatcher)"
+        ).fetchone()
+        assert row is not None
+        return row
+
+    db.execute("select pgmb.maintain()")
+    beat_of(living)
+    step("+2h")
+    if seen:
+        db.execute("select pgmb.maintain()")
+    beat_of(other)
+    assert known() == (2, 2)
+    for minutes in (0, 4, 8, 12):
+        step(f"+{120 + minutes}m")
+        db.execute("select pgmb.maintain()")
+    beat_of(other)
+    assert known() == (1, 1), "the clock stands, and the first process was silent for two hours"
+
+
 def test_an_endpoint_that_fails_is_not_disabled_by_a_clock_that_jumps(
     stepping: tuple[psycopg.Connection[Any], Step],
 ) -> None:

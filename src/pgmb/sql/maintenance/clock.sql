@@ -77,6 +77,16 @@ begin
   return coalesce((select now - c.zero < c.stepped_ahead + pgmb_internal.jump_stands_after() from pgmb.clock c), false);
 end $$;
 
+-- Whether a process's silence may be believed: the clock did not jump ahead lately, and maintain() was called so lately that it
+-- would have seen a jump. Where maintain() never ran, nothing tells of jumps.
+create or replace function pgmb_internal.clock_stands()
+returns boolean
+language sql volatile
+as $$
+  select not pgmb_internal.clock_jumped()
+    and coalesce(clock_timestamp() <= pgmb_internal.clock_seen() + pgmb_internal.counted_at_most(), true)
+$$;
+
 -- Notes whether the clock went back or jumped ahead since the last call of maintain(). A segment that was closed while the clock
 -- was behind becomes as old as it is when the clock is right again. Called by maintain.
 create or replace function pgmb_internal.look_at_clock()

@@ -1,10 +1,11 @@
 -- Workers: processes that run handlers say that they live. Consumers that only call receive need not.
 
--- Says that a worker lives, which queues it receives from, and which server processes (backends) are its connections, by
--- which the leases that it holds are known. app: the name of its app; shared: whether the app shares its queues with apps of
--- other names (declare_queue); handled: all queues that its code has handlers of, by default `queues`. Returns true. Forgets workers of the caller's role that were not heard of for an hour, and those
--- of all roles where the caller is an admin: a role that is none locks no row that another role waits for.
--- Errors: 42501 another role's worker, MB005 and 23514 more than is accepted.
+-- Says that a worker lives, which queues it receives from, and which server processes (backends) are its connections, by which
+-- the leases that it holds are known. app: the name of its app; shared: whether the app shares its queues with apps of other
+-- names (declare_queue); handled: all queues that its code has handlers of, by default `queues`. Returns true. Forgets workers of
+-- the caller's role that were not heard of for an hour, and those of all roles where the caller is an admin: a role that is none
+-- locks no row that another role waits for. Forgets none where the clock may have jumped (pgmb_internal.clock_stands). Errors:
+-- 42501 another role's worker, MB005 and 23514 more than is accepted.
 create or replace function pgmb.worker_heartbeat(
   worker uuid, host text, pid integer, queues text[], backends integer[] default '{}',
   app text default null, shared boolean default false, handled text[] default null
@@ -42,7 +43,7 @@ begin
   -- One that said so while the clock was ahead may be gone.
   update pgmb.worker w set heartbeat_at = now where w.id = any (array(
     select early.id from pgmb.worker early where early.heartbeat_at > now and (admin or early.role = caller) for update skip locked));
-  delete from pgmb.worker w where w.id = any (array(
+  delete from pgmb.worker w where pgmb_internal.clock_stands() and w.id = any (array(
     select gone.id from pgmb.worker gone where gone.heartbeat_at < before and (admin or gone.role = caller) for update skip locked));
   return true;
 end $$;

@@ -26,7 +26,7 @@ begin
   -- One that said so while the clock was ahead may be gone.
   update pgmb.dispatcher d set heartbeat_at = now where d.id = any (array(
     select early.id from pgmb.dispatcher early where early.heartbeat_at > now for update skip locked));
-  delete from pgmb.dispatcher d where d.id = any (array(
+  delete from pgmb.dispatcher d where pgmb_internal.clock_stands() and d.id = any (array(
     select gone.id from pgmb.dispatcher gone where gone.heartbeat_at < now - interval '1 hour' for update skip locked));
   -- In one order, so that no two dispatchers wait for each other.
   perform from pgmb.endpoint_activity a where a.endpoint = any (heartbeat.endpoints) order by a.endpoint for no key update;
