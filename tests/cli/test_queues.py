@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -139,6 +140,21 @@ def test_what_comes_next_is_shown_and_stays(done: Done, run: Run) -> None:
     assert [event["payload"][:7] for event in found["events"]] == ['{"n": 0', '{"n": 1', '{"n": 2']
     assert run("queues", "show", "billing", "--depth", "--json").json["depth"] == 3
     assert run("queues", "peek", "gone").code == 1
+
+
+def test_peek_counts_the_next_events_by_topic(done: Done, run: Run, dsn: str) -> None:
+    with pgmb.connect(dsn) as broker:
+        broker.create_queue("billing", ["order.#"])
+        broker.publish_many("order.paid", [1, 2, 3])
+        broker.publish("order.sent", 4)
+    assert run("queues", "peek", "billing", "--topics", "--json").json["topics"] == {
+        "order.paid": 3,
+        "order.sent": 1,
+    }
+    shown = done("queues", "peek", "billing", "--topics", "--max", "2")
+    assert ["order.paid", "2"] in [re.findall(r"[\w.]+", line) for line in shown.splitlines()]
+    assert "order.sent" not in shown
+    assert "Stopped before the end of the log" in shown
 
 
 def test_peek_does_not_hide_events_that_are_leased_or_retried_later(done: Done, dsn: str) -> None:

@@ -608,8 +608,8 @@ def test_keys_stages_and_failures_of_a_jump_that_maintenance_missed_last_their_d
     db.execute("set pgmb.keep_stages = '5 minutes'")
     db.execute("select pgmb.create_endpoint('e', 'https://e.example/', '{#}')")
     fail = (
-        "select pgmb.heartbeat(%s::uuid, 'h', 1, array[(select id from pgmb.endpoints where name = 'e')], '{0}',"
-        " '{1}', '{x}', give_up_after => '5 minutes')"
+        "select pgmb.heartbeat(%s::uuid, 'h', 1, array[(select id from pgmb.endpoints where name = 'e')],"
+        " '{0}', '{1}', '{x}', give_up_after => '5 minutes')"
     )
     db.execute("select pgmb.maintain()")
     step("+1h")

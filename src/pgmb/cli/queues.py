@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import time
+from collections import Counter
 from typing import Annotated, Any, TypeAlias
 
 import msgspec
@@ -91,20 +92,27 @@ def peek(
     dsn: Dsn = "",
     max: Annotated[int, typer.Option(help="How many events, at most 200.")] = 20,
     look: Annotated[int, typer.Option(help="How many numbers of the log to look at.")] = 10_000,
+    topics: Annotated[bool, typer.Option("--topics", help="Count the events by topic.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show what a queue would deliver next, without leasing it: due retries, then fresh events."""
     with connect(dsn, max_size=1) as broker:
         found = broker.next_events(queue, max, look)
         standing = None if as_json else _standing(broker, queue)
+    by_topic = Counter(one.topic for one in found.events).most_common()
     if as_json:
-        output.json(found)
+        output.json(
+            {"topics": dict(by_topic), "looked": found.looked, "more": found.more} if topics else found
+        )
         return
     rows = [
         (str(one.seq), one.topic, one.key, str(one.attempt), one.due_at, one.published_at, _beginning(one))
         for one in found.events
     ]
-    if rows:
+    if rows and topics:
+        counts = [(topic, f"{events:,}") for topic, events in by_topic]
+        output.table(f"Next in {queue}", ("topic", "events"), counts)
+    elif rows:
         columns = ("seq", "topic", "key", "attempt", "due since", "published", "payload")
         output.table(f"Next in {queue}", columns, rows)
     elif not found.more:
