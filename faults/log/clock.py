@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from typing import Any, Final
+from uuid import UUID
 
 import psycopg
 
@@ -30,6 +31,9 @@ GOES_ON_WITHIN: Final = 60.0
 """Seconds after the clock is right again."""
 _LEASE: Final = "3 s"
 _KEYS: Final = 4
+_TIMES: Final = "times in the future"
+_RPS: Final = 25
+"""Requests a second that the endpoint with a rate gets: fewer than there are events."""
 
 QUEUES: Final = {
     "plain": "",
@@ -42,7 +46,18 @@ QUEUES: Final = {
     "capped": ", max_length => 100000",
     "filtered": ", filter => '$.payload.n >= 0'",
 }
-ENDPOINTS: Final = {"hook": "", "paced": ", rps => 20", "ordered": ", ordered => true"}
+ENDPOINTS: Final = {"hook": "", "paced": f", rps => {_RPS}", "ordered": ", ordered => true"}
+_WAITS: Final = ("delayed", "waiting", "leased", "retrying")
+_FATE: Final = b"""
+select coalesce(own ->> 'state', nullif(fate ->> 'found', 'log'), 'not taken'),
+  round(extract(epoch from coalesce(own ->> 'until', fate ->> 'due_at')::timestamptz - now()) / 60),
+  own ->> 'reason'
+from (select pgmb.event_fate(%s) fate) found
+left join lateral (
+  select c from json_array_elements(fate -> 'consumers') c
+  where c ->> 'kind' = %s and c ->> 'name' = %s) of (own) on true
+"""
+"""Where an event stands at a consumer, and in how many minutes it is due."""
 STEPS: Final = {
     "a year ahead": timedelta(days=365),
     "an hour ahead": timedelta(hours=1),
@@ -57,11 +72,14 @@ class Result:
     stood: list[str] = field(default_factory=list)
     """What had not gone on a minute after a step."""
     missing: Counter[str] = field(default_factory=Counter)
+    """Events that a queue or an endpoint did not get, by what the database says of them."""
     repeated_due_times: int = 0
     slowest: float = 0.0
     events: int = 0
     ahead: int = 0
     """Rows with times of the future that were left."""
+    errors: int = 0
+    """Statements of consumers that failed: they connected again."""
     seconds: float = 0.0
 
     @property
@@ -73,7 +91,8 @@ class Result:
             f"clock {', '.join(self.steps)}: {self.events} events | {'holds' if self.holds else 'VIOLATED'}:"
             f" {self.missing.total()} missing, {len(self.stood)} stood still,"
             f" {self.repeated_due_times} due times repeated,"
-            f" {self.ahead} times in the future left; all went on within {self.slowest:.1f} s"
+            f" {self.ahead} times in the future left; all went on within {self.slowest:.1f} s,"
+            f" {self.errors} statements failed"
             f" | {self.seconds:.1f} s"
             + "".join(f"\n  stood still: {what}" for what in self.stood)
             + "".join(f"\n  missing: {count} of {where}" for where, count in self.missing.items())
@@ -97,11 +116,11 @@ def run(dsn: str, clock: Clock, *, steps: list[str], wrong_for: float, seed: int
             for step in steps:
                 _step(admin, clock, traffic, receiver, result, step, wrong_for)
             traffic.stop_publishing()
-            _drain(traffic, receiver, result)
+            result.errors = traffic.errors.total()
+            result.missing = _became(admin, traffic, _drain(traffic, receiver))
         result.repeated_due_times = _repeated(admin)
-        rows = admin.execute("select coalesce(sum(t.rows), 0) from pgmb.times_ahead() t").fetchone()
-        result.ahead = int(rows[0]) if rows else 0
-    result.events = sum(len(sent) for sent in traffic.sent.values())
+        result.ahead = _ahead(admin)
+    result.events = len(traffic.sent)
     result.seconds = time.monotonic() - began
     return result
 
@@ -159,10 +178,13 @@ class _Traffic:
         self._working = threading.Event()
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
-        self.sent: dict[str, list[int]] = {"t": [], "delayed": []}
+        self.sent: dict[int, UUID] = {}
+        self.delayed: set[int] = set()
         self.done: dict[str, set[int]] = {name: set() for name in QUEUES}
+        self.unsure: dict[str, set[int]] = {name: set() for name in QUEUES}
+        """What consumers acknowledged and got no answer."""
         self.ticks: Counter[str] = Counter()
-        self.errors: list[str] = []
+        self.errors: Counter[str] = Counter()
         self.newest = 0
 
     def __enter__(self) -> _Traffic:
@@ -184,21 +206,20 @@ class _Traffic:
         self._publishing.clear()
         self._threads[0].join(30.0)
 
-    def numbers(self) -> set[int]:
-        """Every event that was published."""
-        return {*self.sent["t"], *self.sent["delayed"]}
-
     def _publish(self) -> None:
         with psycopg.connect(self._dsn, autocommit=True) as connection:
             while self._publishing.is_set():
-                for kind, delay in (("t", None), ("t", None), ("delayed", "1 s")):
+                for delay in (None, None, "1 s"):
                     self.newest += 1
                     number = self.newest
-                    connection.execute(
+                    row = connection.execute(
                         "select pgmb.publish(%s, %s, key => %s, delay => %s::interval)",
                         [f"t.{'ab'[number % 2]}", f'{{"n": {number}}}', f"k{number % _KEYS}", delay],
-                    )
-                    self.sent[kind].append(number)
+                    ).fetchone()
+                    assert row is not None
+                    self.sent[number] = row[0]
+                    if delay:
+                        self.delayed.add(number)
                 time.sleep(0.1)
 
     def _consume(self, queue: str) -> None:
@@ -210,7 +231,7 @@ class _Traffic:
                 with psycopg.connect(self._dsn, autocommit=True, options=options) as connection:
                     self._work(connection, queue, chance)
             except psycopg.Error as error:
-                self.errors.append(f"{queue}: {error}")
+                self.errors[str(error)] += 1
                 time.sleep(0.1)
 
     def _work(self, connection: psycopg.Connection[Any], queue: str, chance: random.Random) -> None:
@@ -236,9 +257,12 @@ class _Traffic:
                 # One that lives longer, and dies.
                 connection.execute("select pgmb.extend(%s, '4 s')", [lease])
             else:
+                numbers = {payload["n"] for _, payload, _ in rows}
+                self.unsure[queue] |= numbers
                 connection.execute("select pgmb.ack(%s)", [lease])
+                self.unsure[queue] -= numbers
                 with self._lock:
-                    self.done[queue].update(payload["n"] for _, payload, _ in rows)
+                    self.done[queue] |= numbers
 
 
 def _step(
@@ -265,7 +289,7 @@ def _step(
     at = receiver_counts(receiver)
     ticks = traffic.ticks.copy()
     waiting = {*(f"queue {name}" for name in QUEUES), *(f"endpoint {name}" for name in ENDPOINTS)}
-    waiting |= {f"schedule {missed}" for missed in ("last", "all")} | {"key", "delayed"}
+    waiting |= {f"schedule {missed}" for missed in ("last", "all")} | {"key", "delayed", _TIMES}
     looked = time.monotonic()
     while waiting and time.monotonic() < began + GOES_ON_WITHIN:
         time.sleep(0.1)
@@ -273,7 +297,7 @@ def _step(
             fresh = [one for one in traffic.done[name].copy() if one > number]
             if len(fresh) >= 5 and {one % _KEYS for one in fresh} == set(range(_KEYS)):
                 waiting.discard(f"queue {name}")
-        later = {one for one in traffic.sent["delayed"] if one > number}
+        later = {one for one in traffic.delayed.copy() if one > number}
         if later & traffic.done["plain"].copy():
             waiting.discard("delayed")
         if time.monotonic() > looked + 1.0:
@@ -283,6 +307,8 @@ def _step(
             key = admin.execute(claim, [step]).fetchone()
             if key == (None,):
                 waiting.discard("key")
+            if not _ahead(admin):
+                waiting.discard(_TIMES)
         waiting -= {
             f"schedule {missed}"
             for missed in ("last", "all")
@@ -297,20 +323,52 @@ def receiver_counts(receiver: ReceiverProcess) -> Counter[str]:
     return Counter(request.path.rpartition("/")[2] for request in receiver.requests())
 
 
-def _drain(traffic: _Traffic, receiver: ReceiverProcess, result: Result) -> None:
-    """Waits until every queue and endpoint had every event."""
-    wanted = traffic.numbers()
-    deadline = time.monotonic() + GOES_ON_WITHIN
-    while time.monotonic() < deadline:
-        lacking = {name: len(wanted - done.copy()) for name, done in traffic.done.items()}
-        delivered: dict[str, set[str]] = {name: set() for name in ENDPOINTS}
-        for request in receiver.requests():
-            delivered[request.path.rpartition("/")[2]].add(request.headers["webhook-id"])
-        lacking |= {f"endpoint {name}": len(wanted) - len(ids) for name, ids in delivered.items()}
-        if not any(lacking.values()):
-            return
+def _drain(traffic: _Traffic, receiver: ReceiverProcess) -> dict[str, set[UUID]]:
+    """Waits until every queue and endpoint had every event. What one with a rate has to catch up on takes
+    its time. Returns what they did not get."""
+    missing = _missing(traffic, receiver)
+    behind = len(missing.get("endpoint paced", ())) / _RPS
+    deadline = time.monotonic() + GOES_ON_WITHIN + behind
+    while missing and time.monotonic() < deadline:
         time.sleep(0.5)
-    result.missing = Counter({name: count for name, count in lacking.items() if count})
+        missing = _missing(traffic, receiver)
+    return missing
+
+
+def _missing(traffic: _Traffic, receiver: ReceiverProcess) -> dict[str, set[UUID]]:
+    got = {
+        f"queue {name}": {traffic.sent[number] for number in done.copy() if number in traffic.sent}
+        for name, done in traffic.done.items()
+    } | {f"endpoint {name}": set[UUID]() for name in ENDPOINTS}
+    for request in receiver.requests():
+        got[f"endpoint {request.path.rpartition('/')[2]}"].add(UUID(request.headers["webhook-id"]))
+    wanted = set(traffic.sent.values())
+    return {name: wanted - ids for name, ids in got.items() if wanted - ids}
+
+
+def _became(admin: psycopg.Connection[Any], traffic: _Traffic, missing: dict[str, set[UUID]]) -> Counter[str]:
+    """What the database says of events that are missing. It lost those that it does not keep waiting."""
+    became: Counter[str] = Counter()
+    for where, ids in missing.items():
+        kind, _, name = where.partition(" ")
+        unsure = {traffic.sent[number] for number in traffic.unsure[name]} if kind == "queue" else set()
+        for one in ids:
+            row = admin.execute(_FATE, [one, kind, name]).fetchone()
+            state, due, reason = row or ("unknown", None, None)
+            if state == "done" and one in unsure:
+                continue
+            became[
+                f"{where}: {state if state in _WAITS else f'LOST, {state}'}"
+                + (f", due in {due} minutes" if due is not None else "")
+                + (f", {reason}" if reason else "")
+            ] += 1
+    return became
+
+
+def _ahead(admin: psycopg.Connection[Any]) -> int:
+    """How many rows have times of the future."""
+    rows = admin.execute("select coalesce(sum(t.rows), 0) from pgmb.times_ahead() t").fetchone()
+    return int(rows[0]) if rows else 0
 
 
 def _repeated(admin: psycopg.Connection[Any]) -> int:

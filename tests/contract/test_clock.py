@@ -632,3 +632,38 @@ def test_keys_stages_and_failures_of_a_jump_that_maintenance_missed_last_their_d
     assert db.execute(take).fetchone() != taken
     assert db.execute(stages).fetchone() == (0,)
     assert db.execute(state).fetchone() == ("disabled",)
+
+
+@pytest.mark.parametrize("maintained", ["2 s", "10 minutes"])
+@pytest.mark.parametrize("earlier", ["+0", "+1y"])
+def test_what_was_written_just_before_the_clock_went_back_waits_its_own_time(
+    stepping: tuple[psycopg.Connection[Any], Step], earlier: str, maintained: str
+) -> None:
+    """That long after the last call of maintain(). The clock may have been further ahead before."""
+    db, step = stepping
+    for name, options in {"given": ", ordered => true", "extended": "", "retried": ""}.items():
+        db.execute(f"select pgmb.create_queue('{name}'{options})".encode())
+    db.execute("select pgmb.create_endpoint('hook', 'https://example.org/')")
+    db.execute("select pgmb.publish('t', '1', key => 'k')")
+    for ahead in (earlier, "+0", "+1h"):
+        step(ahead)
+        db.execute("select pgmb.maintain()")
+    step({"2 s": "+3602s", "10 minutes": "+70m"}[maintained])
+    db.execute("select pgmb.receive('given', 1, '5 s')")
+    early = db.execute("select lease from pgmb.receive('extended', 1, '1 s')").fetchone()
+    db.execute("select pgmb.extend(%s, '5 s')", early)
+    db.execute("select pgmb.retry(r.lease, after => '5 s') from pgmb.receive('retried') r")
+    db.execute(
+        "select pgmb.settle_deliveries(r.lease, failed => array[r.seq], endpoints => array[e.id],"
+        " after => '{5 s}', errors => '{x}') from pgmb.receive_deliveries('webhooks') r, pgmb.endpoint e"
+    )
+    db.execute("select pgmb.subscribe('group', '{#}', expires_after => '5 s')")
+    db.execute("select pgmb.publish('t', '2', delay => '5 s')")
+    take = "select pgmb.publish('t', '3', dedup_key => 'k', dedup_for => '5 s')"
+    taken = db.execute(take).fetchone()
+    written = {"deliveries", "delayed events", "leases", "retries", "subscriptions"}
+    for seconds, left in ((2, written), (6, written), (8, set[str]())):
+        step(f"+{seconds}s")
+        db.execute("select pgmb.maintain()")
+        assert {kind for (kind,) in db.execute("select kind from pgmb.times_ahead()")} == left, seconds
+        assert (db.execute(take).fetchone() == taken) == bool(left), seconds

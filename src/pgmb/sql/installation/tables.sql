@@ -53,7 +53,7 @@ create table pgmb.clock (
   -- The time that has passed is what the clock shows since here: steps ahead move it, and steps back.
   zero timestamptz not null default clock_timestamp(),
   -- How much time had passed when the clock went back, or when a time that lies ahead was found: counted[n] holds for times
-  -- before up_to[n] that are not before up_to[n - 1]. Null: not known.
+  -- before up_to[n] that are not before up_to[n - 1]. Of later ones nothing is known.
   up_to timestamptz[] not null default '{}',
   counted interval[] not null default '{}',
   -- What the clock showed before and after it went back last.

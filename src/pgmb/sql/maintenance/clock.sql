@@ -97,20 +97,19 @@ declare
   now timestamptz := clock_timestamp();
   seen timestamptz := pgmb_internal.clock_seen();
   jump interval := now - seen - pgmb_internal.counted_at_most();
-  just_after timestamptz := seen + interval '1 microsecond';
-  unknown timestamptz := seen + pgmb_internal.counted_at_most();
+  -- How far the clock ran on, at most, before it went back: as long as nobody calls maintain().
+  ran_to timestamptz := seen + (select greatest(pgmb_internal.counted_at_most(), c.jumped_by) from pgmb.clock c);
 begin
   if now < seen - interval '1 second' then
-    -- Nothing tells when times shortly after `seen` were written: those come by themselves. Later ones keep their count.
+    -- Times up to there were written before the clock went back. Later ones keep their count.
     update pgmb.clock c
     set zero = c.zero + (now - seen), back_from = seen, back_at = now, jumped_by = null,
-      up_to = case when earlier.up_to = '{}' then array[just_after]
-        when cardinality(earlier.up_to) < pgmb_internal.steps_kept() then array[just_after, unknown] || earlier.up_to
+      up_to = case when cardinality(earlier.up_to) < pgmb_internal.steps_kept() then array[ran_to] || earlier.up_to
         else array[earlier.up_to[cardinality(earlier.up_to)]] end,
-      counted = case when cardinality(earlier.up_to) between 1 and pgmb_internal.steps_kept() - 1
-        then array[seen - c.zero, null] || earlier.counted else array[seen - c.zero] end
+      counted = case when cardinality(earlier.up_to) < pgmb_internal.steps_kept() then array[seen - c.zero] || earlier.counted
+        else array[seen - c.zero] end
     from (
-      select k.up_to[1 + width_bucket(unknown, k.up_to):] up_to, k.counted[1 + width_bucket(unknown, k.up_to):] counted
+      select k.up_to[1 + width_bucket(ran_to, k.up_to):] up_to, k.counted[1 + width_bucket(ran_to, k.up_to):] counted
       from pgmb.clock k) earlier;
   elsif jump > interval '0' then
     -- Before this transaction has an xid, or nothing is ever sealed where each call looks like a jump.
