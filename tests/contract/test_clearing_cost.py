@@ -16,7 +16,7 @@ import psycopg
 import pytest
 
 import pgmb
-from harness.states import add_dead, add_retries, age_leases
+from harness.states import add_dead, add_retries, age_leases, hold_leases, publish
 
 # Costs are measured: rows that other tests left would count.
 pytestmark = pytest.mark.new_database
@@ -219,3 +219,13 @@ def test_no_condition_compares_with_a_volatile_function(db: psycopg.Connection[A
 )
 def test_the_check_itself(text: str, flagged: bool) -> None:
     assert bool(conditions_that_call(text, {"clock_timestamp", "random"})) is flagged
+
+
+def test_maintenance_looks_at_a_bounded_number_of_leases(db: psycopg.Connection[Any]) -> None:
+    db.execute("select pgmb.create_queue('q')")
+    publish(db, 800)
+    look = "pgmb_internal.find_hidden_leases(clock_timestamp(), clock_timestamp() + interval '1 second', 50)"
+    hold_leases(db, 100)
+    few = pages(db, look)
+    hold_leases(db, 700)
+    assert pages(db, look) < 2 * few

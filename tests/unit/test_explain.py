@@ -469,7 +469,6 @@ FEW_ROWS = 10_500
 # These pass all leases in flight: no index tells settled ones apart, because it would cost each ack.
 PASS_LEASES = re.compile(
     r"lease_counts\.queue and c\.expires_at|with old as materialized \(\s+select c\.ctid"
-    r"|find_hidden_leases\.now"
 )
 
 GROWN = """

@@ -439,9 +439,10 @@ end $$;
 -- Finds leases that no sweep would look at, and has the next one look at them. A lease ends after `swept`, or is held, or is
 -- noted in pgmb.shortened: this does not rest on it, but looks at the leases. One given or extended at a time that lies ahead
 -- ends once it has lasted as long as it was to, counted since the clock went back. Called by maintain(), after settled claims
--- were cleared. Stops at `until`, after one lease at least, and returns whether it did. Queues come in no order, so that none is
--- always among those that are left.
-create or replace function pgmb_internal.find_hidden_leases(now timestamptz, until timestamptz)
+-- were cleared. Of leases that were given ahead it finds those among the `most` of a queue that end last: there may be many
+-- leases, and they end later than most others. Stops at `until`, after one lease at least, and returns whether it did. Queues
+-- come in no order, so that none is always among those that are left.
+create or replace function pgmb_internal.find_hidden_leases(now timestamptz, until timestamptz, most integer default 10000)
 returns boolean
 language plpgsql
 as $$
@@ -455,17 +456,24 @@ begin
     from (select queue.id from pgmb.queue order by random()) q
     cross join lateral (select c.swept, c.held from pgmb.claim c where c.queue = q.id order by c.id desc limit 1) newest
     cross join lateral (
-      select c.queue, c.id, c.expires_at, coalesce(c.extended_at, c.at) decided_at
+      (select c.queue, c.id, c.expires_at, coalesce(c.extended_at, c.at) decided_at
       from pgmb.claim c
-      where c.queue = q.id and c.id >= coalesce(pgmb_internal.scan_start('pgmb.claim_' || q.id, find_hidden_leases.now), 0)
-        and c.state in ('leased', 'leased_own', 'leased_retries')
-        and (coalesce(c.extended_at, c.at) > ahead
-            and (c.expires_at - coalesce(c.extended_at, c.at)
-                <= pgmb_internal.passed_since(coalesce(c.extended_at, c.at), find_hidden_leases.now, clock)
-              or width_bucket(coalesce(c.extended_at, c.at), clock.up_to) = cardinality(clock.up_to))
-          or c.expires_at <= least(newest.swept, find_hidden_leases.now) and (c.id = any (newest.held)) is not true
-            and not exists (select from pgmb.shortened s where s.queue = c.queue and s.claim = c.id))
-      order by c.id limit 1000) lease
+      where c.queue + 0 = q.id and c.expires_at <= least(newest.swept, find_hidden_leases.now)
+        and pgmb_internal.is_leased(c.state) and (c.id = any (newest.held)) is not true
+        and not exists (select from pgmb.shortened s where s.queue = c.queue and s.claim = c.id)
+      order by c.expires_at limit 1000)
+      union all
+      (select late.*
+      from (
+        select c.queue, c.id, c.expires_at, coalesce(c.extended_at, c.at) decided_at
+        from pgmb.claim c
+        where c.queue + 0 = q.id and c.expires_at > ahead and c.expires_at < 'infinity'
+          and pgmb_internal.is_leased(c.state)
+        order by c.expires_at desc limit most) late
+      where late.decided_at > ahead
+        and (late.expires_at - late.decided_at <= pgmb_internal.passed_since(late.decided_at, find_hidden_leases.now, clock)
+          or width_bucket(late.decided_at, clock.up_to) = cardinality(clock.up_to))
+      limit 1000)) lease
   loop
     if hidden.decided_at > ahead then
       -- Written since the clock went back last: nothing tells how long ago.
