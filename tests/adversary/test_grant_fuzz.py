@@ -45,6 +45,8 @@ MODEL: list[tuple[str, str | None]] = [
     ("select pgmb.subscribe('g', stream => 'other')", "read other"),
     ("select * from pgmb.between_filtered('main', null, null, filter => '$.a == 1')", "read main"),
     ("select * from pgmb.between_filtered('other', null, null, filter => '$.a == 1')", "read other"),
+    ("select * from pgmb.passing_events('main', '{1}', '$.a == 1')", "read main"),
+    ("select * from pgmb.passing_events('other', '{1}', '$.a == 1')", "read other"),
     ("select * from pgmb.receive('mine', lease_for => '1 second')", "consume mine"),
     ("select * from pgmb.receive('yours', lease_for => '1 second')", "consume yours"),
     ("select pgmb.pause('mine'), pgmb.resume('mine')", "consume mine"),

@@ -55,6 +55,7 @@ CONSUMER = [
     "newest_tick",
     "next_events",
     "passing",
+    "passing_events",
     "pause",
     "pending_messages",
     "position",

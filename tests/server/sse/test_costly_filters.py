@@ -41,9 +41,7 @@ async def test_it_ends_and_is_refused_and_the_others_read_on(
         for bomb in bombs:
             await asyncio.wait_for(bomb.ended.wait(), 10)
             assert bomb.messages == []
-        running = (
-            "select count(*) from pg_stat_activity where query ~ 'between_filtered' and state = 'active'"
-        )
+        running = "select count(*) from pg_stat_activity where query ~ 'passing_events' and state = 'active'"
         while db.execute(running + " and pid <> pg_backend_pid()").fetchone() != (0,):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
         for number in (103, 104):

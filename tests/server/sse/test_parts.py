@@ -15,8 +15,8 @@ from pgmb.errors import InvalidArgument
 from pgmb.server.limits import Limits
 from pgmb.server.sse.connection import Reader
 from pgmb.server.sse.frames import ResumeToken, event_frame
-from pgmb.server.sse.history import RecentEvents, Tick
-from pgmb.server.sse.matching import EventFields, Interest, ReaderIndex, TopicTrie
+from pgmb.server.sse.history import Batches, Recent, Tick
+from pgmb.server.sse.matching import Entry, EventFields, Interest, ReaderIndex, TopicTrie
 from pgmb.types import Event, Position, Source
 
 WORDS = st.sampled_from(["a", "b", "", "ab"])
@@ -65,7 +65,7 @@ def test_the_index_finds_those_who_ask(
     for number, interest in enumerate(interests):
         index.remove(number, interest)
         index.remove(number, interest)
-    assert not index._patterns
+    assert not index._shapes
 
 
 @pytest.mark.parametrize(
@@ -128,38 +128,60 @@ def tick(number: int, proof: int = 0) -> Tick:
 
 
 def test_memory_gives_what_was_missed_or_says_that_it_cannot() -> None:
-    recent = RecentEvents(tick(10), most=4)
+    batches = Batches(tick(10), most=4)
+    recent, passing = Recent(batches), Recent(batches)
     everything = Interest.of()
 
-    def since(epoch: int, done: int, batch: int, seq: int = 0) -> list[int] | None:
+    def since(epoch: int, done: int, batch: int, seq: int = 0, memory: Recent = recent) -> list[int] | None:
         token = tick(done).token(tick(batch), seq)._replace(epoch=epoch)
-        found = recent.since(token, everything)
+        found = memory.since(token, everything)
         return None if found is None else [entry.event.seq for entry in found]
 
-    assert recent.token[:4] == (1, 10, 10, 0)
-    recent.begin(tick(11))
+    def read(*seqs: int) -> list[Entry]:
+        current = batches.current
+        assert current is not None
+        entries = [Entry(event(seq), current.token._replace(seq=seq)) for seq in seqs]
+        batches.add(entries)
+        recent.add(entries, batches.end)
+        return entries
+
+    def place(memory: Recent = recent) -> tuple[int, ...]:
+        return batches.place(memory.end)[1][:4]
+
+    assert place() == (1, 10, 10, 0)
+    batches.begin(tick(11))
     assert since(1, 10, 11, 5) is None, "it is ahead of what was read here"
-    recent.add([event(1), event(2)], {})
-    assert recent.token[:4] == (1, 10, 11, 2)
+    read(1, 2)
+    assert place() == (1, 10, 11, 2)
     assert since(1, 10, 10) == [1, 2]
     assert since(1, 10, 11, 1) == [2]
     assert since(1, 10, 11, 2) == []
-    recent.end()
-    assert recent.token[:4] == (1, 11, 11, 0)
+    batches.complete()
+    assert place() == (1, 11, 11, 0)
+    assert place(passing) == (1, 10, 10, 0)
+    assert since(1, 10, 10, memory=passing) == []
+    assert since(1, 10, 11, 1, memory=passing) is None, "this filter was not asked about the first event"
+    passing.add([], 1)
+    assert place(passing) == (1, 10, 11, 1)
     assert since(1, 10, 11, 7) == []
-    recent.begin(tick(12))
-    recent.add([event(3), event(4)], {})
-    recent.end()
+    batches.begin(tick(12))
+    passing.add(read(3, 4)[:1], 3)
+    batches.complete()
     assert since(1, 10, 11, 1) == [2, 3, 4]
     assert since(1, 11, 11) == [3, 4]
+    assert since(1, 10, 10, memory=passing) == [3]
+    assert since(1, 11, 12, 3, memory=passing) == []
+    assert since(1, 12, 12, memory=passing) is None, "this filter was not asked about the last event"
     assert since(1, 10, 12, 1) is None, "another process read these together"
     assert since(2, 11, 11) is None
-    recent.begin(tick(13))
-    recent.add([event(5)], {})
-    recent.end()
+    batches.begin(tick(13))
+    read(5)
+    batches.complete()
+    read_on = batches.first
     assert since(1, 10, 11, 1) is None, "the oldest are gone"
     assert since(1, 11, 11) == [3, 4, 5]
     assert since(1, 13, 13) == []
+    assert read_on == 2
     assert recent.since(tick(13, proof=1).token(), everything) is None, "a tick of that number was lost"
     assert recent.since(tick(11, proof=1).token(tick(12)), everything) is None
 
@@ -176,6 +198,9 @@ async def test_what_waits_for_a_reader_is_bounded() -> None:
     assert (reader.dropped, reader.ended, reader.pending) == (True, True, 0)
     await asyncio.wait_for(reader.wait(), 1)
     large = Reader(Interest.of(), False, Limits(pending_events=10, pending_bytes=1000))
-    large.give(b"x" * 1001, 1)
+    large.give(b"x" * 5000, 1)
+    large.wake()
+    assert not large.dropped, "an event of any size is delivered"
+    large.give(b"x", 1)
     large.wake()
     assert large.dropped

@@ -13,10 +13,9 @@ from pgmb.server import sse
 from pgmb.server.application import Application
 from pgmb.server.limits import Limits
 from pgmb.server.sse import tail as sse_tail
-from pgmb.server.sse.history import RecentEvents, Tick
+from pgmb.server.sse.history import Batches, Page, Tick
 from pgmb.server.sse.replay import Replay
-from pgmb.server.sse.tail import Tail
-from pgmb.types import Event
+from pgmb.server.sse.tail import StreamTail, Tail
 from tests.server.hosting import served
 from tests.server.sse.client import EVENTS, Client, make_key, publish
 
@@ -85,17 +84,22 @@ async def test_what_is_too_old_is_said(dsn: str, key: str, db: psycopg.Connectio
 async def test_a_slow_reader_may_catch_up_with_more_events_than_it_may_be_behind(
     dsn: str, key: str, db: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sse_tail, "RecentEvents", partial(RecentEvents, most=1))
+    monkeypatch.setattr(sse_tail, "Batches", partial(Batches, most=1))
     read_page, numbers = Replay._page, iter(range(1000))
+    begin, tails = StreamTail._begin, list[Tail]()
     pages = 0
 
-    async def published_meanwhile(replay: Replay, after: Tick, upto: Tick, seq: int) -> list[Event]:
+    def noted(tail: StreamTail, tick: Tick) -> None:
+        tails.append(tail)
+        begin(tail, tick)
+
+    async def published_meanwhile(replay: Replay, after: Tick, upto: Tick, seq: int) -> Page:
         nonlocal pages
         pages += 1
         page = await read_page(replay, after, upto, seq)
         # Two batches each time: memory holds the second alone, so that the reader cannot join.
         for _ in range(2 if pages <= 3 else 0):
-            await batch(replay._tail)
+            await batch(tails[-1])
         return page
 
     async def batch(tail: Tail) -> None:
@@ -107,6 +111,7 @@ async def test_a_slow_reader_may_catch_up_with_more_events_than_it_may_be_behind
                 await tail.advanced()
 
     monkeypatch.setattr(Replay, "_page", published_meanwhile)
+    monkeypatch.setattr(StreamTail, "_begin", noted)
     async with served(Application(dsn, parts=[sse.routes])) as port, Client(port, EVENTS, key=key) as client:
         await client.until(lambda: client.last_id != "")
     publish(db, *(next(numbers) for _ in range(40)))

@@ -9,9 +9,11 @@ import asyncio
 import inspect
 import itertools
 import logging
-from collections.abc import Awaitable, Callable, Hashable, Mapping
+import time
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar, cast
 
 import msgspec
 import psycopg
@@ -29,16 +31,11 @@ from pgmb.server.instrumentation import KEY_NAME
 from pgmb.server.limits import Limits
 from pgmb.server.problems import Problem, busy, invalid, problem_of
 from pgmb.server.sse.connection import Connection, Reader
-from pgmb.server.sse.frames import (
-    ResumeToken,
-    position_frame,
-    reset_frame,
-    retry_frame,
-)
+from pgmb.server.sse.frames import ResumeToken, position_frame, reset_frame, retry_frame
 from pgmb.server.sse.history import StreamLog
-from pgmb.server.sse.matching import Interest
+from pgmb.server.sse.matching import Interest, Sieve
 from pgmb.server.sse.replay import HistoryMissing, Replay
-from pgmb.server.sse.tail import Tail
+from pgmb.server.sse.tail import FilterTail, StreamTail, Tail
 from pgmb.server.tasks import cancel_and_wait
 
 Value = TypeVar("Value")
@@ -148,59 +145,46 @@ EARLIEST: Final = "earliest"
 
 
 class Subscription(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request may read. With `named`, an SSE event is named after its topic instead of `message`."""
+    """What a request may read. With `named`, an SSE event is named after its topic instead of `message`.
+
+    condition: an SQL expression over e, the event, and s.params, as of a queue. The server's role needs
+        `pgmb_conditions`.
+    """
 
     stream: str = "main"
     topics: tuple[str, ...] = ()
     equals: Mapping[str, Any] | None = None
     filter: str | None = None
     params: Mapping[str, Any] | None = None
+    condition: str | None = None
     named: bool = False
 
-    def interest(self) -> Interest:
-        """Validate it. Raises InvalidArgument."""
-        return Interest.of(self.topics, self.equals, self.filter, self.params)
 
-
-Check: TypeAlias = Callable[[Request], Awaitable[bool]]
-Watch: TypeAlias = Callable[[Request, Callable[[], None]], AbstractContextManager[None]]
-Subscribe: TypeAlias = Callable[[Request], Awaitable[Subscription | None]]
-
-
+@dataclass(frozen=True)
 class EventStream:
-    """An ASGI endpoint for one event stream.
+    """An ASGI endpoint for one event stream."""
 
-    subscribe: returns what a request may read; None answers 204, after which browsers do not reconnect.
-    check: called at every heartbeat; False ends the connection.
-    watch: calls back when access is revoked.
-    """
-
-    def __init__(
-        self,
-        context: Context,
-        hub: Hub,
-        subscribe: Subscribe,
-        check: Check | None = None,
-        watch: Watch | None = None,
-    ) -> None:
-        self._context = context
-        self._hub = hub
-        self._subscribe = subscribe
-        self._check = check
-        self._watch = watch
+    context: Context
+    hub: Hub
+    subscribe: Callable[[Request], Awaitable[Subscription | None]]
+    """Returns what a request may read; None answers 204, after which browsers do not reconnect."""
+    check: Callable[[Request], Awaitable[bool]] | None = None
+    """Called at every heartbeat; False ends the connection."""
+    watch: Callable[[Request, Callable[[], None]], AbstractContextManager[None]] | None = None
+    """Calls back when access is revoked."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
         try:
-            subscription = await self._subscribe(request)
+            subscription = await self.subscribe(request)
             if subscription is None:
                 await send({"type": "http.response.start", "status": 204, "headers": []})
                 await send({"type": "http.response.body", "body": b""})
                 return
-            interest = subscription.interest()
-            source = await self._hub.source(subscription.stream)
+            interest = Interest.of(subscription.topics, subscription.equals)
+            sieve = Sieve.of(subscription.filter, subscription.params, subscription.condition)
             client_id = scope.get(KEY_NAME) or scope.get("client", ("",))[0]
-            await self._hub.register(source, interest, client_id)
+            source = await self.hub.source(subscription.stream, sieve, client_id)
         except Exception as error:
             answer = problem_of(error)
             if answer is None or answer.status not in _TEMPORARY:
@@ -210,10 +194,9 @@ class EventStream:
         if scope["method"] == "HEAD":
             await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
             await send({"type": "http.response.body", "body": b""})
-            source.tail.unregister(interest)
             return
-        reader = Reader(interest, subscription.named, self._context.limits, client_id)
-        counts = self._context.counts
+        reader = Reader(interest, subscription.named, self.context.limits, client_id)
+        counts = self.context.counts
         counts.sse_clients += 1
         disconnect = asyncio.ensure_future(_disconnected(receive))
         disconnect.add_done_callback(lambda _: reader.end())
@@ -221,7 +204,7 @@ class EventStream:
             await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
             connection = Connection(reader, scope.get(DIRECT_SEND, send), counts)
             # Its own task wakes directly, not through every middleware's coroutine.
-            with nullcontext() if self._watch is None else self._watch(request, reader.drop):
+            with nullcontext() if self.watch is None else self.watch(request, reader.drop):
                 reader.task = asyncio.create_task(self._serve(connection, source, request))
                 await reader.task
         except asyncio.CancelledError:
@@ -231,7 +214,6 @@ class EventStream:
         finally:
             disconnect.cancel()
             source.tail.leave(reader)
-            source.tail.unregister(interest)
             counts.sse_clients -= 1
             counts.sse_dropped += reader.dropped
 
@@ -239,7 +221,7 @@ class EventStream:
         reader, tail = connection.reader, source.tail
         await connection.send(retry_frame(chance.whole(*_RETRY_MILLISECONDS)))
         given = request.headers.get("last-event-id") or request.query_params.get("last_event_id")
-        token = None if not given else _parse_token(given, tail)
+        token = tail.earliest if given == EARLIEST else ResumeToken.parse(given or "")
         try:
             if not given:
                 tail.join(reader)
@@ -247,42 +229,40 @@ class EventStream:
             elif token is None:
                 raise HistoryMissing("unknown")
             else:
-                self._context.counts.sse_resumed += 1
+                self.context.counts.sse_resumed += 1
                 joined_at = tail.token
-                async for entries in source.replay.catch_up(reader, token):
+                async for entries in source.replay.catch_up(tail, reader, token):
                     # With the last entries the reader has joined the tail.
                     joined_at = tail.token
                     await connection.send_all(entries)
             if not reader.pending:
                 await connection.send(position_frame(str(joined_at)))
         except HistoryMissing as error:
-            self._context.counts.sse_reset += 1
+            self.context.counts.sse_reset += 1
             tail.join(reader)
             await connection.send(reset_frame(str(tail.token), error.reason))
         except (psycopg.Error, PoolTimeout, PgmbError) as error:
             # The client reconnects with the last id that it received.
             logger.info("replaying missed events failed: %s", error)
             reader.end()
-        reader.send_now = connection.send_now
         # Draining may have begun before this reader joined.
-        while not reader.ended and not self._context.draining:
-            await connection.send(reader.take())
+        while not reader.ended and not self.context.draining:
+            await connection.send_pending()
             if reader.heartbeat_seen:
                 reader.heartbeat_seen = False
                 if not await self._still_allowed(request):
                     break
             await reader.wait()
-            if reader.suspended is not None:
-                await connection.finish(reader.suspended)
+        await connection.send_pending()
         if not reader.dropped:
-            await connection.send(reader.take(), more=False)
+            await connection.send(b"", more=False)
 
     async def _still_allowed(self, request: Request) -> bool:
         """Whether the check holds. If it raises, the connection ends, and the client reconnects."""
-        if self._check is None:
+        if self.check is None:
             return True
         try:
-            return await self._check(request)
+            return await self.check(request)
         except HTTPException:
             return False
         except Exception as error:
@@ -306,58 +286,60 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-def _parse_token(given: str, tail: Tail) -> ResumeToken | None:
-    return tail.earliest if given == EARLIEST else ResumeToken.parse(given)
-
-
 HEARTBEAT_EVERY: Final = 15.0
 _HEARTBEAT_SLICES: Final = 15
 """Heartbeats are spread: one slice of the readers at a time."""
 _IDLE_HEARTBEATS: Final = 4
-"""A tail without readers is closed after this many heartbeats."""
+_IDLE_HEARTBEATS_OF_FILTERS: Final = 1
+"""A tail without readers is closed after this many heartbeats: a filter costs queries."""
 _MOST_FILTERS: Final = 100
 """Distinct filters per stream. Each costs a query per page of events."""
+_MOST_COSTLY_FILTERS: Final = 4
+"""Costly filters per stream."""
+_REFUSED_SECONDS: Final = 60.0
+_MOST_REFUSED: Final = 10_000
 
 
 class Source(NamedTuple):
-    """A stream that this process reads."""
+    """A stream that this process reads, or what passes a filter of it."""
 
     tail: Tail
     replay: Replay
 
 
 class Hub:
-    """The streams that this process reads, opened on demand and closed with the application."""
+    """The streams that this process reads, and their filters, opened on demand and closed when idle."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._sources: dict[str, Source] = {}
-        self._idle: dict[str, int] = {}
+        # Much less than the limit of pending events, so that no reader exceeds it in one step.
+        self._at_once = max(1, min(100, context.limits.pending_events // 4))
+        self._sources: dict[tuple[str, Sieve | None], Source] = {}
+        self._refused: dict[Hashable, float] = {}
+        """Filters that failed, and their clients, with the time until which they are refused."""
         self._opening = asyncio.Lock()
         self._heartbeats: asyncio.Task[None] | None = None
         context.on_drain(self.drain)
         context.on_close(self.close)
 
-    async def source(self, stream: str) -> Source:
-        """The source of a stream, opened if necessary."""
+    async def source(self, stream: str, sieve: Sieve | None, client_id: Hashable) -> Source:
+        """The source of a stream, or of what passes a filter of it; opened if necessary."""
         if self._context.draining:
             raise Problem(503, "draining", "this process is shutting down", headers={"Retry-After": "1"})
         if self._context.counts.sse_clients >= self._context.limits.clients:
             raise busy("too many readers on this process")
+        self._assert_not_refused(sieve)
         async with self._opening:
-            found = self._sources.get(stream)
-            if found is None:
-                found = self._sources[stream] = await self._open(stream)
-            self._idle[stream] = 0
+            found = self._sources.get((stream, None))
+            if found is None or found.tail.ended:
+                found = self._sources[stream, None] = await self._open(stream)
+            if sieve is not None:
+                base, found = found, self._sources.get((stream, sieve))
+                if found is None or found.tail.ended:
+                    found = await self._open_filter(base, sieve, client_id)
+                    self._sources[stream, sieve] = found
+            found.tail.idle = 0
         return found
-
-    async def register(self, source: Source, interest: Interest, client_id: Hashable) -> None:
-        """Register a reader's filter before it joins."""
-        tail = source.tail
-        fresh = interest.filter_query is not None and interest.filter_query not in tail.filters
-        if fresh and len(tail.filters) >= _MOST_FILTERS:
-            raise busy("too many different filters on this process")
-        await tail.register(interest, client_id)
 
     async def drain(self) -> None:
         """End all connections. The clients reconnect to another process, or to this one after a restart."""
@@ -373,11 +355,10 @@ class Hub:
             await source.tail.close()
 
     async def _open(self, stream: str) -> Source:
-        broker, counts = self._context.broker, self._context.counts
-        subscription = broker.listener().subscribe(stream)
-        # Much less than the limit of pending events, so that no reader exceeds it in one step.
-        at_once = max(1, min(100, self._context.limits.pending_events // 4))
-        tail = Tail(StreamLog(broker, stream), subscription, counts, at_once)
+        context = self._context
+        log = StreamLog(context.broker, stream)
+        subscription = context.broker.listener().subscribe(stream)
+        tail = StreamTail(log, subscription, context.counts, self._at_once)
         try:
             await tail.start()
         except BaseException:
@@ -385,21 +366,55 @@ class Hub:
             raise
         if self._heartbeats is None:
             self._heartbeats = asyncio.create_task(self._send_heartbeats(), name="pgmb heartbeats")
-        return Source(tail, Replay(tail, self._context.limits, counts))
+        return Source(tail, Replay(log, context.limits, context.counts))
+
+    async def _open_filter(self, base: Source, sieve: Sieve, client_id: Hashable) -> Source:
+        stream = cast("StreamTail", base.tail)
+        costly = await stream.log.check(sieve)
+        if costly:
+            self._assert_not_refused(client_id)
+        # First without those that nobody reads.
+        for close_idle in (False, True):
+            if close_idle:
+                await self._close_idle(filters=0)
+            filters = [
+                tail for tail, _ in self._sources.values() if tail.log is stream.log and tail is not stream
+            ]
+            if len(filters) < _MOST_FILTERS and (
+                not costly or sum(tail.costly for tail in filters) < _MOST_COSTLY_FILTERS
+            ):
+                counts = self._context.counts
+                tail = FilterTail(stream, sieve, counts, self._at_once, costly=costly, failed=self._refuse)
+                return Source(tail, base.replay)
+        raise busy("too many different filters on this process")
+
+    def _refuse(self, tail: FilterTail, readers: Sequence[Reader]) -> None:
+        """Refuse a filter that failed for a minute, and costly filters of the same clients."""
+        now = time.monotonic()
+        self._refused = {slow: until for slow, until in self._refused.items() if until > now}
+        for slow in (tail.sieve, *{reader.client_id for reader in readers}):
+            if len(self._refused) < _MOST_REFUSED:
+                self._refused[slow] = now + _REFUSED_SECONDS
+
+    def _assert_not_refused(self, slow: Hashable) -> None:
+        if self._refused.get(slow, 0.0) > time.monotonic():
+            title = "the filter takes too long, or raises an error"
+            raise Problem(422, "filter_too_slow", title, hint="Ask for less, or create a queue.")
 
     async def _send_heartbeats(self) -> None:
         for part in itertools.cycle(range(_HEARTBEAT_SLICES)):
             await asyncio.sleep(HEARTBEAT_EVERY / _HEARTBEAT_SLICES)
-            for stream, source in list(self._sources.items()):
+            for source in list(self._sources.values()):
                 await source.tail.heartbeat(part, _HEARTBEAT_SLICES)
-                if source.tail.readers:
-                    self._idle[stream] = 0
-                elif part == 0:
-                    await self._close_if_idle(stream, source)
+            if part == 0:
+                async with self._opening:
+                    await self._close_idle()
 
-    async def _close_if_idle(self, stream: str, source: Source) -> None:
-        async with self._opening:
-            self._idle[stream] += 1
-            if self._idle[stream] > _IDLE_HEARTBEATS and not source.tail.readers:
-                del self._sources[stream], self._idle[stream]
-                await source.tail.close()
+    async def _close_idle(self, filters: int = _IDLE_HEARTBEATS_OF_FILTERS) -> None:
+        followed = {stream for stream, sieve in self._sources if sieve is not None}
+        for (stream, sieve), (tail, _) in list(self._sources.items()):
+            used = bool(tail.readers) or (sieve is None and stream in followed)
+            tail.idle = 0 if used else tail.idle + 1
+            if tail.ended or tail.idle > (_IDLE_HEARTBEATS if sieve is None else filters):
+                del self._sources[stream, sieve]
+                await tail.close()

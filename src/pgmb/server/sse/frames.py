@@ -110,9 +110,6 @@ class ResumeToken(NamedTuple):
 
 def ticks_check(from_tick: Position, to_tick: Position) -> int:
     """A 32-bit checksum of two ticks."""
-    return (_tick_proof(from_tick) ^ (_tick_proof(to_tick) << 1)) & _CHECK_MASK
-
-
-def _tick_proof(tick: Position) -> int:
     # The earliest position has proof 0, so the stream's id is mixed in.
-    return tick.stream ^ tick.proof
+    first, second = (tick.stream ^ tick.proof for tick in (from_tick, to_tick))
+    return (first ^ (second << 1)) & _CHECK_MASK

@@ -1,9 +1,9 @@
-"""Matches events to readers by topic pattern, field values and filter. No I/O."""
+"""Matches events to readers by topic pattern and field values. No I/O."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, Final, Generic, NamedTuple, Self, TypeAlias, TypeVar, cast
 
@@ -14,10 +14,12 @@ from pgmb.errors import InvalidArgument
 from pgmb.server.sse.frames import ResumeToken, event_frame, event_json, event_name
 from pgmb.types import Event
 
+PIECE_BYTES: Final = 64 << 10
+"""Sent at a time. The server's buffer holds two pieces of a client that does not read. What else waits for it
+are frames that readers share."""
+
 Path: TypeAlias = tuple[str, ...]
 Values: TypeAlias = tuple[Any, ...]
-FilterQuery: TypeAlias = tuple[str, str | None]
-"""A filter and its parameters, as JSON."""
 
 MISSING: Final = object()
 
@@ -30,24 +32,33 @@ _MOST_PARAMS_BYTES: Final = 8000
 _decode = msgspec.json.Decoder(float_hook=Decimal).decode
 
 
+class Sieve(NamedTuple):
+    """What the database evaluates: a filter, an SQL condition, or both, and their parameters as JSON."""
+
+    filter: str | None = None
+    params: str | None = None
+    condition: str | None = None
+
+    @classmethod
+    def of(
+        cls, filter: str | None, params: Mapping[str, Any] | None = None, condition: str | None = None
+    ) -> Self | None:
+        """None if there is nothing to evaluate. The database validates it."""
+        if filter is None and condition is None:
+            return None
+        return cls(filter, None if params is None else _params_text(params), condition)
+
+
 class Interest(NamedTuple):
-    """What a reader asks for. Readers with equal interests are matched together."""
+    """What a reader asks for beside its sieve. Readers with equal interests are matched together."""
 
     patterns: tuple[str, ...] = ("#",)
     fields: tuple[Path, ...] = ()
     values: Values = ()
-    filter: str | None = None
-    params: str | None = None
 
     @classmethod
-    def of(
-        cls,
-        patterns: Iterable[str] = (),
-        equals: Mapping[str, Any] | None = None,
-        filter: str | None = None,
-        params: Mapping[str, Any] | None = None,
-    ) -> Self:
-        """Validate an interest. Raises InvalidArgument. The database validates the filter."""
+    def of(cls, patterns: Iterable[str] = (), equals: Mapping[str, Any] | None = None) -> Self:
+        """Validate an interest. Raises InvalidArgument."""
         wanted = tuple(sorted(set(patterns))) or ("#",)
         if len(wanted) > _MOST_PATTERNS or any(len(pattern) > 1000 for pattern in wanted):
             raise InvalidArgument(f"a reader may have at most {_MOST_PATTERNS} patterns")
@@ -60,17 +71,10 @@ class Interest(NamedTuple):
             wanted,
             tuple(path for path, _ in asked),
             tuple(comparable(value) for _, value in asked),
-            filter,
-            _params_text(params) if filter is not None and params is not None else None,
         )
 
-    @property
-    def filter_query(self) -> FilterQuery | None:
-        """The filter that the database must evaluate, if there is one."""
-        return None if self.filter is None else (self.filter, self.params)
-
     def matches(self, event: Event, document: EventFields) -> bool:
-        """Whether an event matches, leaving the filter aside."""
+        """Whether an event matches."""
         if not any(compiled(pattern).fullmatch(event.topic) for pattern in self.patterns):
             return False
         return not self.fields or values_of(event, document, self.fields) == self.values
@@ -102,25 +106,36 @@ class EventFields:
 class Entry:
     """An event with its resume token. It is encoded once for all readers."""
 
-    __slots__ = ("_named", "_plain", "document", "event", "token")
+    __slots__ = ("_frames", "document", "event", "number", "token")
 
     def __init__(self, event: Event, token: ResumeToken) -> None:
         self.event = event
         self.token = token
+        self.number = 0
+        """Its place among the events that this process read (`history.Recent`)."""
         self.document = EventFields(event)
-        self._plain: bytes | None = None
-        self._named: bytes | None = None
+        self._frames: list[bytes | None] = [None, None]
 
     def frame(self, named: bool) -> bytes:
         """The encoded frame; with `named`, the SSE event is named after the topic."""
-        if named:
-            if self._named is None:
-                data = event_json(self.event)
-                self._named = event_frame(data, id=str(self.token), event=event_name(self.event.topic))
-            return self._named
-        if self._plain is None:
-            self._plain = event_frame(event_json(self.event), id=str(self.token))
-        return self._plain
+        frame = self._frames[named]
+        if frame is None:
+            name = event_name(self.event.topic) if named else None
+            frame = event_frame(event_json(self.event), id=str(self.token), event=name)
+            self._frames[named] = frame
+        return frame
+
+
+def parts(entries: Sequence[Entry], most: int) -> Iterator[Sequence[Entry]]:
+    """Cut entries into parts of at most so many events, and of about a piece unless one event is larger."""
+    first = size = 0
+    for place, entry in enumerate(entries):
+        size += len(entry.event.raw)
+        if place > first and (place - first >= most or size > PIECE_BYTES):
+            yield entries[first:place]
+            first, size = place, len(entry.event.raw)
+    if entries:
+        yield entries[first:]
 
 
 def values_of(event: Event, document: EventFields, fields: Iterable[Path]) -> Values:
@@ -193,55 +208,43 @@ def _invalid_equals() -> InvalidArgument:
 
 Reader = TypeVar("Reader", bound=Hashable)
 
-_ByValues: TypeAlias = dict[Values, dict[FilterQuery | None, set[Reader]]]
-_ByFields: TypeAlias = dict[tuple[Path, ...], "_ByValues[Reader]"]
+_Shape: TypeAlias = tuple[tuple[str, ...], tuple[Path, ...]]
+"""Patterns, and the fields that are compared."""
 
 
 class ReaderIndex(Generic[Reader]):
-    """Finds the readers of an event. Readers are indexed by patterns, compared fields, values and filter."""
+    """Finds the readers of an event. Readers are indexed by patterns, compared fields and values."""
 
     def __init__(self) -> None:
-        self._topics: TopicTrie[tuple[str, ...]] = TopicTrie()
-        self._patterns: dict[tuple[str, ...], _ByFields[Reader]] = {}
+        self._topics: TopicTrie[_Shape] = TopicTrie()
+        self._shapes: dict[_Shape, dict[Values, set[Reader]]] = {}
 
     def add(self, reader: Reader, interest: Interest) -> None:
-        if interest.patterns not in self._patterns:
-            self._patterns[interest.patterns] = {}
+        shape = interest.patterns, interest.fields
+        if shape not in self._shapes:
+            self._shapes[shape] = {}
             for pattern in interest.patterns:
-                self._topics.add(pattern, interest.patterns)
-        by_values = self._patterns[interest.patterns].setdefault(interest.fields, {})
-        by_values.setdefault(interest.values, {}).setdefault(interest.filter_query, set()).add(reader)
+                self._topics.add(pattern, shape)
+        self._shapes[shape].setdefault(interest.values, set()).add(reader)
 
     def remove(self, reader: Reader, interest: Interest) -> None:
         """Remove a reader, and the index entries that become empty."""
-        by_fields = self._patterns.get(interest.patterns, {})
-        by_values = by_fields.get(interest.fields, {})
-        by_question = by_values.get(interest.values, {})
-        readers = by_question.get(interest.filter_query, set())
-        if reader not in readers:
-            return
+        shape = interest.patterns, interest.fields
+        by_values = self._shapes.get(shape, {})
+        readers = by_values.get(interest.values, set())
         readers.discard(reader)
         if not readers:
-            del by_question[interest.filter_query]
-        if not by_question:
-            del by_values[interest.values]
-        if not by_values:
-            del by_fields[interest.fields]
-        if not by_fields:
-            del self._patterns[interest.patterns]
+            by_values.pop(interest.values, None)
+        if not by_values and self._shapes.pop(shape, None) is not None:
             for pattern in interest.patterns:
-                self._topics.remove(pattern, interest.patterns)
+                self._topics.remove(pattern, shape)
 
-    def matching(
-        self, event: Event, document: EventFields, passing: Mapping[FilterQuery, set[int]] | None = None
-    ) -> Iterator[set[Reader]]:
-        """Sets of readers that an event matches. `passing`: per filter, the seqs of the events that pass."""
-        for patterns in self._topics.matching(event.topic):
-            for fields, by_values in self._patterns[patterns].items():
-                values = values_of(event, document, fields)
-                for query, readers in by_values.get(values, {}).items():
-                    if query is None or (passing is not None and event.seq in passing.get(query, ())):
-                        yield readers
+    def matching(self, event: Event, document: EventFields) -> Iterator[set[Reader]]:
+        """Sets of readers that an event matches."""
+        for shape in self._topics.matching(event.topic):
+            readers = self._shapes[shape].get(values_of(event, document, shape[1]))
+            if readers is not None:
+                yield readers
 
 
 Item = TypeVar("Item", bound=Hashable)

@@ -1,12 +1,12 @@
-"""Reads a stream once for all its readers in this process."""
+"""Reads a stream once for all its readers in this process, and what passes a filter once for the filter's."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections import Counter
-from collections.abc import Hashable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias
 
 import psycopg
@@ -16,18 +16,12 @@ from starlette.types import Message
 from pgmb._async.listener import AsyncSubscription
 from pgmb._core.concurrency import LONGEST_RETRY_SECONDS, Pace
 from pgmb._core.cursor import later
-from pgmb._core.wire import may_go_on
 from pgmb.errors import ForeignPosition, HistoryGone, PgmbError, PositionLost
 from pgmb.server.instrumentation import Counters
-from pgmb.server.problems import Problem, busy
 from pgmb.server.sse.connection import Reader
-from pgmb.server.sse.frames import (
-    ResumeToken,
-    position_frame,
-    reset_frame,
-)
-from pgmb.server.sse.history import PAGE, RecentEvents, StreamLog, Tick
-from pgmb.server.sse.matching import Entry, FilterQuery, Interest, ReaderIndex
+from pgmb.server.sse.frames import ResumeToken, position_frame, reset_frame
+from pgmb.server.sse.history import PAGE, Batches, Recent, SieveFailed, StreamLog, Tick
+from pgmb.server.sse.matching import Entry, ReaderIndex, Sieve, parts
 from pgmb.server.tasks import cancel_and_wait
 from pgmb.types import Position
 
@@ -38,83 +32,54 @@ _FIRST_RETRY_PAUSE: Final = 0.1
 _SLOW_PAGE_SECONDS: Final = 0.05
 _LONGEST_REST_SECONDS: Final = 0.1
 """Pause between reads under load: larger batches make each event cheaper."""
-_MOST_COSTLY_FILTERS: Final = 4
-"""Costly filters per stream. Each may delay a page by half a second for all readers."""
-_CONCURRENT_COSTLY_FILTERS: Final = 2
-"""Costly filters evaluated at a time, to leave connections of the pool to others."""
-_REFUSED_SECONDS: Final = 60.0
-_MOST_REFUSED: Final = 10_000
 _READERS_PER_STEP: Final = 200
 """Readers served before other tasks run."""
 
 _Outgoing: TypeAlias = tuple[Reader, Message, int]
 
 
-class Tail:
-    """Reads a stream from tick to tick, and hands every event to the readers that it matches."""
+class Tail(ABC):
+    """Takes events in their order, remembers the newest, and hands each to the readers that it matches.
 
-    def __init__(
-        self, log: StreamLog, subscription: AsyncSubscription, counts: Counters, at_once: int = 100
-    ) -> None:
+    A reader joins in the same step in which it gets the events after its token, and only if memory holds all
+    of these. Nothing that a tail knows before it waits for the database is used after that.
+    """
+
+    def __init__(self, log: StreamLog, counts: Counters, at_once: int) -> None:
         self.log = log
         self.readers: set[Reader] = set()
-        self.filters: Counter[FilterQuery] = Counter()
-        """The readers' filters, which the database evaluates."""
-        self.costly: set[FilterQuery] = set()
-        """The filters that may be slow."""
-        self.too_slow: dict[Hashable, float] = {}
-        """Filters that took too long, and their clients, with the time until which they are refused."""
-        self._costly_at_once = asyncio.Semaphore(_CONCURRENT_COSTLY_FILTERS)
-        self._subscription = subscription
+        self.at: Tick
+        """A tick up to which everything was taken."""
+        self.token: ResumeToken
+        """The token of a reader that has everything taken so far."""
+        self.costly = False
+        """Whether its events are those that pass a costly filter."""
+        self.ended = False
+        self.idle = 0
+        """Heartbeats without readers, for who opened it."""
         self._counts = counts
         self._at_once = at_once
         self._index: ReaderIndex[Reader] = ReaderIndex()
-        self._at: Tick
-        self._upto: Tick | None = None
-        self._seq = 0
-        self._took = 0.0
-        """Seconds that reading and sending the last page took."""
-        self._recent: RecentEvents
+        self._recent: Recent
         self._advanced = asyncio.Event()
         self._sending = asyncio.Lock()
-        """Held while a page has reached some readers and not others."""
+        """Held while events have reached some readers and not others."""
         self._task: asyncio.Task[None] | None = None
-
-    async def start(self) -> None:
-        """Start reading at the stream's newest tick. Raises StreamNotFound."""
-        await self.log.tick()
-        self._begin(await self.log.newest())
-        self._task = asyncio.create_task(self._run(), name=f"pgmb tail {self.log.stream}")
-
-    async def close(self) -> None:
-        """Stop reading, and end all readers."""
-        self._subscription.close()
-        for reader in list(self.readers):
-            reader.end()
-        if self._task is not None:
-            await cancel_and_wait(self._task)
-
-    @property
-    def at(self) -> Tick:
-        """The tick up to which everything was read."""
-        return self._at
-
-    @property
-    def token(self) -> ResumeToken:
-        """The token of a reader that joins now."""
-        return self._recent.token
 
     @property
     def earliest(self) -> ResumeToken:
         """The token before the oldest event that is kept."""
-        at = self._at.position
+        at = self.at.position
         return Tick(0, None, Position(at.epoch, at.stream, 0, 0, "3:3:", 0, 3)).token()
 
     def join(self, reader: Reader, token: ResumeToken | None = None) -> list[Entry] | None:
         """Send a reader all events from now on. Returns those that it missed since the token.
 
-        Returns None, without joining, if memory does not hold them.
+        Returns None, without joining, if memory does not hold them. Drops the reader if the tail has ended.
         """
+        if self.ended:
+            reader.drop()
+            return []
         missed = [] if token is None else self._recent.since(token, reader.interest)
         if missed is not None:
             self.readers.add(reader)
@@ -125,53 +90,18 @@ class Tail:
         self.readers.discard(reader)
         self._index.remove(reader, reader.interest)
 
-    async def register(self, interest: Interest, client_id: Hashable = None) -> None:
-        """Evaluate an interest's filter from now on. Raises if it was too slow, or there are too many."""
-        query = interest.filter_query
-        if query is None:
-            return
-        self._assert_fast(query)
-        if query not in self.filters:
-            costly = await self.log.check(query)
-            # Another reader may have registered it during the check.
-            if query not in self.filters and costly:
-                self._assert_fast(client_id)
-                if len(self.costly) >= _MOST_COSTLY_FILTERS:
-                    raise busy("too many costly filters on this process")
-                self.costly.add(query)
-        self.filters[query] += 1
-
-    def unregister(self, interest: Interest) -> None:
-        if interest.filter_query is not None:
-            self.filters[interest.filter_query] -= 1
-            if not self.filters[interest.filter_query]:
-                del self.filters[interest.filter_query]
-                self.costly.discard(interest.filter_query)
-
-    def refuse(self, query: FilterQuery, *readers: Reader) -> None:
-        """Disconnect the readers of a filter that took too long.
-
-        For a minute, the filter is refused, and so are other costly filters of the same clients.
-        """
-        now = time.monotonic()
-        logger.warning("stream %s: a filter took too long: %.200s", self.log.stream, query[0])
-        self.too_slow = {slow: until for slow, until in self.too_slow.items() if until > now}
-        theirs = {*readers, *(one for one in self.readers if one.interest.filter_query == query)}
-        for slow in (query, *{one.client_id for one in theirs}):
-            if len(self.too_slow) < _MOST_REFUSED:
-                self.too_slow[slow] = now + _REFUSED_SECONDS
-        for reader in theirs:
+    def end(self) -> None:
+        """Take nothing more, and disconnect all readers. They can reconnect and resume."""
+        self.ended = True
+        for reader in list(self.readers):
             reader.drop()
+        self._notify()
 
-    def _assert_fast(self, slow: Hashable) -> None:
-        if self.too_slow.get(slow, 0.0) > time.monotonic():
-            raise Problem(
-                422, "filter_too_slow", "the filter takes too long", hint="Ask for less, or create a queue."
-            )
-
-    async def advanced(self) -> None:
-        """Wait until the next tick was read."""
-        await self._advanced.wait()
+    async def close(self) -> None:
+        """End, and wait for the task."""
+        self.end()
+        if self._task is not None:
+            await cancel_and_wait(self._task)
 
     async def heartbeat(self, part: int, parts: int) -> None:
         """Send a heartbeat with the current token to one slice of the readers."""
@@ -181,121 +111,59 @@ class Tail:
                 if reader.number % parts == part:
                     reader.heartbeat(quiet)
 
-    def _begin(self, tick: Tick) -> None:
-        self._at = tick
-        self._upto = None
-        self._recent = RecentEvents(tick)
-
     async def _run(self) -> None:
-        pace = Pace(0.03)
         failures = 0
-        woken = False
-        while True:
-            try:
-                if not woken:
-                    await self.log.tick()
-                if await self._read():
-                    pace.found()
-                failures = 0
-                relying = self._subscription.healthy
-                woken = await self._subscription.wait(_LISTENING_PAUSE if relying else pace.pause())
-            except (HistoryGone, PositionLost, ForeignPosition) as error:
-                logger.warning("stream %s: %s", self.log.stream, error)
-                await self._start_over("history_gone" if isinstance(error, HistoryGone) else "lost")
-            except PoolClosed:
-                return
-            except (psycopg.Error, PoolTimeout, PgmbError, OSError) as error:
-                pause = min(_FIRST_RETRY_PAUSE * 2**failures, LONGEST_RETRY_SECONDS)
-                failures += 1
-                logger.warning("stream %s: %s; retrying in %.1f s", self.log.stream, error, pause)
-                woken = False
-                await asyncio.sleep(pause)
-
-    async def _start_over(self, reason: str) -> None:
-        """Continue at the newest tick, and tell all readers that events are missing."""
         try:
-            newest = await self.log.newest()
-        except (psycopg.Error, PoolTimeout, PgmbError, OSError):
-            await asyncio.sleep(_FIRST_RETRY_PAUSE)
-            return
-        self._begin(newest)
-        said = reset_frame(str(self.token), reason)
-        for reader in list(self.readers):
-            self._counts.sse_reset += 1
-            reader.give(said)
-            reader.wake()
+            while not self.ended:
+                try:
+                    await self._read()
+                    failures = 0
+                except (psycopg.Error, PoolTimeout, PgmbError, OSError) as error:
+                    if isinstance(error, PoolClosed):
+                        return
+                    pause = min(_FIRST_RETRY_PAUSE * 2**failures, LONGEST_RETRY_SECONDS)
+                    failures += 1
+                    logger.warning("stream %s: %s; retrying in %.1f s", self.log.stream, error, pause)
+                    await asyncio.sleep(pause)
+        except Exception:
+            logger.exception("reading stream %s failed", self.log.stream)
+        finally:
+            self.end()
 
-    async def _read(self) -> bool:
-        """Read up to the newest tick. After an error, the batch that was begun is continued."""
-        if self._upto is None:
-            if self._took > _SLOW_PAGE_SECONDS:
-                # The ticker's last tick is old by now, and the next read is equally far away.
-                await self.log.tick()
-            newest = await self.log.newest()
-            if newest.position.epoch != self._at.position.epoch:
-                await self._start_over("epoch")
-                return True
-            if newest.position.stream != self._at.position.stream:
-                await self._start_over("lost")
-                return True
-            if not later(newest.position, self._at.position):
-                if newest.number > 0 and newest.position != self._at.position:
-                    # A failover lost this tick, and the read raises; or this standby lags behind.
-                    await self.log.between(self._at, newest, 0)
-                return False
-            self._upto, self._seq = newest, 0
-            self._recent.begin(newest)
-        upto = self._upto
-        while True:
-            began = time.monotonic()
-            events = await self.log.between(self._at, upto, self._seq)
-            passing = await self._passing(upto) if events else {}
-            # In parts: readers send in between, and do not exceed their limits.
-            for first in range(0, len(events), self._at_once):
-                part = events[first : first + self._at_once]
-                async with self._sending:
-                    outgoing = self._outgoing(self._recent.add(part, passing), passing)
-                    self._seq = part[-1].seq
-                    await self._give(outgoing)
-            self._took = time.monotonic() - began
-            if events:
-                await asyncio.sleep(min(self._took / 16, _LONGEST_REST_SECONDS))
-            if not may_go_on(events, PAGE):
-                break
-        self._recent.end()
-        self._at, self._upto = upto, None
+    @abstractmethod
+    async def _read(self) -> None:
+        """Take the next events, or wait for them. After an error it is called again."""
+
+    def _move(self, at: Tick, token: ResumeToken) -> None:
+        self.at, self.token = at, token
+        self._notify()
+
+    def _notify(self) -> None:
         advanced, self._advanced = self._advanced, asyncio.Event()
         advanced.set()
-        return True
 
-    async def _passing(self, upto: Tick) -> dict[FilterQuery, set[int]]:
-        """Per filter, the seqs on the page that pass. Each filter has its own time limit."""
-        asked = [
-            await self._ask(query, upto, costly=False)
-            for query in list(self.filters)
-            if query not in self.costly
-        ]
-        asked += await asyncio.gather(*[self._ask(query, upto, costly=True) for query in self.costly])
-        return {query: passed for query, passed in asked if passed is not None}
+    async def advanced(self) -> None:
+        """Wait until more was taken, or the tail ended."""
+        await self._advanced.wait()
 
-    async def _ask(
-        self, query: FilterQuery, upto: Tick, *, costly: bool
-    ) -> tuple[FilterQuery, set[int] | None]:
-        try:
-            if not costly:
-                return query, await self.log.passing(query, self._at, upto, self._seq, costly=False)
-            async with self._costly_at_once:
-                return query, await self.log.passing(query, self._at, upto, self._seq)
-        except psycopg.errors.QueryCanceled:
-            self.refuse(query)
-            return query, None
+    async def _take(self, entries: Sequence[Entry], end: int) -> None:
+        """Remember the next entries, below the number `end`, and send them."""
+        async with self._sending:
+            self._recent.add(entries, end)
+            self._move(*self._recent.batches.place(end))
+            outgoing = self._outgoing(entries)
+            for number, (reader, message, events) in enumerate(outgoing, 1):
+                reader.offer(message, events)
+                if number % _READERS_PER_STEP == 0 or number == len(outgoing):
+                    # Let other tasks run, the ticker among them.
+                    await asyncio.sleep(0)
 
-    def _outgoing(self, entries: Sequence[Entry], passing: dict[FilterQuery, set[int]]) -> list[_Outgoing]:
+    def _outgoing(self, entries: Sequence[Entry]) -> list[_Outgoing]:
         """Which message goes to which reader. A reader that joins later gets them from memory."""
         # Readers with equal interests get the same message, which is encoded once.
         wanted: dict[int, tuple[set[Reader], list[Entry]]] = {}
         for entry in entries:
-            for readers in self._index.matching(entry.event, entry.document, passing):
+            for readers in self._index.matching(entry.event, entry.document):
                 wanted.setdefault(id(readers), (readers, []))[1].append(entry)
         outgoing: list[_Outgoing] = []
         for readers, wants in wanted.values():
@@ -308,12 +176,168 @@ class Tail:
                     written[reader.named] = message
                 outgoing.append((reader, message, len(wants)))
             self._counts.sse_events += len(readers) * len(wants)
-        self._counts.sse_bytes += sum(len(message["body"]) for _, message, _ in outgoing)
         return outgoing
 
-    async def _give(self, outgoing: Sequence[_Outgoing]) -> None:
-        for first in range(0, len(outgoing), _READERS_PER_STEP):
-            for reader, message, events in outgoing[first : first + _READERS_PER_STEP]:
-                reader.offer(message, events)
-            # Let other tasks run, the ticker among them.
-            await asyncio.sleep(0)
+
+class StreamTail(Tail):
+    """Reads a stream's log, from tick to tick."""
+
+    def __init__(
+        self, log: StreamLog, subscription: AsyncSubscription, counts: Counters, at_once: int = 100
+    ) -> None:
+        super().__init__(log, counts, at_once)
+        self._subscription = subscription
+        self._pace = Pace(0.03)
+        self._woken = False
+        self._seq = 0
+        self._took = 0.0
+        """Seconds that reading and sending the last page took."""
+
+    async def start(self) -> None:
+        """Start reading at the stream's newest tick. Raises StreamNotFound."""
+        await self.log.tick()
+        self._begin(await self.log.newest())
+        self._task = asyncio.create_task(self._run(), name=f"pgmb tail {self.log.stream}")
+
+    def end(self) -> None:
+        super().end()
+        self._subscription.close()
+
+    @property
+    def recent(self) -> Recent:
+        """The newest events, for the tails of filters. Another one after a gap."""
+        return self._recent
+
+    def _begin(self, tick: Tick) -> None:
+        self._recent = Recent(Batches(tick))
+        self._move(tick, tick.token())
+
+    async def _read(self) -> None:
+        woken, self._woken = self._woken, False
+        try:
+            if not woken:
+                await self.log.tick()
+            if await self._read_batch():
+                self._pace.found()
+        except (HistoryGone, PositionLost, ForeignPosition) as error:
+            logger.warning("stream %s: %s", self.log.stream, error)
+            await self._start_over("history_gone" if isinstance(error, HistoryGone) else "lost")
+            return
+        relying = self._subscription.healthy
+        self._woken = await self._subscription.wait(_LISTENING_PAUSE if relying else self._pace.pause())
+
+    async def _start_over(self, reason: str) -> None:
+        """Continue at the newest tick, and tell all readers that events are missing."""
+        self._begin(await self.log.newest())
+        frame = reset_frame(str(self.token), reason)
+        for reader in list(self.readers):
+            self._counts.sse_reset += 1
+            reader.give(frame)
+            reader.wake()
+
+    async def _read_batch(self) -> bool:
+        """Read up to the newest tick. After an error, the batch that was begun is continued."""
+        batches = self._recent.batches
+        if batches.current is None:
+            if self._took > _SLOW_PAGE_SECONDS:
+                # The ticker's last tick is old by now, and the next read is equally far away.
+                await self.log.tick()
+            newest = await self.log.newest()
+            is_epoch = newest.position.epoch == self.at.position.epoch
+            if not is_epoch or newest.position.stream != self.at.position.stream:
+                await self._start_over("lost" if is_epoch else "epoch")
+                return True
+            if not later(newest.position, self.at.position):
+                if newest.number > 0 and newest.position != self.at.position:
+                    # A failover lost this tick, and the read raises; or this standby lags behind.
+                    await self.log.between(self.at, newest, 0)
+                return False
+            batches.begin(newest)
+            self._seq = 0
+        batch = batches.current
+        assert batch is not None  # noqa: S101
+        while True:
+            began = time.monotonic()
+            page = await self.log.between(batch.after, batch.upto, self._seq)
+            for part in parts(page.entries, self._at_once):
+                batches.add(part)
+                self._seq = part[-1].event.seq
+                await self._take(part, batches.end)
+            self._took = time.monotonic() - began
+            if page.entries:
+                await asyncio.sleep(min(self._took / 16, _LONGEST_REST_SECONDS))
+            if page.is_last:
+                break
+        batches.complete()
+        self._move(*batches.place(batches.end))
+        return True
+
+
+class FilterTail(Tail):
+    """Takes the events of a stream's tail that pass a sieve: one query for each page.
+
+    It follows at its own pace and shares the events. If it falls so far behind that memory does not hold the
+    next ones, it ends: readers that resume read the log.
+    """
+
+    def __init__(
+        self,
+        stream: StreamTail,
+        sieve: Sieve,
+        counts: Counters,
+        at_once: int = 100,
+        *,
+        costly: bool = False,
+        failed: Callable[[FilterTail, Sequence[Reader]], None],
+    ) -> None:
+        """`failed`: is told if the sieve takes too long or raises, and for which readers."""
+        super().__init__(stream.log, counts, at_once)
+        self.sieve = sieve
+        self.costly = costly
+        self._stream = stream
+        self._failed = failed
+        self._recent = Recent(stream.recent.batches)
+        self._move(*stream.recent.batches.place(self._recent.end))
+        self._task = asyncio.create_task(self._run(), name=f"pgmb filter {self.log.stream}")
+
+    def fail(self, error: SieveFailed, *readers: Reader) -> None:
+        """End because of the sieve, for the readers that joined and these."""
+        logger.warning("stream %s: a filter failed: %s: %.200s", self.log.stream, error, self.sieve)
+        self._failed(self, [*self.readers, *readers])
+        for reader in readers:
+            reader.drop()
+        self.end()
+
+    async def _read(self) -> None:
+        recent, stream = self._recent, self._stream.recent
+        if not self._holds_next(stream):
+            self.end()
+            return
+        entries = stream.after(recent.end, PAGE)
+        if not entries:
+            self._move(*recent.batches.place(recent.end))
+            await self._stream.advanced()
+            return
+        began = time.monotonic()
+        try:
+            passing = await self.log.passing(self.sieve, entries, costly=self.costly)
+        except HistoryGone:
+            self.end()
+            return
+        except SieveFailed as error:
+            self.fail(error)
+            return
+        passed = [entry for entry in entries if entry.event.seq in passing]
+        for part in parts(passed, self._at_once):
+            if not self._holds_next(stream):
+                return
+            await self._take(part, part[-1].number + 1)
+        if recent.end <= entries[-1].number and self._holds_next(stream):
+            await self._take([], entries[-1].number + 1)
+        # Where many filters wait for the database, each asks about more events at a time.
+        await asyncio.sleep(min(time.monotonic() - began, _LONGEST_REST_SECONDS))
+
+    def _holds_next(self, stream: Recent) -> bool:
+        """Whether the stream's tail remembers the events from here on."""
+        known = stream is self._stream.recent and self._recent.end >= stream.batches.first
+        return known and not self._stream.ended

@@ -162,7 +162,7 @@ begin
   return expired;
 end $$;
 
--- Drops compiled conditions that no subscription and no binding has any more, at most `max`, and returns how many: each takes
+-- Drops compiled conditions that no subscription, binding or recent reader has any more, at most `max`, and returns how many: each takes
 -- locks until the transaction ends. Called by maintain.
 create or replace function pgmb_internal.drop_unused_conditions(max integer default 100)
 returns bigint
@@ -180,6 +180,8 @@ begin
     select unused.digest from pgmb.condition unused
     where not exists (select from pgmb.shape h where h.condition = unused.compiled)
       and not exists (select from pgmb.binding b where b.condition = unused.compiled)
+      -- One further ahead was written by a clock that was wrong.
+      and (unused.kept_until between clock_timestamp() and clock_timestamp() + interval '1 hour') is not true
     limit drop_unused_conditions.max));
   get diagnostics dropped = row_count;
   if dropped > 0 then

@@ -26,7 +26,9 @@ create type pgmb.subscriber as (
 create table pgmb.condition (
   -- SHA-256 of the text as it was given.
   digest bytea primary key,
-  compiled text not null
+  compiled text not null,
+  -- Readers that leave no trace use it until then (pgmb.passing_events).
+  kept_until timestamptz
 );
 
 create table pgmb.shape (
