@@ -47,16 +47,20 @@ QUEUES: Final = {
     "filtered": ", filter => '$.payload.n >= 0'",
 }
 ENDPOINTS: Final = {"hook": "", "paced": f", rps => {_RPS}", "ordered": ", ordered => true"}
-_WAITS: Final = ("delayed", "waiting", "leased", "retrying")
-_FATE: Final = b"""
-select coalesce(own ->> 'state', nullif(fate ->> 'found', 'log'), 'not taken'),
+_IN_LOG: Final = "in the log, and event_fate does not find it"
+"""An event that was delayed: its id tells nothing of its place."""
+_WAITS: Final = ("delayed", "waiting", "leased", "retrying", _IN_LOG)
+_FATE: Final = f"""
+select case when fate ->> 'found' = 'unknown' and exists (select from pgmb.log_main l where l.id = one)
+    then '{_IN_LOG}' else coalesce(own ->> 'state', nullif(fate ->> 'found', 'log'), 'not taken') end,
   round(extract(epoch from coalesce(own ->> 'until', fate ->> 'due_at')::timestamptz - now()) / 60),
   own ->> 'reason'
-from (select pgmb.event_fate(%s) fate) found
+from cast(%s as uuid) one
+cross join lateral (select pgmb.event_fate(one) fate) found
 left join lateral (
   select c from json_array_elements(fate -> 'consumers') c
   where c ->> 'kind' = %s and c ->> 'name' = %s) of (own) on true
-"""
+""".encode()
 """Where an event stands at a consumer, and in how many minutes it is due."""
 STEPS: Final = {
     "a year ahead": timedelta(days=365),
