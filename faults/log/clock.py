@@ -82,8 +82,8 @@ class Result:
     events: int = 0
     ahead: int = 0
     """Rows with times of the future that were left."""
-    errors: int = 0
-    """Statements of consumers that failed: they connected again."""
+    errors: Counter[str] = field(default_factory=Counter)
+    """Of consumers' statements: they connected again."""
     seconds: float = 0.0
 
     @property
@@ -96,10 +96,11 @@ class Result:
             f" {self.missing.total()} missing, {len(self.stood)} stood still,"
             f" {self.repeated_due_times} due times repeated,"
             f" {self.ahead} times in the future left; all went on within {self.slowest:.1f} s,"
-            f" {self.errors} statements failed"
+            f" {self.errors.total()} statements failed"
             f" | {self.seconds:.1f} s"
             + "".join(f"\n  stood still: {what}" for what in self.stood)
             + "".join(f"\n  missing: {count} of {where}" for where, count in self.missing.items())
+            + "".join(f"\n  failed: {count} times {error}" for error, count in self.errors.items())
         )
 
 
@@ -120,7 +121,7 @@ def run(dsn: str, clock: Clock, *, steps: list[str], wrong_for: float, seed: int
             for step in steps:
                 _step(admin, clock, traffic, receiver, result, step, wrong_for)
             traffic.stop_publishing()
-            result.errors = traffic.errors.total()
+            result.errors = traffic.errors
             result.missing = _became(admin, traffic, _drain(traffic, receiver))
         result.repeated_due_times = _repeated(admin)
         result.ahead = _ahead(admin)
@@ -235,7 +236,7 @@ class _Traffic:
                 with psycopg.connect(self._dsn, autocommit=True, options=options) as connection:
                     self._work(connection, queue, chance)
             except psycopg.Error as error:
-                self.errors[str(error)] += 1
+                self.errors[f"{queue}: {str(error).partition(chr(10))[0]}"] += 1
                 time.sleep(0.1)
 
     def _work(self, connection: psycopg.Connection[Any], queue: str, chance: random.Random) -> None:
