@@ -21,7 +21,7 @@ from faults.spark import files
 from faults.spark.console import Console, NotDoneError
 from harness.serving import serving
 
-_PATIENCE = 6.0
+_PATIENCE = 30.0
 """Seconds that a reader waits for events that it should get."""
 
 
