@@ -26,6 +26,14 @@ SERVER: list[Part] = [
         needs=["faults/__main__.py", "faults/server/sse.py"],
         full=["-m", "faults", "sse"],
     ),
+    Proved(
+        "filters, bursts, kills, reconnects",
+        "0 missed, 0 twice",
+        ["-m", "faults", "filters", "--seconds", "9"],
+        line_with(r"(\d+ arrived).*?(\d+ missed), (\d+ repeated).*?(\d+ resets).*?(\d+ kills)"),
+        needs=["faults/__main__.py", "faults/server/filters.py"],
+        full=["-m", "faults", "filters"],
+    ),
     # Every operation, which takes minutes beside others.
     replace(
         proved_by_tests("OpenAPI, by schemathesis: no 5xx", "tests/server/rest/test_openapi*.py"), seconds=900

@@ -24,6 +24,20 @@ def sse(arguments: argparse.Namespace) -> bool:
 
 
 @command(
+    "filters",
+    "readers with filters come back during bursts and kills, and each gets every event once",
+    option("--seconds", type=float, default=180.0),
+)
+def filters(arguments: argparse.Namespace) -> bool:
+    from faults.server import filters
+
+    with database(arguments.pg) as (_, dsn):
+        result = filters.run(dsn, seconds=arguments.seconds, seed=arguments.seed)
+    print(result)
+    return result.holds
+
+
+@command(
     "server-fuzz",
     "malformed requests of all kinds: no server error, no leak between keys",
     option("--requests", type=int, default=100_000),

@@ -69,7 +69,7 @@ def run(dsn: str, *, readers: int, seconds: float, seed: int) -> Result:
     with pgmb.connect(dsn, max_size=1) as broker:
         key = broker.create_api_key("readers", ["read:main"]).key
     with ExitStack() as stack:
-        servers = [stack.enter_context(_Restarting(dsn)) for _ in range(2)]
+        servers = [stack.enter_context(Restarting(dsn)) for _ in range(2)]
         sse = SseReaders([server.port for server in servers], key)
         stack.callback(sse.close)
         sse.tell("connect", readers, 0)
@@ -93,7 +93,7 @@ def run(dsn: str, *, readers: int, seconds: float, seed: int) -> Result:
     return Result(readers, published[0], report, kills, rotations, memory, time.monotonic() - began)
 
 
-class _Restarting:
+class Restarting:
     """A server on one port, killed and started again there."""
 
     def __init__(self, dsn: str) -> None:
@@ -102,7 +102,7 @@ class _Restarting:
         self._stack = ExitStack()
         self._served: Served | None = None
 
-    def __enter__(self) -> _Restarting:
+    def __enter__(self) -> Restarting:
         self._start()
         return self
 
@@ -110,9 +110,13 @@ class _Restarting:
         self._stack.close()
 
     @property
-    def memory(self) -> int:
+    def pid(self) -> int:
         assert self._served is not None
-        return int(psutil.Process(self._served.process.pid).memory_info().rss)
+        return self._served.process.pid
+
+    @property
+    def memory(self) -> int:
+        return int(psutil.Process(self.pid).memory_info().rss)
 
     def restart(self) -> None:
         self._stack.close()

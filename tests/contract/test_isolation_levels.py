@@ -64,7 +64,7 @@ ANY_LEVEL = {
     "between": BETWEEN,
     "assert_between": BETWEEN,
     "between_filtered": BETWEEN,
-    "passing_events": "'main', '{1}', '$.a == 1'",
+    "passing_events": "'main', '{}', '$.a == 1'",
     "between_group": f"'g', {BETWEEN}",
     "forget": "'main', 'r'",
     "identify": "'main'",

@@ -8,13 +8,13 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import psycopg
 
 from pgmb._async.broker import AsyncBroker
 from pgmb._core.wire import may_go_on
-from pgmb.errors import HistoryGone, StandbyError, TimeoutRequired
+from pgmb.errors import StandbyError, TimeoutRequired
 from pgmb.server.database import rows
 from pgmb.server.sse.frames import ResumeToken, ticks_check
 from pgmb.server.sse.matching import Entry, Interest, Sieve
@@ -30,7 +30,7 @@ _CONCURRENT_SIEVES: Final = 2
 
 _NEWEST: Final = "select tick, at, position::text from pgmb.newest_tick(%s)"
 _PASSING: Final = (
-    "select seq, passes from pgmb.passing_events(stream => %s::text, seqs => %s::bigint[],"
+    "select pgmb.passing_events(stream => %s::text, seqs => %s::bigint[],"
     " filter => %s::text, params => %s::jsonb, condition => %s::text)"
 )
 _TICKS: Final = "select tick, at, position::text from pgmb.ticks(%s, %s)"
@@ -94,16 +94,12 @@ class StreamLog:
 
     async def passing(self, sieve: Sieve, entries: Sequence[Entry], *, costly: bool) -> set[int]:
         """The seqs of the entries that pass a sieve. Raises SieveFailed."""
-        seqs = [entry.event.seq for entry in entries]
         within = COSTLY_SIEVE_SECONDS if costly else SIEVE_SECONDS
         try:
             async with self._slots[costly]:
-                found = await self._passing(sieve, seqs, within)
+                return await self._passing(sieve, entries, within)
         except (psycopg.errors.QueryCanceled, psycopg.DataError) as error:
             raise SieveFailed(str(error)) from error
-        if len(found) < len(seqs):
-            raise HistoryGone("events that a filter was to be asked about are gone")
-        return {seq for seq, passes in found if passes}
 
     async def check(self, sieve: Sieve) -> bool:
         """Validate a sieve. Returns whether it may be costly."""
@@ -114,8 +110,10 @@ class StreamLog:
             return True
         return False
 
-    async def _passing(self, sieve: Sieve, seqs: list[int], within: float) -> list[Any]:
-        return await rows(self._broker, _PASSING, (self.stream, seqs, *sieve), within=within)
+    async def _passing(self, sieve: Sieve, entries: Sequence[Entry], within: float) -> set[int]:
+        seqs = ",".join([str(entry.event.seq) for entry in entries])
+        ((found,),) = await rows(self._broker, _PASSING, (self.stream, f"{{{seqs}}}", *sieve), within=within)
+        return set(found)
 
 
 _MOST_EVENTS: Final = 20_000
