@@ -47,6 +47,7 @@ PYTHON: list[Part] = [
     proved_by_tests(
         "snippets and tutorial, executed", "tests/docs/test_snippets*.py", "tests/docs/test_tutorial*.py"
     ),
+    proved_by_tests("events handled apart, by one engine", "tests/app/test_apart*.py"),
     proved_by_tests("recorded sessions", "tests/cli/test_recorded*.py"),
     proved_by_tests("payload types in handlers", "tests/typing/test_handler*.py"),
     proved_by_tests("idle cost, <= 2 queries a second", "tests/app/test_idle*.py"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
@@ -297,26 +298,49 @@ async def test_retry_and_reject_say_what_becomes_of_an_event(dsn: str) -> None:
 
 async def test_a_handler_that_hangs_is_broken_off_and_the_others_go_on(dsn: str) -> None:
     app, seen = pgmb.App(dsn), list[int]()
-    ended = threading.Event()
 
-    @app.on("a", queue="async", timeout=0.5, retry=0, max_attempts=2, concurrency=2)
+    @app.on("a", queue="q", timeout=0.5, retry=0, max_attempts=2, concurrency=2)
     async def slow(number: int) -> None:
         if number == 13:
             await asyncio.sleep(3600)
         seen.append(number)
 
-    @app.on("a", queue="sync", timeout=0.5, retry=0, max_attempts=2, concurrency=2)
-    def stuck(number: int) -> None:
-        if number == 13:
-            ended.wait(60)
-
     async with working(app) as broker:
         await broker.publish_many("a", range(30))
-        for queue in ("async", "sync"):
-            await until(partial(settled, broker, queue))
-            assert await dead(broker, queue) == [(2, "TimeoutError: not done within 0.5 s")]
-        ended.set()
+        await until(partial(settled, broker, "q"))
+        assert await dead(broker, "q") == [(2, "TimeoutError: not done within 0.5 s")]
     assert sorted(seen) == [number for number in range(30) if number != 13]
+
+
+async def test_a_late_thread_keeps_its_place_and_its_key_until_it_ends(
+    dsn: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    app, running, most, seen = pgmb.App(dsn), 0, 0, list[int]()
+    let_go = threading.Event()
+    app.queue("q", ordered=True)
+
+    @app.on("a", queue="q", timeout=0.1, retry=0, max_attempts=2, concurrency=3)
+    def stuck(number: int) -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        if number == 13:
+            let_go.wait(60)
+            time.sleep(0.15)
+        else:
+            seen.append(number)
+        running -= 1
+
+    async with working(app) as broker:
+        await broker.publish("a", 13, key="late")
+        await until(lambda: "keeps its place" in caplog.text)
+        await broker.publish_many([pgmb.NewEvent("a", number, f"k{number}") for number in range(10)])
+        await until(lambda: len(seen) == 10)
+        assert running == 1, "the late one, which is not called again beside itself"
+        let_go.set()
+        await until(partial(settled, broker, "q"))
+        assert await dead(broker, "q") == [(2, "TimeoutError: not done within 0.1 s")]
+    assert most <= 3
 
 
 async def test_a_timeout_of_the_handlers_own_is_its_own(dsn: str) -> None:

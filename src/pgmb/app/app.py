@@ -21,7 +21,7 @@ from pgmb._sync.broker import Broker, connect
 from pgmb.app import handling, running
 from pgmb.app.declaring import QueueSpec, with_handlers
 from pgmb.app.group import HandlerGroup
-from pgmb.app.handler import Backoff, Handler, attempts, default_queue
+from pgmb.app.handler import Backoff, Handler, Respond, attempts, default_queue
 from pgmb.app.outcome import seconds
 from pgmb.app.requests import Requests, answering
 from pgmb.app.routing import DEFAULT_UNHANDLED_SECONDS, Middleware
@@ -148,8 +148,16 @@ class App:
         """
         _refuse_other_than_text(patterns)
 
-        def register(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-            handler = Handler(function, patterns, timeout=timeout, retry=retry, batch=batch, localns=localns)
+        def register(function: Callable[[Any], Any], respond: Respond | None = None) -> Callable[[Any], Any]:
+            handler = Handler(
+                function,
+                patterns,
+                timeout=timeout,
+                retry=retry,
+                batch=batch,
+                localns=localns,
+                respond=respond,
+            )
             spec = self.queue_spec(queue or default_queue(function))
             spec.set({"max_attempts": max_attempts or handler.attempts, "stream": stream})
             spec.add(handler)
@@ -158,9 +166,7 @@ class App:
 
         return register
 
-    def answer(
-        self, *patterns: str, localns: Mapping[str, Any] | None = None, **options: Any
-    ) -> Callable[[SingleHandler], SingleHandler]:
+    def answer(self, *patterns: str, **options: Any) -> Callable[[SingleHandler], SingleHandler]:
         """Handle requests: what the function returns or raises is what `request` returns or raises.
 
         The answer and the ack of the request are committed together. What is published without `request` is
@@ -169,15 +175,13 @@ class App:
         if "batch" in options:
             raise InvalidArgument("a request has one answer: answer() takes no batch")
 
-        def register(function: SingleHandler) -> SingleHandler:
+        def answers(function: SingleHandler) -> SingleHandler:
             self.answers = True
-            queue = options.get("queue") or default_queue(function)
-            self.on(*patterns, **{**options, "queue": queue})(
-                answering(self.abroker, function, patterns, localns)
-            )
+            register: Any = self.on(*patterns, **options)
+            register(function, answering(self.abroker))
             return function
 
-        return register
+        return answers
 
     def queue(
         self,

@@ -20,6 +20,7 @@ from pgmb._core.batch_limit import BatchLimit, is_lost_connection
 from pgmb._core.concurrency import LONGEST_RETRY_SECONDS, AsyncDeadline
 from pgmb.app import settling
 from pgmb.app.idle import IdlePoller
+from pgmb.app.kept import kept
 from pgmb.app.progress import LeaseProgress, LeaseSize
 from pgmb.app.routing import Routes
 from pgmb.app.watchdog import enforce_timeouts, extend_leases
@@ -72,10 +73,8 @@ class Consumer:
 
     async def run(self) -> None:
         """Until `stop`; then finish what is running and hand back the rest."""
-        async with asyncio.TaskGroup() as group:
-            for number, worker in enumerate(self.workers):
-                worker.task = group.create_task(worker.run(), name=f"pgmb {self.name} {number}")
-            extending = extend_leases(
+        watches = {
+            "extending leases": lambda: extend_leases(
                 self._broker,
                 self.name,
                 self.in_progress,
@@ -83,13 +82,24 @@ class Consumer:
                 self.sweep_every,
                 self._assignments.changed,
                 self._deadline,
-            )
-            timing = enforce_timeouts(self.routes.handlers, self.workers)
-            watching = [group.create_task(extending), group.create_task(timing)]
-            await self._serve()
-            await self._finish()
-            for task in watching:
-                task.cancel()
+            ),
+            "enforcing timeouts": lambda: enforce_timeouts(self.routes.handlers, self.workers),
+        }
+        async with asyncio.TaskGroup() as group:
+            for number, worker in enumerate(self.workers):
+                worker.task = group.create_task(worker.run(), name=f"pgmb {self.name} {number}")
+            watching = [
+                group.create_task(kept(f"queue {self.name}: {what}", watch))
+                for what, watch in watches.items()
+            ]
+            try:
+                await kept(f"queue {self.name}: receiving", self._serve)
+                await self._finish()
+            finally:
+                for worker in self.workers:
+                    worker.end()
+                for task in watching:
+                    task.cancel()
 
     def stop(self, grace: float) -> None:
         """Receive no more, and end within `grace` seconds."""
@@ -212,7 +222,7 @@ class Consumer:
         self.routes.refuse_unmatched(progress)
         try:
             self.routes.divide(progress)
-        except Exception as error:
+        except BaseException as error:
             self.workers[0].refuse(progress, error)
         if progress.suspect and (self.in_progress or self._carried is not None):
             # It may take the process down with it: alone, then, and after the others are settled.
@@ -292,8 +302,8 @@ class Consumer:
 
     async def _end_workers(self) -> None:
         tasks = [worker.task for worker in self.workers if worker.task is not None]
-        for task in tasks:
-            task.cancel()
+        for worker in self.workers:
+            worker.end()
         if tasks:
             # A handler that refuses to be cancelled is left behind.
             await asyncio.wait(tasks, timeout=_LAST_STATEMENTS_SECONDS / 2)

@@ -6,7 +6,7 @@ import functools
 import inspect
 import logging
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeAlias, cast, get_args, get_origin, get_type_hints
@@ -33,6 +33,9 @@ it is given up, a time, or None for the queue's own."""
 Prepare: TypeAlias = Callable[[Event, LeaseProgress], Any]
 """Makes of an event what a handler takes."""
 
+Respond: TypeAlias = Callable[[Delivery[Any], Callable[[], Awaitable[Any]]], Awaitable[None]]
+"""Calls a handler and does something with what it returns or raises."""
+
 Take: TypeAlias = Callable[[Delivery[Any]], Any]
 """Makes the same of a delivery that passed middleware."""
 
@@ -50,11 +53,12 @@ class Handler:
         split_by: SplitBy | None = None,
         localns: Mapping[str, Any] | None = None,
         unannotated: Any = Any,
+        respond: Respond | None = None,
     ) -> None:
         """`localns` are names that the annotation may use besides the function's globals.
 
         With `together` a batch that failed is tried again as the same set. `unannotated` is what a function
-        takes that does not say.
+        takes that does not say. `respond` calls it and publishes what it returns or raises.
         """
         for pattern in patterns:
             compiled(pattern)
@@ -69,6 +73,7 @@ class Handler:
         self.batch = batch
         self.together = together
         self.split_by = split_by
+        self.respond = respond
         self.asynchronous = _is_asynchronous(function)
         annotation = _annotation(function, self.name, localns or {})
         if batch is not None:
@@ -91,7 +96,7 @@ class Handler:
             return Failure(True, None, text)
         try:
             return Failure(False, self._after(event.attempt, error), text, detail=trace(error))
-        except Exception:
+        except BaseException:
             logger.exception(
                 "%s: its backoff failed at attempt %s, the queue's serves", self.name, event.attempt
             )

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Mapping
+from functools import partial
 from typing import Protocol
 
 import psycopg
@@ -24,6 +25,7 @@ from pgmb._core.concurrency import (
 )
 from pgmb.app import settling
 from pgmb.app.heartbeats import Heartbeats
+from pgmb.app.kept import kept
 from pgmb.app.progress import LeaseSize
 from pgmb.errors import InvalidArgument, NotFound, PermissionDenied, QueueHeld
 
@@ -80,20 +82,26 @@ class IdlePoller:
         """Run until `stop`. A queue with news, from the ticks of `pgmb serve`, is polled at once."""
         heard = dict(subscriptions or {})
         self._subscriptions = list(heard.values())
-        hearing = [asyncio.create_task(self._hear(queue, one)) for queue, one in heard.items()]
+        hearing = [
+            asyncio.create_task(kept(f"listening for queue {queue}", partial(self._hear, queue, one)))
+            for queue, one in heard.items()
+        ]
         try:
-            while not self._stopping:
-                if not self._waiting:
-                    self._news.clear()
-                    await self._news.wait()
-                queues = await self._pause()
-                if queues and not self._stopping:
-                    await self._look(queues)
+            await kept("polling queues at rest", self._poll)
         finally:
             for task in hearing:
                 task.cancel()
             for subscription in self._subscriptions:
                 subscription.close()
+
+    async def _poll(self) -> None:
+        while not self._stopping:
+            if not self._waiting:
+                self._news.clear()
+                await self._news.wait()
+            queues = await self._pause()
+            if queues and not self._stopping:
+                await self._look(queues)
 
     async def _hear(self, queue: str, subscription: AsyncSubscription) -> None:
         while not self._stopping:

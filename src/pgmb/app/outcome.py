@@ -42,19 +42,28 @@ class Unhandled(Exception):  # noqa: N818 - it is an instruction
     """No handler of this process takes the event. A worker that runs other code may."""
 
 
+class Late(TimeoutError):  # noqa: N818 - it is shown as a TimeoutError
+    """A handler was not done within its timeout."""
+
+    def __init__(self, timeout: float) -> None:
+        super().__init__(f"not done within {timeout:g} s")
+
+
 def describe(error: BaseException) -> str:
-    """The error as a dead letter keeps it."""
-    if isinstance(error, Reject):
-        text = error.reason
-    elif isinstance(error, Retry):
-        text = error.reason or "Retry"
-    elif isinstance(error, Unhandled):
-        text = str(error)
-    else:
-        message = str(error)
-        text = f"{type(error).__name__}: {message}" if message else type(error).__name__
-    text = storable(text)
+    """The error as a dead letter keeps it. Raises nothing."""
+    text = message(error)
+    if not isinstance(error, (Reject, Retry, Unhandled)):
+        name = TimeoutError.__name__ if isinstance(error, Late) else type(error).__name__
+        text = f"{name}: {text}" if text else name
     return text if len(text) <= _LONGEST_ERROR_CHARACTERS else text[: _LONGEST_ERROR_CHARACTERS - 1] + "…"
+
+
+def message(error: BaseException) -> str:
+    """What an error says. Its class is the user's and may raise anything instead."""
+    try:
+        return storable(f"{error.reason or 'Retry'}" if isinstance(error, (Reject, Retry)) else str(error))
+    except BaseException as raised:
+        return f"<its message raised {type(raised).__name__}>"
 
 
 def trace(error: BaseException) -> str | None:
@@ -64,7 +73,7 @@ def trace(error: BaseException) -> str | None:
     try:
         lines = traceback.format_exception(type(error), error, own_traceback(error), limit=-_INNERMOST_FRAMES)
         return storable("".join(lines).rstrip())[-_LONGEST_ERROR_CHARACTERS:]
-    except Exception:
+    except BaseException:
         # An exception whose message raises.
         return None
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import builtins
 import contextlib
-import inspect
+import json
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -20,11 +20,13 @@ from uuid import uuid4
 import msgspec
 
 from pgmb._async.broker import AsyncBroker
+from pgmb._core import wire
 from pgmb._core.concurrency import Pace
 from pgmb._core.wire import may_go_on
 from pgmb.app.delivery import Delivery
-from pgmb.app.handler import Handler
-from pgmb.app.outcome import Reject, Retry, describe, storable, trace
+from pgmb.app.handler import Respond
+from pgmb.app.kept import kept
+from pgmb.app.outcome import Late, Reject, Retry, describe, message, trace
 from pgmb.app.settling import DATABASE_ERRORS
 from pgmb.errors import HistoryGone, InvalidArgument, PermissionDenied, RequestFailed, translated
 from pgmb.types import Position
@@ -101,10 +103,12 @@ class Requests:
             if self._reading is None or self._reading.done():
                 await create_replies(self._broker)
                 after = await self._broker.position(REPLIES)
-                self._reading = asyncio.create_task(self._read(after), name="pgmb replies")
+                self._after = after
+                self._reading = asyncio.create_task(kept("reading replies", self._read), name="pgmb replies")
 
-    async def _read(self, after: Position) -> None:
+    async def _read(self) -> None:
         """Until nobody has waited for a while."""
+        after = self._after
         # The pause grows by a tenth: an answer is found at most 10 % later than it was published.
         pace, waited_for = Pace(_FIRST_LOOK_SECONDS, growth=1.1), time.monotonic()
         head, read_at = after.seq, time.monotonic()
@@ -135,7 +139,7 @@ class Requests:
             async with self._broker.own_connection() as conn:
                 answers = await (await conn.execute(_GLANCE, (head, self._topic))).fetchall()
         for seq, payload in answers:
-            self._take(msgspec.json.decode(payload, type=_Reply))
+            self._take(payload)
             head = max(head, seq)
         return head
 
@@ -147,19 +151,38 @@ class Requests:
             events = await self._broker.between(REPLIES, after, upto, seq, _PAGE_EVENTS, lake=False)
             for event in events:
                 if event.topic == self._topic:
-                    self._take(msgspec.json.decode(event.raw, type=_Reply))
+                    self._take(event.raw)
             seq, more = (events[-1].seq, may_go_on(events, _PAGE_EVENTS)) if events else (0, False)
         return upto
 
-    def _take(self, reply: _Reply) -> None:
+    def _take(self, payload: str | bytes) -> None:
+        try:
+            reply = msgspec.json.decode(payload, type=_Reply)
+        except (msgspec.MsgspecError, UnicodeError) as error:
+            self._refuse(payload, error)
+            return
         answer = self._waiting.get(reply.request)
         # Else it came too late, or is the second answer to an event that was rejected.
         if answer is None or answer.done():
             return
-        if reply.error is None:
-            answer.set_result(msgspec.json.decode(reply.result))
-        else:
+        if reply.error is not None:
             answer.set_exception(_raised(reply))
+            return
+        try:
+            answer.set_result(msgspec.json.decode(reply.result))
+        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+            answer.set_exception(RequestFailed(f"the answer cannot be decoded: {error}"))
+
+    def _refuse(self, payload: str | bytes, error: Exception) -> None:
+        """Fail the request that an unreadable answer names. Anybody who may publish may have written it."""
+        answer = None
+        with contextlib.suppress(ValueError, AttributeError, TypeError, RecursionError):
+            # Python's own decoder takes what msgspec refuses.
+            answer = self._waiting.get(json.loads(payload).get("request"))
+        if answer is None:
+            logger.warning("not an answer to a request: %s", error)
+        elif not answer.done():
+            answer.set_exception(RequestFailed(f"the answer cannot be decoded: {error}"))
 
 
 async def create_replies(broker: AsyncBroker) -> None:
@@ -183,39 +206,28 @@ def _raised(reply: _Reply) -> Exception:
     return raised
 
 
-def answering(
-    connect: Connect, function: Callable[[Any], Any], patterns: tuple[str, ...], localns: Any
-) -> Any:
-    """A handler that calls the function and, for a request, publishes what it returns or raises."""
-    inner = Handler(function, patterns, localns=localns)
+def answering(connect: Connect) -> Respond:
+    """What calls a handler and, for a request, publishes what it returns or raises."""
 
-    async def call(delivery: Delivery[Any]) -> Any:
-        argument = inner.take(Delivery(inner.decode, delivery.event, delivery.progress))
-        result = function(argument) if inner.asynchronous else await asyncio.to_thread(function, argument)
-        return await result if inspect.isawaitable(result) else result
-
-    async def answer(delivery: Delivery[Any]) -> None:
+    async def answer(delivery: Delivery[Any], call: Callable[[], Awaitable[Any]]) -> None:
         asked = _asked(delivery)
         try:
-            result = await call(delivery)
+            result = await call()
             if asked is None:
                 return
-            reply = _Reply(asked.id, msgspec.Raw(msgspec.json.encode(result)))
-        except Retry:
+            reply = _Reply(asked.id, msgspec.Raw(wire.json(result)))
+        except (Retry, Late, asyncio.CancelledError):
             raise
-        except Exception as error:
+        except BaseException as error:
             if asked is None:
                 raise
             await _send(connect, delivery, asked, _error(asked, error), acks=not isinstance(error, Reject))
             if isinstance(error, Reject):
                 raise
-            logger.warning("%s raised to its caller: %s (%s)", inner.name, describe(error), delivery.id)
+            logger.warning("a handler raised to its caller: %s (%s)", describe(error), delivery.id)
         else:
             await _send(connect, delivery, asked, reply, acks=True)
 
-    # Not functools.wraps: its signature is another.
-    answer.__name__, answer.__qualname__ = inner.name.rpartition(".")[2], inner.name
-    answer.__module__ = function.__module__
     return answer
 
 
@@ -231,9 +243,9 @@ def _asked(delivery: Delivery[Any]) -> _Asked | None:
     return None if header is None else msgspec.convert(header, _Asked)
 
 
-def _error(asked: _Asked, error: Exception) -> _Reply:
-    kind, message = type(error).__name__, storable(str(error))
-    return _Reply(asked.id, error=kind, message=message, trace=trace(error) or message)
+def _error(asked: _Asked, error: BaseException) -> _Reply:
+    said = message(error)
+    return _Reply(asked.id, error=type(error).__name__, message=said, trace=trace(error) or said)
 
 
 async def _send(

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+import time
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 from pgmb._core.patterns import matches
 from pgmb.app.delivery import Delivery
 from pgmb.app.handler import Handler, Prepare, delivering, whole_event
-from pgmb.app.outcome import Unfit, Unhandled, describe, trace
+from pgmb.app.outcome import Late, Unfit, Unhandled, describe, trace
 from pgmb.app.payload import decoder
 from pgmb.app.progress import Failure, LeaseProgress, chains, parts
 from pgmb.app.threads import Threads
@@ -123,11 +126,12 @@ class Routes(dict[str, Way]):
             return self._nowhere(topic)
         if self.batch is not None:
             return self.batch
-        if len(matching) == 1 and matching[0].asynchronous and not self._middlewares:
+        plain = matching[0].asynchronous and matching[0].respond is None
+        if len(matching) == 1 and plain and not self._middlewares:
             only = matching[0]
             return Route((only,), only.timeout, (only.prepare, only.function))
         decode = matching[0].decode if len(matching) == 1 else _PLAIN
-        call = self._wrapped(lambda delivery: self._each(matching, delivery))
+        call = self._wrapped(partial(self._each, matching))
         return Route(tuple(matching), None, (delivering(decode), call))
 
     def _nowhere(self, topic: str) -> Route:
@@ -168,38 +172,69 @@ class Routes(dict[str, Way]):
             # All of them before the first call: an event that is released for other workers comes again and
             # again, and each time the handlers that it fits would run.
             for blamed in handlers:
-                arguments.append(blamed.prepare(event, progress))  # noqa: PERF401 - one of them is to blame
+                try:
+                    arguments.append(blamed.prepare(event, progress))
+                except BaseException as error:
+                    if blamed.respond is None:
+                        raise
+                    await blamed.respond(delivery, partial(_raise, error))
+                    return
             for blamed, argument in zip(handlers, arguments, strict=True):
-                await self._one(blamed, argument)
+                if blamed.respond is None:
+                    await self._one(blamed, argument)
+                else:
+                    await blamed.respond(delivery, partial(self._one, blamed, argument))
         except BaseException:
             progress.blamed[event.seq] = blamed
             raise
 
-    async def _one(self, handler: Handler, argument: Any) -> None:
-        if handler.timeout is None:
-            await self._call(handler, argument)
-            return
-        limit = asyncio.timeout(handler.timeout)
-        try:
-            async with limit:
-                await self._call(handler, argument)
-        except TimeoutError:
-            if limit.expired():
-                raise late(handler.timeout) from None
-            raise
-
-    async def _call(self, handler: Handler, argument: Any) -> None:
+    async def _one(self, handler: Handler, argument: Any) -> Any:
+        """Call a handler. Returns what it returns."""
+        began = time.monotonic()
         if handler.asynchronous:
-            await handler.function(argument)
-            return
-        result = await self._threads.run(lambda: handler.function(argument))
+            result = handler.function(argument)
+        else:
+            with _warned(handler):
+                result = await self._threads.run(lambda: handler.function(argument))
         if inspect.isawaitable(result):
-            await result
+            result = await _limited(handler, result, began)
+        elif handler.timeout is not None and time.monotonic() - began >= handler.timeout:
+            raise Late(handler.timeout)
+        return result
 
     def _wrapped(self, call: CallNext) -> CallNext:
         for middleware in reversed(self._middlewares):
             call = _around(middleware, call)
         return call
+
+
+async def _limited(handler: Handler, result: Awaitable[Any], began: float) -> Any:
+    if handler.timeout is None:
+        return await result
+    limit = asyncio.timeout(began + handler.timeout - time.monotonic())
+    try:
+        async with limit:
+            return await result
+    except TimeoutError:
+        if limit.expired():
+            raise Late(handler.timeout) from None
+        raise
+
+
+@contextlib.contextmanager
+def _warned(handler: Handler) -> Generator[None]:
+    """Say when a function in a thread is late: it cannot be broken off, and fails once it has ended."""
+    if handler.timeout is None:
+        yield
+        return
+    said = "%s is not done within %g s; its thread cannot be stopped and keeps its place and its event"
+    timer = asyncio.get_running_loop().call_later(
+        handler.timeout, logger.warning, said, handler.name, handler.timeout
+    )
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _around(middleware: Middleware, call_next: CallNext) -> CallNext:
@@ -209,8 +244,8 @@ def _around(middleware: Middleware, call_next: CallNext) -> CallNext:
     return call
 
 
-def late(timeout: float) -> TimeoutError:
-    return TimeoutError(f"not done within {timeout:g} s")
+async def _raise(error: BaseException) -> None:
+    raise error
 
 
 _PLAIN = decoder(Any)

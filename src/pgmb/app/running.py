@@ -22,6 +22,7 @@ from pgmb.app.consumer import Consumer
 from pgmb.app.declaring import Declarations, QueueSettings, QueueSpec
 from pgmb.app.heartbeats import Heartbeats
 from pgmb.app.idle import IdlePoller
+from pgmb.app.kept import kept
 from pgmb.app.requests import create_replies
 from pgmb.app.routing import Middleware, Routes
 from pgmb.app.scheduling import Schedules
@@ -150,10 +151,13 @@ async def _consume(
     try:
         async with asyncio.TaskGroup() as group:
             polling = group.create_task(idle.run(subscriptions), name="pgmb idle")
+            services: dict[str, Callable[[], Awaitable[None]]] = {
+                "heartbeats": heartbeats.run,
+                "declarations": lambda: declarations.run(changed),
+                "schedules": schedules.run,
+            }
             beating = [
-                group.create_task(heartbeats.run(), name="pgmb heartbeats"),
-                group.create_task(declarations.run(changed), name="pgmb declarations"),
-                group.create_task(schedules.run(), name="pgmb schedules"),
+                group.create_task(kept(name, run), name=f"pgmb {name}") for name, run in services.items()
             ]
             tasks = [group.create_task(one.run(), name=f"pgmb {one.name}") for one in consumers]
             ending = group.create_task(stop.wait())

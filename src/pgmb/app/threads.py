@@ -14,14 +14,13 @@ from typing import Any
 
 
 class _Job:
-    __slots__ = ("abandoned", "context", "done", "function", "loop")
+    __slots__ = ("context", "done", "function", "loop")
 
     def __init__(self, function: Callable[[], Any]) -> None:
         self.function = function
         self.context = contextvars.copy_context()
         self.loop = asyncio.get_running_loop()
-        self.done: asyncio.Future[Any] = self.loop.create_future()
-        self.abandoned = False
+        self.done: asyncio.Future[tuple[Any, BaseException | None]] = self.loop.create_future()
 
 
 class Threads:
@@ -34,7 +33,11 @@ class Threads:
         self._count = 0
 
     async def run(self, function: Callable[[], Any]) -> Any:
-        """What the function returns or raises. If cancelled, the thread runs on and its result is dropped."""
+        """What the function returns or raises. If cancelled, the thread runs on and its result is dropped.
+
+        So whoever limits the time waits all the same: a function that was left to itself would run beside
+        others of its key, and beside as many more as `concurrency` allows.
+        """
         job = _Job(function)
         if self._free:
             self._free -= 1
@@ -43,11 +46,10 @@ class Threads:
             name = f"{self._name}-{self._count}"
             threading.Thread(target=self._serve, name=name, daemon=True).start()
         self._jobs.put(job)
-        try:
-            return await job.done
-        except asyncio.CancelledError:
-            job.abandoned = True
-            raise
+        result, error = await job.done
+        if error is not None:
+            raise error
+        return result
 
     def close(self) -> None:
         """Let the free threads end; the others end with their function."""
@@ -69,11 +71,6 @@ class Threads:
 
     def _finish(self, job: _Job, result: Any, error: BaseException | None) -> None:
         self._free += 1
-        if job.done.done():
-            return
-        if error is None:
-            job.done.set_result(result)
-        elif isinstance(error, StopIteration):
-            job.done.set_exception(RuntimeError("the handler raised StopIteration"))
-        else:
-            job.done.set_exception(error)
+        if not job.done.done():
+            # Not as its exception: a future takes no StopIteration, and GeneratorExit would close the task.
+            job.done.set_result((result, error))

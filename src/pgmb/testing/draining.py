@@ -250,7 +250,7 @@ class _Draining:
             await self._broker.tick(stream)
 
     async def _handle(self, queue: _Queue, lease: AsyncLease) -> None:
-        handled = await handle_lease(queue.routes, lease, queue.settings, queue.run_other_code)
+        handled = await handle_lease(self._broker, queue.routes, lease, queue.settings, queue.run_other_code)
         self._deliveries += handled
         if self._clock is not None:
             # What it wrote, a retry or a delayed event, stands still however long the next handler takes.
