@@ -184,18 +184,22 @@ class Model:
         ]
         assert {n for (n,) in self.ask(f"select msg_id from pgmq.a_{self.queue}")} == self.archived
 
-    def step(self) -> None:
-        often = [self.send, self.read, self.remove]
+    def step(self, *, sending: bool = True) -> None:
+        often = [self.send, self.read, self.remove] if sending else [self.read, self.remove]
         rarely = [self.pop, self.remove_read, self.set_vt, self.read_by_group, self.purge, self.measure]
         self.chance.choice([*often, *often, *rarely])()
 
     def in_transaction(self) -> None:
-        """Some steps at once, which happen together or not at all."""
+        """Some steps at once, which happen together or not at all. Sends come last."""
         before = copy.deepcopy((self.messages, self.archived))
         kept = self.chance.random() < 0.6
         with self.connection.transaction(force_rollback=not kept):
             for _ in range(self.chance.randint(1, 6)):
-                self.step()
+                self.step(sending=False)
+            self.measure()
+            if self.chance.random() < 0.5:
+                self.send()
+                self.measure()
         if not kept:
             self.messages, self.archived = before
 

@@ -85,7 +85,8 @@ begin
     get diagnostics got = row_count;
     exit when got = 0;
     if popped then
-      perform pgmq.settle_newest((read_log.queue).id);
+      -- The receive returned messages, so the newest claim is its own.
+      perform pgmq.settle_newest((read_log.queue).id, 0);
     else
       perform pgmq.note_reading((read_log.queue).id, read_log.vt, read_log.read_at);
     end if;

@@ -113,17 +113,23 @@ begin
   return true;
 end $$;
 
--- Settles the newest claim of a queue if this transaction made it and has not settled it, and says whether it did. The
--- transaction cannot commit if it is superseded meanwhile (pgmb_internal.refuse_void).
-create or replace function pgmq.settle_newest(queue integer)
-returns boolean
+-- Settles the newest claim of a queue if this transaction made it after claim `after` and has not settled it. Returns its
+-- id, or null. The transaction cannot commit if it is superseded meanwhile (pgmb_internal.refuse_void).
+-- An earlier claim of the transaction belongs to a reading: a receive that finds nothing writes no claim, and settling the
+-- newest one would lose the messages of that reading.
+create or replace function pgmq.settle_newest(queue integer, after bigint)
+returns bigint
 language plpgsql
 as $$
+declare
+  settled bigint;
 begin
   update pgmb.claim c set state = 'settled', xid = c.xid
   where c.queue = settle_newest.queue and c.state in ('leased', 'leased_own') and c.xid = pg_current_xact_id_if_assigned()
-    and c.id = (select newest.id from pgmb.claim newest where newest.queue = settle_newest.queue order by newest.id desc limit 1);
-  return found;
+    and c.id = (select newest.id from pgmb.claim newest where newest.queue = settle_newest.queue order by newest.id desc limit 1)
+    and c.id > settle_newest.after
+  returning c.id into settled;
+  return settled;
 end $$;
 
 -- Whether messages were taken out of the log's way.
@@ -154,6 +160,8 @@ language plpgsql
 as $$
 declare
   given integer;
+  -- The newest claim before the receive.
+  newest bigint := (select c.id from pgmb_internal.queue_position((take_fresh.queue).id) c);
 begin
   loop
     return query
@@ -182,7 +190,8 @@ begin
       case when popped then s.published_at else take_fresh.vt end, s.message, s.headers
     from sorted s where s.given order by s.seq;
     get diagnostics given = row_count;
-    exit when not pgmq.settle_newest((take_fresh.queue).id);
+    newest := pgmq.settle_newest((take_fresh.queue).id, newest);
+    exit when newest is null;
     wanted := wanted - given;
     exit when wanted <= 0;
   end loop;

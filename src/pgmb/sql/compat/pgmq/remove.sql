@@ -50,7 +50,7 @@ begin
     (from_log.reading).read_at, (from_log.reading).vt;
 end $$;
 
--- The reading that holds exactly these messages, if there is one.
+-- The reading that holds exactly these messages, if there is one and its claim is not settled.
 create or replace function pgmq.reading_of(queue integer, numbers bigint[])
 returns pgmq.reading
 language plpgsql
@@ -73,6 +73,12 @@ begin
       end if;
     end if;
   elsif not (numbers @> held.ids) then
+    return null;
+  end if;
+  if not exists (
+    select from pgmb.claim c
+    where c.queue = held.queue and c.id = held.claim and c.token = held.token and pgmb_internal.is_leased(c.state))
+  then
     return null;
   end if;
   if exists (
@@ -100,6 +106,9 @@ begin
   ended := pgmq.end_reading(reading);
   if ended = reading.events then
     taken := numbers;
+  elsif ended = 0 then
+    -- Another session settled the claim meanwhile, which leaves no rows in pgmb.settlement.
+    taken := '{}';
   elsif ended is not null then
     taken := array(
       select i from unnest(numbers) i
@@ -179,10 +188,12 @@ returns void
 language plpgsql
 as $$
 begin
-  if (select count(*) from pgmb.settlement s
-      where s.queue = (end_settled.reading).queue and s.claim = (end_settled.reading).claim) >=
-    (select c.events from pgmb.claim c
-      where c.queue = (end_settled.reading).queue and c.id = (end_settled.reading).claim)
+  -- A claim of one message is settled itself and has no rows in pgmb.settlement.
+  if exists (
+    select from pgmb.claim c
+    where c.queue = (end_settled.reading).queue and c.id = (end_settled.reading).claim
+      and (c.state = 'settled' or c.events <= (
+        select count(*) from pgmb.settlement s where s.queue = c.queue and s.claim = c.id)))
   then
     -- Not waiting for others who settle messages of it.
     perform from pgmq.reading r
