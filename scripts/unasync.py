@@ -31,6 +31,7 @@ NAMES = {
     "StopAsyncIteration": "StopIteration",
     "_async": "_sync",
     "acaller": "caller",
+    "acancellations": "cancellations",
     "aclosing": "closing",
     "aconnect": "connect",
     "aconnection_lost": "connection_lost",

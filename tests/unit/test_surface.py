@@ -64,6 +64,7 @@ PUBLIC = [
 ]
 
 METHODS = [
+    "abandon",
     "ack",
     "alter_endpoint",
     "alter_queue",

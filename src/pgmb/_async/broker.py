@@ -69,6 +69,11 @@ class AsyncBroker(
         """The pool's counters, as `psycopg_pool` names them."""
         return self._pool.get_stats()
 
+    @property
+    def inherited(self) -> bool:
+        """Whether it was made before a fork, in another process, and serves that process only."""
+        return self._pool.inherited
+
     def backends(self) -> list[int]:
         """The server processes of the pool's connections. Behind a pooler they are not known: none."""
         return self._pool.backends()
@@ -100,8 +105,14 @@ class AsyncBroker(
         held = Pending(flush_every, max_batch, max_pending)
         return AsyncPublisher(self, self._pool, held, exactly_once, dedup_for)
 
+    def abandon(self) -> None:
+        """Close the connections of a broker whose event loop was closed before it was."""
+        self._pool.abandon()
+
     async def close(self) -> None:
-        """Close all connections. May be called again."""
+        """Close all connections. May be called again. After a fork it does nothing: they are the parent's."""
+        if self._pool.inherited:
+            return
         for group in list(self._groups.values()):
             await group.close()
         if self._listener is not None:

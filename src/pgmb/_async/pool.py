@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import select
 import time
+from asyncio import CancelledError
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Final, cast
@@ -16,8 +18,9 @@ from psycopg.adapt import AdaptersMap
 from psycopg.rows import tuple_row
 from psycopg_pool import AsyncConnectionPool
 
-from pgmb._core.concurrency import AsyncEndingPool, acaller, hang_up
+from pgmb._core.concurrency import AsyncEndingPool, acaller, acancellations, hang_up
 from pgmb._core.connecting import conninfo, formats, required
+from pgmb.errors import PgmbError
 
 # The pool waits twice as long after each failed attempt to connect, until this many seconds after the first.
 # Then it gives up, and `_connect_again` starts over. So attempts are at most about a second apart.
@@ -82,6 +85,7 @@ class AsyncBrokerPool(AsyncEndingPool):
         self._callers: dict[AsyncConnection[Any], tuple[object, float]] = {}
         """Who uses a connection, and since when."""
         self._chosen = options
+        self._process = os.getpid()
         self._pooler = pooler
         self._made: WeakSet[AsyncConnection[Any]] = WeakSet()
         self._drained = float("-inf")
@@ -101,8 +105,17 @@ class AsyncBrokerPool(AsyncEndingPool):
 
     async def getconn(self, timeout: float | None = None) -> AsyncConnection[Any]:  # noqa: ASYNC109, RUF100
         """A connection that was alive a moment ago, as far as can be known without asking the server."""
+        if self.inherited:
+            error = PgmbError("the broker was made before a fork, in another process")
+            error.advise("Connect after the fork: its connections are the other process's.")
+            raise error
+        before = acancellations()
         while True:
             found = await super().getconn(timeout)
+            if acancellations() > before:
+                # In Python 3.11 a wait that ends as it is cancelled forgets the cancellation.
+                await self.putconn(found)
+                raise CancelledError
             self._callers[found] = acaller(), time.monotonic()
             if not _has_input(found) or await _is_alive(found):
                 return found
@@ -121,6 +134,17 @@ class AsyncBrokerPool(AsyncEndingPool):
             await self._replace(conn)
         else:
             await super().putconn(conn)
+
+    @property
+    def inherited(self) -> bool:
+        """Whether it was made before a fork: its sockets are the parent process's."""
+        return self._process != os.getpid()
+
+    def abandon(self) -> None:
+        """Close the connections without a word, where their event loop is closed and can do nothing more."""
+        for conn in list(self._made):
+            if not self.inherited:
+                conn.pgconn.finish()
 
     def backends(self) -> list[int]:
         """The server processes of the open connections; none behind a pooler, which makes up their ids."""

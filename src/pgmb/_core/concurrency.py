@@ -146,6 +146,17 @@ def caller() -> object:
     return threading.current_thread()
 
 
+def acancellations() -> int:
+    """How often the task that runs was cancelled."""
+    task = asyncio.current_task()
+    return 0 if task is None else task.cancelling()
+
+
+def cancellations() -> int:
+    """Threads are not cancelled."""
+    return 0
+
+
 async def aoff_loop(work: Callable[[], _Result]) -> _Result:
     """Do work that blocks, in a thread."""
     return await asyncio.to_thread(work)

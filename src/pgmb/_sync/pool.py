@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import os
 import select
 import time
+from asyncio import CancelledError
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, Final, cast
@@ -17,8 +19,9 @@ from psycopg.adapt import AdaptersMap
 from psycopg.rows import tuple_row
 from psycopg_pool import ConnectionPool
 
-from pgmb._core.concurrency import EndingPool, caller, hang_up
+from pgmb._core.concurrency import EndingPool, caller, cancellations, hang_up
 from pgmb._core.connecting import conninfo, formats, required
+from pgmb.errors import PgmbError
 
 # The pool waits twice as long after each failed attempt to connect, until this many seconds after the first.
 # Then it gives up, and `_connect_again` starts over. So attempts are at most about a second apart.
@@ -83,6 +86,7 @@ class BrokerPool(EndingPool):
         self._callers: dict[Connection[Any], tuple[object, float]] = {}
         """Who uses a connection, and since when."""
         self._chosen = options
+        self._process = os.getpid()
         self._pooler = pooler
         self._made: WeakSet[Connection[Any]] = WeakSet()
         self._drained = float("-inf")
@@ -102,8 +106,17 @@ class BrokerPool(EndingPool):
 
     def getconn(self, timeout: float | None = None) -> Connection[Any]:  # noqa: ASYNC109, RUF100
         """A connection that was alive a moment ago, as far as can be known without asking the server."""
+        if self.inherited:
+            error = PgmbError("the broker was made before a fork, in another process")
+            error.advise("Connect after the fork: its connections are the other process's.")
+            raise error
+        before = cancellations()
         while True:
             found = super().getconn(timeout)
+            if cancellations() > before:
+                # In Python 3.11 a wait that ends as it is cancelled forgets the cancellation.
+                self.putconn(found)
+                raise CancelledError
             self._callers[found] = caller(), time.monotonic()
             if not _has_input(found) or _is_alive(found):
                 return found
@@ -122,6 +135,17 @@ class BrokerPool(EndingPool):
             self._replace(conn)
         else:
             super().putconn(conn)
+
+    @property
+    def inherited(self) -> bool:
+        """Whether it was made before a fork: its sockets are the parent process's."""
+        return self._process != os.getpid()
+
+    def abandon(self) -> None:
+        """Close the connections without a word, where their event loop is closed and can do nothing more."""
+        for conn in list(self._made):
+            if not self.inherited:
+                conn.pgconn.finish()
 
     def backends(self) -> list[int]:
         """The server processes of the open connections; none behind a pooler, which makes up their ids."""

@@ -259,7 +259,7 @@ class App:
         worker starts waits for it.
         """
         with self._lock:
-            if self._broker is None:
+            if self._broker is None or self._broker.inherited:
                 self._broker = self.observed(connect(self.dsn, **self.connection))
             for queue in self._not_created():
                 with contextlib.suppress(Conflict, PermissionDenied):
@@ -281,6 +281,10 @@ class App:
         return opened.broker
 
     def _opened(self) -> _Opened:
+        for loop in list(self._loops):
+            # Of asyncio.run, for example, which a program may call again and again.
+            if loop.is_closed() and (left := self._loops.pop(loop, None)) and left.broker is not None:
+                left.broker.abandon()
         return self._loops.setdefault(asyncio.get_running_loop(), _Opened())
 
     def _not_created(self) -> list[QueueSpec]:

@@ -86,7 +86,7 @@ def _outcome(delivery: Delivery[Any], raised: BaseException | None) -> Outcome:
         final = failure.final
     elif raised is None:
         return "done"
-    elif isinstance(raised, asyncio.CancelledError | KeyboardInterrupt | GeneratorExit):
+    elif isinstance(raised, asyncio.CancelledError):
         return "released"
     else:
         final = isinstance(raised, Reject)

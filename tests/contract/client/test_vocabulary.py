@@ -12,6 +12,7 @@ import pgmb
 from pgmb._core import statements
 
 APART = {
+    "abandon",
     "api_keys",  # views
     "attempts",
     "audit",
