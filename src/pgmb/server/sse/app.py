@@ -377,12 +377,8 @@ class Hub:
         for close_idle in (False, True):
             if close_idle:
                 await self._close_idle(filters=0)
-            filters = [
-                tail for tail, _ in self._sources.values() if tail.log is stream.log and tail is not stream
-            ]
-            if len(filters) < _MOST_FILTERS and (
-                not costly or sum(tail.costly for tail in filters) < _MOST_COSTLY_FILTERS
-            ):
+            most_costly = sum(tail.costly for tail in stream.filters) >= _MOST_COSTLY_FILTERS
+            if len(stream.filters) < _MOST_FILTERS and not (costly and most_costly):
                 counts = self._context.counts
                 tail = FilterTail(stream, sieve, counts, self._at_once, costly=costly, failed=self._refuse)
                 return Source(tail, base.replay)

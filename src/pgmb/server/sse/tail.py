@@ -32,6 +32,8 @@ _FIRST_RETRY_PAUSE: Final = 0.1
 _SLOW_PAGE_SECONDS: Final = 0.05
 _LONGEST_REST_SECONDS: Final = 0.1
 """Pause between reads under load: larger batches make each event cheaper."""
+_QUERIES_PER_SECOND: Final = 100
+"""Of all filters of a stream that keep up. The more there are, the more events each query is about."""
 _READERS_PER_STEP: Final = 200
 """Readers served before other tasks run."""
 
@@ -52,8 +54,6 @@ class Tail(ABC):
         """A tick up to which everything was taken."""
         self.token: ResumeToken
         """The token of a reader that has everything taken so far."""
-        self.costly = False
-        """Whether its events are those that pass a costly filter."""
         self.ended = False
         self.idle = 0
         """Heartbeats without readers, for who opened it."""
@@ -186,6 +186,7 @@ class StreamTail(Tail):
         self, log: StreamLog, subscription: AsyncSubscription, counts: Counters, at_once: int = 100
     ) -> None:
         super().__init__(log, counts, at_once)
+        self.filters: set[FilterTail] = set()
         self._subscription = subscription
         self._pace = Pace(0.03)
         self._woken = False
@@ -295,10 +296,15 @@ class FilterTail(Tail):
         self.sieve = sieve
         self.costly = costly
         self._stream = stream
+        stream.filters.add(self)
         self._failed = failed
         self._recent = Recent(stream.recent.batches)
         self._move(*stream.recent.batches.place(self._recent.end))
         self._task = asyncio.create_task(self._run(), name=f"pgmb filter {self.log.stream}")
+
+    def end(self) -> None:
+        super().end()
+        self._stream.filters.discard(self)
 
     def fail(self, error: SieveFailed, *readers: Reader) -> None:
         """End because of the sieve, for the readers that joined and these."""
@@ -318,7 +324,6 @@ class FilterTail(Tail):
             self._move(*recent.batches.place(recent.end))
             await self._stream.advanced()
             return
-        began = time.monotonic()
         try:
             passing = await self.log.passing(self.sieve, entries, costly=self.costly)
         except HistoryGone:
@@ -334,8 +339,8 @@ class FilterTail(Tail):
             await self._take(part, part[-1].number + 1)
         if recent.end <= entries[-1].number and self._holds_next(stream):
             await self._take([], entries[-1].number + 1)
-        # Where many filters wait for the database, each asks about more events at a time.
-        await asyncio.sleep(min(time.monotonic() - began, _LONGEST_REST_SECONDS))
+        if len(entries) < PAGE:
+            await asyncio.sleep(len(self._stream.filters) / _QUERIES_PER_SECOND)
 
     def _holds_next(self, stream: Recent) -> bool:
         """Whether the stream's tail remembers the events from here on."""
