@@ -266,6 +266,21 @@ def test_messages_of_pgmq_queues(db: DB, dsn: str) -> None:
     assert [one["state"] for one in fate(db, event)["consumers"]] == ["done"]
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_pgmq_message_deleted_out_of_a_read_is_done(db: DB, dsn: str, count: int) -> None:
+    """The read still holds the others; they are leased."""
+    schema.install(dsn, compat=["pgmq"])
+    db.execute("select pgmq.create('tasks')")
+    db.execute("select pgmq.send_batch('tasks', array_fill('{}'::jsonb, array[%s]))", [count])
+    stream = value(db, "select stream from pgmq.queue")
+    between = "select id from pgmb.between(%s, pgmb.earliest(%s), pgmb.position(%s)) order by seq"
+    events = [event for (event,) in db.execute(between, [stream] * 3)]
+    numbers = [number for (number,) in db.execute("select msg_id from pgmq.read('tasks', 3600, 1000)")]
+    db.execute("select pgmq.delete('tasks', %s::bigint)", numbers[:1])
+    states = [one["state"] for event in events for one in fate(db, event)["consumers"]]
+    assert states == ["done"] + ["leased"] * (count - 1)
+
+
 def test_a_role_sees_what_it_may_read(db: DB, cast: Cast) -> None:
     db.execute("select pgmb.create_queue('mine', '{a.#}'), pgmb.create_queue('theirs')")
     create(db, "hook")
