@@ -329,3 +329,19 @@ async def test_an_answer_that_cannot_be_read_fails_its_request_alone(
         assert await app.request("price", 7, timeout=30) == 7
         waiting[2].cancel()
     await app.aclose()
+
+
+class _Aliased(pydantic.BaseModel):
+    cents: int = pydantic.Field(alias="priceInCents")
+
+
+async def test_a_model_with_aliases_is_read_as_it_was_published(dsn: str) -> None:
+    app, seen = pgmb.App(dsn), list[_Aliased]()
+
+    @app.on("a", queue="q", max_attempts=1)
+    async def handle(payload: _Aliased) -> None:
+        seen.append(payload)
+
+    await published(app, [_Aliased(priceInCents=3)])
+    await by_hand(app)
+    assert seen == [_Aliased(priceInCents=3)]

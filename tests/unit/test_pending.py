@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pgmb._core import pending
+from pgmb._core import pending, wire
 from pgmb._core.concurrency import LONGEST_RETRY_SECONDS
 from pgmb._core.pending import Batch, Pending, made, marked, marker_key, may_have_committed, passes
 from pgmb.errors import InvalidArgument, QueueFull, StreamNotFound
@@ -210,3 +210,23 @@ def test_ids_are_version_7_and_in_the_order_of_time() -> None:
 def test_bounds_that_cannot_be_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgument):
         Pending(**{"flush_every": 1.0, "max_batch": 1, "max_pending": 1, **wrong})
+
+
+@pytest.mark.parametrize("rejected", [False, True])
+def test_a_batch_is_bounded_in_bytes(rejected: bool) -> None:
+    """However many events wait: no message of PostgreSQL's protocol may exceed 1 GB."""
+    held = Pending(0, 500, 10_000)
+    large = wire.BATCH_BYTES // 4
+    for _ in range(10):
+        held.add(made("a", "x" * large, None, {"h": 1}, pending.fresh_id(), None), "main", 0.0)
+    if rejected:
+        while isinstance(batch := held.next(1.0), Batch):
+            held.refused(batch, StreamNotFound("stream 'main' does not exist"), 1.0)
+        assert len(held.failed) == 10
+    held.flush()
+    sizes: list[int] = []
+    while isinstance(batch := held.next(2.0), Batch):
+        sizes.append(len(batch.items))
+        held.committed(batch)
+    assert sizes == [3, 3, 3, 1]
+    assert held.count == 0

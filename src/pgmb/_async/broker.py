@@ -98,9 +98,9 @@ class AsyncBroker(
     ) -> AsyncPublisher:
         """A background publisher: `enqueue` returns at once, events are published in batches.
 
-        A batch goes when it has `max_batch` events or its first one has waited for `flush_every`. At most
-        `max_pending` are held. A connection lost while a batch commits does not repeat it, unless
-        `exactly_once` is off; `dedup_for` is how long the events' own dedup_keys are remembered.
+        A batch goes when it has `max_batch` events or its first one has waited for `flush_every`. It has at
+        most 32 MiB. At most `max_pending` events are held. A connection lost while a batch commits repeats
+        nothing, unless `exactly_once` is off; `dedup_for` is how long the events' own keys are remembered.
         """
         held = Pending(flush_every, max_batch, max_pending)
         return AsyncPublisher(self, self._pool, held, exactly_once, dedup_for)

@@ -130,7 +130,9 @@ class Pending:
         for item in self.failed:
             again.setdefault(item.stream, []).append(item)
         for stream, items in again.items():
-            self._backlogs[stream].first.append(Batch(stream, items))
+            left = deque(items)
+            while left:
+                self._backlogs[stream].first.append(Batch(stream, _portion(left, self._max_batch)))
         self.failed = []
         return self._flush_to
 
@@ -171,7 +173,7 @@ class Pending:
 
     def _take(self, backlog: _Backlog, now: float) -> Batch:
         if not backlog.first:
-            items = [backlog.rest.popleft() for _ in range(min(self._max_batch, len(backlog.rest)))]
+            items = _portion(backlog.rest, self._max_batch)
             backlog.since = now
             backlog.first.append(Batch(items[0].stream, items))
         backlog.busy = True
@@ -262,6 +264,24 @@ def marker_key(first: NewEvent) -> str:
 def marked(first: NewEvent) -> NewEvent:
     """The first event of a batch with the batch's marker, where no event has a key of its own."""
     return msgspec.structs.replace(first, dedup_key=marker_key(first))
+
+
+def _portion(items: deque[Unpublished], most: int) -> list[Unpublished]:
+    """Take the next batch: at most so many events, and no more bytes than a statement should have."""
+    portion: list[Unpublished] = []
+    size = 0
+    while items and len(portion) < most:
+        size += _bytes(items[0].event)
+        if portion and size > wire.BATCH_BYTES:
+            break
+        portion.append(items.popleft())
+    return portion
+
+
+def _bytes(event: NewEvent) -> int:
+    """Of payload and headers, as `made` has encoded them."""
+    parts = (event.payload, event.headers)
+    return sum(memoryview(part).nbytes for part in parts if isinstance(part, msgspec.Raw))
 
 
 def _halves(batch: Batch) -> list[Batch]:

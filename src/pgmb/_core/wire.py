@@ -39,7 +39,8 @@ def _other(value: Any) -> Any:
     """What msgspec does not know: a pydantic model tells its own form, the rest is refused."""
     dump = getattr(value, "model_dump", None)
     if dump is not None and not isinstance(value, type):
-        return dump(mode="json")
+        # By alias, as the model reads it.
+        return dump(mode="json", by_alias=True)
     raise TypeError(
         f"{type(value).__qualname__} has no form in JSON; give what has: dict, list, str, int, float, bool,"
         " None, a dataclass, a msgspec Struct, a pydantic model, datetime, UUID, Decimal, Enum"
