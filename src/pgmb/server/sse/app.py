@@ -235,7 +235,8 @@ class EventStream:
                     # With the last entries the reader has joined the tail.
                     joined_at = tail.token
                     await connection.send_all(entries)
-            if not reader.pending:
+            # One that was dropped before it joined has not come so far.
+            if not reader.pending and not reader.dropped:
                 await connection.send(position_frame(str(joined_at)))
         except HistoryMissing as error:
             self.context.counts.sse_reset += 1

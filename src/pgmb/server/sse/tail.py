@@ -7,7 +7,7 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Final, TypeAlias
+from typing import Final
 
 import psycopg
 from psycopg_pool import PoolClosed, PoolTimeout
@@ -36,8 +36,6 @@ _QUERIES_PER_SECOND: Final = 100
 """Of all filters of a stream that keep up. The more there are, the more events each query is about."""
 _READERS_PER_STEP: Final = 200
 """Readers served before other tasks run."""
-
-_Outgoing: TypeAlias = tuple[Reader, Message, int]
 
 
 class Tail(ABC):
@@ -158,14 +156,14 @@ class Tail(ABC):
                     # Let other tasks run, the ticker among them.
                     await asyncio.sleep(0)
 
-    def _outgoing(self, entries: Sequence[Entry]) -> list[_Outgoing]:
+    def _outgoing(self, entries: Sequence[Entry]) -> list[tuple[Reader, Message, int]]:
         """Which message goes to which reader. A reader that joins later gets them from memory."""
         # Readers with equal interests get the same message, which is encoded once.
         wanted: dict[int, tuple[set[Reader], list[Entry]]] = {}
         for entry in entries:
             for readers in self._index.matching(entry.event, entry.document):
                 wanted.setdefault(id(readers), (readers, []))[1].append(entry)
-        outgoing: list[_Outgoing] = []
+        outgoing: list[tuple[Reader, Message, int]] = []
         for readers, wants in wanted.values():
             written: dict[bool, Message] = {}
             for reader in readers:
