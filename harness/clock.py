@@ -38,7 +38,12 @@ class Clock:
 def clocked(
     major: int, *, name: str = "clock", copy_of: Server | None = None
 ) -> Generator[tuple[Server, Clock]]:
-    """A server and its clock. Only the server's: processes started from here have the real one."""
+    """A server and its clock. Only the server's: processes started from here have the real one.
+
+    PostgreSQL asks for the time where a timer fires, and libfaketime allocates memory then, even amid another
+    allocation. That can abort the server, so a long run must let no `statement_timeout` fire. PostgreSQL
+    leaves the timer of a statement that ended, so any of a few seconds does.
+    """
     found = sorted(Path("/usr/lib").glob(_WHERE))
     if not found:
         raise FileNotFoundError("libfaketime is not installed: Debian's package faketime")
