@@ -36,9 +36,8 @@ class FairModel(Model):
         return bool(self.due()) and (self.retried or not rows)
 
     def _receive_fresh(self, rows: Sequence[Delivered], own: set[int]) -> None:
-        waiting = self.waiting()
-        # A transaction gets its own events after its commit.
-        required = waiting - self.doubtful - own
+        waiting = self.waiting() - own
+        required = waiting - self.doubtful
         got = {row.name for row in rows}
         require(len(got) == len(rows), "twice in one lease", rows)
         require(got <= waiting, "not to be delivered", got - waiting)

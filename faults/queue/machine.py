@@ -247,7 +247,7 @@ class QueueMachine(RuleBasedStateMachine):
     def publish_and_receive(
         self, topics: list[str], between: str | None, more: list[str], limit: int, acks: bool, commits: bool
     ) -> None:
-        """Publishes, receives and publishes in one transaction, which sees its own events.
+        """Publishes, receives and publishes in one transaction, which gets its own events after its commit.
 
         Meanwhile, in `between`, a younger transaction may begin and end.
         """

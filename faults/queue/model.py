@@ -165,7 +165,10 @@ class Model:
         return [failure for failure in self.failures if failure.due <= self.step]
 
     def receive(self, rows: Sequence[Delivered], limit: int, own: Iterable[int] = ()) -> None:
-        """Judges what a receive gave, and takes note of it. `own` were published by its own transaction."""
+        """Judges what a receive gave, and takes note of it.
+
+        `own` were published by its own transaction, which gets them after its commit.
+        """
         self.step += 1
         if self.paused:
             require(not rows, "delivered while paused", rows)
@@ -239,7 +242,7 @@ class Model:
             failure.due = NEVER
 
     def _receive_fresh(self, rows: Sequence[Delivered], own: set[int]) -> None:
-        waiting = self.waiting()
+        waiting = self.waiting() - own
         required = waiting - self.doubtful
         got = [row.name for row in rows]
         require(len(set(got)) == len(got), "twice in one lease", rows)
@@ -251,15 +254,13 @@ class Model:
         order = [self.log[name].published for name in got]
         require(order == sorted(order), "first deliveries in the order of publishing", rows)
         last = max(order, default=-NEVER)
-        overtaken = {name for name in required - own - set(got) if self.log[name].committed < last}
+        overtaken = {name for name in required - set(got) if self.log[name].committed < last}
         require(not overtaken, "overtaken by what was published after their commit", (overtaken, rows))
         self.passed |= set(got)
-        # A transaction gets its own events before the position has come to them.
-        last = max((self.log[name].published for name in got if name not in own), default=-NEVER)
-        for name in self.committed() - self.passed:
+        for name in self.committed() - self.passed - own:
             if name in required:
                 continue
-            overtaken_for_good = self.log[name].committed < last and name not in own
+            overtaken_for_good = self.log[name].committed < last
             if overtaken_for_good or (not got and name in waiting):
                 self.passed.add(name)
             else:

@@ -8,7 +8,7 @@ from uuid import UUID
 
 from harness.states.running import Db, rows, value
 
-_IN_FLIGHT = "state in ('leased', 'leased_own', 'leased_retries')"
+_IN_FLIGHT = "state in ('leased', 'leased_retries')"
 _NEWEST = "from pgmb.claim c join pgmb.queue q on q.id = c.queue where q.name = %s order by c.id desc limit 1"
 
 

@@ -238,18 +238,6 @@ def test_a_superseder_that_rolls_back_changes_nothing(queue: Sessions) -> None:
     assert drain(second) == [2]
 
 
-@pytest.mark.parametrize("end", ["commit", "rollback"])
-def test_superseded_own_events_are_not_lost_though_the_other_found_nothing(queue: Sessions, end: str) -> None:
-    """The superseder sees none of the long one's own events and has nothing to receive."""
-    long, other = queue.open("long", "other")
-    long.run("begin")
-    publish(long, 1)
-    assert receive(long)[1] == [1]
-    assert receive(other) == (None, [])
-    long.run(end)
-    assert drain(other) == ([1] if end == "commit" else [])
-
-
 def test_superseded_events_are_not_lost_though_the_other_received_retries(queue: Sessions) -> None:
     """Retries come first and move no position: the void claim must not become the queue's position."""
     long, other = queue.open("long", "other")
@@ -395,17 +383,3 @@ def test_history_dropped_behind_a_snapshots_back_is_reported(queue: Sessions) ->
     assert admin.value("select pgmb.drop_segments()") == 1
     with raises("MB012"):
         reader.run("select payload from pgmb.between('main', pgmb.earliest(), %s::pgmb.position)", [upto])
-
-
-def test_a_transaction_sees_its_own_events(queue: Sessions) -> None:
-    own, other = queue.open("own", "other")
-    own.run("begin")
-    publish(own, 1)
-    publish(other, 2)
-    for expected in (2, 1):
-        lease, got = receive(own)
-        assert got == [expected]
-        assert ack(own, lease) == 1
-    publish(own, 3)
-    own.run("commit")
-    assert drain(other) == [3]

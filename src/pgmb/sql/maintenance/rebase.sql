@@ -46,7 +46,7 @@ begin
       perform pgmb_internal.fail_events(q, array(select e.seq from pgmb_internal.claim_events(c) e), c.id, 1, clock_timestamp(),
         'rebased')
       from pgmb.claim c
-      where c.queue = q.id and c.state in ('leased', 'leased_own') and not pgmb_internal.is_void(c.queue, c.id);
+      where c.queue = q.id and c.state = 'leased' and not pgmb_internal.is_void(c.queue, c.id);
       place := pgmb_internal.last_consumed(s.id, newest);
       unread := array(
         select e.seq from pgmb_internal.unread_upto(s.id, newest, place, q.matching) e
@@ -121,7 +121,7 @@ begin
         where q.stream = g.stream and not pgmb_internal.has_passed(newest, g))
       and not exists (
         select from pgmb.queue q join pgmb.claim c on c.queue = q.id
-        where q.stream = g.stream and c.state in ('leased', 'leased_own')
+        where q.stream = g.stream and c.state = 'leased'
           and not g.max_xid < pg_snapshot_xmin(c.done_snapshot))
     order by g.stream, g.number limit max + 1
   loop
@@ -144,7 +144,7 @@ set jit = off
 as $$
 declare
   -- Of the batch, up to its place; of those before, all.
-  consumed bigint := greatest(base.place, base.own_seq);
+  consumed bigint := base.place;
   leaf text;
   last bigint;
 begin

@@ -237,7 +237,7 @@ as $$
   from pgmb.queue q
   left join pgmb.queue head on head.id = q.lane_of
   join pgmb.claim c on c.queue = q.id
-  where q.stream = (segment).stream and (segment).max_xid is not null and c.state in ('leased', 'leased_own') and c.lo < (segment).last_seq
+  where q.stream = (segment).stream and (segment).max_xid is not null and c.state = 'leased' and c.lo < (segment).last_seq
     and not pgmb_internal.is_void(c.queue, c.id)
   union
   select 'reader', r.name from pgmb.reader r

@@ -78,7 +78,7 @@ begin
         select c.ctid, c.id, c.events + 1 rows from pgmb.claim c
         where c.queue = q.id and c.id >= first and c.id < q.position
           and (c.state in ('settled', 'expired', 'position')
-            or (c.state in ('leased', 'leased_own') and pgmb_internal.is_void(c.queue, c.id)))
+            or (c.state = 'leased' and pgmb_internal.is_void(c.queue, c.id)))
           -- What was made while the clock was ahead is not kept until that time.
           and (c.at <= before or c.at > now)
         order by c.id limit part_rows

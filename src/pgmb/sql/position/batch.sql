@@ -25,6 +25,29 @@ as $$
   end
 $$;
 
+-- The present snapshot, with what the caller's own transaction wrote visible in it.
+create or replace function pgmb_internal.snapshot_with_own()
+returns pg_snapshot
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  own xid8 := pg_current_xact_id_if_assigned();
+  taken pg_snapshot := pg_current_snapshot();
+begin
+  if own is null or pg_visible_in_snapshot(own, taken) then
+    return taken;
+  end if;
+  -- What has an id between the newest that ended and our own is unfinished like those listed.
+  return format('%s:%s:%s', pg_snapshot_xmin(taken), own::text::bigint + 1, (
+    select string_agg(x::text, ',' order by x)
+    from (
+      select pg_snapshot_xip(taken)
+      union all
+      select g::text::xid8 from generate_series(pg_snapshot_xmax(taken)::text::bigint, own::text::bigint - 1) g
+    ) unfinished (x)));
+end $$;
+
 -- What is committed by now, as the end of a batch: the present snapshot, and a number above which it shows no event. The
 -- sequence is read after the snapshot. The other way round, events whose numbers were given out in between would lie above the
 -- batch, and the next one would count them as read.
@@ -45,14 +68,6 @@ as $$
   select 'select ' || columns || ' from ' || leaf || ' e where e.seq > $1 and e.seq <= $2'
     || ' and (e.xid < $4 or pg_visible_in_snapshot(e.xid, $3))'
     || ' and (e.xid >= $6 or not pg_visible_in_snapshot(e.xid, $5))' || matching || ' order by e.seq'
-$$;
-
--- The condition that leaves out what transaction `own` received of its own events.
-create or replace function pgmb_internal.without_own(own xid8, own_seq bigint)
-returns text
-language sql immutable parallel safe
-as $$
-  select case when own is null then '' else ' and not (e.xid = ''' || own || ''' and e.seq <= ' || own_seq || ')' end
 $$;
 
 -- The columns of pgmb.event out of a log, ids derived where none was given (pgmb.derive_id).
@@ -167,7 +182,7 @@ create or replace function pgmb_internal.batch_between(after pgmb.position, upto
 returns pgmb.batch
 language sql immutable
 as $$
-  select row((after).snapshot, (after).seq, (after).next, (upto).snapshot, null, null)::pgmb.batch
+  select row((after).snapshot, (after).seq, (after).next, (upto).snapshot)::pgmb.batch
 $$;
 
 -- The events of a batch with lo < seq <= hi, in seq order, at most `max`. Stragglers, transactions unfinished in its `done`,
@@ -180,7 +195,6 @@ returns setof pgmb.event
 language plpgsql volatile
 as $$
 declare
-  filter text := matching || pgmb_internal.without_own(batch.own, batch.own_seq);
   columns text := pgmb_internal.columns_of(stream, raw);
   unfinished xid8[];
   seg record;
@@ -207,7 +221,7 @@ begin
         return query execute format(
             'select %1$s from %2$s e where e.seq > $2 and e.seq <= $3'
             ' and (e.xid = any ($1) or e.xid >= $4 and e.xid <= $5 and pg_visible_in_snapshot(e.xid, $6)) %3$s'
-            ' order by e.seq limit $7', columns, seg.leaf, filter)
+            ' order by e.seq limit $7', columns, seg.leaf, matching)
           using unfinished, place, least(place + 2000, hi, batch.done_seq), pg_snapshot_xmax(batch.done), batch.done_next, batch.seen, max - got;
         get diagnostics part = row_count;
         got := got + part;
@@ -222,7 +236,7 @@ begin
           ' select %1$s from %2$s e where e.xid >= $4 and e.xid <= $5'
           '   and pg_visible_in_snapshot(e.xid, $6) and e.seq + 0 > $2 and e.seq + 0 <= $3 %3$s'
           ') straggler order by seq limit $7',
-          columns, seg.leaf, filter)
+          columns, seg.leaf, matching)
         using unfinished, place, least(hi, batch.done_seq), pg_snapshot_xmax(batch.done), batch.done_next, batch.seen, max - got;
       get diagnostics part = row_count;
       got := got + part;
@@ -237,7 +251,7 @@ begin
     order by s.number
   loop
     exit when got >= max;
-    return query execute pgmb_internal.main_part(seg.leaf, columns, filter) || ' limit $7'
+    return query execute pgmb_internal.main_part(seg.leaf, columns, matching) || ' limit $7'
       using greatest(lo, batch.done_seq), hi, batch.seen, pg_snapshot_xmin(batch.seen), batch.done, pg_snapshot_xmax(batch.done),
         max - got;
     get diagnostics part = row_count;

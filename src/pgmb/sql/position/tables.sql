@@ -20,16 +20,14 @@ create type pgmb.position as (
   next xid8
 );
 
--- A batch: the events of a stream that `seen` shows and `done` does not, but for those of transaction `own` up to number own_seq.
+-- A batch: the events of a stream that `seen` shows and `done` does not.
 -- Every event with xid > done_next has a number above done_seq: below it, only what transactions unfinished in `done` wrote is
 -- looked up, by xid.
 create type pgmb.batch as (
   done pg_snapshot,
   done_seq bigint,
   done_next xid8,
-  seen pg_snapshot,
-  own xid8,
-  own_seq bigint
+  seen pg_snapshot
 );
 
 -- What a reader gets. seq is the event's place in its stream: reading order, and the name by which a lease

@@ -97,7 +97,7 @@ begin
   made := newest.id is null or pgmb_internal.last_seq(make_tick.stream) > (newest.position).seq
     or pgmb_internal.ended_since(newest.position, pg_current_snapshot()) > 0 and exists (
     select from pgmb_internal.batch_events(stream_number, row((newest.position).snapshot, (newest.position).seq,
-      (newest.position).next, pg_current_snapshot(), null, null)::pgmb.batch, 0, (newest.position).seq, '', 1));
+      (newest.position).next, pg_current_snapshot())::pgmb.batch, 0, (newest.position).seq, '', 1));
   if not made then
     position := newest.position;
     return;

@@ -89,8 +89,7 @@ begin
   -- Again, as this session may have waited.
   now := clock_timestamp();
   -- A statement of its own: its snapshot must be newer than the lock, so that the newest claim is seen. Refused is what only
-  -- receive knows: what a transaction received of its own events, and which leases a sweep could not examine. So is what is
-  -- beside a generation that is being opened. Snapshots of one server are ordered, and a later one shows all that an earlier
+  -- receive knows: which leases a sweep could not examine. So is what is beside a generation that is being opened. Snapshots of one server are ordered, and a later one shows all that an earlier
   -- one does: a greater xmax is proof of that; where it is equal, the order is not known. Expired leases and due events are
   -- looked for every 50 ms.
   if claim_next.counted is null then
@@ -102,7 +101,7 @@ begin
       case when before.stale then now else before.swept end, before.openings, now
     from (
       select c.id, c.place, c.place + claim_next.max ending, c.upto, c.done_snapshot, c.done_seq, c.done_next,
-        c.batch_snapshot, c.batch_next, c.read_before, c.swept, c.own is null and c.held is null simple,
+        c.batch_snapshot, c.batch_next, c.read_before, c.swept, c.held is null simple,
         -- The next batch begins behind what was leased without a gap.
         case when c.id = claim_next.known and c.lo = c.batch_seq and c.hi = claim_next.start and c.events = c.hi - c.lo
           then c.hi else c.batch_seq end from_seq,
@@ -133,7 +132,7 @@ begin
         when c.lo = c.done_seq and c.id = claim_next.known and c.events = claim_next.start - c.lo
           and pgmb_internal.had_finished(c.done_next, c.batch_snapshot) then c.done_next
       end next,
-      c.read_before <= claim_next.start and c.hi >= claim_next.start and c.own is null and c.held is null
+      c.read_before <= claim_next.start and c.hi >= claim_next.start and c.held is null
         and pg_snapshot_xmax(claim_next.seen) > pg_snapshot_xmax(c.batch_snapshot)
         -- It becomes the queue's position: a made-up one must not hide events that are published later.
         and pg_snapshot_xmax(claim_next.seen) <= pg_snapshot_xmax(pg_current_snapshot())

@@ -167,7 +167,7 @@ begin
   perform pgmb_internal.assert_form(convert_queue.ordered, parts, convert_queue.lanes, convert_queue.fair_by, head.max_length,
     num_nonnulls(head.equals, head.filter, head.condition) > 0);
   base := bases[1];
-  if cardinality(converted) > 1 or base.lagging is not null or base.own is not null then
+  if cardinality(converted) > 1 or base.lagging is not null then
     if pgmb_internal.needs_timeout(head) then
       perform pgmb_internal.assert_timeout();
     end if;
@@ -177,8 +177,6 @@ begin
       perform pgmb_internal.set_backlog_aside(converted[nth], bases[nth], base.batch_snapshot, base.upto);
     end loop;
     base.place := base.upto;
-    base.own := null;
-    base.own_seq := null;
     base.lagging := null;
     base := pgmb_internal.note_pair(base, null);
   end if;

@@ -163,13 +163,13 @@ begin
         || ' limit $7';
     else
       source := 'select e.seq, ' || tenant || ' tenant
-        from pgmb_internal.batch_events($8, row($5, $9, $10, $3, null, null)::pgmb.batch, $1, $2, $11, $7, true) e';
+        from pgmb_internal.batch_events($8, $9, $1, $2, $10, $7, true) e';
     end if;
     -- What is planned each time is short, and the rest is planned once.
     execute 'select coalesce(array_agg(r.seq), ''{}'') seqs, array_agg(r.tenant) tenants from (' || source || ') r'
     into read
     using base.place, hi, base.batch_snapshot, pg_snapshot_xmin(base.batch_snapshot), base.done_snapshot,
-      pg_snapshot_xmax(base.done_snapshot), ahead, q.stream, base.done_seq, base.done_next, others;
+      pg_snapshot_xmax(base.done_snapshot), ahead, q.stream, pgmb_internal.batch_of(base), others;
     room := max - cardinality(seqs);
     found_events := pgmb_internal.judge(read.seqs, read.tenants, room, ahead, lags, abs(hashint8(base.id)::bigint), base.done_snapshot,
       case when cardinality(read.seqs) = ahead then read.seqs[ahead] else hi end);

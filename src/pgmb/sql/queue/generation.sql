@@ -26,7 +26,7 @@ create or replace function pgmb_internal.is_leased(state pgmb.claim_state)
 returns boolean
 language sql immutable parallel safe
 as $$
-  select state in ('leased', 'leased_own', 'leased_retries')
+  select state in ('leased', 'leased_retries')
 $$;
 
 -- Takes the queue's lock until the transaction ends and returns its newest claim, the queue's position.

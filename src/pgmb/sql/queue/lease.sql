@@ -82,12 +82,12 @@ as $$
 begin
   insert into pgmb.claim (queue, id, token, state, bindings, events, lo, hi, place, upto,
     done_snapshot, done_seq, done_next, batch_snapshot, batch_seq, batch_next, read_before,
-    own, own_seq, expires_at, swept, held, keys, open, paid_until, first_origin, passed_keys, passed_origins, passed_seqs,
+    expires_at, swept, held, keys, open, paid_until, first_origin, passed_keys, passed_origins, passed_seqs,
     chosen, lagging, openings, at)
   values (base.queue, base.id + 1, write_claim.token, write_claim.state, write_claim.bindings, write_claim.events,
     write_claim.lo, write_claim.hi, base.place, base.upto,
     base.done_snapshot, base.done_seq, base.done_next, base.batch_snapshot, base.batch_seq, base.batch_next,
-    base.read_before, base.own, base.own_seq, write_claim.expires_at, base.swept, base.held, write_claim.keys,
+    base.read_before, write_claim.expires_at, base.swept, base.held, write_claim.keys,
     base.open, base.paid_until, base.first_origin, base.passed_keys, base.passed_origins, base.passed_seqs, write_claim.chosen, base.lagging, base.openings, write_claim.at)
   on conflict do nothing;
   if not found then
@@ -130,26 +130,10 @@ declare
   only_these text := case when claim_events.numbers is null then '' else pgmb_internal.among(claim_events.numbers) end;
   q pgmb.queue;
   b pgmb.binding;
-  columns text;
-  leaf text;
 begin
   select * into q from pgmb.queue where id = held.queue;
   select * into b from pgmb.binding where queue = q.id and version = held.bindings;
-  if held.state = 'leased_own' then
-    select pgmb_internal.event_columns(s.salt) into columns from pgmb.stream s where s.id = q.stream;
-    for leaf in
-      select format('pgmb.segment_%s_%s', s.stream, s.number) from pgmb.segment s
-      where s.stream = q.stream and s.number between pgmb_internal.segment_of(held.lo) and pgmb_internal.segment_of(held.hi)
-        and s.dropped_at is null
-      order by s.number
-    loop
-      return query execute format('select * from (select %s from %s e
-          where e.xid = $1 and e.seq + 0 > $2 and e.seq + 0 <= $3 %s) own
-          where not exists (select from pgmb.settlement s where s.queue = $4 and s.claim = $5 and s.seq = own.seq)
-          order by seq + 0', columns, leaf, b.matching || only_these)
-        using held.xid, held.lo, held.hi, held.queue, held.id;
-    end loop;
-  elsif held.chosen is not null then
+  if held.chosen is not null then
     return query
     select e.* from pgmb_internal.numbered_events(q.stream, held.chosen,
       only_these || case when held.keys is null then '' else pgmb_internal.with_keys(held.keys) end) e
@@ -499,18 +483,17 @@ begin
   return false;
 end $$;
 
--- Sweeps a queue that is at `base`, or a lane of it, at most every 50 ms. released: how many delayed events that brought into
--- the log. pending: the position is worth writing. stopped: the sweep used up its time. A call that goes on for longer is
+-- Sweeps a queue that is at `base`, or a lane of it, at most every 50 ms, and brings due delayed events into the log.
+-- pending: the position is worth writing. stopped: the sweep used up its time. A call that goes on for longer is
 -- superseded or cancelled, and what it swept is lost: it gives what is due again if there is time left, and nothing else.
 create or replace function pgmb_internal.sweep_when_due(
-  q pgmb.queue, inout base pgmb.claim, now timestamptz, out released bigint, out pending boolean, out stopped boolean
+  q pgmb.queue, inout base pgmb.claim, now timestamptz, out pending boolean, out stopped boolean
 )
 language plpgsql
 as $$
 declare
   swept record;
 begin
-  released := 0;
   stopped := false;
   -- The clock was set back: the sweep begins again, because leases that were given since may end before `swept`.
   pending := base.swept > now;
@@ -525,7 +508,7 @@ begin
     base.swept := swept.swept;
     base.held := swept.held;
     if not stopped then
-      released := pgmb_internal.release_due(q.stream_name, now, topics => q.topics, regex => q.regex);
+      perform pgmb_internal.release_due(q.stream_name, now, topics => q.topics, regex => q.regex);
     end if;
   end if;
 end $$;

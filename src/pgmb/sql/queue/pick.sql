@@ -271,7 +271,7 @@ create or replace function pgmb_internal.pick(
 language plpgsql
 as $$
 declare
-  source text := 'select null::tid ctid, e.seq, e.key, e.published_at from pgmb_internal.batch_events($8, row($5, $9, $10, $3, $11, $12)::pgmb.batch, $1, $2, $13, $7, true) e';
+  source text := 'select null::tid ctid, e.seq, e.key, e.published_at from pgmb_internal.batch_events($8, $9, $1, $2, $10, $7, true) e';
   most bigint := allowed;
   last bigint;
   behind integer[];
@@ -284,7 +284,7 @@ begin
     -- cost, and behind a lease there may be many.
     most := greatest(allowed * 2, 200);
   end if;
-  if base.place >= base.done_seq and pgmb_internal.segment_of(base.place) = pgmb_internal.segment_of(hi) and base.own is null then
+  if base.place >= base.done_seq and pgmb_internal.segment_of(base.place) = pgmb_internal.segment_of(hi) then
     -- The common way: one segment, no stragglers.
     source := pgmb_internal.main_part('pgmb.segment_' || q.stream || '_' || pgmb_internal.segment_of(hi), 'e.ctid, e.seq, e.key, e.published_at', q.matching)
       || ' limit $7';
@@ -295,22 +295,22 @@ begin
         coalesce(array_agg(e.seq) filter (where e.old), ''{}''), array_agg(e.ctid) filter (where not e.old),
         array_agg(distinct e.held) filter (where not e.old)
       from (
-        select e.ctid, e.seq, coalesce(e.published_at <= $14, false) old,
+        select e.ctid, e.seq, coalesce(e.published_at <= $11, false) old,
           case when e.key is null then 0 else coalesce(nullif(hashtext(e.key), 0), 1) end held
         from (' || source || ') e) e'
     into taken, looked, last, expired, rows, keys
     using base.place, hi, base.batch_snapshot, pg_snapshot_xmin(base.batch_snapshot), base.done_snapshot,
-      pg_snapshot_xmax(base.done_snapshot), most, q.stream, base.done_seq, base.done_next, base.own, base.own_seq,
+      pg_snapshot_xmax(base.done_snapshot), most, q.stream, pgmb_internal.batch_of(base),
       q.matching, ending;
   elsif q.ordered then
     execute 'with read as materialized (
-        select e.ctid, e.seq, e.key is not null keyed, e.key, coalesce(e.published_at <= $14, false) old,
+        select e.ctid, e.seq, e.key is not null keyed, e.key, coalesce(e.published_at <= $11, false) old,
           case when e.key is null then 0 else coalesce(nullif(hashtext(e.key), 0), 1) end held
         from (' || source || ') e
       ), waiting as materialized (
         select distinct k.held from (select distinct r.key, r.held from read r where r.keyed) k
-        where k.held in (select unnest($15)) or $16 and exists (
-          select from pgmb_internal.first_of_key($19, k.key))
+        where k.held in (select unnest($12)) or $13 and exists (
+          select from pgmb_internal.first_of_key($16, k.key))
       ), judged as (
         select r.ctid, r.seq, r.key, r.held, r.old, w.held is not null behind,
           count(*) filter (where not r.old and w.held is null) over (order by r.seq) free
@@ -321,22 +321,22 @@ begin
         array_agg(distinct j.held) filter (where not j.old and j.behind),
         array_agg(distinct j.key) filter (where not j.old and j.behind), count(*) filter (where not j.old and j.behind),
         coalesce(array_agg(j.seq) filter (where j.old), ''{}''), array_agg(j.ctid) filter (where not j.old and not j.behind),
-        case when count(*) filter (where not j.old and not j.behind) = $18 then max(j.seq) end,
+        case when count(*) filter (where not j.old and not j.behind) = $15 then max(j.seq) end,
         (select count(*) from read), (select max(r.seq) from read r)
       from judged j
-      where j.free < $18 or (j.free = $18 and not j.old and not j.behind)'
+      where j.free < $15 or (j.free = $15 and not j.old and not j.behind)'
     into taken, keys, behind, blocked_keys, blocked, expired, rows, upto, looked, last
     using base.place, hi, base.batch_snapshot, pg_snapshot_xmin(base.batch_snapshot), base.done_snapshot,
-      pg_snapshot_xmax(base.done_snapshot), most, q.stream, base.done_seq, base.done_next, base.own, base.own_seq,
+      pg_snapshot_xmax(base.done_snapshot), most, q.stream, pgmb_internal.batch_of(base),
       q.matching, ending, busy, retried, q.id, allowed, base;
   else
-    execute 'select count(*) filter (where e.published_at <= $14 is not true), count(*), max(e.seq),
-        coalesce(array_agg(e.seq) filter (where e.published_at <= $14), ''{}''),
-        array_agg(e.ctid) filter (where e.published_at <= $14 is not true)
+    execute 'select count(*) filter (where e.published_at <= $11 is not true), count(*), max(e.seq),
+        coalesce(array_agg(e.seq) filter (where e.published_at <= $11), ''{}''),
+        array_agg(e.ctid) filter (where e.published_at <= $11 is not true)
       from (' || source || ') e'
     into taken, looked, last, expired, rows
     using base.place, hi, base.batch_snapshot, pg_snapshot_xmin(base.batch_snapshot), base.done_snapshot,
-      pg_snapshot_xmax(base.done_snapshot), most, q.stream, base.done_seq, base.done_next, base.own, base.own_seq,
+      pg_snapshot_xmax(base.done_snapshot), most, q.stream, pgmb_internal.batch_of(base),
       q.matching, ending;
   end if;
   waits := blocked > 3 * taken and youngest > now - interval '1 second' and (

@@ -33,7 +33,6 @@ language sql immutable
 as $$
   select pg_visible_in_snapshot(xid, (at).done_snapshot)
     or pg_visible_in_snapshot(xid, (at).batch_snapshot) and seq <= (at).place
-    or coalesce((at).own = xid and seq <= (at).own_seq, false)
 $$;
 
 -- Whether a queue has passed all events of a sealed segment, and none of them lags. Leases are not looked at. Inlined.
@@ -61,7 +60,7 @@ create or replace function pgmb_internal.batch_of(at pgmb.claim)
 returns pgmb.batch
 language sql immutable
 as $$
-  select row((at).done_snapshot, (at).done_seq, (at).done_next, (at).batch_snapshot, (at).own, (at).own_seq)::pgmb.batch
+  select row((at).done_snapshot, (at).done_seq, (at).done_next, (at).batch_snapshot)::pgmb.batch
 $$;
 
 -- What of the log waits in a queue at this position, in the order in which it is delivered: what was passed over because its
@@ -91,7 +90,7 @@ create or replace function pgmb_internal.lagging_range(q pgmb.queue, at pgmb.cla
 returns setof pgmb.pending
 language sql immutable
 as $$
-  select row('3:3:', 0, '3', (at).batch_snapshot, null, null)::pgmb.batch, min(l.place), max(l.upto), pgmb_internal.lagging(q, at)
+  select row('3:3:', 0, '3', (at).batch_snapshot)::pgmb.batch, min(l.place), max(l.upto), pgmb_internal.lagging(q, at)
   from unnest((at).lagging) l
   having count(*) > 0
 $$;
@@ -129,7 +128,7 @@ begin
     select * into newest from pgmb_internal.queue_position(lane.id);
     leases := array(
       select c from pgmb.claim c
-      where c.queue = lane.id and c.state in ('leased', 'leased_own') and not pgmb_internal.is_void(c.queue, c.id));
+      where c.queue = lane.id and c.state = 'leased' and not pgmb_internal.is_void(c.queue, c.id));
     untaken := '{}';
     for one in
       execute format('select (%s)::pgmb.event event, e.xid, pgmb_internal.is_passed($2, e.seq, e.xid) passed

@@ -556,8 +556,6 @@ begin
   base.place := 0;
   base.upto := 0;
   base.read_before := null;
-  base.own := null;
-  base.own_seq := null;
   base.held := null;
   base.open := null;
   base.lagging := null;

@@ -1,53 +1,5 @@
 -- Receiving: the next events of a queue, under a lease.
 
--- Events that this transaction published itself and received none of yet: no snapshot shows them, they are
--- found by xid (seq + 0: never by a walk of the log). Writes their claim.
-create or replace function pgmb_internal.receive_own(
-  base pgmb.claim, stream integer, bindings integer, matching text, given uuid, token bigint,
-  expires_at timestamptz, max integer
-)
-returns table (lease uuid, seq bigint, id uuid, topic text, key text, payload json, headers json,
-  published_at timestamptz, attempt integer)
-language plpgsql
-as $$
-declare
-  leaf text;
-  lo bigint;
-  part bigint;
-  last bigint;
-  got bigint := 0;
-begin
-  -- Before they can be noted as received, those of another transaction so noted must lie behind.
-  if base.own <> pg_current_xact_id() and not pg_visible_in_snapshot(base.own, base.batch_snapshot) then
-    perform pgmb_internal.raise_moved_on();
-  end if;
-  base.own_seq := case when base.own = pg_current_xact_id() then base.own_seq else 0 end;
-  base.own := pg_current_xact_id();
-  lo := base.own_seq;
-  for leaf in
-    select format('pgmb.segment_%s_%s', g.stream, g.number) from pgmb.segment g
-    where g.stream = receive_own.stream and g.sealed_at is null order by g.number
-  loop
-    exit when got >= receive_own.max;
-    execute format('select count(*), max(own.seq) from (
-        select e.seq, sum(e.weight) over (order by e.seq) - e.weight before
-        from (select e.seq, %s weight from %s e where e.xid = $1 and e.seq + 0 > $2 %s order by e.seq + 0 limit $3) e) own
-        where own.before < $4', pgmb_internal.weight_of_event(), leaf, matching)
-      into part, last using base.own, base.own_seq, receive_own.max - got, pgmb_internal.batch_bytes();
-    if part > 0 then
-      return query execute format('select $4, %s, 1 from %s e
-          where e.xid = $1 and e.seq + 0 > $2 and e.seq + 0 <= $3 %s order by e.seq + 0',
-          pgmb_internal.event_columns((select s.salt from pgmb.stream s where s.id = receive_own.stream)), leaf, matching)
-        using base.own, base.own_seq, last, given;
-      got := got + part;
-      base.own_seq := last;
-    end if;
-  end loop;
-  if got > 0 then
-    perform pgmb_internal.write_claim(base, token, 'leased_own', bindings, got, lo, base.own_seq, expires_at);
-  end if;
-end $$;
-
 -- Whether no event of a batch can be late any more: all transactions up to `next`, below which events may have low numbers, had
 -- finished in the snapshot.
 create or replace function pgmb_internal.had_finished(next xid8, snapshot pg_snapshot)
@@ -108,10 +60,6 @@ declare
   present record;
 begin
   present := pgmb_internal.boundary(open_batch.numbers);
-  if base.own is not null and pg_visible_in_snapshot(base.own, base.batch_snapshot) then
-    base.own := null;
-    base.own_seq := null;
-  end if;
   if not open_batch.again
     or not pgmb_internal.rereads(base.done_seq, base.done_next, base.batch_next, base.batch_snapshot, base.upto, present.last)
   then
@@ -270,8 +218,8 @@ begin
   end if;
 end $$;
 
--- Receives from a plain queue in every case: another transaction may hold the queue, events may be due again, late or of
--- this transaction itself, leases may have expired, the range may cross segments. `base`, the queue's position, is passed
+-- Receives from a plain queue in every case: another transaction may hold the queue, events may be due again or late, leases
+-- may have expired, the range may cross segments. `base`, the queue's position, is passed
 -- from step to step and becomes the new claim. token, entry_xid, noted: as pgmb.receive found them.
 create or replace function pgmb_internal.receive_plain(
   queue integer, max integer, lease_for interval, token bigint, entry_xid xid8, noted bigint, raw boolean
@@ -291,7 +239,6 @@ declare
   segment record;
   fits bigint;                               -- where a lease of the window must end
   ahead record;
-  filter text;
   lo bigint;                                 -- the lease is (lo, base.place]
   part bigint;
   got bigint := 0;
@@ -358,14 +305,13 @@ begin
     -- The main part: (place, upto] of the log, a window at a time, as wide as events are wanted. Where one yields little,
     -- the next are wide. To come back with nothing although there is something further on would have consumers wait, so
     -- that a call ends so only at its deadline.
-    filter := q.matching || pgmb_internal.without_own(base.own, base.own_seq);
     while got < receive_plain.max and base.place < base.upto
       and (scanned < 5000 or (got = 0 or scanned < 20000) and clock_timestamp() < pgmb_internal.deadline())
     loop
       segment := pgmb_internal.next_segment(q.stream, base.upto, base.place);
       base.place := segment.place;
       if sparse or rereads then
-        ahead := pgmb_internal.look_ahead(base, segment.leaf, segment.bound, filter, receive_plain.max - got);
+        ahead := pgmb_internal.look_ahead(base, segment.leaf, segment.bound, q.matching, receive_plain.max - got);
         if rereads and got = 0 and ahead.events > 0 then
           -- The lease begins with its first event: it is not taken for a sparse one.
           base.place := ahead.first - 1;
@@ -380,7 +326,7 @@ begin
       part := 0;
       if ahead.events is distinct from 0 then
         return query execute pgmb_internal.main_part(segment.leaf,
-            '$7, ' || pgmb_internal.columns_of(q.stream, receive_plain.raw) || ', 1', filter)
+            '$7, ' || pgmb_internal.columns_of(q.stream, receive_plain.raw) || ', 1', q.matching)
           using base.place, fits, base.batch_snapshot, pg_snapshot_xmin(base.batch_snapshot),
             base.done_snapshot, pg_snapshot_xmax(base.done_snapshot), given;
         get diagnostics part = row_count;
@@ -396,9 +342,7 @@ begin
     exit when got > 0 or base.place < base.upto;
   end loop;
 
-  if opened and (got > 0 or pending or scanned >= pgmb_internal.worth_a_claim() or swept.released > 0
-    or entry_xid is not null)
-  then
+  if opened and (got > 0 or pending or scanned >= pgmb_internal.worth_a_claim()) then
     base := pgmb_internal.note_pair(base, case when entry_xid is null then noted end, again => got > 0);
   end if;
   if got > 0 then
@@ -407,14 +351,6 @@ begin
     return;
   end if;
 
-  -- Nothing that others published: events of this transaction itself, or those that it released.
-  if (entry_xid is not null or swept.released > 0) and base.place >= base.upto then
-    return query select * from pgmb_internal.receive_own(base, q.stream, q.bindings, q.matching, given, receive_plain.token,
-      now + receive_plain.lease_for, receive_plain.max);
-    if found then
-      return;
-    end if;
-  end if;
   if pending or scanned >= pgmb_internal.worth_a_claim() then
     perform pgmb_internal.write_claim(base, 0, 'position', q.bindings, 0, base.place, base.place, 'infinity');
   end if;
@@ -568,7 +504,7 @@ begin
     select c.id, c.place, c.upto, c.done_seq, c.done_next, c.done_snapshot, c.batch_seq, c.batch_next, c.batch_snapshot,
       c.read_before, c.swept, now > c.swept + interval '50 milliseconds' stale, c.openings,
       c.events * 2 >= c.hi - greatest(c.lo, c.done_seq) dense,
-      c.own is null and c.held is null and pgmb_internal.generation_of(c.id) = q.generation simple
+      c.held is null and pgmb_internal.generation_of(c.id) = q.generation simple
     into base
     from pgmb.claim c
     where c.queue = q.id order by c.id desc limit 1;
@@ -616,7 +552,7 @@ begin
         end if;
         if large or receive.max > pgmb_internal.always_fits() then
           base.place := pgmb_internal.fitting_end(q.stream, row(base.done_snapshot, base.done_seq, base.done_next,
-            base.batch_snapshot, null, null)::pgmb.batch, lo, base.place, q.matching, receive.max);
+            base.batch_snapshot)::pgmb.batch, lo, base.place, q.matching, receive.max);
         end if;
         token := pgmb_internal.draw_token();
         given := pgmb_internal.lease_of(q.id, base.id + 1, token);

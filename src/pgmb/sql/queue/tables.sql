@@ -124,7 +124,6 @@ create type pgmb.claimed as (
 
 create type pgmb.claim_state as enum (
   'leased',          -- events of the log
-  'leased_own',      -- events that the claiming transaction itself published
   'leased_retries',  -- the rows of pgmb.retry that name the claim
   'settled',
   'expired',         -- its rest went to pgmb.retry or the dead letters
@@ -138,7 +137,6 @@ create type pgmb.claim_state as enum (
 --   place             of the batch, everything up to here is consumed or leased
 --   lo, hi            the range that this claim leases, (lo, hi] of the batch
 --   read_before       no event above this number was read before this batch; null: not known
---   own, own_seq      events of transaction own up to own_seq were received inside that transaction
 --   swept, held       leases that expired up to swept were examined, except those held by a settling
 --                     transaction at that moment
 create table pgmb.claim (
@@ -158,8 +156,6 @@ create table pgmb.claim (
   batch_seq bigint not null,
   batch_next xid8 not null,
   read_before bigint,
-  own_seq bigint,
-  own xid8,
   at timestamptz not null default clock_timestamp(),
   expires_at timestamptz not null,
   -- When expires_at was decided, if not at the claim.

@@ -64,7 +64,6 @@ language plpgsql
 as $$
 declare
   opened pgmb.claim := pgmb_internal.open_batch(base, (queue).numbers);
-  filter text := (queue).matching || pgmb_internal.without_own(base.own, base.own_seq);
   fresh record;
   older record;
 begin
@@ -75,7 +74,7 @@ begin
   then
     return base;
   end if;
-  fresh := pgmb_internal.count_newest((queue).stream, opened.done_snapshot, opened.batch_snapshot, opened.done_seq, opened.upto, filter,
+  fresh := pgmb_internal.count_newest((queue).stream, opened.done_snapshot, opened.batch_snapshot, opened.done_seq, opened.upto, (queue).matching,
     (queue).max_length);
   if fresh.counted >= (queue).max_length then
     opened.place := fresh.first - 1;
@@ -83,7 +82,7 @@ begin
   end if;
   if base.place < base.upto then
     older := pgmb_internal.count_newest((queue).stream, base.done_snapshot, base.batch_snapshot, greatest(base.place, base.done_seq),
-      base.upto, filter, (queue).max_length - fresh.counted);
+      base.upto, (queue).matching, (queue).max_length - fresh.counted);
     if older.counted >= (queue).max_length - fresh.counted then
       base.place := older.first - 1;
     end if;
@@ -123,7 +122,6 @@ begin
       oldest := least(oldest, late.oldest);
     end if;
     continue when batch.done_seq >= pending.hi;
-    filter := filter || pgmb_internal.without_own(batch.own, batch.own_seq);
     for leaf in
       select format('pgmb.segment_%s_%s', s.stream, s.number) from pgmb.segment s
       where s.stream = q.stream

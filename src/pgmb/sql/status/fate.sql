@@ -22,11 +22,8 @@ returns boolean
 language sql immutable
 as $$
   select seq > (claim).lo and seq <= (claim).hi
-    -- Those that were chosen, its transaction's own events, or those of the batch without such as were received before.
-    and case when (claim).chosen is not null then seq = any ((claim).chosen) when (claim).state = 'leased_own' or (claim).state <> 'leased' and (claim).own = (claim).xid and (claim).own_seq = (claim).hi
-      then xid = (claim).xid
-      else pg_visible_in_snapshot(xid, (claim).batch_snapshot) and not pg_visible_in_snapshot(xid, (claim).done_snapshot)
-        and coalesce(not ((claim).own = xid and seq <= (claim).own_seq), true) end
+    and case when (claim).chosen is not null then seq = any ((claim).chosen)
+      else pg_visible_in_snapshot(xid, (claim).batch_snapshot) and not pg_visible_in_snapshot(xid, (claim).done_snapshot) end
     and ((claim).keys is null or pgmb_internal.key_hash(key) = any ((claim).keys))
 $$;
 
@@ -52,10 +49,10 @@ begin
     select c from unnest((newest).held || array(select s.claim from pgmb.shortened s where s.queue = claim_of.queue)) one (id)
     join pgmb.claim c on c.queue = claim_of.queue and c.id = one.id
   ) leased
-  where (leased.claim).state in ('leased', 'leased_own', 'settled', 'expired')
+  where (leased.claim).state in ('leased', 'settled', 'expired')
     and pgmb_internal.is_of_claim(leased.claim, (event).seq, (event).key, claim_of.xid)
     and not pgmb_internal.is_void((leased.claim).queue, (leased.claim).id)
-  order by (leased.claim).state in ('leased', 'leased_own') desc, (leased.claim).id desc limit 1;
+  order by (leased.claim).state = 'leased' desc, (leased.claim).id desc limit 1;
   return found_claim;
 end $$;
 
@@ -267,7 +264,7 @@ begin
     if fate is not null then
       return fate;
     end if;
-    if claim.state in ('leased', 'leased_own') and not exists (
+    if claim.state = 'leased' and not exists (
       select from pgmb.settlement s where s.queue = q.id and s.claim = claim.id and s.seq = (event).seq)
     then
       return jsonb_build_object('state', 'leased', 'attempt', 1, 'at', claim.at, 'until', claim.expires_at,

@@ -122,7 +122,7 @@ begin
       lapsed_for := greatest(lapsed_for, (
         select clock_timestamp() - min(c.expires_at) from pgmb.claim c
         where c.queue + 0 = q.id and c.expires_at > newest.swept and c.expires_at < statement_timestamp()
-          and c.state in ('leased', 'leased_own')));
+          and c.state = 'leased'));
       uncleared_for := greatest(uncleared_for, case when oldest.id < newest.id and oldest.state in ('settled', 'expired', 'position')
         then clock_timestamp() - greatest(oldest.at, case when oldest.state = 'expired' then oldest.expires_at end) end);
       expired := expired + (select count(*)

@@ -228,7 +228,7 @@ begin
       else c.events - (select count(*) from pgmb.settlement s where s.queue = c.queue and s.claim = c.id) end events
     from given c
     where c.state = 'leased_retries'
-      or c.state in ('leased', 'leased_own') and (pgmb_internal.generation_of(c.id) = pgmb_internal.generation_of((newest).id) or not pgmb_internal.is_void(c.queue, c.id))
+      or c.state = 'leased' and (pgmb_internal.generation_of(c.id) = pgmb_internal.generation_of((newest).id) or not pgmb_internal.is_void(c.queue, c.id))
   )
   select count(*) filter (where h.live), coalesce(sum(h.events) filter (where h.live), 0), min(h.at) filter (where h.live),
     coalesce(sum(h.events) filter (where not h.live), 0),

@@ -34,29 +34,6 @@ begin
   end if;
 end $$;
 
--- The present snapshot, with what the caller's own transaction wrote visible in it.
-create or replace function pgmb_internal.snapshot_with_own()
-returns pg_snapshot
-language plpgsql stable
-set search_path = pg_catalog, pg_temp
-as $$
-declare
-  own xid8 := pg_current_xact_id_if_assigned();
-  taken pg_snapshot := pg_current_snapshot();
-begin
-  if own is null or pg_visible_in_snapshot(own, taken) then
-    return taken;
-  end if;
-  -- What has an id between the newest that ended and our own is unfinished like those listed.
-  return format('%s:%s:%s', pg_snapshot_xmin(taken), own::text::bigint + 1, (
-    select string_agg(x::text, ',' order by x)
-    from (
-      select pg_snapshot_xip(taken)
-      union all
-      select g::text::xid8 from generate_series(pg_snapshot_xmax(taken)::text::bigint, own::text::bigint - 1) g
-    ) unfinished (x)));
-end $$;
-
 -- The messages of a queue that are not acknowledged: those that wait, those under a lease, those to be tried again.
 -- Reads every one of them and changes nothing. seq is null for one that was delayed, is due and is not in the log yet.
 -- Errors: MB002 no such queue, MB024 it has an SQL condition or a costly filter and the caller no
@@ -99,7 +76,7 @@ begin
       using q.stream_name, now;
     for held in
       select c.* from pgmb.claim c
-      where c.queue = q.id and c.state in ('leased', 'leased_own') and not pgmb_internal.is_void(c.queue, c.id)
+      where c.queue = q.id and c.state = 'leased' and not pgmb_internal.is_void(c.queue, c.id)
     loop
       settled := array(select s.seq from pgmb.settlement s where s.queue = held.queue and s.claim = held.id);
       -- No claim has this number: claim_events finds nothing settled by a newer snapshot.

@@ -13,12 +13,11 @@ declare
   part bigint;
   -- The number of messages that may be skipped.
   more bigint := (select count(*) from pgmq.passed_over o where o.queue = (unread.queue).id);
-  own xid8 := pg_current_xact_id_if_assigned();
 begin
   max := least(max, 9223372036854775807 - more);
   select * into q from pgmb.queue where id = (unread.queue).id;
     select * into newest from pgmb_internal.queue_position(q.id);
-  for pending in select * from pgmb_internal.pending(q, newest) loop
+  for pending in select * from pgmb_internal.pending(q, newest, pgmb_internal.snapshot_with_own(), 9223372036854775807) loop
     return query
     select e.* from pgmb_internal.batch_events(q.stream, pending.batch, pending.lo, pending.hi, '', max + more) e
     where not exists (select from pgmq.passed_over o where o.queue = q.id and o.msg_id = e.seq)
@@ -27,13 +26,6 @@ begin
     max := max - part;
     exit when max <= 0;
   end loop;
-
-  if own is not null and max > 0 then
-    return query execute format('select %s from %s e where e.xid = $1 and e.seq + 0 > $2
-        and not exists (select from pgmq.passed_over o where o.queue = $3 and o.msg_id = e.seq) limit $4',
-        pgmb_internal.event_columns((select s.salt from pgmb.stream s where s.id = q.stream)), (unread.queue).log)
-      using own, case when newest.own = own then newest.own_seq else 0 end, q.id, max;
-  end if;
 end $$;
 
 -- The number of unread messages, and when the first and the last of them were sent. As pgmq.unread, but reads
@@ -52,31 +44,28 @@ declare
 begin
   select * into q from pgmb.queue where id = (count_unread.queue).id;
   select * into at from pgmb_internal.queue_position(q.id);
-  -- The rest of the batch that is being read, what committed late in it, what came after it, what committed late there,
-  -- and what this transaction sent.
+  -- The rest of the batch that is being read, what committed late in it, what came after it, what committed late there; with
+  -- what this transaction sent.
   execute format('select count(*), min(u.published_at), max(u.published_at)
     from (
       select e.seq, e.published_at from %1$s e
-      where e.seq > greatest($10, $5) and e.seq <= $2 and pg_visible_in_snapshot(e.xid, $3)
-        and (e.xid >= pg_snapshot_xmax($4) or not pg_visible_in_snapshot(e.xid, $4)) %2$s
+      where e.seq > greatest($8, $5) and e.seq <= $2 and pg_visible_in_snapshot(e.xid, $3)
+        and (e.xid >= pg_snapshot_xmax($4) or not pg_visible_in_snapshot(e.xid, $4))
       union all
       select e.seq, e.published_at
-      from pgmb_internal.batch_events($9, row($4, $5, $6, $3, $7, $8)::pgmb.batch, $10, least($2, $5), '''', $1, true) e where $10 < $2
+      from pgmb_internal.batch_events($7, row($4, $5, $6, $3)::pgmb.batch, $8, least($2, $5), '''', $1, true) e where $8 < $2
       union all
       select e.seq, e.published_at from %1$s e
-      where e.seq > $11 and (e.xid >= pg_snapshot_xmax($3) or not pg_visible_in_snapshot(e.xid, $3)) %2$s
+      where e.seq > $9 and (e.xid >= pg_snapshot_xmax($3) or not pg_visible_in_snapshot(e.xid, $3))
       union all
       select e.seq, e.published_at
-      from pgmb_internal.batch_events($9, row($3, $11, $12, pgmb_internal.snapshot(), $7, $8)::pgmb.batch, 0, $11, '''', $1, true) e
-      union all
-      select e.seq, e.published_at from %1$s e
-      where e.xid = pg_current_xact_id_if_assigned() and e.seq + 0 <= $11 %2$s
-    ) u %3$s',
-    (count_unread.queue).log, 'and (e.xid = $7 and e.seq <= $8) is not true',
+      from pgmb_internal.batch_events($7, row($3, $9, $10, pgmb_internal.snapshot_with_own())::pgmb.batch, 0, $9, '''', $1, true) e
+    ) u %2$s',
+    (count_unread.queue).log,
     case when pgmq.has_passed_over(q.id)
-      then 'where not exists (select from pgmq.passed_over o where o.queue = $13 and o.msg_id = u.seq)' else '' end)
+      then 'where not exists (select from pgmq.passed_over o where o.queue = $11 and o.msg_id = u.seq)' else '' end)
   into messages, oldest, newest
-  using 9223372036854775807, at.upto, at.batch_snapshot, at.done_snapshot, at.done_seq, at.done_next, at.own, at.own_seq,
+  using 9223372036854775807, at.upto, at.batch_snapshot, at.done_snapshot, at.done_seq, at.done_next,
     q.stream, at.place, at.batch_seq, at.batch_next, q.id;
 end $$;
 

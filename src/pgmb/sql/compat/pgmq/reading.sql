@@ -15,7 +15,7 @@ returns pgmb.claim
 language sql stable
 as $$
   select c from pgmb.claim c
-  where c.queue = (reading).queue and c.id = (reading).claim and c.token = (reading).token and c.state in ('leased', 'leased_own')
+  where c.queue = (reading).queue and c.id = (reading).claim and c.token = (reading).token and c.state = 'leased'
     and not pgmb_internal.is_void(c.queue, c.id)
 $$;
 
@@ -125,7 +125,7 @@ declare
   settled bigint;
 begin
   update pgmb.claim c set state = 'settled', xid = c.xid
-  where c.queue = settle_newest.queue and c.state in ('leased', 'leased_own') and c.xid = pg_current_xact_id_if_assigned()
+  where c.queue = settle_newest.queue and c.state = 'leased' and c.xid = pg_current_xact_id_if_assigned()
     and c.id = (select newest.id from pgmb.claim newest where newest.queue = settle_newest.queue order by newest.id desc limit 1)
     and c.id > settle_newest.after
   returning c.id into settled;
