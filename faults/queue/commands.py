@@ -40,7 +40,7 @@ def model(arguments: argparse.Namespace) -> bool:
     )
     print(
         f"model holds: {done['examples']} examples, {done['steps']} steps, {done['receives']} receives of "
-        f"{done['deliveries']} events ({done['claims']} by one statement, {done['recounts']} with gaps, "
+        f"{done['deliveries']} events ({done['claims']} by one statement, "
         f"{done['claims that open']} opened a batch, {done['claims that open more']} a long one, "
         f"{done['claims of nothing']} of nothing), "
         f"{done['settled']} settled, {done['refused']} refused as lost | "

@@ -612,16 +612,10 @@ class QueueMachine(RuleBasedStateMachine):
                 type(self).done["claims that open"] += opens
                 type(self).done["claims that open more"] += claimed < 0
                 type(self).done["claims that open over a rest"] += opens and not ended
-                if (len(rows) < limit and not opens) or rows[0][0] is None:
-                    type(self).done["recounts"] += 1
-                    self.value("select pgmb.recount(%s)", made)
-                if rows[0][0] is not None:
-                    return [
-                        Delivered(made, seq, name, topic, attempt)
-                        for seq, _, topic, _, name, _, _, attempt, _ in rows
-                    ]
-                ack = None
-                break
+                return [
+                    Delivered(made, seq, name, topic, attempt)
+                    for seq, _, topic, _, name, _, _, attempt, _ in rows
+                ]
         rows = self._main.execute(
             "select lease::text, seq, payload::text::int, topic, attempt"
             " from pgmb.receive(%s, %s, %s::interval, %s)",

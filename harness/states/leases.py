@@ -222,9 +222,9 @@ def add_settled_claims(db: Db, claims: int, queue: str | None = None, *, nth: in
     newest; `nth` counts the calls for a queue."""
     rows(
         db,
-        "insert into pgmb.claim (queue, id, token, state, bindings, events, lo, hi, place, upto,"
+        "insert into pgmb.claim (queue, id, token, state, events, lo, hi, place, upto,"
         " done_snapshot, done_seq, done_next, batch_snapshot, batch_seq, batch_next, expires_at, swept)"
-        " select queue, id - %(nth)s * 10000000 + g, token, 'settled', bindings, 1, 0, 0, place, upto,"
+        " select queue, id - %(nth)s * 10000000 + g, token, 'settled', 1, 0, 0, place, upto,"
         " done_snapshot, done_seq, done_next, batch_snapshot, batch_seq, batch_next,"
         " swept - g * interval '1 ms', swept"
         " from (select distinct on (c.queue) c.* from pgmb.claim c join pgmb.queue q on q.id = c.queue"
@@ -249,9 +249,9 @@ def add_leases_of_retries(db: Db, leases: int, queue: str = "q") -> None:
     """Make a queue whose newest leases hold retries, that many of them. They cannot be settled."""
     rows(
         db,
-        "insert into pgmb.claim (queue, id, token, state, bindings, events, lo, hi, place, upto, done_seq,"
+        "insert into pgmb.claim (queue, id, token, state, events, lo, hi, place, upto, done_seq,"
         " done_next, batch_seq, batch_next, at, expires_at, swept, done_snapshot, batch_snapshot, openings)"
-        " select c.queue, c.id + n, 0, 'leased_retries', c.bindings, 1, c.lo, c.hi, c.place, c.upto,"
+        " select c.queue, c.id + n, 0, 'leased_retries', 1, c.lo, c.hi, c.place, c.upto,"
         " c.done_seq, c.done_next, c.batch_seq, c.batch_next, clock_timestamp(), now() + interval '1 day',"
         " c.swept, c.done_snapshot, c.batch_snapshot, c.openings"
         f" from (select c.* {_NEWEST}) c, generate_series(1, %s::int) n",

@@ -72,7 +72,6 @@ CONSUMER = [
     "queue_disagreements",
     "receive",
     "receive_group",
-    "recount",
     "redrive",
     "release",
     "resume",

@@ -128,6 +128,7 @@ def test_a_delayed_event_accepted_before_the_limit_fell_is_released(db: psycopg.
     db.execute(f"select pgmb.publish('a', {text_of(4000)}, stream => 's', delay => '50 ms')")
     db.execute("select pgmb.alter_stream('s', max_event_bytes => 1024)")
     db.execute("select pg_sleep(0.1)")
+    db.execute("select pgmb.tick('s')")
     assert len(db.execute("select from pgmb.receive('q')").fetchall()) == 1
 
 

@@ -89,7 +89,6 @@ ANY_LEVEL = {
     "extend": LEASE,
     "claim_next": "1, 1, 7, null, null, null, true, 0, 0, pg_current_snapshot()",
     "claims_from": "'q'",
-    "recount": LEASE,
     "dead_letters": "'q'",
     "redrive": "'q'",
     "drop_dead": "'q'",

@@ -95,6 +95,7 @@ def test_a_receive_gets_the_due_events_of_its_own_patterns(db: Connection) -> No
     publish_due(db, "other", 3)
     publish_due(db, "wanted.one", 3)
     receive = "select payload::text::int from pgmb.receive(%s)"
+    assert db.execute(receive, ["q"]).fetchall() == [], "they are delivered after they are committed"
     assert len(db.execute(receive, ["q"]).fetchall()) == 3
     assert db.execute("select delayed from pgmb.stream_status").fetchall() == [(3,)]
     db.execute("select pgmb.tick()")

@@ -34,7 +34,7 @@ LOOKS_AT_EACH_LEASE = pytest.mark.xfail(
         pytest.param("", id="plain"),
         pytest.param(", fair_by => 'key'", id="fair"),
         pytest.param(", max_in_flight => 100000", id="limited", marks=LOOKS_AT_EACH_LEASE),
-        pytest.param(", ttl => '1 day'", id="ttl", marks=LOOKS_AT_EACH_LEASE),
+        pytest.param(", ttl => '1 day'", id="ttl"),
         pytest.param(", ordered => true, shards => 1", id="ordered", marks=LOOKS_AT_EACH_LEASE),
     ],
 )

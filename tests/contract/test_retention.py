@@ -6,7 +6,6 @@ from datetime import timedelta
 from typing import Any
 
 import psycopg
-import pytest
 
 from harness.segments import seal
 from harness.states import age_segments, hold_leases, publish
@@ -63,9 +62,6 @@ def test_what_a_queue_or_a_durable_reader_has_not_read_stays(db: psycopg.Connect
     assert value(db, SEGMENTS) == 0
 
 
-@pytest.mark.xfail(
-    strict=True, reason="a lease that opened a batch claims to begin at number 0, and so holds all segments"
-)
 def test_overlapping_leases_of_a_queue_that_keeps_up_hold_only_their_own_segments(
     db: psycopg.Connection[Any],
 ) -> None:

@@ -286,30 +286,6 @@ def test_the_fate_of_an_event_is_found_by_index(log: psycopg.Connection[Any], co
 
 
 @pytest.mark.parametrize("filled_first", [False, True])
-def test_own_events_are_found_by_index(
-    log: psycopg.Connection[Any], connect: Any, filled_first: bool
-) -> None:
-    """What the transaction itself published, behind a long log that the queue has read."""
-    session = Explained(connect())
-    if filled_first:
-        fill(log)
-    for step in range(3):
-        while rows := log.execute("select distinct lease from pgmb.receive('q', 10000)").fetchall():
-            log.execute("select pgmb.ack(%s)", rows[0])
-        with session.connection.transaction():
-            session.run("select pgmb.publish('a.1', '1')")
-            rows = session.run("select lease, seq from pgmb.receive('q')")
-            assert len(rows) == 1
-            plans = list(session.plans)
-            session.run("select pgmb.retry(%s, after => '1 hour')", rows[0][0])
-            plans += session.plans
-        assert offences(plans) == []
-        assert read_too_much(plans, 1000) == []
-        if step == 1 and not filled_first:
-            fill(log)
-
-
-@pytest.mark.parametrize("filled_first", [False, True])
 def test_between_walks_the_index_and_stops_at_its_page(
     log: psycopg.Connection[Any], connect: Any, filled_first: bool
 ) -> None:

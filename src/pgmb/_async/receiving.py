@@ -12,10 +12,10 @@ from psycopg import errors
 
 from pgmb._async.calls import AsyncCalls
 from pgmb._core import statements, wire
-from pgmb._core.claiming import Claim, Claiming
+from pgmb._core.claiming import Claiming
 from pgmb._core.lease import LeaseNumbers
 from pgmb._core.statements import call, seqs_of
-from pgmb.errors import LeaseLost, PermissionDenied, PgmbError, TimeoutRequired
+from pgmb.errors import PermissionDenied, PgmbError, TimeoutRequired
 from pgmb.outbox import AsyncConnectionLike
 from pgmb.types import DeadLetter, Duration, Event, Heartbeat, Source, moment
 
@@ -143,22 +143,12 @@ class AsyncReceiving(AsyncCalls):
                 rows = []
             made = claiming.claimed(claim, rows)
             if made is not None:
-                return await self._read(queue, claim, made, rows)
+                return (
+                    await self._lease(queue, bytes(made), rows)
+                    if made.claim
+                    else AsyncLease(self, queue, NO_LEASE, [])
+                )
         return None
-
-    async def _read(self, queue: str, claim: Claim, made: LeaseNumbers, rows: list[wire.Row]) -> AsyncLease:
-        """The lease that a statement made, whose ack is done."""
-        if not made.claim:
-            return AsyncLease(self, queue, NO_LEASE, [])
-        lease = bytes(made)
-        if rows[0][0] is None or (not claim.opens and len(rows) < claim.limit):
-            # The range has gaps: events that were rolled back, or are not committed yet.
-            with suppress(LeaseLost):
-                await self._rows(statements.recount(UUID(bytes=lease)), None)
-        if rows[0][0] is None:
-            # It held nothing at all.
-            return await self._received(queue, claim.limit, claim.lease_for, None, None)
-        return await self._lease(queue, lease, rows)
 
     async def _received(
         self,

@@ -52,8 +52,8 @@ class _Place(NamedTuple):
 
     segment: int
     claim: int
-    start: int | None
-    """The last event; None: some numbers before it were no events."""
+    start: int
+    """The last event."""
     ends: bool
     """The batch ended there."""
 
@@ -112,7 +112,7 @@ class Claiming:
         made: int | None = rows[0][-1] if rows else None
         if made is None:
             place = self._place
-            if not claim.opens and place is not None and place.start is not None:
+            if not claim.opens and place is not None:
                 self._full_ends = True
                 self._place = place._replace(ends=True)
                 return None
@@ -123,15 +123,7 @@ class Claiming:
             return None
         self._refusals = 0
         if made:
-            if claim.opens:
-                self._go_on(abs(made), rows[-1][0], ends=made > 0)
-            elif len(rows) == claim.limit and rows[-1][0] is not None:
-                self._go_on(made, rows[-1][0], ends=False)
-            elif len(rows) * 2 < claim.limit:
-                # Few numbers are events: `receive` looks further for as many as are wanted.
-                self._place = None
-            elif (place := self._place) is not None:
-                self._place = place._replace(claim=made, start=None)
+            self._go_on(abs(made), rows[-1][0], ends=claim.opens and made > 0)
         return claim.lease._replace(claim=abs(made))
 
     def gave_back(self, lease: bytes) -> None:

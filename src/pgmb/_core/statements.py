@@ -317,11 +317,7 @@ _CLAIMED: Final = (
     " start => %s::bigint{opens}) c"
     " left join lateral (select s.seq, s.id, s.topic::text, s.key::text, s.payload, s.headers,"
     " s.published_at from pgmb.segment_{stream}_{segment} s where s.seq > c.lo and s.seq <= c.hi"
-    "{in_batch} order by s.seq limit c.hi - c.lo) e on true"
-)
-_IN_BATCH: Final = (
-    " and (s.xid < c.batch_xmin or pg_visible_in_snapshot(s.xid, c.batch))"
-    " and (s.xid >= c.done_xmax or not pg_visible_in_snapshot(s.xid, c.done))"
+    " order by s.seq limit c.hi - c.lo) e on true"
 )
 # Looks for one more event than may be leased: only then is the end of the batch known. The statement's own
 # snapshot decides which events are in it. Subqueries hide the parameters' values from the planner:
@@ -379,16 +375,15 @@ def claim(
     *,
     stream: int,
     segment: int,
-    start: int | None,
+    start: int,
     opens: bool,
 ) -> Statement:
     """Receives from the middle of a batch, or `opens` the one after the number `start`.
 
     It must be alone in its transaction. `lease`: a claim of the queue that the caller knows, and the token of
-    the new lease. `start`: the last event of that claim's lease; in the middle of a batch None if it was not
-    full. `ack`: an earlier lease of the same queue. The last column is the new lease's claim, negative if the
-    batch that it opens goes on. Null: nothing has happened, and `receive` must decide; 0: there is nothing to
-    receive. A claim without an event: its range holds none.
+    the new lease. `start`: the last event of that claim's lease. `ack`: an earlier lease of the same queue.
+    The last column is the new lease's claim, negative if the batch that it opens goes on. Null: nothing has
+    happened, and `receive` must decide; 0: there is nothing to receive.
     """
     acked = (None, None) if ack is None else (ack.claim, ack.token)
     told = (lease.queue, limit, lease.token, interval(lease_for), *acked, ack is not None, lease.claim, start)
@@ -398,14 +393,10 @@ def claim(
 
 @lru_cache(256)
 def _claim_in(stream: int, segment: int, *, opens: bool) -> LiteralString:
-    found, opening, in_batch, claim = (
-        (_FOUND.format(stream=stream, segment=segment), _OPENS, "", _MORE)
-        if opens
-        else ("", "", _IN_BATCH, "c.id")
+    found, opening, claim = (
+        (_FOUND.format(stream=stream, segment=segment), _OPENS, _MORE) if opens else ("", "", "c.id")
     )
-    text: Any = _CLAIMED.format(
-        stream=stream, segment=segment, found=found, opens=opening, in_batch=in_batch, claim=claim
-    )
+    text: Any = _CLAIMED.format(stream=stream, segment=segment, found=found, opens=opening, claim=claim)
     return cast("LiteralString", text)
 
 
@@ -433,10 +424,6 @@ def stream_of(queue: str) -> Statement:
 
 def claims_from(queue: str) -> Statement:
     return Statement("select pgmb.claims_from(queue => %s::text)", (queue,))
-
-
-def recount(lease: UUID) -> Statement:
-    return Statement("select pgmb.recount(lease => %s::uuid)", (lease,))
 
 
 def dead_letters(queue: str, topic: str | None, error: str | None, after: int, limit: int) -> Statement:

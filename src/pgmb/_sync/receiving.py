@@ -12,11 +12,11 @@ from uuid import UUID
 from psycopg import errors
 
 from pgmb._core import statements, wire
-from pgmb._core.claiming import Claim, Claiming
+from pgmb._core.claiming import Claiming
 from pgmb._core.lease import LeaseNumbers
 from pgmb._core.statements import call, seqs_of
 from pgmb._sync.calls import Calls
-from pgmb.errors import LeaseLost, PermissionDenied, PgmbError, TimeoutRequired
+from pgmb.errors import PermissionDenied, PgmbError, TimeoutRequired
 from pgmb.outbox import ConnectionLike
 from pgmb.types import DeadLetter, Duration, Event, Heartbeat, Source, moment
 
@@ -140,22 +140,10 @@ class Receiving(Calls):
                 rows = []
             made = claiming.claimed(claim, rows)
             if made is not None:
-                return self._read(queue, claim, made, rows)
+                return (
+                    self._lease(queue, bytes(made), rows) if made.claim else Lease(self, queue, NO_LEASE, [])
+                )
         return None
-
-    def _read(self, queue: str, claim: Claim, made: LeaseNumbers, rows: list[wire.Row]) -> Lease:
-        """The lease that a statement made, whose ack is done."""
-        if not made.claim:
-            return Lease(self, queue, NO_LEASE, [])
-        lease = bytes(made)
-        if rows[0][0] is None or (not claim.opens and len(rows) < claim.limit):
-            # The range has gaps: events that were rolled back, or are not committed yet.
-            with suppress(LeaseLost):
-                self._rows(statements.recount(UUID(bytes=lease)), None)
-        if rows[0][0] is None:
-            # It held nothing at all.
-            return self._received(queue, claim.limit, claim.lease_for, None, None)
-        return self._lease(queue, lease, rows)
 
     def _received(
         self,

@@ -47,7 +47,7 @@ _MOVED = (
 )
 # A claim that is settled and not its queue's newest waits for nothing.
 _WHICH = {
-    "claim": " where state in ('leased', 'leased_own', 'leased_retries') or (queue, id) in"
+    "claim": " where state in ('leased', 'leased_retries') or (queue, id) in"
     " (select newest.queue, max(newest.id) from pgmb.claim newest group by newest.queue)"
 }
 

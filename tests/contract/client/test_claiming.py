@@ -35,7 +35,7 @@ class Watched:
 
     def __init__(self, broker: pgmb.Broker, monkeypatch: pytest.MonkeyPatch) -> None:
         self.broker = broker
-        self.claims = self.refusals = self.receives = self.recounts = 0
+        self.claims = self.refusals = self.receives = 0
         plain = broker._rows  # pyright: ignore[reportPrivateUsage]
 
         def rows(statement: statements.Statement, conn: Any) -> Any:
@@ -44,7 +44,6 @@ class Watched:
                 self.claims += bool(got[0][-1])
                 self.refusals += got[0][-1] is None
             self.receives += "pgmb.receive(" in statement.text
-            self.recounts += "pgmb.recount" in statement.text
             return got
 
         monkeypatch.setattr(broker, "_rows", rows)
@@ -77,7 +76,7 @@ def test_a_backlog_is_received_once_and_in_order(db: psycopg.Connection[Any], wa
         assert len({event.id for event in lease}) == len(lease)
         lease = watched.broker.receive("q", 20, ack=lease)
     assert seqs == list(range(FIRST + 11, FIRST + 301))
-    assert (watched.claims, watched.recounts) == (14, 0)
+    assert watched.claims == 14
     status = next(s for s in watched.broker.queue_status() if s.queue == "q")
     assert (status.leases, status.leased_events) == (1, 10)
 
@@ -135,7 +134,7 @@ def test_a_lost_ack_refuses_the_claim_as_well(db: psycopg.Connection[Any], watch
     assert watched.broker.receive("q", 10).events[0].seq == FIRST + 21
 
 
-def test_gaps_are_counted_and_empty_ranges_are_no_leases(
+def test_numbers_that_are_no_events_are_left_to_receive(
     db: psycopg.Connection[Any], connect: Any, watched: Watched
 ) -> None:
     skip(db)
@@ -150,7 +149,8 @@ def test_gaps_are_counted_and_empty_ranges_are_no_leases(
         lengths.append(len(lease))
         assert lease.ack() == len(lease)
     assert sum(lengths) == 125
-    assert watched.recounts >= 2
+    assert watched.refusals >= 1
+    assert watched.claims >= 5
     status = next(s for s in watched.broker.queue_status() if s.queue == "q")
     assert (status.leases, status.leased_events) == (1, 10)
 

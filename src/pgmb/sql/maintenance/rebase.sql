@@ -43,7 +43,7 @@ begin
     for q in select * from pgmb.queue where stream = s.id order by id loop
       select * into newest from pgmb_internal.queue_position(q.id);
       -- What was leased goes to be tried again; so does what the queue has not consumed below the last event that it has.
-      perform pgmb_internal.fail_events(q, array(select e.seq from pgmb_internal.claim_events(c) e), c.id, 1, clock_timestamp(),
+      perform pgmb_internal.fail_events(q, pgmb_internal.unsettled(c), c.id, 1, clock_timestamp(),
         'rebased')
       from pgmb.claim c
       where c.queue = q.id and c.state = 'leased' and not pgmb_internal.is_void(c.queue, c.id);
@@ -69,8 +69,7 @@ begin
       update pgmb.queue moved set moves = null where moved.id = q.id;
       delete from pgmb.shortened h where h.queue = q.id;
       delete from pgmb.settlement t where t.queue = q.id;
-      perform pgmb_internal.write_claim(pgmb_internal.rebased_position(q.id, newest.id, place, last), 0, 'position', q.bindings,
-        0, place, place, 'infinity');
+      perform pgmb_internal.write_position(pgmb_internal.rebased_position(q.id, newest.id, place, last));
     end loop;
     perform pgmb_internal.rebase_segment(g) from pgmb.segment g
     where g.stream = s.id and g.dropped_at is null order by g.number;

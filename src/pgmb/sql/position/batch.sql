@@ -116,28 +116,50 @@ as $$
       stream))) one (condition, id)
 $$;
 
--- Creates the function by which a receive reads a few events of a segment. topics, regex: the queue's patterns, compiled.
+-- The body of a function that gives the numbers of a batch's events in (lo, hi], a range of this segment.
+create or replace function pgmb_internal.numbers_body(stream integer, number bigint)
+returns text
+language sql immutable
+as $$
+  select format('
+      return array(
+        select e.seq from pgmb.segment_%s_%s e
+        where e.seq > lo and e.seq <= hi
+          and (e.xid < batch_xmin or pg_visible_in_snapshot(e.xid, batch))
+          and (e.xid >= done_xmax or not pg_visible_in_snapshot(e.xid, done))
+          and (topics is null or e.topic = any (topics)) and (regex is null or e.topic ~ regex)
+        order by e.seq);', stream, number)
+$$;
+
+-- Creates the functions by which a receive reads a few events of a segment, and their numbers. topics, regex: the queue's
+-- patterns, compiled.
 create or replace function pgmb_internal.create_reader(stream integer, number integer)
 returns void
 language plpgsql
 as $$
-declare
-  reader text := format('pgmb_internal.read_%s_%s', stream, number);
 begin
-  execute format('create or replace function %s(
+  execute format('create or replace function pgmb_internal.read_%1$s_%2$s(
       lo bigint, hi bigint, batch pg_snapshot, batch_xmin xid8, done pg_snapshot, done_xmax xid8, given uuid, raw boolean,
       topics text[], regex text)
     returns table (lease uuid, seq bigint, id uuid, topic text, key text, payload json, headers json,
       published_at timestamptz, attempt integer)
     language plpgsql
     as $read$
-    begin %s
-    end $read$', reader, pgmb_internal.reader_body(stream, number));
-  execute format('revoke all on function %s from public', reader);
+    begin %3$s
+    end $read$;
+    create or replace function pgmb_internal.numbers_%1$s_%2$s(
+      lo bigint, hi bigint, batch pg_snapshot, batch_xmin xid8, done pg_snapshot, done_xmax xid8, topics text[], regex text)
+    returns bigint[]
+    language plpgsql
+    as $read$
+    begin %4$s
+    end $read$;
+    revoke all on function pgmb_internal.read_%1$s_%2$s, pgmb_internal.numbers_%1$s_%2$s from public',
+    stream, number, pgmb_internal.reader_body(stream, number), pgmb_internal.numbers_body(stream, number));
 end $$;
 
--- Creates the function by which receives read a few events of the stream main, anew for each segment that opens: it reads that
--- one without dynamic SQL, which would be a fifth of a receive of one event, and the others by their own functions.
+-- Creates the functions by which receives and claims read a few events of the stream main, anew for each segment that opens:
+-- they read that one without dynamic SQL, which would be a fifth of a receive of one event, and the others by their own functions.
 create or replace function pgmb_internal.create_main_reader(stream integer, number bigint)
 returns void
 language plpgsql
@@ -156,8 +178,35 @@ begin
         using lo, hi, batch, batch_xmin, done, done_xmax, given, raw, topics, regex;
         return;
       end if; %3$s
-    end $read$', stream, number, pgmb_internal.reader_body(stream, number));
-  revoke all on function pgmb_internal.read_main from public;
+    end $read$;
+    create or replace function pgmb_internal.numbers_main(segment bigint,
+      lo bigint, hi bigint, batch pg_snapshot, batch_xmin xid8, done pg_snapshot, done_xmax xid8, topics text[], regex text)
+    returns bigint[]
+    language plpgsql
+    as $read$
+    begin
+      if segment <> %2$s then
+        return pgmb_internal.numbers_in(%1$s, segment, lo, hi, batch, done, topics, regex);
+      end if; %4$s
+    end $read$;
+    revoke all on function pgmb_internal.read_main, pgmb_internal.numbers_main from public',
+    stream, number, pgmb_internal.reader_body(stream, number), pgmb_internal.numbers_body(stream, number));
+end $$;
+
+-- The numbers of a batch's events in (lo, hi], a range of one segment.
+create or replace function pgmb_internal.numbers_in(
+  stream integer, segment bigint, lo bigint, hi bigint, batch pg_snapshot, done pg_snapshot, topics text[], regex text
+)
+returns bigint[]
+language plpgsql
+as $$
+declare
+  numbers bigint[];
+begin
+  execute format('select pgmb_internal.numbers_%s_%s($1, $2, $3, $4, $5, $6, $7, $8)', stream, segment)
+  into numbers
+  using lo, hi, batch, pg_snapshot_xmin(batch), done, pg_snapshot_xmax(done), topics, regex;
+  return numbers;
 end $$;
 
 -- Drops the functions that read segments which are gone.
@@ -170,8 +219,8 @@ declare
 begin
   for gone in
     select p.oid from pg_proc p
-    where p.pronamespace = 'pgmb_internal'::regnamespace and p.proname ~ '^read_[0-9]+_[0-9]+$'
-      and to_regclass('pgmb.segment_' || substr(p.proname, 6)) is null
+    where p.pronamespace = 'pgmb_internal'::regnamespace and p.proname ~ '^(read|numbers)_[0-9]+_[0-9]+$'
+      and to_regclass('pgmb.segment_' || substring(p.proname from '[0-9]+_[0-9]+$')) is null
   loop
     execute format('drop function %s', gone);
   end loop;
@@ -259,6 +308,37 @@ begin
   end loop;
 end $$;
 
+-- The rows e of a segment that have the numbers $1 and match, in their order: the end of a SELECT, from its FROM clause on. Where
+-- the numbers are in order and close together, all between are walked.
+create or replace function pgmb_internal.numbered_rows(leaf text, numbers bigint[], matching text)
+returns text
+language plpgsql immutable
+as $$
+declare
+  first bigint := numbers[1];
+  last bigint := numbers[cardinality(numbers)];
+begin
+  if first = last then
+    -- A single event, which most retries are, costs less to plan.
+    return format(' from %s e where e.seq = ($1)[1] %s', leaf, matching);
+  elsif last - first < 8 * cardinality(numbers) and pgmb_internal.ascend(numbers) then
+    return format(' from %s e where e.seq >= ($1)[1] and e.seq <= ($1)[cardinality($1)] and e.seq + 0 = any ($1) %s order by e.seq',
+      leaf, matching);
+  end if;
+  -- Each by itself, whatever the planner believes of the table.
+  return format(' from (select number from unnest($1) n (number) order by number) n
+    cross join lateral (select * from %s s where s.seq = n.number limit 1) e where true %s order by n.number', leaf, matching);
+end $$;
+
+-- Whether numbers are in order.
+create or replace function pgmb_internal.ascend(numbers bigint[])
+returns boolean
+language plpgsql immutable
+as $$
+begin
+  return numbers = array(select one from unnest(numbers) one order by one);
+end $$;
+
 -- The events of a stream that have these numbers, in their order. raw: ids that the publisher did not set stay null.
 create or replace function pgmb_internal.numbered_events(stream integer, numbers bigint[], matching text default '', raw boolean default false)
 returns setof pgmb.event
@@ -274,13 +354,7 @@ begin
     where s.stream = numbered_events.stream and s.number between n.first and n.last and s.dropped_at is null
     order by s.number
   loop
-    -- Not seq = any ($1), which the planner estimates number by number.
-    return query execute 'select ' || columns || ' from '
-        -- A single event, which most retries are, costs less to plan.
-        || case when cardinality(numbers) = 1 then leaf || ' e where e.seq = ($1)[1]'
-          else '(select number from unnest($1) n (number) order by number) n join ' || leaf || ' e on e.seq = n.number where true' end
-        || matching || ' order by e.seq'
-      using numbers;
+    return query execute 'select ' || columns || pgmb_internal.numbered_rows(leaf, numbers, matching) using numbers;
   end loop;
 end $$;
 

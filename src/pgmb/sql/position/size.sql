@@ -103,19 +103,25 @@ begin
       from pgmb_internal.batch_events(fitting_end.stream, batch, lo, hi, matching, most, true) e) e);
 end $$;
 
--- Whether events that have these numbers fit into one batch of a reader.
-create or replace function pgmb_internal.fit(stream integer, numbers bigint[])
-returns boolean
+-- Those of these events, from the first on, that fit into one lease.
+create or replace function pgmb_internal.fitting(stream integer, numbers bigint[])
+returns bigint[]
 language plpgsql
 as $$
 begin
   if cardinality(numbers) <= 1 or cardinality(numbers) <= pgmb_internal.always_fits() and not (
-    select bool_or(pgmb_internal.has_large(fit.stream, s.number))
+    select bool_or(pgmb_internal.has_large(fitting.stream, s.number))
     from (select distinct pgmb_internal.segment_of(one) number from unnest(numbers) one) s)
   then
-    return true;
+    return numbers;
   end if;
-  return (
-    select coalesce(sum(pgmb_internal.weight(e.payload) + coalesce(pgmb_internal.weight(e.headers), 0)), 0)
-    from pgmb_internal.numbered_events(fit.stream, numbers, raw => true) e) <= pgmb_internal.batch_bytes();
+  return array(
+    select n.number
+    from (
+      select n.number, n.nth, sum(pgmb_internal.weight(e.payload) + coalesce(pgmb_internal.weight(e.headers), 0))
+        over (order by n.nth rows between unbounded preceding and 1 preceding) before
+      from unnest(numbers) with ordinality n (number, nth)
+      join pgmb_internal.numbered_events(fitting.stream, numbers, raw => true) e on e.seq = n.number) n
+    where coalesce(n.before, 0) < pgmb_internal.batch_bytes()
+    order by n.nth);
 end $$;

@@ -20,18 +20,17 @@ begin
   return coalesce(weight, 0) <= pgmb_internal.batch_bytes();
 end $$;
 
--- Leases events of a queue: those of (lo, hi] of one segment of its stream that `batch` shows and `done` does not, as
--- pgmb.claimed. The statement that calls it reads them, with the caller's own rights. It passes its own snapshot as `seen`,
--- which is older than the queue's lock; a batch that it cannot see as a whole is refused. Whatever pgmb.receive must decide is
--- refused too: the result is null then, and nothing has happened.
---   In the middle of a batch (`counted` null): the next `max` numbers. All of them count as events: call pgmb.recount if fewer
--- were there.
+-- Leases events of a queue: all numbers of (lo, hi], of one segment of its stream, as pgmb.claimed. The statement that calls it
+-- reads them, with the caller's own rights. It passes its own snapshot as `seen`, which is older than the queue's lock; a batch
+-- that it cannot see as a whole is refused. Whatever pgmb.receive must decide is refused too, such as numbers that are no
+-- events: the result is null then, and nothing has happened.
+--   In the middle of a batch (`counted` null): the next `max` numbers.
 --   A new batch: the statement looked for max + 1 events after the number `start` and found `counted`, up to the number `last`.
 -- The first `max` of them are leased, in a new batch, if they have all numbers from `start` on, and if every number up to
 -- `start` was consumed. If it found none and receive would find none either, the id is 0.
 -- queue, ack, ack_token: numbers that a lease contains (pgmb_internal.lease_bits); the lease to settle must be of this queue.
 -- token: what the new lease contains. known: a claim of the queue that the caller had a lease of; the search for the newest
--- claim ends there. start: the last event of that lease; in the middle of a batch null if fewer came than were wanted.
+-- claim ends there. start: the last event of that lease; in the middle of a batch null if the caller does not know it.
 -- Lock: the queue's, as receive. Errors: MB011 the ack's lease is lost, MB021 another cluster. Support.
 create or replace function pgmb.claim_next(
   queue integer, max integer, token bigint, lease_for interval, ack bigint, ack_token bigint, durable boolean,
@@ -64,7 +63,7 @@ begin
   end if;
   caller := pgmb_internal.caller_at_low_cost();
   -- Few expressions and functions in them: the executor prepares each one again at every call.
-  select asked.stream, asked.stream_name, asked.numbers, asked.generation, asked.bindings,
+  select asked.stream, asked.stream_name, asked.numbers, asked.generation,
     claim_next.max > 1 and pgmb_internal.microseconds(now) - coalesce(nullif(current_setting(
       'pgmb.small_' || asked.stream || '_' || claim_next.segment, true), '')::bigint, 0) not between 0 and 50000 look,
     pg_sequence_last_value('pgmb.opening'::regclass) openings,
@@ -93,32 +92,35 @@ begin
   -- one does: a greater xmax is proof of that; where it is equal, the order is not known. Expired leases and due events are
   -- looked for every 50 ms.
   if claim_next.counted is null then
-    insert into pgmb.claim (queue, id, token, state, bindings, events, lo, hi, place, upto, done_snapshot, done_seq, done_next,
+    select c.id, c.place, c.place + claim_next.max ending, c.upto, c.done_snapshot, c.done_seq, c.done_next,
+      c.batch_snapshot, c.batch_next, c.read_before, c.swept, c.openings, now > c.swept + interval '50 milliseconds' stale,
+      -- The next batch begins behind what was leased without a gap.
+      case when c.id = claim_next.known and c.lo = c.batch_seq and c.hi = claim_next.start and c.events = c.hi - c.lo
+        then c.hi else c.batch_seq end from_seq,
+      -- Past what is late, and with enough of the batch left in this segment.
+      c.held is null and c.place >= c.done_seq and c.place + claim_next.max <= c.upto
+        and pgmb_internal.segment_of(c.place) = claim_next.segment and pgmb_internal.segment_of(c.upto) = claim_next.segment
+        and pg_snapshot_xmax(claim_next.seen) > pg_snapshot_xmax(c.batch_snapshot)
+        and pgmb_internal.generation_of(c.id) = q.generation and c.openings = q.openings and now >= c.swept simple
+    into base
+    from pgmb.claim c
+    where c.queue = claim_next.queue and c.id >= claim_next.known order by c.id desc limit 1;
+    if base.simple is not true
+      or base.stale and pgmb_internal.needs_sweep(claim_next.queue, q.stream_name, base.swept, now)
+      or cardinality(case when q.stream_name = 'main'
+        then pgmb_internal.numbers_main(claim_next.segment, base.place, base.ending, base.batch_snapshot,
+          pg_snapshot_xmin(base.batch_snapshot), base.done_snapshot, pg_snapshot_xmax(base.done_snapshot), null, null)
+        else pgmb_internal.numbers_in(q.stream, claim_next.segment, base.place, base.ending, base.batch_snapshot,
+          base.done_snapshot, null, null) end) < claim_next.max
+    then
+      return null;
+    end if;
+    claimed := (base.id + 1, base.place, base.ending);
+    insert into pgmb.claim (queue, id, token, state, events, lo, hi, place, upto, done_snapshot, done_seq, done_next,
       batch_snapshot, batch_seq, batch_next, read_before, expires_at, swept, openings, at)
-    select claim_next.queue, before.id + 1, claim_next.token, 'leased', q.bindings, claim_next.max, before.place, before.ending,
-      before.ending, before.upto, before.done_snapshot, before.done_seq, before.done_next,
-      before.batch_snapshot, before.from_seq, before.batch_next, before.read_before, now + q.lease_for,
-      case when before.stale then now else before.swept end, before.openings, now
-    from (
-      select c.id, c.place, c.place + claim_next.max ending, c.upto, c.done_snapshot, c.done_seq, c.done_next,
-        c.batch_snapshot, c.batch_next, c.read_before, c.swept, c.held is null simple,
-        -- The next batch begins behind what was leased without a gap.
-        case when c.id = claim_next.known and c.lo = c.batch_seq and c.hi = claim_next.start and c.events = c.hi - c.lo
-          then c.hi else c.batch_seq end from_seq,
-        now > c.swept + interval '50 milliseconds' stale, c.openings
-      from pgmb.claim c
-      where c.queue = claim_next.queue and c.id >= claim_next.known order by c.id desc limit 1) before
-    -- Past what is late, and with enough of the batch left in this segment.
-    where before.simple and before.place >= before.done_seq and before.ending <= before.upto
-      and pgmb_internal.segment_of(before.place) = claim_next.segment
-      and pgmb_internal.segment_of(before.upto) = claim_next.segment
-      and pg_snapshot_xmax(claim_next.seen) > pg_snapshot_xmax(before.batch_snapshot)
-      and pgmb_internal.generation_of(before.id) = q.generation and before.openings = q.openings
-      and now >= before.swept
-      and not (before.stale and pgmb_internal.needs_sweep(claim_next.queue, q.stream_name, before.swept, now))
-    returning claim.id, claim.lo, claim.hi, claim.batch_snapshot, pg_snapshot_xmin(claim.batch_snapshot),
-      claim.done_snapshot, pg_snapshot_xmax(claim.done_snapshot)
-    into claimed;
+    values (claim_next.queue, claimed.id, claim_next.token, 'leased', claim_next.max, base.place, base.ending, base.ending,
+      base.upto, base.done_snapshot, base.done_seq, base.done_next, base.batch_snapshot, base.from_seq, base.batch_next,
+      base.read_before, now + q.lease_for, case when base.stale then now else base.swept end, base.openings, now);
   else
     -- Where the batch goes on, the new one has its rest, too. Above `start` nothing was read: events that were would come again.
     select c.id, case when c.place < c.upto then c.done_snapshot else c.batch_snapshot end done, c.swept,
@@ -150,13 +152,12 @@ begin
     end if;
     claimed.id := 0;
     if claim_next.counted > 0 then
-      claimed := (base.id + 1, claim_next.start, least(claim_next.last, claim_next.start + claim_next.max), claim_next.seen,
-        pg_snapshot_xmin(claim_next.seen), base.done, pg_snapshot_xmax(base.done));
-      insert into pgmb.claim (queue, id, token, state, bindings, events, lo, hi, place, upto, done_snapshot, done_seq, done_next,
+      claimed := (base.id + 1, claim_next.start, least(claim_next.last, claim_next.start + claim_next.max));
+      insert into pgmb.claim (queue, id, token, state, events, lo, hi, place, upto, done_snapshot, done_seq, done_next,
         batch_snapshot, batch_seq, batch_next, read_before, expires_at, swept, openings, at)
-      values (claim_next.queue, claimed.id, claim_next.token, 'leased', q.bindings, claimed.hi - claimed.lo, claimed.lo,
+      values (claim_next.queue, claimed.id, claim_next.token, 'leased', claimed.hi - claimed.lo, claimed.lo,
         claimed.hi, claimed.hi, case when claimed.hi < claim_next.last then noted else claimed.hi end,
-        claimed.done, claimed.lo, base.next, claimed.batch, claimed.hi, base.next, claimed.lo, now + q.lease_for,
+        base.done, claimed.lo, base.next, claim_next.seen, claimed.hi, base.next, claimed.lo, now + q.lease_for,
         case when base.stale then now else base.swept end, base.openings, now);
     end if;
   end if;
@@ -180,31 +181,3 @@ as $$
   where q.plain and q.matching = '' and has_table_privilege(pgmb_internal.caller(),
     'pgmb.segment_' || q.stream || '_' || (select max(s.number) from pgmb.segment s where s.stream = q.stream), 'select')
 $$;
-
--- Counts the events of a lease of pgmb.claim_next, of which fewer were there than numbers, and returns how many. A lease
--- without events is settled. Until then, status and acks count all numbers. Errors: MB011 the lease is lost, 42501.
--- Support.
-create or replace function pgmb.recount(lease uuid)
-returns bigint
-language plpgsql security definer
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set jit = off
-set enable_bitmapscan = off
-as $$
-declare
-  held pgmb.claim;
-  counted bigint;
-begin
-  perform pgmb_internal.assert_consumer(pgmb_internal.lease_queue(lease), null);
-  held := pgmb_internal.hold_claim(lease, 'update');
-  if held.id is null or held.state <> 'leased' then
-    return 0;
-  end if;
-  counted := count(*) from pgmb_internal.claim_events(held) e;
-  update pgmb.claim c
-  set events = counted + (select count(*) from pgmb.settlement s where s.queue = c.queue and s.claim = c.id),
-    state = case when counted = 0 then 'settled' else c.state end
-  where c.queue = held.queue and c.id = held.id;
-  return counted;
-end $$;

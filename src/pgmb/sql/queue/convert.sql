@@ -218,7 +218,7 @@ begin
   insert into pgmb.binding (queue, version, patterns, matching, equals, filter, condition, params)
   select b.queue, head.bindings, b.patterns, head.matching, b.equals, b.filter, b.condition, b.params
   from pgmb.binding b where b.queue = head.id and b.version = head.bindings - 1;
-  perform pgmb_internal.write_claim(base, 0, 'position', head.bindings, 0, base.place, base.place, 'infinity');
+  perform pgmb_internal.write_position(base);
   perform pgmb_internal.recheck_at_commit(head.id, base.id + 1);
   for nth in 1 .. greatest(cardinality(convert_queue.lanes), parts - 1) loop
     made := pgmb_internal.add_lane(head, nth, base);
@@ -263,6 +263,6 @@ begin
   base.id := 0;
   base.held := null;
   base.paid_until := null;
-  perform pgmb_internal.write_claim(base, 0, 'position', 1, 0, base.place, base.place, 'infinity');
+  perform pgmb_internal.write_position(base);
   return made;
 end $$;

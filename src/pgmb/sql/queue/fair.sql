@@ -305,7 +305,7 @@ begin
   base := swept.base;
   pending := swept.pending;
   if q.max_in_flight is not null then
-    open := (pgmb_internal.in_flight(q.id, base.open, now)).open;
+    open := (pgmb_internal.in_flight(q.id, base.open, now, false)).open;
     pending := pending or pgmb_internal.is_much_shorter(open, base.open);
   end if;
   for turn in 0 .. 1 loop
@@ -331,7 +331,7 @@ begin
   end loop;
   if swept.stopped then
     base.open := open;
-    perform pgmb_internal.write_claim(base, 0, 'position', q.bindings, 0, base.place, base.place, 'infinity');
+    perform pgmb_internal.write_position(base);
   end if;
 end $$;
 
@@ -355,7 +355,7 @@ begin
     numbers := array(
       select n.seq from unnest(fresh.seqs || slow.seqs, fresh.tenants || slow.tenants) with ordinality n (seq, tenant, nth)
       order by row_number() over (partition by n.tenant order by n.nth), n.nth);
-    if not pgmb_internal.fit(q.stream, numbers) then
+    if cardinality(pgmb_internal.fitting(q.stream, numbers)) < cardinality(numbers) then
       -- Nothing is written yet: fewer of them.
       max := greatest(cardinality(numbers) / 2, 1);
       continue;
@@ -371,11 +371,9 @@ begin
       base := pgmb_internal.note_pair(base, noted);
     end if;
     if cardinality(numbers) > 0 then
-      perform pgmb_internal.write_claim(base, token, 'leased', q.bindings, cardinality(numbers), n.first - 1, n.last,
-        claim_in_turn.expires_at, chosen => numbers, at => claim_in_turn.now)
-      from (select min(one) first, max(one) last from unnest(numbers) one) n;
+      perform pgmb_internal.lease_numbers(base, token, numbers, 0, claim_in_turn.expires_at, at => claim_in_turn.now);
     else
-      perform pgmb_internal.write_claim(base, 0, 'position', q.bindings, 0, base.place, base.place, 'infinity');
+      perform pgmb_internal.write_position(base);
     end if;
     if expired then
       -- Dead letters must not outlive a superseded claim.

@@ -278,7 +278,7 @@ begin
   -- The new generation's first claim is written at once, whatever the caller finds to receive: without
   -- it the void claim, once committed, would be the newest and so the queue's position.
   base.id := pgmb_internal.claim_id(open_generation.number, pgmb_internal.number_in_generation(base.id));
-  perform pgmb_internal.write_claim(base, 0, 'position', base.bindings, 0, base.place, base.place, 'infinity');
+  perform pgmb_internal.write_position(base);
   base.id := base.id + 1;
   return base;
 end $$;

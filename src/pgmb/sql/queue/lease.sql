@@ -67,32 +67,61 @@ as $$
   select pgmb_internal.token_of_bits(pgmb_internal.lease_bits(lease))
 $$;
 
--- Appends the claim that follows `base`: the queue's new position, and the lease of (lo, hi] if it is one. at: the reading of
--- the clock that expires_at rests on; of two readings, one may be before a step of the clock and one behind it.
--- Another session's claim of that number can only be there when this transaction's snapshot is older than
--- it: the caller tries again (40001).
+-- Appends the claim that follows `base`: the queue's new position, and a lease unless the state is position. lo, hi, seqs,
+-- events: see pgmb.claim. at: the reading of the clock that expires_at rests on; of two readings, one may be before a step of
+-- the clock and one behind it. Another session's claim of that number can only be there when this transaction's snapshot is
+-- older than it: the caller tries again (40001).
 create or replace function pgmb_internal.write_claim(
-  base pgmb.claim, token bigint, state pgmb.claim_state, bindings integer, events bigint, lo bigint, hi bigint,
-  expires_at timestamptz, keys integer[] default null, chosen bigint[] default null,
-  at timestamptz default clock_timestamp()
+  base pgmb.claim, token bigint, state pgmb.claim_state, lo bigint, hi bigint, seqs bigint[], events bigint,
+  expires_at timestamptz, keys integer[] default null, at timestamptz default clock_timestamp()
 )
 returns void
 language plpgsql
 as $$
 begin
-  insert into pgmb.claim (queue, id, token, state, bindings, events, lo, hi, place, upto,
-    done_snapshot, done_seq, done_next, batch_snapshot, batch_seq, batch_next, read_before,
-    expires_at, swept, held, keys, open, paid_until, first_origin, passed_keys, passed_origins, passed_seqs,
-    chosen, lagging, openings, at)
-  values (base.queue, base.id + 1, write_claim.token, write_claim.state, write_claim.bindings, write_claim.events,
-    write_claim.lo, write_claim.hi, base.place, base.upto,
-    base.done_snapshot, base.done_seq, base.done_next, base.batch_snapshot, base.batch_seq, base.batch_next,
-    base.read_before, write_claim.expires_at, base.swept, base.held, write_claim.keys,
-    base.open, base.paid_until, base.first_origin, base.passed_keys, base.passed_origins, base.passed_seqs, write_claim.chosen, base.lagging, base.openings, write_claim.at)
+  insert into pgmb.claim (queue, id, token, state, events, lo, hi, seqs, place, upto,
+    done_snapshot, done_seq, done_next, batch_snapshot, batch_seq, batch_next, read_before, expires_at, swept, held, keys, open,
+    paid_until, first_origin, passed_keys, passed_origins, passed_seqs, lagging, openings, at)
+  values (base.queue, base.id + 1, write_claim.token, write_claim.state, write_claim.events, write_claim.lo, write_claim.hi,
+    write_claim.seqs, base.place, base.upto,
+    base.done_snapshot, base.done_seq, base.done_next, base.batch_snapshot, base.batch_seq, base.batch_next, base.read_before,
+    write_claim.expires_at, base.swept, base.held, write_claim.keys, base.open,
+    base.paid_until, base.first_origin, base.passed_keys, base.passed_origins, base.passed_seqs, base.lagging, base.openings,
+    write_claim.at)
   on conflict do nothing;
   if not found then
     perform pgmb_internal.raise_moved_on();
   end if;
+end $$;
+
+-- Appends a claim that is no lease: the queue has moved on to `base`.
+create or replace function pgmb_internal.write_position(base pgmb.claim)
+returns void
+language plpgsql
+as $$
+begin
+  perform pgmb_internal.write_claim(base, 0, 'position', base.place, base.place, null, 0, 'infinity');
+end $$;
+
+-- Appends the lease of these events of the log, and writes the queue's position with it. began: the place from
+-- which on the receive looked.
+create or replace function pgmb_internal.lease_numbers(
+  base pgmb.claim, token bigint, numbers bigint[], began bigint, expires_at timestamptz, keys integer[] default null,
+  at timestamptz default clock_timestamp()
+)
+returns void
+language plpgsql
+as $$
+declare
+  first bigint;
+  last bigint;
+begin
+  select min(one) - 1, max(one) into first, last from unnest(numbers) one;
+  -- Late events lie below the place from which on the log is walked.
+  first := case when began < base.done_seq then first else least(first, began) end;
+  perform pgmb_internal.write_claim(base, lease_numbers.token, 'leased', first, last,
+    case when last - first > cardinality(numbers) then numbers end, cardinality(numbers), lease_numbers.expires_at,
+    lease_numbers.keys, lease_numbers.at);
 end $$;
 
 -- The condition that an event e is of one of the keys, by their hashes. A key that is none has the hash 0, which
@@ -120,34 +149,41 @@ as $$
   select case when key is null then 0 else coalesce(nullif(hashtext(key), 0), 1) end
 $$;
 
--- The events of a claim that are not settled yet; `numbers`: those of them alone.
-create or replace function pgmb_internal.claim_events(claim pgmb.claim, numbers bigint[] default null)
+-- The numbers of a claim's events that are not settled yet; `among`: those of these alone.
+create or replace function pgmb_internal.unsettled(held pgmb.claim, among bigint[] default null)
+returns bigint[]
+language plpgsql
+as $$
+begin
+  return array(
+    select one from unnest(pgmb_internal.numbers_of(held, unsettled.among)) one
+    where not exists (
+      select from pgmb.settlement s where s.queue = held.queue and s.claim = held.id and s.seq = one));
+end $$;
+
+-- The numbers of a claim's events, settled or not; `among`: those of these alone.
+create or replace function pgmb_internal.numbers_of(held pgmb.claim, among bigint[] default null)
+returns bigint[]
+language plpgsql immutable
+as $$
+begin
+  if among is null then
+    return coalesce(held.seqs, array(select generate_series(held.lo + 1, held.hi)));
+  end if;
+  return array(
+    select distinct one from unnest(among) one
+    where one > held.lo and one <= held.hi and (held.seqs is null or one = any (held.seqs)));
+end $$;
+
+-- The events of a claim that are not settled yet; `among`: those of these alone.
+create or replace function pgmb_internal.claim_events(claim pgmb.claim, among bigint[] default null)
 returns setof pgmb.event
 language plpgsql
 as $$
-declare
-  held pgmb.claim := claim_events.claim;
-  only_these text := case when claim_events.numbers is null then '' else pgmb_internal.among(claim_events.numbers) end;
-  q pgmb.queue;
-  b pgmb.binding;
 begin
-  select * into q from pgmb.queue where id = held.queue;
-  select * into b from pgmb.binding where queue = q.id and version = held.bindings;
-  if held.chosen is not null then
-    return query
-    select e.* from pgmb_internal.numbered_events(q.stream, held.chosen,
-      only_these || case when held.keys is null then '' else pgmb_internal.with_keys(held.keys) end) e
-    where not exists (
-      select from pgmb.settlement s where s.queue = held.queue and s.claim = held.id and s.seq = e.seq);
-  else
-    if held.keys is not null then
-      b.matching := b.matching || pgmb_internal.with_keys(held.keys);
-    end if;
-    return query
-    select e.* from pgmb_internal.batch_events(q.stream, pgmb_internal.batch_of(held), held.lo, held.hi, b.matching || only_these) e
-    where not exists (
-      select from pgmb.settlement s where s.queue = held.queue and s.claim = held.id and s.seq = e.seq);
-  end if;
+  return query
+  select e.* from pgmb_internal.numbered_events((select q.stream from pgmb.queue q where q.id = claim.queue),
+    pgmb_internal.unsettled(claim, claim_events.among)) e;
 end $$;
 
 -- When the next attempt is due: the queue's exponential backoff with jitter, after `failed` attempts.
@@ -338,7 +374,7 @@ begin
   if expired.state = 'leased_retries' then
     perform pgmb_internal.fail_leased(swept_queue, expired.id, end_expired.now, 'lease expired', 1);
   elsif not pgmb_internal.is_void(expired.queue, expired.id) then
-    perform pgmb_internal.fail_events(swept_queue, array(select e.seq from pgmb_internal.claim_events(expired) e),
+    perform pgmb_internal.fail_events(swept_queue, pgmb_internal.unsettled(expired),
       expired.id, 1, end_expired.now, 'lease expired', expiries => 1);
   end if;
   update pgmb.claim c set state = 'expired' where c.queue = expired.queue and c.id = expired.id;
@@ -481,6 +517,34 @@ begin
     end if;
   end loop;
   return false;
+end $$;
+
+-- Whether a queue needs a sweep: leases expired since the last one or were shortened, or retries or delayed events are due. Also true if
+-- 64 or more claims, settled or not, lie behind: the sweep moves past them.
+create or replace function pgmb_internal.needs_sweep(queue integer, stream_name text, swept timestamptz, now timestamptz)
+returns boolean
+language plpgsql volatile
+as $$
+declare
+  read_before bigint := pgmb_internal.entries_read('pgmb.delayed_due');
+  passed bigint;
+begin
+  if pgmb_internal.first_retry(needs_sweep.queue, needs_sweep.now) is not null
+    or (select count(*) >= 64 or count(*) filter (where pgmb_internal.is_leased(passing.state)) > 0
+      from (
+        select c.state from pgmb.claim c
+        where c.queue + 0 = needs_sweep.queue
+          and c.expires_at > needs_sweep.swept and c.expires_at <= needs_sweep.now
+        limit 64) passing)
+    or exists (select from pgmb.shortened s where s.queue = needs_sweep.queue)
+    or exists (select from pgmb.delayed d where d.stream = needs_sweep.stream_name and d.due_at <= needs_sweep.now
+      and d.due_at >= pgmb_internal.delayed_since(needs_sweep.stream_name, needs_sweep.now))
+  then
+    return true;
+  end if;
+  passed := pgmb_internal.entries_read('pgmb.delayed_due') - read_before;
+  return pgmb_internal.should_store_scan(pgmb_internal.delayed_setting(needs_sweep.stream_name), passed)
+    and pgmb_internal.first_delayed(needs_sweep.stream_name, needs_sweep.now) is not null;
 end $$;
 
 -- Sweeps a queue that is at `base`, or a lane of it, at most every 50 ms, and brings due delayed events into the log.

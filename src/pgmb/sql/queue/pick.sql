@@ -1,11 +1,11 @@
 -- Which events of a queue with a policy may be delivered now, and what becomes of those that may not.
 
 -- The leases of a queue that are still in flight, out of those that its position names, how many events they
--- hold, which keys, and since when the youngest of them: a time that has not come was written while
+-- hold, of an ordered queue which keys, and since when the youngest of them: a time that has not come was written while
 -- the clock was ahead, and says nothing. A lease whose events were all settled one by one is not; of
 -- one that has expired the keys are still held, but its events count no more.
 create or replace function pgmb_internal.in_flight(
-  queue integer, named bigint[], now timestamptz, out open bigint[], out events bigint, out keys integer[],
+  queue integer, named bigint[], now timestamptz, ordered boolean, out open bigint[], out events bigint, out keys integer[],
   out youngest timestamptz
 )
 language plpgsql
@@ -26,6 +26,9 @@ begin
       when 'leased_retries' then (select count(*) from pgmb.retry r where r.queue = c.queue and r.lease = c.id)
       else c.events - (select count(*) from pgmb.settlement s where s.queue = c.queue and s.claim = c.id) end events) held
   where pgmb_internal.is_leased(c.state) and held.events > 0;
+  if not in_flight.ordered then
+    return;
+  end if;
   select coalesce(array_agg(distinct held.hash) filter (where held.hash <> 0), '{}') into keys
   from unnest(in_flight.open) one
   cross join lateral (
@@ -115,7 +118,7 @@ end $$;
 -- the key, and those behind it. The next of each key that stays is due from now on, and only blocked: nothing has to
 -- wake it when those ahead are settled, and so no settlement can miss it.
 create or replace function pgmb_internal.lease_due_in_order(
-  base pgmb.claim, bindings integer, max integer, first timestamptz, now timestamptz, expires_at timestamptz,
+  base pgmb.claim, max integer, first timestamptz, now timestamptz, expires_at timestamptz,
   max_attempts integer, token bigint, busy integer[]
 )
 returns bigint
@@ -195,7 +198,7 @@ begin
     most := most * 8;
   end loop;
   base := pgmb_internal.pass_keys(base, leased);
-  events := pgmb_internal.lease_retried(base, lease_due_in_order.bindings, leased, lease_due_in_order.expires_at,
+  events := pgmb_internal.lease_retried(base, leased, lease_due_in_order.expires_at,
     lease_due_in_order.token, lease_due_in_order.now);
   if events > 0 then
     perform pgmb_internal.wake_first(base, array(
@@ -256,22 +259,20 @@ begin
 end $$;
 
 -- Which events of a queue above its position and up to `hi` are to be delivered now, at most `allowed`: those up to
--- `upto` that match `matching`, `taken` in number. Those older than the queue lets them live become dead letters,
+-- `upto` numbered `taken`. Those older than the queue lets them live become dead letters,
 -- `expired`. In an ordered queue those whose key is held wait in pgmb.retry, behind what holds it; `keys` are the
--- hashes of those taken. rows: where in its segment those taken lie, if they are all in one. looked: how many were
--- read. wrote: events were parked or became dead letters. Where many wait already and
+-- hashes of those taken. looked: how many were read. wrote: events were parked or became dead letters. Where many wait already and
 -- most of these are of keys that are held, but not for long, all are left where they are: waits. retried: the queue may
 -- have events that wait.
 create or replace function pgmb_internal.pick(
   q pgmb.queue, base pgmb.claim, hi bigint, allowed bigint, now timestamptz, busy integer[], youngest timestamptz,
   retried boolean,
-  out taken bigint, out upto bigint, out matching text, out rows tid[], out expired bigint[], out keys integer[],
-  out looked bigint, out wrote boolean, out waits boolean
+  out taken bigint[], out upto bigint, out expired bigint[], out keys integer[], out looked bigint, out wrote boolean, out waits boolean
 )
 language plpgsql
 as $$
 declare
-  source text := 'select null::tid ctid, e.seq, e.key, e.published_at from pgmb_internal.batch_events($8, $9, $1, $2, $10, $7, true) e';
+  source text := 'select e.seq, e.key, e.published_at from pgmb_internal.batch_events($8, $9, $1, $2, $10, $7, true) e';
   most bigint := allowed;
   last bigint;
   behind integer[];
@@ -286,25 +287,25 @@ begin
   end if;
   if base.place >= base.done_seq and pgmb_internal.segment_of(base.place) = pgmb_internal.segment_of(hi) then
     -- The common way: one segment, no stragglers.
-    source := pgmb_internal.main_part('pgmb.segment_' || q.stream || '_' || pgmb_internal.segment_of(hi), 'e.ctid, e.seq, e.key, e.published_at', q.matching)
+    source := pgmb_internal.main_part('pgmb.segment_' || q.stream || '_' || pgmb_internal.segment_of(hi), 'e.seq, e.key, e.published_at', q.matching)
       || ' limit $7';
   end if;
   if q.ordered and most = allowed then
     -- No key is held and nothing waits: all that is read may go.
-    execute 'select count(*) filter (where not e.old), count(*), max(e.seq),
-        coalesce(array_agg(e.seq) filter (where e.old), ''{}''), array_agg(e.ctid) filter (where not e.old),
+    execute 'select array_agg(e.seq) filter (where not e.old), count(*), max(e.seq),
+        coalesce(array_agg(e.seq) filter (where e.old), ''{}''),
         array_agg(distinct e.held) filter (where not e.old)
       from (
-        select e.ctid, e.seq, coalesce(e.published_at <= $11, false) old,
+        select e.seq, coalesce(e.published_at <= $11, false) old,
           case when e.key is null then 0 else coalesce(nullif(hashtext(e.key), 0), 1) end held
         from (' || source || ') e) e'
-    into taken, looked, last, expired, rows, keys
+    into taken, looked, last, expired, keys
     using base.place, hi, base.batch_snapshot, pg_snapshot_xmin(base.batch_snapshot), base.done_snapshot,
       pg_snapshot_xmax(base.done_snapshot), most, q.stream, pgmb_internal.batch_of(base),
       q.matching, ending;
   elsif q.ordered then
     execute 'with read as materialized (
-        select e.ctid, e.seq, e.key is not null keyed, e.key, coalesce(e.published_at <= $11, false) old,
+        select e.seq, e.key is not null keyed, e.key, coalesce(e.published_at <= $11, false) old,
           case when e.key is null then 0 else coalesce(nullif(hashtext(e.key), 0), 1) end held
         from (' || source || ') e
       ), waiting as materialized (
@@ -312,50 +313,44 @@ begin
         where k.held in (select unnest($12)) or $13 and exists (
           select from pgmb_internal.first_of_key($16, k.key))
       ), judged as (
-        select r.ctid, r.seq, r.key, r.held, r.old, w.held is not null behind,
+        select r.seq, r.key, r.held, r.old, w.held is not null behind,
           count(*) filter (where not r.old and w.held is null) over (order by r.seq) free
         from read r
         left join waiting w on w.held = r.held and r.keyed
       )
-      select count(*) filter (where not j.old and not j.behind), array_agg(distinct j.held) filter (where not j.old and not j.behind),
+      select array_agg(j.seq order by j.seq) filter (where not j.old and not j.behind), array_agg(distinct j.held) filter (where not j.old and not j.behind),
         array_agg(distinct j.held) filter (where not j.old and j.behind),
         array_agg(distinct j.key) filter (where not j.old and j.behind), count(*) filter (where not j.old and j.behind),
-        coalesce(array_agg(j.seq) filter (where j.old), ''{}''), array_agg(j.ctid) filter (where not j.old and not j.behind),
+        coalesce(array_agg(j.seq) filter (where j.old), ''{}''),
         case when count(*) filter (where not j.old and not j.behind) = $15 then max(j.seq) end,
         (select count(*) from read), (select max(r.seq) from read r)
       from judged j
       where j.free < $15 or (j.free = $15 and not j.old and not j.behind)'
-    into taken, keys, behind, blocked_keys, blocked, expired, rows, upto, looked, last
+    into taken, keys, behind, blocked_keys, blocked, expired, upto, looked, last
     using base.place, hi, base.batch_snapshot, pg_snapshot_xmin(base.batch_snapshot), base.done_snapshot,
       pg_snapshot_xmax(base.done_snapshot), most, q.stream, pgmb_internal.batch_of(base),
       q.matching, ending, busy, retried, q.id, allowed, base;
   else
-    execute 'select count(*) filter (where e.published_at <= $11 is not true), count(*), max(e.seq),
-        coalesce(array_agg(e.seq) filter (where e.published_at <= $11), ''{}''),
-        array_agg(e.ctid) filter (where e.published_at <= $11 is not true)
+    execute 'select array_agg(e.seq) filter (where e.published_at <= $11 is not true), count(*), max(e.seq),
+        coalesce(array_agg(e.seq) filter (where e.published_at <= $11), ''{}'')
       from (' || source || ') e'
-    into taken, looked, last, expired, rows
+    into taken, looked, last, expired
     using base.place, hi, base.batch_snapshot, pg_snapshot_xmin(base.batch_snapshot), base.done_snapshot,
       pg_snapshot_xmax(base.done_snapshot), most, q.stream, pgmb_internal.batch_of(base),
       q.matching, ending;
   end if;
-  waits := blocked > 3 * taken and youngest > now - interval '1 second' and (
+  taken := coalesce(taken, '{}');
+  waits := blocked > 3 * cardinality(taken) and youngest > now - interval '1 second' and (
     select count(*) = 200 from (
       select from unnest(blocked_keys) one cross join lateral pgmb_internal.events_of_key(base, one) limit 200) parked);
   if waits then
-    taken := 0;
+    taken := '{}';
     upto := base.place;
     return;
   end if;
   upto := coalesce(upto, case when looked < most then hi else last end);
-  rows := array_remove(rows, null);
   wrote := behind is not null or cardinality(expired) > 0;
-  matching := q.matching;
-  if keys is not null then
-    matching := matching || pgmb_internal.with_keys(keys);
-  end if;
   if cardinality(expired) > 0 then
-    matching := matching || format(' and e.published_at > %L', ending);
     perform pgmb_internal.fail_events(q, expired, base.id + 1, 0, now, pgmb_internal.expired(q), true);
   end if;
   if behind is not null then

@@ -147,7 +147,7 @@ begin
         end if;
       elsif exists (
         select from unnest(leases) c
-        where pgmb_internal.is_of_claim(c, (one.event).seq, (one.event).key, one.xid) and not exists (
+        where pgmb_internal.is_of_claim(c, (one.event).seq) and not exists (
           select from pgmb.settlement s where s.queue = lane.id and s.claim = c.id and s.seq = (one.event).seq))
       then
         coming := coming || (one.event).seq;

@@ -250,7 +250,7 @@ begin
     base := pgmb_internal.first_position(made, start);
     -- A position of the past may show events of any number.
     base.read_before := case when create_queue.starting is null then pgmb_internal.last_seq(create_queue.stream) end;
-    perform pgmb_internal.write_claim(base, 0, 'position', 1, 0, 0, 0, 'infinity');
+    perform pgmb_internal.write_position(base);
     update pgmb.queue q set lock_key = pgmb_internal.queue_lock(q.id, q.generation) where q.id = made;
     perform pgmb_internal.note_move(made, start.snapshot);
     insert into pgmb.generation (queue, number) values (made, -1);
@@ -611,7 +611,7 @@ begin
     delete from pgmb.delivery d where d.queue = moved.id;
     perform pgmb_internal.note_move(moved.id, target.snapshot, base);
     base := pgmb_internal.at_position(base, target);
-    perform pgmb_internal.write_claim(base, 0, 'position', moved.bindings, 0, 0, 0, 'infinity');
+    perform pgmb_internal.write_position(base);
     perform pgmb_internal.recheck_at_commit(moved.id, base.id + 1);
   end loop;
 end $$;

@@ -35,7 +35,7 @@ end $$;
 -- follows `base`, and returns how many. `first`: the due time of the first of them (first_retry). An event whose lease expired twice in a row, or before its last
 -- attempt, may have crashed its consumer, so it is leased alone.
 create or replace function pgmb_internal.lease_due(
-  base pgmb.claim, bindings integer, max integer, first timestamptz, now timestamptz, expires_at timestamptz,
+  base pgmb.claim, max integer, first timestamptz, now timestamptz, expires_at timestamptz,
   max_attempts integer, token bigint
 )
 returns bigint
@@ -71,7 +71,7 @@ begin
       select d.together from due d order by d.due_at, d.together, d.id limit 1)
     window w as (order by d.due_at, d.id)) c
   where c.place = 1 or not (c.stopped or c.heavy);
-  return pgmb_internal.lease_retried(lease_due.base, lease_due.bindings, leased, lease_due.expires_at, lease_due.token,
+  return pgmb_internal.lease_retried(lease_due.base, leased, lease_due.expires_at, lease_due.token,
     lease_due.now);
 end $$;
 
@@ -93,9 +93,9 @@ begin
     return 0;
   end if;
   if q.ordered then
-    return pgmb_internal.lease_due_in_order(base, q.bindings, max, first, now, expires_at, q.max_attempts, token, busy);
+    return pgmb_internal.lease_due_in_order(base, max, first, now, expires_at, q.max_attempts, token, busy);
   end if;
-  return pgmb_internal.lease_due(base, q.bindings, max, first, now, expires_at, q.max_attempts, token);
+  return pgmb_internal.lease_due(base, max, first, now, expires_at, q.max_attempts, token);
 end $$;
 
 -- The error of events that are older than a queue lets them live.
@@ -138,7 +138,7 @@ end $$;
 -- Leases rows of pgmb.retry, which the caller has locked, in a claim that follows `base`. Returns how many. If this
 -- transaction is superseded it cannot commit: its claim would be void, and no sweep would give the rows back.
 create or replace function pgmb_internal.lease_retried(
-  base pgmb.claim, bindings integer, leased bigint[], expires_at timestamptz, token bigint, now timestamptz
+  base pgmb.claim, leased bigint[], expires_at timestamptz, token bigint, now timestamptz
 )
 returns bigint
 language plpgsql
@@ -150,8 +150,9 @@ begin
   update pgmb.retry r set lease = (lease_retried.base).id + 1, due_at = 'infinity', decided_at = lease_retried.now,
     fresh = false
   where r.id = any (lease_retried.leased);
-  perform pgmb_internal.write_claim(lease_retried.base, lease_retried.token, 'leased_retries', lease_retried.bindings, cardinality(leased),
-    (lease_retried.base).place, (lease_retried.base).place, lease_retried.expires_at, at => lease_retried.now);
+  perform pgmb_internal.write_claim(lease_retried.base, lease_retried.token, 'leased_retries',
+    (lease_retried.base).place, (lease_retried.base).place, null, cardinality(leased), lease_retried.expires_at,
+    at => lease_retried.now);
   perform pgmb_internal.recheck_at_commit((lease_retried.base).queue, (lease_retried.base).id + 1);
   return cardinality(leased);
 end $$;

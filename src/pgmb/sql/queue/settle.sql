@@ -122,12 +122,7 @@ declare
   held pgmb.claim := settle_claim.claim;
   settled bigint[];
 begin
-  -- Where the claim holds every number of its range, the range tells; otherwise the log.
-  if held.events < held.hi - held.lo then
-    seqs := array(select e.seq from pgmb_internal.claim_events(held, seqs) e);
-  else
-    seqs := array(select distinct one from unnest(seqs) one where one > held.lo and one <= held.hi);
-  end if;
+  seqs := pgmb_internal.numbers_of(held, seqs);
   if held.events = 1 and cardinality(seqs) = 1 then
     update pgmb.claim c set state = 'settled'
     where c.queue = held.queue and c.id = held.id and pgmb_internal.is_leased(c.state);
@@ -354,7 +349,7 @@ begin
   if held.state = 'leased_retries' then
     return pgmb_internal.fail_retried(q, held.id, seqs, after, error, manner, together, detail, bury_after);
   end if;
-  failing := array(select e.seq from pgmb_internal.claim_events(held, seqs) e);
+  failing := pgmb_internal.unsettled(held, seqs);
   if seqs is not null and q.ordered and manner <> 'bury' then
     behind := array(
       with held_events as materialized (select e.seq, e.key from pgmb_internal.claim_events(held) e)

@@ -69,8 +69,7 @@ create index queue_stream on pgmb.queue (stream);
 create index queue_endpoint on pgmb.queue (endpoint) where endpoint is not null;
 create index queue_lane_of on pgmb.queue (lane_of) where lane_of is not null;
 
--- Patterns by version: a lease remembers the version under which it was claimed, so that changing a
--- queue's patterns never changes what a lease in flight contains.
+-- What a queue asked for, by version: event_fate says by it whether an event of an earlier time was taken.
 create table pgmb.binding (
   queue integer not null references pgmb.queue on delete cascade,
   version integer not null,
@@ -110,16 +109,12 @@ create type pgmb.receivable as (
   error text
 );
 
--- What pgmb.claim_next leased: its claim's id, and (lo, hi] of one segment, the events that `batch` shows and `done` does not.
--- A type of its own: PostgreSQL puts a record of OUT parameters together again at every call.
+-- What pgmb.claim_next leased: its claim's id, and (lo, hi] of one segment. A type of its own: PostgreSQL puts a record of OUT
+-- parameters together again at every call.
 create type pgmb.claimed as (
   id bigint,
   lo bigint,
-  hi bigint,
-  batch pg_snapshot,
-  batch_xmin xid8,
-  done pg_snapshot,
-  done_xmax xid8
+  hi bigint
 );
 
 create type pgmb.claim_state as enum (
@@ -135,7 +130,7 @@ create type pgmb.claim_state as enum (
 --   done_*, batch_*   the batch being read: events visible in batch_snapshot and not in done_snapshot
 --   upto              no event of the batch lies above it
 --   place             of the batch, everything up to here is consumed or leased
---   lo, hi            the range that this claim leases, (lo, hi] of the batch
+--   lo, hi, seqs      the events that this claim leases: those numbered `seqs`, or all numbers of (lo, hi]
 --   read_before       no event above this number was read before this batch; null: not known
 --   swept, held       leases that expired up to swept were examined, except those held by a settling
 --                     transaction at that moment
@@ -145,7 +140,6 @@ create table pgmb.claim (
   token bigint not null,
   xid xid8 not null default pg_current_xact_id(),
   state pgmb.claim_state not null,
-  bindings integer not null,
   events integer not null,
   lo bigint not null,
   hi bigint not null,
@@ -176,9 +170,8 @@ create table pgmb.claim (
   passed_keys text[],
   passed_origins bigint[],
   passed_seqs bigint[],
-  -- Of a queue with a filter or condition: the numbers that passed it. It is asked once, at the claim. Of a fair queue: the
-  -- numbers that this lease holds.
-  chosen bigint[],
+  -- The numbers that this lease holds, in the order in which they were given; null: all of (lo, hi].
+  seqs bigint[],
   -- Of a fair queue: the tenants that lag, the next to be served first.
   lagging pgmb.lag[],
   -- The last number of pgmb.opening before the claim was made. While it has not changed, no generation is being opened.
@@ -199,6 +192,8 @@ create unique index claim_newest on pgmb.claim (queue, id);
 create index claim_expiry on pgmb.claim ((queue + 0), expires_at);
 -- Keys and what may quote a payload are not sampled: pg_statistic would keep them after an erasure.
 alter table pgmb.claim alter column passed_keys set statistics 0;
+-- Numbers are read as a whole: to compress them would cost more than it saves.
+alter table pgmb.claim alter column seqs set storage external;
 
 -- A receive in a transaction that stays open would hold up the queue. The others wait a second, then open a new
 -- generation at the last committed position: `base`, the claim that it goes on from. Claims of older generations above

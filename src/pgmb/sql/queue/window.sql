@@ -201,7 +201,7 @@ begin
   if opened then
     base := pgmb_internal.note_pair(base, null);
   end if;
-  perform pgmb_internal.write_claim(base, 0, 'position', q.bindings, 0, base.place, base.place, 'infinity');
+  perform pgmb_internal.write_position(base);
   return passed;
 end $$;
 

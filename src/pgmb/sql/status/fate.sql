@@ -17,14 +17,11 @@ begin
 end $$;
 
 -- Whether a claim leased an event of the log, settled or not.
-create or replace function pgmb_internal.is_of_claim(claim pgmb.claim, seq bigint, key text, xid xid8)
+create or replace function pgmb_internal.is_of_claim(claim pgmb.claim, seq bigint)
 returns boolean
 language sql immutable
 as $$
-  select seq > (claim).lo and seq <= (claim).hi
-    and case when (claim).chosen is not null then seq = any ((claim).chosen)
-      else pg_visible_in_snapshot(xid, (claim).batch_snapshot) and not pg_visible_in_snapshot(xid, (claim).done_snapshot) end
-    and ((claim).keys is null or pgmb_internal.key_hash(key) = any ((claim).keys))
+  select seq > (claim).lo and seq <= (claim).hi and ((claim).seqs is null or seq = any ((claim).seqs))
 $$;
 
 -- The newest claim of a queue that leased an event of the log: one that is open, or one of the last moments. Claims that were
@@ -50,7 +47,7 @@ begin
     join pgmb.claim c on c.queue = claim_of.queue and c.id = one.id
   ) leased
   where (leased.claim).state in ('leased', 'settled', 'expired')
-    and pgmb_internal.is_of_claim(leased.claim, (event).seq, (event).key, claim_of.xid)
+    and pgmb_internal.is_of_claim(leased.claim, (event).seq)
     and not pgmb_internal.is_void((leased.claim).queue, (leased.claim).id)
   order by (leased.claim).state = 'leased' desc, (leased.claim).id desc limit 1;
   return found_claim;
@@ -66,7 +63,7 @@ declare
   taken boolean;
 begin
   execute 'select exists (select from (select ($1).*) e where true' || q.matching || ')' into taken using event;
-  if taken and num_nonnulls(q.equals, q.filter, q.condition) > 0 then
+  if taken and pgmb_internal.asks(q) then
     if (event).payload is null then
       return null;
     end if;

@@ -59,7 +59,7 @@ returns void
 language plpgsql
 as $$
 begin
-  update pgmb.claim c set chosen = case c.state when 'leased' then kept end, events = c.events - cardinality(passed)
+  update pgmb.claim c set seqs = case c.state when 'leased' then kept end, events = c.events - cardinality(passed)
   where c.queue = pgmb_internal.lease_queue(lease) and c.id = pgmb_internal.lease_claim(lease) and c.token = pgmb_internal.lease_token(lease)
     and c.state in ('leased', 'leased_retries');
   perform pgmb_internal.ack_retried(pgmb_internal.lease_queue(lease), pgmb_internal.lease_claim(lease), passed);

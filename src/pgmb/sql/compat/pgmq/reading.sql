@@ -29,9 +29,9 @@ declare
   ids bigint[];
 begin
   select * into claimed from pgmb.claim c where c.queue = note_reading.queue order by c.id desc limit 1;
-  if claimed.events <> claimed.hi - claimed.lo then
+  if claimed.seqs is not null then
     -- Numbers were left out, by a transaction that rolled back or has not committed yet.
-    ids := array(select e.seq from pgmb_internal.claim_events(claimed) e order by e.seq);
+    ids := array(select one from unnest(claimed.seqs) one order by one);
     claimed.lo := ids[1] - 1;
     claimed.hi := ids[cardinality(ids)];
     if claimed.events = claimed.hi - claimed.lo then

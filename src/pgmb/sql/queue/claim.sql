@@ -1,19 +1,23 @@
--- Receiving from queues that are more than plain: ordered by key, limited, with a time to live, a length or
--- lanes. The same claims as receive makes, by one longer way.
+-- The loop that receives from queues of every kind but fair ones: plain, with patterns or a filter, ordered by key, limited, with
+-- a time to live, a length or lanes. (pgmb.receive and pgmb.claim_next have shorter ways for plain ones, which refuse what only
+-- the loop decides.)
 
--- What receive does for a queue that is not plain: asks its lanes in turn for a lease, within the limits of them
--- all. entry_xid, noted: as receive found them. Gives what pgmb_internal.claim_lane gives; of a fair queue `numbers`, as
--- pgmb_internal.claim_fair.
-create or replace function pgmb_internal.claim_by_policy(
+-- Asks the lanes of a queue in turn for a lease, within the limits of them all. entry_xid, noted: as receive found them. Gives
+-- what pgmb_internal.claim_lane and pgmb_internal.claim_fair give.
+create or replace function pgmb_internal.claim_queue(
   queue integer, entry_xid xid8, noted bigint, max integer, lease_for interval,
-  out lease uuid, out retried boolean, out claim pgmb.claim, out matching text, out rows tid[], out numbers bigint[]
+  out lease uuid, out retried boolean, out numbers bigint[]
 )
 language plpgsql
 as $$
 declare
   lanes pgmb.queue[] := array(
-    select l from pgmb.queue l
-    where l.id = claim_by_policy.queue or l.lane_of = claim_by_policy.queue order by l.lane);
+    select l.lane
+    from (
+      select q lane from pgmb.queue q where q.id = claim_queue.queue
+      union all
+      select q from pgmb.queue q where q.lane_of = claim_queue.queue) l
+    order by (l.lane).lane);
   head pgmb.queue := lanes[1];
   base pgmb.claim;
   lane pgmb.queue;
@@ -25,7 +29,10 @@ declare
   paid timestamptz;
   claimed record;
 begin
-  select null::uuid lease, false retried, null::pgmb.claim claim, null matching, null::tid[] rows into claimed;
+  if head.id is null then
+    perform pgmb_internal.raise_dropped();
+  end if;
+  select null::uuid lease, false retried, null::bigint[] numbers into claimed;
   if head.max_in_flight is not null or head.rps is not null then
     -- One after another: a limit is everybody's.
     base := pgmb_internal.lock_as_found(head);
@@ -50,7 +57,6 @@ begin
   if head.fair_by is not null then
     lanes := '{}';
     claimed := pgmb_internal.claim_fair(head, entry_xid, noted, max, lease_for);
-    numbers := claimed.numbers;
   end if;
   -- Shards are asked in any order, those that others are at passed over. But for one call in eight, which asks in
   -- order and waits, so that a long transaction in a shard is superseded. Who waits holds only shards before it, and
@@ -84,15 +90,11 @@ begin
   end if;
   lease := claimed.lease;
   retried := claimed.retried;
-  if head.fair_by is null then
-    claim := claimed.claim;
-    matching := claimed.matching;
-    rows := claimed.rows;
-  end if;
+  numbers := claimed.numbers;
   if lease is not null and head.rps is not null then
     select * into base from pgmb.claim c where c.queue = head.id order by c.id desc limit 1;
     base.paid_until := paid + interval '1 second' * (claimed.events / head.rps);
-    perform pgmb_internal.write_claim(base, 0, 'position', head.bindings, 0, base.place, base.place, 'infinity');
+    perform pgmb_internal.write_position(base);
   end if;
 end $$;
 
@@ -111,53 +113,46 @@ returns bigint
 language sql volatile
 as $$
   select (head).max_in_flight - sum((pgmb_internal.in_flight(lane.id,
-    (select c.open from pgmb.claim c where c.queue = lane.id order by c.id desc limit 1), clock_timestamp())).events)
+    (select c.open from pgmb.claim c where c.queue = lane.id order by c.id desc limit 1), clock_timestamp(), false)).events)
   from unnest(lanes) lane
 $$;
 
--- Leases the next events of a queue, or of one of its lanes, within its limits: `retried` ones, or fresh ones,
--- for which `claim`, `matching` and `rows` say what the lease holds. Null if there is nothing. A transaction's own
--- events come once it has committed.
+-- Leases the next events of a queue, or of one of its lanes, within its limits: `retried` ones, or fresh ones, with these
+-- numbers. Null if there is nothing.
 create or replace function pgmb_internal.claim_lane(
   q pgmb.queue, entry_xid xid8, noted bigint, max integer, lease_for interval,
-  out lease uuid, out retried boolean, out claim pgmb.claim, out matching text, out rows tid[], out events bigint
+  out lease uuid, out retried boolean, out numbers bigint[], out events bigint
 )
 language plpgsql
 as $$
 declare
   base pgmb.claim := pgmb_internal.lock_as_found(q);
   now timestamptz := clock_timestamp();
+  token bigint := pgmb_internal.draw_token();
   flight record;
   swept record;
-  picked record;
   trimmed pgmb.claim;
-  taken bigint := 0;
-  windows integer := 0;                      -- looked at
-  looked bigint := 0;                        -- events that matched in them
-  pending boolean := false;                  -- the position moved enough to be worth writing
+  taken record;
+  pending boolean;                           -- the position moved enough to be worth writing
   opened boolean := false;
-  wrote boolean := false;                    -- rows that must not outlive a superseded claim
-  lo bigint;
-  hi bigint;
-  asks boolean := num_nonnulls(q.equals, q.filter, q.condition) > 0;
-  choice record;
-  chosen bigint[];
-  asked pgmb.queue := q;
-  token bigint := pgmb_internal.draw_token();
   waiting bigint;                            -- where the rows of pgmb.retry begin
+  -- Its leases are looked at: for their keys, or for how many events they hold.
+  counts constant boolean := q.ordered or q.max_in_flight is not null;
 begin
   if base.id is null then
     return;
   end if;
-  if asks and pgmb_internal.needs_timeout(q) then
+  retried := false;
+  if pgmb_internal.asks(q) and pgmb_internal.needs_timeout(q) then
     perform pgmb_internal.assert_timeout();
   end if;
   swept := pgmb_internal.sweep_when_due(q, base, now);
   base := swept.base;
-
-  flight := pgmb_internal.in_flight(q.id, base.open, now);
+  flight := pgmb_internal.in_flight(q.id, case when counts then base.open end, now, q.ordered);
   pending := swept.pending or pgmb_internal.is_much_shorter(flight.open, base.open);
-  base.open := flight.open || (base.id + 1);
+
+  -- What is due again comes first, in a lease of its own.
+  base.open := case when counts then flight.open || (base.id + 1) end;
   if q.ordered then
     -- After the leases in flight: what one of them returns later has its claim as its origin.
     waiting := pgmb_internal.lowest_origin(base);
@@ -173,7 +168,7 @@ begin
   base.open := flight.open;
   if swept.stopped then
     -- What was swept is committed.
-    perform pgmb_internal.write_claim(base, 0, 'position', q.bindings, 0, base.place, base.place, 'infinity');
+    perform pgmb_internal.write_position(base);
     return;
   end if;
 
@@ -183,73 +178,108 @@ begin
     opened := trimmed.batch_snapshot::text <> base.batch_snapshot::text;
     base := trimmed;
   end if;
+  taken := pgmb_internal.take_next(q, base, max, now, flight.keys, flight.youngest, waiting, opened);
+  base := taken.base;
+  pending := pending or taken.pending;
+  if taken.opened and pending then
+    base := pgmb_internal.note_pair(base, case when entry_xid is null then noted end, again => q.plain and taken.numbers <> '{}');
+  end if;
+  if taken.numbers <> '{}' then
+    lease := pgmb_internal.lease_of(q.id, base.id + 1, token);
+    numbers := taken.numbers;
+    events := cardinality(numbers);
+    base.open := case when counts then base.open || (base.id + 1) end;
+    perform pgmb_internal.lease_numbers(base, token, numbers, taken.began, now + lease_for, taken.keys, now);
+  elsif pending then
+    perform pgmb_internal.write_position(base);
+  end if;
+  if taken.wrote then
+    perform pgmb_internal.recheck_at_commit(q.id, base.id + 1);
+  end if;
+end $$;
 
-  -- A few windows, or a thousand events: what a filter, busy keys or age leave over of each may be little. Those in which
-  -- nothing matches are passed until the deadline, as receive does. While a lease of an ordered queue was just given nothing is
-  -- read behind it: most likely its keys will be free in a moment, and nothing has to be set aside.
+-- Whether a queue looks at more of an event than its topic.
+create or replace function pgmb_internal.asks(q pgmb.queue)
+returns boolean
+language sql immutable
+as $$
+  select num_nonnulls((q).equals, (q).filter, (q).condition) > 0
+$$;
+
+-- Reads on from a queue's position, a window at a time, and takes the numbers of at most `max` events that may go now; `keys` are
+-- the hashes of their keys. busy, youngest: the keys of the leases in flight, and since when the last of these is held. waiting:
+-- rows of pgmb.retry are there. began: the place from which on it looked in the batch. opened: a batch was opened. pending: the
+-- position moved enough to be worth writing. wrote: so were rows that must not outlive a superseded claim.
+create or replace function pgmb_internal.take_next(
+  q pgmb.queue, inout base pgmb.claim, max integer, now timestamptz, busy integer[], youngest timestamptz, waiting bigint,
+  inout opened boolean,
+  out numbers bigint[], out keys integer[], out began bigint, out pending boolean, out wrote boolean
+)
+language plpgsql
+as $$
+declare
+  asked pgmb.queue := q;
+  place bigint;
+  hi bigint;
+  fits bigint;
+  choice record;
+  picked record;
+  windows integer := 0;                      -- looked at
+  looked bigint := 0;                        -- events that matched in them
+  -- Of each key whose dead letters were put back, the first that is not leased has a time.
+  retries constant boolean := q.ordered and (waiting is not null or exists (
+    select from pgmb.retry r where r.queue = q.id and r.due_at < 'infinity' and r.due_at >= pgmb_internal.retry_since(q.id, now)));
+begin
+  numbers := '{}';
+  began := base.place;
+  pending := false;
+  wrote := false;
+  -- While a lease of an ordered queue was just given nothing is read behind it: most likely its keys will be free in a moment,
+  -- and nothing has to be set aside.
+  if q.ordered and youngest > now - interval '100 milliseconds' then
+    return;
+  end if;
   loop
-    exit when q.ordered and flight.youngest > now - interval '100 milliseconds';
     if base.place >= base.upto then
-      exit when opened;
+      exit when opened or numbers <> '{}';
+      -- In this call alone until something is written: looking costs no xid.
       opened := true;
-      base := pgmb_internal.open_batch(base, q.numbers);
+      base := pgmb_internal.open_batch(base, q.numbers, again => q.plain);
+      -- Whatever it holds (a rotation, what was rolled back), later calls need not pass over it again.
       pending := pending or base.upto - base.done_seq >= pgmb_internal.worth_a_claim();
       if not pgmb_internal.has_stragglers(q.stream, pgmb_internal.batch_of(base), 0, base.done_seq) then
         base.place := base.done_seq;
         exit when base.upto = base.done_seq;
       end if;
+      began := 0;
     end if;
-    lo := base.place;
-    hi := pgmb_internal.window_end(q.stream, greatest(base.place, base.done_seq), base.upto, 5000);
-    if asks then
+    place := greatest(base.place, base.done_seq);
+    hi := pgmb_internal.window_end(q.stream, place, base.upto, 5000);
+    if pgmb_internal.asks(q) then
       choice := pgmb_internal.choose(q, base, hi, max * 2);
       exit when choice.chosen is null;
       -- What took long to look at need not be looked at again, however little it was.
       pending := pending or choice.upto < hi;
       hi := choice.upto;
-      chosen := choice.chosen;
-      asked.matching := pgmb_internal.among(chosen);
+      asked.matching := pgmb_internal.among(choice.chosen);
     end if;
     -- Of as many as are read to find those that may go.
-    hi := pgmb_internal.fitting_end(q.stream, pgmb_internal.batch_of(base), base.place, hi, asked.matching, greatest(max * 2, 200));
-    picked := pgmb_internal.pick(asked, base, hi, max, now, flight.keys, flight.youngest,
-      -- Of each key whose dead letters were put back, the first that is not leased has a time.
-      q.ordered and (waiting is not null or exists (
-        select from pgmb.retry r where r.queue = q.id and r.due_at < 'infinity'
-          and r.due_at >= pgmb_internal.retry_since(q.id, now))));
+    fits := pgmb_internal.fitting_end(q.stream, pgmb_internal.batch_of(base), base.place, hi, asked.matching,
+      case when q.plain then max else greatest(max * 2, 200) end);
+    picked := pgmb_internal.pick(asked, base, fits, max - cardinality(numbers), now, busy, youngest, retries);
     exit when picked.waits;
     base.place := picked.upto;
-    pending := pending or picked.looked > 0 or base.place - lo >= pgmb_internal.worth_a_claim();
+    pending := pending or picked.looked > 0 or base.place - place >= pgmb_internal.worth_a_claim();
     wrote := wrote or picked.wrote;
-    taken := picked.taken;
+    numbers := numbers || picked.taken;
+    keys := keys || picked.keys;
     windows := windows + 1;
     looked := looked + picked.looked;
-    exit when taken > 0 or (windows >= 5 and looked >= 1000) or clock_timestamp() >= pgmb_internal.deadline();
+    -- To come back with nothing although there is something further on would have consumers wait: only at the deadline, or
+    -- after a thousand events that are not to go now. What a filter, busy keys or age leave over of a window may be little; the
+    -- next ones are looked at too, but a lease ends with its first window where values are large.
+    exit when cardinality(numbers) >= max or clock_timestamp() >= pgmb_internal.deadline()
+      or windows >= 4 and (numbers <> '{}' or looked >= 1000)
+      or numbers <> '{}' and (fits < hi or pgmb_internal.has_large(q.stream, pgmb_internal.segment_of(base.upto)));
   end loop;
-
-  if opened and pending then
-    base := pgmb_internal.note_pair(base, case when entry_xid is null then noted end);
-  end if;
-  if taken > 0 then
-    lease := pgmb_internal.lease_of(q.id, base.id + 1, token);
-    matching := picked.matching;
-    rows := picked.rows;
-    events := taken;
-    base.open := base.open || (base.id + 1);
-    perform pgmb_internal.write_claim(base, token, 'leased', q.bindings, taken + cardinality(picked.expired), lo, base.place,
-      now + lease_for, picked.keys,
-      case when asks then array(select one from unnest(chosen) one where one <= base.place) end, now);
-    if cardinality(picked.expired) > 0 then
-      insert into pgmb.settlement (queue, claim, seq)
-      select q.id, base.id + 1, one from unnest(picked.expired) one;
-    end if;
-    claim := base;
-    claim.lo := lo;
-    claim.hi := base.place;
-  elsif pending then
-    perform pgmb_internal.write_claim(base, 0, 'position', q.bindings, 0, base.place, base.place, 'infinity');
-  end if;
-  if wrote then
-    perform pgmb_internal.recheck_at_commit(q.id, base.id + 1);
-  end if;
 end $$;
