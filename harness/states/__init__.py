@@ -9,6 +9,7 @@ from harness.states.dead import (
     add_dead_letters,
     age_dead,
     forget_archiving,
+    keep_from_dying,
 )
 from harness.states.leases import (
     Claiming,
@@ -142,6 +143,7 @@ __all__ = [
     "generations",
     "hold_leases",
     "holds_retries",
+    "keep_from_dying",
     "kept_claims",
     "kept_of_queues",
     "lagging_tenants",

@@ -62,3 +62,8 @@ def age_dead(db: Db, by: str, *, first: int) -> None:
 def forget_archiving(db: Db) -> None:
     """Make all dead letters such as are in no lake yet."""
     rows(db, "update pgmb.dead set archived_at = null")
+
+
+def keep_from_dying(db: Db) -> None:
+    """Let nobody write a dead letter until this transaction ends."""
+    rows(db, "lock table pgmb.dead in share mode")

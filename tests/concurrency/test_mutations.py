@@ -131,7 +131,8 @@ MUTATIONS = [
     Mutation(
         "a statement claims a batch that its snapshot does not show",
         "claim_next",
-        "and pg_snapshot_xmax(claim_next.seen) > pg_snapshot_xmax(c.batch_snapshot)\n        and pgmb_internal.generation_of(c.id) = q.generation and c.openings",
+        "and pg_snapshot_xmax(claim_next.seen) > pg_snapshot_xmax(c.batch_snapshot)\n"
+        "        and pgmb_internal.generation_of(c.id) = q.generation and c.openings",
         "and pgmb_internal.generation_of(c.id) = q.generation and c.openings",
         claims.test_a_batch_that_was_opened_after_the_snapshot_is_not_claimed,
     ),

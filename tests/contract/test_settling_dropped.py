@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 from harness.sessions import Session, Sessions
-from harness.states import expire
+from harness.states import expire, keep_from_dying
 
 # What the calls do does not depend on PostgreSQL's version.
 pytestmark = pytest.mark.once
@@ -139,7 +139,7 @@ def test_a_drop_between_a_call_and_its_dead_letters_is_reported(sessions: Sessio
     consumer.run("begin")
     held = receive(consumer)
     other.run("begin")
-    other.run("lock table pgmb.dead in share mode")
+    keep_from_dying(other)
     settling = consumer.start(f"select {CALLS[call]}", {"lease": held.lease, "part": held.part}).blocked()
     dropping = admin.start("select pgmb.drop_queue('q')").blocked()
     other.run("commit")
