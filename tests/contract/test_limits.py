@@ -47,10 +47,6 @@ def test_a_lease_that_expired_makes_room(sessions: Sessions, kind: str) -> None:
     assert one.receive().attempts == {1: 3}
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="a fair queue that moves on before it leases writes the lease under an id that is not counted",
-)
 def test_a_fair_queue_counts_leases_behind_expired_events(sessions: Sessions) -> None:
     one, _ = create(sessions, "max_in_flight => 3, fair_by => 'key', ttl => '1 hour'")
     publish_aged(one.session.connection, ["1 day", "0"] * 10)

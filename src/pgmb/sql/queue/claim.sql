@@ -152,11 +152,11 @@ begin
   pending := swept.pending or pgmb_internal.is_much_shorter(flight.open, base.open);
 
   -- What is due again comes first, in a lease of its own.
-  base.open := case when counts then flight.open || (base.id + 1) end;
+  base.open := case when counts then coalesce(flight.open, '{}') end;
   if q.ordered then
     -- After the leases in flight: what one of them returns later has its claim as its origin.
     waiting := pgmb_internal.lowest_origin(base);
-    base.first_origin := (select min(one) from unnest(base.open || waiting) one);
+    base.first_origin := (select min(one) from unnest(base.open || (base.id + 1) || waiting) one);
   end if;
   events := case when swept.stopped and clock_timestamp() >= pgmb_internal.deadline() then 0
     else pgmb_internal.lease_retries(q, base, max, now, now + lease_for, token, flight.keys) end;
@@ -165,7 +165,6 @@ begin
     retried := true;
     return;
   end if;
-  base.open := flight.open;
   if swept.stopped then
     -- What was swept is committed.
     perform pgmb_internal.write_position(base);
@@ -188,7 +187,6 @@ begin
     lease := pgmb_internal.lease_of(q.id, base.id + 1, token);
     numbers := taken.numbers;
     events := cardinality(numbers);
-    base.open := case when counts then base.open || (base.id + 1) end;
     perform pgmb_internal.lease_numbers(base, token, numbers, taken.began, now + lease_for, taken.keys, now);
   elsif pending then
     perform pgmb_internal.write_position(base);

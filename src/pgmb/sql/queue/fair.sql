@@ -305,11 +305,11 @@ begin
   base := swept.base;
   pending := swept.pending;
   if q.max_in_flight is not null then
-    open := (pgmb_internal.in_flight(q.id, base.open, now, false)).open;
+    open := coalesce((pgmb_internal.in_flight(q.id, base.open, now, false)).open, '{}');
     pending := pending or pgmb_internal.is_much_shorter(open, base.open);
   end if;
+  base.open := open;
   for turn in 0 .. 1 loop
-    base.open := case when q.max_in_flight is not null then open || (base.id + 1) end;
     continue when swept.stopped and (turn <> retries or clock_timestamp() >= pgmb_internal.deadline());
     if turn <> retries then
       fresh := pgmb_internal.claim_in_turn(q, base, case when entry_xid is null then noted end, max, now, now + lease_for, token,
@@ -330,7 +330,6 @@ begin
     end if;
   end loop;
   if swept.stopped then
-    base.open := open;
     perform pgmb_internal.write_position(base);
   end if;
 end $$;

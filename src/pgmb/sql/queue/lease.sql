@@ -67,7 +67,8 @@ as $$
   select pgmb_internal.token_of_bits(pgmb_internal.lease_bits(lease))
 $$;
 
--- Appends the claim that follows `base`: the queue's new position, and a lease unless the state is position. lo, hi, seqs,
+-- Appends the claim that follows `base`: the queue's new position, and a lease unless the state is position. Where `open` counts
+-- the leases in flight, this one joins them. lo, hi, seqs,
 -- events: see pgmb.claim. at: the reading of the clock that expires_at rests on; of two readings, one may be before a step of
 -- the clock and one behind it. Another session's claim of that number can only be there when this transaction's snapshot is
 -- older than it: the caller tries again (40001).
@@ -85,7 +86,8 @@ begin
   values (base.queue, base.id + 1, write_claim.token, write_claim.state, write_claim.events, write_claim.lo, write_claim.hi,
     write_claim.seqs, base.place, base.upto,
     base.done_snapshot, base.done_seq, base.done_next, base.batch_snapshot, base.batch_seq, base.batch_next, base.read_before,
-    write_claim.expires_at, base.swept, base.held, write_claim.keys, base.open,
+    write_claim.expires_at, base.swept, base.held, write_claim.keys,
+    case when base.open is not null and pgmb_internal.is_leased(write_claim.state) then base.open || (base.id + 1) else base.open end,
     base.paid_until, base.first_origin, base.passed_keys, base.passed_origins, base.passed_seqs, base.lagging, base.openings,
     write_claim.at)
   on conflict do nothing;

@@ -158,8 +158,8 @@ create table pgmb.claim (
   done_snapshot pg_snapshot not null,
   batch_snapshot pg_snapshot not null,
   held bigint[],
-  -- Of queues that are not plain: the hashes of the keys that this lease holds (pgmb_internal.key_hash), the leases in
-  -- flight when this claim was made, this one included, and when the rate limit will have been paid for.
+  -- The hashes of the keys that this lease holds (pgmb_internal.key_hash). Of ordered and limited queues: the leases in flight
+  -- when this claim was made, this one included. When the rate limit will have been paid for.
   keys integer[],
   open bigint[],
   paid_until timestamptz,
