@@ -293,9 +293,9 @@ MUTATIONS = [
     ),
     Mutation(
         "a lease of retried events does not hold their keys",
-        "claim_lane",
-        "base.open := case when counts then flight.open || (base.id + 1) end;",
-        "",
+        "write_claim",
+        "then base.open || (base.id + 1) else",
+        "then base.open else",
         ordered.test_a_dead_letter_sent_back_waits_for_a_retried_lease_too,
     ),
     Mutation(

@@ -27,6 +27,7 @@ SNAPSHOTS = {
     "pgmb.describe_readers": "counts late events at or below a given position",
     "pgmb_internal.snapshot_with_own": "a view's: what the statement shows, without a number",
     "pgmb.pending_messages": "reads all that snapshot_with_own() shows, without a number",
+    "pgmq.unread": "reads all that snapshot_with_own() shows, without a number",
     "pgmq.count_unread": "counts all that the statement shows; numbers are the old position's",
     "pgmb_internal.is_same_lineage": "compares transaction ids",
     "pgmb_internal.fate": "completes a transaction id to 64 bits",

@@ -105,16 +105,17 @@ async def test_many_events_by_arrays_and_by_copy(library: Library, number: int) 
 
 
 async def test_other_calls_join_as_well(library: Library) -> None:
+    await settled(library.broker.publish("a", 1))
     async with rolled_back(library.transaction()) as conn:
         await settled(library.broker.create_stream("s", conn=conn))
-        await settled(library.broker.create_queue("other", stream="s", conn=conn))
-        await settled(library.broker.publish("a", 1, stream="s", conn=conn))
-        lease = await settled(library.broker.receive("other", conn=conn))
+        await settled(library.broker.publish("a", 2, stream="s", conn=conn))
+        lease = await settled(library.broker.receive("q", conn=conn))
         assert [event.payload for event in lease] == [1]
         await settled(lease.bury(conn=conn))
-        assert len(await settled(library.broker.dead_letters("other", conn=conn))) == 1
+        assert len(await settled(library.broker.dead_letters("q", conn=conn))) == 1
     streams = await settled(library.broker.stream_status())
     assert [status.stream for status in streams] == ["main"]
+    assert await payloads(library) == [1]
 
 
 async def test_the_librarys_own_statements_read_as_before(library: Library) -> None:

@@ -222,11 +222,9 @@ declare
   fits bigint;
   choice record;
   picked record;
-  windows integer := 0;                      -- looked at
-  looked bigint := 0;                        -- events that matched in them
-  -- Of each key whose dead letters were put back, the first that is not leased has a time.
-  retries constant boolean := q.ordered and (waiting is not null or exists (
-    select from pgmb.retry r where r.queue = q.id and r.due_at < 'infinity' and r.due_at >= pgmb_internal.retry_since(q.id, now)));
+  scanned bigint := 0;                       -- numbers passed
+  looked bigint := 0;                        -- events among them that matched
+  retries boolean;                           -- events of its keys may wait in pgmb.retry
 begin
   numbers := '{}';
   began := base.place;
@@ -261,6 +259,12 @@ begin
       hi := choice.upto;
       asked.matching := pgmb_internal.among(choice.chosen);
     end if;
+    if retries is null then
+      -- Of each key whose dead letters were put back, the first that is not leased has a time.
+      retries := q.ordered and (waiting is not null or exists (
+        select from pgmb.retry r
+        where r.queue = q.id and r.due_at < 'infinity' and r.due_at >= pgmb_internal.retry_since(q.id, now)));
+    end if;
     -- Of as many as are read to find those that may go.
     fits := pgmb_internal.fitting_end(q.stream, pgmb_internal.batch_of(base), base.place, hi, asked.matching,
       case when q.plain then max else greatest(max * 2, 200) end);
@@ -271,13 +275,13 @@ begin
     wrote := wrote or picked.wrote;
     numbers := numbers || picked.taken;
     keys := keys || picked.keys;
-    windows := windows + 1;
+    scanned := scanned + base.place - greatest(place, pgmb_internal.first_number(pgmb_internal.segment_of(base.place)));
     looked := looked + picked.looked;
     -- To come back with nothing although there is something further on would have consumers wait: only at the deadline, or
     -- after a thousand events that are not to go now. What a filter, busy keys or age leave over of a window may be little; the
     -- next ones are looked at too, but a lease ends with its first window where values are large.
     exit when cardinality(numbers) >= max or clock_timestamp() >= pgmb_internal.deadline()
-      or windows >= 4 and (numbers <> '{}' or looked >= 1000)
+      or scanned >= 20000 and (numbers <> '{}' or looked >= 1000)
       or numbers <> '{}' and (fits < hi or pgmb_internal.has_large(q.stream, pgmb_internal.segment_of(base.upto)));
   end loop;
 end $$;
