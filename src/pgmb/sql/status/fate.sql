@@ -193,7 +193,7 @@ begin
       union all
       select r.vt, 1, r.read_at from pgmq.reading r join pgmb.claim c on c.queue = r.queue and c.id = r.claim
       where r.queue = $1 and r.claim = $3 and r.lo < $2 and r.hi >= $2 and (r.ids is null or $2 = any (r.ids))
-        and c.state in (''leased'', ''leased_own'')
+        and c.state = ''leased''
         and not exists (select from pgmb.settlement s where s.queue = $1 and s.claim = $3 and s.seq = $2)) held
     limit 1'
   into found_fate using pgmq_fate.queue, pgmq_fate.seq, pgmq_fate.claim;
