@@ -148,6 +148,9 @@ class FrozenClock:
                 segment = _SHIFT_LOG.format(segment=f"segment_{stream}_{number}")
                 self._execute(segment, {**times, "salt": salt})
             self._shift_schedules(real, ahead)
+            if ahead:
+                # As a ticker does: what is due comes with the next receive.
+                self._connection.execute("select pgmb.tick(stream => name) from pgmb.stream")
             (last,) = self._connection.execute("select pg_current_xact_id()::xid::text").fetchone() or ("0",)
         self._last, self._real = last, real
         self.now += ahead

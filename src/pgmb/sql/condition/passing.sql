@@ -14,6 +14,7 @@ declare
   asked pgmb.queue;
   passing bigint[] := '{}';
   found bigint;
+  now timestamptz := clock_timestamp();
 begin
   perform pgmb_internal.assert_reader(passing_events.stream);
   perform pgmb_internal.assert_filter(null, passing_events.filter, passing_events.params);
@@ -26,9 +27,9 @@ begin
     perform pgmb_internal.assert_timeout();
   end if;
   asked.condition := pgmb_internal.compile_condition(passing_events.condition);
-  update pgmb.condition c set kept_until = clock_timestamp() + interval '1 hour'
+  update pgmb.condition c set kept_until = now + interval '1 hour'
   where c.digest = sha256(convert_to(passing_events.condition, 'UTF8'))
-    and (c.kept_until between clock_timestamp() + interval '30 minutes' and clock_timestamp() + interval '1 hour') is not true;
+    and (c.kept_until between now + interval '30 minutes' and now + interval '1 hour') is not true;
   if cardinality(passing_events.seqs) > 0 then
     execute 'select coalesce(array_agg(e.seq) filter (where true' || pgmb_internal.asking(asked)
       || '), ''{}''), count(*) from pgmb_internal.numbered_events($1, $2, raw => true) e'

@@ -170,6 +170,7 @@ language plpgsql
 as $$
 declare
   dropped bigint;
+  now timestamptz := clock_timestamp();
 begin
   -- Not while another session is about to use one of them.
   if not pgmb_internal.conditions_available() or not pg_try_advisory_xact_lock(pgmb_internal.lock_key('conditions')) then
@@ -181,7 +182,7 @@ begin
     where not exists (select from pgmb.shape h where h.condition = unused.compiled)
       and not exists (select from pgmb.binding b where b.condition = unused.compiled)
       -- One further ahead was written by a clock that was wrong.
-      and (unused.kept_until between clock_timestamp() and clock_timestamp() + interval '1 hour') is not true
+      and (unused.kept_until between now and now + interval '1 hour') is not true
     limit drop_unused_conditions.max));
   get diagnostics dropped = row_count;
   if dropped > 0 then
