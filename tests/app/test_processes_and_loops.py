@@ -24,7 +24,7 @@ def test_event_loops_that_end_leave_no_connections(dsn: str, db: psycopg.Connect
     app = pgmb.App(dsn, application_name="many loops")
     for number in range(8):
         asyncio.run(app.apublish("a", number))
-    # Those of the loop that ended last stay until the next call, three at most. One of each loop would be eight.
+    # Those of the last loop stay until the next call, three at most. One of each loop would be eight.
     until_true(lambda: connections(db, "many loops") <= 4, 20)
     asyncio.run(app.aclose())
     assert db.execute("select count(*) from pgmb.log_main").fetchone() == (8,)
