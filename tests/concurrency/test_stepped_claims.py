@@ -47,7 +47,7 @@ def claim(
     size: int, start: int | None = None, lease: LeaseNumbers = NEXT, *, opens: bool | None = None
 ) -> tuple[str, tuple[Any, ...]]:
     opens = start is not None if opens is None else opens
-    return statements.claim(lease, size, None, None, stream=1, segment=0, start=start, opens=opens)
+    return statements.claim(lease, size, None, None, stream=1, segment=0, start=start or 0, opens=opens)
 
 
 def known(session: Session) -> LeaseNumbers:

@@ -316,7 +316,7 @@ def claim(size: int, start: int | None = None) -> statements.Statement:
     """From the first queue, whose claims are not known."""
     lease = LeaseNumbers(queue=1, claim=0, token=7)
     opens = start is not None
-    return statements.claim(lease, size, None, None, stream=1, segment=0, start=start, opens=opens)
+    return statements.claim(lease, size, None, None, stream=1, segment=0, start=start or 0, opens=opens)
 
 
 def planned(session: Explained) -> int:

@@ -264,7 +264,7 @@ def test_a_transaction_with_an_old_snapshot_or_an_xid_is_refused(
 ) -> None:
     begin(db, watched.broker)
     statement = statements.claim(
-        LeaseNumbers(1, 0, 7), 10, None, None, stream=1, segment=0, start=None, opens=False
+        LeaseNumbers(1, 0, 7), 10, None, None, stream=1, segment=0, start=0, opens=False
     )
     for opening in ("begin isolation level repeatable read", "begin; select pg_current_xact_id()"):
         with connect() as other:
