@@ -142,6 +142,8 @@ begin
   if base.id is null then
     return;
   end if;
+  -- Its patterns must be newer than the batch that it reads: what is published after a bind goes by that.
+  select * into q from pgmb.queue present where present.id = q.id;
   retried := false;
   if pgmb_internal.asks(q) and pgmb_internal.needs_timeout(q) then
     perform pgmb_internal.assert_timeout();
@@ -241,6 +243,8 @@ begin
       -- In this call alone until something is written: looking costs no xid.
       opened := true;
       base := pgmb_internal.open_batch(base, q.numbers, again => q.plain);
+      select * into q from pgmb.queue present where present.id = q.id;
+      asked := q;
       -- Whatever it holds (a rotation, what was rolled back), later calls need not pass over it again.
       pending := pending or base.upto - base.done_seq >= pgmb_internal.worth_a_claim();
       if not pgmb_internal.has_stragglers(q.stream, pgmb_internal.batch_of(base), 0, base.done_seq) then

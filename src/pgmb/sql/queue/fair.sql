@@ -143,6 +143,8 @@ begin
       exit when opened;
       before := base;
       base := pgmb_internal.open_batch(base, q.numbers);
+      -- Its patterns must be newer than the batch: what is published after a bind goes by that.
+      select * into q from pgmb.queue present where present.id = q.id;
       if not pgmb_internal.has_stragglers(q.stream, pgmb_internal.batch_of(base), 0, base.done_seq) then
         base.place := base.done_seq;
         if base.upto = base.done_seq then

@@ -193,6 +193,11 @@ begin
           base.place := pgmb_internal.fitting_end(q.stream, row(base.done_snapshot, base.done_seq, base.done_next,
             base.batch_snapshot)::pgmb.batch, lo, base.place, q.matching, receive.max);
         end if;
+        if q.matching <> '' then
+          -- Newer than the batch, as in pgmb_internal.claim_lane.
+          select asked.matching, asked.topics, asked.regex into q.matching, q.topics, q.regex
+          from pgmb.queue asked where asked.id = q.id;
+        end if;
         token := pgmb_internal.draw_token();
         given := pgmb_internal.lease_of(q.id, base.id + 1, token);
         if q.stream_name = 'main' and receive.max <= 100 then
