@@ -16,7 +16,9 @@ import psycopg
 import pytest
 
 import pgmb
-from harness.states import add_dead, add_retries, age_leases, hold_leases, publish
+from harness.explain import cost
+from harness.states import add_dead, add_retries, age_leases, hold_leases, pin_xmin, publish
+from tests.conftest import Connect
 
 # Costs are measured: rows that other tests left would count.
 pytestmark = pytest.mark.new_database
@@ -229,3 +231,36 @@ def test_maintenance_looks_at_a_bounded_number_of_leases(db: psycopg.Connection[
     few = pages(db, look)
     hold_leases(db, 700)
     assert pages(db, look) < 2 * few
+
+
+def test_searches_for_lost_rows_rest_in_proportion_to_their_time(
+    db: psycopg.Connection[Any], connect: Connect
+) -> None:
+    """They pass all rows that a pinned xmin keeps. Without a rest each call of maintain() would pass them."""
+    db.execute("select pgmb.create_queue('q')")
+    publish(db, 400)
+    pinned = pin_xmin(connect)
+    for lease in hold_leases(db, 400):
+        db.execute("select pgmb.ack(%s)", [lease])
+    age_leases(db)
+    assert one(db, "select pgmb.clear_settled()") > 300
+    searched = cost(db, "select pgmb.maintain()").pages
+    for step in ("hidden leases", "dropped queues"):
+        rests = f"select pgmb_internal.is_resting('{step}')"
+        db.execute("select pgmb_internal.rest_after(%s, clock_timestamp() - interval '50 ms', false)", [step])
+        assert one(db, rests)
+        # A clock that was set back does not prolong the rest.
+        db.execute(f"set pgmb.rest_{step.replace(' ', '_')} = '{2**60}'")
+        assert not one(db, rests)
+        db.execute("select pgmb_internal.rest_after(%s, clock_timestamp() - interval '50 ms', true)", [step])
+        assert not one(db, rests), "a search that stopped before its end goes on"
+        db.execute("select pgmb_internal.rest_after(%s, clock_timestamp() - interval '50 ms', false)", [step])
+    resting = cost(db, "select pgmb.maintain()").pages
+    pinned.rollback()
+    assert resting < searched - 400, f"{searched} pages with the searches, {resting} without"
+
+
+def one(db: psycopg.Connection[Any], statement: str) -> Any:
+    row = db.execute(statement.encode()).fetchone()
+    assert row is not None
+    return row[0]

@@ -42,6 +42,7 @@ begin
     reached := step;
     -- What is deleted because of its age waits until a clock that jumped ahead has stood.
     continue when jumped and steps[step] = any ('{dedup keys,subscriptions,attempts,access,stages,drop}');
+    continue when pgmb_internal.is_resting(steps[step]);
     more := pgmb_internal.maintain_step(steps[step]) or more;
     exit when clock_timestamp() >= until;
   end loop;
@@ -92,6 +93,39 @@ returns integer
 language sql immutable
 as $$
   select 10
+$$;
+
+-- Whether a step that searches for rows which no other step finds may be left out of this call of maintain(). While a transaction
+-- pins xmin, such a search passes all rows that were deleted meanwhile. After one that took long the session leaves it out for a
+-- thousand times as long, at most a minute.
+create or replace function pgmb_internal.is_resting(step text)
+returns boolean
+language sql volatile
+as $$
+  select case when coalesce(current_setting(pgmb_internal.rest_setting(step), true), '') = '' then false
+    else current_setting(pgmb_internal.rest_setting(step))::bigint - pgmb_internal.microseconds(clock_timestamp())
+      between 1 and 60000000 end
+$$;
+
+-- Notes that the session has made such a search, which began at that time. more: it stopped before its end.
+create or replace function pgmb_internal.rest_after(step text, began timestamptz, more boolean)
+returns void
+language plpgsql
+as $$
+declare
+  ended bigint := pgmb_internal.microseconds(clock_timestamp());
+  took bigint := ended - pgmb_internal.microseconds(rest_after.began);
+begin
+  perform set_config(pgmb_internal.rest_setting(step),
+    case when rest_after.more then '' else (ended + least(took * 1000, 60000000))::text end, false);
+end $$;
+
+-- The session's setting that says until when a step rests, in microseconds since 1970.
+create or replace function pgmb_internal.rest_setting(step text)
+returns text
+language sql immutable
+as $$
+  select 'pgmb.rest_' || replace(step, ' ', '_')
 $$;
 
 -- One step of maintain(), of all streams or of one, in a subtransaction: if it fails, what the others did stands. Returns
@@ -174,6 +208,7 @@ begin
       more := (pgmb_internal.clear_claims(100000, '10 seconds', until)).more;
     when 'hidden leases' then
       more := pgmb_internal.find_hidden_leases(now, until);
+      perform pgmb_internal.rest_after(maintain_step.step, now, more);
     when 'conditions' then
       more := pgmb_internal.drop_unused_conditions(100) >= 100;
     when 'stages' then
@@ -220,6 +255,9 @@ begin
         more := pgmb_internal.maintain_rows(maintain_step.step, pgmb_internal.part_rows(part));
         exit when not more or clock_timestamp() >= until;
       end loop;
+      if maintain_step.step = 'dropped queues' then
+        perform pgmb_internal.rest_after(maintain_step.step, now, more);
+      end if;
   end case;
   return more;
 exception when query_canceled or others then
