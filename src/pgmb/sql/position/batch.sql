@@ -131,8 +131,25 @@ as $$
         order by e.seq);', stream, number)
 $$;
 
--- Creates the functions by which a receive reads a few events of a segment, and their numbers. topics, regex: the queue's
--- patterns, compiled.
+-- The body of a function that gives the next events of a batch in (lo, hi], a range of this segment, for a queue with a policy.
+-- mask: 0, or the number of the queue's shards less one; shard: the one that is read.
+create or replace function pgmb_internal.candidates_body(stream integer, number bigint)
+returns text
+language sql immutable
+as $$
+  select format('
+      return query
+      select e.seq, e.key::text, e.published_at from pgmb.segment_%s_%s e
+      where e.seq > lo and e.seq <= hi
+        and (e.xid < batch_xmin or pg_visible_in_snapshot(e.xid, batch))
+        and (e.xid >= done_xmax or not pg_visible_in_snapshot(e.xid, done))
+        and (topics is null or e.topic = any (topics)) and (regex is null or e.topic ~ regex)
+        and (mask = 0 or case when e.key is null then e.seq else hashtext(e.key)::bigint end & mask = shard)
+      order by e.seq limit most;', stream, number)
+$$;
+
+-- Creates the functions by which a receive reads a few events of a segment, their numbers, and candidates for a queue with a
+-- policy. topics, regex: the queue's patterns, compiled.
 create or replace function pgmb_internal.create_reader(stream integer, number integer)
 returns void
 language plpgsql
@@ -154,8 +171,18 @@ begin
     as $read$
     begin %4$s
     end $read$;
-    revoke all on function pgmb_internal.read_%1$s_%2$s, pgmb_internal.numbers_%1$s_%2$s from public',
-    stream, number, pgmb_internal.reader_body(stream, number), pgmb_internal.numbers_body(stream, number));
+    create or replace function pgmb_internal.candidates_%1$s_%2$s(
+      lo bigint, hi bigint, batch pg_snapshot, batch_xmin xid8, done pg_snapshot, done_xmax xid8, topics text[], regex text,
+      mask integer, shard integer, most bigint)
+    returns table (seq bigint, key text, published_at timestamptz)
+    language plpgsql
+    as $read$
+    begin %5$s
+    end $read$;
+    revoke all on function pgmb_internal.read_%1$s_%2$s, pgmb_internal.numbers_%1$s_%2$s, pgmb_internal.candidates_%1$s_%2$s
+      from public',
+    stream, number, pgmb_internal.reader_body(stream, number), pgmb_internal.numbers_body(stream, number),
+    pgmb_internal.candidates_body(stream, number));
 end $$;
 
 -- Creates the functions by which receives and claims read a few events of the stream main, anew for each segment that opens:
@@ -189,8 +216,23 @@ begin
         return pgmb_internal.numbers_in(%1$s, segment, lo, hi, batch, done, topics, regex);
       end if; %4$s
     end $read$;
-    revoke all on function pgmb_internal.read_main, pgmb_internal.numbers_main from public',
-    stream, number, pgmb_internal.reader_body(stream, number), pgmb_internal.numbers_body(stream, number));
+    create or replace function pgmb_internal.candidates_main(segment bigint,
+      lo bigint, hi bigint, batch pg_snapshot, batch_xmin xid8, done pg_snapshot, done_xmax xid8, topics text[], regex text,
+      mask integer, shard integer, most bigint)
+    returns table (seq bigint, key text, published_at timestamptz)
+    language plpgsql
+    as $read$
+    begin
+      if segment <> %2$s then
+        return query execute
+          ''select * from pgmb_internal.candidates_%1$s_'' || segment || ''($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)''
+        using lo, hi, batch, batch_xmin, done, done_xmax, topics, regex, mask, shard, most;
+        return;
+      end if; %5$s
+    end $read$;
+    revoke all on function pgmb_internal.read_main, pgmb_internal.numbers_main, pgmb_internal.candidates_main from public',
+    stream, number, pgmb_internal.reader_body(stream, number), pgmb_internal.numbers_body(stream, number),
+    pgmb_internal.candidates_body(stream, number));
 end $$;
 
 -- The numbers of a batch's events in (lo, hi], a range of one segment.
@@ -219,7 +261,7 @@ declare
 begin
   for gone in
     select p.oid from pg_proc p
-    where p.pronamespace = 'pgmb_internal'::regnamespace and p.proname ~ '^(read|numbers)_[0-9]+_[0-9]+$'
+    where p.pronamespace = 'pgmb_internal'::regnamespace and p.proname ~ '^(read|numbers|candidates)_[0-9]+_[0-9]+$'
       and to_regclass('pgmb.segment_' || substring(p.proname from '[0-9]+_[0-9]+$')) is null
   loop
     execute format('drop function %s', gone);
@@ -309,8 +351,10 @@ begin
 end $$;
 
 -- The rows e of a segment that have the numbers $1 and match, in their order: the end of a SELECT, from its FROM clause on. Where
--- the numbers are in order and close together, all between are walked.
-create or replace function pgmb_internal.numbered_rows(leaf text, numbers bigint[], matching text)
+-- the numbers are in order and close together, all between are walked. ascend: they are in order; null: not known.
+create or replace function pgmb_internal.numbered_rows(
+  leaf text, numbers bigint[], matching text, ascend boolean default null
+)
 returns text
 language plpgsql immutable
 as $$
@@ -321,9 +365,9 @@ begin
   if first = last then
     -- A single event, which most retries are, costs less to plan.
     return format(' from %s e where e.seq = ($1)[1] %s', leaf, matching);
-  elsif last - first < 8 * cardinality(numbers) and pgmb_internal.ascend(numbers) then
-    return format(' from %s e where e.seq >= ($1)[1] and e.seq <= ($1)[cardinality($1)] and e.seq + 0 = any ($1) %s order by e.seq',
-      leaf, matching);
+  elsif last - first < 8 * cardinality(numbers) and coalesce(ascend, pgmb_internal.ascend(numbers)) then
+    return format(' from %s e where e.seq >= ($1)[1] and e.seq <= ($1)[cardinality($1)]%s %s order by e.seq', leaf,
+      case when last - first >= cardinality(numbers) then ' and e.seq + 0 = any ($1)' end, matching);
   end if;
   -- Each by itself, whatever the planner believes of the table.
   return format(' from (select number from unnest($1) n (number) order by number) n

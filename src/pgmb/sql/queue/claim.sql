@@ -269,9 +269,14 @@ begin
         select from pgmb.retry r
         where r.queue = q.id and r.due_at < 'infinity' and r.due_at >= pgmb_internal.retry_since(q.id, now)));
     end if;
-    -- Of as many as are read to find those that may go.
-    fits := pgmb_internal.fitting_end(q.stream, pgmb_internal.batch_of(base), base.place, hi, asked.matching,
-      case when q.plain then max else greatest(max * 2, 200) end);
+    -- Of as many as are read to find those that may go. A single event always fits.
+    fits := hi;
+    if max > 1 and (pgmb_internal.segment_of(base.place) <> pgmb_internal.segment_of(hi) or max * 2 > pgmb_internal.always_fits()
+      or pgmb_internal.look_for_large(q.stream, pgmb_internal.segment_of(hi), now))
+    then
+      fits := pgmb_internal.fitting_end(q.stream, pgmb_internal.batch_of(base), base.place, hi, asked.matching,
+        case when q.plain then max else greatest(max * 2, 200) end);
+    end if;
     picked := pgmb_internal.pick(asked, base, fits, max - cardinality(numbers), now, busy, youngest, retries);
     exit when picked.waits;
     base.place := picked.upto;

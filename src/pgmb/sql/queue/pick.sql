@@ -258,6 +258,34 @@ begin
   end if;
 end $$;
 
+-- The next events of a queue above its position and up to `hi`, at most `most`: what its policy decides about.
+create or replace function pgmb_internal.candidates(q pgmb.queue, base pgmb.claim, hi bigint, most bigint)
+returns table (seq bigint, key text, published_at timestamptz)
+language plpgsql
+as $$
+declare
+  segment bigint := pgmb_internal.segment_of(base.place);
+begin
+  -- The common way: one segment, no stragglers, and a condition that the functions of segments know. Planned once a session.
+  if base.place >= base.done_seq and segment = pgmb_internal.segment_of(hi) and q.lanes is null and not pgmb_internal.asks(q) then
+    if q.stream_name = 'main' then
+      return query
+      select * from pgmb_internal.candidates_main(segment, base.place, hi, base.batch_snapshot,
+        pg_snapshot_xmin(base.batch_snapshot), base.done_snapshot, pg_snapshot_xmax(base.done_snapshot), q.topics, q.regex,
+        q.shards - 1, q.lane, most);
+    else
+      return query execute format(
+          'select * from pgmb_internal.candidates_%s_%s($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)', q.stream, segment)
+        using base.place, hi, base.batch_snapshot, pg_snapshot_xmin(base.batch_snapshot), base.done_snapshot,
+          pg_snapshot_xmax(base.done_snapshot), q.topics, q.regex, q.shards - 1, q.lane, most;
+    end if;
+    return;
+  end if;
+  return query
+  select e.seq, e.key, e.published_at
+  from pgmb_internal.batch_events(q.stream, pgmb_internal.batch_of(base), base.place, hi, q.matching, most, true) e;
+end $$;
+
 -- Which events of a queue above its position and up to `hi` are to be delivered now, at most `allowed`: those up to
 -- `upto` numbered `taken`. Those older than the queue lets them live become dead letters,
 -- `expired`. In an ordered queue those whose key is held wait in pgmb.retry, behind what holds it; `keys` are the
@@ -272,7 +300,6 @@ create or replace function pgmb_internal.pick(
 language plpgsql
 as $$
 declare
-  source text := 'select e.seq, e.key, e.published_at from pgmb_internal.batch_events($8, $9, $1, $2, $10, $7, true) e';
   most bigint := allowed;
   last bigint;
   behind integer[];
@@ -285,59 +312,45 @@ begin
     -- cost, and behind a lease there may be many.
     most := greatest(allowed * 2, 200);
   end if;
-  if base.place >= base.done_seq and pgmb_internal.segment_of(base.place) = pgmb_internal.segment_of(hi) then
-    -- The common way: one segment, no stragglers.
-    source := pgmb_internal.main_part('pgmb.segment_' || q.stream || '_' || pgmb_internal.segment_of(hi), 'e.seq, e.key, e.published_at', q.matching)
-      || ' limit $7';
-  end if;
   if q.ordered and most = allowed then
     -- No key is held and nothing waits: all that is read may go.
-    execute 'select array_agg(e.seq) filter (where not e.old), count(*), max(e.seq),
-        coalesce(array_agg(e.seq) filter (where e.old), ''{}''),
-        array_agg(distinct e.held) filter (where not e.old)
-      from (
-        select e.seq, coalesce(e.published_at <= $11, false) old,
-          case when e.key is null then 0 else coalesce(nullif(hashtext(e.key), 0), 1) end held
-        from (' || source || ') e) e'
+    select array_agg(e.seq) filter (where not e.old), count(*), max(e.seq),
+      coalesce(array_agg(e.seq) filter (where e.old), '{}'),
+      array_agg(distinct e.held) filter (where not e.old)
     into taken, looked, last, expired, keys
-    using base.place, hi, base.batch_snapshot, pg_snapshot_xmin(base.batch_snapshot), base.done_snapshot,
-      pg_snapshot_xmax(base.done_snapshot), most, q.stream, pgmb_internal.batch_of(base),
-      q.matching, ending;
+    from (
+      select c.seq, coalesce(c.published_at <= ending, false) old, pgmb_internal.key_hash(c.key) held
+      from pgmb_internal.candidates(q, base, pick.hi, most) c) e;
   elsif q.ordered then
-    execute 'with read as materialized (
-        select e.seq, e.key is not null keyed, e.key, coalesce(e.published_at <= $11, false) old,
-          case when e.key is null then 0 else coalesce(nullif(hashtext(e.key), 0), 1) end held
-        from (' || source || ') e
-      ), waiting as materialized (
-        select distinct k.held from (select distinct r.key, r.held from read r where r.keyed) k
-        where k.held in (select unnest($12)) or $13 and exists (
-          select from pgmb_internal.first_of_key($16, k.key))
-      ), judged as (
-        select r.seq, r.key, r.held, r.old, w.held is not null behind,
-          count(*) filter (where not r.old and w.held is null) over (order by r.seq) free
-        from read r
-        left join waiting w on w.held = r.held and r.keyed
-      )
-      select array_agg(j.seq order by j.seq) filter (where not j.old and not j.behind), array_agg(distinct j.held) filter (where not j.old and not j.behind),
-        array_agg(distinct j.held) filter (where not j.old and j.behind),
-        array_agg(distinct j.key) filter (where not j.old and j.behind), count(*) filter (where not j.old and j.behind),
-        coalesce(array_agg(j.seq) filter (where j.old), ''{}''),
-        case when count(*) filter (where not j.old and not j.behind) = $15 then max(j.seq) end,
-        (select count(*) from read), (select max(r.seq) from read r)
-      from judged j
-      where j.free < $15 or (j.free = $15 and not j.old and not j.behind)'
+    with read as materialized (
+      select c.seq, c.key is not null keyed, c.key, coalesce(c.published_at <= ending, false) old,
+        pgmb_internal.key_hash(c.key) held
+      from pgmb_internal.candidates(q, base, pick.hi, most) c
+    ), waiting as materialized (
+      select distinct k.held from (select distinct r.key, r.held from read r where r.keyed) k
+      where k.held in (select unnest(busy)) or retried and exists (
+        select from pgmb_internal.first_of_key(base, k.key))
+    ), judged as (
+      select r.seq, r.key, r.held, r.old, w.held is not null behind,
+        count(*) filter (where not r.old and w.held is null) over (order by r.seq) free
+      from read r
+      left join waiting w on w.held = r.held and r.keyed
+    )
+    select array_agg(j.seq order by j.seq) filter (where not j.old and not j.behind),
+      array_agg(distinct j.held) filter (where not j.old and not j.behind),
+      array_agg(distinct j.held) filter (where not j.old and j.behind),
+      array_agg(distinct j.key) filter (where not j.old and j.behind), count(*) filter (where not j.old and j.behind),
+      coalesce(array_agg(j.seq) filter (where j.old), '{}'),
+      case when count(*) filter (where not j.old and not j.behind) = allowed then max(j.seq) end,
+      (select count(*) from read), (select max(r.seq) from read r)
     into taken, keys, behind, blocked_keys, blocked, expired, upto, looked, last
-    using base.place, hi, base.batch_snapshot, pg_snapshot_xmin(base.batch_snapshot), base.done_snapshot,
-      pg_snapshot_xmax(base.done_snapshot), most, q.stream, pgmb_internal.batch_of(base),
-      q.matching, ending, busy, retried, q.id, allowed, base;
+    from judged j
+    where j.free < allowed or (j.free = allowed and not j.old and not j.behind);
   else
-    execute 'select array_agg(e.seq) filter (where e.published_at <= $11 is not true), count(*), max(e.seq),
-        coalesce(array_agg(e.seq) filter (where e.published_at <= $11), ''{}'')
-      from (' || source || ') e'
+    select array_agg(c.seq) filter (where c.published_at <= ending is not true), count(*), max(c.seq),
+      coalesce(array_agg(c.seq) filter (where c.published_at <= ending), '{}')
     into taken, looked, last, expired
-    using base.place, hi, base.batch_snapshot, pg_snapshot_xmin(base.batch_snapshot), base.done_snapshot,
-      pg_snapshot_xmax(base.done_snapshot), most, q.stream, pgmb_internal.batch_of(base),
-      q.matching, ending;
+    from pgmb_internal.candidates(q, base, pick.hi, most) c;
   end if;
   taken := coalesce(taken, '{}');
   waits := blocked > 3 * cardinality(taken) and youngest > now - interval '1 second' and (

@@ -1,25 +1,35 @@
 -- Receiving: the next events of a queue, under a lease.
 
--- The events of a stream that have these numbers, in the order of the numbers, as a receive gives them. raw: ids that nobody gave
--- stay null.
-create or replace function pgmb_internal.read_numbers(stream integer, numbers bigint[], given uuid, raw boolean)
+-- The events of a stream that have these numbers, in the order of the numbers, as a receive gives them. main: it is the stream
+-- main. raw: ids that nobody gave stay null.
+create or replace function pgmb_internal.read_numbers(stream integer, main boolean, numbers bigint[], given uuid, raw boolean)
 returns table (lease uuid, seq bigint, id uuid, topic text, key text, payload json, headers json,
   published_at timestamptz, attempt integer)
 language plpgsql
 as $$
 declare
-  leaf text := format('pgmb.segment_%s_%s', stream, pgmb_internal.segment_of(numbers[1]));
+  segment bigint := pgmb_internal.segment_of(numbers[1]);
+  count integer := cardinality(numbers);
+  ascend boolean := pgmb_internal.ascend(numbers);
+  leaf text := format('pgmb.segment_%s_%s', stream, segment);
 begin
-  if pgmb_internal.segment_of(numbers[1]) <> any (array(select pgmb_internal.segment_of(one) from unnest(numbers) one)) then
+  if ascend and numbers[count] - numbers[1] < 2 * count and segment = pgmb_internal.segment_of(numbers[count]) and count <= 100
+    and main
+  then
+    -- The common way: a few of one segment, close together. Planned once a session. Every committed event is in the snapshots.
+    return query
+    select e.* from pgmb_internal.read_main(segment, numbers[1] - 1, numbers[count], pg_current_snapshot(),
+      '18446744073709551615', '1:1:', '1', given, raw, null, null) e
+    where e.seq = any (numbers);
+  elsif segment <> any (array(select pgmb_internal.segment_of(one) from unnest(numbers) one)) then
     return query
     select given, e.*, 1
     from unnest(numbers) with ordinality n (number, nth)
     join pgmb_internal.numbered_events(read_numbers.stream, numbers, raw => read_numbers.raw) e on e.seq = n.number
     order by n.nth;
   else
-    -- The common way: one segment.
     return query execute 'select $2, ' || pgmb_internal.columns_of(stream, raw) || ', 1'
-        || case when pgmb_internal.ascend(numbers) then pgmb_internal.numbered_rows(leaf, numbers, '')
+        || case when ascend then pgmb_internal.numbered_rows(leaf, numbers, '', true)
           else format(' from unnest($1) with ordinality n (number, nth) join %s e on e.seq = n.number order by n.nth', leaf) end
       using numbers, given;
   end if;
@@ -28,7 +38,7 @@ end $$;
 -- Receives in every case, from a queue of any kind: claims, then reads what the lease holds. entry_xid, noted: as pgmb.receive
 -- found them.
 create or replace function pgmb_internal.receive_claimed(
-  queue integer, max integer, lease_for interval, entry_xid xid8, noted bigint, stream integer, raw boolean
+  queue integer, max integer, lease_for interval, entry_xid xid8, noted bigint, stream integer, main boolean, raw boolean
 )
 returns table (lease uuid, seq bigint, id uuid, topic text, key text, payload json, headers json,
   published_at timestamptz, attempt integer)
@@ -44,7 +54,7 @@ begin
     return;
   end if;
   if not made.retried then
-    return query select * from pgmb_internal.read_numbers(stream, made.numbers, made.lease, raw);
+    return query select * from pgmb_internal.read_numbers(stream, main, made.numbers, made.lease, raw);
     return;
   end if;
   -- In variables: with the functions, a plan made while the table was small reads all that waits.
@@ -248,7 +258,8 @@ begin
   end if;
 
   return query
-  select * from pgmb_internal.receive_claimed(q.id, receive.max, q.lease_for, q.entry_xid, q.noted, q.stream, receive.raw);
+  select * from pgmb_internal.receive_claimed(q.id, receive.max, q.lease_for, q.entry_xid, q.noted, q.stream,
+    q.stream_name = 'main', receive.raw);
 end $$;
 
 -- What the first of several queues that has something gives, as receive does: one look at all of them, for
