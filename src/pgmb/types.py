@@ -606,7 +606,7 @@ class EndpointStatus(msgspec.Struct, frozen=True):
     id: UUID
     name: str
     url: str
-    state: Literal["active", "paused", "tripped", "disabled"]
+    state: Literal["active", "paused", "throttled", "tripped", "disabled"]
     reason: str | None
     queue: str | None
     """That feeds it; None for a worker without one."""
@@ -646,7 +646,7 @@ class EndpointStatus(msgspec.Struct, frozen=True):
     failed_at: datetime | None
     failing_since: datetime | None
     probe_at: datetime | None
-    """When one that tripped is tried again."""
+    """When a throttled or tripped endpoint is tested."""
     created_at: datetime
     changed_at: datetime
 

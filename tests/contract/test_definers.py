@@ -113,6 +113,7 @@ ADMIN = [
     "browse_dead",
     "browse_event",
     "claim_deliveries",
+    "claim_probe",
     "clear_keys",
     "clear_settled",
     "clear_stages",
@@ -189,6 +190,7 @@ ADMIN = [
     "grant_consume",
     "grant_publish",
     "grant_read",
+    "hasten_retry",
     "heartbeat",
     "lake_of",
     "start_replay",
@@ -240,6 +242,7 @@ ADMIN = [
     "stream_segments",
     "take_requests",
     "take_ticket",
+    "throttle_endpoint",
     "trip_endpoint",
     "worker",
 ]

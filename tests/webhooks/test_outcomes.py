@@ -22,11 +22,9 @@ NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
         *[(status, Verdict("delivered")) for status in (200, 201, 202, 204, 226, 299)],
         *[(status, Verdict("failed", "redirect")) for status in (300, 301, 302, 303, 304, 307, 308, 399)],
         *[(status, Verdict("throttled", f"http_{status}")) for status in (429, 502, 503, 504)],
-        *[
-            (status, Verdict("failed", f"http_{status}"))
-            for status in (101, 400, 401, 403, 404, 408, 409, 422)
-        ],
-        *[(status, Verdict("failed", f"http_{status}")) for status in (451, 499, 500, 501, 505, 599, 999)],
+        *[(status, Verdict("failed", f"http_{status}")) for status in (101, 401, 403, 404, 408)],
+        *[(status, Verdict("refused", f"http_{status}")) for status in (400, 402, 409, 422, 451, 499)],
+        *[(status, Verdict("failed", f"http_{status}")) for status in (500, 501, 505, 599, 999)],
         (410, Verdict("gone", "http_410")),
     ],
 )

@@ -199,7 +199,7 @@ class AsyncEndpoints(AsyncCalls):
         return await self._set_state(name, "paused", reason, conn)
 
     async def resume_endpoint(self, name: str, *, conn: AsyncConnectionLike | None = None) -> bool:
-        """Post to an endpoint that was paused, tripped or disabled. True if that changed anything."""
+        """Post to an endpoint again, whatever its state. True if that changed anything."""
         return await self._set_state(name, "active", None, conn)
 
     async def disable_endpoint(
@@ -278,8 +278,8 @@ class AsyncEndpoints(AsyncCalls):
     async def redrive_failed(
         self, endpoint: str, since: datetime | None = None, *, conn: AsyncConnectionLike | None = None
     ) -> int:
-        """Send an endpoint its dead letters since then again, and at once what waits to be tried again.
+        """Send an endpoint its dead letters since then again, and retry its waiting events at once.
 
-        Returns how many.
+        Ends throttling and tripping. Returns how many events.
         """
         return int(await self._value(call("redrive_failed", endpoint=endpoint, since=since), conn))

@@ -200,7 +200,7 @@ class Endpoints(Calls):
         return self._set_state(name, "paused", reason, conn)
 
     def resume_endpoint(self, name: str, *, conn: ConnectionLike | None = None) -> bool:
-        """Post to an endpoint that was paused, tripped or disabled. True if that changed anything."""
+        """Post to an endpoint again, whatever its state. True if that changed anything."""
         return self._set_state(name, "active", None, conn)
 
     def disable_endpoint(
@@ -273,8 +273,8 @@ class Endpoints(Calls):
     def redrive_failed(
         self, endpoint: str, since: datetime | None = None, *, conn: ConnectionLike | None = None
     ) -> int:
-        """Send an endpoint its dead letters since then again, and at once what waits to be tried again.
+        """Send an endpoint its dead letters since then again, and retry its waiting events at once.
 
-        Returns how many.
+        Ends throttling and tripping. Returns how many events.
         """
         return int(self._value(call("redrive_failed", endpoint=endpoint, since=since), conn))

@@ -237,7 +237,7 @@ def pause(endpoint: Endpoint, dsn: Dsn = "", reason: Reason = None) -> None:
 
 
 def resume(endpoint: Endpoint, dsn: Dsn = "") -> None:
-    """Resume an endpoint that was paused, tripped or disabled."""
+    """Resume an endpoint that was paused, throttled, tripped or disabled."""
     with connect(dsn, max_size=1) as broker:
         change(broker.resume_endpoint, endpoint)
     output.line(f"Resumed endpoint {output.printable(endpoint)}.")

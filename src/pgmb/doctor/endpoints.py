@@ -1,4 +1,4 @@
-"""Endpoints: tripped, disabled, without anybody who delivers."""
+"""Endpoints: throttled, tripped, disabled, without anybody who delivers."""
 
 from __future__ import annotations
 
@@ -17,6 +17,11 @@ def _failing(look: Look) -> Iterable[Verdict]:
                 f"endpoint {row['name']} is tripped{reason}",
                 f"pgmb endpoints attempts {name} shows what it answered; it is tried again by itself.",
             )
+        elif row["state"] == "throttled":
+            yield warn(
+                f"endpoint {row['name']} is throttled{reason}",
+                f"It is tested again by itself; pgmb endpoints resume {name} tries at once.",
+            )
         elif row["state"] == "disabled":
             yield warn(
                 f"endpoint {row['name']} is disabled{reason}", f"pgmb endpoints resume {name}, or drop it."
@@ -32,15 +37,18 @@ def _delivered(look: Look) -> Iterable[Verdict]:
             )
 
 
-_STATES = (
-    "select name, state, reason from pgmb.endpoints where state in ('tripped', 'disabled') order by name"
-)
+_STATES = """
+select name, state, reason from pgmb.endpoints
+where state in ('tripped', 'disabled')
+  -- Shorter waits are how receivers limit their rate.
+  or state = 'throttled' and probe_at > statement_timestamp() + interval '1 minute'
+order by name"""
 _DISPATCHERS = """
 select (select count(*) from pgmb.endpoints where state <> 'disabled') endpoints,
   (select count(*) from pgmb.dispatcher
     where heartbeat_at > statement_timestamp() - interval '1 minute') dispatchers"""
 
 CHECKS = (
-    Check("endpoints", "none is tripped or disabled", _STATES, _failing),
+    Check("endpoints", "none is throttled for long, tripped or disabled", _STATES, _failing),
     Check("dispatchers", "one runs where there are endpoints", _DISPATCHERS, _delivered),
 )

@@ -58,7 +58,7 @@ def _sse(counts: Counters) -> Iterator[Metric]:
         yield CounterMetricFamily(name, description, value=value)
 
 
-_STATES: Final = ("active", "paused", "tripped", "disabled")
+_STATES: Final = ("active", "paused", "throttled", "tripped", "disabled")
 _ENDPOINTS: Final = """
 select state, count(*)::float8 from pgmb.endpoints group by state
 """

@@ -22,7 +22,7 @@ import psycopg
 from pgmb._core.batch_limit import BatchLimit
 from pgmb._core.wire import BATCH_BYTES
 from pgmb.errors import PgmbError, TimeoutRequired
-from pgmb.webhooks.lanes import ROOM, EndpointDirectory
+from pgmb.webhooks.lanes import PROBED, ROOM, EndpointDirectory, Lane
 from pgmb.webhooks.sender import Sender
 from pgmb.webhooks.store import EndpointCounts, Store
 from pgmb.webhooks.tracker import LeaseTracker
@@ -153,15 +153,19 @@ class DispatchLoop:
     async def _write_decisions(self, store: Store) -> None:
         decisions = self._sender.decisions
         while decisions:
-            await decisions[0](store)
+            lane, write = decisions[0]
+            await write(store)
+            lane.undecided -= 1
             del decisions[0]
 
     async def _heartbeat(self, store: Store, backends: list[int]) -> None:
         counts: list[EndpointCounts] = []
         for endpoint_id, lane in self._directory.lanes.items():
             if lane.delivered or lane.failed:
-                counts.append(EndpointCounts(endpoint_id, lane.delivered, lane.failed, lane.error))
-                lane.delivered, lane.failed, lane.error = 0, 0, None
+                counts.append(
+                    EndpointCounts(endpoint_id, lane.delivered, lane.failed, lane.error, lane.refused)
+                )
+                lane.delivered, lane.failed, lane.refused, lane.error = 0, 0, 0, None
         self._alive = await store.heartbeat(self.id, socket.gethostname(), os.getpid(), counts, backends)
         self._heartbeat_at = self._clock()
         if self._joins_at is None:
@@ -188,26 +192,53 @@ class DispatchLoop:
                 self._sender.park(lane)
 
     async def _probe(self, store: Store) -> None:
-        tripped = {
+        waiting = {
             endpoint_id: lane.endpoint.timeout + _PROBE_MARGIN
             for endpoint_id, lane in self._directory.lanes.items()
-            if lane.state == "tripped" and not lane.probing and lane.share > 0 and not lane.in_flight
+            if lane.state in PROBED and not lane.probing and lane.share > 0 and not lane.in_flight
         }
-        if not tripped or self._stopping:
+        if not waiting or self._stopping:
             return
-        for endpoint_id in await store.probe(tripped):
+        for endpoint_id in await store.probe(waiting):
             lane = self._directory.lanes[endpoint_id]
             lane.probing = True
-            queue = self._directory.own.get(endpoint_id)
-            if queue is None:
-                self._leases.claim(await store.claim(1, 0, {endpoint_id: 1}), self._directory.lanes)
-            else:
-                received = await self._received(store, queue, lane.endpoint.batch)
-                self._leases.receive(received.events, self._directory.lanes)
+            await (self._probe_own if endpoint_id in self._directory.own else self._probe_shared)(store, lane)
             if not lane.in_flight:
-                # No event is due: a later one serves as the probe.
+                # No event waits: a later one serves as the probe.
                 lane.probing = False
                 await store.end_probe(endpoint_id, None, None)
+
+    async def _probe_shared(self, store: Store, lane: Lane) -> None:
+        """Test an endpoint with an event that has not failed, or with any if there is none."""
+        lanes = self._directory.lanes
+        self._leases.claim(await store.claim_probe(lane.endpoint_id, fresh=True), lanes)
+        if not lane.in_flight:
+            # A queue is not read while all its endpoints are closed, so its events are not in rows yet.
+            await self._receive_for_probe(store, lane.queue, _SMALLEST_BATCH)
+        if not lane.in_flight:
+            self._leases.claim(await store.claim_probe(lane.endpoint_id, fresh=False), lanes)
+
+    async def _probe_own(self, store: Store, lane: Lane) -> None:
+        queues = self._directory.own[lane.endpoint_id]
+        for hastened in (False, True):
+            if hastened and not await store.hasten_retry(lane.endpoint_id):
+                return
+            for queue in queues:
+                await self._receive_for_probe(store, queue, max(_SMALLEST_BATCH, lane.endpoint.batch))
+                # The lane has taken the event that says most about the endpoint.
+                self._sender.park(lane)
+                if lane.in_flight:
+                    return
+
+    async def _receive_for_probe(self, store: Store, queue: str, most: int) -> None:
+        try:
+            received = await self._received(store, queue, most)
+        except (psycopg.Error, PgmbError) as error:
+            if store.lost:
+                raise
+            logger.warning("queue %s: %s", queue, error)
+            return
+        self._leases.receive(received.events, self._directory.lanes)
 
     async def _take_requests(self, store: Store) -> None:
         if not self._directory.limited or not self._is_due("take", _TAKE_EVERY):

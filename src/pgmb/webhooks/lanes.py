@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from pgmb.webhooks.secrets import SealingKey, Secret
     from pgmb.webhooks.store import EndpointRow, SourceQueue, Store
 
+PROBED: Final = frozenset({"throttled", "tripped"})
+"""States that end with a request that succeeds."""
 ROOM: Final = 64
 """Deliveries that a lane takes before its delivery rate is known."""
 _LARGEST_LEASE: Final = 1000
@@ -53,12 +55,17 @@ class Lane:
         self.has_backlog = False
         """Whether deliveries wait in the database. New events then wait there too, behind them."""
         self.probing = False
+        """Whether this process may send one request, to test an endpoint that is throttled or tripped."""
+        self.undecided = 0
+        """Changes of the state that are not written to the database yet."""
+        self.is_worker = False
+        """Whether its queues are made for it. No answer disables a worker."""
         self.logs_all = False
         """Whether successful attempts are logged too."""
-        self.throttled_until = float("-inf")
-        """When the endpoint may be called again, from its Retry-After."""
         self.delivered = 0
         self.failed = 0
+        self.refused = 0
+        """The failures that were about the message."""
         self.error: str | None = None
         self.failing = False
         """Whether the newest request failed. Only the first failure after a success is a line in the log."""
@@ -75,7 +82,7 @@ class Lane:
     @property
     def open(self) -> bool:
         """Whether requests may be sent now."""
-        return self.state == "active" and self._clock() >= self.throttled_until
+        return self.state == "active"
 
     @property
     def room(self) -> int:
@@ -91,8 +98,10 @@ class Lane:
     @property
     def room_for_received(self) -> int:
         """How many newly received events fit. An endpoint with its own queue takes all: it asked for them."""
-        if not self.shares_queue or self.probing:
+        if not self.shares_queue:
             return ROOM * self.endpoint.batch + _LARGEST_LEASE
+        if self.probing:
+            return max(0, 1 - self.in_flight - self.waiting)
         return 0 if self.has_backlog else self.room
 
     @property
@@ -121,10 +130,12 @@ class Lane:
     @property
     def startable(self) -> int:
         """How many requests can start now."""
-        if not self.probing and not self.open:
-            return 0
         free = min(self.share - self.in_flight, self.waiting)
-        if self.endpoint.rps is not None and not self.probing:
+        if self.probing:
+            return max(0, min(free, 1 - self.in_flight))
+        if not self.open:
+            return 0
+        if self.endpoint.rps is not None:
             free = min(free, self.allowed)
         return max(0, free)
 
@@ -146,7 +157,9 @@ class Lane:
         self.in_flight -= 1
         return []
 
-    def finish(self, taken: list[WebhookDelivery], *, delivered: bool) -> list[WebhookDelivery]:
+    def finish(
+        self, taken: list[WebhookDelivery], *, delivered: bool, refused: bool = False
+    ) -> list[WebhookDelivery]:
         """End a request. Returns the deliveries that a failure takes along: those behind it in its key."""
         self.in_flight -= 1
         self._counted += len(taken)
@@ -158,6 +171,7 @@ class Lane:
             self.delivered += len(taken)
         else:
             self.failed += len(taken)
+            self.refused += len(taken) if refused else 0
         return []
 
     def clear(self) -> Iterator[WebhookDelivery]:
@@ -167,6 +181,10 @@ class Lane:
             yield self._waiting.popleft()
 
     def _pick(self) -> list[WebhookDelivery]:
+        if self.probing:
+            # An event that failed before says less about the endpoint than one that did not.
+            fewest = min(range(len(self._waiting)), key=lambda place: self._waiting[place].attempt)
+            self._waiting.rotate(-fewest)
         return self._request_of(self._waiting)
 
     def _request_of(self, waiting: deque[WebhookDelivery]) -> list[WebhookDelivery]:
@@ -215,8 +233,10 @@ class OrderedLane(Lane):
         super().abandon(taken)
         return self._end(taken[0].event.key)
 
-    def finish(self, taken: list[WebhookDelivery], *, delivered: bool) -> list[WebhookDelivery]:
-        super().finish(taken, delivered=delivered)
+    def finish(
+        self, taken: list[WebhookDelivery], *, delivered: bool, refused: bool = False
+    ) -> list[WebhookDelivery]:
+        super().finish(taken, delivered=delivered, refused=refused)
         key = taken[0].event.key
         if delivered and key is not None and self._keys[key]:
             self._ready.append(key)
@@ -243,6 +263,10 @@ class OrderedLane(Lane):
         self._ready.clear()
 
     def _pick(self) -> list[WebhookDelivery]:
+        if self.probing:
+            keyless = self._keyless[0].attempt if self._keyless else 0
+            attempts = [keyless if key is None else self._keys[key][0].attempt for key in self._ready]
+            self._ready.rotate(-attempts.index(min(attempts)))
         key = self._ready.popleft()
         if key is None:
             return [self._keyless.popleft()]
@@ -262,8 +286,8 @@ class EndpointDirectory:
     def __init__(self, key: SealingKey | None, clock: Callable[[], float]) -> None:
         self.lanes: dict[str, Lane] = {}
         self.queues: list[SourceQueue] = []
-        self.own: dict[str, str] = {}
-        """Queue by endpoint, for endpoints with a queue of their own."""
+        self.own: dict[str, list[str]] = {}
+        """Queues by endpoint, for endpoints with queues of their own."""
         self.shared: dict[str, Lane] = {}
         self.sharing: dict[str, list[Lane]] = {}
         """Lanes by the queue that they share."""
@@ -297,7 +321,10 @@ class EndpointDirectory:
             self._all_again_at = float("-inf")
         self._known_at, self._read_at = self._read_at, now
         self.queues = [one for one in queues if one.endpoint is None or one.endpoint in self.lanes]
-        self.own = {one.endpoint: one.queue for one in self.queues if one.endpoint is not None}
+        self.own = {}
+        for one in self.queues:
+            if one.endpoint is not None:
+                self.own.setdefault(one.endpoint, []).append(one.queue)
         self.shared = {name: lane for name, lane in self.lanes.items() if name not in self.own}
         self.sharing = {}
         for name, lane in self.lanes.items():
@@ -332,7 +359,9 @@ class EndpointDirectory:
         lane.endpoint = endpoint
         lane.queue = row.queue
         lane.logs_all = row.log == "all"
-        if lane.probing:
+        lane.is_worker = row.worker
+        if lane.undecided or (lane.probing and state in PROBED):
+            # The row does not have the newest state, or this process is about to change it.
             return
         if known and state == "disabled" and lane.state != "disabled":
             # It failed for days, or an operator or another process disabled it.

@@ -16,12 +16,15 @@ from aiohttp import http_exceptions
 
 from pgmb.errors import AddressRefused, InvalidArgument
 
-OutcomeKind: TypeAlias = Literal["delivered", "failed", "throttled", "gone"]
+OutcomeKind: TypeAlias = Literal["delivered", "refused", "failed", "throttled", "gone"]
+"""`refused` is about the message, `failed` about its receiver."""
 
 SHORTEST_WAIT, LONGEST_WAIT = 1.0, 86_400.0
 
 _GONE = 410
 _THROTTLING = frozenset({429, 502, 503, 504})
+_OF_THE_RECEIVER = frozenset({401, 403, 404, 408})
+"""Client errors about the receiver's configuration or load. All others are about the message."""
 _SECONDS = re.compile(r"[0-9]{1,20}(\.[0-9]{1,20})?")
 _TLS = (ssl.SSLError, ssl.CertificateError, aiohttp.ClientSSLError, aiohttp.ServerFingerprintMismatch)
 
@@ -50,6 +53,8 @@ def judge(
         return Verdict("throttled", f"http_{status}", retry_after(headers.get("Retry-After"), now))
     if 300 <= status < 400:
         return Verdict("failed", "redirect")
+    if 400 <= status < 500 and status not in _OF_THE_RECEIVER:
+        return Verdict("refused", f"http_{status}")
     return Verdict("failed", f"http_{status}")
 
 
@@ -178,41 +183,48 @@ _BUCKET_SECONDS = WINDOW_SECONDS / _BUCKETS
 
 
 class CircuitBreaker:
-    """Trips when at least 5 requests, and at least half of them, failed within a minute. It stays tripped.
+    """Trips when at least 5 events failed within a minute, and no more succeeded. It stays tripped.
 
-    It only decides whether an endpoint fails. Dispatchers agree on the consequences in the database, through
-    `pgmb.trip_endpoint` and `pgmb.probe_endpoint`. Outcomes are counted in 12 buckets, so that recording
-    has a constant cost.
+    An event that fails at several attempts counts once. The breaker only decides whether an endpoint fails.
+    Dispatchers agree on the consequences in the database, through `pgmb.trip_endpoint` and
+    `pgmb.probe_endpoint`. Outcomes are counted in 12 buckets, so that recording has a constant cost.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.tripped = False
         self._clock = clock
         self._bucket = int(clock() // _BUCKET_SECONDS)
-        self._total = [0] * _BUCKETS
-        self._failed = [0] * _BUCKETS
-        self._outcomes = self._failures = 0
+        self._delivered = [0] * _BUCKETS
+        self._successes = 0
+        self._failed: dict[str, int] = {}
+        """The bucket of each event's last failure, the oldest first."""
 
-    def record(self, ok: bool) -> None:
-        """Record the outcome of a request."""
-        current = int(self._clock() // _BUCKET_SECONDS)
-        if current > self._bucket:
-            self._advance(current)
-        bucket = self._bucket % _BUCKETS
-        self._total[bucket] += 1
-        self._outcomes += 1
-        if ok:
-            return
-        self._failed[bucket] += 1
-        self._failures += 1
-        if self._failures >= MIN_FAILURES and self._failures >= MIN_FAILURE_RATIO * self._outcomes:
+    def succeeded(self) -> None:
+        """Record a request that was answered as it should be."""
+        self._advance()
+        self._delivered[self._bucket % _BUCKETS] += 1
+        self._successes += 1
+
+    def failed(self, event: str) -> None:
+        """Record the failed request of an event, or of the batch that begins with it."""
+        self._advance()
+        self._failed.pop(event, None)
+        self._failed[event] = self._bucket
+        failures = len(self._failed)
+        if failures >= MIN_FAILURES and failures >= MIN_FAILURE_RATIO * (failures + self._successes):
             self.tripped = True
 
-    def _advance(self, current: int) -> None:
+    def _advance(self) -> None:
         """Clear the buckets that are older than the window."""
+        current = int(self._clock() // _BUCKET_SECONDS)
+        if current <= self._bucket:
+            return
         for passed in range(max(self._bucket + 1, current - _BUCKETS + 1), current + 1):
             bucket = passed % _BUCKETS
-            self._outcomes -= self._total[bucket]
-            self._failures -= self._failed[bucket]
-            self._total[bucket] = self._failed[bucket] = 0
+            self._successes -= self._delivered[bucket]
+            self._delivered[bucket] = 0
         self._bucket = current
+        for event, bucket in list(self._failed.items()):
+            if bucket > current - _BUCKETS:
+                break
+            del self._failed[event]

@@ -48,7 +48,7 @@ class Sender:
         self.wake = asyncio.Event()
         """Set when there are results to write."""
         self.attempts: list[AttemptRecord] = []
-        self.decisions: list[Decision] = []
+        self.decisions: list[tuple[Lane, Decision]] = []
         """State changes of endpoints, to be written in this order."""
         self._client = client
         self._clock = clock
@@ -65,10 +65,10 @@ class Sender:
             self._requests.add(request)
             request.add_done_callback(self._requests.discard)
 
-    def park(self, lane: Lane, after: float = 0.0) -> None:
+    def park(self, lane: Lane) -> None:
         """Return a lane's pending deliveries to the database, so that their leases can end."""
         for delivery in lane.clear():
-            delivery.lease.failed(DeliveryFailure(delivery.item, lane.endpoint_id, after, None, False, False))
+            delivery.lease.failed(DeliveryFailure(delivery.item, lane.endpoint_id, 0.0, None, False, False))
             lane.has_backlog = True
             self.wake.set()
 
@@ -108,19 +108,24 @@ class Sender:
         if result.kind == "delivered":
             self._delivered(lane, deliveries)
             return
-        if result.kind == "gone":
+        error = ": ".join(filter(None, (result.error_class, result.detail)))
+        kind, wait = result.kind, result.retry_after
+        if kind == "gone" and lane.is_worker:
+            kind = "refused"
+        if kind == "gone":
             lane.state = "disabled"
             logger.warning("endpoint %s: disabled: it answered 410 Gone", lane.endpoint.name)
-            self.decisions.append(lambda store: store.disable(lane.endpoint_id, "410 Gone"))
-        elif result.retry_after is not None:
-            lane.throttled_until = max(lane.throttled_until, self._clock() + result.retry_after)
-        error = ": ".join(filter(None, (result.error_class, result.detail)))
+            self._decide(lane, lambda store: store.disable(lane.endpoint_id, "410 Gone"))
+        elif wait is not None and lane.state == "active":
+            self._throttle(lane, wait, f"{error}: it asked for {wait:.0f} s")
         # 429 does not count towards the breaker: the endpoint works, and limits its rate.
-        self._fail(lane, deliveries, error, result.retry_after, counts=result.status != _TOO_MANY_REQUESTS)
+        throttled = kind == "throttled" and (wait is not None or result.status == _TOO_MANY_REQUESTS)
+        counts = kind in ("failed", "throttled") and not throttled
+        self._fail(lane, deliveries, error, wait, counts=counts, refused=kind == "refused")
 
     def _delivered(self, lane: Lane, deliveries: list[WebhookDelivery]) -> None:
         lane.finish(deliveries, delivered=True)
-        lane.breaker.record(True)
+        lane.breaker.succeeded()
         lane.error = None
         if lane.failing:
             lane.failing = False
@@ -140,7 +145,9 @@ class Sender:
         min_delay: float | None = None,
         *,
         counts: bool = True,
+        refused: bool = False,
     ) -> None:
+        """Record a failed request. `counts`: towards the breaker. `refused`: the endpoint works."""
         lane.error = error
         if not lane.failing:
             lane.failing = True
@@ -151,7 +158,7 @@ class Sender:
                 deliveries[0].attempt,
                 error,
             )
-        behind = lane.finish(deliveries, delivered=False)
+        behind = lane.finish(deliveries, delivered=False, refused=refused)
         after, last = self._next_try(lane, deliveries[0].attempt, min_delay)
         for delivery in deliveries:
             delivery.lease.failed(DeliveryFailure(delivery.item, lane.endpoint_id, after, error, True, last))
@@ -159,15 +166,24 @@ class Sender:
             delivery.lease.release(delivery.item)
         self.wake.set()
         if lane.probing:
-            self._end_probe(lane, False, error)
+            self._end_probe(lane, refused, error, min_delay)
         elif counts:
-            lane.breaker.record(False)
+            lane.breaker.failed(deliveries[0].event.id)
             if lane.breaker.tripped and lane.state == "active":
                 lane.state = "tripped"
                 logger.warning("endpoint %s: tripped: requests fail: %s", lane.endpoint.name, error)
-                self.decisions.append(lambda store: store.trip(lane.endpoint_id, error))
+                self._decide(lane, lambda store: store.trip(lane.endpoint_id, error))
         if not lane.open:
-            self.park(lane, max(0.0, lane.throttled_until - self._clock()))
+            self.park(lane)
+
+    def _throttle(self, lane: Lane, wait: float, reason: str) -> None:
+        lane.state = "throttled"
+        logger.warning("endpoint %s: throttled: %s", lane.endpoint.name, reason)
+        self._decide(lane, lambda store: store.throttle(lane.endpoint_id, wait, reason))
+
+    def _decide(self, lane: Lane, decision: Decision) -> None:
+        lane.undecided += 1
+        self.decisions.append((lane, decision))
 
     def _next_try(self, lane: Lane, attempt: int, min_delay: float | None) -> tuple[float | None, bool]:
         """Seconds until the retry (None: the queue's schedule), and whether the delivery is given up."""
@@ -182,14 +198,14 @@ class Sender:
         # Batches that failed together must be due at different times, or they would be retried as one batch.
         return max(after, min_delay or 0.0) + chance.fraction() * _RETRY_SPREAD, False
 
-    def _end_probe(self, lane: Lane, succeeded: bool, reason: str | None) -> None:
+    def _end_probe(self, lane: Lane, succeeded: bool, reason: str | None, wait: float | None = None) -> None:
         lane.probing = False
         if succeeded:
             lane.state = "active"
             lane.breaker = CircuitBreaker(self._clock)
             lane.has_backlog = True
             logger.info("endpoint %s: active: a request succeeded", lane.endpoint.name)
-        self.decisions.append(lambda store: store.end_probe(lane.endpoint_id, succeeded, reason))
+        self._decide(lane, lambda store: store.end_probe(lane.endpoint_id, succeeded, reason, wait))
         self.wake.set()
 
     def _give_back(self, lane: Lane, deliveries: list[WebhookDelivery]) -> None:

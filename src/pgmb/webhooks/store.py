@@ -28,6 +28,10 @@ _CLAIM: Final = """
 select lease::text, delivery, endpoint::text, seq, id::text, topic, key, payload, headers, published_at,
   attempt
 from pgmb.claim_deliveries(%s, %s::interval, %s, %s::uuid[], %s::integer[])"""
+_CLAIM_PROBE: Final = """
+select lease::text, delivery, recipient::text, seq, id::text, topic, key, payload, headers, published_at,
+  attempt
+from pgmb.claim_probe(%s::uuid, %s, %s::interval)"""
 _SETTLE: Final = """
 select pgmb.settle_deliveries(%s::uuid, %s::bigint[], %s::bigint[], %s::uuid[], %s::interval[],
   %s::text[], %s::boolean[], %s::boolean[])"""
@@ -39,10 +43,10 @@ select pgmb.log_attempts(%s::uuid[], %s::bigint[], %s::uuid[], %s::text[], %s::i
   %s::real[], %s::text[], %s::text[], %s::text[])"""
 _HEARTBEAT: Final = """
 select pgmb.heartbeat(%s::uuid, %s, %s, %s::uuid[], %s::bigint[], %s::bigint[], %s::text[],
-  backends => %s::integer[])::text[]"""
+  backends => %s::integer[], refused => %s::bigint[])::text[]"""
 _ENDPOINTS: Final = """
 select id, name, url, body, batch, timeout, headers, gzip_above, rps, max_in_flight, retry_after, log,
-  keep_response, state, ordered, source, secrets, queue, changed_at
+  keep_response, state, ordered, source, secrets, queue, changed_at, worker
 from pgmb.dispatched_endpoints(coalesce(%s::timestamptz, '-infinity'))"""
 _QUEUES: Final = "select queue, endpoint::text, stream, statement_timestamp() from pgmb.dispatched_queues()"
 _TAKE: Final = "select endpoint::text, given from pgmb.take_requests(%s::uuid[], %s::integer[])"
@@ -90,6 +94,7 @@ class EndpointRow(NamedTuple):
     secrets: list[bytes]
     queue: str
     changed_at: datetime
+    worker: bool
 
 
 class ReceivedEvent(NamedTuple):
@@ -135,6 +140,7 @@ class EndpointCounts(NamedTuple):
     delivered: int
     failed: int
     error: str | None
+    refused: int
 
 
 class Store:
@@ -168,11 +174,17 @@ class Store:
 
     async def claim(self, most: int, room: int, rooms: dict[str, int]) -> list[ClaimedEvent]:
         """Lease waiting deliveries: at most `room` per endpoint, or its entry in `rooms`."""
-        rows = await self._rows(_CLAIM, (most, self._lease_for, room, list(rooms), list(rooms.values())))
-        return [
-            ClaimedEvent(lease, row, endpoint, seq, WebhookEvent(*event), attempt)
-            for lease, row, endpoint, seq, *event, attempt in rows
-        ]
+        given = (most, self._lease_for, room, list(rooms), list(rooms.values()))
+        return _claimed(await self._rows(_CLAIM, given))
+
+    async def claim_probe(self, endpoint: str, *, fresh: bool) -> list[ClaimedEvent]:
+        """Lease one waiting delivery of an endpoint, due or not. `fresh`: only one that has not failed."""
+        return _claimed(await self._rows(_CLAIM_PROBE, (endpoint, fresh, self._lease_for)))
+
+    async def hasten_retry(self, endpoint: str) -> bool:
+        """Make one retry in an endpoint's own queues due now. False if none waits."""
+        ((found,),) = await self._rows("select pgmb.hasten_retry(%s::uuid)", (endpoint,))
+        return bool(found)
 
     async def settle(self, reports: Sequence[Settlement], attempts: Sequence[AttemptRecord]) -> int:
         """Settle leases and log attempts in one transaction. Returns how many leases had expired."""
@@ -233,8 +245,9 @@ class Store:
 
         Returns the ids of all live dispatchers.
         """
-        columns = [list(column) for column in zip(*counts, strict=True)] or [[], [], [], []]
-        ((alive,),) = await self._rows(_HEARTBEAT, (dispatcher, host, pid, *columns, list(backends)))
+        *columns, refused = [list(column) for column in zip(*counts, strict=True)] or [[], [], [], [], []]
+        given = (dispatcher, host, pid, *columns, list(backends), refused)
+        ((alive,),) = await self._rows(_HEARTBEAT, given)
         return list(alive)
 
     async def depart(self, dispatcher: UUID) -> None:
@@ -255,13 +268,23 @@ class Store:
     async def trip(self, endpoint: str, reason: str) -> None:
         await self._rows("select pgmb.trip_endpoint(%s::uuid, %s)", (endpoint, reason))
 
+    async def throttle(self, endpoint: str, seconds: float, reason: str) -> None:
+        await self._rows(
+            "select pgmb.throttle_endpoint(%s::uuid, %s, %s)", (endpoint, timedelta(seconds=seconds), reason)
+        )
+
     async def probe(self, busy_for: dict[str, float]) -> list[str]:
-        """The tripped endpoints that this dispatcher may probe. No other dispatcher may meanwhile."""
+        """The throttled and tripped endpoints that this dispatcher may probe. No other may meanwhile."""
         spans = [timedelta(seconds=seconds) for seconds in busy_for.values()]
         return [endpoint for (endpoint,) in await self._rows(_PROBE, (list(busy_for), spans))]
 
-    async def end_probe(self, endpoint: str, succeeded: bool | None, reason: str | None) -> None:
-        await self._rows("select pgmb.end_probe(%s::uuid, %s, %s)", (endpoint, succeeded, reason))
+    async def end_probe(
+        self, endpoint: str, succeeded: bool | None, reason: str | None, wait: float | None = None
+    ) -> None:
+        await self._rows(
+            "select pgmb.end_probe(%s::uuid, %s, %s, wait => %s)",
+            (endpoint, succeeded, reason, None if wait is None else timedelta(seconds=wait)),
+        )
 
     async def disable(self, endpoint: str, reason: str) -> None:
         await self._rows("select pgmb.disable_endpoint(%s::uuid, %s)", (endpoint, reason))
@@ -280,6 +303,13 @@ def _received(rows: Sequence[Any]) -> Received:
         if lease is not None
     ]
     return Received(events, more=bool(rows) and rows[-1][-1])
+
+
+def _claimed(rows: Sequence[Any]) -> list[ClaimedEvent]:
+    return [
+        ClaimedEvent(lease, row, endpoint, seq, WebhookEvent(*event), attempt)
+        for lease, row, endpoint, seq, *event, attempt in rows
+    ]
 
 
 def _columns(failures: Sequence[DeliveryFailure]) -> list[list[Any]]:

@@ -30,7 +30,7 @@ async def listing(router: PageRouter, visit: Visit) -> Response:
         if (state is None or endpoint.state == state)
         and (wanted is None or wanted.lower() in f"{endpoint.name} {endpoint.url}".lower())
     ]
-    worst = {"tripped": 0, "disabled": 1, "paused": 2, "active": 3}
+    worst = {"tripped": 0, "disabled": 1, "throttled": 2, "paused": 3, "active": 4}
     found.sort(key=lambda endpoint: (worst[endpoint.state], endpoint.name))
     return router.render(
         visit,

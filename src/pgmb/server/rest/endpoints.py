@@ -212,7 +212,7 @@ async def pause_endpoint(call: Call, endpoint: Name, body: Reason) -> Changed:
 
 @operations.add("POST", f"{_ENDPOINT}/resume", OPERATE)
 async def resume_endpoint(call: Call, endpoint: Name, body: Nothing) -> Changed:
-    """Resume an endpoint that was paused, tripped or disabled."""
+    """Resume an endpoint that was paused, throttled, tripped or disabled."""
     async with call.changing() as change:
         changed = await call.broker.resume_endpoint(endpoint, conn=change.conn)
         await change.record("resume_endpoint", endpoint)

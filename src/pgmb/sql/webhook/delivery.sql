@@ -378,6 +378,41 @@ begin
   from leased l order by l.seq, l.id;
 end $$;
 
+-- Leases one event that waits for an endpoint, due or not, to test the endpoint: one with the fewest attempts among the
+-- first 1000; with `fresh`, only one that has not failed. For admins.
+create or replace function pgmb.claim_probe(endpoint uuid, fresh boolean default false, lease_for interval default '10 seconds')
+returns table (lease uuid, delivery bigint, recipient uuid, seq bigint, id uuid, topic text, key text, payload text,
+  headers text, published_at timestamptz, attempt integer)
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+  now timestamptz := clock_timestamp();
+begin
+  perform pgmb_internal.assert_admin();
+  return query
+  with fewest as materialized (
+    select near.id
+    from (select d.id, d.attempt, d.due_at, d.lease from pgmb.delivery d where d.endpoint = claim_probe.endpoint
+      order by d.due_at limit 1000) near
+    where (near.lease is null or near.due_at <= now) and (near.attempt = 1 or not claim_probe.fresh)
+    order by near.attempt, near.due_at limit 1
+  ), free as (
+    select d.id from pgmb.delivery d join fewest f on f.id = d.id where d.lease is null or d.due_at <= now
+    for update of d skip locked
+  ), leased as (
+    update pgmb.delivery d
+    set pid = pg_backend_pid(), lease = gen_random_uuid(), due_at = now + claim_probe.lease_for, decided_at = now
+    from free where d.id = free.id
+    returning d.*
+  )
+  select l.lease, l.id, l.endpoint, l.seq, l.event_id, l.topic, l.key, l.payload::text, l.headers::text, l.published_at,
+    l.attempt
+  from leased l;
+end $$;
+
 -- Settles what became of leased deliveries: those of `done` were delivered; the others wait again, or are dead letters, as
 -- in settle_deliveries. Returns how many were still under the lease: others were delivered again. For admins.
 create or replace function pgmb.settle_claimed(

@@ -1,13 +1,14 @@
 -- What dispatchers share: who of them lives, how many requests a second are left, which endpoints have failed too often.
 
 -- Says that a dispatcher lives, which server processes are its own, and what its endpoints did since it last said so;
--- errors: of each the newest, null where its newest request succeeded. One that failed for `give_up_after` without a
--- success is disabled, and an event says so: pgmb.endpoint.disabled, on stream main. Returns the ids of the dispatchers
+-- errors: of each the newest, null where its newest request succeeded; refused: how many of the failures were refusals of
+-- one message, which do not count against the endpoint. An endpoint, unless it is a worker, that failed for `give_up_after`
+-- without a success is disabled, and pgmb.endpoint.disabled is published on stream main. Returns the ids of the dispatchers
 -- that live. For admins.
 create or replace function pgmb.heartbeat(
   dispatcher uuid, host text, pid integer, endpoints uuid[] default '{}', delivered bigint[] default '{}',
   failed bigint[] default '{}', errors text[] default '{}', alive_for interval default '10 seconds',
-  give_up_after interval default '5 days', backends integer[] default '{}'
+  give_up_after interval default '5 days', backends integer[] default '{}', refused bigint[] default '{}'
 )
 returns uuid[]
 language plpgsql security definer
@@ -35,19 +36,19 @@ begin
     delivered_at = case when did.delivered > 0 then now else a.delivered_at end,
     failed_at = case when did.failed > 0 then now else a.failed_at end,
     -- It does not fail through a silence as long as that for which one is given up: then the clock jumped.
-    failing_since = case when did.delivered > 0 then null when did.failed = 0 then a.failing_since
+    failing_since = case when did.delivered > 0 or did.refused > 0 then null when did.failed = 0 then a.failing_since
       when a.failed_at < now - heartbeat.give_up_after then now else coalesce(a.failing_since, now) end,
     error = case when did.delivered > 0 then did.error else coalesce(did.error, a.error) end
-  from unnest(heartbeat.endpoints, heartbeat.delivered, heartbeat.failed, heartbeat.errors)
-    did (endpoint, delivered, failed, error)
+  from unnest(heartbeat.endpoints, heartbeat.delivered, heartbeat.failed, heartbeat.errors, heartbeat.refused)
+    did (endpoint, delivered, failed, error, refused)
   where a.endpoint = did.endpoint;
   for hopeless in
     update pgmb.endpoint e
     set state = 'disabled', probe_at = null, changed_at = now,
       reason = format('failed since %s', to_char(a.failing_since at time zone 'UTC', 'YYYY-MM-DD HH24:MI "UTC"'))
     from pgmb.endpoint_activity a
-    where a.endpoint = e.id and e.id = any (heartbeat.endpoints) and e.state in ('active', 'tripped')
-      and pgmb_internal.has_aged(a.failing_since, heartbeat.give_up_after, now, clock)
+    where a.endpoint = e.id and e.id = any (heartbeat.endpoints) and e.state in ('active', 'throttled', 'tripped')
+      and not pgmb_internal.is_worker(e) and pgmb_internal.has_aged(a.failing_since, heartbeat.give_up_after, now, clock)
     returning e.*
   loop
     perform pgmb_internal.announce_disabled(hopeless.id, hopeless.name, hopeless.url, hopeless.reason);
@@ -132,7 +133,7 @@ begin
 end $$;
 
 -- Trips an endpoint: its events wait until it may be probed, after a time that doubles from `first` to `longest`.
--- Returns the time of the next probe; null if the endpoint is neither active nor tripped. For admins.
+-- Returns the time of the next probe; null if the endpoint is neither active nor throttled or tripped. For admins.
 create or replace function pgmb.trip_endpoint(
   id uuid, reason text, first interval default '10 seconds', longest interval default '5 minutes'
 )
@@ -151,15 +152,31 @@ begin
     changed_at = clock_timestamp()
   where e.id = trip_endpoint.id
     -- Another dispatcher may have tripped it a moment ago.
-    and (e.state = 'active' or e.state = 'tripped' and e.probe_at <= now)
+    and (e.state = 'active' or e.state in ('throttled', 'tripped') and e.probe_at <= now)
   returning e.probe_at into probe;
   if probe is null then
-    select e.probe_at into probe from pgmb.endpoint e where e.id = trip_endpoint.id and e.state = 'tripped';
+    select e.probe_at into probe from pgmb.endpoint e where e.id = trip_endpoint.id and e.state in ('throttled', 'tripped');
   end if;
   return probe;
 end $$;
 
--- Whether the caller may send one request to a tripped endpoint. Other dispatchers may not for `busy_for`. For admins.
+-- Throttles an active endpoint that asked for time: its events wait until it may be probed, after `wait`, at most `longest`.
+-- For admins.
+create or replace function pgmb.throttle_endpoint(id uuid, wait interval, reason text, longest interval default '1 hour')
+returns void
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  perform pgmb_internal.assert_admin();
+  update pgmb.endpoint e
+  set state = 'throttled', reason = throttle_endpoint.reason,
+    probe_at = clock_timestamp() + least(throttle_endpoint.wait, throttle_endpoint.longest), changed_at = clock_timestamp()
+  where e.id = throttle_endpoint.id and e.state = 'active';
+end $$;
+
+-- Whether the caller may send one request to a throttled or tripped endpoint. Other dispatchers may not for `busy_for`. For
+-- admins.
 create or replace function pgmb.probe_endpoint(id uuid, busy_for interval)
 returns boolean
 language plpgsql security definer
@@ -171,15 +188,42 @@ begin
   perform pgmb_internal.assert_read_committed();
   perform pgmb_internal.assert_admin();
   update pgmb.endpoint e set probe_at = now + probe_endpoint.busy_for, changed_at = now
-  where e.id = probe_endpoint.id and e.state = 'tripped' and e.probe_at <= now;
+  where e.id = probe_endpoint.id and e.state in ('throttled', 'tripped') and e.probe_at <= now;
   return found;
 end $$;
 
--- Says what came of a probe: the endpoint is active again, or stays tripped, for longer. Null: nothing was due that
--- could have been sent, so that another probe may come soon. For admins.
+-- Makes one event that waits for its retry in an endpoint's own queues due now, so that a probe has an event: one with the
+-- fewest attempts. Events of one batch stay together. Returns whether there was one. For admins.
+create or replace function pgmb.hasten_retry(endpoint uuid)
+returns boolean
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  now timestamptz := clock_timestamp();
+begin
+  perform pgmb_internal.assert_admin();
+  with first as materialized (
+    select near.* from pgmb.queue head
+    join pgmb.queue q on head.id in (q.id, q.lane_of)
+    cross join lateral (
+      -- Parked events of an ordered queue are due at infinity.
+      select r.queue, r.id, r.together, r.attempt, r.due_at from pgmb.retry r
+      where r.queue = q.id and r.lease is null and r.due_at < 'infinity' order by r.due_at limit 1000) near
+    where head.endpoint = hasten_retry.endpoint and head.lane_of is null and head.paused_at is null
+    order by near.attempt, near.due_at limit 1
+  )
+  update pgmb.retry r set due_at = now, decided_at = now
+  from first
+  where r.queue = first.queue and r.lease is null and (r.id = first.id or r.together = first.together);
+  return found;
+end $$;
+
+-- Ends a probe: the endpoint is active again, or stays as it is for longer: throttled for `wait` where it asked for time,
+-- otherwise tripped. `succeeded` is null if no event could be sent: another probe may come soon. For admins.
 create or replace function pgmb.end_probe(
   id uuid, succeeded boolean, reason text default null, first interval default '10 seconds',
-  longest interval default '5 minutes'
+  longest interval default '5 minutes', wait interval default null
 )
 returns void
 language plpgsql security definer
@@ -188,17 +232,21 @@ as $$
 begin
   perform pgmb_internal.assert_admin();
   update pgmb.endpoint e
-  set state = case when end_probe.succeeded then 'active' else 'tripped' end,
+  set state = case when end_probe.succeeded then 'active' when end_probe.succeeded is null then e.state
+      when end_probe.wait is not null then 'throttled' else 'tripped' end,
     reason = case when end_probe.succeeded then null else coalesce(end_probe.reason, e.reason) end,
-    trips = case when end_probe.succeeded then 0 when not end_probe.succeeded then e.trips + 1 else e.trips end,
-    probe_at = case when not end_probe.succeeded then
+    trips = case when end_probe.succeeded then 0 when not end_probe.succeeded and end_probe.wait is null then e.trips + 1
+      else e.trips end,
+    probe_at = case when not end_probe.succeeded and end_probe.wait is not null then
+        clock_timestamp() + least(end_probe.wait, interval '1 hour')
+      when not end_probe.succeeded then
         clock_timestamp() + least(end_probe.longest, end_probe.first * power(2, least(e.trips, 20)))
       when end_probe.succeeded is null then clock_timestamp() + interval '1 second' end,
     changed_at = clock_timestamp()
-  where e.id = end_probe.id and e.state = 'tripped';
+  where e.id = end_probe.id and e.state in ('throttled', 'tripped');
 end $$;
 
--- Disables an endpoint that said it is gone, and publishes that. For admins.
+-- Disables an endpoint that answered that it is gone, unless it is a worker, and publishes that. For admins.
 create or replace function pgmb.disable_endpoint(id uuid, reason text)
 returns void
 language plpgsql security definer
@@ -210,7 +258,7 @@ begin
   perform pgmb_internal.assert_admin();
   update pgmb.endpoint e
   set state = 'disabled', reason = disable_endpoint.reason, probe_at = null, changed_at = clock_timestamp()
-  where e.id = disable_endpoint.id and e.state <> 'disabled'
+  where e.id = disable_endpoint.id and e.state <> 'disabled' and not pgmb_internal.is_worker(e)
   returning e.* into gone;
   if gone.id is not null then
     perform pgmb_internal.announce_disabled(gone.id, gone.name, gone.url, gone.reason);
@@ -244,7 +292,7 @@ end $$;
 create or replace function pgmb.dispatched_endpoints(since timestamptz default '-infinity')
 returns table (id uuid, name text, url text, body text, batch integer, timeout interval, headers jsonb,
   gzip_above integer, rps integer, max_in_flight integer, retry_after interval[], log text, keep_response boolean, state text,
-  probe_at timestamptz, ordered boolean, source text, secrets bytea[], queue text, changed_at timestamptz)
+  probe_at timestamptz, ordered boolean, source text, secrets bytea[], queue text, changed_at timestamptz, worker boolean)
 language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -260,7 +308,7 @@ begin
     '/pgmb/' || coalesce(own.stream_name, t.name, 'main'),
     array(select k.sealed from pgmb.endpoint_secret k
       where k.endpoint = e.id and (k.expires_at is null or k.expires_at > now) order by k.id desc),
-    coalesce(own.name, s.group_id), changed.at
+    coalesce(own.name, s.group_id), changed.at, pgmb_internal.is_worker(e)
   from pgmb.endpoint e
   cross join lateral (
     select greatest(e.changed_at, max(k.expires_at)) at

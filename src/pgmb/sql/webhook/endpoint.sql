@@ -2,7 +2,7 @@
 
 -- Creates an endpoint for the events that match the patterns, fields, filter and condition (see create_queue), from now on,
 -- and returns its id. An existing endpoint gets all of these settings and keeps its id, state, secrets and waiting
--- deliveries.
+-- deliveries. A new URL ends throttling and tripping.
 --   ordered          events with the same key are posted one at a time
 --   batch            maximum number of events per request; a failed batch is retried unchanged
 --   body             payload, with the rest in headers, or cloudevents: a structured CloudEvents document
@@ -49,6 +49,8 @@ begin
     raise exception 'invalid endpoint name: %', quote_literal(create_endpoint.name) using errcode = 'MB003',
       hint = 'Up to 81 characters, where a queue of its own is named after it.';
   end if;
+  perform pgmb_internal.reopen_endpoint(e.id)
+  from pgmb.endpoint e where e.name = create_endpoint.name and e.url <> create_endpoint.url;
   select * into former from pgmb.endpoint e where e.name = create_endpoint.name for no key update;
   if found and (former.subscription is null) <> (own is not null) then
     raise exception 'endpoint % has % queue of its own', quote_literal(create_endpoint.name),
@@ -101,7 +103,7 @@ begin
 end $$;
 
 -- Changes some settings of an endpoint: see create_endpoint. Null leaves one as it is; rps => 0 and gzip_above => -1 take
--- those away. Errors: MB060 no such endpoint, MB005 invalid URL or header, 23514 a setting out of bounds, MB006 batches for one that shares a
+-- those away. A new URL ends throttling and tripping. Errors: MB060 no such endpoint, MB005 invalid URL or header, 23514 a setting out of bounds, MB006 batches for one that shares a
 -- queue.
 create or replace function pgmb.alter_endpoint(
   name text, url text default null, batch integer default null, body text default null, rps integer default null,
@@ -121,6 +123,8 @@ begin
     perform pgmb_internal.assert_url(alter_endpoint.url);
   end if;
   perform pgmb_internal.assert_headers(alter_endpoint.headers);
+  perform pgmb_internal.reopen_endpoint(e.id)
+  from pgmb.endpoint e where e.name = alter_endpoint.name and e.url <> alter_endpoint.url;
   update pgmb.endpoint e
   set url = coalesce(alter_endpoint.url, e.url), batch = coalesce(alter_endpoint.batch, e.batch),
     body = coalesce(alter_endpoint.body, e.body), rps = nullif(coalesce(alter_endpoint.rps, e.rps), 0),
@@ -327,6 +331,27 @@ begin
   end if;
   return found_id;
 end $$;
+
+-- Ends throttling and tripping of an endpoint, and forgets since when it fails.
+create or replace function pgmb_internal.reopen_endpoint(endpoint uuid)
+returns void
+language plpgsql
+as $$
+begin
+  -- Locked before the endpoint's own row, as in a heartbeat.
+  update pgmb.endpoint_activity a set failing_since = null where a.endpoint = reopen_endpoint.endpoint;
+  update pgmb.endpoint e set state = 'active', reason = null, probe_at = null, trips = 0, changed_at = clock_timestamp()
+  where e.id = reopen_endpoint.endpoint and e.state in ('throttled', 'tripped');
+end $$;
+
+-- Whether an endpoint is a worker: its queues were made for it (pgmb.create), and no other endpoint's events wait there.
+create or replace function pgmb_internal.is_worker(endpoint pgmb.endpoint)
+returns boolean
+language sql stable
+as $$
+  select endpoint.subscription is null
+    and not exists (select from pgmb.queue q where q.endpoint = endpoint.id and q.name = 'endpoint/' || endpoint.name)
+$$;
 
 -- Ends an endpoint, with what waits for it, its attempts and dead letters, and the queue of its own if it has one. True
 -- if there was one. A queue that was made for a worker stays and keeps its events.

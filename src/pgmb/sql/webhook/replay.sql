@@ -67,8 +67,8 @@ begin
   return sent;
 end $$;
 
--- Sends an endpoint's dead letters since a time to it again, and has what waits for it to be tried again be due at once.
--- Returns how many. Errors: MB060 no such endpoint. For admins.
+-- Sends an endpoint's dead letters since a time to it again, retries its waiting events at once, and ends throttling and
+-- tripping. Returns how many events. Errors: MB060 no such endpoint. For admins.
 create or replace function pgmb.redrive_failed(endpoint text, since timestamptz default '-infinity')
 returns bigint
 language plpgsql security definer
@@ -83,6 +83,7 @@ declare
 begin
   perform pgmb_internal.assert_admin();
   target := pgmb_internal.endpoint_id(redrive_failed.endpoint);
+  perform pgmb_internal.reopen_endpoint(target);
   update pgmb.delivery d set due_at = now, decided_at = now
   where d.endpoint = target and d.lease is null and d.attempt > 1 and d.due_at > now;
   get diagnostics part = row_count;

@@ -31,10 +31,11 @@ create table pgmb.endpoint (
   keep_response boolean not null default false,
   --   active     events are posted
   --   paused     by an operator: they wait
-  --   tripped    it failed too often: they wait until probe_at, when one of them tries
+  --   throttled  it asked for time (Retry-After): they wait until probe_at, when one of them tests it
+  --   tripped    it failed too often: they wait until probe_at, when one of them tests it
   --   disabled   it is gone, or failed for days: those that share a queue do not get events any more
   state text not null default 'active'
-    constraint "state must be active, paused, tripped or disabled" check (state in ('active', 'paused', 'tripped', 'disabled')),
+    constraint "state must be active, paused, throttled, tripped or disabled" check (state in ('active', 'paused', 'throttled', 'tripped', 'disabled')),
   reason text,
   probe_at timestamptz,
   trips integer not null default 0,

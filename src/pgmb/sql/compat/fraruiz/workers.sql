@@ -19,6 +19,7 @@ begin
     raise exception 'rps must be at least 1, got %', worker.rps using errcode = 'MB005',
       hint = 'At least 1, or null for no limit.';
   end if;
+  perform pgmb_internal.reopen_endpoint(e.id) from pgmb.endpoint e where e.name = worker.name and e.url <> worker.endpoint;
   insert into pgmb.endpoint as e (name, url, rps)
   values (worker.name, worker.endpoint, worker.rps)
   on conflict on constraint endpoint_name_key do update set url = excluded.url, rps = excluded.rps, changed_at = clock_timestamp()
