@@ -244,6 +244,38 @@ def test_groups_are_read_side_by_side(ours: psycopg.Connection[Any], sessions: S
     assert ask(ours, "select msg_id from pgmq.read_grouped('q', 60, 9)") == []
 
 
+def test_a_grouped_read_ends_a_group_before_a_message_that_another_read_holds(
+    ours: psycopg.Connection[Any], sessions: Sessions
+) -> None:
+    ask(ours, "select pgmq.send_batch('q', array(select to_jsonb(n) from generate_series(1, 3) n))")
+    other = sessions["other"]
+    ours.execute("set lock_timeout = '5s'")
+    for way in ("read_grouped", "read_grouped_rr"):
+        # Parks the messages and leaves them visible.
+        ask(ours, "select msg_id from pgmq.read_grouped('q', 0, 3)")
+        other.run("begin")
+        assert other.run("select msg_id from pgmq.read('q', 60, 1, '2')") == [(2,)]
+        assert ask(ours, f"select msg_id from pgmq.{way}('q', 0, 3)") == [1]
+        other.run("rollback")
+        assert ask(ours, f"select msg_id from pgmq.{way}('q', 0, 3)") == [1, 2, 3]
+
+
+def test_a_grouped_read_waits_for_messages_of_a_read_that_another_settles(
+    ours: psycopg.Connection[Any], sessions: Sessions
+) -> None:
+    """Those that it leaves come back, and the rest of their group comes after them."""
+    ask(ours, "select pgmq.send_batch('q', array_fill('{}'::jsonb, array[21]))")
+    assert len(ask(ours, "select msg_id from pgmq.read('q', 60, 20)")) == 20
+    other = sessions["other"]
+    other.run("begin")
+    assert other.run("select pgmq.delete('q', 20::bigint)") == [(True,)]
+    assert ask(ours, "select msg_id from pgmq.read_grouped('q', 60, 1)") == []
+    other.run("rollback")
+    assert ask(ours, "select msg_id from pgmq.read_grouped('q', 60, 1)") == []
+    ask(ours, "select pgmq.delete('q', array(select n from generate_series(1, 20) n)::bigint[])")
+    assert ask(ours, "select msg_id from pgmq.read_grouped('q', 60, 1)") == [21]
+
+
 def test_polling_holds_nobody_up(ours: psycopg.Connection[Any], sessions: Sessions) -> None:
     waiting = sessions["waiting"]
     ask(ours, "select pgmq.send('q', '{}', 3600)")

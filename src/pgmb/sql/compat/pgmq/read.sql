@@ -115,7 +115,7 @@ returns bigint[]
 language plpgsql
 as $$
 begin
-  perform pgmq.park_readings(lock_due.queue, lock_due.now);
+  perform pgmq.park_readings(lock_due.queue, lock_due.now, clock_timestamp() + pgmq.part_of_a_call());
   if exists (
     select from pgmq.parked p where p.queue = (lock_due.queue).id and p.vt <= lock_due.now
     order by p.vt, p.msg_id offset 1000)
@@ -214,7 +214,8 @@ begin
 end $$;
 
 -- As read, but waits up to max_poll_seconds for a message, looking every poll_interval_ms. While it waits it holds up
--- no other reader. Errors: 42P01 no such queue, 42501.
+-- no other reader. It returns nothing earlier where it passed a backlog that gave nothing: the caller commits how far it
+-- came, and reads again. Errors: 42P01 no such queue, 42501.
 create or replace function pgmq.read_with_poll(
   queue_name text, vt integer, qty integer, max_poll_seconds integer default 5, poll_interval_ms integer default 100,
   conditional jsonb default '{}'
@@ -229,7 +230,16 @@ begin
     'select * from pgmq.read($1, $2, $3, $4)', queue_name, vt, qty, max_poll_seconds, poll_interval_ms, conditional);
 end $$;
 
--- Runs a reading statement until it gives something or the time is over.
+-- How many messages of the log a read that gives nothing must have passed for its progress to be kept: to pass fewer again
+-- costs less than to return to the caller for that alone.
+create or replace function pgmq.worth_keeping()
+returns integer
+language sql immutable
+as $$
+  select 500
+$$;
+
+-- Runs a reading statement until it gives something, the time is over, or its progress in the log is worth keeping.
 create or replace function pgmq.poll(
   statement text, queue_name text, vt integer, qty integer, max_poll_seconds integer, poll_interval_ms integer,
   conditional jsonb default null
@@ -240,12 +250,16 @@ as $$
 declare
   asked pgmq.queue := pgmq.queue_for_reader(queue_name);
   stop_at timestamptz := clock_timestamp() + make_interval(secs => max_poll_seconds);
+  reached bigint;
 begin
   while clock_timestamp() < stop_at loop
     if pgmq.has_visible(asked) then
+      reached := pgmb_internal.reached(c) from pgmb_internal.queue_position(asked.id) c;
       begin
         return query execute statement using queue_name, vt, qty, conditional;
-        if found then
+        if found or (
+          select pgmb_internal.reached(c) >= reached + pgmq.worth_keeping() from pgmb_internal.queue_position(asked.id) c)
+        then
           return;
         end if;
         -- Another session was first. Rolling back releases the queue's lock, for which others wait.

@@ -58,9 +58,19 @@ begin
   return pgmb.ack(pgmq.lease(end_reading.reading));
 end $$;
 
--- Moves what readings hold whose vt is not after `upto` to pgmq.parked, where each message has a row. Those that
--- another transaction is settling are left.
-create or replace function pgmq.park_readings(queue pgmq.queue, upto timestamptz)
+-- For how long one call moves messages to pgmq.parked before it leaves the rest to the next call. A reader that kept the
+-- queue's lock for a second would be superseded by the others (pgmb_internal.lock_newest), and all that it moved would be
+-- rolled back.
+create or replace function pgmq.part_of_a_call()
+returns interval
+language sql stable
+as $$
+  select pgmb_internal.deadline(interval '200 milliseconds') - statement_timestamp()
+$$;
+
+-- Moves what readings hold whose vt is not after `upto` to pgmq.parked, where each message has a row, until `stop_at`; at
+-- least one reading. Those that another transaction is settling are left.
+create or replace function pgmq.park_readings(queue pgmq.queue, upto timestamptz, stop_at timestamptz)
 returns void
 language plpgsql
 as $$
@@ -84,6 +94,7 @@ begin
     from pgmb_internal.claim_events(held) e
     where e.seq > ended.lo and e.seq <= ended.hi and (ended.ids is null or e.seq = any (ended.ids));
     perform pgmq.end_reading(ended);
+    exit when clock_timestamp() >= stop_at;
   end loop;
 end $$;
 
@@ -151,7 +162,7 @@ $$;
 -- Moves the next messages of the log, `most` at a time, to pgmq.parked, except for those passed over, which leave the
 -- queue. Returns the first `wanted` of them that contain `conditional`: they are hidden until vt, or popped: they leave the
 -- queue too. The others may be read at once: small reads cost less by the row than by the range, and share the cost of
--- the range. Lock: the queue's, as pgmb.receive.
+-- the range. Stops after pgmq.part_of_a_call(); the next call goes on from there. Lock: the queue's, as pgmb.receive.
 create or replace function pgmq.take_fresh(
   queue pgmq.queue, most integer, wanted integer, conditional jsonb, vt timestamptz, read_at timestamptz, popped boolean
 )
@@ -160,6 +171,7 @@ language plpgsql
 as $$
 declare
   given integer;
+  stop_at timestamptz := clock_timestamp() + pgmq.part_of_a_call();
   -- The newest claim before the receive.
   newest bigint := (select c.id from pgmb_internal.queue_position((take_fresh.queue).id) c);
 begin
@@ -193,7 +205,7 @@ begin
     newest := pgmq.settle_newest((take_fresh.queue).id, newest);
     exit when newest is null;
     wanted := wanted - given;
-    exit when wanted <= 0;
+    exit when wanted <= 0 or clock_timestamp() >= stop_at;
   end loop;
 end $$;
 
