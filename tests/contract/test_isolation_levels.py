@@ -246,7 +246,7 @@ READ_COMMITTED = {
     "rebase": "",
     "plan_dead": "'archived'",
     "record_dead": "'archived', 1, 0, sha256(''), 1",
-    "create_lake": "'main', '/lake'",
+    "create_lake": "'main', '/lake/main'",
     "digest_segment": "'archived', 0",
     "record_archived": "'archived', 0, 0, sha256(''), 1",
     "record_damage": "'archived', 0, 'a file is missing'",
@@ -276,7 +276,7 @@ READ_COMMITTED = {
 SETTING = [
     "create table public.watched (id int primary key)",
     "select pgmb.create_stream('unread')",
-    "select pgmb.create_stream('archived'), pgmb.create_lake('archived', '/lake')",
+    "select pgmb.create_stream('archived'), pgmb.create_lake('archived', '/lake/archived')",
     "select pgmb.plan_dead('archived', empty => true)",
     "select pgmb.rotate('archived')",
     "select pgmb.seal('archived')",

@@ -10,6 +10,7 @@ import psycopg
 import pytest
 
 from harness.segments import fill, seal
+from tests.conftest import Connect
 from tests.contract.cast import Cast
 from tests.contract.test_privileges import refused
 
@@ -211,3 +212,52 @@ def test_readers_of_a_stream_find_its_projections_and_admins_change_them(archive
     # A copy of the database must not write to the table.
     archived.execute("update pgmb.installation set identity = gen_random_uuid()")
     assert fails(archived, "select pgmb.projection_of('p')") == "MB066"
+
+
+@pytest.mark.parametrize(
+    ("url", "dead_url"),
+    [
+        ("s3://lake/main", None),
+        ("s3a://lake//main/", None),
+        ("s3://lake/main/audit", None),
+        ("S3://lake/./main_dead/audit", None),
+        ("s3://lake", None),
+        ("s3://lake/other", "s3://lake/main/dead"),
+        ("s3://lake/other", "s3://lake/other/dead"),
+        ("s3://lake/paid/inside", None),
+        ("s3://lake/was", None),
+    ],
+)
+def test_no_table_lies_in_the_folder_of_another(archived: DB, url: str, dead_url: str | None) -> None:
+    archived.execute(
+        "select pgmb.create_projection('paid', 'main', '{#}', %s, url => 's3://lake/paid')",
+        ['[{"name": "a", "type": "int"}]'],
+    )
+    archived.execute("select pgmb.create_stream('audit')")
+    # The table of the database that this one is a copy of.
+    archived.execute(
+        "insert into pgmb.archived (stream, segment, epoch, events, digest, url, lake_version, verified_at)"
+        " select stream, 77, 1, 1, 'x', 's3://lake/was/main', 1, now() from pgmb.lake"
+    )
+    assert fails(archived, "select pgmb.create_lake('audit', %s, dead_url => %s)", url, dead_url) == "MB004"
+    place = "select pgmb.create_projection('inside', 'main', '{#}', %s, url => %s)"
+    columns = '[{"name": "a", "type": "int"}]'
+    if dead_url is None:
+        assert fails(archived, place, columns, url) == "MB004"
+    archived.execute("select pgmb.create_lake('audit', 's3://lake/audit')")
+
+
+@pytest.mark.parametrize("url", ["s3://lake/x/../main", "/lake/.."])
+def test_a_url_that_leads_out_of_its_folder_is_refused(archived: DB, url: str) -> None:
+    archived.execute("select pgmb.create_stream('audit')")
+    assert fails(archived, "select pgmb.create_lake('audit', %s)", url) == "MB003"
+
+
+def test_of_two_nested_tables_declared_at_once_one_is_refused(db: DB, connect: Connect) -> None:
+    db.execute("select pgmb.create_stream('audit')")
+    other = connect()
+    with db.transaction():
+        db.execute("select pgmb.create_lake('main', 's3://lake/main')")
+        other.execute("set lock_timeout = '200 ms'")
+        assert fails(other, "select pgmb.create_lake('audit', 's3://lake/main/audit')") == "55P03"
+    assert fails(other, "select pgmb.create_lake('audit', 's3://lake/main/audit')") == "MB004"

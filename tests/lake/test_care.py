@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -138,10 +139,35 @@ def test_a_damaged_file_is_not_joined(archived: Lake, keeper: Keeper) -> None:
 
 
 def test_files_of_a_killed_archiver_are_removed(archived: Lake, keeper: Keeper) -> None:
-    stray = of_segment(archived, 0).with_name("stray.parquet")
+    stray = of_segment(archived, 0).with_name(f"0-{uuid.uuid4()}.parquet")
     shutil.copy(of_segment(archived, 0), stray)
-    assert [Path(name).name for name in keeper.vacuum(0)] == ["stray.parquet"]
+    assert [Path(name).name for name in keeper.vacuum(0)] == [stray.name]
     assert not stray.exists()
+
+
+def test_vacuum_leaves_files_that_pgmb_did_not_write(archived: Lake, keeper: Keeper) -> None:
+    """Notes, other tables, files under other names and beside the partitions: they may be the only copy."""
+    inside = of_segment(archived, 0).parent
+    own = f"0-{uuid.uuid4()}.parquet"
+    kept = [
+        *(inside / name for name in ("stray.parquet", "notes.txt", f"{own}.crc", f"part-{own}")),
+        *(Path(archived.url) / name for name in ("README", own, f"audit/date=2026-01-01/{own}")),
+        Path(archived.url) / "audit/_delta_log/00000000000000000000.json",
+    ]
+    for file in kept:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("not pgmb's")
+    removed = inside / own
+    removed.write_text("of a killed archiver")
+    replaced = archived.files()
+    keeper.compact(1 << 28)
+    names = sorted([removed.name, *(file.name for file in replaced)])
+    assert sorted(Path(name).name for name in keeper.vacuum(0, dry_run=True)) == names
+    assert removed.exists()
+    assert sorted(Path(name).name for name in keeper.vacuum(0)) == names
+    assert not removed.exists()
+    assert [file for file in kept if not file.exists()] == []
+    assert archived.is_exact()
 
 
 def test_files_are_grouped_by_date_and_size() -> None:

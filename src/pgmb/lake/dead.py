@@ -14,7 +14,6 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple
-from urllib.parse import unquote
 
 import msgspec
 import psycopg
@@ -24,7 +23,7 @@ from psycopg.rows import class_row
 
 from pgmb._core.connecting import session
 from pgmb.errors import ForeignTable, VerificationFailed
-from pgmb.lake.delta import KnownFile, LakeTable
+from pgmb.lake.delta import KnownFile, LakeTable, own_path
 from pgmb.lake.storage import Storage
 from pgmb.lake.task import WrittenFile
 
@@ -79,7 +78,7 @@ class DeadTable(LakeTable):
         """The files that may hold dead letters of a batch."""
         found = pa.table(self._table.get_add_actions(flatten=True)).to_pylist()
         return [
-            KnownFile(unquote(row["path"]), row["size_bytes"], row["min.id"], row["max.id"])
+            KnownFile(own_path(row["path"]), row["size_bytes"], row["min.id"], row["max.id"])
             for row in found
             if row["min.batch"] <= batch <= row["max.batch"]
         ]
@@ -91,7 +90,7 @@ class DeadTable(LakeTable):
             # A bound of the table may be cut to milliseconds; the file's own rows decide.
             if row["min.died_at"] >= until or row["max.died_at"] < since - timedelta(milliseconds=1):
                 continue
-            with self.storage.files().open_input_file(unquote(row["path"])) as source:
+            with self.storage.files().open_input_file(own_path(row["path"])) as source:
                 yield from pq.read_table(source, columns=_DEATH, filters=died).to_pylist()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -37,6 +38,8 @@ _MICROSECOND: Final = timedelta(microseconds=1)
 _ROUNDED: Final = timedelta(milliseconds=1)
 # Commits say what segments must hold. By default Delta forgets them after 30 days.
 _LOG_KEPT: Final = "interval 3650 days"
+_OWN_FILE: Final = r"(?:\d+|erased)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\.parquet"
+"""The names of the files that writers of pgmb make."""
 _TOLD: Final = "pgmb"
 """The field of a commit that names its segments."""
 
@@ -83,7 +86,10 @@ class LakeTable:
         description: str,
         configuration: Mapping[str, str] | None = None,
     ) -> None:
-        """Create a table unless there is one."""
+        """Create a table unless there is one. Raises ForeignTable if the place is not empty, or lies in the
+        folder of another table."""
+        if not DeltaTable.is_deltatable(storage.url, storage.options):
+            _assert_vacant(storage)
         if storage.folder is not None:
             storage.folder.mkdir(parents=True, exist_ok=True)
         DeltaTable.create(
@@ -188,8 +194,20 @@ class LakeTable:
             self.storage.flush(*(f"_delta_log/{n:020}.json" for n in range(before + 1, self.version + 1)))
 
     def vacuum(self, hours: int, *, dry_run: bool) -> list[str]:
-        """Remove files that belong to no version of the last hours. Returns their paths."""
-        return self._table.vacuum(hours, dry_run=dry_run, enforce_retention_duration=False, full=True)
+        """Remove files that belong to no version of the last hours: those that a version has replaced, and
+        those of killed writers, which are known by their names. Files of others are left. Returns the paths.
+        """
+        replaced = self._table.vacuum(hours, dry_run=True, enforce_retention_duration=False)
+        unlisted = self._table.vacuum(hours, dry_run=True, enforce_retention_duration=False, full=True)
+        own = re.compile(rf"{re.escape(self.partition)}=[^/]+/{_OWN_FILE}")
+        files = self.storage.files()
+        paths = sorted({*replaced, *(path for path in unlisted if own.fullmatch(path))})
+        # Delta names files that an earlier call removed, too.
+        found = [entry.path for entry in files.get_file_info(paths) if entry.is_file]
+        if not dry_run:
+            for path in found:
+                files.delete_file(path)
+        return found
 
     def told(self) -> dict[int, dict[str, Any]]:
         """What commits say of segments: epoch, events and digest, the newest commit of each."""
@@ -228,10 +246,33 @@ class EventTable(LakeTable):
         return files_of(self._table, lo, hi)
 
 
+def _assert_vacant(storage: Storage) -> None:
+    for outer in storage.above():
+        if DeltaTable.is_deltatable(outer, storage.options):
+            nested = ForeignTable(f"{storage.url} lies in the folder of the table at {outer}")
+            nested.advise(
+                "Name a folder of its own: whoever cares for that table may delete other files there."
+            )
+            raise nested
+    found = storage.first_file()
+    if found is not None:
+        occupied = ForeignTable(f"{storage.url} is not empty: it holds {found}")
+        occupied.advise("Name an empty folder. A table takes all of its folder.")
+        raise occupied
+
+
+def own_path(path: str) -> str:
+    """A path of a table's log, decoded. Raises ForeignTable if it leads out of the table's folder."""
+    decoded = unquote(path)
+    if ".." in decoded.split("/") or decoded.startswith("/") or "://" in decoded:
+        raise ForeignTable(f"the table's log names a file outside of the table's folder: {decoded!r}")
+    return decoded
+
+
 def files_in(table: LakeTable) -> list[str]:
     """The paths of all files of a table."""
     found = pa.table(table.delta.get_add_actions(flatten=True)).select(["path"]).to_pylist()
-    return sorted(unquote(row["path"]) for row in found)
+    return sorted(own_path(row["path"]) for row in found)
 
 
 def files_of(table: DeltaTable, lo: int, hi: int) -> list[KnownFile]:
@@ -254,7 +295,7 @@ def files_within(listed: Any, lo: int, hi: int) -> list[KnownFile]:
 
 def _known(row: dict[str, Any]) -> KnownFile:
     known = KnownFile(
-        unquote(row["path"]),
+        own_path(row["path"]),
         row["size_bytes"],
         row["min.seq"],
         row["max.seq"],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -26,9 +26,9 @@ class Storage(msgspec.Struct, frozen=True):
         """The storage at a URL or path. A path is made absolute, since tasks may run in other folders."""
         scheme = urlsplit(url).scheme
         if scheme == "file":
-            url = unquote(urlsplit(url).path)
+            url = _absolute(unquote(urlsplit(url).path))
         elif not scheme:
-            url = str(Path(url).absolute())
+            url = _absolute(url)
         return cls(url.rstrip("/"), dict(options or {}))
 
     @property
@@ -43,6 +43,26 @@ class Storage(msgspec.Struct, frozen=True):
         from deltalake.fs import DeltaStorageHandler
 
         return pafs.PyFileSystem(DeltaStorageHandler(self.url, self.options))
+
+    def above(self) -> Iterator[str]:
+        """The URLs of the folders that this one lies in."""
+        if self.folder is not None:
+            yield from map(str, self.folder.resolve().parents)
+            return
+        whole = urlsplit(self.url)
+        parts = whole.path.strip("/").split("/") if whole.path.strip("/") else []
+        for count in range(len(parts) - 1, -1, -1):
+            yield whole._replace(path="/".join(["", *parts[:count]])).geturl()
+
+    def first_file(self) -> str | None:
+        """The path of a file in the root or below; None if there is none."""
+        if self.folder is not None:
+            found = (path for path in self.folder.rglob("*") if not path.is_dir())
+            return next((path.relative_to(self.folder).as_posix() for path in found), None)
+        for entry in self.files().get_file_info(pafs.FileSelector("", allow_not_found=True)):
+            # An object store has a folder only if an object's name begins with it.
+            return str(entry.path)
+        return None
 
     def make_folder(self, path: str) -> None:
         """Make the folder of a file. Object stores have none."""
@@ -63,3 +83,8 @@ class Storage(msgspec.Struct, frozen=True):
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
+
+
+def _absolute(path: str) -> str:
+    """Without segments like `..`. Links stay as they are: where they lead may change."""
+    return os.path.normpath(Path(path).absolute())

@@ -6,7 +6,6 @@ import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Self
-from urllib.parse import unquote
 
 import msgspec
 import pyarrow
@@ -18,7 +17,7 @@ from psycopg.types.json import Jsonb
 
 from pgmb._core.connecting import connect
 from pgmb.errors import ForeignTable, translated
-from pgmb.lake.delta import LakeTable
+from pgmb.lake.delta import LakeTable, own_path
 from pgmb.lake.projection.columns import (
     PARTITION,
     STATISTICS,
@@ -101,7 +100,7 @@ def _projected(row: Mapping[str, Any]) -> ProjectedFile:
     """Others that write to the table may leave out bounds: such a file may have any event."""
     lowest, highest = row.get("min.event_seq"), row.get("max.event_seq")
     return ProjectedFile(
-        unquote(row["path"]),
+        own_path(row["path"]),
         str(row[f"partition.{PARTITION}"]),
         row["num_records"] or 0,
         -1 if lowest is None else lowest,

@@ -6,7 +6,7 @@
 -- keeps events that are archived, which is the stream's keep_for; null leaves that as it is. dead_url: the table of the dead
 -- letters of its queues, by default the URL with _dead at its end; keep_dead: how long the database keeps dead letters that
 -- are archived, null leaves that as it is, and a negative one removes the limit. Errors: MB001 no such stream, MB004 the
--- stream is archived to another table.
+-- stream is archived to another table, or one of the URLs lies in the folder of another table or holds one.
 create or replace function pgmb.create_lake(
   stream text, url text, keep_hot interval default null, dead_url text default null, keep_dead interval default null
 )
@@ -27,6 +27,7 @@ begin
     raise exception 'a lake needs the URL of its table' using errcode = 'MB003',
       hint = 'For example s3://bucket/folder, or the absolute path of a folder.';
   end if;
+  perform pgmb_internal.lock_places();
   select i.identity into installed from pgmb.installation i;
   -- A copy of a database that has a lake gets one of its own.
   insert into pgmb.lake as l (stream, url, identity, dead_url)
@@ -42,6 +43,7 @@ begin
     raise exception 'stream % is archived to %', create_lake.stream, found_url using errcode = 'MB004',
       hint = 'A stream has one table, and what is archived stays there.';
   end if;
+  perform pgmb_internal.assert_places();
   perform pgmb.alter_stream(create_lake.stream, keep_for => create_lake.keep_hot, archive => true);
 end $$;
 

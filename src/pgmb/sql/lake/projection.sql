@@ -6,7 +6,7 @@
 -- "required"}, which the projector reads; bad: what becomes of payloads that do not fit, rescue, drop or fail; url: of the table,
 -- by default the lake's with the name at its end. The same declaration again changes nothing, and with `replace` another one takes its
 -- place, for which the table has to be rebuilt. Returns the URL. Errors: MB001 no such stream, MB003, MB004 it is declared
--- differently, MB007, MB061 the stream has no lake.
+-- differently, or its table would lie in the folder of another one, MB007, MB061 the stream has no lake.
 create or replace function pgmb.create_projection(
   name text, stream text, patterns text[], columns jsonb, bad text default 'rescue', url text default null,
   replace boolean default false
@@ -32,6 +32,7 @@ begin
     raise exception 'a projection needs at least one column' using errcode = 'MB003',
       hint = 'For example [{"name": "total", "type": "decimal(10,2)"}].';
   end if;
+  perform pgmb_internal.lock_places();
   select i.identity into installed from pgmb.installation i;
   wanted_url := coalesce(create_projection.url, rtrim(lake.url, '/') || '_' || create_projection.name);
   insert into pgmb.lake_projection (name, stream, url, identity, patterns, columns, bad)
@@ -60,6 +61,7 @@ begin
     where p.name = create_projection.name;
     delete from pgmb.lake_field f where f.projection = create_projection.name;
   end if;
+  perform pgmb_internal.assert_places();
   return found_one.url;
 end $$;
 
