@@ -49,3 +49,15 @@ def server_fuzz(arguments: argparse.Namespace) -> bool:
         result = fuzz.run(dsn, requests=arguments.requests, seed=arguments.seed)
     print(result)
     return result.holds
+
+
+@command(
+    "connections",
+    "strangers hold connections in each of their states: others are answered, and memory stays bounded",
+    option("--only", help="attacks with this in their name"),
+)
+def connections(arguments: argparse.Namespace) -> bool:
+    from faults.server import connections
+
+    with database(arguments.pg) as (_, dsn):
+        return connections.run(dsn, only=arguments.only, say=print)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from typing import TYPE_CHECKING, Final
+import sys
+from typing import TYPE_CHECKING
 
 from pgmb._async.broker import AsyncBroker
 from pgmb.errors import InvalidArgument
@@ -13,13 +14,11 @@ from pgmb.services.http_settings import HttpSettings
 from pgmb.services.service import Turns
 
 if TYPE_CHECKING:
-    import uvicorn
-
     from pgmb.server import Application
+    from pgmb.services.http_server import Server
 
-_BACKLOG: Final = 2048
-_KEEP_ALIVE_SECONDS: Final = 75
-"""Seconds that an idle connection stays: longer than proxies keep theirs, who would use one that closes."""
+_BACKLOG = 2048
+_UNTAKEN_MILLISECONDS = 30_000
 
 
 class Http:
@@ -36,7 +35,7 @@ class Http:
         self._settings = settings or HttpSettings()
         self._socket: socket.socket | None = None
         self._application: Application | None = None
-        self._server: uvicorn.Server | None = None
+        self._server: Server | None = None
         self._serving: asyncio.Task[None] | None = None
 
     def bind(self) -> str:
@@ -75,9 +74,7 @@ class Http:
         try:
             await application.drain()
             await asyncio.wait({serving}, timeout=self._settings.drain_for)
-            server.should_exit = True
-            # It cancels by itself what has not finished in time.
-            await asyncio.wait({serving}, timeout=self._settings.finish_within + 5)
+            await server.stop()
             serving.cancel()
             await asyncio.wait({serving}, timeout=1)
         finally:
@@ -86,10 +83,9 @@ class Http:
     async def _open(self) -> None:
         # What serving needs is an extra.
         from pgmb.server import create_app
-        from pgmb.services.http_server import Server, allow_connections, configure, spare_the_collector
+        from pgmb.services.http_server import Server, spare_the_collector
 
         given = self._settings
-        allow_connections()
         self.bind()
         application = create_app(
             self._dsn, metrics_public=given.metrics_public, max_size=given.connections, hung=self._turns.hung
@@ -97,15 +93,19 @@ class Http:
         await application.start()
         self._application = application
         spare_the_collector()
-        self._server = Server(configure(application, given, _KEEP_ALIVE_SECONDS))
-        sockets = [] if self._socket is None else [self._socket]
-        self._serving = asyncio.create_task(self._server.serve(sockets), name="http server")
+        self._server = Server(application, given)
+        assert self._socket is not None  # noqa: S101
+        self._serving = asyncio.create_task(self._server.serve(self._socket), name="http server")
 
 
 def _listening(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         found = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        if sys.platform == "linux":
+            # Accepted connections inherit it. It ends those whose peer is gone or takes nothing, even if what
+            # it should take is in a buffer of TLS, whose size the server cannot see.
+            found.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNTAKEN_MILLISECONDS)
     except OSError as error:
         refused = InvalidArgument(f"cannot listen on {host} port {port}: {error.strerror or error}")
         refused.advise("Another process may use it. Choose another with --port; 0 selects a free one.")

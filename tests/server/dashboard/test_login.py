@@ -64,7 +64,17 @@ async def test_over_https_the_cookie_is_secure(dsn: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "target", ["https://evil.example", "//evil.example", "/ui/\\evil.example", "/elsewhere", "/uix"]
+    "target",
+    [
+        "https://evil.example",
+        "//evil.example",
+        "/ui/\\evil.example",
+        "/elsewhere",
+        "/uix",
+        "/ui/../../x",
+        "/ui/%2e%2E/x",
+        "/ui/.\t./x",
+    ],
 )
 async def test_the_login_leads_nowhere_else(dsn: str, target: str) -> None:
     async with visiting(dsn, None) as visitor:

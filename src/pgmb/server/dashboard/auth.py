@@ -11,6 +11,8 @@ from pgmb.server.access import Access, Principal, Verb
 from pgmb.server.limits import read_body
 from pgmb.server.problems import Problem, forbidden
 
+MOST_LOGIN_BYTES = 16 << 10
+"""Of a form that anybody may send."""
 _MOST_FORM_BYTES = 256 << 10
 _MOST_FIELDS = 2000
 
@@ -87,12 +89,12 @@ async def admit(access: Access, request: Request, verb: Verb) -> Visit:
     return Visit(request, principal)
 
 
-async def read_form(request: Request) -> Form:
+async def read_form(request: Request, most: int = _MOST_FORM_BYTES) -> Form:
     if not request.headers.get("content-type", "").startswith("application/x-www-form-urlencoded"):
         raise Problem(
             415, "unsupported_media_type", "forms must be sent as application/x-www-form-urlencoded"
         )
-    body = await read_body(request, _MOST_FORM_BYTES)
+    body = await read_body(request, most)
     try:
         fields = parse_qsl(
             body.decode(), keep_blank_values=True, errors="strict", max_num_fields=_MOST_FIELDS

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from datetime import UTC, datetime
+from urllib.parse import unquote
 
 import msgspec
 from starlette.responses import RedirectResponse, Response, StreamingResponse
 
 from pgmb.doctor import Level
 from pgmb.server.access import COOKIE
-from pgmb.server.dashboard.auth import Form, Visit, check_origin, read_form
+from pgmb.server.dashboard.auth import MOST_LOGIN_BYTES, Form, Visit, check_origin, read_form
 from pgmb.server.dashboard.curves import Scope, last_values
 from pgmb.server.dashboard.formats import figure, number
 from pgmb.server.dashboard.queues import moment_of
@@ -140,7 +141,7 @@ async def show_login(router: PageRouter, visit: Visit) -> Response:
 async def log_in(router: PageRouter, visit: Visit) -> Response:
     request = visit.request
     check_origin(request)
-    form = await read_form(request)
+    form = await read_form(request, MOST_LOGIN_BYTES)
     target = _local_target(form.get("next"))
     try:
         router.attempts.take(request.client.host if request.client else None)
@@ -181,7 +182,11 @@ async def log_out(router: PageRouter, visit: Visit, _: Form) -> Response:
 
 def _local_target(target: str | None) -> str:
     """The page to open after the login: always one of the dashboard, to prevent open redirects."""
-    if target is None or not (target == "/ui" or target.startswith(("/ui/", "/ui?"))) or "\\" in target:
+    if target is None or not (target == "/ui" or target.startswith(("/ui/", "/ui?"))):
+        return "/ui"
+    # Browsers resolve dots, also encoded ones, drop control characters, and take \\ for /.
+    segments = unquote(target.partition("?")[0].partition("#")[0]).split("/")
+    if {".", ".."} & set(segments) or "\\" in target or not target.isprintable():
         return "/ui"
     return target
 
