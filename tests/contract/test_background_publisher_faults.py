@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
 import pgmb
 from harness.postgres import Server
+from pgmb.cli.publish import decode_line
 from pgmb.errors import PublisherClosed, PublishFailed
 from tests.conftest import FreshServer
 from tests.contract.cutting import CuttingProxy
@@ -199,15 +202,91 @@ def test_a_publisher_that_was_closed_says_nothing_at_exit(dsn: str) -> None:
     assert done.stderr == ""
 
 
-def test_an_event_loop_that_ends_too_early_says_what_is_lost(
-    dsn: str, caplog: pytest.LogCaptureFixture
+def test_an_event_loop_that_ends_publishes_what_is_pending(
+    dsn: str, db: psycopg.Connection[Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     async def forgetful() -> None:
         async with await pgmb.aconnect(dsn) as broker:
             await broker.publisher(flush_every=3600).enqueue("a", 1)
 
     asyncio.run(forgetful())
-    assert "a publisher was not closed: 1 events are lost" in caplog.text
+    assert "a publisher was not closed; flushing 1 events before its event loop ends" in caplog.text
+    assert logged(db) == [1]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_events_that_are_given_up_are_logged_as_lines_to_publish(
+    dsn: str, caplog: pytest.LogCaptureFixture, asynchronous: bool
+) -> None:
+    events = [("a.b", {"n": 1, "text": "ä\n"}, "key", {"h": 1}, "dedup"), ("a.c", None, None, None, None)]
+
+    def end() -> None:
+        with pgmb.connect(dsn) as broker, broker.publisher() as publisher:
+            for topic, payload, key, headers, dedup_key in events:
+                publisher.enqueue(
+                    topic, payload, key=key, headers=headers, dedup_key=dedup_key, stream="missing"
+                )
+
+    async def aend() -> None:
+        async with await pgmb.aconnect(dsn) as broker, broker.publisher() as publisher:
+            for topic, payload, key, headers, dedup_key in events:
+                await publisher.enqueue(
+                    topic, payload, key=key, headers=headers, dedup_key=dedup_key, stream="missing"
+                )
+
+    with pytest.raises(PublishFailed) as caught:
+        asyncio.run(aend()) if asynchronous else end()
+    logged = [record.getMessage() for record in caplog.records if record.name == "pgmb.unpublished"]
+    assert all(line.startswith("an event of stream missing was not published: {") for line in logged)
+    lines = [decode_line(line[line.index("{") :]) for line in logged]
+    read = [line.event() for line in lines]
+    assert [event.id for event in read] == [event.id for event in caught.value.events]
+    assert [
+        (
+            event.topic,
+            msgspec.json.decode(event.payload),
+            event.key,
+            event.headers and msgspec.json.decode(event.headers),
+            event.dedup_key,
+        )
+        for event in read
+    ] == events
+
+
+TERMINATED = """
+import os, signal, sys, threading, pgmb
+publisher = pgmb.connect(sys.argv[1]).publisher(flush_every=3600)
+for n in range(10):
+    publisher.enqueue("a", n)
+with publisher._lock:  # where a signal may find the main thread
+    os.kill(os.getpid(), signal.SIGTERM)
+    for n in range(100_000):
+        pass
+while True:
+    signal.pause()
+"""
+
+
+def test_a_signal_that_finds_the_publisher_locked_publishes_and_ends_the_process(
+    dsn: str, db: psycopg.Connection[Any]
+) -> None:
+    done = subprocess.run([sys.executable, "-c", TERMINATED, dsn], timeout=60, check=False)
+    assert done.returncode == -signal.SIGTERM
+    assert logged(db) == list(range(10))
+
+
+async def test_a_pool_that_nobody_closed_ends_with_its_event_loop(dsn: str) -> None:
+    """Also if its tasks are cancelled at the moment in which they are given something to do."""
+    for steps in range(4):
+        broker = await pgmb.aconnect(dsn)
+        pool: Any = broker._pool
+        task = pool._sched_runner
+        pool._sched._event.set()
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        task.cancel()
+        assert (await asyncio.wait([task], timeout=PATIENCE))[0] == {task}
+        broker.abandon()
 
 
 def test_a_forked_child_is_told_to_make_its_own(dsn: str, db: psycopg.Connection[Any]) -> None:

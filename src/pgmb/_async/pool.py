@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import select
 import time
 from asyncio import CancelledError
@@ -18,7 +17,7 @@ from psycopg.adapt import AdaptersMap
 from psycopg.rows import tuple_row
 from psycopg_pool import AsyncConnectionPool
 
-from pgmb._core.concurrency import AsyncEndingPool, acaller, acancellations, hang_up
+from pgmb._core.concurrency import AsyncEndingPool, AsyncHome, acaller, acancellations, hang_up
 from pgmb._core.connecting import conninfo, formats, required
 from pgmb.errors import PgmbError
 
@@ -85,7 +84,7 @@ class AsyncBrokerPool(AsyncEndingPool):
         self._callers: dict[AsyncConnection[Any], tuple[object, float]] = {}
         """Who uses a connection, and since when."""
         self._chosen = options
-        self._process = os.getpid()
+        self.home = AsyncHome()
         self._pooler = pooler
         self._made: WeakSet[AsyncConnection[Any]] = WeakSet()
         self._drained = float("-inf")
@@ -105,10 +104,7 @@ class AsyncBrokerPool(AsyncEndingPool):
 
     async def getconn(self, timeout: float | None = None) -> AsyncConnection[Any]:  # noqa: ASYNC109, RUF100
         """A connection that was alive a moment ago, as far as can be known without asking the server."""
-        if self.inherited:
-            error = PgmbError("the broker was made before a fork, in another process")
-            error.advise("Connect after the fork: its connections are the other process's.")
-            raise error
+        self.refuse_elsewhere()
         before = acancellations()
         while True:
             found = await super().getconn(timeout)
@@ -135,15 +131,22 @@ class AsyncBrokerPool(AsyncEndingPool):
         else:
             await super().putconn(conn)
 
-    @property
-    def inherited(self) -> bool:
-        """Whether it was made before a fork: its sockets are the parent process's."""
-        return self._process != os.getpid()
+    def refuse_elsewhere(self) -> None:
+        """Raise PgmbError in another process, or another event loop, than that of the connections."""
+        if self.home.inherited:
+            error = PgmbError("the broker was made before a fork, in another process")
+            error.advise("Connect after the fork: its connections are the other process's.")
+            raise error
+        if self.home.elsewhere:
+            state = "that is closed" if self.home.ended else "than this one"
+            error = PgmbError(f"the broker was made in another event loop {state}")
+            error.advise("Connect in each event loop, or use an App, which does so by itself.")
+            raise error
 
     def abandon(self) -> None:
         """Close the connections without a word, where their event loop is closed and can do nothing more."""
         for conn in list(self._made):
-            if not self.inherited:
+            if not self.home.inherited:
                 conn.pgconn.finish()
 
     def backends(self) -> list[int]:

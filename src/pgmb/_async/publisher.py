@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
+from asyncio import AbstractEventLoop
+from contextlib import nullcontext
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 from uuid import UUID
 
 from psycopg import AsyncConnection
@@ -15,12 +16,15 @@ from pgmb._async.calls import Pool
 from pgmb._async.publishing import AsyncPublishing
 from pgmb._core import pending, statements
 from pgmb._core.concurrency import AsyncBackground, AsyncCondition, AsyncLock
+from pgmb._core.connecting import aconnect
 from pgmb._core.pending import MARKED_FOR, Batch, Pending, Unpublished, marker_key, passes
-from pgmb._core.unclosed import aforget, aremember
+from pgmb._core.unclosed import CLOSE_WITHIN_SECONDS, forget, remember
 from pgmb.errors import PublisherClosed, PublisherFull, PublishFailed, translated
 from pgmb.types import Duration, NewEvent
 
 logger = logging.getLogger("pgmb")
+unpublished = logging.getLogger("pgmb.unpublished")
+"""Events that a publisher gives up on, each as a line that `pgmb publish --events` reads."""
 
 
 class AsyncPublisher:
@@ -43,7 +47,6 @@ class AsyncPublisher:
         self._progress = AsyncCondition(self._lock)
         self._background: AsyncBackground | None = None
         self._closed = False
-        self._process = os.getpid()
 
     async def enqueue(
         self,
@@ -64,7 +67,7 @@ class AsyncPublisher:
         PublisherFull; with `block=False` at once.
         """
         with self._broker.observer.enqueueing(topic, headers, stream) as observed:
-            self._check_process()
+            self._check_home()
             given = id or pending.fresh_id()
             event = pending.made(topic, payload, key, observed.headers, given, dedup_key)
             await self._hold(event, stream, block, timeout)
@@ -83,6 +86,8 @@ class AsyncPublisher:
                 raise PublisherClosed("the publisher is closed")
             if self._held.add(event, stream, time.monotonic()):
                 self._start()
+        if self._background is not None:
+            await self._background.begin()
 
     async def flush(self, timeout: float | None = 30.0) -> None:  # noqa: ASYNC109
         """Wait until all that was enqueued before is committed. Raises PublishFailed with what is not.
@@ -90,7 +95,7 @@ class AsyncPublisher:
         Events that the server rejected are tried once more. Nothing is dropped: call it again, or take out
         with `discard_failed` what will never be accepted.
         """
-        self._check_process()
+        self._check_home()
         deadline = None if timeout is None else time.monotonic() + timeout
         async with self._lock:
             last = self._held.flush()
@@ -117,7 +122,7 @@ class AsyncPublisher:
 
     async def discard_failed(self) -> list[Unpublished]:
         """Forget the events that the server rejected, and return them."""
-        self._check_process()
+        self._check_home()
         async with self._lock:
             gone = self._held.discard_failed()
             self._progress.notify_all()
@@ -131,14 +136,25 @@ class AsyncPublisher:
             await self.flush(timeout)
         finally:
             self._closed = True
-            aforget(self)
+            forget(self)
             if not self.inherited:
                 await self._stop()
+                self.give_up()
 
     @property
     def inherited(self) -> bool:
         """Whether it was made before a fork: then it serves the parent process only."""
-        return self._process != os.getpid()
+        return self._pool.home.inherited
+
+    @property
+    def loop(self) -> AbstractEventLoop | None:
+        """The event loop that it publishes in; a synchronous publisher has none."""
+        return self._pool.home.loop
+
+    def give_up(self) -> None:
+        """Log each event that it still holds, in full. It publishes nothing after that."""
+        for item in self._held.give_up():
+            unpublished.error("an event of stream %s was not published: %s", item.stream, pending.line(item))
 
     async def __aenter__(self) -> Self:
         return self
@@ -155,10 +171,14 @@ class AsyncPublisher:
             error.add_note(f"And {failed}")
             logger.error("%s", failed)
 
-    def _check_process(self) -> None:
+    def _check_home(self) -> None:
         if self.inherited:
             error = PublisherClosed("the publisher was made before a fork, in another process")
             error.advise("Connect, and make the publisher, after the fork.")
+            raise error
+        if self._pool.home.elsewhere:
+            error = PublisherClosed("the publisher belongs to another event loop")
+            error.advise("Connect, and make a publisher, in each event loop.")
             raise error
 
     def _full(self) -> PublisherFull:
@@ -173,8 +193,8 @@ class AsyncPublisher:
 
     def _start(self) -> None:
         if self._background is None:
-            self._background = AsyncBackground("pgmb publisher", self._run)
-            aremember(self)
+            self._background = AsyncBackground("pgmb publisher", self._run, self._rescue)
+            remember(self)
         self._work.notify()
 
     async def _stop(self) -> None:
@@ -188,9 +208,32 @@ class AsyncPublisher:
         try:
             while (batch := await self._next()) is not None:
                 await self._publish(batch)
+        except GeneratorExit:
+            # Its event loop was closed, and everything in it left alone.
+            self._closed = True
+            self.give_up()
+            raise
+
+    async def _rescue(self) -> None:
+        """Publish what is held before the event loop ends. The pool's tasks were cancelled, too."""
+        self._closed = True
+        forget(self)
+        if self._held.count:
+            logger.warning(
+                "a publisher was not closed; flushing %s events before its event loop ends", self._held.count
+            )
+        self._held.flush()
+        limit, options = time.monotonic() + CLOSE_WITHIN_SECONDS, cast("dict[str, Any]", self._pool.kwargs)
+        try:
+            async with await aconnect(str(self._pool.conninfo), **options) as conn:
+                while time.monotonic() < limit and isinstance(
+                    batch := self._held.next(time.monotonic()), Batch
+                ):
+                    await self._publish(batch, conn)
+        except Exception as error:
+            logger.error("events are lost with their event loop: %s", error)
         finally:
-            if not self._closed and self._held.count:
-                logger.error("a publisher was not closed: %s events are lost", self._held.count)
+            self.give_up()
 
     async def _next(self) -> Batch | None:
         """The next batch as soon as it is due; None when the publisher was closed."""
@@ -202,10 +245,10 @@ class AsyncPublisher:
                 await self._work.wait(found)
         return None
 
-    async def _publish(self, batch: Batch) -> None:
+    async def _publish(self, batch: Batch, conn: AsyncConnection[Any] | None = None) -> None:
         refusal: Exception | None = None
         try:
-            await self._attempt(batch)
+            await self._attempt(batch, conn)
         except Exception as error:
             refusal = error
         except BaseException:
@@ -223,21 +266,22 @@ class AsyncPublisher:
         elif refusal is not None and passes(refusal):
             logger.warning("%s events of stream %s wait: %s", len(batch.items), batch.stream, refusal)
 
-    async def _attempt(self, batch: Batch) -> None:
+    async def _attempt(self, batch: Batch, conn: AsyncConnection[Any] | None) -> None:
         events = [item.event for item in batch.items]
         if not self._exactly_once:
-            await self._broker.publish_many(events, stream=batch.stream, dedup_for=self._dedup_for)
+            await self._broker.publish_many(events, stream=batch.stream, dedup_for=self._dedup_for, conn=conn)
             return
         if not batch.uncertain and all(event.dedup_key is None for event in events):
             # The first event carries the marker, in the only statement.
             events[0] = pending.marked(events[0])
-            await self._broker.publish_many(events, stream=batch.stream, dedup_for=MARKED_FOR)
+            await self._broker.publish_many(events, stream=batch.stream, dedup_for=MARKED_FOR, conn=conn)
             return
         # The marker alone tells whether the batch is in the log: events' own keys may be taken or expired.
-        async with self._pool.connection() as conn, conn.transaction():
-            if await self._claim(batch, conn):
+        connection = self._pool.connection() if conn is None else nullcontext(conn)
+        async with connection as own, own.transaction():
+            if await self._claim(batch, own):
                 await self._broker.publish_many(
-                    events, stream=batch.stream, dedup_for=self._dedup_for, conn=conn
+                    events, stream=batch.stream, dedup_for=self._dedup_for, conn=own
                 )
 
     async def _claim(self, batch: Batch, conn: AsyncConnection[Any]) -> bool:

@@ -86,13 +86,38 @@ Condition: TypeAlias = threading.Condition
 
 
 class AsyncBackground:
-    """Work beside the caller's: a task."""
+    """Work beside the caller's: a task. If its event loop ends before `stop`, it does `at_end` first."""
 
-    def __init__(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        self._task = asyncio.create_task(work(), name=name)
+    def __init__(
+        self,
+        name: str,
+        work: Callable[[], Coroutine[Any, Any, None]],
+        at_end: Callable[[], Coroutine[Any, Any, None]] | None = None,
+    ) -> None:
+        self._running = self._stopping = False
+        self._task = asyncio.create_task(self._run(work, at_end), name=name)
+
+    async def _run(
+        self,
+        work: Callable[[], Coroutine[Any, Any, None]],
+        at_end: Callable[[], Coroutine[Any, Any, None]] | None,
+    ) -> None:
+        self._running = True
+        try:
+            await work()
+        except asyncio.CancelledError:
+            if at_end is not None and not self._stopping:
+                await at_end()
+            raise
+
+    async def begin(self) -> None:
+        """Wait until it runs. A task that is cancelled before its first step does nothing at its end."""
+        while not self._running and not self._task.done():  # noqa: ASYNC110 - the very next step
+            await asyncio.sleep(0)
 
     async def stop(self, reading: AsyncConnection[Any] | None) -> None:
         """Cancel it and wait for its end. `reading` is what a thread would have to be torn away from."""
+        self._stopping = True
         self._task.cancel()
         await asyncio.wait([self._task])
 
@@ -100,9 +125,12 @@ class AsyncBackground:
 class Background:
     """Work beside the caller's: a thread, which ends with the process."""
 
-    def __init__(self, name: str, work: Callable[[], None]) -> None:
+    def __init__(self, name: str, work: Callable[[], None], at_end: Callable[[], None] | None = None) -> None:
         self._thread = threading.Thread(target=work, name=name, daemon=True)
         self._thread.start()
+
+    def begin(self) -> None:
+        """Nothing: a thread runs to its end."""
 
     def stop(self, reading: Connection[Any] | None) -> None:
         """Wait for its end, which the caller has asked for; end what it reads from, for it to notice."""
@@ -120,20 +148,77 @@ class AsyncEndingPool(AsyncConnectionPool[AsyncConnection[Any]]):
         # The task of the pool goes on if it is cancelled while it connects, and `asyncio.run` waits for it.
         await super().worker(cast("Any", _UntilCancelled(q)))
 
+    def _start_workers(self) -> None:
+        # So does the task that schedules attempts to connect, and before Python 3.12 also if it is cancelled
+        # at the moment in which an attempt is scheduled.
+        cast("Any", self)._sched._event = _EventUntilCancelled()  # noqa: SLF001 - no other way in
+        super()._start_workers()
+
 
 class _UntilCancelled:
     def __init__(self, queue: asyncio.Queue[Any]) -> None:
         self._queue = queue
 
     async def get(self) -> Any:
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
-            raise asyncio.CancelledError
+        _raise_cancellation()
         return await self._queue.get()
+
+
+class _EventUntilCancelled(asyncio.Event):
+    async def wait_timeout(self, timeout: float) -> bool:  # noqa: ASYNC109 - psycopg_pool's name
+        _raise_cancellation()
+        try:
+            async with asyncio.timeout(timeout):
+                return await self.wait()
+        except TimeoutError:
+            return False
+
+
+def _raise_cancellation() -> None:
+    if acancellations():
+        raise asyncio.CancelledError
 
 
 EndingPool: TypeAlias = ConnectionPool[Connection[Any]]
 """Threads of a pool end with the process."""
+
+
+class _Process:
+    def __init__(self) -> None:
+        self._process = os.getpid()
+
+    @property
+    def inherited(self) -> bool:
+        """Whether a fork has copied it: sockets, threads and tasks are those of the parent process."""
+        return self._process != os.getpid()
+
+
+class AsyncHome(_Process):
+    """The process and the event loop in which something was made, and which alone may use it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether the caller runs in another event loop."""
+        try:
+            return self.loop is not asyncio.get_running_loop()
+        except RuntimeError:
+            return True
+
+    @property
+    def ended(self) -> bool:
+        """Whether the event loop was closed."""
+        return self.loop is not None and self.loop.is_closed()
+
+
+class Home(_Process):
+    """The process in which something was made, and which alone may use it: from all of its threads."""
+
+    loop = None
+    elsewhere = ended = False
 
 
 def acaller() -> object:

@@ -95,6 +95,7 @@ class Pending:
         self._backlogs: dict[str, _Backlog] = {}
         self._number = 0
         self._flush_to = 0
+        self._given_up = False
         self.count = 0
         """All events held: waiting, in a batch, and rejected."""
         self.failed: list[Unpublished] = []
@@ -182,6 +183,8 @@ class Pending:
 
     def committed(self, batch: Batch) -> None:
         """The batch is in the log."""
+        if self._gone(batch):
+            return
         backlog = self._backlogs[batch.stream]
         backlog.busy = False
         backlog.failures, backlog.not_before, backlog.error = 0, 0.0, None
@@ -190,6 +193,8 @@ class Pending:
 
     def refused(self, batch: Batch, error: Exception, now: float) -> list[Unpublished]:
         """The batch is not in the log. Returns what was set aside for it."""
+        if self._gone(batch):
+            return []
         backlog = self._backlogs[batch.stream]
         backlog.busy = False
         # Of a batch that may be in the log, an error about the stream as it is now says nothing.
@@ -216,13 +221,41 @@ class Pending:
     def released(self, batch: Batch) -> None:
         """The publishing task ended without knowing whether the batch was committed."""
         batch.uncertain = True
-        self._backlogs[batch.stream].busy = False
+        if not self._gone(batch):
+            self._backlogs[batch.stream].busy = False
+
+    def _gone(self, batch: Batch) -> bool:
+        """Whether its events were given up meanwhile."""
+        backlog = self._backlogs.get(batch.stream)
+        return backlog is None or not backlog.first or backlog.first[0] is not batch
+
+    def give_up(self) -> list[Unpublished]:
+        """The events that nobody will publish, in order. Forgets all but those that the server rejected."""
+        gone = [] if self._given_up else self.left(self._number)
+        self._given_up = True
+        self._backlogs, self.count = {}, len(self.failed)
+        return gone
 
     def discard_failed(self) -> list[Unpublished]:
         """Forget what was set aside, and return it."""
         gone, self.failed = self.failed, []
         self.count -= len(gone)
         return gone
+
+
+def line(item: Unpublished) -> str:
+    """An event as JSON with all that it has."""
+    event = item.event
+    fields = {
+        "topic": event.topic,
+        "payload": event.payload,
+        "key": event.key,
+        "headers": event.headers,
+        "id": event.id,
+        "dedup_key": event.dedup_key,
+    }
+    given = {name: value for name, value in fields.items() if value is not None}
+    return msgspec.json.encode(given).decode("utf-8", "backslashreplace")
 
 
 def made(

@@ -73,7 +73,7 @@ class Broker(
     @property
     def inherited(self) -> bool:
         """Whether it was made before a fork, in another process, and serves that process only."""
-        return self._pool.inherited
+        return self._pool.home.inherited
 
     def backends(self) -> list[int]:
         """The server processes of the pool's connections. Behind a pooler they are not known: none."""
@@ -112,8 +112,12 @@ class Broker(
 
     def close(self) -> None:
         """Close all connections. May be called again. After a fork it does nothing: they are the parent's."""
-        if self._pool.inherited:
+        if self._pool.home.inherited:
             return
+        if self._pool.home.ended:
+            self.abandon()
+            return
+        self._pool.refuse_elsewhere()
         for group in list(self._groups.values()):
             group.close()
         if self._listener is not None:

@@ -269,6 +269,7 @@ class Listening(Calls):
         The first call may name a connection string of its own: past a pooler, directly to the server. Whoever
         looks for itself now and then need not have it tick: None.
         """
+        self._pool.refuse_elsewhere()
         if self._listener is None:
             options = cast("dict[str, Any]", self._pool.kwargs) if dsn is None else {}
             # Statements are not prepared where a pooler was found, or announced.

@@ -4,24 +4,28 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
+from asyncio import AbstractEventLoop
+from contextlib import nullcontext
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 from uuid import UUID
 
 from psycopg import Connection
 
 from pgmb._core import pending, statements
 from pgmb._core.concurrency import Background, Condition, Lock
+from pgmb._core.connecting import connect
 from pgmb._core.pending import MARKED_FOR, Batch, Pending, Unpublished, marker_key, passes
-from pgmb._core.unclosed import forget, remember
+from pgmb._core.unclosed import CLOSE_WITHIN_SECONDS, forget, remember
 from pgmb._sync.calls import Pool
 from pgmb._sync.publishing import Publishing
 from pgmb.errors import PublisherClosed, PublisherFull, PublishFailed, translated
 from pgmb.types import Duration, NewEvent
 
 logger = logging.getLogger("pgmb")
+unpublished = logging.getLogger("pgmb.unpublished")
+"""Events that a publisher gives up on, each as a line that `pgmb publish --events` reads."""
 
 
 class Publisher:
@@ -44,7 +48,6 @@ class Publisher:
         self._progress = Condition(self._lock)
         self._background: Background | None = None
         self._closed = False
-        self._process = os.getpid()
 
     def enqueue(
         self,
@@ -65,7 +68,7 @@ class Publisher:
         PublisherFull; with `block=False` at once.
         """
         with self._broker.observer.enqueueing(topic, headers, stream) as observed:
-            self._check_process()
+            self._check_home()
             given = id or pending.fresh_id()
             event = pending.made(topic, payload, key, observed.headers, given, dedup_key)
             self._hold(event, stream, block, timeout)
@@ -84,6 +87,8 @@ class Publisher:
                 raise PublisherClosed("the publisher is closed")
             if self._held.add(event, stream, time.monotonic()):
                 self._start()
+        if self._background is not None:
+            self._background.begin()
 
     def flush(self, timeout: float | None = 30.0) -> None:  # noqa: ASYNC109
         """Wait until all that was enqueued before is committed. Raises PublishFailed with what is not.
@@ -91,7 +96,7 @@ class Publisher:
         Events that the server rejected are tried once more. Nothing is dropped: call it again, or take out
         with `discard_failed` what will never be accepted.
         """
-        self._check_process()
+        self._check_home()
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._lock:
             last = self._held.flush()
@@ -118,7 +123,7 @@ class Publisher:
 
     def discard_failed(self) -> list[Unpublished]:
         """Forget the events that the server rejected, and return them."""
-        self._check_process()
+        self._check_home()
         with self._lock:
             gone = self._held.discard_failed()
             self._progress.notify_all()
@@ -135,11 +140,22 @@ class Publisher:
             forget(self)
             if not self.inherited:
                 self._stop()
+                self.give_up()
 
     @property
     def inherited(self) -> bool:
         """Whether it was made before a fork: then it serves the parent process only."""
-        return self._process != os.getpid()
+        return self._pool.home.inherited
+
+    @property
+    def loop(self) -> AbstractEventLoop | None:
+        """The event loop that it publishes in; a synchronous publisher has none."""
+        return self._pool.home.loop
+
+    def give_up(self) -> None:
+        """Log each event that it still holds, in full. It publishes nothing after that."""
+        for item in self._held.give_up():
+            unpublished.error("an event of stream %s was not published: %s", item.stream, pending.line(item))
 
     def __enter__(self) -> Self:
         return self
@@ -156,10 +172,14 @@ class Publisher:
             error.add_note(f"And {failed}")
             logger.error("%s", failed)
 
-    def _check_process(self) -> None:
+    def _check_home(self) -> None:
         if self.inherited:
             error = PublisherClosed("the publisher was made before a fork, in another process")
             error.advise("Connect, and make the publisher, after the fork.")
+            raise error
+        if self._pool.home.elsewhere:
+            error = PublisherClosed("the publisher belongs to another event loop")
+            error.advise("Connect, and make a publisher, in each event loop.")
             raise error
 
     def _full(self) -> PublisherFull:
@@ -174,7 +194,7 @@ class Publisher:
 
     def _start(self) -> None:
         if self._background is None:
-            self._background = Background("pgmb publisher", self._run)
+            self._background = Background("pgmb publisher", self._run, self._rescue)
             remember(self)
         self._work.notify()
 
@@ -189,9 +209,32 @@ class Publisher:
         try:
             while (batch := self._next()) is not None:
                 self._publish(batch)
+        except GeneratorExit:
+            # Its event loop was closed, and everything in it left alone.
+            self._closed = True
+            self.give_up()
+            raise
+
+    def _rescue(self) -> None:
+        """Publish what is held before the event loop ends. The pool's tasks were cancelled, too."""
+        self._closed = True
+        forget(self)
+        if self._held.count:
+            logger.warning(
+                "a publisher was not closed; flushing %s events before its event loop ends", self._held.count
+            )
+        self._held.flush()
+        limit, options = time.monotonic() + CLOSE_WITHIN_SECONDS, cast("dict[str, Any]", self._pool.kwargs)
+        try:
+            with connect(str(self._pool.conninfo), **options) as conn:
+                while time.monotonic() < limit and isinstance(
+                    batch := self._held.next(time.monotonic()), Batch
+                ):
+                    self._publish(batch, conn)
+        except Exception as error:
+            logger.error("events are lost with their event loop: %s", error)
         finally:
-            if not self._closed and self._held.count:
-                logger.error("a publisher was not closed: %s events are lost", self._held.count)
+            self.give_up()
 
     def _next(self) -> Batch | None:
         """The next batch as soon as it is due; None when the publisher was closed."""
@@ -203,10 +246,10 @@ class Publisher:
                 self._work.wait(found)
         return None
 
-    def _publish(self, batch: Batch) -> None:
+    def _publish(self, batch: Batch, conn: Connection[Any] | None = None) -> None:
         refusal: Exception | None = None
         try:
-            self._attempt(batch)
+            self._attempt(batch, conn)
         except Exception as error:
             refusal = error
         except BaseException:
@@ -224,20 +267,21 @@ class Publisher:
         elif refusal is not None and passes(refusal):
             logger.warning("%s events of stream %s wait: %s", len(batch.items), batch.stream, refusal)
 
-    def _attempt(self, batch: Batch) -> None:
+    def _attempt(self, batch: Batch, conn: Connection[Any] | None) -> None:
         events = [item.event for item in batch.items]
         if not self._exactly_once:
-            self._broker.publish_many(events, stream=batch.stream, dedup_for=self._dedup_for)
+            self._broker.publish_many(events, stream=batch.stream, dedup_for=self._dedup_for, conn=conn)
             return
         if not batch.uncertain and all(event.dedup_key is None for event in events):
             # The first event carries the marker, in the only statement.
             events[0] = pending.marked(events[0])
-            self._broker.publish_many(events, stream=batch.stream, dedup_for=MARKED_FOR)
+            self._broker.publish_many(events, stream=batch.stream, dedup_for=MARKED_FOR, conn=conn)
             return
         # The marker alone tells whether the batch is in the log: events' own keys may be taken or expired.
-        with self._pool.connection() as conn, conn.transaction():
-            if self._claim(batch, conn):
-                self._broker.publish_many(events, stream=batch.stream, dedup_for=self._dedup_for, conn=conn)
+        connection = self._pool.connection() if conn is None else nullcontext(conn)
+        with connection as own, own.transaction():
+            if self._claim(batch, own):
+                self._broker.publish_many(events, stream=batch.stream, dedup_for=self._dedup_for, conn=own)
 
     def _claim(self, batch: Batch, conn: Connection[Any]) -> bool:
         """Whether the batch's marker was free. It waits for a transaction that may still commit with it."""

@@ -37,7 +37,7 @@ class _Line(msgspec.Struct, forbid_unknown_fields=True):
         return NewEvent(self.topic, self.payload, self.key, headers, self.id, self.dedup_key)
 
 
-_decode_line = msgspec.json.Decoder(_Line).decode
+decode_line = msgspec.json.Decoder(_Line).decode
 
 
 def register(app: typer.Typer) -> None:
@@ -147,7 +147,7 @@ def _json(text: bytes, where: str) -> msgspec.Raw:
 
 def _event(text: bytes, number: int) -> NewEvent:
     try:
-        line = _decode_line(text)
+        line = decode_line(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _refused(f"line {number}", text, error) from error
     _json(bytes(line.payload), f"line {number}")
