@@ -83,7 +83,7 @@ def test_a_version_is_published_whole_in_the_tasks_order_and_once(db: Connection
     assert publish(db, [first, None, second], [2, 0, 1]) is None
     assert stage(db, ["1"]) is None
     assert stage(db, ["0"], version=0) is None
-    assert publish(db, [None], [0], version=0) is None
+    assert publish(db, [None], [0], version=0) is None, "it holds nothing that could be lost"
     assert value(db, "select pgmb.published_version('main', 'app')") == 1
     assert log(db) == ["1", "2", "3"]
     # Another application, and another stream of this one, are apart.
@@ -368,3 +368,41 @@ def test_hundreds_of_tasks_publish_together(db: Connection) -> None:
     assert value(db, "select count(*) from pgmb.log_main") == 1501
     db.execute("select pgmb.clear_stages('0 s')")
     assert value(db, "select count(*) from pgmb.stage") == 400
+
+
+def test_a_version_that_comes_again_with_other_events_is_refused(db: Connection) -> None:
+    """As from a checkpoint that is one or more batches older."""
+    for version in range(4):
+        published = stage(db, ["1", "2"], version=version)
+        assert publish(db, [published], [2], digests=[version * 10], version=version) == 2
+    for version in range(4):
+        # Cut into other tasks, it is still the same.
+        same: list[int | None] = [version * 10 - 7, 7]
+        assert publish(db, [None, None], [1, 1], digests=same, version=version) is None
+        for events, digest in (([2], version * 10 + 1), ([3], version * 10 + 1), ([1], 5)):
+            with pytest.raises(psycopg.Error, match="was published already") as refusal:
+                publish(db, [None], events, digests=[digest], version=version)
+            assert refusal.value.sqlstate == "MB051"
+        # Without a digest the caller asks for no comparison.
+        assert publish(db, [None], [9], version=version) is None
+    assert log(db) == ["1", "2"] * 4
+
+
+def test_digests_of_tasks_add_up_beyond_64_bits(db: Connection) -> None:
+    top = 2**63 - 1
+    assert publish(db, [stage(db, ["1"]), stage(db, ["2"])], [1, 1], digests=[top, top]) == 2
+    assert publish(db, [None], [2], digests=[-2]) is None
+    with pytest.raises(psycopg.Error, match="was published already with other events"):
+        publish(db, [None], [2], digests=[2])
+
+
+def test_the_versions_that_are_compared_are_bounded(db: Connection) -> None:
+    for version in range(105):
+        assert publish(db, [stage(db, ["1"], version=version)], [1], digests=[version], version=version) == 1
+    assert value(db, "select count(*) from pgmb.ledger_version") == 100
+    assert publish(db, [None], [1], digests=[5], version=5) is None
+    with pytest.raises(psycopg.Error, match="version 104 was published already"):
+        publish(db, [None], [1], digests=[4], version=4)
+    # An application that ends leaves nothing.
+    db.execute("select pgmb.abandon_tasks('main', 'app', null, true)")
+    assert value(db, "select count(*) from pgmb.ledger_version") == 0

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
+from pgmb.errors import Conflict
 from pgmb.spark import border, decode, read_stream, upsert
 from pgmb.spark.pipelines import merge_rows, newest_rows
 from tests.spark.stored import ByHand, read_seqs
@@ -107,11 +108,34 @@ def test_an_older_row_does_not_replace_a_newer_one(tmp_path: Path) -> None:
     url = str(tmp_path / "table")
     newer, older = (pa.table({"key": ["a", key], "seq": [seq, 1]}) for key, seq in (("b", 9), ("c", 8)))
     assert merge_rows(url, newer, ["key"], "first", 0, "seq")
-    assert not merge_rows(url, older, ["key"], "first", 0, "seq"), "that batch was merged"
+    assert not merge_rows(url, newer.take([1, 0]), ["key"], "first", 0, "seq"), "that batch was merged"
     assert merge_rows(url, older, ["key"], "second", 0, "seq")
     assert stored(tmp_path / "table") == {"a": 9, "b": 1, "c": 1}
     assert merge_rows(url, older, ["key"], "third", 0, None)
     assert stored(tmp_path / "table") == {"a": 8, "b": 1, "c": 1}, "a later batch wins"
+
+
+def test_a_batch_of_an_older_checkpoint_is_merged_or_refused(tmp_path: Path) -> None:
+    """Its number was committed, with other rows."""
+
+    def rows(*keys: str, seq: int) -> Any:
+        return pa.table({"key": list(keys), "seq": [seq] * len(keys)})
+
+    ordered, unordered = str(tmp_path / "ordered"), str(tmp_path / "unordered")
+    for url, latest in ((ordered, "seq"), (unordered, None)):
+        for batch in range(3):
+            assert merge_rows(url, rows(f"k{batch}", "last", seq=batch), ["key"], "app", batch, latest)
+        for batch in range(3):
+            same = rows(f"k{batch}", "last", seq=batch)
+            assert not merge_rows(url, same, ["key"], "app", batch, latest), "the same rows change nothing"
+    assert merge_rows(ordered, rows("k1", "new", "last", seq=1), ["key"], "app", 1, "seq")
+    assert stored(tmp_path / "ordered") == {"k0": 0, "k1": 1, "new": 1, "k2": 2, "last": 2}
+    assert not merge_rows(ordered, rows("k2", "last", seq=2), ["key"], "app", 2, "seq")
+    with pytest.raises(Conflict, match="batch 1 of 'app' holds other rows than before, and 2 is committed"):
+        merge_rows(unordered, rows("k1", "new", "last", seq=1), ["key"], "app", 1, None)
+    # No later batch was committed.
+    assert merge_rows(unordered, rows("k2", "new", "last", seq=3), ["key"], "app", 2, None)
+    assert stored(tmp_path / "unordered") == {"k0": 0, "k1": 1, "k2": 3, "new": 3, "last": 3}
 
 
 def test_a_batch_has_one_row_for_each_key() -> None:

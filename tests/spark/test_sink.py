@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections import Counter
 from pathlib import Path
@@ -41,11 +42,13 @@ def stages_held(db: Connection) -> int:
     return int(row[0])
 
 
-def run(spark: SparkSession, source: Path, checkpoint: Path, dsn: str, tasks: int, **options: str) -> str:
-    """A query over the files of a directory, one a batch, to its end: its id."""
+def run(
+    spark: SparkSession, source: Path, checkpoint: Path, dsn: str, tasks: int, files: int = 1, **options: str
+) -> str:
+    """A query over the files of a directory, so many a batch, to its end: its id."""
     rows = (
         spark.readStream.schema("n long")
-        .option("maxFilesPerTrigger", 1)
+        .option("maxFilesPerTrigger", files)
         .json(str(source))
         .repartition(tasks, "n")
         .select(f.lit("n").alias("topic"), f.struct("n").alias("payload"))
@@ -122,6 +125,44 @@ def test_a_query_publishes_each_batch_once_whatever_is_repeated(
     assert sorted(published(db)) == list(range(30))
     assert stages_held(db) == 0
     assert db.execute("select version, events from pgmb.ledger").fetchall() == [(2, 10)]
+
+
+@pytest.mark.parametrize("mode", ["staged", "direct"])
+def test_an_older_checkpoint_loses_nothing_in_silence(
+    spark: SparkSession, dsn: str, db: Connection, tmp_path: Path, mode: str
+) -> None:
+    source, checkpoint = tmp_path / "source", tmp_path / "checkpoint"
+    source.mkdir()
+    copies: list[Path] = []
+    for batch in range(4):
+        (source / f"{batch}.json").write_text("".join(f'{{"n": {batch * 10 + row}}}\n' for row in range(10)))
+        run(spark, source, checkpoint, dsn, tasks=2, commitMode=mode)
+        copies.append(tmp_path / f"after {batch}")
+        shutil.copytree(checkpoint, copies[-1])
+    (source / "4.json").write_text('{"n": 40}\n')
+    # The batches are cut as before: they publish nothing, and the query goes on behind them.
+    run(spark, source, copies[0], dsn, tasks=2, commitMode=mode)
+    assert sorted(published(db)) == list(range(41))
+    # Now the number of the last batch is given to more events.
+    (source / "5.json").write_text('{"n": 50}\n')
+    with pytest.raises(PySparkException, match="cannot be published: it was published already with"):
+        run(spark, source, copies[2], dsn, tasks=2, files=9, commitMode=mode)
+    assert sorted(published(db)) == list(range(41))
+    assert stages_held(db) == 0
+
+
+def test_a_batch_write_under_a_used_version_is_compared(
+    spark: SparkSession, dsn: str, db: Connection
+) -> None:
+    named = {"txnAppId": "job", "txnVersion": "1"}
+    write(numbers(spark, 10, 2), dsn, **named)
+    write(numbers(spark, 10, 3), dsn, **named)
+    with pytest.raises(PySparkException, match="published already with 10 events, and now it holds 11"):
+        write(numbers(spark, 11, 2), dsn, **named)
+    write(numbers(spark, 11, 2), dsn, repeatedBatches="skip", **named)
+    assert published(db) == list(range(10))
+    with pytest.raises(PySparkException, match="needs exactly-once writes"):
+        write(numbers(spark, 1, 1), dsn, repeatedBatches="skip", commitMode="direct")
 
 
 def test_a_direct_write_that_died_midway_is_finished_if_it_is_cut_alike(

@@ -242,6 +242,7 @@ WRITE_OPTIONS: Final = (
     *(f"{name}Column" for name in COLUMNS),
     "deliveryGuarantee",
     "commitMode",
+    "repeatedBatches",
     "txnAppId",
     "txnVersion",
 )
@@ -257,6 +258,7 @@ class WriteOptions(msgspec.Struct, frozen=True):
     columns      the column name of each of COLUMNS; "" for none
     mode         exactly once in one transaction (staged) or one per task (direct), or at-least-once
     app, version an application publishes each version once
+    compares     a version that comes again must hold what was published
     """
 
     url: str
@@ -267,6 +269,7 @@ class WriteOptions(msgspec.Struct, frozen=True):
     mode: Mode = "staged"
     app: str | None = None
     version: int | None = None
+    compares: bool = True
 
     @classmethod
     def of(cls, options: Mapping[str, str], streaming: bool) -> WriteOptions:
@@ -278,6 +281,9 @@ class WriteOptions(msgspec.Struct, frozen=True):
         committed = given.one_of("commitMode", "staged", "direct")
         if guarantee == "at-least-once" and "commitMode" in given:
             raise ValueError("commitMode cannot be combined with deliveryGuarantee=at-least-once")
+        repeated = given.one_of("repeatedBatches", "compare", "skip")
+        if repeated == "skip" and (committed == "direct" or guarantee == "at-least-once"):
+            raise ValueError("repeatedBatches=skip needs exactly-once writes with commitMode=staged")
         app, version = given.text("txnAppId"), _version(given.text("txnVersion"))
         if app is not None and not 0 < len(app) <= 500:
             raise ValueError("txnAppId must have 1 to 500 characters")
@@ -295,6 +301,7 @@ class WriteOptions(msgspec.Struct, frozen=True):
             mode=cast("Mode", committed if guarantee == "exactly-once" else guarantee),
             app=app,
             version=version,
+            compares=repeated == "compare",
         )
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import pyarrow
 
+from pgmb.errors import Conflict
 from pgmb.spark.source.offsets import Offset
 
 if TYPE_CHECKING:
@@ -17,6 +19,10 @@ if TYPE_CHECKING:
 pa: Any = pyarrow
 
 _PLACE: Final = "__place"
+_MERGED: Final = "pgmb.merged"
+"""The field of a commit that says which batch it holds."""
+_RECENT: Final = 1000
+"""Commits in which a repeated batch is looked for. One that is older is merged again."""
 
 
 def upsert(
@@ -36,7 +42,10 @@ def upsert(
     options  of the storage, by the names of `deltalake`
 
     The number of the batch is the version of the commit: a batch that is repeated after a crash changes
-    nothing. The batch is collected on the driver and merged there, so it must fit into its memory.
+    nothing. From an older checkpoint, a number may come again with other rows. With `latest` they are merged.
+    Without it, they are merged if the batch is the last one that was committed; otherwise the function raises
+    Conflict, because newer rows could be lost. The batch is collected on the driver and merged there, so it
+    must fit into its memory.
     """
     from pgmb.lake.storage import Storage
 
@@ -69,7 +78,10 @@ def merge_rows(
     latest: str | None,
     options: Mapping[str, str] | None = None,
 ) -> bool:
-    """Merge rows with unique keys into a table, as this version of an application. False: it had been."""
+    """Merge rows with unique keys into a table, as this version of an application. False: it had been.
+
+    Raises Conflict if later versions were committed, this one held other rows, and nothing orders rows.
+    """
     from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 
     given = dict(options or {})
@@ -77,18 +89,51 @@ def merge_rows(
     table = DeltaTable(url, storage_options=given)
     # On the same state that is merged into: if another commit of this application came later, it conflicts.
     done = table.transaction_version(app)
+    digest = _digest(rows, keys)
     if done is not None and done >= version:
-        return False
+        if _committed_digest(table, app, version) == digest:
+            return False
+        if latest is None and done > version:
+            refused = Conflict(
+                f"batch {version} of {app!r} holds other rows than before, and {done} is committed"
+            )
+            refused.advise(
+                "The checkpoint is older than the table. Go on from the newest one, or name a column that"
+                " orders rows, with latest=."
+            )
+            raise refused
     merging = table.merge(
         rows,
         " and ".join(f"target.{_quoted(key)} = source.{_quoted(key)}" for key in keys),
         source_alias="source",
         target_alias="target",
-        commit_properties=CommitProperties(app_transactions=[Transaction(app, version)]),
+        commit_properties=CommitProperties(
+            app_transactions=[Transaction(app, version if done is None else max(done, version))],
+            custom_metadata={_MERGED: json.dumps({"app": app, "version": version, "digest": digest})},
+        ),
     )
     newer = None if latest is None else f"source.{_quoted(latest)} >= target.{_quoted(latest)}"
     merging.when_matched_update_all(predicate=newer).when_not_matched_insert_all().execute()
     return True
+
+
+def _digest(rows: Any, keys: Sequence[str]) -> str:
+    """Of the rows, in whatever order and batches they come."""
+    sink = pa.BufferOutputStream()
+    ordered = rows.sort_by([(key, "ascending") for key in keys]).combine_chunks()
+    with pa.ipc.new_stream(sink, ordered.schema) as stream:
+        stream.write_table(ordered)
+    return sha256(sink.getvalue()).hexdigest()
+
+
+def _committed_digest(table: Any, app: str, version: int) -> str | None:
+    """Of the rows that were committed last as this version; None if no recent commit says."""
+    for commit in table.history(_RECENT):
+        if _MERGED in commit:
+            merged = json.loads(commit[_MERGED])
+            if (merged["app"], merged["version"]) == (app, version):
+                return str(merged["digest"])
+    return None
 
 
 def newest_rows(rows: Any, keys: Sequence[str], latest: str | None) -> Any:

@@ -28,7 +28,7 @@ class TaskResult(WriterCommitMessage):
     """The result of a task, for the driver.
 
     stage    the stage with its events; None if there are no events, or they are published already
-    digest   of directly published events
+    digest   of the events, if the write has a version
     """
 
     app: str
@@ -65,17 +65,18 @@ class Task:
 
     def _staged(self, batches: Iterator[Any]) -> TaskResult:
         """Write into a stage. The driver publishes the stages of all tasks in one transaction."""
-        out = EventBatches(batches, self.columns)
-        if out.empty:
-            return self._written()
-        with self._transaction() as cursor:
-            stage = self._ask(cursor, _CLAIM_STAGE)
-            if stage is not None:
-                _write(cursor, f"stage_{stage}", out)
-        if stage is None:
+        # A version that comes again is compared with what was published. Without a version, none does.
+        digest = Digest() if self.version is not None and self.options.compares else None
+        out = EventBatches(batches, self.columns, *([] if digest is None else [digest]))
+        if not out.empty:
+            with self._transaction() as cursor:
+                stage = self._ask(cursor, _CLAIM_STAGE)
+                if stage is not None:
+                    _write(cursor, f"stage_{stage}", out)
             out.drain()
-            return self._written()
-        return self._written(events=out.events, stage=stage)
+        else:
+            stage = None
+        return self._written(events=out.events, stage=stage, digest=None if digest is None else digest.value)
 
     def _direct(self, batches: Iterator[Any]) -> TaskResult:
         """Publish, and record the task as published, in one transaction."""
@@ -89,9 +90,7 @@ class Task:
             self._publish(out, digest)
         stage = self._stage_missing(out) if how == "staged" else None
         out.drain()
-        if stage is not None:
-            return self._written(events=out.events, stage=stage)
-        return self._written(events=out.events, digest=digest.value)
+        return self._written(events=out.events, stage=stage, digest=digest.value)
 
     def _publish(self, out: EventBatches, digest: Digest) -> None:
         with self._transaction() as cursor:

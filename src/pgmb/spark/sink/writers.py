@@ -11,7 +11,7 @@ from adbc_driver_manager import Error
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter
 
-from pgmb.errors import Conflict, PgmbError
+from pgmb.errors import PgmbError
 from pgmb.spark.connections import transaction
 from pgmb.spark.options import WriteOptions
 from pgmb.spark.sink.columns import Columns
@@ -27,7 +27,6 @@ _PUBLISH = (
     "select pgmb.publish_tasks($1, $2, $3::bigint, $4::text::int[], $5::text::int[], $6::text::bigint[],"
     " $7::text::bigint[], $8)"
 )
-_LAST = "select pgmb.published_version($1, $2)"
 _ABANDON = "select pgmb.abandon_tasks($1, $2, $3::bigint, $4)"
 
 
@@ -52,17 +51,10 @@ class _Sink:
         task = Task(self.options, self.columns, app, version, context.partitionId(), self.run, reached)
         return task.write(batches)
 
-    def publish(
-        self,
-        messages: Sequence[WriterCommitMessage | None],
-        *,
-        forget: bool = False,
-        successive: bool = False,
-    ) -> None:
+    def publish(self, messages: Sequence[WriterCommitMessage | None], *, forget: bool = False) -> None:
         """Publish the tasks' events and update the ledger, in one transaction.
 
-        successive: versions come one after the other, and only the last may come again. An older one is of
-        another checkpoint, and raises Conflict.
+        Raises TasksDiffer if the version was published with other events, as from an older checkpoint.
         """
         results = _results(messages)
         if not results or self.options.mode == "at-least-once":
@@ -74,21 +66,9 @@ class _Sink:
         ]
         # The tasks have reached it.
         with transaction(self.options.url, reached=True) as cursor:
-            published = ask(
-                cursor, _PUBLISH, self.options.stream, app, version, *arrays, self.columns.delayed
-            )
+            ask(cursor, _PUBLISH, self.options.stream, app, version, *arrays, self.columns.delayed)
             if forget:
                 ask(cursor, _ABANDON, self.options.stream, app, version, True)
-            last = ask(cursor, _LAST, self.options.stream, app) if published is None and successive else None
-        if last is not None and version is not None and last > version:
-            refused = Conflict(
-                f"batch {version} cannot be published: {app!r} has published batch {last} already"
-            )
-            refused.advise(
-                "The checkpoint is new, or older than what was published. Set another txnAppId to publish"
-                " all of its batches again."
-            )
-            raise refused
 
     def abandon(self, app: str, version: int | None, forget: bool = False) -> None:
         """Drop the tasks' stages after a failure. Errors are only logged: they would hide the failure."""
@@ -144,7 +124,7 @@ class StreamWriter(_Sink, DataSourceStreamArrowWriter):
         return self.task(app, int(batch), iterator, reached=int(batch) > 0)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        self.publish(messages, successive=True)
+        self.publish(messages)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         results = _results(messages)

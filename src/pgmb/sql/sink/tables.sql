@@ -36,6 +36,18 @@ create table pgmb.ledger_task (
 );
 create index ledger_task_stream on pgmb.ledger_task (stream);
 
+-- What the last versions of an application held, so that one that comes again is compared before it is passed over: an older
+-- checkpoint gives the same number to other events. digest: of all its events, in any order; null: not known.
+create table pgmb.ledger_version (
+  app text not null,
+  stream integer not null references pgmb.stream on delete cascade,
+  version bigint not null,
+  events bigint not null,
+  digest bigint,
+  primary key (app, stream, version)
+);
+create index ledger_version_stream on pgmb.ledger_version (stream);
+
 -- Unlogged tables pgmb.stage_<number>, into each of which one task at a time writes what is published as a whole
 -- later. A stage belongs to one role and is used again and again; app null: it is free.
 create table pgmb.stage (
