@@ -62,11 +62,14 @@ def judge(posts: Iterable[Post], meant: Mapping[str, Set[int]], killed: Collecti
     repeated: dict[str, int] = defaultdict(int)
     unexplained = 0
     for deliveries in of_delivery.values():
-        for earlier, later in pairwise(deliveries):
+        for nth, (earlier, later) in enumerate(pairwise(deliveries), 1):
             if earlier.status is not None and earlier.status >= 300:
                 continue
-            if earlier.process in killed and later.process != earlier.process:
-                repeated[earlier.process] += 1
+            # The lease of the one that was killed may end after a retry that another one made.
+            posted = [one.process for one in deliveries[:nth] if one.process != later.process]
+            dead = [process for process in posted if process in killed]
+            if dead:
+                repeated[dead[-1]] += 1
             else:
                 unexplained += 1
     lost = sum(

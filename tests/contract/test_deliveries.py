@@ -78,7 +78,7 @@ def test_what_is_for_nobody_is_settled_on_the_way(db: psycopg.Connection[Any]) -
     got = receive(db)
     assert got.meant == {4: {only}}
     expire(db, got.lease)
-    assert receive(db).attempts == {4: 2}, "and is not among what comes again"
+    assert receive(db).attempts == {4: 1}, "and is not among what comes again"
 
 
 def test_what_failed_waits_for_that_endpoint_alone(db: psycopg.Connection[Any]) -> None:
@@ -95,14 +95,54 @@ def test_what_failed_waits_for_that_endpoint_alone(db: psycopg.Connection[Any]) 
     assert not receive(db)
 
 
-def test_an_event_that_failed_must_be_among_those_settled(db: psycopg.Connection[Any]) -> None:
-    """Otherwise it would wait for that endpoint, and come to all of them again."""
-    one = create(db, "one")
+@pytest.mark.parametrize("again", [False, True], ids=["first lease", "lease of retries"])
+def test_a_failure_is_settled_while_other_endpoints_have_the_event(
+    db: psycopg.Connection[Any], again: bool
+) -> None:
+    one, two = create(db, "one"), create(db, "two")
+    publish(db, 1, 2)
+    if again:
+        expire(db, receive(db).lease)
+    got = receive(db)
+    assert settle(db, got.lease, [], [fail(got.seqs(1)[0], two), spent(got.seqs(2)[0], two)]) == 0
+    assert settle(db, got.lease, [], [fail(got.seqs(1)[0], two), spent(got.seqs(2)[0], two)]) == 0
+    assert waiting(db) == [(two, 1, 2, "no")], "said again, it changes nothing"
+    assert dead(db) == [(two, 2, 1, "no")]
+    assert list(claim(db)) == [1]
+    assert settle(db, got.lease, None, [fail(got.seqs(1)[0], one)]) == 2
+    assert set(waiting(db)) == {(one, 1, 2, "no"), (two, 1, 2, "no")}
+
+
+def test_an_event_whose_lease_expired_does_not_come_to_endpoints_that_retry_it(
+    db: psycopg.Connection[Any],
+) -> None:
+    one, two = create(db, "one"), create(db, "two")
     publish(db, 1, 2)
     got = receive(db)
-    with refused("MB005"):
-        settle(db, got.lease, got.seqs(1), [fail(got.seqs(2)[0], one)])
-    assert waiting(db) == []
+    settle(db, got.lease, [], [fail(got.seqs(1)[0], two, "1 hour")])
+    expire(db, got.lease)
+    assert receive(db).meant == {1: {one}, 2: {one, two}}
+
+
+@pytest.mark.parametrize("kind", ["shared", "own", "worker"])
+def test_leases_of_killed_dispatchers_use_up_no_attempt(db: psycopg.Connection[Any], kind: str) -> None:
+    queue = {"shared": "webhooks", "own": "endpoint/e", "worker": "q"}[kind]
+    if kind == "worker":
+        db.execute("select pgmb.create('q', 't', 1, pgmb.worker('e', 'http://localhost/', null))")
+    else:
+        create(db, "e", retry_after="{0 s}", batch=3 if kind == "own" else 1)
+    db.execute("select pgmb.alter_queue(%s, max_attempts => 2)", [queue])
+    publish(db, *range(6))
+    for _ in range(4):
+        leases = []
+        while got := receive(db, queue):
+            leases.append(got)
+        assert sorted(name for got in leases for name in got.names) == list(range(6))
+        assert {attempt for got in leases for attempt in got.attempts.values()} == {1}
+        for got in leases:
+            db.execute("select pgmb.extend(%s, '1 microsecond')", [got.lease])
+        db.execute("select pg_sleep(0.06)")
+    assert value(db, "select count(*) from pgmb.dead") == 0
 
 
 def test_a_settlement_said_twice_counts_once(db: psycopg.Connection[Any]) -> None:
@@ -153,16 +193,16 @@ def test_a_lease_that_expired_is_taken_over_and_the_other_settles_nothing(
     settle(db, got.lease, got.seqs(1))
     expire(db, got.lease)
     again = receive(db)
-    assert again.attempts == {2: 2, 3: 2}
+    assert again.attempts == {2: 1, 3: 1}, "an expired lease is no attempt"
     with lost():
         settle(db, got.lease, None, [fail(got.seqs(2)[0], one)])
     with lost():
         settle(db, got.lease, got.seqs(3))
     assert waiting(db) == []
     assert settle(db, again.lease, again.seqs(2), [fail(again.seqs(2)[0], one)]) == 1
-    assert waiting(db) == [(one, 2, 3, "no")], "the attempt that ended with the lease counts"
+    assert waiting(db) == [(one, 2, 2, "no")]
     assert settle(db, again.lease, None, [spent(again.seqs(3)[0], one)]) == 1
-    assert dead(db) == [(one, 3, 2, "no")]
+    assert dead(db) == [(one, 3, 1, "no")]
     assert settle(db, again.lease) == 0, "said again, it changes nothing"
 
 
@@ -331,23 +371,22 @@ def test_claimed_rows_are_settled_by_their_lease_alone(db: psycopg.Connection[An
     assert held.lease is not None
     db.execute("select pgmb.extend_claimed(%s, '1 microsecond')", [[held.lease]])
     again = claim(db, max=3)
-    assert {row[2] for row in again.values()} == {3}, "a lease that expired counts as an attempt"
-    assert [event.error for event in deliveries(db)].count("lease expired") == 3
+    assert {row[2] for row in again.values()} == {2}, "an expired lease is no attempt"
     kept, stolen = [name for name in held if name not in again], list(again)
     failures = [(row, "0", "late", True, False) for row in held.rows(*stolen[:2])]
     assert settle_claimed(db, held.lease, held.rows(kept[0], stolen[2]), failures) == 1
     assert deliveries_waiting(db) == 4
-    assert value(db, "select pgmb.extend_claimed(%s, '1 hour')", [held.lease]) == 1
+    assert value(db, "select pgmb.extend_claimed(%s, '1 hour')", [held.lease]) == held.lease
 
     rows = again.rows(*stolen)
     outcome = [(rows[1], "1 hour", "status 500", True, False), (rows[2], None, "status 410", True, True)]
     assert settle_claimed(db, again.lease, rows[:1], outcome) == 3
     assert settle_claimed(db, again.lease, rows[:1], outcome) == 0, "said again, it changes nothing"
     assert waiting(db) == sorted(
-        [(one, kept[1], 2, "before"), (one, stolen[1], 4, "status 500")], key=lambda row: row[1]
+        [(one, kept[1], 2, "before"), (one, stolen[1], 3, "status 500")], key=lambda row: row[1]
     )
-    assert dead(db) == [(one, stolen[2], 3, "status 410")]
-    (later,) = [event for event in deliveries(db) if event.attempt == 4]
+    assert dead(db) == [(one, stolen[2], 2, "status 410")]
+    (later,) = [event for event in deliveries(db) if event.attempt == 3]
     assert not later.leased
     assert later.due_in is not None
     assert later.due_in > 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, Self
@@ -27,17 +28,25 @@ _MOVED = {
 class SteppedDispatcher:
     """The process's clock and whatever in the database waits for a time go by `advance`."""
 
-    def __init__(self, dsn: str, db: psycopg.Connection[Any], answer: Answer = lambda _: 204) -> None:
+    def __init__(
+        self,
+        dsn: str,
+        db: psycopg.Connection[Any],
+        answer: Answer = lambda _: 204,
+        *,
+        lease_for: float = 3600.0,
+    ) -> None:
         self.db = db
         self.now = 1000.0
         self.receiver = Receiver(answer)
         self._dsn = dsn
+        self._lease_for = lease_for
 
     async def __aenter__(self) -> Self:
         await self.receiver.__aenter__()
         self._poster = await WebhookClient(Guard(LOOPBACK)).__aenter__()
         self._broker = await pgmb.aconnect(self._dsn, max_size=1)
-        self._dispatch = DispatchLoop(self._poster, lease_for=3600.0, clock=lambda: self.now)
+        self._dispatch = DispatchLoop(self._poster, lease_for=self._lease_for, clock=lambda: self.now)
         return self
 
     async def __aexit__(
@@ -77,6 +86,16 @@ class SteppedDispatcher:
         """One turn of the dispatcher."""
         await self._dispatch.turn(self._broker)
         await asyncio.sleep(0.001)
+
+    async def until(self, done: Callable[[], object], turns: int = 400) -> None:
+        """Take turns until something is so, with requests in flight."""
+        for _ in range(turns):
+            await self.turn()
+            await asyncio.sleep(0.005)
+            if done():
+                return
+            self.now += 0.3
+        raise TimeoutError(f"it was not so after {turns} turns")
 
     async def play(self) -> int:
         """Let the dispatcher do all that is due now. Returns how many requests that made."""

@@ -84,8 +84,7 @@ class DispatchLoop:
         self._wakeups = StreamWakeups(self._sender.wake)
         self._stopping = False
         self._alive: list[str] = []
-        self._heartbeat_at = float("-inf")
-        self._joins_at: float | None = None
+        self._joins_at = float("inf")
         self._due: dict[str, float] = {}
         self._pauses: dict[str, float] = {}
         self._batches: dict[str, int] = {}
@@ -111,10 +110,6 @@ class DispatchLoop:
                 await self._probe(store)
                 self._wakeups.follow(broker, {queue.stream for queue in self._directory.queues})
             await self._leases.extend(store)
-            if self._clock() > self._heartbeat_at + ALIVE_FOR:
-                # The other dispatchers consider this one dead and use its share.
-                self._alive = []
-                self._divide()
             await self._take_requests(store)
             await self._claim(store)
             await self._receive(store)
@@ -166,17 +161,21 @@ class DispatchLoop:
                     EndpointCounts(endpoint_id, lane.delivered, lane.failed, lane.error, lane.refused)
                 )
                 lane.delivered, lane.failed, lane.refused, lane.error = 0, 0, 0, None
+        # Its life is counted from before the statement, as nobody else can count it from earlier.
+        sent_at, lapsed = self._clock(), self._clock() >= self._sender.alive_until
         self._alive = await store.heartbeat(self.id, socket.gethostname(), os.getpid(), counts, backends)
-        self._heartbeat_at = self._clock()
-        if self._joins_at is None:
+        if lapsed:
             # The others must see this heartbeat and reduce their shares before this one uses its own.
             alone = self._alive == [str(self.id)]
-            self._joins_at = self._heartbeat_at + (0.0 if alone else 2 * HEARTBEAT_EVERY)
+            self._joins_at = sent_at + (0.0 if alone else 2 * HEARTBEAT_EVERY)
         self._divide()
+        self._sender.alive_until = sent_at + ALIVE_FOR
+        if lapsed:
+            for lane in self._directory.lanes.values():
+                self._sender.start(lane)
 
     def _divide(self) -> None:
-        joined = self._joins_at is not None and self._clock() >= self._joins_at
-        alive = tuple(self._alive) if joined else ()
+        alive = tuple(self._alive) if self._clock() >= self._joins_at else ()
         for endpoint_id, lane in self._directory.lanes.items():
             basis = (alive, lane.endpoint.max_in_flight)
             if lane.share_basis != basis:
@@ -190,6 +189,8 @@ class DispatchLoop:
         for lane in (*self._directory.lanes.values(), *dropped):
             if lane.waiting and not lane.open and not lane.probing:
                 self._sender.park(lane)
+            elif lane.shares_queue:
+                self._sender.park(lane, excess=True)
 
     async def _probe(self, store: Store) -> None:
         waiting = {
@@ -210,13 +211,14 @@ class DispatchLoop:
 
     async def _probe_shared(self, store: Store, lane: Lane) -> None:
         """Test an endpoint with an event that has not failed, or with any if there is none."""
-        lanes = self._directory.lanes
-        self._leases.claim(await store.claim_probe(lane.endpoint_id, fresh=True), lanes)
+        lanes, at = self._directory.lanes, self._clock()
+        self._leases.claim(await store.claim_probe(lane.endpoint_id, fresh=True), lanes, at)
         if not lane.in_flight:
             # A queue is not read while all its endpoints are closed, so its events are not in rows yet.
             await self._receive_for_probe(store, lane.queue, _SMALLEST_BATCH)
         if not lane.in_flight:
-            self._leases.claim(await store.claim_probe(lane.endpoint_id, fresh=False), lanes)
+            at = self._clock()
+            self._leases.claim(await store.claim_probe(lane.endpoint_id, fresh=False), lanes, at)
 
     async def _probe_own(self, store: Store, lane: Lane) -> None:
         queues = self._directory.own[lane.endpoint_id]
@@ -231,6 +233,7 @@ class DispatchLoop:
                     return
 
     async def _receive_for_probe(self, store: Store, queue: str, most: int) -> None:
+        asked_at = self._clock()
         try:
             received = await self._received(store, queue, most)
         except (psycopg.Error, PgmbError) as error:
@@ -238,7 +241,7 @@ class DispatchLoop:
                 raise
             logger.warning("queue %s: %s", queue, error)
             return
-        self._leases.receive(received.events, self._directory.lanes)
+        self._leases.receive(received.events, self._directory.lanes, asked_at)
 
     async def _take_requests(self, store: Store) -> None:
         if not self._directory.limited or not self._is_due("take", _TAKE_EVERY):
@@ -263,6 +266,7 @@ class DispatchLoop:
         rooms = {name: room for name, lane in shared.items() if (room := lane.room) != ROOM}
         limit = self._limits.setdefault("", BatchLimit())
         most = limit.of(_LARGEST_BATCH)
+        asked_at = self._clock()
         try:
             claimed = await store.claim(most, ROOM, rooms)
         except psycopg.Error as error:
@@ -282,7 +286,7 @@ class DispatchLoop:
                 room = rooms.get(endpoint_id, ROOM)
                 if room:
                     lane.has_backlog = got[endpoint_id] >= room
-        self._leases.claim(claimed, self._directory.lanes)
+        self._leases.claim(claimed, self._directory.lanes, asked_at)
 
     async def _receive(self, store: Store) -> None:
         notified = self._wakeups.take_notified()
@@ -300,6 +304,7 @@ class DispatchLoop:
                 continue
             limit = self._limits.setdefault(queue, BatchLimit())
             wanted, most = most, limit.of(most)
+            asked_at = self._clock()
             try:
                 received = await self._received(store, queue, most)
             except psycopg.Error as error:
@@ -321,7 +326,7 @@ class DispatchLoop:
                 pause = min(_LONGEST_PAUSE, 2 * self._pauses.get(step, _SHORTEST_PAUSE / 2))
             self._pauses[step] = max(pause, _SHORTEST_PAUSE / 2)
             self._due[step] = self._clock() + pause
-            overflowed = self._leases.receive(received.events, self._directory.lanes)
+            overflowed = self._leases.receive(received.events, self._directory.lanes, asked_at)
             if overflowed:
                 self._batches[queue] = max(_SMALLEST_BATCH, most // 2)
             elif received.more and most == wanted and len(received.events) in (0, most):
@@ -361,7 +366,7 @@ class DispatchLoop:
             return min(lane.room, _LARGEST_BATCH) if lane.room >= lane.waiting else 0
         lanes = self._directory.sharing.get(queue, [])
         batch = self._batches.get(queue, ROOM)
-        if self._joins_at is None or self._clock() < self._joins_at or not self._alive:
+        if self._clock() < self._joins_at or not self._alive:
             return 0
         if len(lanes) > _LANES_CHECKED_ONE_BY_ONE:
             return batch if self._leases.deliveries < _MOST_DELIVERIES else 0

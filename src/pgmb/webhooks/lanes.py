@@ -31,6 +31,8 @@ _LARGEST_LEASE: Final = 1000
 _ROOM_SECONDS: Final = 0.5
 """A lane takes the deliveries that it is likely to finish within this time."""
 _RATE_SECONDS: Final = 0.25
+_LATENCY_WEIGHT: Final = 0.2
+"""Of the newest request, in the moving average."""
 _ALLOWED_SECONDS: Final = 1.0
 """Requests granted by the rate limit expire after this time."""
 
@@ -75,6 +77,10 @@ class Lane:
         self._waiting: deque[WebhookDelivery] = deque()
         self._allowed = 0
         self._allowed_at = 0.0
+        self._started: dict[int, float] = {}
+        """When each request in flight was started, the oldest first."""
+        self._latency = 0.0
+        """Seconds from the start to the end of a request, a moving average."""
         self._rate = 0.0
         self._counted = 0
         self._counted_at = clock()
@@ -89,11 +95,25 @@ class Lane:
         """How many more deliveries fit."""
         if not self.open or self.share < 1:
             return 0
+        return max(0, self._bound - self.waiting)
+
+    @property
+    def _bound(self) -> int:
+        """How many deliveries may be pending: those that it will send soon, one for a slow endpoint."""
         if self.endpoint.rps is not None:
             bound = max(1.0, self.endpoint.rps * _ROOM_SECONDS)
         else:
             bound = max(float(ROOM), self._rate * _ROOM_SECONDS)
-        return max(0, int(bound) * self.endpoint.batch - self.waiting)
+        return int(min(bound, self._capacity)) * self.endpoint.batch
+
+    @property
+    def _capacity(self) -> float:
+        """Requests that can start soon, by how long requests take, or by the age of the oldest in flight."""
+        oldest = self._clock() - next(iter(self._started.values())) if self._started else 0.0
+        latency = max(self._latency, oldest)
+        if latency == 0:
+            return float("inf")
+        return max(1.0, self.share - self.in_flight, self.share * _ROOM_SECONDS / latency)
 
     @property
     def room_for_received(self) -> int:
@@ -150,11 +170,13 @@ class Lane:
             self._allowed -= 1
         self.in_flight += 1
         self.waiting -= len(taken)
+        self._started[id(taken)] = self._clock()
         return taken
 
     def abandon(self, taken: list[WebhookDelivery]) -> list[WebhookDelivery]:
         """End a cancelled request. Returns the deliveries that were pending behind it."""
         self.in_flight -= 1
+        del self._started[id(taken)]
         return []
 
     def finish(
@@ -164,6 +186,7 @@ class Lane:
         self.in_flight -= 1
         self._counted += len(taken)
         now = self._clock()
+        self._latency += _LATENCY_WEIGHT * (now - self._started.pop(id(taken)) - self._latency)
         if now - self._counted_at >= _RATE_SECONDS:
             self._rate = self._counted / (now - self._counted_at)
             self._counted, self._counted_at = 0, now
@@ -179,6 +202,12 @@ class Lane:
         while self._waiting:
             self.waiting -= 1
             yield self._waiting.popleft()
+
+    def excess(self) -> Iterator[WebhookDelivery]:
+        """Remove and return the newest pending deliveries that the lane will not send soon."""
+        while self._waiting and self.waiting > self._bound:
+            self.waiting -= 1
+            yield self._waiting.pop()
 
     def _pick(self) -> list[WebhookDelivery]:
         if self.probing:
@@ -211,6 +240,11 @@ class OrderedLane(Lane):
         self._keys: dict[str, deque[WebhookDelivery]] = {}
         self._ready: deque[str | None] = deque()
         self._keyless: deque[WebhookDelivery] = deque()
+
+    @property
+    def _capacity(self) -> float:
+        # Deliveries wait for their keys too, and only this lane waits for the queue.
+        return float("inf")
 
     @property
     def startable(self) -> int:

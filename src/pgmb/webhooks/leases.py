@@ -38,7 +38,6 @@ class Lease:
 
     __slots__ = (
         "_done",
-        "_failures",
         "_left",
         "_unsettled",
         "claimed",
@@ -46,17 +45,19 @@ class Lease:
         "open",
         "reported_at",
         "taken_at",
+        "valid_until",
     )
 
-    def __init__(self, lease: str, now: float, *, claimed: bool) -> None:
+    def __init__(self, lease: str, now: float, valid_until: float, *, claimed: bool) -> None:
         self.id = lease
         self.claimed = claimed
         """Whether its items are rows claimed from `pgmb.delivery`, not events of a queue."""
         self.open = 0
         """Deliveries without a result yet."""
         self.taken_at = self.reported_at = now
+        self.valid_until = valid_until
+        """By the clock of this process. Later, another dispatcher may hold its items."""
         self._left: dict[int, int] = {}
-        self._failures: dict[int, list[DeliveryFailure]] = {}
         self._done: list[int] = []
         self._unsettled: list[DeliveryFailure] = []
 
@@ -70,9 +71,9 @@ class Lease:
         self._finish(item)
 
     def failed(self, failure: DeliveryFailure) -> None:
-        """Record that an item did not reach one of its endpoints."""
-        self._failures.setdefault(failure.item, []).append(failure)
-        self._finish(failure.item)
+        """Record that an item did not reach one of its endpoints. The retry does not wait for the others."""
+        self._unsettled.append(failure)
+        self._finish(failure.item, failed=True)
 
     def release(self, item: int) -> None:
         """Forget an item: an earlier event of its key failed, and the queue returns both together."""
@@ -89,18 +90,15 @@ class Lease:
         self.reported_at = now
         return Settlement(self.id, self.claimed, done, failures)
 
-    def _finish(self, item: int) -> None:
+    def _finish(self, item: int, *, failed: bool = False) -> None:
         self.open -= 1
         left = self._left[item] - 1
         if left:
             self._left[item] = left
             return
         del self._left[item]
-        failures = self._failures.pop(item, None)
-        if failures is not None:
-            self._unsettled += failures
-        # A failed event is done with: each of its failures becomes a row. A failed row stays.
-        if failures is None or not self.claimed:
+        # An event is done when each of its failures has a row. A row that failed stays.
+        if not failed or not self.claimed:
             self._done.append(item)
 
 

@@ -53,21 +53,40 @@ class Sender:
         self._client = client
         self._clock = clock
         self._serialiser = serialiser
+        self.alive_until = float("-inf")
+        """By the clock of this process. Later, the others may count it as dead and use its share."""
         self._requests: set[asyncio.Task[None]] = set()
 
     def start(self, lane: Lane) -> None:
         """Start as many requests as the lane allows."""
         for _ in range(lane.startable):
-            deliveries = lane.take()
+            deliveries = self._next(lane)
             if deliveries is None:
                 return
             request = asyncio.create_task(self._run(lane, deliveries))
             self._requests.add(request)
             request.add_done_callback(self._requests.discard)
 
-    def park(self, lane: Lane) -> None:
-        """Return a lane's pending deliveries to the database, so that their leases can end."""
-        for delivery in lane.clear():
+    def _next(self, lane: Lane) -> list[WebhookDelivery] | None:
+        """The deliveries of the lane's next request.
+
+        None without a recent heartbeat. This is where a request starts: the process may have lost the
+        database or stood still since it last talked to it. Deliveries of leases that others may hold by now
+        are given back.
+        """
+        while (now := self._clock()) < self.alive_until:
+            taken = lane.take()
+            if taken is None or all(now < delivery.lease.valid_until for delivery in taken):
+                return taken
+            self._give_back(lane, taken)
+        return None
+
+    def park(self, lane: Lane, *, excess: bool = False) -> None:
+        """Return a lane's pending deliveries to the database, so that their leases can end.
+
+        `excess`: only those that it will not deliver soon.
+        """
+        for delivery in lane.excess() if excess else lane.clear():
             delivery.lease.failed(DeliveryFailure(delivery.item, lane.endpoint_id, 0.0, None, False, False))
             lane.has_backlog = True
             self.wake.set()
@@ -100,7 +119,7 @@ class Sender:
                 self._fail(lane, deliveries, f"{type(error).__name__}: {error}")
             else:
                 self._judge(lane, deliveries, result)
-            deliveries = lane.take()
+            deliveries = self._next(lane)
 
     def _judge(self, lane: Lane, deliveries: list[WebhookDelivery], result: AttemptResult) -> None:
         if result.kind != "delivered" or lane.logs_all:
@@ -211,6 +230,7 @@ class Sender:
     def _give_back(self, lane: Lane, deliveries: list[WebhookDelivery]) -> None:
         for delivery in [*deliveries, *lane.abandon(deliveries)]:
             delivery.lease.failed(DeliveryFailure(delivery.item, lane.endpoint_id, 0.0, None, False, False))
+        self.wake.set()
 
     def _log_attempt(self, lane: Lane, deliveries: list[WebhookDelivery], result: AttemptResult) -> None:
         for delivery in deliveries:

@@ -221,17 +221,20 @@ class Store:
         if attempts:
             await self._rows(_LOG, tuple(list(column) for column in zip(*attempts, strict=True)))
 
-    async def extend(self, leases: Sequence[str], claimed: Sequence[str]) -> None:
-        """Renew leases. Expired ones are noticed when they are settled."""
+    async def extend(self, leases: Sequence[str], claimed: Sequence[str]) -> set[str]:
+        """Renew leases. Returns those that this dispatcher still holds."""
+        held: set[str] = set()
         for lease in leases:
             try:
                 await self._rows("select pgmb.extend(%s::uuid, %s::interval)", (lease, self._lease_for))
             except LeaseLost:
                 continue
+            held.add(lease)
         if claimed:
-            await self._rows(
-                "select pgmb.extend_claimed(%s::uuid[], %s::interval)", (list(claimed), self._lease_for)
-            )
+            given = (list(claimed), self._lease_for)
+            rows = await self._rows("select pgmb.extend_claimed(%s::uuid[], %s::interval)::text", given)
+            held.update(lease for (lease,) in rows)
+        return held
 
     async def heartbeat(
         self,

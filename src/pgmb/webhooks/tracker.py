@@ -40,15 +40,16 @@ class LeaseTracker:
         """Deliveries in flight or pending in lanes."""
         return sum(lease.open for lease in self._leases.values())
 
-    def receive(self, received: Sequence[ReceivedEvent], lanes: dict[str, Lane]) -> bool:
+    def receive(self, received: Sequence[ReceivedEvent], lanes: dict[str, Lane], asked_at: float) -> bool:
         """Put received events into the lanes. Events for a full lane go back to the database.
 
+        `asked_at`: when the statement was sent, from which on the lease counts.
         Returns whether a lane that was not full before became so.
         """
         rooms: dict[str, int] = {}
         overflowed = False
         for one in received:
-            lease = self._lease(one.lease, claimed=False)
+            lease = self._lease(one.lease, asked_at, claimed=False)
             if is_erased(one.event.headers):
                 # Nothing is left to send: it is settled with the lease.
                 self._sender.wake.set()
@@ -72,11 +73,11 @@ class LeaseTracker:
             self._sender.start(lanes[endpoint_id])
         return overflowed
 
-    def claim(self, claimed: Sequence[ClaimedEvent], lanes: dict[str, Lane]) -> None:
+    def claim(self, claimed: Sequence[ClaimedEvent], lanes: dict[str, Lane], asked_at: float) -> None:
         """Put claimed events, which are for one endpoint each, into the lanes."""
         touched: dict[str, Lane] = {}
         for one in claimed:
-            lease = self._lease(one.lease, claimed=True)
+            lease = self._lease(one.lease, asked_at, claimed=True)
             lease.add(one.row, 1)
             if is_erased(one.event.headers):
                 lease.delivered(one.row)
@@ -122,13 +123,18 @@ class LeaseTracker:
             return
         self._extend_at = now + self._lease_for / 4
         old = [lease for lease in self._leases.values() if lease.taken_at < now - self._lease_for / 4]
-        if old:
-            await store.extend(
-                [lease.id for lease in old if not lease.claimed], [lease.id for lease in old if lease.claimed]
-            )
+        if not old:
+            return
+        extended = await store.extend(
+            [lease.id for lease in old if not lease.claimed], [lease.id for lease in old if lease.claimed]
+        )
+        for lease in old:
+            if lease.id in extended:
+                lease.valid_until = now + self._lease_for
 
-    def _lease(self, lease_id: str, *, claimed: bool) -> Lease:
+    def _lease(self, lease_id: str, asked_at: float, *, claimed: bool) -> Lease:
         lease = self._leases.get(lease_id)
         if lease is None:
-            lease = self._leases[lease_id] = Lease(lease_id, self._clock(), claimed=claimed)
+            until = asked_at + self._lease_for
+            lease = self._leases[lease_id] = Lease(lease_id, self._clock(), until, claimed=claimed)
         return lease

@@ -317,21 +317,41 @@ when data_corrupted or index_corrupted or program_limit_exceeded then
 end $$;
 
 -- Sends the retried events that a lease holds to be tried again at once, or to the dead letters where that was their last
--- attempt: the lease expired, or the reason that `error` gives. Runs under the lock of the lease's claim.
-create or replace function pgmb_internal.fail_leased(queue pgmb.queue, claim bigint, now timestamptz, error text, expired integer)
+-- attempt: the lease expired, or the reason that `error` gives. tried => false: it was not an attempt. Runs under the lock of the
+-- lease's claim.
+create or replace function pgmb_internal.fail_leased(
+  queue pgmb.queue, claim bigint, now timestamptz, error text, expired integer, tried boolean default true
+)
 returns void
 language plpgsql
 as $$
 begin
-  perform pgmb_internal.bury_retried(array(
-    select r.id from pgmb.retry r
-    where r.queue = (fail_leased.queue).id and r.lease = fail_leased.claim and r.attempt >= (fail_leased.queue).max_attempts),
-    fail_leased.error, keeps_last => true);
+  if tried then
+    perform pgmb_internal.bury_retried(array(
+      select r.id from pgmb.retry r
+      where r.queue = (fail_leased.queue).id and r.lease = fail_leased.claim and r.attempt >= (fail_leased.queue).max_attempts),
+      fail_leased.error, keeps_last => true);
+  end if;
   update pgmb.retry r
-  set lease = null, due_at = fail_leased.now, decided_at = fail_leased.now, attempt = r.attempt + 1, error = fail_leased.error,
-    errors = pgmb_internal.with_error(r.errors, r.attempt, fail_leased.error), expiries = r.expiries + fail_leased.expired
+  set lease = null, due_at = fail_leased.now, decided_at = fail_leased.now,
+    attempt = r.attempt + case when tried then 1 else 0 end, error = case when tried then fail_leased.error else r.error end,
+    errors = case when tried then pgmb_internal.with_error(r.errors, r.attempt, fail_leased.error) else r.errors end,
+    expiries = r.expiries + fail_leased.expired
   where r.queue = (fail_leased.queue).id and r.lease = fail_leased.claim;
 end $$;
+
+-- Whether a dispatcher receives from a queue, for endpoints. An expired lease of such a queue is no attempt: the dispatcher
+-- died, and may not have posted the event.
+create or replace function pgmb_internal.is_dispatched(queue pgmb.queue)
+returns boolean
+language sql stable
+as $$
+  select exists (
+    select from pgmb.queue head
+    where head.id = coalesce((queue).lane_of, (queue).id)
+      and (head.endpoint is not null or exists (
+        select from pgmb.endpoint e join pgmb.subscription s on s.id = e.subscription where s.group_id = head.name)))
+$$;
 
 -- When a sweep stops and leaves the rest to the next: so early that the receive which sweeps has time left.
 create or replace function pgmb_internal.sweep_deadline()
@@ -359,6 +379,7 @@ as $$
 declare
   expired pgmb.claim;
   swept_queue pgmb.queue;
+  tried boolean;
 begin
   select * into expired from pgmb.claim c
   where c.queue = end_expired.queue and c.id = end_expired.claim for update skip locked;
@@ -373,11 +394,12 @@ begin
     return 'leased';
   end if;
   select * into swept_queue from pgmb.queue q where q.id = end_expired.queue;
+  tried := not pgmb_internal.is_dispatched(swept_queue);
   if expired.state = 'leased_retries' then
-    perform pgmb_internal.fail_leased(swept_queue, expired.id, end_expired.now, 'lease expired', 1);
+    perform pgmb_internal.fail_leased(swept_queue, expired.id, end_expired.now, 'lease expired', 1, tried);
   elsif not pgmb_internal.is_void(expired.queue, expired.id) then
     perform pgmb_internal.fail_events(swept_queue, pgmb_internal.unsettled(expired),
-      expired.id, 1, end_expired.now, 'lease expired', expiries => 1);
+      expired.id, case when tried then 1 else 0 end, end_expired.now, case when tried then 'lease expired' end, expiries => 1);
   end if;
   update pgmb.claim c set state = 'expired' where c.queue = expired.queue and c.id = expired.id;
   return 'ended';

@@ -9,6 +9,7 @@ language plpgsql stable
 as $$
 declare
   lapsed pgmb.claim;
+  tried integer := case when pgmb_internal.is_dispatched(q) then 0 else 1 end;
   got bigint := 0;
   part bigint;
 begin
@@ -27,13 +28,13 @@ begin
     exit when got >= lapsed_events.max;
     if lapsed.state = 'leased_retries' then
       return query
-      select (r.seq, r.event_id, r.topic, r.key, r.payload, r.headers, r.published_at)::pgmb.event, r.attempt + 1, lapsed.expires_at, 'lease expired'
+      select (r.seq, r.event_id, r.topic, r.key, r.payload, r.headers, r.published_at)::pgmb.event, r.attempt + tried, lapsed.expires_at, 'lease expired'
 
-      from pgmb.retry r where r.queue = q.id and r.lease = lapsed.id and r.attempt < q.max_attempts
+      from pgmb.retry r where r.queue = q.id and r.lease = lapsed.id and (tried = 0 or r.attempt < q.max_attempts)
       order by r.seq limit lapsed_events.max - got;
-    elsif q.max_attempts > 1 and not pgmb_internal.is_void(lapsed.queue, lapsed.id) then
+    elsif (tried = 0 or q.max_attempts > 1) and not pgmb_internal.is_void(lapsed.queue, lapsed.id) then
       return query
-      select e, 2, lapsed.expires_at, 'lease expired' from pgmb_internal.claim_events(lapsed) e limit lapsed_events.max - got;
+      select e, 1 + tried, lapsed.expires_at, 'lease expired' from pgmb_internal.claim_events(lapsed) e limit lapsed_events.max - got;
     end if;
     get diagnostics part = row_count;
     got := got + part;

@@ -57,9 +57,14 @@ begin
     with matched as materialized (
       select m.seq, one.subscription
       from pgmb_internal.match(receive_deliveries.queue, q.stream, events) m, unnest(m.subscriptions) one (subscription)
+    ), again as materialized (
+      -- Leased before, or sent again: what failed then waits in a row of the endpoint.
+      select r.seq, r.id from unnest(events) r where r.id is not null
     ), meant as (
       select m.seq, array_agg(e.id)::text endpoints
       from matched m join pgmb.endpoint e on e.subscription = m.subscription and e.state <> 'disabled'
+      where not exists (
+        select from again a join pgmb.delivery d on d.event_id = a.id where a.seq = m.seq and d.endpoint = e.id)
       group by m.seq
     )
     select array_agg(m.seq), array_agg(m.endpoints) into seqs, meant from meant m;
@@ -110,11 +115,11 @@ as $$
     and num_nonnulls(l.max_in_flight, l.rps) = 0
 $$;
 
--- Settles what became of a lease's events: those of `seqs`, or with null all that are left, are done with, but for what
--- is listed here by event and endpoint. Such a one waits for its endpoint `after` that time, or is a dead letter where it
--- is the last. tried => false: it was not posted, and that attempt does not count. after => null: as the queue says.
--- Returns how many events that settled; said again, it changes nothing. Errors: MB011 the lease is lost, MB005 an event
--- failed that is not among `seqs`, MB029 not READ COMMITTED. For admins.
+-- Settles events of a lease, those of `seqs` or with null all that are left, and reports failures by event and endpoint: each
+-- waits for its endpoint `after` that time, or is a dead letter where it is the last. An event that failed for one
+-- endpoint and is not among `seqs` stays leased for its others. tried => false: it was not posted, and the attempt does not
+-- count. after => null: as the queue says. Returns how many events were settled; repeated, it changes nothing. Errors: MB011
+-- the lease is lost, MB029 not READ COMMITTED. For admins.
 create or replace function pgmb.settle_deliveries(
   lease uuid, seqs bigint[] default null, failed bigint[] default '{}', endpoints uuid[] default '{}',
   after interval[] default '{}', errors text[] default '{}', tried boolean[] default '{}', last boolean[] default '{}'
@@ -141,11 +146,6 @@ begin
     return pgmb_internal.settle_own(settle_deliveries.lease, settle_deliveries.seqs, settle_deliveries.failed, settle_deliveries.after,
       settle_deliveries.errors, settle_deliveries.tried, settle_deliveries.last, owner.batch > 1);
   end if;
-  if settle_deliveries.seqs is not null
-    and exists (select unnest(settle_deliveries.failed) except select unnest(settle_deliveries.seqs))
-  then
-    raise exception 'an event failed that is not among those settled' using errcode = 'MB005';
-  end if;
   settled := pgmb_internal.settle_shared(settle_deliveries.lease, settle_deliveries.seqs, settle_deliveries.failed);
   if settled.failing is null then
     return settled.events;
@@ -168,11 +168,17 @@ begin
       published_at)
     select q.id, o.endpoint, o.due_at, o.attempt, o.error, o.errors, o.seq, o.event_id, o.topic, o.key, o.payload, o.headers,
       o.published_at
-    from outcome o where not o.spent order by o.seq
+    from outcome o
+    where not o.spent
+      and not exists (select from pgmb.delivery d where d.event_id = o.event_id and d.endpoint = o.endpoint)
+    order by o.seq
   )
   insert into pgmb.dead (queue, endpoint, attempt, error, errors, seq, event_id, topic, key, payload, headers, published_at)
   select q.id, o.endpoint, o.attempt, o.error, o.errors, o.seq, o.event_id, o.topic, o.key, o.payload, o.headers, o.published_at
-  from outcome o where o.spent order by o.seq;
+  from outcome o
+  where o.spent
+    and not exists (select from pgmb.dead d where d.event_id = o.event_id and d.endpoint = o.endpoint and d.queue = q.id)
+  order by o.seq;
   return settled.events;
 end $$;
 
@@ -189,8 +195,8 @@ as $$
     coalesce(last, false) or (after is null and tried is not false and attempt >= (queue).max_attempts)
 $$;
 
--- Settles events of a lease of a shared queue, and gives those of `failed` that this settled, with their attempts and errors:
--- what another call settled has its rows from there.
+-- Settles events of a lease of a shared queue, and returns those of `failed` that it settled or that stay leased, with their
+-- attempts and errors: events that another call settled have their rows from there.
 create or replace function pgmb_internal.settle_shared(
   lease uuid, seqs bigint[], failed bigint[], out events bigint, out failing pgmb.event[], out attempts integer[],
   out errors jsonb[]
@@ -216,7 +222,11 @@ begin
         and (settle_shared.seqs is null or r.seq = any (settle_shared.seqs))
       returning r.*
     ), once as (
-      select distinct on (g.seq) g.* from gone g where g.seq = any (settle_shared.failed) order by g.seq, g.attempt desc
+      select distinct on (g.seq) g.*
+      from (select * from gone union all
+        select r.* from pgmb.retry r
+        where r.queue = held.queue and r.lease = held.id and r.seq <> all (settle_shared.seqs)) g
+      where g.seq = any (settle_shared.failed) order by g.seq, g.attempt desc
     )
     select (select count(distinct g.seq) from gone g),
       array_agg((o.seq, o.event_id, o.topic, o.key, o.payload, o.headers, o.published_at)::pgmb.event), array_agg(o.attempt),
@@ -231,7 +241,7 @@ begin
   else
     settled := pgmb_internal.settle_claim(held, settle_shared.seqs);
     events := cardinality(settled);
-    failing := array(select f from unnest(failing) f where f.seq = any (settled));
+    failing := array(select f from unnest(failing) f where f.seq = any (settled) or f.seq <> all (settle_shared.seqs));
   end if;
   attempts := array_fill(1, array[cardinality(failing)]);
 end $$;
@@ -303,8 +313,8 @@ begin
 end $$;
 
 -- Leases what waits for endpoints and is due, those first that waited longest: of each endpoint at most `room`, or what is
--- given for it in `rooms`, and of none that is not active unless it is named there; as many as fit into one batch. A row whose lease expired counts as a
--- failed attempt. Rows that another leases at this moment are passed over. Nothing due: nothing written. For admins.
+-- given for it in `rooms`, and of none that is not active unless it is named there; as many as fit into one batch. A lease that
+-- expired is no attempt. Rows that another leases at this moment are passed over. Nothing due: nothing written. For admins.
 create or replace function pgmb.claim_deliveries(
   max integer default 500, lease_for interval default '10 seconds', room integer default 10,
   endpoints uuid[] default '{}', rooms integer[] default '{}'
@@ -365,10 +375,7 @@ begin
     where f.before < pgmb_internal.batch_bytes()
   ), leased as (
     update pgmb.delivery d
-    set attempt = d.attempt + case when d.lease is null then 0 else 1 end,
-      error = case when d.lease is null then d.error else 'lease expired' end,
-      errors = case when d.lease is null then d.errors else pgmb_internal.with_error(d.errors, d.attempt, 'lease expired') end,
-      pid = pg_backend_pid(), lease = given, due_at = now + claim_deliveries.lease_for, decided_at = now
+    set pid = pg_backend_pid(), lease = given, due_at = now + claim_deliveries.lease_for, decided_at = now
     from fitting
     where d.id = fitting.id
     returning d.*
@@ -463,18 +470,19 @@ begin
   return settled + failures;
 end $$;
 
--- Prolongs the leases of deliveries to `lease_for` from now. Returns how many rows. For admins.
+-- Prolongs the leases of deliveries to `lease_for` from now. Returns those that hold any. For admins.
 create or replace function pgmb.extend_claimed(leases uuid[], lease_for interval default '10 seconds')
-returns bigint
+returns setof uuid
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-declare
-  extended bigint;
 begin
   perform pgmb_internal.assert_admin();
-  update pgmb.delivery d set due_at = clock_timestamp() + extend_claimed.lease_for, decided_at = clock_timestamp()
-  where d.lease = any (extend_claimed.leases);
-  get diagnostics extended = row_count;
-  return extended;
+  return query
+  with extended as (
+    update pgmb.delivery d set due_at = clock_timestamp() + extend_claimed.lease_for, decided_at = clock_timestamp()
+    where d.lease = any (extend_claimed.leases)
+    returning d.lease
+  )
+  select distinct e.lease from extended e;
 end $$;
