@@ -34,15 +34,15 @@ def send_last(db: psycopg.Connection[Any]) -> int:
 
 
 def assert_costs_the_same(db: psycopg.Connection[Any], groups: int, preparing: str) -> None:
-    """Over 70 messages and over 1,070."""
+    """Over 300 messages and over 1,800: on both, indexes have more than one page."""
 
     def costs_with(messages: int) -> dict[str, Cost]:
         send(db, messages, groups)
         db.execute(preparing.encode())
         return {way: cost(db, f"select * from pgmq.{way}('q', 60, 7)") for way in WAYS}
 
-    before = costs_with(70)
-    after = costs_with(1000)
+    before = costs_with(300)
+    after = costs_with(1500)
     for way in WAYS:
         assert after[way].pages <= before[way].pages * 2, (way, before[way], after[way])
 

@@ -44,30 +44,33 @@ as $$
   where m.free order by m.msg_id
 $$;
 
--- Locks messages of pgmq.parked and returns them in their order, without those that another transaction has locked or
--- hidden, and without those behind them in their groups.
-create or replace function pgmq.lock_runs(queue integer, chosen bigint[], now timestamptz)
-returns bigint[]
+-- Locks messages of pgmq.parked and returns them and their rows, in their order, without those that another transaction has
+-- locked or hidden, and without those behind them in their groups.
+create or replace function pgmq.lock_runs(queue integer, now timestamptz, inout chosen bigint[], out found_at tid[])
 language plpgsql
 as $$
 declare
-  locked bigint[] := array(
-    select p.msg_id from pgmq.parked p
-    where p.queue = lock_runs.queue and p.msg_id = any (chosen) and p.vt <= lock_runs.now
-    for update skip locked);
+  locked bigint[];
 begin
-  if cardinality(locked) = cardinality(chosen) then
-    return chosen;
-  end if;
-  return array(
-    select c.msg_id
+  -- Each message by its number: a plan that was made while the table was small would look through the queue for all of them,
+  -- or for what is visible. (`is true` keeps vt from the index.)
+  select coalesce(array_agg(l.msg_id), '{}'), coalesce(array_agg(l.ctid), '{}') into locked, found_at
+  from unnest(chosen) c (msg_id)
+  cross join lateral (
+    select p.msg_id, p.ctid from pgmq.parked p
+    where p.queue = lock_runs.queue and p.msg_id = c.msg_id and (p.vt <= lock_runs.now) is true
+    limit 1 for update skip locked) l;
+  if cardinality(locked) < cardinality(chosen) then
+    select coalesce(array_agg(c.msg_id order by c.nth), '{}'),
+      coalesce(array_agg(found_at[array_position(locked, c.msg_id)] order by c.nth), '{}')
+    into chosen, found_at
     from unnest(chosen) with ordinality c (msg_id, nth)
     join pgmq.parked p on p.queue = lock_runs.queue and p.msg_id = c.msg_id
     where c.msg_id = any (locked) and not exists (
-      select from pgmq.parked ahead
-      where ahead.queue = p.queue and ahead.fifo = p.fifo and ahead.msg_id < p.msg_id
-        and ahead.msg_id = any (chosen) and ahead.msg_id <> all (locked))
-    order by c.nth);
+      select from unnest(chosen) one
+      join pgmq.parked ahead on ahead.queue = lock_runs.queue and ahead.msg_id = one
+      where one <> all (locked) and ahead.fifo = p.fifo and ahead.msg_id < p.msg_id);
+  end if;
 end $$;
 
 -- The lowest number that is not in pgmq.parked yet, but in the log or held by a reading: a message of any group may be
@@ -106,6 +109,7 @@ declare
   head record;
   chosen bigint[];
   groups bigint[];
+  locked record;
   block integer := greatest(read_by_group.qty, 100);
 begin
   if read_by_group.qty <= 0 then
@@ -123,7 +127,7 @@ begin
       fetch heads into head;
       exit when not found;
       perform from pgmq.parked p
-      where p.queue = asked.id and p.msg_id = head.msg_id and p.vt <= now for update skip locked;
+      where p.queue = asked.id and p.msg_id = head.msg_id and (p.vt <= now) is true for update skip locked;
       continue when not found;
       groups := groups || head.fifo;
       chosen := chosen || case when manner = 'filled'
@@ -147,18 +151,16 @@ begin
         with ordinality m (msg_id, layer)
       order by m.layer, g.place limit read_by_group.qty);
   end if;
-  if manner <> 'heads' then
-    chosen := pgmq.lock_runs(asked.id, chosen, now);
-  end if;
+  locked := pgmq.lock_runs(asked.id, now, chosen);
   return query
   with hidden as (
     update pgmq.parked p
     set read_ct = p.read_ct + 1, last_read_at = now, vt = clock_timestamp() + make_interval(secs => read_by_group.vt)
-    where p.queue = asked.id and p.msg_id = any (chosen)
+    where p.ctid = any (locked.found_at)
     returning p.msg_id, p.read_ct, p.enqueued_at, p.last_read_at, p.vt, p.message, p.headers
   )
   select h.msg_id, h.read_ct, h.enqueued_at, h.last_read_at, h.vt, h.message, h.headers
-  from hidden h order by array_position(chosen, h.msg_id);
+  from hidden h order by array_position(locked.chosen, h.msg_id);
 end $$;
 
 -- Reads at most qty messages, as many as there are of one group, then of the next. Errors: 42P01 no such queue, 42501.

@@ -19,7 +19,7 @@ declare
   until timestamptz := now + make_interval(secs => read.vt);
   wanted integer := coalesce(read.qty, 2147483647);
   asked_for jsonb := coalesce(read.conditional, '{}');
-  due bigint[];
+  due tid[];
   got integer := 0;
 begin
   if wanted <= 0 then
@@ -32,7 +32,7 @@ begin
     with hidden as (
       update pgmq.parked p
       set read_ct = p.read_ct + 1, last_read_at = now, vt = until
-      where p.queue = asked.id and p.msg_id = any (due)
+      where p.ctid = any (due)
       returning p.msg_id, p.read_ct, p.enqueued_at, p.last_read_at, p.vt, p.message, p.headers
     )
     select h.msg_id, h.read_ct, h.enqueued_at, h.last_read_at, h.vt, h.message, h.headers from hidden h order by h.msg_id;
@@ -107,11 +107,11 @@ begin
   end if;
 end $$;
 
--- Locks at most `wanted` parked messages that may be read and contain `conditional`, and that no other transaction has
+-- Locks at most `wanted` parked messages and returns their rows: those that may be read and contain `conditional`, and that no other transaction has
 -- locked: those with the lowest numbers, or where more than a thousand may be read those that waited longest, which
 -- costs the same however many wait. First it parks what readings held that are over.
 create or replace function pgmq.lock_due(queue pgmq.queue, now timestamptz, conditional jsonb, wanted integer)
-returns bigint[]
+returns tid[]
 language plpgsql
 as $$
 begin
@@ -121,13 +121,13 @@ begin
     order by p.vt, p.msg_id offset 1000)
   then
     return array(
-      select p.msg_id from pgmq.parked p
+      select p.ctid from pgmq.parked p
       where p.queue = (lock_due.queue).id and p.vt <= lock_due.now
         and case when lock_due.conditional = '{}' then true else p.message @> lock_due.conditional end
       order by p.vt, p.msg_id limit lock_due.wanted for update skip locked);
   end if;
   return array(
-    select p.msg_id from pgmq.parked p
+    select p.ctid from pgmq.parked p
     where p.queue = (lock_due.queue).id and p.vt <= lock_due.now
       and case when lock_due.conditional = '{}' then true else p.message @> lock_due.conditional end
     order by p.msg_id + 0 limit lock_due.wanted for update skip locked);
@@ -160,7 +160,7 @@ declare
   asked pgmq.queue := pgmq.queue_for_reader(pop.queue_name);
   now timestamptz := clock_timestamp();
   wanted integer := coalesce(pop.qty, 2147483647);
-  due bigint[];
+  due tid[];
   got integer := 0;
 begin
   if wanted <= 0 then
@@ -172,7 +172,7 @@ begin
     return query
     with popped as (
       delete from pgmq.parked p
-      where p.queue = asked.id and p.msg_id = any (due)
+      where p.ctid = any (due)
       returning p.msg_id, p.read_ct, p.enqueued_at, p.last_read_at, p.vt, p.message, p.headers
     )
     select h.msg_id, h.read_ct, h.enqueued_at, h.last_read_at, pgmq.visible_from(h.vt, h.enqueued_at), h.message, h.headers
