@@ -22,12 +22,16 @@ LOST = psycopg.OperationalError("the connection is lost")
 class Log:
     """Takes a batch or nothing of it; keeps markers, and forgets the events' own keys at once."""
 
-    def __init__(self, bad: set[int]) -> None:
+    def __init__(self, bad: set[int], most: int = 1000) -> None:
         self.bad = bad
+        self.most = most
+        """Larger batches lose their connection, as a proxy's limit may have it."""
         self.events: list[NewEvent] = []
         self.keys: set[str] = set()
 
-    def publish(self, events: list[NewEvent]) -> None:
+    def publish(self, events: list[NewEvent], fault: str = "") -> None:
+        if fault == "before" or len(events) > self.most:
+            raise LOST
         if any(number(event) in self.bad for event in events):
             raise psycopg.errors.InvalidTextRepresentation("invalid input syntax for type json")
         assert all(event.dedup_key not in self.keys for event in events)
@@ -47,13 +51,14 @@ def attempt(held: Pending, log: Log, batch: Batch, fault: str, now: float) -> No
     """As the publisher does it; `fault` loses the connection before or after the commit."""
     events = [item.event for item in batch.items]
     try:
-        if fault == "before":
-            raise LOST
         if not batch.uncertain and all(event.dedup_key is None for event in events):
-            log.publish([marked(events[0]), *events[1:]])
+            batch.sent = True
+            log.publish([marked(events[0]), *events[1:]], fault)
         elif (key := marker_key(events[0])) not in log.keys:
-            log.publish(events)
+            batch.uncertain = False
+            log.publish(events, fault)
             log.keys.add(key)
+        batch.sent = True
         if fault == "after":
             raise LOST
         held.committed(batch)
@@ -68,12 +73,13 @@ def attempt(held: Pending, log: Log, batch: Batch, fault: str, now: float) -> No
     bad=st.sets(st.integers(1, 60), max_size=8),
     keyed=st.sets(st.integers(1, 60)),
     faults=st.lists(st.sampled_from(["", "", "before", "after"]), max_size=60),
+    most=st.integers(1, 20),
 )
 def test_every_event_is_published_once_in_order_or_set_aside(
-    total: int, max_batch: int, bad: set[int], keyed: set[int], faults: list[str]
+    total: int, max_batch: int, bad: set[int], keyed: set[int], faults: list[str], most: int
 ) -> None:
     held = Pending(0.0, max_batch, 1000)
-    log = Log(bad)
+    log = Log(bad, most)
     for one in range(1, total + 1):
         held.add(event(one, f"own:{one}" if one in keyed else None), "main", 0.0)
     mark = held.flush()
@@ -93,8 +99,11 @@ def test_every_event_is_published_once_in_order_or_set_aside(
     mark = held.flush()
     while not held.passed(mark):
         found = held.next(now)
-        assert isinstance(found, Batch)
-        attempt(held, log, found, "", now)
+        if isinstance(found, Batch):
+            attempt(held, log, found, "", now)
+        else:
+            assert found is not None
+            now += found
     assert {number(item.event) for item in held.left(mark)} == aside
     assert {number(item.event) for item in held.discard_failed()} == aside
     assert held.count == 0
@@ -167,6 +176,22 @@ def test_what_took_too_long_goes_in_smaller_batches() -> None:
     again = held.next(0.0)
     assert isinstance(again, Batch)
     assert [number(item.event) for item in again.items] == [0, 1, 2, 3]
+
+
+def test_no_more_is_held_than_max_pending_bytes() -> None:
+    held = Pending(0.0, 8, 100, max_pending_bytes=3)
+    states: list[tuple[bool, bool]] = []
+    for one in (10, 20):
+        states.append((held.full, held.stuck))
+        held.add(event(one), "main", 0.0)
+    states.append((held.full, held.stuck))
+    batch = held.next(0.0)
+    assert isinstance(batch, Batch)
+    held.refused(batch, StreamNotFound("main"), 0.0)
+    states.append((held.full, held.stuck))
+    held.discard_failed()
+    states.append((held.full, held.stuck))
+    assert states == [(False, False), (False, False), (True, False), (True, True), (False, False)]
 
 
 @pytest.mark.parametrize(

@@ -93,16 +93,18 @@ class AsyncBroker(
         max_batch: int = 500,
         max_pending: int = 10_000,
         *,
+        max_pending_bytes: int = 256 << 20,
         exactly_once: bool = True,
         dedup_for: Duration = batch.ONE_DAY,
     ) -> AsyncPublisher:
         """A background publisher: `enqueue` returns at once, events are published in batches.
 
         A batch goes when it has `max_batch` events or its first one has waited for `flush_every`. It has at
-        most 32 MiB. At most `max_pending` events are held. A connection lost while a batch commits repeats
+        most 32 MiB. At most `max_pending` events are held, and no more are taken while these have
+        `max_pending_bytes` of payloads and headers. A connection lost while a batch commits repeats
         nothing, unless `exactly_once` is off; `dedup_for` is how long the events' own keys are remembered.
         """
-        held = Pending(flush_every, max_batch, max_pending)
+        held = Pending(flush_every, max_batch, max_pending, max_pending_bytes)
         return AsyncPublisher(self, self._pool, held, exactly_once, dedup_for)
 
     def abandon(self) -> None:

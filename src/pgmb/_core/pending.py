@@ -4,7 +4,8 @@ Events of one stream leave in the order in which they came. A batch is one trans
 
 committed   its events are forgotten
 rejected    by the server, for what is in it: halved, until the events at fault stand alone and go aside
-failed      for a reason that passes (connection, server, a full queue): kept in place, tried again later
+failed      for a reason that passes (connection, server, a full queue): kept in place, tried again later;
+            halved if it fails again in the middle of its statement, which may be what ends the connection
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ MARKED_FOR = timedelta(hours=1)
 _PASSING = ("08", "25", "40", "53", "55", "57", "58")
 _CONNECTION = ("08", "57")
 _CANCELED = "57014"
+_OUT_OF_MEMORY = "53200"
 
 
 class Unpublished(msgspec.Struct, frozen=True):
@@ -45,6 +47,8 @@ class Unpublished(msgspec.Struct, frozen=True):
     stream: str
     event: NewEvent
     error: Exception | None = None
+    size: int = 0
+    """Bytes of payload and headers."""
 
 
 class Batch(msgspec.Struct):
@@ -54,6 +58,10 @@ class Batch(msgspec.Struct):
     items: list[Unpublished]
     uncertain: bool = False
     """Whether an earlier attempt may have committed unnoticed."""
+    sent: bool = False
+    """Whether the newest attempt came to where it may commit."""
+    broken: int = 0
+    """Attempts that failed in the middle of the batch's own statement."""
 
 
 class _Backlog:
@@ -83,15 +91,20 @@ class _Backlog:
 class Pending:
     """The events of one publisher, from `add` until they are committed or taken out."""
 
-    def __init__(self, flush_every: Duration, max_batch: int, max_pending: int) -> None:
+    def __init__(
+        self, flush_every: Duration, max_batch: int, max_pending: int, max_pending_bytes: int = 256 << 20
+    ) -> None:
         seconds = flush_every.total_seconds() if isinstance(flush_every, timedelta) else flush_every
-        if seconds < 0 or max_batch < 1 or max_pending < 1:
+        if seconds < 0 or max_batch < 1 or max_pending < 1 or max_pending_bytes < 1:
             raise InvalidArgument(
-                "flush_every must not be negative, max_batch and max_pending must be at least 1"
+                "flush_every must not be negative, max_batch, max_pending and max_pending_bytes must be at"
+                " least 1"
             )
         self._flush_every = seconds
         self._max_batch = max_batch
         self._max_pending = max_pending
+        self._max_pending_bytes = max_pending_bytes
+        self._bytes = 0
         self._backlogs: dict[str, _Backlog] = {}
         self._number = 0
         self._flush_to = 0
@@ -103,12 +116,12 @@ class Pending:
 
     @property
     def full(self) -> bool:
-        return self.count >= self._max_pending
+        return self.count >= self._max_pending or self._bytes >= self._max_pending_bytes
 
     @property
     def stuck(self) -> bool:
         """Whether it is full of events that only `discard_failed` removes."""
-        return len(self.failed) >= self._max_pending
+        return self.full and self.count == len(self.failed)
 
     def add(self, event: NewEvent, stream: str, now: float) -> bool:
         """Take an event. True if a batch may be ready now."""
@@ -118,8 +131,10 @@ class Pending:
         if not backlog.rest:
             backlog.since = now
         self._number += 1
+        size = _bytes(event)
         self.count += 1
-        backlog.rest.append(Unpublished(self._number, stream, event))
+        self._bytes += size
+        backlog.rest.append(Unpublished(self._number, stream, event, None, size))
         return len(backlog.rest) == 1 or len(backlog.rest) == self._max_batch
 
     def flush(self) -> int:
@@ -178,6 +193,7 @@ class Pending:
             backlog.since = now
             backlog.first.append(Batch(items[0].stream, items))
         backlog.busy = True
+        backlog.first[0].sent = False
         # It stays where it is until it is known what became of it.
         return backlog.first[0]
 
@@ -189,7 +205,7 @@ class Pending:
         backlog.busy = False
         backlog.failures, backlog.not_before, backlog.error = 0, 0.0, None
         backlog.first.popleft()
-        self.count -= len(batch.items)
+        self._forget(batch.items)
 
     def refused(self, batch: Batch, error: Exception, now: float) -> list[Unpublished]:
         """The batch is not in the log. Returns what was set aside for it."""
@@ -199,9 +215,12 @@ class Pending:
         backlog.busy = False
         # Of a batch that may be in the log, an error about the stream as it is now says nothing.
         if passes(error) or (batch.uncertain and concerns_all(error)):
-            batch.uncertain = batch.uncertain or may_have_committed(error)
-            if canceled(error) and not batch.uncertain:
-                # Perhaps it took too long for the server's statement_timeout: fewer take less.
+            batch.uncertain = batch.uncertain or (batch.sent and may_have_committed(error))
+            batch.broken += breaks(error)
+            # A statement_timeout, or memory that does not suffice, says that fewer take less. What ends
+            # connections without a word must do so twice.
+            enough = 1 if isinstance(error, psycopg.Error) and error.sqlstate else 2
+            if batch.broken >= enough and not batch.uncertain:
                 backlog.first.popleft()
                 backlog.first.extendleft(reversed(_halves(batch)))
             backlog.error = error
@@ -233,14 +252,19 @@ class Pending:
         """The events that nobody will publish, in order. Forgets all but those that the server rejected."""
         gone = [] if self._given_up else self.left(self._number)
         self._given_up = True
-        self._backlogs, self.count = {}, len(self.failed)
+        self._backlogs, self.count, self._bytes = {}, 0, 0
+        self.count = len(self.failed)
         return gone
 
     def discard_failed(self) -> list[Unpublished]:
         """Forget what was set aside, and return it."""
         gone, self.failed = self.failed, []
-        self.count -= len(gone)
+        self._forget(gone)
         return gone
+
+    def _forget(self, items: Sequence[Unpublished]) -> None:
+        self.count -= len(items)
+        self._bytes -= sum(item.size for item in items)
 
 
 def line(item: Unpublished) -> str:
@@ -304,7 +328,7 @@ def _portion(items: deque[Unpublished], most: int) -> list[Unpublished]:
     portion: list[Unpublished] = []
     size = 0
     while items and len(portion) < most:
-        size += _bytes(items[0].event)
+        size += items[0].size
         if portion and size > wire.BATCH_BYTES:
             break
         portion.append(items.popleft())
@@ -358,6 +382,11 @@ def concerns_all(error: Exception) -> bool:
     return isinstance(error, StreamNotFound | PermissionDenied)
 
 
-def canceled(error: Exception) -> bool:
-    """Whether the statement was stopped, most likely by a statement_timeout."""
-    return isinstance(error, psycopg.Error) and error.sqlstate == _CANCELED
+def breaks(error: Exception) -> bool:
+    """Whether the statement was under way, and may have failed for its size."""
+    if not isinstance(error, psycopg.Error) or isinstance(
+        error, psycopg_pool.PoolTimeout | psycopg_pool.TooManyRequests
+    ):
+        return False
+    state = error.sqlstate
+    return state is None or state in (_CANCELED, _OUT_OF_MEMORY) or state.startswith("54")

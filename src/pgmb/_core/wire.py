@@ -23,6 +23,7 @@ from psycopg.adapt import AdaptersMap, Dumper
 from psycopg.types.numeric import Int8BinaryLoader
 from psycopg.types.string import ByteaBinaryLoader
 
+from pgmb._core import models
 from pgmb.errors import InvalidArgument
 from pgmb.types import DeadLetter, Event, EventFate, FailedAttempt, NextEvents, Source, moment
 
@@ -39,6 +40,7 @@ def _other(value: Any) -> Any:
     """What msgspec does not know: a pydantic model tells its own form, the rest is refused."""
     dump = getattr(value, "model_dump", None)
     if dump is not None and not isinstance(value, type):
+        models.refuse_unreadable(type(value))
         # By alias, as the model reads it.
         return dump(mode="json", by_alias=True)
     raise TypeError(

@@ -270,18 +270,23 @@ class Publisher:
     def _attempt(self, batch: Batch, conn: Connection[Any] | None) -> None:
         events = [item.event for item in batch.items]
         if not self._exactly_once:
+            batch.sent = True
             self._broker.publish_many(events, stream=batch.stream, dedup_for=self._dedup_for, conn=conn)
             return
         if not batch.uncertain and all(event.dedup_key is None for event in events):
             # The first event carries the marker, in the only statement.
             events[0] = pending.marked(events[0])
+            batch.sent = True
             self._broker.publish_many(events, stream=batch.stream, dedup_for=MARKED_FOR, conn=conn)
             return
         # The marker alone tells whether the batch is in the log: events' own keys may be taken or expired.
         connection = self._pool.connection() if conn is None else nullcontext(conn)
         with connection as own, own.transaction():
             if self._claim(batch, own):
+                # No attempt before has committed, and this one does not before its end.
+                batch.uncertain = False
                 self._broker.publish_many(events, stream=batch.stream, dedup_for=self._dedup_for, conn=own)
+            batch.sent = True
 
     def _claim(self, batch: Batch, conn: Connection[Any]) -> bool:
         """Whether the batch's marker was free. It waits for a transaction that may still commit with it."""

@@ -119,11 +119,13 @@ def _by_msgspec(annotation: Any) -> Decode:
 def _by_pydantic(annotation: Any) -> Decode:
     import pydantic
 
+    _refuse_bytes_beside_models(annotation)
     adapter: pydantic.TypeAdapter[Any] = pydantic.TypeAdapter(annotation)
 
     def decoded(raw: bytes) -> Any:
         try:
-            return adapter.validate_json(raw)
+            # By name too: so are dataclasses written, and models whose alias is for reading alone.
+            return adapter.validate_json(raw, by_alias=True, by_name=True)
         except pydantic.ValidationError as error:
             found = error.errors(include_url=False)
             shown = "; ".join(_pydantic_line(dict(one)) for one in found[:_SHOWN_ERRORS])
@@ -136,6 +138,19 @@ def _by_pydantic(annotation: Any) -> Decode:
 def _pydantic_line(error: dict[str, Any]) -> str:
     place = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in error["loc"])
     return f"{error['msg']} - at `${place}`"
+
+
+def _refuse_bytes_beside_models(part: Any) -> None:
+    """Outside of models msgspec writes bytes as Base64, which pydantic would take for the value."""
+    if hasattr(part, "model_dump"):
+        return
+    if part in (bytes, bytearray):
+        raise TypeError("payloads cannot become bytes beside pydantic types: put them into a pydantic model")
+    for inner in get_args(part):
+        _refuse_bytes_beside_models(inner)
+    fields: Mapping[str, Any] = getattr(part, "__pydantic_fields__", {})
+    for field in fields.values():
+        _refuse_bytes_beside_models(field.annotation)
 
 
 def _is_pydantic(part: Any) -> bool:
