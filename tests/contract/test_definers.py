@@ -213,6 +213,7 @@ ADMIN = [
     "orphaned_segments",
     "record_archived",
     "record_damage",
+    "record_sound",
     "record_dead",
     "record_fields",
     "record_projection",

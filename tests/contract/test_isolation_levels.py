@@ -250,6 +250,7 @@ READ_COMMITTED = {
     "digest_segment": "'archived', 0",
     "record_archived": "'archived', 0, 0, sha256(''), 1",
     "record_damage": "'archived', 0, 'a file is missing'",
+    "record_sound": "'archived', '{0}'",
     "adopt_archived": "'archived', 7, 1, 0, sha256(''), 1",
     "start_replay": f"{BETWEEN}, 10, 'q'",
     "start_erasure": "'{k}', 'requested', '{archived}'",

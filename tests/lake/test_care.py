@@ -83,9 +83,10 @@ def test_damage_after_the_verification_is_found_and_blocks_the_drop(
     assert archived.dropped() == [0, 1, 2]
 
 
-def test_damage_of_a_dropped_segment_is_reported_and_stays_known(archived: Lake, keeper: Keeper) -> None:
+def test_damage_of_a_dropped_segment_is_known_until_it_is_repaired(archived: Lake, keeper: Keeper) -> None:
     archived.age()
     assert archived.dropped() == [0, 1, 2]
+    whole = of_segment(archived, 2).read_bytes()
     flip(of_segment(archived, 2))
     (damage,) = keeper.verify().damaged
     assert (damage.segment, damage.kept) == (2, False)
@@ -93,6 +94,11 @@ def test_damage_of_a_dropped_segment_is_reported_and_stays_known(archived: Lake,
     (verdict,) = [one for one in examine(archived.db) if one.check == "lake"]
     assert verdict.level == "fail"
     assert archived.archive() == []
+    of_segment(archived, 2).write_bytes(whole)
+    assert keeper.verify().damaged == []
+    assert 2 not in reasons(archived)
+    (verdict,) = [one for one in examine(archived.db) if one.check == "lake"]
+    assert verdict.level == "ok"
 
 
 def test_only_segments_since_a_time_are_read(archived: Lake, keeper: Keeper) -> None:

@@ -47,6 +47,9 @@ def rows(columns: str, *payloads: str, bad: str = "rescue") -> list[dict[str, An
         ("decimal(38,10)", f"{DIGITS}.1234567891", Decimal(f"{DIGITS}.1234567891")),
         ("decimal(3)", "1e2", Decimal(100)),
         ("timestamp", '"2026-01-31T10:00:00.123456+02:00"', datetime(2026, 1, 31, 8, 0, 0, 123456, UTC)),
+        ("timestamp", '"2026-01-31T10:00:00.123456000Z"', datetime(2026, 1, 31, 10, 0, 0, 123456, UTC)),
+        ("timestamp", '"9999-12-31T23:59:59.999999Z"', datetime(9999, 12, 31, 23, 59, 59, 999999, UTC)),
+        ("array<timestamp>", '["0001-01-01T00:00:00Z", null]', [datetime(1, 1, 1, tzinfo=UTC), None]),
         ("date", '"2026-01-31"', date(2026, 1, 31)),
         ("json", '{"b" : 1.10, "a":2}', '{"b" : 1.10, "a":2}'),
         ("array<int>", "[1, null]", [1, None]),
@@ -87,6 +90,17 @@ def test_values_that_fit(kind: str, json: str, value: Any) -> None:
         ("decimal(5,2)", "1000"),
         ("decimal(5,2)", '"NaN"'),
         ("decimal(5,2)", "true"),
+        ("decimal(5,2)", '"1_0"'),
+        ("decimal(5,2)", '" 1"'),
+        ("decimal(5,2)", '"\u0661"'),
+        ("decimal(5,2)", '"Infinity"'),
+        ("decimal(5,2)", "{}"),
+        ("array<decimal(5,2)>", '["1_0"]'),
+        ("timestamp", '"2026-01-31T10:00:00.123456789Z"'),
+        ("timestamp", '"0001-01-01T00:00:00+01:00"'),
+        ("timestamp", '"9999-12-31T23:59:59-01:00"'),
+        ("array<timestamp>", '["0001-01-01T00:00:00+01:00"]'),
+        ("timestamp", 'null, "a": 1'),
         ("timestamp", '"2026-01-31T10:00:00"'),
         ("timestamp", "1769853600"),
         ("timestamp", '"soon"'),
@@ -106,6 +120,17 @@ def test_values_that_do_not_fit_are_rescued_with_the_rest_of_the_row(kind: str, 
     assert found["rescued"] == payload
     assert found["rescue_reason"].startswith("payload: " if whole else "a: ")
     assert rows(f"a {kind}, b int", payload, '{"b": 8}', bad="drop")[0]["b"] == 8
+
+
+@pytest.mark.parametrize("kind", ["json", "string", "array<json>"])
+@pytest.mark.parametrize("at", ["a", "z"])
+def test_a_payload_that_nests_too_deeply_is_rescued(kind: str, at: str) -> None:
+    """PostgreSQL accepts it, Python does not."""
+    deep = f'{{"b": 7, "{at}": {"[" * 5000}{"]" * 5000}}}'
+    found, other = rows(f"a {kind}, b int", deep, '{"b": 8}')
+    assert (found["a"], found["b"], found["rescued"]) == (None, None, deep)
+    assert found["rescue_reason"] == "payload: nested too deeply"
+    assert (other["b"], other["rescued"]) == (8, None)
 
 
 def test_paths_lead_into_objects_and_other_payloads_are_rescued() -> None:

@@ -162,6 +162,31 @@ def test_an_erasure_reaches_projections_at_once(orders: Orders) -> None:
     assert {row[3] for row in orders.exact()}.isdisjoint({"k3"})
 
 
+def test_payloads_that_no_reader_takes_stop_neither_a_projection_nor_an_erasure(orders: Orders) -> None:
+    """Years that Python does not have, nesting that it does not follow, numbers that are no double."""
+    payloads = [
+        '{"n": 1, "at": "0001-01-01T00:00:00+01:00"}',
+        '{"n": 1, "at": "9999-12-31T23:59:59.999999-01:00"}',
+        f'{{"n": 1, "extra": {"[" * 2000}{"]" * 2000}}}',
+        '{"n": 1, "city": "\\ud800", "total": 1e400}',
+        f'{{"n": {"9" * 5000}, "{"f" * 100_000}": 1}}',
+    ]
+    for payload in payloads:
+        orders.lake.db.execute("select pgmb.publish('order.odd', %s, key => 'odd')", [payload])
+    orders.publish(50)
+    (done,) = orders.run()
+    assert done.rescued >= len(payloads)
+    odd = [row for row in orders.rows() if row["event_key"] == "odd"]
+    assert [row["rescued"] for row in odd] == payloads
+    assert all(row["rescue_reason"] for row in odd)
+    Keeper(orders.lake.dsn, "main").compact(1 << 20)
+    orders.run()
+    Eraser(orders.lake.dsn, ["odd"]).erase("request 19")
+    assert [row for row in orders.rows() if row["event_key"] == "odd"] == []
+    orders.publish(50)
+    assert orders.run()
+
+
 def test_two_projectors_do_not_project_twice(orders: Orders) -> None:
     orders.publish(100)
     slow, fast = orders.projector(), orders.projector()

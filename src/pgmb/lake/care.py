@@ -40,6 +40,7 @@ _ARCHIVED: Final = (
     "select segment, events, digest, erased_digest, dropped from pgmb.archived_segments(%s, %s)"
 )
 _DAMAGED: Final = "select pgmb.record_damage(%s, %s, %s)"
+_SOUND: Final = "select pgmb.record_sound(%s, %s)"
 _ORPHANED: Final = "select orphaned from pgmb.orphaned_segments(%s) orphaned"
 _ADOPT: Final = "select pgmb.adopt_archived(%s, %s, %s, %s, %s, %s)"
 # A file is joined with others if it has less than this part of the target.
@@ -118,12 +119,13 @@ class Keeper:
         self._archiver = Archiver(dsn, stream, self._run, options=options)
 
     def verify(self, since: datetime | None = None) -> Verified:
-        """Read the files of archived segments that were closed since a time, and record what is damaged.
+        """Read the files of archived segments that were closed since a time, and record what is damaged, and
+        what no longer is.
 
         Damaged segments that the log has are not archived any more: retention keeps them, and
         `pgmb lake archive --repair` writes their files again.
         """
-        events, sound, damaged = 0, 0, list[Damage]()
+        events, sound, damaged = 0, list[int](), list[Damage]()
         with session(self._dsn, "pgmb lake") as database:
             lake = lake_of(database, self._stream)
             given = [self._stream, since or "-infinity"]
@@ -135,11 +137,13 @@ class Keeper:
                 for one in some:
                     failure = _difference(one, found[one.segment])
                     if failure is None:
-                        events, sound = events + one.events, sound + 1
+                        events += one.events
+                        sound.append(one.segment)
                         continue
                     row = database.execute(_DAMAGED, [self._stream, one.segment, failure]).fetchone()
                     damaged.append(Damage(one.segment, failure, row is not None and bool(row[0])))
-        return Verified(sound, events, damaged)
+            database.execute(_SOUND, [self._stream, sound])
+        return Verified(len(sound), events, damaged)
 
     def compact(self, target: int) -> Compacted:
         """Join small files of a date to files of about `target` bytes. New files are read back first.

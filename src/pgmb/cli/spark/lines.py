@@ -74,7 +74,7 @@ def row(text: str, columns: Mapping[str, str]) -> tuple[str | None, ...]:
         taken = {role: fields.pop(name) for role, name in named.items() if name in fields}
         payload = taken.pop("payload", None) or msgspec.json.encode(fields)
         found = {role: _json(raw) if role == "headers" else _text(raw) for role, raw in taken.items()}
-    except (msgspec.DecodeError, UnicodeEncodeError) as error:
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
         shown = text if len(text) <= 60 else text[:57] + "..."
         raise InvalidArgument(f"not an event: {error}: {shown}") from None
     return tuple(bytes(payload).decode() if role == "payload" else found.get(role) for role in _ROLES)

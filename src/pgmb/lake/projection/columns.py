@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import date, datetime
+from datetime import UTC, date, datetime
 from decimal import Context, Decimal, DecimalException, DivisionByZero, Inexact, InvalidOperation, Overflow
 from operator import attrgetter
 from typing import Annotated, Any, Final, NamedTuple, cast
@@ -54,6 +54,10 @@ _KINDS: Final = {
 _MOST_FIELDS: Final = 1000
 _LONGEST_FIELD: Final = 200
 _AT_ONCE: Final = 8192
+# JSON nests without limit, Python does not.
+_UNREADABLE: Final = (msgspec.DecodeError, RecursionError)
+_DECIMAL: Final = re.compile(rb'"?([+-]?[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)"?')
+_FINER_THAN_MICROSECONDS: Final = re.compile(rb"\.[0-9]{6}[0-9]*[1-9]")
 _TRAPS: Final = [DivisionByZero, Inexact, InvalidOperation, Overflow]
 
 
@@ -227,14 +231,35 @@ def _json_text(raw: msgspec.Raw) -> str | None:
     return None if text == b"null" else text.decode()
 
 
+_moment: Final[Callable[[bytes], datetime]] = msgspec.json.Decoder(
+    Annotated[datetime, msgspec.Meta(tz=True)]
+).decode
+
+
+def _timestamp(raw: msgspec.Raw) -> datetime | None:
+    text = bytes(raw)
+    if text == b"null":
+        return None
+    # Of a number the years would be guessed.
+    if text[0] != ord('"'):
+        raise ValueError("Expected `timestamp`, got no string")
+    if _FINER_THAN_MICROSECONDS.search(text):
+        raise ValueError("Expected `timestamp`, got parts of microseconds")
+    value: datetime = _moment(text)
+    try:
+        return value.astimezone(UTC)
+    except OverflowError:
+        raise ValueError("Expected `timestamp` of the years 1 to 9999 in UTC") from None
+
+
 _SCALARS: Final = {
     "string": _scalar("string", pa.string(), str, "string"),
     "boolean": _scalar("boolean", pa.bool_(), bool, "boolean"),
     "int": _scalar("int", pa.int32(), _whole(32), "number"),
     "bigint": _scalar("bigint", pa.int64(), _whole(64), "number"),
     "double": _scalar("double", pa.float64(), float, "number"),
-    "timestamp": _scalar(
-        "timestamp", pa.timestamp("us", tz="UTC"), Annotated[datetime, msgspec.Meta(tz=True)], "string"
+    "timestamp": Type(
+        "timestamp", pa.timestamp("us", tz="UTC"), msgspec.Raw, frozenset(("string",)), _timestamp
     ),
     "date": _scalar("date", pa.date32(), date, "string"),
     "json": Type(
@@ -308,19 +333,23 @@ def _decimal(tokens: _Tokens) -> Type:
     unit = Decimal(1).scaleb(-scale)
     exact = Context(prec=precision, traps=_TRAPS)
 
-    def convert(value: Decimal) -> Decimal:
+    def convert(raw: msgspec.Raw) -> Decimal | None:
+        text = bytes(raw)
+        if text == b"null":
+            return None
+        # Python's Decimal takes more spellings: underscores, spaces, digits of other scripts, NaN.
+        number = _DECIMAL.fullmatch(text)
+        if number is None or (text[0] == ord('"')) != (text[-1] == ord('"')):
+            raise ValueError(f"Expected `decimal({precision},{scale})`, got no number")
         try:
-            fitted = value.quantize(unit, context=exact)
+            return Decimal(number[1].decode()).quantize(unit, context=exact)
         except DecimalException:
             raise ValueError(f"Expected `decimal({precision},{scale})`, got more digits") from None
-        if not fitted.is_finite():
-            raise ValueError(f"Expected `decimal({precision},{scale})`, got no number")
-        return fitted
 
     return Type(
         f"decimal({precision},{scale})",
         pa.decimal128(precision, scale),
-        Decimal,
+        msgspec.Raw,
         frozenset(("number", "string")),
         convert,
     )
@@ -455,7 +484,7 @@ class Decoder:
         for number, payload in enumerate(payloads):
             try:
                 wholes.append(self._whole(payload))
-            except msgspec.DecodeError:
+            except _UNREADABLE:
                 bad.add(number)
                 wholes.append(None)
         columns: list[list[Any]] = []
@@ -487,6 +516,8 @@ class Decoder:
         """The values that fit, each for itself, and why the others do not."""
         try:
             self._fields(payload)
+        except RecursionError:
+            return [None] * len(self._columns), "payload: nested too deeply"
         except msgspec.DecodeError as error:
             return [None] * len(self._columns), f"payload: {error}"
         values: list[Any] = []
@@ -499,7 +530,7 @@ class Decoder:
                     value = _converted(kind, decode(raw))
                 if value is None and column.required:
                     raise ValueError("Expected a value, got none")
-            except (msgspec.DecodeError, ValueError) as error:
+            except ValueError as error:
                 value = None
                 reasons.append(f"{column.name}: {error}")
             values.append(value)
@@ -522,7 +553,7 @@ class Decoder:
         for number, payload in enumerate(payloads):
             try:
                 fields = self._fields(payload)
-            except msgspec.DecodeError:
+            except _UNREADABLE:
                 continue
             for name, raw in fields.items():
                 last[name, memoryview(raw)[0]] = number

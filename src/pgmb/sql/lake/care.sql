@@ -51,6 +51,27 @@ begin
   return kept;
 end $$;
 
+-- Records that the table holds segments as it should: damage that was recorded before is repaired. Returns how many had damage.
+-- Errors: MB001. Support.
+create or replace function pgmb.record_sound(stream text, segments integer[])
+returns bigint
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  stream_number integer;
+  repaired bigint;
+begin
+  perform pgmb_internal.assert_read_committed();
+  perform pgmb_internal.assert_admin();
+  stream_number := pgmb.stream_id(record_sound.stream);
+  update pgmb.archived a set failed_at = null, failure = null
+  where a.stream = stream_number and a.segment = any (record_sound.segments) and a.failed_at is not null
+    and a.verified_at is not null;
+  get diagnostics repaired = row_count;
+  return repaired;
+end $$;
+
 -- The segments of a stream that the log dropped and that are not in the manifest. Support.
 create or replace function pgmb.orphaned_segments(stream text)
 returns setof integer
