@@ -8,8 +8,10 @@ import subprocess
 import sys
 import threading
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TextIO
+
+import psutil
 
 _URL = re.compile(r"HTTP at ([^\s,]+)")
 
@@ -33,6 +35,27 @@ class Served:
         self._told.wait()
         if not self.url:
             raise AssertionError(f"it does not serve: {self.said} {self.ended()}")
+
+    @property
+    def processes(self) -> list[psutil.Process]:
+        """The process and those below it."""
+        try:
+            own = psutil.Process(self.process.pid)
+            return [own, *own.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return []
+
+    @property
+    def log(self) -> str:
+        """What it has logged so far."""
+        return "".join(self._log)
+
+    def kill(self) -> None:
+        """End all its processes at once."""
+        for process in self.processes:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        self.process.kill()
 
     @property
     def port(self) -> int:
@@ -67,10 +90,14 @@ def serving(
         stderr=subprocess.PIPE,
         text=True,
     ) as process:
+        served = None
         try:
             served = Served(process)
             yield served
         finally:
-            process.kill()
+            if served is None:
+                process.kill()
+            else:
+                served.kill()
             process.wait()
         served.ended()

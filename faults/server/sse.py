@@ -124,7 +124,7 @@ class Restarting:
 
     def _start(self) -> None:
         self._served = self._stack.enter_context(
-            serving(self._dsn, "serve", "--services", "http,ticker", port=self.port)
+            serving(self._dsn, "serve", "--services", "http,ticker", "--in-one-process", port=self.port)
         )
 
 

@@ -30,7 +30,7 @@ from pgmb.app.threads import Threads
 from pgmb.errors import QueueNotFound, translated
 
 if TYPE_CHECKING:
-    from pgmb.services.supervisor import Parent
+    from pgmb.services.parent import Parent
 
 logger = logging.getLogger("pgmb.app")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -11,16 +12,22 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from importlib.util import find_spec
 from typing import Annotated, TypeAlias
+from uuid import UUID, uuid4
 
+import psycopg
 import typer
+from psycopg_pool import PoolTimeout
 
 from pgmb import aconnect
 from pgmb._core.logs import LogFormat, configure
 from pgmb.cli import durations, output
 from pgmb.cli.options import Dsn
-from pgmb.errors import InvalidArgument
+from pgmb.errors import InvalidArgument, PgmbError
 from pgmb.services import SERVICES, Dispatcher, Http, HttpSettings, Leadership, Service, Turns
 from pgmb.services import serve as serve_services
+from pgmb.services.fork import Board
+from pgmb.services.parent import Parent
+from pgmb.services.supervisor import Child, keep
 
 logger = logging.getLogger("pgmb.services")
 
@@ -89,6 +96,12 @@ AccessLog: TypeAlias = Annotated[
 ]
 
 
+InOneProcess: TypeAlias = Annotated[
+    bool,
+    typer.Option("--in-one-process", help="Run all services in this process. For demos and tests."),
+]
+
+
 def register(app: typer.Typer) -> None:
     for command in (serve, dispatcher, http, janitor, scheduler, ticker):
         app.command()(command)
@@ -108,13 +121,15 @@ def serve(
     ssl_certfile: SslCertfile = None,
     ssl_keyfile: SslKeyfile = None,
     drain_for: DrainFor = None,
+    in_one_process: InOneProcess = False,
     access_log: AccessLog = True,
     log_format: Log = LogFormat.TEXT,
 ) -> None:
-    """Run background services and HTTP in one process until interrupted. You can run several.
+    """Run background services and HTTP until interrupted. You can run several.
 
-    The dispatcher needs the extra `webhooks`, HTTP the extra `server`. Without `--services`, the installed
-    services run.
+    HTTP, the dispatcher, and the upkeep (ticker, janitor, scheduler) each run in a process of their own,
+    which is started again when it ends or hangs. The dispatcher needs the extra `webhooks`, HTTP the extra
+    `server`. Without `--services`, the installed services run.
     """
     settings = HttpSettings(
         host=host,
@@ -128,8 +143,12 @@ def serve(
         drain_for=0.0 if drain_for is None else drain_for.total_seconds(),
     )
     names = sorted(filter(_here, SERVICES)) if services is None else _asked(services)
-    turns = Turns()
-    made = [_service(name, dsn, allow or (), egress_proxy, settings, turns) for name in names]
+    turns, board = Turns(), Board()
+
+    def hung() -> list[str]:
+        return [*turns.hung(), *board.read()]
+
+    made = [_service(name, dsn, allow or (), egress_proxy, settings, hung) for name in names]
     # Before anything runs: a port that is taken is known at once.
     serving = next((service for service in made if isinstance(service, Http)), None)
     if serving is not None:
@@ -139,10 +158,22 @@ def serve(
         logging.getLogger("pgmb.access").setLevel(logging.WARNING)
     # Machines that read JSON get nothing else.
     say = output.line if log_format is LogFormat.TEXT else logger.info
-    with asyncio.Runner(loop_factory=None if serving is None else _fast_loop()) as runner:
-        left_out = sorted(set(SERVICES) - set(names)) if services is None else []
-        end_within = settings.drain_for + _END_WITHIN_SECONDS
-        runner.run(_serve(dsn, made, left_out, serving, turns, end_within, say))
+    left_out = sorted(set(SERVICES) - set(names)) if services is None else []
+    asyncio.run(_greet(dsn, made, left_out, serving, say))
+    end_within = settings.drain_for + _END_WITHIN_SECONDS
+    processes = _processes(made)
+    if in_one_process or len(processes) == 1:
+        board.close()
+        _run(dsn, made, turns, end_within, uuid4())
+        return
+    children = [
+        _child(name, dsn, parts, turns, end_within, serving if serving not in parts else None)
+        for name, parts in processes.items()
+    ]
+    _share_imports(names)
+    code = asyncio.run(keep(children, board))
+    if code:
+        raise typer.Exit(code)
 
 
 def dispatcher(
@@ -231,13 +262,13 @@ def _service(
     allow: Sequence[str],
     egress_proxy: str | None,
     settings: HttpSettings,
-    turns: Turns,
+    hung: Callable[[], Sequence[str]],
 ) -> Service:
     match name:
         case "dispatcher":
             return Dispatcher(allow, egress_proxy)
         case "http":
-            return Http(dsn, settings, turns)
+            return Http(dsn, settings, hung)
         case _:
             return SERVICES[name]()
 
@@ -250,14 +281,90 @@ def _fast_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return uvloop.new_event_loop
 
 
-async def _serve(
+async def _greet(
     dsn: str,
     services: Sequence[Service],
     left_out: Sequence[str],
     http: Http | None,
+    say: Callable[[str], None],
+) -> None:
+    """Say what is served, if the database can be reached."""
+    async with await aconnect(
+        dsn, max_size=1, max_wait=5.0, fallback_application_name="pgmb serve"
+    ) as broker:
+        say(f"Serving {', '.join(service.name for service in services)}.")
+        for name in left_out:
+            note = output.note if say is output.line else say
+            note(f"{name} is not installed: pip install 'pgmb[{_EXTRAS[name]}]'")
+        if http is not None:
+            say(f"HTTP at {http.url}, the dashboard at {http.url}/ui.")
+            if not await broker.api_keys():
+                say("There is no API key yet. Create one: pgmb keys create admin --scope operate")
+
+
+def _processes(services: Sequence[Service]) -> dict[str, list[Service]]:
+    """Services by the process that runs them: what strangers reach, what receivers reach, and the upkeep."""
+    processes: dict[str, list[Service]] = {}
+    for service in services:
+        name = service.name if service.name in ("http", "dispatcher") else "upkeep"
+        processes.setdefault(name, []).append(service)
+    return processes
+
+
+def _child(
+    name: str, dsn: str, services: Sequence[Service], turns: Turns, end_within: float, foreign: Http | None
+) -> Child:
+    # The successor of a process that died goes on leading at once.
+    process = uuid4()
+
+    def run(parent: Parent) -> int:
+        if foreign is not None:
+            foreign.release()
+        return _run(dsn, services, turns, end_within, process, parent)
+
+    return Child(name, background=name == "upkeep", run=run)
+
+
+def _share_imports(names: Sequence[str]) -> None:
+    """Import what the processes need, before they are forked: so they share its memory."""
+    if "http" in names:
+        import pgmb.server
+        import pgmb.services.http_server
+    if "dispatcher" in names:
+        import pgmb.webhooks.dispatcher  # noqa: F401
+    _fast_loop()
+    gc.collect()
+    gc.freeze()
+
+
+def _run(
+    dsn: str,
+    services: Sequence[Service],
     turns: Turns,
     end_within: float,
-    say: Callable[[str], None],
+    process: UUID,
+    parent: Parent | None = None,
+) -> int:
+    """Run services in this process. Returns its exit code."""
+    fast = any(isinstance(service, Http) for service in services)
+    with asyncio.Runner(loop_factory=_fast_loop() if fast else None) as runner:
+        try:
+            runner.run(_serve(dsn, services, turns, end_within, process, parent))
+        except (psycopg.Error, PoolTimeout, PgmbError) as error:
+            if parent is None:
+                raise
+            logger.error("%s", str(error).strip())
+            return 1
+    return 0
+
+
+async def _serve(
+    dsn: str,
+    services: Sequence[Service],
+    turns: Turns,
+    end_within: float,
+    process: UUID,
+    parent: Parent | None,
 ) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -271,17 +378,15 @@ async def _serve(
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, end)
+    reporting = None
+    if parent is not None:
+        parent.when_gone(end)
+        reporting = asyncio.create_task(parent.keep_reporting(turns.hung))
     async with await aconnect(
         dsn, max_size=len(services) + 1, max_wait=5.0, fallback_application_name="pgmb serve"
     ) as broker:
-        say(f"Serving {', '.join(service.name for service in services)}.")
-        for name in left_out:
-            note = output.note if say is output.line else say
-            note(f"{name} is not installed: pip install 'pgmb[{_EXTRAS[name]}]'")
-        if http is not None:
-            say(f"HTTP at {http.url}, the dashboard at {http.url}/ui.")
-            if not await broker.api_keys():
-                say("There is no API key yet. Create one: pgmb keys create admin --scope operate")
-        leadership = Leadership([service.name for service in services], "pgmb serve")
+        leadership = Leadership([service.name for service in services], "pgmb serve", process)
         elected = leadership if leadership.services else None
         await serve_services(broker, services, stop, turns=turns, leadership=elected)
+    if reporting is not None:
+        reporting.cancel()

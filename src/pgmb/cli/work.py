@@ -16,7 +16,8 @@ from pgmb._core import logs
 from pgmb.app import App, loading, running
 from pgmb.cli import durations, output, worker_metrics
 from pgmb.errors import InvalidArgument
-from pgmb.services.supervisor import EXIT_WITHOUT_RESTART, Child, Parent, supervise
+from pgmb.services.parent import Parent
+from pgmb.services.supervisor import EXIT_WITHOUT_RESTART, Child, supervise
 from pgmb.services.upkeep import upkeep
 
 _DSN = "PGMB_WORK_DSN"

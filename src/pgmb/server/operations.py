@@ -63,9 +63,9 @@ class Operations:
         await self._status.close()
 
     async def live(self, _: Request) -> Response:
-        """200 while the event loop and the services of this process run. The database is not checked."""
+        """200 while this process, its services and those beside it run. The database is not checked."""
         if hung := self._context.hung():
-            return PlainTextResponse(f"hung: {', '.join(hung)}\n", 503, headers=_UNCACHED)
+            return PlainTextResponse(f"no progress: {', '.join(hung)}\n", 503, headers=_UNCACHED)
         return PlainTextResponse("ok\n", headers=_UNCACHED)
 
     async def ready(self, _: Request) -> Response:
@@ -74,6 +74,8 @@ class Operations:
             checks = dict(await self._checks.get(_READY_SECONDS))
         except TimeoutError:
             checks = {"database": silent()}
+        if hung := self._context.hung():
+            checks["services"] = Check(False, f"no progress: {', '.join(hung)}")
         if self._context.draining:
             checks["staying"] = Check(False, "the process is about to end")
         told = Readiness.of(checks)
@@ -167,7 +169,8 @@ class Readiness(msgspec.Struct):
     @classmethod
     def of(cls, checks: dict[str, Check]) -> Readiness:
         # Requests are served without a ticker, here as well as by every other process.
-        return cls(all(check.ok for name, check in checks.items() if name != "progress"), checks)
+        needed = [check for name, check in checks.items() if name not in ("progress", "services")]
+        return cls(all(check.ok for check in needed), checks)
 
 
 async def examine(broker: AsyncBroker) -> dict[str, Check]:

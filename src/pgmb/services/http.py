@@ -6,12 +6,12 @@ import asyncio
 import socket
 import ssl
 import sys
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from pgmb._async.broker import AsyncBroker
 from pgmb.errors import InvalidArgument
 from pgmb.services.http_settings import HttpSettings
-from pgmb.services.service import Turns
 
 if TYPE_CHECKING:
     from pgmb.server import Application
@@ -27,10 +27,13 @@ class Http:
     name = "http"
 
     def __init__(
-        self, dsn: str = "", settings: HttpSettings | None = None, turns: Turns | None = None
+        self,
+        dsn: str = "",
+        settings: HttpSettings | None = None,
+        hung: Callable[[], Sequence[str]] = tuple,
     ) -> None:
-        """`turns`: of the services in this process, for /livez."""
-        self._turns = turns or Turns()
+        """`hung` names what makes no progress, for /livez."""
+        self._hung = hung
         self._dsn = dsn
         self._settings = settings or HttpSettings()
         self._socket: socket.socket | None = None
@@ -45,6 +48,11 @@ class Http:
             self._socket = _listening(self._settings.host, self._settings.port)
         return self.url
 
+    def release(self) -> None:
+        """Close this process's copy of the port, which another process serves."""
+        if self._socket is not None:
+            self._socket.close()
+
     @property
     def url(self) -> str:
         """Where it serves."""
@@ -58,22 +66,31 @@ class Http:
             await self._open()
         elif self._serving.done():
             # It ends when it is told to, and for no other reason.
-            self._serving.result()
-            raise RuntimeError("the HTTP server ended unexpectedly")
+            error = None if self._serving.cancelled() else self._serving.exception()
+            raise RuntimeError("the HTTP server ended unexpectedly") from error
         return 1.0
 
     async def close(self, broker: AsyncBroker) -> None:
         """Send away who stays, wait for requests under way, then end."""
+        try:
+            await self._end(self._settings.drain_for)
+        finally:
+            if self._socket is not None:
+                self._socket.close()
+
+    async def restart(self, broker: AsyncBroker) -> None:
+        """End what is left after an error. The port stays: clients wait until the next turn serves again."""
+        await self._end(0.0)
+
+    async def _end(self, drain_for: float) -> None:
         application, self._application = self._application, None
         server, self._server = self._server, None
         serving, self._serving = self._serving, None
         if application is None or server is None or serving is None:
-            if self._socket is not None:
-                self._socket.close()
             return
         try:
             await application.drain()
-            await asyncio.wait({serving}, timeout=self._settings.drain_for)
+            await asyncio.wait({serving}, timeout=drain_for)
             await server.stop()
             serving.cancel()
             await asyncio.wait({serving}, timeout=1)
@@ -88,14 +105,15 @@ class Http:
         given = self._settings
         self.bind()
         application = create_app(
-            self._dsn, metrics_public=given.metrics_public, max_size=given.connections, hung=self._turns.hung
+            self._dsn, metrics_public=given.metrics_public, max_size=given.connections, hung=self._hung
         )
         await application.start()
         self._application = application
         spare_the_collector()
         self._server = Server(application, given)
         assert self._socket is not None  # noqa: S101
-        self._serving = asyncio.create_task(self._server.serve(self._socket), name="http server")
+        listening = self._socket.dup()
+        self._serving = asyncio.create_task(self._server.serve(listening), name="http server")
 
 
 def _listening(host: str, port: int) -> socket.socket:

@@ -134,6 +134,7 @@ class Server:
         self._members: dict[State, dict[Member, None]] = {state: {} for state in State}
         self._paused: set[Connection] = set()
         """Those whose body the application does not read as fast as it comes."""
+        self._listening: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None
         self._sweeping: asyncio.Task[None] | None = None
         self._told_at = -math.inf
@@ -147,6 +148,7 @@ class Server:
     async def serve(self, listening: socket.socket) -> None:
         """Serve until cancelled. Ends with an error if accepting or sweeping fails."""
         self._set_date()
+        self._listening = listening
         async with asyncio.TaskGroup() as group:
             self._accepting = group.create_task(self._accept(listening), name="http accept")
             self._sweeping = group.create_task(self._sweep(), name="http sweep")
@@ -155,6 +157,10 @@ class Server:
         """Accept nothing more, wait for requests under way, then close every connection."""
         if self._accepting is not None:
             self._accepting.cancel()
+            # After the loop no longer waits for it.
+            await asyncio.wait([self._accepting])
+        if self._listening is not None:
+            self._listening.close()
         for member in list(self._members[State.HANDSHAKE]):
             member.give_up()
         for connection in list(self.connections):
@@ -185,23 +191,22 @@ class Server:
 
     async def _accept(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()
-        with listening:
-            while True:
-                try:
-                    accepted, peer = await loop.sock_accept(listening)
-                except OSError as error:
-                    # A client that is gone already, or too many open files, of which another process may be
-                    # the reason.
-                    if error.errno in _BACKLOG_FULL:
-                        self._make_room()
-                        await asyncio.sleep(0.05)
-                    continue
-                if sum(map(len, self._members.values())) >= self._most and not self._make_room():
-                    accepted.close()
-                    continue
-                if len(self._members[State.HANDSHAKE]) >= self._bounds[State.HANDSHAKE].number:
-                    self._close(_of_the_largest(self._members[State.HANDSHAKE], 1))
-                Handshake(self, accepted, str(peer[0]))
+        while True:
+            try:
+                accepted, peer = await loop.sock_accept(listening)
+            except OSError as error:
+                # A client that is gone already, or too many open files, of which another process may be the
+                # reason.
+                if error.errno in _BACKLOG_FULL:
+                    self._make_room()
+                    await asyncio.sleep(0.05)
+                continue
+            if sum(map(len, self._members.values())) >= self._most and not self._make_room():
+                accepted.close()
+                continue
+            if len(self._members[State.HANDSHAKE]) >= self._bounds[State.HANDSHAKE].number:
+                self._close(_of_the_largest(self._members[State.HANDSHAKE], 1))
+            Handshake(self, accepted, str(peer[0]))
 
     async def connect(self, accepted: socket.socket) -> None:
         """Do the handshake if there is one, and hand the connection to its protocol."""

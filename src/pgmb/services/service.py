@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, Protocol, runtime_checkable
 
 import psycopg
@@ -21,6 +21,10 @@ logger = logging.getLogger("pgmb.services")
 
 _FIRST_PAUSE_SECONDS: Final = 0.5
 _HUNG_SECONDS: Final = 30.0
+_GIVE_UP_AFTER: Final = 10
+"""Unexpected errors of a service in a row. Then the process ends, for another to do better."""
+_RECOVERED_SECONDS: Final = 60.0
+"""A service that ran for so long since its last unexpected error has recovered."""
 
 
 class Service(Protocol):
@@ -38,6 +42,13 @@ class ClosableService(Service, Protocol):
     """A service that releases something when it ends."""
 
     async def close(self, broker: AsyncBroker) -> None: ...
+
+
+@runtime_checkable
+class RestartableService(ClosableService, Protocol):
+    """A service that keeps something when it is started again after an error."""
+
+    async def restart(self, broker: AsyncBroker) -> None: ...
 
 
 class Turns:
@@ -73,32 +84,40 @@ async def serve(
 ) -> None:
     """Run services side by side until `stop` is set. Each has `grace` seconds to finish its turn then.
 
-    With `leadership`, a service that another process leads waits.
+    With `leadership`, a service that another process leads waits. A service that raises an unexpected error
+    is started again. After ten such errors in a row all services are stopped, and the last error is raised.
     """
     turns = turns or Turns()
     everything = services if leadership is None else [*services, leadership]
+    given_up: list[Exception] = []
     async with asyncio.TaskGroup() as group:
         running = [
-            group.create_task(_run(broker, service, stop, turns, leadership), name=service.name)
+            group.create_task(_run(broker, service, stop, turns, leadership, given_up), name=service.name)
             for service in everything
         ]
         ending = group.create_task(stop.wait())
         await asyncio.wait([ending, *running], return_when=asyncio.FIRST_COMPLETED)
         ending.cancel()
-        if not stop.is_set():
-            return
         _, late = await asyncio.wait(running, timeout=grace)
         while late:
             # What they wait for is an answer that does not come. Repeated: they may wait for the next one.
             for task in late:
                 broker.break_off(task)
             _, late = await asyncio.wait(late, timeout=1.0)
+    if given_up:
+        raise given_up[0]
 
 
 async def _run(
-    broker: AsyncBroker, service: Service, stop: asyncio.Event, turns: Turns, leadership: Leadership | None
+    broker: AsyncBroker,
+    service: Service,
+    stop: asyncio.Event,
+    turns: Turns,
+    leadership: Leadership | None,
+    given_up: list[Exception],
 ) -> None:
     failures, deadline = 0, AsyncDeadline(service.name, broker.break_off)
+    unexpected, failed_at = 0, 0.0
     while not stop.is_set():
         if leadership is not None:
             await leadership.wait_for(service.name, stop)
@@ -114,17 +133,35 @@ async def _run(
             pause = min(_FIRST_PAUSE_SECONDS * 2**failures, LONGEST_RETRY_SECONDS)
             failures = min(failures + 1, 10)
             logger.warning("%s: %s; retrying in %.1f s", service.name, error, pause)
+        except Exception as error:
+            now = time.monotonic()
+            unexpected = 1 if now - failed_at > _RECOVERED_SECONDS else unexpected + 1
+            failed_at = now
+            if unexpected >= _GIVE_UP_AFTER:
+                logger.critical("%s: failed %d times in a row; giving up", service.name, unexpected)
+                given_up.append(error)
+                stop.set()
+                break
+            pause = min(_FIRST_PAUSE_SECONDS * 2 ** (unexpected - 1), LONGEST_RETRY_SECONDS)
+            logger.exception("%s: unexpected error; starting it again in %.1f s", service.name, pause)
+            if isinstance(service, RestartableService):
+                await _close(service.name, service.restart(broker))
+            elif isinstance(service, ClosableService):
+                await _close(service.name, service.close(broker))
         finally:
             turns.end(service.name)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), pause)
     if isinstance(service, ClosableService):
-        await _close(broker, service)
+        await _close(service.name, service.close(broker))
 
 
-async def _close(broker: AsyncBroker, service: ClosableService) -> None:
+async def _close(name: str, closing: Awaitable[None]) -> None:
     try:
-        await service.close(broker)
-    except (psycopg.Error, PoolTimeout, PgmbError) as error:
+        await closing
+    except Exception as error:
         # What it held comes back when its leases expire.
-        logger.warning("%s: could not release what it held: %s", service.name, error)
+        known = isinstance(error, psycopg.Error | PoolTimeout | PgmbError)
+        logger.warning(
+            "%s: could not release what it held: %s", name, error, exc_info=None if known else error
+        )

@@ -7,7 +7,6 @@ import contextlib
 import json
 import logging
 import os
-import select
 import signal
 import subprocess
 import time
@@ -15,13 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, NamedTuple, TypeAlias
 
+from pgmb.services.fork import Board, Fork
+from pgmb.services.parent import PARENT_PIPE, REPORT_PIPE, Parent
+
 logger = logging.getLogger("pgmb.supervisor")
-
-PARENT_PIPE = "PGMB_PARENT_PIPE"
-"""The descriptor whose end of file tells a child process that its parent is gone."""
-
-REPORT_PIPE = "PGMB_REPORT_PIPE"
-"""The descriptor to which a child process writes that it works."""
 
 EXIT_WITHOUT_RESTART = 2
 """The exit code of a process that cannot start, such as one whose app cannot be imported."""
@@ -31,8 +27,12 @@ _LONGEST_PAUSE_SECONDS = 10.0
 # A process that ran for so long did not fail from the start.
 _STABLE_AFTER_SECONDS = 10.0
 _SILENT_SECONDS = 20.0
-_REPORT_EVERY_SECONDS = 1.0
 _BACKGROUND_ENDS_WITHIN_SECONDS = 10.0
+
+_MOST_FAILURES = 10
+"""Of a fork in a row: this process ends, for an orchestrator to see it."""
+_LATE_SECONDS = 3.0
+"""A fork that has not reported for so long is in trouble."""
 
 _LOOK_EVERY_SECONDS = 0.5
 _SETTLED_SECONDS = 0.1
@@ -40,18 +40,34 @@ _PASSED_OVER = {"node_modules", "site-packages"}
 
 
 class Child(NamedTuple):
-    """A process to keep running."""
+    """A process to keep running: a command, or a function in a fork of this process."""
 
     name: str
     """For the log."""
-    command: Sequence[str]
-    environment: Mapping[str, str]
+    command: Sequence[str] = ()
+    environment: Mapping[str, str] = {}
     background: bool = False
     """Whether it serves the others: it ends after them, its refusal to work ends no other, a change of files
     does not restart it, and it is killed and replaced if it does not report for 20 seconds."""
+    run: Callable[[Parent], int] | None = None
+    """Returns the exit code. A fork shares the memory of what this process has imported. It is killed and
+    replaced if it does not report, or reports that it hangs. If it fails again and again, all end."""
 
 
 Then: TypeAlias = Callable[[str], Sequence[Child]]
+
+
+async def keep(children: Sequence[Child], board: Board) -> int:
+    """Keep forks running until SIGTERM or SIGINT, and write on the board which of them do not.
+
+    Returns the exit code. Signals as in `supervise`.
+    """
+    supervisor = Supervisor(None, board=board)
+    _on_signals(supervisor)
+    for child in children:
+        supervisor.start(child)
+    await supervisor.finish()
+    return supervisor.code
 
 
 async def supervise(first: Child, then: Then, *, reload: Path | None = None) -> int:
@@ -66,6 +82,17 @@ async def supervise(first: Child, then: Then, *, reload: Path | None = None) -> 
     started waits for the next change.
     """
     supervisor = Supervisor(then, waits_for_change=reload is not None)
+    _on_signals(supervisor)
+    async with asyncio.TaskGroup() as group:
+        if reload is not None:
+            files = await asyncio.to_thread(python_files, reload)
+            group.create_task(supervisor.reload(reload, files))
+        supervisor.start(first)
+        await supervisor.finish()
+    return supervisor.code
+
+
+def _on_signals(supervisor: Supervisor) -> None:
     loop, seen = asyncio.get_running_loop(), False
 
     def signalled(number: int) -> None:
@@ -78,22 +105,24 @@ async def supervise(first: Child, then: Then, *, reload: Path | None = None) -> 
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, signalled, number)
-    async with asyncio.TaskGroup() as group:
-        if reload is not None:
-            files = await asyncio.to_thread(python_files, reload)
-            group.create_task(supervisor.reload(reload, files))
-        supervisor.start(first)
-        await supervisor.finish()
-    return supervisor.code
 
 
 class Supervisor:
     """Keeps children running in the running event loop until `end`."""
 
-    def __init__(self, then: Then = lambda report: (), *, waits_for_change: bool = False) -> None:
+    def __init__(
+        self,
+        then: Then | None = lambda report: (),
+        *,
+        waits_for_change: bool = False,
+        board: Board | None = None,
+    ) -> None:
+        self._board = board
+        self._reported: dict[str, float] = {}
+        """When each running fork reported last, by its name."""
         self.code = 0
         self._reading, self._writing = os.pipe()
-        self._then: Then | None = then
+        self._then = then
         self._waits_for_change = waits_for_change
         self._ended = asyncio.Event()
         self._news = asyncio.Event()
@@ -101,7 +130,7 @@ class Supervisor:
         self._closing = asyncio.Event()
         """Set when the processes in the background shall end."""
         self._keeping: dict[asyncio.Task[None], Child] = {}
-        self._running: dict[asyncio.subprocess.Process, Child] = {}
+        self._running: dict[asyncio.subprocess.Process | Fork, Child] = {}
 
     def start(self, child: Child) -> None:
         """Keep a child running from now on."""
@@ -168,7 +197,7 @@ class Supervisor:
                     _signal(process, signal.SIGTERM)
 
     async def _keep(self, child: Child) -> None:
-        pause = _FIRST_PAUSE_SECONDS
+        pause, failures = _FIRST_PAUSE_SECONDS, 0
         while not self._ended.is_set():
             # Of before the start: what changes while the process starts is not in it.
             news = self._ended if child.background else self._news
@@ -190,7 +219,14 @@ class Supervisor:
                 self.code = code if code >= 0 else 128 - code
                 self.end()
             else:
-                pause = _FIRST_PAUSE_SECONDS if time.monotonic() - began > _STABLE_AFTER_SECONDS else pause
+                if time.monotonic() - began > _STABLE_AFTER_SECONDS:
+                    pause, failures = _FIRST_PAUSE_SECONDS, 0
+                failures += 1
+                if child.run is not None and failures >= _MOST_FAILURES:
+                    logger.critical("%s failed %d times in a row; ending all", child.name, failures)
+                    self.code = 1
+                    self.end()
+                    return
                 logger.warning("%s ended (%s); restarting in %.1f s", child.name, _manner(code), pause)
                 await _within(news, pause)
                 pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
@@ -202,20 +238,30 @@ class Supervisor:
 
     async def _run(self, child: Child, news: asyncio.Event) -> int:
         reading, writing = os.pipe()
+        process: asyncio.subprocess.Process | Fork
         try:
-            # A session of its own: Ctrl-C in a terminal goes to the parent alone, who decides what it means.
-            process = await asyncio.create_subprocess_exec(
-                *child.command,
-                env={**child.environment, PARENT_PIPE: str(self._reading), REPORT_PIPE: str(writing)},
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-                pass_fds=[self._reading, writing],
-            )
+            if child.run is not None:
+                process = Fork(
+                    child.run, alive=self._reading, reports=writing, parents=[reading, self._writing]
+                )
+                self._reported[child.name] = time.monotonic()
+            else:
+                # A session of its own: Ctrl-C in a terminal goes to the parent alone, who decides what it
+                # means.
+                process = await asyncio.create_subprocess_exec(
+                    *child.command,
+                    env={**child.environment, PARENT_PIPE: str(self._reading), REPORT_PIPE: str(writing)},
+                    stdin=subprocess.DEVNULL,
+                    start_new_session=True,
+                    pass_fds=[self._reading, writing],
+                )
         except BaseException:
             os.close(reading)
             raise
         finally:
             os.close(writing)
+        if child.run is not None:
+            logger.info("%s runs in process %d", child.name, process.pid)
         self._running[process] = child
         reports = os.fdopen(reading, "rb", buffering=0)
         hearing = asyncio.create_task(self._hear(child, process, reports))
@@ -229,8 +275,22 @@ class Supervisor:
                 await hearing
             reports.close()
             del self._running[process]
+            if self._reported.pop(child.name, None) is not None:
+                self._tell()
 
-    async def _hear(self, child: Child, process: asyncio.subprocess.Process, pipe: IO[bytes]) -> None:
+    def _tell(self) -> None:
+        if self._board is not None:
+            now = time.monotonic()
+            kept = [child.name for child in self._keeping.values()]
+            self._board.write(
+                [
+                    name
+                    for name in kept
+                    if name not in self._reported or now - self._reported[name] > _LATE_SECONDS
+                ]
+            )
+
+    async def _hear(self, child: Child, process: asyncio.subprocess.Process | Fork, pipe: IO[bytes]) -> None:
         """Take a child's reports, each a line."""
         reader = asyncio.StreamReader()
         loop = asyncio.get_running_loop()
@@ -238,7 +298,8 @@ class Supervisor:
         try:
             while True:
                 try:
-                    async with asyncio.timeout(_SILENT_SECONDS if child.background else None):
+                    watched = child.background or child.run is not None
+                    async with asyncio.timeout(_SILENT_SECONDS if watched else None):
                         line = await reader.readline()
                 except TimeoutError:
                     logger.warning("%s is silent for %.0f s; killing it", child.name, _SILENT_SECONDS)
@@ -246,7 +307,13 @@ class Supervisor:
                     return
                 if not line:
                     return
-                if not child.background and self._then is not None and not self._ended.is_set():
+                if child.run is not None:
+                    self._reported[child.name] = time.monotonic()
+                    self._tell()
+                    if hung := json.loads(line):
+                        logger.error("%s: %s hangs; killing it", child.name, hung)
+                        _signal(process, signal.SIGKILL)
+                elif not child.background and self._then is not None and not self._ended.is_set():
                     then, self._then = self._then, None
                     for further in then(json.loads(line)):
                         self.start(further)
@@ -256,50 +323,6 @@ class Supervisor:
     def _signal_running(self, number: int) -> None:
         for process in self._running:
             _signal(process, number)
-
-
-class Parent:
-    """The parent of this process, if it was started by a supervisor."""
-
-    def __init__(self, alive: int, reports: int) -> None:
-        self._alive = alive
-        self._reports = reports
-        for pipe in (alive, reports):
-            os.set_inheritable(pipe, False)
-
-    @classmethod
-    def of_environment(cls) -> Parent | None:
-        """Read once: children of this process are not the supervisor's."""
-        alive, reports = os.environ.pop(PARENT_PIPE, None), os.environ.pop(REPORT_PIPE, None)
-        return None if alive is None or reports is None else cls(int(alive), int(reports))
-
-    @property
-    def alive(self) -> bool:
-        """Whether the parent still runs."""
-        readable, _, _ = select.select([self._alive], [], [], 0)
-        return not readable
-
-    def when_gone(self, call: Callable[[], None]) -> None:
-        """Have the event loop call this when the parent has ended, however it did."""
-        loop = asyncio.get_running_loop()
-
-        def gone() -> None:
-            loop.remove_reader(self._alive)
-            call()
-
-        loop.add_reader(self._alive, gone)
-
-    def report(self, text: str = "") -> None:
-        """Tell the parent that this process works."""
-        # The parent may be gone.
-        with contextlib.suppress(OSError):
-            os.write(self._reports, json.dumps(text).encode() + b"\n")
-
-    async def keep_reporting(self) -> None:
-        """Tell the parent each second that this process works, until cancelled."""
-        while True:
-            self.report()
-            await asyncio.sleep(_REPORT_EVERY_SECONDS)
 
 
 def python_files(folder: Path) -> dict[str, int]:
@@ -328,7 +351,7 @@ async def _within(event: asyncio.Event, seconds: float) -> bool:
     return event.is_set()
 
 
-def _signal(process: asyncio.subprocess.Process, number: int) -> None:
+def _signal(process: asyncio.subprocess.Process | Fork, number: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         process.send_signal(number)
 

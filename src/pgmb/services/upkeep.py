@@ -23,9 +23,10 @@ from pgmb._core import logs
 from pgmb.errors import PermissionDenied, PgmbError
 from pgmb.services.janitor import Janitor
 from pgmb.services.leadership import Leadership
+from pgmb.services.parent import Parent
 from pgmb.services.scheduler import Scheduler
 from pgmb.services.service import Service, serve
-from pgmb.services.supervisor import EXIT_WITHOUT_RESTART, Child, Parent
+from pgmb.services.supervisor import EXIT_WITHOUT_RESTART, Child
 from pgmb.services.ticker import Ticker
 
 logger = logging.getLogger("pgmb.services")

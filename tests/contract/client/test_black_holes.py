@@ -170,7 +170,9 @@ async def test_livez_names_a_hung_service(dsn: str) -> None:
         assert (await client.get("/livez")).status_code == 200
         hung.append("ticker")
         answer = await client.get("/livez")
-        assert (answer.status_code, answer.text) == (503, "hung: ticker\n")
+        assert (answer.status_code, answer.text) == (503, "no progress: ticker\n")
+        ready = (await client.get("/readyz")).json()
+        assert ready["checks"]["services"] == {"ok": False, "detail": "no progress: ticker"}
 
 
 async def test_services_end_in_time_when_nothing_answers_any_more(proxy: StallingProxy) -> None:

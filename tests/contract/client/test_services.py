@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psycopg
 import pytest
 
@@ -16,7 +17,18 @@ import pgmb
 from harness.sessions import Sessions
 from harness.states import age_leases, kept_claims
 from pgmb._async.listener import AsyncListener
-from pgmb.services import Dispatcher, Janitor, Leadership, Scheduler, Service, Ticker, serve
+from pgmb.services import (
+    Dispatcher,
+    Http,
+    HttpSettings,
+    Janitor,
+    Leadership,
+    Scheduler,
+    Service,
+    Ticker,
+    serve,
+)
+from pgmb.services import service as service_module
 from pgmb.services.leadership import ELECTED
 from pgmb.services.service import ClosableService
 from tests.contract.cast import Cast
@@ -240,5 +252,74 @@ async def test_roles_outlive_a_lost_connection(dsn: str, db: psycopg.Connection[
             with contextlib.suppress(psycopg.OperationalError):
                 await broker.publish("a", 2)
         await asyncio.wait_for(ticked(db), 20)
+        stop.set()
+        await running
+
+
+class Failing:
+    """Fails unexpectedly some times, then works."""
+
+    name = "failing"
+
+    def __init__(self, times: int) -> None:
+        self.times = times
+        self.turns = 0
+        self.closed = 0
+
+    async def turn(self, _: pgmb.AsyncBroker) -> float:
+        self.turns += 1
+        if self.turns <= self.times:
+            raise LookupError(f"attempt {self.turns}")
+        return 0.01
+
+    async def close(self, _: pgmb.AsyncBroker) -> None:
+        self.closed += 1
+
+
+async def test_an_unexpected_error_is_logged_at_once_and_restarts_its_service_alone(
+    dsn: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(service_module, "_FIRST_PAUSE_SECONDS", 0.01)
+    stop, failing, beside = asyncio.Event(), Failing(3), Failing(0)
+    async with await pgmb.aconnect(dsn) as broker, asyncio.timeout(30):
+        running = asyncio.create_task(serve(broker, [failing, beside], stop))
+        while failing.turns < 1:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        assert "failing: unexpected error; starting it again" in caplog.text
+        while failing.turns < 10:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        assert (failing.closed, beside.closed) == (3, 0)
+        assert beside.turns > 0
+        stop.set()
+        await running
+    assert "LookupError: attempt 3" in caplog.text
+
+
+async def test_a_service_that_fails_again_and_again_ends_all(
+    dsn: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(service_module, "_FIRST_PAUSE_SECONDS", 0.0)
+    failing, beside = Failing(1000), Failing(0)
+    async with await pgmb.aconnect(dsn) as broker, asyncio.timeout(30):
+        with pytest.raises(LookupError):
+            await serve(broker, [failing, beside], asyncio.Event())
+    assert beside.closed == 1
+    assert "giving up" in caplog.text
+
+
+async def test_http_serves_again_on_its_port_after_an_error(
+    dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service_module, "_FIRST_PAUSE_SECONDS", 0.01)
+    stop, http = asyncio.Event(), Http(dsn, HttpSettings(port=0, finish_within=0.2))
+    url = http.bind()
+    async with await pgmb.aconnect(dsn) as broker, asyncio.timeout(30):
+        running = asyncio.create_task(serve(broker, [http], stop))
+        for _ in range(2):
+            async with httpx.AsyncClient(timeout=20) as client:
+                assert (await client.get(f"{url}/livez")).status_code == 200
+            (serving,) = [task for task in asyncio.all_tasks() if task.get_name() == "http server"]
+            serving.cancel()
+            await asyncio.wait([serving])
         stop.set()
         await running

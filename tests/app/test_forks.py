@@ -1,0 +1,114 @@
+"""Forks under a supervisor: replaced when they end, hang or are silent, and ended with their parent."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+from pgmb.services import supervisor as supervision
+from pgmb.services.fork import Board
+from pgmb.services.parent import Parent
+
+_PROGRAM = """
+import asyncio, logging, os, signal, sys, time
+from pgmb.services import supervisor as supervision
+from pgmb.services.fork import Board
+logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+supervision._SILENT_SECONDS = 1.0
+supervision._FIRST_PAUSE_SECONDS = 0.01
+supervision._LONGEST_PAUSE_SECONDS = 0.01
+def working(parent):
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    while parent.alive:
+        parent.report()
+        time.sleep(0.05)
+    return 0
+def odd(parent):
+    {odd}
+board = Board()
+children = [supervision.Child("working", run=working), supervision.Child("odd", run=odd, background=True)]
+sys.exit(asyncio.run(supervision.keep(children, board)))
+"""
+
+
+@pytest.mark.parametrize(
+    ("odd", "said"),
+    [
+        ("os._exit(7)", "odd ended (exit code 7)"),
+        ("raise LookupError", "odd ended (exit code 1)"),
+        ("time.sleep(600)", "odd is silent for 1 s; killing it"),
+        ("parent.report('ticker'); time.sleep(600)", "odd: ticker hangs; killing it"),
+        ("os.kill(os.getpid(), signal.SIGSTOP)", "odd is silent for 1 s; killing it"),
+    ],
+)
+def test_a_fork_that_fails_is_replaced_and_the_other_stays(odd: str, said: str) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(_PROGRAM).replace("{odd}", odd)],
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as program:
+        assert program.stdout is not None
+        seen: list[str] = []
+        for line in program.stdout:
+            seen.append(line)
+            if sum("odd runs in process" in one for one in seen) == 3:
+                break
+        assert any(said in line for line in seen)
+        assert sum("working runs in process" in one for one in seen) == 1
+        program.send_signal(signal.SIGTERM)
+        program.communicate(timeout=30)
+    assert program.returncode in (0, 1)
+
+
+def test_a_fork_that_fails_again_and_again_ends_all() -> None:
+    text = textwrap.dedent(_PROGRAM).replace("{odd}", "return 3")
+    done = subprocess.run(
+        [sys.executable, "-c", text], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 1
+    assert "odd failed 10 times in a row; ending all" in done.stdout
+
+
+async def test_a_supervisor_counts_forks_that_do_not_report() -> None:
+    board = Board()
+    supervisor = supervision.Supervisor(None, board=board)
+
+    def silent_later(parent: Parent) -> int:
+        parent.report()
+        time.sleep(600)
+        return 0
+
+    def reports(parent: Parent) -> int:
+        while parent.alive:
+            parent.report()
+            time.sleep(0.05)
+        return 0
+
+    supervisor.start(supervision.Child("silent", run=silent_later))
+    supervisor.start(supervision.Child("reporting", run=reports))
+    async with asyncio.timeout(30):
+        while board.read() != ["silent"]:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+    supervisor.kill(0)
+    await supervisor.finish()
+
+
+def test_a_board_that_is_not_written_names_the_supervisor(monkeypatch: pytest.MonkeyPatch) -> None:
+    board = Board()
+    board.write(["upkeep"])
+    assert board.read() == ["upkeep"]
+    pid = os.fork()
+    if pid == 0:
+        board.write(["of the child"])
+        os._exit(0)
+    os.waitpid(pid, 0)
+    assert board.read() == ["of the child"]
+    monkeypatch.setattr(Board, "_STALE_SECONDS", -1.0)
+    assert board.read() == ["of the child", "supervisor"]
