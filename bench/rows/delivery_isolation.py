@@ -3,6 +3,10 @@
 Two databases with as many endpoints, each with a filter of its own, and one dispatcher each: in one all are
 well, in the other one in ten is dead (nobody listens) and one in ten takes seconds to answer. Both get events
 at the same pace, far below what a dispatcher can do. Compared is the delay of those that are well in both.
+
+In both databases another endpoint gets every event and fails one in four at first. In the second one a slow
+endpoint gets every event too, so that its deliveries pile up beside those failures. Compared is how long the
+retries take.
 """
 
 from __future__ import annotations
@@ -24,16 +28,17 @@ from bench.ground import Ground, Site
 from bench.outcome import Outcome, Reading
 from bench.rounds import interleave
 from bench.wire import Client
-from harness.answers import slow
+from harness.answers import failing_once, slow
 from harness.dispatchers import Dispatchers
 from harness.ports import free_port
-from harness.receiver import ReceiverProcess
+from harness.receiver import Answer, ReceiverProcess
 
 _WELL, _ILL = "all well", "1 in 5 bad"
 _TOPIC = b"delivery"
 _ARRIVED_WITHIN = 30.0
 
-CHECKS = ["delivery, p99 beside bad endpoints"]
+CHECKS = ["delivery, p99 beside bad endpoints", "delivery, retries beside a slow endpoint"]
+_RETRY_AFTER = "200 ms"
 
 
 def run(ground: Ground, form: Form) -> Outcome:
@@ -44,7 +49,8 @@ def run(ground: Ground, form: Form) -> Outcome:
         "delivery-isolation", f"{endpoints:,} endpoints, {rate} events a second; a tenth dead, a tenth slow"
     )
     with contextlib.ExitStack() as stack:
-        receiver = stack.enter_context(ReceiverProcess(("ce-time",), {"slow": partial(slow, seconds=wait)}))
+        answers: dict[str, Answer] = {"slow": partial(slow, seconds=wait), "failing": failing_once}
+        receiver = stack.enter_context(ReceiverProcess(("ce-time", "webhook-id"), answers))
         crews: dict[str, Crew] = {}
         dispatchers: dict[str, Dispatchers] = {}
         for name in (_WELL, _ILL):
@@ -62,9 +68,13 @@ def run(ground: Ground, form: Form) -> Outcome:
         for name in (_WELL, _ILL):
             measure(name)  # the first only warms up
         outcome.readings = interleave((_WELL, _ILL), rounds, measure)
-    outcome.checks = [outcome.compare(CHECKS[0], _ILL, _WELL, 2, "p99", at_least=False)]
+    outcome.checks = [
+        outcome.compare(CHECKS[0], _ILL, _WELL, 2, "p99", at_least=False),
+        outcome.compare(CHECKS[1], _ILL, _WELL, 2, "retried", at_least=False),
+    ]
     outcome.notes = [
-        f"{name}: p50 {outcome.middle(name, 'p50'):.1f} ms, p99 {outcome.middle(name, 'p99'):.1f} ms"
+        f"{name}: p50 {outcome.middle(name, 'p50'):.1f} ms, p99 {outcome.middle(name, 'p99'):.1f} ms, "
+        f"retries after {_RETRY_AFTER} p90 {outcome.middle(name, 'retried'):.0f} ms"
         for name in (_WELL, _ILL)
     ]
     return outcome
@@ -86,6 +96,11 @@ def _prepare(site: Site, url: str, endpoints: int, *, ill: bool) -> None:
             site.connection.execute(
                 "select pgmb.create_endpoint(%s, %s, '{delivery}', equals => %s)",
                 [f"e{number}", at, json.dumps({"payload": {"n": number}})],
+            )
+        for name in ("failing", *(["slow"] if ill else [])):
+            site.connection.execute(
+                "select pgmb.create_endpoint(%s, %s, '{delivery}', retry_after => %s::interval[])",
+                [name, f"{url}/{name}/all", [_RETRY_AFTER, "1 h"]],
             )
 
 
@@ -121,7 +136,21 @@ def _measure(name: str, crew: Crew, dispatchers: Dispatchers, receiver: Receiver
     delays = _delays(receiver, int(shift.total("messages")))
     used = sum(cpu.of_process(pid) for pid in dispatchers.pids) - used
     cuts = quantiles(delays, n=100)
-    return Reading(name, len(delays), shift.wall, shift.server_cpu, used, {"p50": cuts[49], "p99": cuts[98]})
+    figures = {"p50": cuts[49], "p99": cuts[98], "retried": _retried(receiver)}
+    return Reading(name, len(delays), shift.wall, shift.server_cpu, used, figures)
+
+
+def _retried(receiver: ReceiverProcess) -> float:
+    """Milliseconds from a failure to its retry, the 90th percentile. Retries that never came take longest."""
+    time.sleep(2.0)
+    came: dict[str, list[float]] = {}
+    for request in receiver.requests():
+        if request.path == "/failing/all":
+            came.setdefault(request.headers["webhook-id"], []).append(request.at)
+    ended = time.time()
+    # As `failing_once` decides.
+    late = [((at[1:] or [ended])[0] - at[0]) * 1000 for id, at in came.items() if id[-1] in "048c"]
+    return quantiles(late, n=10)[8]
 
 
 def _delays(receiver: ReceiverProcess, expected: int) -> list[float]:

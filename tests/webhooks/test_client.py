@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import errno
 import gzip
+import os
 import socket
 import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -266,6 +269,42 @@ async def test_garbage_instead_of_http(poster: WebhookClient, answer: Answer, wo
 async def test_answers_that_precede_the_status_are_skipped(poster: WebhookClient) -> None:
     hints = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n"
     assert (await tried(poster, saying(hints, OK))).kind == "delivered"
+
+
+HINTS = b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n"
+
+
+async def test_interim_responses_without_end_are_cut_off(poster: WebhookClient) -> None:
+    """Not by the deadline: the process would parse them until then, and do nothing else."""
+    attempted = await tried(poster, endless(b"", HINTS * 1000))
+    assert (attempted.status, attempted.error_class, attempted.kind) == (None, "too_large", "failed")
+
+
+async def test_what_a_connection_may_send_is_counted_for_each_request(poster: WebhookClient) -> None:
+    async with Receiver(saying(HINTS * 1000 + response(200, body=b"x" * 50_000))) as receiver:
+        request = Request(f"http://127.0.0.1:{receiver.port}/", b"{}", {})
+        for _ in range(5):
+            assert (await poster.post(request, LONG, False)).kind == "delivered"
+        assert receiver.connections == 1
+
+
+class WithoutResources(Guard):
+    """A process that has no more files, memory or addresses."""
+
+    error: OSError | MemoryError
+
+    def socket_factory(self, *given: Any) -> socket.socket:
+        raise self.error
+
+
+@pytest.mark.parametrize("lacking", ["EMFILE", "ENFILE", "ENOMEM", "ENOBUFS", "EADDRNOTAVAIL", ""])
+async def test_what_this_process_lacks_is_not_held_against_the_receiver(lacking: str) -> None:
+    guard = WithoutResources(["127.0.0.0/8"])
+    number = getattr(errno, lacking, 0)
+    guard.error = OSError(number, os.strerror(number)) if number else MemoryError()
+    async with WebhookClient(guard) as poster:
+        attempted = await tried(poster, lambda _: 204)
+    assert (attempted.kind, attempted.error_class) == ("unsent", "local_resources")
 
 
 async def test_another_protocol_is_not_delivery(poster: WebhookClient) -> None:

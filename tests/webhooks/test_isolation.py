@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import os
 from collections import Counter
 from typing import Any
 from uuid import uuid4
@@ -13,6 +15,7 @@ import pytest
 
 from harness.receiver import Exchange
 from harness.states import deliveries_waiting
+from pgmb.webhooks.egress import Guard
 from tests.webhooks.stepped import SteppedDispatcher
 
 pytestmark = pytest.mark.once()
@@ -67,6 +70,48 @@ async def test_a_slow_endpoint_holds_one_delivery_more_than_it_has_in_flight(
         released.set()
         await stepped.play()
         assert Counter(request.path for request in stepped.receiver.requests) == {"/slow": 100, "/fast": 100}
+
+
+async def test_what_the_dispatcher_lacks_costs_endpoints_no_attempt(
+    dsn: str, db: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = 30
+    connect = Guard.socket_factory
+
+    def lacking(guard: Guard, *given: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left >= 0:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return connect(guard, *given)
+
+    monkeypatch.setattr(Guard, "socket_factory", lacking)
+    async with SteppedDispatcher(dsn, db) as stepped:
+        stepped.endpoint()
+        stepped.endpoint("ordered", ordered=True)
+        stepped.publish(20)
+        for _ in range(8):
+            await stepped.play()
+            stepped.advance(2)
+        requests = stepped.receiver.requests
+        assert Counter(request.path for request in requests) == {"/e": 20, "/ordered": 20}
+        assert {request.headers["pgmb-attempt"] for request in requests} == {"1"}
+        assert stepped.value("select sum(failed) from pgmb.endpoints") == 0
+        assert stepped.value("select count(*) from pgmb.attempt") == 0
+
+
+@pytest.mark.parametrize("headers", ['{"x-tab": "a\\tb"}', '{"accept-encoding": "br"}'])
+async def test_headers_that_cannot_be_sent_stop_their_endpoint_alone(
+    dsn: str, db: psycopg.Connection[Any], headers: str
+) -> None:
+    async with SteppedDispatcher(dsn, db) as stepped:
+        stepped.endpoint("bad", headers=headers)
+        stepped.endpoint("good")
+        stepped.publish(3)
+        assert await stepped.play() == 3
+        assert {request.path for request in stepped.receiver.requests} == {"/good"}
+        db.execute("select pgmb.alter_endpoint('bad', headers => '{}')")
+        assert await stepped.play() == 3
 
 
 class Gate:

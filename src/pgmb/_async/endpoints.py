@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from pgmb._async.calls import AsyncCalls
 from pgmb._core import endpoints, wire
@@ -59,35 +59,43 @@ class AsyncEndpoints(AsyncCalls):
         """
         key = endpoints.sealing_key() if secret in (None, AUTO) else endpoints.required_key()
         plain = endpoints.new_secret(secret, key)
-        statement = call(
-            "create_endpoint",
-            name=name,
-            url=url,
-            patterns=[patterns] if isinstance(patterns, str) else list(patterns),
-            equals=equals,
-            filter=filter,
-            condition=condition,
-            params=params,
-            stream=stream,
-            ordered=ordered,
-            batch=batch,
-            body=body,
-            rps=rps,
-            max_in_flight=max_in_flight,
-            timeout=timeout,
-            headers=headers,
-            gzip_above=gzip_above,
-            retry_after=retry_after,
-            log=log,
-            keep_response=keep_response,
-            description=description,
-            metadata=metadata,
-            queue=queue,
-        )
         # Together: nothing is posted before it can be signed.
         async with self._transaction(conn) as own:
-            id = wire.uuid(await self._value(statement, own))
+            meant, stored = uuid4(), headers
             if headers and key is not None:
+                # Sealed for one endpoint, and before the first statement: what a statement has is logged.
+                found = await self._rows(endpoints.endpoint_id(name), own)
+                meant = wire.uuid(found[0][0]) if found else meant
+                stored = endpoints.sealed_headers(key, meant, headers)
+            statement = call(
+                "create_endpoint",
+                name=name,
+                url=url,
+                patterns=[patterns] if isinstance(patterns, str) else list(patterns),
+                equals=equals,
+                filter=filter,
+                condition=condition,
+                params=params,
+                stream=stream,
+                ordered=ordered,
+                batch=batch,
+                body=body,
+                rps=rps,
+                max_in_flight=max_in_flight,
+                timeout=timeout,
+                headers=stored,
+                gzip_above=gzip_above,
+                retry_after=retry_after,
+                log=log,
+                keep_response=keep_response,
+                description=description,
+                metadata=metadata,
+                queue=queue,
+                id=meant,
+            )
+            id = wire.uuid(await self._value(statement, own))
+            if headers and key is not None and id != meant:
+                # Another session created it meanwhile.
                 stored = endpoints.sealed_headers(key, id, headers)
                 await self._value(call("alter_endpoint", name=name, headers=stored), own)
             if plain is None or key is None:
@@ -121,7 +129,7 @@ class AsyncEndpoints(AsyncCalls):
         """Change settings of an endpoint. None leaves one; `rps=0` and `gzip_above=-1` take those away."""
         if headers and (key := endpoints.sealing_key()):
             found = await self._rows(endpoints.endpoint_id(name), conn)
-            headers = endpoints.sealed_headers(key, wire.uuid(found[0][0]), headers) if found else headers
+            headers = endpoints.sealed_headers(key, wire.uuid(found[0][0]), headers) if found else {}
         await self._value(
             call(
                 "alter_endpoint",

@@ -90,9 +90,11 @@ def new_secret(asked: str | None, key: SealingKey | None) -> str | None:
 
 
 def sealed_headers(key: SealingKey, endpoint: UUID, headers: Mapping[str, str]) -> dict[str, str]:
-    """An endpoint's headers as they are stored."""
+    """An endpoint's headers as they are stored. Checked here: the database cannot check a sealed value."""
+    from pgmb.webhooks.request import check_headers
     from pgmb.webhooks.secrets import seal_headers
 
+    check_headers(headers)
     return seal_headers(key, endpoint, headers)
 
 

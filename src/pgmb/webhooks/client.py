@@ -7,13 +7,14 @@ import io
 import ssl
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from functools import lru_cache
+from functools import lru_cache, partial
 from time import perf_counter
 from types import MappingProxyType, TracebackType
 from typing import Any, Final, NamedTuple, Self, cast
 
 import aiohttp
 from aiohttp.abc import AbstractResolver
+from aiohttp.client_proto import ResponseHandler
 from yarl import URL
 
 from pgmb.webhooks import outcomes
@@ -22,6 +23,10 @@ from pgmb.webhooks.request import Request
 
 _READ_BYTES = 65_536
 _KEPT_BYTES = 1024
+_INTERIM_BYTES = 65_536
+"""Received before the final status: interim responses (1xx), which aiohttp reads as long as they come."""
+_EXCHANGE_BYTES = 2**20
+"""Received for one request, or by a connection that waits for its next one."""
 _LARGE_BYTES = 2**20
 _DNS_SECONDS = 10
 # Shorter than common servers' keep-alive timeout, so that they do not close a connection in use.
@@ -83,6 +88,9 @@ class WebhookClient:
             keepalive_timeout=_IDLE_SECONDS,
             socket_factory=self._guard.socket_factory if self._guarded else None,
             ssl=True if self._tls is None else self._tls,
+        )
+        connector._factory = cast(  # noqa: SLF001
+            "partial[ResponseHandler]", partial(_BoundedResponses, loop=asyncio.get_running_loop())
         )
         self._session = aiohttp.ClientSession(
             connector=connector,
@@ -151,6 +159,37 @@ class WebhookClient:
             as_text(bytes(kept)) if keep_response and status is not None else None,
             verdict.kind,
         )
+
+
+class _BoundedResponses(ResponseHandler):
+    """A connection that is closed when its server sends more than a response may have.
+
+    The parser would be busy with whatever comes until the request's deadline, and the process with it.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop)
+        self._received = 0
+        self._answered = False
+
+    def set_response_params(self, *given: Any, **named: Any) -> None:
+        self._received, self._answered = 0, False
+        super().set_response_params(*given, **named)
+
+    def feed_data(self, data: Any, size: int = 0) -> None:
+        status = data[0].code
+        self._answered = self._answered or status >= 200 or status == 101
+        super().feed_data(data, size)
+
+    def data_received(self, data: bytes) -> None:
+        # What came before: one read may have the head of a response and much of its body.
+        if self._received > (_EXCHANGE_BYTES if self._answered else _INTERIM_BYTES):
+            self.set_exception(outcomes.ResponseTooLarge())
+            if self.transport is not None:
+                self.transport.abort()
+            return
+        self._received += len(data)
+        super().data_received(data)
 
 
 async def _drain(content: aiohttp.StreamReader, kept: bytearray) -> None:

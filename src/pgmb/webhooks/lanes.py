@@ -374,16 +374,15 @@ class EndpointDirectory:
         if lane is not None and self._seen[endpoint_id] == row.changed_at and lane.state == row.state:
             return
         state = row.state
-        secrets: tuple[Secret, ...] = ()
-        headers: dict[str, str] = {}
         try:
             secrets = self._open(row.id, row.secrets)
             headers = open_headers(self._key, row.id, row.headers)
+            endpoint = _endpoint(row, secrets, headers)
         except PgmbError as error:
-            # No unsigned request is sent to a receiver that expects a signature.
+            # No unsigned request is sent to a receiver that expects a signature, nor one with other headers.
             logger.error("endpoint %s: %s", row.name, error)
             state = "sealed"
-        endpoint = _endpoint(row, secrets, headers)
+            endpoint = _endpoint(row, (), {})
         known = lane is not None
         if lane is None:
             lane = self.lanes[endpoint_id] = (OrderedLane if row.ordered else Lane)(endpoint, self._clock)

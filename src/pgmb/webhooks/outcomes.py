@@ -16,8 +16,8 @@ from aiohttp import http_exceptions
 
 from pgmb.errors import AddressRefused, InvalidArgument
 
-OutcomeKind: TypeAlias = Literal["delivered", "refused", "failed", "throttled", "gone"]
-"""`refused` is about the message, `failed` about its receiver."""
+OutcomeKind: TypeAlias = Literal["delivered", "refused", "failed", "throttled", "gone", "unsent"]
+"""`refused` is about the message, `failed` about its receiver, `unsent` about this process."""
 
 SHORTEST_WAIT, LONGEST_WAIT = 1.0, 86_400.0
 
@@ -26,7 +26,15 @@ _THROTTLING = frozenset({429, 502, 503, 504})
 _OF_THE_RECEIVER = frozenset({401, 403, 404, 408})
 """Client errors about the receiver's configuration or load. All others are about the message."""
 _SECONDS = re.compile(r"[0-9]{1,20}(\.[0-9]{1,20})?")
+_OURS = frozenset(
+    {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EADDRNOTAVAIL, errno.EADDRINUSE}
+)
+"""Files, memory and local addresses that this process has not got."""
 _TLS = (ssl.SSLError, ssl.CertificateError, aiohttp.ClientSSLError, aiohttp.ServerFingerprintMismatch)
+
+
+class ResponseTooLarge(aiohttp.ClientError):
+    """A server sent more than a response may have."""
 
 
 class Verdict(NamedTuple):
@@ -44,6 +52,8 @@ def judge(
 ) -> Verdict:
     """Judge a request. A status decides alone: an error while reading the rest changes nothing."""
     if status is None:
+        if error is not None and is_ours(error):
+            return Verdict("unsent", "local_resources")
         return Verdict("failed", "protocol" if error is None else classify(error))
     if 200 <= status < 300:
         return _DELIVERED
@@ -77,11 +87,26 @@ def retry_after(value: str | None, now: datetime) -> float | None:
         return None
 
 
+def is_ours(error: BaseException) -> bool:
+    """Whether this process lacked something to send a request: it says nothing of the receiver."""
+    seen: set[int] = set()
+    causes: list[BaseException | None] = [error]
+    while causes:
+        one = causes.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        if isinstance(one, MemoryError) or (isinstance(one, OSError) and one.errno in _OURS):
+            return True
+        causes += [one.__cause__, one.__context__, getattr(one, "os_error", None)]
+    return False
+
+
 def classify(error: BaseException) -> str:
     """The class of an error, for the log and the metrics.
 
     `invalid_url`, `refused_address`, `dns`, `connect`, `proxy`, `tls`, `timeout`, `disconnected`, `too_large`
-    (headers), `protocol`, or `internal` (a bug in pgmb).
+    (headers, interim responses), `protocol`, or `internal` (a bug in pgmb).
     """
     if isinstance(error, InvalidArgument | aiohttp.InvalidURL):
         return "invalid_url"
@@ -129,6 +154,8 @@ def _is_refused_address(error: BaseException) -> bool:
 
 
 def _is_too_large(error: BaseException) -> bool:
+    if isinstance(error, ResponseTooLarge):
+        return True
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, http_exceptions.LineTooLong):
         cause = cause.__cause__

@@ -15,7 +15,7 @@ from psycopg.rows import dict_row
 from pgmb._core import chance
 from pgmb.errors import EndpointNotFound, SecretKeyMissing, translated
 from pgmb.webhooks.leases import DeliveryFailure, WebhookDelivery
-from pgmb.webhooks.outcomes import CircuitBreaker, delay_after
+from pgmb.webhooks.outcomes import CircuitBreaker, delay_after, is_ours
 from pgmb.webhooks.request import Endpoint, WebhookEvent, build_request
 from pgmb.webhooks.secrets import parse_secret
 from pgmb.webhooks.store import AttemptRecord
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("pgmb.webhooks")
 
 _TOO_MANY_REQUESTS: Final = 429
+_PAUSE_AFTER_OWN_FAULT: Final = 1.0
+"""Seconds until a delivery is tried again that this process had no files, memory or addresses for."""
 _RETRY_SPREAD: Final = 0.001
 """Seconds, at most, that are added to a retry at random."""
 
@@ -114,14 +116,21 @@ class Sender:
                 self._give_back(lane, deliveries)
                 raise
             except Exception as error:
-                # Most likely raised by a serialiser. It counts as a failed attempt.
+                # Most likely raised by a serialiser. It counts as a failed attempt of the message.
                 logger.exception("endpoint %s: building the request failed", endpoint.name)
-                self._fail(lane, deliveries, f"{type(error).__name__}: {error}")
+                if is_ours(error):
+                    self._give_back(lane, deliveries, _PAUSE_AFTER_OWN_FAULT)
+                else:
+                    self._fail(lane, deliveries, f"{type(error).__name__}: {error}", ours=True)
             else:
                 self._judge(lane, deliveries, result)
             deliveries = self._next(lane)
 
     def _judge(self, lane: Lane, deliveries: list[WebhookDelivery], result: AttemptResult) -> None:
+        if result.kind == "unsent":
+            logger.warning("endpoint %s: no request was sent: %s", lane.endpoint.name, result.detail)
+            self._give_back(lane, deliveries, _PAUSE_AFTER_OWN_FAULT)
+            return
         if result.kind != "delivered" or lane.logs_all:
             self._log_attempt(lane, deliveries, result)
         if result.kind == "delivered":
@@ -165,8 +174,12 @@ class Sender:
         *,
         counts: bool = True,
         refused: bool = False,
+        ours: bool = False,
     ) -> None:
-        """Record a failed request. `counts`: towards the breaker. `refused`: the endpoint works."""
+        """Record a failed request. `counts`: towards the breaker. `refused`: the endpoint works.
+
+        `ours`: nothing was sent, so it says nothing of the endpoint.
+        """
         lane.error = error
         if not lane.failing:
             lane.failing = True
@@ -177,7 +190,9 @@ class Sender:
                 deliveries[0].attempt,
                 error,
             )
-        behind = lane.finish(deliveries, delivered=False, refused=refused)
+        behind = (
+            lane.abandon(deliveries) if ours else lane.finish(deliveries, delivered=False, refused=refused)
+        )
         after, last = self._next_try(lane, deliveries[0].attempt, min_delay)
         for delivery in deliveries:
             delivery.lease.failed(DeliveryFailure(delivery.item, lane.endpoint_id, after, error, True, last))
@@ -185,8 +200,8 @@ class Sender:
             delivery.lease.release(delivery.item)
         self.wake.set()
         if lane.probing:
-            self._end_probe(lane, refused, error, min_delay)
-        elif counts:
+            self._end_probe(lane, None if ours else refused, error, min_delay)
+        elif counts and not ours:
             lane.breaker.failed(deliveries[0].event.id)
             if lane.breaker.tripped and lane.state == "active":
                 lane.state = "tripped"
@@ -217,7 +232,9 @@ class Sender:
         # Batches that failed together must be due at different times, or they would be retried as one batch.
         return max(after, min_delay or 0.0) + chance.fraction() * _RETRY_SPREAD, False
 
-    def _end_probe(self, lane: Lane, succeeded: bool, reason: str | None, wait: float | None = None) -> None:
+    def _end_probe(
+        self, lane: Lane, succeeded: bool | None, reason: str | None, wait: float | None = None
+    ) -> None:
         lane.probing = False
         if succeeded:
             lane.state = "active"
@@ -227,9 +244,11 @@ class Sender:
         self._decide(lane, lambda store: store.end_probe(lane.endpoint_id, succeeded, reason, wait))
         self.wake.set()
 
-    def _give_back(self, lane: Lane, deliveries: list[WebhookDelivery]) -> None:
+    def _give_back(self, lane: Lane, deliveries: list[WebhookDelivery], after: float = 0.0) -> None:
         for delivery in [*deliveries, *lane.abandon(deliveries)]:
-            delivery.lease.failed(DeliveryFailure(delivery.item, lane.endpoint_id, 0.0, None, False, False))
+            delivery.lease.failed(DeliveryFailure(delivery.item, lane.endpoint_id, after, None, False, False))
+        if lane.probing:
+            self._end_probe(lane, None, None)
         self.wake.set()
 
     def _log_attempt(self, lane: Lane, deliveries: list[WebhookDelivery], result: AttemptResult) -> None:

@@ -14,6 +14,7 @@
 --   retry_after      the delay after each failure, with 20 % jitter; after the last delay, a failure is a dead letter; null:
 --                    the queue's backoff
 --   log              which attempts to record: failures, or all; keep_response: with 1 KB of the response
+--   id               of a new endpoint, so that its headers can be sealed for it before they are sent
 --   queue            the queue that feeds it, shared with other endpoints and created if it does not exist. An endpoint
 --                    that is ordered or takes batches has its own queue, named endpoint/<name>
 -- Errors: MB001 no such stream, MB003 invalid name, MB005 invalid URL or header, 23514 a setting out of bounds, MB006 it is fed by another queue,
@@ -26,7 +27,7 @@ create or replace function pgmb.create_endpoint(
   gzip_above integer default null,
   retry_after interval[] default '{0 s,5 s,5 min,30 min,2 h,5 h,10 h,14 h,20 h,24 h}',
   log text default 'failures', keep_response boolean default false, description text default null,
-  metadata jsonb default '{}', queue text default null
+  metadata jsonb default '{}', queue text default null, id uuid default null
 )
 returns uuid
 language plpgsql security definer
@@ -73,9 +74,9 @@ begin
     raise exception 'an endpoint that is ordered or takes batches has a queue of its own' using errcode = 'MB005',
       hint = 'Leave `queue` out.';
   end if;
-  insert into pgmb.endpoint as e (name, url, rps, subscription, description, metadata, body, batch, timeout, headers,
+  insert into pgmb.endpoint as e (id, name, url, rps, subscription, description, metadata, body, batch, timeout, headers,
     gzip_above, max_in_flight, retry_after, log, keep_response)
-  values (create_endpoint.name, create_endpoint.url, create_endpoint.rps, asked, create_endpoint.description,
+  values (coalesce(create_endpoint.id, gen_random_uuid()), create_endpoint.name, create_endpoint.url, create_endpoint.rps, asked, create_endpoint.description,
     coalesce(create_endpoint.metadata, '{}'), create_endpoint.body, create_endpoint.batch, create_endpoint.timeout,
     coalesce(create_endpoint.headers, '{}'), create_endpoint.gzip_above, create_endpoint.max_in_flight,
     create_endpoint.retry_after, create_endpoint.log, create_endpoint.keep_response)
