@@ -83,3 +83,14 @@ def _cost_once(connection: psycopg.Connection[Any], statement: str, parameters: 
         ).fetchall()
     plan = document[0]["Plan"]
     return Cost(buffers(plan), int(plan["WAL Bytes"]))
+
+
+def entries_read(connection: psycopg.Connection[Any], table: str) -> int:
+    """The entries of a table's indexes that this transaction has read so far, those of dead rows included."""
+    row = connection.execute(
+        "select sum(pg_stat_get_xact_tuples_returned(indexrelid))::bigint from pg_index"
+        " where indrelid = %s::regclass",
+        [table],
+    ).fetchone()
+    assert row is not None
+    return int(row[0])

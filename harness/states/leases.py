@@ -76,9 +76,15 @@ def leases_left_by_sweeps(db: Db, queue: str = "q") -> int:
     return int(value(db, f"select coalesce(cardinality(c.held), 0) {_NEWEST}", [queue]))
 
 
-def leases_named(db: Db, queue: str = "q") -> int:
-    """Leases that the queue's position names as in flight. Some of them may have been settled since."""
-    return int(value(db, f"select coalesce(cardinality(c.open), 0) {_NEWEST}", [queue]))
+def leases_noted(db: Db, queue: str = "q") -> int:
+    """Rows that note older leases of a queue that limits or orders. Some of them may have ended since."""
+    return int(
+        value(
+            db,
+            "select count(*) from pgmb.noted_lease n join pgmb.queue q on q.id = n.queue where q.name = %s",
+            [queue],
+        )
+    )
 
 
 def leases_behind_sweep(db: Db) -> int:
@@ -260,10 +266,12 @@ def add_leases_of_retries(db: Db, leases: int, queue: str = "q") -> None:
 
 
 def add_settlements(db: Db, settlements: int) -> None:
-    """Make that many single settlements and early ends of leases, of a queue that is gone."""
+    """Make that many single settlements, early ends and notes of leases, of a queue that is gone."""
     for table, values in (
-        ("shortened (queue, claim)", "-1, n"),
+        ("shortened (queue, claim, ends_at)", "-1, n, now()"),
         ("settlement (queue, claim, seq)", "-1, n, n"),
+        ("noted_lease (queue, claim, events)", "-1, n, 1"),
+        ("noted_key (queue, hash, claim)", "-1, n, n"),
     ):
         rows(
             db,

@@ -44,7 +44,19 @@ def lane_settings(db: Db, name: str, queue: str = "q") -> list[Any]:
     ]
 
 
-_TABLES = ("queue", "binding", "generation", "claim", "settlement", "shortened", "retry", "delivery", "dead")
+_TABLES = (
+    "queue",
+    "binding",
+    "generation",
+    "claim",
+    "settlement",
+    "shortened",
+    "noted_lease",
+    "noted_key",
+    "retry",
+    "delivery",
+    "dead",
+)
 
 
 def kept_of_queues(db: Db) -> dict[str, list[str]]:
@@ -146,6 +158,8 @@ _WITHOUT_KEY = {
     "pgmb.claim": "leases",
     "pgmb.settlement": "events settled singly",
     "pgmb.shortened": "leases behind a sweep",
+    "pgmb.noted_lease": "noted leases",
+    "pgmb.noted_key": "keys of noted leases",
     "pgmb.retry": "retries",
 }
 

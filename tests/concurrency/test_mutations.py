@@ -25,6 +25,7 @@ from tests.contract import test_clock as clock
 from tests.contract import test_convert as convert
 from tests.contract import test_dropped_queues as dropped
 from tests.contract import test_isolation_levels as isolation
+from tests.contract import test_many_leases as many
 from tests.contract import test_ordered as ordered
 from tests.contract import test_positions_belong as belonging
 from tests.contract import test_positions_durable as durable
@@ -116,10 +117,40 @@ MUTATIONS = [
     ),
     Mutation(
         "a lease of the future holds up all keys of an ordered queue",
-        "in_flight",
-        " filter (where c.at <= in_flight.now)",
+        "recent_leases",
+        " filter (where c.at <= recent_leases.now)",
         "",
         clock.test_a_dead_consumer_of_an_ordered_queue_holds_its_keys_alone_after_the_clock_was_ahead,
+    ),
+    Mutation(
+        "keys of leases that are in flight for long are given to others",
+        "is_noted",
+        "return holder is not null and",
+        "return false and",
+        many.test_an_event_waits_for_its_key_beside_many_leases,
+    ),
+    Mutation(
+        "a limit does not count leases that are in flight for long",
+        "room_in_flight",
+        " - (newest.flight).events",
+        "",
+        many.test_a_limit_holds_beside_many_leases,
+        {"kind": ""},
+    ),
+    Mutation(
+        "leases that are in flight for long count after they ended",
+        "room_in_flight",
+        "room := room + pgmb_internal.recount_noted(lane, now);",
+        "null;",
+        many.test_a_limit_holds_beside_many_leases,
+        {"kind": ""},
+    ),
+    Mutation(
+        "a superseded receive that noted leases commits",
+        "note_leases",
+        "perform pgmb_internal.recheck_at_commit(base.queue, base.id);",
+        "",
+        many.test_a_superseded_receive_that_noted_leases_does_not_commit,
     ),
     Mutation(
         "requests paid for in the future hold up an endpoint",
@@ -293,9 +324,9 @@ MUTATIONS = [
     ),
     Mutation(
         "a lease of retried events does not hold their keys",
-        "write_claim",
-        "then base.open || (base.id + 1) else",
-        "then base.open else",
+        "recent_leases",
+        "from unnest(retried) one",
+        "from unnest('{}'::bigint[]) one",
         ordered.test_a_dead_letter_sent_back_waits_for_a_retried_lease_too,
     ),
     Mutation(

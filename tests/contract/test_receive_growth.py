@@ -6,12 +6,13 @@ Cost is pages and WAL, not time: the same on every machine and under any load.
 from __future__ import annotations
 
 import time
+from statistics import median
 from typing import Any
 
 import psycopg
 import pytest
 
-from harness.explain import Cost, cost
+from harness.explain import cost, entries_read
 from harness.states import age_leases, drain, fail, fill, hold_leases, pin_xmin, publish, receive
 from tests.conftest import Connect
 
@@ -22,20 +23,15 @@ Connection = psycopg.Connection[Any]
 
 RECEIVE = "select * from pgmb.receive('q', 1)"
 
-LOOKS_AT_EACH_LEASE = pytest.mark.xfail(
-    strict=True,
-    reason="a receive of a queue with a policy looks at each lease in flight, and copies their list",
-)
-
 
 @pytest.mark.parametrize(
     "options",
     [
         pytest.param("", id="plain"),
         pytest.param(", fair_by => 'key'", id="fair"),
-        pytest.param(", max_in_flight => 100000", id="limited", marks=LOOKS_AT_EACH_LEASE),
+        pytest.param(", max_in_flight => 100000", id="limited"),
         pytest.param(", ttl => '1 day'", id="ttl"),
-        pytest.param(", ordered => true, shards => 1", id="ordered", marks=LOOKS_AT_EACH_LEASE),
+        pytest.param(", ordered => true, shards => 1", id="ordered"),
     ],
 )
 def test_a_receive_costs_the_same_beside_many_leases(db: Connection, options: str) -> None:
@@ -52,7 +48,6 @@ def test_a_receive_costs_the_same_beside_many_leases(db: Connection, options: st
     assert after.wal_bytes <= before.wal_bytes + 100, f"{before} before, {after} after"
 
 
-@pytest.mark.xfail(strict=True, reason="every sweep locks all leases that extend() made shorter")
 def test_leases_made_shorter_cost_later_receives_nothing(db: Connection) -> None:
     """They end in an hour. No sweep needs to look at them until then."""
     db.execute("select pgmb.create_queue('q', lease_for => '1 day')")
@@ -65,25 +60,31 @@ def test_leases_made_shorter_cost_later_receives_nothing(db: Connection) -> None
     assert after.wal_bytes <= before.wal_bytes + 1000, f"{before} before, {after} after"
 
 
-@pytest.mark.xfail(strict=True, reason="a receive reads the dead rows of retries again")
 def test_ordered_retries_cost_the_same_beside_a_pinned_xmin(db: Connection, connect: Connect) -> None:
+    """Dead rows of retries are not read again. Counts entries of indexes: pages grow with their height."""
     db.execute("select pgmb.create_queue('q', ordered => true, shards => 1, backoff_base => '0')")
     pinned = pin_xmin(connect)
 
-    def retried(rounds: int) -> Cost:
-        """Each round fails events of ten keys, and acks them when they come again: the last lease's cost."""
-        for last in [False] * rounds + [True]:
-            publish(db, 10, keys=[f"key {n}" for n in range(10)])
-            fail(db, *hold_leases(db, 1, size=10))
-            if last:
-                made = cost(db, "select * from pgmb.receive('q', 10)")
-            drain(db)
-        return made
+    def retried() -> int:
+        """Fails events of ten keys behind which others wait, and receives them again: the entries read."""
+        publish(db, 10, keys=[f"key {n}" for n in range(10)])
+        held = hold_leases(db, 1, size=10)
+        publish(db, 10, keys=[f"key {n}" for n in range(10)])
+        age_leases(db)
+        assert receive(db) is None, "the keys are held"
+        fail(db, *held)
+        with db.transaction():
+            read = entries_read(db, "pgmb.retry")
+            lease = receive(db, size=10)
+            read = entries_read(db, "pgmb.retry") - read
+        db.execute("select pgmb.ack(%s)", [lease])
+        drain(db)
+        return read
 
-    before = retried(10)
-    after = retried(50)
+    # From time to time a scan for due rows starts some seconds earlier: the median passes over that.
+    rounds = [retried() for _ in range(45)]
     pinned.rollback()
-    assert after.pages <= before.pages + 25, f"{before} before, {after} after"
+    assert median(rounds[-15:]) <= median(rounds[:15]) + 40, rounds
 
 
 @pytest.mark.parametrize("options", ["", ", ordered => true, shards => 1"])

@@ -39,7 +39,9 @@ from tests.server.asking import make_key
 # Costs are measured: rows that other tests left would count.
 pytestmark = pytest.mark.new_database
 
-HOT = re.compile(r"^(segment_\d+_\d+|claim|retry|delayed|settlement|generation|shortened)$")
+HOT = re.compile(
+    r"^(segment_\d+_\d+|claim|retry|delayed|settlement|generation|shortened|noted_lease|noted_key)$"
+)
 WALK = re.compile(r"^segment_")
 
 

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 FOLDERS = ("tests", "harness", "faults", "bench")
 HELPERS = "harness/states/"
 
-CORE = "queue|binding|generation|claim|settlement|shortened|retry|delivery"
+CORE = "queue|binding|generation|claim|settlement|shortened|noted_lease|noted_key|retry|delivery"
 # What pgmb.dead_letters() returns are rows of pgmb.dead: to read it is no secret.
 WRITTEN = f"{CORE}|dead"
 USE = re.compile(

@@ -68,6 +68,8 @@ begin
       delete from pgmb.claim c where c.queue = q.id;
       update pgmb.queue moved set moves = null where moved.id = q.id;
       delete from pgmb.shortened h where h.queue = q.id;
+      delete from pgmb.noted_lease n where n.queue = q.id;
+      delete from pgmb.noted_key k where k.queue = q.id;
       delete from pgmb.settlement t where t.queue = q.id;
       perform pgmb_internal.write_position(pgmb_internal.rebased_position(q.id, newest.id, place, last));
     end loop;

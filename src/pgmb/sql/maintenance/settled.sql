@@ -92,6 +92,8 @@ begin
         returning c.queue, c.id, c.events
       ), partial as (
         delete from pgmb.settlement s using gone where s.queue = gone.queue and s.claim = gone.id
+      ), noted as (
+        delete from pgmb.noted_key k using gone where k.queue = gone.queue and k.claim = gone.id
       )
       select count(*) claims, coalesce(sum(gone.events + 1), 0) rows, max(gone.id) last,
         coalesce(sum(gone.events + 1), 0) >= part_rows "full"
@@ -102,6 +104,10 @@ begin
       more := part."full" or clock_timestamp() >= until;
       exit when not part."full" or rows >= clear_claims.max or clock_timestamp() >= until;
     end loop;
+    -- Leases that positions no longer name: what is left of them was noted again.
+    delete from pgmb.noted_lease n
+    where n.queue = q.id and n.nr < (
+      select (c.flight).first from pgmb.claim c where c.queue = q.id order by c.id desc limit 1);
     exit when rows >= clear_claims.max or clock_timestamp() >= until;
   end loop;
 end $$;

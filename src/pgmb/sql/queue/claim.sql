@@ -40,7 +40,7 @@ begin
       return;
     end if;
     now := clock_timestamp();
-    max := least(max, pgmb_internal.room_in_flight(head, lanes));
+    max := least(max, pgmb_internal.room_in_flight(head, lanes, max, now));
     if head.rps is not null then
       -- What was not used lately may be used at once: as much as a quarter of a second gives, at least one.
       paid := now - interval '1 second' * greatest(0.25, 1 / head.rps);
@@ -107,16 +107,6 @@ as $$
   from (select c.id from pgmb.claim c where c.queue = try_queue.queue order by c.id desc limit 1) newest
 $$;
 
--- How many more events of a queue with max_in_flight may be leased; null without a limit.
-create or replace function pgmb_internal.room_in_flight(head pgmb.queue, lanes pgmb.queue[])
-returns bigint
-language sql volatile
-as $$
-  select (head).max_in_flight - sum((pgmb_internal.in_flight(lane.id,
-    (select c.open from pgmb.claim c where c.queue = lane.id order by c.id desc limit 1), clock_timestamp(), false)).events)
-  from unnest(lanes) lane
-$$;
-
 -- Leases the next events of a queue, or of one of its lanes, within its limits: `retried` ones, or fresh ones, with these
 -- numbers. Null if there is nothing.
 create or replace function pgmb_internal.claim_lane(
@@ -136,8 +126,6 @@ declare
   pending boolean;                           -- the position moved enough to be worth writing
   opened boolean := false;
   waiting bigint;                            -- where the rows of pgmb.retry begin
-  -- Its leases are looked at: for their keys, or for how many events they hold.
-  counts constant boolean := q.ordered or q.max_in_flight is not null;
 begin
   if base.id is null then
     return;
@@ -150,15 +138,17 @@ begin
   end if;
   swept := pgmb_internal.sweep_when_due(q, base, now);
   base := swept.base;
-  flight := pgmb_internal.in_flight(q.id, case when counts then base.open end, now, q.ordered);
-  pending := swept.pending or pgmb_internal.is_much_shorter(flight.open, base.open);
+  pending := swept.pending;
+  base := pgmb_internal.note_leases(base, q.ordered or q.max_in_flight is not null);
 
   -- What is due again comes first, in a lease of its own.
-  base.open := case when counts then coalesce(flight.open, '{}') end;
+  select null::integer[] keys, null::timestamptz youngest into flight;
   if q.ordered then
+    flight := pgmb_internal.recent_leases(base, now, true);
+    base.flight.noted := coalesce(flight.oldest - 1, base.id);
     -- After the leases in flight: what one of them returns later has its claim as its origin.
     waiting := pgmb_internal.lowest_origin(base);
-    base.first_origin := (select min(one) from unnest(base.open || (base.id + 1) || waiting) one);
+    base.first_origin := least(flight.oldest, (base.flight).oldest, base.id + 1, waiting);
   end if;
   events := case when swept.stopped and clock_timestamp() >= pgmb_internal.deadline() then 0
     else pgmb_internal.lease_retries(q, base, max, now, now + lease_for, token, flight.keys) end;

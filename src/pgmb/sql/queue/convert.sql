@@ -180,7 +180,7 @@ begin
     base.lagging := null;
     base := pgmb_internal.note_pair(base, null);
   end if;
-  base.open := null;
+  base.flight := null;
   base.first_origin := null;
   base.passed_keys := null;
   base.passed_origins := null;
@@ -194,6 +194,8 @@ begin
     delete from pgmb.claim c where c.queue = one.id;
     delete from pgmb.settlement s where s.queue = one.id;
     delete from pgmb.shortened h where h.queue = one.id;
+    delete from pgmb.noted_lease n where n.queue = one.id;
+    delete from pgmb.noted_key k where k.queue = one.id;
   end loop;
   -- Of a key, in the order of the log, before all that is read from now on (as dead letters that were put back).
   update pgmb.retry r

@@ -295,7 +295,6 @@ declare
   now timestamptz := clock_timestamp();
   token bigint := pgmb_internal.draw_token();
   retries integer := hashint8(base.id) & 1;  -- in which of the two turns they are looked for
-  open bigint[];
   pending boolean;                           -- the position moved enough to be worth writing
   swept record;
   fresh record;
@@ -306,11 +305,7 @@ begin
   swept := pgmb_internal.sweep_when_due(q, base, now);
   base := swept.base;
   pending := swept.pending;
-  if q.max_in_flight is not null then
-    open := coalesce((pgmb_internal.in_flight(q.id, base.open, now, false)).open, '{}');
-    pending := pending or pgmb_internal.is_much_shorter(open, base.open);
-  end if;
-  base.open := open;
+  base := pgmb_internal.note_leases(base, q.max_in_flight is not null);
   for turn in 0 .. 1 loop
     continue when swept.stopped and (turn <> retries or clock_timestamp() >= pgmb_internal.deadline());
     if turn <> retries then

@@ -67,8 +67,7 @@ as $$
   select pgmb_internal.token_of_bits(pgmb_internal.lease_bits(lease))
 $$;
 
--- Appends the claim that follows `base`: the queue's new position, and a lease unless the state is position. Where `open` counts
--- the leases in flight, this one joins them. lo, hi, seqs,
+-- Appends the claim that follows `base`: the queue's new position, and a lease unless the state is position. lo, hi, seqs,
 -- events: see pgmb.claim. at: the reading of the clock that expires_at rests on; of two readings, one may be before a step of
 -- the clock and one behind it. Another session's claim of that number can only be there when this transaction's snapshot is
 -- older than it: the caller tries again (40001).
@@ -81,14 +80,13 @@ language plpgsql
 as $$
 begin
   insert into pgmb.claim (queue, id, token, state, events, lo, hi, seqs, place, upto,
-    done_snapshot, done_seq, done_next, batch_snapshot, batch_seq, batch_next, read_before, expires_at, swept, held, keys, open,
+    done_snapshot, done_seq, done_next, batch_snapshot, batch_seq, batch_next, read_before, expires_at, swept, held, keys, flight,
     paid_until, first_origin, passed_keys, passed_origins, passed_seqs, lagging, openings, at)
   values (base.queue, base.id + 1, write_claim.token, write_claim.state, write_claim.events, write_claim.lo, write_claim.hi,
     write_claim.seqs, base.place, base.upto,
     base.done_snapshot, base.done_seq, base.done_next, base.batch_snapshot, base.batch_seq, base.batch_next, base.read_before,
     write_claim.expires_at, base.swept, base.held, write_claim.keys,
-    case when base.open is not null and pgmb_internal.is_leased(write_claim.state) then base.open || (base.id + 1) else base.open end,
-    base.paid_until, base.first_origin, base.passed_keys, base.passed_origins, base.passed_seqs, base.lagging, base.openings,
+    base.flight, base.paid_until, base.first_origin, base.passed_keys, base.passed_origins, base.passed_seqs, base.lagging, base.openings,
     write_claim.at)
   on conflict do nothing;
   if not found then
@@ -406,7 +404,7 @@ begin
 end $$;
 
 -- Ends leases that expired since the last sweep (pgmb_internal.end_expired). `held` has the leases up to `swept` that are left,
--- most of them because their holders are settling them. A sweep looks at some of these and of those that were made shorter, in
+-- most of them because their holders are settling them. A sweep looks at some of these and of those that were made shorter and end by now, in
 -- random order, and then at what expired since, however many are held: a transaction that settles many leases delays no
 -- other. It stops at its deadline, but not before it ended a lease or moved `swept` on. Runs under the queue's lock. `examined`
 -- counts the claims that expired; stopped: more may be left that a sweep could end now.
@@ -437,7 +435,7 @@ begin
     from (
       select one.id, false short from unnest(held) one (id)
       union all
-      select distinct s.claim, true from pgmb.shortened s where s.queue = sweep.queue) left_over
+      select distinct s.claim, true from pgmb.shortened s where s.queue = sweep.queue and s.ends_at <= sweep.now) left_over
     order by random() limit most) chosen;
   loop
     for passing in select b.id, coalesce(b.short, false) short from unnest(batch, short) b (id, short) loop
@@ -449,8 +447,9 @@ begin
       end if;
       if not passing.short then
         held := nullif(array_remove(held, case when outcome <> 'locked' then passing.id end), '{}');
-      elsif outcome in ('ended', 'over') then
-        delete from pgmb.shortened s where s.queue = sweep.queue and s.claim = passing.id;
+      elsif outcome <> 'locked' then
+        -- Also if it was made longer again: no sweep has passed an end that lies ahead.
+        delete from pgmb.shortened s where s.queue = sweep.queue and s.claim = passing.id and s.ends_at <= sweep.now;
       end if;
     end loop;
     exit when stopped or swept >= sweep.now;
@@ -535,7 +534,7 @@ begin
       -- Being settled: next time.
       continue when not found;
     end if;
-    insert into pgmb.shortened (queue, claim) values (hidden.queue, hidden.id);
+    insert into pgmb.shortened (queue, claim, ends_at) values (hidden.queue, hidden.id, find_hidden_leases.now);
     if clock_timestamp() >= until then
       return true;
     end if;
@@ -560,7 +559,7 @@ begin
         where c.queue + 0 = needs_sweep.queue
           and c.expires_at > needs_sweep.swept and c.expires_at <= needs_sweep.now
         limit 64) passing)
-    or exists (select from pgmb.shortened s where s.queue = needs_sweep.queue)
+    or exists (select from pgmb.shortened s where s.queue = needs_sweep.queue and s.ends_at <= needs_sweep.now)
     or exists (select from pgmb.delayed d where d.stream = needs_sweep.stream_name and d.due_at <= needs_sweep.now
       and d.due_at >= pgmb_internal.delayed_since(needs_sweep.stream_name, needs_sweep.now))
   then

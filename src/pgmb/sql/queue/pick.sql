@@ -1,53 +1,5 @@
 -- Which events of a queue with a policy may be delivered now, and what becomes of those that may not.
 
--- The leases of a queue that are still in flight, out of those that its position names, how many events they
--- hold, of an ordered queue which keys, and since when the youngest of them: a time that has not come was written while
--- the clock was ahead, and says nothing. A lease whose events were all settled one by one is not; of
--- one that has expired the keys are still held, but its events count no more.
-create or replace function pgmb_internal.in_flight(
-  queue integer, named bigint[], now timestamptz, ordered boolean, out open bigint[], out events bigint, out keys integer[],
-  out youngest timestamptz
-)
-language plpgsql
-as $$
-begin
-  events := 0;
-  keys := '{}';
-  if in_flight.named is null then
-    return;
-  end if;
-  select array_agg(c.id), coalesce(sum(held.events) filter (where c.expires_at > in_flight.now), 0), max(c.at) filter (where c.at <= in_flight.now)
-  into open, events, youngest
-  from unnest(in_flight.named) one
-  -- Each by itself: planned while the table was small, `id = any (named)` would walk all claims of the queue.
-  cross join lateral (select * from pgmb.claim c where c.queue = in_flight.queue and c.id = one limit 1) c
-  cross join lateral (
-    select case c.state
-      when 'leased_retries' then (select count(*) from pgmb.retry r where r.queue = c.queue and r.lease = c.id)
-      else c.events - (select count(*) from pgmb.settlement s where s.queue = c.queue and s.claim = c.id) end events) held
-  where pgmb_internal.is_leased(c.state) and held.events > 0;
-  if not in_flight.ordered then
-    return;
-  end if;
-  select coalesce(array_agg(distinct held.hash) filter (where held.hash <> 0), '{}') into keys
-  from unnest(in_flight.open) one
-  cross join lateral (
-    select unnest(c.keys) hash from pgmb.claim c where c.queue = in_flight.queue and c.id = one
-    union all
-    -- No condition on r.ordered: planned while the table was empty, it would lead to another index.
-    select case when r.ordered then pgmb_internal.key_hash(r.key) else 0 end from pgmb.retry r
-    where r.queue = in_flight.queue and r.lease = one) held;
-end $$;
-
--- Whether so many of the leases that a position names have ended that it is worth writing, although nothing was received: every
--- receive looks at each of them.
-create or replace function pgmb_internal.is_much_shorter(open bigint[], named bigint[])
-returns boolean
-language sql immutable parallel safe
-as $$
-  select coalesce(cardinality(named), 0) - coalesce(cardinality(open), 0) >= 64
-$$;
-
 -- The origin of the first row of pgmb.retry of an ordered queue, but for dead letters that were put back; null: there is
 -- none. Exact, unlike a scan for due rows: an event that another one of its key must follow is never overlooked.
 create or replace function pgmb_internal.lowest_origin(base pgmb.claim)
@@ -127,6 +79,7 @@ as $$
 declare
   -- How many due rows are looked at: more than are wanted, because hundreds may have the same key.
   most bigint := greatest(max * 4, 1000);
+  noted constant boolean := pgmb_internal.has_noted(base.flight);
   looked bigint;
   leased bigint[];
   events bigint;
@@ -136,7 +89,8 @@ begin
       select later.id, later.key from pgmb.retry later
       where later.queue = (lease_due_in_order.base).queue
         and later.due_at >= lease_due_in_order.first and later.due_at <= lease_due_in_order.now
-        and (later.key is null or pgmb_internal.key_hash(later.key) <> all (lease_due_in_order.busy))
+        and (later.key is null or pgmb_internal.key_hash(later.key) <> all (lease_due_in_order.busy)
+          and (not noted or not pgmb_internal.is_noted(base.queue, base.flight, pgmb_internal.key_hash(later.key))))
       order by later.due_at
       limit most
     ), head as materialized (
@@ -306,8 +260,9 @@ declare
   blocked_keys text[];
   blocked bigint := 0;
   ending timestamptz := now - q.ttl;
+  noted constant boolean := q.ordered and pgmb_internal.has_noted(base.flight);
 begin
-  if retried or cardinality(busy) > 0 then
+  if retried or cardinality(busy) > 0 or noted then
     -- Besides those that can be delivered, as many are read that perhaps cannot, and not just a few: each look has its
     -- cost, and behind a lease there may be many.
     most := greatest(allowed * 2, 200);
@@ -328,8 +283,8 @@ begin
       from pgmb_internal.candidates(q, base, pick.hi, most) c
     ), waiting as materialized (
       select distinct k.held from (select distinct r.key, r.held from read r where r.keyed) k
-      where k.held in (select unnest(busy)) or retried and exists (
-        select from pgmb_internal.first_of_key(base, k.key))
+      where k.held in (select unnest(busy)) or noted and pgmb_internal.is_noted(base.queue, base.flight, k.held)
+        or retried and exists (select from pgmb_internal.first_of_key(base, k.key))
     ), judged as (
       select r.seq, r.key, r.held, r.old, w.held is not null behind,
         count(*) filter (where not r.old and w.held is null) over (order by r.seq) free

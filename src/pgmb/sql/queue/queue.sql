@@ -427,6 +427,8 @@ begin
     delete from pgmb.retry r where r.queue = gone.id;
     delete from pgmb.settlement s where s.queue = gone.id;
     delete from pgmb.shortened h where h.queue = gone.id;
+    delete from pgmb.noted_lease n where n.queue = gone.id;
+    delete from pgmb.noted_key k where k.queue = gone.id;
     delete from pgmb.queue q where q.id = gone.id;
     -- A receive that is open at this moment may still add to them: pgmb_internal.clear_dropped_queues.
   end loop;
@@ -442,6 +444,7 @@ returns regclass[]
 language sql stable
 as $$
   select array_remove(array[to_regclass('pgmb.claim'), to_regclass('pgmb.settlement'), to_regclass('pgmb.shortened'),
+    to_regclass('pgmb.noted_lease'), to_regclass('pgmb.noted_key'),
     to_regclass('pgmb.retry'), to_regclass('pgmq.reading'), to_regclass('pgmq.parked'), to_regclass('pgmq.passed_over')], null)
 $$;
 
@@ -557,7 +560,7 @@ begin
   base.upto := 0;
   base.read_before := null;
   base.held := null;
-  base.open := null;
+  base.flight := null;
   base.lagging := null;
   return base;
 end $$;

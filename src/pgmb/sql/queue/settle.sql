@@ -477,7 +477,7 @@ begin
   update pgmb.claim c set expires_at = expires, extended_at = now where c.queue = held.queue and c.id = held.id;
   if expires < held.expires_at then
     -- Sweeps may pass the new end before this commits.
-    insert into pgmb.shortened (queue, claim) values (held.queue, held.id);
+    insert into pgmb.shortened (queue, claim, ends_at) values (held.queue, held.id, expires);
   end if;
   return expires;
 end $$;

@@ -117,6 +117,17 @@ create type pgmb.claimed as (
   hi bigint
 );
 
+-- Leases in flight of a queue that limits or orders (sql/queue/flight.sql). Those after the claim `noted` are among the newest
+-- claims, which a receive reads. Older ones have rows of pgmb.noted_lease with first <= nr < next: they hold at most `events`
+-- events, and none of them is older than the claim `oldest`.
+create type pgmb.flight as (
+  noted bigint,
+  first bigint,
+  next bigint,
+  events bigint,
+  oldest bigint
+);
+
 create type pgmb.claim_state as enum (
   'leased',          -- events of the log
   'leased_retries',  -- the rows of pgmb.retry that name the claim
@@ -158,10 +169,10 @@ create table pgmb.claim (
   done_snapshot pg_snapshot not null,
   batch_snapshot pg_snapshot not null,
   held bigint[],
-  -- The hashes of the keys that this lease holds (pgmb_internal.key_hash). Of ordered and limited queues: the leases in flight
-  -- when this claim was made, this one included. When the rate limit will have been paid for.
+  -- The hashes of the keys that this lease holds (pgmb_internal.key_hash). Of ordered and limited queues: which leases are in
+  -- flight. When the rate limit will have been paid for.
   keys integer[],
-  open bigint[],
+  flight pgmb.flight,
   paid_until timestamptz,
   -- Of an ordered queue: where its rows of pgmb.retry begin, by their origin; and keys that were leased lately out of
   -- pgmb.retry, with the origin and number of the first event of each. Rows before these are gone for good, so that no
@@ -215,12 +226,14 @@ create sequence pgmb.opening;
 select nextval('pgmb.opening');
 
 -- Leases whose end a sweep may have passed: extend() made them shorter and committed after the sweep, or maintain() found
--- them so. Every sweep looks at these, whatever `swept` says, until the lease has ended.
+-- them so. From that end on sweeps look at the lease, whatever `swept` says, until one was not kept from it by its holder.
 create table pgmb.shortened (
   queue integer not null,
-  claim bigint not null
+  claim bigint not null,
+  ends_at timestamptz not null
 ) with (autovacuum_vacuum_scale_factor = 0.02, vacuum_truncate = false);
-create index shortened_queue on pgmb.shortened (queue, claim);
+create index shortened_queue on pgmb.shortened (queue, ends_at);
+create index shortened_claim on pgmb.shortened (queue, claim);
 
 -- Events of a lease that were settled one by one.
 create table pgmb.settlement (
@@ -229,6 +242,23 @@ create table pgmb.settlement (
   seq bigint not null,
   primary key (queue, claim, seq)
 ) with (vacuum_truncate = false);
+
+-- Leases of queues that limit or order that are in flight for longer, with the number of events that each held when it was last
+-- looked at; and which keys leases hold. Append-only, but for leases found to have ended: see pgmb.flight.
+create table pgmb.noted_lease (
+  nr bigint not null generated always as identity,
+  queue integer not null,
+  claim bigint not null,
+  events bigint not null
+) with (vacuum_truncate = false);
+create index noted_lease_queue on pgmb.noted_lease (queue, nr);
+create table pgmb.noted_key (
+  queue integer not null,
+  hash integer not null,
+  claim bigint not null
+) with (vacuum_truncate = false);
+create index noted_key_queue on pgmb.noted_key (queue, hash, claim);
+create index noted_key_claim on pgmb.noted_key (queue, claim);
 
 create table pgmb.queue_grant (
   queue integer not null references pgmb.queue on delete cascade,

@@ -43,7 +43,8 @@ begin
     where c.queue + 0 = claim_of.queue and c.expires_at > least((newest).swept, now) and c.expires_at < 'infinity'
     union all
     -- Those that expired while a transaction was settling them, and those that were made shorter.
-    select c from unnest((newest).held || array(select s.claim from pgmb.shortened s where s.queue = claim_of.queue)) one (id)
+    select c from unnest((newest).held || array(
+      select s.claim from pgmb.shortened s where s.queue = claim_of.queue and s.ends_at <= now)) one (id)
     join pgmb.claim c on c.queue = claim_of.queue and c.id = one.id
   ) leased
   where (leased.claim).state in ('leased', 'settled', 'expired')

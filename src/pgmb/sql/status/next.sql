@@ -19,8 +19,8 @@ begin
       where passing.queue + 0 = q.id and passing.expires_at > (newest).swept and passing.expires_at <= lapsed_events.now
       order by passing.expires_at limit pgmb_internal.sweep_batch())
       union select unnest((newest).held)
-      union select s.claim from pgmb.shortened s where s.queue = q.id) one
-    -- Each by itself, as in pgmb_internal.in_flight.
+      union select s.claim from pgmb.shortened s where s.queue = q.id and s.ends_at <= lapsed_events.now) one
+    -- Each by itself: planned while the table was small, `id = any (…)` would walk all claims of the queue.
     cross join lateral (select * from pgmb.claim c where c.queue = q.id and c.id = one.id limit 1) c
     where pgmb_internal.is_leased(c.state) and c.expires_at <= lapsed_events.now
     order by c.expires_at, c.id

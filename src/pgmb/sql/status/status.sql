@@ -221,7 +221,8 @@ begin
     -- The sweep has passed these.
     select c.queue, c.id, c.state, c.at, c.events, c.expires_at from pgmb.claim c
     where c.queue = lease_counts.queue
-      and c.id = any ((newest).held || array(select s.claim from pgmb.shortened s where s.queue = lease_counts.queue))
+      and c.id = any ((newest).held || array(
+        select s.claim from pgmb.shortened s where s.queue = lease_counts.queue and s.ends_at <= lease_counts.now))
   ), held as materialized (
     select c.at, c.expires_at > lease_counts.now live, case c.state
       when 'leased_retries' then (select count(*) from pgmb.retry r where r.queue = c.queue and r.lease = c.id)
