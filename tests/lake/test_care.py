@@ -11,7 +11,9 @@ from typing import Any
 import psycopg
 import pyarrow.parquet as pq
 import pytest
+from psycopg.conninfo import make_conninfo
 
+import pgmb
 from pgmb.doctor import examine
 from pgmb.errors import Conflict, VerificationFailed
 from pgmb.lake.care import Keeper, LocalRun, small_files
@@ -94,6 +96,10 @@ def test_damage_of_a_dropped_segment_is_known_until_it_is_repaired(archived: Lak
     (verdict,) = [one for one in examine(archived.db) if one.check == "lake"]
     assert verdict.level == "fail"
     assert archived.archive() == []
+    told = make_conninfo(archived.dsn, options="-c pgmb.read_damaged=on")
+    for dsn, message in ((archived.dsn, "segment 2 of stream main is damaged"), (told, "cannot be read")):
+        with pgmb.connect(dsn) as broker, pytest.raises(VerificationFailed, match=message):
+            list(broker.tail(after=broker.earliest(), follow=False))
     of_segment(archived, 2).write_bytes(whole)
     assert keeper.verify().damaged == []
     assert 2 not in reasons(archived)

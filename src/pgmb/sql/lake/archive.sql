@@ -280,8 +280,22 @@ begin
   order by s.name;
 end $$;
 
+-- Raises MB062 for a segment that only the lake has and that was found damaged there: readers would take what is left of it for all of
+-- it. The setting pgmb.read_damaged = on allows that.
+create or replace function pgmb_internal.assert_sound(stream text, segment integer, url text, failure text)
+returns void
+language plpgsql stable
+as $$
+begin
+  if failure is not null and current_setting('pgmb.read_damaged', true) is distinct from 'on' then
+    raise exception 'segment % of stream % is damaged in the table at %: %', segment, stream, url, failure using errcode = 'MB062',
+      hint = 'Restore its files, then run pgmb lake verify. To read what is left, set pgmb.read_damaged to on.';
+  end if;
+end $$;
+
 -- The segments of a stream with events in lo < seq <= hi that are verified in the lake: the URL of the table, whether the
--- log has dropped them, and whether their xids are of the present epoch; earlier ones are before every position. Support.
+-- log has dropped them, and whether their xids are of the present epoch; earlier ones are before every position. Errors: MB062 one
+-- that only the lake has is damaged there. Support.
 create or replace function pgmb.lake_segments(stream text, lo bigint, hi bigint)
 returns table (segment integer, url text, dropped boolean, current boolean)
 language plpgsql stable security definer
@@ -290,6 +304,10 @@ as $$
 declare
   stream_number integer := pgmb_internal.readable_stream(lake_segments.stream);
 begin
+  perform pgmb_internal.assert_sound(lake_segments.stream, a.segment, a.url, a.failure)
+  from pgmb.archived a
+  where a.stream = stream_number and a.verified_at is not null and a.failed_at is not null
+    and a.segment between pgmb_internal.segment_of(lake_segments.lo) and pgmb_internal.segment_of(lake_segments.hi);
   return query
   select a.segment, a.url, g.dropped_at is not null, a.epoch = i.epoch
   from pgmb.archived a
@@ -304,7 +322,8 @@ end $$;
 -- `max` of them: the table's URL and the version in which they were verified, lo < seq <= hi, the number of all events of
 -- the segment, and whether their xids are of the present epoch. The log has nothing before the last of them. Does not
 -- check the positions: read with between(lake => true) first, in the same statement. From the earliest on, history counts
--- that is kept in one of the two. Errors: MB012 some was dropped and is not in the lake. Support.
+-- that is kept in one of the two. Errors: MB012 some was dropped and is not in the lake, MB062 it is
+-- damaged there. Support.
 create or replace function pgmb.lake_between(
   stream text, after pgmb.position, upto pgmb.position, after_seq bigint default 0, max integer default 100
 )
@@ -317,10 +336,11 @@ as $$
 declare
   stream_number integer := pgmb_internal.readable_stream(lake_between.stream);
   beginning boolean := pg_snapshot_xmin((after).snapshot) <= '3' and after_seq = 0;
+  failure text;
 begin
-  for segment, url, lake_version, lo, hi, events, current in
+  for segment, url, lake_version, lo, hi, events, current, failure in
     select g.number, a.url, a.lake_version, greatest(after_seq, pgmb_internal.first_number(g.number) - 1), g.last_seq, a.events,
-      a.epoch = i.epoch
+      a.epoch = i.epoch, a.failure
     from pgmb.segment g
     cross join pgmb.installation i
     left join pgmb.archived a on a.stream = g.stream and a.segment = g.number and a.verified_at is not null
@@ -329,6 +349,7 @@ begin
     order by g.number
   loop
     if url is not null then
+      perform pgmb_internal.assert_sound(lake_between.stream, segment, url, failure);
       beginning := false;
       return next;
       max := max - 1;
