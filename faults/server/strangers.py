@@ -299,6 +299,8 @@ async def _main(name: str, host: str, port: int, seconds: float, key: str) -> No
     strangers = Strangers(host, port, seconds, key)
     await ATTACKS[name](strangers)
     print(strangers.report(), flush=True)
+    # Who started it looks at the server meanwhile.
+    await asyncio.sleep(60)
 
 
 if __name__ == "__main__":

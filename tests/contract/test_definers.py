@@ -186,6 +186,7 @@ ADMIN = [
     "find_dead",
     "find_session",
     "fire",
+    "hold_api_key",
     "create_access_token",
     "grant_consume",
     "grant_publish",

@@ -270,6 +270,7 @@ READ_COMMITTED = {
     "find_api_key": DIGEST,
     "create_access_token": f"1, 'ticket', {DIGEST}, '{{inspect}}', '1 hour'",
     "find_session": DIGEST,
+    "hold_api_key": "1",
     "take_ticket": DIGEST,
     "create": f"'made', 'a.*', 3, {ENDPOINT}",
 }

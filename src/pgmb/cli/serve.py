@@ -159,19 +159,20 @@ def serve(
     # Machines that read JSON get nothing else.
     say = output.line if log_format is LogFormat.TEXT else logger.info
     left_out = sorted(set(SERVICES) - set(names)) if services is None else []
-    asyncio.run(_greet(dsn, made, left_out, serving, say))
+    # Said once signals are handled.
+    greet = asyncio.run(_greeting(dsn, made, left_out, serving, say))
     end_within = settings.drain_for + _END_WITHIN_SECONDS
     processes = _processes(made)
     if in_one_process or len(processes) == 1:
         board.close()
-        _run(dsn, made, turns, end_within, uuid4())
+        _run(dsn, made, turns, end_within, uuid4(), greet=greet)
         return
     children = [
         _child(name, dsn, parts, turns, end_within, serving if serving not in parts else None)
         for name, parts in processes.items()
     ]
     _share_imports(names)
-    code = asyncio.run(keep(children, board))
+    code = asyncio.run(keep(children, board, greet))
     if code:
         raise typer.Exit(code)
 
@@ -281,25 +282,30 @@ def _fast_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return uvloop.new_event_loop
 
 
-async def _greet(
+async def _greeting(
     dsn: str,
     services: Sequence[Service],
     left_out: Sequence[str],
     http: Http | None,
     say: Callable[[str], None],
-) -> None:
-    """Say what is served, if the database can be reached."""
+) -> Callable[[], None]:
+    """Connect to the database, to tell mistakes at once. Returns a function that says what is served."""
     async with await aconnect(
         dsn, max_size=1, max_wait=5.0, fallback_application_name="pgmb serve"
     ) as broker:
+        keyless = http is not None and not await broker.api_keys()
+
+    def greet() -> None:
         say(f"Serving {', '.join(service.name for service in services)}.")
         for name in left_out:
             note = output.note if say is output.line else say
             note(f"{name} is not installed: pip install 'pgmb[{_EXTRAS[name]}]'")
         if http is not None:
             say(f"HTTP at {http.url}, the dashboard at {http.url}/ui.")
-            if not await broker.api_keys():
-                say("There is no API key yet. Create one: pgmb keys create admin --scope operate")
+        if keyless:
+            say("There is no API key yet. Create one: pgmb keys create admin --scope operate")
+
+    return greet
 
 
 def _processes(services: Sequence[Service]) -> dict[str, list[Service]]:
@@ -344,12 +350,13 @@ def _run(
     end_within: float,
     process: UUID,
     parent: Parent | None = None,
+    greet: Callable[[], None] | None = None,
 ) -> int:
     """Run services in this process. Returns its exit code."""
     fast = any(isinstance(service, Http) for service in services)
     with asyncio.Runner(loop_factory=_fast_loop() if fast else None) as runner:
         try:
-            runner.run(_serve(dsn, services, turns, end_within, process, parent))
+            runner.run(_serve(dsn, services, turns, end_within, process, parent, greet))
         except (psycopg.Error, PoolTimeout, PgmbError) as error:
             if parent is None:
                 raise
@@ -365,6 +372,7 @@ async def _serve(
     end_within: float,
     process: UUID,
     parent: Parent | None,
+    greet: Callable[[], None] | None,
 ) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -378,6 +386,8 @@ async def _serve(
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, end)
+    if greet is not None:
+        greet()
     reporting = None
     if parent is not None:
         parent.when_gone(end)

@@ -57,13 +57,14 @@ class Child(NamedTuple):
 Then: TypeAlias = Callable[[str], Sequence[Child]]
 
 
-async def keep(children: Sequence[Child], board: Board) -> int:
+async def keep(children: Sequence[Child], board: Board, started: Callable[[], None] = lambda: None) -> int:
     """Keep forks running until SIGTERM or SIGINT, and write on the board which of them do not.
 
-    Returns the exit code. Signals as in `supervise`.
+    `started` is called once signals are handled. Returns the exit code. Signals as in `supervise`.
     """
     supervisor = Supervisor(None, board=board)
     _on_signals(supervisor)
+    started()
     for child in children:
         supervisor.start(child)
     await supervisor.finish()

@@ -5,7 +5,9 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 import psycopg
+import pytest
 
+from tests.conftest import Connect
 from tests.server.rest.api import opened
 
 
@@ -44,6 +46,45 @@ async def test_a_key_does_not_outlive_the_one_that_made_it(dsn: str) -> None:
             }
             answer = await api.ask("POST", "/v1/keys", json=given, key=brief)
             assert answer.status_code == status
+
+
+async def test_a_key_that_was_dropped_or_has_expired_changes_nothing_more(dsn: str) -> None:
+    """The server remembers a key for seconds."""
+    ends = datetime.now(UTC) + timedelta(hours=1)
+    async with opened(dsn) as api:
+        for name, lapse in (
+            ("dropped", "delete from pgmb.api_key where name = 'dropped'"),
+            ("expired", "update pgmb.api_key set expires_at = now() - interval '1 s' where name = 'expired'"),
+        ):
+            asked = {"name": name, "scopes": ["operate"], "expires_at": ends.isoformat()}
+            key = (await api.done("POST", "/v1/keys", json=asked))["key"]
+            await api.done("GET", "/v1/keys", key=key)
+            with psycopg.connect(dsn, autocommit=True) as connection:
+                connection.execute(lapse)
+            for path, body in (
+                ("/v1/keys", {"name": f"heir of {name}", "scopes": ["operate"]}),
+                ("/v1/queues", {"name": f"queue of {name}"}),
+                ("/v1/tickets", {"scopes": ["inspect"]}),
+            ):
+                answer = await api.ask("POST", path, json=body, key=key)
+                assert answer.status_code == 401, (path, answer.text)
+        listed = (await api.done("GET", "/v1/keys"))["keys"]
+        assert not [one for one in listed if one["name"].startswith("heir")]
+
+
+def test_dropping_a_key_waits_for_the_change_that_it_makes(dsn: str, connect: Connect) -> None:
+    one, other = connect(autocommit=True), connect(autocommit=False)
+    one.execute("select pgmb.create_api_key('k', sha256('k'), '{operate}')")
+    ((key,),) = one.execute("select id from pgmb.api_keys").fetchall()
+    assert other.execute("select * from pgmb.hold_api_key(%s)", [key]).fetchall() == [(None,)]
+    one.execute("set lock_timeout = '100ms'")
+    with pytest.raises(psycopg.errors.LockNotAvailable):
+        one.execute("select pgmb.drop_api_key('k')")
+    # What its use notes does not wait.
+    assert one.execute("select id from pgmb.find_api_key(sha256('k'))").fetchall() == [(key,)]
+    other.commit()
+    assert one.execute("select pgmb.drop_api_key('k')").fetchall() == [(True,)]
+    assert other.execute("select * from pgmb.hold_api_key(%s)", [key]).fetchall() == []
 
 
 async def test_scopes_that_are_none_are_refused(dsn: str) -> None:

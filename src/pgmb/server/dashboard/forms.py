@@ -12,10 +12,10 @@ from starlette.responses import Response
 
 from pgmb._core import durations
 from pgmb._core.masking import masked_url
+from pgmb.server.changes import changing
 from pgmb.server.dashboard.auth import Form, Visit
 from pgmb.server.dashboard.formats import iso_seconds
 from pgmb.server.dashboard.router import PageRouter
-from pgmb.server.database import changing
 from pgmb.server.problems import Problem, forbidden, invalid, problem_of
 
 _SHOWN = "shown:"
@@ -124,7 +124,7 @@ class Editor(msgspec.Struct, frozen=True):
         found = await self.load(router, name)
         # What the form does not show stays as it is.
         kept = {field: found[field] or None for field in ("equals", "condition", "params")}
-        async with changing(router.broker, visit.principal.actor) as change:
+        async with changing(router.broker, visit.principal) as change:
             await change.conn.execute("set local statement_timeout = '15s'")
             if asked:
                 filtered = {**kept, "filter": typed.get("filter")}

@@ -16,11 +16,11 @@ from starlette.routing import Route
 from pgmb.errors import translated
 from pgmb.server.access import Verb
 from pgmb.server.application import Context
+from pgmb.server.changes import changing
 from pgmb.server.dashboard.auth import Form, NotSignedInError, Visit, admit, check_origin, read_form
 from pgmb.server.dashboard.curves import CurveCache
 from pgmb.server.dashboard.rendering import PAGE, Assets, Renderer
 from pgmb.server.dashboard.sampler import Health, Sampler
-from pgmb.server.database import changing
 from pgmb.server.limits import Rates
 from pgmb.server.problems import Problem, problem_of, unauthorised
 
@@ -121,7 +121,7 @@ class PageRouter:
     ) -> AsyncGenerator[AsyncConnection[Any]]:
         """A transaction for a change. `detail`, as it is at the end, goes into the audit log."""
         assert visit.principal is not None  # noqa: S101
-        async with changing(self.broker, visit.principal.actor) as change:
+        async with changing(self.broker, visit.principal) as change:
             await change.conn.execute("set local statement_timeout = '15s'")
             yield change.conn
             await change.record(action, subject, **(detail or {}))

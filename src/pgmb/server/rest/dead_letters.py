@@ -10,7 +10,7 @@ from psycopg import AsyncConnection
 from psycopg.rows import tuple_row
 
 from pgmb.errors import translated
-from pgmb.server.database import audited
+from pgmb.server.changes import audited
 from pgmb.server.problems import invalid
 from pgmb.server.rest.operation import Call, Need, Operations
 from pgmb.server.rest.schemas import (

@@ -9,7 +9,7 @@ import msgspec
 from pgmb._core import endpoints as asked
 from pgmb._core.masking import masked_url
 from pgmb.server.access import Principal
-from pgmb.server.database import audited
+from pgmb.server.changes import audited
 from pgmb.server.problems import invalid
 from pgmb.server.rest.operation import Call, Need, Operations
 from pgmb.server.rest.schemas import (

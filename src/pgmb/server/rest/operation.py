@@ -20,7 +20,7 @@ from starlette.routing import Route
 from pgmb._async.broker import AsyncBroker
 from pgmb.server.access import Principal, Verb
 from pgmb.server.application import Context
-from pgmb.server.database import Change, changing
+from pgmb.server.changes import Change, changing
 from pgmb.server.problems import forbidden, unauthorised
 from pgmb.server.rest.parsing import JSON, body_bytes, json_body, path_value, query_values
 from pgmb.server.rest.service import Service
@@ -71,7 +71,7 @@ class Call:
 
     def changing(self) -> AbstractAsyncContextManager[Change]:
         """A transaction for a change, with an audit entry for the key."""
-        return changing(self.broker, self.principal.actor)
+        return changing(self.broker, self.principal)
 
 
 Run: TypeAlias = Callable[..., Awaitable[Any]]

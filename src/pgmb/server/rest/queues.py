@@ -7,7 +7,8 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from pgmb.errors import QueueNotFound
-from pgmb.server.database import audited, rows
+from pgmb.server.changes import audited
+from pgmb.server.database import rows
 from pgmb.server.problems import invalid
 from pgmb.server.rest.operation import Call, Need, Operations
 from pgmb.server.rest.parsing import point, taken_elsewhere

@@ -6,7 +6,8 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from pgmb.server.database import audited, rows
+from pgmb.server.changes import audited
+from pgmb.server.database import rows
 from pgmb.server.rest.operation import Call, Need, Operations
 from pgmb.server.rest.parsing import position as parsed
 from pgmb.server.rest.parsing import taken_elsewhere

@@ -80,6 +80,31 @@ begin
   where k.digest = find_api_key.digest and (k.expires_at is null or k.expires_at > now);
 end $$;
 
+-- Keeps a key, and the session of it that acts, until the transaction ends: dropping either waits. Returns when the key
+-- expires; no row if the key or the session is no longer valid. For admins.
+create or replace function pgmb.hold_api_key(id integer, session bytea default null)
+returns table (expires_at timestamptz)
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  perform pgmb_internal.assert_read_committed();
+  perform pgmb_internal.assert_admin();
+  -- The key first, as dropping it locks the key and then its sessions.
+  select k.expires_at into hold_api_key.expires_at from pgmb.api_key k
+  where k.id = hold_api_key.id and (k.expires_at is null or k.expires_at > clock_timestamp())
+  for key share;
+  if found and hold_api_key.session is not null then
+    perform from pgmb.access_token p
+    where p.digest = hold_api_key.session and p.api_key = hold_api_key.id and p.kind = 'session'
+      and p.expires_at > clock_timestamp()
+    for key share;
+  end if;
+  if found then
+    return next;
+  end if;
+end $$;
+
 -- Creates an access token for a key. kind is session, or ticket, which can be used once. The token expires with the key at
 -- the latest. Returns false if the key no longer exists. Errors: MB005 invalid scopes, kind or digest. For admins.
 create or replace function pgmb.create_access_token(api_key integer, kind text, digest bytea, scopes text[], lasts interval)
@@ -99,7 +124,8 @@ begin
   insert into pgmb.access_token (digest, api_key, kind, scopes, expires_at)
   select create_access_token.digest, k.id, create_access_token.kind, create_access_token.scopes, least(now + create_access_token.lasts, k.expires_at)
   from pgmb.api_key k
-  where k.id = create_access_token.api_key and (k.expires_at is null or k.expires_at > now);
+  where k.id = create_access_token.api_key and (k.expires_at is null or k.expires_at > now)
+  for key share;
   return found;
 end $$;
 
