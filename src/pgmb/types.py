@@ -251,7 +251,7 @@ class QueueStatus(msgspec.Struct, frozen=True):
         return cls(queue, stream, patterns, None if paused_at is None else moment(paused_at), *rest)
 
 
-FateState: TypeAlias = Literal["waiting", "leased", "retrying", "dead", "done", "not taken"]
+FateState: TypeAlias = Literal["waiting", "leased", "retrying", "dead", "done", "not taken", "unknown"]
 FoundIn: TypeAlias = Literal["log", "delayed", "copy", "archived", "dropped", "uncommitted", "unknown"]
 
 

@@ -185,7 +185,7 @@ def test_filters_lanes_and_changed_patterns(db: DB) -> None:
     db.execute("select pgmb.clear_settled()")
     db.execute("select pgmb.bind('bound', '{x}')")
     one = at(db, event, "bound")
-    assert (one["state"], "changed" in one["reason"]) == ("done", True)
+    assert (one["state"], "changed" in one["reason"]) == ("unknown", True)
 
 
 def test_endpoints_are_told_apart(db: DB) -> None:

@@ -57,7 +57,7 @@ def _visible(found: EventFate, principal: Principal) -> EventFate | None:
     if principal.may("inspect"):
         return found
     consumers = [_without_session(one) for one in found.consumers if _consumes(principal, one)]
-    taken = any(one.state != "not taken" for one in consumers)
+    taken = any(one.state not in ("not taken", "unknown") for one in consumers)
     if not taken and not (found.stream is not None and principal.may("read", found.stream)):
         return None
     return msgspec.structs.replace(found, consumers=consumers)

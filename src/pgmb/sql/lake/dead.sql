@@ -133,14 +133,19 @@ begin
   if not exists (select from pgmb.lake l where l.keep_dead is not null) then
     return 0;
   end if;
-  delete from pgmb.dead d
-  where d.id = any (array(
-    select old.id
-    from pgmb.lake l
-    join pgmb.queue q on q.stream = l.stream
-    join pgmb.dead old on old.queue = q.id
-    where old.archived_at is not null and old.died_at + l.keep_dead < now
-    limit drop_archived_dead.max for update of old skip locked));
-  get diagnostics gone = row_count;
+  with dropped as (
+    delete from pgmb.dead d
+    where d.id = any (array(
+      select old.id
+      from pgmb.lake l
+      join pgmb.queue q on q.stream = l.stream
+      join pgmb.dead old on old.queue = q.id
+      where old.archived_at is not null and old.died_at + l.keep_dead < now
+      limit drop_archived_dead.max for update of old skip locked))
+    returning d.queue, d.seq
+  ), noted as (
+    select pgmb_internal.note_untraced(d.queue, range_agg(int8range(d.seq, d.seq, '[]'))) from dropped d group by d.queue
+  )
+  select count(*) into gone from dropped cross join (select count(*) from noted) once;
   return gone;
 end $$;

@@ -246,12 +246,12 @@ begin
   end if;
   insert into pgmb.queue (id, name, stream, stream_name, numbers, matching, topics, regex, lease_for,
     max_attempts, backoff_base, backoff_factor, backoff_max, backoff_jitter, ordered, max_in_flight, rps, ttl, max_length,
-    when_full, lanes, lane, lane_of, shards, equals, filter, condition, params, fair_by, moves)
+    when_full, lanes, lane, lane_of, shards, equals, filter, condition, params, fair_by, moves, untraced)
   overriding system value
   select pgmb_internal.next_queue_number(), named, q.stream, q.stream_name, q.numbers, pgmb_internal.lane_matching(b.patterns, q.lanes, q.shards, add_lane.lane),
     q.topics, q.regex, q.lease_for, q.max_attempts, q.backoff_base, q.backoff_factor,
     q.backoff_max, q.backoff_jitter, q.ordered, q.max_in_flight, q.rps, q.ttl, q.max_length, q.when_full, q.lanes,
-    add_lane.lane, q.id, q.shards, q.equals, q.filter, q.condition, q.params, q.fair_by, q.moves
+    add_lane.lane, q.id, q.shards, q.equals, q.filter, q.condition, q.params, q.fair_by, q.moves, q.untraced
   from pgmb.queue q join pgmb.binding b on b.queue = q.id and b.version = q.bindings
   where q.id = (head).id
   returning id into made;

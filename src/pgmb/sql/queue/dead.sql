@@ -98,7 +98,12 @@ declare
   asked integer[] := array(select q.id from pgmb_internal.lanes_for_consumer(drop_dead.queue) q);
   gone bigint;
 begin
-  delete from pgmb.dead d where d.queue = any (asked) and (drop_dead.ids is null or d.id = any (drop_dead.ids));
-  get diagnostics gone = row_count;
+  with dropped as (
+    delete from pgmb.dead d where d.queue = any (asked) and (drop_dead.ids is null or d.id = any (drop_dead.ids))
+    returning d.queue, d.seq
+  ), noted as (
+    select pgmb_internal.note_untraced(d.queue, range_agg(int8range(d.seq, d.seq, '[]'))) from dropped d group by d.queue
+  )
+  select count(*) into gone from dropped cross join (select count(*) from noted) once;
   return gone;
 end $$;

@@ -381,6 +381,12 @@ begin
       raise exception 'max_length of queue % cannot be set now', quote_literal(alter_queue.queue) using errcode = 'MB005',
         hint = 'Queues with lanes or a filter have no max_length; an ordered queue needs it at creation.';
     end if;
+    if num_nonnulls(alter_queue.max_length, alter_queue.when_full) > 0 and altered.max_length is not null
+      and altered.when_full = 'drop_oldest'
+    then
+      perform pgmb_internal.note_untraced(altered.id,
+        int8multirange(int8range(0, pgmb_internal.last_seq(altered.stream_name), '[]')));
+    end if;
     update pgmb.queue q
     set lease_for = coalesce(alter_queue.lease_for, q.lease_for),
       max_attempts = coalesce(alter_queue.max_attempts, q.max_attempts),
@@ -609,6 +615,7 @@ begin
   for nth in 1 .. cardinality(lanes) loop
     moved := lanes[nth];
     base := bases[nth];
+    perform pgmb_internal.note_untraced(moved.id, pgmb_internal.unsettled_numbers(moved.id) * int8multirange(int8range(0, target.seq, '[]')));
     update pgmb.claim c set state = 'expired' where c.queue = moved.id and pgmb_internal.is_leased(c.state);
     delete from pgmb.retry r where r.queue = moved.id;
     delete from pgmb.delivery d where d.queue = moved.id;

@@ -63,6 +63,8 @@ create table pgmb.queue (
     and fair_by is null and equals is null and filter is null and condition is null) stored,
   -- Where it began and was moved to (pgmb_internal.note_move). Behind what receive reads.
   moves jsonb,
+  -- The numbers of events that may have left the queue unhandled and without a trace (pgmb_internal.note_untraced).
+  untraced int8multirange,
   constraint "a queue must have a name" check (name ~ '^[^\x01-\x20\x7f]([^\x01-\x1f\x7f]{0,98}[^\x01-\x20\x7f])?$')
 );
 create index queue_stream on pgmb.queue (stream);

@@ -93,7 +93,8 @@ declare
   verdict boolean := coalesce(pgmb_internal.takes(q, event), true);
 begin
   for asked in select b.* from pgmb.binding b where b.queue = q.id and b.version <= q.bindings order by b.version desc loop
-    last.matching := asked.matching;
+    -- A conversion changes the lanes, but not what the queue takes.
+    last.matching := pgmb_internal.lane_matching(asked.patterns, q.lanes, q.shards, q.lane);
     last.equals := asked.equals;
     last.filter := asked.filter;
     last.condition := asked.condition;
@@ -151,6 +152,34 @@ as $$
         'done', (base).done_snapshot::text, 'batch', (base).batch_snapshot::text, 'place', (base).place, 'lagging', (base).lagging::text)) with ordinality m (one, nth)) m
     where m.nth = 1 or m.nth > m.total - 20)
   where q.id = note_move.queue
+$$;
+
+-- Notes that events with these numbers may have left a queue unhandled: their dead letters were dropped, they were leased or
+-- waited to be retried when the queue was moved past them, or a full queue dropped them. Of more than 100 ranges only where they
+-- begin and end is kept.
+create or replace function pgmb_internal.note_untraced(queue integer, numbers int8multirange)
+returns void
+language sql
+as $$
+  update pgmb.queue q
+  set untraced = (
+    select case when (select count(*) from unnest(total) one) > 100 then int8multirange(range_merge(total)) else total end
+    from (select coalesce(q.untraced, '{}') + note_untraced.numbers total) added)
+  where q.id = note_untraced.queue and not coalesce(q.untraced, '{}') @> note_untraced.numbers
+$$;
+
+-- The numbers of the events that a queue's leases hold, and of those that wait to be tried again.
+create or replace function pgmb_internal.unsettled_numbers(queue integer)
+returns int8multirange
+language sql stable
+as $$
+  select coalesce(range_agg(int8range(held.seq, held.seq, '[]')), '{}')
+  from (
+    select unnest(pgmb_internal.unsettled(c)) from pgmb.claim c where c.queue = unsettled_numbers.queue and c.state = 'leased'
+    union all
+    select r.seq from pgmb.retry r where r.queue = unsettled_numbers.queue
+    union all
+    select d.seq from pgmb.delivery d where d.queue = unsettled_numbers.queue) held (seq)
 $$;
 
 -- The process behind a server process that received, at that time: what the database knows of its session, and the worker or
@@ -255,7 +284,8 @@ begin
       return case when taken then jsonb_build_object('state', 'waiting', 'reason', paused,
                     'ahead', greatest(0, pgmb_internal.numbers_between(q.stream, reached, (event).seq) - 1), 'dead_letter', dead.id)
         when taken is null then jsonb_build_object('state', 'waiting', 'reason', coalesce(paused, 'the filter fails on this event'))
-        else jsonb_build_object('state', 'not taken', 'reason', 'patterns or filter do not match') end;
+        else jsonb_build_object('state', 'not taken', 'reason',
+          case when (event).topic is null then 'the event was erased' else 'patterns or filter do not match' end) end;
     end if;
     claim := pgmb_internal.claim_of(q.id, newest, event, lane_fate.xid);
     fate := pgmb_internal.pgmq_fate(q.id, (event).seq, claim.id);
@@ -276,21 +306,29 @@ begin
   elsif lane_fate.xid is null then
     return null;
   end if;
+  -- The queue has passed the event and has nothing of it. It is done if it can only have been received and settled.
   if claim.id is null then
     reason := pgmb_internal.why_skipped(q, event, lane_fate.xid);
     if reason is not null then
       return jsonb_build_object('state', 'not taken', 'reason', reason);
     end if;
     taken := pgmb_internal.was_taken(q, event);
-    if not taken then
+    if not taken and (event).topic is not null then
       return jsonb_build_object('state', 'not taken', 'reason', 'patterns or filter do not match');
     end if;
-    reason := case when taken is null then 'done or not taken: the patterns or the filter were changed since it was published'
+    reason := case when (event).topic is null then 'the event was erased'
+      when taken is null then 'done or not taken: the patterns or the filter were changed since it was published'
       when q.max_length is not null and q.when_full = 'drop_oldest' then 'done, or dropped because the queue was full' end;
+  end if;
+  if reason is null and q.untraced @> (event).seq then
+    reason := 'done, or given up: dead letters were dropped, the queue was moved while it held events, or a full queue dropped them';
+  end if;
+  if reason is not null then
+    return jsonb_build_object('state', 'unknown', 'reason', reason, 'received_at', claim.at);
   end if;
   -- The time at which its lease was settled, unless the event was settled apart, or may have been retried and leased again:
   -- a lease of retried events (an empty range) that is younger is cleared no earlier.
-  return jsonb_build_object('state', 'done', 'reason', reason, 'received_at', claim.at,
+  return jsonb_build_object('state', 'done', 'received_at', claim.at,
     'at', case when claim.state = 'settled' and current_setting('track_commit_timestamp') = 'on' then (
       select pg_xact_commit_timestamp(c.xmin) from pgmb.claim c where c.queue = q.id and c.id = claim.id
         and not exists (select from pgmb.settlement s where s.queue = q.id and s.claim = claim.id and s.seq = (event).seq)
@@ -311,11 +349,11 @@ begin
     lane.paused_at := head.paused_at;
     lane.paused_reason := head.paused_reason;
     fate := pgmb_internal.lane_fate(lane, event, queue_fate.xid, queue_fate.detailed);
-    -- After a conversion the first lane has passed events that wait in another one, so `done` does not end the search.
+    -- After a conversion the first lane has passed events that wait in another one, so what it passed does not end the search.
     found_fate := case
-      when found_fate is null or found_fate ->> 'state' = 'not taken' or fate ->> 'state' not in ('done', 'not taken')
+      when found_fate is null or found_fate ->> 'state' = 'not taken' or fate ->> 'state' not in ('done', 'unknown', 'not taken')
       then coalesce(fate, found_fate) else found_fate end;
-    exit when fate ->> 'state' not in ('done', 'not taken');
+    exit when fate ->> 'state' not in ('done', 'unknown', 'not taken');
   end loop;
   return found_fate;
 end $$;
@@ -330,6 +368,7 @@ as $$
 declare
   matched uuid[];
   now timestamptz := clock_timestamp();
+  received_at timestamptz := fate ->> 'received_at';
 begin
   if (event).topic is not null then
     select m.subscriptions into matched from pgmb_internal.match(q.name, q.stream, array[event]) m;
@@ -343,16 +382,21 @@ begin
       'state', case when d.attempt > 1 or d.error is not null then 'retrying' else 'waiting' end,
       'attempt', d.attempt, 'until', d.due_at, 'error', d.error, 'errors', d.errors,
       'reason', case when e.state <> 'active' then 'the endpoint is ' || e.state || coalesce(': ' || e.reason, '') end)
-    when fate ->> 'state' in ('waiting', 'leased', 'retrying') then case when e.state = 'disabled'
+    when fate ->> 'state' in ('waiting', 'leased', 'retrying') then case when e.state = 'disabled' and fate ->> 'state' <> 'leased'
       then jsonb_build_object('state', 'not taken', 'reason', 'the endpoint is disabled' || coalesce(': ' || e.reason, ''))
       else fate - 'dead_letter' end
     when x.id is not null then jsonb_build_object('state', 'dead', 'attempt', x.attempt, 'at', x.died_at, 'error', x.error,
       'errors', x.errors, 'dead_letter', x.id)
     when posted.at is not null then jsonb_build_object('state', 'done', 'at', posted.at, 'attempt', posted.attempt)
-    when e.created_at > (event).published_at
-      then jsonb_build_object('state', 'not taken', 'reason', 'the endpoint was created after the event was published')
-    when fate ->> 'state' = 'not taken' then fate
-    else jsonb_build_object('state', 'done') end
+    when fate ->> 'state' in ('not taken', 'dead', 'unknown') then fate
+    -- The queue has passed the event. It was sent if the endpoint wanted it at that moment.
+    when e.unchanged_since > (event).published_at and e.unchanged_since > coalesce(received_at, '-infinity')
+      then jsonb_build_object('state', 'unknown', 'reason', case when e.created_at > (event).published_at
+        then 'done or not taken: the endpoint was created after the event was published'
+        else 'done or not taken: since it was published, the endpoint''s patterns or filter were changed, or it was disabled' end)
+    when e.state = 'disabled'
+      then jsonb_build_object('state', 'not taken', 'reason', 'the endpoint is disabled' || coalesce(': ' || e.reason, ''))
+    else jsonb_build_object('state', 'done', 'received_at', received_at) end
   from (
     select e.id from pgmb.endpoint e where e.subscription = any (matched)
     union
@@ -452,7 +496,8 @@ end $$;
 -- What became of an event: {id, found, stream, seq, topic, key, published_at, payload (its beginning), bytes, consumers, more}.
 -- found: log; delayed, until due_at; copy, if retention dropped it and a retry or dead letter still holds it; archived (lake: where)
 -- or dropped, by retention; uncommitted, if its number was drawn and no transaction committed it; unknown. `consumers` are the
--- queues and endpoints, each with its state: waiting, leased, retrying, dead, done or not taken, and what is known of that:
+-- queues and endpoints, each with its state: waiting, leased, retrying, dead, done, not taken, or
+-- unknown where what is left does not tell; and what is known of that:
 -- reason, attempt, at, until, error, errors, ahead, holder, dead_letter. An id that the publisher chose is looked for among
 -- `look` events around a time, the one in a version 7 UUID or `around`, of each stream. Shows queues that the caller may
 -- consume, endpoints to admins, and the event to those who may read its stream or consume a queue that takes it. At most `max`
@@ -549,7 +594,8 @@ begin
           'name', coalesce((select e.name from pgmb.endpoint e where e.id = q.endpoint), q.name),
           'queue', case when q.endpoint is not null then q.name end) || fate);
       end if;
-      taken := taken or coalesce(fate ->> 'state' <> 'not taken', false);
+      -- Where it is not known that the queue took the event, its consumers may not read it.
+      taken := taken or coalesce(fate ->> 'state' not in ('not taken', 'unknown'), false);
     end loop;
     readable := pgmb_internal.may_read(home.name) or taken;
     if readable then

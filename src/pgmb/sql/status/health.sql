@@ -174,7 +174,7 @@ as $$
 begin
   return (select json_object_agg(s.key, s.value)
     from json_each(to_json(pgmb_internal.queue_for_consumer(queue_settings.queue))) s
-    where s.key <> all ('{id,stream,numbers,bindings,generation,lock_key,matching,topics,regex,lane,lane_of,plain,moves}'));
+    where s.key <> all ('{id,stream,numbers,bindings,generation,lock_key,matching,topics,regex,lane,lane_of,plain,moves,untraced}'));
 end $$;
 
 -- A stream's settings, one key a column of pgmb.stream. Errors: MB001 no such stream, 42501.

@@ -44,7 +44,7 @@ begin
   where a.endpoint = did.endpoint;
   for hopeless in
     update pgmb.endpoint e
-    set state = 'disabled', probe_at = null, changed_at = now,
+    set state = 'disabled', probe_at = null, changed_at = now, unchanged_since = now,
       reason = format('failed since %s', to_char(a.failing_since at time zone 'UTC', 'YYYY-MM-DD HH24:MI "UTC"'))
     from pgmb.endpoint_activity a
     where a.endpoint = e.id and e.id = any (heartbeat.endpoints) and e.state in ('active', 'throttled', 'tripped')
@@ -257,7 +257,8 @@ declare
 begin
   perform pgmb_internal.assert_admin();
   update pgmb.endpoint e
-  set state = 'disabled', reason = disable_endpoint.reason, probe_at = null, changed_at = clock_timestamp()
+  set state = 'disabled', reason = disable_endpoint.reason, probe_at = null, changed_at = clock_timestamp(),
+    unchanged_since = clock_timestamp()
   where e.id = disable_endpoint.id and e.state <> 'disabled' and not pgmb_internal.is_worker(e)
   returning e.* into gone;
   if gone.id is not null then

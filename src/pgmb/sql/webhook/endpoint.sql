@@ -175,7 +175,10 @@ begin
     bind_endpoint.condition, bind_endpoint.params, null, t.name)
   into asked
   from pgmb.subscription s join pgmb.stream t on t.id = s.stream where s.id = bound.subscription;
-  update pgmb.endpoint e set subscription = asked, changed_at = clock_timestamp() where e.id = bound.id;
+  update pgmb.endpoint e
+  set subscription = asked, changed_at = clock_timestamp(),
+    unchanged_since = case when asked = e.subscription then e.unchanged_since else clock_timestamp() end
+  where e.id = bound.id;
   if asked <> bound.subscription then
     perform pgmb_internal.forget_subscription(bound.subscription);
   end if;
@@ -407,8 +410,12 @@ begin
   if set_endpoint_state.state = 'active' then
     -- Before the endpoint's own row, as a heartbeat has it.
     update pgmb.endpoint_activity a set failing_since = null where a.endpoint = target;
-    update pgmb.subscription s set paused_at = null, paused_reason = null
-    from pgmb.endpoint e where e.id = target and s.id = e.subscription and s.paused_at is not null;
+    with resumed as (
+      update pgmb.subscription s set paused_at = null, paused_reason = null
+      from pgmb.endpoint e where e.id = target and s.id = e.subscription and s.paused_at is not null
+      returning s.id
+    )
+    update pgmb.endpoint e set unchanged_since = clock_timestamp() from resumed where e.subscription = resumed.id;
     changed := found;
     update pgmb.queue q set paused_at = null, paused_reason = null
     where q.endpoint = target and q.name = 'endpoint/' || set_endpoint_state.name and q.paused_at is not null;
@@ -416,7 +423,9 @@ begin
   end if;
   update pgmb.endpoint e
   set state = set_endpoint_state.state, reason = set_endpoint_state.reason, probe_at = null, trips = 0,
-    changed_at = clock_timestamp()
+    changed_at = clock_timestamp(), unchanged_since = case
+      when 'disabled' in (e.state, set_endpoint_state.state) and e.state <> set_endpoint_state.state then clock_timestamp()
+      else e.unchanged_since end
   where e.id = target and (e.state, e.reason) is distinct from (set_endpoint_state.state, set_endpoint_state.reason);
   return found or coalesce(changed, false);
 end $$;

@@ -39,6 +39,9 @@ create table pgmb.endpoint (
   reason text,
   probe_at timestamptz,
   trips integer not null default 0,
+  -- Since when it has wanted the same: its subscription has not changed and was not paused, and it has been disabled or not.
+  -- By that is known whether an event that the shared queue has passed was sent (pgmb_internal.endpoint_fates).
+  unchanged_since timestamptz not null default now(),
   -- Of the row, for those who keep a copy.
   changed_at timestamptz not null default clock_timestamp()
 );
