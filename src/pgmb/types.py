@@ -637,7 +637,7 @@ class EndpointStatus(msgspec.Struct, frozen=True):
     error: str | None
     """What went wrong last."""
     waiting: int
-    """Events that wait for it, or are being delivered; those still in a queue that it shares do not count."""
+    """Events that wait for it. Of a shared queue, those that a dispatcher holds count once they failed."""
     oldest_age: timedelta | None
     """Since the oldest of these was published."""
     at_least: list[str]

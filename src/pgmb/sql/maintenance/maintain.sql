@@ -19,7 +19,7 @@ declare
   -- Sealing comes first: it needs an xid younger than the last rotation. Dropping and detaching come last, because they keep
   -- readers, then publishers, out until the end of the transaction.
   steps constant text[] := '{lineage,times,current segments,seal,streams,leases,dropped queues,hidden leases,dedup keys,
-    subscriptions,conditions,attempts,access,dead letters,stages,generations,idle queues,caps,drop,detach}';
+    subscriptions,conditions,attempts,disabled endpoints,access,dead letters,stages,generations,idle queues,caps,drop,detach}';
   first integer;
   reached integer;
   more boolean;
@@ -41,7 +41,7 @@ begin
   for step in first .. cardinality(steps) loop
     reached := step;
     -- What is deleted because of its age waits until a clock that jumped ahead has stood.
-    continue when jumped and steps[step] = any ('{dedup keys,subscriptions,attempts,access,stages,drop}');
+    continue when jumped and steps[step] = any ('{dedup keys,subscriptions,attempts,disabled endpoints,access,stages,drop}');
     continue when pgmb_internal.is_resting(steps[step]);
     more := pgmb_internal.maintain_step(steps[step]) or more;
     exit when clock_timestamp() >= until;
@@ -306,6 +306,7 @@ as $$
     when 'subscriptions' then pgmb_internal.expire_subscriptions(max)
     when 'attempts' then pgmb_internal.clear_attempts(
       coalesce(nullif(current_setting('pgmb.keep_attempts', true), ''), '7 days')::interval, max)
+    when 'disabled endpoints' then pgmb_internal.bury_disabled(max)
     when 'access' then pgmb_internal.clear_access(
       coalesce(nullif(current_setting('pgmb.keep_audit', true), ''), '90 days')::interval, max)
     when 'dead letters' then pgmb_internal.drop_archived_dead(max)

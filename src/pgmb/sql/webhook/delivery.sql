@@ -62,7 +62,8 @@ begin
       select r.seq, r.id from unnest(events) r where r.id is not null
     ), meant as (
       select m.seq, array_agg(e.id)::text endpoints
-      from matched m join pgmb.endpoint e on e.subscription = m.subscription and e.state <> 'disabled'
+      from matched m
+      join pgmb.endpoint e on e.subscription = m.subscription and e.state <> 'disabled' and e.after_seq < m.seq
       where not exists (
         select from again a join pgmb.delivery d on d.event_id = a.id where a.seq = m.seq and d.endpoint = e.id)
       group by m.seq
@@ -83,6 +84,10 @@ begin
       return;
     end if;
     perform pgmb_internal.ack_lease(given, pgmb_internal.caller_at_low_cost());
+    -- Rates count what endpoints get.
+    update pgmb.claim c set events = 0
+    where c.queue = pgmb_internal.lease_queue(given) and c.id = pgmb_internal.lease_claim(given)
+      and c.token = pgmb_internal.lease_token(given);
   end loop;
   return next;
 end $$;
@@ -468,6 +473,40 @@ begin
   )
   select (select count(*) from spent) + (select count(*) from waiting) into failures;
   return settled + failures;
+end $$;
+
+-- Makes dead letters of deliveries that wait for disabled endpoints: nobody retries them. `redrive` sends them again once an
+-- endpoint is resumed. Returns how many. Called by maintain.
+create or replace function pgmb_internal.bury_disabled(max integer default 1000)
+returns bigint
+language plpgsql
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+  buried bigint;
+begin
+  with spent as (
+    delete from pgmb.delivery d where d.id = any (array(
+      select waits.id from pgmb.endpoint e
+      cross join lateral (
+        select d.id from pgmb.delivery d
+        where d.endpoint = e.id and (d.lease is null or d.due_at < clock_timestamp())
+        order by d.due_at limit bury_disabled.max for update skip locked) waits
+      -- A moment for whoever disabled it by mistake.
+      where e.state = 'disabled' and e.changed_at < clock_timestamp() - interval '1 minute'
+      limit bury_disabled.max))
+    returning d.*
+  )
+  insert into pgmb.dead (queue, endpoint, attempt, error, errors, seq, event_id, topic, key, payload, headers, published_at)
+  select s.queue, s.endpoint, case when s.error is null then s.attempt - 1 else s.attempt end,
+    concat_ws('; before: ', 'the endpoint is disabled', s.error), s.errors, s.seq, s.event_id, s.topic, s.key, s.payload,
+    s.headers, s.published_at
+  from spent s order by s.seq;
+  get diagnostics buried = row_count;
+  return buried;
 end $$;
 
 -- Prolongs the leases of deliveries to `lease_for` from now. Returns those that hold any. For admins.

@@ -74,9 +74,10 @@ begin
     raise exception 'an endpoint that is ordered or takes batches has a queue of its own' using errcode = 'MB005',
       hint = 'Leave `queue` out.';
   end if;
-  insert into pgmb.endpoint as e (id, name, url, rps, subscription, description, metadata, body, batch, timeout, headers,
+  insert into pgmb.endpoint as e (id, name, url, rps, subscription, after_seq, description, metadata, body, batch, timeout, headers,
     gzip_above, max_in_flight, retry_after, log, keep_response)
-  values (coalesce(create_endpoint.id, gen_random_uuid()), create_endpoint.name, create_endpoint.url, create_endpoint.rps, asked, create_endpoint.description,
+  values (coalesce(create_endpoint.id, gen_random_uuid()), create_endpoint.name, create_endpoint.url, create_endpoint.rps, asked,
+    pgmb_internal.last_seq(create_endpoint.stream), create_endpoint.description,
     coalesce(create_endpoint.metadata, '{}'), create_endpoint.body, create_endpoint.batch, create_endpoint.timeout,
     coalesce(create_endpoint.headers, '{}'), create_endpoint.gzip_above, create_endpoint.max_in_flight,
     create_endpoint.retry_after, create_endpoint.log, create_endpoint.keep_response)
@@ -494,10 +495,10 @@ begin
   return built;
 end $$;
 
--- What waits for an endpoint, and since when the oldest of it was published: events that are to be posted to it, again or
--- because it could not take them, leased or not; of one with a queue of its own also what that queue has not given yet.
--- Events of a shared queue that were not received yet wait in that queue. Counted up to 10000: then at_least names it.
--- Called by the view pgmb.endpoints. For admins. Support.
+-- How many events wait for an endpoint, and the age of the oldest: retries, events that it could not take yet, and events that
+-- match it and that its queue has not given to a dispatcher yet, leased or not. Of a shared queue, events that a dispatcher
+-- holds do not count until they fail; a disabled endpoint gets none of those that were not received. Counted up to 10000: then
+-- at_least names it. Called by the view pgmb.endpoints. For admins. Support.
 create or replace function pgmb.endpoint_backlog(endpoint uuid, out waiting bigint, out oldest_age interval, out at_least text[])
 language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
@@ -507,6 +508,7 @@ set jit = off
 as $$
 declare
   oldest timestamptz;
+  target pgmb.endpoint;
   lane pgmb.queue;
   newest pgmb.claim;
   part record;
@@ -534,6 +536,19 @@ begin
     waiting := waiting + part.events;
     oldest := least(oldest, part.oldest);
   end loop;
+  select * into target from pgmb.endpoint e where e.id = endpoint_backlog.endpoint;
+  if target.subscription is not null and target.state <> 'disabled' then
+    for lane in select * from pgmb_internal.endpoint_feeds(target.name) loop
+      newest := pgmb_internal.queue_position(lane.id);
+      lane.matching := lane.matching || format(' and e.seq > %s', target.after_seq);
+      part := pgmb_internal.waiting_of(lane, newest, 10000);
+      waiting := waiting + part.waiting;
+      oldest := least(oldest, part.oldest);
+      if not part.complete then
+        at_least := '{waiting}';
+      end if;
+    end loop;
+  end if;
   if waiting > 10000 then
     waiting := 10000;
     at_least := '{waiting}';
@@ -581,8 +596,8 @@ begin
   group by i.only_one;
 end $$;
 
--- The endpoints for which something waits, as endpoint_backlog tells, those first whose oldest event is oldest; at most `max`.
--- For admins.
+-- The endpoints for which something waits (endpoint_backlog), those first whose oldest event is oldest; at most `max`. Of the
+-- endpoints that wait only for their shared queue to be received, those are looked at that got no event for longest. For admins.
 create or replace function pgmb.endpoint_backlogs(
   max integer default 100, out endpoint text, out waiting bigint, out oldest_age interval, out at_least text[]
 )
@@ -604,7 +619,11 @@ begin
       select d.endpoint from pgmb.delivery d where d.endpoint > p.endpoint order by d.endpoint limit 1) next
   )
   select e.name, b.waiting, b.oldest_age, b.at_least
-  from (select p.endpoint from parked p union select q.endpoint from pgmb.queue q where q.endpoint is not null) one
+  from (select p.endpoint from parked p union select q.endpoint from pgmb.queue q where q.endpoint is not null
+    union (
+      select sharing.id from pgmb.endpoint sharing join pgmb.endpoint_activity a on a.endpoint = sharing.id
+      where sharing.subscription is not null and sharing.state <> 'disabled'
+      order by a.delivered_at nulls first limit endpoint_backlogs.max)) one
   join pgmb.endpoint e on e.id = one.endpoint
   cross join lateral pgmb.endpoint_backlog(e.id) b
   where b.waiting > 0

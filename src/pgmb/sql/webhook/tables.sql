@@ -10,6 +10,8 @@ create table pgmb.endpoint (
   rps integer constraint "rps must be at least 1" check (rps > 0),
   created_at timestamptz not null default now(),
   subscription uuid references pgmb.subscription,
+  -- The last number of the stream when it was created: a shared queue may still hold events from before.
+  after_seq bigint not null default 0,
   description text,
   metadata jsonb not null default '{}',
   -- What is posted: the payload with the rest in headers, or a CloudEvents document.
