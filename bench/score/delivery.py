@@ -38,6 +38,14 @@ DELIVERY: list[Part] = [
         needs=[*_FAULTS, "faults/webhook/chaos.py"],
         full=["-m", "faults", "delivery-chaos"],
     ),
+    Proved(
+        "kills, stops, restarts, 20 endpoints",
+        "0 lost, limits hold",
+        ["-m", "faults", "delivery-storm", "--seconds", "25"],
+        line_with(r"(\d+ lost).*?(\d+ out of order).*?(at most \d+ in flight).*?([\d.]+ a second)"),
+        needs=[*_FAULTS, "faults/webhook/storm.py"],
+        full=["-m", "faults", "delivery-storm"],
+    ),
     proved_by_tests(
         "breaker, 410, Retry-After, schedule",
         "tests/webhooks/test_script*.py",

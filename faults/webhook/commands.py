@@ -55,3 +55,17 @@ def delivery_chaos(arguments: argparse.Namespace) -> bool:
         result = chaos.run(dsn, deliveries=arguments.deliveries, dispatchers=arguments.dispatchers)
     print(result)
     return result.holds
+
+
+@command(
+    "delivery-storm",
+    "dispatchers killed, stopped and restarted before endpoints of every kind",
+    option("--seconds", type=float, default=120.0, help="of faults"),
+)
+def delivery_storm(arguments: argparse.Namespace) -> bool:
+    from faults.webhook import storm
+
+    with database(arguments.pg) as (server, dsn):
+        result = storm.run(dsn, seconds=arguments.seconds, seed=arguments.seed, server=server)
+    print(result)
+    return result.holds
