@@ -64,7 +64,7 @@ def pgmb_dsn(_pgmb_databases: Databases) -> Generator[str]:
 
 
 @pytest.fixture
-def pgmb(pgmb_dsn: str) -> Generator[Broker]:
+def pgmb_broker(pgmb_dsn: str) -> Generator[Broker]:
     """A broker in a database of the test's own."""
     from pgmb import connect
 
@@ -91,7 +91,7 @@ def _async_fixture() -> Callable[[Any], Any]:
 
 
 @_async_fixture()
-async def apgmb(pgmb_dsn: str) -> AsyncGenerator[AsyncBroker]:
+async def pgmb_abroker(pgmb_dsn: str) -> AsyncGenerator[AsyncBroker]:
     """An asynchronous broker in a database of the test's own. Needs pytest-asyncio or anyio."""
     from pgmb import aconnect
 

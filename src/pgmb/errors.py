@@ -33,6 +33,9 @@ PgmbError
 ├── ForeignTable                of a lake
 ├── MissingExtra
 ├── RequestFailed               of `App.request`
+├── NoAnswer                    of `App.request`, also a TimeoutError
+├── BrokerClosed                also psycopg_pool's PoolClosed
+├── NoConnection                no connection was free for `max_wait`; also psycopg_pool's PoolTimeout
 ├── PublishFailed               of a background publisher
 ├── PublisherFull
 ├── PublisherClosed
@@ -50,6 +53,7 @@ from errno import EACCES
 from typing import TYPE_CHECKING
 
 import psycopg
+import psycopg_pool
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
@@ -189,10 +193,22 @@ class MissingExtra(PgmbError, ImportError):
 
 
 class RequestFailed(PgmbError):
-    """The handler of a request raised `kind`; `trace` is the traceback of where it ran."""
+    """The handler of a request raised `kind`, a class's name; `trace` is the traceback of where it ran."""
 
     kind = ""
     trace = ""
+
+
+class NoAnswer(PgmbError, TimeoutError):
+    """A request had no answer in time. Its event stays, and may still be handled."""
+
+
+class BrokerClosed(PgmbError, psycopg_pool.PoolClosed):
+    """The broker was closed."""
+
+
+class NoConnection(PgmbError, psycopg_pool.PoolTimeout):
+    """No connection of the broker's became free in time, or the server is away."""
 
 
 class PublishFailed(PgmbError):

@@ -108,6 +108,15 @@ async def adriver_connection(conn: AsyncConnectionLike) -> AsyncConnection[Any]:
     raise _refused(held, "AsyncConnection")
 
 
+def is_asynchronous(conn: object) -> bool:
+    """Whether it is one of those that `adriver_connection` takes, or derived from one."""
+    return (
+        isinstance(conn, AsyncConnection)
+        or _is_async_session(conn)
+        or _is(conn, "sqlalchemy.ext.asyncio", "AsyncConnection")
+    )
+
+
 def connection_lost(conn: ConnectionLike) -> None:
     """Tell the library that its connection is dead, as it would have noticed by a statement of its own.
 

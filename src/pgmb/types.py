@@ -11,8 +11,8 @@ from uuid import UUID
 import msgspec
 from msgspec.structs import force_setattr
 
-Duration: TypeAlias = timedelta | float
-"""A timedelta, or seconds."""
+Duration: TypeAlias = timedelta | float | str
+"""A timedelta, seconds, or text such as "15 minutes", "5m" or "1h30m"."""
 
 WhenFull: TypeAlias = Literal["refuse", "drop_oldest"]
 """What becomes of a queue that has reached its length."""
@@ -124,6 +124,11 @@ class Event(msgspec.Struct, frozen=True, eq=False, gc=False):
             f"Event(stream={self.stream!r}, seq={self.seq}, id={self.id}, topic={self.topic!r},"
             f" key={self.key!r}, attempt={self.attempt}, raw={self.raw!r})"
         )
+
+
+def copy(event: Event) -> Event:
+    """The same event with a payload of its own, not decoded yet."""
+    return msgspec.structs.replace(event, _payload=msgspec.UNSET)
 
 
 def live(events: Iterable[Event]) -> list[Event]:

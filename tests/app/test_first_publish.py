@@ -111,7 +111,7 @@ def test_on_without_parentheses_is_refused() -> None:
 def test_a_setting_that_no_queue_has_is_refused() -> None:
     app = pgmb.App("")
     with pytest.raises(pgmb.InvalidArgument, match="unknown queue setting 'max_attemps'") as refused:
-        app.queue("billing", max_attemps=3)
+        app.queue("billing", max_attemps=3)  # type: ignore[call-arg]
     assert "max_attempts" in str(refused.value.hint)
 
 

@@ -75,13 +75,14 @@ def test_each_test_gets_a_database_of_its_own(tmp_path: Path, server: Server) ->
     (tmp_path / "test_own.py").write_text(
         "import pytest\n"
         "@pytest.mark.parametrize('n', range(3))\n"
-        "def test_own(pgmb, n):\n"
-        "    pgmb.create_queue('q')\n"
-        "    pgmb.publish('a', n)\n"
-        "    assert [event.payload for event in pgmb.receive('q')] == [n]\n"
-        "async def test_async(apgmb):\n"
-        "    await apgmb.publish('a', 1)\n"
-        "    assert len(await apgmb.between('main', await apgmb.earliest(), await apgmb.position())) == 1\n"
+        "def test_own(pgmb_broker, n):\n"
+        "    pgmb_broker.create_queue('q')\n"
+        "    pgmb_broker.publish('a', n)\n"
+        "    assert [event.payload for event in pgmb_broker.receive('q')] == [n]\n"
+        "async def test_async(pgmb_abroker):\n"
+        "    await pgmb_abroker.publish('a', 1)\n"
+        "    ends = await pgmb_abroker.earliest(), await pgmb_abroker.position()\n"
+        "    assert len(await pgmb_abroker.between('main', *ends)) == 1\n"
     )
     for asyncio_mode in ("auto", "strict"):
         source = (tmp_path / "test_own.py").read_text()
@@ -98,7 +99,7 @@ def test_each_test_gets_a_database_of_its_own(tmp_path: Path, server: Server) ->
     ids=["none", "wrong"],
 )
 def test_without_a_server_it_says_what_to_do(tmp_path: Path, dsn: str | None, said: str) -> None:
-    (tmp_path / "test_it.py").write_text("def test_it(pgmb): ...\n")
+    (tmp_path / "test_it.py").write_text("def test_it(pgmb_broker): ...\n")
     done = run(tmp_path, *([] if dsn is None else ["--pgmb-dsn", dsn]))
     assert done.returncode == 1
     assert said in done.stdout
@@ -111,7 +112,7 @@ def test_a_role_that_may_not_create_databases_is_told_so(
 ) -> None:
     db.execute("create role plain_tester login")
     try:
-        (tmp_path / "test_it.py").write_text("def test_it(pgmb): ...\n")
+        (tmp_path / "test_it.py").write_text("def test_it(pgmb_broker): ...\n")
         done = run(tmp_path, "--pgmb-dsn", f"{server.dsn()} user=plain_tester")
         assert "permission denied to create database" in done.stdout
         assert "may create databases" in done.stdout

@@ -58,7 +58,7 @@ CORE: dict[str, set[str]] = {
     "wire": {"models"},
     "chance": set(),
     "lease": set(),
-    "statements": {"lease", "wire"},
+    "statements": {"durations", "lease", "wire"},
     "claiming": {"chance", "lease", "statements", "wire"},
     "batch": {"statements", "wire"},
     "batch_limit": set(),
@@ -67,7 +67,7 @@ CORE: dict[str, set[str]] = {
     "groups": {"statements", "wire"},
     "keys": {"statements"},
     "lake": {"patterns"},
-    "pending": {"chance", "concurrency", "wire"},
+    "pending": {"chance", "concurrency", "durations", "wire"},
 }
 
 # What the extras for Spark and the lake bring, directly and below.

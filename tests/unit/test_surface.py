@@ -38,6 +38,7 @@ PUBLIC = [
     "NewKey",
     "NextEvent",
     "NextEvents",
+    "NoAnswer",
     "NotFound",
     "PermissionDenied",
     "PgmbError",

@@ -21,7 +21,7 @@ from pgmb._async.schedules import AsyncSchedules
 from pgmb._async.status import AsyncStatus
 from pgmb._async.streams import AsyncStreams
 from pgmb._async.tail import AsyncTailing
-from pgmb._core import batch, connecting
+from pgmb._core import batch, connecting, durations
 from pgmb._core.pending import Pending
 from pgmb.errors import translated
 from pgmb.types import Duration
@@ -139,7 +139,7 @@ async def aconnect(
     *,
     min_size: int = 1,
     max_size: int = 10,
-    max_wait: float = 30.0,
+    max_wait: Duration = 30.0,
     pooler: bool | None = None,
     **connection: Any,
 ) -> AsyncBroker:
@@ -167,7 +167,7 @@ async def aconnect(
         {**options, **connection},
         min_size=min_size,
         max_size=max_size,
-        max_wait=max_wait,
+        max_wait=durations.seconds(max_wait),
         pooler=behind_pooler,
     )
     await pool.open()

@@ -14,7 +14,7 @@ from psycopg import AsyncConnection
 
 from pgmb._async.calls import Pool
 from pgmb._async.publishing import AsyncPublishing
-from pgmb._core import pending, statements
+from pgmb._core import durations, pending, statements
 from pgmb._core.concurrency import AsyncBackground, AsyncCondition, AsyncLock
 from pgmb._core.connecting import aconnect
 from pgmb._core.pending import MARKED_FOR, Batch, Pending, Unpublished, marker_key, passes
@@ -59,7 +59,7 @@ class AsyncPublisher:
         id: UUID | None = None,
         dedup_key: str | None = None,
         block: bool = True,
-        timeout: float | None = None,  # noqa: ASYNC109
+        timeout: Duration | None = None,  # noqa: ASYNC109
     ) -> UUID:
         """Take an event and return its id; it is published soon. What cannot be encoded raises here.
 
@@ -70,7 +70,7 @@ class AsyncPublisher:
             self._check_home()
             given = id or pending.fresh_id()
             event = pending.made(topic, payload, key, observed.headers, given, dedup_key)
-            await self._hold(event, stream, block, timeout)
+            await self._hold(event, stream, block, durations.optional_seconds(timeout))
             observed.id = given
         return given
 
@@ -89,14 +89,15 @@ class AsyncPublisher:
         if self._background is not None:
             await self._background.begin()
 
-    async def flush(self, timeout: float | None = 30.0) -> None:  # noqa: ASYNC109
+    async def flush(self, timeout: Duration | None = 30.0) -> None:  # noqa: ASYNC109
         """Wait until all that was enqueued before is committed. Raises PublishFailed with what is not.
 
         Events that the server rejected are tried once more. Nothing is dropped: call it again, or take out
         with `discard_failed` what will never be accepted.
         """
         self._check_home()
-        deadline = None if timeout is None else time.monotonic() + timeout
+        seconds = durations.optional_seconds(timeout)
+        deadline = None if seconds is None else time.monotonic() + seconds
         async with self._lock:
             last = self._held.flush()
             if not self._held.passed(last):
@@ -128,7 +129,7 @@ class AsyncPublisher:
             self._progress.notify_all()
         return gone
 
-    async def close(self, timeout: float | None = 30.0) -> None:  # noqa: ASYNC109
+    async def close(self, timeout: Duration | None = 30.0) -> None:  # noqa: ASYNC109
         """Flush and stop. May be called again. Raises PublishFailed with what could not be published."""
         if self._closed:
             return

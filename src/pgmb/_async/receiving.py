@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
-from typing import Any, LiteralString, cast
+from types import TracebackType
+from typing import Any, LiteralString, Self, cast
 from uuid import UUID
 
+import psycopg
 from psycopg import errors
 
 from pgmb._async.calls import AsyncCalls
@@ -31,6 +33,8 @@ class AsyncLease:
 
     `ack`, `retry` and `bury` take one event, several, or none for all that are left. All of them raise
     LeaseLost when the lease expired and was taken over.
+
+    At the end of `with`, the events that are left are acked; after an exception, they are retried.
     """
 
     __slots__ = ("_broker", "events", "id", "queue")
@@ -91,6 +95,23 @@ class AsyncLease:
     ) -> datetime:
         """Prolong it, from now. Returns when it expires."""
         return await self._broker.extend(self, lease_for, conn=conn)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self.events:
+            return
+        if error is None:
+            await self.ack()
+            return
+        try:
+            await self.retry(error=f"{type(error).__name__}: {error}")
+        except (PgmbError, psycopg.Error) as lost:
+            # The first error is the one to see. The events come again when the lease has expired.
+            error.add_note(f"The lease was not given back: {lost}")
 
     def __iter__(self) -> Iterator[Event]:
         return iter(self.events)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from itertools import chain, islice, repeat
 from struct import Struct
@@ -60,6 +60,10 @@ def plan(
     dedup_for: Duration = ONE_DAY,
 ) -> Statement | Copy | Parts:
     """The way to publish payloads of one topic, or, without payloads, events with all of their own."""
+    for given, expected in ((payloads, "payloads"), (None if isinstance(topic, str) else topic, "events")):
+        # They can be iterated, too: over characters, numbers and keys.
+        if isinstance(given, str | bytes | bytearray | memoryview | Mapping):
+            raise InvalidArgument(f"{expected} must be a list or an iterator, got {type(given).__name__}")
     if isinstance(topic, str):
         if payloads is None:
             raise InvalidArgument("a topic needs payloads: publish_many(topic, payloads)")
@@ -72,6 +76,7 @@ def plan(
 def _plan_uniform(
     topic: str, payloads: Iterable[Any], headers: wire.Json | None, stream: str
 ) -> Statement | Copy:
+    wire.refuse_other_than_text(topic, None)
     first, rest = _begin(payloads)
     if rest is None:
         encoded = wire.encode_all(first)
@@ -87,6 +92,8 @@ def _plan_uniform(
 
 def _plan_events(events: Iterable[NewEvent], stream: str, dedup_for: Duration) -> Statement | Copy | Parts:
     first, rest = _begin(events)
+    if not set(map(type, first)) <= {NewEvent}:
+        _refuse_other_events(first)
     if rest is None:
         topic = _uniform_topic(first)
         if topic is not None:
@@ -96,6 +103,13 @@ def _plan_events(events: Iterable[NewEvent], stream: str, dedup_for: Duration) -
             return _columns(columns, first, stream, dedup_for)
         rest = iter(())
     return Parts(_steps(chain((first,), _blocks(rest)), stream, dedup_for))
+
+
+def _refuse_other_events(events: Iterable[object]) -> None:
+    for event in events:
+        if not isinstance(event, NewEvent):
+            raise InvalidArgument(f"events must be NewEvent, got {event!r}")
+        wire.refuse_other_than_text(event.topic, event.key, event.dedup_key)
 
 
 def _keyed(events: Sequence[NewEvent], stream: str, dedup_for: Duration) -> Iterator[Statement]:
@@ -110,6 +124,13 @@ def _keyed(events: Sequence[NewEvent], stream: str, dedup_for: Duration) -> Iter
 
 
 def _columns(columns: _Columns, events: Sequence[NewEvent], stream: str, dedup_for: Duration) -> Statement:
+    try:
+        dedup_keys = _column(
+            None if event.dedup_key is None else event.dedup_key.encode() for event in events
+        )
+    except AttributeError:
+        _refuse_other_events(events)
+        raise
     return publish_columns(
         columns.topics,
         columns.payloads,
@@ -117,7 +138,7 @@ def _columns(columns: _Columns, events: Sequence[NewEvent], stream: str, dedup_f
         columns.headers,
         columns.ids,
         stream,
-        _column(None if event.dedup_key is None else event.dedup_key.encode() for event in events),
+        dedup_keys,
         dedup_for,
     )
 
@@ -197,10 +218,16 @@ class _Columns(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, events: Sequence[NewEvent]) -> _Columns:
+        try:
+            topics = [event.topic.encode() for event in events]
+            keys = _column(None if event.key is None else event.key.encode() for event in events)
+        except AttributeError:
+            _refuse_other_events(events)
+            raise
         return cls(
-            [event.topic.encode() for event in events],
+            topics,
             wire.encode_all([event.payload for event in events]),
-            _column(None if event.key is None else event.key.encode() for event in events),
+            keys,
             _column(wire.optional_json(event.headers) for event in events),
             _column(None if event.id is None else event.id.bytes for event in events),
         )

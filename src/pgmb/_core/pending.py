@@ -21,7 +21,7 @@ import msgspec
 import psycopg
 import psycopg_pool
 
-from pgmb._core import chance, wire
+from pgmb._core import chance, durations, wire
 from pgmb._core.concurrency import LONGEST_RETRY_SECONDS
 from pgmb.errors import InvalidArgument, PermissionDenied, QueueFull, StreamNotFound, WrongServer
 from pgmb.types import Duration, NewEvent
@@ -94,7 +94,7 @@ class Pending:
     def __init__(
         self, flush_every: Duration, max_batch: int, max_pending: int, max_pending_bytes: int = 256 << 20
     ) -> None:
-        seconds = flush_every.total_seconds() if isinstance(flush_every, timedelta) else flush_every
+        seconds = durations.seconds(flush_every)
         if seconds < 0 or max_batch < 1 or max_pending < 1 or max_pending_bytes < 1:
             raise InvalidArgument(
                 "flush_every must not be negative, max_batch, max_pending and max_pending_bytes must be at"
@@ -286,13 +286,7 @@ def made(
     topic: str, payload: Any, key: str | None, headers: Any, given: UUID, dedup_key: str | None
 ) -> NewEvent:
     """The event as it will be sent: what cannot be sent raises here, what changes later does not matter."""
-    texts: dict[str, Any] = {"topic": topic, "key": key, "dedup_key": dedup_key}
-    for name, text in texts.items():
-        if text is None and name != "topic":
-            continue
-        if not isinstance(text, str):
-            raise InvalidArgument(f"{name} must be a string, got {text!r}")
-        text.encode()
+    wire.refuse_other_than_text(topic, key, dedup_key)
     return NewEvent(
         topic,
         msgspec.Raw(wire.json(payload)),

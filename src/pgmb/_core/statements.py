@@ -15,7 +15,7 @@ from uuid import UUID
 import msgspec
 from psycopg import sql
 
-from pgmb._core import wire
+from pgmb._core import durations, wire
 from pgmb._core.lease import LeaseNumbers
 from pgmb.errors import InvalidArgument
 from pgmb.types import Duration, Event, Heartbeat, Position
@@ -174,14 +174,7 @@ def _value(kind: str, value: Any) -> Any:
 
 
 def interval(value: Duration | None) -> timedelta | None:
-    if value is None or isinstance(value, timedelta):
-        return value
-    try:
-        return timedelta(seconds=value)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise InvalidArgument(
-            f"not a duration: {value!r}; it is a timedelta or a number of seconds"
-        ) from error
+    return None if value is None else durations.of(value)
 
 
 def aware(value: datetime | None) -> datetime | None:
@@ -223,12 +216,14 @@ _PUBLISH_COLUMNS_ONCE: Final = (
 
 def insert(topic: str, payload: Any, key: str | None, headers: Any, stream: str) -> Statement:
     """Publishes an event; returns its seq, published_at and the oid of its segment's table."""
+    wire.refuse_other_than_text(topic, key)
     text = _insert_into(stream, "tableoid::bigint")
     return Statement(text, (topic, wire.json(payload), key, wire.optional_json(headers)))
 
 
 def insert_elsewhere(topic: str, payload: Any, key: str | None, headers: Any, stream: str) -> Statement:
     """The same in a database of which nothing is known; returns the stream's salt instead of the oid."""
+    wire.refuse_other_than_text(topic, key)
     text = _insert_into(stream, "(select s.salt from pgmb.stream s where s.name = %s::text)")
     return Statement(text, (topic, wire.json(payload), key, wire.optional_json(headers), stream))
 
@@ -256,6 +251,7 @@ def publish(
     dedup_key: str | None = None,
     dedup_for: Duration | None = None,
 ) -> Statement:
+    wire.refuse_other_than_text(topic, key, dedup_key)
     parameters = (
         topic,
         wire.json(payload),

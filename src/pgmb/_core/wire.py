@@ -68,6 +68,15 @@ def json(value: Any) -> Json:
     return Json(encoded)
 
 
+def refuse_other_than_text(topic: object, key: object, dedup_key: object = None) -> None:
+    """InvalidArgument for what is not a string, UnicodeEncodeError for what UTF-8 does not have."""
+    for name, text in (("topic", topic), ("key", key), ("dedup_key", dedup_key)):
+        if isinstance(text, str):
+            text.encode()
+        elif text is not None or name == "topic":
+            raise InvalidArgument(f"{name} must be a string, got {text!r}")
+
+
 def optional_json(value: Any) -> Json | None:
     return None if value is None else json(value)
 

@@ -11,7 +11,7 @@ from psycopg import Connection, errors
 from psycopg.conninfo import conninfo_to_dict
 
 from pgmb import schema
-from pgmb._core import batch, connecting
+from pgmb._core import batch, connecting, durations
 from pgmb._core.pending import Pending
 from pgmb._sync.endpoints import Endpoints
 from pgmb._sync.group import Grouping
@@ -140,7 +140,7 @@ def connect(
     *,
     min_size: int = 1,
     max_size: int = 10,
-    max_wait: float = 30.0,
+    max_wait: Duration = 30.0,
     pooler: bool | None = None,
     **connection: Any,
 ) -> Broker:
@@ -168,7 +168,7 @@ def connect(
         {**options, **connection},
         min_size=min_size,
         max_size=max_size,
-        max_wait=max_wait,
+        max_wait=durations.seconds(max_wait),
         pooler=behind_pooler,
     )
     pool.open()

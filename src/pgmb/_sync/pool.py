@@ -13,6 +13,7 @@ from uuid import UUID
 from weakref import WeakSet
 
 import psycopg
+import psycopg_pool
 from psycopg import Connection, Cursor, IsolationLevel, errors
 from psycopg.adapt import AdaptersMap
 from psycopg.rows import tuple_row
@@ -20,7 +21,7 @@ from psycopg_pool import ConnectionPool
 
 from pgmb._core.concurrency import EndingPool, Home, caller, cancellations, hang_up
 from pgmb._core.connecting import conninfo, formats, required
-from pgmb.errors import PgmbError
+from pgmb.errors import BrokerClosed, NoConnection, PgmbError
 
 # The pool waits twice as long after each failed attempt to connect, until this many seconds after the first.
 # Then it gives up, and `_connect_again` starts over. So attempts are at most about a second apart.
@@ -108,7 +109,15 @@ class BrokerPool(EndingPool):
         self.refuse_elsewhere()
         before = cancellations()
         while True:
-            found = super().getconn(timeout)
+            try:
+                found = super().getconn(timeout)
+            except psycopg_pool.PoolClosed as error:
+                raise BrokerClosed("the broker is closed") from error
+            except psycopg_pool.PoolTimeout as error:
+                within = self.timeout if timeout is None else timeout
+                empty = NoConnection(f"no connection within {within:g} s: {error}")
+                empty.advise("Raise max_size of connect(), or keep transactions shorter.")
+                raise empty from error
             if cancellations() > before:
                 # In Python 3.11 a wait that ends as it is cancelled forgets the cancellation.
                 self.putconn(found)

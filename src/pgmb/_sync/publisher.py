@@ -13,7 +13,7 @@ from uuid import UUID
 
 from psycopg import Connection
 
-from pgmb._core import pending, statements
+from pgmb._core import durations, pending, statements
 from pgmb._core.concurrency import Background, Condition, Lock
 from pgmb._core.connecting import connect
 from pgmb._core.pending import MARKED_FOR, Batch, Pending, Unpublished, marker_key, passes
@@ -60,7 +60,7 @@ class Publisher:
         id: UUID | None = None,
         dedup_key: str | None = None,
         block: bool = True,
-        timeout: float | None = None,  # noqa: ASYNC109
+        timeout: Duration | None = None,  # noqa: ASYNC109
     ) -> UUID:
         """Take an event and return its id; it is published soon. What cannot be encoded raises here.
 
@@ -71,7 +71,7 @@ class Publisher:
             self._check_home()
             given = id or pending.fresh_id()
             event = pending.made(topic, payload, key, observed.headers, given, dedup_key)
-            self._hold(event, stream, block, timeout)
+            self._hold(event, stream, block, durations.optional_seconds(timeout))
             observed.id = given
         return given
 
@@ -90,14 +90,15 @@ class Publisher:
         if self._background is not None:
             self._background.begin()
 
-    def flush(self, timeout: float | None = 30.0) -> None:  # noqa: ASYNC109
+    def flush(self, timeout: Duration | None = 30.0) -> None:  # noqa: ASYNC109
         """Wait until all that was enqueued before is committed. Raises PublishFailed with what is not.
 
         Events that the server rejected are tried once more. Nothing is dropped: call it again, or take out
         with `discard_failed` what will never be accepted.
         """
         self._check_home()
-        deadline = None if timeout is None else time.monotonic() + timeout
+        seconds = durations.optional_seconds(timeout)
+        deadline = None if seconds is None else time.monotonic() + seconds
         with self._lock:
             last = self._held.flush()
             if not self._held.passed(last):
@@ -129,7 +130,7 @@ class Publisher:
             self._progress.notify_all()
         return gone
 
-    def close(self, timeout: float | None = 30.0) -> None:  # noqa: ASYNC109
+    def close(self, timeout: Duration | None = 30.0) -> None:  # noqa: ASYNC109
         """Flush and stop. May be called again. Raises PublishFailed with what could not be published."""
         if self._closed:
             return

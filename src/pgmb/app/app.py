@@ -11,18 +11,19 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, Concatenate, ParamSpec, TypeVar, overload
+from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack, overload
 from weakref import WeakKeyDictionary
 
 from pgmb import cron as expressions
 from pgmb._async.broker import AsyncBroker, aconnect
+from pgmb._core.durations import seconds
 from pgmb._core.observer import Instrumentation
 from pgmb._sync.broker import Broker, connect
 from pgmb.app import handling, running
 from pgmb.app.declaring import QueueSpec, with_handlers
 from pgmb.app.group import HandlerGroup
 from pgmb.app.handler import Backoff, Handler, Respond, attempts, default_queue
-from pgmb.app.outcome import seconds
+from pgmb.app.options import AnswerOptions, QueueOptions, ScheduleOptions
 from pgmb.app.requests import Requests, answering
 from pgmb.app.routing import DEFAULT_UNHANDLED_SECONDS, Middleware
 from pgmb.errors import Conflict, InvalidArgument, PermissionDenied
@@ -44,6 +45,8 @@ def _as(
 
     def typed(function: Callable[..., Any]) -> Callable[Concatenate[App, P], R]:
         function.__doc__ = method.__doc__
+        # What help() and editors show. Evaluated in the method's module.
+        function.__signature__ = inspect.signature(method, eval_str=False)  # type: ignore[attr-defined]
         return function
 
     return typed
@@ -67,7 +70,7 @@ class App:
         name: str | None = None,
         shared: bool = False,
         listen: bool = True,
-        grace: float = 25.0,
+        grace: Duration = 25.0,
         unhandled_for: Duration = DEFAULT_UNHANDLED_SECONDS,
         lifespan: Lifespan | None = None,
         **connection: Any,
@@ -78,7 +81,7 @@ class App:
         self.name = name
         self.shared = shared
         self.listen = listen
-        self.grace = grace
+        self.grace = seconds(grace)
         self.unhandled_for = seconds(unhandled_for)
         if not self.unhandled_for >= 0:
             raise InvalidArgument(f"unhandled_for must be at least 0, got {unhandled_for!r}")
@@ -94,6 +97,10 @@ class App:
         self._broker: Broker | None = None
         self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _Opened] = WeakKeyDictionary()
 
+    def __repr__(self) -> str:
+        named = "" if self.name is None else f" {self.name!r}"
+        return f"<App{named}, queues {sorted(self.queues)}>"
+
     # -- declaring
 
     @overload
@@ -104,7 +111,7 @@ class App:
         queue: str | None = None,
         concurrency: int | None = None,
         retry: Backoff = None,
-        timeout: float | None = None,
+        timeout: Duration | None = None,
         max_attempts: int | None = None,
         stream: str | None = None,
         localns: Mapping[str, Any] | None = None,
@@ -117,7 +124,7 @@ class App:
         queue: str | None = None,
         concurrency: int | None = None,
         retry: Backoff = None,
-        timeout: float | None = None,
+        timeout: Duration | None = None,
         batch: None = None,
         max_attempts: int | None = None,
         stream: str | None = None,
@@ -130,7 +137,7 @@ class App:
         queue: str | None = None,
         concurrency: int | None = None,
         retry: Backoff = None,
-        timeout: float | None = None,
+        timeout: Duration | None = None,
         batch: int | None = None,
         max_attempts: int | None = None,
         stream: str | None = None,
@@ -166,7 +173,9 @@ class App:
 
         return register
 
-    def answer(self, *patterns: str, **options: Any) -> Callable[[SingleHandler], SingleHandler]:
+    def answer(
+        self, *patterns: str, **options: Unpack[AnswerOptions]
+    ) -> Callable[[SingleHandler], SingleHandler]:
         """Handle requests: what the function returns or raises is what `request` returns or raises.
 
         The answer and the ack of the request are committed together. What is published without `request` is
@@ -193,7 +202,7 @@ class App:
         lease_for: Duration | None = None,
         max_attempts: int | None = None,
         retry: Backoff = None,
-        **settings: Any,
+        **settings: Unpack[QueueOptions],
     ) -> None:
         """Configure a queue: the settings of `create_queue`, and its `concurrency` per process.
 
@@ -229,7 +238,7 @@ class App:
         *,
         timezone: str = "UTC",
         name: str | None = None,
-        **settings: Any,
+        **settings: Unpack[ScheduleOptions],
     ) -> None:
         """Publish an event at each time of a cron expression. Takes what `create_schedule` takes.
 
@@ -310,8 +319,8 @@ class App:
     ) -> Any:
         """Publish an event and return what its handler returns, which `answer` declared.
 
-        Raises what the handler raised, if that is one of Python's own exceptions, else RequestFailed; and
-        TimeoutError if there is no answer in time: the event stays, and may still be handled.
+        Raises RequestFailed if the handler raised: its `kind` is the name of the exception's class. Raises
+        NoAnswer, a TimeoutError, if there is no answer in time: the event stays, and may still be handled.
         """
         broker, opened = await self.abroker(), self._opened()
         if opened.requests is None:
@@ -365,7 +374,7 @@ class App:
         *,
         queues: Iterable[str] | None = None,
         concurrency: int | None = None,
-        grace: float | None = None,
+        grace: Duration | None = None,
         services: bool | None = None,
     ) -> None:
         """Handle events of all queues or the named ones until `stop` is set. Then finish running handlers.
@@ -381,7 +390,7 @@ class App:
         *,
         queues: Iterable[str] | None = None,
         concurrency: int | None = None,
-        grace: float | None = None,
+        grace: Duration | None = None,
         services: bool | None = None,
     ) -> None:
         """Handle events until SIGTERM or SIGINT; a SIGINT after that ends it at once.
@@ -394,7 +403,7 @@ class App:
         self,
         queues: Iterable[str] | None = None,
         concurrency: int | None = None,
-        grace: float | None = None,
+        grace: Duration | None = None,
         services: bool | None = None,
     ) -> running.WorkSpec:
         """What a worker process needs to know. InvalidArgument if a queue has no handler."""
@@ -413,7 +422,7 @@ class App:
             lifespan=None if self.lifespan is None else partial(self.lifespan, self),
             listen=self.listen,
             concurrency=concurrency,
-            grace=self.grace if grace is None else grace,
+            grace=self.grace if grace is None else seconds(grace),
             unhandled_for=self.unhandled_for,
             close=self._close_loop,
             services=services,

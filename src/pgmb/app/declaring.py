@@ -123,6 +123,8 @@ class QueueSpec:
         for name, value in settings.items():
             if value is None:
                 continue
+            if name in _INTERVALS:
+                value = interval(value)
             if self.settings.setdefault(name, value) != value:
                 raise InvalidArgument(
                     f"queue {self.name!r}: {name} is {self.settings[name]!r} already, not {value!r}"

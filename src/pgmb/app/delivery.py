@@ -9,13 +9,12 @@ from uuid import UUID
 
 import msgspec
 from msgspec.structs import force_setattr
-from psycopg import AsyncConnection
 
 from pgmb._sync.receiving import Receiving
 from pgmb.app.outcome import waiting
 from pgmb.app.payload import Decode
 from pgmb.app.progress import Failure, LeaseProgress
-from pgmb.outbox import AsyncConnectionLike, ConnectionLike
+from pgmb.outbox import AsyncConnectionLike, ConnectionLike, is_asynchronous
 from pgmb.types import Duration, Event
 
 if TYPE_CHECKING:
@@ -98,7 +97,7 @@ class Delivery(msgspec.Struct, Generic[T_co], frozen=True, eq=False):
         LeaseLost if it was delivered to another meanwhile: roll back.
         """
         self.progress.taken.add(self.event.seq)
-        if _is_asynchronous(conn):
+        if is_asynchronous(conn):
             return self.progress.lease.ack(self.event, conn=conn)
         return _synchronous.ack(self.progress.lease.id, [self.event.seq], conn=conn)
 
@@ -119,7 +118,3 @@ class Delivery(msgspec.Struct, Generic[T_co], frozen=True, eq=False):
 
     def __repr__(self) -> str:
         return f"Delivery({self.event!r})"
-
-
-def _is_asynchronous(conn: object) -> bool:
-    return isinstance(conn, AsyncConnection) or type(conn).__module__.startswith("sqlalchemy.ext.asyncio")

@@ -25,10 +25,10 @@ class GroupApp(Protocol):
         stop: asyncio.Event | None = None,
         *,
         queues: Iterable[str] | None = None,
-        grace: float | None = None,
+        grace: Duration | None = None,
     ) -> None: ...
 
-    def run(self, *, queues: Iterable[str] | None = None, grace: float | None = None) -> None: ...
+    def run(self, *, queues: Iterable[str] | None = None, grace: Duration | None = None) -> None: ...
 
 
 class HandlerGroup:
@@ -52,7 +52,7 @@ class HandlerGroup:
         split_by: SplitBy | None = None,
         max: int = 100,
         concurrency: int = 1,
-        timeout: float | None = None,
+        timeout: Duration | None = None,
         stream: str | None = None,
         starting: Position | None = None,
         lease_for: Duration | None = None,
@@ -106,10 +106,10 @@ class HandlerGroup:
             raise InvalidArgument(f"concurrency must be at least 1, got {concurrency}")
         return register
 
-    async def work(self, stop: asyncio.Event | None = None, *, grace: float | None = None) -> None:
+    async def work(self, stop: asyncio.Event | None = None, *, grace: Duration | None = None) -> None:
         """Run the group's handlers until `stop` is set; see `App.work`, which runs those of all groups."""
         await self._app.work(stop, queues=self._queues, grace=grace)
 
-    def run(self, *, grace: float | None = None) -> None:
+    def run(self, *, grace: Duration | None = None) -> None:
         """Run the group's handlers until SIGTERM or SIGINT; see `App.run`."""
         self._app.run(queues=self._queues, grace=grace)

@@ -11,9 +11,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeAlias, cast, get_args, get_origin, get_type_hints
 
+from pgmb._core.durations import optional_seconds, seconds
 from pgmb._core.patterns import compiled
 from pgmb.app.delivery import Delivery
-from pgmb.app.outcome import Reject, Retry, describe, seconds, trace, waiting
+from pgmb.app.outcome import Reject, Retry, describe, trace, waiting
 from pgmb.app.payload import Decode, decoder, shape
 from pgmb.app.progress import Failure, LeaseProgress, SplitBy
 from pgmb.errors import InvalidArgument
@@ -46,7 +47,7 @@ class Handler:
         function: Callable[[Any], Any],
         patterns: Sequence[str],
         *,
-        timeout: float | None = None,
+        timeout: Duration | None = None,
         retry: Backoff = None,
         batch: int | None = None,
         together: bool = False,
@@ -68,7 +69,7 @@ class Handler:
         self.full_name = f"{module_of(function)}.{self.name}"
         """With the module: two programs may have functions of one name."""
         self.patterns = tuple(patterns)
-        self.timeout = timeout
+        self.timeout = optional_seconds(timeout)
         self.backoff = retry
         self.batch = batch
         self.together = together
@@ -120,7 +121,7 @@ class Handler:
     def _backoff(self, attempt: int) -> Duration | None:
         if callable(self.backoff):
             return self.backoff(attempt)
-        if isinstance(self.backoff, Sequence):
+        if isinstance(self.backoff, Sequence) and not isinstance(self.backoff, str):
             # After the last it is given up, unless the queue was given more attempts.
             return self.backoff[min(attempt, len(self.backoff)) - 1] if self.backoff else None
         return self.backoff
@@ -160,11 +161,11 @@ def default_queue(function: Callable[..., Any]) -> str:
 
 
 def _refuse_options(
-    patterns: Sequence[str], timeout: float | None, retry: Backoff, batch: int | None
+    patterns: Sequence[str], timeout: Duration | None, retry: Backoff, batch: int | None
 ) -> None:
     if not patterns:
         raise InvalidArgument("a handler needs at least one pattern")
-    if timeout is not None and timeout <= 0:
+    if timeout is not None and not seconds(timeout) > 0:
         raise InvalidArgument(f"timeout must be positive, got {timeout}")
     if batch is not None and batch < 1:
         raise InvalidArgument(f"batch must be at least 1, got {batch}")
@@ -173,7 +174,7 @@ def _refuse_options(
 
 def attempts(backoff: Backoff) -> int | None:
     """How often an event is tried by a list of delays."""
-    if backoff is None or callable(backoff) or isinstance(backoff, int | float | timedelta):
+    if backoff is None or callable(backoff) or isinstance(backoff, int | float | timedelta | str):
         return None
     return len(backoff) + 1
 
@@ -181,9 +182,14 @@ def attempts(backoff: Backoff) -> int | None:
 def refuse_backoff(retry: Backoff) -> None:
     if retry is None or callable(retry):
         return
-    for one in cast("Sequence[object]", retry if isinstance(retry, Sequence) else [retry]):
-        if not isinstance(one, int | float | timedelta) or not seconds(one) >= 0:
-            raise InvalidArgument(f"retry delays must be seconds or timedeltas of at least 0, got {one!r}")
+    several = isinstance(retry, Sequence) and not isinstance(retry, str)
+    for one in cast("Sequence[Duration]", retry if several else [retry]):
+        try:
+            right = seconds(one) >= 0
+        except InvalidArgument:
+            right = False
+        if not right:
+            raise InvalidArgument(f"retry delays must be durations of at least 0, got {one!r}")
 
 
 def _is_asynchronous(function: Callable[..., Any]) -> bool:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import os
 import traceback
-from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
 
+from pgmb._core.durations import seconds
 from pgmb.types import Duration
 
 _PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
@@ -89,10 +89,6 @@ def own_traceback(error: BaseException) -> TracebackType | None:
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_PACKAGE):
         trace = trace.tb_next
     return error.__traceback__ if trace is None else trace
-
-
-def seconds(duration: Duration) -> float:
-    return duration.total_seconds() if isinstance(duration, timedelta) else float(duration)
 
 
 def waiting(duration: Duration) -> float:

@@ -8,7 +8,6 @@ whose worker died is handled again, and only one answer is ever committed.
 from __future__ import annotations
 
 import asyncio
-import builtins
 import contextlib
 import json
 import logging
@@ -28,7 +27,7 @@ from pgmb.app.handler import Respond
 from pgmb.app.kept import kept
 from pgmb.app.outcome import Late, Reject, Retry, describe, message, trace
 from pgmb.app.settling import DATABASE_ERRORS
-from pgmb.errors import HistoryGone, InvalidArgument, PermissionDenied, RequestFailed, translated
+from pgmb.errors import HistoryGone, InvalidArgument, NoAnswer, PermissionDenied, RequestFailed, translated
 from pgmb.types import Position
 
 logger = logging.getLogger("pgmb.app")
@@ -87,7 +86,7 @@ class Requests:
                 return await answer
         except TimeoutError:
             if limit.expired():
-                raise TimeoutError(f"no answer to {topic!r} within {within:g} s") from None
+                raise NoAnswer(f"no answer to {topic!r} within {within:g} s") from None
             raise
         finally:
             self._waiting.pop(number, None)
@@ -191,19 +190,11 @@ async def create_replies(broker: AsyncBroker) -> None:
         await broker.create_stream(REPLIES, keep_for=_KEEP_REPLIES)
 
 
-def _raised(reply: _Reply) -> Exception:
-    """What the handler raised, if it is one of Python's own, caused by RequestFailed; else the latter."""
+def _raised(reply: _Reply) -> RequestFailed:
+    """What the handler raised. Never an exception of its class: a name does not say whose class it is."""
     failed = RequestFailed(f"{reply.error}: {reply.message}" if reply.message else str(reply.error))
     failed.kind, failed.trace = str(reply.error), reply.trace
-    known = getattr(builtins, str(reply.error), None)
-    if not (isinstance(known, type) and issubclass(known, Exception)):
-        return failed
-    try:
-        raised = known(reply.message)
-    except TypeError:  # some take more than a message, as UnicodeDecodeError does
-        return failed
-    raised.__cause__ = failed
-    return raised
+    return failed
 
 
 def answering(connect: Connect) -> Respond:

@@ -18,7 +18,7 @@ from pgmb.app.outcome import Late, Unfit, Unhandled, describe, trace
 from pgmb.app.payload import decoder
 from pgmb.app.progress import Failure, LeaseProgress, chains, parts
 from pgmb.app.threads import Threads
-from pgmb.types import Event, live
+from pgmb.types import Event, copy, live
 
 logger = logging.getLogger("pgmb.app")
 
@@ -171,9 +171,11 @@ class Routes(dict[str, Way]):
             arguments: list[Any] = []
             # All of them before the first call: an event that is released for other workers comes again and
             # again, and each time the handlers that it fits would run.
-            for blamed in handlers:
+            for number, blamed in enumerate(handlers):
                 try:
-                    arguments.append(blamed.prepare(event, progress))
+                    # Each decodes for itself: what one changes in a payload is nothing to the next.
+                    own = event if number == 0 else copy(event)
+                    arguments.append(blamed.prepare(own, progress))
                 except BaseException as error:
                     if blamed.respond is None:
                         raise

@@ -137,6 +137,12 @@ def main() -> None:
         output.fail(str(error), hints.similar(error, sys.argv[1:]) or hints.in_commands(error.hint))
     except (psycopg.Error, PoolTimeout) as error:
         output.fail(*_told(error))
+    except ModuleNotFoundError as error:
+        extras = hints.extras_with(error.name or "")
+        if not extras:
+            raise
+        wanted = " or ".join(f"pip install 'pgmb[{extra}]'" for extra in extras)
+        output.fail(f"this command needs {error.name}, which is not installed", f"Run {wanted}.")
     except UnicodeEncodeError as error:
         output.fail(f"not text: {error.object!a}", "Names, topics and keys are UTF-8.")
     except KeyboardInterrupt:

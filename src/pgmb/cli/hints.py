@@ -19,6 +19,8 @@ from pgmb.errors import (
     StreamNotFound,
 )
 
+_REQUIREMENT: Final = re.compile(r"(?P<package>[\w-]+).*\bextra == ['\"](?P<extra>\w+)['\"]")
+
 COMMANDS: Final = {
     "alter_queue": "pgmb queues alter NAME",
     "alter_stream": "pgmb streams alter NAME",
@@ -135,3 +137,12 @@ def connection_failure(error: Exception) -> tuple[str, str]:
         if found := re.search(pattern, said):
             return said, hint.format(**found.groupdict())
     return said, f"Check that the server is running and that {_ADDRESS} is right."
+
+
+def extras_with(module: str) -> list[str]:
+    """The extras of pgmb that bring a module, as the package's metadata names them."""
+    from importlib.metadata import requires  # of no use to a command that works
+
+    name = module.partition(".")[0]
+    found = [_REQUIREMENT.match(requirement) for requirement in requires("pgmb") or ()]
+    return sorted({one["extra"] for one in found if one and one["package"].replace("-", "_") == name})
