@@ -241,7 +241,11 @@ class Worker:
         return trace
 
     async def _events(self, progress: LeaseProgress) -> None:
-        routes, pending, trace = self._routes, cast("deque[Event]", progress.pending), self._trace()
+        routes, pending = self._routes, cast("deque[Event]", progress.pending)
+        # `_trace`, written out: a call of it would cost a tenth of what an event does.
+        task: Any = asyncio.current_task()
+        context, base, cancelling, weak = self._context, self._base, task.cancelling, getweakrefcount(task)
+        references = getrefcount(task)
         take = pending.popleft
         breathe = monotonic() + _YIELD_EVERY_SECONDS
         while pending and not self._ending:
@@ -254,7 +258,16 @@ class Worker:
                     await call(prepare(event, progress))
                 except BaseException as error:
                     self._failed(progress, event, self._explained(error))
-                if trace():
+                try:
+                    if (
+                        getrefcount(task) != references
+                        or getweakrefcount(task) != weak
+                        or task._callbacks is not None  # noqa: SLF001
+                        or cancelling()
+                        or context != base
+                    ):
+                        return
+                except Exception:
                     return
             if monotonic() > breathe:
                 self.running = None
