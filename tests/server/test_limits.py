@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 
+from pgmb.server import create_app, database
 from pgmb.server.limits import Limits, Rates, read_body
 from pgmb.server.problems import Problem
+from tests.server.asking import asking, bearer, make_key
 from tests.server.rest.api import opened, problem
 
 
@@ -103,3 +105,46 @@ async def test_an_endless_body_is_cut_off(dsn: str) -> None:
         answer = await api.ask("POST", "/v1/queues", content=endless(), headers=headers)
         assert problem(answer) == (413, "too_large")
         assert sent <= 12
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/queues", "/v1/openapi.json", "/v1/streams/main/events", "/ui", "/ui/login", "/metrics"]
+)
+@pytest.mark.parametrize("credential", [None, "pgmb_key_unknown", "no key at all"])
+async def test_requests_without_a_key_are_counted_before_anything_is_looked_up(
+    dsn: str, monkeypatch: pytest.MonkeyPatch, path: str, credential: str | None
+) -> None:
+    lookups = 0
+    rows = database.rows
+
+    async def counted(*given: Any, **named: Any) -> Any:
+        nonlocal lookups
+        lookups += 1
+        return await rows(*given, **named)
+
+    monkeypatch.setattr("pgmb.server.access.rows", counted)
+    limits = Limits(requests_per_second=0.001, burst=3)
+    app = create_app(dsn, limits=limits)
+    async with asking(app) as client:
+        key = make_key(dsn, "k", "operate")
+        # Known from here on: it needs the address no more.
+        assert (await client.get("/v1/queues", headers=bearer(key))).status_code == 200
+        lookups = 0
+        refused = 0
+        for number in range(8):
+            given = {} if credential is None else bearer(f"{credential}{number}")
+            answer = await client.get(path, headers=given)
+            refused += answer.status_code == 429 or answer.text.startswith("retry: ")
+        assert refused == 5
+        assert lookups <= 3
+        assert (await client.get("/v1/queues", headers=bearer(key))).status_code == 200
+        assert (await client.get("/livez")).status_code == 200
+
+
+async def test_a_key_that_is_valid_costs_its_address_nothing(dsn: str) -> None:
+    app = create_app(dsn, limits=Limits(requests_per_second=0.001, burst=3))
+    async with asking(app) as client:
+        for number in range(6):
+            key = make_key(dsn, f"k{number}", "operate")
+            for _ in range(2):
+                assert (await client.get("/v1/queues", headers=bearer(key))).status_code == 200

@@ -27,6 +27,7 @@ from pgmb._core.keys import KEY, digest, generate
 from pgmb.errors import PgmbError
 from pgmb.server.database import rows
 from pgmb.server.instrumentation import KEY_NAME
+from pgmb.server.limits import Limits, Rates
 from pgmb.server.problems import Problem, forbidden, unauthorised
 from pgmb.server.tasks import SharedCache, cancel_and_wait
 
@@ -115,8 +116,15 @@ _LONGEST_CREDENTIAL: Final = 200
 class Access:
     """Authenticates and authorizes requests, and issues sessions and tickets."""
 
-    def __init__(self, broker: AsyncBroker, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        broker: AsyncBroker,
+        *,
+        rates: Rates | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._broker = broker
+        self._rates = rates or Rates(Limits().requests_per_second, Limits().burst)
         self._watches: set[tuple[Principal, Callable[[], None]]] = set()
         self._checking: asyncio.Task[None] | None = None
         # Many readers are checked at the same time: they share one lookup.
@@ -125,22 +133,38 @@ class Access:
         )
 
     async def principal(self, connection: HTTPConnection, *, ticket: bool = False) -> Principal | None:
-        """The client, by `Authorization: Bearer`, session cookie or, if allowed, ticket."""
-        found = await self._found(connection, ticket)
-        if found is not None:
-            connection.scope[KEY_NAME] = found.name
+        """The client, by `Authorization: Bearer`, session cookie or, if allowed, ticket.
+
+        Every request counts: for its key, or for its address if it has none. One with a credential that this
+        process does not know counts for the address before it is looked up. Raises Problem 429.
+        """
+        kind, text = _credential(connection, ticket)
+        known = self._cache.latest((kind, digest(text))) if text else None
+        if known is None:
+            self.count_address(connection)
+        found = await self._found(kind, text) if text else None
+        if found is None:
+            if known is not None:
+                self.count_address(connection)
+            return None
+        if known is None:
+            self._rates.give_back(_address(connection))
+        self._rates.take(found.key)
+        connection.scope[KEY_NAME] = found.name
         return found
 
-    async def _found(self, connection: HTTPConnection, ticket: bool) -> Principal | None:
-        scheme, _, given = connection.headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer":
-            return await self._cached(KEY, given.strip(), self._key)
-        session = connection.cookies.get(COOKIE)
-        if session is not None:
-            return await self._cached(SESSION, session, self._session)
-        if ticket and (named := connection.query_params.get("ticket")):
-            return await self._ticket(named)
-        return None
+    def count_address(self, connection: HTTPConnection) -> None:
+        """Count a request without a key. Raises Problem 429 above the rate."""
+        self._rates.take(_address(connection))
+
+    async def _found(self, kind: str, text: str) -> Principal | None:
+        match kind:
+            case "key":
+                return await self._cached(kind, text, self._key)
+            case "session":
+                return await self._cached(kind, text, self._session)
+            case _:
+                return await self._ticket(text)
 
     async def need(
         self, connection: HTTPConnection, verb: Verb, name: str | None = None, *, ticket: bool = False
@@ -166,7 +190,7 @@ class Access:
     async def logout(self, session: str) -> None:
         """End a session: in this process at once, in others within seconds."""
         ended = digest(session)
-        self._cache.forget((SESSION, ended))
+        self._cache.forget(("session", ended))
         await rows(self._broker, "select pgmb.end_session(%s)", (ended,))
 
     async def ticket(self, holder: Principal, scopes: Iterable[str], lasts: timedelta) -> str:
@@ -261,6 +285,21 @@ class Access:
             (holder.key, kind, digest(text), sorted(scopes), lasts),
         )
         return bool(found[0][0])
+
+
+def _credential(connection: HTTPConnection, ticket: bool) -> tuple[str, str]:
+    """The kind and the text of a request's credential; the text is empty if there is none."""
+    scheme, _, given = connection.headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer":
+        return "key", given.strip()
+    session = connection.cookies.get(COOKIE)
+    if session is not None:
+        return "session", session
+    return "ticket", connection.query_params.get("ticket", "") if ticket else ""
+
+
+def _address(connection: HTTPConnection) -> str:
+    return "" if connection.client is None else connection.client.host
 
 
 def _session_principal(text: str, key: int, name: str, scopes: frozenset[str]) -> Principal:

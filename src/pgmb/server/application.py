@@ -46,9 +46,8 @@ class Context:
         self.hung = hung
         """Names the services of this process that make no progress."""
         self.limits = limits
-        self.access = Access(broker)
+        self.access = Access(broker, rates=Rates(limits.requests_per_second, limits.burst))
         closing.push_async_callback(self.access.close)
-        self.rates = Rates(limits.requests_per_second, limits.burst)
         self.counts = Counters()
         self.draining = False
         """Whether the process is shutting down and accepts no new clients."""

@@ -65,6 +65,12 @@ class Rates:
             wait = max(1, round((1 - left) / self._per_second))
             raise Problem(429, "too_many_requests", "too many requests", headers={"Retry-After": str(wait)})
 
+    def give_back(self, who: Hashable) -> None:
+        """Undo a `take`."""
+        if who in self._buckets:
+            left, at = self._buckets[who]
+            self._buckets[who] = (min(self._burst, left + 1), at)
+
 
 async def read_body(request: Request, most: int) -> bytes:
     """Read the body. Raises Problem 413 as soon as it exceeds the limit."""

@@ -52,6 +52,12 @@ class SharedCache(Generic[Key, Value]):
         # A cancelled caller must not cancel the lookup of the others.
         return await asyncio.shield(found[1])
 
+    def latest(self, key: Key) -> Value | None:
+        """The result of the last lookup, also if it has expired. None if there is none, or it failed."""
+        task = self._tasks.get(key, (0.0, None))[1]
+        done = task is not None and task.done() and not task.cancelled() and task.exception() is None
+        return task.result() if task is not None and done else None
+
     def forget(self, key: Key) -> None:
         self._tasks.pop(key, None)
 

@@ -57,6 +57,7 @@ class PageRouter:
         async def answer(request: Request) -> Response:
             visit = Visit(request, None)
             try:
+                self.context.access.count_address(request)
                 return await handler(self, visit)
             except Exception as error:
                 return self._failed(visit, error)
@@ -70,7 +71,6 @@ class PageRouter:
             visit = Visit(request, None)
             try:
                 visit = await admit(self.context.access, request, "inspect")
-                self._count(visit)
                 return await handler(self, visit)
             except NotSignedInError:
                 return self._redirect_to_login(visit)
@@ -87,7 +87,6 @@ class PageRouter:
             try:
                 check_origin(request)
                 visit = await admit(self.context.access, request, "inspect")
-                self._count(visit)
                 form = await read_form(request)
                 assert visit.principal is not None  # noqa: S101
                 self.context.access.check_csrf(visit.principal, form.get("csrf"))
@@ -151,10 +150,6 @@ class PageRouter:
             )
         return response
 
-    def _count(self, visit: Visit) -> None:
-        if visit.principal is not None:
-            self.context.rates.take(visit.principal.key)
-
     def _redirect_to_login(self, visit: Visit) -> Response:
         if visit.fragment or visit.request.method != "GET" or visit.request.url.path.endswith("/ui/live"):
             return self._failed(visit, unauthorised())
@@ -167,6 +162,9 @@ class PageRouter:
         problem = problem_of(error)
         if problem is None:
             raise error
+        if problem.status == 429 and visit.principal is None:
+            # A page would cost more than what is refused.
+            return problem.response()
         response = self.renderer.render(
             visit, "error.html", status=problem.status, problem=problem, latest=None
         )

@@ -143,13 +143,10 @@ class Operation:
         return Response(msgspec.json.encode(answer), media_type=JSON)
 
     async def _admitted(self, context: Context, request: Request) -> Principal | None:
-        principal = None if self.needs is None else await context.access.principal(request)
-        if principal is not None:
-            context.rates.take(principal.key)
-        else:
-            context.rates.take("" if request.client is None else request.client.host)
         if self.needs is None:
+            context.access.count_address(request)
             return None
+        principal = await context.access.principal(request)
         if principal is None:
             raise unauthorised()
         if self.needs and not any(need.met_by(principal, request.path_params) for need in self.needs):
