@@ -50,20 +50,23 @@ def _body(compat: Sequence[str]) -> str:
     if unknown := set(compat) - set(COMPATIBLE):
         raise InvalidArgument(f"no compatible schema is named {', '.join(sorted(unknown))}")
     ours = [path for path in manifest() if not path.startswith(_ON_REQUEST)]
+    tables = _read(_tables(ours))
+    digest = _digest_of(tables)
     return "\n".join(
         (
-            _HEADER.format(version=VERSION, lock_timeout=_LOCK_TIMEOUT),
+            _HEADER.format(version=VERSION, lock_timeout=_LOCK_TIMEOUT, tables=digest),
             _guarded(
                 "to_regnamespace('pgmb') is null",
-                *_read(_tables(ours)),
-                "insert into pgmb.installation (version, system_identifier) "
-                f"select {VERSION}, c.system_identifier from pg_control_system() c;",
+                *tables,
+                "insert into pgmb.installation (version, system_identifier, tables) "
+                f"select {VERSION}, c.system_identifier, '{digest}' from pg_control_system() c;",
             ),
             *(
                 _guarded(
                     f"(select version from pgmb.installation) < {number}",
                     text,
-                    f"update pgmb.installation set version = {number}, upgraded_at = now();",
+                    f"update pgmb.installation set version = {number}, upgraded_at = now(),"
+                    f" tables = '{digest}';",
                 )
                 for number, text in _migrations()
             ),
@@ -153,7 +156,20 @@ do $pgmb_lock$ begin perform pg_advisory_xact_lock(28749); end $pgmb_lock$;
 set local lock_timeout = '{lock_timeout}';
 do $pgmb_guard$
 begin
+  if to_regnamespace('pgmb') is not null and to_regclass('pgmb.installation') is null then
+    raise exception 'schema pgmb exists and is not of this pgmb' using errcode = 'MB006',
+      hint = 'fraruiz/pgmb and @haathie/pgmb use a schema of that name, too. Rename it'
+        ' (alter schema pgmb rename to old_pgmb), or install into another database.'
+        ' The pages on migrating from them say how to move what is in it.';
+  end if;
   if to_regclass('pgmb.installation') is not null then
+    if exists (select from pgmb.installation i
+      where i.version = {version} and to_jsonb(i) ->> 'tables' is distinct from '{tables}')
+    then
+      raise exception 'schema pgmb has the tables of another version before 0.1.0' using errcode = 'MB030',
+        hint = 'Until 0.1.0 there are no upgrades. Remove the schema with its events (pgmb uninstall), then'
+          ' install again.';
+    end if;
     if (select version from pgmb.installation) > {version} then
       raise exception 'schema pgmb is at version %, newer than {version}',
         (select version from pgmb.installation) using errcode = 'MB030',
@@ -219,6 +235,12 @@ def _tables(paths: Sequence[str]) -> list[str]:
 
 def _functions(paths: Sequence[str]) -> list[str]:
     return [path for path in paths if not path.endswith("/tables.sql")]
+
+
+def _digest_of(tables: Sequence[str]) -> str:
+    """Of what the scripts do: comments and spaces may change."""
+    text = " ".join(re.sub(r"--.*", "", "\n".join(tables)).split())
+    return hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()
 
 
 def _read(paths: Sequence[str]) -> list[str]:

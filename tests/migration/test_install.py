@@ -17,7 +17,7 @@ from psycopg import sql
 from harness.databases import create_database, drop_database
 from harness.server import Server
 from pgmb import schema
-from pgmb.errors import Conflict, SchemaVersionError
+from pgmb.errors import Conflict, PgmbError, SchemaVersionError
 from tests.migration.catalog import catalog
 
 _numbers = itertools.count(1)
@@ -148,6 +148,56 @@ def test_a_newer_schema_is_refused(dsn: str) -> None:
         connection.execute("rollback")
         assert catalog(connection) == before
         assert schema.installed_version(connection) == schema.VERSION + 1
+
+
+def refusal(connection: psycopg.Connection[Any]) -> psycopg.Error:
+    """What the server said when an install was refused."""
+    with pytest.raises((psycopg.Error, PgmbError)) as caught:
+        schema.install(connection)
+    error: BaseException | None = caught.value
+    while error is not None and not isinstance(error, psycopg.Error):
+        error = error.__cause__
+    assert isinstance(error, psycopg.Error)
+    connection.execute("rollback")
+    return error
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "alter table pgmb.installation drop column tables",
+        "update pgmb.installation set tables = 'others'",
+    ],
+)
+def test_the_tables_of_another_development_version_are_refused(dsn: str, change: str) -> None:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(change.encode())
+        before = catalog(connection)
+        error = refusal(connection)
+        assert error.sqlstate == "MB030"
+        assert "pgmb uninstall" in (error.diag.message_hint or "")
+        assert catalog(connection) == before
+        schema.uninstall(connection)
+        schema.install(connection)
+
+
+def test_a_schema_of_that_name_that_is_another_s_is_refused(empty_dsn: str) -> None:
+    with psycopg.connect(empty_dsn, autocommit=True) as connection:
+        connection.execute("create schema pgmb; create table pgmb.messages (id bigint)")
+        error = refusal(connection)
+        assert error.sqlstate == "MB006"
+        assert "alter schema pgmb rename to old_pgmb" in (error.diag.message_hint or "")
+        assert connection.execute("select to_regnamespace('pgmb_internal')").fetchone() == (None,)
+        connection.execute("alter schema pgmb rename to old_pgmb")
+        schema.install(connection)
+        assert connection.execute("select count(*) from old_pgmb.messages").fetchone() == (0,)
+
+
+def test_comments_in_tables_need_no_new_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    tables = ["create table a (\n  b int -- what it is\n);"]
+    others = ["-- A table.\ncreate table a (  b int\n);", "create table a ( b bigint );"]
+    same, changed = ([text] for text in others)
+    assert schema._digest_of(tables) == schema._digest_of(same) != schema._digest_of(changed)
 
 
 def test_a_database_without_the_schema_is_told_apart(empty_dsn: str) -> None:

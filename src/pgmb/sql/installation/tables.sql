@@ -15,6 +15,8 @@ create table pgmb.installation (
   identity uuid not null default gen_random_uuid(),
   -- The schema version and text of each view, as md5. Views are replaced only if it changed: that takes a lock.
   views jsonb not null default '{}',
+  -- The text of all files named tables.sql, as md5: until 0.1.0 tables change without a migration.
+  tables text not null,
   -- What was posted to endpoints that were dropped: totals of all endpoints never fall.
   dropped_delivered bigint not null default 0,
   dropped_failed bigint not null default 0,
