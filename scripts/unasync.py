@@ -36,10 +36,8 @@ NAMES = {
     "aconnect": "connect",
     "aconnection_lost": "connection_lost",
     "adriver_connection": "driver_connection",
-    "aforget": "forget",
     "anext": "next",
     "aoff_loop": "off_loop",
-    "aremember": "remember",
     "asynccontextmanager": "contextmanager",
 }
 ASYNC_CLASS = re.compile(r"(_?)Async([A-Z]\w*)")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import tempfile
 from pathlib import Path
 
@@ -50,6 +51,20 @@ def kills(arguments: argparse.Namespace) -> bool:
             result = kills.crashes(
                 server, dsn, folder, backends=arguments.kills - half, servers=half, seed=arguments.seed
             )
+    print(result)
+    return result.holds
+
+
+@command(
+    "memory",
+    "a worker's memory stays flat, and no event sees the context of another",
+    option("--events", type=int, default=300_000),
+)
+def memory(arguments: argparse.Namespace) -> bool:
+    from faults.worker import memory
+
+    with database(arguments.pg) as (_, dsn):
+        result = asyncio.run(memory.run(dsn, arguments.events, arguments.seed))
     print(result)
     return result.holds
 

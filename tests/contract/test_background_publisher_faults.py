@@ -253,6 +253,24 @@ def test_events_that_are_given_up_are_logged_as_lines_to_publish(
     ] == events
 
 
+ENDING = """
+import atexit, sys
+atexit.register(lambda: print("closed" if broker._pool.closed else "open"))
+import pgmb
+atexit.register(lambda: broker.publish("a", "at exit"))
+broker = pgmb.connect(sys.argv[1])
+"""
+
+
+def test_the_end_of_a_process_closes_brokers_after_handlers_of_users(
+    dsn: str, db: psycopg.Connection[Any]
+) -> None:
+    command = [sys.executable, "-c", ENDING, dsn]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.stderr) == ("closed\n", "")
+    assert logged(db) == ["at exit"]
+
+
 TERMINATED = """
 import os, signal, sys, threading, pgmb
 publisher = pgmb.connect(sys.argv[1]).publisher(flush_every=3600)

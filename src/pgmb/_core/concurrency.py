@@ -6,6 +6,7 @@ The Async names are those that `make sync` turns into the others.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import logging
 import os
@@ -14,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any, Final, TypeAlias, TypeVar, cast
+from weakref import WeakKeyDictionary
 
 from psycopg import AsyncConnection, Connection
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
@@ -179,8 +181,25 @@ def _raise_cancellation() -> None:
         raise asyncio.CancelledError
 
 
-EndingPool: TypeAlias = ConnectionPool[Connection[Any]]
-"""Threads of a pool end with the process."""
+class EndingPool(ConnectionPool[Connection[Any]]):
+    """A pool whose threads end with the process, also if nobody closed it."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        _pools[self] = os.getpid()
+
+
+_pools: WeakKeyDictionary[EndingPool, int] = WeakKeyDictionary()
+"""By the process that made them."""
+
+
+# A pool that is collected as the interpreter ends waits 5 seconds for each of its threads, which do not run
+# any more: on Python 3.13. Registered at import, so that handlers of users may still publish before.
+@atexit.register
+def _close_pools() -> None:
+    for pool, process in list(_pools.items()):
+        if process == os.getpid():
+            pool.close(timeout=1)
 
 
 class _Process:
