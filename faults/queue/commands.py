@@ -17,7 +17,12 @@ from faults.database import database
     option("--examples", type=int, default=2000),
     option("--steps", type=int, default=50),
     option("--processes", type=int, default=1, help="that share the examples"),
-    option("--kind", choices=("plain", "ordered", "fair"), default="plain", help="of queue"),
+    option(
+        "--kind",
+        choices=("plain", "ordered", "fair", "limited fair", "filtered fair"),
+        default="plain",
+        help="of queue",
+    ),
     option("--shrink", action="store_true", help="a failure to its least steps (minutes)"),
 )
 def model(arguments: argparse.Namespace) -> bool:
@@ -27,6 +32,8 @@ def model(arguments: argparse.Namespace) -> bool:
         "plain": machine.QueueMachine,
         "ordered": ordered_machine.OrderedMachine,
         "fair": fair_machine.FairMachine,
+        "limited fair": fair_machine.LimitedFairMachine,
+        "filtered fair": fair_machine.FilteredFairMachine,
     }
     began = time.monotonic()
     done = machine.run_in_processes(

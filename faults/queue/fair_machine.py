@@ -86,6 +86,21 @@ class FairMachine(QueueMachine):
         super().judge(rows, limit, own)
 
 
+class LimitedFairMachine(FairMachine):
+    """One fair queue with limits that are never reached, each of which takes part in every receive."""
+
+    arguments: ClassVar[str] = (
+        ", fair_by => 'key', max_in_flight => 100000, rps => 1000000, ttl => '1 day',"
+        " max_length => 100000, when_full => 'drop_oldest'"
+    )
+
+
+class FilteredFairMachine(FairMachine):
+    """One fair queue with a filter that all events pass, which is asked of each that is taken."""
+
+    arguments: ClassVar[str] = ", fair_by => 'key', filter => '$.payload > 0'"
+
+
 def _by_tenant(rows: Sequence[Delivered]) -> dict[str, list[Delivered]]:
     found: dict[str, list[Delivered]] = defaultdict(list)
     for row in rows:

@@ -35,7 +35,13 @@ where p.pronamespace = any ('{pgmb,pgmb_internal,pgmb_condition,pgmq}'::regnames
 DYNAMIC = {
     *("pgmb_internal.choose", "pgmb_internal.count_newest", "pgmb_internal.count_waiting"),
     *("pgmb.bury_unreadable", "pgmb_internal.still_to_come"),
-    *("pgmb_internal.stragglers", "pgmb_internal.take_fresh", "pgmb_internal.take_lagging", "pgmb.receive"),
+    *(
+        "pgmb_internal.stragglers",
+        "pgmb_internal.take_next",
+        "pgmb_internal.pick_in_turn",
+        "pgmb_internal.take_lagging",
+        "pgmb.receive",
+    ),
 }
 
 

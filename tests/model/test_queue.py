@@ -26,7 +26,17 @@ def test_an_ordered_queue_does_what_the_model_does(dsn: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_fair_queue_does_what_the_model_does(dsn: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "examples"),
+    [
+        (fair_machine.FairMachine, 12),
+        (fair_machine.LimitedFairMachine, 6),
+        (fair_machine.FilteredFairMachine, 6),
+    ],
+)
+def test_a_fair_queue_does_what_the_model_does(
+    dsn: str, kind: type[fair_machine.FairMachine], examples: int
+) -> None:
     done: Counter[str] = Counter()
     while done["deliveries"] <= 80 or done["lagging"] <= 2:
-        done += machine.run(dsn, examples=12, steps=20, kind=fair_machine.FairMachine)
+        done += machine.run(dsn, examples=examples, steps=20, kind=kind)

@@ -103,25 +103,23 @@ begin
       from pgmb_internal.batch_events(fitting_end.stream, batch, lo, hi, matching, most, true) e) e);
 end $$;
 
--- Those of these events, from the first on, that fit into one lease.
-create or replace function pgmb_internal.fitting(stream integer, numbers bigint[])
-returns bigint[]
+-- How many of the events `more` of a segment, from the first on, fit into a lease that has those of `taken`.
+create or replace function pgmb_internal.fitting_more(stream integer, segment bigint, taken bigint[], more bigint[])
+returns integer
 language plpgsql
 as $$
+declare
+  count bigint := cardinality(taken) + cardinality(more);
 begin
-  if cardinality(numbers) <= 1 or cardinality(numbers) <= pgmb_internal.always_fits() and not (
-    select bool_or(pgmb_internal.has_large(fitting.stream, s.number))
-    from (select distinct pgmb_internal.segment_of(one) number from unnest(numbers) one) s)
-  then
-    return numbers;
+  if count <= 1 or count <= pgmb_internal.always_fits() and not pgmb_internal.has_large(fitting_more.stream, fitting_more.segment) then
+    return cardinality(more);
   end if;
-  return array(
-    select n.number
+  return (
+    select count(*) filter (where n.nth > cardinality(taken))
     from (
-      select n.number, n.nth, sum(pgmb_internal.weight(e.payload) + coalesce(pgmb_internal.weight(e.headers), 0))
+      select n.nth, sum(pgmb_internal.weight(e.payload) + coalesce(pgmb_internal.weight(e.headers), 0))
         over (order by n.nth rows between unbounded preceding and 1 preceding) before
-      from unnest(numbers) with ordinality n (number, nth)
-      join pgmb_internal.numbered_events(fitting.stream, numbers, raw => true) e on e.seq = n.number) n
-    where coalesce(n.before, 0) < pgmb_internal.batch_bytes()
-    order by n.nth);
+      from unnest(taken || more) with ordinality n (number, nth)
+      join pgmb_internal.numbered_events(fitting_more.stream, taken || more, raw => true) e on e.seq = n.number) n
+    where coalesce(n.before, 0) < pgmb_internal.batch_bytes());
 end $$;

@@ -53,7 +53,7 @@ as $$
 declare
   newest pgmb.claim;
   last bigint := pgmb_internal.last_seq((queue).stream_name);
-  
+  lagging pgmb.pending;
   place bigint;
   retries bigint;
   estimate bigint;
@@ -62,15 +62,20 @@ declare
   part bigint;
 begin
   select * into newest from pgmb_internal.queue_position((waiting_upto.queue).id);
-    place := pgmb_internal.reached(newest);
-
+  place := pgmb_internal.reached(newest);
   select count(*) into retries from (
     select from pgmb.retry r where r.queue = (waiting_upto.queue).id and r.lease is null limit most) unleased;
-  estimate := retries + pgmb_internal.numbers_between((queue).stream, place, last);
+  estimate := retries
+    + pgmb_internal.numbers_between((queue).stream, least(place, (select min(l.place) from unnest(newest.lagging) l)), last);
   if estimate < most then
     return estimate;
   end if;
   waiting := retries;
+  if newest.lagging is not null then
+    select * into lagging from pgmb_internal.lagging_range(queue, newest);
+    waiting := waiting + (pgmb_internal.count_newest((queue).stream, (lagging.batch).done, (lagging.batch).seen, lagging.lo,
+      lagging.hi, (queue).matching || lagging.matching, most - waiting)).counted;
+  end if;
   for leaf in
     select format('pgmb.segment_%s_%s', s.stream, s.number) from pgmb.segment s
     where s.stream = (queue).stream and s.number between pgmb_internal.segment_of(place) and pgmb_internal.segment_of(last) and s.dropped_at is null

@@ -1,10 +1,10 @@
 -- Filters and conditions of queues: asked once an event, when it is claimed.
 
--- Which events of a queue above its position and up to `hi` pass its filter and condition, about `most`, and how far
+-- Which events of a batch with lo < seq <= hi match a queue and pass its filter and condition, about `most`, and how far
 -- that looked: not to `hi` where it has used up a good part of the caller's statement_timeout, so that a slow condition
 -- still moves. One that raises, or takes longer than that, pauses the queue, with what it said; then `chosen` is null.
 create or replace function pgmb_internal.choose(
-  q pgmb.queue, base pgmb.claim, hi bigint, most bigint, out chosen bigint[], out upto bigint
+  q pgmb.queue, batch pgmb.batch, lo bigint, hi bigint, most bigint, out chosen bigint[], out upto bigint
 )
 language plpgsql
 as $$
@@ -20,13 +20,13 @@ begin
   asking := pgmb_internal.asking(q);
   asked := asking;
   chosen := '{}';
-  upto := base.place;
+  upto := lo;
   loop
     begin
       execute 'select count(*) events, max(e.seq) last, coalesce(array_agg(e.seq) filter (where true ' || asked || '), ''{}'') passed
         from pgmb_internal.batch_events($1, $2, $3, $4, $5, $6, true) e'
       into looked
-      using q.stream, pgmb_internal.batch_of(base), upto, hi, q.matching, page;
+      using q.stream, batch, upto, hi, q.matching, page;
     exception when data_corrupted or index_corrupted then
       if asked = '' then
         raise;

@@ -1,9 +1,9 @@
--- The loop that receives from queues of every kind but fair ones: plain, with patterns or a filter, ordered by key, limited, with
+-- The loop that receives from queues of every kind: plain, with patterns or a filter, ordered by key, fair to tenants, limited, with
 -- a time to live, a length or lanes. (pgmb.receive and pgmb.claim_next have shorter ways for plain ones, which refuse what only
 -- the loop decides.)
 
 -- Asks the lanes of a queue in turn for a lease, within the limits of them all. entry_xid, noted: as receive found them. Gives
--- what pgmb_internal.claim_lane and pgmb_internal.claim_fair give.
+-- what pgmb_internal.claim_lane gives.
 create or replace function pgmb_internal.claim_queue(
   queue integer, entry_xid xid8, noted bigint, max integer, lease_for interval,
   out lease uuid, out retried boolean, out numbers bigint[]
@@ -53,10 +53,6 @@ begin
   end if;
   if max <= 0 then
     return;
-  end if;
-  if head.fair_by is not null then
-    lanes := '{}';
-    claimed := pgmb_internal.claim_fair(head, entry_xid, noted, max, lease_for);
   end if;
   -- Shards are asked in any order, those that others are at passed over. But for one call in eight, which asks in
   -- order and waits, so that a long transaction in a shard is superseded. Who waits holds only shards before it, and
@@ -126,6 +122,9 @@ declare
   pending boolean;                           -- the position moved enough to be worth writing
   opened boolean := false;
   waiting bigint;                            -- where the rows of pgmb.retry begin
+  -- What is due again comes first, in a lease of its own. In a fair queue it takes turns with fresh events, so that a tenant whose
+  -- events fail does not hold up the others.
+  fresh_first boolean := q.fair_by is not null and hashint8(base.id) & 1 = 1;
 begin
   if base.id is null then
     return;
@@ -141,7 +140,6 @@ begin
   pending := swept.pending;
   base := pgmb_internal.note_leases(base, q.ordered or q.max_in_flight is not null);
 
-  -- What is due again comes first, in a lease of its own.
   select null::integer[] keys, null::timestamptz youngest into flight;
   if q.ordered then
     flight := pgmb_internal.recent_leases(base, now, true);
@@ -150,8 +148,10 @@ begin
     waiting := pgmb_internal.lowest_origin(base);
     base.first_origin := least(flight.oldest, (base.flight).oldest, base.id + 1, waiting);
   end if;
-  events := case when swept.stopped and clock_timestamp() >= pgmb_internal.deadline() then 0
-    else pgmb_internal.lease_retries(q, base, max, now, now + lease_for, token, flight.keys) end;
+  events := 0;
+  if swept.stopped and clock_timestamp() < pgmb_internal.deadline() or not swept.stopped and not fresh_first then
+    events := pgmb_internal.lease_retries(q, base, max, now, now + lease_for, token, flight.keys);
+  end if;
   if events > 0 then
     lease := pgmb_internal.lease_of(q.id, base.id + 1, token);
     retried := true;
@@ -165,7 +165,7 @@ begin
 
   if q.max_length is not null and q.when_full = 'drop_oldest' then
     trimmed := pgmb_internal.drop_oldest(q, base);
-    pending := pending or trimmed.place <> base.place;
+    pending := pending or trimmed.place <> base.place or trimmed.lagging::text is distinct from base.lagging::text;
     opened := trimmed.batch_snapshot::text <> base.batch_snapshot::text;
     base := trimmed;
   end if;
@@ -180,8 +180,16 @@ begin
     numbers := taken.numbers;
     events := cardinality(numbers);
     perform pgmb_internal.lease_numbers(base, token, numbers, taken.began, now + lease_for, taken.keys, now);
-  elsif pending then
-    perform pgmb_internal.write_position(base);
+  else
+    if fresh_first then
+      events := pgmb_internal.lease_retries(q, base, max, now, now + lease_for, token, flight.keys);
+    end if;
+    if events > 0 then
+      lease := pgmb_internal.lease_of(q.id, base.id + 1, token);
+      retried := true;
+    elsif pending then
+      perform pgmb_internal.write_position(base);
+    end if;
   end if;
   if taken.wrote then
     perform pgmb_internal.recheck_at_commit(q.id, base.id + 1);
@@ -214,6 +222,9 @@ declare
   fits bigint;
   choice record;
   picked record;
+  enough boolean;                            -- the lease has no room for what follows
+  tenants integer[] := '{}';                 -- of `numbers`, in a fair queue
+  passing constant timestamptz := clock_timestamp() + interval '50 milliseconds';
   scanned bigint := 0;                       -- numbers passed
   looked bigint := 0;                        -- events among them that matched
   retries boolean;                           -- events of its keys may wait in pgmb.retry
@@ -244,43 +255,68 @@ begin
       began := 0;
     end if;
     place := greatest(base.place, base.done_seq);
-    hi := pgmb_internal.window_end(q.stream, place, base.upto, 5000);
+    -- Passing over the events of tenants that lag costs little.
+    hi := pgmb_internal.window_end(q.stream, place, base.upto, case when base.lagging is null then 5000 else 20000 end);
+    asked.matching := q.matching || case when base.lagging is null then '' else pgmb_internal.not_lagging(q.fair_by, base) end;
     if pgmb_internal.asks(q) then
-      choice := pgmb_internal.choose(q, base, hi, max * 2);
+      choice := pgmb_internal.choose(asked, pgmb_internal.batch_of(base), base.place, hi,
+        case when q.fair_by is null then max * 2 else pgmb_internal.judged_at_once(max) end);
       exit when choice.chosen is null;
       -- What took long to look at need not be looked at again, however little it was.
       pending := pending or choice.upto < hi;
       hi := choice.upto;
       asked.matching := pgmb_internal.among(choice.chosen);
     end if;
-    if retries is null then
-      -- Of each key whose dead letters were put back, the first that is not leased has a time.
-      retries := q.ordered and (waiting is not null or exists (
-        select from pgmb.retry r
-        where r.queue = q.id and r.due_at < 'infinity' and r.due_at >= pgmb_internal.retry_since(q.id, now)));
+    if q.fair_by is null then
+      if retries is null then
+        -- Of each key whose dead letters were put back, the first that is not leased has a time.
+        retries := q.ordered and (waiting is not null or exists (
+          select from pgmb.retry r
+          where r.queue = q.id and r.due_at < 'infinity' and r.due_at >= pgmb_internal.retry_since(q.id, now)));
+      end if;
+      -- Of as many as are read to find those that may go. A single event always fits.
+      fits := hi;
+      if max > 1 and (pgmb_internal.segment_of(base.place) <> pgmb_internal.segment_of(hi) or max * 2 > pgmb_internal.always_fits()
+        or pgmb_internal.look_for_large(q.stream, pgmb_internal.segment_of(hi), now))
+      then
+        fits := pgmb_internal.fitting_end(q.stream, pgmb_internal.batch_of(base), base.place, hi, asked.matching,
+          case when q.plain then max else greatest(max * 2, 200) end);
+      end if;
+      picked := pgmb_internal.pick(asked, base, fits, max - cardinality(numbers), now, busy, youngest, retries);
+      exit when picked.waits;
+      base.place := picked.upto;
+      keys := keys || picked.keys;
+      enough := fits < hi;
+    else
+      picked := pgmb_internal.pick_in_turn(asked, base, hi, max, now, numbers);
+      base := picked.base;
+      tenants := tenants || picked.tenants;
+      enough := picked.enough;
     end if;
-    -- Of as many as are read to find those that may go. A single event always fits.
-    fits := hi;
-    if max > 1 and (pgmb_internal.segment_of(base.place) <> pgmb_internal.segment_of(hi) or max * 2 > pgmb_internal.always_fits()
-      or pgmb_internal.look_for_large(q.stream, pgmb_internal.segment_of(hi), now))
-    then
-      fits := pgmb_internal.fitting_end(q.stream, pgmb_internal.batch_of(base), base.place, hi, asked.matching,
-        case when q.plain then max else greatest(max * 2, 200) end);
-    end if;
-    picked := pgmb_internal.pick(asked, base, fits, max - cardinality(numbers), now, busy, youngest, retries);
-    exit when picked.waits;
-    base.place := picked.upto;
     pending := pending or picked.looked > 0 or base.place - place >= pgmb_internal.worth_a_claim();
     wrote := wrote or picked.wrote;
     numbers := numbers || picked.taken;
-    keys := keys || picked.keys;
     scanned := scanned + base.place - greatest(place, pgmb_internal.first_number(pgmb_internal.segment_of(base.place)));
     looked := looked + picked.looked;
     -- To come back with nothing although there is something further on would have consumers wait: only at the deadline, or
     -- after a thousand events that are not to go now. What a filter, busy keys or age leave over of a window may be little; the
-    -- next ones are looked at too, but a lease ends with its first window where values are large.
+    -- next ones are looked at too, but a lease ends with its first window where values are large. A backlog of a tenant that lags
+    -- is passed over in as few receives as possible: the events of others lie behind it.
     exit when cardinality(numbers) >= max or clock_timestamp() >= pgmb_internal.deadline()
-      or scanned >= 20000 and (numbers <> '{}' or looked >= 1000)
-      or numbers <> '{}' and (fits < hi or pgmb_internal.has_large(q.stream, pgmb_internal.segment_of(base.upto)));
+      or scanned >= 20000 and case when base.lagging is null then numbers <> '{}' or looked >= 1000
+        else clock_timestamp() >= passing end
+      or (numbers <> '{}' or base.lagging is not null) and enough
+      or numbers <> '{}' and pgmb_internal.has_large(q.stream, pgmb_internal.segment_of(base.upto));
   end loop;
+  if base.lagging is not null and cardinality(numbers) < max then
+    picked := pgmb_internal.take_lagging(q, base, max - cardinality(numbers), now, numbers);
+    base := picked.base;
+    pending := true;
+    wrote := wrote or picked.wrote;
+    numbers := numbers || picked.taken;
+    tenants := tenants || picked.tenants;
+  end if;
+  if q.fair_by is not null then
+    numbers := pgmb_internal.in_turn(numbers, tenants);
+  end if;
 end $$;

@@ -19,8 +19,11 @@ begin
     raise exception 'max_length cannot be combined with a filter' using errcode = 'MB005',
       hint = 'Every publish would have to filter the waiting events.';
   end if;
-  perform pgmb_internal.assert_fair(assert_form.fair_by, case when ordered then 'ordered'
-    when lanes is not null then 'lanes' when max_length is not null then 'max_length' when filtered then 'a filter' end);
+  perform pgmb_internal.assert_fair(assert_form.fair_by);
+  if fair_by is not null and ordered then
+    raise exception 'fair_by cannot be combined with ordered' using errcode = 'MB005',
+      hint = 'An ordered queue serves its keys in parallel; a fair one keeps no order while events are retried.';
+  end if;
   if parts not in (1, 2, 4, 8, 16, 32, 64) or (parts > 1 and (not ordered or max_length is not null)) then
     raise exception 'invalid number of shards: %', parts using errcode = 'MB005',
       hint = 'A power of two up to 64; more than one only where ordered, and without max_length.';

@@ -1,4 +1,4 @@
--- Fair queues: tenants are served in turn (docs/adr/0038). A receive reads on in the log and passes over the events of
+-- The policy of fair queues: tenants are served in turn (docs/adr/0038). A receive reads on in the log and passes over the events of
 -- tenants that have many waiting. Such a tenant lags: pgmb.claim.lagging, which is part of the queue's position, says from
 -- where on its events wait, and later receives take them from there.
 
@@ -25,26 +25,15 @@ exception when data_corrupted or index_corrupted then
   return null;
 end $$;
 
--- Errors: MB005 fair_by names nothing that an event has, or the queue has settings that exclude it.
-create or replace function pgmb_internal.assert_fair(fair_by text, excluded text)
+-- Errors: MB005 fair_by names nothing that an event has.
+create or replace function pgmb_internal.assert_fair(fair_by text)
 returns void
 language plpgsql immutable
 as $$
 begin
-  if fair_by is null then
-    return;
-  end if;
   if fair_by !~ '^(key|header:.+)$' then
     raise exception 'fair_by must be key or header:NAME, got %', quote_literal(fair_by) using errcode = 'MB005',
       hint = 'key takes the event''s key for the tenant, header:tenant its header "tenant".';
-  end if;
-  if excluded is not null then
-    raise exception 'fair_by cannot be combined with %', excluded using errcode = 'MB005',
-      hint = case excluded
-        when 'ordered' then 'An ordered queue serves its keys in parallel; a fair one keeps no order while events are retried.'
-        when 'lanes' then 'Create a separate queue for urgent events.'
-        when 'max_length' then 'To limit how long events wait, set ttl.'
-        else 'Filter in the consumer, or publish to topics that patterns can tell apart.' end;
   end if;
 end $$;
 
@@ -102,7 +91,7 @@ begin
   seqs := seqs[:share];
   tenants := tenants[:share];
   if cardinality(slow_tenants) > 0 then
-    select array_agg((n.tenant, n.place, judge.ending, judge.done)::pgmb.lag order by n.place) into slow
+    select array_agg((n.tenant, n.place, judge.ending, judge.done, 0)::pgmb.lag order by n.place) into slow
     from (
       select n.tenant, min(n.seq) - 1 place from unnest(numbers, named) n (seq, tenant)
       where n.tenant = any (slow_tenants)
@@ -111,111 +100,185 @@ begin
   end if;
 end $$;
 
--- Reads on from a queue's position and takes at most `max` events of tenants that do not lag; what those that lag leave of
--- it is reserved for them. A tenant that has more than a sixteenth of the events ahead lags from there on, if there is more
--- than this receive can take. `tenants` are those of the events; opened: a batch was opened; passed: over how many numbers,
--- about 20,000, or as many as it can within 50 ms.
-create or replace function pgmb_internal.take_fresh(
-  q pgmb.queue, max bigint, inout base pgmb.claim, out seqs bigint[], out tenants integer[], out opened boolean, out passed bigint
-)
-language plpgsql
+-- The condition that an event e of a batch is not of a tenant that lags, or committed late below the place of one and was not
+-- passed over.
+create or replace function pgmb_internal.not_lagging(fair_by text, base pgmb.claim)
+returns text
+language plpgsql immutable
 as $$
 declare
-  tenant text := pgmb_internal.tenant_of(q.fair_by);
-  -- How many events of tenants that do not lag are judged at once.
-  ahead bigint := greatest(max + max / 4, 200);
-  ending timestamptz := clock_timestamp() + interval '50 milliseconds';
-  before pgmb.claim;
-  hi bigint;
-  others text;
-  source text;
-  lags integer[];
-  room bigint;
-  read record;
-  found_events record;
+  tenant text := pgmb_internal.tenant_of(fair_by);
 begin
-  seqs := '{}';
-  tenants := '{}';
-  opened := false;
-  passed := 0;
-  loop
-    if base.place >= base.upto then
-      exit when opened;
-      before := base;
-      base := pgmb_internal.open_batch(base, q.numbers);
-      -- Its patterns must be newer than the batch: what is published after a bind goes by that.
-      select * into q from pgmb.queue present where present.id = q.id;
-      if not pgmb_internal.has_stragglers(q.stream, pgmb_internal.batch_of(base), 0, base.done_seq) then
-        base.place := base.done_seq;
-        if base.upto = base.done_seq then
-          base := before;
-          exit;
-        end if;
-      end if;
-      opened := true;
-    end if;
-    hi := pgmb_internal.window_end(q.stream, greatest(base.place, base.done_seq), base.upto, case when base.lagging is null then 5000 else 20000 end);
-    lags := array(select l.tenant from unnest(base.lagging) l);
-    others := q.matching || case when base.lagging is null then ''
-      when base.place >= (select max(l.place) from unnest(base.lagging) l) then format(' and %s <> all (%L)', tenant, lags)
-      -- What committed late below the place of a tenant that lags was not passed over.
-      else format(' and not exists (select from unnest(%L::pgmb.lag[]) l where l.tenant = %s and e.seq > l.place)', base.lagging, tenant) end;
-    if base.place >= base.done_seq and pgmb_internal.segment_of(base.place) = pgmb_internal.segment_of(hi) then
-      source := pgmb_internal.main_part('pgmb.segment_' || q.stream || '_' || pgmb_internal.segment_of(hi), 'e.seq, ' || tenant || ' tenant', others)
-        || ' limit $7';
-    else
-      source := 'select e.seq, ' || tenant || ' tenant
-        from pgmb_internal.batch_events($8, $9, $1, $2, $10, $7, true) e';
-    end if;
-    -- What is planned each time is short, and the rest is planned once.
-    execute 'select coalesce(array_agg(r.seq), ''{}'') seqs, array_agg(r.tenant) tenants from (' || source || ') r'
-    into read
-    using base.place, hi, base.batch_snapshot, pg_snapshot_xmin(base.batch_snapshot), base.done_snapshot,
-      pg_snapshot_xmax(base.done_snapshot), ahead, q.stream, pgmb_internal.batch_of(base), others;
-    room := max - cardinality(seqs);
-    found_events := pgmb_internal.judge(read.seqs, read.tenants, room, ahead, lags, abs(hashint8(base.id)::bigint), base.done_snapshot,
-      case when cardinality(read.seqs) = ahead then read.seqs[ahead] else hi end);
-    seqs := seqs || found_events.seqs;
-    tenants := tenants || found_events.tenants;
-    passed := passed + found_events.ending - greatest(base.place, base.done_seq);
-    base.place := found_events.ending;
-    if base.lagging is not null then
-      base.lagging := (
-        select array_agg((l.tenant, l.place, greatest(l.upto, base.place), l.since)::pgmb.lag order by l.nth)
-        from unnest(base.lagging) with ordinality l (tenant, place, upto, since, nth));
-    end if;
-    base.lagging := base.lagging || found_events.slow;
-    exit when found_events.more or cardinality(seqs) >= max or clock_timestamp() >= pgmb_internal.deadline()
-      or passed >= 20000 and clock_timestamp() >= ending;
-  end loop;
+  if base.place >= (select max(l.place) from unnest(base.lagging) l) then
+    return format(' and %s <> all (%L)', tenant, array(select l.tenant from unnest(base.lagging) l));
+  end if;
+  return format(' and not exists (select from unnest(%L::pgmb.lag[]) l where l.tenant = %s and e.seq > l.place)', base.lagging, tenant);
 end $$;
 
--- Takes at most `max` events of tenants that lag, of each about as many. The first of them is read from where its events
--- wait on, and those with it that wait there too; then it is the last. Reads about 20,000 events at most.
+-- How many events of tenants that do not lag a receive of `max` events judges at once.
+create or replace function pgmb_internal.judged_at_once(max bigint)
+returns bigint
+language sql immutable parallel safe
+as $$
+  select greatest(max + max / 4, 200)
+$$;
+
+-- As pgmb_internal.pick, for a fair queue: of the events above its position and up to `hi` that match q.matching, which leaves
+-- out tenants that lag. With the `numbers` that the receive took before, at most `max`; the part of it that those that lag are
+-- due is reserved. A tenant that has more than a sixteenth of the events ahead lags from there on, if there is more than the
+-- receive can take. `tenants` are those of `taken`. enough: others are left that could be taken.
+create or replace function pgmb_internal.pick_in_turn(
+  q pgmb.queue, inout base pgmb.claim, hi bigint, max bigint, now timestamptz, numbers bigint[],
+  out taken bigint[], out tenants integer[], out looked bigint, out wrote boolean, out enough boolean
+)
+language plpgsql
+as $$
+declare
+  ahead bigint := pgmb_internal.judged_at_once(max);
+  columns text := 'e.seq, ' || pgmb_internal.tenant_of(q.fair_by) || ' tenant, e.published_at';
+  room bigint := max - cardinality(numbers);
+  lags integer[] := array(select l.tenant from unnest(base.lagging) l);
+  ending timestamptz := now - q.ttl;
+  read record;
+  judged record;
+  fits integer;
+begin
+  if q.fair_by = 'key' and base.lagging is null then
+    -- The common way: planned once a session.
+    select coalesce(array_agg(c.seq), '{}') seqs, array_agg(coalesce(hashtext(c.key), 0)) tenants,
+      array_agg(c.seq) filter (where c.published_at <= ending) old
+    into read
+    from pgmb_internal.candidates(q, base, pick_in_turn.hi, ahead) c;
+  else
+    execute 'select coalesce(array_agg(r.seq), ''{}'') seqs, array_agg(r.tenant) tenants,
+        array_agg(r.seq) filter (where r.published_at <= $11) old from (' ||
+      case when base.place >= base.done_seq and pgmb_internal.segment_of(base.place) = pgmb_internal.segment_of(hi)
+        then pgmb_internal.main_part('pgmb.segment_' || q.stream || '_' || pgmb_internal.segment_of(hi), columns, q.matching) || ' limit $7'
+        else 'select ' || columns || ' from pgmb_internal.batch_events($8, $9, $1, $2, $10, $7, true) e' end || ') r'
+    into read
+    using base.place, hi, base.batch_snapshot, pg_snapshot_xmin(base.batch_snapshot), base.done_snapshot,
+      pg_snapshot_xmax(base.done_snapshot), ahead, q.stream, pgmb_internal.batch_of(base), q.matching, ending;
+  end if;
+  looked := cardinality(read.seqs);
+  loop
+    judged := pgmb_internal.judge(read.seqs, read.tenants, room, ahead, lags, abs(hashint8(base.id)::bigint), base.done_snapshot,
+      case when looked = ahead then read.seqs[ahead] else hi end);
+    fits := pgmb_internal.fitting_more(q.stream, pgmb_internal.segment_of(hi), numbers, judged.seqs);
+    exit when fits = cardinality(judged.seqs);
+    -- Nothing is written yet: fewer of them.
+    room := fits;
+    if fits = 0 then
+      taken := '{}';
+      tenants := '{}';
+      wrote := false;
+      enough := true;
+      return;
+    end if;
+  end loop;
+  taken := judged.seqs;
+  tenants := judged.tenants;
+  enough := judged.more;
+  base.place := judged.ending;
+  if base.lagging is not null then
+    base.lagging := (
+      select array_agg((l.tenant, l.place, greatest(l.upto, base.place), l.since, l.owed)::pgmb.lag order by l.nth)
+      from unnest(base.lagging) with ordinality l (tenant, place, upto, since, owed, nth));
+  end if;
+  base.lagging := base.lagging || judged.slow;
+  wrote := coalesce(taken && read.old, false);
+  if wrote then
+    select without.numbers, without.tenants into taken, tenants
+    from pgmb_internal.without_expired(q, base.id + 1, taken, tenants, read.old, pick_in_turn.now) without;
+  end if;
+end $$;
+
+-- Gives tenants that lag their turns: at most `room` of these events of theirs, which are all that they have from the place of the
+-- first of them on, up to `hi`. Without tenants and xids: all are of the first, as many as there is room for. share: what a
+-- turn is worth. `seqs` are the events given, of `tenants`; `lagging`: who lags then.
+create or replace function pgmb_internal.serve(
+  inout lagging pgmb.lag[], numbers bigint[], named integer[], xids xid8[], hi bigint, room bigint, share bigint,
+  out seqs bigint[], out tenants integer[]
+)
+language plpgsql
+as $$
+declare
+  first pgmb.lag := lagging[1];
+begin
+  if cardinality(lagging) = 1 then
+    seqs := numbers[:room];
+    tenants := array_fill(first.tenant, array[cardinality(seqs)]);
+    first.place := case when cardinality(seqs) = room then coalesce(seqs[room], first.place) else hi end;
+    first.owed := 0;
+    lagging := case when first.place < first.upto then array[first] end;
+    return;
+  end if;
+  with near as materialized (
+    select l.*, coalesce(nullif(l.owed, 0), share) turns
+    from unnest(serve.lagging) with ordinality l (tenant, place, upto, since, owed, nth)
+    where l.place >= first.place and (l.nth = 1 or l.place < hi)
+  ), waiting as materialized (
+    select r.seq, r.tenant, n.nth, n.turns, row_number() over (partition by n.nth order by r.seq) turn
+    from unnest(serve.numbers, serve.named, serve.xids) r (seq, tenant, xid)
+    join near n on n.tenant = r.tenant and r.seq > n.place and r.seq <= n.upto and not pg_visible_in_snapshot(r.xid, n.since)
+  ), given as materialized (
+    select w.* from waiting w where w.turn <= w.turns order by w.turn, w.nth limit room
+  ), moved as (
+    select n.nth, n.turns, max(g.seq) last, count(g.seq) given, (select count(*) from waiting w where w.nth = n.nth) waiting
+    from near n left join given g on g.nth = n.nth
+    group by n.nth, n.turns
+  )
+  select array(select g.seq from given g order by g.turn, g.nth),
+    array(select g.tenant from given g order by g.turn, g.nth),
+    (select array_agg((l.tenant, l.place, l.upto, l.since, l.owed)::pgmb.lag order by l.goes_last, l.nth)
+      from (
+        select l.tenant, l.upto, l.since, l.nth,
+          case when m.nth is null then l.place when m.given < m.waiting then coalesce(m.last, l.place)
+            else greatest(l.place, hi) end place,
+          case when m.nth is null then l.owed else m.turns - m.given end owed,
+          -- One with nothing here goes last, too: its events may be far away.
+          m.nth is not null and (m.given = m.turns or l.nth = 1 and m.given = 0) goes_last
+        from unnest(serve.lagging) with ordinality l (tenant, place, upto, since, owed, nth) left join moved m on m.nth = l.nth) l
+      where l.place < l.upto)
+  into seqs, tenants, lagging;
+end $$;
+
+-- Takes at most `max` events of tenants that lag, in turn (deficit round robin): a turn is worth about as many events as each tenant
+-- has of `max`. One that got fewer, because the receive was full, is owed the rest of its turn by the next one. The first is read
+-- from where its events wait on, and those with it that wait there too; when its turn is over it is the last. Reads about 20,000
+-- events, and more only if it finds none. numbers: what the receive took before.
 create or replace function pgmb_internal.take_lagging(
-  q pgmb.queue, max bigint, inout base pgmb.claim, out seqs bigint[], out tenants integer[]
+  q pgmb.queue, inout base pgmb.claim, max bigint, now timestamptz, numbers bigint[],
+  out taken bigint[], out tenants integer[], out wrote boolean
 )
 language plpgsql
 as $$
 declare
   tenant text := pgmb_internal.tenant_of(q.fair_by);
-  -- How many are read at once, and how many of each tenant are taken of them. Not too few: each look has its cost.
+  -- How many are read at once. Not too few: each look has its cost, and so has each tenant's turn.
   most bigint := max + max / 4 + 16;
   share bigint := greatest(ceil(max::numeric / cardinality(base.lagging)), least(max, 8));
   looked bigint := 0;
   room bigint;
   first pgmb.lag;
   segment bigint;
+  lo bigint;
   hi bigint;
+  matching text;
   source text;
+  asked pgmb.queue;
+  choice record;
+  near pgmb.claim;
   read record;
-  found_events record;
+  served record;
+  fits integer;
 begin
-  seqs := '{}';
+  taken := '{}';
   tenants := '{}';
+  wrote := false;
   loop
-    room := max - cardinality(seqs);
-    exit when room <= 0 or base.lagging is null or looked >= 20000;
+    room := max - cardinality(taken);
+    exit when room <= 0 or base.lagging is null or looked >= 20000 and (numbers <> '{}' or taken <> '{}')
+      or looked > 0 and clock_timestamp() >= pgmb_internal.deadline();
     first := base.lagging[1];
     hi := pgmb_internal.window_end(q.stream, first.place, (select max(l.upto) from unnest(base.lagging) l), 20000);
     segment := pgmb_internal.segment_of(hi);
@@ -224,177 +287,86 @@ begin
       base.lagging := case when cardinality(base.lagging) > 1 then base.lagging[2:] end;
       continue;
     end if;
+    lo := greatest(first.place, pgmb_internal.first_number(segment));
+    matching := q.matching;
+    if pgmb_internal.asks(q) then
+      near := base;
+      near.lagging := array(select l from unnest(base.lagging) l where l.place >= first.place and l.place < hi);
+      asked := q;
+      asked.matching := q.matching || pgmb_internal.lagging(q, near);
+      choice := pgmb_internal.choose(asked, row('3:3:', 0, '3', base.batch_snapshot)::pgmb.batch, lo, hi, most);
+      exit when choice.chosen is null;
+      hi := choice.upto;
+      matching := pgmb_internal.among(choice.chosen);
+    end if;
     -- Of what the position has passed.
     source := ' from pgmb.segment_' || q.stream || '_' || segment || ' e
       where e.seq > $1 and e.seq <= $2 and case when e.seq <= $3 then e.xid < $4 or pg_visible_in_snapshot(e.xid, $5)
-        else pg_visible_in_snapshot(e.xid, $6) end' || q.matching;
+        else pg_visible_in_snapshot(e.xid, $6) end' || matching || ' and ' || tenant;
     if cardinality(base.lagging) = 1 then
-      execute 'select coalesce(array_agg(e.seq), ''{}'') seqs, array_fill($8, array[count(*)::integer]) tenants
-        from (select e.seq' || source || ' and ' || tenant || ' = $8 and not pg_visible_in_snapshot(e.xid, $9)
-          order by e.seq limit $7) e'
-      into found_events
-      using greatest(first.place, pgmb_internal.first_number(segment)), hi, base.place, pg_snapshot_xmin(base.batch_snapshot), base.batch_snapshot,
-        base.done_snapshot, room, first.tenant, first.since;
-      first.place := case when cardinality(found_events.seqs) = room then found_events.seqs[room] else hi end;
-      base.lagging := case when first.place < first.upto then array[first] end;
-      looked := looked + room;
-    else
-      execute 'select coalesce(array_agg(e.seq), ''{}'') seqs, array_agg(e.tenant) tenants, array_agg(e.xid) xids
-        from (select e.seq, e.xid, ' || tenant || ' tenant' || source || ' and ' || tenant || ' = any ($8) order by e.seq limit $7) e'
+      -- The common way: all of it is of one tenant.
+      execute 'select coalesce(array_agg(e.seq), ''{}'') seqs, null::integer[] tenants, null::xid8[] xids,
+          array_agg(e.seq) filter (where e.published_at <= $8) old
+        from (select e.seq, e.published_at' || source || ' = $9 and not pg_visible_in_snapshot(e.xid, $10) order by e.seq limit $7) e'
       into read
-      using greatest(first.place, pgmb_internal.first_number(segment)), hi, base.place, pg_snapshot_xmin(base.batch_snapshot), base.batch_snapshot,
-        base.done_snapshot, most, array(select l.tenant from unnest(base.lagging) l where l.place >= first.place);
+      using lo, least(hi, first.upto), base.place, pg_snapshot_xmin(base.batch_snapshot), base.batch_snapshot, base.done_snapshot,
+        room, take_lagging.now - q.ttl, first.tenant, first.since;
+    else
+      execute 'select coalesce(array_agg(e.seq), ''{}'') seqs, array_agg(e.tenant) tenants, array_agg(e.xid) xids,
+          array_agg(e.seq) filter (where e.published_at <= $8) old
+        from (select e.seq, e.xid, e.published_at, ' || tenant || ' tenant' || source || ' = any ($9) order by e.seq limit $7) e'
+      into read
+      using lo, hi, base.place, pg_snapshot_xmin(base.batch_snapshot), base.batch_snapshot, base.done_snapshot, most,
+        take_lagging.now - q.ttl, array(select l.tenant from unnest(base.lagging) l where l.place >= first.place);
       if cardinality(read.seqs) = most then
         hi := read.seqs[most];
       end if;
-      with near as materialized (
-        select l.* from unnest(base.lagging) with ordinality l (tenant, place, upto, since, nth)
-        where l.place >= first.place and (l.nth = 1 or l.place < hi)
-      ), waiting as materialized (
-        select r.seq, r.tenant, n.nth, row_number() over (partition by n.nth order by r.seq) turn
-        from unnest(read.seqs, read.tenants, read.xids) r (seq, tenant, xid)
-        join near n on n.tenant = r.tenant and r.seq > n.place and r.seq <= n.upto and not pg_visible_in_snapshot(r.xid, n.since)
-      ), taken as materialized (
-        select w.* from waiting w where w.turn <= share order by w.turn, w.nth limit room
-      ), moved as (
-        select n.nth, max(t.seq) last, count(t.seq) taken, (select count(*) from waiting w where w.nth = n.nth) waiting
-        from near n left join taken t on t.nth = n.nth
-        group by n.nth
-      )
-      select array(select t.seq from taken t order by t.turn, t.nth) seqs,
-        array(select t.tenant from taken t order by t.turn, t.nth) tenants,
-        (select array_agg((l.tenant, l.place, l.upto, l.since)::pgmb.lag order by l.served, l.nth)
-          from (
-            select l.tenant, case when m.nth is null then l.place when m.taken < m.waiting then coalesce(m.last, l.place)
-              else greatest(l.place, hi) end place, l.upto, l.since, l.nth, coalesce(m.taken, 0) > 0 or l.nth = 1 served
-            from unnest(base.lagging) with ordinality l (tenant, place, upto, since, nth) left join moved m on m.nth = l.nth) l
-          where l.place < l.upto) lagging
-      into found_events;
-      base.lagging := found_events.lagging;
-      looked := looked + cardinality(read.seqs);
+    end if;
+    loop
+      served := pgmb_internal.serve(base.lagging, read.seqs, read.tenants, read.xids, hi, room, share);
+      fits := pgmb_internal.fitting_more(q.stream, segment, numbers || taken, served.seqs);
+      exit when fits = cardinality(served.seqs);
+      -- The lease is full.
+      room := fits;
+      max := cardinality(taken) + fits;
+    end loop;
+    base.lagging := served.lagging;
+    if served.seqs && read.old then
+      wrote := true;
+      select without.numbers seqs, without.tenants, served.lagging into served
+      from pgmb_internal.without_expired(q, base.id + 1, served.seqs, served.tenants, read.old, take_lagging.now) without;
+    end if;
+    if served.seqs = '{}' then
       most := least(most * 4, 5000);
     end if;
-    seqs := seqs || found_events.seqs;
-    tenants := tenants || found_events.tenants;
+    taken := taken || served.seqs;
+    tenants := tenants || served.tenants;
     -- A look has its cost, whatever it finds.
-    looked := looked + 100;
+    looked := looked + cardinality(read.seqs) + 100;
   end loop;
 end $$;
 
--- Leases the next events of a fair queue: retried ones, or of each tenant about as many. `numbers`: the fresh ones, in the
--- order in which they are served. Due retries and fresh events take turns, so that a tenant whose events fail does not hold
--- up the others. Otherwise as pgmb_internal.claim_lane.
-create or replace function pgmb_internal.claim_fair(
-  q pgmb.queue, entry_xid xid8, noted bigint, max integer, lease_for interval,
-  out lease uuid, out retried boolean, out numbers bigint[], out events bigint
-)
-language plpgsql
-as $$
-declare
-  base pgmb.claim := pgmb_internal.lock_as_found(q);
-  now timestamptz := clock_timestamp();
-  token bigint := pgmb_internal.draw_token();
-  retries integer := hashint8(base.id) & 1;  -- in which of the two turns they are looked for
-  pending boolean;                           -- the position moved enough to be worth writing
-  swept record;
-  fresh record;
-begin
-  if base.id is null then
-    return;
-  end if;
-  swept := pgmb_internal.sweep_when_due(q, base, now);
-  base := swept.base;
-  pending := swept.pending;
-  base := pgmb_internal.note_leases(base, q.max_in_flight is not null);
-  for turn in 0 .. 1 loop
-    continue when swept.stopped and (turn <> retries or clock_timestamp() >= pgmb_internal.deadline());
-    if turn <> retries then
-      fresh := pgmb_internal.claim_in_turn(q, base, case when entry_xid is null then noted end, max, now, now + lease_for, token,
-        pending);
-      base := fresh.base;
-      numbers := fresh.numbers;
-      events := cardinality(numbers);
-    else
-      events := pgmb_internal.lease_retries(q, base, max, now, now + lease_for, token);
-    end if;
-    if events > 0 then
-      lease := pgmb_internal.lease_of(q.id, base.id + 1, token);
-      retried := turn = retries;
-      if retried then
-        numbers := null;
-      end if;
-      return;
-    end if;
-  end loop;
-  if swept.stopped then
-    perform pgmb_internal.write_position(base);
-  end if;
-end $$;
-
--- Leases the next fresh events of a fair queue that is at `base`: `numbers`, in the order in which they are served. Where
--- there are none, `base` is the queue's position by now. pending: it is to be written in any case.
-create or replace function pgmb_internal.claim_in_turn(
-  q pgmb.queue, inout base pgmb.claim, noted bigint, max integer, now timestamptz, expires_at timestamptz, token bigint,
-  pending boolean, out numbers bigint[]
-)
-language plpgsql
-as $$
-declare
-  fresh record;
-  slow record;
-  expired boolean;
-begin
-  -- To come back with nothing although there is something further on would have consumers wait: only at the deadline.
-  loop
-    fresh := pgmb_internal.take_fresh(q, max, base);
-    slow := pgmb_internal.take_lagging(q, max - cardinality(fresh.seqs), fresh.base);
-    numbers := array(
-      select n.seq from unnest(fresh.seqs || slow.seqs, fresh.tenants || slow.tenants) with ordinality n (seq, tenant, nth)
-      order by row_number() over (partition by n.tenant order by n.nth), n.nth);
-    if cardinality(pgmb_internal.fitting(q.stream, numbers)) < cardinality(numbers) then
-      -- Nothing is written yet: fewer of them.
-      max := greatest(cardinality(numbers) / 2, 1);
-      continue;
-    end if;
-    if q.ttl is not null then
-      numbers := pgmb_internal.without_expired(q, base.id + 1, numbers, now);
-    end if;
-    expired := cardinality(numbers) < cardinality(fresh.seqs) + cardinality(slow.seqs);
-    exit when not pending and cardinality(numbers) = 0 and not expired and fresh.passed < pgmb_internal.worth_a_claim()
-      and base.lagging is null;
-    base := slow.base;
-    if fresh.opened then
-      base := pgmb_internal.note_pair(base, noted);
-    end if;
-    if cardinality(numbers) > 0 then
-      perform pgmb_internal.lease_numbers(base, token, numbers, 0, claim_in_turn.expires_at, at => claim_in_turn.now);
-    else
-      perform pgmb_internal.write_position(base);
-    end if;
-    if expired then
-      -- Dead letters must not outlive a superseded claim.
-      perform pgmb_internal.recheck_at_commit(q.id, base.id + 1);
-    end if;
-    exit when cardinality(numbers) > 0;
-    base.id := base.id + 1;
-    pending := false;
-    exit when clock_timestamp() >= pgmb_internal.deadline();
-  end loop;
-end $$;
-
--- Makes dead letters of those events that are older than a queue lets them live, and returns the numbers of the others.
-create or replace function pgmb_internal.without_expired(q pgmb.queue, origin bigint, numbers bigint[], now timestamptz)
+-- Numbers of events of these tenants, one of each in turn.
+create or replace function pgmb_internal.in_turn(numbers bigint[], tenants integer[])
 returns bigint[]
+language plpgsql immutable
+as $$
+begin
+  return array(
+    select n.seq from unnest(numbers, tenants) with ordinality n (seq, tenant, nth)
+    order by row_number() over (partition by n.tenant order by n.nth), n.nth);
+end $$;
+
+-- Makes dead letters of those events that are among the `old`, which outlived the queue's ttl, and returns the others.
+create or replace function pgmb_internal.without_expired(
+  q pgmb.queue, origin bigint, inout numbers bigint[], inout tenants integer[], old bigint[], now timestamptz
+)
 language plpgsql
 as $$
-declare
-  expired bigint[] := array(
-    select e.seq from pgmb_internal.numbered_events(q.stream, numbers, format(' and e.published_at <= %L', now - q.ttl)) e);
 begin
-  if expired = '{}' then
-    return numbers;
-  end if;
-  perform pgmb_internal.fail_events(q, expired, origin, 0, now, pgmb_internal.expired(q), true);
-  return array(
-    select n.seq from unnest(numbers) with ordinality n (seq, nth) where n.seq <> all (expired) order by n.nth);
+  perform pgmb_internal.fail_events(q, array(select one from unnest(numbers) one where one = any (old)), origin, 0, now,
+    pgmb_internal.expired(q), true);
+  select coalesce(array_agg(n.seq order by n.nth), '{}'), coalesce(array_agg(n.tenant order by n.nth), '{}') into numbers, tenants
+  from unnest(numbers, tenants) with ordinality n (seq, tenant, nth)
+  where n.seq <> all (old);
 end $$;

@@ -165,7 +165,7 @@ end $$;
 --   lanes           patterns of the most urgent events, of the next, and so on: a receive takes from the first
 --                   lane that is not empty, and now and then from the others
 --   fair_by         what names an event's tenant, 'key' or 'header:NAME': tenants are served in turn, so that one with many
---                   waiting events does not delay the others. Not with ordered, lanes, max_length or a filter
+--                   waiting events does not delay the others. Not with ordered
 --   equals          fields of the event that must have these values: {"payload": {"status": "paid"}}
 --   filter          a jsonpath predicate over {topic, key, payload, headers}, with variables from params
 --   condition       an SQL expression over e, the event, and s.params; for roles that were granted pgmb_conditions
@@ -326,9 +326,6 @@ begin
     if bound.max_length is not null and num_nonnulls(equals, filter, condition) > 0 then
       raise exception 'max_length cannot be combined with a filter' using errcode = 'MB005';
     end if;
-    if num_nonnulls(equals, filter, condition) > 0 then
-      perform pgmb_internal.assert_fair(bound.fair_by, 'a filter');
-    end if;
     insert into pgmb.binding (queue, version, patterns, matching, equals, filter, condition, params)
     select bound.id, max(b.version) + 1, write_binding.patterns,
       pgmb_internal.lane_matching(write_binding.patterns, bound.lanes, bound.shards, bound.lane),
@@ -372,9 +369,6 @@ begin
   -- A conversion that is under way is waited for before the lanes are read: it replaces them.
   perform from pgmb.queue q where q.id = (pgmb_internal.queue_for_consumer(alter_queue.queue)).id for no key update;
   for altered in select * from pgmb_internal.lanes_for_consumer(alter_queue.queue) loop
-    if alter_queue.max_length > 0 then
-      perform pgmb_internal.assert_fair(altered.fair_by, 'max_length');
-    end if;
     if alter_queue.max_length > 0 and (altered.lanes is not null or altered.shards > 1
       or num_nonnulls(altered.equals, altered.filter, altered.condition) > 0)
     then

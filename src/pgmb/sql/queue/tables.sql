@@ -87,12 +87,13 @@ create table pgmb.binding (
 );
 
 -- A tenant of a fair queue that lags: its events numbered (place, upto] were passed over and wait, those that the queue's
--- position has passed and that `since` does not show.
+-- position has passed and that `since` does not show. It is owed this many events of its turn; 0: its next turn has not begun.
 create type pgmb.lag as (
   tenant integer,
   place bigint,
   upto bigint,
-  since pg_snapshot
+  since pg_snapshot,
+  owed integer
 );
 
 -- Events that wait in a queue: those of a batch with lo < seq <= hi that match, and match this condition besides.

@@ -57,7 +57,7 @@ begin
   end loop;
 end $$;
 
--- Passes over the oldest events of a queue that holds more than its length allows. Returns its position.
+-- Passes over the oldest events of a queue that holds more than its length allows, those that lag first. Returns its position.
 create or replace function pgmb_internal.drop_oldest(queue pgmb.queue, base pgmb.claim)
 returns pgmb.claim
 language plpgsql
@@ -69,7 +69,8 @@ declare
 begin
   -- Some more than allowed are let be: the look is not worth it for one or two.
   if pgmb_internal.numbers_between((queue).stream,
-    case when base.place >= base.upto then base.batch_seq else greatest(base.place, base.done_seq) end, opened.upto)
+    least(case when base.place >= base.upto then base.batch_seq else greatest(base.place, base.done_seq) end,
+      (select min(l.place) from unnest(base.lagging) l)), opened.upto)
     <= (queue).max_length + (queue).max_length / 20
   then
     return base;
@@ -78,6 +79,7 @@ begin
     (queue).max_length);
   if fresh.counted >= (queue).max_length then
     opened.place := fresh.first - 1;
+    opened.lagging := null;
     return opened;
   end if;
   if base.place < base.upto then
@@ -85,7 +87,34 @@ begin
       base.upto, (queue).matching, (queue).max_length - fresh.counted);
     if older.counted >= (queue).max_length - fresh.counted then
       base.place := older.first - 1;
+      base.lagging := null;
+      return base;
     end if;
+    fresh.counted := fresh.counted + older.counted;
+  end if;
+  if base.lagging is not null then
+    return pgmb_internal.drop_lagging(queue, base, (queue).max_length - fresh.counted);
+  end if;
+  return base;
+end $$;
+
+-- Passes over the oldest events of tenants that lag, but for the newest `kept`.
+create or replace function pgmb_internal.drop_lagging(queue pgmb.queue, base pgmb.claim, kept bigint)
+returns pgmb.claim
+language plpgsql
+as $$
+declare
+  part pgmb.pending;
+  newest record;
+begin
+  select * into part from pgmb_internal.lagging_range(queue, base);
+  newest := pgmb_internal.count_newest((queue).stream, (part.batch).done, (part.batch).seen, part.lo, part.hi,
+    (queue).matching || part.matching, kept);
+  if newest.counted >= kept then
+    base.lagging := (
+      select array_agg((l.tenant, greatest(l.place, newest.first - 1), l.upto, l.since, l.owed)::pgmb.lag order by l.nth)
+      from unnest(base.lagging) with ordinality l (tenant, place, upto, since, owed, nth)
+      where l.upto >= newest.first);
   end if;
   return base;
 end $$;
