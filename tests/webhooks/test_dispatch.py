@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -17,6 +17,7 @@ from harness.receiver import Exchange, Receiver
 from harness.states import add_deliveries, deliveries_waiting, leases_in_flight, make_due
 from pgmb.services import serve
 from pgmb.services.dispatcher import Dispatcher
+from pgmb.webhooks.request import Endpoint, WebhookEvent
 from tests.webhooks.stepped import SteppedDispatcher
 
 LOOPBACK = ("127.0.0.0/8",)
@@ -241,6 +242,30 @@ async def test_a_batch_is_one_request_and_comes_again_as_it_was(
             await receiver.until(lambda: len(bodies) == 6)
     assert set(Counter(bodies).values()) == {2}, Counter(bodies)
     assert sorted(n for body in set(bodies) for n in json.loads(body)) == list(range(1, 26))
+
+
+async def test_a_serialiser_decides_body_and_content_type_and_fails_its_events_alone(
+    dsn: str, db: psycopg.Connection[Any]
+) -> None:
+    def serialiser(endpoint: Endpoint, events: Sequence[WebhookEvent]) -> tuple[bytes, str]:
+        (event,) = events
+        if int(event.payload) <= 12:
+            raise ValueError("no form for this")
+        return f"{endpoint.name}:{event.payload}".encode(), "text/plain"
+
+    async with Receiver() as receiver:
+        db.execute(
+            "select pgmb.create_endpoint('e', %s, '{t}', max_in_flight => 1, retry_after => '{1 h}')",
+            [receiver.url],
+        )
+        db.execute("select pgmb.publish('t', to_json(n)) from generate_series(1, 20) n")
+        async with dispatching(dsn, serialiser=serialiser):
+            await receiver.until(lambda: len(receiver.requests) == 8)
+            await receiver.until(lambda: deliveries_waiting(db, leased=False) == 12)
+        assert sorted(request.body for request in receiver.requests) == [b"e:%d" % n for n in range(13, 21)]
+        assert {request.headers["content-type"] for request in receiver.requests} == {"text/plain"}
+    assert value(db, "select state from pgmb.endpoint") == "active"
+    assert value(db, "select failed from pgmb.endpoint_activity") == 0
 
 
 @pytest.mark.parametrize("most", [1, 3])

@@ -11,6 +11,7 @@ from pgmb._async.broker import AsyncBroker
 if TYPE_CHECKING:
     from pgmb.webhooks.client import WebhookClient
     from pgmb.webhooks.dispatcher import DispatchLoop
+    from pgmb.webhooks.request import Serialiser
 
 
 class Dispatcher:
@@ -18,16 +19,25 @@ class Dispatcher:
 
     allow: networks that endpoints may be in although they are not public, as `10.1.0.0/16`. Secrets are
     opened with the key in the environment, where there is one.
+
+    serialiser: returns the body and the content type of a request, from its endpoint and its events. An
+    exception fails these events, not their endpoint.
     """
 
     name = "dispatcher"
 
     def __init__(
-        self, allow: Sequence[str] = (), egress_proxy: str | None = None, lease_for: float = 10.0
+        self,
+        allow: Sequence[str] = (),
+        egress_proxy: str | None = None,
+        lease_for: float = 10.0,
+        *,
+        serialiser: Serialiser | None = None,
     ) -> None:
         self._allow = allow
         self._egress_proxy = egress_proxy
         self._lease_for = lease_for
+        self._serialiser = serialiser
         self._poster: WebhookClient | None = None
         self._dispatch: DispatchLoop | None = None
 
@@ -61,4 +71,4 @@ class Dispatcher:
         self._poster = await WebhookClient(
             Guard(self._allow), connections=0, proxy=self._egress_proxy
         ).__aenter__()
-        return DispatchLoop(self._poster, key, lease_for=self._lease_for)
+        return DispatchLoop(self._poster, key, lease_for=self._lease_for, serialiser=self._serialiser)

@@ -196,6 +196,30 @@ async def test_a_client_that_goes_away_ends_its_long_poll_and_leaves_no_lease(ds
         assert [event.attempt for event in lease.events] == [1]
 
 
+async def test_a_client_that_goes_away_during_the_first_look_leaves_no_lease(
+    dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with await aconnect(dsn) as broker:
+        await broker.create_queue("q")
+        await broker.publish("a", 1)
+        polls = LongPolls(broker, 5)
+        client: Any = Polled(polls)
+        receive = broker.receive
+
+        async def looking(*given: Any) -> Any:
+            lease = await receive(*given)
+            client.goes.set()
+            # The server notices while the database answers.
+            await asyncio.sleep(0.05)
+            return lease
+
+        monkeypatch.setattr(broker, "receive", looking)
+        async with asyncio.timeout(30):
+            assert not (await polls.receive(client, "q", 1, 60, None)).events
+        lease = await receive("q", 1)
+        assert [event.attempt for event in lease.events] == [1]
+
+
 async def test_too_many_long_polls_are_told_to_come_back(dsn: str) -> None:
     async with with_queue(dsn, Limits(long_polls=0)) as api:
         answer = await api.ask("POST", "/v1/queues/q/receive", json={"wait": 1})

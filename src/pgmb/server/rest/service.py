@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable
-from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from typing import Final
 from uuid import UUID
 from weakref import WeakValueDictionary
@@ -98,12 +98,18 @@ class LongPolls:
         Returns an empty lease if none arrive in time, the client disconnects, or `watching` calls back.
         """
         ends = time.monotonic() + wait
-        lease = await self._broker.receive(queue, max, lease_for)
-        if lease.events or wait <= 0 or self._draining:
+        if wait <= 0:
+            return await self._broker.receive(queue, max, lease_for)
+        async with _watched(request) as waiter:
+            lease = await self._broker.receive(queue, max, lease_for)
+            if not (lease.events or self._draining):
+                with self._place(waiter), watching(waiter.leave):
+                    lease = await self._wait(waiter, queue, max, ends, lease_for)
+            if lease.events and waiter.gone:
+                # Nobody would settle it before it expires.
+                await lease.release()
+                lease.events.clear()
             return lease
-        async with self._place(request) as waiter:
-            with watching(waiter.leave):
-                return await self._wait(waiter, queue, max, ends, lease_for)
 
     async def _wait(
         self, waiter: _Waiter, queue: str, max: int, ends: float, lease_for: Duration | None
@@ -126,8 +132,6 @@ class LongPolls:
                     await subscription.wait(min(left, LISTENING_PAUSE_SECONDS if relying else pace.pause()))
         finally:
             turn.release()
-        if lease.events and waiter.gone:
-            await lease.release()
         return lease
 
     async def drain(self) -> None:
@@ -136,20 +140,28 @@ class LongPolls:
         for waiter in list(self._waiting):
             waiter.leave()
 
-    @asynccontextmanager
-    async def _place(self, request: Request) -> AsyncGenerator[_Waiter]:
+    @contextmanager
+    def _place(self, waiter: _Waiter) -> Generator[None]:
         if len(self._waiting) >= self._most:
             raise Problem(
                 503, "too_many_wait", "too many requests wait for events", headers={"Retry-After": "1"}
             )
-        waiter = _Waiter()
         self._waiting.add(waiter)
-        watching = asyncio.create_task(waiter.watch(request))
         try:
-            yield waiter
+            yield
         finally:
-            watching.cancel()
             self._waiting.discard(waiter)
+
+
+@asynccontextmanager
+async def _watched(request: Request) -> AsyncGenerator[_Waiter]:
+    """A request that notices when its client disconnects."""
+    waiter = _Waiter()
+    watching = asyncio.create_task(waiter.watch(request))
+    try:
+        yield waiter
+    finally:
+        watching.cancel()
 
 
 class _Waiter:
