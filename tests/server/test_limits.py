@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 from starlette.requests import Request
 
 from pgmb.server import create_app, database
-from pgmb.server.limits import Limits, Rates, read_body
+from pgmb.server.limits import Limits, Places, Rates, read_body
 from pgmb.server.problems import Problem
 from tests.server.asking import asking, bearer, make_key
 from tests.server.rest.api import opened, problem
@@ -148,3 +149,33 @@ async def test_a_key_that_is_valid_costs_its_address_nothing(dsn: str) -> None:
             key = make_key(dsn, f"k{number}", "operate")
             for _ in range(2):
                 assert (await client.get("/v1/queues", headers=bearer(key))).status_code == 200
+
+
+def test_places_are_shared_and_none_takes_all() -> None:
+    places, stack = Places(100), ExitStack()
+
+    def takes(who: str) -> int:
+        taken = 0
+        while places.free(who):
+            stack.enter_context(places.holding(who))
+            taken += 1
+        return taken
+
+    assert takes("greedy") == 90
+    assert [takes("a"), takes("b"), takes("c")] == [5, 3, 2]
+    stack.close()
+    assert takes("greedy") == 90
+    for other in range(10):
+        assert places.free(other)
+        stack.enter_context(places.holding(other))
+        assert not places.free("greedy")
+    assert not places.free("late")
+
+
+@pytest.mark.parametrize("number", [0, 1, 5])
+def test_few_places_are_all_used(number: int) -> None:
+    places, stack = Places(number), ExitStack()
+    for _ in range(number):
+        assert places.free("a")
+        stack.enter_context(places.holding("a"))
+    assert not places.free("a")

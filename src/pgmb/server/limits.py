@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Generator, Hashable, Mapping
+from contextlib import contextmanager
 
 import msgspec
 from starlette.requests import Request
@@ -23,9 +24,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Per key; without a key, per address."""
     burst: float = 1000.0
     long_polls: int = 1000
-    """Concurrent requests that wait for events."""
+    """Concurrent requests that wait for events, shared among the keys."""
     clients: int = 10_000
-    """Concurrent readers of server-sent events."""
+    """Concurrent readers of server-sent events, shared among the keys."""
     replay_events: int = 100_000
     """Events that a returning reader may be behind."""
     replay_age: float = 24 * 3600.0
@@ -33,6 +34,45 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     pending_events: int = 1000
     """Events that may be pending for a reader before it is disconnected."""
     pending_bytes: int = 1 << 20
+
+
+def has_place(held: Mapping[Hashable, int], who: Hashable, number: int, taken: int | None = None) -> bool:
+    """Whether one of the places that clients share is free for this one, by how many each holds.
+
+    The last tenth is for clients that hold less than an equal share of it. So a few clients do not take all
+    places, and one alone may still use nearly all of them.
+    """
+    taken = sum(held.values()) if taken is None else taken
+    if taken < number - number // 10:
+        return True
+    clients = len(held) + (who not in held)
+    return taken < number and held.get(who, 0) < max(1, number // 10 // clients)
+
+
+class Places:
+    """Places that clients share (`has_place`)."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self._held: dict[Hashable, int] = {}
+        self._taken = 0
+
+    def free(self, who: Hashable) -> bool:
+        """Whether there is a place for this client."""
+        return has_place(self._held, who, self._number, self._taken)
+
+    @contextmanager
+    def holding(self, who: Hashable) -> Generator[None]:
+        """Hold a place. Ask `free` first."""
+        self._taken += 1
+        self._held[who] = self._held.get(who, 0) + 1
+        try:
+            yield
+        finally:
+            self._taken -= 1
+            self._held[who] -= 1
+            if not self._held[who]:
+                del self._held[who]
 
 
 class Rates:

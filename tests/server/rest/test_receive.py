@@ -167,7 +167,10 @@ async def test_many_long_polls_hold_no_connection_of_the_pool(dsn: str) -> None:
         await broker.create_queue("q")
         polls = LongPolls(broker, 50)
         client: Any = Polled(polls)
-        waiting = [asyncio.create_task(polls.receive(client, "q", 1, 60, None)) for _ in range(50)]
+        waiting = [
+            asyncio.create_task(polls.receive(client, "q", 1, 60, None, client_id=number))
+            for number in range(50)
+        ]
         await until(lambda: polls.waiting == 50)
         with pytest.raises(Exception, match="too many requests wait"):
             await polls.receive(client, "q", 1, 60, None)
@@ -179,6 +182,19 @@ async def test_many_long_polls_hold_no_connection_of_the_pool(dsn: str) -> None:
             for waiter in waiting:
                 assert not (await waiter).events
         assert polls.waiting == 0
+
+
+async def test_a_key_leaves_places_of_long_polls_to_others(dsn: str) -> None:
+    async with with_queue(dsn, Limits(long_polls=20)) as api, asyncio.TaskGroup() as group:
+        others = [api.make_key(f"other{number}", "consume:q") for number in range(2)]
+        held = [
+            group.create_task(api.ask("POST", "/v1/queues/q/receive", json={"wait": 5})) for _ in range(30)
+        ]
+        await until(lambda: sum(poll.done() for poll in held) == 12)
+        assert {poll.result().status_code for poll in held if poll.done()} == {503}
+        for other in others:
+            answer = await api.ask("POST", "/v1/queues/q/receive", json={"wait": 0.01}, key=other)
+            assert answer.status_code == 200
 
 
 async def test_a_client_that_goes_away_ends_its_long_poll_and_leaves_no_lease(dsn: str) -> None:

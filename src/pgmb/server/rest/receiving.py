@@ -93,7 +93,7 @@ async def receive(call: Call, queue: Name, body: Receive) -> Received:
         raise invalid(f"a request may ask for at most {most} events")
     watching = partial(call.context.access.watching, call.principal)
     lease = await call.service.polls.receive(
-        call.request, queue, body.max, body.wait, body.lease_for, watching
+        call.request, queue, body.max, body.wait, body.lease_for, watching, call.principal.key
     )
     events = [EventDocument.of(event) for event in lease.events]
     return Received(queue, lease.id if events else None, events)

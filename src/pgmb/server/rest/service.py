@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Callable, Generator, Hashable
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from typing import Final
 from uuid import UUID
@@ -18,6 +18,7 @@ from pgmb._core.concurrency import LISTENING_PAUSE_SECONDS, Pace
 from pgmb.errors import LeaseLost
 from pgmb.server.application import Context
 from pgmb.server.database import rows
+from pgmb.server.limits import Places
 from pgmb.server.problems import Problem
 from pgmb.types import Duration
 
@@ -74,7 +75,7 @@ class LongPolls:
 
     def __init__(self, broker: AsyncBroker, most: int) -> None:
         self._broker = broker
-        self._most = most
+        self._places = Places(most)
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._waiting: set[_Waiter] = set()
         self._draining = False
@@ -92,6 +93,7 @@ class LongPolls:
         wait: float,
         lease_for: Duration | None,
         watching: Callable[[Callable[[], None]], AbstractContextManager[None]] = _unwatched,
+        client_id: Hashable = None,
     ) -> AsyncLease:
         """The next events of a queue.
 
@@ -103,7 +105,7 @@ class LongPolls:
         async with _watched(request) as waiter:
             lease = await self._broker.receive(queue, max, lease_for)
             if not (lease.events or self._draining):
-                with self._place(waiter), watching(waiter.leave):
+                with self._place(waiter, client_id), watching(waiter.leave):
                     lease = await self._wait(waiter, queue, max, ends, lease_for)
             if lease.events and waiter.gone:
                 # Nobody would settle it before it expires.
@@ -141,14 +143,15 @@ class LongPolls:
             waiter.leave()
 
     @contextmanager
-    def _place(self, waiter: _Waiter) -> Generator[None]:
-        if len(self._waiting) >= self._most:
+    def _place(self, waiter: _Waiter, client_id: Hashable) -> Generator[None]:
+        if not self._places.free(client_id):
             raise Problem(
                 503, "too_many_wait", "too many requests wait for events", headers={"Retry-After": "1"}
             )
         self._waiting.add(waiter)
         try:
-            yield
+            with self._places.holding(client_id):
+                yield
         finally:
             self._waiting.discard(waiter)
 

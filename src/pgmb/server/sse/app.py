@@ -10,6 +10,7 @@ import inspect
 import itertools
 import logging
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ from pgmb._core import chance
 from pgmb.errors import PgmbError
 from pgmb.server.application import DIRECT_SEND, Application, Context
 from pgmb.server.instrumentation import KEY_NAME
-from pgmb.server.limits import Limits
+from pgmb.server.limits import Limits, Places, has_place
 from pgmb.server.problems import Problem, busy, invalid, problem_of
 from pgmb.server.sse.connection import Connection, Reader
 from pgmb.server.sse.frames import ResumeToken, position_frame, reset_frame, retry_frame
@@ -42,6 +43,8 @@ Value = TypeVar("Value")
 Decision: TypeAlias = Callable[[Request], "Value | Awaitable[Value]"]
 
 _PRINCIPAL: Final = "pgmb.principal"
+_BEGUN: Final = "pgmb.sse_begun"
+"""The key in the scope that says that the response has begun."""
 _PARAMETERS: Final = {"topic", "equals", "filter", "params", "event", "ticket", "last_event_id"}
 
 
@@ -184,21 +187,26 @@ class EventStream:
             interest = Interest.of(subscription.topics, subscription.equals)
             sieve = Sieve.of(subscription.filter, subscription.params, subscription.condition)
             client_id = scope.get(KEY_NAME) or scope.get("client", ("",))[0]
-            source = await self.hub.source(subscription.stream, sieve, client_id)
+            with self.hub.place(client_id):
+                source = await self.hub.source(subscription.stream, sieve, client_id)
+                reader = Reader(interest, subscription.named, self.context.limits, client_id)
+                await self._answer(request, send, source, reader)
         except Exception as error:
             answer = problem_of(error)
-            if answer is None or answer.status not in _TEMPORARY:
+            if answer is None or answer.status not in _TEMPORARY or request.scope.get(_BEGUN):
                 raise
             await _send_retry_later(send)
-            return
+
+    async def _answer(self, request: Request, send: Send, source: Source, reader: Reader) -> None:
+        scope = request.scope
+        scope[_BEGUN] = True
         if scope["method"] == "HEAD":
             await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
             await send({"type": "http.response.body", "body": b""})
             return
-        reader = Reader(interest, subscription.named, self.context.limits, client_id)
         counts = self.context.counts
         counts.sse_clients += 1
-        disconnect = asyncio.ensure_future(_disconnected(receive))
+        disconnect = asyncio.ensure_future(_disconnected(request.receive))
         disconnect.add_done_callback(lambda _: reader.end())
         try:
             await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
@@ -315,6 +323,7 @@ class Hub:
         self._context = context
         # Much less than the limit of pending events, so that no reader exceeds it in one step.
         self._at_once = max(1, min(100, context.limits.pending_events // 4))
+        self._places = Places(context.limits.clients)
         self._sources: dict[tuple[str, Sieve | None], Source] = {}
         self._refused: dict[Hashable, float] = {}
         """Filters that failed, and their clients, with the time until which they are refused."""
@@ -323,12 +332,16 @@ class Hub:
         context.on_drain(self.drain)
         context.on_close(self.close)
 
+    def place(self, client_id: Hashable) -> AbstractContextManager[None]:
+        """Hold a place for a reader. Raises Problem 503 if there is none for this client."""
+        if not self._places.free(client_id):
+            raise busy("too many readers on this process")
+        return self._places.holding(client_id)
+
     async def source(self, stream: str, sieve: Sieve | None, client_id: Hashable) -> Source:
         """The source of a stream, or of what passes a filter of it; opened if necessary."""
         if self._context.draining:
             raise Problem(503, "draining", "this process is shutting down", headers={"Retry-After": "1"})
-        if self._context.counts.sse_clients >= self._context.limits.clients:
-            raise busy("too many readers on this process")
         self._assert_not_refused(sieve)
         async with self._opening:
             found = self._sources.get((stream, None))
@@ -379,9 +392,11 @@ class Hub:
             if close_idle:
                 await self._close_idle(filters=0)
             most_costly = sum(tail.costly for tail in stream.filters) >= _MOST_COSTLY_FILTERS
-            if len(stream.filters) < _MOST_FILTERS and not (costly and most_costly):
+            held = Counter(tail.client_id for tail in stream.filters)
+            if has_place(held, client_id, _MOST_FILTERS) and not (costly and most_costly):
                 counts = self._context.counts
                 tail = FilterTail(stream, sieve, counts, self._at_once, costly=costly, failed=self._refuse)
+                tail.client_id = client_id
                 return Source(tail, base.replay)
         raise busy("too many different filters on this process")
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Final
 
 import psycopg
@@ -293,6 +293,8 @@ class FilterTail(Tail):
         super().__init__(stream.log, counts, at_once)
         self.sieve = sieve
         self.costly = costly
+        self.client_id: Hashable = None
+        """The client that it was opened for."""
         self._stream = stream
         stream.filters.add(self)
         self._failed = failed
