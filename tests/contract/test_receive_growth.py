@@ -87,6 +87,32 @@ def test_ordered_retries_cost_the_same_beside_a_pinned_xmin(db: Connection, conn
     assert median(rounds[-15:]) <= median(rounds[:15]) + 40, rounds
 
 
+def test_a_receive_sets_a_bounded_number_of_events_aside(db: Connection) -> None:
+    """Events behind a held key are copied under the queue's lock: later receives copy the rest."""
+    db.execute("select pgmb.create_queue('q', ordered => true, shards => 1, lease_for => '1 hour')")
+    publish(db, 1, keys=["held"])
+    held = hold_leases(db, 1)
+    age_leases(db)
+    publish(db, 1500, keys=["held"] * 1500)
+    before = cost(db, RECEIVE)
+    publish(db, 4500, keys=["held"] * 4500)
+    after = cost(db, RECEIVE)
+    assert after.wal_bytes <= before.wal_bytes * 1.2, f"{before} before, {after} after"
+    publish(db, 1, keys=["free"])
+    receives = 1
+    while (lease := receive(db)) is None:
+        receives += 1
+    assert receives <= 8, "to the event that may go"
+    for one in [*held, lease]:
+        db.execute("select pgmb.ack(%s)", [one])
+    got: list[int] = []
+    while rows := db.execute("select lease, seq from pgmb.receive('q', 2000)").fetchall():
+        got += [seq for _, seq in rows]
+        db.execute("select pgmb.ack(%s)", [rows[0][0]])
+    assert len(got) == 6000
+    assert got == sorted(got)
+
+
 @pytest.mark.parametrize("options", ["", ", ordered => true, shards => 1"])
 def test_a_short_statement_timeout_does_not_stop_a_queue(db: Connection, options: str) -> None:
     """A receive over events that do not match ends before the timeout, and the next one goes on there."""

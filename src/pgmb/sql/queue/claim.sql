@@ -227,6 +227,7 @@ declare
   passing constant timestamptz := clock_timestamp() + interval '50 milliseconds';
   scanned bigint := 0;                       -- numbers passed
   looked bigint := 0;                        -- events among them that matched
+  aside bigint := 0;                         -- events that were set aside: each is a row to write, under the queue's lock
   retries boolean;                           -- events of its keys may wait in pgmb.retry
 begin
   numbers := '{}';
@@ -286,6 +287,7 @@ begin
       exit when picked.waits;
       base.place := picked.upto;
       keys := keys || picked.keys;
+      aside := aside + picked.aside;
       enough := fits < hi;
     else
       picked := pgmb_internal.pick_in_turn(asked, base, hi, max, now, numbers);
@@ -299,10 +301,11 @@ begin
     scanned := scanned + base.place - greatest(place, pgmb_internal.first_number(pgmb_internal.segment_of(base.place)));
     looked := looked + picked.looked;
     -- To come back with nothing although there is something further on would have consumers wait: only at the deadline, or
-    -- after a thousand events that are not to go now. What a filter, busy keys or age leave over of a window may be little; the
-    -- next ones are looked at too, but a lease ends with its first window where values are large. A backlog of a tenant that lags
-    -- is passed over in as few receives as possible: the events of others lie behind it.
+    -- after a thousand events that are not to go now, or were set aside. What a filter, busy keys or age leave over of a window
+    -- may be little; the next ones are looked at too, but a lease ends with its first window where values are large. A backlog of
+    -- a tenant that lags is passed over in as few receives as possible: the events of others lie behind it.
     exit when cardinality(numbers) >= max or clock_timestamp() >= pgmb_internal.deadline()
+      or aside >= 1000
       or scanned >= 20000 and case when base.lagging is null then numbers <> '{}' or looked >= 1000
         else clock_timestamp() >= passing end
       or (numbers <> '{}' or base.lagging is not null) and enough

@@ -243,13 +243,15 @@ end $$;
 -- Which events of a queue above its position and up to `hi` are to be delivered now, at most `allowed`: those up to
 -- `upto` numbered `taken`. Those older than the queue lets them live become dead letters,
 -- `expired`. In an ordered queue those whose key is held wait in pgmb.retry, behind what holds it; `keys` are the
--- hashes of those taken. looked: how many were read. wrote: events were parked or became dead letters. Where many wait already and
+-- hashes of those taken. looked: how many were read; aside: how many of them were parked. wrote: events were parked or became
+-- dead letters. Where many wait already and
 -- most of these are of keys that are held, but not for long, all are left where they are: waits. retried: the queue may
 -- have events that wait.
 create or replace function pgmb_internal.pick(
   q pgmb.queue, base pgmb.claim, hi bigint, allowed bigint, now timestamptz, busy integer[], youngest timestamptz,
   retried boolean,
-  out taken bigint[], out upto bigint, out expired bigint[], out keys integer[], out looked bigint, out wrote boolean, out waits boolean
+  out taken bigint[], out upto bigint, out expired bigint[], out keys integer[], out looked bigint, out aside bigint, out wrote boolean,
+  out waits boolean
 )
 language plpgsql
 as $$
@@ -258,10 +260,10 @@ declare
   last bigint;
   behind integer[];
   blocked_keys text[];
-  blocked bigint := 0;
   ending timestamptz := now - q.ttl;
   noted constant boolean := q.ordered and pgmb_internal.has_noted(base.flight);
 begin
+  aside := 0;
   if retried or cardinality(busy) > 0 or noted then
     -- Besides those that can be delivered, as many are read that perhaps cannot, and not just a few: each look has its
     -- cost, and behind a lease there may be many.
@@ -298,7 +300,7 @@ begin
       coalesce(array_agg(j.seq) filter (where j.old), '{}'),
       case when count(*) filter (where not j.old and not j.behind) = allowed then max(j.seq) end,
       (select count(*) from read), (select max(r.seq) from read r)
-    into taken, keys, behind, blocked_keys, blocked, expired, upto, looked, last
+    into taken, keys, behind, blocked_keys, aside, expired, upto, looked, last
     from judged j
     where j.free < allowed or (j.free = allowed and not j.old and not j.behind);
   else
@@ -308,12 +310,13 @@ begin
     from pgmb_internal.candidates(q, base, pick.hi, most) c;
   end if;
   taken := coalesce(taken, '{}');
-  waits := blocked > 3 * cardinality(taken) and youngest > now - interval '1 second' and (
+  waits := aside > 3 * cardinality(taken) and youngest > now - interval '1 second' and (
     select count(*) = 200 from (
       select from unnest(blocked_keys) one cross join lateral pgmb_internal.events_of_key(base, one) limit 200) parked);
   if waits then
     taken := '{}';
     upto := base.place;
+    aside := 0;
     return;
   end if;
   upto := coalesce(upto, case when looked < most then hi else last end);
