@@ -94,9 +94,9 @@ begin
   return pgmb_internal.event_columns((select s.salt from pgmb.stream s where s.id = columns_of.stream));
 end $$;
 
--- The body of a function by which a receive reads a few events of a segment: as pgmb_internal.main_part, but planned once in a
--- session.
-create or replace function pgmb_internal.reader_body(stream integer, number bigint)
+-- The body of a function by which a receive reads a few events of a segment, planned once in a session: those of a batch, as
+-- pgmb_internal.main_part, or those with some `numbers`, in their order.
+create or replace function pgmb_internal.reader_body(stream integer, number bigint, numbered boolean)
 returns text
 language sql stable
 as $$
@@ -104,12 +104,15 @@ as $$
     %1$s
       return query
       select given, e.seq, %2$s, e.topic::text, e.key::text, e.payload::json, e.headers::json, e.published_at, 1
-      from pgmb.segment_%3$s_%4$s e
+      from %3$s;', one.condition, one.id, case when numbered
+      then format('unnest(numbers) with ordinality n (number, nth)
+        cross join lateral (select * from pgmb.segment_%s_%s s where s.seq = n.number limit 1) e order by n.nth', stream, number)
+      else format('pgmb.segment_%s_%s e
       where e.seq > lo and e.seq <= hi
         and (e.xid < batch_xmin or pg_visible_in_snapshot(e.xid, batch))
         and (e.xid >= done_xmax or not pg_visible_in_snapshot(e.xid, done))
         and (topics is null or e.topic = any (topics)) and (regex is null or e.topic ~ regex)
-      order by e.seq;', one.condition, one.id, stream, number), '' order by one.condition desc) || '
+      order by e.seq', stream, number) end), '' order by one.condition desc) || '
     end if;'
   from (values ('if raw then', 'e.id'),
     ('else', format('coalesce(e.id, pgmb.derive_id(e.seq, e.published_at, (select s.salt from pgmb.stream s where s.id = %s)))',
@@ -148,8 +151,8 @@ as $$
       order by e.seq limit most;', stream, number)
 $$;
 
--- Creates the functions by which a receive reads a few events of a segment, their numbers, and candidates for a queue with a
--- policy. topics, regex: the queue's patterns, compiled.
+-- Creates the functions by which a receive reads a few events of a segment, of a batch or by their numbers; the numbers of a
+-- batch; and candidates for a queue with a policy. topics, regex: the queue's patterns, compiled.
 create or replace function pgmb_internal.create_reader(stream integer, number integer)
 returns void
 language plpgsql
@@ -179,10 +182,17 @@ begin
     as $read$
     begin %5$s
     end $read$;
-    revoke all on function pgmb_internal.read_%1$s_%2$s, pgmb_internal.numbers_%1$s_%2$s, pgmb_internal.candidates_%1$s_%2$s
-      from public',
-    stream, number, pgmb_internal.reader_body(stream, number), pgmb_internal.numbers_body(stream, number),
-    pgmb_internal.candidates_body(stream, number));
+    create or replace function pgmb_internal.numbered_%1$s_%2$s(numbers bigint[], given uuid, raw boolean)
+    returns table (lease uuid, seq bigint, id uuid, topic text, key text, payload json, headers json,
+      published_at timestamptz, attempt integer)
+    language plpgsql
+    as $read$
+    begin %6$s
+    end $read$;
+    revoke all on function pgmb_internal.read_%1$s_%2$s, pgmb_internal.numbers_%1$s_%2$s, pgmb_internal.candidates_%1$s_%2$s,
+      pgmb_internal.numbered_%1$s_%2$s from public',
+    stream, number, pgmb_internal.reader_body(stream, number, false), pgmb_internal.numbers_body(stream, number),
+    pgmb_internal.candidates_body(stream, number), pgmb_internal.reader_body(stream, number, true));
 end $$;
 
 -- Creates the functions by which receives and claims read a few events of the stream main, anew for each segment that opens:
@@ -230,9 +240,22 @@ begin
         return;
       end if; %5$s
     end $read$;
-    revoke all on function pgmb_internal.read_main, pgmb_internal.numbers_main, pgmb_internal.candidates_main from public',
-    stream, number, pgmb_internal.reader_body(stream, number), pgmb_internal.numbers_body(stream, number),
-    pgmb_internal.candidates_body(stream, number));
+    create or replace function pgmb_internal.numbered_main(segment bigint, numbers bigint[], given uuid, raw boolean)
+    returns table (lease uuid, seq bigint, id uuid, topic text, key text, payload json, headers json,
+      published_at timestamptz, attempt integer)
+    language plpgsql
+    as $read$
+    begin
+      if segment <> %2$s then
+        return query execute ''select * from pgmb_internal.numbered_%1$s_'' || segment || ''($1, $2, $3)''
+        using numbers, given, raw;
+        return;
+      end if; %6$s
+    end $read$;
+    revoke all on function pgmb_internal.read_main, pgmb_internal.numbers_main, pgmb_internal.candidates_main,
+      pgmb_internal.numbered_main from public',
+    stream, number, pgmb_internal.reader_body(stream, number, false), pgmb_internal.numbers_body(stream, number),
+    pgmb_internal.candidates_body(stream, number), pgmb_internal.reader_body(stream, number, true));
 end $$;
 
 -- The numbers of a batch's events in (lo, hi], a range of one segment.
@@ -261,7 +284,7 @@ declare
 begin
   for gone in
     select p.oid from pg_proc p
-    where p.pronamespace = 'pgmb_internal'::regnamespace and p.proname ~ '^(read|numbers|candidates)_[0-9]+_[0-9]+$'
+    where p.pronamespace = 'pgmb_internal'::regnamespace and p.proname ~ '^(read|numbers|candidates|numbered)_[0-9]+_[0-9]+$'
       and to_regclass('pgmb.segment_' || substring(p.proname from '[0-9]+_[0-9]+$')) is null
   loop
     execute format('drop function %s', gone);

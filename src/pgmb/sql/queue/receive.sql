@@ -9,29 +9,24 @@ language plpgsql
 as $$
 declare
   segment bigint := pgmb_internal.segment_of(numbers[1]);
-  count integer := cardinality(numbers);
-  ascend boolean := pgmb_internal.ascend(numbers);
   leaf text := format('pgmb.segment_%s_%s', stream, segment);
 begin
-  if ascend and numbers[count] - numbers[1] < 2 * count and segment = pgmb_internal.segment_of(numbers[count]) and count <= 100
-    and main
-  then
-    -- The common way: a few of one segment, close together. Planned once a session. Every committed event is in the snapshots.
-    return query
-    select e.* from pgmb_internal.read_main(segment, numbers[1] - 1, numbers[count], pg_current_snapshot(),
-      '18446744073709551615', '1:1:', '1', given, raw, null, null) e
-    where e.seq = any (numbers);
-  elsif segment <> any (array(select pgmb_internal.segment_of(one) from unnest(numbers) one)) then
+  if segment <> any (array(select pgmb_internal.segment_of(one) from unnest(numbers) one)) then
     return query
     select given, e.*, 1
     from unnest(numbers) with ordinality n (number, nth)
     join pgmb_internal.numbered_events(read_numbers.stream, numbers, raw => read_numbers.raw) e on e.seq = n.number
     order by n.nth;
-  else
+  elsif cardinality(numbers) > 100 then
     return query execute 'select $2, ' || pgmb_internal.columns_of(stream, raw) || ', 1'
-        || case when ascend then pgmb_internal.numbered_rows(leaf, numbers, '', true)
+        || case when pgmb_internal.ascend(numbers) then pgmb_internal.numbered_rows(leaf, numbers, '', true)
           else format(' from unnest($1) with ordinality n (number, nth) join %s e on e.seq = n.number order by n.nth', leaf) end
       using numbers, given;
+  elsif main then
+    return query select * from pgmb_internal.numbered_main(segment, numbers, given, raw);
+  else
+    return query execute format('select * from pgmb_internal.numbered_%s_%s($1, $2, $3)', stream, segment)
+      using numbers, given, raw;
   end if;
 end $$;
 
