@@ -38,6 +38,21 @@ def test_a_long_backlog_of_a_shared_queue_is_counted_up_to_a_bound(db: psycopg.C
     assert db.execute("select waiting, at_least from pgmb.endpoints").fetchall() == [(10000, ["waiting"])]
 
 
+def test_a_statement_counts_shared_queues_for_a_second(db: psycopg.Connection[Any]) -> None:
+    """Thousands of endpoints would each look at the same events, and a scrape of metrics would time out."""
+    hook, own = create(db, "hook"), create(db, "own", batch=5)
+    publish(db, 1, 2)
+    asked = (
+        "with slept as materialized (select pg_sleep(%s))"
+        " select b.waiting, b.at_least from slept, lateral pgmb.endpoint_backlog(%s) b"
+    )
+    assert db.execute(asked, [0, hook]).fetchall() == [(2, [])]
+    assert db.execute(asked, [1.1, hook]).fetchall() == [(0, ["waiting"])]
+    assert db.execute(asked, [1.1, own]).fetchall() == [(2, [])]
+    settle(db, receive(db).lease)
+    assert db.execute(asked, [1.1, hook]).fetchall() == [(0, [])]
+
+
 def test_a_new_endpoint_gets_nothing_from_before_its_creation(db: psycopg.Connection[Any]) -> None:
     old = create(db, "old")
     publish(db, 1, 2)
