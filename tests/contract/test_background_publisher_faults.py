@@ -8,8 +8,10 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
+from unittest.mock import Mock
+from weakref import WeakSet
 
 import msgspec
 import psycopg
@@ -18,6 +20,7 @@ from psycopg.conninfo import make_conninfo
 
 import pgmb
 from harness.postgres import Server
+from pgmb._core import unclosed
 from pgmb.cli.publish import decode_line
 from pgmb.errors import PublisherClosed, PublishFailed
 from tests.conftest import FreshServer
@@ -291,6 +294,23 @@ def test_a_signal_that_finds_the_publisher_locked_publishes_and_ends_the_process
     done = subprocess.run([sys.executable, "-c", TERMINATED, dsn], timeout=60, check=False)
     assert done.returncode == -signal.SIGTERM
     assert logged(db) == list(range(10))
+
+
+def test_a_publisher_that_begins_while_others_are_closed_stops_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Growing(WeakSet[Any]):
+        grown = False
+
+        def __iter__(self) -> Iterator[Any]:
+            if not self.grown:
+                self.grown = True
+                raise RuntimeError("Set changed size during iteration")
+            return super().__iter__()
+
+    publisher = Mock(pending=0, inherited=False, loop=None)
+    publisher.close.return_value = None
+    monkeypatch.setattr(unclosed, "_open", Growing([publisher]))
+    unclosed._close_all()
+    publisher.close.assert_called_once()
 
 
 async def test_a_pool_that_nobody_closed_ends_with_its_event_loop(dsn: str) -> None:

@@ -88,7 +88,7 @@ def _terminated(number: int, _: object) -> None:
 
 def _close_all() -> None:
     deadline = time.monotonic() + CLOSE_WITHIN_SECONDS
-    for publisher in list(_open):
+    for publisher in _left_open():
         if publisher.inherited:
             continue  # the parent has it too, and its events
         if publisher.pending:
@@ -98,6 +98,15 @@ def _close_all() -> None:
         except Exception as error:
             logger.error("events are lost at exit: %s", error)
             publisher.give_up()
+
+
+def _left_open() -> list[Closable]:
+    while True:
+        try:
+            return list(_open)
+        except RuntimeError:
+            # Another thread added a publisher meanwhile. A lock would not do: a fork may copy it locked.
+            continue
 
 
 def _close(publisher: Closable, seconds: float) -> None:
