@@ -70,10 +70,12 @@ def json(value: Any) -> Json:
 
 def refuse_other_than_text(topic: object, key: object, dedup_key: object = None) -> None:
     """InvalidArgument for what is not a string, UnicodeEncodeError for what UTF-8 does not have."""
+    if topic is None:
+        raise InvalidArgument("an event needs a topic")
     for name, text in (("topic", topic), ("key", key), ("dedup_key", dedup_key)):
         if isinstance(text, str):
             text.encode()
-        elif text is not None or name == "topic":
+        elif text is not None:
             raise InvalidArgument(f"{name} must be a string, got {text!r}")
 
 
