@@ -464,6 +464,8 @@ insert into pgmb.dead_batch (stream, number, events, digest)
 insert into pgmb.lake_replay (stream, into_stream, after, upto, last, ended_at)
   select 1, 1, pgmb.earliest(), pgmb.earliest(), 0, now() from generate_series(1, :rows);
 insert into pgmb.ledger (app, stream, role) select 'app ' || n, 1, 'r' from generate_series(1, :rows) n;
+insert into pgmb.ledger_version (app, stream, version, events)
+  select 'app', 1, n, 1 from generate_series(1, :rows) n;
 insert into pgmb.delayed (id, stream, due_at, topic, payload)
   select gen_random_uuid(), 'main', now() + interval '1 day', 't', '1' from generate_series(1, :rows);
 insert into pgmb.tick (stream, id, at, position)

@@ -96,8 +96,7 @@ as $$
 $$;
 
 -- Whether a step that searches for rows which no other step finds may be left out of this call of maintain(). While a transaction
--- pins xmin, such a search passes all rows that were deleted meanwhile. After one that took long the session leaves it out for a
--- thousand times as long, at most a minute.
+-- pins xmin, such a search passes all rows that were deleted meanwhile. After one that passed many, the session leaves it out.
 create or replace function pgmb_internal.is_resting(step text)
 returns boolean
 language sql volatile
@@ -107,18 +106,25 @@ as $$
       between 1 and 60000000 end
 $$;
 
--- Notes that the session has made such a search, which began at that time. more: it stopped before its end.
-create or replace function pgmb_internal.rest_after(step text, began timestamptz, more boolean)
+-- Notes that the session has made such a search, which passed that many entries of indexes: for each, it rests for a millisecond,
+-- a thousand times what an entry takes, and at most a minute. more: it stopped before its end.
+create or replace function pgmb_internal.rest_after(step text, passed bigint, more boolean)
 returns void
 language plpgsql
 as $$
-declare
-  ended bigint := pgmb_internal.microseconds(clock_timestamp());
-  took bigint := ended - pgmb_internal.microseconds(rest_after.began);
 begin
   perform set_config(pgmb_internal.rest_setting(step),
-    case when rest_after.more then '' else (ended + least(took * 1000, 60000000))::text end, false);
+    case when rest_after.more or rest_after.passed < 1000 then ''
+      else (pgmb_internal.microseconds(clock_timestamp()) + least(rest_after.passed * 1000, 60000000))::text end, false);
 end $$;
+
+-- How many entries such searches have passed in this transaction.
+create or replace function pgmb_internal.entries_searched()
+returns bigint
+language sql volatile
+as $$
+  select sum(pgmb_internal.entries_read(i)) from unnest('{pgmb.claim_newest,pgmb.claim_expiry,pgmb.settlement_pkey}'::regclass[]) i
+$$;
 
 -- The session's setting that says until when a step rests, in microseconds since 1970.
 create or replace function pgmb_internal.rest_setting(step text)
@@ -141,6 +147,7 @@ declare
   more boolean := false;
   failure text;
   changed bigint;
+  searched bigint := pgmb_internal.entries_searched();
   now timestamptz := clock_timestamp();
   clock pgmb.clock := pgmb_internal.read_clock();
   until timestamptz := least(now + pgmb_internal.step_time(), pgmb_internal.maintain_deadline());
@@ -208,7 +215,7 @@ begin
       more := (pgmb_internal.clear_claims(100000, '10 seconds', until)).more;
     when 'hidden leases' then
       more := pgmb_internal.find_hidden_leases(now, until);
-      perform pgmb_internal.rest_after(maintain_step.step, now, more);
+      perform pgmb_internal.rest_after(maintain_step.step, pgmb_internal.entries_searched() - searched, more);
     when 'conditions' then
       more := pgmb_internal.drop_unused_conditions(100) >= 100;
     when 'stages' then
@@ -256,7 +263,7 @@ begin
         exit when not more or clock_timestamp() >= until;
       end loop;
       if maintain_step.step = 'dropped queues' then
-        perform pgmb_internal.rest_after(maintain_step.step, now, more);
+        perform pgmb_internal.rest_after(maintain_step.step, pgmb_internal.entries_searched() - searched, more);
       end if;
   end case;
   return more;
