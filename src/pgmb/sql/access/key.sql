@@ -87,17 +87,19 @@ returns table (expires_at timestamptz)
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
+declare
+  now timestamptz := clock_timestamp();
 begin
   perform pgmb_internal.assert_read_committed();
   perform pgmb_internal.assert_admin();
   -- The key first, as dropping it locks the key and then its sessions.
   select k.expires_at into hold_api_key.expires_at from pgmb.api_key k
-  where k.id = hold_api_key.id and (k.expires_at is null or k.expires_at > clock_timestamp())
+  where k.id = hold_api_key.id and (k.expires_at is null or k.expires_at > now)
   for key share;
   if found and hold_api_key.session is not null then
     perform from pgmb.access_token p
     where p.digest = hold_api_key.session and p.api_key = hold_api_key.id and p.kind = 'session'
-      and p.expires_at > clock_timestamp()
+      and p.expires_at > now
     for key share;
   end if;
   if found then

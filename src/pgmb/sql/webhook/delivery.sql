@@ -486,6 +486,7 @@ set enable_bitmapscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
+  now timestamptz := clock_timestamp();
   buried bigint;
 begin
   with spent as (
@@ -493,10 +494,10 @@ begin
       select waits.id from pgmb.endpoint e
       cross join lateral (
         select d.id from pgmb.delivery d
-        where d.endpoint = e.id and (d.lease is null or d.due_at < clock_timestamp())
+        where d.endpoint = e.id and (d.lease is null or d.due_at < now)
         order by d.due_at limit bury_disabled.max for update skip locked) waits
       -- A moment for whoever disabled it by mistake.
-      where e.state = 'disabled' and e.changed_at < clock_timestamp() - interval '1 minute'
+      where e.state = 'disabled' and e.changed_at < now - interval '1 minute'
       limit bury_disabled.max))
     returning d.*
   )
