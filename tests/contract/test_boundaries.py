@@ -21,7 +21,6 @@ SNAPSHOTS = {
     "pgmb_internal.boundary": "the constructor: the snapshot, then the sequence",
     "pgmb_internal.take_position": "a position: the sequence, an xid, then the snapshot; a lower bound",
     "pgmb.receive": "the order of boundary() written out: every receive would pay for the call",
-    "pgmb_internal.read_numbers": "reads the events of a lease, which all snapshots show; makes no position",
     "pgmb.claim_next": "compares the caller's snapshot with the present one; the sequence comes after",
     "pgmb_internal.make_tick": "asks whether open transactions have ended; calls take_position()",
     "pgmb.streams_to_tick": "asks whether open transactions have ended",
