@@ -208,7 +208,9 @@ def families_of(snapshot: Snapshot) -> Iterator[Metric]:
     yield from _families(RETENTION_GAUGES, ("stream", "kind", "holder"), snapshot.retention)
     yield from _families(XMIN_GAUGES, ("kind",), snapshot.xmin_holders)
     yield CounterMetricFamily(
-        "pgmb_dead_letters", "Dead letters since installation.", value=snapshot.broker.dead_letters
+        "pgmb_dead_letters",
+        "Dead letters since the server's statistics began.",
+        value=snapshot.broker.dead_letters,
     )
     yield GaugeMetricFamily(
         "pgmb_dispatchers", "Dispatchers that are alive.", value=snapshot.broker.dispatchers

@@ -15,7 +15,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 from psycopg_pool import PoolTimeout
 
-from harness.states import add_deliveries, age_leases
+from harness.states import add_deliveries, age_leases, age_waiting, expire_all
 from pgmb import aconnect
 from pgmb._async.broker import AsyncBroker
 from pgmb.server import create_app
@@ -54,6 +54,8 @@ def compared(text: str, before: Scrape, now: Scrape) -> list[dict[str, str]]:
 
 def fires(alert: str, before: Scrape, now: Scrape) -> bool:
     """What Prometheus would say, of the expressions that these rules have."""
+    if absent := re.fullmatch(r"absent\((\w+)\)", ALERTS[alert]):
+        return absent[1] not in now
     for alternative in ALERTS[alert].split(" or "):
         found: list[dict[str, str]] | None = None
         for part in re.split(r" and (?:on\(\) )?", alternative):
@@ -98,7 +100,7 @@ def lease_held(db: psycopg.Connection[Any]) -> None:
 
 def dead_letter(db: psycopg.Connection[Any]) -> None:
     age(db, "select pgmb.create_queue('q')", "select pgmb.publish('t', '1')")
-    age(db, "select pgmb.bury((select lease from pgmb.receive('q')))")
+    age(db, "select pgmb.bury((select lease from pgmb.receive('q')))", "select pg_stat_force_next_flush()")
 
 
 def reader_falls_behind(db: psycopg.Connection[Any]) -> None:
@@ -145,7 +147,7 @@ PROVOKED: dict[str, Callable[[psycopg.Connection[Any]], None]] = {
     "PgmbEndpointFallsBehind": endpoint_falls_behind,
     "PgmbEndpointTripped": endpoint_tripped,
 }
-OTHERWISE = {"PgmbDatabaseAway", "PgmbPoolExhausted", "PgmbOldTransaction"}
+OTHERWISE = {"PgmbDatabaseAway", "PgmbGone", "PgmbPoolExhausted", "PgmbOldTransaction"}
 """Provoked by the tests below."""
 
 
@@ -163,6 +165,33 @@ async def test_it_fires(dsn: str, db: psycopg.Connection[Any], alert: str) -> No
         assert [name for name in PROVOKED if fires(name, before, before)] == []
         PROVOKED[alert](db)
         assert fires(alert, before, await scrape(broker))
+
+
+def retries_due(db: psycopg.Connection[Any]) -> None:
+    age(db, "select pgmb.create_queue('q')", "select pgmb.publish('t', '1')")
+    age(db, "select pgmb.retry((select lease from pgmb.receive('q')), after => '1 second')")
+    age_waiting(db, AGE)
+
+
+def consumer_dead(db: psycopg.Connection[Any]) -> None:
+    age(db, "select pgmb.create_queue('q')", "select pgmb.publish('t', '1')", "select pgmb.receive('q')")
+    expire_all(db)
+    age(db, "update pgmb.claim set expires_at = expires_at - HOUR where state = 'leased'")
+
+
+@pytest.mark.parametrize("left", [retries_due, consumer_dead])
+async def test_it_fires_for_events_that_were_received_before(
+    dsn: str, db: psycopg.Connection[Any], left: Callable[[psycopg.Connection[Any]], None]
+) -> None:
+    async with await aconnect(dsn, min_size=0, max_size=2) as broker:
+        left(db)
+        assert fires("PgmbQueueFallsBehind", {}, await scrape(broker))
+
+
+def test_it_fires_when_nobody_exports_metrics() -> None:
+    up: Scrape = {"pgmb_up": [({}, 0.0)]}
+    assert not fires("PgmbGone", up, up)
+    assert fires("PgmbGone", up, {})
 
 
 async def test_it_fires_when_no_connection_is_to_be_had(dsn: str) -> None:

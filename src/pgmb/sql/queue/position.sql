@@ -95,6 +95,52 @@ as $$
   having count(*) > 0
 $$;
 
+-- The condition on an event e of the log that a queue matches: a receive would deliver it. Not what its ttl has ended, nor what
+-- PGMQ's functions took out of its way.
+create or replace function pgmb_internal.deliverable(q pgmb.queue, now timestamptz)
+returns text
+language sql stable
+as $$
+  select case when q.ttl is null then '' else format(' and e.published_at > %L', deliverable.now - q.ttl) end
+    || case when pgmb_internal.is_pgmqs(q.id)
+      then format(' and not exists (select from pgmq.passed_over o where o.queue = %s and o.msg_id = e.seq)', q.id) else '' end
+$$;
+
+-- Whether a queue is one that PGMQ's functions keep: they have messages that pgmb's queue has passed in tables of their own.
+create or replace function pgmb_internal.is_pgmqs(queue integer)
+returns boolean
+language plpgsql stable
+as $$
+declare
+  kept boolean := false;
+begin
+  if to_regclass('pgmq.queue') is not null then
+    execute 'select exists (select from pgmq.queue p where p.id = $1)' into kept using is_pgmqs.queue;
+  end if;
+  return kept;
+end $$;
+
+-- The position from which a receive would go on: behind what a full queue drops first. To count that costs as much as the queue's
+-- length, and is left where that is more than `look`.
+create or replace function pgmb_internal.kept_from(q pgmb.queue, newest pgmb.claim, look bigint)
+returns pgmb.claim
+language plpgsql
+as $$
+begin
+  return case when q.when_full = 'drop_oldest' and q.max_length <= look then pgmb_internal.drop_oldest(q, newest) else newest end;
+end $$;
+
+-- Since when a queue could have received events that were received before: retries that are due, and events whose lease expired
+-- and that no receive has swept. Null: there are none. Looks at as many expired leases as a sweep does.
+create or replace function pgmb_internal.due_since(q pgmb.queue, newest pgmb.claim, now timestamptz)
+returns timestamptz
+language sql stable
+as $$
+  select least(
+    (select r.due_at from pgmb.retry r where r.queue = q.id and r.due_at <= due_since.now order by r.due_at limit 1),
+    (select min(l.due_at) from pgmb_internal.lapsed_events(q, newest, due_since.now, 1) l))
+$$;
+
 -- How many numbers of the log still_to_come looks at for older events of a key.
 create or replace function pgmb_internal.order_look()
 returns bigint

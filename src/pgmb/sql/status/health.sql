@@ -28,12 +28,14 @@ declare
   s pgmb.stream;
   ticked pgmb.tick;
   last bigint;
+  newest bigint;
 begin
   perform pgmb_internal.assert_admin();
   for s in select * from pgmb.stream order by name loop
     stream := s.name;
     keep_for := s.keep_for;
     last := pgmb_internal.last_seq(s.name);
+    newest := pgmb_internal.newest_number(s.id, s.name);
     missing_segment := (select pgmb_internal.segment_of(last)
       where not exists (select from pgmb.segment g where g.stream = s.id and g.number = pgmb_internal.segment_of(last)));
     select clock_timestamp() - min(g.closed_at) filter (where g.sealed_at is null),
@@ -48,14 +50,14 @@ begin
     from (select due_at from pgmb.delayed d where d.stream = s.name and d.due_at < statement_timestamp()
       order by due_at limit 10000) d;
     select * into ticked from pgmb.tick t where t.stream = s.id order by t.id desc limit 1;
-    unticked := pgmb_internal.numbers_between(s.id, coalesce((ticked.position).seq, 0), last);
-    unticked_for := clock_timestamp() - pgmb_internal.first_published(s.id, coalesce((ticked.position).seq, 0), last);
+    unticked := pgmb_internal.numbers_between(s.id, coalesce((ticked.position).seq, 0), newest);
+    unticked_for := clock_timestamp() - pgmb_internal.first_published(s.id, coalesce((ticked.position).seq, 0), newest);
     return next;
   end loop;
 end $$;
 
--- When the oldest event that waits in a queue was published. Where its filter cannot be asked, because it raises or
--- needs a timeout that is not set, the oldest that its patterns match.
+-- Since when the first event that could be received from a queue now has waited, as pgmb.queue_status tells, but without a bound.
+-- Where its filter cannot be asked, because it raises or needs a timeout that is not set, the oldest that its patterns match.
 create or replace function pgmb_internal.first_waiting(q pgmb.queue, newest pgmb.claim)
 returns timestamptz
 language plpgsql stable
@@ -63,29 +65,36 @@ as $$
 declare
     first timestamptz;
   part pgmb.pending;
-  asked text := q.matching;
+  now timestamptz := clock_timestamp();
+  deliverable text := pgmb_internal.deliverable(q, now);
+  due timestamptz := pgmb_internal.due_since(q, newest, now);
+  asked text := q.matching || deliverable;
 begin
+  if pgmb_internal.is_pgmqs(q.id) then
+    due := least(due, (pgmb_internal.pgmq_counts(q.id, now, 1)).oldest);
+  end if;
+  newest := pgmb_internal.kept_from(q, newest, pgmb_internal.counted_upto());
   for turn in 1 .. 2 loop
     begin
       if turn = 1 and (current_setting('statement_timeout') <> '0' or not pgmb_internal.needs_timeout(q)) then
-        asked := q.matching || pgmb_internal.asking(q);
+        asked := q.matching || pgmb_internal.asking(q) || deliverable;
       end if;
             for part in select * from pgmb_internal.pending(q, newest) loop
         select e.published_at into first
         from pgmb_internal.batch_events(q.stream, part.batch, part.lo, part.hi, asked || part.matching, 1) e;
         exit when first is not null;
       end loop;
-      return first;
+      return least(first, due);
     exception when others then
       if q.plain or turn = 2 or pgmb_internal.servers_trouble(sqlstate) then
         raise;
       end if;
-      asked := q.matching;
+      asked := q.matching || deliverable;
     end;
   end loop;
 end $$;
 
--- Every queue that the caller may consume: how long its oldest matching event has waited (this reads up to it), how
+-- Every queue that the caller may consume: how long the first event that could be received has waited (this reads up to it), how
 -- long a lease has been expired without a receive, how long settled claims have not been cleared, and how many events
 -- are retried because their lease expired. `dispatched`: it feeds endpoints, so that its consumer is the dispatcher; with
 -- the endpoint's name and state if the queue is its own.

@@ -41,6 +41,30 @@ begin
   end loop;
 end $$;
 
+-- Messages of a PGMQ queue that pgmb's queue has passed and that may be read, at most `max`: those that wait in pgmq.parked and
+-- those of reads whose vt has passed.
+create or replace function pgmb_internal.pgmq_visible(q pgmb.queue, now timestamptz, max bigint)
+returns setof pgmb.receivable
+language plpgsql stable
+as $$
+begin
+  if pgmb_internal.is_pgmqs(q.id) then
+    return query execute 'select (p.msg_id, pgmb.derive_id(p.msg_id, p.enqueued_at, s.salt), $4, p.headers ->> ''x-pgmq-group'',
+        p.message::json, p.headers::json, p.enqueued_at)::pgmb.event, p.read_ct + 1,
+        case when p.vt > ''-infinity'' then p.vt else p.enqueued_at end, null::text
+      from (select * from pgmq.parked p where p.queue = $1 and p.vt <= $2 order by p.vt, p.msg_id limit $3) p
+      join pgmb.stream s on s.id = $5
+      union all
+      select e, 2, r.vt, null
+      from pgmq.reading r
+      join pgmb.claim c on c.queue = r.queue and c.id = r.claim and c.state = ''leased''
+      cross join lateral pgmb_internal.claim_events(c) e
+      where r.queue = $1 and r.vt <= $2 and not pgmb_internal.is_void(c.queue, c.id)
+      limit $3'
+    using q.id, pgmq_visible.now, pgmq_visible.max, q.name, q.stream;
+  end if;
+end $$;
+
 -- Events of the log that wait in a queue that is at `newest`, in the order of the log, at most `max`. Looks at about `look`
 -- numbers, or for a quarter of the statement_timeout where the queue asks in SQL or by a costly filter; more: it stopped
 -- before the end of the log. Errors: MB009 the filter raised, MB010 the condition did, MB024.
@@ -69,12 +93,8 @@ begin
     perform pgmb_internal.assert_timeout();
     ending := pgmb_internal.deadline();
   end if;
-  -- A receive drops what is too much. Above `look`, to count that would cost too much here.
-  if q.when_full = 'drop_oldest' and q.max_length <= look then
-    base := pgmb_internal.drop_oldest(q, base);
-  end if;
-  asked := q.matching || pgmb_internal.asking(q)
-    || case when q.ttl is null then '' else format(' and e.published_at > %L', fresh_events.now - q.ttl) end;
+  base := pgmb_internal.kept_from(q, newest, look);
+  asked := q.matching || pgmb_internal.asking(q) || pgmb_internal.deliverable(q, fresh_events.now);
 
   for part in select * from pgmb_internal.pending(q, base) loop
     batch := part.batch;
@@ -111,7 +131,7 @@ end $$;
 
 -- What could be received now of a queue that is at `newest`, or of a lane of it: what is due again, then what ended leases held,
 -- at most `max` of each, then, if that is less than `max`, what waits in the log, without what its length lets be. looked, more: as
--- fresh_events. Not what PGMQ's functions keep in tables of their own, nor the failed requests of endpoints.
+-- fresh_events. Not the failed requests of endpoints.
 create or replace function pgmb_internal.receivable(
   q pgmb.queue, newest pgmb.claim, max bigint, look bigint, now timestamptz,
   out events pgmb.receivable[], out looked bigint, out more boolean
@@ -129,7 +149,9 @@ begin
     from pgmb.retry r where r.queue = q.id and r.due_at <= receivable.now
     order by r.due_at, r.together, r.id limit receivable.max)
     union all
-    select l from pgmb_internal.lapsed_events(q, newest, receivable.now, receivable.max) l);
+    select l from pgmb_internal.lapsed_events(q, newest, receivable.now, receivable.max) l
+    union all
+    select m from pgmb_internal.pgmq_visible(q, receivable.now, receivable.max) m);
   if cardinality(events) < receivable.max then
     fresh := pgmb_internal.fresh_events(q, newest, receivable.max, receivable.look, receivable.now);
         events := events || fresh.events;

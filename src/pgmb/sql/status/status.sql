@@ -33,6 +33,58 @@ begin
   return coalesce(last, pgmb_internal.first_number(number));
 end $$;
 
+-- The number of a stream's newest event, or where its newest segment begins. Not the sequence's last value: after a crash or a
+-- failover that is ahead of every event, and what is not committed yet counts.
+create or replace function pgmb_internal.newest_number(stream integer, name text)
+returns bigint
+language plpgsql stable
+as $$
+declare
+  newest integer := pgmb_internal.segment_of(pgmb_internal.last_seq(newest_number.name));
+begin
+  if to_regclass(format('pgmb.segment_%s_%s', newest_number.stream, newest)) is null then
+    return pgmb_internal.first_number(newest);
+  end if;
+  return pgmb_internal.last_in_segment(newest_number.stream, newest);
+end $$;
+
+-- Of a PGMQ queue, up to about `bound` of each: the messages that pgmb's queue has passed and that may be read, and since when;
+-- those that a read of less than 20 holds; and the reads of 20 and more whose vt has passed, which hold a lease of pgmb that
+-- does not end. oldest_read: since when the first message that is hidden was read.
+create or replace function pgmb_internal.pgmq_counts(
+  queue integer, now timestamptz, bound integer,
+  out visible bigint, out oldest timestamptz, out hidden bigint, out ended_reads bigint, out ended_events bigint,
+  out oldest_read timestamptz
+)
+language plpgsql stable
+as $$
+declare
+  held record;
+begin
+  execute 'select count(*), min(case when p.vt > ''-infinity'' then p.vt else p.enqueued_at end)
+      from (select p.vt, p.enqueued_at from pgmq.parked p where p.queue = $1 and p.vt <= $2 order by p.vt, p.msg_id limit $3 + 1) p'
+    into visible, oldest using pgmq_counts.queue, pgmq_counts.now, bound;
+  -- What was sent with a delay was never read.
+  execute 'select count(*) filter (where p.read_ct > 0), min(p.last_read_at)
+      from (select p.read_ct, p.last_read_at from pgmq.parked p where p.queue = $1 and p.vt > $2 order by p.vt limit $3 + 1) p'
+    into hidden, oldest_read using pgmq_counts.queue, pgmq_counts.now, bound;
+  execute 'select count(*) filter (where r.ended) reads, coalesce(sum(r.events) filter (where r.ended), 0) events,
+        min(r.vt) filter (where r.ended) since, min(r.read_at) filter (where not r.ended) read_at
+      from (
+        select r.vt <= $2 ended, r.vt, r.read_at, c.events - (
+          select count(*) from pgmb.settlement s where s.queue = c.queue and s.claim = c.id) events
+        from pgmq.reading r
+        join pgmb.claim c on c.queue = r.queue and c.id = r.claim and c.token = r.token and c.state = ''leased''
+        where r.queue = $1 and not pgmb_internal.is_void(c.queue, c.id)) r
+      where r.events > 0'
+    into held using pgmq_counts.queue, pgmq_counts.now;
+  visible := visible + held.events;
+  oldest := least(oldest, held.since);
+  ended_reads := held.reads;
+  ended_events := held.events;
+  oldest_read := least(oldest_read, held.read_at);
+end $$;
+
 -- The time of the first event of a stream above a number.
 create or replace function pgmb_internal.first_published(stream integer, above bigint, upto bigint)
 returns timestamptz
@@ -55,7 +107,10 @@ begin
 end $$;
 
 -- Every queue that the caller may consume:
---   waiting         events that match and were not received yet; oldest_age: since the oldest of them was published
+--   waiting         events that match and were not received yet, without those that the queue's ttl or length gives up; of a PGMQ
+--                   queue all messages that may be read
+--   oldest_age      for how long the first event that could be received now has waited: since it was published, since its retry
+--                   was due, or since its lease expired
 --   leases          leases that hold unsettled events, leased_events their number, oldest_lease_age since the oldest was given
 --   retries         events to be delivered again: after a retry, or because their lease expired
 --   dead            dead letters
@@ -100,7 +155,7 @@ begin
     order by head.name
   loop
     continue when not pgmb_internal.may_consume(q.id);
-    last := pgmb_internal.last_seq(q.stream_name);
+    last := pgmb_internal.newest_number(q.stream, q.stream_name);
     queue := q.name;
     stream := q.stream_name;
     patterns := q.patterns;
@@ -138,6 +193,19 @@ begin
       oldest_lease := least(oldest_lease, part.oldest);
       retries := retries + part.lapsed;
       received_per_second := received_per_second + part.received / 10.0;
+      oldest := least(oldest, pgmb_internal.due_since(lane, newest, now));
+      if pgmb_internal.is_pgmqs(lane.id) then
+        part := pgmb_internal.pgmq_counts(lane.id, now, bound);
+        waiting := waiting + part.visible;
+        oldest := least(oldest, part.oldest);
+        -- Of the leases, which do not end, those whose messages may be read count as waiting.
+        leases := leases - part.ended_reads + part.hidden;
+        leased_events := leased_events - part.ended_events + part.hidden;
+        oldest_lease := part.oldest_read;
+        if part.visible > bound or part.hidden > bound then
+          at_least := at_least || '{waiting}'::text[];
+        end if;
+      end if;
 
       -- In an ordered queue, those of the first attempt wait for others of their key. In any queue, a conversion left untried
       -- events here, due at once.
@@ -146,7 +214,8 @@ begin
       into part
       from (
         select r.attempt = 1 and (r.ordered or r.error is null and r.due_at <= now) parked, r.published_at from pgmb.retry r
-        where r.queue = lane.id and r.lease is null limit bound + 1) r;
+        where r.queue = lane.id and r.lease is null and (r.fresh and r.published_at <= now - lane.ttl) is not true
+        limit bound + 1) r;
       waiting := waiting + part.parked;
       oldest := least(oldest, part.oldest);
       retries := retries + part.retries;
@@ -180,27 +249,30 @@ as $$
 declare
   asked record := pgmb_internal.askable(q);
   counted record;
+  deliverable text := pgmb_internal.deliverable(q, clock_timestamp());
 begin
   all_asked := asked.all_asked;
+  newest := pgmb_internal.kept_from(q, newest, most);
   if asked.condition = q.matching then
-    counted := pgmb_internal.count_waiting(q, newest, q.matching, most);
+    counted := pgmb_internal.count_waiting(q, newest, q.matching || deliverable, most);
   else
     begin
-      counted := pgmb_internal.count_waiting(q, newest, asked.condition, most);
+      counted := pgmb_internal.count_waiting(q, newest, asked.condition || deliverable, most);
     exception when others then
       if pgmb_internal.servers_trouble(sqlstate) then
         raise;
       end if;
       all_asked := false;
-      counted := pgmb_internal.count_waiting(q, newest, q.matching, most);
+      counted := pgmb_internal.count_waiting(q, newest, q.matching || deliverable, most);
     end;
   end if;
-  waiting := counted.waiting;
+  waiting := case when q.when_full = 'drop_oldest' and q.max_length > most then least(counted.waiting, q.max_length) else counted.waiting end;
   oldest := counted.oldest;
   complete := counted.complete or not all_asked;
   if not (counted.complete or all_asked) then
         waiting := pgmb_internal.numbers_between(q.stream,
-      (select min(greatest(p.lo, (p.batch).done_seq)) from pgmb_internal.pending(q, newest) p), pgmb_internal.last_seq(q.stream_name));
+      (select min(greatest(p.lo, (p.batch).done_seq)) from pgmb_internal.pending(q, newest) p),
+      pgmb_internal.newest_number(q.stream, q.stream_name));
   end if;
 end $$;
 
@@ -260,7 +332,7 @@ declare
 begin
   for s in select * from pgmb.stream order by name loop
     stream := s.name;
-    last := pgmb_internal.last_seq(s.name);
+    last := pgmb_internal.newest_number(s.id, s.name);
     select count(*) filter (where g.number <= pgmb_internal.segment_of(last) and g.dropped_at is null),
       count(*) filter (where g.closed_at is not null and g.sealed_at is null),
       count(*) filter (where s.archive and g.sealed_at is not null and g.archived_at is null),
@@ -442,7 +514,8 @@ begin
   order by 5 desc;
 end $$;
 
--- The broker as a whole: how many dead letters there ever were (those that were rolled back count), since when maintain()
+-- The broker as a whole: how many dead letters there were since the server's statistics began (those that were rolled back count;
+-- a crash or failover begins them again), since when maintain()
 -- has not ended (null: never), how many dispatchers are alive, how many endpoints need one, since when the stream main is
 -- there, and which steps of maintain() fail, with their errors, and since when the first of them.
 create or replace function pgmb.describe_broker(
@@ -453,7 +526,8 @@ language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-  dead_letters := coalesce(pg_sequence_last_value('pgmb.dead_id_seq'), 0);
+  -- Not the sequence of their ids: after a crash that is ahead, as if there had been more.
+  dead_letters := pg_stat_get_tuples_inserted('pgmb.dead'::regclass);
   -- A time that has not come was written while the clock was ahead: since then nothing is known.
   maintained_age := clock_timestamp() - to_timestamp(pg_sequence_last_value('pgmb.maintained') / 1000.0);
   if maintained_age < interval '-1 second' then
@@ -485,7 +559,8 @@ begin
       if pgmb_internal.needs_timeout(q) then
         perform pgmb_internal.assert_timeout();
       end if;
-      q.matching := q.matching || pgmb_internal.asking(q);
+      q.matching := q.matching || pgmb_internal.asking(q) || pgmb_internal.deliverable(q, clock_timestamp());
+      newest := pgmb_internal.kept_from(q, newest, 9223372036854775807);
             select count(*) into part
       from pgmb_internal.pending(q, newest) p
       cross join lateral pgmb_internal.batch_events(q.stream, p.batch, p.lo, p.hi, q.matching || p.matching, raw => true);
@@ -495,8 +570,8 @@ begin
       end if;
       return null;
     end;
-    if q.when_full = 'drop_oldest' then
-      part := least(part, q.max_length);
+    if pgmb_internal.is_pgmqs(q.id) then
+      part := part + (pgmb_internal.pgmq_counts(q.id, clock_timestamp(), 2147483646)).visible;
     end if;
     depth := depth + part + (select count(*) from pgmb.retry r where r.queue = q.id and r.lease is null)
       + (select count(*) from pgmb.delivery d where d.queue = q.id and d.lease is null);
