@@ -17,7 +17,7 @@ import pytest
 from tests.conftest import Connect
 
 SQL = Path(__file__).parents[2] / "src/pgmb/sql/status"
-WRITING = {"derived_number", "drop_dead_letters", "note_move", "redrive_dead"}
+WRITING = {"derived_number", "drop_dead_letters", "note_move", "note_untraced", "redrive_dead"}
 """Functions of that folder that write, and derived_number, which reads a sequence."""
 
 
