@@ -190,9 +190,10 @@ def sweep_at_once(db: Db) -> None:
     rows(db, "update pgmb.claim set swept = '-infinity'")
 
 
-def expire_all(db: Db) -> None:
-    """End all leases, and make the next receive take them over."""
-    rows(db, f"update pgmb.claim set expires_at = clock_timestamp() - interval '1 ms' where {_IN_FLIGHT}")
+def expire_all(db: Db, ago: str = "1 ms") -> None:
+    """End all leases, that long ago, and make the next receive take them over."""
+    ended = f"update pgmb.claim set expires_at = clock_timestamp() - %s::interval where {_IN_FLIGHT}"
+    rows(db, ended, [ago])
     sweep_at_once(db)
 
 

@@ -175,8 +175,7 @@ def retries_due(db: psycopg.Connection[Any]) -> None:
 
 def consumer_dead(db: psycopg.Connection[Any]) -> None:
     age(db, "select pgmb.create_queue('q')", "select pgmb.publish('t', '1')", "select pgmb.receive('q')")
-    expire_all(db)
-    age(db, "update pgmb.claim set expires_at = expires_at - HOUR where state = 'leased'")
+    expire_all(db, AGE)
 
 
 @pytest.mark.parametrize("left", [retries_due, consumer_dead])
