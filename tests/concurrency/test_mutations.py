@@ -24,6 +24,7 @@ from tests.contract import test_boundaries as boundaries
 from tests.contract import test_clock as clock
 from tests.contract import test_convert as convert
 from tests.contract import test_dropped_queues as dropped
+from tests.contract import test_fair as fair
 from tests.contract import test_isolation_levels as isolation
 from tests.contract import test_many_leases as many
 from tests.contract import test_ordered as ordered
@@ -69,6 +70,13 @@ class Mutation:
 
 
 MUTATIONS = [
+    Mutation(
+        "what a tenant of a fair queue was given is forgotten in the next receive",
+        "serve",
+        "(m.given = m.turns or l.nth = 1 and m.given = 0) goes_last",
+        "(m.given > 0 or l.nth = 1) goes_last",
+        fair.test_the_rest_of_a_turn_comes_with_the_next_receive,
+    ),
     Mutation(
         "the position of an ordered queue passes the place of a dead letter that is being sent back",
         "send_back",

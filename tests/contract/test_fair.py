@@ -77,6 +77,21 @@ def test_tenants_get_equal_shares_over_many_receives(one: Consumer, size: int) -
     assert max(share.values()) <= 1.25 * min(share.values()), share
 
 
+def test_the_rest_of_a_turn_comes_with_the_next_receive(sessions: Sessions) -> None:
+    """A turn is worth eight events, and a lease has room for eight of one tenant and two of the next."""
+    one = Consumer(sessions["one"])
+    one.session.run("select pgmb.create_queue('q', fair_by => 'key')")
+    for tenant in "abcd":
+        fill(one.session, tenant, 200)
+    shares = []
+    for _ in range(4):
+        got = one.receive(10)
+        shares.append(Counter(key for key, *_ in got.rows))
+        one.ack(got)
+    total = sum(shares, Counter[str | None]())
+    assert max(total.values()) - min(total.values()) <= 8, shares
+
+
 @pytest.mark.parametrize("size", [1, 3])
 def test_a_consumer_that_takes_few_events_serves_in_turn_too(one: Consumer, size: int) -> None:
     fill(one.session, "noisy", 500)
