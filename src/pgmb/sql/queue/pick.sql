@@ -285,7 +285,11 @@ begin
       from pgmb_internal.candidates(q, base, pick.hi, most) c
     ), waiting as materialized (
       select distinct k.held from (select distinct r.key, r.held from read r where r.keyed) k
-      where k.held in (select unnest(busy)) or noted and pgmb_internal.is_noted(base.queue, base.flight, k.held)
+      where k.held in (select unnest(busy))
+        -- Most keys have no row: the function is called for the others.
+        or noted and exists (
+          select from pgmb.noted_key n where n.queue = q.id and n.hash = k.held and n.claim >= (base.flight).oldest)
+          and pgmb_internal.is_noted(base.queue, base.flight, k.held)
         or retried and exists (select from pgmb_internal.first_of_key(base, k.key))
     ), judged as (
       select r.seq, r.key, r.held, r.old, w.held is not null behind,
