@@ -335,3 +335,17 @@ async def test_connections_that_never_begin_the_handshake_are_bounded(
             await asyncio.gather(*ends)
         for _, other in opened:
             other.close()
+
+
+async def test_many_clients_that_connect_at_once_are_all_answered(port: int) -> None:
+    clients = [socket.socket() for _ in range(1500)]
+    loop = asyncio.get_running_loop()
+    for client in clients:
+        # The server shares this event loop: until all have connected, it accepts none.
+        client.connect(("127.0.0.1", port))
+        client.sendall(_ASK)
+        client.setblocking(False)
+    async with asyncio.timeout(60):
+        for client in clients:
+            assert (await loop.sock_recv(client, 12)) == b"HTTP/1.1 200"
+            client.close()

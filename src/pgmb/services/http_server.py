@@ -207,6 +207,8 @@ class Server:
             if len(self._members[State.HANDSHAKE]) >= self._bounds[State.HANDSHAKE].number:
                 self._close(_of_the_largest(self._members[State.HANDSHAKE], 1))
             Handshake(self, accepted, str(peer[0]))
+            # sock_accept does not yield while clients wait: none would get beyond its handshake.
+            await asyncio.sleep(0)
 
     async def connect(self, accepted: socket.socket) -> None:
         """Do the handshake if there is one, and hand the connection to its protocol."""
