@@ -13,7 +13,7 @@ import pytest
 
 from harness.lake import Here
 from harness.segments import seal
-from pgmb.errors import ForeignTable, VerificationFailed
+from pgmb.errors import Conflict, ForeignTable, VerificationFailed
 from pgmb.lake.archive import Pending, divide
 from pgmb.lake.delta import KnownFile, overlapping
 from tests.lake.conftest import DB, Lake
@@ -253,7 +253,7 @@ def test_another_streams_table_is_refused(lake: Lake) -> None:
     from pgmb.lake.archive import init
 
     lake.db.execute("select pgmb.create_stream('other')")
-    with pytest.raises(ForeignTable, match="another stream"):
+    with pytest.raises(Conflict, match="would lie in the folder"):
         init(lake.dsn, "other", lake.url)
     assert lake.value("select count(*) from pgmb.lake") == 1
     assert lake.value("select archive from pgmb.stream where name = 'other'") is False

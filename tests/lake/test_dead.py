@@ -16,7 +16,7 @@ from deltalake import DeltaTable
 from harness.lake import DEAD_STEPS, Killed, MortalDead
 from harness.segments import fill
 from harness.states import forget_archiving, queue_names, queue_number
-from pgmb.errors import ForeignTable, VerificationFailed
+from pgmb.errors import Conflict, ForeignTable, VerificationFailed
 from pgmb.lake.archive import init
 from pgmb.lake.dead import DeadArchived, DeadArchiver, dead_lake, digest_of
 from tests.lake.conftest import Lake
@@ -247,7 +247,7 @@ def test_a_database_from_a_backup_and_another_table_are_refused(dead: Dead, tmp_
         list(DeadArchiver(dead.lake.dsn, "main").archive(repair=True))
     assert len(dead.in_table()) == 3
     dead.db.execute("select pgmb.create_stream('other')")
-    with pytest.raises(ForeignTable, match="another stream"):
+    with pytest.raises(Conflict, match="would lie in the folder"):
         init(dead.lake.dsn, "other", str(tmp_path / "other"), dead_url=dead.url)
     assert DeltaTable(dead.url).metadata().description == "Dead letters of stream main, archived by pgmb"
 

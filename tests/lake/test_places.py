@@ -48,6 +48,8 @@ def test_a_lake_inside_a_table_that_the_database_does_not_know_is_refused(
 ) -> None:
     """Of another database, or of the user."""
     EventTable.create(Storage.at(str(tmp_path / "theirs")), "another", "main")
+    with pytest.raises(ForeignTable, match="belongs to another stream or database"):
+        init(dsn, "main", str(tmp_path / "theirs"))
     with pytest.raises(ForeignTable, match="lies in the folder of the table"):
         init(dsn, "main", str(tmp_path / "theirs" / "deep" / "ours"))
     (tmp_path / "link").symlink_to(tmp_path / "theirs")
