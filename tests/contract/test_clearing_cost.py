@@ -247,14 +247,14 @@ def test_searches_for_lost_rows_rest_after_they_passed_many(
     searched = cost(db, "select pgmb.maintain()").pages
     for step in ("hidden leases", "dropped queues"):
         rests = f"select pgmb_internal.is_resting('{step}')"
-        db.execute("select pgmb_internal.rest_after(%s, 50_000, false)", [step])
+        db.execute("select pgmb_internal.rest_after(%s, 50000, false)", [step])
         assert one(db, rests)
         # A clock that was set back does not prolong the rest.
         db.execute(f"set pgmb.rest_{step.replace(' ', '_')} = '{2**60}'")
         assert not one(db, rests)
-        db.execute("select pgmb_internal.rest_after(%s, 50_000, true)", [step])
+        db.execute("select pgmb_internal.rest_after(%s, 50000, true)", [step])
         assert not one(db, rests), "a search that stopped before its end goes on"
-        db.execute("select pgmb_internal.rest_after(%s, 50_000, false)", [step])
+        db.execute("select pgmb_internal.rest_after(%s, 50000, false)", [step])
     resting = cost(db, "select pgmb.maintain()").pages
     pinned.rollback()
     assert resting < searched - 400, f"{searched} pages with the searches, {resting} without"
