@@ -382,6 +382,8 @@ begin
       'state', case when d.attempt > 1 or d.error is not null then 'retrying' else 'waiting' end,
       'attempt', d.attempt, 'until', d.due_at, 'error', d.error, 'errors', d.errors,
       'reason', case when e.state <> 'active' then 'the endpoint is ' || e.state || coalesce(': ' || e.reason, '') end)
+    when (event).seq <= e.after_seq and x.id is null and posted.at is null
+      then jsonb_build_object('state', 'not taken', 'reason', 'the endpoint was created after the event was published')
     when fate ->> 'state' in ('waiting', 'leased', 'retrying') then case when e.state = 'disabled' and fate ->> 'state' <> 'leased'
       then jsonb_build_object('state', 'not taken', 'reason', 'the endpoint is disabled' || coalesce(': ' || e.reason, ''))
       else fate - 'dead_letter' end
