@@ -288,6 +288,12 @@ begin
           case when (event).topic is null then 'the event was erased' else 'patterns or filter do not match' end) end;
     end if;
     claim := pgmb_internal.claim_of(q.id, newest, event, lane_fate.xid);
+    if claim.state = 'expired' and exists (
+      select from jsonb_array_elements(q.moves) m where m ->> 'done' is not null and (m ->> 'at')::timestamptz >= claim.at)
+    then
+      -- Moving the queue ended that lease. It says nothing of what came afterwards.
+      claim := null;
+    end if;
     fate := pgmb_internal.pgmq_fate(q.id, (event).seq, claim.id);
     if fate is not null then
       return fate;
