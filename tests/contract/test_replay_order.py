@@ -184,3 +184,17 @@ def test_a_replay_sends_an_unordered_queue_what_waits_as_well(db: Connection, on
     assert value(db, "select pgmb.replay('hook', %s)", since) == 2
     assert sorted(one.take_all()) == [1, 1, 2, 2]
     assert sorted(post_all(db, 5)) == [1, 1, 2, 2]
+
+
+def test_a_lease_of_retries_and_redriven_events_is_in_the_order_of_the_log(
+    db: psycopg.Connection[Any],
+) -> None:
+    db.execute("select pgmb.create_queue('q', backoff_base => '0')")
+    db.execute("select pgmb.publish('t', n::text::json) from generate_series(1, 3) n")
+    rows = db.execute("select lease, seq from pgmb.receive('q')").fetchall()
+    lease, (first, second, third) = rows[0][0], [seq for _, seq in rows]
+    db.execute("select pgmb.bury(%s, %s, 'no')", [lease, [second, third]])
+    db.execute("select pgmb.retry(%s, %s, '0 s')", [lease, [first]])
+    db.execute("select pgmb.redrive('q')")
+    again = db.execute("select seq from pgmb.receive('q')").fetchall()
+    assert [seq for (seq,) in again] == [first, second, third]

@@ -59,7 +59,8 @@ begin
   select made.lease, r.seq, r.event_id, r.topic, r.key, r.payload, r.headers, r.published_at, r.attempt
   from pgmb.retry r
   where r.queue = lane and r.lease = claim_id
-  order by r.origin, r.seq;
+  -- Only an ordered queue keeps the order in which events were received first.
+  order by case when r.ordered then r.origin else 0 end, r.seq;
 end $$;
 
 -- The next events of a queue, at most `max` and 20,000, leased for `lease_for` (default: the queue's own); fewer where they are
