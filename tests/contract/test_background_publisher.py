@@ -43,6 +43,24 @@ async def enqueue_all(publisher: Any, payloads: Any, **options: Any) -> None:
         await settled(publisher.enqueue("a", payload, **options))
 
 
+async def test_a_publisher_in_a_hurry_takes_large_batches(broker: Any, db: psycopg.Connection[Any]) -> None:
+    """A process that ends has seconds for all that is pending."""
+    publisher = broker.publisher(flush_every=3600, max_batch=2)
+    with db.transaction():
+        db.execute("lock table pgmb.log_main in exclusive mode")
+        await enqueue_all(publisher, range(1000))
+        publisher.hurry()
+        if inspect.iscoroutinefunction(publisher.close):
+            closing = asyncio.create_task(publisher.close())
+        else:
+            closing = asyncio.create_task(asyncio.to_thread(publisher.close))
+        await until(lambda: publisher._held._flush_to == 1000)
+    await closing
+    assert logged(db) == list(range(1000))
+    ((transactions,),) = db.execute("select count(distinct xid) from pgmb.log_main")
+    assert transactions <= 2
+
+
 # -- batches -------------------------------------------------------------------------------------------------
 
 

@@ -311,6 +311,7 @@ def test_a_publisher_that_begins_while_others_are_closed_stops_none(monkeypatch:
     monkeypatch.setattr(unclosed, "_open", Growing([publisher]))
     unclosed._close_all()
     publisher.close.assert_called_once()
+    publisher.hurry.assert_called_once()
 
 
 async def test_a_pool_that_nobody_closed_ends_with_its_event_loop(dsn: str) -> None:

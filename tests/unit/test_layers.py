@@ -67,7 +67,7 @@ CORE: dict[str, set[str]] = {
     "groups": {"statements", "wire"},
     "keys": {"statements"},
     "lake": {"patterns"},
-    "pending": {"chance", "concurrency", "durations", "wire"},
+    "pending": {"batch", "chance", "concurrency", "durations", "wire"},
 }
 
 # What the extras for Spark and the lake bring, directly and below.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -83,6 +84,29 @@ def test_few_go_as_arrays_and_many_are_copied() -> None:
     many = batch.plan("a", iter(range(batch.BLOCK_EVENTS + 1)), None, "main")
     assert isinstance(many, batch.Copy)
     assert len(list(many.data)) == 4  # header, two blocks, trailer
+
+
+@pytest.mark.parametrize("events", [False, True])
+def test_an_iterator_is_read_ahead_by_bytes(monkeypatch: pytest.MonkeyPatch, events: bool) -> None:
+    """However large its events are: it is never in memory as a whole."""
+    monkeypatch.setattr(wire, "BATCH_BYTES", 1 << 20)
+    size, taken = 10_000, 0
+
+    def given() -> Iterator[Any]:
+        nonlocal taken
+        for _ in range(1000):
+            taken += size
+            yield NewEvent("a", "x" * size, key="k") if events else "x" * size
+
+    plan = batch.plan(given(), None, None, "main") if events else batch.plan("a", given(), None, "main")
+    copy = next(plan.steps) if isinstance(plan, batch.Parts) else plan
+    assert isinstance(copy, batch.Copy)
+    written = most = 0
+    for data in copy.data:
+        most = max(most, taken - written)
+        written += len(data)
+    assert taken == 1000 * size < written
+    assert most < 2.5 * (1 << 20)
 
 
 def test_events_that_differ_only_in_their_payload_go_with_one_topic() -> None:

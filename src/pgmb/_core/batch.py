@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from itertools import chain, islice, repeat
 from struct import Struct
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 from psycopg import sql
@@ -15,8 +15,6 @@ from pgmb._core import wire
 from pgmb._core.statements import Statement, publish_columns, publish_uniform
 from pgmb.errors import InvalidArgument
 from pgmb.types import Duration, NewEvent
-
-Item = TypeVar("Item")
 
 BLOCK_EVENTS = 2000
 """How many events go in one call with arrays; more are copied, in blocks of as many.
@@ -31,19 +29,39 @@ COPY costs one round trip more, which a unix socket does not show: so arrays for
 ONE_DAY = timedelta(days=1)
 """How long a deduplication key is remembered unless told."""
 
-_NOTHING = (None, None, None, None)
+# Encoded by one call. No more, because an iterator may give large events, which are held until then.
+_ENCODED_TOGETHER = 32
 _HEADER = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 _TRAILER = b"\xff\xff"
 _field_count = Struct("!h").pack
 _length = Struct("!i").pack
 
 
+class Block(Protocol):
+    """Encoded events that go together."""
+
+    def rows(self) -> bytes:
+        """For COPY, which cannot deduplicate."""
+        ...
+
+    def publish(self, stream: str, dedup_for: Duration) -> Statement: ...
+
+
 class Copy(NamedTuple):
-    """A COPY statement and the data to write, made as it is asked for."""
+    """A COPY statement and the blocks to write, made as they are asked for."""
 
     text: sql.Composed
-    data: Iterator[bytes]
+    blocks: Iterator[Block]
     stream: str
+
+    @property
+    def data(self) -> Iterator[bytes]:
+        return chain((_HEADER,), (block.rows() for block in self.blocks), (_TRAILER,))
+
+    @property
+    def statements(self) -> Iterator[Statement]:
+        """The same without COPY."""
+        return (block.publish(self.stream, ONE_DAY) for block in self.blocks)
 
 
 class Parts(NamedTuple):
@@ -77,32 +95,133 @@ def _plan_uniform(
     topic: str, payloads: Iterable[Any], headers: wire.Json | None, stream: str
 ) -> Statement | Copy:
     wire.refuse_other_than_text(topic, None)
-    first, rest = _begin(payloads)
-    if rest is None:
-        encoded = wire.encode_all(first)
-        if sum(map(len, encoded)) <= wire.BATCH_BYTES:
-            return publish_uniform(topic, encoded, headers, stream)
-        rest = iter(())
-    return _copy(
-        stream,
-        ("topic", "headers", "payload"),
-        (_uniform_rows(topic, headers, block) for block in chain((first,), _blocks(rest))),
-    )
+    blocks = _uniform_blocks(topic, payloads, headers)
+    first, second = next(blocks, _Uniform(topic, headers)), next(blocks, None)
+    if second is None and first.size <= wire.BATCH_BYTES:
+        return first.publish(stream, dedup_for=ONE_DAY)
+    every = chain((first,), () if second is None else (second,), blocks)
+    return _copy(stream, ("topic", "headers", "payload"), every)
+
+
+class _Uniform(msgspec.Struct):
+    """Encoded payloads of one topic."""
+
+    topic: str
+    headers: wire.Json | None
+    payloads: list[bytes] = []
+    size: int = 0
+
+    def publish(self, stream: str, dedup_for: Duration) -> Statement:
+        return publish_uniform(self.topic, self.payloads, self.headers, stream)
+
+    def rows(self) -> bytes:
+        before = _field_count(3) + b"".join(wire.fields((self.topic.encode(), self.headers)))
+        rows = zip(repeat(before), map(_length, map(len, self.payloads)), self.payloads, strict=False)
+        return b"".join(chain.from_iterable(rows))
+
+
+def _uniform_blocks(topic: str, payloads: Iterable[Any], headers: wire.Json | None) -> Iterator[_Uniform]:
+    """Payloads in blocks that end by their number or their bytes."""
+    source = iter(payloads)
+    block = _Uniform(topic, headers)
+    while part := list(islice(source, min(_ENCODED_TOGETHER, BLOCK_EVENTS - len(block.payloads)))):
+        encoded = wire.encode_all(part)
+        block.payloads += encoded
+        block.size += sum(map(len, encoded))
+        if len(block.payloads) >= BLOCK_EVENTS or block.size >= wire.BATCH_BYTES:
+            yield block
+            block = _Uniform(topic, headers)
+    if block.payloads:
+        yield block
 
 
 def _plan_events(events: Iterable[NewEvent], stream: str, dedup_for: Duration) -> Statement | Copy | Parts:
-    first, rest = _begin(events)
-    if not set(map(type, first)) <= {NewEvent}:
-        _refuse_other_events(first)
-    if rest is None:
-        topic = _uniform_topic(first)
+    blocks = _blocks(events)
+    first, second = next(blocks, _Columns()), next(blocks, None)
+    if second is None and first.size <= wire.BATCH_BYTES:
+        topic = first.only_topic
         if topic is not None:
-            return _plan_uniform(topic, [event.payload for event in first], None, stream)
-        columns = _Columns.of(first)
-        if columns.bytes <= wire.BATCH_BYTES:
-            return _columns(columns, first, stream, dedup_for)
-        rest = iter(())
-    return Parts(_steps(chain((first,), _blocks(rest)), stream, dedup_for))
+            return publish_uniform(topic.decode(), first.payloads, None, stream)
+        return first.publish(stream, dedup_for)
+    return Parts(_steps(chain((first,), () if second is None else (second,), blocks), stream, dedup_for))
+
+
+class _Columns(msgspec.Struct):
+    """Encoded events, column by column."""
+
+    topics: list[bytes] = []
+    payloads: list[bytes] = []
+    keys: list[bytes | None] = []
+    headers: list[bytes | None] = []
+    ids: list[bytes | None] = []
+    dedup_keys: list[bytes | None] = []
+    size: int = 0
+    """Of payloads and headers."""
+
+    def add(self, events: Sequence[NewEvent]) -> None:
+        if not set(map(type, events)) <= {NewEvent}:
+            _refuse_other_events(events)
+        try:
+            self.topics += [event.topic.encode() for event in events]
+            self.keys += [None if event.key is None else event.key.encode() for event in events]
+            self.dedup_keys += [
+                None if event.dedup_key is None else event.dedup_key.encode() for event in events
+            ]
+        except AttributeError:
+            _refuse_other_events(events)
+            raise
+        payloads = wire.encode_all([event.payload for event in events])
+        headers = [wire.optional_json(event.headers) for event in events]
+        self.payloads += payloads
+        self.headers += headers
+        self.ids += [None if event.id is None else event.id.bytes for event in events]
+        self.size += sum(map(len, payloads)) + sum(len(one or b"") for one in headers)
+
+    @property
+    def only_topic(self) -> bytes | None:
+        """The topic that all events share, if it is all they have besides their payloads.
+
+        A scalar topic instead of an array makes the server's part cheaper by a third.
+        """
+        others = (self.keys, self.headers, self.ids, self.dedup_keys)
+        return self.topics[0] if len(set(self.topics)) == 1 and not any(map(_given, others)) else None
+
+    @property
+    def has_dedup_keys(self) -> bool:
+        return _given(self.dedup_keys) is not None
+
+    def publish(self, stream: str, dedup_for: Duration) -> Statement:
+        return publish_columns(
+            self.topics,
+            self.payloads,
+            _given(self.keys),
+            _given(self.headers),
+            _given(self.ids),
+            stream,
+            _given(self.dedup_keys),
+            dedup_for,
+        )
+
+    def rows(self) -> bytes:
+        count = _field_count(5)
+        columns = zip(self.topics, self.payloads, self.keys, self.headers, self.ids, strict=True)
+        return b"".join(chain.from_iterable((count, *wire.fields(row)) for row in columns))
+
+    def halves(self) -> tuple[_Columns, _Columns]:
+        middle = len(self.topics) // 2
+        return self._part(slice(middle)), self._part(slice(middle, None))
+
+    def _part(self, part: slice) -> _Columns:
+        payloads, headers = self.payloads[part], self.headers[part]
+        size = sum(map(len, payloads)) + sum(len(one or b"") for one in headers)
+        return _Columns(
+            self.topics[part], payloads, self.keys[part], headers, self.ids[part], self.dedup_keys[part], size
+        )
+
+
+def _given(column: list[bytes | None]) -> list[bytes | None] | None:
+    """None if it is null throughout."""
+    return column if any(item is not None for item in column) else None
 
 
 def _refuse_other_events(events: Iterable[object]) -> None:
@@ -112,149 +231,51 @@ def _refuse_other_events(events: Iterable[object]) -> None:
         wire.refuse_other_than_text(event.topic, event.key, event.dedup_key)
 
 
-def _keyed(events: Sequence[NewEvent], stream: str, dedup_for: Duration) -> Iterator[Statement]:
-    """Statements for a block with deduplication keys, none of which is too large for one message."""
-    columns = _Columns.of(events)
-    if columns.bytes <= wire.BATCH_BYTES or len(events) == 1:
-        yield _columns(columns, events, stream, dedup_for)
-        return
-    middle = len(events) // 2
-    yield from _keyed(events[:middle], stream, dedup_for)
-    yield from _keyed(events[middle:], stream, dedup_for)
+def _blocks(events: Iterable[NewEvent]) -> Iterator[_Columns]:
+    """Events in blocks that end by their number or their bytes."""
+    source = iter(events)
+    block = _Columns()
+    while part := list(islice(source, min(_ENCODED_TOGETHER, BLOCK_EVENTS - len(block.topics)))):
+        block.add(part)
+        if len(block.topics) >= BLOCK_EVENTS or block.size >= wire.BATCH_BYTES:
+            yield block
+            block = _Columns()
+    if block.topics:
+        yield block
 
 
-def _columns(columns: _Columns, events: Sequence[NewEvent], stream: str, dedup_for: Duration) -> Statement:
-    try:
-        dedup_keys = _column(
-            None if event.dedup_key is None else event.dedup_key.encode() for event in events
-        )
-    except AttributeError:
-        _refuse_other_events(events)
-        raise
-    return publish_columns(
-        columns.topics,
-        columns.payloads,
-        columns.keys,
-        columns.headers,
-        columns.ids,
-        stream,
-        dedup_keys,
-        dedup_for,
-    )
-
-
-def _steps(blocks: Iterator[list[NewEvent]], stream: str, dedup_for: Duration) -> Iterator[Statement | Copy]:
+def _steps(blocks: Iterator[_Columns], stream: str, dedup_for: Duration) -> Iterator[Statement | Copy]:
     """A copy of all blocks, interrupted by those with a deduplication key, which COPY knows nothing of."""
-    keyed: list[list[NewEvent]] = []
+    keyed: list[_Columns] = []
 
-    def rows(block: list[NewEvent]) -> Iterator[bytes]:
-        yield _rows(_Columns.of(block))
+    def others(block: _Columns) -> Iterator[_Columns]:
+        yield block
         for block in blocks:
-            if _has_keys(block):
+            if block.has_dedup_keys:
                 keyed.append(block)
                 return
-            yield _rows(_Columns.of(block))
+            yield block
 
     for block in blocks:
-        if _has_keys(block):
+        if block.has_dedup_keys:
             keyed.append(block)
         else:
-            yield _copy(stream, ("topic", "payload", "key", "headers", "id"), rows(block))
+            yield _copy(stream, ("topic", "payload", "key", "headers", "id"), others(block))
         while keyed:
             yield from _keyed(keyed.pop(), stream, dedup_for)
 
 
-def _has_keys(events: Sequence[NewEvent]) -> bool:
-    return any(event.dedup_key is not None for event in events)
+def _keyed(block: _Columns, stream: str, dedup_for: Duration) -> Iterator[Statement]:
+    """Statements for a block with deduplication keys, none of which is too large for one message."""
+    if block.size <= wire.BATCH_BYTES or len(block.topics) == 1:
+        yield block.publish(stream, dedup_for)
+        return
+    for half in block.halves():
+        yield from _keyed(half, stream, dedup_for)
 
 
-def _begin(items: Iterable[Item]) -> tuple[list[Item], Iterator[Item] | None]:
-    """The first block, and what follows if there is more."""
-    source = iter(items)
-    first = list(islice(source, BLOCK_EVENTS))
-    following = list(islice(source, 1))
-    return first, chain(following, source) if following else None
-
-
-def _blocks(source: Iterator[Item]) -> Iterator[list[Item]]:
-    while block := list(islice(source, BLOCK_EVENTS)):
-        yield block
-
-
-def _copy(stream: str, columns: Sequence[str], rows: Iterator[bytes]) -> Copy:
+def _copy(stream: str, columns: Sequence[str], blocks: Iterator[Block]) -> Copy:
     text = sql.SQL("copy {} ({}) from stdin (format binary)").format(
         sql.Identifier("pgmb", f"log_{stream}"), sql.SQL(", ").join(map(sql.Identifier, columns))
     )
-    return Copy(text, chain((_HEADER,), rows, (_TRAILER,)), stream)
-
-
-def _uniform_topic(events: Sequence[NewEvent]) -> str | None:
-    """The topic that all the events share, if it is all they have besides their payloads.
-
-    A scalar topic instead of an array makes the server's part cheaper by a third.
-    """
-    if not events:
-        return None
-    topic = events[0].topic
-    for event in events:
-        if (event.topic, event.key, event.headers, event.id, event.dedup_key) != (topic, *_NOTHING):
-            return None
-    return topic
-
-
-class _Columns(msgspec.Struct, frozen=True):
-    """Events column by column. A column that is null throughout is None."""
-
-    topics: list[bytes]
-    payloads: list[bytes]
-    keys: list[bytes | None] | None
-    headers: list[bytes | None] | None
-    ids: list[bytes | None] | None
-
-    @property
-    def bytes(self) -> int:
-        """Of payloads and headers."""
-        return sum(map(len, self.payloads)) + sum(len(one or b"") for one in self.headers or ())
-
-    @classmethod
-    def of(cls, events: Sequence[NewEvent]) -> _Columns:
-        try:
-            topics = [event.topic.encode() for event in events]
-            keys = _column(None if event.key is None else event.key.encode() for event in events)
-        except AttributeError:
-            _refuse_other_events(events)
-            raise
-        return cls(
-            topics,
-            wire.encode_all([event.payload for event in events]),
-            keys,
-            _column(wire.optional_json(event.headers) for event in events),
-            _column(None if event.id is None else event.id.bytes for event in events),
-        )
-
-
-def _column(items: Iterable[bytes | None]) -> list[bytes | None] | None:
-    column = list(items)
-    return column if any(item is not None for item in column) else None
-
-
-def _uniform_rows(topic: str, headers: wire.Json | None, payloads: Sequence[Any]) -> bytes:
-    before = _field_count(3) + b"".join(wire.fields((topic.encode(), headers)))
-    encoded = wire.encode_all(payloads)
-    return b"".join(
-        chain.from_iterable(zip(repeat(before), map(_length, map(len, encoded)), encoded, strict=False))
-    )
-
-
-def _rows(columns: _Columns) -> bytes:
-    nothing = cast("Iterator[bytes | None]", repeat(None))
-    count = _field_count(5)
-    rows = zip(
-        columns.topics,
-        columns.payloads,
-        columns.keys or nothing,
-        columns.headers or nothing,
-        columns.ids or nothing,
-        strict=False,
-    )
-    return b"".join(chain.from_iterable((count, *wire.fields(row)) for row in rows))
+    return Copy(text, blocks, stream)

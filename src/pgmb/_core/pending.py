@@ -22,6 +22,7 @@ import psycopg
 import psycopg_pool
 
 from pgmb._core import chance, durations, wire
+from pgmb._core.batch import BLOCK_EVENTS
 from pgmb._core.concurrency import LONGEST_RETRY_SECONDS
 from pgmb.errors import InvalidArgument, PermissionDenied, QueueFull, StreamNotFound, WrongServer
 from pgmb.types import Duration, NewEvent
@@ -151,6 +152,10 @@ class Pending:
                 self._backlogs[stream].first.append(Batch(stream, _portion(left, self._max_batch)))
         self.failed = []
         return self._flush_to
+
+    def widen(self) -> None:
+        """Make batches as large as a statement should be."""
+        self._max_batch = max(self._max_batch, BLOCK_EVENTS)
 
     def passed(self, last: int) -> bool:
         """Whether every event up to `last` is committed or rejected."""

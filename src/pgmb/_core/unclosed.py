@@ -28,6 +28,7 @@ class Closable(Protocol):
     @property
     def loop(self) -> asyncio.AbstractEventLoop | None: ...
     def close(self, timeout: float | None = ...) -> Coroutine[Any, Any, None] | None: ...
+    def hurry(self) -> None: ...
     def give_up(self) -> None: ...
 
 
@@ -93,6 +94,7 @@ def _close_all() -> None:
             continue  # the parent has it too, and its events
         if publisher.pending:
             logger.warning("a publisher was not closed; flushing %s events at exit", publisher.pending)
+        publisher.hurry()
         try:
             _close(publisher, max(0.1, deadline - time.monotonic()))
         except Exception as error:

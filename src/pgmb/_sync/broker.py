@@ -60,10 +60,13 @@ class Broker(
     @property
     def server(self) -> tuple[str | None, int | None]:
         """Host and port, as far as the connection string names them."""
-        text = self._pool.conninfo if isinstance(self._pool.conninfo, str) else ""
-        given: dict[str, Any] = {**conninfo_to_dict(text), **cast("dict[str, Any]", self._pool.kwargs)}
+        given = self._given()
         host, port = given.get("host") or given.get("hostaddr"), str(given.get("port") or "")
         return (str(host) if host else None), (int(port) if port.isdigit() else None)
+
+    def _given(self) -> dict[str, Any]:
+        text = self._pool.conninfo if isinstance(self._pool.conninfo, str) else ""
+        return {**conninfo_to_dict(text), **cast("dict[str, Any]", self._pool.kwargs)}
 
     @property
     def pool_stats(self) -> dict[str, int]:
@@ -111,6 +114,13 @@ class Broker(
     def abandon(self) -> None:
         """Close the connections of a broker whose event loop was closed before it was."""
         self._pool.abandon()
+
+    def __repr__(self) -> str:
+        database, (host, port) = self._given().get("dbname"), self.server
+        place = "the default database" if database is None else repr(database)
+        server = "" if host is None else f" on {host}" if port is None else f" on {host}:{port}"
+        open_ = f"{self.pool_stats.get('pool_size', 0)} of {self._pool.max_size} connections"
+        return f"<{type(self).__name__} of {place}{server}, {'closed' if self._pool.closed else open_}>"
 
     def close(self) -> None:
         """Close all connections. May be called again. After a fork it does nothing: they are the parent's."""

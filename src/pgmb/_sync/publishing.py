@@ -104,8 +104,9 @@ class Publishing(Calls):
     ) -> int:
         """Publish payloads of one topic, or events with all of their own, and return how many.
 
-        All or none, in their order. Any number: more than 2,000 are copied, in blocks, as the iterable gives
-        them. Events whose `dedup_key` is taken, as `publish` has it, are left out and not counted.
+        All or none, in their order. Any number: more than 2,000, or than 32 MiB, are copied, in blocks of as
+        many, as the iterable gives them. Events whose `dedup_key` is taken, as `publish` has it, are left out
+        and not counted.
         """
         with self.observer.publishing_many(topic, payloads, headers, stream) as observed:
             plan = batch.plan(observed.topic, payloads, observed.headers, stream, dedup_for)

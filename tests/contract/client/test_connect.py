@@ -44,6 +44,16 @@ def test_a_wrong_address_fails_at_once() -> None:
         pgmb.connect("host=/nonexistent dbname=x")
 
 
+def test_a_broker_shows_where_it_is_connected(dsn: str) -> None:
+    parts = conninfo_to_dict(dsn)
+    with pgmb.connect(f"{dsn} password=secret", max_size=4) as broker:
+        shown = repr(broker)
+        assert shown.startswith(f"<Broker of '{parts['dbname']}' on {parts['host']}:{parts['port']}, ")
+        assert shown.endswith(" of 4 connections>")
+    assert repr(broker).endswith(", closed>")
+    assert "secret" not in shown
+
+
 @pytest.mark.skipif(PgBouncer.program() is None, reason="pgbouncer is not installed")
 async def test_everything_works_behind_a_pooler_of_transactions(server: Server, dsn: str) -> None:
     name = conninfo_to_dict(dsn)["dbname"]
