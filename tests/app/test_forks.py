@@ -13,7 +13,7 @@ import time
 import pytest
 
 from pgmb.services import supervisor as supervision
-from pgmb.services.fork import Board
+from pgmb.services.fork import Board, ProcessState
 from pgmb.services.parent import Parent
 
 _PROGRAM = """
@@ -94,7 +94,7 @@ async def test_a_supervisor_counts_forks_that_do_not_report() -> None:
     supervisor.start(supervision.Child("silent", run=silent_later))
     supervisor.start(supervision.Child("reporting", run=reports))
     async with asyncio.timeout(30):
-        while board.read() != ["silent"]:  # noqa: ASYNC110
+        while board.troubled() != ["silent"]:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
     supervisor.kill(0)
     await supervisor.finish()
@@ -102,13 +102,17 @@ async def test_a_supervisor_counts_forks_that_do_not_report() -> None:
 
 def test_a_board_that_is_not_written_names_the_supervisor(monkeypatch: pytest.MonkeyPatch) -> None:
     board = Board()
-    board.write(["upkeep"])
-    assert board.read() == ["upkeep"]
+    states = [ProcessState("upkeep", None, 3, True), ProcessState("http", 7, 0, False)]
+    board.write(states)
+    assert board.troubled() == ["upkeep"]
     pid = os.fork()
     if pid == 0:
-        board.write(["of the child"])
+        board.write([ProcessState("of the child", 1, 0, True)])
         os._exit(0)
     os.waitpid(pid, 0)
-    assert board.read() == ["of the child"]
+    assert board.troubled() == ["of the child"]
+    board.write(states * 1000)
+    assert board.processes() == states * 1000
+    board.write([ProcessState("of the child", 1, 0, True)])
     monkeypatch.setattr(Board, "_STALE_SECONDS", -1.0)
-    assert board.read() == ["of the child", "supervisor"]
+    assert board.troubled() == ["of the child", "supervisor"]

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from harness.serving import serving
-from pgmb.cli import serve
+from pgmb.cli import parts
 from pgmb.services import SERVICES
 from tests.cli.conftest import Run
 
@@ -76,8 +76,8 @@ def test_a_certificate_that_is_none_is_refused(run: Run, tmp_path: Path) -> None
 def test_without_the_extra_http_is_left_out_unless_asked_for(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(serve, "find_spec", lambda name: None if name == "uvicorn" else object())
-    assert [name for name in SERVICES if not serve._here(name)] == ["http"]
+    monkeypatch.setattr(parts, "find_spec", lambda name: None if name == "uvicorn" else object())
+    assert sorted(set(SERVICES) - set(parts.installed())) == ["http"]
     outcome = run("serve", "--services", "ticker,http")
     assert outcome.code == 1
     assert "the service http needs starlette, uvicorn" in outcome.err

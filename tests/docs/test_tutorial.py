@@ -48,6 +48,8 @@ def test_the_tutorial_does_what_it_says(empty_dsn: str, tmp_path: Path) -> None:
 
     @contextlib.contextmanager
     def worker(command: str) -> Generator[None]:
+        # Port 8080 may be taken on the machine that runs the tests.
+        command += " --port 0"
         with printed.open("a") as output:
             process = subprocess.Popen(
                 shlex.split(command), **options, stdout=output, stderr=subprocess.STDOUT

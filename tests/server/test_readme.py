@@ -25,9 +25,7 @@ def test_the_first_minutes_over_http(dsn: str, tmp_path: Path) -> None:
     heard = tmp_path / "heard"
     kept = [line for line in block.splitlines() if not line.startswith(("pip ", "export "))]
     script = (
-        "\n".join(kept)
-        .replace("8080", str(port))
-        .replace("pgmb serve &", f"pgmb serve --port {port} &\n{READY}")
+        "\n".join(kept).replace("8080", str(port)).replace("pgmb up &", f"pgmb up --port {port} &\n{READY}")
     )
     script = script.replace("order.%23' &", f"order.%23' > {heard} &\n{LISTENS}")
     ran = subprocess.run(

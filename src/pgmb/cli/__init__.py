@@ -39,6 +39,7 @@ from pgmb.cli import (
     streams,
     tail,
     top,
+    up,
     work,
 )
 from pgmb.errors import PgmbError
@@ -67,6 +68,7 @@ for group in (
     route,
     schedules,
     keys,
+    up,
     work,
     spark,
     lake,

@@ -32,9 +32,14 @@ def _names(ctx: typer.Context, incomplete: str, query: LiteralString) -> list[st
     return [name for name in names(query, ctx.params.get("dsn") or "") if name.startswith(incomplete)]
 
 
+def of_environment() -> str:
+    """The connection string where none is given."""
+    return next((os.environ[name] for name in ENVIRONMENT if os.environ.get(name)), "")
+
+
 def names(query: LiteralString, dsn: str = "") -> list[str]:
     """What the database knows, for a shell that completes words or a hint: none if it cannot tell at once."""
-    dsn = dsn or next((os.environ[name] for name in ENVIRONMENT if os.environ.get(name)), "")
+    dsn = dsn or of_environment()
     try:
         with connect(dsn, "pgmb cli", connect_timeout=2, options=_SHORT_TIMEOUTS) as conn:
             return sorted(name for (name,) in conn.execute(query))

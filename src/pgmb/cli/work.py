@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -23,6 +24,7 @@ from pgmb.services.upkeep import upkeep
 _DSN = "PGMB_WORK_DSN"
 _WORKER = "PGMB_WORKER"
 """The number of a worker process, for its log."""
+_LOG_FORMAT = "PGMB_WORK_LOG_FORMAT"
 
 
 def register(app: typer.Typer) -> None:
@@ -95,7 +97,8 @@ def work(
         raise InvalidArgument("--reload and --metrics-port exclude each other")
     worker = os.environ.pop(_WORKER, None)
     logs.configure(
-        text=f"%(asctime)s %(levelname)s %(name)s{f' worker {worker}:' if worker else ''} %(message)s"
+        logs.LogFormat(os.environ.pop(_LOG_FORMAT, logs.LogFormat.TEXT)),
+        text=f"%(asctime)s %(levelname)s %(name)s{f' worker {worker}:' if worker else ''} %(message)s",
     )
     waiting = None if unhandled_for is None else durations.parse(unhandled_for)
     if services or processes > 1 or reload:
@@ -126,6 +129,29 @@ def _loaded(target: str, queues: list[str] | None) -> App:
     return app
 
 
+def workers(
+    target: str,
+    count: int,
+    environment: Mapping[str, str],
+    options: Sequence[str] = (),
+    *,
+    dsn: str | None = None,
+    log_format: logs.LogFormat = logs.LogFormat.TEXT,
+) -> list[Child]:
+    """Processes that run the app's handlers."""
+    command = [sys.executable, "-m", "pgmb", "work", target, "--no-services", *options]
+    environment = {**environment, _LOG_FORMAT: log_format}
+    if dsn is not None:
+        # Not on the command line, where everybody on the machine could read a password.
+        environment[_DSN] = dsn
+    if count == 1:
+        return [Child("worker", command, environment)]
+    return [
+        Child(f"worker {number}", command, {**environment, _WORKER: str(number)})
+        for number in range(1, count + 1)
+    ]
+
+
 def _supervised(
     target: str,
     count: int,
@@ -137,28 +163,22 @@ def _supervised(
     reload: bool,
 ) -> int:
     """Run the handlers in `count` processes, and the services in one more."""
-    command = [sys.executable, "-m", "pgmb", "work", target, "--no-services", *options]
-    # Not on the command line, where everybody on the machine could read a password.
-    environment = dict(os.environ) if dsn is None else {**os.environ, _DSN: dsn}
+    environment = dict(os.environ)
     if reload:
         # Compiled files are told from newer ones by the second alone.
         environment["PYTHONDONTWRITEBYTECODE"] = "1"
     with contextlib.ExitStack() as stack:
         if metrics_port is not None and count == 1:
-            command.append(f"--metrics-port={metrics_port}")
+            options = [*options, f"--metrics-port={metrics_port}"]
         elif metrics_port is not None:
             app = _loaded(target, queues)
             if dsn is not None:
                 app.dsn = dsn
             environment |= worker_metrics.serve_workers(stack, metrics_port, app.dsn, app)
 
-        def worker(number: int) -> Child:
-            if count == 1:
-                return Child("worker", command, environment)
-            return Child(f"worker {number}", command, {**environment, _WORKER: str(number)})
+        first, *others = workers(target, count, environment, options, dsn=dsn)
 
         def then(dsn: str) -> list[Child]:
-            beside = [upkeep(dsn, os.environ)] if services else []
-            return [*map(worker, range(2, count + 1)), *beside]
+            return [*others, upkeep(dsn, os.environ)] if services else others
 
-        return asyncio.run(supervise(worker(1), then, reload=Path.cwd() if reload else None))
+        return asyncio.run(supervise(first, then, reload=Path.cwd() if reload else None))

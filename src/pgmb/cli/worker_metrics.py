@@ -5,10 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Generator, Mapping
+from typing import TYPE_CHECKING
 
 from pgmb.app import App
 from pgmb.cli import output
 from pgmb.services.supervisor import EXIT_WITHOUT_RESTART
+
+if TYPE_CHECKING:
+    from pgmb.telemetry.serving import WorkersCollector
 
 _SERVED_BY_PARENT = "PGMB_WORK_METRICS"
 
@@ -33,6 +37,14 @@ def serve_workers(stack: contextlib.ExitStack, port: int, dsn: str, app: App) ->
 
         needed = stack.enter_context(serving_workers(port, dsn, app.connection))
         return {**needed, _SERVED_BY_PARENT: "1"}
+
+
+def collect_workers(stack: contextlib.ExitStack) -> tuple[Mapping[str, str], WorkersCollector]:
+    """Returns what the environment of worker processes needs, and a collector of what they do."""
+    from pgmb.telemetry.serving import collecting_workers
+
+    workers = stack.enter_context(collecting_workers())
+    return {**workers.environment, _SERVED_BY_PARENT: "1"}, workers
 
 
 @contextlib.contextmanager

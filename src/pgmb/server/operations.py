@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, Final
 
@@ -39,9 +39,14 @@ _METRICS_SECONDS: Final = 8.0
 _UNCACHED: Final = {"Cache-Control": "no-store"}
 
 
-def routes(context: Context, *, metrics_public: bool = False) -> list[BaseRoute]:
+def routes(
+    context: Context,
+    *,
+    metrics_public: bool = False,
+    families: Callable[[], Iterable[Metric]] = tuple,
+) -> list[BaseRoute]:
     """/livez and /readyz are public; /metrics needs the scope `inspect` unless it is public."""
-    operations = Operations(context, metrics_public)
+    operations = Operations(context, metrics_public, families)
     context.on_close(operations.close)
     return [
         Route("/", root, methods=["GET"]),
@@ -52,9 +57,12 @@ def routes(context: Context, *, metrics_public: bool = False) -> list[BaseRoute]
 
 
 class Operations:
-    def __init__(self, context: Context, metrics_public: bool) -> None:
+    def __init__(
+        self, context: Context, metrics_public: bool, families: Callable[[], Iterable[Metric]]
+    ) -> None:
         self._context = context
         self._metrics_public = metrics_public
+        self._families = families
         self._checks = SharedResult(partial(examine, context.broker))
         self._status = SharedResult(partial(read_status, context.broker))
 
@@ -102,7 +110,8 @@ class Operations:
         except (TimeoutError, psycopg.Error, PoolTimeout) as error:
             logger.warning("metrics: the database does not answer: %s", type(error).__name__)
         registry = CollectorRegistry()
-        registry.register(_Scrape(self._context if permitted else None, status))
+        families = list(self._families()) if permitted else []
+        registry.register(_Scrape(self._context if permitted else None, status, families))
         if permitted:
             ProcessCollector(registry=registry)
         encode, media_type = choose_encoder(request.headers.get("accept", ""))
@@ -112,9 +121,12 @@ class Operations:
 class _Scrape(Collector):
     """The metrics of one scrape."""
 
-    def __init__(self, context: Context | None, status: DatabaseStatus | None) -> None:
+    def __init__(
+        self, context: Context | None, status: DatabaseStatus | None, families: Iterable[Metric]
+    ) -> None:
         self._context = context
         self._status = status
+        self._families = families
 
     def describe(self) -> list[Metric]:
         return []
@@ -123,6 +135,7 @@ class _Scrape(Collector):
         if self._context is not None:
             yield from process_families(self._context.counts)
             yield from pool_families(self._context.broker.pool_stats)
+        yield from self._families
         yield from database_families(self._status)
 
 

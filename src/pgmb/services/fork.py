@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import mmap
 import os
@@ -12,6 +11,8 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Final, NoReturn
+
+import msgspec
 
 from pgmb.services.parent import Parent
 
@@ -99,10 +100,27 @@ def _become(
         os._exit(code)
 
 
-class Board:
-    """Which children are in trouble, in memory that a parent and its forks share."""
+class ProcessState(msgspec.Struct, array_like=True, frozen=True):
+    """A child, as its parent sees it."""
 
-    _SLOT: Final = 2048
+    name: str
+    pid: int | None
+    """None while it does not run."""
+    restarts: int
+    troubled: bool
+    """Whether it does not run, or has not reported for seconds."""
+
+
+class _Page(msgspec.Struct, array_like=True):
+    at: float
+    processes: list[ProcessState]
+
+
+class Board:
+    """What a parent knows of its children, in memory that it shares with its forks."""
+
+    _SLOT: Final = 1 << 18
+    """Bytes for 2,000 processes. Memory that is not written takes no space."""
     _STALE_SECONDS: Final = 10.0
 
     def __init__(self) -> None:
@@ -114,19 +132,25 @@ class Board:
         """There is no parent: nothing is read any more."""
         self._parent = False
 
-    def write(self, troubled: Sequence[str]) -> None:
-        text = json.dumps({"at": time.monotonic(), "troubled": troubled}).encode()[: self._SLOT - 1]
+    def write(self, processes: Sequence[ProcessState]) -> None:
+        text = msgspec.json.encode(_Page(time.monotonic(), list(processes[:2000])))
         # A reader sees the slot that is not being written.
         slot = 1 - self._shared[0]
         start = 1 + slot * self._SLOT
         self._shared[start : start + len(text) + 1] = text + b"\0"
         self._shared[0] = slot
 
-    def read(self) -> list[str]:
+    def processes(self) -> list[ProcessState]:
+        return self._read().processes if self._parent else []
+
+    def troubled(self) -> list[str]:
         """The children that do not run or report; `supervisor` if the parent does not write."""
         if not self._parent:
             return []
+        page = self._read()
+        late = time.monotonic() - page.at > self._STALE_SECONDS
+        return [*(one.name for one in page.processes if one.troubled), *(["supervisor"] if late else [])]
+
+    def _read(self) -> _Page:
         start = 1 + self._shared[0] * self._SLOT
-        told = json.loads(self._shared[start : self._shared.find(b"\0", start)])
-        late = time.monotonic() - told["at"] > self._STALE_SECONDS
-        return [*told["troubled"], *(["supervisor"] if late else [])]
+        return msgspec.json.decode(self._shared[start : self._shared.find(b"\0", start)], type=_Page)

@@ -6,7 +6,7 @@ import asyncio
 import socket
 import ssl
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from pgmb._async.broker import AsyncBroker
@@ -14,6 +14,8 @@ from pgmb.errors import InvalidArgument
 from pgmb.services.http_settings import HttpSettings
 
 if TYPE_CHECKING:
+    from prometheus_client import Metric
+
     from pgmb.server import Application
     from pgmb.services.http_server import Server
 
@@ -31,10 +33,12 @@ class Http:
         dsn: str = "",
         settings: HttpSettings | None = None,
         hung: Callable[[], Sequence[str]] = tuple,
+        families: Callable[[], Iterable[Metric]] = tuple,
     ) -> None:
-        """`hung` names what makes no progress, for /livez."""
+        """`hung` names what makes no progress, for /livez; /metrics shows `families`, too."""
         self._hung = hung
-        self._dsn = dsn
+        self._families = families
+        self.dsn = dsn
         self._settings = settings or HttpSettings()
         self._socket: socket.socket | None = None
         self._application: Application | None = None
@@ -105,7 +109,11 @@ class Http:
         given = self._settings
         self.bind()
         application = create_app(
-            self._dsn, metrics_public=given.metrics_public, max_size=given.connections, hung=self._hung
+            self.dsn,
+            metrics_public=given.metrics_public,
+            max_size=given.connections,
+            hung=self._hung,
+            families=self._families,
         )
         await application.start()
         self._application = application

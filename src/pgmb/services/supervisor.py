@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, NamedTuple, TypeAlias
 
-from pgmb.services.fork import Board, Fork
+from pgmb.services.fork import Board, Fork, ProcessState
 from pgmb.services.parent import PARENT_PIPE, REPORT_PIPE, Parent
 
 logger = logging.getLogger("pgmb.supervisor")
@@ -71,7 +71,9 @@ async def keep(children: Sequence[Child], board: Board, started: Callable[[], No
     return supervisor.code
 
 
-async def supervise(first: Child, then: Then, *, reload: Path | None = None) -> int:
+async def supervise(
+    first: Child, then: Then, *, reload: Path | None = None, board: Board | None = None
+) -> int:
     """Keep processes running until SIGTERM or SIGINT, then end them in good order. Returns the exit code.
 
     A SIGINT after that kills them. A second SIGTERM does not: launchers pass on one that all processes got.
@@ -82,7 +84,7 @@ async def supervise(first: Child, then: Then, *, reload: Path | None = None) -> 
     `reload`: start processes again whenever a Python file in this folder changes. A process that cannot be
     started waits for the next change.
     """
-    supervisor = Supervisor(then, waits_for_change=reload is not None)
+    supervisor = Supervisor(then, waits_for_change=reload is not None, board=board)
     _on_signals(supervisor)
     async with asyncio.TaskGroup() as group:
         if reload is not None:
@@ -121,6 +123,7 @@ class Supervisor:
         self._board = board
         self._reported: dict[str, float] = {}
         """When each running fork reported last, by its name."""
+        self._starts: dict[str, int] = {}
         self.code = 0
         self._reading, self._writing = os.pipe()
         self._then = then
@@ -264,6 +267,8 @@ class Supervisor:
         if child.run is not None:
             logger.info("%s runs in process %d", child.name, process.pid)
         self._running[process] = child
+        self._starts[child.name] = self._starts.get(child.name, 0) + 1
+        self._tell()
         reports = os.fdopen(reading, "rb", buffering=0)
         hearing = asyncio.create_task(self._hear(child, process, reports))
         try:
@@ -276,20 +281,25 @@ class Supervisor:
                 await hearing
             reports.close()
             del self._running[process]
-            if self._reported.pop(child.name, None) is not None:
-                self._tell()
+            self._reported.pop(child.name, None)
+            self._tell()
 
     def _tell(self) -> None:
-        if self._board is not None:
-            now = time.monotonic()
-            kept = [child.name for child in self._keeping.values()]
-            self._board.write(
-                [
-                    name
-                    for name in kept
-                    if name not in self._reported or now - self._reported[name] > _LATE_SECONDS
-                ]
-            )
+        if self._board is None:
+            return
+        now = time.monotonic()
+        running = {child.name: process.pid for process, child in self._running.items()}
+        self._board.write(
+            [
+                ProcessState(
+                    child.name,
+                    running.get(child.name),
+                    max(self._starts.get(child.name, 0) - 1, 0),
+                    child.name not in running or now - self._reported.get(child.name, now) > _LATE_SECONDS,
+                )
+                for child in self._keeping.values()
+            ]
+        )
 
     async def _hear(self, child: Child, process: asyncio.subprocess.Process | Fork, pipe: IO[bytes]) -> None:
         """Take a child's reports, each a line."""

@@ -47,17 +47,26 @@ def serving(
 @contextlib.contextmanager
 def serving_workers(port: int, dsn: str, connection: Mapping[str, Any]) -> Generator[dict[str, str]]:
     """The same for worker processes, summed up. Gives what their environment needs."""
-    with tempfile.TemporaryDirectory(prefix="pgmb-metrics-") as folder:
+    with collecting_workers() as workers:
         registry = CollectorRegistry()
-        registry.register(_Workers(folder))
+        registry.register(workers)
         with serving(port, dsn, connection, registry):
-            yield {FOLDER: folder}
+            yield workers.environment
 
 
-class _Workers(Collector):
+@contextlib.contextmanager
+def collecting_workers() -> Generator[WorkersCollector]:
+    """Collect what worker processes write, in a folder that is removed in the end."""
+    with tempfile.TemporaryDirectory(prefix="pgmb-metrics-") as folder:
+        yield WorkersCollector(folder)
+
+
+class WorkersCollector(Collector):
     """What worker processes wrote. Counts of those that ended stay, what they had under way does not."""
 
     def __init__(self, folder: str) -> None:
+        self.environment = {FOLDER: folder}
+        """What the environment of the processes needs."""
         self._written = multiprocess.MultiProcessCollector(None, folder)
         self._folder = Path(folder)
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import psycopg
 import pytest
 import yaml
+from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from psycopg_pool import PoolTimeout
 
@@ -19,6 +21,7 @@ from harness.states import add_deliveries, age_leases, age_waiting, expire_all
 from pgmb import aconnect
 from pgmb._async.broker import AsyncBroker
 from pgmb.server import create_app
+from pgmb.server.processes import families_of
 from tests.server.asking import asking
 
 RULES = Path(__file__).parents[3] / "deploy" / "prometheus" / "pgmb.rules.yaml"
@@ -70,9 +73,9 @@ def fires(alert: str, before: Scrape, now: Scrape) -> bool:
     return False
 
 
-async def scrape(broker: AsyncBroker) -> Scrape:
+async def scrape(broker: AsyncBroker, families: Callable[[], Iterable[Metric]] = tuple) -> Scrape:
     """By an application of its own: one keeps what it read for a second."""
-    async with asking(create_app(broker=broker, metrics_public=True)) as client:
+    async with asking(create_app(broker=broker, metrics_public=True, families=families)) as client:
         text = (await client.get("/metrics")).text
     found: Scrape = {}
     for family in text_string_to_metric_families(text):
@@ -147,7 +150,14 @@ PROVOKED: dict[str, Callable[[psycopg.Connection[Any]], None]] = {
     "PgmbEndpointFallsBehind": endpoint_falls_behind,
     "PgmbEndpointTripped": endpoint_tripped,
 }
-OTHERWISE = {"PgmbDatabaseAway", "PgmbGone", "PgmbPoolExhausted", "PgmbOldTransaction"}
+OTHERWISE = {
+    "PgmbDatabaseAway",
+    "PgmbGone",
+    "PgmbPoolExhausted",
+    "PgmbOldTransaction",
+    "PgmbProcessDown",
+    "PgmbProcessRestarts",
+}
 """Provoked by the tests below."""
 
 
@@ -185,6 +195,19 @@ async def test_it_fires_for_events_that_were_received_before(
     async with await aconnect(dsn, min_size=0, max_size=2) as broker:
         left(db)
         assert fires("PgmbQueueFallsBehind", {}, await scrape(broker))
+
+
+async def test_it_fires_for_a_process_that_ends(dsn: str) -> None:
+    def families(restarts: int, *, troubled: bool) -> Callable[[], Iterator[Metric]]:
+        return lambda: families_of([("http", os.getpid(), 0, False), ("upkeep", None, restarts, troubled)])
+
+    async with await aconnect(dsn, min_size=0, max_size=2) as broker:
+        before = await scrape(broker, families(0, troubled=False))
+        now = await scrape(broker, families(4, troubled=True))
+    for alert in ("PgmbProcessDown", "PgmbProcessRestarts"):
+        assert not fires(alert, before, before)
+        assert fires(alert, before, now)
+    assert [labels for labels, _ in now["pgmb_process_open_files"]] == [{"process": "http"}]
 
 
 def test_it_fires_when_nobody_exports_metrics() -> None:
