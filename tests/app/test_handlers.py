@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, TypedDict, cast
+from unittest.mock import Mock
 
 import msgspec
 import pydantic
@@ -18,6 +19,8 @@ import pytest
 import pgmb
 from harness.waiting import until
 from pgmb.app.handler import Handler
+from pgmb.app.outcome import Unfit
+from pgmb.types import Source
 from tests.app.stage import settled, working
 
 
@@ -454,6 +457,17 @@ async def yields(given: Order) -> Any:
 def test_an_annotation_that_no_payload_can_fit_is_refused(function: Any, options: Any, told: str) -> None:
     with pytest.raises(TypeError, match=told):
         Handler(function, ["a"], **options)
+
+
+@pytest.mark.parametrize("annotation", [pgmb.Delivery, pgmb.Delivery[Any], pgmb.Delivery[object]])
+def test_a_delivery_of_anything_is_decoded_on_access(annotation: Any) -> None:
+    async def handle(event: Any) -> None: ...
+
+    handle.__annotations__["event"] = annotation
+    given = pgmb.Event(1, None, "a", None, b"not JSON", None, 0, 1, Source("main", 0))
+    delivery = Handler(handle, ["#"]).prepare(given, Mock())
+    with pytest.raises(Unfit):
+        _ = delivery.payload
 
 
 def test_annotations_may_name_local_types_that_are_passed() -> None:

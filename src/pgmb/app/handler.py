@@ -266,7 +266,7 @@ def _taking(annotation: Any, name: str) -> tuple[Decode, Prepare, Take]:
     if annotation is Event:
         return decode, whole_event, lambda delivery: delivery.event
     if annotation is Delivery or get_origin(annotation) is Delivery:
-        if _payload(annotation) is Any:
+        if _payload(annotation) in (Any, object):
             return decode, delivering(decode), lambda delivery: delivery
         return decode, fitting(decode), fitted
     return decode, lambda event, progress: decode(event.raw), lambda delivery: delivery.payload

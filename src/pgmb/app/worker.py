@@ -79,6 +79,20 @@ class Assignments:
         return self._survived.get(event.seq) == event.attempt - 1
 
 
+class _Employee(asyncio.Task[None]):
+    """A task that notes whether anybody cancelled it or wanted to know of its end."""
+
+    touched = False
+
+    def cancel(self, msg: Any = None) -> bool:
+        self.touched = True
+        return super().cancel(msg)
+
+    def add_done_callback(self, callback: Any, /, *, context: contextvars.Context | None = None) -> None:
+        self.touched = True
+        super().add_done_callback(callback, context=context)
+
+
 class Worker:
     """Calls handlers in a task and a context of its own for each event, as far as anybody can tell.
 
@@ -111,7 +125,7 @@ class Worker:
         self._routes = routes
         self._max_attempts = max_attempts
         self._base = self._context = contextvars.copy_context()
-        self._employee: asyncio.Task[None] | None = None
+        self._employee: _Employee | None = None
         """The task that calls handlers."""
         self._raised: BaseException | None = None
         """What ended it."""
@@ -159,8 +173,8 @@ class Worker:
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[None] = loop.create_future()
         self._context, self._raised = self._base.copy(), None
-        self._employee = loop.create_task(
-            self._guarded(work, ended), name="pgmb handler", context=self._context
+        self._employee = _Employee(
+            self._guarded(work, ended), loop=loop, name="pgmb handler", context=self._context
         )
         while not ended.done():
             try:
@@ -229,8 +243,7 @@ class Worker:
                 return (
                     getrefcount(task) != references
                     or getweakrefcount(task) != weak
-                    or task._callbacks is not None  # noqa: SLF001 - the only trace of a callback
-                    or task.cancelling() > 0
+                    or task.touched
                     or context != base
                 )
             except Exception:
@@ -244,7 +257,7 @@ class Worker:
         routes, pending = self._routes, cast("deque[Event]", progress.pending)
         # `_trace`, written out: a call of it would cost a tenth of what an event does.
         task: Any = asyncio.current_task()
-        context, base, cancelling, weak = self._context, self._base, task.cancelling, getweakrefcount(task)
+        context, base, weak = self._context, self._base, getweakrefcount(task)
         references = getrefcount(task)
         take = pending.popleft
         breathe = monotonic() + _YIELD_EVERY_SECONDS
@@ -262,8 +275,7 @@ class Worker:
                     if (
                         getrefcount(task) != references
                         or getweakrefcount(task) != weak
-                        or task._callbacks is not None  # noqa: SLF001
-                        or cancelling()
+                        or task.touched
                         or context != base
                     ):
                         return
