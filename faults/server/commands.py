@@ -61,3 +61,25 @@ def connections(arguments: argparse.Namespace) -> bool:
 
     with database(arguments.pg) as (_, dsn):
         return connections.run(dsn, only=arguments.only, say=print)
+
+
+@command("proxies", "requests, server-sent events and long polls through nginx and Caddy, as deploy has them")
+def proxies(arguments: argparse.Namespace) -> bool:
+    from faults.server import proxies
+
+    with database(arguments.pg) as (_, dsn):
+        wrong = proxies.run(dsn)
+    for name, found in wrong.items():
+        print(f"{name}: {'holds' if not found else '; '.join(found)}")
+    return not any(wrong.values())
+
+
+@command("parts", "each process of pgmb serve fails in four ways, comes back, and the others go on")
+def parts(arguments: argparse.Namespace) -> bool:
+    from faults.server import parts
+
+    with database(arguments.pg) as (_, dsn):
+        outcomes = parts.run(dsn)
+    for outcome in outcomes:
+        print(outcome)
+    return all(outcome.holds for outcome in outcomes)

@@ -17,11 +17,14 @@ from pgmb.services.fork import Board, ProcessState
 from pgmb.services.parent import Parent
 
 _PROGRAM = """
-import asyncio, logging, os, signal, sys, time
-from pgmb.services import supervisor as supervision
+import asyncio, logging, os, resource, signal, sys, time
+from pgmb.services import resources, supervisor as supervision
+from pgmb.services import parent as parent_module
 from pgmb.services.fork import Board
 logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
 supervision._SILENT_SECONDS = 1.0
+resources._LACKING_SECONDS = 0.1
+parent_module._REPORT_EVERY_SECONDS = 0.05
 supervision._FIRST_PAUSE_SECONDS = 0.01
 supervision._LONGEST_PAUSE_SECONDS = 0.01
 def working(parent):
@@ -30,6 +33,13 @@ def working(parent):
         parent.report()
         time.sleep(0.05)
     return 0
+def limited(kind, most, parent):
+    async def report():
+        reporting = asyncio.create_task(parent.keep_reporting())
+        await asyncio.sleep(0)
+        resource.setrlimit(kind, (most, most))
+        await reporting
+    asyncio.run(report())
 def odd(parent):
     {odd}
 board = Board()
@@ -44,7 +54,9 @@ sys.exit(asyncio.run(supervision.keep(children, board)))
         ("os._exit(7)", "odd ended (exit code 7)"),
         ("raise LookupError", "odd ended (exit code 1)"),
         ("time.sleep(600)", "odd is silent for 1 s; killing it"),
-        ("parent.report('ticker'); time.sleep(600)", "odd: ticker hangs; killing it"),
+        ("parent.report('ticker'); time.sleep(600)", "odd makes no progress (ticker); killing it"),
+        ("limited(resource.RLIMIT_NOFILE, 3, parent)", "odd makes no progress (open files); killing it"),
+        ("limited(resource.RLIMIT_AS, 1 << 20, parent)", "odd makes no progress (memory); killing it"),
         ("os.kill(os.getpid(), signal.SIGSTOP)", "odd is silent for 1 s; killing it"),
     ],
 )

@@ -183,7 +183,7 @@ async def test_an_address_with_many_connections_in_a_state_displaces_its_own(
 async def test_connections_beyond_the_limit_of_files_displace_idle_ones(
     dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_server, "allow_connections", lambda: 10 + 100 + 40)
+    monkeypatch.setattr(http_server, "raise_file_limit", lambda: 10 + 100 + 40)
     async with served(dsn) as port:
         kept, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(_ASK)

@@ -24,6 +24,7 @@ from pgmb.services import SERVICES, Dispatcher, Http, HttpSettings, Leadership, 
 from pgmb.services import serve as serve_services
 from pgmb.services.fork import Board
 from pgmb.services.parent import Parent
+from pgmb.services.resources import Resources, raise_file_limit
 from pgmb.services.supervisor import Child
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ class Parts:
         self.http: Http | None = None
         self._end_within = settings.drain_for + _END_WITHIN_SECONDS
         self._turns = Turns()
+        self._resources = Resources()
         self._families = families
         self._services: list[Service] = []
         for name in names:
@@ -126,7 +128,7 @@ class Parts:
         self._run(self._services, uuid4(), greet=greet)
 
     def _hung(self) -> list[str]:
-        return [*self._turns.hung(), *self.board.troubled()]
+        return [*self._turns.hung(), *self._resources.lacking(), *self.board.troubled()]
 
     def _metrics(self) -> Iterator[Metric]:
         from pgmb.server.processes import families_of
@@ -156,6 +158,7 @@ class Parts:
         greet: Callable[[], None] | None = None,
     ) -> int:
         """Run services in this process. Returns its exit code."""
+        raise_file_limit()
         fast = any(isinstance(service, Http) for service in services)
         with asyncio.Runner(loop_factory=_fast_loop() if fast else None) as runner:
             try:

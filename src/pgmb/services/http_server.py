@@ -29,6 +29,7 @@ from uvicorn.server import ServerState
 
 from pgmb.server import Application
 from pgmb.services.http_settings import HttpSettings
+from pgmb.services.resources import raise_file_limit
 
 logger = logging.getLogger("pgmb.services")
 
@@ -87,18 +88,6 @@ _TCP_BYTES_ACKED: Final = 120
 """The offset of tcpi_bytes_acked in Linux's struct tcp_info."""
 
 
-def allow_connections() -> int:
-    """Take as many open files as this process may have: each connection is one. Returns how many."""
-    with suppress(ImportError, OSError, ValueError):
-        # Not on every system.
-        import resource
-
-        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-        return 1 << 20 if most == resource.RLIM_INFINITY else most
-    return 1024
-
-
 def spare_the_collector() -> None:
     """Look for garbage less often: thousands of connections are many objects, which all stay."""
     gc.collect()
@@ -130,7 +119,7 @@ class Server:
         self.state = ServerState()
         self._finish_within = settings.finish_within
         self._bounds = {**BOUNDS, State.HEAD: BOUNDS[State.HEAD]._replace(seconds=settings.head_within)}
-        self._most = max(16, allow_connections() - settings.connections - _SPARE_FILES)
+        self._most = max(16, raise_file_limit() - settings.connections - _SPARE_FILES)
         self._members: dict[State, dict[Member, None]] = {state: {} for state in State}
         self._paused: set[Connection] = set()
         """Those whose body the application does not read as fast as it comes."""

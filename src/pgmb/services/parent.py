@@ -9,6 +9,8 @@ import os
 import select
 from collections.abc import Callable, Sequence
 
+from pgmb.services.resources import Resources
+
 PARENT_PIPE = "PGMB_PARENT_PIPE"
 """The descriptor whose end of file tells a child process that its parent is gone."""
 
@@ -56,7 +58,8 @@ class Parent:
             os.write(self._reports, json.dumps(text).encode() + b"\n")
 
     async def keep_reporting(self, hung: Callable[[], Sequence[str]] = tuple) -> None:
-        """Tell the parent each second that this process works, and what in it hangs, until cancelled."""
+        """Tell the parent each second that this process works, and what in it does not, until cancelled."""
+        resources = Resources()
         while True:
-            self.report(", ".join(hung()))
+            self.report(", ".join([*hung(), *resources.lacking()]))
             await asyncio.sleep(_REPORT_EVERY_SECONDS)

@@ -306,10 +306,10 @@ class Supervisor:
         reader = asyncio.StreamReader()
         loop = asyncio.get_running_loop()
         transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
+        watched = child.background or child.run is not None
         try:
             while True:
                 try:
-                    watched = child.background or child.run is not None
                     async with asyncio.timeout(_SILENT_SECONDS if watched else None):
                         line = await reader.readline()
                 except TimeoutError:
@@ -318,11 +318,12 @@ class Supervisor:
                     return
                 if not line:
                     return
-                if child.run is not None:
-                    self._reported[child.name] = time.monotonic()
-                    self._tell()
-                    if hung := json.loads(line):
-                        logger.error("%s: %s hangs; killing it", child.name, hung)
+                if watched:
+                    if child.run is not None:
+                        self._reported[child.name] = time.monotonic()
+                        self._tell()
+                    if lacking := json.loads(line):
+                        logger.error("%s makes no progress (%s); killing it", child.name, lacking)
                         _signal(process, signal.SIGKILL)
                 elif not child.background and self._then is not None and not self._ended.is_set():
                     then, self._then = self._then, None
