@@ -28,6 +28,10 @@ setup-base: ## The part of setup that all but Spark's tests need
 setup-spark: ## The part of setup that lets Spark's JVMs start quickly
 	$(PYTHON) -m harness.spark_classes || echo "setup: Spark's classes were not prepared: its JVMs start slowly"
 
+.PHONY: test-python
+test-python: ## Run the library's tests in another Python: PY=3.13 (with pyenv, set PYENV_VERSION too)
+	scripts/lane.sh $(PY) --pg 18 $(or $(ARGS),-q tests/app tests/contract/client tests/contract/outbox)
+
 .PHONY: lock
 lock: ## Write requirements/dev.txt anew from pyproject.toml (ARGS=--upgrade takes newer versions)
 	scripts/lock.sh $(ARGS)

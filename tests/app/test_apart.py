@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import decimal
+import logging
 import threading
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
@@ -99,6 +100,42 @@ async def test_no_error_of_a_handler_ends_more_than_its_event(dsn: str, run: Run
     count, errors = await outcomes(dsn)
     assert count == len(RAISED)
     assert sum("its message raised SystemExit" in error for error in errors) == 1
+
+
+class _UnloggableError(Exception):
+    @property
+    def __cause__(self) -> Any:
+        raise SystemExit
+
+    __traceback__ = __cause__
+
+
+class _FailingHandler(logging.Handler):
+    """As a client of a log service may be: `logging` catches nothing of what it raises."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        raise ConnectionError
+
+
+@every_engine
+async def test_a_log_that_fails_ends_nothing(dsn: str, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    app, seen, failing = pgmb.App(dsn), list[int](), _FailingHandler()
+
+    @app.on("a", queue="q", max_attempts=1)
+    async def handle(number: int) -> None:
+        if number % 2:
+            raise _UnloggableError if number % 4 == 1 else ValueError
+        seen.append(number)
+
+    await published(app, range(20))
+    logging.getLogger("pgmb.app").addHandler(failing)
+    try:
+        await run(app)
+    finally:
+        logging.getLogger("pgmb.app").removeHandler(failing)
+    assert seen == list(range(0, 20, 2))
+    assert (await outcomes(dsn))[0] == 10
+    assert "ConnectionError while logging to pgmb.app" in capsys.readouterr().err
 
 
 class _Raising(pydantic.BaseModel):

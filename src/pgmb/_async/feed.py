@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
 import time
 from collections.abc import AsyncGenerator
@@ -17,7 +16,7 @@ from psycopg_pool import PoolClosed, PoolTimeout
 from pgmb._async.calls import Pool
 from pgmb._async.listener import AsyncListener
 from pgmb._async.tail import AsyncLooks, AsyncTail
-from pgmb._core import groups
+from pgmb._core import groups, loggers
 from pgmb._core.concurrency import AsyncBackground, AsyncFlag, AsyncLock, Pace
 from pgmb._core.groups import Buffer, SubscriptionSpec
 from pgmb._core.statements import Filter, Statement
@@ -25,7 +24,7 @@ from pgmb._core.wire import Row
 from pgmb.errors import PermissionDenied, PgmbError, SubscriptionPaused, TimeoutRequired, WrongServer
 from pgmb.types import Event, Position, Source
 
-logger = logging.getLogger("pgmb.group")
+logger = loggers.logger("pgmb.group")
 
 _PAGE_EVENTS = 1000
 _DATABASE_ERRORS = (psycopg.OperationalError, PoolTimeout, WrongServer, OSError)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from types import TracebackType
@@ -14,7 +13,7 @@ from psycopg import AsyncConnection
 from psycopg.rows import tuple_row
 
 from pgmb._async.calls import AsyncCalls
-from pgmb._core import chance
+from pgmb._core import chance, loggers
 from pgmb._core.concurrency import (
     LONGEST_RETRY_SECONDS,
     AsyncBackground,
@@ -26,7 +25,7 @@ from pgmb._core.concurrency import (
 from pgmb._core.connecting import aconnect
 from pgmb._core.patterns import TopicHints
 
-logger = logging.getLogger("pgmb.listener")
+logger = loggers.logger("pgmb.listener")
 
 _FIRST_PAUSE_SECONDS = 0.1
 _FIRST_TICK_PAUSE_SECONDS = 0.03

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from asyncio import AbstractEventLoop
 from contextlib import nullcontext
@@ -14,7 +13,7 @@ from psycopg import AsyncConnection
 
 from pgmb._async.calls import Pool
 from pgmb._async.publishing import AsyncPublishing
-from pgmb._core import durations, pending, statements
+from pgmb._core import durations, loggers, pending, statements
 from pgmb._core.concurrency import AsyncBackground, AsyncCondition, AsyncLock
 from pgmb._core.connecting import aconnect
 from pgmb._core.pending import MARKED_FOR, Batch, Pending, Unpublished, marker_key, passes
@@ -22,8 +21,8 @@ from pgmb._core.unclosed import CLOSE_WITHIN_SECONDS, forget, remember
 from pgmb.errors import PublisherClosed, PublisherFull, PublishFailed, translated
 from pgmb.types import Duration, NewEvent
 
-logger = logging.getLogger("pgmb")
-unpublished = logging.getLogger("pgmb.unpublished")
+logger = loggers.logger("pgmb")
+unpublished = loggers.logger("pgmb.unpublished")
 """Events that a publisher gives up on, each as a line that `pgmb publish --events` reads."""
 
 

@@ -12,8 +12,6 @@ from pgmb._core import batch, statements, wire
 from pgmb.outbox import AsyncConnectionLike
 from pgmb.types import Duration, NewEvent, derive_id
 
-_MOST_SALTS = 1000
-
 
 class AsyncPublishing(AsyncCalls):
     async def publish(
@@ -62,12 +60,12 @@ class AsyncPublishing(AsyncCalls):
             ((seq, at, told),) = await self._rows(insert(topic, payload, key, headers, stream), conn)
         if conn is not None:
             return derive_id(seq, at, told)
-        salts = self._known.salts
-        if told not in salts:
-            if len(salts) >= _MOST_SALTS:
-                salts.clear()
-            salts[told] = int(await self._value(statements.salt_of(stream), None))
-        return derive_id(seq, at, salts[told])
+        salt = self._known.salts.get(told)
+        if salt is None:
+            salt = int(await self._value(statements.salt_of(stream), None))
+            self._known.make_room()
+            self._known.salts[told] = salt
+        return derive_id(seq, at, salt)
 
     @overload
     async def publish_many(

@@ -200,6 +200,7 @@ class AsyncReceiving(AsyncCalls):
             if options.get("prepare_threshold", 0) is not None:
                 with suppress(PgmbError, errors.UndefinedFunction):
                     stream = await self._value(statements.claims_from(queue), None)
+            self._known.make_room()
             claiming = known[queue] = Claiming(identity, stream)
         claiming.received(rows, limit)
 
@@ -244,6 +245,7 @@ class AsyncReceiving(AsyncCalls):
             try:
                 return await self._rows(statement, None), {}
             except TimeoutRequired:
+                self._known.make_room()
                 for queue in queues:
                     _, known[queue] = await self._look_up(queue, None)
         return await self._timed_rows(statement, None), {}
@@ -254,9 +256,11 @@ class AsyncReceiving(AsyncCalls):
         source, number = (sources or {}).get(queue), LeaseNumbers.of(lease).queue
         if source is None:
             known = self._known.sources
-            if number not in known:
-                known[number], _ = await self._look_up(queue, None)
-            source = known[number]
+            source = known.get(number)
+            if source is None:
+                source, _ = await self._look_up(queue, None)
+                self._known.make_room()
+                known[number] = source
         return AsyncLease(self, queue, UUID(bytes=lease), wire.events(rows, source))
 
     async def _look_up(self, queue: str, conn: AsyncConnectionLike | None) -> tuple[Source, bool]:
@@ -340,8 +344,10 @@ class AsyncReceiving(AsyncCalls):
             if given is not None:
                 observed.count = int(await self._value(call(function, lease=given, **arguments), conn))
                 if function in _GIVING_BACK:
-                    for claiming in self._known.claiming.values():
-                        claiming.gave_back(given.bytes)
+                    queue = LeaseNumbers.of(given.bytes).queue
+                    # A copy: other threads add queues.
+                    for claiming in list(self._known.claiming.values()):
+                        claiming.gave_back(queue)
         return observed.count
 
     async def bury_unreadable(
@@ -393,8 +399,9 @@ class AsyncReceiving(AsyncCalls):
         """Send dead letters back to be tried again, as if for the first time. Returns how many."""
         statement = call("redrive", queue=queue, ids=ids, topic=topic, error=error)
         moved = int(await self._value(statement, conn))
-        if queue in self._known.claiming:
-            self._known.claiming[queue].look()
+        claiming = self._known.claiming.get(queue)
+        if claiming is not None:
+            claiming.look()
         return moved
 
     async def drop_dead(

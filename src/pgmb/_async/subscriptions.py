@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from uuid import UUID
@@ -11,11 +10,11 @@ import psycopg
 from psycopg_pool import PoolClosed, PoolTimeout
 
 from pgmb._async.calls import AsyncCalls, Pool
-from pgmb._core import groups
+from pgmb._core import groups, loggers
 from pgmb._core.concurrency import AsyncBackground, AsyncFlag
 from pgmb.errors import PgmbError
 
-logger = logging.getLogger("pgmb.group")
+logger = loggers.logger("pgmb.group")
 
 _LONGEST_PAUSE_SECONDS = 300.0
 

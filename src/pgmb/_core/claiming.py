@@ -17,6 +17,8 @@ _FIRST_NUMBERS: Final = 4096
 """Of a segment; left to `receive`: planned on a table of a few pages, the statement would scan all of it
 when it has grown."""
 _MOST_TO_PASS: Final = 256
+_MOST_KNOWN: Final = 1000
+"""Queues or segments that a client remembers."""
 
 
 class Known:
@@ -35,6 +37,12 @@ class Known:
         self.claiming: dict[str, Claiming] = {}
         self.salts: dict[int, int] = {}
         """Of streams, by their segments: a stream that is dropped and created again has other segments."""
+
+    def make_room(self) -> None:
+        """Forget all if there is much: queues come and go, and a client may live for months."""
+        for known in (self.sources, self.timed, self.claiming, self.salts):
+            if len(known) >= _MOST_KNOWN:
+                known.clear()
 
 
 class Claim(NamedTuple):
@@ -126,9 +134,9 @@ class Claiming:
             self._go_on(abs(made), rows[-1][0], ends=claim.opens and made > 0)
         return claim.lease._replace(claim=abs(made))
 
-    def gave_back(self, lease: bytes) -> None:
-        """Events of a lease, of this queue or another, are to be tried again."""
-        if LeaseNumbers.of(lease).queue == self.queue:
+    def gave_back(self, queue: int) -> None:
+        """Events of a queue, this one or another, are to be tried again."""
+        if queue == self.queue:
             self.look()
 
     def look(self) -> None:

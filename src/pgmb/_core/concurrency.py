@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
-import logging
 import os
 import socket
 import threading
@@ -20,7 +19,9 @@ from weakref import WeakKeyDictionary
 from psycopg import AsyncConnection, Connection
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
-logger = logging.getLogger("pgmb")
+from pgmb._core import loggers
+
+logger = loggers.logger("pgmb")
 
 _Result = TypeVar("_Result")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import logging
 import os
 import signal
 import sys
@@ -14,10 +13,12 @@ from collections.abc import Coroutine
 from typing import Any, Protocol
 from weakref import WeakSet
 
+from pgmb._core import loggers
+
 CLOSE_WITHIN_SECONDS = 5.0
 """Seconds that the end of a process, or of an event loop, waits for all of its publishers."""
 
-logger = logging.getLogger("pgmb")
+logger = loggers.logger("pgmb")
 
 
 class Closable(Protocol):

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
 import time
 from collections.abc import Generator
@@ -15,7 +14,7 @@ from uuid import UUID
 import psycopg
 from psycopg_pool import PoolClosed, PoolTimeout
 
-from pgmb._core import groups
+from pgmb._core import groups, loggers
 from pgmb._core.concurrency import Background, Flag, Lock, Pace
 from pgmb._core.groups import Buffer, SubscriptionSpec
 from pgmb._core.statements import Filter, Statement
@@ -26,7 +25,7 @@ from pgmb._sync.tail import Looks, Tail
 from pgmb.errors import PermissionDenied, PgmbError, SubscriptionPaused, TimeoutRequired, WrongServer
 from pgmb.types import Event, Position, Source
 
-logger = logging.getLogger("pgmb.group")
+logger = loggers.logger("pgmb.group")
 
 _PAGE_EVENTS = 1000
 _DATABASE_ERRORS = (psycopg.OperationalError, PoolTimeout, WrongServer, OSError)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from types import TracebackType
@@ -14,7 +13,7 @@ import psycopg
 from psycopg import Connection
 from psycopg.rows import tuple_row
 
-from pgmb._core import chance
+from pgmb._core import chance, loggers
 from pgmb._core.concurrency import (
     LONGEST_RETRY_SECONDS,
     Background,
@@ -27,7 +26,7 @@ from pgmb._core.connecting import connect
 from pgmb._core.patterns import TopicHints
 from pgmb._sync.calls import Calls
 
-logger = logging.getLogger("pgmb.listener")
+logger = loggers.logger("pgmb.listener")
 
 _FIRST_PAUSE_SECONDS = 0.1
 _FIRST_TICK_PAUSE_SECONDS = 0.03

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from asyncio import AbstractEventLoop
 from contextlib import nullcontext
@@ -13,7 +12,7 @@ from uuid import UUID
 
 from psycopg import Connection
 
-from pgmb._core import durations, pending, statements
+from pgmb._core import durations, loggers, pending, statements
 from pgmb._core.concurrency import Background, Condition, Lock
 from pgmb._core.connecting import connect
 from pgmb._core.pending import MARKED_FOR, Batch, Pending, Unpublished, marker_key, passes
@@ -23,8 +22,8 @@ from pgmb._sync.publishing import Publishing
 from pgmb.errors import PublisherClosed, PublisherFull, PublishFailed, translated
 from pgmb.types import Duration, NewEvent
 
-logger = logging.getLogger("pgmb")
-unpublished = logging.getLogger("pgmb.unpublished")
+logger = loggers.logger("pgmb")
+unpublished = loggers.logger("pgmb.unpublished")
 """Events that a publisher gives up on, each as a line that `pgmb publish --events` reads."""
 
 

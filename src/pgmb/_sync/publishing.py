@@ -13,8 +13,6 @@ from pgmb._sync.calls import Calls, writing_log
 from pgmb.outbox import ConnectionLike
 from pgmb.types import Duration, NewEvent, derive_id
 
-_MOST_SALTS = 1000
-
 
 class Publishing(Calls):
     def publish(
@@ -63,12 +61,12 @@ class Publishing(Calls):
             ((seq, at, told),) = self._rows(insert(topic, payload, key, headers, stream), conn)
         if conn is not None:
             return derive_id(seq, at, told)
-        salts = self._known.salts
-        if told not in salts:
-            if len(salts) >= _MOST_SALTS:
-                salts.clear()
-            salts[told] = int(self._value(statements.salt_of(stream), None))
-        return derive_id(seq, at, salts[told])
+        salt = self._known.salts.get(told)
+        if salt is None:
+            salt = int(self._value(statements.salt_of(stream), None))
+            self._known.make_room()
+            self._known.salts[told] = salt
+        return derive_id(seq, at, salt)
 
     @overload
     def publish_many(

@@ -195,6 +195,7 @@ class Receiving(Calls):
             if options.get("prepare_threshold", 0) is not None:
                 with suppress(PgmbError, errors.UndefinedFunction):
                     stream = self._value(statements.claims_from(queue), None)
+            self._known.make_room()
             claiming = known[queue] = Claiming(identity, stream)
         claiming.received(rows, limit)
 
@@ -239,6 +240,7 @@ class Receiving(Calls):
             try:
                 return self._rows(statement, None), {}
             except TimeoutRequired:
+                self._known.make_room()
                 for queue in queues:
                     _, known[queue] = self._look_up(queue, None)
         return self._timed_rows(statement, None), {}
@@ -249,9 +251,11 @@ class Receiving(Calls):
         source, number = (sources or {}).get(queue), LeaseNumbers.of(lease).queue
         if source is None:
             known = self._known.sources
-            if number not in known:
-                known[number], _ = self._look_up(queue, None)
-            source = known[number]
+            source = known.get(number)
+            if source is None:
+                source, _ = self._look_up(queue, None)
+                self._known.make_room()
+                known[number] = source
         return Lease(self, queue, UUID(bytes=lease), wire.events(rows, source))
 
     def _look_up(self, queue: str, conn: ConnectionLike | None) -> tuple[Source, bool]:
@@ -335,8 +339,10 @@ class Receiving(Calls):
             if given is not None:
                 observed.count = int(self._value(call(function, lease=given, **arguments), conn))
                 if function in _GIVING_BACK:
-                    for claiming in self._known.claiming.values():
-                        claiming.gave_back(given.bytes)
+                    queue = LeaseNumbers.of(given.bytes).queue
+                    # A copy: other threads add queues.
+                    for claiming in list(self._known.claiming.values()):
+                        claiming.gave_back(queue)
         return observed.count
 
     def bury_unreadable(
@@ -388,8 +394,9 @@ class Receiving(Calls):
         """Send dead letters back to be tried again, as if for the first time. Returns how many."""
         statement = call("redrive", queue=queue, ids=ids, topic=topic, error=error)
         moved = int(self._value(statement, conn))
-        if queue in self._known.claiming:
-            self._known.claiming[queue].look()
+        claiming = self._known.claiming.get(queue)
+        if claiming is not None:
+            claiming.look()
         return moved
 
     def drop_dead(

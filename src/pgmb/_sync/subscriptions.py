@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from uuid import UUID
@@ -11,12 +10,12 @@ from uuid import UUID
 import psycopg
 from psycopg_pool import PoolClosed, PoolTimeout
 
-from pgmb._core import groups
+from pgmb._core import groups, loggers
 from pgmb._core.concurrency import Background, Flag
 from pgmb._sync.calls import Calls, Pool
 from pgmb.errors import PgmbError
 
-logger = logging.getLogger("pgmb.group")
+logger = loggers.logger("pgmb.group")
 
 _LONGEST_PAUSE_SECONDS = 300.0
 

@@ -16,6 +16,7 @@ import psycopg
 
 from pgmb._async.broker import AsyncBroker
 from pgmb._async.receiving import AsyncLease
+from pgmb._core import loggers
 from pgmb._core.batch_limit import BatchLimit, is_lost_connection
 from pgmb._core.concurrency import LONGEST_RETRY_SECONDS, AsyncDeadline
 from pgmb.app import settling
@@ -28,7 +29,7 @@ from pgmb.app.worker import Assignments, Worker
 from pgmb.errors import LeaseLost, QueueHeld
 from pgmb.types import Event
 
-logger = logging.getLogger("pgmb.app")
+logger = loggers.logger("pgmb.app")
 
 # How long to wait for the end of a lease that was not full, so that its ack travels with the next receive.
 _CALM_SECONDS = 0.005

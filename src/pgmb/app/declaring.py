@@ -17,6 +17,7 @@ import msgspec
 from psycopg.errors import LockNotAvailable
 
 from pgmb._async.broker import AsyncBroker
+from pgmb._core import loggers
 from pgmb._core.statements import interval
 from pgmb._sync.broker import Broker
 from pgmb.app import settling
@@ -33,7 +34,7 @@ from pgmb.errors import (
 )
 from pgmb.types import Position
 
-logger = logging.getLogger("pgmb.app")
+logger = loggers.logger("pgmb.app")
 
 _FILTER = ("equals", "filter", "condition", "params")
 _INTERVALS = ("lease_for", "backoff_base", "backoff_max", "ttl")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import inspect
-import logging
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeAlias, cast, get_args, get_origin, get_type_hints
 
+from pgmb._core import loggers
 from pgmb._core.durations import optional_seconds, seconds
 from pgmb._core.patterns import compiled
 from pgmb.app.delivery import Delivery
@@ -20,7 +20,7 @@ from pgmb.app.progress import Failure, LeaseProgress, SplitBy
 from pgmb.errors import InvalidArgument
 from pgmb.types import Duration, Event
 
-logger = logging.getLogger("pgmb.app")
+logger = loggers.logger("pgmb.app")
 
 _MAIN = "__main__"
 # multiprocessing imports the main module under the second name in a process that it spawns.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import socket
 import time
@@ -15,10 +14,11 @@ from uuid import uuid4
 import msgspec
 
 from pgmb._async.broker import AsyncBroker
+from pgmb._core import loggers
 from pgmb.app import settling
 from pgmb.types import Heartbeat
 
-logger = logging.getLogger("pgmb.app")
+logger = loggers.logger("pgmb.app")
 
 HEARTBEAT_EVERY_SECONDS: Final = 10.0
 # A worker that is silent for so long does not count as live (pgmb_internal.declarations).

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import time
 from collections.abc import Mapping
 from functools import partial
@@ -15,6 +14,7 @@ import psycopg
 from pgmb._async.broker import AsyncBroker
 from pgmb._async.listener import AsyncSubscription
 from pgmb._async.receiving import AsyncLease
+from pgmb._core import loggers
 from pgmb._core.batch_limit import is_lost_connection
 from pgmb._core.concurrency import (
     FIRST_PAUSE_SECONDS,
@@ -29,7 +29,7 @@ from pgmb.app.kept import kept
 from pgmb.app.progress import LeaseSize
 from pgmb.errors import InvalidArgument, NotFound, PermissionDenied, QueueHeld
 
-logger = logging.getLogger("pgmb.app")
+logger = loggers.logger("pgmb.app")
 
 
 class IdleConsumer(Protocol):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 
-logger = logging.getLogger("pgmb.app")
+from pgmb._core import loggers
+
+logger = loggers.logger("pgmb.app")
 
 _RESTART_SECONDS = 0.5
 

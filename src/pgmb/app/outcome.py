@@ -85,10 +85,15 @@ def storable(text: str) -> str:
 
 def own_traceback(error: BaseException) -> TracebackType | None:
     """The error's traceback without the frames of pgmb that precede the handler's."""
-    trace = error.__traceback__
+    try:
+        whole = error.__traceback__
+    except BaseException:
+        # Its class is the user's.
+        return None
+    trace = whole
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_PACKAGE):
         trace = trace.tb_next
-    return error.__traceback__ if trace is None else trace
+    return whole if trace is None else trace
 
 
 def waiting(duration: Duration) -> float:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import logging
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeAlias
@@ -19,7 +18,7 @@ from uuid import uuid4
 import msgspec
 
 from pgmb._async.broker import AsyncBroker
-from pgmb._core import wire
+from pgmb._core import loggers, wire
 from pgmb._core.concurrency import Pace
 from pgmb._core.wire import may_go_on
 from pgmb.app.delivery import Delivery
@@ -30,7 +29,7 @@ from pgmb.app.settling import DATABASE_ERRORS
 from pgmb.errors import HistoryGone, InvalidArgument, NoAnswer, PermissionDenied, RequestFailed, translated
 from pgmb.types import Position
 
-logger = logging.getLogger("pgmb.app")
+logger = loggers.logger("pgmb.app")
 
 Connect: TypeAlias = Callable[[], Awaitable[AsyncBroker]]
 """Returns the broker of the running event loop."""

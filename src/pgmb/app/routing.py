@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-import logging
 import time
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
+from pgmb._core import loggers
 from pgmb._core.patterns import matches
 from pgmb.app.delivery import Delivery
 from pgmb.app.handler import Handler, Prepare, delivering, whole_event
@@ -20,7 +20,7 @@ from pgmb.app.progress import Failure, LeaseProgress, chains, parts
 from pgmb.app.threads import Threads
 from pgmb.types import Event, copy, live
 
-logger = logging.getLogger("pgmb.app")
+logger = loggers.logger("pgmb.app")
 
 DEFAULT_UNHANDLED_SECONDS = 86_400.0
 """How long an event that no worker can handle waits for one, before it becomes a dead letter."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import signal
 import threading
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pgmb._async.broker import AsyncBroker, aconnect
 from pgmb._async.listener import AsyncSubscription
+from pgmb._core import loggers
 from pgmb._core.connecting import with_options
 from pgmb._core.observer import Instrumentation
 from pgmb._core.patterns import TopicHints
@@ -32,7 +32,7 @@ from pgmb.errors import QueueNotFound, translated
 if TYPE_CHECKING:
     from pgmb.services.parent import Parent
 
-logger = logging.getLogger("pgmb.app")
+logger = loggers.logger("pgmb.app")
 
 DEFAULT_CONCURRENCY = 10
 _SOURCE = "select stream, salt from pgmb.stream_of(%s)"

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import hashlib
 import json
-import logging
 from collections.abc import Mapping
 from typing import Any
 from uuid import UUID
@@ -14,12 +13,12 @@ from uuid import UUID
 from psycopg.errors import LockNotAvailable
 
 from pgmb._async.broker import AsyncBroker
-from pgmb._core import wire
+from pgmb._core import loggers, wire
 from pgmb.app import settling
 from pgmb.app.heartbeats import HEARTBEAT_EVERY_SECONDS
 from pgmb.errors import PermissionDenied, translated
 
-logger = logging.getLogger("pgmb.app")
+logger = loggers.logger("pgmb.app")
 
 _DECLARE = "select pgmb.declare_schedules(%s::uuid, %s::jsonb)"
 _AGAIN_EVERY_SECONDS = HEARTBEAT_EVERY_SECONDS

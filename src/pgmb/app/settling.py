@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 
@@ -13,11 +12,12 @@ from psycopg_pool import PoolTimeout
 
 from pgmb._async.broker import AsyncBroker
 from pgmb._async.receiving import AsyncLease
+from pgmb._core import loggers
 from pgmb._core.concurrency import LONGEST_RETRY_SECONDS, AsyncDeadline
 from pgmb.app.progress import Failure, LeaseProgress
 from pgmb.errors import LeaseLost, PgmbError, translated
 
-logger = logging.getLogger("pgmb.app")
+logger = loggers.logger("pgmb.app")
 
 # By the database's clock: this machine's may differ.
 _EXTEND = "select extract(epoch from pgmb.extend(%s) - clock_timestamp())::float8"

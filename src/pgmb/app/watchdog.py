@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable, Sequence
 
 from pgmb._async.broker import AsyncBroker
+from pgmb._core import loggers
 from pgmb._core.concurrency import AsyncDeadline
 from pgmb.app import settling
 from pgmb.app.handler import Handler
@@ -15,7 +15,7 @@ from pgmb.app.progress import LeaseProgress
 from pgmb.app.worker import Worker
 from pgmb.errors import LeaseLost
 
-logger = logging.getLogger("pgmb.app")
+logger = loggers.logger("pgmb.app")
 
 
 async def enforce_timeouts(handlers: Sequence[Handler], workers: Sequence[Worker]) -> None:

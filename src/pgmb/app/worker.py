@@ -17,13 +17,14 @@ from time import monotonic
 from typing import Any, cast
 from weakref import getweakrefcount
 
+from pgmb._core import loggers
 from pgmb.app.handler import Handler
 from pgmb.app.outcome import Late, Reject, Retry, Unfit, Unhandled, describe, own_traceback
 from pgmb.app.progress import Failure, LeaseProgress
 from pgmb.app.routing import Route, Routes
 from pgmb.types import Event, live
 
-logger = logging.getLogger("pgmb.app")
+logger = loggers.logger("pgmb.app")
 
 # Handlers that never wait would keep the event loop from running anything else.
 _YIELD_EVERY_SECONDS = 0.01

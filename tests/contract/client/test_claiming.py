@@ -16,7 +16,7 @@ import pytest
 
 import pgmb
 from harness.states import lose_leases
-from pgmb._core import statements
+from pgmb._core import claiming, statements
 from pgmb._core.lease import LeaseNumbers
 
 FIRST = 5000
@@ -274,3 +274,23 @@ def test_a_transaction_with_an_old_snapshot_or_an_xid_is_refused(
     with connect() as other:
         claimed = other.execute(statement.text, statement.parameters).fetchall()[0][-1]
         assert isinstance(claimed, int)
+
+
+def test_what_a_client_remembers_of_queues_is_bounded(
+    broker: pgmb.Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claiming, "_MOST_KNOWN", 2)
+    for number in range(5):
+        broker.create_stream(f"s{number}")
+        broker.create_queue(f"q{number}", stream=f"s{number}")
+    for attempt in (1, 2):
+        for number in range(5):
+            given = broker.publish("a", number, stream=f"s{number}") if attempt == 1 else None
+            lease = broker.receive(f"q{number}")
+            assert [(event.stream, event.payload, event.attempt) for event in lease] == [
+                (f"s{number}", number, attempt)
+            ]
+            assert given in (None, lease.events[0].id)
+            lease.retry(after=0)
+    known = broker._known  # pyright: ignore[reportPrivateUsage]
+    assert max(map(len, (known.claiming, known.sources, known.salts))) <= 2
