@@ -103,11 +103,10 @@ async def test_no_error_of_a_handler_ends_more_than_its_event(dsn: str, run: Run
 
 
 class _UnloggableError(Exception):
-    @property
-    def __cause__(self) -> Any:
-        raise SystemExit
-
-    __traceback__ = __cause__
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("__cause__", "__traceback__"):
+            raise SystemExit
+        return super().__getattribute__(name)
 
 
 class _FailingHandler(logging.Handler):

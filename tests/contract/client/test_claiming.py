@@ -293,4 +293,4 @@ def test_what_a_client_remembers_of_queues_is_bounded(
             assert given in (None, lease.events[0].id)
             lease.retry(after=0)
     known = broker._known  # pyright: ignore[reportPrivateUsage]
-    assert max(map(len, (known.claiming, known.sources, known.salts))) <= 2
+    assert max(len(known.claiming), len(known.sources), len(known.salts)) <= 2
