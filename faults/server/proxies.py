@@ -88,9 +88,10 @@ def _judge(name: str, served: Served, key: str) -> list[str]:
 @contextmanager
 def _running(name: str, upstream: int) -> Generator[str]:
     port = free_port()
-    with tempfile.TemporaryDirectory(prefix=f"pgmb-{name}-") as folder, subprocess.Popen(
-        PROXIES[name](Path(folder), port, upstream), stderr=subprocess.DEVNULL
-    ) as process:
+    with (
+        tempfile.TemporaryDirectory(prefix=f"pgmb-{name}-") as folder,
+        subprocess.Popen(PROXIES[name](Path(folder), port, upstream), stderr=subprocess.DEVNULL) as process,
+    ):
         try:
             _until_listening(port)
             yield f"http://127.0.0.1:{port}"
