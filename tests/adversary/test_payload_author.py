@@ -336,7 +336,7 @@ async def test_it_adds_no_header_to_a_request_and_no_field_to_a_document(
 class Collected:
     def __init__(self, stream: str) -> None:
         self._snapshot = Snapshot(
-            [], [Stream(stream, 1, 1, 1, 1, 1, 1, 1, 1)], [], [], BrokerStatus(0, 0, 0, None), []
+            streams=[Stream(stream, 1, 1, 1, 1, 1, 1, 1, 1)], broker=BrokerStatus(0, 0, 0, None)
         )
 
     def collect(self) -> Iterable[Metric]:
@@ -355,7 +355,7 @@ def test_a_label_is_one_label(text: str) -> None:
     harmless = samples_of("harmless")
     assert {"stream": "harmless"} in [labels for _, labels in harmless]
     assert samples_of(text) == [
-        (name, {**labels, "stream": text} if labels else {}) for name, labels in harmless
+        (name, {**labels, "stream": text} if "stream" in labels else labels) for name, labels in harmless
     ]
 
 

@@ -24,6 +24,7 @@ from pgmb.telemetry.metrics import (
     XMIN_GAUGES,
     StatusCollector,
 )
+from pgmb.telemetry.snapshot import SECTIONS
 from tests.app.stage import settled, working
 from tests.conftest import Connect, FreshServer
 
@@ -126,7 +127,7 @@ def test_every_gauge_has_a_name_that_prometheus_people_expect(
 
 
 @pytest.mark.parametrize("queues", [0, 1, 60])
-def test_a_scrape_is_one_round_trip_whatever_the_number_of_queues(
+def test_a_scrape_is_one_round_trip_a_family_whatever_the_number_of_queues(
     db: psycopg.Connection[Any],
     exported: StatusCollector,
     registry: CollectorRegistry,
@@ -148,7 +149,7 @@ def test_a_scrape_is_one_round_trip_whatever_the_number_of_queues(
 
     monkeypatch.setattr(held, "execute", counted)
     samples = scrape(registry)
-    assert len(asked) == 1
+    assert len(asked) == 1 + len(SECTIONS)
     assert sum(key[0] == "pgmb_queue_waiting" for key in samples) == queues
 
 
@@ -168,7 +169,7 @@ def test_a_database_without_pgmb_is_down(empty_dsn: str, registry: CollectorRegi
     collector.close()
 
 
-def test_a_database_that_takes_too_long_is_down_and_comes_back(
+def test_a_family_that_takes_too_long_is_left_out_and_comes_back(
     dsn: str, registry: CollectorRegistry, connect: Connect
 ) -> None:
     collector = StatusCollector(dsn, timeout=2)
@@ -177,9 +178,12 @@ def test_a_database_that_takes_too_long_is_down_and_comes_back(
     blocking = connect()
     blocking.execute("begin")
     lock_queues(blocking)
-    assert scrape(registry)["pgmb_up",] == 0
+    told = scrape(registry)
+    assert told["pgmb_up",] == 1
+    assert told["pgmb_scrape_incomplete", "queues"] == 1
+    assert told["pgmb_scrape_incomplete", "streams"] == 0
     blocking.execute("rollback")
-    until_true(lambda: scrape(registry)["pgmb_up",] == 1)
+    until_true(lambda: scrape(registry)["pgmb_scrape_incomplete", "queues"] == 0)
     collector.close()
 
 

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator, Mapping
 from importlib.metadata import version
-from typing import Final
+from typing import Final, LiteralString
 
 import msgspec
+import psycopg
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
-from psycopg import sql
-from psycopg.rows import tuple_row
 
 from pgmb._async.broker import AsyncBroker
 from pgmb.server.instrumentation import Counters
-from pgmb.telemetry.metrics import families_of
-from pgmb.telemetry.snapshot import QUERY, Snapshot, decode
+from pgmb.telemetry.metrics import families_of, value_of
+from pgmb.telemetry.snapshot import SECTIONS, Budget, Snapshot, decode
+
+logger = logging.getLogger("pgmb.server")
 
 
 def process_families(counts: Counters) -> Iterator[Metric]:
@@ -59,25 +61,29 @@ def _sse(counts: Counters) -> Iterator[Metric]:
 
 
 _STATES: Final = ("active", "paused", "throttled", "tripped", "disabled")
-_ENDPOINTS: Final = """
-select state, count(*)::float8 from pgmb.endpoints group by state
-"""
-_TOTALS: Final = "select delivered::float8, failed::float8 from pgmb.endpoint_totals()"
-_TIMEOUT_MILLISECONDS: Final = 5000
-"""Statement timeout of a scrape."""
+_SCRAPE_SECONDS: Final = 5.0
+
+_ENDPOINTS: Final[dict[str, LiteralString]] = {
+    "states": """
+select coalesce(json_object_agg(state, count), '{}')::text
+from (select state, count(*) from pgmb.endpoints group by state) s
+""",
+    "totals": "select json_build_array(delivered, failed)::text from pgmb.endpoint_totals()",
+    "backlogs": """
+select coalesce(json_agg(json_build_array(
+  endpoint, waiting, coalesce(extract(epoch from oldest_age), 0))), '[]')::text
+from pgmb.endpoint_backlogs()
+""",
+}
 
 
-_BACKLOGS: Final = (
-    "select endpoint, waiting::float8, coalesce(extract(epoch from oldest_age), 0)::float8"
-    " from pgmb.endpoint_backlogs()"
-)
+class Endpoints(msgspec.Struct, frozen=True, kw_only=True):
+    """What a scrape has found of endpoints. None: it was not told in time."""
 
-
-class EndpointTotals(msgspec.Struct, frozen=True):
-    by_state: dict[str, float]
-    delivered: float
-    failed: float
-    backlogs: list[tuple[str, float, float]]
+    states: dict[str, float] | None = None
+    totals: tuple[float, float] | None = None
+    """Delivered and failed."""
+    backlogs: list[tuple[str, float, float]] | None = None
     """Name, events that wait and the age of the oldest, of the endpoints that are furthest behind."""
 
 
@@ -85,53 +91,59 @@ class DatabaseStatus(msgspec.Struct, frozen=True):
     """The database's status, and the seconds that reading it took."""
 
     snapshot: Snapshot
-    endpoints: EndpointTotals
+    endpoints: Endpoints
     seconds: float
 
 
+async def answers(broker: AsyncBroker) -> bool:
+    """Whether the database answers. Raises if it does not."""
+    async with broker.own_connection() as connection:
+        await connection.execute("select 1")
+    return True
+
+
 async def read_status(broker: AsyncBroker) -> DatabaseStatus:
-    began = time.perf_counter()
-    async with broker.own_connection() as connection, connection.transaction():
-        cursor = connection.cursor(row_factory=tuple_row)
-        await cursor.execute(
-            sql.SQL("set transaction read only; set local statement_timeout = {}").format(
-                sql.Literal(_TIMEOUT_MILLISECONDS)
-            )
-        )
-        await cursor.execute(QUERY)
-        row = await cursor.fetchone()
-        await cursor.execute(_ENDPOINTS)
-        states = await cursor.fetchall()
-        await cursor.execute(_TOTALS)
-        ((delivered, failed),) = await cursor.fetchall()
-        await cursor.execute(_BACKLOGS)
-        backlogs = await cursor.fetchall()
-    by_state: dict[str, float] = {**dict.fromkeys(_STATES, 0.0), **dict(states)}
-    endpoints = EndpointTotals(by_state, delivered, failed, backlogs)
-    return DatabaseStatus(decode(row[0] if row else ""), endpoints, time.perf_counter() - began)
+    began, budget = time.perf_counter(), Budget(_SCRAPE_SECONDS)
+    told: dict[str, str] = {}
+    async with broker.own_connection() as connection:
+        for name, query in {**SECTIONS, **_ENDPOINTS}.items():
+            try:
+                told[name] = value_of(await connection.execute(budget.statement(query)))
+            except psycopg.errors.QueryCanceled:
+                await connection.execute("rollback")
+                logger.warning("metrics: the database does not tell of %s in time", name)
+    return DatabaseStatus(decode(told), decode(told, Endpoints), time.perf_counter() - began)
 
 
-def database_families(status: DatabaseStatus | None) -> Iterator[Metric]:
-    """Metrics of the database. Without a status, only `pgmb_up 0`."""
-    yield GaugeMetricFamily("pgmb_up", "1 if the database answered.", value=float(status is not None))
+def database_families(status: DatabaseStatus | None, *, up: bool) -> Iterator[Metric]:
+    """Metrics of the database. Without a status, only `pgmb_up`."""
+    yield GaugeMetricFamily("pgmb_up", "1 if the database answered.", value=float(up))
     if status is None:
         return
     yield GaugeMetricFamily(
         "pgmb_scrape_duration_seconds", "How long asking the database took.", value=status.seconds
     )
     yield from families_of(status.snapshot)
-    states = GaugeMetricFamily("pgmb_endpoints", "EndpointTotals by state.", labels=("state",))
-    for state, count in status.endpoints.by_state.items():
-        states.add_metric([state], count)
-    yield states
-    deliveries = CounterMetricFamily(
-        "pgmb_endpoint_deliveries",
-        "Requests to endpoints, dropped ones included.",
-        labels=("outcome",),
-    )
-    deliveries.add_metric(["delivered"], status.endpoints.delivered)
-    deliveries.add_metric(["failed"], status.endpoints.failed)
-    yield deliveries
+    yield from _of_endpoints(status.endpoints)
+
+
+def _of_endpoints(endpoints: Endpoints) -> Iterator[Metric]:
+    if endpoints.states is not None:
+        states = GaugeMetricFamily("pgmb_endpoints", "Endpoints by state.", labels=("state",))
+        for state, count in {**dict.fromkeys(_STATES, 0.0), **endpoints.states}.items():
+            states.add_metric([state], count)
+        yield states
+    if endpoints.totals is not None:
+        deliveries = CounterMetricFamily(
+            "pgmb_endpoint_deliveries",
+            "Requests to endpoints, dropped ones included.",
+            labels=("outcome",),
+        )
+        for outcome, count in zip(("delivered", "failed"), endpoints.totals, strict=True):
+            deliveries.add_metric([outcome], count)
+        yield deliveries
+    if endpoints.backlogs is None:
+        return
     waiting = GaugeMetricFamily(
         "pgmb_endpoint_waiting",
         "Events that wait for an endpoint, up to 10,000; of the 100 that are furthest behind.",
@@ -140,7 +152,7 @@ def database_families(status: DatabaseStatus | None) -> Iterator[Metric]:
     oldest = GaugeMetricFamily(
         "pgmb_endpoint_oldest_age_seconds", "Age of the oldest of them.", labels=("endpoint",)
     )
-    for endpoint, events, age in status.endpoints.backlogs:
+    for endpoint, events, age in endpoints.backlogs:
         waiting.add_metric([endpoint], events)
         oldest.add_metric([endpoint], age)
     yield waiting

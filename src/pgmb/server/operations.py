@@ -25,6 +25,7 @@ from pgmb._core.concurrency import AsyncDeadline
 from pgmb.server.application import Context
 from pgmb.server.metrics import (
     DatabaseStatus,
+    answers,
     database_families,
     pool_families,
     process_families,
@@ -36,6 +37,8 @@ logger = logging.getLogger("pgmb.server")
 
 _READY_SECONDS: Final = 2.0
 _METRICS_SECONDS: Final = 8.0
+_UP_SECONDS: Final = 1.8
+"""Within this time the database must take a request's key and answer. Scrapers wait for 5 seconds or more."""
 _UNCACHED: Final = {"Cache-Control": "no-store"}
 
 
@@ -64,10 +67,12 @@ class Operations:
         self._metrics_public = metrics_public
         self._families = families
         self._checks = SharedResult(partial(examine, context.broker))
+        self._up = SharedResult(partial(answers, context.broker))
         self._status = SharedResult(partial(read_status, context.broker))
 
     async def close(self) -> None:
         await self._checks.close()
+        await self._up.close()
         await self._status.close()
 
     async def live(self, _: Request) -> Response:
@@ -100,18 +105,19 @@ class Operations:
         Keys are in the database. While it does not answer, a scraper with any key gets `pgmb_up 0` and
         nothing else, which `/readyz` tells everybody.
         """
-        status, permitted = None, self._metrics_public
+        up, status, permitted = False, None, self._metrics_public
         try:
-            if not permitted:
-                async with asyncio.timeout(_METRICS_SECONDS):
+            async with asyncio.timeout(_UP_SECONDS):
+                if not permitted:
                     await self._context.access.need(request, "inspect")
                 permitted = True
+                up = await self._up.get(_UP_SECONDS)
             status = await self._status.get(_METRICS_SECONDS)
         except (TimeoutError, psycopg.Error, PoolTimeout) as error:
             logger.warning("metrics: the database does not answer: %s", type(error).__name__)
         registry = CollectorRegistry()
         families = list(self._families()) if permitted else []
-        registry.register(_Scrape(self._context if permitted else None, status, families))
+        registry.register(_Scrape(self._context if permitted else None, up, status, families))
         if permitted:
             ProcessCollector(registry=registry)
         encode, media_type = choose_encoder(request.headers.get("accept", ""))
@@ -122,9 +128,10 @@ class _Scrape(Collector):
     """The metrics of one scrape."""
 
     def __init__(
-        self, context: Context | None, status: DatabaseStatus | None, families: Iterable[Metric]
+        self, context: Context | None, up: bool, status: DatabaseStatus | None, families: Iterable[Metric]
     ) -> None:
         self._context = context
+        self._up = up
         self._status = status
         self._families = families
 
@@ -136,7 +143,7 @@ class _Scrape(Collector):
             yield from process_families(self._context.counts)
             yield from pool_families(self._context.broker.pool_stats)
         yield from self._families
-        yield from database_families(self._status)
+        yield from database_families(self._status, up=self._up)
 
 
 async def root(request: Request) -> Response:

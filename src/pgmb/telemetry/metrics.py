@@ -13,10 +13,9 @@ import psycopg
 from prometheus_client import REGISTRY, CollectorRegistry, Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
-from psycopg import sql
 
 from pgmb._core.connecting import connect
-from pgmb.telemetry.snapshot import QUERY, Queue, Snapshot, Stream, decode
+from pgmb.telemetry.snapshot import SECTIONS, BrokerStatus, Budget, Queue, Snapshot, Stream, decode
 
 logger = logging.getLogger("pgmb.telemetry")
 
@@ -104,8 +103,9 @@ XMIN_GAUGES: list[Column] = [
 class StatusCollector(Collector):
     """Exports what queue_status, stream_status, reader_status and xmin_holders tell, and `pgmb_up`.
 
-    One connection, one statement a scrape. A scrape never fails: without the database `pgmb_up` is 0 and the
-    rest is left out. The role needs what a consumer has; it sees the queues that it may consume.
+    One connection, one statement for each family of metrics. A scrape never fails: without the database
+    `pgmb_up` is 0 and the rest is left out; a family that takes too long is left out. The role needs what a
+    consumer has; it sees the queues that it may consume.
     """
 
     def __init__(self, dsn: str | None = None, *, timeout: float = 5.0, **connection: Any) -> None:
@@ -172,16 +172,15 @@ class StatusCollector(Collector):
                 **self._connection,
             }
             self._held = connect(self._dsn, "pgmb metrics", prepare_threshold=None, **options)
-        # One round trip, and nothing left behind on a connection that a pooler shares.
-        cursor = self._held.execute(
-            sql.SQL("begin read only; set local statement_timeout = {}; {}; commit").format(
-                sql.Literal(milliseconds), sql.SQL(QUERY)
-            )
-        )
-        while cursor.description is None and cursor.nextset():
-            pass
-        row = cursor.fetchone()
-        return decode(row[0] if row else "")
+        budget, told = Budget(self._timeout), dict[str, str]()
+        value_of(self._held.execute(budget.statement("select 1")))
+        for name, query in SECTIONS.items():
+            try:
+                told[name] = value_of(self._held.execute(budget.statement(query)))
+            except psycopg.errors.QueryCanceled:
+                self._held.execute("rollback")
+                logger.warning("metrics: the database does not tell of %s in time", name)
+        return decode(told)
 
     def _told(self, snapshot: Snapshot | None, error: Exception | None = None) -> Snapshot | None:
         up = snapshot is not None
@@ -199,30 +198,51 @@ class StatusCollector(Collector):
             held.close()
 
 
+def value_of(cursor: psycopg.Cursor[Any] | psycopg.AsyncCursor[Any]) -> Any:
+    """The value that a statement of a Budget gives."""
+    while cursor.description is None and cursor.nextset():
+        pass
+    assert cursor.pgresult is not None  # noqa: S101
+    found = cursor.pgresult.get_value(0, 0)
+    return None if found is None else found.decode()
+
+
 def families_of(snapshot: Snapshot) -> Iterator[Metric]:
-    """What a scrape shows of the database."""
-    yield from _families(QUEUE_GAUGES, ("queue", "stream"), snapshot.queues)
-    yield _bounds(snapshot.queues)
-    yield from _families(STREAM_GAUGES, ("stream",), snapshot.streams)
-    yield from _families(READER_GAUGES, ("reader", "stream"), snapshot.readers)
-    yield from _families(RETENTION_GAUGES, ("stream", "kind", "holder"), snapshot.retention)
-    yield from _families(XMIN_GAUGES, ("kind",), snapshot.xmin_holders)
+    """What a scrape shows of the database: the families of which it was told in time."""
+    incomplete = GaugeMetricFamily(
+        "pgmb_scrape_incomplete", "1 where the database did not answer in time.", labels=("family",)
+    )
+    for name in SECTIONS:
+        incomplete.add_metric([name], float(getattr(snapshot, name) is None))
+    yield incomplete
+    if snapshot.queues is not None:
+        yield from _families(QUEUE_GAUGES, ("queue", "stream"), snapshot.queues)
+        yield _bounds(snapshot.queues)
+    if snapshot.streams is not None:
+        yield from _families(STREAM_GAUGES, ("stream",), snapshot.streams)
+    if snapshot.readers is not None:
+        yield from _families(READER_GAUGES, ("reader", "stream"), snapshot.readers)
+    if snapshot.retention is not None:
+        yield from _families(RETENTION_GAUGES, ("stream", "kind", "holder"), snapshot.retention)
+    if snapshot.xmin_holders is not None:
+        yield from _families(XMIN_GAUGES, ("kind",), snapshot.xmin_holders)
+    if snapshot.broker is not None:
+        yield from _of_the_broker(snapshot.broker)
+
+
+def _of_the_broker(broker: BrokerStatus) -> Iterator[Metric]:
     yield CounterMetricFamily(
-        "pgmb_dead_letters",
-        "Dead letters since the server's statistics began.",
-        value=snapshot.broker.dead_letters,
+        "pgmb_dead_letters", "Dead letters since the server's statistics began.", value=broker.dead_letters
     )
+    yield GaugeMetricFamily("pgmb_dispatchers", "Dispatchers that are alive.", value=broker.dispatchers)
     yield GaugeMetricFamily(
-        "pgmb_dispatchers", "Dispatchers that are alive.", value=snapshot.broker.dispatchers
+        "pgmb_workers", "Processes that run handlers and are alive.", value=broker.workers
     )
-    yield GaugeMetricFamily(
-        "pgmb_workers", "Processes that run handlers and are alive.", value=snapshot.broker.workers
-    )
-    if snapshot.broker.maintained_age is not None:
+    if broker.maintained_age is not None:
         yield GaugeMetricFamily(
             "pgmb_last_maintain_age_seconds",
             "Time since maintenance last ended.",
-            value=snapshot.broker.maintained_age,
+            value=broker.maintained_age,
         )
 
 

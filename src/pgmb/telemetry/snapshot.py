@@ -1,42 +1,71 @@
-"""What a scrape asks of the database, in one statement whatever the number of queues."""
+"""What a scrape asks of the database, in one statement for each family of metrics."""
 
 from __future__ import annotations
 
-from typing import Final
+import time
+from collections.abc import Callable, Mapping
+from typing import Final, LiteralString, TypeVar
 
 import msgspec
+from psycopg import sql
 
-QUERY: Final = """
-select json_build_object(
-  'queues', coalesce((select json_agg(json_build_object(
-    'queue', queue, 'stream', stream, 'paused', paused_at is not null, 'waiting', waiting,
-    'oldest_age', extract(epoch from oldest_age), 'leases', leases, 'leased_events', leased_events,
-    'retries', retries, 'dead', dead, 'received_per_second', received_per_second,
-    'oldest_lease_age', extract(epoch from oldest_lease_age), 'behind', behind,
-    'at_least', at_least, 'at_most', at_most))
-    from pgmb.queue_status), '[]'),
-  'streams', coalesce((select json_agg(json_build_object(
-    'stream', stream, 'segments', segments, 'unsealed', unsealed, 'unarchived', unarchived,
-    'events', events, 'delayed', delayed, 'published_per_second', published_per_second,
-    'last_tick_age', extract(epoch from last_tick_age), 'bytes', bytes))
-    from pgmb.stream_status), '[]'),
-  'readers', coalesce((select json_agg(json_build_object(
-    'reader', reader, 'stream', stream, 'waiting', waiting, 'waiting_bytes', waiting_bytes,
-    'lag', extract(epoch from lag), 'confirmed_age', extract(epoch from clock_timestamp() - confirmed_at),
-    'held_for', extract(epoch from held_for), 'lost', lost))
-    from pgmb.reader_status), '[]'),
-  'retention', coalesce((select json_agg(json_build_object(
-    'stream', stream, 'kind', kind, 'holder', holder, 'segments', segments,
-    'held_for', extract(epoch from held_for)))
-    from pgmb.describe_retention()), '[]'),
-  'broker', (select json_build_object('dead_letters', dead_letters, 'dispatchers', dispatchers,
-    'workers', (select count(*) from pgmb.describe_workers() where alive),
-    'maintained_age', extract(epoch from maintained_age)) from pgmb.describe_broker()),
-  'xmin_holders', coalesce((select json_agg(json_build_object(
-    'kind', kind, 'count', count, 'age', extract(epoch from age), 'xids', xids))
-    from (select kind, count(*) count, max(age) age, max(xids) xids
-      from pgmb.xmin_holders group by kind) holders), '[]'))::text
-"""
+SECTIONS: Final[dict[str, LiteralString]] = {
+    "broker": """
+select json_build_object('dead_letters', dead_letters, 'dispatchers', dispatchers,
+  'workers', (select count(*) from pgmb.describe_workers() where alive),
+  'maintained_age', extract(epoch from maintained_age))::text from pgmb.describe_broker()
+""",
+    "xmin_holders": """
+select coalesce(json_agg(json_build_object(
+  'kind', kind, 'count', count, 'age', extract(epoch from age), 'xids', xids)), '[]')::text
+from (select kind, count(*) count, max(age) age, max(xids) xids from pgmb.xmin_holders group by kind) holders
+""",
+    "streams": """
+select coalesce(json_agg(json_build_object(
+  'stream', stream, 'segments', segments, 'unsealed', unsealed, 'unarchived', unarchived,
+  'events', events, 'delayed', delayed, 'published_per_second', published_per_second,
+  'last_tick_age', extract(epoch from last_tick_age), 'bytes', bytes)), '[]')::text
+from pgmb.stream_status
+""",
+    "queues": """
+select coalesce(json_agg(json_build_object(
+  'queue', queue, 'stream', stream, 'paused', paused_at is not null, 'waiting', waiting,
+  'oldest_age', extract(epoch from oldest_age), 'leases', leases, 'leased_events', leased_events,
+  'retries', retries, 'dead', dead, 'received_per_second', received_per_second,
+  'oldest_lease_age', extract(epoch from oldest_lease_age), 'behind', behind,
+  'at_least', at_least, 'at_most', at_most)), '[]')::text
+from pgmb.queue_status
+""",
+    "retention": """
+select coalesce(json_agg(json_build_object(
+  'stream', stream, 'kind', kind, 'holder', holder, 'segments', segments,
+  'held_for', extract(epoch from held_for))), '[]')::text
+from pgmb.describe_retention()
+""",
+    "readers": """
+select coalesce(json_agg(json_build_object(
+  'reader', reader, 'stream', stream, 'waiting', waiting, 'waiting_bytes', waiting_bytes,
+  'lag', extract(epoch from lag), 'confirmed_age', extract(epoch from clock_timestamp() - confirmed_at),
+  'held_for', extract(epoch from held_for), 'lost', lost)), '[]')::text
+from pgmb.describe_readers(500)
+""",
+}
+"""What a scrape asks: a statement for each family of metrics, the cheap ones first."""
+
+
+class Budget:
+    """The time of a scrape. A statement may take half of what is left, so that each of them has some."""
+
+    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._until = clock() + seconds
+
+    def statement(self, query: LiteralString) -> sql.Composed:
+        """A transaction with one statement. It leaves nothing behind on a connection that a pooler shares."""
+        milliseconds = max(50, int((self._until - self._clock()) * 500))
+        return sql.SQL("begin read only; set local statement_timeout = {}; {}; commit").format(
+            sql.Literal(milliseconds), sql.SQL(query)
+        )
 
 
 class Queue(msgspec.Struct):
@@ -105,13 +134,21 @@ class XminHolders(msgspec.Struct):
     xids: float | None
 
 
-class Snapshot(msgspec.Struct):
-    queues: list[Queue]
-    streams: list[Stream]
-    readers: list[Reader]
-    retention: list[RetentionHolder]
-    broker: BrokerStatus
-    xmin_holders: list[XminHolders]
+class Snapshot(msgspec.Struct, kw_only=True):
+    """What a scrape has found. None: it was not told in time."""
+
+    queues: list[Queue] | None = None
+    streams: list[Stream] | None = None
+    readers: list[Reader] | None = None
+    retention: list[RetentionHolder] | None = None
+    broker: BrokerStatus | None = None
+    xmin_holders: list[XminHolders] | None = None
 
 
-decode = msgspec.json.Decoder(Snapshot).decode
+AnyFound = TypeVar("AnyFound")
+
+
+def decode(sections: Mapping[str, str], kind: type[AnyFound] = Snapshot) -> AnyFound:  # type: ignore[assignment]
+    """What statements told, as one struct."""
+    members = ",".join(f'"{name}":{text}' for name, text in sections.items())
+    return msgspec.json.decode(f"{{{members}}}", type=kind)

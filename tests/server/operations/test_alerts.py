@@ -20,8 +20,9 @@ from psycopg_pool import PoolTimeout
 from harness.states import add_deliveries, age_leases, age_waiting, expire_all
 from pgmb import aconnect
 from pgmb._async.broker import AsyncBroker
-from pgmb.server import create_app
+from pgmb.server import create_app, metrics
 from pgmb.server.processes import families_of
+from pgmb.telemetry import snapshot
 from tests.server.asking import asking
 
 RULES = Path(__file__).parents[3] / "deploy" / "prometheus" / "pgmb.rules.yaml"
@@ -157,6 +158,7 @@ OTHERWISE = {
     "PgmbOldTransaction",
     "PgmbProcessDown",
     "PgmbProcessRestarts",
+    "PgmbScrapeIncomplete",
 }
 """Provoked by the tests below."""
 
@@ -208,6 +210,35 @@ async def test_it_fires_for_a_process_that_ends(dsn: str) -> None:
         assert not fires(alert, before, before)
         assert fires(alert, before, now)
     assert [labels for labels, _ in now["pgmb_process_open_files"]] == [{"process": "http"}]
+
+
+async def test_it_fires_for_a_family_that_takes_too_long(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with await aconnect(dsn, min_size=0, max_size=2) as broker:
+        before = await scrape(broker)
+        monkeypatch.setattr(metrics, "_SCRAPE_SECONDS", 1.0)
+        monkeypatch.setitem(snapshot.SECTIONS, "queues", "select pg_sleep(60)::text")
+        now = await scrape(broker)
+    assert not fires("PgmbScrapeIncomplete", before, before)
+    assert fires("PgmbScrapeIncomplete", before, now)
+    assert not fires("PgmbDatabaseAway", before, now)
+    queues = {name for name in before if name.startswith("pgmb_queue_")}
+    assert before.keys() - now.keys() == queues
+
+
+async def test_readers_in_great_number_hide_nothing(dsn: str, db: psycopg.Connection[Any]) -> None:
+    db.execute("select pgmb.confirm('main', 'far behind', pgmb.position())")
+    db.execute("select pgmb.publish('t', '1')")
+    db.execute("select pgmb.confirm('main', 'first', pgmb.position())")
+    db.execute(
+        "insert into pgmb.reader (stream, name, position, role) select stream, i::text, position, role"
+        " from pgmb.reader, generate_series(1, 15000) i where name = 'first'"
+    )
+    async with await aconnect(dsn, min_size=0, max_size=2) as broker:
+        now = await scrape(broker)
+    assert [value for _, value in now["pgmb_up"]] == [1.0]
+    assert not any(value for _, value in now["pgmb_scrape_incomplete"])
+    shown = [labels["reader"] for labels, _ in now["pgmb_reader_waiting"]]
+    assert (len(shown), "far behind" in shown) == (500, True)
 
 
 def test_it_fires_when_nobody_exports_metrics() -> None:

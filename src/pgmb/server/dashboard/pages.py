@@ -66,7 +66,7 @@ async def show_stream(router: PageRouter, visit: Visit) -> Response:
     status = await router.rows("select * from pgmb.describe_streams() where stream = %s", (name,))
     readers = await router.rows(
         "select reader, confirmed_at, waiting, waiting_bytes, lag, held_segments, held_for, lost"
-        " from pgmb.describe_readers() where stream = %s",
+        " from pgmb.describe_readers(500) where stream = %s",
         (name,),
     )
     return router.render(

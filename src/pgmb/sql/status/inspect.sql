@@ -111,7 +111,7 @@ begin
     'readers', (
       select coalesce(json_agg(json_build_object('reader', r.reader, 'stream', r.stream, 'waiting', r.waiting,
         'lag', extract(epoch from r.lag), 'lost', r.lost)), '[]')
-      from pgmb.describe_readers() r),
+      from pgmb.describe_readers(500) r),
     'endpoints', (
       select json_build_object('all', count(*), 'tripped', count(*) filter (where e.state = 'tripped'),
         'paused', count(*) filter (where e.state = 'paused'), 'disabled', count(*) filter (where e.state = 'disabled'),

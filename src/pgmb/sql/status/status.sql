@@ -405,9 +405,10 @@ end $$;
 -- their numbers from the first unread one on, so that what was rolled back since or is not yet committed counts;
 -- waiting_bytes: their share of what the segments take; lag: the age of the first unread event, null where there is
 -- none. held_segments, held_for: what retention would have dropped but for this reader, and for how long. lost: what
--- it has not read was dropped all the same (drop_unread), and between() will refuse its position.
+-- it has not read was dropped all the same (drop_unread), and between() will refuse its position. most: only so many, those of
+-- each stream that are furthest behind; null: all, by name.
 create or replace function pgmb.describe_readers(
-  out reader text, out stream text, out "position" pgmb.position, out confirmed_at timestamptz,
+  most integer default null, out reader text, out stream text, out "position" pgmb.position, out confirmed_at timestamptz,
   out waiting bigint, out waiting_bytes bigint, out lag interval,
   out held_segments bigint, out held_for interval, out lost boolean
 )
@@ -424,38 +425,46 @@ declare
   last bigint;
   late record;
   first record;
+  readable integer[] := array(select st.id from pgmb.stream st where pgmb_internal.may_read(st.name) order by st.name);
 begin
-  for s in select * from pgmb.stream order by name loop
-    continue when not pgmb_internal.may_read(s.name);
-    last := pgmb_internal.last_seq(s.name);
-    for r in select * from pgmb.reader known where known.stream = s.id order by known.name loop
-      reader := r.name;
-      stream := s.name;
-      position := r.position;
-      confirmed_at := r.updated_at;
-      late := pgmb_internal.stragglers(s.id, r.position, pg_current_snapshot(), 0, (r.position).seq);
-      first := pgmb_internal.first_unread(s.id, r.position, last);
-      waiting := late.events;
-      waiting_bytes := pgmb_internal.bytes_between(s.id, (r.position).seq - late.events, (r.position).seq, last);
-      if first.seq is not null then
-        waiting := waiting + pgmb_internal.numbers_between(s.id, first.seq - 1, last);
-        waiting_bytes := waiting_bytes + pgmb_internal.bytes_between(s.id, first.seq - 1, last, last);
-      end if;
-      lag := clock_timestamp() - least(late.oldest, first.published_at);
-      select count(*), clock_timestamp() - min(old.due_at) into held_segments, held_for
-      from (
-        select coalesce(g.last_published_at, g.closed_at) + s.keep_for due_at
-        from pgmb.segment g
-        where g.stream = s.id and g.dropped_at is null and g.sealed_at is not null and not s.drop_unread
-          and (not s.archive or g.archived_at is not null)
-          and g.max_xid >= pg_snapshot_xmin((r.position).snapshot)
-      ) old
-      where old.due_at < statement_timestamp();
-      lost := pg_snapshot_xmin((r.position).snapshot) > '3' and exists (
-        select from pgmb.segment g where g.stream = s.id and g.dropped_at is not null
-          and g.max_xid >= pg_snapshot_xmin((r.position).snapshot));
-      return next;
-    end loop;
+  for r in
+    select known.* from pgmb.reader known
+    cross join lateral (select array_position(readable, known.stream) stream) place
+    where place.stream is not null
+    order by case when describe_readers.most is null then 0 else row_number() over (
+      partition by known.stream order by (known.position).seq) end, place.stream, known.name
+    limit describe_readers.most
+  loop
+    if s.id is distinct from r.stream then
+      select * into s from pgmb.stream st where st.id = r.stream;
+      last := pgmb_internal.last_seq(s.name);
+    end if;
+    reader := r.name;
+    stream := s.name;
+    position := r.position;
+    confirmed_at := r.updated_at;
+    late := pgmb_internal.stragglers(s.id, r.position, pg_current_snapshot(), 0, (r.position).seq);
+    first := pgmb_internal.first_unread(s.id, r.position, last);
+    waiting := late.events;
+    waiting_bytes := pgmb_internal.bytes_between(s.id, (r.position).seq - late.events, (r.position).seq, last);
+    if first.seq is not null then
+      waiting := waiting + pgmb_internal.numbers_between(s.id, first.seq - 1, last);
+      waiting_bytes := waiting_bytes + pgmb_internal.bytes_between(s.id, first.seq - 1, last, last);
+    end if;
+    lag := clock_timestamp() - least(late.oldest, first.published_at);
+    select count(*), clock_timestamp() - min(old.due_at) into held_segments, held_for
+    from (
+      select coalesce(g.last_published_at, g.closed_at) + s.keep_for due_at
+      from pgmb.segment g
+      where g.stream = s.id and g.dropped_at is null and g.sealed_at is not null and not s.drop_unread
+        and (not s.archive or g.archived_at is not null)
+        and g.max_xid >= pg_snapshot_xmin((r.position).snapshot)
+    ) old
+    where old.due_at < statement_timestamp();
+    lost := pg_snapshot_xmin((r.position).snapshot) > '3' and exists (
+      select from pgmb.segment g where g.stream = s.id and g.dropped_at is not null
+        and g.max_xid >= pg_snapshot_xmin((r.position).snapshot));
+    return next;
   end loop;
 end $$;
 
