@@ -81,10 +81,12 @@ def run(dsn: str, *, endpoints: int, endpoint_events: int, queue_events: int) ->
             _publish(admin, endpoint_events, queue_events)
             crew.join(*consumers)
             _read_pages(broker, start, result)
-            wait_settled(admin)
-            result.memory = _memory(dsn)
+            large.wait_for(posted)
+            # While these publish there is always an event on its way.
             ended.set()
             crew.join(neighbours)
+            wait_settled(admin)
+            result.memory = _memory(dsn)
         result.delivered += min(large.count(), posted)
     result.seconds = time.monotonic() - began
     return result

@@ -104,7 +104,7 @@ $$;
 -- A time in microseconds since 1970.
 create or replace function pgmb_internal.microseconds(at timestamptz)
 returns bigint
-language sql immutable parallel safe
+language sql stable parallel safe
 as $$
   select (extract(epoch from greatest(at, timestamptz '1970-01-01 00:00:00+00')) * 1000000)::bigint
 $$;

@@ -134,6 +134,19 @@ as $$
         order by e.seq);', stream, number)
 $$;
 
+-- The body of a function that tells whether each number of (lo, hi], a range of this segment, is an event of a batch.
+create or replace function pgmb_internal.dense_body(stream integer, number bigint)
+returns text
+language sql immutable
+as $$
+  select format('
+      return (
+        select count(*) = hi - lo from pgmb.segment_%s_%s e
+        where e.seq > lo and e.seq <= hi
+          and (e.xid < batch_xmin or pg_visible_in_snapshot(e.xid, batch))
+          and (e.xid >= done_xmax or not pg_visible_in_snapshot(e.xid, done)));', stream, number)
+$$;
+
 -- The body of a function that gives the next events of a batch in (lo, hi], a range of this segment, for a queue with a policy.
 -- mask: 0, or the number of the queue's shards less one; shard: the one that is read.
 create or replace function pgmb_internal.candidates_body(stream integer, number bigint)
@@ -174,6 +187,13 @@ begin
     as $read$
     begin %4$s
     end $read$;
+    create or replace function pgmb_internal.dense_%1$s_%2$s(
+      lo bigint, hi bigint, batch pg_snapshot, batch_xmin xid8, done pg_snapshot, done_xmax xid8)
+    returns boolean
+    language plpgsql
+    as $read$
+    begin %7$s
+    end $read$;
     create or replace function pgmb_internal.candidates_%1$s_%2$s(
       lo bigint, hi bigint, batch pg_snapshot, batch_xmin xid8, done pg_snapshot, done_xmax xid8, topics text[], regex text,
       mask integer, shard integer, most bigint)
@@ -190,9 +210,10 @@ begin
     begin %6$s
     end $read$;
     revoke all on function pgmb_internal.read_%1$s_%2$s, pgmb_internal.numbers_%1$s_%2$s, pgmb_internal.candidates_%1$s_%2$s,
-      pgmb_internal.numbered_%1$s_%2$s from public',
+      pgmb_internal.numbered_%1$s_%2$s, pgmb_internal.dense_%1$s_%2$s from public',
     stream, number, pgmb_internal.reader_body(stream, number, false), pgmb_internal.numbers_body(stream, number),
-    pgmb_internal.candidates_body(stream, number), pgmb_internal.reader_body(stream, number, true));
+    pgmb_internal.candidates_body(stream, number), pgmb_internal.reader_body(stream, number, true),
+    pgmb_internal.dense_body(stream, number));
 end $$;
 
 -- Creates the functions by which receives and claims read a few events of the stream main, anew for each segment that opens:
@@ -226,6 +247,16 @@ begin
         return pgmb_internal.numbers_in(%1$s, segment, lo, hi, batch, done, topics, regex);
       end if; %4$s
     end $read$;
+    create or replace function pgmb_internal.dense_main(segment bigint,
+      lo bigint, hi bigint, batch pg_snapshot, batch_xmin xid8, done pg_snapshot, done_xmax xid8)
+    returns boolean
+    language plpgsql
+    as $read$
+    begin
+      if segment <> %2$s then
+        return pgmb_internal.dense_in(%1$s, segment, lo, hi, batch, done);
+      end if; %7$s
+    end $read$;
     create or replace function pgmb_internal.candidates_main(segment bigint,
       lo bigint, hi bigint, batch pg_snapshot, batch_xmin xid8, done pg_snapshot, done_xmax xid8, topics text[], regex text,
       mask integer, shard integer, most bigint)
@@ -253,9 +284,10 @@ begin
       end if; %6$s
     end $read$;
     revoke all on function pgmb_internal.read_main, pgmb_internal.numbers_main, pgmb_internal.candidates_main,
-      pgmb_internal.numbered_main from public',
+      pgmb_internal.numbered_main, pgmb_internal.dense_main from public',
     stream, number, pgmb_internal.reader_body(stream, number, false), pgmb_internal.numbers_body(stream, number),
-    pgmb_internal.candidates_body(stream, number), pgmb_internal.reader_body(stream, number, true));
+    pgmb_internal.candidates_body(stream, number), pgmb_internal.reader_body(stream, number, true),
+    pgmb_internal.dense_body(stream, number));
 end $$;
 
 -- The numbers of a batch's events in (lo, hi], a range of one segment.
@@ -274,6 +306,22 @@ begin
   return numbers;
 end $$;
 
+-- Whether each number of (lo, hi], a range of one segment, is an event of a batch.
+create or replace function pgmb_internal.dense_in(
+  stream integer, segment bigint, lo bigint, hi bigint, batch pg_snapshot, done pg_snapshot
+)
+returns boolean
+language plpgsql
+as $$
+declare
+  dense boolean;
+begin
+  execute format('select pgmb_internal.dense_%s_%s($1, $2, $3, $4, $5, $6)', stream, segment)
+  into dense
+  using lo, hi, batch, pg_snapshot_xmin(batch), done, pg_snapshot_xmax(done);
+  return dense;
+end $$;
+
 -- Drops the functions that read segments which are gone.
 create or replace function pgmb_internal.drop_readers()
 returns void
@@ -284,7 +332,7 @@ declare
 begin
   for gone in
     select p.oid from pg_proc p
-    where p.pronamespace = 'pgmb_internal'::regnamespace and p.proname ~ '^(read|numbers|candidates|numbered)_[0-9]+_[0-9]+$'
+    where p.pronamespace = 'pgmb_internal'::regnamespace and p.proname ~ '^(read|numbers|candidates|numbered|dense)_[0-9]+_[0-9]+$'
       and to_regclass('pgmb.segment_' || substring(p.proname from '[0-9]+_[0-9]+$')) is null
   loop
     execute format('drop function %s', gone);

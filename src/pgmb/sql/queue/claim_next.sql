@@ -64,8 +64,6 @@ begin
   caller := pgmb_internal.caller_at_low_cost();
   -- Few expressions and functions in them: the executor prepares each one again at every call.
   select asked.stream, asked.stream_name, asked.numbers, asked.generation,
-    claim_next.max > 1 and pgmb_internal.microseconds(now) - coalesce(nullif(current_setting(
-      'pgmb.small_' || asked.stream || '_' || claim_next.segment, true), '')::bigint, 0) not between 0 and 50000 look,
     pg_sequence_last_value('pgmb.opening'::regclass) openings,
     -- At least a moment, as in receive.
     greatest(coalesce(claim_next.lease_for, asked.lease_for), interval '1 millisecond') lease_for,
@@ -78,7 +76,12 @@ begin
   from pgmb.queue asked
   where asked.id = claim_next.queue;
   if q.ready is not true
-    or (claim_next.max > pgmb_internal.always_fits() or q.look and pgmb_internal.look_for_large(q.stream, claim_next.segment, now))
+    -- A single event always fits.
+    or claim_next.max > 1
+    and (claim_next.max > 1000
+      or pgmb_internal.microseconds(now) - coalesce(nullif(current_setting(
+        'pgmb.small_' || q.stream || '_' || claim_next.segment, true), '')::bigint, 0) not between 0 and 50000
+      and pgmb_internal.look_for_large(q.stream, claim_next.segment, now))
     and not pgmb_internal.may_claim(claim_next.queue, q.stream, claim_next.segment,
       claim_next.known, claim_next.start, claim_next.counted, claim_next.max)
   then
@@ -88,39 +91,38 @@ begin
   -- Again, as this session may have waited.
   now := clock_timestamp();
   -- A statement of its own: its snapshot must be newer than the lock, so that the newest claim is seen. Refused is what only
-  -- receive knows: which leases a sweep could not examine. So is what is beside a generation that is being opened. Snapshots of one server are ordered, and a later one shows all that an earlier
-  -- one does: a greater xmax is proof of that; where it is equal, the order is not known. Expired leases and due events are
-  -- looked for every 50 ms.
+  -- receive knows: which leases a sweep could not examine. So is what is beside a generation that is being opened. Snapshots
+  -- of one server are ordered, and a later one shows all that an earlier one does: a greater xmax is proof of that; where it
+  -- is equal, the order is not known. Expired leases and due events are looked for every 50 ms.
   if claim_next.counted is null then
-    select c.id, c.place, c.place + claim_next.max ending, c.upto, c.done_snapshot, c.done_seq, c.done_next,
-      c.batch_snapshot, c.batch_next, c.read_before, c.swept, c.openings, now > c.swept + interval '50 milliseconds' stale,
-      -- The next batch begins behind what was leased without a gap.
-      case when c.id = claim_next.known and c.lo = c.batch_seq and c.hi = claim_next.start and c.events = c.hi - c.lo
-        then c.hi else c.batch_seq end from_seq,
-      -- Past what is late, and with enough of the batch left in this segment.
-      c.held is null and c.place >= c.done_seq and c.place + claim_next.max <= c.upto
-        and pgmb_internal.segment_of(c.place) = claim_next.segment and pgmb_internal.segment_of(c.upto) = claim_next.segment
-        and pg_snapshot_xmax(claim_next.seen) > pg_snapshot_xmax(c.batch_snapshot)
-        and pgmb_internal.generation_of(c.id) = q.generation and c.openings = q.openings and now >= c.swept simple
-    into base
-    from pgmb.claim c
-    where c.queue = claim_next.queue and c.id >= claim_next.known order by c.id desc limit 1;
-    if base.simple is not true
-      or base.stale and pgmb_internal.needs_sweep(claim_next.queue, q.stream_name, base.swept, now)
-      or cardinality(case when q.stream_name = 'main'
-        then pgmb_internal.numbers_main(claim_next.segment, base.place, base.ending, base.batch_snapshot,
-          pg_snapshot_xmin(base.batch_snapshot), base.done_snapshot, pg_snapshot_xmax(base.done_snapshot), null, null)
-        else pgmb_internal.numbers_in(q.stream, claim_next.segment, base.place, base.ending, base.batch_snapshot,
-          base.done_snapshot, null, null) end) < claim_next.max
-    then
-      return null;
-    end if;
-    claimed := (base.id + 1, base.place, base.ending);
     insert into pgmb.claim (queue, id, token, state, events, lo, hi, place, upto, done_snapshot, done_seq, done_next,
       batch_snapshot, batch_seq, batch_next, read_before, expires_at, swept, openings, at)
-    values (claim_next.queue, claimed.id, claim_next.token, 'leased', claim_next.max, base.place, base.ending, base.ending,
-      base.upto, base.done_snapshot, base.done_seq, base.done_next, base.batch_snapshot, base.from_seq, base.batch_next,
-      base.read_before, now + q.lease_for, case when base.stale then now else base.swept end, base.openings, now);
+    select claim_next.queue, before.id + 1, claim_next.token, 'leased', claim_next.max, before.place, before.ending,
+      before.ending, before.upto, before.done_snapshot, before.done_seq, before.done_next, before.batch_snapshot,
+      before.from_seq, before.batch_next, before.read_before, now + q.lease_for,
+      case when before.stale then now else before.swept end, before.openings, now
+    from (
+      select c.id, c.place, c.place + claim_next.max ending, c.upto, c.done_snapshot, c.done_seq, c.done_next,
+        c.batch_snapshot, c.batch_next, c.read_before, c.swept, c.held, c.openings,
+        -- The next batch begins behind what was leased without a gap.
+        case when c.id = claim_next.known and c.lo = c.batch_seq and c.hi = claim_next.start and c.events = c.hi - c.lo
+          then c.hi else c.batch_seq end from_seq,
+        now > c.swept + interval '50 milliseconds' stale
+      from pgmb.claim c
+      where c.queue = claim_next.queue and c.id >= claim_next.known order by c.id desc limit 1) before
+    -- Past what is late, and with enough of the batch left in this segment.
+    where before.held is null and before.place >= before.done_seq and before.ending <= before.upto
+      and pgmb_internal.segment_of(before.place) = claim_next.segment
+      and pgmb_internal.segment_of(before.upto) = claim_next.segment
+      and pg_snapshot_xmax(claim_next.seen) > pg_snapshot_xmax(before.batch_snapshot)
+      and pgmb_internal.generation_of(before.id + 1) = q.generation and before.openings = q.openings and now >= before.swept
+      and not (before.stale and pgmb_internal.needs_sweep(claim_next.queue, q.stream_name, before.swept, now))
+      and case when q.stream_name = 'main'
+        then pgmb_internal.dense_main(claim_next.segment, before.place, before.ending, before.batch_snapshot,
+          pg_snapshot_xmin(before.batch_snapshot), before.done_snapshot, pg_snapshot_xmax(before.done_snapshot))
+        else pgmb_internal.dense_in(q.stream, claim_next.segment, before.place, before.ending, before.batch_snapshot,
+          before.done_snapshot) end
+    returning claim.id, claim.lo, claim.hi into claimed;
   else
     -- Where the batch goes on, the new one has its rest, too. Above `start` nothing was read: events that were would come again.
     select c.id, case when c.place < c.upto then c.done_snapshot else c.batch_snapshot end done, c.swept,
@@ -138,7 +140,7 @@ begin
         and pg_snapshot_xmax(claim_next.seen) > pg_snapshot_xmax(c.batch_snapshot)
         -- It becomes the queue's position: a made-up one must not hide events that are published later.
         and pg_snapshot_xmax(claim_next.seen) <= pg_snapshot_xmax(pg_current_snapshot())
-        and pgmb_internal.generation_of(c.id) = q.generation and now >= c.swept simple
+        and pgmb_internal.generation_of(c.id + 1) = q.generation and now >= c.swept simple
     into base
     from pgmb.claim c
     where c.queue = claim_next.queue and c.id >= claim_next.known order by c.id desc limit 1;

@@ -70,7 +70,7 @@ $$;
 -- Appends the claim that follows `base`: the queue's new position, and a lease unless the state is position. lo, hi, seqs,
 -- events: see pgmb.claim. at: the reading of the clock that expires_at rests on; of two readings, one may be before a step of
 -- the clock and one behind it. Another session's claim of that number can only be there when this transaction's snapshot is
--- older than it: the caller tries again (40001).
+-- older than it: the caller tries again (40001). Errors: 23514 the numbers of the generation are used up.
 create or replace function pgmb_internal.write_claim(
   base pgmb.claim, token bigint, state pgmb.claim_state, lo bigint, hi bigint, seqs bigint[], events bigint,
   expires_at timestamptz, keys integer[] default null, at timestamptz default clock_timestamp()
@@ -79,6 +79,10 @@ returns void
 language plpgsql
 as $$
 begin
+  -- Not a check of the table: every claim and every ack would prepare it again, 5 % of a receive of one event.
+  if pgmb_internal.generation_of(base.id + 1) <> pgmb_internal.generation_of(base.id) then
+    raise exception 'lease numbers are used up: the queue must be created again' using errcode = 'check_violation';
+  end if;
   insert into pgmb.claim (queue, id, token, state, events, lo, hi, seqs, place, upto,
     done_snapshot, done_seq, done_next, batch_snapshot, batch_seq, batch_next, read_before, expires_at, swept, held, keys, flight,
     paid_until, first_origin, passed_keys, passed_origins, passed_seqs, lagging, openings, at)

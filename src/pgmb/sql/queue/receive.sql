@@ -149,7 +149,7 @@ begin
     select c.id, c.place, c.upto, c.done_seq, c.done_next, c.done_snapshot, c.batch_seq, c.batch_next, c.batch_snapshot,
       c.read_before, c.swept, now > c.swept + interval '50 milliseconds' stale, c.openings,
       c.events * 2 >= c.hi - greatest(c.lo, c.done_seq) dense,
-      c.held is null and pgmb_internal.generation_of(c.id) = q.generation simple
+      c.held is null and pgmb_internal.generation_of(c.id + 1) = q.generation simple
     into base
     from pgmb.claim c
     where c.queue = q.id order by c.id desc limit 1;

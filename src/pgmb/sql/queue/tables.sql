@@ -191,9 +191,7 @@ create table pgmb.claim (
   -- The last number of pgmb.opening before the claim was made. While it has not changed, no generation is being opened.
   openings bigint not null default 0,
   -- The server process that received: see pgmb.worker.
-  pid integer default pg_backend_pid(),
-  -- One more would be a claim of the next generation, which nobody opened.
-  constraint "lease numbers are used up: the queue must be created again" check ((id & 1099511627775) <> 0)
+  pid integer default pg_backend_pid()
 ) with (
   fillfactor = 60,
   autovacuum_vacuum_scale_factor = 0.02,
