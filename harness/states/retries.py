@@ -78,9 +78,18 @@ def retries_leased(db: Db) -> int:
 
 def deliveries(db: Db) -> list[Waiting]:
     """What waits for single endpoints of shared queues, in the order of the log."""
-    return [
-        Waiting(*row) for row in rows(db, f"{_WAITING}, null, endpoint from pgmb.delivery order by seq, id")
-    ]
+    found = rows(
+        db,
+        f"{_WAITING}, null, endpoint from (select d.id, d.endpoint, d.seq, d.event_id, d.topic, d.key,"
+        " b.payload, d.published_at, d.attempt, d.error, d.lease, d.due_at from pgmb.delivery d"
+        " left join lateral pgmb_internal.delivery_bodies(array[d.id]) b on true) d order by seq, id",
+    )
+    return [Waiting(*row) for row in found]
+
+
+def bytes_waiting(db: Db) -> int:
+    """How much space what waits for single endpoints takes."""
+    return int(value(db, "select pg_total_relation_size('pgmb.delivery')"))
 
 
 def deliveries_waiting(db: Db, *, leased: bool = True) -> int:

@@ -269,7 +269,11 @@ begin
   end;
   for old in select * from pgmb.droppable(drop_segments.stream, drop_segments.max) loop
     exit when clock_timestamp() > until and (dropped >= 8 or dropped > 0 and clock_timestamp() >= pgmb_internal.maintain_deadline());
+    exit when not pgmb_internal.copy_awaited(stream_number, old);
     begin
+      execute format('lock table pgmb.segment_%s_%s in access exclusive mode', stream_number, old);
+      -- A failure may have been reported before the segment was locked.
+      exit when pgmb_internal.awaits_segment(stream_number, old);
       execute format('truncate pgmb.segment_%s_%s', stream_number, old);
     exception when lock_not_available then
       exit;

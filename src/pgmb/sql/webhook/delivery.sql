@@ -163,6 +163,7 @@ begin
       case when f.tried then pgmb_internal.with_error(e.errors, e.attempt, f.error) else e.errors end errors,
       e.seq, coalesce(e.id, pgmb.derive_id(e.seq, e.published_at, salt)) event_id, e.topic::text, e.key::text, e.payload, e.headers,
       e.published_at
+    -- Without payloads where the log has them: each would be copied for every endpoint.
     from unnest(settled.failing, settled.attempts, settled.errors) e (seq, id, topic, key, payload, headers, published_at, attempt, errors)
     join unnest(settle_deliveries.failed, settle_deliveries.endpoints, settle_deliveries.after, settle_deliveries.errors,
       settle_deliveries.tried, settle_deliveries.last) said (seq, endpoint, after, error, tried, last) on said.seq = e.seq
@@ -179,8 +180,12 @@ begin
     order by o.seq
   )
   insert into pgmb.dead (queue, endpoint, attempt, error, errors, seq, event_id, topic, key, payload, headers, published_at)
-  select q.id, o.endpoint, o.attempt, o.error, o.errors, o.seq, o.event_id, o.topic, o.key, o.payload, o.headers, o.published_at
+  select q.id, o.endpoint, o.attempt, o.error, o.errors, o.seq, o.event_id, o.topic, o.key, coalesce(o.payload, logged.payload),
+    coalesce(o.headers, logged.headers), o.published_at
   from outcome o
+  left join pgmb_internal.numbered_events(q.stream,
+      array(select distinct o.seq from outcome o where o.spent and o.payload is null order by o.seq), raw => true) logged
+    on logged.seq = o.seq
   where o.spent
     and not exists (select from pgmb.dead d where d.event_id = o.event_id and d.endpoint = o.endpoint and d.queue = q.id)
   order by o.seq;
@@ -201,7 +206,8 @@ as $$
 $$;
 
 -- Settles events of a lease of a shared queue, and returns those of `failed` that it settled or that stay leased, with their
--- attempts and errors: events that another call settled have their rows from there.
+-- attempts and errors: events that another call settled have their rows from there. Events of the log come without payload and
+-- headers.
 create or replace function pgmb_internal.settle_shared(
   lease uuid, seqs bigint[], failed bigint[], out events bigint, out failing pgmb.event[], out attempts integer[],
   out errors jsonb[]
@@ -240,7 +246,9 @@ begin
     from once o;
     return;
   end if;
-  failing := array(select e from pgmb_internal.claim_events(held, settle_shared.failed) e);
+  failing := array(
+    select (e.seq, e.id, e.topic, e.key, null, null, e.published_at)::pgmb.event
+    from pgmb_internal.claim_events(held, settle_shared.failed) e);
   if settle_shared.seqs is null then
     events := held.events - count(*) from pgmb.settlement s where s.queue = held.queue and s.claim = held.id;
   else
@@ -368,15 +376,23 @@ begin
     -- In random order, so that no endpoint is always first.
     order by random()
   ), due as materialized (
-    select first.id, first.weight, row_number() over () nth
+    select first.id, row_number() over () nth
     from open o
     cross join lateral (
-      select d.id, pgmb_internal.weight(d.payload) + coalesce(pgmb_internal.weight(d.headers), 0) weight from pgmb.delivery d
+      select d.id from pgmb.delivery d
       where d.endpoint = o.endpoint and d.due_at >= since and d.due_at <= now
       order by d.due_at limit o.room for update skip locked) first
     limit claim_deliveries.max
+  ), body as materialized (
+    select b.* from pgmb_internal.delivery_bodies(array(select due.id from due)) b
   ), fitting as (
-    select f.id from (select due.id, sum(due.weight) over (order by due.nth) - due.weight before from due) f
+    select f.id
+    from (
+      select due.id, sum(weight.bytes) over (order by due.nth) - weight.bytes before
+      from due
+      left join body b on b.delivery = due.id
+      cross join lateral (
+        select coalesce(pgmb_internal.weight(b.payload) + coalesce(pgmb_internal.weight(b.headers), 0), 0) bytes) weight) f
     where f.before < pgmb_internal.batch_bytes()
   ), leased as (
     update pgmb.delivery d
@@ -385,9 +401,9 @@ begin
     where d.id = fitting.id
     returning d.*
   )
-  select l.lease, l.id, l.endpoint, l.seq, l.event_id, l.topic, l.key, l.payload::text, l.headers::text, l.published_at,
+  select l.lease, l.id, l.endpoint, l.seq, l.event_id, l.topic, l.key, b.payload::text, b.headers::text, l.published_at,
     l.attempt
-  from leased l order by l.seq, l.id;
+  from leased l join body b on b.delivery = l.id order by l.seq, l.id;
 end $$;
 
 -- Leases one event that waits for an endpoint, due or not, to test the endpoint: one with the fewest attempts among the
@@ -420,9 +436,9 @@ begin
     from free where d.id = free.id
     returning d.*
   )
-  select l.lease, l.id, l.endpoint, l.seq, l.event_id, l.topic, l.key, l.payload::text, l.headers::text, l.published_at,
+  select l.lease, l.id, l.endpoint, l.seq, l.event_id, l.topic, l.key, b.payload::text, b.headers::text, l.published_at,
     l.attempt
-  from leased l;
+  from leased l join pgmb_internal.delivery_bodies(array(select f.id from free f)) b on b.delivery = l.id;
 end $$;
 
 -- Settles what became of leased deliveries: those of `done` were delivered; the others wait again, or are dead letters, as
@@ -452,6 +468,8 @@ begin
     join pgmb.delivery d on d.id = said.id and d.lease = settle_claimed.lease
     join pgmb.queue q on q.id = d.queue
     cross join lateral pgmb_internal.outcome(q, d.attempt, d.endpoint, said.after, said.error, said.tried, said.last) f
+  ), body as materialized (
+    select b.* from pgmb_internal.delivery_bodies(array(select o.id from outcome o where o.spent)) b
   ), spent as (
     delete from pgmb.delivery d using outcome o
     where d.id = o.id and d.lease = settle_claimed.lease and o.spent
@@ -459,9 +477,9 @@ begin
   ), buried as (
     insert into pgmb.dead (queue, endpoint, attempt, error, errors, seq, event_id, topic, key, payload, headers, published_at)
     select s.queue, s.endpoint, s.attempt, coalesce(s.newest, s.error),
-      case when s.tried then pgmb_internal.with_error(s.errors, s.attempt, s.newest) else s.errors end, s.seq, s.event_id, s.topic, s.key, s.payload,
-      s.headers, s.published_at
-    from spent s
+      case when s.tried then pgmb_internal.with_error(s.errors, s.attempt, s.newest) else s.errors end, s.seq, s.event_id, s.topic, s.key, b.payload,
+      b.headers, s.published_at
+    from spent s join body b on b.delivery = s.id
   ), waiting as (
     update pgmb.delivery d
     set lease = null, due_at = o.due_at, decided_at = clock_timestamp(), error = coalesce(o.error, d.error),
@@ -489,23 +507,26 @@ declare
   now timestamptz := clock_timestamp();
   buried bigint;
 begin
-  with spent as (
-    delete from pgmb.delivery d where d.id = any (array(
-      select waits.id from pgmb.endpoint e
-      cross join lateral (
-        select d.id from pgmb.delivery d
-        where d.endpoint = e.id and (d.lease is null or d.due_at < now)
-        order by d.due_at limit bury_disabled.max for update skip locked) waits
-      -- A moment for whoever disabled it by mistake.
-      where e.state = 'disabled' and e.changed_at < now - interval '1 minute'
-      limit bury_disabled.max))
+  with waits as materialized (
+    select waits.id from pgmb.endpoint e
+    cross join lateral (
+      select d.id from pgmb.delivery d
+      where d.endpoint = e.id and (d.lease is null or d.due_at < now)
+      order by d.due_at limit bury_disabled.max for update skip locked) waits
+    -- A moment for whoever disabled it by mistake.
+    where e.state = 'disabled' and e.changed_at < now - interval '1 minute'
+    limit bury_disabled.max
+  ), body as materialized (
+    select b.* from pgmb_internal.delivery_bodies(array(select w.id from waits w)) b
+  ), spent as (
+    delete from pgmb.delivery d where d.id = any (array(select w.id from waits w))
     returning d.*
   )
   insert into pgmb.dead (queue, endpoint, attempt, error, errors, seq, event_id, topic, key, payload, headers, published_at)
   select s.queue, s.endpoint, case when s.error is null then s.attempt - 1 else s.attempt end,
-    concat_ws('; before: ', 'the endpoint is disabled', s.error), s.errors, s.seq, s.event_id, s.topic, s.key, s.payload,
-    s.headers, s.published_at
-  from spent s order by s.seq;
+    concat_ws('; before: ', 'the endpoint is disabled', s.error), s.errors, s.seq, s.event_id, s.topic, s.key, b.payload,
+    b.headers, s.published_at
+  from spent s join body b on b.delivery = s.id order by s.seq;
   get diagnostics buried = row_count;
   return buried;
 end $$;

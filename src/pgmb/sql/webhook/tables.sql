@@ -86,8 +86,9 @@ create table pgmb.dispatcher (
   backends integer[] not null default '{}'
 );
 
--- Events of a shared queue that wait for one endpoint: to be tried again, or because it could not take them. Rows carry
--- the event itself, so that none holds back retention.
+-- Events of a shared queue that wait for one endpoint: to be tried again, or because it could not take them. Their payloads and
+-- headers are in the log until their segment goes (webhook/body.sql), so that none is stored once for each endpoint, and none
+-- holds back retention.
 create table pgmb.delivery (
   id bigint generated always as identity primary key,
   queue integer not null references pgmb.queue on delete cascade,
@@ -103,7 +104,8 @@ create table pgmb.delivery (
   event_id uuid not null,
   topic text not null,
   key text,
-  payload json not null,
+  -- Null: as the log has them.
+  payload json,
   headers json,
   published_at timestamptz not null,
   -- The last attempts that failed, the newest last; the server process that leased it.
@@ -115,7 +117,7 @@ create index delivery_due on pgmb.delivery (endpoint, due_at);
 create index delivery_decided on pgmb.delivery (decided_at);
 create index delivery_time on pgmb.delivery (due_at);
 create index delivery_oldest on pgmb.delivery (endpoint, published_at);
-create index delivery_queue on pgmb.delivery (queue);
+create index delivery_queue on pgmb.delivery (queue, seq);
 create index delivery_lease on pgmb.delivery (lease) where lease is not null;
 -- Keys and what may quote a payload are not sampled: pg_statistic would keep them after an erasure.
 alter table pgmb.delivery alter column key set statistics 0, alter column error set statistics 0,
