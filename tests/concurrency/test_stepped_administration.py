@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from harness.sessions import Session, Sessions
-from harness.states import generation_is_marked, lane_settings, queue_number
+from harness.states import generation_is_marked, lane_settings, queue_number, retries_waiting
 from harness.waiting import until_true
 
 FORMS = {
@@ -87,6 +87,43 @@ def test_an_open_purge_is_not_superseded(sessions: Sessions) -> None:
         receive(sessions["one"])
     admin.run("commit")
     assert receive(sessions["one"])[1] == []
+
+
+def test_a_purge_does_not_wait_for_consumers_that_ack_and_wait_for_the_queue(sessions: Sessions) -> None:
+    admin = make_queue(sessions, "plain", 3)
+    first, consumer = sessions.open("first", "consumer")
+    lease, (got,) = receive(consumer, 1)
+    first.run("begin")
+    first.run("select from pgmb.receive('q', 1)")
+    purge = admin.start("select pgmb.purge('q')").blocked()
+    # It has acked its lease, and waits behind the purge.
+    again = consumer.start("select payload from pgmb.receive('q', 1, ack => %s)", [lease]).blocked()
+    first.run("commit")
+    purge.result()
+    assert again.result() == []
+    assert take_all(admin, 0) == []
+
+
+@pytest.mark.parametrize("retried", [False, True], ids=["fresh", "retried"])
+@pytest.mark.parametrize("outcome", ["commit", "rollback"])
+def test_a_lease_that_is_settled_while_the_queue_is_moved_is_over(
+    sessions: Sessions, outcome: str, retried: bool
+) -> None:
+    admin = make_queue(sessions, "plain", 1)
+    holder, other = sessions.open("holder", "other")
+    lease, _ = receive(holder)
+    if retried:
+        holder.run("select pgmb.retry(%s, after => '0')", [lease])
+        lease, _ = receive(holder)
+    holder.run("begin")
+    holder.run("select pgmb.ack(%s)", [lease])
+    admin.run("select pgmb.purge('q')")
+    holder.run(outcome)
+    assert receive(other) == (None, [])
+    with raises("MB011"):
+        holder.run("select pgmb.extend(%s)", [lease])
+    assert receive(other) == (None, [])
+    assert retries_waiting(admin) == 0
 
 
 def test_a_purge_that_waited_does_not_move_the_queue_back(sessions: Sessions) -> None:

@@ -372,8 +372,9 @@ as $$
 $$;
 
 -- Ends a lease that expired up to `upto`, and sends its unsettled events to be tried again at once: all of the lease, under the
--- lock of its claim, so that its holder has the whole of it or nothing. Returns 'ended'; 'over' if it had ended before or was
--- settled; 'leased' if it ends later; 'locked' if its holder is settling or extending it.
+-- lock of its claim, so that its holder has the whole of it or nothing. A lease from before the queue was moved, which was being
+-- settled then, ends whenever it would expire, and its events are not tried again. Returns 'ended'; 'over' if it had ended before
+-- or was settled; 'leased' if it ends later; 'locked' if its holder is settling or extending it.
 create or replace function pgmb_internal.end_expired(queue integer, claim bigint, upto timestamptz, now timestamptz)
 returns text
 language plpgsql
@@ -382,6 +383,7 @@ declare
   expired pgmb.claim;
   swept_queue pgmb.queue;
   tried boolean;
+  moved_past boolean;                        -- the queue was moved since it was given
 begin
   select * into expired from pgmb.claim c
   where c.queue = end_expired.queue and c.id = end_expired.claim for update skip locked;
@@ -392,12 +394,15 @@ begin
   if not pgmb_internal.is_leased(expired.state) then
     return 'over';
   end if;
-  if expired.expires_at > end_expired.upto then
+  select * into swept_queue from pgmb.queue q where q.id = end_expired.queue;
+  moved_past := coalesce(expired.id <= (swept_queue.moves -> -1 ->> 'claim')::bigint, false);
+  if expired.expires_at > end_expired.upto and not moved_past then
     return 'leased';
   end if;
-  select * into swept_queue from pgmb.queue q where q.id = end_expired.queue;
   tried := not pgmb_internal.is_dispatched(swept_queue);
-  if expired.state = 'leased_retries' then
+  if moved_past then
+    delete from pgmb.retry r where r.queue = expired.queue and r.lease = expired.id;
+  elsif expired.state = 'leased_retries' then
     perform pgmb_internal.fail_leased(swept_queue, expired.id, end_expired.now, 'lease expired', 1, tried);
   elsif not pgmb_internal.is_void(expired.queue, expired.id) then
     perform pgmb_internal.fail_events(swept_queue, pgmb_internal.unsettled(expired),

@@ -597,6 +597,7 @@ declare
   bases pgmb.claim[] := '{}';
   base pgmb.claim;
   moved pgmb.queue;
+  settling bigint[];
 begin
   perform pgmb_internal.administer(head.id);
   -- All lanes are locked before the first is moved, so that no lane gives a lease while another is at its new position.
@@ -610,18 +611,27 @@ begin
     moved := lanes[nth];
     base := bases[nth];
     perform pgmb_internal.note_untraced(moved.id, pgmb_internal.unsettled_numbers(moved.id) * int8multirange(int8range(0, target.seq, '[]')));
-    update pgmb.claim c set state = 'expired' where c.queue = moved.id and pgmb_internal.is_leased(c.state);
-    delete from pgmb.retry r where r.queue = moved.id;
+    -- A receive that acks holds the row of its earlier lease, and waits for this lock: to wait for the row would be a deadlock. What
+    -- becomes of leases that are being settled is known to the next sweep (pgmb_internal.end_expired).
+    update pgmb.claim c set state = 'expired'
+    where c.queue = moved.id and c.id = any (array(
+      select leased.id from pgmb.claim leased
+      where leased.queue = moved.id and pgmb_internal.is_leased(leased.state) for no key update skip locked));
+    settling := array(
+      select c.id from pgmb.claim c where c.queue = moved.id and pgmb_internal.is_leased(c.state) order by c.id);
+    delete from pgmb.retry r where r.queue = moved.id and (r.lease = any (settling)) is not true;
     delete from pgmb.delivery d where d.queue = moved.id;
     perform pgmb_internal.note_move(moved.id, target.snapshot, base);
     base := pgmb_internal.at_position(base, target);
+    base.held := nullif(settling, '{}');
     perform pgmb_internal.write_position(base);
     perform pgmb_internal.recheck_at_commit(moved.id, base.id + 1);
   end loop;
 end $$;
 
--- Skips everything waiting in a queue: fresh events, retries and leases. Dead letters stay. Holds the queue until the
--- transaction ends, as pgmb.seek does. Errors: MB002 no such queue, MB013 another administrative call holds the queue.
+-- Skips everything waiting in a queue: fresh events, retries and leases. Dead letters stay. A lease that its holder is settling at
+-- this moment ends as the holder says: what it gives back is delivered again. Holds the queue until the transaction ends, as
+-- pgmb.seek does. Errors: MB002 no such queue, MB013 another administrative call holds the queue.
 create or replace function pgmb.purge(queue text)
 returns void
 language plpgsql security definer

@@ -149,7 +149,7 @@ as $$
     select jsonb_agg(m.one order by m.nth)
     from (select m.one, m.nth, count(*) over () total
       from jsonb_array_elements(coalesce(q.moves, '[]') || jsonb_build_object('at', clock_timestamp(), 'to', target::text,
-        'done', (base).done_snapshot::text, 'batch', (base).batch_snapshot::text, 'place', (base).place, 'lagging', (base).lagging::text)) with ordinality m (one, nth)) m
+        'done', (base).done_snapshot::text, 'batch', (base).batch_snapshot::text, 'place', (base).place, 'lagging', (base).lagging::text, 'claim', (base).id)) with ordinality m (one, nth)) m
     where m.nth = 1 or m.nth > m.total - 20)
   where q.id = note_move.queue
 $$;
