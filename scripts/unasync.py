@@ -36,6 +36,7 @@ NAMES = {
     "aconnect": "connect",
     "aconnection_lost": "connection_lost",
     "adriver_connection": "driver_connection",
+    "ajoined": "joined",
     "anext": "next",
     "aoff_loop": "off_loop",
     "asynccontextmanager": "contextmanager",

@@ -50,7 +50,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from errno import EACCES
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import psycopg
 import psycopg_pool
@@ -302,13 +302,51 @@ BY_SQLSTATE: dict[str, type[PgmbError]] = {
 }
 
 
-def _demanded(diag: psycopg.errors.Diagnostic) -> str | None:
+class ServerError(NamedTuple):
+    """What the server answered instead of rows."""
+
+    sqlstate: str
+    message: str
+    hint: str | None = None
+    schema: str | None = None
+    constraint: str | None = None
+    column: str | None = None
+
+
+def server_error(error: BaseException | None) -> ServerError | None:
+    """What the server said, of a driver's exception or of one that wraps it.
+
+    By the attributes of psycopg, psycopg2 and asyncpg, and by pg8000's fields of the protocol's message.
+    """
+    while error is not None:
+        sqlstate = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
+        fields = error.args[0] if error.args else None
+        if isinstance(sqlstate, str):
+            return _said(error, sqlstate)
+        if isinstance(fields, dict) and "C" in fields:
+            return ServerError(fields["C"], fields["M"], *map(fields.get, "Hsnc"))
+        # SQLAlchemy's name, and Django's way.
+        error = getattr(error, "orig", None) or error.__cause__
+    return None
+
+
+def _said(error: BaseException, sqlstate: str) -> ServerError:
+    diag = getattr(error, "diag", None)
+    if diag is None:
+        message, hint, told = getattr(error, "message", None), getattr(error, "hint", None), error
+    else:
+        message, hint, told = diag.message_primary, diag.message_hint, diag
+    places = (getattr(told, name, None) for name in ("schema_name", "constraint_name", "column_name"))
+    return ServerError(sqlstate, message or str(error), hint, *places)
+
+
+def _demanded(said: ServerError) -> str | None:
     """What a table or a domain of pgmb demands: its constraints are named by that."""
-    if diag.schema_name == "pgmb" and diag.sqlstate == "23514":
-        return diag.constraint_name
-    if diag.schema_name == "pgmb" and diag.sqlstate == "23502":
-        is_event = diag.column_name in ("topic", "payload")
-        return f"an event needs a {diag.column_name}" if is_event else f"{diag.column_name} must not be null"
+    if said.schema == "pgmb" and said.sqlstate == "23514":
+        return said.constraint
+    if said.schema == "pgmb" and said.sqlstate == "23502":
+        is_event = said.column in ("topic", "payload")
+        return f"an event needs a {said.column}" if is_event else f"{said.column} must not be null"
     return None
 
 
@@ -318,16 +356,22 @@ def translated() -> Generator[None]:
     try:
         yield
     except psycopg.Error as error:
-        if demand := _demanded(error.diag):
-            raise InvalidArgument(demand) from error
-        ours = ours_for(error.sqlstate, error.diag.message_primary or str(error), error.diag.message_hint)
+        said = None if error.sqlstate is None else _said(error, error.sqlstate)
+        ours = None if said is None else exception_for(said)
         if ours is None:
             raise
         raise ours from error
 
 
-def ours_for(sqlstate: str | None, message: str, hint: str | None) -> PgmbError | None:
+def exception_for(said: ServerError) -> PgmbError | None:
     """The exception of this module for what a server said; None if it is not about us."""
+    if demand := _demanded(said):
+        return InvalidArgument(demand)
+    return ours_for(said.sqlstate, said.message, said.hint)
+
+
+def ours_for(sqlstate: str | None, message: str, hint: str | None) -> PgmbError | None:
+    """The same by its SQLSTATE alone."""
     kind = BY_SQLSTATE.get(sqlstate or "")
     if kind is None:
         return None

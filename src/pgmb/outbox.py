@@ -1,17 +1,18 @@
-"""What `conn=` takes: a psycopg connection, or what another library wraps around one.
+"""What `conn=` takes: connections of psycopg, of other drivers, and what libraries wrap around them.
 
-SQLAlchemy and Django are recognised by the classes they have loaded already, never imported from here.
+Libraries are recognised by the classes they have loaded already, never imported from here.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Coroutine
-from typing import Any, Protocol, TypeAlias, TypeGuard
+from typing import Any, Protocol, TypeAlias, TypeGuard, TypeVar
 
 import psycopg
 from psycopg import AsyncConnection, Connection
 
+from pgmb.drivers import AsyncDriver, Driver
 from pgmb.errors import InvalidArgument
 
 
@@ -61,22 +62,50 @@ class DjangoProxy(Protocol):
     def __contains__(self, key: Any, /) -> bool: ...
 
 
+class DbapiConnection(Protocol):
+    """A connection of psycopg2 or pg8000."""
+
+    def cursor(self) -> Any: ...
+    def commit(self) -> None: ...
+
+
+class AsyncpgConnection(Protocol):
+    """A connection of asyncpg, or one that its pool lends."""
+
+    def is_in_transaction(self) -> bool: ...
+    def get_server_pid(self) -> int: ...
+
+
 ConnectionLike: TypeAlias = (
-    Connection[Any] | SqlalchemyConnection | SqlalchemySession | DjangoConnection | DjangoProxy
+    Connection[Any]
+    | SqlalchemyConnection
+    | SqlalchemySession
+    | DjangoConnection
+    | DjangoProxy
+    | DbapiConnection
+    | Driver
 )
 """What the synchronous broker takes as `conn=`."""
 
-AsyncConnectionLike: TypeAlias = AsyncConnection[Any] | SqlalchemyAsyncConnection | SqlalchemyAsyncSession
+AsyncConnectionLike: TypeAlias = (
+    AsyncConnection[Any]
+    | SqlalchemyAsyncConnection
+    | SqlalchemyAsyncSession
+    | AsyncpgConnection
+    | AsyncDriver
+)
 """What the asynchronous broker takes as `conn=`."""
 
 
-def driver_connection(conn: ConnectionLike) -> Connection[Any]:
-    """The psycopg connection behind `conn`, inside the transaction that `conn` stands for.
+def joined(conn: ConnectionLike) -> Connection[Any] | Driver:
+    """The psycopg connection behind `conn`, or what runs statements on it, inside its transaction.
 
     One that has not begun its transaction begins it, so that its commit commits what is done here.
     """
     if isinstance(conn, Connection):
-        return _checked(conn, conn)
+        return _checked(conn)
+    if isinstance(conn, Driver):
+        return conn
     held: Any = conn
     if _is_session(held):
         held = _of_session(held)
@@ -84,16 +113,34 @@ def driver_connection(conn: ConnectionLike) -> Connection[Any]:
         _refuse_closed(held)
         if not held.in_transaction():
             held.begin()
-        return _checked(held.connection.driver_connection, conn)
+        raw = held.connection.driver_connection
+        if _is_psycopg(raw):
+            return _checked(raw)
+        if held.dialect.is_async or held.dialect.name != "postgresql":
+            raise _over(raw, conn)
+        from pgmb.drivers.sqlalchemy import Sqlalchemy
+
+        return Sqlalchemy(held)
     if _is_django(held):
         return _of_django(held)
+    if _is(held, "psycopg2.extensions", "connection"):
+        _refuse_closed(held)
+        from pgmb.drivers.psycopg2 import Psycopg2
+
+        return Psycopg2(held)
+    if _is(held, "pg8000.dbapi", "Connection"):
+        from pgmb.drivers.pg8000 import Pg8000
+
+        return Pg8000(held)
     raise _refused(held, "Connection")
 
 
-async def adriver_connection(conn: AsyncConnectionLike) -> AsyncConnection[Any]:
+async def ajoined(conn: AsyncConnectionLike) -> AsyncConnection[Any] | AsyncDriver:
     """The same for asyncio."""
     if isinstance(conn, AsyncConnection):
-        return _checked_async(conn, conn)
+        return _checked(conn)
+    if isinstance(conn, AsyncDriver):
+        return conn
     held: Any = conn
     if _is_async_session(held):
         try:
@@ -104,15 +151,43 @@ async def adriver_connection(conn: AsyncConnectionLike) -> AsyncConnection[Any]:
         _refuse_closed(held)
         if not held.in_transaction():
             await held.begin()
-        return _checked_async((await held.get_raw_connection()).driver_connection, conn)
+        raw = (await held.get_raw_connection()).driver_connection
+        if _is_psycopg_async(raw):
+            return _checked(raw)
+        if held.dialect.name != "postgresql":
+            raise _over(raw, conn)
+        from pgmb.drivers.sqlalchemy import AsyncSqlalchemy
+
+        return AsyncSqlalchemy(held)
+    if _is_asyncpg(held):
+        from pgmb.drivers.asyncpg import Asyncpg
+
+        return Asyncpg(held)
     raise _refused(held, "AsyncConnection")
 
 
+def driver_connection(conn: ConnectionLike) -> Connection[Any]:
+    """The psycopg connection behind `conn`, inside the transaction that `conn` stands for."""
+    found = joined(conn)
+    if isinstance(found, Driver):
+        raise _other_driver(conn)
+    return found
+
+
+async def adriver_connection(conn: AsyncConnectionLike) -> AsyncConnection[Any]:
+    """The same for asyncio."""
+    found = await ajoined(conn)
+    if isinstance(found, AsyncDriver):
+        raise _other_driver(conn)
+    return found
+
+
 def is_asynchronous(conn: object) -> bool:
-    """Whether it is one of those that `adriver_connection` takes, or derived from one."""
+    """Whether it is one of those that `ajoined` takes, or derived from one."""
     return (
-        isinstance(conn, AsyncConnection)
+        isinstance(conn, (AsyncConnection, AsyncDriver))
         or _is_async_session(conn)
+        or _is_asyncpg(conn)
         or _is(conn, "sqlalchemy.ext.asyncio", "AsyncConnection")
     )
 
@@ -147,11 +222,17 @@ def _of_session(session: Any) -> Any:
         raise _without_bind() from error
 
 
-def _of_django(wrapper: Any) -> Connection[Any]:
+def _of_django(wrapper: Any) -> Connection[Any] | Driver:
     # An atomic block that is bound to roll back would roll back the event too, silently.
     wrapper.validate_no_broken_transaction()
     wrapper.ensure_connection()
-    return _checked(wrapper.connection, wrapper)
+    if _is_psycopg(wrapper.connection):
+        return _checked(wrapper.connection)
+    if wrapper.vendor != "postgresql":
+        raise _over(wrapper.connection, wrapper)
+    from pgmb.drivers.django import Django
+
+    return Django(wrapper)
 
 
 def _is(value: Any, module: str, *names: str) -> bool:
@@ -176,31 +257,25 @@ def _is_async_session(value: Any) -> bool:
     return _is(value, "sqlalchemy.ext.asyncio", "AsyncSession", "async_scoped_session")
 
 
+def _is_asyncpg(value: Any) -> bool:
+    return _is(value, "asyncpg", "Connection")
+
+
 def _is_django(value: Any) -> bool:
     return _is(value, "django.db.backends.base.base", "BaseDatabaseWrapper") or _is(
         value, "django.utils.connection", "ConnectionProxy"
     )
 
 
-def _checked(raw: Any, given: Any) -> Connection[Any]:
-    if not _is_psycopg(raw):
-        raise _other_driver(raw, given)
-    _check_state(raw)
-    return raw
+_Raw = TypeVar("_Raw", Connection[Any], AsyncConnection[Any])
 
 
-def _checked_async(raw: Any, given: Any) -> AsyncConnection[Any]:
-    if not _is_psycopg_async(raw):
-        raise _other_driver(raw, given)
-    _check_state(raw)
-    return raw
-
-
-def _check_state(raw: Connection[Any] | AsyncConnection[Any]) -> None:
+def _checked(raw: _Raw) -> _Raw:
     _refuse_closed(raw)
     # JSON travels as it is encoded here.
     if raw.info.encoding != "utf-8":
         raise psycopg.NotSupportedError(f"conn= has client_encoding {raw.info.encoding}; pgmb writes UTF-8")
+    return raw
 
 
 def _refuse_closed(held: Any) -> None:
@@ -214,26 +289,45 @@ def _refuse_closed(held: Any) -> None:
 
 def _refused(held: Any, wanted: str) -> InvalidArgument:
     said = f"conn= takes a psycopg {wanted}, not {_name(held)}"
-    if _is_async_session(held) or _is(held, "sqlalchemy.ext.asyncio", "AsyncConnection"):
+    if is_asynchronous(held):
         return _error(said, "It is asynchronous: use the broker of pgmb.aconnect.")
-    if _is_session(held) or _is_django(held) or _is(held, "sqlalchemy.engine", "Connection"):
+    if _is_synchronous(held):
         return _error(said, "It is synchronous: use the broker of pgmb.connect.")
-    if isinstance(held, AsyncConnection | Connection):
-        return _error(said, "pgmb.connect goes with Connection, pgmb.aconnect with AsyncConnection.")
     if wanted == "Connection":
-        also = "a Connection, Session or scoped_session of SQLAlchemy's, or Django's connection"
+        also = (
+            "a Connection, Session or scoped_session of SQLAlchemy's, Django's connection, and connections of"
+            " psycopg2 and pg8000"
+        )
     else:
-        also = "an AsyncConnection, AsyncSession or async_scoped_session of SQLAlchemy's"
-    return _error(said, f"It also takes {also}, over psycopg 3.")
+        also = "an AsyncConnection, AsyncSession or async_scoped_session of SQLAlchemy's, and asyncpg's"
+    return _error(said, f"It also takes {also}, and what is derived from pgmb.drivers.")
 
 
-def _other_driver(raw: Any, given: Any) -> InvalidArgument:
-    said = f"conn= is a {_name(given)} over {_name(raw)}; pgmb works over psycopg 3"
-    if isinstance(raw, AsyncConnection):
+def _is_synchronous(held: Any) -> bool:
+    return (
+        isinstance(held, (Connection, Driver))
+        or _is_session(held)
+        or _is_django(held)
+        or _is(held, "sqlalchemy.engine", "Connection")
+        or _is(held, "psycopg2.extensions", "connection")
+        or _is(held, "pg8000.dbapi", "Connection")
+    )
+
+
+def _over(raw: Any, given: Any) -> InvalidArgument:
+    said = f"conn= is a {_name(given)} over {_name(raw)}; events are in PostgreSQL"
+    if is_asynchronous(raw):
         return _error(said, "It is asynchronous inside: use the broker of pgmb.aconnect.")
     if _is_django(given):
-        return _error(said, "Use the engine django.db.backends.postgresql with psycopg 3 installed.")
-    return _error(said, "Make the engine with a URL that begins with postgresql+psycopg://.")
+        return _error(said, "Use the engine django.db.backends.postgresql.")
+    return _error(said, "Make the engine with a URL such as postgresql+psycopg:// or postgresql+asyncpg://.")
+
+
+def _other_driver(given: Any) -> InvalidArgument:
+    return _error(
+        f"conn= is a {_name(given)} over another driver than psycopg 3",
+        "Here it must be psycopg 3: with SQLAlchemy, an engine of postgresql+psycopg://.",
+    )
 
 
 def _unbound() -> tuple[type[Exception], ...]:

@@ -741,6 +741,11 @@ def moment(microseconds: int) -> datetime:
     return _EPOCH + timedelta(microseconds=microseconds)
 
 
+def microseconds(moment: datetime) -> int:
+    """The same back."""
+    return (moment - _EPOCH) // timedelta(microseconds=1)
+
+
 def derive_id(seq: int, published_at: int, salt: int) -> UUID:
     """The id of an event that was published without one: what pgmb.derive_id makes of the same three.
 

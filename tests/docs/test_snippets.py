@@ -92,8 +92,8 @@ def test_python_snippets_run(
     if PROGRAMS in page.read_text():
         run_each(snippets(page, "python"), dsn, path)
         if page.name == "outbox.md":
-            assert db.execute("select count(*) from orders").fetchone() == (5,)
-            assert db.execute("select count(*) from pgmb.log_main").fetchone() == (5,)
+            assert db.execute("select count(*) from orders").fetchone() == (9,)
+            assert db.execute("select count(*) from pgmb.log_main").fetchone() == (9,)
         return
     first, *rest = snippets(page, "python")
     text = first.replace("postgresql:///app", dsn)

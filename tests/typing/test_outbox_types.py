@@ -12,7 +12,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_s
 from sqlalchemy.orm import Session, scoped_session
 
 import pgmb
-from pgmb.outbox import DjangoConnection, adriver_connection, driver_connection
+from pgmb.drivers import AsyncDriver, Driver
+from pgmb.outbox import DbapiConnection, DjangoConnection, adriver_connection, driver_connection
 
 if TYPE_CHECKING:
 
@@ -41,6 +42,37 @@ if TYPE_CHECKING:
         named: DjangoConnection = django
         broker.publish("a", 1, conn=named)
         broker.publish("a", 1, conn=django_connection)
+
+    class Psycopg2Connection:
+        """As psycopg2's stubs declare it."""
+
+        autocommit: bool
+
+        def cursor(self, name: str | None = None, cursor_factory: object = None) -> Any: ...
+        def commit(self) -> None: ...
+
+    class AsyncpgConnection:
+        """As asyncpg declares it."""
+
+        def is_in_transaction(self) -> bool: ...
+        def get_server_pid(self) -> int: ...
+
+    async def other_drivers(
+        broker: pgmb.Broker,
+        abroker: pgmb.AsyncBroker,
+        psycopg2: Psycopg2Connection,
+        asyncpg: AsyncpgConnection,
+        own: Driver,
+        async_own: AsyncDriver,
+    ) -> None:
+        named: DbapiConnection = psycopg2
+        assert_type(broker.publish("a", 1, conn=named), UUID)
+        assert_type(await abroker.publish("a", 1, conn=asyncpg), UUID)
+        assert_type(broker.publish("a", 1, conn=own), UUID)
+        assert_type(await abroker.publish("a", 1, conn=async_own), UUID)
+        broker.publish("a", 1, conn=async_own)  # type: ignore[arg-type]
+        broker.publish("a", 1, conn=asyncpg)  # type: ignore[arg-type]
+        await abroker.publish("a", 1, conn=psycopg2)  # type: ignore[arg-type]
 
     async def asynchronous(
         broker: pgmb.AsyncBroker,

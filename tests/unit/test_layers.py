@@ -15,7 +15,7 @@ from scripts.imports import Import, When, circles, imports, modules
 PACKAGE = Path(pgmb.__file__).parent
 
 # The modules beside the packages: what users import.
-PUBLIC = {"cron", "errors", "outbox", "schema", "types"}
+PUBLIC = {"cron", "drivers", "errors", "outbox", "schema", "types"}
 CLIENT = {"_core", *PUBLIC}
 
 # Each part may import itself and these others.
@@ -23,7 +23,8 @@ BELOW: dict[str, set[str]] = {
     "types": set(),
     "errors": {"types"},
     "cron": {"errors"},
-    "outbox": {"errors"},
+    "drivers": {"errors"},
+    "outbox": {"drivers", "errors"},
     "schema": {"_core", "errors"},
     # On demand: a stream without a lake needs none of it.
     "erasure": {"_core", "errors", "lake"},
@@ -65,6 +66,7 @@ CORE: dict[str, set[str]] = {
     "batch_limit": set(),
     "cursor": {"statements"},
     "endpoints": {"statements", "wire"},
+    "foreign": {"statements", "wire"},
     "groups": {"statements", "wire"},
     "keys": {"statements"},
     "lake": {"patterns"},

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from psycopg import AsyncConnection, AsyncCursor, errors, pq
 from psycopg.adapt import AdaptersMap
 from psycopg.rows import tuple_row
 
+from pgmb._async.foreign import AsyncForeign
 from pgmb._async.pool import AsyncBrokerPool
-from pgmb._core import wire
+from pgmb._core import foreign, wire
 from pgmb._core.batch import Copy, Parts
 from pgmb._core.claiming import Known
 from pgmb._core.observer import NULL_OBSERVER, Observer
-from pgmb._core.statements import SET_TIMEOUT, Statement
-from pgmb.errors import StreamNotFound, translated
-from pgmb.outbox import AsyncConnectionLike, aconnection_lost, adriver_connection
+from pgmb._core.statements import NO_TIMEOUT, SET_TIMEOUT, Statement
+from pgmb.drivers import AsyncDriver
+from pgmb.errors import StreamNotFound, server_error, translated
+from pgmb.outbox import AsyncConnectionLike, aconnection_lost, ajoined
+
+_UNDEFINED_TABLE: Final = "42P01"
 
 Pool: TypeAlias = AsyncBrokerPool
+AsyncJoined: TypeAlias = AsyncConnection[Any] | AsyncForeign
+"""What runs statements in the caller's transaction."""
 
 
 class _Cursor(AsyncCursor[wire.Row]):
@@ -83,6 +89,8 @@ class AsyncCalls:
         with translated():
             if conn is not None:
                 async with _joined(conn) as given:
+                    if isinstance(given, AsyncForeign):
+                        raise foreign.refusal()
                     if not _idle(given):
                         yield given
                         return
@@ -117,7 +125,7 @@ class AsyncCalls:
                 return await _run(own, parts)
 
 
-async def _run(connection: AsyncConnection[Any], parts: Parts) -> int:
+async def _run(connection: AsyncJoined, parts: Parts) -> int:
     total = 0
     for step in parts.steps:
         if isinstance(step, Copy):
@@ -128,8 +136,11 @@ async def _run(connection: AsyncConnection[Any], parts: Parts) -> int:
 
 
 @asynccontextmanager
-async def _joined(conn: AsyncConnectionLike) -> AsyncGenerator[AsyncConnection[Any]]:
-    connection = await adriver_connection(conn)
+async def _joined(conn: AsyncConnectionLike) -> AsyncGenerator[AsyncJoined]:
+    connection = await ajoined(conn)
+    if isinstance(connection, AsyncDriver):
+        yield AsyncForeign(connection)
+        return
     try:
         yield connection
     except errors.Error:
@@ -139,27 +150,37 @@ async def _joined(conn: AsyncConnectionLike) -> AsyncGenerator[AsyncConnection[A
         raise
 
 
-async def _fetch(connection: AsyncConnection[Any], statement: Statement) -> list[wire.Row]:
+async def _fetch(connection: AsyncJoined, statement: Statement) -> list[wire.Row]:
+    if isinstance(connection, AsyncForeign):
+        return await connection.fetch(statement)
     cursor = _Cursor(connection)
     await cursor.execute(statement.text, statement.parameters)
     return await cursor.fetchall()
 
 
-async def _fetch_timed(connection: AsyncConnection[Any], statement: Statement) -> list[wire.Row]:
+async def _fetch_timed(connection: AsyncJoined, statement: Statement) -> list[wire.Row]:
     limited = await _fetch(connection, SET_TIMEOUT)
     rows = await _fetch(connection, statement)
     if limited:
         # What else the transaction does may take longer.
-        await connection.execute("set local statement_timeout = 0")
+        await _fetch(connection, NO_TIMEOUT)
     return rows
 
 
-def _idle(connection: AsyncConnection[Any]) -> bool:
-    """Whether each statement would be a transaction of its own."""
+def _idle(connection: AsyncJoined) -> bool:
+    """Whether each statement would be a transaction of its own; another library's connection looks itself."""
+    if isinstance(connection, AsyncForeign):
+        return True
     return connection.autocommit and connection.info.transaction_status == pq.TransactionStatus.IDLE
 
 
-async def _write(connection: AsyncConnection[Any], copy: Copy) -> int:
+async def _write(connection: AsyncJoined, copy: Copy) -> int:
+    if isinstance(connection, AsyncForeign):
+        total = 0
+        async with connection.transaction():
+            for statement in copy.statements:
+                total += (await connection.fetch(statement))[0][0]
+        return total
     cursor = _Cursor(connection)
     with writing_log(copy.stream):
         async with cursor.copy(copy.text) as writing:
@@ -173,7 +194,10 @@ def writing_log(stream: str) -> Generator[None]:
     """Without its table there is no such stream."""
     try:
         yield
-    except errors.UndefinedTable as error:
+    except Exception as error:
+        said = server_error(error)
+        if said is None or said.sqlstate != _UNDEFINED_TABLE:
+            raise
         missing = StreamNotFound(f"stream '{stream}' does not exist")
         missing.hint = "Create it with create_stream(name)."
         raise missing from error

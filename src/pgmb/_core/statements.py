@@ -355,6 +355,9 @@ SET_TIMEOUT: Final = Statement(
 """How long SQL conditions may take in the rest of the transaction. No row where that was set already."""
 
 
+NO_TIMEOUT: Final = Statement("select set_config('statement_timeout', '0', true)", ())
+
+
 def receive(
     queue: str, limit: int, lease_for: Duration | None, ack: UUID | None, *, alone: bool
 ) -> Statement:

@@ -5,22 +5,28 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from psycopg import Connection, Cursor, errors, pq
 from psycopg.adapt import AdaptersMap
 from psycopg.rows import tuple_row
 
-from pgmb._core import wire
+from pgmb._core import foreign, wire
 from pgmb._core.batch import Copy, Parts
 from pgmb._core.claiming import Known
 from pgmb._core.observer import NULL_OBSERVER, Observer
-from pgmb._core.statements import SET_TIMEOUT, Statement
+from pgmb._core.statements import NO_TIMEOUT, SET_TIMEOUT, Statement
+from pgmb._sync.foreign import Foreign
 from pgmb._sync.pool import BrokerPool
-from pgmb.errors import StreamNotFound, translated
-from pgmb.outbox import ConnectionLike, connection_lost, driver_connection
+from pgmb.drivers import Driver
+from pgmb.errors import StreamNotFound, server_error, translated
+from pgmb.outbox import ConnectionLike, connection_lost, joined
+
+_UNDEFINED_TABLE: Final = "42P01"
 
 Pool: TypeAlias = BrokerPool
+Joined: TypeAlias = Connection[Any] | Foreign
+"""What runs statements in the caller's transaction."""
 
 
 class _Cursor(Cursor[wire.Row]):
@@ -84,6 +90,8 @@ class Calls:
         with translated():
             if conn is not None:
                 with _joined(conn) as given:
+                    if isinstance(given, Foreign):
+                        raise foreign.refusal()
                     if not _idle(given):
                         yield given
                         return
@@ -118,7 +126,7 @@ class Calls:
                 return _run(own, parts)
 
 
-def _run(connection: Connection[Any], parts: Parts) -> int:
+def _run(connection: Joined, parts: Parts) -> int:
     total = 0
     for step in parts.steps:
         if isinstance(step, Copy):
@@ -129,8 +137,11 @@ def _run(connection: Connection[Any], parts: Parts) -> int:
 
 
 @contextmanager
-def _joined(conn: ConnectionLike) -> Generator[Connection[Any]]:
-    connection = driver_connection(conn)
+def _joined(conn: ConnectionLike) -> Generator[Joined]:
+    connection = joined(conn)
+    if isinstance(connection, Driver):
+        yield Foreign(connection)
+        return
     try:
         yield connection
     except errors.Error:
@@ -140,27 +151,37 @@ def _joined(conn: ConnectionLike) -> Generator[Connection[Any]]:
         raise
 
 
-def _fetch(connection: Connection[Any], statement: Statement) -> list[wire.Row]:
+def _fetch(connection: Joined, statement: Statement) -> list[wire.Row]:
+    if isinstance(connection, Foreign):
+        return connection.fetch(statement)
     cursor = _Cursor(connection)
     cursor.execute(statement.text, statement.parameters)
     return cursor.fetchall()
 
 
-def _fetch_timed(connection: Connection[Any], statement: Statement) -> list[wire.Row]:
+def _fetch_timed(connection: Joined, statement: Statement) -> list[wire.Row]:
     limited = _fetch(connection, SET_TIMEOUT)
     rows = _fetch(connection, statement)
     if limited:
         # What else the transaction does may take longer.
-        connection.execute("set local statement_timeout = 0")
+        _fetch(connection, NO_TIMEOUT)
     return rows
 
 
-def _idle(connection: Connection[Any]) -> bool:
-    """Whether each statement would be a transaction of its own."""
+def _idle(connection: Joined) -> bool:
+    """Whether each statement would be a transaction of its own; another library's connection looks itself."""
+    if isinstance(connection, Foreign):
+        return True
     return connection.autocommit and connection.info.transaction_status == pq.TransactionStatus.IDLE
 
 
-def _write(connection: Connection[Any], copy: Copy) -> int:
+def _write(connection: Joined, copy: Copy) -> int:
+    if isinstance(connection, Foreign):
+        total = 0
+        with connection.transaction():
+            for statement in copy.statements:
+                total += (connection.fetch(statement))[0][0]
+        return total
     cursor = _Cursor(connection)
     with writing_log(copy.stream):
         with cursor.copy(copy.text) as writing:
@@ -174,7 +195,10 @@ def writing_log(stream: str) -> Generator[None]:
     """Without its table there is no such stream."""
     try:
         yield
-    except errors.UndefinedTable as error:
+    except Exception as error:
+        said = server_error(error)
+        if said is None or said.sqlstate != _UNDEFINED_TABLE:
+            raise
         missing = StreamNotFound(f"stream '{stream}' does not exist")
         missing.hint = "Create it with create_stream(name)."
         raise missing from error

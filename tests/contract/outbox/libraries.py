@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, suppress
 from typing import Any
 
+import asyncpg
 import django
+import pg8000.dbapi
 import psycopg
+import psycopg2.extras
 from django.conf import settings
 from psycopg.conninfo import conninfo_to_dict
 from sqlalchemy import URL, create_engine, text
@@ -38,12 +42,10 @@ async def settled(result: Any) -> Any:
 
 def url(dsn: str, driver: str = "postgresql+psycopg") -> URL:
     parts: dict[str, Any] = conninfo_to_dict(dsn)
-    return URL.create(
-        driver,
-        username=parts["user"],
-        database=parts["dbname"],
-        query={"host": parts["host"], "port": str(parts["port"])},
-    )
+    query = {"host": parts["host"], "port": str(parts["port"])}
+    if driver.endswith("pg8000"):
+        query = {"unix_sock": f"{parts['host']}/.s.PGSQL.{parts['port']}"}
+    return URL.create(driver, username=parts["user"], database=parts["dbname"], query=query)
 
 
 def configure_django(dsn: str) -> None:
@@ -132,9 +134,11 @@ class PsycopgAsync(Psycopg):
 
 
 class SqlalchemyConnection(Library):
+    driver = "postgresql+psycopg"
+
     async def open(self) -> None:
         await super().open()
-        self.engine = create_engine(url(self.dsn))
+        self.engine = create_engine(url(self.dsn, self.driver))
 
     async def close(self) -> None:
         await super().close()
@@ -174,10 +178,11 @@ class SqlalchemyScopedSession(SqlalchemyConnection):
 
 class SqlalchemyAsyncConnection(Library):
     asynchronous = True
+    driver = "postgresql+psycopg"
 
     async def open(self) -> None:
         self.broker = await pgmb.aconnect(self.dsn)
-        self.engine = create_async_engine(url(self.dsn))
+        self.engine = create_async_engine(url(self.dsn, self.driver))
 
     async def close(self) -> None:
         await super().close()
@@ -212,6 +217,93 @@ class SqlalchemyAsyncScopedSession(SqlalchemyAsyncConnection):
             await session.commit()
         finally:
             await session.remove()
+
+
+class SqlalchemyOverPsycopg2(SqlalchemyConnection):
+    driver = "postgresql+psycopg2"
+
+
+class SqlalchemySessionOverPg8000(SqlalchemySession):
+    driver = "postgresql+pg8000"
+
+
+class SqlalchemySessionOverAsyncpg(SqlalchemyAsyncSession):
+    driver = "postgresql+asyncpg"
+
+
+class Asyncpg(Library):
+    """With a codec that an application may have set."""
+
+    asynchronous = True
+
+    async def open(self) -> None:
+        self.broker = await pgmb.aconnect(self.dsn)
+        parts: dict[str, Any] = conninfo_to_dict(self.dsn)
+        self.options: dict[str, Any] = {key: parts[key] for key in ("host", "port", "user")}
+        self.options["database"] = parts["dbname"]
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncGenerator[Any]:
+        conn = await asyncpg.connect(**self.options)
+        try:
+            await conn.set_type_codec("json", encoder=json.dumps, decoder=json.loads, schema="pg_catalog")
+            async with conn.transaction():
+                yield conn
+        finally:
+            await conn.close()
+
+    @asynccontextmanager
+    async def savepoint(self, conn: Any) -> AsyncGenerator[None]:
+        async with conn.transaction():
+            yield
+
+    async def execute(self, conn: Any, statement: str) -> None:
+        await conn.execute(statement)
+
+
+class Dbapi(Library):
+    """Savepoints by hand, as the DB-API has none."""
+
+    @asynccontextmanager
+    async def savepoint(self, conn: Any) -> AsyncGenerator[None]:
+        await self.execute(conn, "savepoint inner_one")
+        try:
+            yield
+        except BaseException:
+            await self.execute(conn, "rollback to savepoint inner_one")
+            raise
+        await self.execute(conn, "release savepoint inner_one")
+
+    async def execute(self, conn: Any, statement: str) -> None:
+        cursor = conn.cursor()
+        cursor.execute(statement)
+        cursor.close()
+
+
+class Psycopg2(Dbapi):
+    """With cursors that return dictionaries."""
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncGenerator[Any]:
+        conn = psycopg2.connect(self.dsn, cursor_factory=psycopg2.extras.RealDictCursor)
+        try:
+            with conn:
+                yield conn
+        finally:
+            conn.close()
+
+
+class Pg8000(Dbapi):
+    @asynccontextmanager
+    async def transaction(self) -> AsyncGenerator[Any]:
+        parts: dict[str, Any] = conninfo_to_dict(self.dsn)
+        place = {"unix_sock": f"{parts['host']}/.s.PGSQL.{parts['port']}"}
+        conn = pg8000.dbapi.connect(parts["user"], database=parts["dbname"], **place)
+        try:
+            yield conn
+            conn.commit()
+        finally:
+            conn.close()
 
 
 class Django(Library):
@@ -250,4 +342,10 @@ LIBRARIES: dict[str, type[Library]] = {
     "sqlalchemy async session": SqlalchemyAsyncSession,
     "sqlalchemy async_scoped_session": SqlalchemyAsyncScopedSession,
     "django": Django,
+    "asyncpg": Asyncpg,
+    "psycopg2": Psycopg2,
+    "pg8000": Pg8000,
+    "sqlalchemy connection over psycopg2": SqlalchemyOverPsycopg2,
+    "sqlalchemy session over pg8000": SqlalchemySessionOverPg8000,
+    "sqlalchemy session over asyncpg": SqlalchemySessionOverAsyncpg,
 }
