@@ -33,7 +33,7 @@ KINDS = (
     Kind(
         {"condition": "(e.payload ->> 'value')::int >= 0"},
         {"condition": "length(e.payload ->> 'value') > 0"},
-        'condition failed: invalid input syntax for type integer: "poison"',
+        'condition failed: invalid input syntax for type integer: "…" (22P02)',
     ),
     Kind(
         {"filter": '$.payload.at.datetime() < "2030-01-01T00:00:00+00".datetime()'},

@@ -82,6 +82,30 @@ def open_to_public(db: psycopg.Connection[Any]) -> list[str]:
     )
 
 
+def unbounded_columns(db: psycopg.Connection[Any]) -> list[str]:
+    """Columns of any length, of tables that hold what callers give, without a check on their length."""
+    return lines(
+        db,
+        """
+        select format('%%s.%%s', c.relname, a.attname)
+        from pg_class c
+        join pg_attribute a on a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
+        join pg_type t on t.oid = a.atttypid
+        where c.relnamespace = 'pgmb'::regnamespace and c.relkind in ('r', 'p') and not c.relispartition
+          -- What is staged is checked when it is published.
+          and c.relname !~ '^stage_[0-9]+$'
+          -- A domain has its own check.
+          and t.typtype <> 'd'
+          and (t.typname = any ('{text,varchar,json,jsonb,bytea,jsonpath}') or t.typcategory = 'A')
+          and not exists (
+            select from pg_constraint k
+            where k.conrelid = c.oid and k.contype = 'c' and k.conkey = array[a.attnum]
+              and pg_get_constraintdef(k.oid) ~ '(length|pg_column_size|cardinality|~ |= ANY)')
+        order by 1
+        """,
+    )
+
+
 def lesser_owners(db: psycopg.Connection[Any]) -> list[str]:
     """What a role other than the owner owns or can replace, beyond pgmb_parser and pgmb_matcher (ADR 15)."""
     return lines(

@@ -142,3 +142,71 @@ def test_no_table_keeps_the_number_of_a_dropped_queue(installed: psycopg.Connect
     assert rules.uncleared_queue_numbers(installed) == []
     installed.execute("create table pgmb.careless (queue integer not null)")
     assert rules.uncleared_queue_numbers(installed) == ["pgmb.careless"]
+
+
+BOUNDED_ELSEWHERE = {
+    # Given by administrators, dispatchers and programs of the lake, who are administrators too.
+    *("access_token", "api_key", "archived", "attempt", "audit", "dead_batch", "dispatcher", "endpoint"),
+    *(
+        "endpoint_activity",
+        "endpoint_secret",
+        "erasure",
+        "erasure_stream",
+        "erasure_table",
+        "lake",
+        "lake_field",
+    ),
+    *(
+        "lake_field",
+        "lake_projection",
+        "lake_replay",
+        "leader",
+        "maintenance_failure",
+        "owner",
+        "schedule",
+        "delivery",
+    ),
+    # Made by pgmb itself of numbers, times and digests.
+    *("claim", "clock", "installation", "lock_secret", "segment"),
+    # Definitions of queues are an administrator's; declare_queue bounds its own.
+    *("queue", "binding"),
+    # Copies of an event of the log, whose domains bound it; errors are cut when they are written.
+    *("retry", "dead"),
+    # The name of a stream that exists.
+    *("dedup", "delayed"),
+    # Compiled from filters and conditions, whose length and depth are bounded.
+    *("condition", "shape"),
+    "subscription.digest",
+}
+"""Tables, or single columns, whose texts are bounded where they are written."""
+
+
+def test_what_a_lesser_role_gives_is_bounded(installed: psycopg.Connection[Any]) -> None:
+    def unexplained() -> list[str]:
+        return [
+            column
+            for column in rules.unbounded_columns(installed)
+            if column not in BOUNDED_ELSEWHERE and column.partition(".")[0] not in BOUNDED_ELSEWHERE
+        ]
+
+    assert unexplained() == []
+    installed.execute("create table pgmb.careless (note text, code text check (length(code) < 9))")
+    assert unexplained() == ["careless.note"]
+    installed.execute("drop table pgmb.careless")
+
+
+def test_long_texts_of_lesser_roles_are_refused_or_cut(installed: psycopg.Connection[Any]) -> None:
+    long = "x" * 100_000
+    for call in (
+        "pgmb.pause('q', %s)",
+        "pgmb.confirm('main', %s, pgmb.position('main'))",
+        "pgmb.subscribe('g', '{t}', params => jsonb_build_object('a', %s::text))",
+        "pgmb.subscribe('g', array[%s])",
+        "pgmb.claim_stage('main', %s)",
+    ):
+        with pytest.raises(psycopg.Error):
+            installed.execute(f"select {call}".encode(), [long])
+    installed.execute("select pgmb.publish('t', '1', stream => 'orders')")
+    installed.execute("select pgmb.bury((select lease from pgmb.receive('q')), error => %s)", [long])
+    dead = installed.execute("select error from pgmb.dead_letters('q')").fetchall()
+    assert [len(error) for (error,) in dead] == [10_000]

@@ -106,6 +106,20 @@ def test_one_that_takes_too_long_stops_too(dsn: str) -> None:
         assert [event.payload for event in broker.receive("q")] == [{"n": 32_000}]
 
 
+def test_the_reason_quotes_nothing_of_the_event(dsn: str) -> None:
+    """An erasure of the event would leave it there."""
+    with pgmb.connect(dsn, max_size=1) as broker:
+        broker.create_queue("q", ["a"], condition="(e.payload ->> 'n')::int > 0")
+        broker.group("g").subscribe(["a"], condition="(e.payload ->> 'n')::int > 0")
+        broker.publish("a", {"n": """anna@example.com says "hello" and 'bye' to anna"""})
+        assert not broker.receive("q")
+        assert not broker.group("g").receive()
+        reason = 'invalid input syntax for type integer: "…" (22P02)'
+        assert f"condition failed: {reason}" in {one.paused_reason for one in broker.queue_status()}
+        with broker.own_connection() as conn:
+            assert conn.execute("select paused_reason from pgmb.subscription").fetchall() == [(reason,)]
+
+
 async def test_an_app_goes_on_with_its_other_queues(dsn: str) -> None:
     app, seen = pgmb.App(dsn), list[Any]()
     app.queue("failing", **CONDITION.raising)

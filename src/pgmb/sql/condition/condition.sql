@@ -2,6 +2,15 @@
 -- The text is refused if it names a type or function that is not PostgreSQL's own, parsed as pgmb_parser, checked as a
 -- tree, and runs as pgmb_matcher. Neither role has rights: see matcher.sql and docs/adr/0015.
 
+-- The message of an error of a filter or condition as a reason that is kept: without what PostgreSQL quotes of an event, which an
+-- erasure of the event would leave there. From the first quotation mark to the last, whatever the quoted text holds.
+create or replace function pgmb_internal.error_without_values(message text, code text)
+returns text
+language sql immutable
+as $$
+  select format('%s (%s)', left(regexp_replace(message, '["''`«»‹›„“”‚‘’「」『』].*["''`«»‹›„“”‚‘’「」『』]', '"…"'), 2000), code)
+$$;
+
 -- An event as conditions see it.
 create or replace function pgmb_internal.document(
   seq bigint, id uuid, topic text, key text, payload json, headers json, published_at timestamptz

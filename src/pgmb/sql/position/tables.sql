@@ -58,7 +58,7 @@ create index tick_at on pgmb.tick (stream, at);
 -- what the slowest of them has not confirmed.
 create table pgmb.reader (
   stream integer not null references pgmb.stream on delete cascade,
-  name text not null,
+  name text not null constraint "a reader's name must have at most 255 bytes" check (octet_length(name) <= 255),
   position pgmb.position not null,
   -- The role that confirmed it first: no other may move or forget it.
   role name not null,

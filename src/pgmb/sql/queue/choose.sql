@@ -56,7 +56,7 @@ exception
     if pgmb_internal.servers_trouble(sqlstate) then
       raise;
     end if;
-    perform pgmb_internal.pause_failing(q, format('%s (%s)', sqlerrm, sqlstate));
+    perform pgmb_internal.pause_failing(q, pgmb_internal.error_without_values(sqlerrm, sqlstate));
     chosen := null;
 end $$;
 

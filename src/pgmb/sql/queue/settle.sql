@@ -335,6 +335,8 @@ declare
   final boolean := manner = 'bury' or coalesce(bury_after <= '0', false);
 begin
   perform pgmb_internal.assert_consumer(pgmb_internal.lease_queue(lease), null);
+  -- Of consumers, who could fill pages of status with it.
+  error := left(error, 10000);
   select * into q from pgmb.queue where id = pgmb_internal.lease_queue(lease);
   -- The only event of a lease is all of it (settle_claim): two calls that hold SHARE would wait for each other.
   whole := seqs is null or coalesce((

@@ -16,7 +16,7 @@ create table pgmb.queue (
   -- The advisory lock of that generation (pgmb_internal.queue_lock).
   lock_key bigint,
   paused_at timestamptz,
-  paused_reason text,
+  paused_reason text constraint "a reason must have at most 8192 bytes" check (octet_length(paused_reason) <= 8192),
   lease_for interval not null default interval '30 seconds'
     constraint "lease_for must be more than 0" check (lease_for > interval '0'),
   max_attempts integer not null default 10 constraint "max_attempts must be at least 1" check (max_attempts > 0),

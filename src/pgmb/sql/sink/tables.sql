@@ -3,7 +3,7 @@
 -- How far an application has come on a stream: the last version that it has published. That one and earlier ones
 -- publish nothing when repeated.
 create table pgmb.ledger (
-  app text not null,
+  app text not null constraint "an app must have at most 255 bytes" check (octet_length(app) <= 255),
   stream integer not null references pgmb.stream on delete cascade,
   -- The role that began it. No other role may continue it or record a version.
   role name not null,
@@ -23,7 +23,7 @@ create index ledger_unpublished on pgmb.ledger (begun_at) where version is null;
 -- Tasks that published on their own, of the version under way: all in one run. Another run may cut the version
 -- into other tasks, so that it first has to show that it holds the same events in each of these.
 create table pgmb.ledger_task (
-  app text not null,
+  app text not null constraint "an app must have at most 255 bytes" check (octet_length(app) <= 255),
   stream integer not null references pgmb.stream on delete cascade,
   version bigint not null,
   task integer not null,
@@ -39,7 +39,7 @@ create index ledger_task_stream on pgmb.ledger_task (stream);
 -- What the last versions of an application held, so that one that comes again is compared before it is passed over: an older
 -- checkpoint gives the same number to other events. digest: of all its events, in any order; null: not known.
 create table pgmb.ledger_version (
-  app text not null,
+  app text not null constraint "an app must have at most 255 bytes" check (octet_length(app) <= 255),
   stream integer not null references pgmb.stream on delete cascade,
   version bigint not null,
   events bigint not null,
@@ -54,7 +54,7 @@ create table pgmb.stage (
   number integer generated always as identity primary key,
   role name not null,
   stream integer,
-  app text,
+  app text constraint "an app must have at most 255 bytes" check (octet_length(app) <= 255),
   version bigint,
   claimed_at timestamptz not null default clock_timestamp()
 );

@@ -283,7 +283,7 @@ begin
       if pgmb_internal.servers_trouble(sqlstate) or pgmb_internal.is_damage(sqlstate) then
         raise;
       end if;
-      error := format('%s (%s)', sqlerrm, sqlstate);
+      error := pgmb_internal.error_without_values(sqlerrm, sqlstate);
   end;
   seqs := '{}';
   matching := '{}';

@@ -33,7 +33,7 @@ create table pgmb.condition (
 
 create table pgmb.shape (
   id integer generated always as identity primary key,
-  patterns text[] not null,
+  patterns text[] not null constraint "patterns must have at most 65536 bytes" check (pg_column_size(patterns) <= 65536),
   -- The patterns compiled (pgmb.compile_patterns).
   topics text[],
   regex text,
@@ -53,8 +53,8 @@ create table pgmb.subscription (
   group_id text not null,
   stream integer not null references pgmb.stream on delete cascade,
   shape integer not null references pgmb.shape,
-  params jsonb not null default '{}',
-  equals jsonb not null default '[]',
+  params jsonb not null default '{}' constraint "params must have at most 65536 bytes" check (pg_column_size(params) <= 65536),
+  equals jsonb not null default '[]' constraint "equals must have at most 65536 bytes" check (pg_column_size(equals) <= 65536),
   -- Whether its filter may take long with these params (pgmb_internal.is_costly): it is matched by itself, within a time.
   costly boolean not null default false,
   -- SHA-256 of group, stream, shape and values: equal subscriptions are one.
@@ -66,7 +66,7 @@ create table pgmb.subscription (
   created_at timestamptz not null default now(),
   -- A subscription whose filter or condition raised is passed over until it is resumed.
   paused_at timestamptz,
-  paused_reason text,
+  paused_reason text constraint "a reason must have at most 8192 bytes" check (octet_length(paused_reason) <= 8192),
   constraint "a group must have a name" check (group_id ~ '^[^\x01-\x20\x7f]([^\x01-\x1f\x7f]{0,98}[^\x01-\x20\x7f])?$')
 );
 create index subscription_group on pgmb.subscription (stream, group_id, shape);
