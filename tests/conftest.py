@@ -56,6 +56,21 @@ _ONE_IS_ENOUGH = {
     "webhooks": 15,
 }
 
+# Results of these tests of the SQL depend on PostgreSQL itself: on its rights, catalogs, plans and costs, locks,
+# snapshots, recovery or dumps. Results of the others depend on our functions alone.
+_EVERY_MAJOR = tuple(
+    TESTS / "contract" / f"test_{subject}.py"
+    for subject in (
+        *("access", "condition_attacks", "definers", "granting_at_once", "matching_privileges"),
+        *("privileges", "publisher_attacks", "reader_attacks", "restricted_operations", "sink_rights"),
+        *("table_events_rights", "trigger_attacks", "workers_rights"),
+        *("catalog_rules", "claim_cost", "due_scans", "many_leases", "plpgsql", "receive_growth"),
+        *("foreign_locks", "isolation_levels", "large_transactions", "maintenance_waits", "numbers"),
+        *("conditions_installed", "crash", "pg_upgrade", "positions_durable", "standby"),
+        "table_events_kinds",
+    )
+)
+
 
 class Connect(Protocol):
     """Opens a connection that the test need not close: to the test's database unless told another."""
@@ -144,7 +159,8 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def _dealt_to_the_other(items: list[pytest.Item], major: int) -> set[pytest.Item]:
-    """What both majors run in turns, each case on one: cases of a test with parameters, and slow tests.
+    """What both majors run in turns, each case on one: cases of a test with parameters, slow tests, and tests
+    of what our functions do (all but `_EVERY_MAJOR`).
 
     The parameter named first changes fastest: an attack runs on both majors, each with another installation.
     Tests are sorted by name, because the runs of the two majors shuffle them differently.
@@ -157,6 +173,8 @@ def _dealt_to_the_other(items: list[pytest.Item], major: int) -> set[pytest.Item
             hands.setdefault((TESTS, "slow"), []).append(item)
         elif item.name.endswith("]"):
             hands.setdefault((item.path, item.name.partition("[")[0]), []).append(item)
+        elif _lies_in(item.path, (TESTS / "contract",)) and not _lies_in(item.path, _EVERY_MAJOR):
+            hands.setdefault((item.path, ""), []).append(item)
     return {case for several in hands.values() for case in sorted(several, key=_first_last)[major == 18 :: 2]}
 
 

@@ -22,17 +22,25 @@ class Consumer:
     """A competing consumer of a queue: receives, acks, until `finished` is set and nothing is left.
 
     `style` is how it settles: by the next receive ("chained"), by a call of its own ("apart"), or without
-    waiting for the disk ("relaxed").
+    waiting for the disk ("relaxed"). With nothing to do it looks again after `idle` seconds.
     """
 
     def __init__(
-        self, dsn: str, reader: Reader, finished: threading.Event, *, size: int, style: str = "apart"
+        self,
+        dsn: str,
+        reader: Reader,
+        finished: threading.Event,
+        *,
+        size: int,
+        style: str = "apart",
+        idle: float = 0.01,
     ) -> None:
         self._dsn = dsn
         self._reader = reader
         self._finished = finished
         self._size = size
         self._style = style
+        self._idle = idle
         self.calls = 0
 
     def run(self) -> None:
@@ -55,7 +63,7 @@ class Consumer:
                 elif last:
                     return
                 else:
-                    time.sleep(0.01)
+                    time.sleep(self._idle)
 
     def _write_down(self, rows: list[TupleRow]) -> str:
         lease: str = rows[0][0]

@@ -113,9 +113,9 @@ def run(server: Server, dsn: str, *, stopped_for: float, rounds: int, publishers
             connection.execute("select pgmb.create_queue(%s, lease_for => '10 minutes')", [name])
     first, second, walking = Reader("first"), Reader("second"), Reader("walker")
     readers: list[Consumer | Walker] = [
-        Consumer(dsn, first, drained, size=200, style="chained"),
-        Consumer(dsn, first, drained, size=50),
-        Consumer(dsn, second, drained, size=500),
+        Consumer(dsn, first, drained, size=200, style="chained", idle=0.05),
+        Consumer(dsn, first, drained, size=50, idle=0.05),
+        Consumer(dsn, second, drained, size=500, idle=0.05),
         Walker(dsn, walking, drained, page=500, confirms=True),
     ]
     writers = [

@@ -249,9 +249,13 @@ def xdist() -> None:
         "import pathlib, tests.app.places as places\n"
         f"def test_visit(): places.visit_anew({place!r}, {dsn!r}, pathlib.Path({str(directory)!r}))\n"
     )
+    # Every plugin that is installed takes half a second to import, in two processes.
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     options = [
         "-q",
         "-n1",
+        "-p",
+        "xdist",
         "-p",
         "no:cacheprovider",
         f"--rootdir={directory}",

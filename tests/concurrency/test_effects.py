@@ -46,12 +46,12 @@ def test_the_checker_reports_consumers_that_cheat(dsn: str) -> None:
 
 @pytest.mark.slow
 def test_effects_are_exact_when_statements_are_cancelled_and_sessions_terminated(dsn: str) -> None:
-    assert_exact(cancels.run(dsn, kills=40, workers=4, seed=SEED))
+    assert_exact(cancels.run(dsn, kills=25, workers=4, seed=SEED))
 
 
 @pytest.mark.slow
 def test_effects_are_exact_when_leases_expire_while_they_are_settled(dsn: str) -> None:
-    assert_exact(expiry.run(dsn, events=600, workers=12, seed=SEED))
+    assert_exact(expiry.run(dsn, events=300, workers=8, seed=SEED))
 
 
 @pytest.mark.slow
@@ -71,12 +71,12 @@ def test_leases_shortened_in_open_transactions_are_delivered_again(dsn: str) -> 
 
 @pytest.mark.slow
 def test_effects_are_exact_beside_callers_in_repeatable_read(dsn: str) -> None:
-    assert_exact(isolation.run(dsn, seconds=3, workers=2, seed=SEED))
+    assert_exact(isolation.run(dsn, seconds=1.5, workers=2, seed=SEED))
 
 
 @pytest.mark.slow
 def test_effects_are_exact_with_two_phase_commit(dsn: str) -> None:
-    assert_exact(two_phase.run(dsn, seconds=2, publishers=4, workers=4, seed=SEED))
+    assert_exact(two_phase.run(dsn, seconds=1.2, publishers=3, workers=3, seed=SEED))
 
 
 @pytest.mark.slow

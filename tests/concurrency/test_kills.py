@@ -19,13 +19,13 @@ from tests.conftest import FreshServer
 
 @pytest.mark.slow
 def test_consumers_killed_at_work(dsn: str, tmp_path: Path) -> None:
-    result = kills.consumers(dsn, tmp_path, kills=15, events=1500, seed=random.randrange(1 << 30))
+    result = kills.consumers(dsn, tmp_path, kills=8, events=800, seed=random.randrange(1 << 30))
     assert result.holds, str(result)
 
 
 @pytest.mark.slow
 def test_producers_killed_around_their_commit(dsn: str, tmp_path: Path) -> None:
-    result = kills.producers(dsn, tmp_path, kills=15, seed=random.randrange(1 << 30))
+    result = kills.producers(dsn, tmp_path, kills=8, seed=random.randrange(1 << 30))
     assert result.holds, str(result)
 
 
@@ -35,5 +35,5 @@ def test_server_killed(fresh_server: FreshServer, install: Callable[[str], None]
     server = fresh_server()
     dsn = server.dsn(create_database(server))
     install(dsn)
-    result = kills.crashes(server, dsn, tmp_path, backends=2, servers=1, seed=random.randrange(1 << 30))
+    result = kills.crashes(server, dsn, tmp_path, backends=1, servers=1, seed=random.randrange(1 << 30))
     assert result.holds, str(result)

@@ -54,12 +54,12 @@ def publish(db: Connection, count: int) -> None:
 def delayed(db: Connection) -> None:
     db.execute(
         "insert into pgmb.delayed (id, stream, due_at, topic, payload) select gen_random_uuid(), 'main',"
-        " now() + interval '1 hour' + g * interval '1 ms', 't', '1' from generate_series(1, 200000) g"
+        " now() + interval '1 hour' + g * interval '1 ms', 't', '1' from generate_series(1, 20000) g"
     )
 
 
 def retries(db: Connection) -> None:
-    add_retries(db, 50_000)
+    add_retries(db, 20_000)
 
 
 def settled_claims(db: Connection) -> None:
@@ -75,7 +75,7 @@ def dead_letters(db: Connection) -> None:
 
 
 def a_backlog(db: Connection) -> None:
-    publish(db, 50000)
+    publish(db, 20000)
 
 
 def other_queues(db: Connection) -> None:

@@ -12,31 +12,31 @@ from faults.queue import fair_machine, machine, ordered_machine
 @pytest.mark.slow
 def test_a_queue_does_what_the_model_does(dsn: str) -> None:
     """`make score-core` runs a hundred examples, and with FULL=1 thousands."""
-    done = machine.run(dsn, examples=20, steps=30)
-    assert done["deliveries"] > 80, done
-    assert done["settled"] > 15, done
+    done: Counter[str] = Counter()
+    # Chance decides what the examples do: until they have done enough.
+    while done["deliveries"] <= 40 or done["settled"] <= 8:
+        done += machine.run(dsn, examples=10, steps=30)
 
 
 @pytest.mark.slow
 def test_an_ordered_queue_does_what_the_model_does(dsn: str) -> None:
     done: Counter[str] = Counter()
-    # Chance decides what the examples do: until they have done enough.
     while done["deliveries"] <= 8 or done["settled"] <= 2:
-        done += machine.run(dsn, examples=12, steps=20, kind=ordered_machine.OrderedMachine)
+        done += machine.run(dsn, examples=8, steps=20, kind=ordered_machine.OrderedMachine)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "examples"),
     [
-        (fair_machine.FairMachine, 12),
-        (fair_machine.LimitedFairMachine, 6),
-        (fair_machine.FilteredFairMachine, 6),
+        (fair_machine.FairMachine, 6),
+        (fair_machine.LimitedFairMachine, 4),
+        (fair_machine.FilteredFairMachine, 4),
     ],
 )
 def test_a_fair_queue_does_what_the_model_does(
     dsn: str, kind: type[fair_machine.FairMachine], examples: int
 ) -> None:
     done: Counter[str] = Counter()
-    while done["deliveries"] <= 80 or done["lagging"] <= 2:
+    while done["deliveries"] <= 40 or done["lagging"] <= 2:
         done += machine.run(dsn, examples=examples, steps=20, kind=kind)

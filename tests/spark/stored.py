@@ -33,8 +33,8 @@ class Stored:
         """Stores all that there is now. Raises what the query fails with."""
         self._begun(lambda: self._query(options).trigger(availableNow=True).start()).awaitTermination()
 
-    def start(self, **options: Any) -> StreamingQuery:
-        return self._begun(lambda: self._query(options).trigger(processingTime="0 seconds").start())
+    def start(self, every: str = "0 seconds", **options: Any) -> StreamingQuery:
+        return self._begun(lambda: self._query(options).trigger(processingTime=every).start())
 
     def payloads(self) -> list[int]:
         return [int(payload) for _, (payload,) in files.rows(self._folder / "out", "payload")]

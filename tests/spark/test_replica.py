@@ -68,7 +68,7 @@ def test_a_replica_serves_the_reads_while_writers_run(
         for number in range(1, 4)
     ]
     writing = [crew.start(f"writer {writer.number}", writer.run) for writer in writers]
-    query = stored.start()
+    query = stored.start("1 second")
     try:
         _wait_for(lambda: len(stored.payloads()) > 40, query)
         with standby.connect() as replica:

@@ -295,4 +295,4 @@ def test_split_leaves_no_test_out() -> None:
     assert found[3] == ""
     tests, both = int(found[1]), int(found[2])
     assert tests > 2000
-    assert 200 < both < 1000
+    assert 100 < both < 1000

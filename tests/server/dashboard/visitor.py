@@ -141,7 +141,7 @@ def hostile_pages(dsn: str) -> dict[str, str]:
     with pgmb.connect(dsn, max_size=1) as broker:
         broker.create_queue(HOSTILE, ["#"])
         broker.create_queue("filtered", ["#"], filter='$.key == "<script>alert(1)</script>"')
-        payload = {HOSTILE: [HOSTILE, {"deep": HOSTILE * 50}], "long": "w" * 2_000_000}
+        payload = {HOSTILE: [HOSTILE, {"deep": HOSTILE * 50}], "long": "w" * 600_000}
         for _ in range(3):
             topic = HOSTILE.replace("#", "")
             broker.publish(topic, payload, key=HOSTILE, headers={HOSTILE: HOSTILE})
