@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack
 from typing import Any
+from uuid import uuid4
 
+import psycopg
 import pytest
 from starlette.requests import Request
 
+from harness.states import lock_queues
 from pgmb.server import create_app, database
-from pgmb.server.limits import Limits, Places, Rates, read_body
+from pgmb.server.limits import FairTurns, Limits, Places, Rates, read_body
 from pgmb.server.problems import Problem
 from tests.server.asking import asking, bearer, make_key
 from tests.server.rest.api import opened, problem
@@ -179,3 +183,54 @@ def test_few_places_are_all_used(number: int) -> None:
         assert places.free("a")
         stack.enter_context(places.holding("a"))
     assert not places.free("a")
+
+
+async def test_clients_that_wait_get_turns_in_rotation() -> None:
+    turns, order = FairTurns(1, most_waiting=3), list[str]()
+
+    async def take(who: str) -> None:
+        async with turns.turn(who):
+            order.append(who)
+            await asyncio.sleep(0)
+
+    async with turns.turn("first"):
+        waiting = [asyncio.create_task(take(who)) for who in ("a", "a", "a", "b", "c", "b")]
+        await asyncio.sleep(0)
+        with pytest.raises(Problem) as refused:
+            await take("a")
+        assert refused.value.status == 429
+        waiting[1].cancel()
+        await asyncio.sleep(0)
+    await asyncio.gather(*waiting, return_exceptions=True)
+    assert order == ["a", "b", "c", "b", "a"] or order == ["a", "b", "c", "a", "b"]
+    async with asyncio.timeout(1):
+        await take("d")
+
+
+LOCKED = "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
+
+
+async def test_readings_of_one_key_leave_connections_to_others(
+    dsn: str, connect: Callable[[], psycopg.Connection[Any]]
+) -> None:
+    blocking = connect()
+    blocking.execute("begin")
+    lock_queues(blocking)
+    async with opened(dsn, max_size=4) as api:
+        greedy, other = api.make_key("greedy", "consume:*"), api.make_key("other", "publish:main")
+        event = f"/v1/events/{uuid4()}"
+        reading = [asyncio.create_task(api.ask("GET", event, key=greedy)) for _ in range(20)]
+        try:
+            watching = connect()
+            while watching.execute(LOCKED).fetchone() < (2,):  # type: ignore[operator]  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+            async with asyncio.timeout(5):
+                for number in range(20):
+                    body = {"topic": "t", "payload": number}
+                    answer = await api.ask("POST", "/v1/streams/main/events", key=other, json=body)
+                    assert answer.status_code == 200
+            assert not any(task.done() for task in reading)
+        finally:
+            blocking.execute("rollback")
+            answers = await asyncio.gather(*reading)
+        assert {answer.status_code for answer in answers} <= {200, 404}

@@ -25,7 +25,7 @@ from pgmb.errors import PgmbError
 from pgmb.server.access import Access
 from pgmb.server.database import answering
 from pgmb.server.instrumentation import REQUEST_ID, Counters, Instrumentation, RouteTemplates
-from pgmb.server.limits import Limits, Rates
+from pgmb.server.limits import FairTurns, Limits, Rates
 from pgmb.server.problems import Problem, problem_of
 
 DIRECT_SEND: Final = "pgmb.send"
@@ -48,6 +48,9 @@ class Context:
         self.limits = limits
         self.access = Access(broker, rates=Rates(limits.requests_per_second, limits.burst))
         closing.push_async_callback(self.access.close)
+        # Half of the connections, so that changes do not wait for readings, which may take long.
+        self.readings = FairTurns(broker.pool_stats.get("pool_max", 2) // 2)
+        """Reading requests under way, by key."""
         self.counts = Counters()
         self.draining = False
         """Whether the process is shutting down and accepts no new clients."""

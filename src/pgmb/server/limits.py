@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Generator, Hashable, Mapping
-from contextlib import contextmanager
+from collections import OrderedDict, deque
+from collections.abc import AsyncGenerator, Callable, Generator, Hashable, Mapping
+from contextlib import asynccontextmanager, contextmanager
 
 import msgspec
 from starlette.requests import Request
@@ -73,6 +74,50 @@ class Places:
             self._held[who] -= 1
             if not self._held[who]:
                 del self._held[who]
+
+
+class FairTurns:
+    """A number of turns at once. Clients that wait get theirs in rotation, however many each waits for."""
+
+    def __init__(self, number: int, most_waiting: int = 100) -> None:
+        self._free = max(1, number)
+        self._most_waiting = most_waiting
+        self._waiting: OrderedDict[Hashable, deque[asyncio.Future[None]]] = OrderedDict()
+
+    @asynccontextmanager
+    async def turn(self, who: Hashable) -> AsyncGenerator[None]:
+        """Wait for a turn, and take it. Raises Problem 429 if this client waits for too many."""
+        if self._free:
+            self._free -= 1
+        else:
+            queue = self._waiting.setdefault(who, deque())
+            if len(queue) >= self._most_waiting:
+                raise Problem(
+                    429, "too_many_requests", "too many requests at once", headers={"Retry-After": "1"}
+                )
+            future = asyncio.get_running_loop().create_future()
+            queue.append(future)
+            try:
+                await future
+            except asyncio.CancelledError:
+                if future.done() and not future.cancelled():
+                    self._next()
+                raise
+        try:
+            yield
+        finally:
+            self._next()
+
+    def _next(self) -> None:
+        while self._waiting:
+            who, queue = self._waiting.popitem(last=False)
+            future = queue.popleft()
+            if queue:
+                self._waiting[who] = queue
+            if not future.done():
+                future.set_result(None)
+                return
+        self._free += 1
 
 
 class Rates:

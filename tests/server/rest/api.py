@@ -60,8 +60,8 @@ def problem(answer: httpx.Response) -> tuple[int, str]:
 
 
 @asynccontextmanager
-async def opened(dsn: str, limits: Limits | None = None) -> AsyncGenerator[Api]:
+async def opened(dsn: str, limits: Limits | None = None, max_size: int = 10) -> AsyncGenerator[Api]:
     """Started, with a key that may do all."""
-    application = Application(dsn, parts=[routes], limits=limits)
+    application = Application(dsn, parts=[routes], limits=limits, max_size=max_size)
     async with asking(application) as client:
         yield Api(client, dsn, make_key(dsn, "operator", "operate"))

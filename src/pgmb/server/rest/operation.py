@@ -135,7 +135,12 @@ class Operation:
             given["body"] = await json_body(request, self.decoder, context.limits.body)
         elif self.body is bytes:
             given["body"] = await body_bytes(request, context.limits.body)
-        answer = await self.run(Call(service, request, principal), **given)
+        call = Call(service, request, principal)
+        if principal is not None and request.method in _READS:
+            async with context.readings.turn(principal.key):
+                answer = await self.run(call, **given)
+        else:
+            answer = await self.run(call, **given)
         if isinstance(answer, Response):
             return answer
         if answer is None:
