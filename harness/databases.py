@@ -35,12 +35,17 @@ close all; set session authorization default; reset all; deallocate all; unliste
 discard sequences; discard temp; select pg_advisory_unlock_all()
 """
 
-# Drops the relations that are newer than the one with this oid.
+# Drops the schemas, relations and functions that are newer than the object with this oid.
 _DROP = """
 do $$
 declare
   made record;
 begin
+  for made in
+    select n.nspname as name from pg_namespace n where n.oid > {newest} and n.nspname !~ '^pg_'
+  loop
+    execute format('drop schema %I cascade', made.name);
+  end loop;
   for made in
     select c.oid, case c.relkind when 'v' then 'view' when 'S' then 'sequence' else 'table' end as kind
     from pg_class c where c.oid > {newest} and c.relkind in ('r', 'p', 'v', 'S')
@@ -49,6 +54,11 @@ begin
   loop
     if exists (select from pg_class c where c.oid = made.oid) then
       execute format('drop %s %s cascade', made.kind, made.oid::regclass);
+    end if;
+  end loop;
+  for made in select p.oid from pg_proc p where p.oid > {newest} loop
+    if exists (select from pg_proc p where p.oid = made.oid) then
+      execute format('drop routine %s cascade', made.oid::regprocedure);
     end if;
   end loop;
 end $$
@@ -159,8 +169,8 @@ class Database:
 class Databases:
     """Copies of a template, each lent to one user at a time.
 
-    The rows that a user leaves in tables of pgmb are replaced by the template's; new tables and views are
-    dropped. A database in which anything else has changed is dropped itself.
+    The rows that a user leaves in tables of pgmb are replaced by the template's; new schemas, tables, views
+    and functions are dropped. A database in which anything else has changed is dropped itself.
     """
 
     def __init__(self, server: Server, template: str) -> None:
@@ -211,7 +221,11 @@ class Databases:
 
     def _look(self, connection: psycopg.Connection[Any]) -> None:
         """Learns what the template has."""
-        ((newest,),) = connection.execute("select max(oid)::bigint from pg_class").fetchall()
+        # One counter numbers the objects of all databases of a server.
+        ((newest,),) = connection.execute(
+            "select greatest((select max(oid) from pg_class), (select max(oid) from pg_proc),"
+            " (select max(oid) from pg_namespace))::bigint"
+        ).fetchall()
         self._drop = _DROP.format(newest=newest).encode()
         relations = connection.execute(
             "select oid::regclass::text, relkind = 'S' from pg_class where relkind in ('r', 'S')"
@@ -277,7 +291,7 @@ class Databases:
             if not changed <= self._rows.keys():
                 connection.execute(self._drop)
                 changed = self._changed(connection, database.since)
-        except (psycopg.errors.UndefinedTable, psycopg.OperationalError):  # a test may terminate all sessions
+        except psycopg.Error:  # a test may terminate all sessions, or make what cannot simply be dropped
             return False
         if not changed <= self._rows.keys():
             return False

@@ -25,12 +25,15 @@ _JOINED_AFTER = 4.5
 
 
 def _unsettled(connection: psycopg.Connection[Any]) -> bool:
-    if deliveries_waiting(connection) or leases_in_flight(connection) or retries_waiting(connection):
-        return True
-    depths = [
-        connection.execute("select pgmb.queue_depth(%s)", [queue]).fetchone()
-        for queue in queue_names(connection)
-    ]
+    # In one snapshot: a delivery that fails between two looks would be in neither.
+    with connection.transaction():
+        connection.execute("set transaction isolation level repeatable read")
+        if deliveries_waiting(connection) or leases_in_flight(connection) or retries_waiting(connection):
+            return True
+        depths = [
+            connection.execute("select pgmb.queue_depth(%s)", [queue]).fetchone()
+            for queue in queue_names(connection)
+        ]
     return any(depth != (0,) for depth in depths)
 
 

@@ -216,6 +216,8 @@ def test_a_database_is_lent_again_as_it_was(lending: Databases) -> None:
         used, other = first.connect(), first.connect()
         used.execute("select pgmb.create_queue('q'), pgmb.publish('t', '1')")
         used.execute("create table t (id int primary key); create view v as select * from t")
+        used.execute("create function pgmb.f() returns int language sql as 'select 1'; create schema s")
+        used.execute("create table s.t (id pgmb.position); create function s.f(s.t) returns int return 1")
         used.execute("update pgmb.stream set rotate_every = '1 day'")
         used.execute(
             "set statement_timeout = '1min'; prepare p as select 1; listen x; select pg_advisory_lock(1)"
@@ -228,7 +230,8 @@ def test_a_database_is_lent_again_as_it_was(lending: Databases) -> None:
         kept = [again.connect() for _ in range(3)]
         assert kept[0].execute(contents).fetchall() == before
         assert queue_names(kept[0]) == []
-        assert kept[0].execute("select to_regclass('t'), to_regclass('v')").fetchall() == [(None, None)]
+        made = "select to_regclass('t'), to_regclass('v'), to_regproc('pgmb.f'), to_regnamespace('s')"
+        assert kept[0].execute(made).fetchall() == [(None,) * 4]
         assert kept[0].execute("select rotate_every = '1 day' from pgmb.stream").fetchall() == [(False,)]
         assert pids < {connection.info.backend_pid for connection in kept}
         for connection in kept:
@@ -243,8 +246,7 @@ def test_a_database_is_lent_again_as_it_was(lending: Databases) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        "create function f() returns int language sql as 'select 1'",
-        "create or replace function pgmb.tick() returns int language sql as 'select 1'",
+        "do $$ begin execute pg_get_functiondef('pgmb.maintain()'::regprocedure); end $$",
         "grant select on pgmb.queue to pgmb_publisher",
         "grant select (name) on pgmb.queue to pgmb_publisher",
         "select pgmb.create_stream('s')",
