@@ -56,8 +56,8 @@ _ONE_IS_ENOUGH = {
     "webhooks": 15,
 }
 
-# Results of these tests of the SQL depend on PostgreSQL itself: on its rights, catalogs, plans and costs, locks,
-# snapshots, recovery or dumps. Results of the others depend on our functions alone.
+# Results of these tests of the SQL depend on PostgreSQL itself: on its rights, catalogs, plans and costs,
+# locks, snapshots, recovery or dumps. Results of the others depend on our functions alone.
 _EVERY_MAJOR = tuple(
     TESTS / "contract" / f"test_{subject}.py"
     for subject in (

@@ -92,7 +92,7 @@ def test_an_open_purge_is_not_superseded(sessions: Sessions) -> None:
 def test_a_purge_does_not_wait_for_consumers_that_ack_and_wait_for_the_queue(sessions: Sessions) -> None:
     admin = make_queue(sessions, "plain", 3)
     first, consumer = sessions.open("first", "consumer")
-    lease, (got,) = receive(consumer, 1)
+    lease, (_got,) = receive(consumer, 1)
     first.run("begin")
     first.run("select from pgmb.receive('q', 1)")
     purge = admin.start("select pgmb.purge('q')").blocked()

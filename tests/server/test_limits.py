@@ -207,7 +207,9 @@ async def test_clients_that_wait_get_turns_in_rotation() -> None:
         await take("d")
 
 
-LOCKED = "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
+LOCKED = (
+    "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
+)
 
 
 async def test_readings_of_one_key_leave_connections_to_others(
