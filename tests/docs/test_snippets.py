@@ -27,7 +27,9 @@ FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PROGRAMS = "<!-- Each snippet is a program of its own. -->"
 SPARK = "docs/howto/spark.md"
 # Run by tests/spark/test_examples.py, in the JVM that is there, and by tests/lake/test_docs.py, with a table.
-ELSEWHERE = (SPARK, "docs/howto/lake.md", "docs/howto/projections.md")
+# Parts of examples/django, which tests/django compares and runs.
+DJANGO = "docs/howto/django.md"
+ELSEWHERE = (SPARK, DJANGO, "docs/howto/lake.md", "docs/howto/projections.md")
 
 
 def snippets(page: Path, language: str) -> list[str]:

@@ -35,6 +35,7 @@ BELOW: dict[str, set[str]] = {
     "_sync": CLIENT,
     "testing": {"_async", "_sync", "app", *CLIENT},
     "app": {"_async", "_sync", "services", *CLIENT},
+    "django": {"_async", "_sync", "app", "cli", "schema", "testing", "types"},
     "doctor": {"schema"},
     "telemetry": {"_async", "_sync", "_core", "app", "types"},
     "webhooks": {"_async", "_core", "errors", "types"},

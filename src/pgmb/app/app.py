@@ -38,7 +38,7 @@ AnyBroker = TypeVar("AnyBroker", Broker, AsyncBroker)
 Lifespan = Callable[["App"], AbstractAsyncContextManager[Any]]
 
 
-def _as(
+def like(
     method: Callable[Concatenate[Any, P], R],
 ) -> Callable[[Callable[..., Any]], Callable[Concatenate[App, P], R]]:
     """Gives a method the signature of the broker's."""
@@ -157,7 +157,7 @@ class App:
 
         def register(function: Callable[[Any], Any], respond: Respond | None = None) -> Callable[[Any], Any]:
             handler = Handler(
-                function,
+                self.prepared(function),
                 patterns,
                 timeout=timeout,
                 retry=retry,
@@ -172,6 +172,10 @@ class App:
             return function
 
         return register
+
+    def prepared(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """What is called in place of a handler's function: for apps that bring a framework's habits."""
+        return function
 
     def answer(
         self, *patterns: str, **options: Unpack[AnswerOptions]
@@ -270,11 +274,15 @@ class App:
         with self._lock:
             if self._broker is None or self._broker.inherited:
                 self._broker = self.observed(connect(self.dsn, **self.connection))
-            for queue in self._not_created():
-                with contextlib.suppress(Conflict, PermissionDenied):
-                    queue.create(self._broker)
-                self._created.add(queue.name)
+            self.create_queues(self._broker)
             return self._broker
+
+    def create_queues(self, broker: Broker) -> None:
+        """Create the queues of the app's handlers, where the broker's role may and no other app has them."""
+        for queue in self._not_created():
+            with contextlib.suppress(Conflict, PermissionDenied):
+                queue.create(broker)
+            self._created.add(queue.name)
 
     async def abroker(self) -> AsyncBroker:
         """The asynchronous broker behind `apublish`, one an event loop. Creates queues as `broker` does."""
@@ -299,11 +307,11 @@ class App:
     def _not_created(self) -> list[QueueSpec]:
         return [queue for queue in self.queues.values() if queue.handlers and queue.name not in self._created]
 
-    @_as(Broker.publish)
+    @like(Broker.publish)
     def publish(self, *arguments: Any, **options: Any) -> Any:
         return self.broker.publish(*arguments, **options)
 
-    @_as(AsyncBroker.publish)
+    @like(AsyncBroker.publish)
     async def apublish(self, *arguments: Any, **options: Any) -> Any:
         return await (await self.abroker()).publish(*arguments, **options)
 
