@@ -107,8 +107,9 @@ begin
 end $$;
 
 -- Every queue that the caller may consume:
---   waiting         events that match and were not received yet, without those that the queue's ttl or length gives up; of a PGMQ
---                   queue all messages that may be read
+--   waiting         events that match and were not received yet, or whose delivery did not count as an attempt (released events,
+--                   events of a dispatcher's lease that expired), without those that the queue's ttl or length gives up; of a
+--                   PGMQ queue all messages that may be read
 --   oldest_age      for how long the first event that could be received now has waited: since it was published, since its retry
 --                   was due, or since its lease expired
 --   leases          leases that hold unsettled events, leased_events their number, oldest_lease_age since the oldest was given
