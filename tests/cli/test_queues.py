@@ -310,13 +310,31 @@ def test_route_test_names_queues_patterns_and_handlers(
     done("queues", "create", "mail", "#.late")
     route = run("route", "test", "order.paid", "--json", "--app", "routed_shop:app").json
     assert route["queues"] == [
-        {"queue": "billing", "patterns": ["order.paid", "order.*"], "paused": False, "handlers": ["charge"]}
+        {
+            "queue": "billing",
+            "patterns": ["order.paid", "order.*"],
+            "endpoints": [],
+            "paused": False,
+            "handlers": ["charge"],
+        }
     ]
     assert "billing" in done("route", "test", "order.paid")
     assert "No queue" in done("route", "test", "user.created")
     for wrong in ("routed_shop:other", "no_such_module:app"):
         refused = run("route", "test", "order.paid", "--app", wrong)
         assert (refused.code, "Traceback" in refused.err) == (1, False)
+
+
+def test_a_topic_that_no_endpoint_wants_goes_nowhere(done: Done, run: Run) -> None:
+    """The queue that endpoints share takes every topic."""
+    done("endpoints", "create", "hook", "https://hook.example/", "order.*")
+    done("endpoints", "create", "gone", "https://gone.example/", "user.*")
+    done("endpoints", "disable", "gone")
+    for topic in ("user.created", "mail.sent"):
+        assert run("route", "test", topic, "--json").json["queues"] == []
+        assert "No queue" in done("route", "test", topic)
+    (row,) = run("route", "test", "order.paid", "--json").json["queues"]
+    assert (row["patterns"], row["endpoints"]) == (["order.*"], ["hook"])
 
 
 DESTROYING = (

@@ -15,9 +15,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from pgmb import Broker, NewEvent, connect
-from pgmb._core.patterns import matches
-from pgmb.cli import durations, output
+from pgmb import NewEvent, connect
+from pgmb.cli import durations, output, route
 from pgmb.cli.options import Dsn, Stream
 from pgmb.errors import InvalidArgument
 
@@ -103,7 +102,7 @@ def publish(
                 dedup_key=dedup_key,
                 dedup_for=window,
             )
-            unread = sys.stderr.isatty() and not _somebody(broker, topic, stream)
+            unread = sys.stderr.isatty() and not route.receivers(broker, topic, stream)
         output.line(str(event))
         if unread:
             output.note(
@@ -119,11 +118,6 @@ def publish(
             payloads = (_json(text, f"line {number}") for number, text in lines)
             count = broker.publish_many(topic, payloads, headers=given, stream=stream)
     output.line(str(count))
-
-
-def _somebody(broker: Broker, topic: str, stream: str) -> bool:
-    queues = (one for one in broker.queue_status() if one.stream == stream)
-    return any(matches(pattern, topic) for one in queues for pattern in one.patterns)
 
 
 def _agree(topic: str | None, payload: str | None, events: bool, *, single: bool, headers: bool) -> None:
