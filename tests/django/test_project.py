@@ -21,7 +21,7 @@ from harness.waiting import until_true
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "django"
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.once(18), pytest.mark.timeout(180)]
 
 
 class Project:

@@ -1,9 +1,10 @@
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Generator
 
 import pytest
 
+import pgmb
 from tests.contract.outbox.libraries import LIBRARIES, Library
 
 
@@ -18,3 +19,17 @@ async def library(
     await opened.open()
     yield opened
     await opened.close()
+
+
+@pytest.fixture
+def broker(dsn: str) -> Generator[pgmb.Broker]:
+    with pgmb.connect(dsn) as broker:
+        broker.create_queue("q")
+        yield broker
+
+
+@pytest.fixture
+async def abroker(dsn: str) -> AsyncGenerator[pgmb.AsyncBroker]:
+    async with await pgmb.aconnect(dsn) as broker:
+        await broker.create_queue("q")
+        yield broker

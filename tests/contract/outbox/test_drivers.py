@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, Generator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -23,6 +23,8 @@ from pgmb import NewEvent
 from pgmb.drivers import AsyncDriver, Driver
 from pgmb.errors import StreamNotFound
 from tests.contract.outbox.libraries import settled, url
+
+pytestmark = pytest.mark.once(15)
 
 ODD = 'a"b\\c,{d}\n\té%s%%$1:x?😀null'
 
@@ -45,20 +47,6 @@ class AsyncOwn(AsyncDriver):
     async def execute(self, statement: str, parameters: Sequence[str | None]) -> Sequence[Sequence[Any]]:
         cursor = await self.connection.execute(statement.encode(), parameters)
         return await cursor.fetchall() if cursor.description else []
-
-
-@pytest.fixture
-def broker(dsn: str) -> Generator[pgmb.Broker]:
-    with pgmb.connect(dsn) as broker:
-        broker.create_queue("q")
-        yield broker
-
-
-@pytest.fixture
-async def abroker(dsn: str) -> AsyncGenerator[pgmb.AsyncBroker]:
-    async with await pgmb.aconnect(dsn) as broker:
-        await broker.create_queue("q")
-        yield broker
 
 
 def place(dsn: str) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import Callable, Generator
 from typing import Any
 
 import psycopg
@@ -17,20 +17,6 @@ from sqlalchemy.orm import Session
 import pgmb
 from pgmb.outbox import adriver_connection, driver_connection
 from tests.contract.outbox.libraries import atomic, configure_django, url
-
-
-@pytest.fixture
-def broker(dsn: str) -> Generator[pgmb.Broker]:
-    with pgmb.connect(dsn) as broker:
-        broker.create_queue("q")
-        yield broker
-
-
-@pytest.fixture
-async def abroker(dsn: str) -> AsyncGenerator[pgmb.AsyncBroker]:
-    async with await pgmb.aconnect(dsn) as broker:
-        await broker.create_queue("q")
-        yield broker
 
 
 @pytest.fixture
