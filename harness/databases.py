@@ -65,6 +65,20 @@ end $$
 """
 
 
+def install(dsn: str) -> None:
+    """Install pgmb. With PGMB_LOOP_ONLY set, receives take no shorter ways than the loop."""
+    from pgmb import schema
+
+    schema.install(dsn)
+    if not os.environ.get("PGMB_LOOP_ONLY"):
+        return
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(
+            "create or replace function pgmb_internal.takes_short_ways() returns boolean"
+            " language sql immutable parallel safe as 'select false'"
+        )
+
+
 def create_database(server: Server, template: str | None = None) -> str:
     """A new database with a name of its own, copied from `template` if one is given.
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import psycopg
 import pytest
 
+from harness.databases import install as install_pgmb
 from harness.postgres import Database, Databases, Server, available, create_database, drop_database
 from harness.sessions import Sessions
 
@@ -95,6 +96,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="the PostgreSQL major version to test on (default: $PGMB_PG, or 18)",
     )
     parser.addoption(
+        "--loop-only",
+        action="store_true",
+        help="receive by the loop alone, without the shorter ways of plain queues",
+    )
+    parser.addoption(
         "--split",
         action="store_true",
         help="leave what is the same on every major to one of them: a run of each makes the whole",
@@ -109,7 +115,16 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if elsewhere else None
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--loop-only"):
+        os.environ["PGMB_LOOP_ONLY"] = "1"
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--loop-only"):
+        without = [item for item in items if item.get_closest_marker("short_way")]
+        config.hook.pytest_deselected(items=without)
+        items[:] = [item for item in items if item not in without]
     for item in items:
         if _lies_in(item.path, SPARK):
             item.add_marker(pytest.mark.xdist_group("spark"))
@@ -237,10 +252,8 @@ def server(pg_major: int) -> Iterator[Server]:
 @pytest.fixture(scope="session")
 def template(server: Server) -> str:
     """The name of a database with pgmb installed, which `dsn` clones. Never connect to it."""
-    from pgmb import schema
-
     name = create_database(server)
-    schema.install(server.dsn(name))
+    install_pgmb(server.dsn(name))
     with server.connect(name) as connection:
         # Clones then start with settled visibility maps and statistics instead of each doing the work.
         connection.execute("vacuum analyze")

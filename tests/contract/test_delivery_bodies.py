@@ -57,7 +57,7 @@ def test_what_waits_when_its_segment_is_dropped_is_delivered_all_the_same(db: Co
     close_segment(db)
     db.execute("select pgmb.maintain()")
     assert value(db, _SEALED) == 0
-    assert waiting(db) == [(first, 7, 2, "no"), (second, 7, 2, "no")]
+    assert set(waiting(db)) == {(first, 7, 2, "no"), (second, 7, 2, "no")}
     got = db.execute("select endpoint, payload::int from pgmb.claim_deliveries()").fetchall()
     assert sorted(got) == sorted([(first, 7), (second, 7)])
 

@@ -3,10 +3,16 @@
 -- the loop decides.)
 
 -- Asks the lanes of a queue in turn for a lease, within the limits of them all. entry_xid, noted: as receive found them. Gives
--- what pgmb_internal.claim_lane gives.
+-- what pgmb_internal.claim_lane gives. ended: why it gives no more.
+--   more     it gave what was wanted, or stopped before the end of the log
+--   end      of the log
+--   keys     what is left waits for keys that leases hold
+--   limited  the queue's limits leave no room
+--   busy     others receive from it
+--   paused   its filter raised an error
 create or replace function pgmb_internal.claim_queue(
   queue integer, entry_xid xid8, noted bigint, max integer, lease_for interval,
-  out lease uuid, out retried boolean, out numbers bigint[]
+  out lease uuid, out retried boolean, out numbers bigint[], out ended text
 )
 language plpgsql
 as $$
@@ -37,6 +43,7 @@ begin
     -- One after another: a limit is everybody's.
     base := pgmb_internal.lock_as_found(head);
     if base.id is null then
+      ended := 'busy';
       return;
     end if;
     now := clock_timestamp();
@@ -52,8 +59,10 @@ begin
     end if;
   end if;
   if max <= 0 then
+    ended := 'limited';
     return;
   end if;
+  ended := 'end';
   -- Shards are asked in any order, those that others are at passed over. But for one call in eight, which asks in
   -- order and waits, so that a long transaction in a shard is superseded. Who waits holds only shards before it, and
   -- waits for no more after a second.
@@ -72,10 +81,14 @@ begin
     then
       -- Another receives from it at this moment.
       passed_over := lane;
+      ended := 'busy';
       continue;
     end if;
     locked_upto := greatest(locked_upto, lane.lane);
     claimed := pgmb_internal.claim_lane(lane, entry_xid, noted, max, lease_for);
+    if ended = 'end' or claimed.ended = 'more' then
+      ended := claimed.ended;
+    end if;
     exit when claimed.lease is not null;
   end loop;
   if claimed.lease is null and passed_over.id is not null
@@ -83,6 +96,11 @@ begin
       or passed_over.lane > locked_upto and clock_timestamp() <= began + interval '1 second')
   then
     claimed := pgmb_internal.claim_lane(passed_over, entry_xid, noted, max, lease_for);
+    ended := claimed.ended;
+  end if;
+  if claimed.lease is not null and cardinality(lanes) > 1 then
+    -- The lanes behind it were not asked.
+    ended := 'more';
   end if;
   lease := claimed.lease;
   retried := claimed.retried;
@@ -104,10 +122,10 @@ as $$
 $$;
 
 -- Leases the next events of a queue, or of one of its lanes, within its limits: `retried` ones, or fresh ones, with these
--- numbers. Null if there is nothing.
+-- numbers. Null if there is nothing. ended: as claim_queue.
 create or replace function pgmb_internal.claim_lane(
   q pgmb.queue, entry_xid xid8, noted bigint, max integer, lease_for interval,
-  out lease uuid, out retried boolean, out numbers bigint[], out events bigint
+  out lease uuid, out retried boolean, out numbers bigint[], out events bigint, out ended text
 )
 language plpgsql
 as $$
@@ -127,8 +145,10 @@ declare
   fresh_first boolean := q.fair_by is not null and hashint8(base.id) & 1 = 1;
 begin
   if base.id is null then
+    ended := 'busy';
     return;
   end if;
+  ended := 'more';
   -- Its patterns must be newer than the batch that it reads: what is published after a bind goes by that.
   select * into q from pgmb.queue present where present.id = q.id;
   retried := false;
@@ -170,6 +190,7 @@ begin
     base := trimmed;
   end if;
   taken := pgmb_internal.take_next(q, base, max, now, flight.keys, flight.youngest, waiting, opened);
+  ended := taken.ended;
   base := taken.base;
   pending := pending or taken.pending;
   if taken.opened and pending then
@@ -187,6 +208,7 @@ begin
     if events > 0 then
       lease := pgmb_internal.lease_of(q.id, base.id + 1, token);
       retried := true;
+      ended := 'more';
     elsif pending then
       perform pgmb_internal.write_position(base);
     end if;
@@ -207,11 +229,11 @@ $$;
 -- Reads on from a queue's position, a window at a time, and takes the numbers of at most `max` events that may go now; `keys` are
 -- the hashes of their keys. busy, youngest: the keys of the leases in flight, and since when the last of these is held. waiting:
 -- rows of pgmb.retry are there. began: the place from which on it looked in the batch. opened: a batch was opened. pending: the
--- position moved enough to be worth writing. wrote: so were rows that must not outlive a superseded claim.
+-- position moved enough to be worth writing. wrote: so were rows that must not outlive a superseded claim. ended: as claim_queue.
 create or replace function pgmb_internal.take_next(
   q pgmb.queue, inout base pgmb.claim, max integer, now timestamptz, busy integer[], youngest timestamptz, waiting bigint,
   inout opened boolean,
-  out numbers bigint[], out keys integer[], out began bigint, out pending boolean, out wrote boolean
+  out numbers bigint[], out keys integer[], out began bigint, out pending boolean, out wrote boolean, out ended text
 )
 language plpgsql
 as $$
@@ -237,6 +259,7 @@ begin
   -- While a lease of an ordered queue was just given nothing is read behind it: most likely its keys will be free in a moment,
   -- and nothing has to be set aside.
   if q.ordered and youngest > now - interval '100 milliseconds' then
+    ended := 'keys';
     return;
   end if;
   loop
@@ -262,7 +285,10 @@ begin
     if pgmb_internal.asks(q) then
       choice := pgmb_internal.choose(asked, pgmb_internal.batch_of(base), base.place, hi,
         case when q.fair_by is null then max * 2 else pgmb_internal.judged_at_once(max) end);
-      exit when choice.chosen is null;
+      if choice.chosen is null then
+        ended := 'paused';
+        exit;
+      end if;
       -- What took long to look at need not be looked at again, however little it was.
       pending := pending or choice.upto < hi;
       hi := choice.upto;
@@ -284,7 +310,10 @@ begin
           case when q.plain then max else greatest(max * 2, 200) end);
       end if;
       picked := pgmb_internal.pick(asked, base, fits, max - cardinality(numbers), now, busy, youngest, retries);
-      exit when picked.waits;
+      if picked.waits then
+        ended := 'keys';
+        exit;
+      end if;
       base.place := picked.upto;
       keys := keys || picked.keys;
       aside := aside + picked.aside;
@@ -322,4 +351,6 @@ begin
   if q.fair_by is not null then
     numbers := pgmb_internal.in_turn(numbers, tenants);
   end if;
+  ended := coalesce(ended, case when base.lagging is null and base.place >= base.upto
+    and coalesce(pg_sequence_last_value(q.numbers), 0) <= base.upto then 'end' else 'more' end);
 end $$;

@@ -180,6 +180,6 @@ set search_path = pg_catalog, pg_temp
 as $$
   select q.stream
   from pgmb_internal.queue_for_consumer(claims_from.queue) q
-  where q.plain and q.matching = '' and has_table_privilege(pgmb_internal.caller(),
+  where q.plain and q.matching = '' and pgmb_internal.takes_short_ways() and has_table_privilege(pgmb_internal.caller(),
     'pgmb.segment_' || q.stream || '_' || (select max(s.number) from pgmb.segment s where s.stream = q.stream), 'select')
 $$;

@@ -41,22 +41,35 @@ language plpgsql
 as $$
 declare
   made record;
+begin
+  made := pgmb_internal.claim_queue(queue, entry_xid, noted, receive_claimed.max, lease_for);
+  if made.lease is not null then
+    return query
+    select * from pgmb_internal.read_claimed(made.lease, made.retried, made.numbers, stream, main, raw);
+  end if;
+end $$;
+
+-- The events of a lease that pgmb_internal.claim_queue gave.
+create or replace function pgmb_internal.read_claimed(
+  given uuid, retried boolean, numbers bigint[], stream integer, main boolean, raw boolean
+)
+returns table (lease uuid, seq bigint, id uuid, topic text, key text, payload json, headers json,
+  published_at timestamptz, attempt integer)
+language plpgsql
+as $$
+declare
+  -- In variables: with the functions, a plan made while the table was small reads all that waits.
   lane integer;
   claim_id bigint;
 begin
-  made := pgmb_internal.claim_queue(queue, entry_xid, noted, receive_claimed.max, lease_for);
-  if made.lease is null then
+  if not retried then
+    return query select * from pgmb_internal.read_numbers(stream, main, numbers, given, raw);
     return;
   end if;
-  if not made.retried then
-    return query select * from pgmb_internal.read_numbers(stream, main, made.numbers, made.lease, raw);
-    return;
-  end if;
-  -- In variables: with the functions, a plan made while the table was small reads all that waits.
-  lane := pgmb_internal.lease_queue(made.lease);
-  claim_id := pgmb_internal.lease_claim(made.lease);
+  lane := pgmb_internal.lease_queue(given);
+  claim_id := pgmb_internal.lease_claim(given);
   return query
-  select made.lease, r.seq, r.event_id, r.topic, r.key, r.payload, r.headers, r.published_at, r.attempt
+  select given, r.seq, r.event_id, r.topic, r.key, r.payload, r.headers, r.published_at, r.attempt
   from pgmb.retry r
   where r.queue = lane and r.lease = claim_id
   -- Only an ordered queue keeps the order in which events were received first.
@@ -141,7 +154,7 @@ begin
   -- The short way: the batch goes on, or the next one begins, in one segment, and nothing is late, due, expired or
   -- special. Numbers are nearly dense, so a window of as many numbers as events are wanted holds at most that many and
   -- needs no limit and no count. Where few match, it is worth it if the window holds the rest of the batch.
-  if q.plain and q.entry_xid is null and not q.due
+  if q.plain and q.entry_xid is null and not q.due and pgmb_internal.takes_short_ways()
     and (pg_try_advisory_xact_lock(q.lock_key) or pgmb_internal.try_lock(q.id, q.generation, q.lock_key))
   then
     -- Again, as this session may have waited: a lease begins now, and the sweep's time may be later than the call's.

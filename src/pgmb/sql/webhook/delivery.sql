@@ -11,114 +11,89 @@ returns table (lease uuid, seq bigint, id uuid, topic text, key text, payload te
   published_at timestamptz, attempt integer, endpoints uuid[], more boolean)
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set plan_cache_mode = force_generic_plan
+set jit = off
+set lock_timeout = '1s'
 as $$
 declare
   q pgmb.queue;
-  given uuid;
+  made record;
   events pgmb.event[];
   attempts integer[];
   seqs bigint[];
   meant text[];
-  salt bigint;
+  source pgmb.stream;
 begin
+  perform pgmb_internal.assert_primary();
+  perform pgmb_internal.assert_read_committed();
   perform pgmb_internal.assert_admin();
-  more := true;
   q := pgmb_internal.queue_for_consumer(receive_deliveries.queue);
-  select s.salt into salt from pgmb.stream s where s.id = q.stream;
-  if q.endpoint is not null then
-    return query
-    select once.lease, once.seq, once.id, once.topic, once.key, once.payload::text, once.headers::text, once.published_at,
-      once.attempt, array[q.endpoint], true
-    from (
-      select distinct on (r.seq) r.*
-      from pgmb.receive(receive_deliveries.queue, receive_deliveries.max, receive_deliveries.lease_for) with ordinality
-        r (lease, seq, id, topic, key, payload, headers, published_at, attempt, place)
-      order by r.seq, r.place) once
-    order by once.place;
-    if not found and pgmb_internal.stopped_early(q) then
-      return next;
-    end if;
+  if q.paused_at is not null or receive_deliveries.max <= 0 then
     return;
   end if;
+  select s.* into source from pgmb.stream s where s.id = q.stream;
   for turn in 1 .. 5 loop
-    select min(r.lease::text)::uuid, array_agg((r.seq, r.id, r.topic, r.key, r.payload, r.headers, r.published_at)::pgmb.event),
-      array_agg(r.attempt)
-    into given, events, attempts
-    from (
-      select distinct on (one.seq) one.*
-      from pgmb.receive(receive_deliveries.queue, receive_deliveries.max, receive_deliveries.lease_for, raw => true) one
-      order by one.seq) r;
-    if given is null then
-      if pgmb_internal.stopped_early(q) then
+    made := pgmb_internal.claim_queue(q.id, pg_current_xact_id_if_assigned(), coalesce(pg_sequence_last_value(q.numbers), 0),
+      least(receive_deliveries.max, pgmb_internal.lease_events()),
+      greatest(coalesce(receive_deliveries.lease_for, q.lease_for), interval '1 millisecond'));
+    more := made.ended = 'more';
+    if made.lease is null then
+      if more then
         return next;
       end if;
       return;
     end if;
-    with matched as materialized (
-      select m.seq, one.subscription
-      from pgmb_internal.match(receive_deliveries.queue, q.stream, events) m, unnest(m.subscriptions) one (subscription)
-    ), again as materialized (
-      -- Leased before, or sent again: what failed then waits in a row of the endpoint.
-      select r.seq, r.id from unnest(events) r where r.id is not null
-    ), meant as (
-      select m.seq, array_agg(e.id)::text endpoints
-      from matched m
-      join pgmb.endpoint e on e.subscription = m.subscription and e.state <> 'disabled' and e.after_seq < m.seq
-      where not exists (
-        select from again a join pgmb.delivery d on d.event_id = a.id where a.seq = m.seq and d.endpoint = e.id)
-      group by m.seq
-    )
-    select array_agg(m.seq), array_agg(m.endpoints) into seqs, meant from meant m;
+    -- An event that waited more than once comes once.
+    select array_agg((r.seq, r.id, r.topic, r.key, r.payload, r.headers, r.published_at)::pgmb.event order by r.place),
+      array_agg(r.attempt order by r.place)
+    into events, attempts
+    from (
+      select distinct on (one.seq) one.*
+      from pgmb_internal.read_claimed(made.lease, made.retried, made.numbers, q.stream, q.stream_name = 'main', raw => true)
+        with ordinality one (lease, seq, id, topic, key, payload, headers, published_at, attempt, place)
+      order by one.seq, one.place) r;
+    if q.endpoint is not null then
+      seqs := array(select e.seq from unnest(events) e);
+      meant := array_fill(array[q.endpoint]::text, array[cardinality(events)]);
+    else
+      with matched as materialized (
+        select m.seq, one.subscription
+        from pgmb_internal.match(receive_deliveries.queue, q.stream, events) m, unnest(m.subscriptions) one (subscription)
+      ), again as materialized (
+        -- Leased before, or sent again: what failed then waits in a row of the endpoint.
+        select r.seq, r.id from unnest(events) r where r.id is not null
+      ), meant as (
+        select m.seq, array_agg(e.id)::text endpoints
+        from matched m
+        join pgmb.endpoint e on e.subscription = m.subscription and e.state <> 'disabled' and e.after_seq < m.seq
+        where not exists (
+          select from again a join pgmb.delivery d on d.event_id = a.id where a.seq = m.seq and d.endpoint = e.id)
+        group by m.seq
+      )
+      select array_agg(m.seq), array_agg(m.endpoints) into seqs, meant from meant m;
+    end if;
     if seqs is not null then
-      more := pgmb_internal.may_have_more(q);
       if cardinality(seqs) < cardinality(events) then
-        perform pgmb_internal.narrow_lease(given, seqs, array(select e.seq from unnest(events) e except select unnest(seqs)));
+        perform pgmb_internal.narrow_lease(made.lease, seqs, array(select e.seq from unnest(events) e except select unnest(seqs)));
       end if;
       return query
-      select given, e.seq, coalesce(e.id, pgmb.derive_id(e.seq, e.published_at, salt)), e.topic::text, e.key::text, e.payload::text,
-        e.headers::text, e.published_at, e.attempt, m.endpoints::uuid[], more
-      from unnest(seqs, meant) m (seq, endpoints)
-      join unnest(events, attempts) e (seq, id, topic, key, payload, headers, published_at, attempt)
-        on e.seq = m.seq
-      order by e.seq;
+      select made.lease, e.seq, coalesce(e.id, pgmb.derive_id(e.seq, e.published_at, source.salt)), e.topic::text, e.key::text,
+        e.payload::text, e.headers::text, e.published_at, e.attempt, m.endpoints::uuid[], more
+      from unnest(events, attempts) with ordinality e (seq, id, topic, key, payload, headers, published_at, attempt, place)
+      join unnest(seqs, meant) m (seq, endpoints) on m.seq = e.seq
+      order by e.place;
       return;
     end if;
-    perform pgmb_internal.ack_lease(given, pgmb_internal.caller_at_low_cost());
+    perform pgmb_internal.ack_lease(made.lease, pgmb_internal.caller_at_low_cost());
     -- Rates count what endpoints get.
     update pgmb.claim c set events = 0
-    where c.queue = pgmb_internal.lease_queue(given) and c.id = pgmb_internal.lease_claim(given)
-      and c.token = pgmb_internal.lease_token(given);
+    where c.queue = pgmb_internal.lease_queue(made.lease) and c.id = pgmb_internal.lease_claim(made.lease)
+      and c.token = pgmb_internal.lease_token(made.lease);
   end loop;
   return next;
 end $$;
-
--- Whether a queue may have more to receive. False only for a plain queue that has reached the end of the log and has no
--- retries due.
-create or replace function pgmb_internal.may_have_more(q pgmb.queue)
-returns boolean
-language sql volatile
-as $$
-  select not q.plain
-    or exists (select from pgmb.retry r where r.queue = q.id and r.due_at <= statement_timestamp()
-      and r.due_at >= pgmb_internal.retry_since(q.id, statement_timestamp()))
-    or (select newest.place < newest.upto or pg_sequence_last_value(q.numbers) > newest.upto
-        from pgmb_internal.queue_position(q.id) newest)
-$$;
-
--- Whether a receive that found nothing did so because it passed over as much as one call may, and not because it reached the
--- end of the log or a limit of the queue.
-create or replace function pgmb_internal.stopped_early(queue pgmb.queue)
-returns boolean
-language sql volatile
-as $$
-  select coalesce(bool_or(pgmb_internal.numbers_between(l.stream, newest.place, pgmb_internal.last_seq(l.stream_name))
-    >= pgmb_internal.worth_a_claim()), false)
-  from pgmb.queue l
-  cross join lateral (
-        select pgmb_internal.reached(c) place from pgmb_internal.queue_position(l.id) c) newest
-  where (l.id = (queue).id or l.lane_of = (queue).id) and l.paused_at is null and not l.ordered
-    and num_nonnulls(l.max_in_flight, l.rps) = 0
-$$;
 
 -- Settles events of a lease, those of `seqs` or with null all that are left, and reports failures by event and endpoint: each
 -- waits for its endpoint `after` that time, or is a dead letter where it is the last. An event that failed for one
