@@ -90,6 +90,7 @@ def test_few_go_as_arrays_and_many_are_copied() -> None:
 def test_an_iterator_is_read_ahead_by_bytes(monkeypatch: pytest.MonkeyPatch, events: bool) -> None:
     """However large its events are: it is never in memory as a whole."""
     monkeypatch.setattr(wire, "BATCH_BYTES", 1 << 20)
+    monkeypatch.setattr(batch, "_ENCODED_BYTES", 1 << 17)
     size, taken = 10_000, 0
 
     def given() -> Iterator[Any]:

@@ -29,8 +29,10 @@ COPY costs one round trip more, which a unix socket does not show: so arrays for
 ONE_DAY = timedelta(days=1)
 """How long a deduplication key is remembered unless told."""
 
-# Encoded by one call. No more, because an iterator may give large events, which are held until then.
-_ENCODED_TOGETHER = 32
+_FIRST_TOGETHER = 32
+"""How many events are encoded by one call at first."""
+_ENCODED_BYTES = 1 << 20
+"""After that as many as have this size: what an iterator gives is held until then."""
 _HEADER = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 _TRAILER = b"\xff\xff"
 _field_count = Struct("!h").pack
@@ -120,14 +122,21 @@ class _Uniform(msgspec.Struct):
         return b"".join(chain.from_iterable(rows))
 
 
+def _together(events: int, size: int) -> int:
+    """How many events to encode next, after so many of that size."""
+    return max(1, events * _ENCODED_BYTES // (size + 1))
+
+
 def _uniform_blocks(topic: str, payloads: Iterable[Any], headers: wire.Json | None) -> Iterator[_Uniform]:
     """Payloads in blocks that end by their number or their bytes."""
     source = iter(payloads)
-    block = _Uniform(topic, headers)
-    while part := list(islice(source, min(_ENCODED_TOGETHER, BLOCK_EVENTS - len(block.payloads)))):
+    block, together = _Uniform(topic, headers), _FIRST_TOGETHER
+    while part := list(islice(source, min(together, BLOCK_EVENTS - len(block.payloads)))):
         encoded = wire.encode_all(part)
+        size = sum(map(len, encoded))
         block.payloads += encoded
-        block.size += sum(map(len, encoded))
+        block.size += size
+        together = _together(len(part), size)
         if len(block.payloads) >= BLOCK_EVENTS or block.size >= wire.BATCH_BYTES:
             yield block
             block = _Uniform(topic, headers)
@@ -158,7 +167,8 @@ class _Columns(msgspec.Struct):
     size: int = 0
     """Of payloads and headers."""
 
-    def add(self, events: Sequence[NewEvent]) -> None:
+    def add(self, events: Sequence[NewEvent]) -> int:
+        """Returns the bytes of their payloads and headers."""
         if not set(map(type, events)) <= {NewEvent}:
             _refuse_other_events(events)
         try:
@@ -171,11 +181,13 @@ class _Columns(msgspec.Struct):
             _refuse_other_events(events)
             raise
         payloads = wire.encode_all([event.payload for event in events])
-        headers = [wire.optional_json(event.headers) for event in events]
+        headers = [None if event.headers is None else wire.json(event.headers) for event in events]
         self.payloads += payloads
         self.headers += headers
         self.ids += [None if event.id is None else event.id.bytes for event in events]
-        self.size += sum(map(len, payloads)) + sum(len(one or b"") for one in headers)
+        size = sum(map(len, payloads)) + sum(map(len, filter(None, headers)))
+        self.size += size
+        return size
 
     @property
     def only_topic(self) -> bytes | None:
@@ -213,7 +225,7 @@ class _Columns(msgspec.Struct):
 
     def _part(self, part: slice) -> _Columns:
         payloads, headers = self.payloads[part], self.headers[part]
-        size = sum(map(len, payloads)) + sum(len(one or b"") for one in headers)
+        size = sum(map(len, payloads)) + sum(map(len, filter(None, headers)))
         return _Columns(
             self.topics[part], payloads, self.keys[part], headers, self.ids[part], self.dedup_keys[part], size
         )
@@ -221,7 +233,7 @@ class _Columns(msgspec.Struct):
 
 def _given(column: list[bytes | None]) -> list[bytes | None] | None:
     """None if it is null throughout."""
-    return column if any(item is not None for item in column) else None
+    return None if column.count(None) == len(column) else column
 
 
 def _refuse_other_events(events: Iterable[object]) -> None:
@@ -234,9 +246,9 @@ def _refuse_other_events(events: Iterable[object]) -> None:
 def _blocks(events: Iterable[NewEvent]) -> Iterator[_Columns]:
     """Events in blocks that end by their number or their bytes."""
     source = iter(events)
-    block = _Columns()
-    while part := list(islice(source, min(_ENCODED_TOGETHER, BLOCK_EVENTS - len(block.topics)))):
-        block.add(part)
+    block, together = _Columns(), _FIRST_TOGETHER
+    while part := list(islice(source, min(together, BLOCK_EVENTS - len(block.topics)))):
+        together = _together(len(part), block.add(part))
         if len(block.topics) >= BLOCK_EVENTS or block.size >= wire.BATCH_BYTES:
             yield block
             block = _Columns()
