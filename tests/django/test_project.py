@@ -101,6 +101,35 @@ for total in (5, 0, 7):
     print(client.get(f"/pay/{total}").status_code)
 """
 
+OBSERVED = """
+from pgmb._core.observer import NullObserver, PublishCall
+from pgmb.django import app
+
+class Observer(NullObserver):
+    def publishing(self, topic, headers, stream):
+        return PublishCall({"trace": topic})
+
+class Instrumentation:
+    def observe(self, broker, *, working=False):
+        broker.observer = Observer()
+
+app.observe_by(Instrumentation())
+from django.db import transaction
+from pgmb.django.testing import published
+with transaction.atomic():
+    app.publish("order.seen", {})
+    print(published("order.seen")[0].headers)
+    transaction.set_rollback(True)
+print(published("order.seen"))
+app.close()
+"""
+
+
+def test_instrumentation_sees_what_is_published(project: Project) -> None:
+    project.manage("migrate")
+    assert project.python(OBSERVED) == "{'trace': 'order.seen'}\n[]\n"
+
+
 ASYNCHRONOUS = """
 import asyncio
 from pgmb.django import app

@@ -21,8 +21,8 @@ from pgmb.app.app import App, like
 if TYPE_CHECKING:
     from pgmb._sync.calls import Pool
 
-# Publishes inside Django's own transactions only, so that it needs no connections.
-_publishing = Publishing(cast("Pool", None))
+# Publishes inside Django's transactions only, so that it needs no connections.
+_unconnected = Publishing(cast("Pool", None))
 
 
 def alias() -> str:
@@ -53,17 +53,22 @@ class DjangoApp(App):
     def dsn(self, given: str) -> None:
         self._dsn = given
 
+    @property
+    def _publishing(self) -> Publishing:
+        # What instruments an app instruments brokers, by their servers.
+        return _unconnected if self.observer is None else self.broker
+
     def prepared(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """A function that is no coroutine runs with living database connections, as a request does."""
         return function if inspect.iscoroutinefunction(function) else _connected(function)
 
     @like(Broker.publish)
     def publish(self, *arguments: Any, **options: Any) -> Any:
-        return _publishing.publish(*arguments, **{"conn": connections[alias()], **options})
+        return self._publishing.publish(*arguments, **{"conn": connections[alias()], **options})
 
     @like(Broker.publish_many)
     def publish_many(self, *arguments: Any, **options: Any) -> Any:
-        return _publishing.publish_many(*arguments, **{"conn": connections[alias()], **options})
+        return self._publishing.publish_many(*arguments, **{"conn": connections[alias()], **options})
 
     @like(AsyncBroker.publish)
     async def apublish(self, *arguments: Any, **options: Any) -> Any:
