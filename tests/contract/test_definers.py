@@ -50,6 +50,7 @@ CONSUMER = [
     "identify",
     "keep_subscriptions",
     "lake_between",
+    "lake_health",
     "lake_segments",
     "newest",
     "newest_tick",

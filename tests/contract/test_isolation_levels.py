@@ -73,6 +73,7 @@ ANY_LEVEL = {
     "matches": "'a.*', 'a.b'",
     "describe_broker": "",
     "describe_retention": "",
+    "lake_health": "",
     "endpoint_backlog": ENDPOINT,
     "endpoint_backlogs": "",
     "endpoint_totals": "",

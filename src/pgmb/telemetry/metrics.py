@@ -93,6 +93,24 @@ RETENTION_GAUGES: list[Column] = [
     ("pgmb_retention_held_segments", "How many of them.", lambda holder: holder.segments),
 ]
 
+LAKE_GAUGES: list[Column] = [
+    (
+        "pgmb_lake_waiting_seconds",
+        "For how long the first sealed segment has waited to be archived, 0 without.",
+        lambda lake: lake.waiting_for or 0.0,
+    ),
+    (
+        "pgmb_lake_lag_seconds",
+        "Age of the first event that is not archived, 0 without.",
+        lambda lake: lake.lag or 0.0,
+    ),
+    (
+        "pgmb_lake_damaged_segments",
+        "Segments that the table does not hold intact.",
+        lambda lake: lake.damaged,
+    ),
+]
+
 XMIN_GAUGES: list[Column] = [
     ("pgmb_xmin_holders", "What keeps old row versions alive, by kind.", lambda holder: holder.count),
     ("pgmb_xmin_holder_age_seconds", "Age of the oldest one.", lambda holder: holder.age),
@@ -224,6 +242,8 @@ def families_of(snapshot: Snapshot) -> Iterator[Metric]:
         yield from _families(READER_GAUGES, ("reader", "stream"), snapshot.readers)
     if snapshot.retention is not None:
         yield from _families(RETENTION_GAUGES, ("stream", "kind", "holder"), snapshot.retention)
+    if snapshot.lakes is not None:
+        yield from _families(LAKE_GAUGES, ("stream",), snapshot.lakes)
     if snapshot.xmin_holders is not None:
         yield from _families(XMIN_GAUGES, ("kind",), snapshot.xmin_holders)
     if snapshot.broker is not None:

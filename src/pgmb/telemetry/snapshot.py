@@ -42,6 +42,12 @@ select coalesce(json_agg(json_build_object(
   'held_for', extract(epoch from held_for))), '[]')::text
 from pgmb.describe_retention()
 """,
+    "lakes": """
+select coalesce(json_agg(json_build_object(
+  'stream', stream, 'waiting_for', extract(epoch from waiting_for), 'lag', extract(epoch from lag),
+  'damaged', damaged)), '[]')::text
+from pgmb.lake_health()
+""",
     "readers": """
 select coalesce(json_agg(json_build_object(
   'reader', reader, 'stream', stream, 'waiting', waiting, 'waiting_bytes', waiting_bytes,
@@ -118,6 +124,15 @@ class RetentionHolder(msgspec.Struct):
     held_for: float
 
 
+class Lake(msgspec.Struct):
+    """The archive of a stream."""
+
+    stream: str
+    waiting_for: float | None
+    lag: float | None
+    damaged: float
+
+
 class BrokerStatus(msgspec.Struct):
     dead_letters: float
     dispatchers: float
@@ -141,6 +156,7 @@ class Snapshot(msgspec.Struct, kw_only=True):
     streams: list[Stream] | None = None
     readers: list[Reader] | None = None
     retention: list[RetentionHolder] | None = None
+    lakes: list[Lake] | None = None
     broker: BrokerStatus | None = None
     xmin_holders: list[XminHolders] | None = None
 

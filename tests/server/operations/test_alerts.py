@@ -118,6 +118,22 @@ def retention_held(db: psycopg.Connection[Any]) -> None:
     age(db, "update pgmb.segment set last_published_at = last_published_at - HOUR")
 
 
+def lake(db: psycopg.Connection[Any]) -> None:
+    age(db, "select pgmb.create_lake('main', '/lake')")
+    age(db, "select pgmb.publish('t', '1')", "select pgmb.rotate('main')", "select pgmb.seal('main')")
+
+
+def archive_falls_behind(db: psycopg.Connection[Any]) -> None:
+    lake(db)
+    age(db, "update pgmb.segment set sealed_at = sealed_at - interval '2 days'")
+
+
+def archive_damaged(db: psycopg.Connection[Any]) -> None:
+    lake(db)
+    age(db, "select pgmb.digest_segment('main', 0)")
+    age(db, "select pgmb.record_damage('main', 0, 'a file is missing')")
+
+
 def endpoint(db: psycopg.Connection[Any]) -> None:
     age(db, "select pgmb.create_endpoint('e', 'https://endpoint.example/', '{t}')")
 
@@ -147,6 +163,8 @@ PROVOKED: dict[str, Callable[[psycopg.Connection[Any]], None]] = {
     "PgmbDeadLetters": dead_letter,
     "PgmbReaderFallsBehind": reader_falls_behind,
     "PgmbRetentionHeld": retention_held,
+    "PgmbArchiveFallsBehind": archive_falls_behind,
+    "PgmbArchiveDamaged": archive_damaged,
     "PgmbDispatchersGone": endpoint,
     "PgmbEndpointFallsBehind": endpoint_falls_behind,
     "PgmbEndpointTripped": endpoint_tripped,

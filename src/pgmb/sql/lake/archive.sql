@@ -280,6 +280,31 @@ begin
   order by s.name;
 end $$;
 
+-- Of every stream with a lake that the caller may read: for how long its first sealed segment has waited to be archived, the
+-- age of its first event that is not archived, also if its segment is open (both null: none), how many segments were damaged
+-- in the table when they were last read, and for how long the first of them.
+create or replace function pgmb.lake_health(
+  out stream text, out waiting_for interval, out lag interval, out damaged bigint, out damaged_for interval
+)
+returns setof record
+language plpgsql stable security definer
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  return query
+  select s.name,
+    clock_timestamp() - (select min(g.sealed_at) from pgmb.segment g
+      where g.stream = s.id and g.archived_at is null and g.dropped_at is null),
+    clock_timestamp() - pgmb_internal.unarchived_since(s.id), failed.segments, clock_timestamp() - failed.since
+  from pgmb.lake l
+  join pgmb.stream s on s.id = l.stream
+  cross join lateral (
+    select count(*) segments, min(a.failed_at) since from pgmb.archived a where a.stream = s.id and a.failed_at is not null
+  ) failed
+  where pgmb_internal.may_read(s.name)
+  order by s.name;
+end $$;
+
 -- Raises MB062 for a segment that only the lake has and that was found damaged there: readers would take what is left of it for all of
 -- it. The setting pgmb.read_damaged = on allows that.
 create or replace function pgmb_internal.assert_sound(stream text, segment integer, url text, failure text)
