@@ -17,6 +17,8 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
+from harness.databases import create_database, drop_database
+from harness.server import Server
 from harness.states import retries_waiting
 from harness.waiting import until_true
 
@@ -34,13 +36,13 @@ class Project:
         names = {"PGHOST": "host", "PGPORT": "port", "PGUSER": "user", "PGDATABASE": "dbname"}
         given = {name: str(parts[key]) for name, key in names.items()}
         self.environment = {**os.environ, **given, "PYTHONPATH": str(root)}
-        self.environment |= {"DJANGO_SETTINGS_MODULE": "shop.settings", "TZ": "UTC"}
+        self.environment["DJANGO_SETTINGS_MODULE"] = "shop.settings"
 
-    def run(self, *command: str) -> str:
+    def run(self, *command: str, settings: str = "shop.settings") -> str:
         done = subprocess.run(
             [sys.executable, *command],
             cwd=self.root,
-            env=self.environment,
+            env={**self.environment, "DJANGO_SETTINGS_MODULE": settings},
             capture_output=True,
             text=True,
             timeout=120,
@@ -52,8 +54,8 @@ class Project:
     def manage(self, *arguments: str) -> str:
         return self.run("manage.py", *arguments)
 
-    def python(self, program: str) -> str:
-        return self.run("-c", f"import django; django.setup()\n{program}")
+    def python(self, program: str, *, settings: str = "shop.settings") -> str:
+        return self.run("-c", f"import django; django.setup()\n{program}", settings=settings)
 
     @contextmanager
     def working(self) -> Generator[None]:
@@ -71,19 +73,71 @@ class Project:
                 process.kill()
 
 
-@pytest.fixture
-def project(tmp_path: Path, empty_dsn: str) -> Project:
-    shutil.copytree(EXAMPLE, tmp_path / "project", ignore=shutil.ignore_patterns("__pycache__"))
-    return Project(tmp_path / "project", empty_dsn)
+MORE = """
+from shop.settings import *
+
+TASKS = {"default": {"BACKEND": "pgmb.django.tasks.PgmbBackend"}}
+PGMB_DASHBOARD_URL = "https://status.example/"
+ROOT_URLCONF = "shop.more_urls"
+INSTALLED_APPS += [
+    f"django.contrib.{name}" for name in ("admin", "auth", "contenttypes", "sessions", "messages")
+]
+MIDDLEWARE = [
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+]
+context = [
+    "django.template.context_processors.request",
+    "django.contrib.auth.context_processors.auth",
+    "django.contrib.messages.context_processors.messages",
+]
+TEMPLATES = [
+    {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "APP_DIRS": True,
+        "OPTIONS": {"context_processors": context},
+    }
+]
+"""
+
+MORE_URLS = """
+from django.contrib import admin
+from django.urls import path
+
+urlpatterns = [path("admin/", admin.site.urls)]
+"""
 
 
-def test_migrate_installs_and_the_projects_own_tests_pass(project: Project) -> None:
-    project.manage("migrate")
-    assert "No changes" in project.manage("makemigrations", "--check")
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory, server: Server) -> Generator[Project]:
+    """The example, migrated, with settings for more in shop.more."""
+    root = tmp_path_factory.mktemp("django") / "project"
+    shutil.copytree(EXAMPLE, root, ignore=shutil.ignore_patterns("__pycache__"))
+    for name, text in {"more": MORE, "more_urls": MORE_URLS, "tasks": TASKS}.items():
+        (root / "shop" / f"{name}.py").write_text(text)
+    database = create_database(server)
+    made = Project(root, server.dsn(database))
+    made.python(MIGRATE)
+    yield made
+    drop_database(server, database)
+
+
+MIGRATE = """
+from django.core.management import call_command
+call_command("migrate")
+call_command("makemigrations", check_changes=True)
+# Again, on what is there.
+call_command("migrate")
+"""
+
+
+def test_the_projects_own_tests_pass(project: Project) -> None:
     assert "Ran 2 tests" in project.manage("test")
+
+
+def test_the_command_is_on_the_settings_database(project: Project) -> None:
     assert "shop.events.send_receipt" in project.manage("pgmb", "queues", "list")
-    # Again, on what is there.
-    assert "No migrations to apply" in project.manage("migrate")
 
 
 def test_the_page_shows_the_example() -> None:
@@ -101,35 +155,6 @@ for total in (5, 0, 7):
     print(client.get(f"/pay/{total}").status_code)
 """
 
-OBSERVED = """
-from pgmb._core.observer import NullObserver, PublishCall
-from pgmb.django import app
-
-class Observer(NullObserver):
-    def publishing(self, topic, headers, stream):
-        return PublishCall({"trace": topic})
-
-class Instrumentation:
-    def observe(self, broker, *, working=False):
-        broker.observer = Observer()
-
-app.observe_by(Instrumentation())
-from django.db import transaction
-from pgmb.django.testing import published
-with transaction.atomic():
-    app.publish("order.seen", {})
-    print(published("order.seen")[0].headers)
-    transaction.set_rollback(True)
-print(published("order.seen"))
-app.close()
-"""
-
-
-def test_instrumentation_sees_what_is_published(project: Project) -> None:
-    project.manage("migrate")
-    assert project.python(OBSERVED) == "{'trace': 'order.seen'}\n[]\n"
-
-
 ASYNCHRONOUS = """
 import asyncio
 from pgmb.django import app
@@ -142,15 +167,15 @@ asyncio.run(main())
 
 
 def test_handlers_run_in_workers_and_recover_from_lost_connections(project: Project) -> None:
-    project.manage("migrate")
     with psycopg.connect(project.dsn, autocommit=True) as db, project.working():
 
         def unsent() -> int:
-            ((count,),) = db.execute("select count(*) from shop_order where not receipt_sent")
+            ((count,),) = db.execute("select count(*) from shop_order where not receipt_sent and total > 4")
             return int(count)
 
         assert project.python(PAY).split()[:1] == ["200"]
-        assert db.execute("select total from shop_order order by id").fetchall() == [(5,), (7,)]
+        totals = "select total from shop_order where total in (0, 5, 7) order by id"
+        assert db.execute(totals).fetchall() == [(5,), (7,)]
         until_true(lambda: unsent() == 0)
         # Also those that Django keeps for the handler's thread.
         db.execute(
@@ -179,78 +204,72 @@ async def amark(context, total: int) -> None:
     await Order.objects.acreate(total=total)
 """
 
-ENQUEUE = """
+MORE_THAN_THE_EXAMPLE = """
 import datetime
+from django.contrib.auth.models import User
+from django.core.management import call_command
 from django.db import transaction
+from django.test import Client
 from django.utils import timezone
+from pgmb._core.observer import NullObserver, PublishCall
+from pgmb.django import app
+from pgmb.django.testing import assert_published, published
+from shop.models import Order
 from shop.tasks import amark, mark
+
+call_command("migrate", verbosity=0)
+
+# Tasks: the highest priority first.
+first = Order.objects.count()
 later = timezone.now() + datetime.timedelta(hours=1)
 with transaction.atomic():
     result = mark.enqueue(1, receipt=True)
-    print(result.status, result.id)
+    assert result.status == "READY"
     mark.using(priority=-5).enqueue(3, receipt=False)
     amark.enqueue(2)
     mark.using(run_after=later).enqueue(4, receipt=True)
-try:
-    with transaction.atomic():
-        mark.enqueue(5, receipt=True)
-        raise KeyError
-except KeyError:
-    pass
-from pgmb.django import app
-print(app.handle("tasks.default.default", 10))
-from shop.models import Order
-print(list(Order.objects.order_by("id").values_list("total", "receipt_sent")))
+with transaction.atomic():
+    mark.enqueue(5, receipt=True)
+    transaction.set_rollback(True)
+assert app.handle("tasks.default.default", 10) == 3
+done = list(Order.objects.order_by("id").values_list("total", "receipt_sent"))[first:]
+assert done == [(2, False), (1, True), (3, False)], done
 try:
     mark.get_result(result.id)
+    raise AssertionError
 except NotImplementedError:
-    print("no results")
+    pass
+
+# The admin.
+client = Client()
+client.force_login(User.objects.create_superuser("root"))
+page = client.get("/admin/pgmb/queue/").content.decode()
+assert "https://status.example/ui/queue?name=shop.events.send_receipt" in page
+assert client.get("/admin/pgmb/queue/add/").status_code == 403
+
+# Instrumentation sees what is published.
+class Observer(NullObserver):
+    def publishing(self, topic, headers, stream):
+        return PublishCall({"trace": topic})
+
+class Instrumentation:
+    def observe(self, broker, *, working=False):
+        broker.observer = Observer()
+
+app.observe_by(Instrumentation())
+with transaction.atomic():
+    app.publish("order.seen", {})
+    (event,) = assert_published("order.seen", count=1)
+    assert event.headers == {"trace": "order.seen"}
+    transaction.set_rollback(True)
+assert published("order.seen") == []
+app.close()
 """
 
 
-def test_djangos_tasks_are_enqueued_in_the_transaction(project: Project) -> None:
-    (project.root / "shop" / "tasks.py").write_text(TASKS)
-    with (project.root / "shop" / "settings.py").open("a") as settings:
-        settings.write('TASKS = {"default": {"BACKEND": "pgmb.django.tasks.PgmbBackend"}}\n')
-    project.manage("migrate")
-    told = project.python(ENQUEUE)
-    assert "READY" in told
-    # The highest priority first.
-    assert "3\n[(2, False), (1, True), (3, False)]\nno results\n" in told
+def test_tasks_admin_and_instrumentation(project: Project) -> None:
+    project.python(MORE_THAN_THE_EXAMPLE, settings="shop.more")
     with psycopg.connect(project.dsn) as db:
-        assert db.execute("select count(*) from pgmb.delayed").fetchone() == (1,)
+        assert db.execute("select topic from pgmb.delayed").fetchall() == [("tasks.default.default.normal",)]
         ((marked,),) = db.execute("select count(*) from pgmb.log_main where topic like 'tasks.%'")
         assert marked == 3
-
-
-ADMIN = """
-from django.contrib.auth.models import User
-from django.core.management import call_command
-from django.test import Client
-user = User.objects.create_superuser("root")
-client = Client()
-client.force_login(user)
-page = client.get("/admin/pgmb/queue/").content.decode()
-print("https://status.example/ui/queue?name=shop.events.send_receipt" in page)
-print(client.get("/admin/pgmb/queue/add/").status_code)
-"""
-
-
-def test_the_admin_lists_queues_with_links_into_the_dashboard(project: Project) -> None:
-    with (project.root / "shop" / "settings.py").open("a") as settings:
-        settings.write(
-            'PGMB_DASHBOARD_URL = "https://status.example/"\n'
-            "INSTALLED_APPS += ['django.contrib.admin', 'django.contrib.auth', 'django.contrib.contenttypes',"
-            " 'django.contrib.sessions', 'django.contrib.messages']\n"
-            "MIDDLEWARE = ['django.contrib.sessions.middleware.SessionMiddleware',"
-            " 'django.contrib.auth.middleware.AuthenticationMiddleware',"
-            " 'django.contrib.messages.middleware.MessageMiddleware']\n"
-            "TEMPLATES = [{'BACKEND': 'django.template.backends.django.DjangoTemplates', 'APP_DIRS': True,"
-            " 'OPTIONS': {'context_processors': ['django.template.context_processors.request',"
-            " 'django.contrib.auth.context_processors.auth',"
-            " 'django.contrib.messages.context_processors.messages']}}]\n"
-        )
-    with (project.root / "shop" / "urls.py").open("a") as urls:
-        urls.write('from django.contrib import admin\nurlpatterns += [path("admin/", admin.site.urls)]\n')
-    project.manage("migrate")
-    assert "True\n403\n" in project.python(ADMIN)
