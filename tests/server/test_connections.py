@@ -349,3 +349,30 @@ async def test_many_clients_that_connect_at_once_are_all_answered(port: int) -> 
         for client in clients:
             assert (await loop.sock_recv(client, 12)) == b"HTTP/1.1 200"
             client.close()
+
+
+async def test_requests_of_an_address_do_not_wait_for_those_of_another() -> None:
+    """They begin in rotation, although hundreds of one address arrived before."""
+    begun: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        begun.append(scope["client"][0])
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body"})
+
+    async with serving_app(app) as port:
+        opened = [
+            await asyncio.open_connection("127.0.0.1", port, local_addr=(address, 0))
+            for address in ["127.0.0.66"] * 200 + ["127.0.0.1"]
+        ]
+        for _ in range(2):
+            begun.clear()
+            # All at once: nothing runs between these, and the server finds them in this order.
+            for _, writer in opened:
+                writer.write(_ASK)
+            for reader, _ in opened:
+                assert b"204" in await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)
+        assert begun.count("127.0.0.66") == 200
+        assert begun.index("127.0.0.1") <= 2 * http_server._REQUESTS_AT_ONCE  # pyright: ignore[reportPrivateUsage]
+        for _, writer in opened:
+            writer.close()

@@ -15,11 +15,12 @@ import math
 import socket
 import struct
 import time
-from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from email.utils import formatdate
 from enum import Enum
+from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar, cast
 
 import uvicorn
@@ -82,6 +83,9 @@ SLOWEST_BYTES: Final = 30 << 10
 _BEHIND_SECONDS: Final = 5.0
 """A client that has taken everything within this time does not count as slow."""
 _SPARE_FILES: Final = 100
+_ACCEPTED_AT_ONCE: Final = 32
+_REQUESTS_AT_ONCE: Final = 8
+"""Requests that begin before the server looks at its connections again."""
 _SWEEP_SECONDS: Final = 0.5
 _BACKLOG_FULL: Final = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 _TCP_BYTES_ACKED: Final = 120
@@ -123,6 +127,9 @@ class Server:
         self._members: dict[State, dict[Member, None]] = {state: {} for state in State}
         self._paused: set[Connection] = set()
         """Those whose body the application does not read as fast as it comes."""
+        self._requests: OrderedDict[str, deque[tuple[Connection, Callable[[], None]]]] = OrderedDict()
+        """Those that have not begun, by address."""
+        self._beginning: asyncio.Handle | None = None
         self._listening: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None
         self._sweeping: asyncio.Task[None] | None = None
@@ -169,6 +176,25 @@ class Server:
         if self._sweeping is not None:
             self._sweeping.cancel()
 
+    def begin(self, connection: Connection, start: Callable[[], None]) -> None:
+        """Start a request in its address's turn: others do not wait for thousands of requests."""
+        self._requests.setdefault(connection.address, deque()).append((connection, start))
+        if self._beginning is None:
+            self._beginning = connection.loop.call_soon(self._begin_some)
+
+    def _begin_some(self) -> None:
+        for _ in range(_REQUESTS_AT_ONCE):
+            if not self._requests:
+                break
+            address, waiting = self._requests.popitem(last=False)
+            connection, start = waiting.popleft()
+            if waiting:
+                self._requests[address] = waiting
+            if not connection.transport.is_closing():
+                start()
+        # What has begun runs first, and what has arrived meanwhile is read.
+        self._beginning = asyncio.get_running_loop().call_soon(self._begin_some) if self._requests else None
+
     def enter(self, member: Member, state: State | None) -> None:
         """Move a connection to a state; None if it has ended."""
         if member.state is not None:
@@ -179,7 +205,7 @@ class Server:
             self._members[state][member] = None
 
     async def _accept(self, listening: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
+        loop, number = asyncio.get_running_loop(), 0
         while True:
             try:
                 accepted, peer = await loop.sock_accept(listening)
@@ -196,8 +222,11 @@ class Server:
             if len(self._members[State.HANDSHAKE]) >= self._bounds[State.HANDSHAKE].number:
                 self._close(_of_the_largest(self._members[State.HANDSHAKE], 1))
             Handshake(self, accepted, str(peer[0]))
-            # sock_accept does not yield while clients wait: none would get beyond its handshake.
-            await asyncio.sleep(0)
+            # sock_accept does not yield while clients wait: none would get beyond its handshake. But a client
+            # waits behind all connections of others that wait to be accepted.
+            number += 1
+            if number % _ACCEPTED_AT_ONCE == 0:
+                await asyncio.sleep(0)
 
     async def connect(self, accepted: socket.socket) -> None:
         """Do the handshake if there is one, and hand the connection to its protocol."""
@@ -405,6 +434,9 @@ class Connection(HttpToolsProtocol, Member):
             return None
 
     # The parser
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._server.begin(self, partial(super()._start_asgi_task, cycle, app))
 
     def on_message_begin(self) -> None:
         if self._deaf:
