@@ -106,6 +106,8 @@ class Operations:
         nothing else, which `/readyz` tells everybody.
         """
         up, status, permitted = False, None, self._metrics_public
+        if permitted:
+            self._context.access.count_address(request)
         try:
             async with asyncio.timeout(_UP_SECONDS):
                 if not permitted:

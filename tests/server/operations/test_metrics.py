@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from harness.states import add_deliveries
 from pgmb import aconnect
-from pgmb.server import create_app
+from pgmb.server import Limits, create_app
 from tests.server.asking import asking, bearer, make_key, metrics
 
 
@@ -121,3 +121,13 @@ async def test_a_key_that_cannot_be_looked_up_is_told_that_the_database_is_away(
             told = await client.get("/metrics", headers=bearer(key))
             assert (told.status_code, metrics(told.text)) == (200, {"pgmb_up": 0.0})
         assert metrics((await client.get("/metrics", headers=bearer(key))).text)["pgmb_up"] == 1
+
+
+async def test_public_metrics_have_the_rate_of_an_address(dsn: str) -> None:
+    limits = Limits(requests_per_second=0.001, burst=3)
+    async with asking(create_app(dsn, metrics_public=True, limits=limits)) as client:
+        assert [(await client.get("/metrics")).status_code for _ in range(4)] == [200, 200, 200, 429]
+    key = make_key(dsn, "looks", "inspect")
+    async with asking(create_app(dsn, limits=limits)) as client:
+        statuses = [(await client.get("/metrics", headers=bearer(key))).status_code for _ in range(4)]
+        assert statuses == [200, 200, 200, 429]
