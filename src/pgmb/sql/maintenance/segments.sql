@@ -193,7 +193,8 @@ as $$
 $$;
 
 -- The segments of a stream that retention may drop now: sealed, older than keep_for, archived if the stream
--- says so, and passed by every queue and reader unless the stream says drop_unread. The first `max` of them.
+-- says so, and, unless the stream says drop_unread, passed by every queue and durable reader and held by no lease, not even one that
+-- has expired but was not swept. The first `max` of them.
 create or replace function pgmb.droppable(stream text default 'main', max integer default null)
 returns setof integer
 language plpgsql security definer

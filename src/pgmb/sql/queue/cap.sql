@@ -40,9 +40,8 @@ begin
   end loop;
 end $$;
 
--- How many events wait in a queue, counted up to `most`; what is leased does not count, nor do the few that
--- committed late and will be delivered out of turn. First by numbers alone, an upper bound that costs the
--- same for any backlog; only where that reaches `most`, event by event.
+-- An upper bound of how many events wait in a queue: retries, and numbers of the log whatever their topic, which costs the same for any
+-- backlog. Only where that reaches `most` are events counted. Neither has leased events, nor the few that committed late.
 create or replace function pgmb_internal.waiting_upto(queue pgmb.queue, most bigint)
 returns bigint
 language plpgsql

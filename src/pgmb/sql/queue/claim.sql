@@ -139,7 +139,7 @@ declare
   taken record;
   pending boolean;                           -- the position moved enough to be worth writing
   opened boolean := false;
-  waiting bigint;                            -- where the rows of pgmb.retry begin
+  waiting bigint;                            -- the lowest origin in pgmb.retry; null: none waits
   -- What is due again comes first, in a lease of its own. In a fair queue it takes turns with fresh events, so that a tenant whose
   -- events fail does not hold up the others.
   fresh_first boolean := q.fair_by is not null and hashint8(base.id) & 1 = 1;
@@ -228,7 +228,7 @@ $$;
 
 -- Reads on from a queue's position, a window at a time, and takes the numbers of at most `max` events that may go now; `keys` are
 -- the hashes of their keys. busy, youngest: the keys of the leases in flight, and since when the last of these is held. waiting:
--- rows of pgmb.retry are there. began: the place from which on it looked in the batch. opened: a batch was opened. pending: the
+-- the lowest origin in pgmb.retry; null: none. began: the place from which on it looked in the batch. opened: a batch was opened. pending: the
 -- position moved enough to be worth writing. wrote: so were rows that must not outlive a superseded claim. ended: as claim_queue.
 create or replace function pgmb_internal.take_next(
   q pgmb.queue, inout base pgmb.claim, max integer, now timestamptz, busy integer[], youngest timestamptz, waiting bigint,

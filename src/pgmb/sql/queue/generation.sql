@@ -54,7 +54,9 @@ end $$;
 -- hold up all others. So a caller that sees one transaction hold the lock for a whole second opens a new generation at the
 -- last committed position, and that transaction's claim is void. A crowd is no such transaction: while the lock passes from
 -- hand to hand, callers wait, for five minutes at most. The more wait, the less of the processor the holder may get: a hundred
--- callers allow it another second.
+-- callers allow it another second. In time: a caller leaves the short way after 0.2 s; after about 1.3 s one caller opens the next
+-- generation, and others get the same events. The holder may still commit. Its lease is void then, and an ack of it raises MB011; or
+-- its commit raises MB011, where it settled that lease or wrote what rests on it (pgmb_internal.refuse_void).
 -- Errors: MB002 the queue was dropped meanwhile, MB013 two transactions in a row stay open, or the crowd is too large.
 create or replace function pgmb_internal.lock_newest(queue integer)
 returns pgmb.claim
@@ -472,7 +474,8 @@ as $$
 $$;
 
 -- A transaction that received and settled in one go may have been superseded while it stayed open: it must
--- not commit then, or its effects would happen twice. Runs at commit; holds a row that whoever opens a generation
+-- not commit then, or its effects would happen twice. A deferred constraint trigger on pgmb.claim (access/grants.sql), which fires where
+-- a transaction writes a claim's xid again (pgmb_internal.recheck_at_commit). Holds a row that whoever opens a generation
 -- waits for (pgmb_internal.await_commits), so that nobody supersedes between this check and the commit.
 create or replace function pgmb_internal.refuse_void()
 returns trigger

@@ -225,7 +225,7 @@ as $$
 $$;
 
 -- Copies events of the log to pgmb.retry, to be tried again at due_at (null: after the queue's backoff), or to the dead letters
--- if `attempt` was the last or is `final`. Returns how many of them the server cannot read: those become dead letters at once,
+-- if `attempt` was the last or is `final`. attempt: how many were made; 0 for events that are set aside or released. Returns how many of them the server cannot read: those become dead letters at once,
 -- so that they do not hold up the others, with a payload that gives the error, `damage`. fresh: see pgmb.retry.
 create or replace function pgmb_internal.fail_events(
   queue pgmb.queue, numbers bigint[], origin bigint, attempt integer, due_at timestamptz, error text,
@@ -371,7 +371,8 @@ as $$
   select 200
 $$;
 
--- Ends a lease that expired up to `upto`, and sends its unsettled events to be tried again at once: all of the lease, under the
+-- Called by receives alone: until one comes, an expired lease stays, can still be acked, and holds its segments. Ends a lease that
+-- expired up to `upto`, and sends its unsettled events to be tried again at once: all of the lease, under the
 -- lock of its claim, so that its holder has the whole of it or nothing. A lease from before the queue was moved, which was being
 -- settled then, ends whenever it would expire, and its events are not tried again. Returns 'ended'; 'over' if it had ended before
 -- or was settled; 'leased' if it ends later; 'locked' if its holder is settling or extending it.

@@ -201,8 +201,8 @@ begin
         q.matching || pgmb_internal.with_keys(behind)
           || case when ending is null then '' else format(' and e.published_at > %L', ending) end, raw => true) parked) k
     order by k.seq) e;
-  -- The first behind a lease is due and only blocked: nothing has to wake it (see pgmb_internal.lease_due_in_order).
-  -- The others wait until they are the first.
+  -- The first behind a lease is due now, so that the first receive after that lease ends finds it: nothing has to wake it. The others
+  -- are due at infinity until it is leased (pgmb_internal.wake_first).
   if pgmb_internal.fail_events(q, first, base.id + 1, 0, now, null) > 0 then
     perform pgmb_internal.fail_events(q, others, base.id + 1, 0, 'infinity', null);
     -- A first one became a dead letter.
@@ -244,9 +244,9 @@ end $$;
 -- `upto` numbered `taken`. Those older than the queue lets them live become dead letters,
 -- `expired`. In an ordered queue those whose key is held wait in pgmb.retry, behind what holds it; `keys` are the
 -- hashes of those taken. looked: how many were read; aside: how many of them were parked. wrote: events were parked or became
--- dead letters. Where many wait already and
--- most of these are of keys that are held, but not for long, all are left where they are: waits. retried: the queue may
--- have events that wait.
+-- dead letters. waits:
+-- nothing is taken, because 200 events of these keys are set aside already and the last lease is less than a second old. retried: the
+-- queue may have events that wait.
 create or replace function pgmb_internal.pick(
   q pgmb.queue, base pgmb.claim, hi bigint, allowed bigint, now timestamptz, busy integer[], youngest timestamptz,
   retried boolean,

@@ -155,7 +155,7 @@ end $$;
 
 -- Creates a queue that reads `stream` from the position `starting` on, by default from now. True if it was
 -- created, false if a queue of that name exists with the same stream, patterns, order, lanes and fair_by.
---   ordered         events with the same key are delivered one at a time, in order; different keys in parallel
+--   ordered         one lease at a time holds events of a key, one or several in order; different keys in parallel
 --   shards          the number of shards among which an ordered queue distributes its keys. While leases are short, a
 --                   shard gives one lease at a time. A power of two, by default 4, or 1 with max_length
 --   max_in_flight   maximum number of leased events;  rps: maximum number of events delivered per second

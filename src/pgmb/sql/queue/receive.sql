@@ -83,7 +83,8 @@ end $$;
 -- lets the transaction commit without waiting for the disk, unless it brought delayed events into the log: only for a
 -- receive alone in its transaction, where a lost claim means redelivery. raw => true leaves ids that nobody gave null, for clients that
 -- derive them themselves as pgmb.derive_id does. Nothing to receive: no rows, nothing written, no transaction id.
--- Lock: one a queue, to the end of the transaction; others supersede this transaction after a second.
+-- Writes one row of pgmb.claim, and of retries each row of pgmb.retry. Locks the queue, or each lane or shard that it looks at, to the
+-- end of the transaction, also where it finds nothing; others supersede this transaction after a second.
 -- Needs READ COMMITTED. Errors: MB002 no such queue, MB004 it is a lane or shard, MB011 the ack's lease is lost, MB013 the queue is held by prepared
 -- transactions or by several that stay open, MB020 standby, MB021 another cluster, MB029 another isolation level.
 create or replace function pgmb.receive(

@@ -206,7 +206,8 @@ begin
     pgmb_internal.token_of_bits(bits));
 end $$;
 
--- Has pgmb_internal.refuse_void look at a claim again when this transaction, which made it, commits.
+-- Writes a claim's xid as it is, so that pgmb_internal.refuse_void looks at the claim again when this transaction, which made it,
+-- commits.
 create or replace function pgmb_internal.recheck_at_commit(queue integer, claim bigint)
 returns void
 language sql

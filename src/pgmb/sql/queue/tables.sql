@@ -6,8 +6,8 @@ create table pgmb.queue (
   id integer generated always as identity (maxvalue 16777215 cycle) primary key,
   name text not null unique,
   stream integer not null references pgmb.stream,
-  -- What receive needs, in one row: the stream's name, the present binding and its condition, and the
-  -- generation to try first (a hint: pgmb_internal.lock_queue finds the true one).
+  -- What receive needs, in one row: the stream's name, the present binding and its condition, and the generation to try first. That
+  -- may be old: maintain() raises it, and until then receives take the loop.
   stream_name text not null,
   -- The sequence that numbers the stream's events.
   numbers regclass not null,
@@ -141,13 +141,18 @@ create type pgmb.claim_state as enum (
 
 -- The newest claim of a queue is its position. Append-only but for the one update that settles it: a
 -- pinned xmin does not slow it. id carries a generation in its high bits (see pgmb.generation).
---   done_*, batch_*   the batch being read: events visible in batch_snapshot and not in done_snapshot
+--   done_snapshot, batch_snapshot
+--                     the batch being read: events visible in the second and not in the first
+--   done_seq, done_next
+--                     where the batch begins: no transaction above done_next has a number up to done_seq
+--   batch_seq, batch_next
+--                     the same pair for the batch after this one
 --   upto              no event of the batch lies above it
 --   place             of the batch, everything up to here is consumed or leased
 --   lo, hi, seqs      the events that this claim leases: those numbered `seqs`, or all numbers of (lo, hi]
 --   read_before       no event above this number was read before this batch; null: not known
---   swept, held       leases that expired up to swept were examined, except those held by a settling
---                     transaction at that moment
+--   swept, held       leases that expired up to swept were examined, except `held`: their rows were locked by a transaction that
+--                     settled them
 create table pgmb.claim (
   queue integer not null,
   id bigint not null,
@@ -269,8 +274,8 @@ create table pgmb.queue_grant (
   primary key (queue, role)
 );
 
--- Failures: what is to be tried again, and what was given up. Rows carry the event itself, so that
--- neither holds back retention.
+-- Events that wait outside the order of the log: failed, released or expired ones, and those of an ordered queue that were set aside
+-- behind their key and never delivered. And dead letters. Rows carry the event itself, so that neither holds back retention.
 
 create table pgmb.retry (
   id bigint generated always as identity primary key,
