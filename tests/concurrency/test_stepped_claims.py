@@ -127,6 +127,7 @@ def test_it_refuses_while_a_generation_is_being_opened(batch: Sessions) -> None:
     assert receive(third, 10) == list(range(FIRST + 21, FIRST + 31))
 
 
+@pytest.mark.short_way
 def test_events_that_commit_late_come_once(batch: Sessions) -> None:
     late, other = batch.open("late", "other")
     assert len(receive(other, 90)) == 90
@@ -232,6 +233,7 @@ def test_it_takes_over_from_a_batch_whose_rest_is_in_flight(ended: Sessions) -> 
     assert receive(other, 10) == []
 
 
+@pytest.mark.short_way
 def test_a_long_batch_is_left_where_its_numbers_have_a_gap(ended: Sessions) -> None:
     late, other = ended.open("late", "other")
     publish(other, 12)

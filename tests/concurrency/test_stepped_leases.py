@@ -284,8 +284,10 @@ def test_a_lease_of_nothing_is_lost(queue: Sessions) -> None:
                 session.run(f"select pgmb.{settle}", [lease])
 
 
-def test_who_waits_for_a_queue_that_is_dropped_is_told(queue: Sessions) -> None:
-    holder, other, admin = queue.open("holder", "other", "admin")
+@pytest.mark.parametrize("form", ["", ", fair_by => 'key'"], ids=["plain", "fair"])
+def test_who_waits_for_a_queue_that_is_dropped_is_told(sessions: Sessions, form: str) -> None:
+    holder, other, admin = sessions.open("holder", "other", "admin")
+    admin.run(f"select pgmb.create_queue('q'{form})")
     publish(admin, 1)
     holder.run("begin")
     receive(holder)

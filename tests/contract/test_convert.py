@@ -126,7 +126,7 @@ def test_expired_leases_do_not_hold_up_a_conversion(broker: pgmb.Broker) -> None
     assert sorted(name for _, name in take_all(broker)) == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("before", ["plain", "ordered", "fair"])
+@pytest.mark.parametrize("before", [pytest.param("plain", marks=pytest.mark.short_way), "ordered", "fair"])
 def test_a_receive_that_waited_for_a_conversion_takes_nothing_by_the_old_form(
     broker: pgmb.Broker, sessions: Sessions, before: str
 ) -> None:

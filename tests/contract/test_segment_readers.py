@@ -75,6 +75,7 @@ def test_new_patterns_hold_for_what_is_read_next(db: Connection) -> None:
     assert rest == [("b",), ("b",)]
 
 
+@pytest.mark.short_way
 def test_a_plan_made_while_the_segment_was_empty_reads_by_its_numbers(db: Connection) -> None:
     db.execute("select pgmb.create_queue('q')")
     for _ in range(7):

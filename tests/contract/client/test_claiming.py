@@ -19,6 +19,8 @@ from harness.states import lose_leases
 from pgmb._core import claiming, statements
 from pgmb._core.lease import LeaseNumbers
 
+pytestmark = pytest.mark.short_way
+
 FIRST = 5000
 """Numbers that are skipped: the first of a segment are left to receive."""
 

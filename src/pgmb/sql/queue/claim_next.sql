@@ -178,8 +178,8 @@ returns integer
 language sql volatile security definer
 set search_path = pg_catalog, pg_temp
 as $$
-  select q.stream
+  select case when pgmb_internal.takes_short_ways() then q.stream end
   from pgmb_internal.queue_for_consumer(claims_from.queue) q
-  where q.plain and q.matching = '' and pgmb_internal.takes_short_ways() and has_table_privilege(pgmb_internal.caller(),
+  where q.plain and q.matching = '' and has_table_privilege(pgmb_internal.caller(),
     'pgmb.segment_' || q.stream || '_' || (select max(s.number) from pgmb.segment s where s.stream = q.stream), 'select')
 $$;

@@ -31,7 +31,8 @@ begin
 end $$;
 
 -- Takes the lock of a queue or lane as lock_queue does, for a receive that read its row `found` before. Null if a conversion
--- changed its form or removed the lane while the receive waited: the next receive finds the queue in its new form.
+-- changed its form or removed the lane while the receive waited: the next receive finds the queue in its new form. Errors: MB002 the
+-- queue was dropped meanwhile.
 create or replace function pgmb_internal.lock_as_found(found pgmb.queue)
 returns pgmb.claim
 language plpgsql
@@ -42,6 +43,9 @@ begin
   begin
     base := pgmb_internal.lock_queue(found.id);
   exception when sqlstate 'MB002' then
+    if not exists (select from pgmb.queue q where q.id = coalesce(found.lane_of, found.id)) then
+      raise;
+    end if;
     return null;
   end;
   if pgmb_internal.generation_of(base.id) <> found.generation and not exists (
