@@ -30,7 +30,7 @@ from harness.states import (
     analyze_waiting,
     sweep_at_once,
 )
-from harness.waiting import until
+from harness.waiting import until, until_true
 from pgmb._core import statements
 from pgmb._core.lease import LeaseNumbers
 from tests.app.stage import working
@@ -361,6 +361,19 @@ def test_the_statement_that_claims_walks_the_index(
         assert offences(other.plans) == []
 
 
+def claimed(session: Explained, size: int, start: int) -> list[Any]:
+    """What the statement claims. It refuses while a transaction of autovacuum is under way, for example."""
+    statement = claim(size, start)
+    rows: list[Any] = []
+
+    def is_claimed() -> bool:
+        rows[:] = session.run(statement.text, *statement.parameters)
+        return rows[0][-1] is not None
+
+    until_true(is_claimed)
+    return rows
+
+
 @pytest.mark.parametrize("analyzed", [False, True])
 def test_the_statement_that_opens_a_batch_walks_the_index(
     log: psycopg.Connection[Any], connect: Any, analyzed: bool
@@ -378,8 +391,7 @@ def test_the_statement_that_opens_a_batch_walks_the_index(
     for size in (1, 3, 20, 100):
         for _ in range(7):  # a generic plan from the sixth on
             publish(size)
-            statement = claim(size, start)
-            assert len(session.run(statement.text, *statement.parameters)) == size
+            assert len(claimed(session, size, start)) == size
             start += size
             assert offences(session.plans) == []
             assert read_too_much(session.plans, 250) == []
