@@ -65,6 +65,9 @@ def judge(posts: Iterable[Post], meant: Mapping[str, Set[int]], killed: Collecti
         for nth, (earlier, later) in enumerate(pairwise(deliveries), 1):
             if earlier.status is not None and earlier.status >= 300:
                 continue
+            if earlier.status is None and earlier.process == later.process:
+                # No answer came within the request's time: the dispatcher tries again.
+                continue
             # The lease of the one that was killed may end after a retry that another one made.
             posted = [one.process for one in deliveries[:nth] if one.process != later.process]
             dead = [process for process in posted if process in killed]

@@ -32,6 +32,8 @@ def test_a_repeat_is_explained_by_a_kill_or_a_refusal_and_by_nothing_else() -> N
     assert killed.clean
     assert killed.repeated == {"dead": 1}
     assert judge([post(1, status=500), post(1)], {"e": {1}}, KILLED).clean
+    assert judge([post(1, status=None), post(1)], {"e": {1}}, KILLED).clean
+    assert judge([post(1, "other", None), post(1)], {"e": {1}}, KILLED).unexplained == 1
     assert judge([post(1), post(1)], {"e": {1}}, KILLED).unexplained == 1
     assert judge([post(1), post(1, "dead")], {"e": {1}}, KILLED).unexplained == 1
     assert judge([post(1, "dead"), post(1, "dead"), post(1)], {"e": {1}}, KILLED).unexplained == 1
